@@ -1,0 +1,61 @@
+# `make` lists the targets. Every one of them sets up first what it needs; what is up to date costs a second.
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PACKAGES := nas devices runtimes search_spaces dashboard tests scripts benchmarks
+STUDY := demo-$(shell date +%Y%m%d-%H%M%S)
+
+# The first Python on PATH that is 3.11 or newer; `make PYTHON=/path/to/python` chooses another.
+PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$p && break; done)
+
+.PHONY: help setup demo test lint bench lock docs clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make setup   .venv with everything the demo and the tests need, and the llama.cpp build (first time: 3-5 min)"
+	@echo "make demo    search a small space on this machine and show its Pareto front"
+	@echo "make test    lint, types, import rules, documentation checks and all tests"
+	@echo "make lint    the same without the tests"
+	@echo "make bench   performance and search-efficiency benchmarks, as JSON"
+	@echo "make docs    write the generated parts of docs/ anew"
+	@echo "make lock    resolve requirements.lock anew"
+	@echo "make clean   remove build products and tool caches from the checkout; .venv, studies and downloads stay"
+
+$(READY): pyproject.toml requirements.lock scripts/setup_venv.py
+	@test -n "$(PYTHON)" || { echo "setup: no Python 3.11 or newer on PATH (Debian, Ubuntu: apt install python3)" >&2; exit 1; }
+	@$(PYTHON) scripts/setup_venv.py
+	@touch $@
+
+# The runtime's own cache is keyed by the content of what is built: it knows better than a time stamp what is current.
+setup: $(READY)
+	@$(BIN)/nas runtime build llama.cpp
+
+demo: setup
+	$(BIN)/nas launch --space search_spaces/lfm2-demo.yaml --study $(STUDY) --yes
+
+lint: $(READY)
+	$(BIN)/ruff check $(PACKAGES)
+	$(BIN)/ruff format --check $(PACKAGES)
+	$(BIN)/mypy -p nas
+	$(BIN)/mypy scripts
+	$(BIN)/lint-imports
+	$(BIN)/python scripts/write_docs.py --check
+
+test: setup lint
+	$(BIN)/python -m pytest -n 2 tests/unit tests/contract
+	$(BIN)/python -m pytest tests/integration
+
+bench: setup
+	@for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+
+docs: $(READY)
+	$(BIN)/python scripts/write_docs.py
+
+lock:
+	$(PYTHON) scripts/write_lock.py
+
+clean: $(READY)
+	rm -rf build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

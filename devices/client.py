@@ -1,0 +1,125 @@
+"""The agent's side of the job protocol, over a Unix socket or HTTP(S)."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+from urllib.parse import unquote, urlsplit
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
+from nas.core.protocol import (
+    FILE_PATH,
+    HEARTBEAT_PATH,
+    LEASE_PATH,
+    REGISTER_PATH,
+    RESULT_PATH,
+    HeartbeatReply,
+    HeartbeatRequest,
+    LeaseReply,
+    LeaseRequest,
+    RegisterReply,
+    RegisterRequest,
+    ResultReply,
+    ResultRequest,
+)
+
+Reply = TypeVar("Reply", bound=BaseModel)
+
+_TIMEOUT_S = 10.0
+_RETRYABLE = {408, 425, 429}
+
+
+class JobClient:
+    """Speaks to one coordinator. Safe for use by several threads.
+
+    Every method raises `InfrastructureFailed` where the coordinator cannot be reached or is in trouble (a retry can
+    help), and `NasError` where it refuses.
+
+    Args:
+        http: a client whose base URL is the coordinator's; tests give one with a transport of their own.
+        local: whether the coordinator is on this machine, so that files it names by path can be taken.
+    """
+
+    def __init__(self, http: httpx.Client, *, local: bool = False) -> None:
+        self._http = http
+        self.local = local
+
+    @classmethod
+    def open(cls, url: str, *, token: str | None = None, verify: ssl.SSLContext | bool = True) -> JobClient:
+        """A client for `http+unix:///path/of.sock`, `https://host` or `http://host`.
+
+        Raises:
+            InvalidInput: another kind of URL.
+        """
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        parts = urlsplit(url)
+        if parts.scheme == "http+unix":
+            transport = httpx.HTTPTransport(uds=unquote(parts.path))
+            http = httpx.Client(base_url="http://coordinator", transport=transport, headers=headers)
+        elif parts.scheme in ("http", "https") and parts.netloc:
+            http = httpx.Client(base_url=url, verify=verify, headers=headers)
+        else:
+            raise InvalidInput(f"server {url!r}: give http+unix:///path/of.sock, https://host or http://host")
+        return cls(http, local=parts.scheme == "http+unix")
+
+    def close(self) -> None:
+        """Ends the connections."""
+        self._http.close()
+
+    def register(self, request: RegisterRequest) -> RegisterReply:
+        """Makes the agent and its devices known; harmless when repeated."""
+        return self._post(REGISTER_PATH, request, RegisterReply)
+
+    def lease(self, request: LeaseRequest) -> LeaseReply:
+        """Asks for a job; waits for one up to `request.wait_s`."""
+        return self._post(LEASE_PATH, request, LeaseReply, timeout_s=request.wait_s + _TIMEOUT_S)
+
+    def heartbeat(self, request: HeartbeatRequest) -> HeartbeatReply:
+        """Renews a lease."""
+        return self._post(HEARTBEAT_PATH, request, HeartbeatReply)
+
+    def submit(self, job: str, request: ResultRequest) -> ResultReply:
+        """Hands a result in; harmless when repeated."""
+        return self._post(RESULT_PATH.format(job=job), request, ResultReply, timeout_s=60.0)
+
+    @contextmanager
+    def file(self, sha256: str, start: int = 0) -> Iterator[httpx.Response]:
+        """The streamed answer to a download, from byte `start` where the coordinator can do that (status 206)."""
+        headers = {"Range": f"bytes={start}-"} if start else {}
+        path = FILE_PATH.format(sha256=sha256)
+        with _explained(), self._http.stream("GET", path, headers=headers, timeout=_TIMEOUT_S) as response:
+            if response.is_error:
+                response.read()
+                raise _refusal(response)
+            yield response
+
+    def _post(self, path: str, request: BaseModel, reply: type[Reply], timeout_s: float = _TIMEOUT_S) -> Reply:
+        headers = {"Content-Type": "application/json"}
+        with _explained():
+            response = self._http.post(path, content=request.model_dump_json(), headers=headers, timeout=timeout_s)
+        if response.is_error:
+            raise _refusal(response)
+        try:
+            return reply.model_validate_json(response.content)
+        except ValidationError as error:
+            raise NasError(f"coordinator: {path}: not the protocol this agent speaks: {error}") from error
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except httpx.HTTPError as error:
+        raise InfrastructureFailed(f"coordinator: {error or type(error).__name__}") from error
+
+
+def _refusal(response: httpx.Response) -> NasError:
+    message = f"coordinator: {response.request.url.path}: {response.status_code} {response.text[:400]}"
+    if response.is_server_error or response.status_code in _RETRYABLE:
+        return InfrastructureFailed(message)
+    return NasError(message)

@@ -1,0 +1,215 @@
+"""Runs plans on a device: only known runners, only files of the plan, and nothing is interpreted here."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from nas.core.clock import Clock
+from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName, Unsupported
+from nas.core.plan import Pair, Plan, PlanFile, RawRun, Round, RoundResult, Runner
+from nas.devices.condition import Observer
+from nas.devices.transports.base import Cancelled, Transport, never
+
+KnownRunner = Callable[[Runner], bool]
+"""Whether a runner is in the manifest that this agent trusts."""
+
+ENV_ALLOWED = frozenset(
+    {
+        "GOMP_CPU_AFFINITY",
+        "GOMP_SPINCOUNT",
+        "KMP_AFFINITY",
+        "KMP_BLOCKTIME",
+        "LANG",
+        "LC_ALL",
+        "MALLOC_ARENA_MAX",
+        "MALLOC_MMAP_THRESHOLD_",
+        "MALLOC_TRIM_THRESHOLD_",
+        "OMP_NUM_THREADS",
+        "OMP_PLACES",
+        "OMP_PROC_BIND",
+        "OMP_WAIT_POLICY",
+    }
+)
+"""What a plan may set. Others (LD_PRELOAD, GGML_BACKEND_PATH) would let it load code that no manifest names."""
+
+_SLOT = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,127}")
+_COOL_DOWN_SLICE_S = 1.0
+
+
+class FileSource(Protocol):
+    """Where plan files come from."""
+
+    def fetch(self, file: PlanFile) -> Path:
+        """A local path with that content (verified again when pushed).
+
+        Raises:
+            InfrastructureFailed: it cannot be had now.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A plan whose files are on the device: what is left is to run it, any number of times."""
+
+    plan: Plan
+    argv: tuple[str, ...]
+    env: dict[str, str]
+
+
+def allow_list(sha256s: Collection[str]) -> KnownRunner:
+    """Knows the runners all of whose files are listed: one foreign library makes a foreign runner."""
+    return lambda runner: all(file.sha256 in sha256s for file in runner.files.values())
+
+
+def manifest(path: Path) -> KnownRunner:
+    """Knows the runners all of whose files are in a JSON list of hashes, which is read anew each time.
+
+    The result raises `InfrastructureFailed` where the list cannot be read.
+    """
+
+    def known(runner: Runner) -> bool:
+        try:
+            return allow_list(json.loads(path.read_bytes()))(runner)
+        except (OSError, ValueError) as error:
+            raise InfrastructureFailed(f"runner manifest {path}: {error}") from error
+
+    return known
+
+
+def prepare(plan: Plan, transport: Transport, files: FileSource, known: KnownRunner) -> Prepared:
+    """Puts the plan's files on the device and fills in its arguments.
+
+    Raises:
+        Unsupported: the runner is not a known one.
+        InvalidInput: the plan names an input it does not have, or sets an environment variable that it may not.
+        InfrastructureFailed: a file could not be had or pushed.
+    """
+    runner = plan.runner
+    _check(plan, known)
+    for file in runner.files.values():
+        transport.push(files.fetch(file), file.sha256)
+    folder = transport.bundle({name: file.sha256 for name, file in runner.files.items()})
+    paths = {name: transport.push(files.fetch(file), file.sha256) for name, file in plan.inputs.items()}
+    arguments = (_SLOT.sub(lambda slot: paths[slot[1]], argument) for argument in plan.args)
+    libraries = {"LD_LIBRARY_PATH": folder} if len(runner.files) > 1 else {}
+    return Prepared(plan, (f"{folder}/{runner.main}", *arguments), libraries | plan.env)
+
+
+def _check(plan: Plan, known: KnownRunner) -> None:
+    runner = plan.runner
+    if not known(runner):
+        raise Unsupported(f"runner {runner.runtime} {runner.build[:12]} is not in this agent's manifest")
+    for name in runner.files:
+        if not _FILE_NAME.fullmatch(name):
+            raise InvalidInput(f"runner file name {name!r}: letters, digits and ._+- only")
+    if runner.main not in runner.files:
+        raise UnknownName("runner file", runner.main, runner.files)
+    for variable in plan.env:
+        if variable not in ENV_ALLOWED:
+            raise UnknownName("environment variable of a plan", variable, ENV_ALLOWED)
+    for slot in (slot for argument in plan.args for slot in _SLOT.findall(argument)):
+        if slot not in plan.inputs:
+            raise UnknownName("input of the plan", slot, plan.inputs)
+
+
+def execute(
+    prepared: Prepared, transport: Transport, observer: Observer, cancelled: Callable[[], bool] = never
+) -> RawRun:
+    """Runs a prepared plan once.
+
+    Raises:
+        Unsupported: the device cannot execute the runner.
+        InfrastructureFailed: the device failed.
+        Cancelled: on request.
+    """
+    plan = prepared.plan
+    before = observer.before()
+    result = transport.run(
+        prepared.argv,
+        env=prepared.env,
+        deadline_s=plan.deadline_s,
+        output_limit=plan.output_limit,
+        cpu_affinity=plan.affinity,
+        cancelled=cancelled,
+    )
+    return RawRun(
+        exit_code=result.exit_code,
+        stdout=result.stdout.decode(errors="replace"),
+        stderr_tail=result.stderr_tail.decode(errors="replace"),
+        wall_s=result.wall_s,
+        cpu_s=result.cpu_s,
+        max_rss_mb=result.max_rss_mb,
+        timed_out=result.timed_out,
+        truncated=result.truncated,
+        started_at=result.started_at,
+        conditions=observer.after(before, result),
+    )
+
+
+def run_round(
+    batch: Round,
+    transport: Transport,
+    files: FileSource,
+    known: KnownRunner,
+    *,
+    observer: Observer,
+    clock: Clock,
+    beat: Callable[[], None] = lambda: None,
+    cancelled: Callable[[], bool] = never,
+) -> RoundResult:
+    """Runs reference and candidate in turn (R, C, R, C, ...), after pushing files and cooling down.
+
+    The round ends early after a run that failed (exit code, deadline, output limit): repeating it tells nothing new.
+    `pairs` then ends with that run, and the coordinator judges it.
+
+    Args:
+        batch: what to run.
+        transport: the device.
+        files: where files come from.
+        known: the runners that may run.
+        observer: reads the device's condition around each process.
+        clock: times the push and the cool-down.
+        beat: called between processes and during the cool-down.
+        cancelled: asked at the same moments, and while a process runs.
+
+    Raises:
+        Unsupported, InvalidInput: this agent will not run the plan.
+        InfrastructureFailed: the device or a file failed.
+        Cancelled: on request.
+    """
+    begun = clock.monotonic()
+    candidate = prepare(batch.candidate, transport, files, known)
+    reference = prepare(batch.reference, transport, files, known) if batch.reference else None
+    push_s = clock.monotonic() - begun
+
+    def run(prepared: Prepared) -> RawRun:
+        beat()
+        return execute(prepared, transport, observer, cancelled)
+
+    _cool_down(batch.cool_down_s, clock, beat, cancelled)
+    pairs: list[Pair] = []
+    for _ in range(batch.repetitions):
+        drift = run(reference) if reference else None
+        pairs.append(Pair(reference=drift, candidate=run(candidate)))
+        if _failed(pairs[-1].candidate) or (drift and _failed(drift)):
+            break
+    return RoundResult(pairs=pairs, push_s=push_s)
+
+
+def _failed(raw: RawRun) -> bool:
+    return raw.exit_code != 0 or raw.timed_out or raw.truncated
+
+
+def _cool_down(seconds: float, clock: Clock, beat: Callable[[], None], cancelled: Callable[[], bool]) -> None:
+    end = clock.monotonic() + seconds
+    while (left := end - clock.monotonic()) > 0:
+        if cancelled():
+            raise Cancelled("cancelled while the device cooled down")
+        beat()
+        clock.sleep(min(left, _COOL_DOWN_SLICE_S))

@@ -1,0 +1,33 @@
+"""Memory, from /proc/meminfo."""
+
+from __future__ import annotations
+
+import re
+
+from nas.devices.probes.unread import Unread, read
+from nas.devices.transports.base import Tree
+
+
+def free_memory_mb(tree: Tree) -> float:
+    """What a new process could get without swapping, in MiB.
+
+    Raises:
+        Unread: no /proc/meminfo, or a kernel before 3.14.
+    """
+    return _field(tree, "MemAvailable")
+
+
+def total_memory_mb(tree: Tree) -> float:
+    """All memory that the kernel manages, in MiB.
+
+    Raises:
+        Unread: no /proc/meminfo.
+    """
+    return _field(tree, "MemTotal")
+
+
+def _field(tree: Tree, name: str) -> float:
+    line = re.search(rf"^{name}:\s+(\d+) kB$", read(tree, "/proc/meminfo"), re.MULTILINE)
+    if not line:
+        raise Unread(f"/proc/meminfo: no {name}")
+    return int(line[1]) / 1024

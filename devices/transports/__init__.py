@@ -1,0 +1,10 @@
+"""Ways to reach a device, by the name that `Device.transport` holds."""
+
+from __future__ import annotations
+
+from nas.core.registry import Registry
+from nas.devices.transports.base import Connect
+
+TRANSPORTS: Registry[Connect] = Registry(
+    "transport", "nas.transports", {"local": "nas.devices.transports.local:connect"}
+)

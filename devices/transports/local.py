@@ -1,0 +1,127 @@
+"""This machine as a device."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from nas.core.canonical import content_hash
+from nas.core.errors import InfrastructureFailed
+from nas.devices.content import ContentFolder, file_sha256
+from nas.devices.transports.base import TEXT_LIMIT, CommandResult, never
+from nas.devices.transports.process import run_supervised
+
+_BASE_ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
+
+
+def connect(address: str, cache: Path) -> LocalTransport:
+    """The transport of this machine; `address` must be empty."""
+    assert not address, address
+    return LocalTransport(cache)
+
+
+class LocalTransport:
+    """Runs processes here. Files pushed are hard links where the file system allows it.
+
+    Args:
+        cache: folder for content and runners; the same folder as the agent's downloads saves even the link.
+        root: the folder that `read_text` and `names` take for "/".
+    """
+
+    def __init__(self, cache: Path, root: Path = Path("/")) -> None:
+        self._content = ContentFolder(cache)
+        self._root = root
+
+    def connect(self) -> None:
+        """Nothing to reach."""
+
+    def close(self) -> None:
+        """Nothing to let go."""
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        deadline_s: float,
+        output_limit: int,
+        cpu_affinity: Sequence[int] = (),
+        cancelled: Callable[[], bool] = never,
+    ) -> CommandResult:
+        """See `Transport.run` and `run_supervised`."""
+        return run_supervised(
+            argv,
+            env=_BASE_ENV | dict(env),
+            affinity=cpu_affinity,
+            deadline_s=deadline_s,
+            output_limit=output_limit,
+            cancelled=cancelled,
+        )
+
+    def push(self, local: Path, sha256: str) -> str:
+        """See `Transport.push`; a file that is the cache's own is verified where it lies."""
+        return str(self._content.add(local, sha256))
+
+    def bundle(self, files: Mapping[str, str]) -> str:
+        """See `Transport.bundle`. Copies, so that the mode of the pushed files stays as it is."""
+        assert all(name == os.path.basename(name) and name not in ("", ".", "..") for name in files), files  # noqa: PTH119
+        folder = self._content.root / "bundles" / content_hash(dict(files))
+        if not folder.exists():
+            self._make_bundle(folder, files)
+        for name, sha256 in files.items():
+            if self.hash(str(folder / name)) != sha256:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise InfrastructureFailed(f"{folder / name}: damaged; removed")
+        return str(folder)
+
+    def _make_bundle(self, folder: Path, files: Mapping[str, str]) -> None:
+        folder.parent.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".tmp-", dir=folder.parent) as made:
+            build = Path(made) / "bundle"
+            build.mkdir()
+            for name, sha256 in files.items():
+                try:
+                    shutil.copyfile(self._content.path(sha256), build / name)
+                except OSError as error:
+                    raise InfrastructureFailed(f"{name}: {error}") from error
+                (build / name).chmod(0o555)
+            try:
+                build.rename(folder)
+            except OSError as error:
+                # Another process may have made the same bundle meanwhile; its content is verified like ours.
+                if not folder.exists():
+                    raise InfrastructureFailed(f"{folder}: {error.strerror}") from error
+
+    def pull(self, remote: str, local: Path) -> None:
+        """See `Transport.pull`."""
+        temporary = local.with_name(f".{local.name}.{os.getpid()}.tmp")
+        try:
+            shutil.copyfile(remote, temporary)
+            temporary.replace(local)
+        except OSError as error:
+            raise InfrastructureFailed(f"{remote}: {error.strerror}") from error
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def hash(self, remote: str) -> str:
+        """See `Transport.hash`."""
+        try:
+            return file_sha256(Path(remote))
+        except OSError as error:
+            raise InfrastructureFailed(f"{remote}: {error.strerror}") from error
+
+    def read_text(self, path: str) -> str:
+        """See `Tree.read_text`."""
+        with self._under_root(path).open("rb") as file:
+            return file.read(TEXT_LIMIT).decode(errors="replace")
+
+    def names(self, folder: str) -> list[str]:
+        """See `Tree.names`."""
+        return sorted(path.name for path in self._under_root(folder).iterdir())
+
+    def _under_root(self, path: str) -> Path:
+        assert path.startswith("/"), path
+        return self._root / path[1:]

@@ -1,0 +1,166 @@
+"""The agent's side of `supervise`: starts it, reads what it says within bounds, and never leaves it behind."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import resource
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from nas.core.errors import InfrastructureFailed, NasError, Unsupported
+from nas.devices.transports import supervise
+from nas.devices.transports.base import STDERR_TAIL, Cancelled, CommandResult
+
+GRACE_S = 5.0
+"""How long after its deadline a process may still be there before the device counts as failed."""
+
+_CANCEL_CHECK_S = 0.5
+_CHUNK = 1 << 16
+_CANNOT = {errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR, errno.ELIBBAD, errno.EISDIR, errno.EINVAL}
+
+
+@dataclass(slots=True)
+class _Output:
+    """What came out so far; `wanted` turns false when the process has to go."""
+
+    limit: int
+    stdout: bytearray = field(default_factory=bytearray)
+    stderr: bytearray = field(default_factory=bytearray)
+    report: bytearray = field(default_factory=bytearray)
+    truncated: bool = False
+    cancelled: bool = False
+
+    @property
+    def wanted(self) -> bool:
+        return not (self.truncated or self.cancelled)
+
+    def take_stdout(self, chunk: bytes) -> None:
+        room = self.limit - len(self.stdout)
+        self.stdout += chunk[:room]
+        self.truncated |= len(chunk) > room
+
+    def take_stderr(self, chunk: bytes) -> None:
+        self.stderr += chunk
+        del self.stderr[:-STDERR_TAIL]
+
+
+def run_supervised(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    affinity: Sequence[int],
+    deadline_s: float,
+    output_limit: int,
+    cancelled: Callable[[], bool],
+) -> CommandResult:
+    """Runs one process on this machine; see `Transport.run`.
+
+    `overhead_cpu_s` counts all that this process and its other children used meanwhile. `max_rss_mb` is never below
+    the 10 MB or so of the supervising process.
+    """
+    started_at, used_before = time.time(), _own_cpu_s()
+    spec = {"argv": list(argv), "env": dict(env), "affinity": list(affinity), "deadline_s": deadline_s}
+    output = _Output(output_limit)
+    with _supervisor() as (process, report_from):
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(spec).encode() + b"\n")
+            process.stdin.flush()
+        _follow(process, report_from, output, deadline_s + GRACE_S, cancelled)
+    if output.cancelled:
+        raise Cancelled(f"{argv[0]}: killed on request")
+    report = _read_report(bytes(output.report), argv[0])
+    return CommandResult(
+        exit_code=report["exit_code"],
+        stdout=bytes(output.stdout),
+        stderr_tail=bytes(output.stderr),
+        wall_s=report["wall_s"],
+        cpu_s=report["cpu_s"],
+        overhead_cpu_s=max(0.0, _own_cpu_s() - used_before - report["cpu_s"]),
+        max_rss_mb=report["max_rss_mb"],
+        timed_out=report["timed_out"],
+        truncated=output.truncated,
+        started_at=started_at,
+    )
+
+
+@contextlib.contextmanager
+def _supervisor() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """The supervising process and the descriptor of its report."""
+    report_from, report_to = os.pipe()
+    try:
+        with contextlib.closing(os.fdopen(report_to, "wb")):
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-B", supervise.__file__, str(report_to)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=(report_to,),
+                env={},
+                cwd="/",
+                start_new_session=True,
+            )
+        # Leaving closes its standard input, so it kills what it runs, and then waits for it.
+        with process:
+            yield process, report_from
+    except OSError as error:
+        raise InfrastructureFailed(f"cannot start a process: {error}") from error
+    finally:
+        os.close(report_from)
+
+
+def _follow(
+    process: subprocess.Popen[bytes],
+    report_from: int,
+    output: _Output,
+    patience_s: float,
+    cancelled: Callable[[], bool],
+) -> None:
+    """Reads until every stream has ended. Closing the supervisor's standard input makes it kill."""
+    assert process.stdin is not None
+    end = time.monotonic() + patience_s
+    with selectors.DefaultSelector() as streams:
+        streams.register(cast(Any, process.stdout), selectors.EVENT_READ, output.take_stdout)
+        streams.register(cast(Any, process.stderr), selectors.EVENT_READ, output.take_stderr)
+        streams.register(report_from, selectors.EVENT_READ, output.report.extend)
+        while streams.get_map():
+            for key, _ in streams.select(_CANCEL_CHECK_S):
+                chunk = os.read(key.fd, _CHUNK)
+                if chunk:
+                    key.data(chunk)
+                else:
+                    streams.unregister(key.fileobj)
+            output.cancelled = output.cancelled or cancelled()
+            if not output.wanted:
+                process.stdin.close()
+            if time.monotonic() > end:
+                process.kill()
+                raise InfrastructureFailed(f"a process did not end within {patience_s:g} s, its deadline included")
+
+
+def _read_report(report: bytes, program: str) -> dict[str, Any]:
+    if not report:
+        raise InfrastructureFailed(f"{program}: the supervising process died without a word")
+    told: dict[str, Any] = json.loads(report)
+    if "errno" in told:
+        raise _cannot_start(told["errno"], told["what"])
+    return told
+
+
+def _cannot_start(number: int, what: str) -> NasError:
+    message = f"this device cannot run {what}: {os.strerror(number)}"
+    return Unsupported(message) if number in _CANNOT else InfrastructureFailed(message)
+
+
+def _own_cpu_s() -> float:
+    """CPU seconds of this process and of its children that have ended."""
+    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)

@@ -1,0 +1,133 @@
+"""Runs one process for an agent and sees to its end. Executed as a script; imports nothing of ours.
+
+A small process of its own, because:
+
+- the child's `ru_maxrss` starts from its parent's size (Linux carries it through fork and exec), so the parent must
+  be small, about 10 MB here, for the figure to mean anything;
+- code between fork and exec is only safe in a process with one thread;
+- somebody must outlive the agent: when the agent dies, even by SIGKILL, standard input reaches its end, and this
+  process kills the child and all its descendants. Should this process be killed, the child dies by PDEATHSIG.
+
+Standard input: one line of JSON {argv, env, affinity, deadline_s}, then nothing; its end means "kill".
+Descriptor argv[1]: one line of JSON {exit_code, wall_s, cpu_s, max_rss_mb, timed_out} or {errno, what}.
+Standard output and error are the child's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def main() -> None:
+    """Runs what standard input asks for, once."""
+    report_to = int(sys.argv[1])
+    os.set_inheritable(report_to, False)
+    spec = json.loads(_read_line(0))
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        report = _supervise(**spec)
+    except OSError as error:
+        report = {"errno": error.errno, "what": error.filename or ""}
+    finally:
+        _kill_descendants()
+    os.write(report_to, json.dumps(report).encode() + b"\n")
+
+
+def _supervise(argv: list[str], env: dict[str, str], affinity: list[int], deadline_s: float) -> dict[str, object]:
+    begun = time.monotonic()
+    child = _spawn(argv, env, affinity)
+    watch = select.poll()
+    watch.register(os.pidfd_open(child), select.POLLIN)
+    watch.register(0, select.POLLIN | select.POLLHUP)
+    timed_out = not watch.poll(deadline_s * 1000)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    _, status, usage = os.wait4(child, 0)
+    return {
+        "exit_code": os.waitstatus_to_exitcode(status),
+        "wall_s": time.monotonic() - begun,
+        "cpu_s": usage.ru_utime + usage.ru_stime,
+        "max_rss_mb": usage.ru_maxrss / 1024,
+        "timed_out": timed_out,
+    }
+
+
+def _spawn(argv: list[str], env: dict[str, str], affinity: list[int]) -> int:
+    """The child's pid, once it executes `argv`. Raises its OSError if it could not."""
+    parent = os.getpid()
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        what = f"{argv[0]} on processors {affinity}"
+        try:
+            _become_runner(parent, affinity)
+            what = argv[0]
+            os.execvpe(argv[0], argv, env)
+        except OSError as error:
+            os.write(tell, json.dumps([error.errno, what]).encode())
+        os._exit(127)
+    os.close(tell)
+    with os.fdopen(told, "rb") as pipe:
+        trouble = pipe.read()
+    if trouble:
+        number, what = json.loads(trouble)
+        raise OSError(number, os.strerror(number), what)
+    return child
+
+
+def _become_runner(parent: int, affinity: list[int]) -> None:
+    os.setsid()
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(127)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # Out of memory, the kernel should take the runner and not the agent.
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:  # noqa: PTH123
+        file.write("1000")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    if affinity:
+        os.sched_setaffinity(0, affinity)
+
+
+def _kill_descendants() -> None:
+    """As subreaper this process inherits orphans, so killing children until there are none gets them all."""
+    me = os.getpid()
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            with open(f"/proc/self/task/{me}/children", encoding="ascii") as file:  # noqa: PTH123
+                children = [int(pid) for pid in file.read().split()]
+            for pid in children:
+                os.kill(pid, signal.SIGKILL)
+            os.waitpid(-1, 0)
+
+
+def _read_line(descriptor: int) -> bytes:
+    data = b""
+    while not data.endswith(b"\n"):
+        more = os.read(descriptor, 1 << 16)
+        if not more:
+            sys.exit(0)
+        data += more
+    return data
+
+
+def _prctl(option: int, value: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Block kinds: one file per kind with its letter, arguments and arithmetic. No torch here."""

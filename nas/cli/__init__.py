@@ -1,0 +1,1 @@
+"""The `nas` command: one file a command, each imported when it is used."""

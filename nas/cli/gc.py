@@ -1,0 +1,38 @@
+"""`nas gc`: stored files that nothing needs."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+import typer
+
+from nas.cli.database import DatabaseOption, open_store
+from nas.cli.lazy import command_app
+from nas.cli.output import JsonFlag, print_json, say
+from nas.core.errors import InvalidInput
+from nas.core.units import parse_limit
+from nas.store.artifact_gc import collect
+
+app = command_app()
+
+
+@app.command()
+def gc(
+    keep: Annotated[str, typer.Option("--keep", help="How much may stay, such as 500MB or 20GB.")] = "20GB",
+    db: DatabaseOption = None,
+    json: JsonFlag = False,
+) -> None:
+    """Remove stored files that nothing needs, least recently used first.
+
+    Files of running measurements and of studies' fronts stay, whatever the limit.
+    """
+    megabytes, relative = parse_limit(keep, "MB")
+    if relative:
+        raise InvalidInput(f"{keep!r} is no size; write 500MB or 20GB", where="--keep")
+    with open_store(db) as store:
+        done = collect(store, round(megabytes * 1e6))
+    if json:
+        print_json(dataclasses.asdict(done))
+    else:
+        say(f"removed {done.files} files, {done.freed_bytes / 1e6:.1f} MB; {done.kept_bytes / 1e6:.1f} MB stay")

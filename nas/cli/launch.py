@@ -1,0 +1,124 @@
+"""`nas launch`: a search from beginning to end."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nas.cli.database import DatabaseOption, open_store
+from nas.cli.lazy import command_app
+from nas.cli.live import live_display
+from nas.cli.output import JsonFlag, print_fields, print_json, say
+from nas.cli.space_view import plan_fields
+from nas.cli.study_view import print_front
+from nas.core import paths
+from nas.core.errors import InvalidInput
+from nas.search_spaces import load_space, space_key
+from nas.service.launch import LaunchOptions, launch, support_filter
+from nas.service.report import study_report
+from nas.store import studies
+from nas.store.rows import StudyState
+
+INTERRUPTED = 130
+
+app = command_app()
+
+
+@app.command("launch", no_args_is_help=True)
+def command(
+    space: Annotated[str, typer.Option("--space", help="Name of a packaged space, or a YAML file.")],
+    study: Annotated[str | None, typer.Option("--study", help="Name of the study; default: space and time.")] = None,
+    trials: Annotated[int, typer.Option("--trials", "-n", min=1, help="Layouts to try, references not counted.")] = 24,
+    db: DatabaseOption = None,
+    ray_address: Annotated[str | None, typer.Option("--ray-address", help="Compute on this Ray cluster.")] = None,
+    workers: Annotated[
+        int, typer.Option("--workers", min=1, help="Trainings side by side here.", show_default="all cores")
+    ] = os.cpu_count() or 1,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with --study; finished stages are not repeated.")
+    ] = False,
+    accept_noise: Annotated[
+        bool, typer.Option("--accept-noise", help="Keep noisy measurements, marked and off the reported front.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before starting.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and stop.")] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Search a space and report its Pareto front.
+
+    Layouts are proposed, exported, measured on the space's devices, and trained in small if they keep the budgets.
+    Ctrl-C stops cleanly; --resume goes on, also after a crash.
+    """
+    if resume and study is None:
+        raise InvalidInput("--resume needs the name of the study", where="--study")
+    options = LaunchOptions(
+        space=load_space(space),
+        study=study or f"{Path(space).stem}-{datetime.datetime.now():%Y%m%d-%H%M%S}",
+        trials=trials,
+        base=Path(space).parent if Path(space).is_file() else Path(),
+        db=db,
+        ray_address=ray_address,
+        resume=resume,
+        accept_noise=accept_noise,
+        workers=workers,
+    )
+    support_filter(options.space)
+    if dry_run:
+        _show_plan(options, json)
+        return
+    if sys.stdin.isatty() and not (yes or resume or json):
+        _show_plan(options, json)
+        typer.confirm("start?", default=True, abort=True, err=True)
+    state = _run(options)
+    _report(options, space, state, json)
+
+
+def _show_plan(options: LaunchOptions, json: bool) -> None:
+    if json:
+        space = options.space
+        print_json({"study": options.study, "space": space.name, "key": space_key(space), "trials": options.trials})
+    else:
+        print_fields(
+            [("study", options.study), ("trials", options.trials), *plan_fields(options.space, options.trials)]
+        )
+
+
+def _run(options: LaunchOptions) -> StudyState:
+    say(f"study {options.study}: {options.trials} trials of {options.space.name}")
+
+    def tell(trial: int | None, what: str, payload: Mapping[str, Any]) -> None:
+        if what.endswith("failed"):
+            who = "study" if trial is None else f"trial {trial}"
+            say(f"{who}: {what}: {payload.get('message') or payload.get('reason') or 'no reason given'}")
+
+    with live_display() as update:
+        return launch(options, update, tell, say)
+
+
+def _report(options: LaunchOptions, space: str, state: StudyState, json: bool) -> None:
+    """What was found, where the picture is, and what to do next."""
+    from nas.service.picture import draw_front  # matplotlib takes a second to load
+
+    with open_store(options.db) as store:
+        report = study_report(store, options.study)
+        told_to_stop = studies.get(store, options.study).desired_state == "stop"
+    if json:
+        print_json(report)
+    else:
+        print_front(report)
+    png, svg = draw_front(report, paths.home() / "studies" / options.study)
+    say(f"picture: {png}, {svg}")
+    database = f" --db {options.db}" if options.db else ""
+    if state is StudyState.STOPPED:
+        say(f"stopped; go on with: nas launch --space {space} --study {options.study} --resume{database}")
+        if not told_to_stop:
+            raise typer.Exit(INTERRUPTED)
+    else:
+        say(f"next: nas study show {options.study}{database}        how it stands, and what it cost")
+        say(f"      nas study show {options.study} --json{database}   everything that was measured")

@@ -1,0 +1,57 @@
+"""What commands write: data on stdout, messages on stderr; for people on a terminal, plain everywhere else."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def say(message: str) -> None:
+    """A message for people, on stderr."""
+    typer.echo(message, err=True)
+
+
+def print_json(value: Any) -> None:
+    """`value` as indented JSON on stdout."""
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
+    """A table on stdout: drawn for a terminal, tab-separated with a header line otherwise."""
+    texts = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    if not sys.stdout.isatty():
+        for line in (columns, *texts):
+            typer.echo("\t".join(line))
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*columns, box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+    for line in texts:
+        table.add_row(*line)
+    # Layouts hold brackets, which rich would take for markup.
+    Console(markup=False, highlight=False).print(table)
+
+
+def print_fields(fields: Iterable[tuple[str, object]]) -> None:
+    """Name and value, a line each, on stdout."""
+    pairs = [(name, value) for name, value in fields if value is not None]
+    width = max((len(name) for name, _ in pairs), default=0)
+    for name, value in pairs:
+        typer.echo(f"{name:<{width}}  {value}")
+
+
+def duration(seconds: float) -> str:
+    """1 h 02 min, 3 min 04 s, or 5 s."""
+    minutes, whole = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {whole:02} s" if minutes else f"{whole} s"

@@ -1,0 +1,73 @@
+"""`nas runtime`: what models can be exported to and measured with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from nas.cli.lazy import command_app
+from nas.cli.output import JsonFlag, print_json, print_table, say
+from nas.core.errors import UnknownName
+from nas.runtimes import RUNTIMES
+from nas.runtimes.base import Runtime
+from nas.runtimes.llama_cpp.build import build as build_llama_cpp
+from nas.runtimes.llama_cpp.builds import Build, all_builds
+
+BUILDS = {"llama.cpp": build_llama_cpp}
+"""Runtimes whose build hilnas makes itself."""
+
+app = command_app(help="List runtimes and build them.")
+
+
+@app.command("list")
+def list_runtimes(json: JsonFlag = False) -> None:
+    """List runtimes, what they quantise to, and their builds at hand."""
+    builds = {name: [build for build in all_builds() if build.runner.runtime == name] for name in RUNTIMES}
+    if json:
+        print_json({"runtimes": [_as_json(RUNTIMES[name], found) for name, found in builds.items()]})
+        return
+    print_table(
+        ("runtime", "quantisations", "builds"),
+        [(name, ", ".join(RUNTIMES[name].quantisations), _as_text(name, found)) for name, found in builds.items()],
+    )
+
+
+def _as_json(runtime: Runtime, builds: Sequence[Build]) -> dict[str, Any]:
+    return {
+        "name": runtime.name,
+        "quantisations": list(runtime.quantisations),
+        "builds": [
+            {
+                "id": build.runner.build,
+                "target": build.runner.target,
+                "variant": build.details.variant,
+                "patched": build.runner.patched,
+                "folder": str(build.folder),
+            }
+            for build in builds
+        ],
+    }
+
+
+def _as_text(name: str, builds: Sequence[Build]) -> str:
+    shown = [f"{build.runner.build[:12]} ({build.details.variant})" for build in builds]
+    return ", ".join(shown) or f"none: run `nas runtime build {name}`"
+
+
+@app.command("build")
+def build_runtime(
+    name: Annotated[str, typer.Argument(help="Runtime, such as llama.cpp.")],
+    tools: Annotated[
+        bool, typer.Option("--tools", help="Also build the runtime's own benchmark and quantiser.")
+    ] = False,
+) -> None:
+    """Build a runtime for this machine, unless the cache holds that build already.
+
+    The first build of llama.cpp downloads 77 MB and compiles for 2-5 minutes.
+    """
+    if name not in BUILDS:
+        raise UnknownName("runtime with a build", name, BUILDS)
+    build = BUILDS[name](log=say, tools=tools)
+    typer.echo(build.folder)

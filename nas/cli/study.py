@@ -1,0 +1,115 @@
+"""`nas study`: what searches have found, and what they are told to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nas.cli import study_change
+from nas.cli.arguments import StudyArgument
+from nas.cli.database import DatabaseOption, open_store
+from nas.cli.lazy import command_app
+from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
+from nas.cli.study_view import print_front, report_fields
+from nas.core.layout import Layout
+from nas.core.trial import TrialState
+from nas.service.report import study_report
+from nas.store import studies, trials
+from nas.store.rows import Trial
+
+app = command_app(help="List, show, steer and exchange studies.")
+study_change.register(app)
+
+
+@app.command("list")
+def list_studies(db: DatabaseOption = None, json: JsonFlag = False) -> None:
+    """List the studies of a database."""
+    with open_store(db) as store:
+        rows = [
+            {
+                "study": study.name,
+                "space": study.space["name"],
+                "state": study.state.value,
+                "desired_state": study.desired_state,
+                "trials": sum(trials.counts(store, study.id).values()),
+                "created": study.created,
+            }
+            for study in studies.all(store)
+        ]
+    if json:
+        print_json({"studies": rows})
+        return
+    columns = ("study", "space", "state", "trials")
+    print_table(columns, [[row[column] for column in columns] for row in rows])
+
+
+@app.command()
+def show(study: StudyArgument, db: DatabaseOption = None, json: JsonFlag = False) -> None:
+    """Show how a study stands, with its front."""
+    with open_store(db) as store:
+        report = study_report(store, study)
+    if json:
+        print_json(report)
+        return
+    print_fields(report_fields(report))
+    typer.echo()
+    print_front(report)
+
+
+@app.command()
+def front(
+    study: StudyArgument,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", metavar="FOLDER", help="Also write front.png and front.svg there.")
+    ] = None,
+    db: DatabaseOption = None,
+    json: JsonFlag = False,
+) -> None:
+    """Show a study's Pareto front, best first, below its references."""
+    with open_store(db) as store:
+        report = study_report(store, study)
+    if picture is not None:
+        from nas.service.picture import draw_front  # matplotlib takes a second to load
+
+        for path in draw_front(report, picture):
+            say(f"wrote {path}")
+    if json:
+        print_json({key: report[key] for key in ("study", "objectives", "hypervolume", "reference_point", "front")})
+    else:
+        print_front(report)
+
+
+@app.command("trials")
+def list_trials(
+    study: StudyArgument,
+    state: Annotated[list[TrialState] | None, typer.Option("--state", help="Only these; may be given again.")] = None,
+    db: DatabaseOption = None,
+    json: JsonFlag = False,
+) -> None:
+    """List a study's trials, whatever became of them."""
+    with open_store(db) as store:
+        found = [_as_json(trial) for trial in trials.all(store, studies.get(store, study).id, states=state)]
+    if json:
+        print_json({"study": study, "trials": found})
+        return
+    columns = ("trial", "state", "rung", "origin", "layout", "reason")
+    print_table(columns, [[row[column] for column in columns] for row in found])
+
+
+def _as_json(trial: Trial) -> dict[str, Any]:
+    return {
+        "trial": trial.number,
+        "state": trial.status.state.value,
+        "rung": trial.status.rung,
+        "reason": trial.status.reason,
+        "retryable": trial.status.retryable,
+        "origin": trial.origin,
+        "operator": trial.operator,
+        "parents": list(trial.parents),
+        "layout_id": trial.layout_id,
+        "layout": Layout.from_json(trial.layout).format(),
+        "created": trial.created,
+        "updated": trial.updated,
+    }

@@ -1,0 +1,50 @@
+"""A study's report as people read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from nas.cli.output import duration, print_table
+from nas.core.units import show_count
+
+Report = Mapping[str, Any]
+
+
+def report_fields(report: Report) -> Iterator[tuple[str, str]]:
+    """(name, value) of how a study stands."""
+    volume = report["hypervolume"]
+    yield "study", report["study"]
+    yield "space", report["space"]["name"] if isinstance(report["space"], Mapping) else report["space"]
+    yield "state", report["state"]
+    yield "trials", ", ".join(f"{count} {name}" for name, count in report["trials"].items() if count) or "none yet"
+    yield "hypervolume", "null until the references are done" if volume is None else f"{volume:.4g}"
+    yield "elapsed", duration(report["elapsed_s"])
+    spent = {stage: seconds for stage, seconds in report["stage_seconds"].items() if seconds}
+    yield "work", ", ".join(f"{stage} {duration(seconds)}" for stage, seconds in spent.items()) or "none yet"
+
+
+def print_front(report: Report) -> None:
+    """The references and the front, best first, as one table."""
+    objectives = [objective["name"] for objective in report["objectives"]]
+    units = {objective["name"]: objective["unit"] for objective in report["objectives"]}
+    heads = [f"{name} [{units[name]}]" if units[name] else name for name in objectives]
+    rows = [
+        *(_row(row["name"], row, objectives) for row in report["references"]),
+        *(_row(str(row["trial"]), row, objectives) for row in report["front"]),
+    ]
+    print_table(("trial", *heads, "p_front", "ties", "weights", "layout"), rows)
+
+
+def _row(who: str, row: Mapping[str, Any], objectives: Sequence[str]) -> list[str]:
+    values = [_number(row["objectives"].get(name)) for name in objectives]
+    sure = f"{row['p_front']:.2f}" if row.get("p_front") is not None else ""
+    return [who, *values, sure, _list(row.get("ties", ())), show_count(row["params"]["total"]), row["layout"]]
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _list(values: Iterable[object]) -> str:
+    return " ".join(map(str, values))

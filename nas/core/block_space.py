@@ -1,0 +1,139 @@
+"""What a search space says about one block: the choices for each of its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from nas.core.block import BLOCKS, BlockKind, Role, Scalar
+from nas.core.errors import InvalidInput, UnknownName
+
+Scope = Literal["model", "layer"]
+
+EXPANSION = "expansion"
+"""The knob that stands for a feed-forward's width / d_model."""
+
+
+class Knob(BaseModel):
+    """A choice. In YAML: a value, a list of values, `{choices: [...], scope: layer}` or `{min, max, step}`.
+
+    `scope: model` chooses once for all layers, `scope: layer` for each layer by itself.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    choices: tuple[Scalar, ...] = Field(min_length=1)
+    scope: Scope = "model"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_forms(cls, data: Any) -> Any:
+        if isinstance(data, (int, float)):
+            return {"choices": (data,)}
+        if isinstance(data, (list, tuple)):
+            return {"choices": tuple(data)}
+        if isinstance(data, Mapping) and "min" in data:
+            return _range(data)
+        return data
+
+    @field_validator("choices", mode="before")
+    @classmethod
+    def _numbers(cls, choices: Any) -> Any:
+        for choice in choices if isinstance(choices, (list, tuple)) else ():
+            if not isinstance(choice, (bool, int, float)):
+                raise ValueError(f"a choice must be a number, not {choice!r}")
+        return choices
+
+    @field_validator("choices")
+    @classmethod
+    def _distinct(cls, choices: tuple[Scalar, ...]) -> tuple[Scalar, ...]:
+        if len(set(choices)) != len(choices):
+            raise ValueError(f"a choice stands twice in {list(choices)}")
+        return choices
+
+
+class BlockSpace(BaseModel):
+    """Knobs of one block kind: argument name -> Knob. `expansion` may stand for a feed-forward's width / d_model."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: str
+    knobs: dict[str, Knob]
+
+
+def block_spaces(data: Any, role: Role) -> Any:
+    """`data` (kind -> argument -> knob) as a tuple of `BlockSpace`; what is no mapping is handed back.
+
+    Raises:
+        ValidationError: every unknown kind, unknown knob and impossible choice, each with its place.
+    """
+    if not isinstance(data, Mapping):
+        return data  # already built, or pydantic says what it is
+    known = [name for name in BLOCKS if BLOCKS[name].role == role]
+    unknown = [str(kind) for kind in data if kind not in known]
+    refuse([problem((kind,), UnknownName(f"{role} block", kind, known)) for kind in unknown])
+    spaces = _KNOBS.validate_python({kind: {} if knobs is None else knobs for kind, knobs in data.items()})
+    refuse([found for kind, knobs in spaces.items() for found in _knob_problems(kind, role, knobs)])
+    return tuple(BlockSpace(kind=kind, knobs=knobs) for kind, knobs in spaces.items())
+
+
+def problem(place: tuple[str | int, ...], error: InvalidInput) -> InitErrorDetails:
+    """`error` at `place` (keys below the field that is validated), for `refuse`."""
+    kind = PydanticCustomError("invalid_input", "{message}", {"message": error.message})
+    return InitErrorDetails(type=kind, loc=place, input=None)
+
+
+def refuse(problems: list[InitErrorDetails]) -> None:
+    """Reports all `problems` at once, if there are any; a validator that calls this gives each its own place.
+
+    Raises:
+        ValidationError: there are some.
+    """
+    if problems:
+        raise ValidationError.from_exception_data("search space", problems)
+
+
+def _knob_problems(kind: str, role: Role, knobs: Mapping[str, Knob]) -> Iterator[InitErrorDetails]:
+    spec = BLOCKS[kind]
+    valid = [arg.name for arg in spec.args] + ([EXPANSION] if role == "ffn" else [])
+    for name, knob in knobs.items():
+        if name not in valid:
+            yield problem((kind, name), UnknownName(f"knob of {kind}", name, valid))
+        elif name != EXPANSION:
+            yield from _choice_problems(spec, name, knob)
+        elif min(knob.choices) <= 0:
+            yield problem((kind, name), InvalidInput(f"{kind}: expansion must be above 0"))
+    given = set(knobs) | ({"width"} if EXPANSION in knobs else set())
+    for arg in spec.args:
+        if arg.required and arg.name not in given:
+            yield problem((kind,), InvalidInput(f"{kind} needs {arg.name!r}: {arg.doc}"))
+    if {"width", EXPANSION} <= set(knobs):
+        yield problem((kind, EXPANSION), InvalidInput(f"{kind}: give width or expansion, not both"))
+
+
+def _choice_problems(spec: BlockKind, name: str, knob: Knob) -> Iterator[InitErrorDetails]:
+    for choice in knob.choices:
+        try:
+            spec.arg(name).check(choice, spec.name)
+        except InvalidInput as error:
+            yield problem((spec.name, name), error)
+
+
+def _range(data: Mapping[str, Any]) -> dict[str, Any]:
+    extra = {key: value for key, value in data.items() if key not in ("min", "max", "step")}
+    try:
+        low, high, step = int(data["min"]), int(data["max"]), int(data.get("step", 1))
+    except (KeyError, TypeError, ValueError):
+        raise ValueError("a range needs whole numbers: {min: 8, max: 16, step: 2}") from None
+    if step < 1 or high < low:
+        raise ValueError(f"empty range: min {low}, max {high}, step {step}")
+    if (high - low) // step >= _MAX_CHOICES:
+        raise ValueError(f"a range of more than {_MAX_CHOICES} choices: raise step")
+    return {"choices": tuple(range(low, high + 1, step)), **extra}
+
+
+_MAX_CHOICES = 4096
+_KNOBS = TypeAdapter(dict[str, dict[str, Knob]])

@@ -1,0 +1,30 @@
+"""Canonical JSON and the hashes built on it: layout ids and result keys."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys, no spaces and no NaN, so that equal values give equal text.
+
+    Raises:
+        ValueError: for NaN or infinity.
+        TypeError: for a value that JSON cannot carry.
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def content_hash(value: Any) -> str:
+    """SHA-256 (64 hex digits) of the canonical JSON of `value`."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+def result_key(stage: str, **inputs: Any) -> str:
+    """The key of one stage's result: a hash over *all* inputs of that stage.
+
+    Two runs with equal keys would do the same work, so a stored result under the key stands for both.
+    """
+    return content_hash({"stage": stage, **inputs})

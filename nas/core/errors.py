@@ -1,0 +1,84 @@
+"""The exception tree.
+
+    NasError                     exit code 1
+      InvalidInput               3   a file, flag or layout the user gave cannot be used
+        UnknownName              3   a name nobody registered; offers the nearest valid one
+        Unsupported              3   understood, but this runtime, device or build cannot carry it
+      CandidateFailed            1   the candidate's own fault; recorded as its result, never retried
+      InfrastructureFailed       4   the host, device, network or store; a retry can help
+        StudyBusy                4   another live process holds the study or device
+
+A message says what went wrong, where, and what would have been valid.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import ClassVar, Literal
+
+FailureReason = Literal[
+    "out_of_memory", "timeout", "crash", "garbage_output", "not_finite", "export", "gate", "diverged", "over_limit"
+]
+
+
+class NasError(Exception):
+    """Base of every error that hilnas raises on purpose."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class InvalidInput(NasError, ValueError):
+    """What the user gave cannot be used.
+
+    Args:
+        message: what is wrong and what would be valid.
+        where: `file:line` or the flag that carried it.
+    """
+
+    exit_code = 3
+
+    def __init__(self, message: str, *, where: str | None = None) -> None:
+        super().__init__(f"{where}: {message}" if where else message)
+        self.message = message
+        self.where = where
+
+
+class UnknownName(InvalidInput):
+    """A name that nobody registered."""
+
+    def __init__(self, what: str, name: str, valid: Iterable[str], *, where: str | None = None) -> None:
+        choices = sorted(valid)
+        super().__init__(f"unknown {what} {name!r}{nearest(name, choices)}", where=where)
+        self.name = name
+
+
+class Unsupported(InvalidInput):
+    """Understood, but not carried by this runtime, device or build."""
+
+
+class CandidateFailed(NasError):
+    """The candidate's own failure: kept as its result and not retried."""
+
+    def __init__(self, reason: FailureReason, message: str) -> None:
+        super().__init__(message)
+        self.reason: FailureReason = reason
+
+
+class InfrastructureFailed(NasError):
+    """The host, a device, the network or the store failed. Never the candidate's fault; a retry can help."""
+
+    exit_code = 4
+
+
+class StudyBusy(InfrastructureFailed):
+    """Another live process holds the study."""
+
+
+def nearest(name: str, choices: Iterable[str]) -> str:
+    """`"; did you mean 'x'?"` where one choice is close, else the list of valid names, else nothing."""
+    known = list(choices)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; valid: {', '.join(known)}" if known else ""

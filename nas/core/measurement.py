@@ -1,0 +1,79 @@
+"""Measured figures of one artifact on one device under one workload."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from nas.core.plan import Conditions
+from nas.core.workload import Workload
+
+
+class Sample(BaseModel):
+    """What a runner reports for one repetition, in the runtime-neutral form that every `Runtime.parse` returns."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    load_ms: float
+    ttft_ms: float = Field(description="first decode call with the prompt's ids to the argmax of its last position")
+    decode_ns: list[int] = Field(description="wall nanoseconds per decoded token, in order")
+    peak_rss_mb: float = Field(description="VmHWM of the runner at exit, load included")
+    prefill_rss_mb: float | None = Field(None, description="VmHWM of the prefill alone (clear_refs before it)")
+    decode_rss_mb: float | None = Field(None, description="VmHWM of the decode alone (clear_refs before it)")
+    prefill_cpu_ms: float | None = None
+    decode_cpu_ns: list[int] | None = None
+    finite: bool = True
+    info: dict[str, Any] = Field(default_factory=dict, description="build info, system info, buffer sizes")
+
+
+class Repetition(BaseModel):
+    """A sample with its verdict."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    valid: bool
+    reason: str | None = Field(None, description="why it is not valid")
+    attempt: int = 0
+    sample: Sample | None
+    reference: Sample | None = None
+    drift: float | None = Field(None, description="reference run's time / its calibration - 1")
+    conditions: Conditions = Field(default_factory=Conditions)
+
+
+class Figure(BaseModel):
+    """A statistic over repetitions. `value` is null with a reason, never 0, where it cannot be had."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    value: float | None
+    low: float | None = Field(None, description="lower end of the 95 % interval")
+    high: float | None = None
+    minimum: float | None = None
+    maximum: float | None = None
+    n: int = 0
+    unit: str
+    reason: str | None = None
+
+
+class Measurement(BaseModel):
+    """The result of one measure stage.
+
+    `figures` holds at least ttft, prefill_tps, decode_p50, decode_p95, decode_mean, latency, peak_rss, prefill_rss,
+    decode_rss, load, file_size. Figures of time are drift-corrected: (candidate / reference) x calibrated reference.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    artifact: str
+    runtime: str
+    build: str
+    patched: bool
+    device: str
+    workload: Workload
+    figures: dict[str, Figure]
+    repetitions: list[Repetition]
+    refused_share: float = Field(description="share of repetitions that were refused as invalid")
+    noisy: bool = Field(False, description="kept under --accept-noise: stays off the reported front")
+    calibration_ms: float | None = None
+    drift: float | None = Field(None, description="median drift of the reference runs")

@@ -1,0 +1,57 @@
+"""The metrics that budgets and objectives can name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from nas.core.errors import UnknownName
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A figure of a candidate.
+
+    Args:
+        name: as in YAML and JSON.
+        unit: of its value.
+        direction: which way is better.
+        transform: coordinate in hypervolume: log of the ratio to the published reference, or the value itself.
+        source: a device measurement, the artifact, or the proxy.
+        doc: one line.
+    """
+
+    name: str
+    unit: str
+    direction: Literal["min", "max"]
+    transform: Literal["log", "linear"]
+    source: Literal["device", "artifact", "proxy"]
+    doc: str
+
+
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric("quality", "", "max", "linear", "proxy", "mean over evaluation groups of score / published reference's"),
+        Metric("latency", "ms", "min", "log", "device", "TTFT + gen x decode p50"),
+        Metric("ttft", "ms", "min", "log", "device", "time to first token"),
+        Metric("prefill_tps", "tok/s", "max", "log", "device", "prompt tokens per second"),
+        Metric("decode_p50", "ms", "min", "log", "device", "median time per decoded token"),
+        Metric("decode_p95", "ms", "min", "log", "device", "95th percentile of the time per decoded token"),
+        Metric("peak_rss", "MB", "min", "log", "device", "peak resident memory of the runner, load included"),
+        Metric("prefill_rss", "MB", "min", "log", "device", "peak resident memory during the prompt"),
+        Metric("decode_rss", "MB", "min", "log", "device", "peak resident memory while decoding"),
+        Metric("file_size", "MB", "min", "log", "artifact", "bytes of the exported file"),
+    )
+}
+
+
+def metric(name: str) -> Metric:
+    """The metric called `name`.
+
+    Raises:
+        UnknownName: there is none; the message offers the nearest.
+    """
+    if name not in METRICS:
+        raise UnknownName("metric", name, METRICS)
+    return METRICS[name]

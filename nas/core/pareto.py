@@ -1,0 +1,37 @@
+"""Dominance. Everything is minimised: rows are points, columns are coordinates."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+def dominates(points: ArrayLike, others: ArrayLike) -> NDArray[np.bool_]:
+    """[P, O] whether point p is nowhere worse than other o and somewhere better; equal points do not dominate.
+
+    Args:
+        points: [P, M].
+        others: [O, M].
+    """
+    a, b = np.asarray(points, dtype=float)[:, None], np.asarray(others, dtype=float)[None]
+    return np.asarray(np.all(a <= b, axis=2) & np.any(a < b, axis=2), dtype=np.bool_)
+
+
+def front_mask(points: ArrayLike) -> NDArray[np.bool_]:
+    """[P] whether no other point dominates it; of equal points all stay."""
+    values = np.asarray(points, dtype=float)
+    if len(values) == 0:
+        return np.zeros(0, dtype=bool)
+    return np.asarray(~np.any(dominates(values, values), axis=0), dtype=np.bool_)
+
+
+def ranks(points: ArrayLike) -> NDArray[np.int64]:
+    """[P] non-dominated rank: 0 on the front, 1 on the front of the rest, and so on (Deb et al. 2002, NSGA-II)."""
+    values = np.asarray(points, dtype=float)
+    rank = np.full(len(values), -1, dtype=np.int64)
+    level = 0
+    while (rank < 0).any():
+        left = np.flatnonzero(rank < 0)
+        rank[left[front_mask(values[left])]] = level
+        level += 1
+    return rank

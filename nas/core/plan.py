@@ -1,0 +1,115 @@
+"""A plan is data: what a device runs, without any runtime code on the device.
+
+A runtime yields a `Plan`; a device executes it and returns `RawRun`s; the runtime parses those on the coordinator's
+side. So an agent can run nothing but known runners, named by hash.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class PlanFile(BaseModel):
+    """An input file, by content: the device verifies the hash before it runs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    size: int = Field(ge=0, description="bytes")
+
+
+class Runner(BaseModel):
+    """A runner build: the executable and the files beside it, by content."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    runtime: str
+    build: str = Field(description="build id: hash of source, patches, compiler and flags")
+    target: str = Field(description="ABI, such as 'x86_64-linux'")
+    patched: bool = False
+    files: dict[str, PlanFile] = Field(description="file name -> content; 'main' names the executable")
+    main: str
+
+
+class Plan(BaseModel):
+    """One process to run on a device.
+
+    `args` are the runner's own; `{model}` in one stands for the path of the input file called `model`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    runner: Runner
+    inputs: dict[str, PlanFile]
+    args: tuple[str, ...]
+    env: dict[str, str] = Field(default_factory=dict)
+    threads: int = Field(1, ge=1)
+    affinity: tuple[int, ...] = ()
+    deadline_s: float = Field(gt=0, description="the process group is killed after this many seconds")
+    output_limit: int = Field(1 << 20, gt=0, description="bytes of stdout kept; more is the runner's fault")
+
+
+class Conditions(BaseModel):
+    """What the device was like around one process. `None` carries its reason in `unread`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    foreign_cpu: float | None = Field(None, description="CPU share of other processes, in cores, during the process")
+    temperature_c: float | None = None
+    throttled: bool | None = None
+    governor: str | None = None
+    frequency_mhz: float | None = None
+    power_source: str | None = None
+    battery_percent: float | None = None
+    free_memory_mb: float | None = None
+    unread: dict[str, str] = Field(default_factory=dict, description="field -> why it could not be read")
+
+
+class RawRun(BaseModel):
+    """What one process left behind."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    exit_code: int = Field(description="negative: killed by that signal")
+    stdout: str
+    stderr_tail: str = ""
+    wall_s: float
+    cpu_s: float | None = None
+    max_rss_mb: float | None = Field(None, description="VmHWM as the device saw it; the runner reports its own too")
+    timed_out: bool = False
+    truncated: bool = False
+    started_at: float
+    conditions: Conditions = Field(default_factory=Conditions)
+
+
+class Round(BaseModel):
+    """One batch of a measurement job: the reference stands next to each repetition of the candidate."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    candidate: Plan
+    reference: Plan | None = None
+    repetitions: int = Field(ge=1)
+    cool_down_s: float = Field(0.0, ge=0)
+    v: int = 1
+
+
+class Pair(BaseModel):
+    """One repetition: the reference run (if any) and the candidate run after it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    reference: RawRun | None
+    candidate: RawRun
+
+
+class RoundResult(BaseModel):
+    """What an agent submits for a `Round`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    pairs: list[Pair]
+    push_s: float = 0.0
+    extra: dict[str, Any] = Field(default_factory=dict)

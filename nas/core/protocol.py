@@ -1,0 +1,120 @@
+"""What agents and the coordinator say to each other: JSON over HTTP, on a Unix socket or TLS.
+
+    POST /v1/agents/register    RegisterRequest  -> RegisterReply
+    POST /v1/lease              LeaseRequest     -> LeaseReply        long poll
+    POST /v1/heartbeat          HeartbeatRequest -> HeartbeatReply
+    POST /v1/jobs/{id}/result   ResultRequest    -> ResultReply
+    GET  /v1/files/{sha256}     bytes, with Range; on a Unix socket the answer may be empty and name a local file
+
+Every request may be repeated: register replaces, a heartbeat renews, a result is accepted once per epoch and
+reported as accepted again when it comes twice.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from nas.core.device import Device
+from nas.core.plan import Round, RoundResult
+
+REGISTER_PATH = "/v1/agents/register"
+LEASE_PATH = "/v1/lease"
+HEARTBEAT_PATH = "/v1/heartbeat"
+RESULT_PATH = "/v1/jobs/{job}/result"
+FILE_PATH = "/v1/files/{sha256}"
+
+LOCAL_PATH_HEADER = "X-Local-Path"
+"""Percent-encoded path of the file, for an agent on the coordinator's own machine; the agent verifies the hash."""
+
+FailureKind = Literal["infrastructure", "refused", "cancelled"]
+"""Why an agent has no result. infrastructure: host, device or network, another try can help. refused: this agent may
+not or cannot run the plan, another try on it is pointless. cancelled: it was told to stop."""
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RegisterRequest(_Message):
+    """An agent and every device it serves. `boot_id` tells a restarted host from a restarted agent."""
+
+    agent: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    devices: tuple[Device, ...]
+    boot_id: str
+
+
+class RegisterReply(_Message):
+    """How the coordinator wants to be asked."""
+
+    poll_s: float = Field(gt=0, description="longest wait of a lease request")
+    heartbeat_s: float = Field(default=10.0, gt=0, description="interval of heartbeats while a job runs")
+
+
+class LeaseRequest(_Message):
+    """Asks for a job for one device; the answer may take `wait_s`."""
+
+    agent: str
+    device: str
+    wait_s: float = Field(ge=0)
+
+
+class Job(_Message):
+    """A leased measurement job. `epoch` is the fencing number of the device's lease."""
+
+    id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
+    epoch: int = Field(ge=0)
+    deadline_s: float = Field(gt=0, description="seconds from the lease to the last useful moment")
+    round: Round
+
+
+class LeaseReply(_Message):
+    """A job, or none within the wait."""
+
+    job: Job | None = None
+
+
+class HeartbeatRequest(_Message):
+    """Renews the lease of a running job."""
+
+    agent: str
+    device: str
+    job: str
+    epoch: int
+
+
+class HeartbeatReply(_Message):
+    """`cancel`: the lease is gone or the job is no longer wanted."""
+
+    cancel: bool = False
+
+
+class Failure(_Message):
+    """Why there is no result. What a runner did (crash, timeout) is a result, not a failure."""
+
+    kind: FailureKind
+    message: str = Field(max_length=4000)
+
+
+class ResultRequest(_Message):
+    """The end of a job: its result or the failure, not both."""
+
+    agent: str
+    device: str
+    epoch: int
+    result: RoundResult | None = None
+    failure: Failure | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if (self.result is None) == (self.failure is None):
+            raise ValueError("give either a result or a failure")
+        return self
+
+
+class ResultReply(_Message):
+    """Whether the result counts; `reason` says why not (an older epoch, say)."""
+
+    accepted: bool
+    reason: str | None = None

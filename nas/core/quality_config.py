@@ -1,0 +1,129 @@
+"""How a study estimates quality: the `quality:` part of a search space.
+
+Budgets are in optimiser steps, never in seconds, so that a number means the same on every host. The defaults are for
+one CPU thread: a byte-level model of width 64, four sequences of 128 bytes a step.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from nas.core.task import Setting, make_task
+
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class TaskStage(BaseModel):
+    """One synthetic task in a rung, trained from scratch for `steps`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    steps: int = Field(ge=1, description="optimiser steps")
+    settings: dict[str, Setting] = Field(default_factory=dict, description="difficulty; the task's own where left out")
+    seeds: tuple[Seed, ...] | None = Field(None, min_length=1, description="instead of the rung's seeds")
+
+
+class Rung(BaseModel):
+    """One step of the ladder: what is trained there, and who goes on.
+
+    A language-model run of a later rung continues the one of the same seed from the rung before, so its `lm_steps`
+    count from the start.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$", description="what the rung is called in results")
+    lm_steps: int = Field(0, ge=0, description="0: no language model in this rung")
+    tasks: dict[str, TaskStage] = Field(default_factory=dict, description="quality task -> its training")
+    seeds: tuple[Seed, ...] = Field((0,), min_length=1, description="one training each; scores are their mean")
+    keep: int | float | None = Field(
+        None, description="who goes on: a fraction below 1, a number of candidates, or everyone (left out)"
+    )
+
+    @field_validator("keep")
+    @classmethod
+    def _keep_is_share_or_count(cls, keep: int | float | None) -> int | float | None:
+        if keep is None or (isinstance(keep, int) and keep >= 1) or 0 < keep < 1:
+            return keep
+        raise ValueError(f"keep must be a fraction between 0 and 1 or a whole number of candidates, not {keep}")
+
+    @field_validator("seeds")
+    @classmethod
+    def _seeds_differ(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(seeds)) < len(seeds):
+            raise ValueError(f"seeds must differ, not {list(seeds)}")
+        return seeds
+
+    @model_validator(mode="after")
+    def _trains_something(self) -> Rung:
+        if not self.lm_steps and not self.tasks:
+            raise ValueError(f"rung {self.name!r} trains nothing: give lm_steps or tasks")
+        for name, stage in self.tasks.items():
+            make_task(name, stage.settings)
+        return self
+
+    def task_seeds(self, task: str) -> tuple[int, ...]:
+        """The seeds that `task` is trained with in this rung."""
+        return self.tasks[task].seeds or self.seeds
+
+    def promoted(self, candidates: int) -> int:
+        """How many of `candidates` go on; at least one where there is one."""
+        if self.keep is None:
+            return candidates
+        count = self.keep if isinstance(self.keep, int) else math.ceil(self.keep * candidates)
+        return min(candidates, count)
+
+
+DEFAULT_RUNGS = (
+    Rung(name="recall", tasks={"selcopy": TaskStage(steps=80), "induction": TaskStage(steps=160)}, keep=0.5),
+    Rung(name="short", lm_steps=300, keep=0.5),
+    Rung(name="long", lm_steps=1200, seeds=(0, 1)),
+)
+
+
+class QualityConfig(BaseModel):
+    """Corpus, optimiser and ladder of the proxy trainings of one study. All of it enters their result keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    proxy_d_model: int = Field(64, ge=32, multiple_of=32, description="width of the proxies")
+    corpus: Literal["default"] | tuple[str, ...] = Field("default", description="'default', or paths and globs of text")
+    batch: int = Field(4, ge=1, description="sequences per language-model step")
+    length: int = Field(128, ge=16, description="bytes per sequence")
+    task_batch: int = Field(8, ge=1, description="examples per task step")
+    lr: float = Field(3e-3, gt=0, allow_inf_nan=False, description="learning rate of AdamW")
+    task_lr: float = Field(3e-3, gt=0, allow_inf_nan=False, description="learning rate of AdamW for tasks")
+    warmup: int = Field(20, ge=0, description="steps of linear learning-rate warm-up; constant from there on")
+    weight_decay: float = Field(0.05, ge=0, allow_inf_nan=False, description="of AdamW")
+    clip: float = Field(1.0, gt=0, allow_inf_nan=False, description="largest gradient norm")
+    ema: float = Field(0.99, ge=0, lt=1, description="decay of the weight average that is evaluated")
+    eval_bytes: int = Field(16384, ge=1024, description="held-out bytes scored per domain")
+    min_reference: float = Field(
+        0.1, gt=0, description="a group where the reference scores less (bits or nats above chance) is left out"
+    )
+    rungs: tuple[Rung, ...] = Field(DEFAULT_RUNGS, min_length=1, description="the ladder, cheapest first")
+
+    @field_validator("corpus")
+    @classmethod
+    def _names_files(cls, corpus: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        if not corpus:
+            raise ValueError("corpus names no file: give paths or globs, or 'default'")
+        return corpus
+
+    @model_validator(mode="after")
+    def _ladder_climbs(self) -> QualityConfig:
+        names = [rung.name for rung in self.rungs]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"two rungs are called {', '.join(sorted(twice))}")
+        lm = [rung for rung in self.rungs if rung.lm_steps]
+        for before, after in pairwise(lm):
+            if after.lm_steps < before.lm_steps:
+                raise ValueError(
+                    f"rung {after.name!r} trains the language model for {after.lm_steps} steps, fewer than"
+                    f" {before.lm_steps} of rung {before.name!r} before it"
+                )
+        return self

@@ -1,0 +1,278 @@
+"""The search space: what the user's YAML says. Data and its validation; sampling is in `nas.search`.
+
+Errors carry the path of keys; `nas.search_spaces.loader` turns that into file:line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic_core import InitErrorDetails
+
+from nas.core.block_space import BlockSpace, Knob, Scope, block_spaces, problem, refuse
+from nas.core.errors import InvalidInput, UnknownName
+from nas.core.layout import Layout
+from nas.core.metrics import METRICS, metric
+from nas.core.quality_config import QualityConfig
+from nas.core.units import parse_count, parse_limit
+from nas.core.workload import Workload
+
+DENSE = "swiglu"
+"""The feed-forward of leading dense layers, as in lfm2moe."""
+WeightCount = Annotated[int, BeforeValidator(parse_count)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Range(_Strict):
+    """Least and greatest, both allowed."""
+
+    min: int = Field(0, ge=0)
+    max: int | None = None
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Range:
+        if self.max is not None and self.max < self.min:
+            raise ValueError(f"max {self.max} is below min {self.min}")
+        return self
+
+    def holds(self, value: int) -> bool:
+        """Whether `value` is inside."""
+        return self.min <= value and (self.max is None or value <= self.max)
+
+
+class WeightRange(_Strict):
+    """A range of weight counts, written as 350000000 or '350M'."""
+
+    min: WeightCount = 0
+    max: WeightCount | None = None
+
+    @model_validator(mode="after")
+    def _ordered(self) -> WeightRange:
+        if self.max is not None and self.max < self.min:
+            raise ValueError(f"impossible parameter budget: max {self.max:,} is below min {self.min:,}")
+        return self
+
+    def holds(self, value: int) -> bool:
+        """Whether `value` is inside."""
+        return self.min <= value and (self.max is None or value <= self.max)
+
+
+class ParamBudget(_Strict):
+    """Limits on `Layout.params`; what is left out is free."""
+
+    total: WeightRange = Field(WeightRange(), description="all weights; tied tables count once")
+    active: WeightRange = Field(WeightRange(), description="weights that one token passes through")
+    non_embedding: WeightRange = Field(WeightRange(), description="without embedding and output tables")
+
+
+class ModelSpace(_Strict):
+    """Knobs of the whole model."""
+
+    d_model: Knob = Field(description="residual width, a multiple of 32")
+    depth: Knob = Field(description="number of layers")
+    vocab: Knob = Field(description="rows of the embedding table")
+    tied: bool = Field(True, description="whether the output head is the embedding table")
+    params: ParamBudget = Field(ParamBudget(), description="how many weights a layout may have")
+    ffn_scope: Scope = Field("model", description="whether the feed-forward kind is chosen once or per layer")
+    leading_dense: Knob = Field(
+        Knob(choices=(0,)), description="first layers that stay swiglu in a model whose feed-forward is moe"
+    )
+
+
+class Pattern(_Strict):
+    """`period: 0` lets every layer be its own; a period of p repeats the first p layers down the stack."""
+
+    period: Knob = Field(Knob(choices=(0,)), description="layers after which the stack repeats; 0: never")
+
+
+class RuntimeSpace(_Strict):
+    """A runtime that candidates are measured on."""
+
+    name: str = Field(description="see `nas runtime list`")
+    quantisation: str = Field(description="one that the runtime exports")
+    build: Literal["stock", "any"] = Field("stock", description="'any' also admits layouts that need the patched build")
+
+
+class Budget(_Strict):
+    """A hard constraint: a candidate above it is infeasible, whatever else it does well."""
+
+    metric: str = Field(description="one of the metrics below, but not quality")
+    max: str | float | None = Field(
+        None, description="limit where less is better: '800ms', or '1.25x' of the published reference's figure"
+    )
+    min: str | float | None = Field(None, description="limit where more is better")
+    workload: str | None = Field(None, description="one of `workloads`; required for what is measured on a device")
+    device: str | None = Field(None, description="one of `devices`; left out: every device")
+    runtime: str | None = Field(None, description="one of `runtimes`; left out: every runtime")
+
+    @model_validator(mode="after")
+    def _readable(self) -> Budget:
+        known = metric(self.metric)
+        if known.source == "proxy":
+            raise ValueError(f"{self.metric} cannot be a budget; make it an objective")
+        limit = self.max if known.direction == "min" else self.min
+        other = self.min if known.direction == "min" else self.max
+        word = "max" if known.direction == "min" else "min"
+        if limit is None or other is not None:
+            raise ValueError(f"a budget on {self.metric} needs '{word}' and nothing else")
+        parse_limit(limit, known.unit)
+        return self
+
+    @property
+    def limit(self) -> tuple[float, bool]:
+        """(value, whether it is a multiple of the published reference's figure on the same device)."""
+        known = metric(self.metric)
+        limit = self.max if known.direction == "min" else self.min
+        assert limit is not None
+        return parse_limit(limit, known.unit)
+
+    @property
+    def name(self) -> str:
+        """Such as 'ttft@chat'; one figure has one name."""
+        parts = [self.metric, *(f"@{self.workload}" for _ in (1,) if self.workload)]
+        return "".join(parts) + "".join(f"/{part}" for part in (self.device, self.runtime) if part)
+
+
+class Objective(_Strict):
+    """An axis of the front."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]*$", description="what the axis is called in results")
+    metric: str = Field(description="one of the metrics below")
+    workload: str | None = Field(None, description="one of `workloads`; required for what is measured on a device")
+    device: str | None = Field(None, description="one of `devices`; left out: all of them, see `aggregate`")
+    runtime: str | None = Field(None, description="one of `runtimes`; left out: all of them, see `aggregate`")
+    aggregate: Literal["worst", "geomean"] = Field(
+        "worst", description="over several devices or runtimes: of the ratio to the published reference"
+    )
+
+    @field_validator("metric")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        return metric(name).name
+
+
+class References(_Strict):
+    """Run first in every study, to the top rung, exempt from budgets."""
+
+    published: str = Field(description="layout that every ratio refers to")
+    attention: str = Field(description="attention-only layout of equal size: where quality starts to count")
+
+    @field_validator("*")
+    @classmethod
+    def _parses(cls, text: str) -> str:
+        return Layout.parse(text).format()
+
+    def layouts(self) -> dict[str, Layout]:
+        """Layouts by name."""
+        return {name: Layout.parse(text) for name, text in self.model_dump().items()}
+
+
+class Protocol(_Strict):
+    """Measurement protocol (docs/measurement-protocol.md)."""
+
+    screen_repetitions: int = Field(3, ge=2, description="processes per workload before training")
+    confirm_repetitions: int = Field(10, ge=2, description="processes per workload at the top rung")
+    max_attempts: int = Field(3, ge=1, description="rounds per measurement before it fails as retryable")
+    cool_down_s: float = Field(5.0, ge=0, description="pause before a refused repetition is tried again")
+    drift_limit: float = Field(0.05, gt=0, description="reference run off its calibration, as a share")
+    foreign_cpu_limit: float = Field(0.05, gt=0, description="CPU of other processes, in cores")
+    deadline_s: float = Field(600.0, gt=0, description="per process")
+
+
+class SearchSettings(_Strict):
+    """How layouts are proposed."""
+
+    proposer: str = Field("ehvi", description="what chooses the next layouts")
+    seed: int = Field(0, ge=0, description="of everything random in the search")
+    seeds: int = Field(6, ge=0, description="heuristic layouts proposed before the surrogate has data")
+    pool: int = Field(256, ge=8, description="candidates scored per proposal")
+
+
+class SearchSpace(_Strict):
+    """A whole space; `docs/search-space.md` is generated from these fields."""
+
+    v: Literal[1] = Field(1, description="version of this format")
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="what studies of this space are listed under")
+    doc: str = Field("", description="what the space is for; its first line is shown in lists")
+    model: ModelSpace = Field(description="knobs of the whole model")
+    mixers: tuple[BlockSpace, ...] = Field(min_length=1, description="what a layer may mix tokens with")
+    ffn: tuple[BlockSpace, ...] = Field(min_length=1, description="feed-forwards to choose from")
+    pattern: Pattern = Field(Pattern(), description="whether the stack repeats")
+    limits: dict[str, Range] = Field(default_factory=dict, description="block kind -> how many layers may use it")
+    devices: tuple[str, ...] = Field(("local",), min_length=1, description="where candidates are measured")
+    runtimes: tuple[RuntimeSpace, ...] = Field(min_length=1, description="what candidates are exported to")
+    workloads: dict[str, Workload] = Field(min_length=1, description="named requests to measure")
+    budgets: tuple[Budget, ...] = Field((), description="limits that no candidate may exceed")
+    objectives: tuple[Objective, ...] = Field(min_length=2, description="the axes of the front")
+    references: References = Field(description="layouts that every candidate is compared with")
+    quality: QualityConfig = Field(QualityConfig(), description="how quality is estimated")
+    protocol: Protocol = Field(Protocol(), description="how candidates are measured")
+    search: SearchSettings = Field(SearchSettings(), description="how candidates are proposed")
+
+    @field_validator("mixers", mode="before")
+    @classmethod
+    def _mixers(cls, data: Any) -> Any:
+        return block_spaces(data, "mixer")
+
+    @field_validator("ffn", mode="before")
+    @classmethod
+    def _ffn(cls, data: Any) -> Any:
+        return block_spaces(data, "ffn")
+
+    @model_validator(mode="after")
+    def _names_exist(self) -> SearchSpace:
+        refuse([*self._limit_problems(), *self._selector_problems(), *self._repeated_objectives()])
+        return self
+
+    def _limit_problems(self) -> Iterator[InitErrorDetails]:
+        kinds = [block.kind for block in self.mixers + self.ffn]
+        for kind in self.limits:
+            if kind not in kinds:
+                yield problem(("limits", kind), UnknownName("block kind in limits", kind, kinds))
+        if max(self.model.leading_dense.choices) > 0 and DENSE not in kinds:
+            error = InvalidInput(f"leading_dense needs {DENSE!r} among the feed-forwards")
+            yield problem(("model", "leading_dense"), error)
+
+    def _selector_problems(self) -> Iterator[InitErrorDetails]:
+        parts: dict[str, tuple[Budget | Objective, ...]] = {"budgets": self.budgets, "objectives": self.objectives}
+        for part, items in parts.items():
+            for index, item in enumerate(items):
+                if METRICS[item.metric].source == "device" and item.workload is None:
+                    message = f"{item.metric} needs a workload; valid: {', '.join(self.workloads)}"
+                    yield problem((part, index), InvalidInput(message))
+                for key, name, valid in (
+                    ("workload", item.workload, list(self.workloads)),
+                    ("device", item.device, list(self.devices)),
+                    ("runtime", item.runtime, [runtime.name for runtime in self.runtimes]),
+                ):
+                    if name is not None and name not in valid:
+                        yield problem((part, index, key), UnknownName(key, name, valid))
+
+    def _repeated_objectives(self) -> Iterator[InitErrorDetails]:
+        names = [objective.name for objective in self.objectives]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                yield problem(("objectives", index, "name"), InvalidInput(f"objective {name!r} stands twice"))
+
+    def block_space(self, kind: str) -> BlockSpace:
+        """The knobs of a block kind that the space uses.
+
+        Raises:
+            UnknownName: the space does not use it.
+        """
+        for block in self.mixers + self.ffn:
+            if block.kind == kind:
+                return block
+        raise UnknownName("block kind in this space", kind, [block.kind for block in self.mixers + self.ffn])
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """Workloads that a budget or an objective needs, in the order of the file."""
+        items: tuple[Budget | Objective, ...] = (*self.budgets, *self.objectives)
+        used = {item.workload for item in items}
+        return tuple(name for name in self.workloads if name in used)

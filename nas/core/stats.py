@@ -1,0 +1,133 @@
+"""Statistics of repeated measurements: interval, percentile, spread.
+
+Times of one process are skewed and strictly positive, so intervals are taken on logarithms: repetitions are the
+independent unit (one fresh process each), tokens within a repetition are not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import fmean, geometric_mean, median, stdev
+
+from nas.core.measurement import Figure
+
+__all__ = [
+    "P95_MIN_TOKENS",
+    "coefficient_of_variation",
+    "geometric_mean",
+    "log_t_interval",
+    "p95_figure",
+    "quantile",
+    "repetition_figure",
+    "t_critical",
+]
+
+P95_MIN_TOKENS = 1000
+"""Decoded tokens over all repetitions below which no p95 is reported."""
+
+
+def t_critical(confidence: float, dof: int) -> float:
+    """The t with P(|T| <= t) = `confidence` for Student's distribution with `dof` degrees of freedom.
+
+    With whole degrees of freedom the probability is a finite sum in theta = atan(t / sqrt(dof)) (Abramowitz and
+    Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4). It grows with theta, so bisection finds the root.
+    """
+    assert 0 < confidence < 1, confidence
+    assert dof >= 1, dof
+    low, high = 0.0, math.pi / 2
+    while (middle := (low + high) / 2) not in (low, high):
+        low, high = (middle, high) if _central_probability(middle, dof) < confidence else (low, middle)
+    return math.sqrt(dof) * math.tan(middle)
+
+
+def _central_probability(theta: float, dof: int) -> float:
+    """A(t | dof) at t = sqrt(dof) tan(theta)."""
+    sine, cosine = math.sin(theta), math.cos(theta)
+    odd = dof % 2
+    term = cosine if odd else 1.0
+    total = term if dof > 1 else 0.0
+    for k in range(2 + odd, dof, 2):
+        term *= cosine * cosine * (k - 1) / k
+        total += term
+    return 2 / math.pi * (theta + sine * total) if odd else sine * total
+
+
+def log_t_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """The t-interval of the geometric mean of positive `values`.
+
+    Raises:
+        ValueError: fewer than two values, or one that is not positive.
+    """
+    if len(values) < 2:
+        raise ValueError(f"an interval needs two values or more, not {len(values)}")
+    logs = [math.log(value) for value in values]
+    half = t_critical(confidence, len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
+    centre = fmean(logs)
+    return math.exp(centre - half), math.exp(centre + half)
+
+
+def quantile(values: Sequence[float], q: float) -> float | None:
+    """The `q` quantile by linear interpolation of order statistics (Hyndman and Fan 1996, type 7).
+
+    `None` where there are fewer than 1 / min(q, 1 - q) values: the estimate would be the extreme value itself.
+    """
+    assert 0 < q < 1, q
+    if len(values) * min(q, 1 - q) < 1 - 1e-9:
+        return None
+    ordered = sorted(values)
+    position = q * (len(ordered) - 1)
+    below = math.floor(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
+
+
+def coefficient_of_variation(values: Sequence[float]) -> float | None:
+    """Sample standard deviation over the mean; `None` for fewer than two values."""
+    return stdev(values) / fmean(values) if len(values) > 1 else None
+
+
+def repetition_figure(per_repetition: Sequence[float], unit: str, reason: str = "no valid repetition") -> Figure:
+    """The median of one positive value per repetition, with range and 95 % t-interval on logarithms.
+
+    Args:
+        per_repetition: the repetition's own median (of its tokens, say), one value each.
+        unit: of the values.
+        reason: what to say where there is no value at all.
+    """
+    return _figure(per_repetition, unit, reason, log_t_interval)
+
+
+def p95_figure(per_repetition: Sequence[Sequence[float]], unit: str, min_tokens: int = P95_MIN_TOKENS) -> Figure:
+    """The median of per-repetition 95th percentiles, with their range.
+
+    Args:
+        per_repetition: the samples (decode times, say) of each repetition.
+        unit: of the samples.
+        min_tokens: samples over all repetitions below which the value is null.
+    """
+    samples = sum(map(len, per_repetition))
+    if samples < min_tokens:
+        return Figure(value=None, unit=unit, n=0, reason=f"{samples} samples; a p95 needs {min_tokens}")
+    tails = [tail for values in per_repetition if (tail := quantile(values, 0.95)) is not None]
+    return _figure(tails, unit, "no repetition has the 20 samples that a p95 needs", None)
+
+
+def _figure(
+    values: Sequence[float],
+    unit: str,
+    reason: str,
+    interval: Callable[[Sequence[float]], tuple[float, float]] | None,
+) -> Figure:
+    if not values:
+        return Figure(value=None, unit=unit, n=0, reason=reason)
+    low, high = interval(values) if interval and len(values) > 1 else (None, None)
+    return Figure(
+        value=median(values),
+        low=low,
+        high=high,
+        minimum=min(values),
+        maximum=max(values),
+        n=len(values),
+        unit=unit,
+    )

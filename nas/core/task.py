@@ -1,0 +1,85 @@
+"""Quality tasks: small synthetic problems that show one skill of a layout, such as recall.
+
+The protocol and the registry live here so that a search space can be checked when it is read; the tasks themselves are
+in `nas.proxy.tasks`, one file each, and need no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nas.core.errors import InvalidInput, UnknownName
+from nas.core.registry import Registry
+
+IGNORE = -100
+"""Label of positions that do not count; cross-entropy's customary ignore index."""
+
+Batch = tuple[NDArray[np.int64], NDArray[np.int64]]
+Setting = int | float | bool
+
+
+@runtime_checkable
+class Task(Protocol):
+    """One problem at one difficulty. Implement it as a frozen dataclass whose fields are the settings.
+
+    Two tasks with equal settings must give equal batches from equal generators.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[object]]]
+
+    @property
+    def vocab(self) -> int:
+        """Symbols: inputs and labels are below it."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """T, tokens of one example."""
+        ...
+
+    @property
+    def chance_nats(self) -> float:
+        """Entropy of the labels' marginal distribution: the least loss of a guess that looks at no input."""
+        ...
+
+    def batch(self, generator: np.random.Generator, size: int) -> Batch:
+        """`size` examples: inputs [B, T] and, for each position, the next token to be predicted, or `IGNORE`."""
+        ...
+
+
+TASKS: Registry[type[Task]] = Registry(
+    "quality task",
+    "nas.tasks",
+    {
+        "selcopy": "nas.proxy.tasks.selcopy:SelectiveCopy",
+        "induction": "nas.proxy.tasks.induction:Induction",
+        "mqar": "nas.proxy.tasks.mqar:AssociativeRecall",
+    },
+)
+
+
+def make_task(name: str, settings: Mapping[str, Setting]) -> Task:
+    """The task `name` at the difficulty `settings` (the task's defaults where left out).
+
+    Raises:
+        UnknownName: no such task or setting.
+        InvalidInput: settings of the wrong type, or that cannot stand together.
+    """
+    kind = TASKS[name]
+    fields = {field.name: field.type for field in dataclasses.fields(kind)}
+    for key, value in settings.items():
+        if key not in fields:
+            raise UnknownName(f"setting of task {name}", key, fields)
+        if fields[key] in ("int", int) and (isinstance(value, bool) or int(value) != value):
+            raise InvalidInput(f"task {name}: {key} must be a whole number, not {value}")
+    return kind(**settings)
+
+
+def task_settings(task: Task) -> dict[str, Setting]:
+    """Every setting of `task`, defaults included: what identifies it in a result key."""
+    return dataclasses.asdict(task)

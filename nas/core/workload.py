@@ -1,0 +1,44 @@
+"""What is run on a device to measure an artifact."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Workload(BaseModel):
+    """One batch-1 request: a prompt of `prompt` tokens, then `gen` decoded tokens.
+
+    Field names follow llama.cpp's own. `context` is the allocated window; `affinity` the cores to pin to
+    (empty: not pinned).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    prompt: int = Field(512, ge=16, description="prompt tokens")
+    gen: int = Field(64, ge=1, description="decoded tokens per repetition")
+    context: int = Field(0, ge=0, description="allocated context in tokens; 0: prompt + gen, rounded up to 256")
+    n_batch: int = Field(2048, ge=16, description="most tokens handed to the runtime at once")
+    n_ubatch: int = Field(512, ge=16, description="most tokens computed at once")
+    kv_type: Literal["f16", "q8_0"] = Field("f16", description="number format of the key-value cache")
+    flash_attn: bool = Field(True, description="fused attention")
+    mmap: bool = Field(False, description="map the model file instead of reading it; its pages then count as memory")
+    repack: bool = Field(True, description="rearrange weights for the processor while loading")
+    threads: int = Field(1, ge=1, description="compute threads")
+    affinity: tuple[int, ...] = Field((), description="cores to pin to; none: not pinned")
+
+    @model_validator(mode="after")
+    def _window_holds_request(self) -> Workload:
+        if self.context and self.context < self.prompt + self.gen:
+            raise ValueError(f"context {self.context} is shorter than prompt + gen = {self.prompt + self.gen}")
+        return self
+
+    @property
+    def window(self) -> int:
+        """Tokens of context to allocate."""
+        return self.context or -(-(self.prompt + self.gen) // 256) * 256
+
+    def key(self) -> dict[str, Any]:
+        """All fields, for result keys."""
+        return self.model_dump(mode="json") | {"context": self.window}

@@ -1,0 +1,59 @@
+"""Gated short convolution (LFM2 report, section 2.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nas.core.block import Block
+from nas.nn.base import Mixer, State
+from nas.nn.primitives import DepthwiseConv, Linear
+
+
+class GatedShortConv(Mixer):
+    """(B, C, x) = W_in h; o = W_out (C * conv_k(B * x)).
+
+    State: (window [B, K - 1, D],), the last K - 1 products B * x, oldest first.
+    """
+
+    def __init__(self, block: Block, d_model: int) -> None:
+        super().__init__(block, d_model)
+        self.in_proj = Linear(d_model, 3 * d_model)
+        self.conv = DepthwiseConv(d_model, block.int("kernel"))
+        self.out = Linear(d_model, d_model, residual=True)
+
+    def init_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
+        """Zeros: before the first token the convolution sees nothing."""
+        return (torch.zeros(batch, self.conv.kernel - 1, self.d_model, dtype=dtype, device=device),)
+
+    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        gate_in, gate_out, value = self.in_proj(x).chunk(3, -1)
+        gated = gate_in * value
+        past = self.conv.kernel - 1
+        window = F.pad(gated, (0, 0, past, 0)) if state is None else torch.cat([state[0], gated], 1)
+        y: Tensor = self.out(gate_out * self.conv(window))
+        return y, (window[:, -past:],)
+
+
+def reference_gated_short_conv(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:
+    """The formula of section 2.2, one token and one tap at a time.
+
+    Args:
+        block: the block.
+        weights: the module's state dict.
+        h: one sequence [T, D].
+
+    Returns:
+        The output [T, D].
+    """
+    gate_in, gate_out, value = (h @ weights["in_proj.weight"].T).chunk(3, -1)
+    y = gate_in * value
+    kernel = block.int("kernel")
+    z = torch.zeros_like(y)
+    for t in range(len(h)):
+        for lag in range(min(kernel, t + 1)):
+            z[t] += weights["conv.weight"][:, kernel - 1 - lag] * y[t - lag]
+    return (gate_out * z) @ weights["out.weight"].T

@@ -1,0 +1,130 @@
+"""A layout as a language model: embedding, pre-norm residual layers, final RMSNorm, output head.
+
+State dict (D width, V vocabulary, i depth, j mixer of the layer; a linear weight is [outputs, inputs], no biases):
+
+    embed.weight                          [V, D]
+    layers.i.mixer_norm.weight            [D]         layers with a mixer
+    layers.i.mixers.j.*                               conv:   in_proj.weight [3D, D], rows B, then C, then x
+                                                              conv.weight [D, K], last tap for the current token
+                                                              out.weight [D, D]
+                                                      gqa:    q.weight [heads * head_dim, D]
+                                                              k.weight, v.weight [kv_heads * head_dim, D]
+                                                              o.weight [D, heads * head_dim]
+                                                              q_norm.weight, k_norm.weight [head_dim] (qk_norm=1)
+                                                              kv=n: no k, v, k_norm
+    layers.i.ffn_norm.weight              [D]         layers with a feed-forward
+    layers.i.ffn.*                                    swiglu: gate.weight, up.weight [F, D]; down.weight [D, F]
+                                                      moe:    router.weight [E, D]; bias.weight [E] (buffer, float32)
+                                                              gate.weight, up.weight [E, F, D]; down.weight [E, D, F]
+    norm.weight                           [D]
+    head.weight                           [V, D]      untied layouts only
+
+A layer that shares weights (`^n`) has no tensors of its own: index i is left out. No two names alias one tensor. Heads
+lie one after another in the rows of q, k, v; RoPE pairs number i of a head's first half with number i of its second.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nas.core.layout import Layer, Layout
+from nas.nn.base import State
+from nas.nn.primitives import Embedding, Linear, RMSNorm, draw_weights
+from nas.nn.registry import MODULES
+
+ModelState = list[list[State]]
+"""State per depth and mixer; () for a mixer that reads another layer's cache."""
+
+
+class ResidualLayer(nn.Module):
+    """x + sum of mixers(norm(x)), then x + ffn(norm(x)); either half may be missing."""
+
+    def __init__(self, layer: Layer, d_model: int) -> None:
+        super().__init__()
+        if layer.mixers:
+            self.mixer_norm = RMSNorm(d_model)
+        self.mixers = nn.ModuleList(MODULES[block.kind](block, d_model) for block in layer.mixers)
+        if layer.ffn:
+            self.ffn_norm = RMSNorm(d_model)
+        self.ffn = MODULES[layer.ffn.kind](layer.ffn, d_model) if layer.ffn else None
+
+    def forward(self, x: Tensor, states: list[State | None]) -> tuple[Tensor, list[State]]:
+        """[B, T, D] -> [B, T, D], and the state of each mixer after the chunk."""
+        after: list[State] = []
+        if self.mixers:
+            h = self.mixer_norm(x)
+            for mixer, state in zip(self.mixers, states, strict=True):
+                y, new = mixer(h, state)
+                x = x + y
+                after.append(new)
+        if self.ffn is not None:
+            x = x + self.ffn(self.ffn_norm(x))
+        return x, after
+
+
+class Model(nn.Module):
+    """The module of a layout.
+
+    Args:
+        layout: what to build.
+        seed: start values; a tensor's values depend on seed, name and shape alone (and on the depth, for projections
+            into the residual stream), so that layouts that differ in one layer start alike elsewhere. None: weights
+            are left as allocated, for loading a checkpoint or for the meta device.
+    """
+
+    def __init__(self, layout: Layout, seed: int | None = 0) -> None:
+        super().__init__()
+        self.layout = layout
+        self.embed = Embedding(layout.vocab, layout.d_model)
+        owners = {str(i): layer for i, layer in enumerate(layout.layers) if layer.share is None}
+        self.layers = nn.ModuleDict({i: ResidualLayer(layer, layout.d_model) for i, layer in owners.items()})
+        self.norm = RMSNorm(layout.d_model)
+        self.head = None if layout.tied else Linear(layout.d_model, layout.vocab, std=Embedding.std)
+        self._own = [str(i if layer.share is None else layer.share) for i, layer in enumerate(layout.layers)]
+        self._sources = [
+            [layout.cache_source(depth, j) for j in range(len(layout.own(depth).mixers))]
+            for depth in range(layout.depth)
+        ]
+        if seed is not None:
+            draw_weights(self, seed, layout.depth)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits [B, T, V] of token ids [B, T]."""
+        return self.logits(self.features(tokens))
+
+    def features(self, tokens: Tensor) -> Tensor:
+        """What the output head sees, [B, T, D], for token ids [B, T]."""
+        return self._run(tokens, None)[0]
+
+    def logits(self, features: Tensor) -> Tensor:
+        """The output head: [..., D] -> [..., V]."""
+        return F.linear(features, self.embed.weight if self.head is None else self.head.weight)
+
+    def prefill(self, tokens: Tensor, state: ModelState | None = None) -> tuple[Tensor, ModelState]:
+        """Reads the next chunk of a prompt.
+
+        Args:
+            tokens: ids [B, T].
+            state: after the previous chunk; None: the prompt starts here.
+
+        Returns:
+            Logits [B, T, V] and the state after the chunk; `state` itself stays as it was.
+        """
+        features, after = self._run(tokens, state)
+        return self.logits(features), after
+
+    def step(self, token: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
+        """Decodes one token: ids [B] -> logits [B, V] and the state after it."""
+        logits, after = self.prefill(token[:, None], state)
+        return logits[:, 0], after
+
+    def _run(self, tokens: Tensor, state: ModelState | None) -> tuple[Tensor, ModelState]:
+        x = self.embed(tokens)
+        after: ModelState = []
+        for depth, sources in enumerate(self._sources):
+            own = state[depth] if state else [None] * len(sources)
+            before = [after[source[0]][source[1]] if source else s for source, s in zip(sources, own, strict=True)]
+            x, new = self.layers[self._own[depth]](x, before)
+            after.append([() if source else s for source, s in zip(sources, new, strict=True)])
+        return self.norm(x), after

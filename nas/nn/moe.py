@@ -1,0 +1,112 @@
+"""Mixture of SwiGLU experts with a normalised sigmoid router and a load-balancing bias (LFM2 report, section 2.3).
+
+Routing follows transformers' modeling_lfm2_moe.py: experts are chosen by score + bias, weighted by the score alone. The
+bias is no parameter: after each step it moves towards the experts that got too few tokens (DeepSeek-V3 report, section
+2.1.2; Wang et al. 2024, "Auxiliary-loss-free load balancing").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nas.core.block import Block
+from nas.nn.base import FeedForward
+from nas.nn.primitives import ExpertLinear, Linear, Weights
+
+_NORM_EPS = 1e-6
+
+
+class ExpertBias(Weights):
+    """What is added to the scores when experts are chosen: buffer `weight` [experts], float32, zero at the start.
+
+    `load` [experts] counts the tokens that each expert got in training since the last `update`; not saved.
+    """
+
+    weight: Tensor
+    load: Tensor
+
+    def __init__(self, experts: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.zeros(experts))
+        self.register_buffer("load", torch.zeros(experts), persistent=False)
+
+    def draw(self, rng: torch.Generator, depth: int) -> None:
+        """Zeros."""
+        self.weight.zero_()
+        self.load.zero_()
+
+    @torch.no_grad()
+    def update(self, load: Tensor, rate: float) -> None:
+        """Adds `rate` to the bias of experts below the mean load, takes it from those above."""
+        self.weight += rate * torch.sign(load.mean() - load)
+
+
+class MixtureOfExperts(FeedForward):
+    """Each token goes to the `top_k` experts of highest score + bias; their outputs add up by normalised score."""
+
+    def __init__(self, block: Block, d_model: int) -> None:
+        super().__init__(block, d_model)
+        self.experts, self.top_k = block.int("experts"), block.int("top_k")
+        width = block.int("width")
+        self.router = Linear(d_model, self.experts)
+        self.bias = ExpertBias(self.experts)
+        self.gate = ExpertLinear(self.experts, d_model, width)
+        self.up = ExpertLinear(self.experts, d_model, width)
+        self.down = ExpertLinear(self.experts, width, d_model, residual=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(0, -2)
+        weights, chosen = self.route(tokens)
+        # Sorted by expert, the tokens of one expert lie together: one gather and one scatter, whatever the count.
+        by_expert = chosen.flatten().argsort(stable=True)
+        token = by_expert // self.top_k
+        load = chosen.flatten().bincount(minlength=self.experts)
+        if self.training:
+            self.bias.load += load
+        parts = torch.split(tokens[token], load.tolist())
+        outputs = torch.cat([self._expert(e, part) for e, part in enumerate(parts) if len(part)])
+        outputs = outputs * weights.flatten()[by_expert, None].to(outputs.dtype)
+        return torch.zeros_like(tokens, dtype=outputs.dtype).index_add(0, token, outputs).view(x.shape)
+
+    def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights and expert numbers, both [N, top_k], for tokens [N, D]."""
+        scores = self.router(tokens).float().sigmoid()
+        chosen = (scores + self.bias.weight).topk(self.top_k, -1).indices
+        weights = scores.gather(-1, chosen)
+        return weights / (weights.sum(-1, keepdim=True) + _NORM_EPS), chosen
+
+    def _expert(self, expert: int, x: Tensor) -> Tensor:
+        y: Tensor = self.down(F.silu(self.gate(x, expert)) * self.up(x, expert), expert)
+        return y
+
+
+def balance_experts(model: nn.Module, rate: float) -> list[Tensor]:
+    """Moves every expert bias of `model` by `rate` and starts counting loads anew; called after each optimiser step.
+
+    Returns:
+        The tokens per expert [experts] that each mixture had counted, in the order of `model.modules()`.
+    """
+    loads = []
+    for module in model.modules():
+        if isinstance(module, ExpertBias):
+            loads.append(module.load.clone())
+            module.update(module.load, rate)
+            module.load.zero_()
+    return loads
+
+
+def reference_moe(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:
+    """Every expert for every token, masked down to the chosen ones: h and the output [T, D]."""
+    scores = 1 / (1 + torch.exp(-(h @ weights["router.weight"].T)))
+    ranks = (scores + weights["bias.weight"]).argsort(-1, descending=True).argsort(-1)
+    chosen = torch.where(ranks < block.int("top_k"), scores, 0.0)
+    share = chosen / (chosen.sum(-1, keepdim=True) + _NORM_EPS)
+    out = torch.zeros_like(h)
+    for e in range(block.int("experts")):
+        gate, up = h @ weights["gate.weight"][e].T, h @ weights["up.weight"][e].T
+        out += share[:, e, None] * ((gate / (1 + torch.exp(-gate)) * up) @ weights["down.weight"][e].T)
+    return out

@@ -1,0 +1,155 @@
+"""Modules that own weights. Each draws its own start values, from a generator that it is handed.
+
+Values are uniform, not normal: a uniform float is exact bit arithmetic on the generator's integers, so a seed gives the
+same weights on every machine, while normal values go through the platform's logarithm and cosine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from abc import ABC, abstractmethod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+_MOST_SHIFTS = 8
+"""Shifting and adding beats `F.conv1d` with one group per channel on a CPU up to about this many taps."""
+
+
+@torch.no_grad()
+def draw_uniform(weight: Tensor, std: float, rng: torch.Generator) -> None:
+    """Fills `weight` with uniform values of zero mean and deviation `std`; `rng` lives on the CPU."""
+    bound = math.sqrt(3.0) * std
+    weight.copy_(torch.empty(weight.shape).uniform_(-bound, bound, generator=rng))
+
+
+class Weights(nn.Module, ABC):
+    """A module that owns parameters, which nothing fills until `draw` or a checkpoint does."""
+
+    @abstractmethod
+    def draw(self, rng: torch.Generator, depth: int) -> None:
+        """Fills the module's own parameters and buffers with start values.
+
+        Args:
+            rng: a CPU generator of this module's own.
+            depth: layers of the model; projections into the residual stream shrink by sqrt(2 depth).
+        """
+
+
+def draw_weights(module: nn.Module, seed: int, depth: int) -> None:
+    """Fills all weights under `module`; each part's values follow from seed, the part's name, and `depth`."""
+    for name, part in module.named_modules():
+        if isinstance(part, Weights):
+            digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+            part.draw(torch.Generator().manual_seed(int.from_bytes(digest[:4])), depth)
+
+
+class Linear(Weights):
+    """y = W x without bias; `weight` [outputs, inputs].
+
+    Args:
+        inputs: width of x.
+        outputs: width of y.
+        residual: whether y is added to the residual stream.
+        std: deviation of start values; None: 1 / sqrt(inputs), over sqrt(2 depth) where `residual`.
+    """
+
+    def __init__(self, inputs: int, outputs: int, *, residual: bool = False, std: float | None = None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+        self.residual = residual
+        self.std = std
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., inputs] -> [..., outputs]."""
+        return F.linear(x, self.weight)
+
+    def draw(self, rng: torch.Generator, depth: int) -> None:
+        draw_uniform(self.weight, self.std or _fan_in_std(self.weight, self.residual, depth), rng)
+
+
+class ExpertLinear(Weights):
+    """One linear map without bias per expert; `weight` [experts, outputs, inputs]."""
+
+    def __init__(self, experts: int, inputs: int, outputs: int, *, residual: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(experts, outputs, inputs))
+        self.residual = residual
+
+    def forward(self, x: Tensor, expert: int) -> Tensor:
+        """[..., inputs] -> [..., outputs] by one expert's map."""
+        return F.linear(x, self.weight[expert])
+
+    def draw(self, rng: torch.Generator, depth: int) -> None:
+        draw_uniform(self.weight, _fan_in_std(self.weight, self.residual, depth), rng)
+
+
+class DepthwiseConv(Weights):
+    """Causal depthwise convolution without bias; `weight` [D, K], whose last tap meets the current token."""
+
+    def __init__(self, channels: int, kernel: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(channels, kernel))
+
+    @property
+    def kernel(self) -> int:
+        """Number of taps K."""
+        return self.weight.shape[1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, K - 1 + T, D] -> [B, T, D]: x carries the K - 1 inputs before the chunk."""
+        weight = self.weight.to(x.dtype)
+        if self.kernel > _MOST_SHIFTS:
+            return F.conv1d(x.transpose(1, 2), weight[:, None], groups=len(weight)).transpose(1, 2)
+        taps = weight.t().contiguous()
+        length = x.shape[1] - self.kernel + 1
+        y = x[:, :length] * taps[0]
+        for shift in range(1, self.kernel):
+            y = torch.addcmul(y, x[:, shift : shift + length], taps[shift])
+        return y
+
+    def draw(self, rng: torch.Generator, depth: int) -> None:
+        draw_uniform(self.weight, _fan_in_std(self.weight, False, depth), rng)
+
+
+class RMSNorm(Weights):
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019); `weight` [width]."""
+
+    def __init__(self, width: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., width] -> [..., width], in the weight's precision: autocast hands over bfloat16 heads."""
+        return F.rms_norm(x.to(self.weight.dtype), (x.shape[-1],), self.weight, self.eps)
+
+    @torch.no_grad()
+    def draw(self, rng: torch.Generator, depth: int) -> None:
+        """Ones."""
+        self.weight.fill_(1.0)
+
+
+class Embedding(Weights):
+    """Rows of a table; `weight` [vocab, D]."""
+
+    std = 0.02
+
+    def __init__(self, vocab: int, d_model: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocab, d_model))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Token ids [...] -> [..., D]."""
+        return F.embedding(tokens, self.weight)
+
+    def draw(self, rng: torch.Generator, depth: int) -> None:
+        """Small values: the table may be the output head too, and the first logits should be small."""
+        draw_uniform(self.weight, self.std, rng)
+
+
+def _fan_in_std(weight: Tensor, residual: bool, depth: int) -> float:
+    std = 1.0 / math.sqrt(weight.shape[-1])
+    return std / math.sqrt(2 * depth) if residual else std

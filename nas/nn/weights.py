@@ -1,0 +1,77 @@
+"""Checkpoints: a model's state dict as one safetensors file that names its layout.
+
+No two names of `nas.nn.model`'s state dict alias one tensor (a tied head and shared layers have no names of their own),
+so what is saved is exactly what is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import safetensors
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from nas.core.errors import InvalidInput
+from nas.core.layout import Layout
+from nas.nn.model import Model
+
+
+def save_weights(model: Model, path: Path) -> None:
+    """Writes `model`'s state dict at `path`, atomically and the same bytes for the same weights."""
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    content = save(tensors, metadata={"layout": model.layout.format()})
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def load_weights(model: Model, path: Path) -> None:
+    """Fills `model` with the weights at `path`, converted to the model's own types and device.
+
+    Raises:
+        InvalidInput: the file is no checkpoint, or one of another layout; the model stays as it was.
+        FileNotFoundError: there is no such file.
+    """
+    layout = checkpoint_layout(path)
+    if layout != model.layout:
+        raise InvalidInput(f"holds weights of {layout}, not of {model.layout}", where=str(path))
+    tensors = load_file(path)
+    _check_shapes(tensors, model.state_dict(), path)
+    model.load_state_dict(tensors)
+
+
+def checkpoint_layout(path: Path) -> Layout:
+    """The layout whose weights lie at `path`; reads the header only.
+
+    Raises:
+        InvalidInput: the file is no checkpoint.
+        FileNotFoundError: there is no such file.
+    """
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+    except safetensors.SafetensorError as error:
+        raise InvalidInput(f"no safetensors file: {error}", where=str(path)) from error
+    if "layout" not in metadata:
+        raise InvalidInput("a safetensors file, but its header names no layout", where=str(path))
+    return Layout.parse(metadata["layout"])
+
+
+def _check_shapes(tensors: dict[str, Tensor], wanted: dict[str, Tensor], path: Path) -> None:
+    for name in sorted(set(tensors) ^ set(wanted)):
+        raise InvalidInput(f"{'lacks' if name in wanted else 'has an unknown tensor'} {name}", where=str(path))
+    for name, tensor in tensors.items():
+        if tensor.shape != wanted[name].shape:
+            raise InvalidInput(
+                f"{name} has shape {list(tensor.shape)}, not {list(wanted[name].shape)}", where=str(path)
+            )

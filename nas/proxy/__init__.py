@@ -1,0 +1,1 @@
+"""Short training of narrow proxies, and the quality number made of it."""

@@ -1,0 +1,61 @@
+"""Induction: continue A B ... A with B (Olsson et al. 2022, In-context Learning and Induction Heads)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from nas.core.errors import InvalidInput
+from nas.core.task import IGNORE, Batch
+
+
+@dataclass(frozen=True)
+class Induction:
+    """A walk on one random cycle through all symbols, broken by jumps to a random symbol.
+
+    What follows a symbol is the same all through an example and different in each. One cycle through all symbols,
+    rather than a random map, keeps out short loops that a local mixer could copy; the jumps break its period.
+    Labels stand where the next step follows the cycle and has been seen before.
+    """
+
+    symbols: int = 8
+    length: int = 36
+    jump: float = 0.25
+
+    def __post_init__(self) -> None:
+        if self.symbols < 3:
+            raise InvalidInput("induction needs at least 3 symbols")
+        if self.length <= self.symbols:
+            raise InvalidInput(f"induction: length {self.length} must exceed {self.symbols} symbols, or nothing recurs")
+        if not 0 <= self.jump < 1:
+            raise InvalidInput(f"induction: jump is a probability below 1, not {self.jump}")
+
+    @property
+    def vocab(self) -> int:
+        """The symbols."""
+        return self.symbols
+
+    @property
+    def chance_nats(self) -> float:
+        """Symbols are uniform."""
+        return math.log(self.symbols)
+
+    def batch(self, generator: np.random.Generator, size: int) -> Batch:
+        """Inputs and labels, [size, length]."""
+        order = generator.random((size, self.symbols)).argsort(1)
+        follower = np.empty_like(order)
+        np.put_along_axis(follower, order, np.roll(order, -1, axis=1), axis=1)
+        x = generator.integers(0, self.symbols, (size, self.length))
+        follows = generator.random((size, self.length)) >= self.jump
+        y = np.full_like(x, IGNORE)
+        seen = np.zeros((size, self.symbols), dtype=bool)
+        rows = np.arange(size)
+        for t in range(self.length - 1):
+            here, step = x[:, t], follows[:, t]
+            target = follower[rows, here]
+            x[:, t + 1] = np.where(step, target, x[:, t + 1])
+            y[:, t] = np.where(step & seen[rows, here], target, IGNORE)
+            seen[rows, here] |= step
+        return x, y

@@ -1,0 +1,137 @@
+"""Ask and tell: the whole interface between a study and what proposes its layouts.
+
+A proposer knows no Ray, no database and no device. It answers `ask` with layouts and learns from `tell`. What it
+proposes follows from its seed, how many proposals it has made, and what it has been told so far; not from the order
+of what it was told, nor from time. So a recorded log, replayed with the same seed, gives the same proposals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from nas.core.errors import InvalidInput
+from nas.core.layout import Layout
+from nas.core.registry import Registry
+from nas.search.sampling import Sampler
+
+Status = Literal["running", "complete", "infeasible", "stopped", "failed"]
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A layout to try.
+
+    Args:
+        layout: inside the space, and never proposed or told before.
+        number: counts the proposals of a study, from 0.
+        operator: what made it: 'reference', 'seed', 'random', 'crossover', or the name of an edit.
+        parents: ids of the layouts that it was made from.
+    """
+
+    layout: Layout
+    number: int
+    operator: str
+    parents: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON form."""
+        parents = list(self.parents)
+        return {"layout": self.layout.to_json(), "number": self.number, "operator": self.operator, "parents": parents}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Proposal:
+        """What `to_json` wrote."""
+        return Proposal(Layout.from_json(data["layout"]), data["number"], data["operator"], tuple(data["parents"]))
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What is known of a layout by now. A later one of the same layout replaces the earlier.
+
+    Args:
+        layout: proposed or not: reference layouts are told too.
+        status: 'running' while more will follow, 'complete' at the top rung, 'infeasible' beyond a budget, 'stopped'
+            at a rung that did not promote it, 'failed' for the candidate's own failure.
+        objectives: name -> minimised coordinate, as far as known. An infeasible candidate has device coordinates and
+            no quality; a stopped one has the quality of the rung it reached.
+        constraints: budget -> log(figure / limit), above 0 where it is broken, as far as known.
+        rung: index of the rung that quality was taken at.
+    """
+
+    layout: Layout
+    status: Status
+    objectives: Mapping[str, float] = field(default_factory=dict)
+    constraints: Mapping[str, float] = field(default_factory=dict)
+    rung: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON form."""
+        figures = {"objectives": dict(self.objectives), "constraints": dict(self.constraints)}
+        return {"layout": self.layout.to_json(), "status": self.status, "rung": self.rung, **figures}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Observation:
+        """What `to_json` wrote."""
+        layout = Layout.from_json(data["layout"])
+        return Observation(layout, data["status"], data["objectives"], data["constraints"], data["rung"])
+
+
+class Proposer(Protocol):
+    """What a study asks for layouts. Contract tests: `nas.testing.proposer_contract`."""
+
+    def ask(self, count: int) -> list[Proposal]:
+        """Up to `count` new layouts; fewer only where the space has no more. `ask(2)` is `ask(1)` twice."""
+
+    def tell(self, observation: Observation) -> None:
+        """Learns. Telling the same observation again changes nothing.
+
+        Raises:
+            InvalidInput: a coordinate or ratio that is not finite, or of no objective of the space.
+        """
+
+    def fix_reference_point(self, point: Mapping[str, float]) -> None:
+        """Sets the corner that hypervolume is measured from: objective -> minimised coordinate. Once in a study.
+
+        Raises:
+            InvalidInput: an objective is missing, or another point was set before.
+        """
+
+    def state(self) -> dict[str, Any]:
+        """Everything that was asked and told, as JSON."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes up where a proposer of the same space and seed wrote `state`.
+
+        Raises:
+            InvalidInput: the state is of another seed or version.
+        """
+
+
+class ProposerFactory(Protocol):
+    """Makes a proposer; what the registry holds."""
+
+    def __call__(self, sampler: Sampler, seed: int) -> Proposer: ...
+
+
+PROPOSERS: Registry[ProposerFactory] = Registry(
+    "proposer",
+    "nas.proposers",
+    {
+        "random": "nas.search.random_search:RandomSearch",
+        "evolution": "nas.search.evolution:Evolution",
+        "ehvi": "nas.search.ehvi_search:EhviSearch",
+    },
+)
+
+
+def check_finite(values: Mapping[str, float], what: str) -> None:
+    """Refuses what is no number.
+
+    Raises:
+        InvalidInput: naming the first such value.
+    """
+    for name, value in values.items():
+        if not abs(value) < float("inf"):
+            raise InvalidInput(f"{what} {name!r} is {value}, not a finite number")

@@ -1,0 +1,103 @@
+"""Layouts while they are being made: a frame, and a few genes that unfold into a stack."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from nas.core.block import Block
+from nas.core.frame import Frame, Frames
+from nas.core.layout import Layer, Layout
+from nas.core.reach import block_cost, frame_cost
+from nas.core.space import DENSE, SearchSpace
+
+Gene = tuple[Block, Block]
+"""A layer's mixer and feed-forward."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A layout before it is checked.
+
+    Args:
+        frame: what is chosen once.
+        depth: layers.
+        genes: one a layer, or one a layer of the period, which repeat.
+        lead: dense feed-forwards of the first layers, where the genes would put experts there.
+    """
+
+    frame: Frame
+    depth: int
+    genes: tuple[Gene, ...]
+    lead: tuple[Block, ...] = ()
+
+    def stack(self) -> list[Gene]:
+        """Mixer and feed-forward of every layer."""
+        stack = [self.genes[index % len(self.genes)] for index in range(self.depth)]
+        for index, block in enumerate(self.lead[: self.depth]):
+            if stack[index][1].kind != DENSE:
+                stack[index] = (stack[index][0], block)
+        return stack
+
+    def layout(self, tied: bool) -> Layout:
+        """The checked layout.
+
+        Raises:
+            InvalidInput: the blocks cannot stand at this width.
+        """
+        layers = [Layer((mixer,), ffn) for mixer, ffn in self.stack()]
+        return Layout.of(self.frame.d_model, self.frame.vocab, layers, tied=tied)
+
+    def with_gene(self, index: int, gene: Gene) -> Draft:
+        """A copy with one gene changed."""
+        return replace(self, genes=(*self.genes[:index], gene, *self.genes[index + 1 :]))
+
+
+def distance(draft: Draft, space: SearchSpace) -> float:
+    """How far a draft is from the parameter budget and the limits: 0 where it meets them.
+
+    A layer too many or too few counts 1, a weight count its relative distance from the range.
+    """
+    stack = draft.stack()
+    counts = Counter(block.kind for gene in stack for block in gene)
+    far = 0.0
+    for kind, limit in space.limits.items():
+        far += max(0, limit.min - counts[kind], counts[kind] - (counts[kind] if limit.max is None else limit.max))
+    costs = [block_cost(block, draft.frame.d_model) for gene in stack for block in gene]
+    weights = [sum(part) for part in zip(frame_cost(draft.frame, space.model.tied), *costs, strict=True)]
+    budget = space.model.params
+    for count, wanted in zip(weights, (budget.total, budget.active, budget.non_embedding), strict=True):
+        over = count if wanted.max is None else wanted.max
+        far += max(0, wanted.min - count, count - over) / count
+    return far
+
+
+def resample(genes: Sequence[Gene], length: int) -> tuple[Gene, ...]:
+    """The genes stretched or thinned to `length`, order and proportions kept."""
+    if len(genes) == length:
+        return tuple(genes)
+    return tuple(genes[(2 * index + 1) * len(genes) // (2 * length)] for index in range(length))
+
+
+def closest(block: Block, options: Sequence[Block]) -> Block:
+    """The option that differs least from `block` in its arguments, on logarithms."""
+    given = dict(block.given)
+    return min(options, key=lambda option: _gap(given, dict(option.given)))
+
+
+def _gap(a: dict[str, int | float | bool], b: dict[str, int | float | bool]) -> float:
+    gap = 0.0
+    for name in a.keys() | b.keys():
+        x, y = float(a.get(name, 0)), float(b.get(name, 0))
+        gap += abs(math.log(x / y)) if x > 0 and y > 0 else float(x != y)
+    return gap
+
+
+def layer_kinds(frames: Frames, frame: Frame) -> tuple[list[str], list[str]]:
+    """Mixer kinds and feed-forward kinds that a gene of `frame` may use, those without a valid block left out."""
+    space = frames.space
+    mixers = [block.kind for block in space.mixers if frames.blocks(frame, block.kind)]
+    ffn = [frame.ffn] if frame.ffn else [block.kind for block in space.ffn]
+    return mixers, [kind for kind in ffn if frames.blocks(frame, kind)]

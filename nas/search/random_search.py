@@ -1,0 +1,18 @@
+"""The baseline: layouts of the space at random, without heuristic seeds and without learning."""
+
+from __future__ import annotations
+
+from nas.core.layout import Layout
+from nas.search.sampling import Rng
+from nas.search.state import BaseProposer
+
+
+class RandomSearch(BaseProposer):
+    """Draws of `Sampler.draw`. What it is told only keeps it from proposing a layout twice."""
+
+    def seeds(self) -> list[Layout]:
+        """None: a baseline starts from nothing."""
+        return []
+
+    def propose(self, rng: Rng) -> tuple[Layout, str, tuple[str, ...]]:
+        return self.sampler.draw(rng), "random", ()

@@ -1,0 +1,172 @@
+"""Random layouts of a search space, and the way back into it for layouts that an edit took outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+
+from nas.core.block import Block
+from nas.core.errors import InvalidInput
+from nas.core.frame import Frame, Frames
+from nas.core.layout import Layout
+from nas.core.reach import check_reachable, depths
+from nas.core.space import DENSE, SearchSpace
+from nas.search.draft import Draft, Gene, closest, distance, layer_kinds, resample
+from nas.search.membership import reasons_outside
+
+Rng = np.random.Generator
+T = TypeVar("T")
+Supported = Callable[[Layout], bool]
+
+_DRAWS = 3000
+_FRAME_DRAWS = 20_000
+_REPAIR_STEPS = 24
+"""Edits tried a gene before a draft is given up."""
+
+
+class Sampler:
+    """Draws layouts that keep every rule of a space.
+
+    Args:
+        space: the search space.
+        supported: whether some runtime of the space carries a layout; those that none carries are not drawn.
+
+    Raises:
+        InvalidInput: the space holds no layout; the message says what range of weights its choices reach.
+    """
+
+    def __init__(self, space: SearchSpace, supported: Supported = lambda layout: True) -> None:
+        check_reachable(space)
+        self.space = space
+        self.frames = Frames(space)
+        self._supported = supported
+        self._depths: dict[Frame, tuple[int, ...]] = {}
+
+    def contains(self, layout: Layout) -> list[str]:
+        """Why `layout` is no candidate of the space, one reason a rule; empty where it is one."""
+        reasons = reasons_outside(self.space, layout)
+        return reasons or ([] if self._supported(layout) else ["no runtime of the space carries it"])
+
+    def draw(self, rng: Rng) -> Layout:
+        """A random layout.
+
+        Frames are uniform over those that can meet the budget, then depths, then shares of the mixer kinds; half of
+        the draws of a kind give all its layers the same arguments, so that uniform stacks are seen as often as mixed.
+
+        Raises:
+            InvalidInput: thousands of draws gave no layout, or none that a runtime carries.
+        """
+        refused = 0
+        for _ in range(_DRAWS):
+            draft = self._repaired(self._random_draft(rng), rng)
+            if draft is None:
+                continue
+            layout = draft.layout(self.space.model.tied)
+            if not reasons_outside(self.space, layout):
+                if self._supported(layout):
+                    return layout
+                refused += 1
+        if refused:
+            raise InvalidInput(f"{refused} layouts of space {self.space.name!r} were drawn, and no runtime carries one")
+        raise InvalidInput(
+            f"{_DRAWS} draws gave no layout of space {self.space.name!r}: budget and limits are too tight"
+        )
+
+    def settle(self, draft: Draft, rng: Rng) -> Layout | None:
+        """A layout inside the space, found from `draft` by small edits; None where they do not lead there."""
+        found = self.depths(draft.frame)
+        mixers, ffn = layer_kinds(self.frames, draft.frame)
+        if not found or not mixers or not ffn:
+            return None
+        depth = min(found, key=lambda depth: (abs(depth - draft.depth), depth))
+        length = min(draft.frame.period, depth) or depth
+        genes = resample(draft.genes, length)
+        settled = Draft(
+            draft.frame, depth, tuple(self._translated(gene, draft.frame, mixers, ffn, rng) for gene in genes)
+        )
+        repaired = self._repaired(replace(settled, lead=self.lead(draft.frame, draft.lead, rng)), rng)
+        layout = repaired.layout(self.space.model.tied) if repaired else None
+        return layout if layout is not None and not self.contains(layout) else None
+
+    def depths(self, frame: Frame) -> tuple[int, ...]:
+        """Depths at which `frame` can meet the parameter budget."""
+        if frame not in self._depths:
+            self._depths[frame] = depths(self.frames, frame)
+        return self._depths[frame]
+
+    def random_frame(self, rng: Rng) -> Frame:
+        """A frame that can meet the parameter budget, uniform over those."""
+        for _ in range(_FRAME_DRAWS):
+            frame = self.frames.at([int(rng.integers(len(axis))) for axis in self.frames.axes])
+            if self.depths(frame):
+                return frame
+        raise InvalidInput(
+            f"{_FRAME_DRAWS:,} draws of widths and kernels met the parameter budget of none at any depth"
+        )
+
+    def gene(self, frame: Frame, rng: Rng) -> Gene:
+        """A random gene of `frame`."""
+        mixers, ffn = layer_kinds(self.frames, frame)
+        return self.block(frame, _pick(mixers, rng), rng), self.block(frame, _pick(ffn, rng), rng)
+
+    def block(self, frame: Frame, kind: str, rng: Rng) -> Block:
+        """A random block of `kind`."""
+        return _pick(self.frames.blocks(frame, kind), rng)
+
+    def lead(self, frame: Frame, before: Sequence[Block], rng: Rng) -> tuple[Block, ...]:
+        """Dense feed-forwards of the leading layers: like those `before`, or random ones."""
+        if not frame.leading_dense:
+            return ()
+        options = self.frames.blocks(frame, DENSE)
+        wanted = before[0] if before else _pick(options, rng)
+        return (closest(wanted, options),) * frame.leading_dense
+
+    def _random_draft(self, rng: Rng) -> Draft:
+        frame = self.random_frame(rng)
+        depth = _pick(self.depths(frame), rng)
+        mixers, ffn = layer_kinds(self.frames, frame)
+        choices = {kind: self._palette(frame, kind, rng) for kind in (*mixers, *ffn)}
+        length = min(frame.period, depth) or depth
+        genes = zip(_stack(mixers, choices, length, rng), _stack(ffn, choices, length, rng), strict=True)
+        return Draft(frame, depth, tuple(genes), self.lead(frame, (), rng))
+
+    def _palette(self, frame: Frame, kind: str, rng: Rng) -> Sequence[Block]:
+        """The blocks of `kind` that one draft uses: half of the time a single one."""
+        options = self.frames.blocks(frame, kind)
+        return [_pick(options, rng)] if rng.random() < 0.5 else options
+
+    def _translated(self, gene: Gene, frame: Frame, mixers: list[str], ffn: list[str], rng: Rng) -> Gene:
+        """`gene` with the blocks of `frame` that are nearest to its own."""
+        pair = []
+        for block, kinds in zip(gene, (mixers, ffn), strict=True):
+            kind = block.kind if block.kind in kinds else _pick(kinds, rng)
+            same = kind == block.kind
+            options = self.frames.blocks(frame, kind)
+            pair.append(closest(block, options) if same else _pick(options, rng))
+        return pair[0], pair[1]
+
+    def _repaired(self, draft: Draft, rng: Rng) -> Draft | None:
+        """`draft` edited, layer by layer, until it meets budget and limits."""
+        far = distance(draft, self.space)
+        for _ in range(_REPAIR_STEPS * len(draft.genes)):
+            if far == 0:
+                return draft
+            index = int(rng.integers(len(draft.genes)))
+            mixer, ffn = self.gene(draft.frame, rng)
+            gene = (mixer, draft.genes[index][1]) if rng.random() < 0.5 else (draft.genes[index][0], ffn)
+            edited = draft.with_gene(index, gene)
+            if (now := distance(edited, self.space)) <= far:
+                draft, far = edited, now
+        return draft if far == 0 else None
+
+
+def _stack(kinds: Sequence[str], choices: Mapping[str, Sequence[Block]], length: int, rng: Rng) -> list[Block]:
+    shares = rng.dirichlet(np.ones(len(kinds)))
+    return [_pick(choices[kinds[int(kind)]], rng) for kind in rng.choice(len(kinds), size=length, p=shares)]
+
+
+def _pick(items: Sequence[T], rng: Rng) -> T:
+    return items[int(rng.integers(len(items)))]

@@ -1,0 +1,204 @@
+"""What has been asked and told in a study, and what every proposer does with it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nas.core.errors import InvalidInput, UnknownName
+from nas.core.layout import Layout
+from nas.core.pareto import ranks
+from nas.search.api import Observation, Proposal, check_finite
+from nas.search.heuristics import seed_layouts
+from nas.search.sampling import Rng, Sampler
+
+_VERSION = 1
+_REDRAWS = 300
+
+
+class SearchState:
+    """The log of a study's search, as sets: order does not matter but for the number of proposals.
+
+    Args:
+        objectives: names, in the order of the space.
+        seed: of all random choices.
+    """
+
+    def __init__(self, objectives: tuple[str, ...], seed: int) -> None:
+        self.objectives = objectives
+        self.seed = seed
+        self.proposals: list[Proposal] = []
+        self._asked: set[str] = set()
+        self.observations: dict[str, Observation] = {}
+        self.reference_point: tuple[float, ...] | None = None
+        self.revision = 0
+        """Grows with each thing told, so that models know when they are old."""
+
+    def knows(self, layout: Layout) -> bool:
+        """Whether `layout` was proposed or told of."""
+        return layout.id in self.observations or layout.id in self._asked
+
+    def add(self, proposal: Proposal) -> None:
+        """Records a proposal."""
+        self.proposals.append(proposal)
+        self._asked.add(proposal.layout.id)
+
+    def told(self) -> list[Observation]:
+        """All observations, in the order of layout ids."""
+        return [self.observations[key] for key in sorted(self.observations)]
+
+    def complete(self) -> list[Observation]:
+        """Complete ones with all objectives, in the order of layout ids."""
+        whole = set(self.objectives)
+        return [seen for seen in self.told() if seen.status == "complete" and whole <= seen.objectives.keys()]
+
+    def pending(self) -> list[Layout]:
+        """Layouts asked for that no final observation has come for, in the order asked."""
+        layouts = [past.layout for past in self.proposals]
+        return [layout for layout in layouts if self.status(layout) in (None, "running")]
+
+    def status(self, layout: Layout) -> str | None:
+        """What was last told of `layout`."""
+        seen = self.observations.get(layout.id)
+        return seen.status if seen else None
+
+    def feasible(self) -> list[Observation]:
+        """Complete ones that keep every budget: what the front is made of."""
+        return [seen for seen in self.complete() if max(seen.constraints.values(), default=0.0) <= 0]
+
+    def points(self, observations: list[Observation]) -> NDArray[np.float64]:
+        """[O, M] minimised coordinates."""
+        rows = [[seen.objectives[name] for name in self.objectives] for seen in observations]
+        return np.array(rows, dtype=np.float64).reshape(-1, len(self.objectives))
+
+    def parents(self) -> list[tuple[int, Layout]]:
+        """Layouts to breed from with their rank, 0 is best.
+
+        First feasible ones by non-dominated rank, then those that were stopped or still run, then the infeasible by
+        how far they broke a budget.
+        """
+        complete = self.feasible()
+        order = [(int(rank), seen.layout) for rank, seen in zip(ranks(self.points(complete)), complete, strict=True)]
+        worst = max((rank for rank, _ in order), default=-1)
+        order += [(worst + 1, seen.layout) for seen in self.told() if seen.status in ("stopped", "running")]
+        late = [seen for seen in self.told() if seen.status == "infeasible"]
+        late.sort(key=lambda seen: (max(seen.constraints.values(), default=0.0), seen.layout.id))
+        return order + [(worst + 2 + index, seen.layout) for index, seen in enumerate(late)]
+
+    def tell(self, observation: Observation) -> None:
+        """Records an observation; see `Proposer.tell`."""
+        for name in observation.objectives:
+            if name not in self.objectives:
+                raise UnknownName("objective", name, self.objectives)
+        check_finite(observation.objectives, "objective")
+        check_finite(observation.constraints, "constraint")
+        if self.observations.get(observation.layout.id) != observation:
+            self.observations[observation.layout.id] = observation
+            self.revision += 1
+
+    def fix_reference_point(self, point: Mapping[str, float]) -> None:
+        """Records the reference point; see `Proposer.fix_reference_point`."""
+        if missing := [name for name in self.objectives if name not in point]:
+            raise InvalidInput(f"the reference point lacks {', '.join(missing)}")
+        check_finite(point, "reference point of")
+        values = tuple(float(point[name]) for name in self.objectives)
+        if self.reference_point not in (None, values):
+            raise InvalidInput(f"the reference point is fixed at {self.reference_point}; it cannot become {values}")
+        if self.reference_point is None:
+            self.reference_point = values
+            self.revision += 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, as JSON."""
+        return {
+            "v": _VERSION,
+            "seed": self.seed,
+            "reference_point": None if self.reference_point is None else list(self.reference_point),
+            "proposals": [proposal.to_json() for proposal in self.proposals],
+            "observations": [seen.to_json() for seen in self.told()],
+        }
+
+    def read_json(self, data: Mapping[str, Any]) -> None:
+        """Replaces the log by what `to_json` wrote.
+
+        Raises:
+            InvalidInput: of another version or seed.
+        """
+        if data.get("v") != _VERSION or data.get("seed") != self.seed:
+            found = f"version {data.get('v')} with seed {data.get('seed')}"
+            raise InvalidInput(f"search state of {found}; expected version {_VERSION} with seed {self.seed}")
+        point = data["reference_point"]
+        self.reference_point = None if point is None else tuple(point)
+        self.proposals, self._asked = [], set()
+        for item in data["proposals"]:
+            self.add(Proposal.from_json(item))
+        seen = [Observation.from_json(item) for item in data["observations"]]
+        self.observations = {observation.layout.id: observation for observation in seen}
+        self.revision += 1
+
+
+class BaseProposer(ABC):
+    """Asks and tells around one method, `propose`. First come the heuristic seeds, as many as the space wants.
+
+    Args:
+        sampler: of the space.
+        seed: of all random choices.
+    """
+
+    def __init__(self, sampler: Sampler, seed: int) -> None:
+        self.sampler = sampler
+        self.log = SearchState(tuple(objective.name for objective in sampler.space.objectives), seed)
+        self._seeds: list[Layout] | None = None
+
+    @abstractmethod
+    def propose(self, rng: Rng) -> tuple[Layout, str, tuple[str, ...]]:
+        """One layout, what made it, and the ids of its parents; one that is known already is asked for again."""
+
+    def ask(self, count: int) -> list[Proposal]:
+        """See `Proposer.ask`."""
+        asked = []
+        for _ in range(count):
+            proposal = self._next()
+            if proposal is None:
+                break
+            self.log.add(proposal)
+            asked.append(proposal)
+        return asked
+
+    def tell(self, observation: Observation) -> None:
+        """See `Proposer.tell`."""
+        self.log.tell(observation)
+
+    def fix_reference_point(self, point: Mapping[str, float]) -> None:
+        """See `Proposer.fix_reference_point`."""
+        self.log.fix_reference_point(point)
+
+    def state(self) -> dict[str, Any]:
+        """See `Proposer.state`."""
+        return self.log.to_json()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """See `Proposer.restore`."""
+        self.log.read_json(state)
+
+    def seeds(self) -> list[Layout]:
+        """Layouts to begin with; none of them needs a measurement to be chosen."""
+        return seed_layouts(self.sampler, self.sampler.space.search.seeds)
+
+    def _next(self) -> Proposal | None:
+        number = len(self.log.proposals)
+        if self._seeds is None:
+            self._seeds = self.seeds()
+        for layout in self._seeds:
+            if not self.log.knows(layout):
+                return Proposal(layout, number, "seed")
+        rng = np.random.default_rng([self.log.seed, number])
+        for _ in range(_REDRAWS):
+            layout, operator, parents = self.propose(rng)
+            if not self.log.knows(layout):
+                return Proposal(layout, number, operator, parents)
+        return None

@@ -1,0 +1,135 @@
+"""The proposer of a study: asked beside the measurements, told in the order of the event log."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from nas.core.layout import Layout
+from nas.core.space import SearchSpace
+from nas.core.trial import Event, EventKind
+from nas.devices.hostlock import HostLock
+from nas.search import PROPOSERS, Observation, Proposal, Proposer, Sampler, SearchState
+from nas.service.ledger import Ledger
+from nas.store.rows import Trial
+
+TOLD = "told"
+"""Events of trials that carry an observation, in the order in which the proposer got them."""
+
+
+class Asker:
+    """Asks and tells one proposer, and keeps both in the log.
+
+    Args:
+        space: the study's.
+        supported: whether its runtimes carry a layout.
+        lock: folder of the host lock: a surrogate's fit is compute like any other.
+    """
+
+    def __init__(self, space: SearchSpace, supported: Callable[[Layout], bool], lock: Path) -> None:
+        self._space = space
+        self._proposer = make_proposer(space, supported)
+        self._lock = HostLock(lock)
+        self._asking = False
+        self._later: list[Callable[[], None]] = []
+
+    def resume(self, trials: list[Trial], events: list[Event], point: Mapping[str, float] | None) -> None:
+        """Takes up where the log ends."""
+        state = SearchState(tuple(objective.name for objective in self._space.objectives), self._space.search.seed)
+        state.proposals = [Proposal.from_json(trial.record) for trial in trials if trial.record is not None]
+        for event in events:
+            if event.payload.get("what") == TOLD:
+                state.tell(Observation.from_json(event.payload["observation"]))
+        if point is not None:
+            state.fix_reference_point(point)
+        self._proposer.restore(state.to_json())
+
+    async def next(self, ledger: Ledger) -> Trial | None:
+        """A new trial; None where the proposer has no more layouts."""
+        self._asking = True
+        try:
+            begun = time.perf_counter()
+            proposals = await asyncio.to_thread(self._ask)
+            if not proposals:
+                return None
+            ledger.spent("propose", time.perf_counter() - begun)
+            return _record(ledger, proposals[0])
+        finally:
+            self._asking = False
+            while self._later:
+                self._later.pop(0)()
+
+    def tell(self, ledger: Ledger, trial: int, observation: Observation) -> None:
+        """Tells the proposer and logs that; what comes while it is being asked is told afterwards."""
+
+        def tell() -> None:
+            if ledger.note_once(trial, TOLD, observation=observation.to_json()):
+                self._proposer.tell(observation)
+
+        self._now_or_later(tell)
+
+    def fix_reference_point(self, point: Mapping[str, float]) -> None:
+        """Passes on the reference point; the ledger keeps it."""
+        self._now_or_later(lambda: self._proposer.fix_reference_point(point))
+
+    def _now_or_later(self, action: Callable[[], None]) -> None:
+        if self._asking:
+            self._later.append(action)
+        else:
+            action()
+
+    def _ask(self) -> list[Proposal]:
+        with self._lock.shared():
+            return self._proposer.ask(1)
+
+
+def make_proposer(space: SearchSpace, supported: Callable[[Layout], bool]) -> Proposer:
+    """The proposer that the space names.
+
+    Raises:
+        UnknownName: no such proposer.
+        InvalidInput: the space holds no layout that its runtimes carry.
+    """
+    return PROPOSERS[space.search.proposer](Sampler(space, supported), space.search.seed)
+
+
+def replay(
+    space: SearchSpace, supported: Callable[[Layout], bool], trials: list[Trial], events: list[Event]
+) -> list[str]:
+    """Asks a fresh proposer again along a study's log.
+
+    Returns:
+        Where it proposed something else than was recorded; empty where all proposals are equal.
+    """
+    proposer = make_proposer(space, supported)
+    by_number = {trial.number: trial for trial in trials}
+    differences = []
+    for event in events:
+        if event.kind is EventKind.PROPOSED and event.trial is not None:
+            recorded = by_number[event.trial]
+            if recorded.origin == "reference":
+                continue
+            asked = [proposal.layout for proposal in proposer.ask(1)]
+            if [layout.id for layout in asked] != [recorded.layout_id]:
+                shown = asked[0].format() if asked else "nothing"
+                differences.append(f"trial {event.trial}: {Layout.from_json(recorded.layout)} became {shown}")
+        elif event.payload.get("what") == TOLD:
+            proposer.tell(Observation.from_json(event.payload["observation"]))
+        elif event.kind is EventKind.STUDY and "reference_point" in event.payload:
+            proposer.fix_reference_point(event.payload["reference_point"])
+    return differences
+
+
+def _record(ledger: Ledger, proposal: Proposal) -> Trial:
+    numbers = {trial.layout_id: trial.number for trial in ledger.trials()}
+    record: dict[str, Any] = proposal.to_json()
+    return ledger.propose(
+        proposal.layout,
+        "seed" if proposal.operator == "seed" else "proposal",
+        parents=tuple(numbers[parent] for parent in proposal.parents if parent in numbers),
+        operator=proposal.operator,
+        record=record,
+    )

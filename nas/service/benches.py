@@ -1,0 +1,140 @@
+"""Makes devices ready to measure: a runner for each runtime, a reference model, and its calibration."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from nas.core.canonical import result_key
+from nas.core.device import Device
+from nas.core.errors import InfrastructureFailed, UnknownName
+from nas.core.plan import Plan, Runner
+from nas.core.space import Protocol, RuntimeSpace
+from nas.runtimes import RUNTIMES
+from nas.runtimes.base import Artifact, RandomWeights, Runtime
+from nas.service.farm import Farm
+from nas.service.judge import total_ms
+from nas.service.keys import PROTOCOL_VERSION, export_key
+from nas.service.measuring import Jobs, Reference, calibrate
+from nas.service.stage_work import Bench
+from nas.store import artifacts, calibrations, results
+
+Log = Callable[[str], None]
+
+_CHECK_RUNS = 3
+_CALIBRATION_RUNS = 10
+_REFERENCE_DEADLINE_S = 120.0
+
+
+@dataclass(frozen=True)
+class Preparer:
+    """Prepares benches.
+
+    Args:
+        farm: whose devices.
+        jobs: runs the calibrations.
+        protocol: the measurement protocol.
+        scratch: folder for files being written.
+        log: told what takes time.
+        accept_noise: calibrate on a noisy machine, too.
+    """
+
+    farm: Farm
+    jobs: Jobs
+    protocol: Protocol
+    scratch: Path
+    log: Log
+    accept_noise: bool = False
+
+    async def bench(self, device_name: str, spec: RuntimeSpace, calibration_ms: float | None) -> Bench:
+        """One device with one runtime.
+
+        Args:
+            device_name: as in the space.
+            spec: the runtime and its quantisation.
+            calibration_ms: of the study that is resumed; None: the device's own, checked, or a new one.
+
+        Raises:
+            UnknownName: no such device, runtime or quantisation.
+            InfrastructureFailed: no build of the runtime, or the machine is too noisy to calibrate.
+        """
+        runtime = known_runtime(spec)
+        device = self.farm.device(device_name)
+        runner = runtime.runner(device.target, device.cpu_features)
+        self.farm.admit(runtime, runner)
+        plan = runtime.plan(
+            self._reference_model(runtime, spec.quantisation),
+            runner,
+            runtime.reference_workload(),
+            _REFERENCE_DEADLINE_S,
+        )
+        ms = calibration_ms or await self._calibration(device, runtime, runner, plan)
+        return Bench(device, runtime, runner, spec.quantisation, Reference(plan, ms))
+
+    def _reference_model(self, runtime: Runtime, quantisation: str) -> Artifact:
+        layout, weights = runtime.reference_model(), RandomWeights()
+        key = export_key(layout, runtime, quantisation, weights.describe())
+        row = results.get(self.farm.store, key)
+        if row is not None:
+            artifact = Artifact.model_validate(row.payload["value"])
+            if artifacts.get(self.farm.store, artifact.sha256) is not None:
+                return artifact
+        destination = self.scratch / f"reference-{key[:12]}"
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        artifact = runtime.export(layout, quantisation, weights, destination)
+        artifacts.put_file(self.farm.store, destination)
+        artifacts.pin(self.farm.store, artifact.sha256, f"reference:{runtime.name}")
+        destination.unlink()
+        results.put(self.farm.store, key, "export", {"value": artifact.model_dump(mode="json")})
+        return artifact
+
+    async def _calibration(self, device: Device, runtime: Runtime, runner: Runner, plan: Plan) -> float:
+        known = calibrations.get(self.farm.store, device.id, runtime.name, runner.build)
+        if known is not None:
+            now = await self._time_reference(device, runtime, plan, _CHECK_RUNS)
+            drift = now / known.reference_ms - 1
+            if abs(drift) <= self.protocol.drift_limit:
+                return known.reference_ms
+            self.log(f"{device.id}: the reference model runs {drift:+.1%} off its calibration; calibrating anew")
+        else:
+            self.log(f"{device.id}: calibrating {runtime.name} ({_CALIBRATION_RUNS} runs of the reference model)")
+        ms = await self._time_reference(device, runtime, plan, _CALIBRATION_RUNS)
+        calibrations.put(self.farm.store, device.id, runtime.name, runner.build, ms, {"runs": _CALIBRATION_RUNS})
+        return ms
+
+    async def _time_reference(self, device: Device, runtime: Runtime, plan: Plan, runs: int) -> float:
+        """Median time of the reference model, of runs on a calm machine."""
+        key = result_key(
+            "calibrate", device=device.id, build=plan.runner.build, protocol=PROTOCOL_VERSION, at=time.time()
+        )
+        times: list[float] = []
+        refused = 0
+        for attempt in range(self.protocol.max_attempts + 1):
+            taken = await calibrate(plan, runtime, device, self.jobs, key, attempt, runs - len(times))
+            for sample, foreign_cpu in taken:
+                if foreign_cpu > self.protocol.foreign_cpu_limit and not self.accept_noise:
+                    refused += 1
+                else:
+                    times.append(total_ms(sample))
+            if len(times) >= runs:
+                return statistics.median(times)
+        raise InfrastructureFailed(
+            f"{device.id}: {refused} runs of the reference model were refused, because other processes used more than "
+            f"{self.protocol.foreign_cpu_limit:.2f} of a core. Calm the machine and start again, or keep noisy numbers "
+            "with --accept-noise"
+        )
+
+
+def known_runtime(spec: RuntimeSpace) -> Runtime:
+    """The runtime a space names.
+
+    Raises:
+        UnknownName: no such runtime or quantisation.
+    """
+    runtime = RUNTIMES[spec.name]
+    if spec.quantisation not in runtime.quantisations:
+        raise UnknownName(f"quantisation of {spec.name}", spec.quantisation, runtime.quantisations)
+    return runtime

@@ -1,0 +1,129 @@
+"""The devices of one process: the job API on a Unix socket, and this machine's agent."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nas.core import paths
+from nas.core.device import Device
+from nas.core.errors import InfrastructureFailed, NasError, UnknownName
+from nas.core.plan import Runner
+from nas.devices.describe import describe
+from nas.devices.transports.local import LocalTransport
+from nas.runtimes.base import Runtime
+from nas.service.coordinator import SocketServer
+from nas.service.device_jobs import DeviceJobs
+from nas.service.jobs_api import Doorbell, make_app
+from nas.service.local_agent import LocalAgent
+from nas.store import artifacts, devices
+from nas.store.store import Store
+
+LOCAL = "local"
+_REGISTERS_WITHIN_S = 60.0
+
+
+@dataclass
+class Farm:
+    """Devices that jobs can be run on.
+
+    Args:
+        store: where jobs and devices are.
+        agent: of this machine.
+        doorbell: rung when jobs are queued and when they end.
+        manifest: JSON list of the hashes that agents may run.
+    """
+
+    store: Store
+    agent: LocalAgent
+    doorbell: Doorbell
+    manifest: Path
+    _runner_files: dict[str, Path] = field(default_factory=dict)
+
+    def device(self, name: str) -> Device:
+        """The device a space calls `name`; "local" is this machine.
+
+        Raises:
+            UnknownName: no such device was ever registered.
+            InfrastructureFailed: this machine's agent does not come up.
+        """
+        if name == LOCAL:
+            return self._local()
+        known = {row.id: row.device for row in devices.all(self.store)}
+        if name not in known:
+            raise UnknownName("device", name, [LOCAL, *known])
+        return known[name]
+
+    def admit(self, runtime: Runtime, runner: Runner) -> None:
+        """Lets agents run this build."""
+        folder = runtime.runner_folder(runner)
+        self._runner_files |= {file.sha256: folder / name for name, file in runner.files.items()}
+        partial = self.manifest.with_suffix(".partial")
+        partial.write_text(json.dumps(sorted(self._runner_files)))
+        partial.replace(self.manifest)
+
+    def jobs(self, study: int | None) -> DeviceJobs:
+        """The job table, for one study or for none."""
+        return DeviceJobs(self.store, study, self.doorbell, self.agent.check)
+
+    def find_file(self, sha256: str) -> Path | None:
+        """A runner's file or an artifact, by content."""
+        if sha256 in self._runner_files:
+            return self._runner_files[sha256]
+        try:
+            return artifacts.path(self.store, sha256)
+        except NasError:
+            return None
+
+    def _local(self) -> Device:
+        here = describe(LocalTransport(agent_cache()), platform.machine()).id
+        deadline = time.monotonic() + _REGISTERS_WITHIN_S
+        while time.monotonic() < deadline:
+            self.agent.check()
+            for row in devices.all(self.store):
+                if row.id == here:
+                    return row.device
+            time.sleep(0.05)
+        raise InfrastructureFailed(f"this machine's agent did not register within {_REGISTERS_WITHIN_S:.0f} s")
+
+
+@contextmanager
+def open_farm(store: Store) -> Iterator[Farm]:
+    """The job API and this machine's agent, while the context is open."""
+    run = Path(tempfile.mkdtemp(prefix="hilnas-"))
+    home = store.artifacts.parent
+    doorbell = Doorbell()
+    socket, manifest = run / "jobs.sock", run / "runners.json"
+    manifest.write_text("[]")
+    agent = LocalAgent(
+        socket,
+        cache=agent_cache(),
+        lock=host_lock_folder(),
+        runners=manifest,
+        turn=home / "agent.turn",
+        log=home / "agent.log",
+    )
+    farm = Farm(store, agent, doorbell, manifest)
+    try:
+        with SocketServer(make_app(store, farm.find_file, doorbell), socket), agent:
+            yield farm
+    finally:
+        shutil.rmtree(run, ignore_errors=True)
+
+
+def host_lock_folder() -> Path:
+    """One per user and machine, whatever database a launch uses."""
+    return Path(tempfile.gettempdir()) / f"hilnas-host-{os.getuid()}"
+
+
+def agent_cache() -> Path:
+    """Where this machine's agent keeps files."""
+    return paths.cache() / "agent"

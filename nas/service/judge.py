@@ -1,0 +1,126 @@
+"""The measurement protocol's verdicts: which repetitions count, and what they add up to.
+
+Pure functions over what agents sent back, so that a recorded measurement can be judged again.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+
+from nas.core.errors import CandidateFailed, NasError
+from nas.core.measurement import Figure, Measurement, Repetition, Sample
+from nas.core.plan import Conditions, Pair, RawRun
+from nas.core.space import Protocol
+from nas.core.stats import p95_figure, repetition_figure
+from nas.core.workload import Workload
+
+Parse = Callable[[RawRun], Sample]
+
+
+def total_ms(sample: Sample) -> float:
+    """Timed work of one run: the prompt and all decoded tokens, in ms."""
+    return sample.ttft_ms + sum(sample.decode_ns) / 1e6
+
+
+def judge(
+    pair: Pair, parse: Parse, calibration_ms: float | None, protocol: Protocol, attempt: int
+) -> tuple[Repetition, CandidateFailed | None]:
+    """One repetition's verdict.
+
+    Args:
+        pair: the reference run and the candidate run after it.
+        parse: the runtime's reading of a run.
+        calibration_ms: the reference's time when the device was calibrated; None where no reference is run.
+        protocol: the limits.
+        attempt: which round this is, from 0.
+
+    Returns:
+        The repetition, and the candidate's failure where its run failed beside a reference that worked.
+    """
+    conditions = pair.candidate.conditions
+    reference, broken = _read(pair.reference, parse)
+    if broken is not None:
+        return _refused(f"the reference run failed: {broken}", attempt, conditions), None
+    sample, failed = _read(pair.candidate, parse)
+    if failed is not None:
+        candidates_fault = failed if isinstance(failed, CandidateFailed) else None
+        return _refused(f"the run failed: {failed}", attempt, conditions), candidates_fault
+    drift = total_ms(reference) / calibration_ms - 1 if reference and calibration_ms else None
+    runs = [run.conditions for run in (pair.reference, pair.candidate) if run is not None]
+    reason = _objection(runs, drift, protocol)
+    return Repetition(
+        valid=reason is None, reason=reason, attempt=attempt, sample=sample, reference=reference, drift=drift,
+        conditions=conditions,
+    ), None  # fmt: skip
+
+
+def summarise(repetitions: Sequence[Repetition], workload: Workload, file_bytes: int) -> dict[str, Figure]:
+    """The figures of the valid repetitions.
+
+    Times are divided by (1 + drift): candidate / reference x the calibrated reference. Each repetition enters with
+    its own median; the interval is a t-interval on the logarithms of those.
+    """
+    kept = [(rep.sample, 1 + (rep.drift or 0.0)) for rep in repetitions if rep.sample is not None]
+    ttft = [sample.ttft_ms / scale for sample, scale in kept]
+    decode = [[ns / 1e6 / scale for ns in sample.decode_ns] for sample, scale in kept]
+    p50 = [statistics.median(tokens) for tokens in decode]
+    figures = {
+        "ttft": repetition_figure(ttft, "ms"),
+        "prefill_tps": repetition_figure([workload.prompt * 1e3 / ms for ms in ttft], "tok/s"),
+        "decode_p50": repetition_figure(p50, "ms"),
+        "decode_p95": p95_figure(decode, "ms"),
+        "decode_mean": repetition_figure([statistics.fmean(tokens) for tokens in decode], "ms"),
+        "latency": repetition_figure([a + workload.gen * b for a, b in zip(ttft, p50, strict=True)], "ms"),
+        "load": repetition_figure([sample.load_ms for sample, _ in kept], "ms"),
+        "peak_rss": repetition_figure([sample.peak_rss_mb for sample, _ in kept], "MB"),
+        "file_size": Figure(value=file_bytes / 1e6, n=1, unit="MB"),
+    }
+    for name in ("prefill_rss_mb", "decode_rss_mb"):
+        read = [value for sample, _ in kept if (value := getattr(sample, name)) is not None]
+        figures[name.removesuffix("_mb")] = repetition_figure(read, "MB", "the runner could not reset its peak")
+    return figures
+
+
+def measurement(
+    repetitions: Sequence[Repetition], *, noisy: bool, artifact: str, runtime: str, build: str, patched: bool,
+    device: str, workload: Workload, file_bytes: int, calibration_ms: float | None,
+) -> Measurement:  # fmt: skip
+    """All of a measure stage's repetitions as its result; `noisy` keeps the refused ones in the figures."""
+    counted = [rep for rep in repetitions if rep.valid or (noisy and rep.sample is not None)]
+    drifts = [rep.drift for rep in counted if rep.drift is not None]
+    return Measurement(
+        artifact=artifact, runtime=runtime, build=build, patched=patched, device=device, workload=workload,
+        figures=summarise(counted, workload, file_bytes), repetitions=list(repetitions), noisy=noisy,
+        refused_share=sum(not rep.valid for rep in repetitions) / max(1, len(repetitions)),
+        calibration_ms=calibration_ms, drift=statistics.median(drifts) if drifts else None,
+    )  # fmt: skip
+
+
+def reasons(repetitions: Iterable[Repetition]) -> str:
+    """Why repetitions were refused, each reason once."""
+    return "; ".join(dict.fromkeys(rep.reason for rep in repetitions if rep.reason))
+
+
+def _read(run: RawRun | None, parse: Parse) -> tuple[Sample | None, NasError | None]:
+    if run is None:
+        return None, None
+    try:
+        return parse(run), None
+    except NasError as error:
+        return None, error
+
+
+def _refused(reason: str, attempt: int, conditions: Conditions) -> Repetition:
+    return Repetition(valid=False, reason=reason, attempt=attempt, sample=None, conditions=conditions)
+
+
+def _objection(runs: Sequence[Conditions], drift: float | None, protocol: Protocol) -> str | None:
+    if any(run.throttled for run in runs):
+        return "the device throttled"
+    foreign = max((run.foreign_cpu for run in runs if run.foreign_cpu is not None), default=0.0)
+    if foreign > protocol.foreign_cpu_limit:
+        return f"other processes used {foreign:.2f} of a core (limit {protocol.foreign_cpu_limit:.2f})"
+    if drift is not None and abs(drift) > protocol.drift_limit:
+        return f"the reference ran {drift:+.1%} off its calibration (limit {protocol.drift_limit:.0%})"
+    return None

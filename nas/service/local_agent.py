@@ -1,0 +1,102 @@
+"""The agent of this machine, as a child process of the launch: the same program that runs on a device host.
+
+It dies with its parent: its stdin closes. Where it dies first, it is started again. Several launches over one database
+share one agent: who holds the file lock runs it, the others stand by.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Self
+
+from nas.core.errors import InfrastructureFailed
+
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 10.0
+_STAND_BY_S = 1.0
+_STOP_S = 10.0
+_QUICK_DEATHS = 5
+
+
+class LocalAgent:
+    """Keeps one agent process running.
+
+    Args:
+        socket: of the coordinator.
+        cache: the agent's folder for files.
+        lock: folder of the host lock.
+        runners: JSON list of the hashes that runner files may have.
+        turn: file whose lock says which launch runs the agent.
+        log: file for the agent's output.
+    """
+
+    def __init__(self, socket: Path, *, cache: Path, lock: Path, runners: Path, turn: Path, log: Path) -> None:
+        self._argv = [sys.executable, "-m", "nas.devices.child", "--server", f"http+unix://{socket}",
+                      "--cache", str(cache), "--lock", str(lock), "--runners", str(runners)]  # fmt: skip
+        self._turn = turn
+        self._log = log
+        self._stopping = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._watcher = threading.Thread(target=self._watch, name="local-agent", daemon=True)
+        self._failed: str | None = None
+
+    def __enter__(self) -> Self:
+        self._watcher.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        process = self._process
+        if process and process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        self._watcher.join(_STOP_S)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that runs now."""
+        return self._process.pid if self._process else None
+
+    def check(self) -> None:
+        """Raises `InfrastructureFailed` where the agent cannot be kept running."""
+        if self._failed:
+            raise InfrastructureFailed(f"the device agent of this machine does not run: {self._failed}")
+
+    def _watch(self) -> None:
+        with self._turn.open("ab") as turn:
+            while not self._stopping.is_set():
+                try:
+                    fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    self._stopping.wait(_STAND_BY_S)
+                else:
+                    return self._keep_running()
+
+    def _keep_running(self) -> None:
+        deaths, pause = 0, _FIRST_PAUSE_S
+        while not self._stopping.is_set():
+            with self._log.open("ab") as log:
+                # Nobody writes to this pipe: it closes when this process ends, in whatever way.
+                self._process = subprocess.Popen(self._argv, stdin=subprocess.PIPE, stdout=log, stderr=log)
+            quick = _ends_at_once(self._process)
+            deaths, pause = (deaths + 1, min(pause * 2, _LONGEST_PAUSE_S)) if quick else (0, _FIRST_PAUSE_S)
+            if deaths >= _QUICK_DEATHS:
+                self._failed = f"it ended {deaths} times right after its start; see {self._log}"
+                return
+            self._stopping.wait(pause)
+
+
+def _ends_at_once(process: subprocess.Popen[bytes]) -> bool:
+    try:
+        process.wait(_LONGEST_PAUSE_S)
+    except subprocess.TimeoutExpired:
+        process.wait()
+        return False
+    return True

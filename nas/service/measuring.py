@@ -1,0 +1,133 @@
+"""Measuring one artifact: rounds of repetitions on a device until enough of them count.
+
+A round is a job that an agent claims; what comes back is judged here. Refused repetitions are asked for again after a
+cool-down. A run that fails twice beside reference runs that work is the candidate's failure; anything else that goes
+wrong is the infrastructure's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Protocol
+
+from nas.core.device import Device
+from nas.core.errors import CandidateFailed, FailureReason, InfrastructureFailed
+from nas.core.measurement import Measurement, Repetition, Sample
+from nas.core.plan import Plan, Round, RoundResult, Runner
+from nas.core.space import Protocol as MeasurementProtocol
+from nas.core.workload import Workload
+from nas.runtimes.base import Artifact, Runtime
+from nas.service.judge import judge, measurement, reasons
+
+_FAULTS_TO_FAIL = 2
+
+
+class Jobs(Protocol):
+    """Device jobs, wherever their agents are."""
+
+    async def run(self, key: str, number: int, device: str, round_: Round, trial: int | None = None) -> RoundResult:
+        """Runs round `number` of the stage `key` for `trial`; a round that was done before is returned as it was.
+
+        Raises:
+            CandidateFailed: the candidate's own failure, found by the job table's rules.
+            InfrastructureFailed: no agent could finish it.
+        """
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The device's reference model, ready to stand next to candidates."""
+
+    plan: Plan
+    calibration_ms: float
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured, where."""
+
+    artifact: Artifact
+    runtime: Runtime
+    runner: Runner
+    device: Device
+    workload: Workload
+
+
+async def measure(
+    subject: Subject, reference: Reference, jobs: Jobs, key: str, trial: int | None, repetitions: int,
+    protocol: MeasurementProtocol, *, accept_noise: bool = False,
+) -> Measurement:  # fmt: skip
+    """`repetitions` valid repetitions of `subject`.
+
+    Args:
+        subject: artifact, device, workload.
+        reference: stands before each repetition.
+        jobs: where rounds run.
+        key: the stage's result key, which names its jobs.
+        trial: whom the jobs are for, if a trial.
+        repetitions: how many must be valid.
+        protocol: limits and attempts.
+        accept_noise: keep refused repetitions, marked, instead of measuring again.
+
+    Raises:
+        CandidateFailed: the runner failed twice on this candidate while the reference ran.
+        InfrastructureFailed: too few valid repetitions after all attempts; the message says why and what helps.
+    """
+    plan = subject.runtime.plan(subject.artifact, subject.runner, subject.workload, protocol.deadline_s)
+    done: list[Repetition] = []
+    faults: list[CandidateFailed] = []
+    for attempt in range(protocol.max_attempts + 1):
+        missing = repetitions - sum(rep.valid for rep in done)
+        cool_down = protocol.cool_down_s if attempt else 0.0
+        round_ = Round(candidate=plan, reference=reference.plan, repetitions=missing, cool_down_s=cool_down)
+        result = await jobs.run(key, attempt, subject.device.id, round_, trial)
+        for pair in result.pairs:
+            rep, fault = judge(pair, subject.runtime.parse, reference.calibration_ms, protocol, attempt)
+            done.append(rep)
+            faults.extend([fault] if fault else [])
+        if len(faults) >= _FAULTS_TO_FAIL:
+            raise _commonest(faults)
+        if sum(rep.valid for rep in done) >= repetitions:
+            return _result(subject, reference, done, noisy=False)
+        if accept_noise and sum(rep.sample is not None for rep in done) >= repetitions:
+            return _result(subject, reference, done, noisy=True)
+    raise InfrastructureFailed(
+        f"{subject.device.id}: {sum(not rep.valid for rep in done)} of {len(done)} repetitions were refused: "
+        f"{reasons(done)}. Calm the machine and resume, or keep such numbers with --accept-noise"
+    )
+
+
+async def calibrate(
+    plan: Plan, runtime: Runtime, device: Device, jobs: Jobs, key: str, number: int, runs: int
+) -> list[tuple[Sample, float]]:
+    """Runs the reference model alone.
+
+    Returns:
+        For each run its sample and the CPU share of other processes, in cores.
+
+    Raises:
+        InfrastructureFailed: the reference itself does not run here.
+    """
+    result = await jobs.run(key, number, device.id, Round(candidate=plan, reference=None, repetitions=runs))
+    taken = []
+    for pair in result.pairs:
+        try:
+            sample = runtime.parse(pair.candidate)
+        except CandidateFailed as error:
+            raise InfrastructureFailed(f"{device.id}: the reference model of {runtime.name} failed: {error}") from error
+        taken.append((sample, pair.candidate.conditions.foreign_cpu or 0.0))
+    return taken
+
+
+def _result(subject: Subject, reference: Reference, done: list[Repetition], *, noisy: bool) -> Measurement:
+    return measurement(
+        done, noisy=noisy, artifact=subject.artifact.sha256, runtime=subject.runtime.name,
+        build=subject.runner.build, patched=subject.runner.patched, device=subject.device.id,
+        workload=subject.workload, file_bytes=subject.artifact.size, calibration_ms=reference.calibration_ms,
+    )  # fmt: skip
+
+
+def _commonest(faults: list[CandidateFailed]) -> CandidateFailed:
+    reason: FailureReason = Counter(fault.reason for fault in faults).most_common(1)[0][0]
+    return next(fault for fault in faults if fault.reason == reason)

@@ -1,0 +1,260 @@
+"""One study's loop: references first, then proposals, each trial a coroutine, until all have ended.
+
+Resuming is running again: stages are found by key, so the trials of an earlier process walk through what they did in
+moments and go on from there. Who climbed the ladder and what the proposer was told is read from the event log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from nas.core.errors import InfrastructureFailed, NasError
+from nas.core.layout import Layout
+from nas.core.trial import Event, TrialState
+from nas.proxy.quality import Quality
+from nas.search import Observation, Status
+from nas.service.asking import Asker
+from nas.service.ladder import Ladder, Verdict
+from nas.service.ledger import Ledger
+from nas.service.progress import Snapshot, snapshot
+from nas.service.ranking import climbing_order
+from nas.service.scales import Scales
+from nas.service.stage_work import SeedScores, StageWork
+from nas.service.trial_run import TakenFigures, TrialRun
+from nas.store.rows import StudyState, Trial
+
+_LOOK_S = 0.5
+_RENEW_S = 8.0
+
+
+class Orchestrator:
+    """Runs a study to its end, or until it is told to stop.
+
+    Args:
+        work: does the stages.
+        ledger: the study's record.
+        asker: proposes layouts.
+        trials: how many to propose, references not counted.
+        on_update: told about twice a second how things stand.
+    """
+
+    def __init__(
+        self, work: StageWork, ledger: Ledger, asker: Asker, trials: int, on_update: Callable[[Snapshot], None]
+    ) -> None:
+        self._work, self._ledger, self._asker, self._wanted = work, ledger, asker, trials
+        self._on_update = on_update
+        self.scales = Scales(work.space, ledger)
+        self._ladder = Ladder(work.space.quality.rungs, climbing_order)
+        self._climbing: dict[tuple[int, int], asyncio.Future[bool]] = {}
+        self._recalled: dict[tuple[int, int], Verdict] = {}
+        self._expected: set[tuple[int, int]] = set()
+        """Arrivals on the ladder that the log tells of and this process has not seen again."""
+        self.runs: dict[int, TrialRun] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._stop = asyncio.Event()
+        self._begun = self._renewed = time.monotonic()
+
+    def stop(self) -> None:
+        """Ends `run` soon; what is not finished can be resumed."""
+        self._stop.set()
+
+    async def run(self) -> StudyState:
+        """Runs the study.
+
+        Returns:
+            COMPLETE, or STOPPED where it was told to stop.
+
+        Raises:
+            NasError: a reference layout failed, or the study was taken over.
+        """
+        self._ledger.set_state(StudyState.RUNNING)
+        try:
+            self._begin()
+            state = await self._loop()
+        except BaseException:
+            await self._cancel()
+            raise
+        if state is StudyState.STOPPED:
+            await self._cancel()
+        self._ledger.set_state(state)
+        self._on_update(self._snapshot())
+        return state
+
+    def _begin(self) -> None:
+        known = self._ledger.trials()
+        log = self._ledger.recall()
+        self._asker.resume(known, log, self._ledger.study.reference_point)
+        self._recall(known, log)
+        for name, layout in self._work.space.references.layouts().items():
+            trial = self._ledger.propose(layout, "reference")
+            # Known from the start, so that no seed proposes it again.
+            self._asker.tell(self._ledger, trial.number, Observation(layout, "running"))
+            self._start(self._ledger.retry(trial), reference=name)
+        for trial in known:
+            if trial.number not in self.runs and trial.status.state is not TrialState.CANCELLED:
+                self._start(self._ledger.retry(trial))
+
+    def _start(self, trial: Trial, reference: str | None = None) -> None:
+        layout = Layout.from_json(trial.layout)
+        run = TrialRun(trial.number, layout, reference, self._work, self._ledger, self)
+        self.runs[trial.number] = run
+        if reference is None:
+            self._ladder.enter(trial.number)
+        task = asyncio.create_task(run.live(), name=f"trial {trial.number}")
+        self._tasks[trial.number] = task
+        task.add_done_callback(lambda _: self._ended(run))
+
+    def _ended(self, run: TrialRun) -> None:
+        self._expected = {arrival for arrival in self._expected if arrival[0] != run.number}
+        self._ladder.leave(run.number)
+        self._decide()
+
+    async def _loop(self) -> StudyState:
+        while True:
+            self._look_after()
+            desired = self._ledger.desired_state()
+            if self._stop.is_set() or desired == "stop":
+                return StudyState.STOPPED
+            self._ledger.set_state(StudyState.PAUSED if desired == "pause" else StudyState.RUNNING)
+            if desired == "run" and self._may_ask():
+                await self._propose()
+                continue
+            pending = [task for task in self._tasks.values() if not task.done()]
+            if self._ladder.closed and not pending:
+                return StudyState.COMPLETE
+            self._refuse_deadlock(pending)
+            stop = asyncio.ensure_future(self._stop.wait())
+            await asyncio.wait([*pending, stop], timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+            stop.cancel()
+
+    def _look_after(self) -> None:
+        """What every turn of the loop does: renew the lease, pass errors on, show how things stand."""
+        if time.monotonic() - self._renewed > _RENEW_S:
+            self._ledger.renew()
+            self._renewed = time.monotonic()
+        for number, task in self._tasks.items():
+            if task.done() and not task.cancelled():
+                task.result()
+                self._require_reference(self.runs[number])
+        if self._proposed() >= self._wanted and not self._ladder.closed:
+            self._ladder.closed = True
+            self._decide()
+        self._on_update(self._snapshot())
+
+    def _proposed(self) -> int:
+        return sum(run.reference is None for run in self.runs.values())
+
+    def _may_ask(self) -> bool:
+        if self._ladder.closed or self._expected or not self.scales.figures_ready:
+            return False
+        busy = sum(not self._tasks[n].done() and not run.waiting for n, run in self.runs.items())
+        # Enough to keep each worker and each device at work, and no more: later proposals know more.
+        return busy < self._work.compute.workers + len(self._work.space.devices)
+
+    async def _propose(self) -> None:
+        trial = await self._asker.next(self._ledger)
+        if trial is None:
+            self._ladder.closed = True
+            self._decide()
+        else:
+            self._start(trial)
+
+    def _require_reference(self, run: TrialRun) -> None:
+        if run.reference is None or run.failed is None:
+            return
+        message = f"the {run.reference} reference failed, so nothing can be compared with it: {run.failed}"
+        raise (InfrastructureFailed if run.retryable else NasError)(message) from run.failed
+
+    def _refuse_deadlock(self, pending: list[asyncio.Task[None]]) -> None:
+        stuck = (
+            self._ladder.closed
+            and not self._expected
+            and all(run.waiting for n, run in self.runs.items() if not self._tasks[n].done())
+        )
+        assert not (stuck and pending and not self._decide()), "trials wait for each other"
+
+    async def _cancel(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def _snapshot(self) -> Snapshot:
+        return snapshot(self._ledger, self._work.space, self.scales, self.runs, self._wanted, self._begun)
+
+    # What trials ask of their company.
+
+    async def published_figures(self) -> TakenFigures:
+        """The published reference's figures, once they are taken."""
+        return await self.scales.published_figures()
+
+    async def quality(self, run: TrialRun, rung: int, scores: SeedScores) -> Quality:
+        """Relative to the published reference at the same rung; waits for both references to get there."""
+        quality = (await self.scales.at_rung(rung, run.reference, scores)).quality(scores)
+        self._ledger.note_once(run.number, "quality", rung=rung, quality=quality.model_dump(mode="json"))
+        return quality
+
+    async def climbs(self, run: TrialRun, rung: int) -> bool:
+        """Whether the trial is promoted; references always are."""
+        if run.reference is not None:
+            return True
+        self._ladder.finish(run.number, rung, self.scales.coordinates(run))
+        self._expected.discard((run.number, rung))
+        if verdict := self._recalled.get((run.number, rung)):
+            self._ladder.recall(run.number, rung, verdict)
+            self._decide()
+            return verdict == "promote"
+        decision: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._climbing[run.number, rung] = decision
+        self._decide()
+        return await decision
+
+    def learned(self, run: TrialRun, status: str) -> None:
+        """Keeps what is known of a trial, and tells the proposer."""
+        before = self.scales.reference_point
+        self.scales.learn(run, status)
+        if before is None and (point := self.scales.named_reference_point()):
+            self._asker.fix_reference_point(point)
+        if status != "failed" or not run.retryable:
+            self._asker.tell(self._ledger, run.number, self._observation(run, status))
+
+    def _observation(self, run: TrialRun, status: str) -> Observation:
+        final: dict[str, Status] = {
+            "infeasible": "infeasible",
+            "complete": "complete",
+            "stopped": "stopped",
+            "failed": "failed",
+        }
+        return Observation(
+            run.layout,
+            final.get(status, "running"),
+            self.scales.known_coordinates(run),
+            {check.name: check.log_excess for check in run.checks if check.log_excess is not None},
+            run.rung if run.quality is not None else None,
+        )
+
+    def _decide(self) -> bool:
+        """Passes on what the ladder can decide; whether there was anything."""
+        if self._expected or self._stop.is_set():
+            return False
+        made = self._ladder.decisions()
+        for decision in made:
+            waiting = self._climbing.pop((decision.trial, decision.rung), None)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(decision.verdict == "promote")
+        return bool(made)
+
+    def _recall(self, known: list[Trial], log: list[Event]) -> None:
+        """Reads from the log who arrived where on the ladder, and what was decided."""
+        last = len(self._work.space.quality.rungs) - 1
+        own = {trial.number for trial in known if trial.origin != "reference"}
+        for event in log:
+            if event.trial in own and event.payload.get("what") == "quality" and event.payload["rung"] < last:
+                self._expected.add((event.trial, event.payload["rung"]))
+        for trial in known:
+            at = trial.status.rung
+            for rung in range(at or 0):
+                self._recalled[trial.number, rung] = "promote"
+            if at is not None and trial.status.state is TrialState.STOPPED:
+                self._recalled[trial.number, at] = "stop"

@@ -1,0 +1,96 @@
+"""The ranked front: ranks, hypervolume contributions, and how sure membership is under noise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nas.core.hypervolume import contributions, hypervolume
+from nas.core.pareto import front_mask, ranks
+from nas.core.scoring import Axis, tie
+
+DRAWS = 1000
+_SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """One complete trial's place.
+
+    Args:
+        trial: number.
+        rank: 0 for the front, 1 for the front without that, ...
+        hv_contribution: hypervolume that only this trial adds within its rank.
+        p_front: share of draws from the trials' noise in which it is on the front.
+        ties: trials that no axis tells apart from it.
+    """
+
+    trial: int
+    rank: int
+    hv_contribution: float
+    p_front: float
+    ties: tuple[int, ...]
+
+
+def rank_trials(
+    axes: Mapping[int, Sequence[Axis]], reference_point: Sequence[float], draws: int = DRAWS
+) -> list[Ranked]:
+    """Complete trials by non-dominated rank, then by hypervolume contribution, then by number.
+
+    Args:
+        axes: trial -> its objectives.
+        reference_point: in coordinates.
+        draws: from the noise; 0 leaves `p_front` at 1 on the front and 0 behind it.
+    """
+    trials = sorted(axes)
+    if not trials:
+        return []
+    points = _coordinates(axes, trials)
+    rank = ranks(points)
+    parts = np.zeros(len(trials))
+    for level in range(int(rank.max()) + 1):
+        members = rank == level
+        parts[members] = contributions(points[members], reference_point)
+    sure = _p_front(points, np.array([[axis.sd for axis in axes[t]] for t in trials]), draws)
+    placed = [
+        Ranked(
+            trial=trial,
+            rank=int(rank[i]),
+            hv_contribution=float(parts[i]),
+            p_front=float(sure[i]),
+            ties=tuple(other for other in trials if other != trial and tie(axes[trial], axes[other])),
+        )
+        for i, trial in enumerate(trials)
+    ]
+    return sorted(placed, key=lambda place: (place.rank, -place.hv_contribution, place.trial))
+
+
+def front_hypervolume(axes: Mapping[int, Sequence[Axis]], reference_point: Sequence[float]) -> float:
+    """Hypervolume of the complete trials; 0.0 without any."""
+    trials = sorted(axes)
+    return hypervolume(_coordinates(axes, trials), reference_point) if trials else 0.0
+
+
+def climbing_order(points: Sequence[Sequence[float]]) -> list[int]:
+    """Who should climb the ladder first: by non-dominated rank, then by the first coordinate (minus quality)."""
+    if not points:
+        return []
+    rank = ranks(np.asarray(points, dtype=float))
+    return sorted(range(len(points)), key=lambda i: (int(rank[i]), points[i][0], i))
+
+
+def _coordinates(axes: Mapping[int, Sequence[Axis]], trials: Sequence[int]) -> NDArray[np.float64]:
+    return np.array([[axis.coordinate for axis in axes[trial]] for trial in trials], dtype=np.float64)
+
+
+def _p_front(points: NDArray[np.float64], sd: NDArray[np.float64], draws: int) -> NDArray[np.float64]:
+    if not draws:
+        return front_mask(points).astype(np.float64)
+    noise = np.random.default_rng(_SEED).standard_normal((draws, *points.shape))
+    hits = np.zeros(len(points))
+    for each in noise:
+        hits += front_mask(points + sd * each)
+    return hits / draws

@@ -1,0 +1,124 @@
+"""A trial as the database remembers it: its measurements, its quality, its objectives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from nas.core.layout import Layout
+from nas.core.measurement import Figure, Measurement
+from nas.core.scoring import Axis, Place, axis
+from nas.core.space import SearchSpace
+from nas.proxy.quality import Quality
+from nas.service.ledger import all_events
+from nas.service.scales import PUBLISHED, figures_from_json
+from nas.store import results, studies, trials
+from nas.store.rows import Study, Trial
+from nas.store.store import Store
+
+Figures = dict[Place, dict[str, Figure]]
+
+
+@dataclass
+class Record:
+    """What is on record of one trial."""
+
+    trial: Trial
+    layout: Layout
+    measurements: dict[Place, Measurement] = field(default_factory=dict)
+    """The one with the most repetitions, where there are several of a place."""
+    quality: Quality | None = None
+
+    @property
+    def noisy(self) -> bool:
+        """Whether a figure rests on refused repetitions."""
+        return any(measurement.noisy for measurement in self.measurements.values())
+
+    @property
+    def figures(self) -> Figures:
+        """The figures by place; what needs no workload stands under none, too."""
+        found: Figures = {}
+        for place, measurement in self.measurements.items():
+            found[place] = measurement.figures
+            found[place._replace(workload="")] = {"file_size": measurement.figures["file_size"]}
+        return found
+
+    def axes(self, space: SearchSpace, published: Figures | None) -> list[Axis | None]:
+        """The objectives in the space's order; None where one is not known."""
+        if published is None:
+            return [None] * len(space.objectives)
+        quality = (self.quality.value, self.quality.sd) if self.quality else (0.0, 0.0)
+        return [
+            None
+            if objective.metric == "quality" and self.quality is None
+            else axis(space, objective, self.figures, published, quality)
+            for objective in space.objectives
+        ]
+
+
+@dataclass(frozen=True)
+class StudyRecord:
+    """A whole study."""
+
+    study: Study
+    space: SearchSpace
+    records: dict[int, Record]
+    published: Figures | None
+    reference_point: list[float] | None
+    first_event: float
+    last_event: float
+    propose_seconds: float
+
+    @property
+    def references(self) -> dict[str, Record]:
+        """Name -> the reference's record, of those that have been proposed."""
+        names = {layout.id: name for name, layout in self.space.references.layouts().items()}
+        return {
+            names[record.layout.id]: record for record in self.records.values() if record.trial.origin == "reference"
+        }
+
+
+def read_study(store: Store, name: str) -> StudyRecord:
+    """Reads a study from the database.
+
+    Raises:
+        UnknownName: no such study.
+    """
+    study = studies.get(store, name)
+    space = SearchSpace.model_validate(study.space)
+    records = {row.number: Record(row, Layout.from_json(row.layout)) for row in trials.all(store, study.id)}
+    log = all_events(store, study.id)
+    devices = {e.payload["id"]: e.payload["device"] for e in log if e.payload.get("what") == "calibrated"}
+    for number, row in results.of_study(store, study.id, stage="measure"):
+        if "value" in row.payload:
+            _keep(records[number], space, devices, Measurement.model_validate(row.payload["value"]))
+    for event in log:
+        if event.payload.get("what") == "quality" and event.trial is not None:
+            records[event.trial].quality = Quality.model_validate(event.payload["quality"])
+    scales, point = study.scales, study.reference_point
+    return StudyRecord(
+        study=study,
+        space=space,
+        records=records,
+        published=figures_from_json(scales["figures"][PUBLISHED]) if scales else None,
+        reference_point=[point[objective.name] for objective in space.objectives] if point else None,
+        first_event=log[0].at if log else study.created,
+        last_event=log[-1].at if log else study.created,
+        propose_seconds=_spent(event.payload for event in log),
+    )
+
+
+def _keep(record: Record, space: SearchSpace, devices: Mapping[str, str], measurement: Measurement) -> None:
+    key = measurement.workload.key()
+    workload = next((name for name, each in space.workloads.items() if each.key() == key), None)
+    if workload is None or measurement.device not in devices:
+        return
+    place = Place(devices[measurement.device], measurement.runtime, workload)
+    before = record.measurements.get(place)
+    if before is None or len(measurement.repetitions) >= len(before.repetitions):
+        record.measurements[place] = measurement
+
+
+def _spent(payloads: Iterable[Mapping[str, Any]]) -> float:
+    return float(sum(payload["seconds"] for payload in payloads if payload.get("what") == "spent"))

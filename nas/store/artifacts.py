@@ -1,0 +1,218 @@
+"""Artifacts: files named by the SHA-256 of their content, under `ab/cdef...` in the store's folder.
+
+A file appears under its name whole or not at all. Where the row and the file disagree after a crash, the file counts:
+a row without a file is healed by the next `put_file`, a file without a row is swept up by `artifact_gc`.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from sqlalchemy import Row, delete, exists, select, update
+
+from nas.core.errors import InfrastructureFailed, InvalidInput
+from nas.store.models import artifact, artifact_pin
+from nas.store.rows import Artifact
+from nas.store.store import Store
+from nas.store.upsert import insert_if_absent
+
+INCOMING = "incoming"
+"""Folder beside the artifacts where files are written before they get their name."""
+
+_CHUNK = 1 << 20
+_TOUCH_S = 60.0
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def put_file(store: Store, source: Path) -> Artifact:
+    """Copies a file into the store; the same content again costs nothing but reading it.
+
+    Raises:
+        InvalidInput: `source` cannot be read.
+        InfrastructureFailed: the disk is full, or the store's folder cannot be written.
+    """
+    try:
+        stream = source.open("rb")
+    except OSError as error:
+        raise InvalidInput(f"cannot read {source}: {error.strerror}") from error
+    with stream:
+        return _put(store, stream)
+
+
+def put_bytes(store: Store, content: bytes) -> Artifact:
+    """Stores `content` as a file.
+
+    Raises:
+        InfrastructureFailed: the disk is full, or the store's folder cannot be written.
+    """
+    return _put(store, BytesIO(content))
+
+
+def get(store: Store, sha256: str) -> Artifact | None:
+    """What is known about an artifact."""
+    with store.read() as connection:
+        row = connection.execute(_select().where(artifact.c.sha256 == sha256)).first()
+        return _artifact(row) if row else None
+
+
+def path(store: Store, sha256: str) -> Path:
+    """Where an artifact's file is; counts as a use of it. The path is always inside the store's folder.
+
+    Raises:
+        InvalidInput: no SHA-256.
+        InfrastructureFailed: the store does not have the file.
+    """
+    found = _place(store, sha256)
+    try:
+        regular = stat.S_ISREG(found.lstat().st_mode)
+    except FileNotFoundError:
+        regular = False
+    if not regular:
+        raise InfrastructureFailed(f"artifact {sha256[:12]} is not in the store; it was collected or never put there")
+    used, now = artifact.c.last_used, store.now()
+    with store.read() as connection:
+        fresh = connection.scalar(select(used > now - _TOUCH_S).where(artifact.c.sha256 == sha256))
+    if not fresh:
+        with store.write() as connection:
+            connection.execute(update(artifact).where(artifact.c.sha256 == sha256).values(last_used=now))
+    return found
+
+
+def verify(store: Store, sha256: str) -> Path:
+    """`path`, after the content was read and compared with its name; a damaged file is removed.
+
+    Raises:
+        InfrastructureFailed: the file is missing or damaged.
+    """
+    found = path(store, sha256)
+    with found.open("rb") as stream:
+        content = hashlib.file_digest(stream, "sha256").hexdigest()
+    if content != sha256:
+        found.unlink(missing_ok=True)
+        raise InfrastructureFailed(f"artifact {sha256[:12]} was damaged on disk and has been removed")
+    return found
+
+
+def pin(store: Store, sha256: str, owner: str) -> None:
+    """Keeps an artifact from being collected until `owner` (see `study_owner`) unpins it.
+
+    Raises:
+        InvalidInput: the store does not know it.
+    """
+    with store.write() as connection:
+        if get(store, sha256) is None:
+            raise InvalidInput(f"artifact {sha256[:12]} is not in the store, so it cannot be pinned")
+        insert_if_absent(connection, artifact_pin, sha256=sha256, owner=owner)
+
+
+def study_owner(study: int) -> str:
+    """The owner of a study's pins; they go when the study is deleted."""
+    return f"study:{study}"
+
+
+def unpin(store: Store, sha256: str, owner: str) -> None:
+    """Takes back one pin."""
+    with store.write() as connection:
+        connection.execute(delete(artifact_pin).where(artifact_pin.c.sha256 == sha256, artifact_pin.c.owner == owner))
+
+
+def pin_only(store: Store, owner: str, sha256s: Iterable[str]) -> None:
+    """Makes `sha256s` all that `owner` pins: those of a study's present front, say.
+
+    Raises:
+        InvalidInput: the store does not know one of them.
+    """
+    with store.write() as connection:
+        connection.execute(delete(artifact_pin).where(artifact_pin.c.owner == owner))
+        for sha256 in set(sha256s):
+            pin(store, sha256, owner)
+
+
+def all(store: Store) -> list[Artifact]:
+    """Every artifact, least recently used first."""
+    with store.read() as connection:
+        rows = connection.execute(_select().order_by(artifact.c.last_used, artifact.c.sha256))
+        return [_artifact(row) for row in rows]
+
+
+def _put(store: Store, stream: BinaryIO) -> Artifact:
+    with _written(store, stream) as (partial, sha256, size):
+        target = _place(store, sha256)
+        with store.write() as connection:
+            # The row first: its lock orders this against a collection of the same artifact on any database.
+            row = {"size": size, "created": store.now(), "last_used": store.now()}
+            if not insert_if_absent(connection, artifact, sha256=sha256, **row):
+                connection.execute(update(artifact).where(artifact.c.sha256 == sha256).values(last_used=store.now()))
+            with _disk_errors(target):
+                target.parent.mkdir(exist_ok=True)
+                partial.replace(target)
+                _sync_folder(target.parent)
+        stored = get(store, sha256)
+    assert stored is not None
+    return stored
+
+
+@contextmanager
+def _written(store: Store, stream: BinaryIO) -> Iterator[tuple[Path, str, int]]:
+    """A synced copy of `stream` under a temporary name, with its hash and size; removed unless renamed."""
+    folder = store.artifacts / INCOMING
+    partial: Path | None = None
+    try:
+        with _disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=folder, delete=False) as target:
+                partial = Path(target.name)
+                digest = hashlib.sha256()
+                while chunk := stream.read(_CHUNK):
+                    digest.update(chunk)
+                    target.write(chunk)
+                target.flush()
+                os.fsync(target.fileno())
+                size = target.tell()
+        yield partial, digest.hexdigest(), size
+    finally:
+        if partial is not None:
+            partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def _disk_errors(where: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise InfrastructureFailed(f"the disk is full at {where}; free some with 'nas gc'") from error
+        raise InfrastructureFailed(f"cannot write {where}: {error.strerror}") from error
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _place(store: Store, sha256: str) -> Path:
+    if not _SHA256.fullmatch(sha256):
+        raise InvalidInput(f"{sha256!r} is no SHA-256; expected 64 digits 0-9a-f")
+    return store.artifacts / sha256[:2] / sha256[2:]
+
+
+def _select() -> Any:
+    pinned = exists().where(artifact_pin.c.sha256 == artifact.c.sha256)
+    return select(artifact, pinned.label("pinned"))
+
+
+def _artifact(row: Row[Any]) -> Artifact:
+    return Artifact(row.sha256, row.size, row.created, row.last_used, bool(row.pinned))

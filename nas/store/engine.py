@@ -1,0 +1,138 @@
+"""Engines: SQLite (WAL) or PostgreSQL, with one way to begin a writing transaction on either."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, OperationalError
+
+from nas.core.canonical import canonical_json
+from nas.core.clock import Clock
+from nas.core.errors import InfrastructureFailed, InvalidInput
+from nas.core.paths import home
+
+WRITE_DEADLINE_S = 30.0
+"""Longest wait for the write lock."""
+
+_BUSY_TIMEOUT_MS = 500
+_RETRY_S = 0.02
+
+
+def database_url(url: str | None = None) -> URL:
+    """`url`, or that of `$NAS_HOME/hilnas.db`.
+
+    Raises:
+        InvalidInput: no URL of a database that can be used.
+    """
+    try:
+        parsed = make_url(url or f"sqlite:///{home() / 'hilnas.db'}")
+    except ArgumentError:
+        valid = "sqlite:////path/to/file.db or postgresql://host/name"
+        raise InvalidInput(f"{url!r} is no database URL; write {valid}") from None
+    if parsed.get_backend_name() not in ("sqlite", "postgresql"):
+        raise InvalidInput(f"{parsed.get_backend_name()!r} databases are not supported; use sqlite or postgresql")
+    if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
+        raise InvalidInput("an SQLite database must be a file: threads and processes share it")
+    return parsed
+
+
+def make_engine(url: URL, *, create: bool) -> Engine:
+    """An engine whose SQLite connections begin their transactions themselves.
+
+    Raises:
+        InvalidInput: the driver is not installed, or there is no such file and `create` is false.
+        InfrastructureFailed: the folder of the file cannot be made.
+    """
+    path = sqlite_file(url)
+    if path is not None:
+        _prepare(path, create)
+    try:
+        engine = create_engine(url, json_serializer=canonical_json)
+    except (NoSuchModuleError, ImportError) as error:
+        raise InvalidInput(f"the driver of {url.drivername!r} is not installed: {error}") from None
+    if path is not None:
+        event.listen(engine, "connect", _configure)
+        event.listen(engine, "begin", _begin)
+    return engine
+
+
+def sqlite_file(url: URL) -> Path | None:
+    """The database file, or None for a server."""
+    return Path(str(url.database)) if url.get_backend_name() == "sqlite" else None
+
+
+@contextmanager
+def writing(engine: Engine, clock: Clock) -> Iterator[Connection]:
+    """A connection in a writing transaction, committed at the end and rolled back by an exception.
+
+    SQLite takes its one write lock here, not at the first change, so a transaction never fails half-way for it.
+
+    Raises:
+        InfrastructureFailed: the lock was not free within `WRITE_DEADLINE_S`, the disk is full, or the server is gone.
+    """
+    with translated(engine.url), engine.connect() as plain:
+        connection = plain.execution_options(nas_write=True)
+        deadline = clock.monotonic() + WRITE_DEADLINE_S
+        while not _try_begin(connection, give_up=clock.monotonic() >= deadline):
+            clock.sleep(_RETRY_S)
+        yield connection
+        connection.commit()
+
+
+@contextmanager
+def translated(url: URL) -> Iterator[None]:
+    """Raises the database's operational errors as ours; programming errors pass.
+
+    Raises:
+        InfrastructureFailed: locked, full, unreachable.
+        InvalidInput: the file is no database.
+    """
+    shown = url.render_as_string(hide_password=True)
+    try:
+        yield
+    except OperationalError as error:
+        raise InfrastructureFailed(f"database {shown}: {error.orig}") from error
+    except DatabaseError as error:
+        if "file is not a database" in str(error.orig):
+            raise InvalidInput(f"{shown} is not an SQLite database") from error
+        raise
+
+
+def _prepare(path: Path, create: bool) -> None:
+    if not create:
+        if not path.exists():
+            raise InvalidInput(f"no database at {path}")
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InfrastructureFailed(f"cannot make the folder of the database: {error}") from error
+
+
+def _configure(connection: Any, record: Any) -> None:
+    # None: the driver begins no transaction of its own; `_begin` does.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    for pragma in (f"busy_timeout={_BUSY_TIMEOUT_MS}", "journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begin(connection: Connection) -> None:
+    writes = connection.get_execution_options().get("nas_write", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _try_begin(connection: Connection, *, give_up: bool) -> bool:
+    try:
+        connection.begin()
+    except OperationalError as error:
+        if give_up or "database is locked" not in str(error.orig):
+            raise
+        return False
+    return True

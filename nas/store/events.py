@@ -1,0 +1,74 @@
+"""The append-only log of a study: what resume, the live pages and replays read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Connection, Row, func, select
+
+from nas.core.errors import UnknownName
+from nas.core.trial import Event, EventKind
+from nas.store.leases import fence
+from nas.store.models import event, study
+from nas.store.rows import StudyLease
+from nas.store.store import Store
+
+
+def append(store: Store, study: int, payload: Mapping[str, Any], *, lease: StudyLease | None = None) -> Event:
+    """Logs something about the study as a whole. Events of trials go through `trials.add_event`.
+
+    Raises:
+        StudyBusy: the lease was lost.
+        UnknownName: no such study.
+    """
+    with store.write() as connection:
+        fence(connection, study, lease)
+        lock_study(connection, study)
+        return insert_event(connection, Event(EventKind.STUDY, payload, None, study, at=store.now()))
+
+
+def since(store: Store, study: int, after: int = 0, *, limit: int = 1000) -> list[Event]:
+    """The events behind id `after`, oldest first: at most `limit`; call again with the last one's id."""
+    with store.read() as connection:
+        rows = connection.execute(
+            select(event).where(event.c.study == study, event.c.id > after).order_by(event.c.id).limit(limit)
+        )
+        return [_event(row) for row in rows]
+
+
+def of_trial(store: Store, study: int, number: int) -> list[Event]:
+    """All events of one trial, oldest first."""
+    with store.read() as connection:
+        rows = connection.execute(
+            select(event).where(event.c.study == study, event.c.trial == number).order_by(event.c.id)
+        )
+        return [_event(row) for row in rows]
+
+
+def last_id(store: Store, study: int) -> int:
+    """The id of the newest event, 0 where there is none."""
+    with store.read() as connection:
+        return connection.scalar(select(func.max(event.c.id)).where(event.c.study == study)) or 0
+
+
+def lock_study(connection: Connection, number: int) -> None:
+    """Makes this transaction the only one that appends to the study, so that ids become visible in their order.
+
+    Raises:
+        UnknownName: no such study.
+    """
+    if connection.scalar(select(study.c.id).where(study.c.id == number).with_for_update()) is None:
+        raise UnknownName("study", str(number), map(str, connection.scalars(select(study.c.id))))
+
+
+def insert_event(connection: Connection, new: Event) -> Event:
+    """Stores `new` under the next id; the caller holds the study (`lock_study`)."""
+    values = {"study": new.study, "trial": new.trial, "kind": new.kind, "payload": dict(new.payload), "at": new.at}
+    key = connection.execute(event.insert().values(**values)).inserted_primary_key
+    assert key is not None
+    return Event(new.kind, new.payload, new.trial, new.study, key[0], new.at)
+
+
+def _event(row: Row[Any]) -> Event:
+    return Event(EventKind(row.kind), row.payload, row.trial, row.study, row.id, row.at)

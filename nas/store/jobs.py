@@ -1,0 +1,283 @@
+"""Measurement jobs: one round each, for one device, claimed by that device's agent.
+
+A claim raises the device's epoch. Whoever holds an older one is refused from then on; until then a result counts
+however late it comes (`nas.store.outcomes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from sqlalchemy import Connection, Row, Update, select, update
+
+from nas.core.errors import InvalidInput
+from nas.core.plan import Plan, Round, RoundResult
+from nas.store import devices
+from nas.store.models import device as device_table
+from nas.store.models import job as job_table
+from nas.store.rows import Blame, DeviceRow, DeviceState, Health, JobKind, JobRow, JobState
+from nas.store.store import Store
+from nas.store.upsert import insert_if_absent
+
+LEASE_S = 30.0
+"""Seconds a device's lease lasts unless renewed; agents renew three times as often."""
+
+LIVE = (JobState.QUEUED, JobState.LEASED)
+
+_HEARD_S = 5.0
+"""A device that was heard from within this time need not be noted again."""
+
+_TAKES_JOBS = frozenset({DeviceState.IDLE, DeviceState.LEASED})
+_KINDS = {
+    Health.GOOD: (JobKind.MEASURE, JobKind.CHECK),
+    Health.UNKNOWN: (JobKind.MEASURE, JobKind.CHECK),
+    Health.BAD: (JobKind.CHECK,),
+    Health.MAINTENANCE: (),
+    Health.RETIRED: (),
+}
+
+
+def enqueue(
+    store: Store,
+    result_key: str,
+    round: Round,
+    *,
+    device: str,
+    number: int = 0,
+    trial: tuple[int, int] | None = None,
+    priority: int = 0,
+    kind: JobKind = JobKind.MEASURE,
+    not_before: float = 0.0,
+) -> JobRow:
+    """Queues round `number` of the measurement `result_key`, unless it is there already: then that job is given.
+
+    A cancelled job is queued anew. A failed one stays failed until `retry`.
+
+    Args:
+        store: where it is kept.
+        result_key: of the measurement that the round is part of.
+        round: what the device runs.
+        device: id.
+        number: of the round, from 0.
+        trial: (study, number) that wants it.
+        priority: higher goes first; equals go in the order they came.
+        kind: `check` jobs also go to a device of bad health.
+        not_before: seconds since the epoch before which it is not claimed.
+
+    Raises:
+        UnknownName: no such device.
+    """
+    id = f"{result_key}.{number}"
+    with store.write() as connection:
+        devices.read(connection, device)
+        now = store.now()
+        values = {"result_key": result_key, "round": number, "kind": kind, "device": device, "priority": priority}
+        values |= {"payload": round.model_dump(mode="json"), "state": JobState.QUEUED, "attempts": 0}
+        values |= {"not_before": not_before, "created": now, "updated": now}
+        study, trial_number = trial or (None, None)
+        if not insert_if_absent(connection, job_table, id=id, study=study, trial=trial_number, **values):
+            connection.execute(
+                _change(id, now, state=JobState.QUEUED, attempts=0, not_before=not_before).where(
+                    job_table.c.state == JobState.CANCELLED
+                )
+            )
+        return read(connection, id)
+
+
+def claim(store: Store, device: str, agent: str, *, lease_s: float = LEASE_S) -> JobRow | None:
+    """Leases the next job for a device to its agent under a new epoch; None where there is nothing to do.
+
+    An agent that asks while its device is leased is not running that job any more (it restarted, or never got the
+    answer): it gets the job again under a new epoch.
+
+    Raises:
+        UnknownName: no such device.
+        InvalidInput: another agent serves it.
+    """
+    if not _worth_a_write(store, device, agent):
+        return None
+    with store.write() as connection:
+        now = store.now()
+        devices.heard_from(connection, devices.read(connection, device, agent=agent), now)
+        row = devices.read(connection, device)
+        if row.state not in _TAKES_JOBS:
+            return None
+        _take_back(connection, device, now)
+        free = {"state": DeviceState.IDLE, "lease_holder": None, "lease_until": None}
+        id = _next(connection, row, now)
+        if id is None:
+            connection.execute(update(device_table).where(device_table.c.id == device).values(**free))
+            return None
+        lease = {"state": DeviceState.LEASED, "lease_holder": agent, "lease_until": now + lease_s}
+        epoch = row.epoch + 1
+        connection.execute(update(device_table).where(device_table.c.id == device).values(epoch=epoch, **lease))
+        connection.execute(
+            _change(
+                id,
+                now,
+                state=JobState.LEASED,
+                epoch=epoch,
+                lease_until=now + lease_s,
+                attempts=job_table.c.attempts + 1,
+            )
+        )
+        return read(connection, id)
+
+
+def renew(store: Store, id: str, device: str, agent: str, epoch: int, *, lease_s: float = LEASE_S) -> bool:
+    """Prolongs the lease of a running job; False where the agent should stop: cancelled, or an older epoch.
+
+    A lease that expired is good again as long as the device was not leased anew.
+
+    Raises:
+        UnknownName: no such device.
+        InvalidInput: another agent serves it.
+    """
+    with store.write() as connection:
+        now = store.now()
+        row = devices.read(connection, device, agent=agent)
+        devices.heard_from(connection, row, now)
+        wanted = (job_table.c.epoch == epoch) & (job_table.c.device == device) & job_table.c.state.in_(LIVE)
+        change = _change(id, now, state=JobState.LEASED, lease_until=now + lease_s).where(wanted)
+        if row.epoch != epoch or connection.execute(change).rowcount != 1:
+            return False
+        state = row.state if row.state is DeviceState.DRAINING else DeviceState.LEASED
+        lease = {"state": state, "lease_holder": agent, "lease_until": now + lease_s}
+        connection.execute(update(device_table).where(device_table.c.id == device).values(**lease))
+        return True
+
+
+def get(store: Store, id: str) -> JobRow | None:
+    """One job; None where there is none (any more: deleting a study deletes its jobs)."""
+    with store.read() as connection:
+        row = connection.execute(select(job_table).where(job_table.c.id == id)).first()
+        return _row(row) if row else None
+
+
+def of_key(store: Store, result_key: str) -> list[JobRow]:
+    """The rounds of one measurement, in order."""
+    query = select(job_table).where(job_table.c.result_key == result_key).order_by(job_table.c.round)
+    with store.read() as connection:
+        return [_row(row) for row in connection.execute(query)]
+
+
+def live(store: Store, *, study: int | None = None) -> list[JobRow]:
+    """Jobs queued or leased, of one study or all, in the order they will be claimed."""
+    query = select(job_table).where(job_table.c.state.in_(LIVE)).order_by(*_order())
+    if study is not None:
+        query = query.where(job_table.c.study == study)
+    with store.read() as connection:
+        return [_row(row) for row in connection.execute(query)]
+
+
+def cancel(store: Store, ids: Iterable[str]) -> None:
+    """Takes back jobs that are not finished; an agent that runs one learns it from its next heartbeat."""
+    with store.write() as connection:
+        _cancel(connection, store.now(), job_table.c.id.in_(list(ids)))
+
+
+def cancel_study(store: Store, study: int, *, trial: int | None = None) -> None:
+    """Takes back all unfinished jobs of a study, or of one trial."""
+    of_trial = [] if trial is None else [job_table.c.trial == trial]
+    with store.write() as connection:
+        _cancel(connection, store.now(), job_table.c.study == study, *of_trial)
+
+
+def retry(store: Store, id: str) -> None:
+    """Queues a failed job anew, with a clean count of attempts.
+
+    Raises:
+        InvalidInput: it has not failed.
+    """
+    with store.write() as connection:
+        clean: dict[str, Any] = {"state": JobState.QUEUED, "attempts": 0, "blame": None, "reason": None}
+        changed = connection.execute(
+            _change(id, store.now(), message=None, not_before=store.now(), **clean).where(
+                job_table.c.state == JobState.FAILED
+            )
+        )
+        if changed.rowcount != 1:
+            raise InvalidInput(f"job {id!r} has not failed, so it cannot be retried")
+
+
+def files(round: Round) -> frozenset[str]:
+    """SHA-256 of every file that a round needs: what its agent may download, and what must stay in the store."""
+    plans = (round.candidate, round.reference) if round.reference else (round.candidate,)
+    return frozenset(sha256 for plan in plans for sha256 in _plan_files(plan))
+
+
+def read(connection: Connection, id: str) -> JobRow:
+    """The job `id`, which exists, held until the transaction ends."""
+    return _row(connection.execute(select(job_table).where(job_table.c.id == id).with_for_update()).one())
+
+
+def _plan_files(plan: Plan) -> list[str]:
+    return [file.sha256 for file in (*plan.inputs.values(), *plan.runner.files.values())]
+
+
+def _worth_a_write(store: Store, device: str, agent: str) -> bool:
+    """Whether a claim would change anything; agents ask often, and most often for nothing."""
+    with store.read() as connection:
+        now = store.now()
+        row = devices.read(connection, device, agent=agent)
+        quiet = row.state is DeviceState.IDLE and row.lease_until is None and row.last_seen > now - _HEARD_S
+        return not quiet or _next(connection, row, now) is not None
+
+
+def _next(connection: Connection, device: DeviceRow, now: float) -> str | None:
+    return connection.scalar(
+        select(job_table.c.id)
+        .where(
+            job_table.c.device == device.id,
+            job_table.c.state == JobState.QUEUED,
+            job_table.c.kind.in_(_KINDS[device.health]),
+            job_table.c.not_before <= now,
+        )
+        .order_by(*_order())
+        .limit(1)
+        .with_for_update(skip_locked=True)
+    )
+
+
+def _take_back(connection: Connection, device: str, now: float) -> None:
+    held = (job_table.c.device == device) & (job_table.c.state == JobState.LEASED)
+    connection.execute(update(job_table).where(held).values(state=JobState.QUEUED, lease_until=None, updated=now))
+
+
+def _order() -> tuple[Any, ...]:
+    return job_table.c.priority.desc(), job_table.c.created, job_table.c.id
+
+
+def _cancel(connection: Connection, now: float, *which: Any) -> None:
+    end = {"state": JobState.CANCELLED, "epoch": None, "lease_until": None, "updated": now}
+    connection.execute(update(job_table).where(job_table.c.state.in_(LIVE), *which).values(**end))
+
+
+def _change(id: str, now: float, **values: Any) -> Update:
+    return update(job_table).where(job_table.c.id == id).values(updated=now, **values)
+
+
+def _row(row: Row[Any]) -> JobRow:
+    return JobRow(
+        row.id,
+        row.result_key,
+        row.round,
+        JobKind(row.kind),
+        row.study,
+        row.trial,
+        row.device,
+        row.priority,
+        Round.model_validate(row.payload),
+        JobState(row.state),
+        row.attempts,
+        row.epoch,
+        row.lease_until,
+        row.not_before,
+        row.created,
+        row.updated,
+        RoundResult.model_validate(row.result) if row.result else None,
+        Blame(row.blame) if row.blame else None,
+        row.reason,
+        row.message,
+    )

@@ -1,0 +1,251 @@
+"""What the store hands out: frozen rows, detached from the database."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Literal
+
+from nas.core.device import Device
+from nas.core.errors import FailureReason
+from nas.core.plan import Round, RoundResult
+from nas.core.trial import TrialStatus
+
+Json = dict[str, Any]
+Stage = Literal["export", "measure", "train", "gate"]
+Origin = Literal["reference", "seed", "proposal"]
+DesiredState = Literal["run", "pause", "stop"]
+
+
+class StudyState(StrEnum):
+    """What a study does; `desired_state` is what it was last told to do."""
+
+    NEW = "new"
+    RUNNING = "running"
+    PAUSED = "paused"
+    STOPPED = "stopped"
+    COMPLETE = "complete"
+    FAILED = "failed"
+
+
+class JobState(StrEnum):
+    """Where a measurement job stands."""
+
+    QUEUED = "queued"
+    LEASED = "leased"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class JobKind(StrEnum):
+    """`check` jobs (health, calibration) also go to devices of unknown or bad health."""
+
+    MEASURE = "measure"
+    CHECK = "check"
+
+
+class DeviceState(StrEnum):
+    """What a device does."""
+
+    OFFLINE = "offline"
+    PREPARING = "preparing"
+    IDLE = "idle"
+    LEASED = "leased"
+    COOLING = "cooling"
+    DRAINING = "draining"
+
+
+class Health(StrEnum):
+    """What is thought of a device, apart from what it does."""
+
+    UNKNOWN = "unknown"
+    GOOD = "good"
+    BAD = "bad"
+    MAINTENANCE = "maintenance"
+    RETIRED = "retired"
+
+
+class Blame(StrEnum):
+    """Whose failure a failed job is."""
+
+    CANDIDATE = "candidate"
+    INFRASTRUCTURE = "infrastructure"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """One launched search. `reference_point` is None until the references have finished."""
+
+    id: int
+    name: str
+    space: Json
+    space_hash: str
+    state: StudyState
+    desired_state: DesiredState
+    seed: int
+    version: str
+    created: float
+    scales: Json | None
+    reference_point: Json | None
+    proposer: Json | None
+
+
+@dataclass(frozen=True, slots=True)
+class StudyLease:
+    """The right to orchestrate a study. `epoch` fences: writes under an older one are refused."""
+
+    study: int
+    holder: str
+    epoch: int
+    expires: float
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A candidate about to become a trial.
+
+    Args:
+        layout: canonical JSON of the layout.
+        layout_id: its SHA-256.
+        origin: a reference layout, a seed given by the space, or a proposer's.
+        parents: numbers of the trials it was made from.
+        operator: what made it, such as 'crossover'.
+        record: what the proposer knew: predictions, acquisition value, rank.
+    """
+
+    layout: Json
+    layout_id: str
+    origin: Origin = "proposal"
+    parents: tuple[int, ...] = ()
+    operator: str | None = None
+    record: Json | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A candidate in a study; `number` counts from 0 without gaps."""
+
+    study: int
+    number: int
+    layout_id: str
+    layout: Json
+    origin: Origin
+    parents: tuple[int, ...]
+    operator: str | None
+    record: Json | None
+    created: float
+    updated: float
+    status: TrialStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A stage's result under its key."""
+
+    result_key: str
+    stage: Stage
+    payload: Json
+    seconds: float
+    created: float
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Work that gave no result: an invalid measurement, or a failure."""
+
+    id: int
+    kind: str
+    message: str
+    at: float
+    result_key: str | None
+    stage: Stage | None
+    study: int | None
+    trial: int | None
+    job: str | None
+    device: str | None
+    payload: Json | None
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A file in the store, named by its content."""
+
+    sha256: str
+    size: int
+    created: float
+    last_used: float
+    pinned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """A process that serves devices."""
+
+    name: str
+    boot_id: str | None
+    created: float
+    last_seen: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRow:
+    """A registered device and its lease.
+
+    `epoch` grows with every lease; `checked_at` is when it last passed a health check, 0 for never.
+    """
+
+    id: str
+    agent: str
+    device: Device
+    state: DeviceState
+    health: Health
+    health_reason: str | None
+    checked_at: float
+    epoch: int
+    lease_holder: str | None
+    lease_until: float | None
+    last_seen: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """One round of a measurement, for one device.
+
+    `epoch` is that of the device's lease; None where no result is awaited. `blame`, `reason` and `message` say why a
+    failed job failed.
+    """
+
+    id: str
+    result_key: str
+    round: int
+    kind: JobKind
+    study: int | None
+    trial: int | None
+    device: str
+    priority: int
+    payload: Round
+    state: JobState
+    attempts: int
+    epoch: int | None
+    lease_until: float | None
+    not_before: float
+    created: float
+    updated: float
+    result: RoundResult | None
+    blame: Blame | None
+    reason: FailureReason | None
+    message: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """The reference run's own figure on a device: what drift is measured against."""
+
+    device: str
+    runtime: str
+    build: str
+    reference_ms: float
+    samples: Json
+    created: float

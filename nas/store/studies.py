@@ -1,0 +1,192 @@
+"""Studies: launched searches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from sqlalchemy import Connection, Row, select, update
+
+from nas.core.canonical import content_hash
+from nas.core.errors import InvalidInput, StudyBusy, UnknownName
+from nas.core.trial import Event, EventKind
+from nas.store import leases
+from nas.store.artifacts import pin_only, study_owner
+from nas.store.events import insert_event, lock_study
+from nas.store.models import study
+from nas.store.rows import DesiredState, Json, Study, StudyLease, StudyState
+from nas.store.store import Store
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def create(store: Store, name: str, space: Json, *, seed: int, version: str, scales: Json | None = None) -> Study:
+    """A new study.
+
+    Args:
+        store: where it is kept.
+        name: unique; letters, digits, '.', '_' and '-'.
+        space: the search space's JSON, kept whole.
+        seed: of everything random in the search.
+        version: of hilnas.
+        scales: fixed constants of the objectives; `set_scales` may give them later, once.
+
+    Raises:
+        InvalidInput: the name is taken or cannot be used.
+    """
+    check_name(name)
+    with store.write() as connection:
+        if connection.scalar(select(study.c.id).where(study.c.name == name)) is not None:
+            raise InvalidInput(f"a study named {name!r} exists; choose another name, or continue it with --resume")
+        connection.execute(
+            study.insert().values(
+                name=name,
+                space=space,
+                space_hash=content_hash(space),
+                state=StudyState.NEW,
+                desired_state="run",
+                seed=seed,
+                version=version,
+                created=store.now(),
+                scales=scales,
+            )
+        )
+        return get(store, name)
+
+
+def check_name(name: str) -> None:
+    """Raises `InvalidInput` where a study cannot be called so."""
+    if not _NAME.fullmatch(name):
+        raise InvalidInput(f"{name!r} is no study name; use up to 64 letters, digits, '.', '_' and '-'")
+
+
+def get(store: Store, study_or_name: int | str) -> Study:
+    """The study of that name or id.
+
+    Raises:
+        UnknownName: there is none.
+    """
+    column = study.c.id if isinstance(study_or_name, int) else study.c.name
+    with store.read() as connection:
+        row = connection.execute(select(study).where(column == study_or_name)).first()
+        if row is None:
+            raise UnknownName("study", str(study_or_name), connection.scalars(select(study.c.name)))
+        return _study(row)
+
+
+def all(store: Store) -> list[Study]:
+    """Every study, oldest first."""
+    with store.read() as connection:
+        return [_study(row) for row in connection.execute(select(study).order_by(study.c.id))]
+
+
+def set_desired_state(store: Store, study_id: int, desired: DesiredState) -> None:
+    """Tells the orchestrator what to do; it looks by polling."""
+    _set(store, study_id, None, desired_state=desired)
+
+
+def set_state(store: Store, study_id: int, state: StudyState, *, lease: StudyLease | None = None) -> None:
+    """What the orchestrator does now; logged as an event where it changes.
+
+    Raises:
+        StudyBusy: the lease was lost.
+    """
+    with store.write() as connection:
+        if get(store, study_id).state is not state:
+            _set(store, study_id, lease, state=state)
+            _log(connection, store, study_id, {"state": state.value})
+
+
+def save_proposer(store: Store, study_id: int, state: Json, *, lease: StudyLease | None = None) -> None:
+    """Keeps what the proposer needs to go on after a restart. See also `trials.propose`, which does both at once."""
+    _set(store, study_id, lease, proposer=state)
+
+
+def set_scales(store: Store, study_id: int, scales: Json, *, lease: StudyLease | None = None) -> Study:
+    """Freezes the constants that objectives are scaled by; giving the same again is fine.
+
+    Raises:
+        InvalidInput: others are frozen already.
+    """
+    return _freeze(store, study_id, "scales", scales, lease)
+
+
+def freeze_reference(store: Store, study_id: int, point: Json, *, lease: StudyLease | None = None) -> Study:
+    """Freezes the reference point of the hypervolume; giving the same again is fine.
+
+    Raises:
+        InvalidInput: another one is frozen already.
+    """
+    return _freeze(store, study_id, "reference_point", point, lease)
+
+
+def require_same_space(stored: Study, space: Json) -> None:
+    """Refuses to go on with another space than the study began with.
+
+    Raises:
+        InvalidInput: they differ; the message lists up to ten differences.
+    """
+    if content_hash(space) == stored.space_hash:
+        return
+    changes = [*_differences(stored.space, space, "")]
+    shown = "\n  ".join(changes[:10] + ([f"and {len(changes) - 10} more"] if len(changes) > 10 else []))
+    raise InvalidInput(f"study {stored.name!r} began with another search space; it cannot be resumed:\n  {shown}")
+
+
+def delete(store: Store, study_id: int) -> None:
+    """Removes a study with its trials, events, attempts and jobs.
+
+    Results stay: other studies find them by key. Artifacts stay too, without the pins of `artifacts.study_owner`.
+
+    Raises:
+        StudyBusy: an orchestrator runs it.
+        UnknownName: no such study.
+    """
+    with store.write() as connection:
+        lock_study(connection, study_id)
+        lease = leases.current(store, study_id)
+        if lease is not None and lease.expires > store.now():
+            raise StudyBusy(f"study {study_id} is run by {lease.holder}; stop it first")
+        pin_only(store, study_owner(study_id), ())
+        connection.execute(study.delete().where(study.c.id == study_id))
+
+
+def _set(store: Store, study_id: int, lease: StudyLease | None, **values: Any) -> None:
+    with store.write() as connection:
+        leases.fence(connection, study_id, lease)
+        if connection.execute(update(study).where(study.c.id == study_id).values(**values)).rowcount == 0:
+            get(store, study_id)
+
+
+def _freeze(store: Store, study_id: int, field: str, value: Json, lease: StudyLease | None) -> Study:
+    with store.write() as connection:
+        lock_study(connection, study_id)
+        frozen = getattr(get(store, study_id), field)
+        if frozen is None:
+            _set(store, study_id, lease, **{field: value})
+            _log(connection, store, study_id, {field: value})
+        elif content_hash(frozen) != content_hash(value):
+            raise InvalidInput(f"study {study_id}: {field} is frozen as {frozen}; it cannot become {value}")
+        return get(store, study_id)
+
+
+def _log(connection: Connection, store: Store, study_id: int, payload: Json) -> None:
+    lock_study(connection, study_id)
+    insert_event(connection, Event(EventKind.STUDY, payload, None, study_id, at=store.now()))
+
+
+def _differences(old: Any, new: Any, path: str) -> Iterator[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted(old.keys() | new.keys()):
+            yield from _differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for index, (before, after) in enumerate(zip(old, new, strict=True)):
+            yield from _differences(before, after, f"{path}[{index}]")
+    elif old != new:
+        yield f"{path}: was {old!r}, is {new!r}"
+
+
+def _study(row: Row[Any]) -> Study:
+    values = dict(row._mapping)
+    return Study(**values | {"state": StudyState(values["state"])})

@@ -1,0 +1,185 @@
+"""The contract of a block kind, as tests: subclass `BlockContract`, name the kind and examples of it, and run pytest.
+
+class TestGatedShortConv(BlockContract):
+kind = "conv"
+examples = ("C3", "C12")
+reference = staticmethod(reference_gated_short_conv)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Protocol
+
+import pytest
+import torch
+from torch import Tensor
+
+from nas.core.block import BLOCKS, Block
+from nas.core.layout import Layer, Layout
+from nas.nn.base import FeedForward, Mixer, State
+from nas.nn.primitives import draw_weights
+from nas.nn.registry import MODULES
+
+BATCH, LENGTH = 2, 19
+
+
+class Reference(Protocol):
+    """A kind's formula, written to be read: (resolved block, state dict, one sequence [T, D]) -> output [T, D]."""
+
+    def __call__(self, block: Block, weights: Mapping[str, Tensor], h: Tensor, /) -> Tensor: ...
+
+
+class BlockContract:
+    """What layouts, exporters and training rely on, whatever the kind's role.
+
+    Attributes:
+        kind: the kind's name in `nas.core.block.BLOCKS` and `nas.nn.registry.MODULES`.
+        examples: blocks in text form, at least one per argument that changes the computation.
+        reference: the kind's formula, as a static method.
+        d_model: width of the examples.
+        tolerance: greatest difference of outputs of size 1 in float32.
+    """
+
+    kind: ClassVar[str]
+    examples: ClassVar[tuple[str, ...]]
+    reference: Reference
+    d_model: ClassVar[int] = 64
+    tolerance: ClassVar[float] = 1e-5
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """One test per example."""
+        if "text" in metafunc.fixturenames:
+            metafunc.parametrize("text", metafunc.cls.examples)
+
+    @pytest.fixture
+    def block(self, text: str) -> Block:
+        """The example."""
+        return Block.parse(text, BLOCKS[self.kind].role)
+
+    @pytest.fixture
+    def module(self, block: Block) -> Mixer | FeedForward:
+        """Its module, with no weight at a special value such as one or zero."""
+        module = MODULES[block.kind](block, self.d_model)
+        draw_weights(module, 0, depth=4)
+        noise = torch.Generator().manual_seed(1)
+        for tensor in module.state_dict().values():
+            tensor += 0.1 * torch.rand(tensor.shape, generator=noise)
+        return module.eval()
+
+    @pytest.fixture
+    def x(self) -> Tensor:
+        """Input [B, T, D] of unit size."""
+        return torch.randn(BATCH, LENGTH, self.d_model, generator=torch.Generator().manual_seed(2))
+
+    def test_is_registered_under_its_name(self) -> None:
+        spec = BLOCKS[self.kind]
+        assert spec.name == self.kind
+        assert [kind.name for kind in BLOCKS.values() if kind.letter == spec.letter] == [self.kind]
+        assert issubclass(MODULES[self.kind], {"mixer": Mixer, "ffn": FeedForward}[spec.role])
+
+    def test_text_and_json_round_trip(self, text: str, block: Block) -> None:
+        assert block.format() == text
+        layout = Layout.of(self.d_model, 64, [_layer(block)])
+        assert Layout.parse(layout.format()) == layout
+        assert Layout.from_json(layout.to_json()) == layout
+
+    def test_counts_equal_the_module(self, block: Block, module: Mixer | FeedForward) -> None:
+        count = block.spec.count(block, self.d_model)
+        assert sum(weight.numel() for weight in module.parameters()) == count.total
+        assert 0 < count.active <= count.total
+        assert block.spec.flops(block, self.d_model, 8) <= block.spec.flops(block, self.d_model, 64)
+
+    def test_narrow_blocks_stand(self, block: Block) -> None:
+        for width in range(32, self.d_model + 1, 32):
+            narrow = block.spec.narrow(block, self.d_model, width)
+            narrow.canonical(width)
+            assert narrow.kind == block.kind
+            assert narrow.spec.narrow(narrow, width, width).resolve(width) == narrow.resolve(width)
+
+    def test_draws_every_weight_from_the_seed_alone(self, block: Block) -> None:
+        before = torch.get_rng_state()
+        twins = [MODULES[block.kind](block, self.d_model) for _ in range(2)]
+        for twin in twins:
+            for weight in twin.parameters():
+                weight.data.fill_(torch.nan)
+            draw_weights(twin, 3, depth=4)
+        assert torch.equal(torch.get_rng_state(), before)
+        for name, weight in twins[0].state_dict().items():
+            assert weight.isfinite().all(), name
+            assert torch.equal(weight, twins[1].state_dict()[name]), name
+
+    def test_equals_the_reference(self, module: Mixer | FeedForward, x: Tensor) -> None:
+        with torch.no_grad():
+            wanted = torch.stack([self.reference(module.block, module.state_dict(), row) for row in x])
+            self._check_close(_whole(module, x), wanted)
+
+    def test_every_weight_learns(self, module: Mixer | FeedForward, x: Tensor) -> None:
+        names, weights = zip(*module.named_parameters(), strict=True)
+        gradients = torch.autograd.grad(_whole(module, x).square().sum(), weights)
+        for name, gradient in zip(names, gradients, strict=True):
+            assert gradient.abs().max() > 0, name
+
+    def _check_close(self, found: Tensor, wanted: Tensor) -> None:
+        torch.testing.assert_close(found, wanted, rtol=0, atol=self.tolerance * max(1.0, float(wanted.abs().max())))
+
+
+class MixerContract(BlockContract):
+    """What else holds for a sequence mixer: it is causal, and its states carry a sequence across chunks."""
+
+    def test_looks_at_no_later_token(self, module: Mixer, x: Tensor) -> None:
+        x.requires_grad_()
+        for t in (0, LENGTH // 2, LENGTH - 2):
+            (seen,) = torch.autograd.grad(module(x)[0][:, t].square().sum(), x)
+            assert seen[:, t].abs().max() > 0
+            assert torch.all(seen[:, t + 1 :] == 0)
+
+    def test_state_is_as_large_as_counted(self, block: Block, module: Mixer, x: Tensor) -> None:
+        numbers = sum(tensor.numel() for tensor in module(x)[1]) // BATCH
+        cache = block.spec.kv_bytes(block, self.d_model, LENGTH, element=4.0)
+        assert 4 * numbers == cache + block.spec.state_bytes(block, self.d_model)
+
+    @pytest.mark.parametrize("cuts", [(1,) * LENGTH, (LENGTH - 1, 1), (1, LENGTH - 1), (5, 1, 9, 4)], ids=str)
+    def test_chunks_equal_the_whole(self, module: Mixer, x: Tensor, cuts: tuple[int, ...]) -> None:
+        state = module.init_state(BATCH, x.dtype, x.device)
+        parts = []
+        with torch.no_grad():
+            for part in torch.split(x, list(cuts), 1):
+                y, state = module(part, state)
+                parts.append(y)
+            whole, end = module(x)
+        self._check_close(torch.cat(parts, 1), whole)
+        self._check_states(state, end)
+
+    def test_step_equals_the_whole(self, module: Mixer, x: Tensor) -> None:
+        with torch.no_grad():
+            _, state = module(x[:, :-1])
+            kept = [tensor.clone() for tensor in state]
+            y, end = module.step(x[:, -1], state)
+            whole, whole_end = module(x)
+        self._check_close(y, whole[:, -1])
+        self._check_states(end, whole_end)
+        assert all(torch.equal(*pair) for pair in zip(state, kept, strict=True)), "a step wrote into its state"
+
+    def _check_states(self, found: State, wanted: State) -> None:
+        for one, other in zip(found, wanted, strict=True):
+            self._check_close(one, other)
+
+
+class FeedForwardContract(BlockContract):
+    """What else holds for a feed-forward: each token is on its own."""
+
+    def test_looks_at_no_other_token(self, module: FeedForward, x: Tensor) -> None:
+        with torch.no_grad():
+            whole = module(x)
+            for t in (0, LENGTH - 1):
+                self._check_close(module(x[:, t : t + 1]), whole[:, t : t + 1])
+
+
+def _layer(block: Block) -> Layer:
+    return Layer((block,)) if block.spec.role == "mixer" else Layer((), block)
+
+
+def _whole(module: Mixer | FeedForward, x: Tensor) -> Tensor:
+    y: Tensor = module(x)[0] if isinstance(module, Mixer) else module(x)
+    return y

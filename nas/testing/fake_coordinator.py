@@ -1,0 +1,180 @@
+"""A coordinator in memory that speaks the job protocol: for tests of agents, over a mock transport or a real socket.
+
+It checks what a real one checks of an agent's manners: known agent, known device, current epoch.
+"""
+
+from __future__ import annotations
+
+import socketserver
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from urllib.parse import quote
+
+import httpx
+from pydantic import BaseModel
+
+from nas.core.protocol import (
+    HEARTBEAT_PATH,
+    LEASE_PATH,
+    LOCAL_PATH_HEADER,
+    REGISTER_PATH,
+    HeartbeatReply,
+    HeartbeatRequest,
+    Job,
+    LeaseReply,
+    LeaseRequest,
+    RegisterReply,
+    RegisterRequest,
+    ResultReply,
+    ResultRequest,
+)
+
+_FILES, _JOBS = "/v1/files/", "/v1/jobs/"
+
+
+class FakeCoordinator:
+    """Hands out `jobs` in order to whichever registered device asks.
+
+    Args:
+        files: served by content hash.
+        local_paths: answer downloads by naming the file instead of sending it.
+        heartbeat_s: what agents are told.
+    """
+
+    def __init__(self, files: Path, *, local_paths: bool = False, heartbeat_s: float = 0.05) -> None:
+        self.files, self.local_paths, self.heartbeat_s = files, local_paths, heartbeat_s
+        self.jobs: list[Job] = []
+        self.registered: list[RegisterRequest] = []
+        self.heartbeats: list[HeartbeatRequest] = []
+        self.results: dict[str, ResultRequest] = {}
+        self.cancelled: set[str] = set()
+        self.trouble: list[httpx.Response | httpx.TransportError] = []
+        """What the next requests meet, instead of an answer."""
+        self._leased: dict[str, int] = {}
+        self._changed = threading.Condition()
+
+    def client(self) -> httpx.Client:
+        """A client that reaches this coordinator without a network."""
+        return httpx.Client(base_url="http://coordinator", transport=httpx.MockTransport(self.handle))
+
+    def offer(self, job: Job) -> None:
+        """Queues a job."""
+        with self._changed:
+            self.jobs.append(job)
+            self._changed.notify_all()
+
+    def wait_for(self, *, results: int = 0, heartbeats: int = 0, timeout_s: float = 60.0) -> None:
+        """Waits until that many results and heartbeats came in."""
+        with self._changed:
+            assert self._changed.wait_for(
+                lambda: len(self.results) >= results and len(self.heartbeats) >= heartbeats, timeout_s
+            ), f"{len(self.results)} results and {len(self.heartbeats)} heartbeats within {timeout_s} s"
+
+    def handle(self, request: httpx.Request) -> httpx.Response:
+        """Answers one request."""
+        with self._changed:
+            if self.trouble:
+                trouble = self.trouble.pop(0)
+                if isinstance(trouble, httpx.TransportError):
+                    raise trouble
+                return trouble
+        path = request.url.path
+        if path.startswith(_FILES):
+            return self._file(path.removeprefix(_FILES), request)
+        body = request.read()
+        with self._changed:
+            self._changed.notify_all()
+            if path == REGISTER_PATH:
+                return self._register(RegisterRequest.model_validate_json(body))
+            if path == LEASE_PATH:
+                return self._lease(LeaseRequest.model_validate_json(body))
+            if path == HEARTBEAT_PATH:
+                return self._heartbeat(HeartbeatRequest.model_validate_json(body))
+            if path.startswith(_JOBS) and path.endswith("/result"):
+                job = path.removeprefix(_JOBS).removesuffix("/result")
+                return self._result(job, ResultRequest.model_validate_json(body))
+        return httpx.Response(404, text=f"no such path: {path}")
+
+    def _register(self, request: RegisterRequest) -> httpx.Response:
+        self.registered.append(request)
+        return _json(RegisterReply(poll_s=0.2, heartbeat_s=self.heartbeat_s))
+
+    def _lease(self, request: LeaseRequest) -> httpx.Response:
+        known = {(agent.agent, device.id) for agent in self.registered for device in agent.devices}
+        if (request.agent, request.device) not in known:
+            return httpx.Response(404, text="unknown agent or device: register first")
+        self._changed.wait_for(lambda: self.jobs, request.wait_s)
+        job = self.jobs.pop(0) if self.jobs else None
+        if job:
+            self._leased[job.id] = job.epoch
+        return _json(LeaseReply(job=job))
+
+    def _heartbeat(self, request: HeartbeatRequest) -> httpx.Response:
+        self.heartbeats.append(request)
+        stale = self._leased.get(request.job) != request.epoch
+        return _json(HeartbeatReply(cancel=stale or request.job in self.cancelled))
+
+    def _result(self, job: str, request: ResultRequest) -> httpx.Response:
+        if self._leased.get(job) != request.epoch:
+            return _json(ResultReply(accepted=False, reason=f"epoch {request.epoch} is not the current one"))
+        self.results[job] = request
+        return _json(ResultReply(accepted=True))
+
+    def _file(self, sha256: str, request: httpx.Request) -> httpx.Response:
+        path = self.files / sha256
+        if not path.exists():
+            return httpx.Response(404, text=f"no file {sha256}")
+        if self.local_paths:
+            return httpx.Response(200, headers={LOCAL_PATH_HEADER: quote(str(path))})
+        data = path.read_bytes()
+        start = int(request.headers.get("Range", "bytes=0-").removeprefix("bytes=").removesuffix("-"))
+        return httpx.Response(206 if start else 200, content=data[start:])
+
+
+@contextmanager
+def served(coordinator: FakeCoordinator, socket: Path) -> Iterator[str]:
+    """Serves the coordinator on a Unix socket; gives its URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _answer(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            headers = {name: value for name, value in self.headers.items() if name.lower() != "content-length"}
+            url = f"http://coordinator{self.path}"
+            response = coordinator.handle(httpx.Request(self.command, url, headers=headers, content=body))
+            self.send_response(response.status_code)
+            for name, value in response.headers.items():
+                if name.lower() != "content-length":
+                    self.send_header(name, value)
+            self.send_header("Content-Length", str(len(response.content)))
+            self.end_headers()
+            self.wfile.write(response.content)
+
+        do_GET = do_POST = _answer
+
+        def address_string(self) -> str:
+            return "unix"
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    class Server(socketserver.ThreadingUnixStreamServer):
+        daemon_threads = True
+        block_on_close = False
+
+        def handle_error(self, request: object, client_address: object) -> None:
+            """Killed clients are what these tests are about."""
+
+    with Server(str(socket), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+        thread.start()
+        yield f"http+unix://{quote(str(socket))}"
+        server.shutdown()
+
+
+def _json(message: BaseModel) -> httpx.Response:
+    return httpx.Response(200, content=message.model_dump_json(), headers={"Content-Type": "application/json"})

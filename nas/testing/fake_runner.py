@@ -1,0 +1,66 @@
+"""The runner of `FakeRuntime`: a script that reports times worked out from figures in the model file.
+
+It stands alone (no import of ours), because a device runs it by its content.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+
+
+def main() -> None:
+    """Reports one repetition, or misbehaves as `--fault` says."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", required=True)
+    for name in ("prompt", "gen", "context"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--fault", default="none")
+    args = parser.parse_args()
+    with open(args.model, encoding="utf-8") as file:  # noqa: PTH123 - pathlib doubles the start-up time of the script
+        figures = json.load(file)["figures"]
+    misbehave(args.fault)
+    print(json.dumps(report(figures, args) | ({"finite": False} if args.fault == "not_finite" else {})))
+
+
+def report(figures: dict[str, float], args: argparse.Namespace) -> dict[str, object]:
+    """Times grow with weights read per token and with the cache; every 16th token is 5 % slower, so p95 > p50."""
+    start = figures["decode_ns"] + figures["cache_ns"] * args.prompt
+    decode = [round((start + figures["cache_ns"] * i) * (1.05 if i % 16 == 15 else 1.0)) for i in range(args.gen)]
+    memory = figures["weights_mb"] + figures["cache_mb"] * args.context
+    return {
+        "v": 1,
+        "load_ms": figures["weights_mb"] / 2,
+        "ttft_ms": figures["prefill_ns"] * args.prompt / 1e6,
+        "decode_ns": decode,
+        "decode_cpu_ns": decode,
+        "peak_rss_mb": memory,
+        "prefill_rss_mb": memory,
+        "decode_rss_mb": memory,
+        "finite": True,
+        "info": {"fake": True},
+    }
+
+
+def misbehave(fault: str) -> None:
+    """Ends the process, or never does, as asked."""
+    if fault == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    elif fault == "hang":
+        time.sleep(3600)
+    elif fault == "garbage":
+        print("\x00 not a report")
+        sys.exit(0)
+    elif fault == "flood":
+        for _ in range(1 << 12):
+            print("x" * 1023)
+        sys.exit(0)
+    elif fault == "out_of_memory":
+        print(json.dumps({"v": 1, "error": {"kind": "out_of_memory", "message": "pretended"}}))
+        sys.exit(71)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""The contract of a proposer, as tests: subclass `ProposerContract`, give `factory`, and run pytest."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from nas.core.errors import InvalidInput, UnknownName
+from nas.core.space import SearchSpace
+from nas.search.api import Observation, Proposal, Proposer, ProposerFactory
+from nas.search.sampling import Sampler
+from nas.testing.synthetic import SyntheticProblem, synthetic_space
+
+SEED = 3
+
+
+class ProposerContract:
+    """What a study relies on. The subclass gives the fixture `factory`, which makes a proposer of a sampler and a seed.
+
+    Attributes:
+        pool: candidates scored per proposal; small, so that the tests are quick.
+        rounds: batches of two that the tests ask for, enough to leave the first random or heuristic layouts behind.
+    """
+
+    pool = 24
+    rounds = 8
+
+    @pytest.fixture
+    def problem(self) -> SyntheticProblem:
+        """What the layouts are measured by."""
+        return SyntheticProblem(1, space=synthetic_space(self.pool, seeds=4))
+
+    def start(self, factory: ProposerFactory, problem: SyntheticProblem, seed: int = SEED) -> Proposer:
+        """A new proposer with its reference point fixed."""
+        proposer = factory(Sampler(problem.space), seed)
+        proposer.fix_reference_point(problem.reference_point)
+        return proposer
+
+    def search(self, proposer: Proposer, problem: SyntheticProblem) -> list[Proposal]:
+        """A short search, two at a time."""
+        made: list[Proposal] = []
+        for _ in range(self.rounds):
+            asked = proposer.ask(2)
+            for proposal in reversed(asked):
+                proposer.tell(problem.observe(proposal.layout))
+            made += asked
+        return made
+
+    def test_proposals_are_new_and_inside_the_space(self, factory: ProposerFactory, problem: SyntheticProblem) -> None:
+        made = self.search(self.start(factory, problem), problem)
+        sampler = Sampler(problem.space)
+        assert [reason for proposal in made for reason in sampler.contains(proposal.layout)] == []
+        assert len({proposal.layout.id for proposal in made}) == len(made) == 2 * self.rounds
+        assert [proposal.number for proposal in made] == list(range(len(made)))
+
+    def test_what_was_told_unasked_is_not_proposed(self, factory: ProposerFactory, problem: SyntheticProblem) -> None:
+        first = self.start(factory, problem).ask(4)
+        proposer = self.start(factory, problem)
+        for proposal in first:
+            proposer.tell(problem.observe(proposal.layout))
+        known = {proposal.layout.id for proposal in first}
+        assert known.isdisjoint(proposal.layout.id for proposal in proposer.ask(4))
+
+    def test_support_filter_is_kept(self, factory: ProposerFactory, problem: SyntheticProblem) -> None:
+        proposer = factory(Sampler(problem.space, lambda layout: layout.params.active == layout.params.total), SEED)
+        kinds = {block.kind for p in proposer.ask(8) for layer in p.layout.layers for block in layer.blocks}
+        assert "moe" not in kinds
+
+    def test_same_seed_and_log_give_the_same_proposals(
+        self, factory: ProposerFactory, problem: SyntheticProblem
+    ) -> None:
+        made = self.search(self.start(factory, problem), problem)
+        assert self.search(self.start(factory, problem), problem) == made
+
+    def test_another_seed_gives_others(self, factory: ProposerFactory, problem: SyntheticProblem) -> None:
+        made = self.search(self.start(factory, problem), problem)
+        assert self.search(self.start(factory, problem, SEED + 1), problem) != made
+
+    def test_order_of_telling_does_not_matter(self, factory: ProposerFactory, problem: SyntheticProblem) -> None:
+        forward, backward = self.start(factory, problem), self.start(factory, problem)
+        seen = [problem.observe(proposal.layout) for proposal in forward.ask(10)]
+        backward.ask(10)
+        for observation in seen:
+            forward.tell(observation)
+        for observation in reversed(seen):
+            backward.tell(observation)
+        assert forward.ask(2) == backward.ask(2)
+
+    def test_two_asked_at_once_are_two_asked_in_turn(self, factory: ProposerFactory, problem: SyntheticProblem) -> None:
+        together, apart = self.start(factory, problem), self.start(factory, problem)
+        self.search(together, problem)
+        self.search(apart, problem)
+        assert together.ask(2) == apart.ask(1) + apart.ask(1)
+
+    def test_state_survives_json(self, factory: ProposerFactory, problem: SyntheticProblem) -> None:
+        proposer = self.start(factory, problem)
+        self.search(proposer, problem)
+        proposer.ask(1)  # left pending
+        state = json.loads(json.dumps(proposer.state()))
+        again = factory(Sampler(problem.space), SEED)
+        again.restore(state)
+        assert again.state() == proposer.state()
+        assert again.ask(2) == proposer.ask(2)
+
+    def test_state_of_another_seed_is_refused(self, factory: ProposerFactory, problem: SyntheticProblem) -> None:
+        with pytest.raises(InvalidInput, match="seed"):
+            self.start(factory, problem, SEED + 1).restore(self.start(factory, problem).state())
+
+    def test_partial_and_failed_observations_are_taken(
+        self, factory: ProposerFactory, problem: SyntheticProblem
+    ) -> None:
+        proposer = self.start(factory, problem)
+        for index, proposal in enumerate(proposer.ask(12)):
+            seen = problem.observe(proposal.layout)
+            device = {name: value for name, value in seen.objectives.items() if name != "quality"}
+            told = (
+                Observation(proposal.layout, "failed"),
+                Observation(proposal.layout, "running", device, seen.constraints),
+                Observation(proposal.layout, "stopped", device | {"quality": 2.5 + index / 100}, seen.constraints, 0),
+                Observation(proposal.layout, "infeasible", device, seen.constraints),
+            )
+            proposer.tell(told[index % 4])
+        assert len(proposer.ask(3)) == 3
+
+    def test_search_starts_without_a_reference_point(self, factory: ProposerFactory, problem: SyntheticProblem) -> None:
+        made = self.search(factory(Sampler(problem.space), SEED), problem)
+        assert len(made) == 2 * self.rounds
+
+    def test_reference_point_is_fixed_once(self, factory: ProposerFactory, problem: SyntheticProblem) -> None:
+        proposer = self.start(factory, problem)
+        proposer.fix_reference_point(problem.reference_point)
+        with pytest.raises(InvalidInput, match="fixed"):
+            proposer.fix_reference_point(problem.reference_point | {"quality": 9.0})
+        with pytest.raises(InvalidInput, match="memory"):
+            proposer.fix_reference_point({"quality": 1.0, "latency": 1.0})
+
+    def test_what_is_no_number_is_refused(self, factory: ProposerFactory, problem: SyntheticProblem) -> None:
+        proposer = self.start(factory, problem)
+        layout = proposer.ask(1)[0].layout
+        for bad in (math.nan, math.inf):
+            with pytest.raises(InvalidInput, match="latency"):
+                proposer.tell(Observation(layout, "complete", {"latency": bad}))
+        with pytest.raises(UnknownName, match="latency"):
+            proposer.tell(Observation(layout, "complete", {"latancy": 1.0}))
+
+    def test_a_small_space_runs_out(self, factory: ProposerFactory) -> None:
+        space = _small_space()
+        proposer = factory(Sampler(space), SEED)
+        made = proposer.ask(50)
+        assert len({proposal.layout.id for proposal in made}) == len(made) == 8
+        assert proposer.ask(1) == []
+
+
+def _small_space() -> SearchSpace:
+    data = synthetic_space(8, seeds=2).model_dump()
+    data["mixers"] = {"conv": {"kernel": 3}, "gqa": {"heads": 8, "kv_heads": 4}}
+    data["ffn"] = {"swiglu": {"width": 1024}}
+    data["limits"] = {"conv": {"min": 1}, "gqa": {"min": 1}}
+    data["model"] = {"d_model": 512, "depth": [2, 3], "vocab": 8192}
+    return SearchSpace.model_validate(data)

@@ -1,0 +1,82 @@
+"""The contract of a quality task, as tests: subclass `TaskContract`, name the task and difficulties, and run pytest.
+
+class TestParity(TaskContract):
+    name = "parity"
+    difficulties = ({}, {"length": 64})
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from nas.core.canonical import canonical_json
+from nas.core.errors import UnknownName
+from nas.core.task import IGNORE, Setting, Task, make_task, task_settings
+
+_EXAMPLES = 4000
+
+
+class TaskContract:
+    """What training, scoring and result keys rely on.
+
+    Attributes:
+        name: the task's name in `nas.core.task.TASKS`.
+        difficulties: settings to test; `{}` stands for the defaults.
+        tolerance: of the labels' entropy over 4,000 examples, in nats.
+    """
+
+    name: ClassVar[str]
+    difficulties: ClassVar[tuple[Mapping[str, Setting], ...]] = ({},)
+    tolerance: ClassVar[float] = 0.01
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """One test per difficulty."""
+        if "settings" in metafunc.fixturenames:
+            metafunc.parametrize("settings", metafunc.cls.difficulties, ids=str)
+
+    @pytest.fixture
+    def task(self, settings: Mapping[str, Setting]) -> Task:
+        """The task at one difficulty."""
+        return make_task(self.name, settings)
+
+    def test_examples_have_the_promised_shape_and_symbols(self, task: Task) -> None:
+        x, y = task.batch(np.random.default_rng(0), 64)
+        assert x.shape == y.shape == (64, task.length)
+        assert x.dtype == y.dtype == np.int64
+        assert x.min() >= 0
+        assert x.max() < task.vocab
+        labels = y[y != IGNORE]
+        assert labels.min() >= 0
+        assert labels.max() < task.vocab
+
+    def test_every_example_asks_something(self, task: Task) -> None:
+        _, y = task.batch(np.random.default_rng(0), 256)
+        assert (y != IGNORE).any(axis=1).all()
+
+    def test_batches_follow_from_the_generator_alone(self, task: Task, settings: Mapping[str, Setting]) -> None:
+        x, y = task.batch(np.random.default_rng(3), 8)
+        again_x, again_y = make_task(self.name, settings).batch(np.random.default_rng(3), 8)
+        assert np.array_equal(x, again_x)
+        assert np.array_equal(y, again_y)
+        assert not np.array_equal(x, task.batch(np.random.default_rng(4), 8)[0])
+
+    def test_chance_is_the_entropy_of_the_labels(self, task: Task) -> None:
+        _, y = task.batch(np.random.default_rng(1), _EXAMPLES)
+        counts = Counter(y[y != IGNORE].tolist())
+        entropy = -sum(n / counts.total() * math.log(n / counts.total()) for n in counts.values())
+        assert entropy == pytest.approx(task.chance_nats, abs=self.tolerance)
+
+    def test_settings_identify_the_task_in_result_keys(self, task: Task) -> None:
+        written = task_settings(task)
+        canonical_json(written)
+        assert make_task(self.name, written) == task
+
+    def test_an_unknown_setting_is_refused(self) -> None:
+        with pytest.raises(UnknownName):
+            make_task(self.name, {"no such setting": 1})

@@ -1,0 +1,151 @@
+"""What every transport must do. A test module subclasses `TransportContract` and gives the `transport` fixture.
+
+The device needs a POSIX `sh` with `sleep`, `yes`, `cat` and `env` on its PATH; nothing else runs there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nas.core.errors import InfrastructureFailed, Unsupported
+from nas.devices.transports.base import STDERR_TAIL, Cancelled, CommandResult, Transport
+
+
+class TransportContract:
+    """Subclass it and override `transport`."""
+
+    @pytest.fixture
+    def transport(self, tmp_path: Path) -> Transport:
+        """A connected transport, closed after the test."""
+        raise AssertionError("override the fixture `transport`")
+
+    @pytest.fixture
+    def local_file(self, tmp_path: Path) -> tuple[Path, str]:
+        """A file on this side and its hash."""
+        path = tmp_path / "pushed-from-here"
+        path.write_bytes(bytes(range(256)) * 1000)
+        return path, hashlib.sha256(path.read_bytes()).hexdigest()
+
+    @pytest.mark.parametrize(("script", "exit_code"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", -9)])
+    def test_exit_code(self, transport: Transport, script: str, exit_code: int) -> None:
+        assert run(transport, script).exit_code == exit_code
+
+    def test_streams_are_apart(self, transport: Transport) -> None:
+        result = run(transport, "echo out; echo err >&2")
+        assert (result.stdout, result.stderr_tail) == (b"out\n", b"err\n")
+
+    def test_arguments_are_not_interpreted(self, transport: Transport) -> None:
+        hostile = ["$(echo x)", "a b", "'", '"', ";exit 3", "*", "", "\n", "é"]
+        result = run(transport, 'printf "%s|" "$@"', *hostile)
+        assert result.stdout.decode() == "".join(f"{argument}|" for argument in hostile)
+
+    def test_environment_is_what_was_named(self, transport: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("NAS_SECRET", "leaked")
+        names = {line.split("=")[0] for line in run(transport, "env", env={"ASKED": "a b"}).stdout.decode().split("\n")}
+        assert names - {"", "PWD", "SHLVL", "_", "OLDPWD"} == {"PATH", "LANG", "ASKED"}
+
+    def test_standard_input_is_empty(self, transport: Transport) -> None:
+        assert run(transport, "cat").stdout == b""
+
+    def test_deadline_kills_and_is_told(self, transport: Transport) -> None:
+        result = run(transport, "echo before; sleep 300", deadline_s=0.3)
+        assert (result.timed_out, result.exit_code, result.stdout) == (True, -9, b"before\n")
+
+    def test_deadline_also_ends_what_the_process_started(self, transport: Transport) -> None:
+        """A grandchild holds the streams open; the run ends all the same."""
+        assert run(transport, "sleep 300 & sleep 300", deadline_s=0.3).timed_out
+
+    def test_too_much_output_kills_and_is_told(self, transport: Transport) -> None:
+        result = run(transport, "yes", output_limit=10_000)
+        assert result.truncated
+        assert result.stdout == b"y\n" * 5000
+
+    def test_output_of_exactly_the_limit_is_no_fault(self, transport: Transport) -> None:
+        result = run(transport, "printf 1234567890", output_limit=10)
+        assert (result.stdout, result.truncated, result.exit_code) == (b"1234567890", False, 0)
+
+    def test_a_flood_on_stderr_neither_blocks_nor_grows(self, transport: Transport) -> None:
+        lines = "i=0; while [ $i -lt 5000 ]; do echo 'more than a pipe can hold' >&2; i=$((i+1)); done"
+        result = run(transport, f"{lines}; echo end >&2")
+        assert result.exit_code == 0
+        assert len(result.stderr_tail) == STDERR_TAIL
+        assert result.stderr_tail.endswith(b"end\n")
+
+    def test_cancelling_kills(self, transport: Transport) -> None:
+        with pytest.raises(Cancelled):
+            run(transport, "sleep 300", cancelled=lambda: True)
+
+    def test_what_cannot_be_executed_is_not_retried(self, transport: Transport) -> None:
+        with pytest.raises(Unsupported, match="no-such-program"):
+            transport.run(["/no-such-program"], env={}, deadline_s=5, output_limit=10)
+
+    def test_push_is_by_content_and_idempotent(self, transport: Transport, local_file: tuple[Path, str]) -> None:
+        path, sha256 = local_file
+        remote = transport.push(path, sha256)
+        assert transport.hash(remote) == sha256
+        assert transport.push(path, sha256) == remote
+
+    def test_push_refuses_other_content(self, transport: Transport, local_file: tuple[Path, str]) -> None:
+        path, sha256 = local_file
+        wrong = hashlib.sha256(b"something else").hexdigest()
+        with pytest.raises(InfrastructureFailed):
+            transport.push(path, wrong)
+        with pytest.raises(InfrastructureFailed):
+            transport.bundle({"file": wrong})
+        assert transport.hash(transport.push(path, sha256)) == sha256
+
+    def test_pull_gives_back_what_was_pushed(
+        self, transport: Transport, local_file: tuple[Path, str], tmp_path: Path
+    ) -> None:
+        path, sha256 = local_file
+        transport.pull(transport.push(path, sha256), tmp_path / "back")
+        assert (tmp_path / "back").read_bytes() == path.read_bytes()
+
+    def test_pull_of_nothing_leaves_nothing(self, transport: Transport, tmp_path: Path) -> None:
+        with pytest.raises(InfrastructureFailed):
+            transport.pull("/no/such/file", tmp_path / "back")
+        assert not (tmp_path / "back").exists()
+
+    def test_hash_of_nothing(self, transport: Transport) -> None:
+        with pytest.raises(InfrastructureFailed):
+            transport.hash("/no/such/file")
+
+    def test_bundle_makes_files_executable_under_their_names(self, transport: Transport, tmp_path: Path) -> None:
+        script = tmp_path / "script"
+        script.write_text('#!/bin/sh\ncat "${0%/*}/data"\n')
+        data = tmp_path / "data"
+        data.write_text("beside\n")
+        hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (script, data)}
+        for path in (script, data):
+            transport.push(path, hashes[path.name])
+        folder = transport.bundle(hashes)
+        assert transport.bundle(hashes) == folder
+        result = transport.run([f"{folder}/script"], env={}, deadline_s=10, output_limit=100)
+        assert result.stdout == b"beside\n"
+
+    def test_reads_the_devices_own_files(self, transport: Transport) -> None:
+        assert "processor" in transport.read_text("/proc/cpuinfo")
+        assert "cpuinfo" in transport.names("/proc")
+
+    def test_a_file_that_is_not_there_is_an_os_error(self, transport: Transport) -> None:
+        with pytest.raises(OSError):
+            transport.read_text("/no/such/file")
+        with pytest.raises(OSError):
+            transport.names("/no/such/folder")
+
+    def test_connect_and_close_may_be_repeated(self, transport: Transport) -> None:
+        transport.connect()
+        transport.close()
+        transport.close()
+        transport.connect()
+        assert run(transport, "exit 0").exit_code == 0
+
+
+def run(transport: Transport, script: str, *arguments: str, **options: Any) -> CommandResult:
+    """One `sh -c` on the device, with generous limits."""
+    limits: dict[str, Any] = {"env": {}, "deadline_s": 60, "output_limit": 1 << 20}
+    return transport.run(["sh", "-c", script, "sh", *arguments], **(limits | options))

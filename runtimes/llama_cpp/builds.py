@@ -1,0 +1,156 @@
+"""Builds at hand: one folder per build id in the cache, whole once its manifest is there."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from nas.core import paths
+from nas.core.errors import InfrastructureFailed
+from nas.core.plan import PlanFile, Runner
+from nas.runtimes.llama_cpp import source
+from nas.runtimes.llama_cpp.isa import VARIANTS, host_features, host_target
+
+RUNNER_SOURCE = Path(__file__).with_name("runner.c")
+MANIFEST, DETAILS = "manifest.json", "build.json"
+LIBRARIES = ("libllama.so", "libggml.so", "libggml-base.so", "libggml-cpu.so")
+TOOLS = ("llama-bench", "llama-quantize")
+
+
+class BuildDetails(BaseModel):
+    """What a build was made from; its canonical hash is the build id."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sdist: str
+    patches: tuple[str, ...] = ()
+    runner_c: str
+    variant: str
+    target: str
+    flags: tuple[str, ...]
+    compiler: str
+    tools: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """A finished build.
+
+    Args:
+        folder: holds the runner, the four libraries it loads and, where asked for, the tools.
+        runner: its manifest.
+        details: what it was made from.
+    """
+
+    folder: Path
+    runner: Runner
+    details: BuildDetails
+
+    @property
+    def executable(self) -> Path:
+        """The measuring runner."""
+        return self.folder / self.runner.main
+
+    def tool(self, name: str) -> Path:
+        """llama-bench or llama-quantize of this build, which must have been built with tools."""
+        assert name in TOOLS and self.details.tools
+        return self.folder / name
+
+
+def builds_folder() -> Path:
+    """Where builds lie."""
+    return paths.cache() / "runtimes" / "llama.cpp"
+
+
+def runner_source_hash() -> str:
+    """SHA-256 of runner.c as it is now."""
+    return hashlib.sha256(RUNNER_SOURCE.read_bytes()).hexdigest()
+
+
+def all_builds() -> Iterator[Build]:
+    """Every whole build of the pinned source and today's runner, best instruction set first."""
+    rank = {variant.name: place for place, variant in enumerate(VARIANTS)}
+    builds = [build for path in builds_folder().glob(f"*/{MANIFEST}") if (build := _load(path.parent))]
+    yield from sorted(builds, key=lambda build: (rank.get(build.details.variant, len(rank)), build.runner.build))
+
+
+def find_build(
+    target: str | None = None,
+    features: Collection[str] | None = None,
+    *,
+    patched: bool = False,
+    tools: bool = False,
+) -> Build:
+    """The best build at hand that the processor can run.
+
+    Args:
+        target: ABI; `None`: this machine's.
+        features: CPU features by the kernel's names; `None`: this machine's.
+        patched: whether it must carry our patches.
+        tools: whether it must have llama-bench and llama-quantize.
+
+    Raises:
+        InfrastructureFailed: none; the message names the command that makes one.
+    """
+    target = target or host_target()
+    at_hand = frozenset(host_features() if features is None else features)
+    for build in all_builds():
+        needs = {variant.name: variant.needs for variant in VARIANTS}[build.details.variant]
+        fits = build.runner.target == target and build.runner.patched == patched and needs <= at_hand
+        if fits and (build.details.tools or not tools):
+            return build
+    kind = "patched llama.cpp" if patched else "llama.cpp"
+    raise InfrastructureFailed(f"no {kind} build for {target} at hand: run `nas runtime build llama.cpp`")
+
+
+def load_build(folder: Path) -> Build:
+    """The build in `folder`.
+
+    Raises:
+        InfrastructureFailed: it is gone, damaged, or of another version.
+    """
+    build = _load(folder)
+    if build is None:
+        raise InfrastructureFailed(f"no whole llama.cpp build in {folder}: run `nas runtime build llama.cpp`")
+    return build
+
+
+def write_manifest(folder: Path, details: BuildDetails, build_id: str) -> None:
+    """Describes a finished build; the manifest comes last and makes it whole."""
+    (folder / DETAILS).write_text(details.model_dump_json(indent=1))
+    runner = Runner(
+        runtime="llama.cpp",
+        build=build_id,
+        target=details.target,
+        patched=bool(details.patches),
+        files={name: _plan_file(folder / name) for name in ("runner", *LIBRARIES)},
+        main="runner",
+    )
+    partial = folder / f"{MANIFEST}.partial"
+    partial.write_text(runner.model_dump_json(indent=1))
+    partial.replace(folder / MANIFEST)
+
+
+def _load(folder: Path) -> Build | None:
+    try:
+        runner = Runner.model_validate_json((folder / MANIFEST).read_bytes())
+        details = BuildDetails.model_validate_json((folder / DETAILS).read_bytes())
+    except (OSError, ValidationError):
+        return None  # written by another version of hilnas
+    known = details.variant in {variant.name for variant in VARIANTS}
+    current = details.sdist == source.SHA256 and details.runner_c == runner_source_hash()
+    whole = all(_has_size(folder / name, file.size) for name, file in runner.files.items())
+    return Build(folder, runner, details) if known and current and whole else None
+
+
+def _has_size(path: Path, size: int) -> bool:
+    return path.is_file() and path.stat().st_size == size
+
+
+def _plan_file(path: Path) -> PlanFile:
+    with path.open("rb") as file:
+        return PlanFile(sha256=hashlib.file_digest(file, "sha256").hexdigest(), size=path.stat().st_size)

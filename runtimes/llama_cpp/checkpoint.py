@@ -1,0 +1,114 @@
+"""Trained weights: a safetensors file of `nas.nn.model`'s state dict, as the tensors of a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from nas.core.errors import InvalidInput
+from nas.runtimes.llama_cpp.builds import find_build
+from nas.runtimes.llama_cpp.ggml import Quantiser
+from nas.runtimes.llama_cpp.tensors import Tensor, stored_bytes
+
+_PARTS = {
+    "attn_norm": "mixer_norm",
+    "attn_q": "mixers.0.q",
+    "attn_k": "mixers.0.k",
+    "attn_v": "mixers.0.v",
+    "attn_output": "mixers.0.o",
+    "attn_q_norm": "mixers.0.q_norm",
+    "attn_k_norm": "mixers.0.k_norm",
+    "shortconv.conv": "mixers.0.conv",
+    "shortconv.in_proj": "mixers.0.in_proj",
+    "shortconv.out_proj": "mixers.0.out",
+    "ffn_norm": "ffn_norm",
+    "ffn_gate": "ffn.gate",
+    "ffn_up": "ffn.up",
+    "ffn_down": "ffn.down",
+    "ffn_gate_inp": "ffn.router",
+    "exp_probs_b": "ffn.bias",
+    "ffn_gate_exps": "ffn.gate",
+    "ffn_up_exps": "ffn.up",
+    "ffn_down_exps": "ffn.down",
+    "token_embd": "embed",
+    "token_embd_norm": "norm",
+    "output_norm": "norm",
+    "output": "head",
+}
+_PLAIN = {GGMLQuantizationType.F32: "<f4", GGMLQuantizationType.F16: "<f2"}
+
+
+def state_dict_name(tensor: Tensor) -> str:
+    """What `nas.nn.model` calls the tensor."""
+    prefix = "" if tensor.layer is None else f"layers.{tensor.layer}."
+    return f"{prefix}{_PARTS[tensor.part]}.weight"
+
+
+class CheckpointTensors(AbstractContextManager["CheckpointTensors"]):
+    """Contents for tensors, read one at a time.
+
+    Args:
+        path: the safetensors file.
+
+    Raises:
+        InvalidInput: `path` is no safetensors file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._quantiser: Quantiser | None = None
+        try:
+            self._file: Any = safe_open(path, framework="numpy")
+        except (SafetensorError, OSError) as error:
+            raise InvalidInput(f"not a safetensors file: {error}", where=str(path)) from error
+
+    def __enter__(self) -> CheckpointTensors:
+        self._file.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.__exit__(kind, error, trace)
+
+    def check(self, tensors: Iterable[Tensor]) -> None:
+        """Refuses a checkpoint of another layout before anything is written.
+
+        Raises:
+            InvalidInput: a tensor is missing, left over, or of another shape.
+        """
+        wanted = {state_dict_name(tensor): tensor.shape for tensor in tensors}
+        present = set(self._file.keys())
+        if difference := sorted(present ^ set(wanted)):
+            state = "lacks" if difference[0] in wanted else "has, but the layout has not,"
+            raise InvalidInput(f"checkpoint {state} {difference[0]}", where=str(self._path))
+        for name, shape in wanted.items():
+            found = tuple(self._file.get_slice(name).get_shape())
+            if found != shape:
+                raise InvalidInput(f"{name} has shape {found}, the layout needs {shape}", where=str(self._path))
+
+    def data(self, tensor: Tensor, storage: GGMLQuantizationType, place: int) -> NDArray[np.uint8]:
+        """The bytes of `tensor`, shape [stored bytes].
+
+        Raises:
+            InvalidInput: values that are no float16 or float32, or not finite.
+        """
+        name = state_dict_name(tensor)
+        try:
+            values = np.asarray(self._file.get_tensor(name), np.float32)
+        except (TypeError, AttributeError) as error:
+            raise InvalidInput(f"{name}: save it as float32 or float16: {error}", where=str(self._path)) from error
+        if not np.isfinite(values).all():
+            raise InvalidInput(f"{name} holds NaN or infinity", where=str(self._path))
+        if storage in _PLAIN:
+            return np.ascontiguousarray(values, _PLAIN[storage]).reshape(-1).view(np.uint8)
+        self._quantiser = self._quantiser or Quantiser(find_build().folder)
+        return self._quantiser.quantise(values, storage, stored_bytes(tensor.shape, storage))

@@ -1,0 +1,95 @@
+"""Explicit instruction sets to build for, never "native": a build is the same wherever it is made.
+
+AMX is left out on purpose: with gcc 12 the tile configuration that ggml's kernels load is not stored in time, and the
+process dies on the first matrix product.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from nas.core.errors import Unsupported
+
+_X86_OPTIONS = (
+    "SSE42", "AVX", "AVX2", "AVX_VNNI", "FMA", "F16C", "BMI2", "AVX512", "AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16",
+    "AMX_TILE", "AMX_INT8", "AMX_BF16",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One instruction set to build for.
+
+    Args:
+        name: shown to people, part of the build id.
+        target: ABI.
+        needs: CPU features, by the kernel's names in /proc/cpuinfo, without which a build would die of SIGILL.
+        options: ggml's cmake options that are on (x86).
+        march: `-march` value (ARM).
+    """
+
+    name: str
+    target: str
+    needs: frozenset[str]
+    options: tuple[str, ...] = ()
+    march: str = ""
+
+    def cmake_flags(self) -> list[str]:
+        """Every instruction-set option of ggml, each said out loud."""
+        if self.march:
+            return [f"-DGGML_CPU_ARM_ARCH={self.march}"]
+        return [f"-DGGML_{option}={'ON' if option in self.options else 'OFF'}" for option in _X86_OPTIONS]
+
+
+_AVX2 = ("SSE42", "AVX", "AVX2", "FMA", "F16C", "BMI2")
+_NEEDS_AVX2 = frozenset({"sse4_2", "avx", "avx2", "fma", "f16c", "bmi2"})
+_NEEDS_AVX512 = _NEEDS_AVX2 | {"avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl"}
+_NEEDS_VNNI = _NEEDS_AVX512 | {"avx512vbmi", "avx512_vnni"}
+
+VARIANTS: tuple[Variant, ...] = (
+    Variant(
+        "avx512-bf16",
+        "x86_64-linux",
+        _NEEDS_VNNI | {"avx512_bf16"},
+        (*_AVX2, "AVX512", "AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16"),
+    ),
+    Variant("avx512-vnni", "x86_64-linux", _NEEDS_VNNI, (*_AVX2, "AVX512", "AVX512_VBMI", "AVX512_VNNI")),
+    Variant("avx512", "x86_64-linux", _NEEDS_AVX512, (*_AVX2, "AVX512")),
+    Variant("avx2", "x86_64-linux", _NEEDS_AVX2, _AVX2),
+    Variant("sse42", "x86_64-linux", frozenset({"sse4_2"}), ("SSE42",)),
+    Variant("armv8.2", "aarch64-linux", frozenset({"asimddp", "fphp", "asimdhp"}), march="armv8.2-a+dotprod+fp16"),
+    Variant("armv8", "aarch64-linux", frozenset({"asimd"}), march="armv8-a"),
+)
+"""Best first."""
+
+
+def host_target() -> str:
+    """This machine's ABI, such as "x86_64-linux"."""
+    return f"{platform.machine()}-{platform.system().lower()}"
+
+
+def host_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+    """CPU features of this machine by the kernel's names; every core of an asymmetric processor has them."""
+    lines = re.findall(r"^(?:flags|Features)\s*:(.*)$", cpuinfo.read_text(), re.MULTILINE)
+    return frozenset.intersection(*(frozenset(line.split()) for line in lines)) if lines else frozenset()
+
+
+def best_variant(target: str, features: Collection[str]) -> Variant:
+    """The best variant that a processor with these features can run.
+
+    Raises:
+        Unsupported: there is none.
+    """
+    for variant in VARIANTS:
+        if variant.target == target and variant.needs <= set(features):
+            return variant
+    known = sorted({variant.target for variant in VARIANTS})
+    if target not in known:
+        raise Unsupported(f"llama.cpp is not built for {target!r}; valid: {', '.join(known)}")
+    least = VARIANTS[[variant.target for variant in VARIANTS].index(target) :]
+    wanted = min((variant.needs for variant in least if variant.target == target), key=len)
+    raise Unsupported(f"this {target} processor lacks {', '.join(sorted(wanted - set(features)))}")

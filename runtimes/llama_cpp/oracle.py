@@ -1,0 +1,59 @@
+"""PyTorch's side of the equivalence gate: a checkpoint as its GGUF file stores it, activations exact or rounded."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, quants
+from numpy.typing import NDArray
+
+from nas.core.layout import Layout
+from nas.nn.model import Model
+from nas.runtimes.base import Checkpoint
+from nas.runtimes.llama_cpp.checkpoint import CheckpointTensors, state_dict_name
+from nas.runtimes.llama_cpp.gate import Logits
+from nas.runtimes.llama_cpp.rounding import RoundedActivations
+from nas.runtimes.llama_cpp.support import Quantisation, stock
+from nas.runtimes.llama_cpp.tensors import storage_type, tensors
+
+
+class Oracle:
+    """A layout with a checkpoint's weights, dequantised.
+
+    It rounds the checkpoint anew and reads nothing of the GGUF file, so a file with tensors in wrong places differs.
+
+    Args:
+        layout: what to compute.
+        quantisation: of the file it stands beside.
+        checkpoint: the trained weights.
+
+    Raises:
+        InvalidInput: the checkpoint does not fit the layout.
+        Unsupported: no stock architecture carries the layout.
+    """
+
+    def __init__(self, layout: Layout, quantisation: Quantisation, checkpoint: Checkpoint) -> None:
+        terms = stock(layout)
+        listed = list(tensors(layout, terms))
+        self._model = Model(layout, seed=None)
+        state = self._model.state_dict()
+        self._types: dict[int, GGMLQuantizationType] = {}
+        with CheckpointTensors(checkpoint.path) as contents:
+            contents.check(listed)
+            for place, tensor in enumerate(listed):
+                storage = storage_type(tensor, layout, terms, quantisation)
+                target = state[state_dict_name(tensor)]
+                values = quants.dequantize(contents.data(tensor, storage, place), storage)
+                target.copy_(torch.from_numpy(values.reshape(tensor.shape)))
+                self._types[target.untyped_storage().data_ptr()] = storage
+
+    @torch.no_grad()
+    def exact(self, ids: NDArray[np.int64]) -> Logits:
+        """Logits [T, V] in float32."""
+        logits: Logits = self._model.eval()(torch.from_numpy(ids)[None])[0].numpy()
+        return logits
+
+    def rounded(self, ids: NDArray[np.int64]) -> Logits:
+        """Logits [T, V] with activations rounded where llama.cpp rounds them."""
+        with RoundedActivations(self._types):
+            return self.exact(ids)

@@ -1,0 +1,122 @@
+"""llama.cpp as a runtime: GGUF files, measured by our C runner."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast, get_args
+
+from nas.core.errors import UnknownName, Unsupported
+from nas.core.layout import Layout
+from nas.core.measurement import Sample
+from nas.core.plan import Plan, RawRun, Runner
+from nas.core.workload import Workload
+from nas.runtimes.base import Artifact, Checkpoint, GateReport, Support, Weights
+from nas.runtimes.llama_cpp import support
+from nas.runtimes.llama_cpp.builds import builds_folder, find_build, load_build
+from nas.runtimes.llama_cpp.support import Quantisation
+from nas.runtimes.output import read_sample
+
+_REFERENCE = "d512 v8192 ffn=swiglu:1792 [C3 C3 A8/4 C3 C3 A8/4 C3 A8/4]"
+_PROMPT_SEED = 0
+
+
+@dataclass(frozen=True)
+class LlamaCpp:
+    """The runtime `llama.cpp`; implements `nas.runtimes.base.Runtime`."""
+
+    name: str = "llama.cpp"
+    quantisations: tuple[str, ...] = get_args(Quantisation)
+
+    @property
+    def writer_version(self) -> str:
+        """See `Runtime.writer_version`."""
+        from nas.runtimes.llama_cpp.writer import WRITER_VERSION
+
+        return WRITER_VERSION
+
+    def supports(self, layout: Layout) -> Support:
+        """See `nas.runtimes.llama_cpp.support`."""
+        return support.supports(layout)
+
+    def export(self, layout: Layout, quantisation: str, weights: Weights, destination: Path) -> Artifact:
+        """Writes a GGUF file; trained weights need a build for its quantiser, random ones need none."""
+        from nas.runtimes.llama_cpp.writer import write_gguf
+
+        file = write_gguf(layout, _known(quantisation), weights, destination)
+        return Artifact(
+            sha256=file.sha256,
+            size=file.size,
+            runtime=self.name,
+            quantisation=quantisation,
+            layout_id=layout.id,
+            arch=support.stock(layout).arch,
+            weights=weights.describe(),
+        )
+
+    def plan(self, artifact: Artifact, runner: Runner, workload: Workload, deadline_s: float) -> Plan:
+        """One fresh process of the runner."""
+        if workload.kv_type != "f16" and not workload.flash_attn:
+            raise Unsupported(f"llama.cpp needs flash_attn for a {workload.kv_type} cache")
+        if artifact.patched and not runner.patched:
+            raise Unsupported(f"artifact {artifact.sha256[:12]} needs the patched build, this runner is stock")
+        options = {
+            "prompt": workload.prompt,
+            "gen": workload.gen,
+            "context": workload.window,
+            "batch": workload.n_batch,
+            "ubatch": workload.n_ubatch,
+            "threads": workload.threads,
+            "kv": workload.kv_type,
+            "flash": int(workload.flash_attn),
+            "mmap": int(workload.mmap),
+            "repack": int(workload.repack),
+            "seed": _PROMPT_SEED,
+        }
+        args = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+        return Plan(
+            runner=runner,
+            inputs={"model": artifact.file},
+            args=("--model", "{model}", *args),
+            threads=workload.threads,
+            affinity=workload.affinity,
+            deadline_s=deadline_s,
+        )
+
+    def parse(self, raw: RawRun) -> Sample:
+        """See `nas.runtimes.output`."""
+        return read_sample(raw)
+
+    def gate(self, layout: Layout, quantisation: str, checkpoint: Checkpoint, model: Path) -> GateReport:
+        """See `nas.runtimes.llama_cpp.gate`; loads torch."""
+        from nas.runtimes.llama_cpp.gate import run_gate
+        from nas.runtimes.llama_cpp.oracle import Oracle
+
+        oracle = Oracle(layout, _known(quantisation), checkpoint)
+        return run_gate(layout, model, find_build(), oracle.exact, oracle.rounded)
+
+    def runner(self, target: str, features: Collection[str] | None = None, patched: bool = False) -> Runner:
+        """The runner of the best build at hand that such a processor can run."""
+        return find_build(target, features, patched=patched).runner
+
+    def runner_folder(self, runner: Runner) -> Path:
+        """See `Runtime.runner_folder`."""
+        return load_build(builds_folder() / runner.build).folder
+
+    def reference_model(self) -> Layout:
+        """A small lfm2 of 30M weights."""
+        return Layout.parse(_REFERENCE)
+
+    def reference_workload(self) -> Workload:
+        """Half a second on a server core, two on a slow one."""
+        return Workload(prompt=512, gen=256)
+
+
+def _known(quantisation: str) -> Quantisation:
+    if quantisation not in get_args(Quantisation):
+        raise UnknownName("quantisation of llama.cpp", quantisation, get_args(Quantisation))
+    return cast(Quantisation, quantisation)
+
+
+LLAMA_CPP = LlamaCpp()

@@ -1,0 +1,175 @@
+"""Markdown tables of what a search space can say, from the types that read it."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Le, Lt, MultipleOf
+from pydantic import BaseModel, BeforeValidator
+from pydantic.fields import FieldInfo
+
+from nas.core.block import BLOCKS, Arg
+from nas.core.block_space import BlockSpace, Knob
+from nas.core.metrics import METRICS
+from nas.core.space import SearchSpace
+from nas.core.task import TASKS
+from nas.core.units import parse_count
+
+_SIGNS: dict[type, str] = {Ge: "ge", Gt: "gt", Le: "le", Lt: "lt", MultipleOf: "multiple_of"}
+_WORDS = {"ge": ">= {}", "gt": "> {}", "le": "<= {}", "lt": "< {}", "multiple_of": "multiple of {}"}
+
+
+def model_tables() -> str:
+    """A table of keys for the space and for everything nested in it."""
+    parts = []
+    for path, model in _models(SearchSpace, "", set()):
+        rows = [_row(name, field) for name, field in model.model_fields.items()]
+        title = f"### `{path}`\n\n" if path else "### Top level\n\n"
+        parts.append(f"{title}{_summary(model)}\n\n{_table(('key', 'value', 'default', 'meaning'), rows)}")
+    return "\n\n".join(parts)
+
+
+def block_tables() -> str:
+    """A table of arguments for every block kind: its knobs in a space."""
+    parts = []
+    for name in sorted(BLOCKS, key=lambda name: (BLOCKS[name].role != "mixer", name)):
+        kind = BLOCKS[name]
+        form = f"`{kind.letter}{kind.syntax}`"
+        rows = [(f"`{arg.name}`", _arg_range(arg), _arg_default(arg), arg.doc) for arg in kind.args]
+        if kind.role == "ffn":
+            rows.append(("`expansion`", "number above 0", "", "width / d_model; stands for `width`"))
+        parts.append(f"### `{name}` ({kind.role})\n\n{kind.doc}; written {form}.\n\n{_table(_ARGS, rows)}")
+    return "\n\n".join(parts)
+
+
+_ARGS = ("knob", "value", "default", "meaning")
+
+
+def metric_table() -> str:
+    """The metrics that budgets and objectives can name."""
+    rows = [
+        (f"`{metric.name}`", metric.unit, "more" if metric.direction == "max" else "less", metric.doc)
+        for metric in METRICS.values()
+    ]
+    return _table(("metric", "unit", "better", "meaning"), rows)
+
+
+def task_table() -> str:
+    """The quality tasks and their settings."""
+    rows = []
+    for name in TASKS:
+        kind = TASKS[name]
+        settings = ", ".join(f"`{field.name}: {field.default}`" for field in dataclasses.fields(kind))
+        rows.append((f"`{name}`", (kind.__doc__ or "").strip().splitlines()[0], settings))
+    return _table(("task", "what it asks for", "settings and defaults"), rows)
+
+
+def _models(model: type[BaseModel], path: str, seen: set[type]) -> Iterator[tuple[str, type[BaseModel]]]:
+    seen.add(model)
+    yield path, model
+    for name, field in model.model_fields.items():
+        for inner, suffix in _nested(field.annotation):
+            if inner in seen or issubclass(inner, Knob | BlockSpace):
+                continue  # told once, or in prose
+            yield from _models(inner, f"{path}.{name}{suffix}".lstrip("."), seen)
+
+
+def _nested(annotation: Any, suffix: str = "") -> Iterator[tuple[type[BaseModel], str]]:
+    """Models in an annotation, each with what stands behind the key: '[]' for lists, '.NAME' for mappings."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        yield from _nested(args[0], suffix)
+    elif origin in (dict, Mapping):
+        yield from _nested(args[1], f"{suffix}.NAME")
+    elif origin in (tuple, list):
+        yield from _nested(args[0], f"{suffix}[]")
+    elif origin in (typing.Union, types.UnionType):
+        for arg in args:
+            yield from _nested(arg, suffix)
+    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation, suffix
+
+
+def _row(name: str, field: FieldInfo) -> tuple[str, ...]:
+    value = "number of weights" if any(_reads_count(item) for item in field.metadata) else _value(field.annotation)
+    limits = [_WORDS[sign].format(getattr(item, sign)) for item in field.metadata if (sign := _SIGNS.get(type(item)))]
+    text = ", ".join([value, *limits])
+    return (
+        f"`{name}`",
+        text,
+        "required" if field.is_required() else _shown(field.get_default(call_default_factory=True)),
+        field.description or "",
+    )
+
+
+def _reads_count(item: object) -> bool:
+    return isinstance(item, BeforeValidator) and item.func is parse_count
+
+
+def _value(annotation: Any) -> str:
+    """What a person writes for a value of this type."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        return "number of weights" if any(map(_reads_count, args)) else _value(args[0])
+    if origin is Literal:
+        return ", ".join(f"`{arg}`" for arg in args)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(dict.fromkeys(_value(arg) for arg in args if arg is not type(None)))
+    if args[:1] == (BlockSpace,):
+        return "KIND: knobs"
+    if origin in (tuple, list):
+        return f"list of {_value(args[0])}"
+    if origin in (dict, Mapping):
+        return f"NAME: {_value(args[1])}"
+    if annotation is Knob:
+        return "knob"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "keys below"
+    return {int: "whole number", float: "number", str: "text", bool: "true or false"}[annotation]
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, Knob):
+        return _shown(value.choices)
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, BaseModel | dict):
+        return "as below" if value else "none"
+    if isinstance(value, tuple | list):
+        if any(isinstance(item, BaseModel) for item in value):
+            return "as below"
+        return ", ".join(f"`{item}`" for item in value) or "none"
+    return f"`{value}`" if value != "" else ""
+
+
+def _arg_range(arg: Arg) -> str:
+    if arg.type is bool:
+        return "0 or 1"
+    word = "whole number" if arg.type is int else "number"
+    if arg.low is None and arg.high is None:
+        return word
+    if arg.high is None:
+        return f"{word}, >= {arg.low:,g}"
+    low = "up" if arg.low is None else f"{arg.low:,}"
+    return f"{word}, {low} to {arg.high:,}"
+
+
+def _arg_default(arg: Arg) -> str:
+    if arg.required:
+        return "required"
+    return "derived" if arg.default is None else f"`{arg.default:g}`"
+
+
+def _summary(model: type[BaseModel]) -> str:
+    return " ".join((model.__doc__ or "").partition("\n\n")[0].split())
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

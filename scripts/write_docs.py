@@ -1,0 +1,81 @@
+"""Writes the generated parts of docs/: the command reference, and the tables of the search-space reference.
+
+`--check` writes nothing and fails where a file is not what it would write.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+from docs_tables import block_tables, metric_table, model_tables, task_table
+
+from nas.cli.main import app
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+BEGIN, END = "<!-- generated: {} -->", "<!-- end -->"
+WIDTH = 100
+
+
+def main() -> None:
+    """Writes or checks every generated part."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="only tell whether the files are current")
+    check = parser.parse_args().check
+    stale = []
+    for path, text in generated().items():
+        if path.exists() and path.read_text(encoding="utf-8") == text:
+            continue
+        stale.append(path)
+        if not check:
+            path.write_text(text, encoding="utf-8")
+    for path in stale:
+        print(
+            f"{path.relative_to(DOCS.parent)}: {'out of date, run `make docs`' if check else 'written'}",
+            file=sys.stderr,
+        )
+    sys.exit(bool(check and stale))
+
+
+def generated() -> dict[Path, str]:
+    """Every file with a generated part -> the text that it should have."""
+    reference = DOCS / "search-space.md"
+    text = reference.read_text(encoding="utf-8")
+    parts = {"keys": model_tables(), "blocks": block_tables(), "metrics": metric_table(), "tasks": task_table()}
+    for name, part in parts.items():
+        text = _replaced(text, name, part)
+    return {reference: text, DOCS / "cli.md": cli_reference()}
+
+
+def _replaced(text: str, name: str, part: str) -> str:
+    """`text` with what stands between the markers of `name` replaced by `part`."""
+    begin = BEGIN.format(name)
+    before, found, rest = text.partition(begin)
+    _, ended, after = rest.partition(END)
+    assert found and ended, f"search-space.md lacks {begin} ... {END}"
+    return f"{before}{begin}\n\n{part.strip()}\n\n{END}{after}"
+
+
+def cli_reference() -> str:
+    """docs/cli.md: what `--help` says, for every command."""
+    root = typer.main.get_command(app)
+    parts = ["# Command reference\n\nWritten by `make docs` from the commands' own help.\n"]
+    for path, text in _helps(root, "nas"):
+        parts.append(f"## {path}\n\n```text\n{text}\n```\n")
+    return "\n".join(parts)
+
+
+def _helps(command: Any, path: str) -> Iterator[tuple[str, str]]:
+    context = command.make_context(path, [], resilient_parsing=True, terminal_width=WIDTH, max_content_width=WIDTH)
+    yield path, "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
+    if isinstance(command, typer.core.TyperGroup):
+        for name in command.list_commands(context):
+            yield from _helps(command.get_command(context, name), f"{path} {name}")
+
+
+if __name__ == "__main__":
+    main()

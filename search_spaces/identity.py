@@ -1,0 +1,46 @@
+"""When two search spaces are the same, and what tells them apart: what `--resume` is decided by."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from nas.core.canonical import content_hash
+from nas.core.space import SearchSpace
+
+
+def space_json(space: SearchSpace) -> dict[str, Any]:
+    """Everything that changes what a study does: all values, defaults included, without `doc`."""
+    data: dict[str, Any] = space.model_dump(mode="json", exclude={"doc"})
+    for role in ("mixers", "ffn"):
+        data[role] = {block["kind"]: block["knobs"] for block in data[role]}
+    return data
+
+
+def space_key(space: SearchSpace) -> str:
+    """SHA-256 of `space_json`; equal for files that differ in comments, order of keys or short forms only."""
+    return content_hash(space_json(space))
+
+
+def space_difference(before: SearchSpace, after: SearchSpace) -> list[str]:
+    """What changed, one line a key, such as `model.depth.choices: [8, 10] -> [8]`; empty where nothing did."""
+    return list(_changes(space_json(before), space_json(after), ""))
+
+
+def _changes(before: Any, after: Any, path: str) -> Iterator[str]:
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in [*before, *(key for key in after if key not in before)]:
+            place = f"{path}.{key}" if path else str(key)
+            if key not in after:
+                yield f"{place}: removed (was {_show(before[key])})"
+            elif key not in before:
+                yield f"{place}: added ({_show(after[key])})"
+            else:
+                yield from _changes(before[key], after[key], place)
+    elif before != after:
+        yield f"{path}: {_show(before)} -> {_show(after)}"
+
+
+def _show(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,70 @@
+"""Search spaces from YAML files, packaged or the user's own; every error says `file:line`."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from nas.core.errors import InvalidInput, UnknownName
+from nas.core.reach import check_reachable
+from nas.core.space import SearchSpace
+from nas.search_spaces.problems import describe
+from nas.search_spaces.yaml_text import MAX_CHARACTERS, Document, read_yaml
+
+
+def load_space(name_or_path: str | Path) -> SearchSpace:
+    """The space of a packaged name ('lfm2-demo') or of a YAML file ('my.yaml').
+
+    Raises:
+        UnknownName: no packaged space of that name, and no such file.
+        InvalidInput: the file cannot be used: one line for each problem, as `file:line: message`.
+    """
+    path = Path(name_or_path)
+    packaged = _packaged()
+    if str(name_or_path).removesuffix(".yaml") in packaged and not path.exists():
+        path = packaged[str(name_or_path).removesuffix(".yaml")]
+    elif not path.is_file():
+        raise UnknownName("search space (no packaged one, and no such file)", str(name_or_path), packaged)
+    if path.stat().st_size > 4 * MAX_CHARACTERS:
+        raise InvalidInput(f"larger than {MAX_CHARACTERS:,} characters", where=str(path))
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"not UTF-8 at byte {error.start}", where=str(path)) from None
+    return parse_space(text, str(name_or_path) if path.name == str(name_or_path) else str(path))
+
+
+def parse_space(text: str, name: str) -> SearchSpace:
+    """The space in YAML `text`; `name` stands for the file in messages.
+
+    Raises:
+        InvalidInput: one line for each problem, as `name:line: message`.
+    """
+    document = read_yaml(text, name)
+    try:
+        space = SearchSpace.model_validate(document.value)
+    except ValidationError as error:
+        raise InvalidInput("\n".join(describe(error, document))) from None
+    _check_reachable(space, document)
+    return space
+
+
+def list_spaces() -> dict[str, str]:
+    """Packaged spaces: name -> first line of what they are for."""
+    return {name: (load_space(path).doc.strip().splitlines() or [""])[0] for name, path in _packaged().items()}
+
+
+def _packaged() -> dict[str, Path]:
+    folder = Path(str(resources.files("nas.search_spaces")))
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def _check_reachable(space: SearchSpace, document: Document) -> None:
+    try:
+        check_reachable(space)
+    except InvalidInput as error:
+        assert error.where, "says which key"
+        message = f"{error.where}: {error.message}"
+        raise InvalidInput(message, where=document.where(tuple(error.where.split(".")))) from None

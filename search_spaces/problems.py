@@ -1,0 +1,106 @@
+"""Validation errors as lines that people can act on: `file:line: key.path: message`."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from nas.core.block_space import Knob
+from nas.core.errors import InvalidInput, nearest
+from nas.core.space import SearchSpace
+from nas.search_spaces.yaml_text import Document, KeyPath
+
+
+def describe(error: ValidationError, document: Document) -> list[str]:
+    """One line per problem, in the order of the file."""
+    errors = error.errors()
+    found = sorted({_problem(details, document) for details in errors if not _follows(details, errors)})
+    return [f"{where}: {text}" for _, where, text in found]
+
+
+def _problem(details: ErrorDetails, document: Document) -> tuple[int, str, str]:
+    path = _in_file(details["loc"], document)
+    cause = details.get("ctx", {}).get("error")
+    if isinstance(cause, InvalidInput) and cause.where:
+        path += tuple(int(key) if key.isdigit() else key for key in cause.where.split("."))
+    where = document.where(path)
+    keys = ".".join(map(str, path))
+    text = _message(details, cause)
+    return int(where.rpartition(":")[2]), where, f"{keys}: {text}" if keys else text
+
+
+def _follows(details: ErrorDetails, errors: list[ErrorDetails]) -> bool:
+    """Whether a list is too short only because items of it are wrong."""
+    place = details["loc"]
+    inside = (other["loc"] for other in errors if len(other["loc"]) > len(place))
+    return details["type"] == "too_short" and any(loc[: len(place)] == place for loc in inside)
+
+
+def _message(details: ErrorDetails, cause: object) -> str:
+    if isinstance(cause, InvalidInput):
+        return cause.message
+    name = str(details["loc"][-1]) if details["loc"] else ""
+    if details["type"] == "extra_forbidden":
+        return f"unknown key {name!r}{nearest(name, _keys_beside(details['loc']))}"
+    if details["type"] == "missing":
+        return "is missing"
+    if isinstance(cause, ValueError):
+        return str(cause)
+    return details["msg"][:1].lower() + details["msg"][1:]
+
+
+def _in_file(loc: KeyPath, document: Document) -> KeyPath:
+    """`loc` without the keys that only short forms have: a knob's list stands where `choices` would."""
+    value: Any = document.value
+    path: list[str | int] = []
+    for key in loc:
+        inside = _child(value, key)
+        if inside is _NOTHING and key == "choices" and not isinstance(value, Mapping):
+            continue
+        path.append(key)
+        value = inside
+    return tuple(path)
+
+
+def _child(value: Any, key: str | int) -> Any:
+    if isinstance(value, Mapping) and key in value:
+        return value[key]
+    if isinstance(value, list) and isinstance(key, int) and key < len(value):
+        return value[key]
+    return _NOTHING
+
+
+def _keys_beside(loc: KeyPath) -> list[str]:
+    """The keys that are valid where the last one of `loc` stands."""
+    here: list[Any] = [SearchSpace]
+    for key in loc[:-1]:
+        here = [found for kind in here for found in _step(kind, key)]
+    return sorted({name for kind in here if _is_model(kind) for name in kind.model_fields})
+
+
+def _step(kind: Any, key: str | int) -> Iterator[Any]:
+    if kind is SearchSpace and key in ("mixers", "ffn"):
+        yield dict[str, dict[str, Knob]]  # how YAML writes them; the field itself holds a tuple of blocks
+    elif _is_model(kind):
+        yield from _unwrap(kind.model_fields[key].annotation) if key in kind.model_fields else ()
+    else:
+        yield from (inner for argument in typing.get_args(kind) for inner in _unwrap(argument))
+
+
+def _unwrap(annotation: Any) -> Iterator[Any]:
+    """The models and containers inside unions and annotations."""
+    if _is_model(annotation) or typing.get_origin(annotation) in (dict, tuple, list):
+        yield annotation
+    else:
+        yield from (inner for argument in typing.get_args(annotation) for inner in _unwrap(argument))
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+_NOTHING = object()

@@ -1,0 +1,25 @@
+"""The tasks that come with hilnas keep the public contract."""
+
+from __future__ import annotations
+
+from nas.core.task import TASKS
+from nas.testing.task_contract import TaskContract
+
+
+class TestSelectiveCopy(TaskContract):
+    name = "selcopy"
+    difficulties = ({}, {"items": 1, "length": 3}, {"items": 6, "symbols": 16, "length": 40})
+
+
+class TestInduction(TaskContract):
+    name = "induction"
+    difficulties = ({}, {"symbols": 3, "length": 12}, {"jump": 0.0})
+
+
+class TestAssociativeRecall(TaskContract):
+    name = "mqar"
+    difficulties = ({}, {"pairs": 1, "length": 4}, {"pairs": 8, "keys": 32, "values": 8, "length": 64})
+
+
+def test_every_task_is_held_to_the_contract() -> None:
+    assert {contract.name for contract in TaskContract.__subclasses__()} == set(TASKS)

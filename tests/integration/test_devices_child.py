@@ -1,0 +1,172 @@
+"""The child agent as real processes: who dies, and who must not outlive whom."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from nas.core.plan import Plan, PlanFile, Round, Runner
+from nas.core.protocol import Job
+from nas.devices.child import child_agent
+from nas.testing.fake_coordinator import FakeCoordinator, served
+
+GONE_WITHIN_S = 5.0
+
+LAUNCHER = """
+import sys, time
+from pathlib import Path
+from nas.devices.child import child_agent
+url, cache, lock, runners = sys.argv[1:]
+with child_agent(url, cache=Path(cache), lock=Path(lock), runners=Path(runners)) as process:
+    print(process.pid, flush=True)
+    time.sleep(3600)
+"""
+
+
+class Place:
+    """A coordinator on a socket, and the folders of an agent."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "served").mkdir()
+        self.coordinator = FakeCoordinator(root / "served", local_paths=True)
+        self.runners = root / "runners.json"
+        self.runners.write_text("[]")
+        self.url = ""
+
+    def offer(self, script: str, name: str = "job") -> None:
+        data = f"#!/bin/sh\n{script}\n".encode()
+        file = PlanFile(sha256=hashlib.sha256(data).hexdigest(), size=len(data))
+        (self.root / "served" / file.sha256).write_bytes(data)
+        self.runners.write_text(json.dumps([file.sha256]))
+        runner = Runner(runtime="script", build="b", target="x86_64-linux", files={"main.sh": file}, main="main.sh")
+        plan = Plan(runner=runner, inputs={}, args=(), deadline_s=600)
+        self.coordinator.offer(Job(id=name, epoch=1, deadline_s=600, round=Round(candidate=plan, repetitions=1)))
+
+    def offer_endless(self) -> Callable[[], int]:
+        """A runner that notes its pid and never ends. The result waits for the pid."""
+        mark = self.root / "pid"
+        self.offer(f"echo $$ > {mark}.new; mv {mark}.new {mark}; exec sleep 3600")
+
+        def pid() -> int:
+            wait_until(mark.exists)
+            return int(mark.read_text())
+
+        return pid
+
+    @property
+    def folders(self) -> dict[str, Path]:
+        return {"cache": self.root / "cache", "lock": self.root / "lock", "runners": self.runners}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    place = Place(tmp_path)
+    with served(place.coordinator, tmp_path / "s") as url:
+        place.url = url
+        yield place
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"not within {seconds} s"
+        time.sleep(0.02)
+
+
+def gone(pid: int) -> bool:
+    """Dead: no such process, or one that only waits for its parent to take note."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return True
+    return state == "Z"
+
+
+def test_serves_a_job_over_a_socket(place: Place) -> None:
+    place.offer("echo measured")
+    with child_agent(place.url, **place.folders):
+        place.coordinator.wait_for(results=1)
+    result = place.coordinator.results["job"].result
+    assert result is not None
+    assert result.pairs[0].candidate.stdout == "measured\n"
+    assert place.coordinator.registered[0].devices[0].target.endswith("-linux")
+
+
+def test_kill_9_of_the_agent_takes_the_runner_down(place: Place) -> None:
+    pid = place.offer_endless()
+    with child_agent(place.url, **place.folders) as agent:
+        runner = pid()
+        agent.send_signal(signal.SIGKILL)
+        wait_until(lambda: gone(runner), GONE_WITHIN_S)
+
+
+def test_kill_9_of_the_launch_takes_agent_and_runner_down(place: Place) -> None:
+    pid = place.offer_endless()
+    arguments = [place.url, *map(str, place.folders.values())]
+    with subprocess.Popen([sys.executable, "-c", LAUNCHER, *arguments], stdout=subprocess.PIPE) as launch:
+        assert launch.stdout is not None
+        agent = int(launch.stdout.readline())
+        runner = pid()
+        launch.kill()
+        wait_until(lambda: gone(runner), GONE_WITHIN_S)
+        wait_until(lambda: gone(agent))
+
+
+def test_kill_9_of_the_supervisor_takes_the_runner_down_and_is_told(place: Place) -> None:
+    pid = place.offer_endless()
+    with child_agent(place.url, **place.folders):
+        runner = pid()
+        supervisor = int(Path(f"/proc/{runner}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(supervisor, signal.SIGKILL)
+        wait_until(lambda: gone(runner), GONE_WITHIN_S)
+        place.coordinator.wait_for(results=1)
+    failure = place.coordinator.results["job"].failure
+    assert failure is not None
+    assert failure.kind == "infrastructure"
+
+
+def test_sigterm_lets_the_job_finish_and_then_ends_cleanly(place: Place) -> None:
+    mark = place.root / "started"
+    place.offer(f"touch {mark}; sleep 1; echo finished")
+    with child_agent(place.url, **place.folders) as agent:
+        wait_until(mark.exists)
+        agent.terminate()
+        assert agent.wait(60) == 0
+    result = place.coordinator.results["job"].result
+    assert result is not None
+    assert result.pairs[0].candidate.stdout == "finished\n"
+
+
+def test_a_second_sigterm_ends_it_at_once(place: Place) -> None:
+    pid = place.offer_endless()
+    with child_agent(place.url, **place.folders) as agent:
+        runner = pid()
+        agent.terminate()
+        time.sleep(0.2)
+        agent.terminate()
+        assert agent.wait(60) == 0
+        assert gone(runner)
+    assert place.coordinator.results == {}
+
+
+def test_the_end_of_the_context_ends_an_idle_agent(place: Place) -> None:
+    with child_agent(place.url, **place.folders) as agent:
+        wait_until(lambda: bool(place.coordinator.registered))
+    assert agent.returncode == 0
+
+
+def test_a_coordinator_that_refuses_is_the_agents_exit_code(place: Place) -> None:
+    place.coordinator.trouble.append(httpx.Response(401, text="token revoked"))
+    with child_agent(place.url, **place.folders) as agent:
+        assert agent.wait(60) == 1

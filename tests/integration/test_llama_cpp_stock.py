@@ -1,0 +1,96 @@
+"""Every kind of layout that is said to be carried loads and decodes, stored as llama.cpp's own tool stores it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGUFReader
+from safetensors.numpy import save_file
+
+from nas.core.layout import Layout
+from nas.core.workload import Workload
+from nas.runtimes.base import Checkpoint, RandomWeights
+from nas.runtimes.llama_cpp.builds import Build
+from nas.runtimes.llama_cpp.checkpoint import state_dict_name
+from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.runtimes.llama_cpp.support import stock
+from nas.runtimes.llama_cpp.tensors import tensors
+from nas.testing.run_plan import run_plan
+
+CARRIED = (
+    "d256 v512 ffn=swiglu:512 [C3*2 A4/2 C3 A4/1]",
+    "d256 v512 untied ffn=swiglu:512 [C5 A8/2]",
+    "d96 v301 ffn=swiglu:160 [C3 A6/3 A6/2]",
+    "d128 v512 ffn=swiglu:352 [A8/4 C2*3]",
+    "d256 v512 ffn=moe:8x2:64 [C3+swiglu:512 A4/2 C3]",
+    "d128 v512 untied ffn=moe:16x4:96 [C3 A8/4]",
+    "d256 v512 ffn=swiglu:512 [A8/4*3]",
+    "d128 v512 ffn=swiglu:352 [A3/1:16*2]",
+    "d256 v512 untied ffn=swiglu:512 [A4/4(qk_norm=0)*2]",
+)
+
+QUANTISE = """
+import sys, llama_cpp
+quiet = llama_cpp.llama_log_callback(lambda *_: None)
+llama_cpp.llama_log_set(quiet, None)
+params = llama_cpp.llama_model_quantize_default_params()
+params.ftype, params.nthread = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0, 1
+sys.exit(llama_cpp.llama_model_quantize(sys.argv[1].encode(), sys.argv[2].encode(), params))
+"""
+
+
+@pytest.mark.parametrize("text", CARRIED)
+def test_loads_and_decodes(llama_build: Build, tmp_path: Path, text: str) -> None:
+    layout, path = Layout.parse(text), tmp_path / "m.gguf"
+    artifact = LLAMA_CPP.export(layout, "q4_0", RandomWeights(), path)
+    plan = LLAMA_CPP.plan(artifact, llama_build.runner, Workload(prompt=70, gen=3), deadline_s=60)
+    sample = LLAMA_CPP.parse(run_plan(plan, llama_build.folder, {"model": path}))
+    # llama.cpp counts the bias of the router, which is no parameter of ours.
+    biases = sum(tensor.shape[0] for tensor in tensors(layout, stock(layout)) if tensor.role == "bias")
+    assert sample.info["model_params"] == layout.params.total + biases
+
+
+@pytest.mark.parametrize("text", CARRIED)
+def test_same_bytes_as_llama_model_quantize(llama_build: Build, tmp_path: Path, text: str) -> None:
+    """Our Q4_0 file of a checkpoint against the quantiser's of our float32 file: types and contents of every tensor."""
+    layout = Layout.parse(text)
+    trained = _checkpoint(layout, tmp_path / "c.safetensors")
+    LLAMA_CPP.export(layout, "f32", trained, tmp_path / "f32.gguf")
+    LLAMA_CPP.export(layout, "q4_0", trained, tmp_path / "ours.gguf")
+    _llama_model_quantize(llama_build, tmp_path / "f32.gguf", tmp_path / "theirs.gguf")
+    ours, theirs = (_tensors(tmp_path / name) for name in ("ours.gguf", "theirs.gguf"))
+    assert {n: t for n, (t, _) in ours.items()} == {n: t for n, (t, _) in theirs.items()}
+    for name, (_, data) in ours.items():
+        np.testing.assert_array_equal(data, theirs[name][1], err_msg=name)
+
+
+@pytest.mark.parametrize("text", CARRIED[:5])
+def test_random_file_has_the_types_of_the_real_one(llama_build: Build, tmp_path: Path, text: str) -> None:
+    layout = Layout.parse(text)
+    LLAMA_CPP.export(layout, "f16", RandomWeights(), tmp_path / "f16.gguf")
+    LLAMA_CPP.export(layout, "q4_0", RandomWeights(), tmp_path / "ours.gguf")
+    _llama_model_quantize(llama_build, tmp_path / "f16.gguf", tmp_path / "theirs.gguf")
+    ours, theirs = (_tensors(tmp_path / name) for name in ("ours.gguf", "theirs.gguf"))
+    assert {n: (t, d.shape) for n, (t, d) in ours.items()} == {n: (t, d.shape) for n, (t, d) in theirs.items()}
+
+
+def _checkpoint(layout: Layout, path: Path) -> Checkpoint:
+    rng = np.random.default_rng(0)
+    listed = tensors(layout, stock(layout))
+    save_file({state_dict_name(t): 0.05 * rng.standard_normal(t.shape, dtype=np.float32) for t in listed}, path)
+    return Checkpoint(path, hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+def _llama_model_quantize(build: Build, source: Path, target: Path) -> None:
+    environment = os.environ | {"LLAMA_CPP_LIB_PATH": str(build.folder)}
+    subprocess.run([sys.executable, "-c", QUANTISE, source, target], env=environment, timeout=60, check=True)
+
+
+def _tensors(path: Path) -> dict[str, tuple[str, np.ndarray]]:
+    return {t.name: (t.tensor_type.name, np.array(t.data)) for t in GGUFReader(path).tensors}

@@ -1,0 +1,94 @@
+"""What the tests of the store share: a clock that stands still, and small valid things to store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from nas.core.canonical import content_hash
+from nas.core.device import Device
+from nas.core.layout import Layout
+from nas.core.plan import Plan, PlanFile, Round, RoundResult, Runner
+from nas.store import agents, devices, studies
+from nas.store.rows import Proposal, Study
+from nas.store.store import Store
+
+SPACE = {"name": "tiny", "depth": [2, 4]}
+
+
+@dataclass
+class StillClock:
+    """Time passes by sleeping, or when a test says so."""
+
+    time: float = 1000.0
+
+    def now(self) -> float:
+        return self.time
+
+    def monotonic(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds
+
+
+@cache
+def _empty_database() -> bytes:
+    with TemporaryDirectory() as folder:
+        Store.open(f"sqlite:///{folder}/nas.db").close()
+        return Path(folder, "nas.db").read_bytes()
+
+
+def open_store(folder: Path, clock: StillClock | None = None) -> Store:
+    """The store in `folder`; a new one starts as a copy of an empty one, which is faster than building it."""
+    if not (folder / "nas.db").exists():
+        (folder / "nas.db").write_bytes(_empty_database())
+    return Store.open(f"sqlite:///{folder / 'nas.db'}", clock=clock or StillClock(), artifacts=folder / "artifacts")
+
+
+def new_study(store: Store, name: str = "first") -> Study:
+    """A study without trials."""
+    return studies.create(store, name, SPACE, seed=7, version="0.1.0")
+
+
+def proposal(width: int, **more: Any) -> Proposal:
+    """A proposal of a layout that `width` tells from others."""
+    layout = Layout.parse(f"d64 v256 ffn=swiglu:{width} [C3 A2/1]")
+    return Proposal(layout.to_json(), layout.id, **more)
+
+
+def key(*inputs: object) -> str:
+    """A result key."""
+    return content_hash(list(inputs))
+
+
+def device(name: str = "box", **more: Any) -> Device:
+    """A device's description."""
+    values = {"model": "Box", "cpu": "cpu", "target": "x86_64-linux", "cores": 2, "memory_mb": 1024, "os": "Linux"}
+    return Device(id=name, **values | more)
+
+
+def add_device(store: Store, name: str = "box", agent: str = "local") -> str:
+    """Registers one device under an agent of its own and gives its id."""
+    agents.register_local(store, agent)
+    devices.register(store, agent, [device(name)], boot_id="boot")
+    return name
+
+
+def round_of(model: str = "model") -> Round:
+    """A round whose files are named after `model`."""
+    runner = Runner(
+        runtime="fake",
+        build="b1",
+        target="x86_64-linux",
+        files={"run": PlanFile(sha256=key("runner"), size=1)},
+        main="run",
+    )
+    inputs = {"model": PlanFile(sha256=key(model), size=1)}
+    return Round(candidate=Plan(runner=runner, inputs=inputs, args=(), deadline_s=1), repetitions=1)
+
+
+RESULT = RoundResult(pairs=[], push_s=0.5)

@@ -1,0 +1,96 @@
+"""The command line as a whole: help, errors, exit codes, and what is imported when."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+import typer
+from cli_runner import nas
+
+from nas.cli import main as entry
+from nas.cli.lazy import COMMANDS
+from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
+
+HEAVY = {"torch", "ray", "sqlalchemy", "pydantic", "numpy", "rich", "matplotlib", "fastapi", "optuna", "sklearn"}
+
+
+def test_help_lists_every_command_and_imports_none() -> None:
+    script = (
+        "import sys; sys.argv = ['nas', '--help']; import nas.cli.main as m\ntry: m.main()\nexcept SystemExit: pass\n"
+    )
+    listing = "import json; print('MODULES', json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script + listing], capture_output=True, text=True, check=True)
+    text, _, modules = done.stdout.partition("MODULES")
+    loaded = set(json.loads(modules))
+    for name in COMMANDS:
+        assert f"  {name} " in text
+    assert not loaded & HEAVY
+    assert not {f"nas.cli.{name}" for name in COMMANDS} & loaded
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_module_and_help(name: str) -> None:
+    module = importlib.import_module(f"nas.cli.{name}")
+    assert isinstance(module.app, typer.Typer)
+    done = nas(name, "--help")
+    assert done.code == 0
+    assert f"Usage: nas {name}" in done.out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_summary_in_the_list_is_that_of_the_command(name: str) -> None:
+    text = nas(name, "--help").out.split("\n\n", 2)[1]
+    assert " ".join(text.split()).startswith(COMMANDS[name].removesuffix("."))
+
+
+def test_no_command_pulls_in_torch_or_ray_when_it_is_imported() -> None:
+    imports = "; ".join(f"import nas.cli.{name}" for name in COMMANDS)
+    script = f"{imports}; import sys; print(sorted({{'torch', 'ray', 'matplotlib'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_version() -> None:
+    assert nas("--version").out.strip() == version("hilnas")
+
+
+def test_unknown_command_is_a_usage_error_with_the_nearest_name() -> None:
+    done = nas("lauch")
+    assert done.code == 2
+    assert "'launch'" in done.err
+    assert done.out == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(NasError("no"), 1), (InvalidInput("no"), 3), (InfrastructureFailed("no"), 4), (OSError("no"), 4)],
+)
+def test_an_expected_error_is_one_line_and_its_exit_code(
+    error: Exception, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raise_error(**settings: object) -> None:
+        raise error
+
+    monkeypatch.delenv("NAS_DEBUG", raising=False)
+    monkeypatch.setattr(entry, "app", raise_error)
+    done = nas()
+    assert (done.code, done.out, done.err) == (code, "", "nas: no\n")
+
+
+def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAS_DEBUG", "")  # so that what the command sets is undone
+    with pytest.raises(InvalidInput):
+        nas("--debug", "space", "show", "no-such-space")
+
+
+def test_interrupt_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("nas.cli.space.load_space", interrupt)
+    assert nas("space", "show", "lfm2").code == 130

@@ -1,0 +1,71 @@
+"""`nas space`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from cli_runner import nas
+
+from nas.core.layout import Layout
+from nas.search_spaces import list_spaces, load_space, space_key
+
+
+def test_list_names_the_packaged_spaces() -> None:
+    found = json.loads(nas("space", "list", "--json").out)["spaces"]
+    assert {space["name"]: space["doc"] for space in found} == list_spaces()
+    lines = nas("space", "list").out.splitlines()
+    assert [line.split("\t")[0] for line in lines] == ["space", *list_spaces()]
+
+
+def test_show_names_budgets_and_references() -> None:
+    text = nas("space", "show", "lfm2").out
+    space = load_space("lfm2")
+    for budget in space.budgets:
+        assert budget.name in text
+    for layout in space.references.layouts().values():
+        assert layout.format() in text
+
+
+def test_show_as_json_round_trips() -> None:
+    shown = json.loads(nas("space", "show", "lfm2-demo", "--json").out)
+    assert shown["key"] == space_key(load_space("lfm2-demo"))
+    assert shown["name"] == "lfm2-demo"
+
+
+def test_support_counts_every_sampled_layout() -> None:
+    (support,) = json.loads(nas("space", "show", "lfm2-demo", "--support", "--json").out)["support"]
+    assert support["runtime"] == "llama.cpp"
+    assert 0 < support["admitted"] <= support["stock"] + support["patched"] <= support["sampled"]
+    assert set(support["blocks"]) <= {"conv", "gqa", "swiglu", "moe"}
+
+
+def test_validate_tells_file_and_line_of_a_mistake(tmp_path: Path) -> None:
+    text = Path(str(load_space.__code__.co_filename)).with_name("lfm2-demo.yaml").read_text()
+    path = tmp_path / "mine.yaml"
+    path.write_text(text.replace("  gqa:\n", "  gqaa:\n", 1))
+    line = next(i for i, row in enumerate(path.read_text().splitlines(), 1) if "gqaa" in row)
+    done = nas("space", "validate", str(path))
+    assert done.code == 3
+    assert f"{path}:{line}:" in done.err
+    assert "'gqa'" in done.err
+    path.write_text(text)
+    assert nas("space", "validate", str(path)).code == 0
+
+
+def test_sample_is_reproducible_and_inside_the_budget() -> None:
+    first, again = (json.loads(nas("space", "sample", "lfm2-demo", "-n", "4", "--json").out) for _ in range(2))
+    assert first == again
+    other = json.loads(nas("space", "sample", "lfm2-demo", "-n", "4", "--seed", "1", "--json").out)
+    assert other != first
+    total = load_space("lfm2-demo").model.params.total
+    for row in first["layouts"]:
+        layout = Layout.parse(row["layout"])
+        assert layout.id == row["id"]
+        assert total.holds(layout.params.total)
+
+
+def test_unknown_space_offers_the_nearest() -> None:
+    done = nas("space", "show", "lfm3")
+    assert done.code == 3
+    assert "'lfm2'" in done.err

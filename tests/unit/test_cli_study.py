@@ -1,0 +1,100 @@
+"""`nas study`, on a real database."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cli_runner import nas
+
+from nas.core.layout import Layout
+from nas.core.trial import EventKind
+from nas.search_spaces import load_space
+from nas.store import studies, trials
+from nas.store.rows import Proposal
+from nas.store.store import Store
+
+LAYOUTS = ("d512 v8192 ffn=swiglu:1536 [C3*5 A8/4]", "d512 v8192 ffn=swiglu:1536 [C3*4 A8/4*2]")
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """The default database, with a study `first` of two trials, one of them failed."""
+    monkeypatch.delenv("NAS_DB", raising=False)
+    monkeypatch.setenv("NAS_HOME", str(tmp_path / "home"))
+    store = Store.open()
+    space = load_space("lfm2-demo").model_dump(mode="json")
+    study = studies.create(store, "first", space, seed=0, version="0")
+    layouts = [Layout.parse(text) for text in LAYOUTS]
+    trials.propose(store, study.id, [Proposal(layout.to_json(), layout.id) for layout in layouts])
+    trials.add_event(store, study.id, 1, EventKind.FAILED, {"reason": "crash"})
+    yield store
+    store.close()
+
+
+def test_list() -> None:
+    (row,) = json.loads(nas("study", "list", "--json").out)["studies"]
+    assert (row["study"], row["space"], row["trials"], row["state"]) == ("first", "lfm2-demo", 2, "new")
+    assert nas("study", "list").out.splitlines() == ["study\tspace\tstate\ttrials", "first\tlfm2-demo\tnew\t2"]
+
+
+def test_trials_and_their_states() -> None:
+    found = json.loads(nas("study", "trials", "first", "--json").out)["trials"]
+    assert [row["layout"] for row in found] == list(LAYOUTS)
+    assert [row["state"] for row in found] == ["proposed", "failed"]
+    (failed,) = json.loads(nas("study", "trials", "first", "--state", "failed", "--json").out)["trials"]
+    assert (failed["trial"], failed["reason"]) == (1, "crash")
+    assert len(nas("study", "trials", "first").out.splitlines()) == 3
+
+
+def test_unknown_study_offers_the_nearest() -> None:
+    for command in ("show", "front", "trials", "pause"):
+        done = nas("study", command, "frist")
+        assert done.code == 3
+        assert "'first'" in done.err
+
+
+def test_pause_and_stop_are_told_to_the_study(store: Store) -> None:
+    for command in ("pause", "stop"):
+        assert nas("study", command, "first").code == 0
+        assert studies.get(store, "first").desired_state == command
+
+
+def test_delete_asks_first(store: Store) -> None:
+    assert nas("study", "delete", "first", stdin="n\n").code == 1
+    assert studies.get(store, "first")
+    assert nas("study", "delete", "first", "--yes").code == 0
+    assert studies.all(store) == []
+
+
+def test_export_and_import_give_the_same_trials(tmp_path: Path) -> None:
+    path = tmp_path / "first.jsonl"
+    assert nas("study", "export", "first", "-o", str(path)).code == 0
+    assert list(tmp_path.glob(".*partial")) == []
+    assert nas("study", "import", str(path), "--name", "second").code == 0
+    first, second = (json.loads(nas("study", "trials", name, "--json").out)["trials"] for name in ("first", "second"))
+    for row in (*first, *second):
+        del row["updated"]
+    assert first == second
+
+
+def test_import_refuses_what_is_no_study(tmp_path: Path) -> None:
+    path = tmp_path / "other.jsonl"
+    path.write_text('{"format": "something else"}\n')
+    assert nas("study", "import", str(path)).code == 3
+    assert nas("study", "import", str(tmp_path / "missing")).code == 3
+
+
+def test_gc_keeps_within_the_limit_that_is_given() -> None:
+    done = json.loads(nas("gc", "--keep", "1MB", "--json").out)
+    assert done["kept_bytes"] == 0
+    assert nas("gc", "--keep", "2x").code == 3
+    assert nas("gc", "--keep", "5ms").code == 3
+
+
+def test_a_missing_database_is_told(tmp_path: Path) -> None:
+    done = nas("study", "list", "--db", f"sqlite:///{tmp_path / 'none.db'}")
+    assert done.code == 3
+    assert "none.db" in done.err

@@ -1,0 +1,212 @@
+"""The agent against a coordinator in memory, with scripts for runners."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from nas.core.device import Device
+from nas.core.errors import NasError
+from nas.core.plan import Plan, PlanFile, Round, Runner
+from nas.core.protocol import Failure, Job, ResultRequest
+from nas.devices.agent import Agent, Attached
+from nas.devices.backoff import Backoff
+from nas.devices.client import JobClient
+from nas.devices.content import ContentFolder
+from nas.devices.download import Downloads
+from nas.devices.execute import KnownRunner
+from nas.devices.hostlock import HostLock
+from nas.devices.transports.local import LocalTransport
+from nas.testing.fake_coordinator import FakeCoordinator
+
+DEVICE = Device(id="dev", model="m", cpu="c", target="x86_64-linux", cores=1, memory_mb=1, os="o")
+Start = Callable[..., Agent]
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> FakeCoordinator:
+    files = tmp_path / "served"
+    files.mkdir()
+    return FakeCoordinator(files)
+
+
+@pytest.fixture
+def lock(tmp_path: Path) -> HostLock:
+    return HostLock(tmp_path / "lock")
+
+
+@pytest.fixture
+def start(tmp_path: Path, coordinator: FakeCoordinator, lock: HostLock) -> Iterator[Start]:
+    """Starts an agent in a thread; aborts and joins it at the end."""
+    running: list[tuple[Agent, threading.Thread]] = []
+
+    def begin(known: KnownRunner = lambda runner: True) -> Agent:
+        client = JobClient(coordinator.client())
+        cache = tmp_path / "cache"
+        attached = Attached(DEVICE, LocalTransport(cache), lock)
+        agent = Agent("a", client, [attached], Downloads(client, ContentFolder(cache)), known, boot_id="b")
+        running.append((agent, threading.Thread(target=agent.run)))
+        running[-1][1].start()
+        return agent
+
+    yield begin
+    for agent, thread in running:
+        agent.abort()
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def job(coordinator: FakeCoordinator, script: str, name: str = "1", deadline_s: float = 60, **more: Any) -> Job:
+    data = f"#!/bin/sh\n{script}\n".encode()
+    file = PlanFile(sha256=hashlib.sha256(data).hexdigest(), size=len(data))
+    (coordinator.files / file.sha256).write_bytes(data)
+    runner = Runner(runtime="script", build="b", target="x86_64-linux", files={"main.sh": file}, main="main.sh")
+    plan = Plan(**({"runner": runner, "inputs": {}, "args": (), "deadline_s": 60} | more))
+    return Job(id=name, epoch=7, deadline_s=deadline_s, round=Round(candidate=plan, repetitions=1))
+
+
+def failure(request: ResultRequest) -> Failure:
+    assert request.failure is not None
+    return request.failure
+
+
+def test_registers_works_and_submits(coordinator: FakeCoordinator, start: Start) -> None:
+    for name in ("1", "2"):
+        coordinator.offer(job(coordinator, f"echo {name}", name))
+    start()
+    coordinator.wait_for(results=2)
+    assert coordinator.registered[0].devices == (DEVICE,)
+    outputs = {
+        name: request.result and request.result.pairs[0].candidate.stdout
+        for name, request in coordinator.results.items()
+    }
+    assert outputs == {"1": "1\n", "2": "2\n"}
+    assert {request.epoch for request in coordinator.results.values()} == {7}
+
+
+def test_what_the_runner_did_is_a_result(coordinator: FakeCoordinator, start: Start) -> None:
+    coordinator.offer(job(coordinator, "kill -SEGV $$"))
+    start()
+    coordinator.wait_for(results=1)
+    result = coordinator.results["1"].result
+    assert result is not None
+    assert result.pairs[0].candidate.exit_code == -11
+
+
+def test_an_unknown_runner_is_refused(coordinator: FakeCoordinator, start: Start) -> None:
+    coordinator.offer(job(coordinator, "exit 0"))
+    start(known=lambda runner: False)
+    coordinator.wait_for(results=1)
+    assert failure(coordinator.results["1"]).kind == "refused"
+
+
+def test_wrong_bytes_are_an_infrastructure_failure(coordinator: FakeCoordinator, start: Start) -> None:
+    offered = job(coordinator, "exit 0")
+    for path in coordinator.files.iterdir():
+        path.write_bytes(b"x" * path.stat().st_size)
+    coordinator.offer(offered)
+    start()
+    coordinator.wait_for(results=1)
+    assert failure(coordinator.results["1"]).kind == "infrastructure"
+
+
+def test_beats_while_it_works_and_ends_when_told(coordinator: FakeCoordinator, start: Start) -> None:
+    coordinator.offer(job(coordinator, "sleep 300"))
+    start()
+    coordinator.wait_for(heartbeats=3)
+    coordinator.cancelled.add("1")
+    coordinator.wait_for(results=1)
+    assert failure(coordinator.results["1"]).kind == "cancelled"
+
+
+def test_beats_while_it_waits_for_the_host(coordinator: FakeCoordinator, start: Start, lock: HostLock) -> None:
+    coordinator.offer(job(coordinator, "exit 0"))
+    with lock.shared():
+        start()
+        coordinator.wait_for(heartbeats=3)
+        assert coordinator.results == {}
+    coordinator.wait_for(results=1)
+    assert coordinator.results["1"].result is not None
+
+
+def test_a_host_that_does_not_yield_is_an_infrastructure_failure(
+    coordinator: FakeCoordinator, start: Start, lock: HostLock
+) -> None:
+    coordinator.offer(job(coordinator, "exit 0", deadline_s=0.3))
+    with lock.shared():
+        start()
+        coordinator.wait_for(results=1)
+    assert failure(coordinator.results["1"]).kind == "infrastructure"
+
+
+def test_an_overdue_job_is_an_infrastructure_failure(coordinator: FakeCoordinator, start: Start) -> None:
+    coordinator.offer(job(coordinator, "sleep 300", deadline_s=0.3))
+    start()
+    coordinator.wait_for(results=1)
+    assert failure(coordinator.results["1"]).kind == "infrastructure"
+    assert "0.3 s" in failure(coordinator.results["1"]).message
+
+
+def test_survives_trouble_and_registers_again(coordinator: FakeCoordinator, start: Start) -> None:
+    coordinator.trouble += [httpx.ConnectError("down"), httpx.Response(503)]
+    start()
+    coordinator.offer(job(coordinator, "exit 0"))
+    coordinator.wait_for(results=1)
+    coordinator.registered.clear()
+    coordinator.offer(job(coordinator, "exit 0", name="2"))
+    coordinator.wait_for(results=2)
+    assert len(coordinator.registered) == 1
+
+
+def test_a_result_is_handed_in_again_until_it_arrives(coordinator: FakeCoordinator, start: Start) -> None:
+    coordinator.heartbeat_s = 3600
+    coordinator.offer(job(coordinator, "sleep 0.5"))
+    agent = start()
+    while coordinator.jobs or not coordinator._leased:
+        threading.Event().wait(0.01)
+    agent.stop()
+    coordinator.trouble += [httpx.ReadTimeout("lost"), httpx.Response(502)]
+    coordinator.wait_for(results=1)
+    assert coordinator.results["1"].result is not None
+
+
+def test_stop_lets_the_running_job_finish(coordinator: FakeCoordinator, start: Start) -> None:
+    coordinator.offer(job(coordinator, "sleep 0.5; echo done"))
+    agent = start()
+    coordinator.wait_for(heartbeats=1)
+    agent.stop()
+    coordinator.wait_for(results=1)
+    result = coordinator.results["1"].result
+    assert result is not None
+    assert result.pairs[0].candidate.stdout == "done\n"
+
+
+def test_abort_hands_nothing_in(coordinator: FakeCoordinator, start: Start) -> None:
+    coordinator.offer(job(coordinator, "sleep 300"))
+    agent = start()
+    coordinator.wait_for(heartbeats=1)
+    agent.abort()
+    assert coordinator.results == {}
+
+
+def test_a_coordinator_that_refuses_the_agent_ends_it(coordinator: FakeCoordinator, tmp_path: Path) -> None:
+    coordinator.trouble.append(httpx.Response(401, text="token revoked"))
+    client = JobClient(coordinator.client())
+    attached = Attached(DEVICE, LocalTransport(tmp_path / "cache"))
+    agent = Agent("a", client, [attached], Downloads(client, ContentFolder(tmp_path)), lambda _: True, boot_id="b")
+    with pytest.raises(NasError, match="token revoked"):
+        agent.run()
+
+
+def test_backoff_grows_with_jitter_and_resets() -> None:
+    backoff = Backoff(first_s=1.0, longest_s=8.0)
+    for longest in (1, 2, 4, 8, 8, 8):
+        assert longest / 2 <= backoff.pause_s() <= longest
+    backoff.reset()
+    assert backoff.pause_s() <= 1.0

@@ -1,0 +1,171 @@
+"""The job client and downloads, against a coordinator in memory."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import httpx
+import pytest
+
+from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
+from nas.core.plan import PlanFile
+from nas.core.protocol import LeaseRequest, RegisterRequest
+from nas.devices.client import JobClient
+from nas.devices.content import ContentFolder
+from nas.devices.download import Downloads
+from nas.testing.fake_coordinator import FakeCoordinator
+
+REGISTER = RegisterRequest(agent="a", devices=(), boot_id="b")
+DATA = bytes(range(256)) * 100
+FILE = PlanFile(sha256=hashlib.sha256(DATA).hexdigest(), size=len(DATA))
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> FakeCoordinator:
+    files = tmp_path / "served"
+    files.mkdir()
+    (files / FILE.sha256).write_bytes(DATA)
+    return FakeCoordinator(files)
+
+
+@pytest.fixture
+def client(coordinator: FakeCoordinator) -> JobClient:
+    return JobClient(coordinator.client())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> ContentFolder:
+    return ContentFolder(tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        httpx.Response(500),
+        httpx.Response(503),
+        httpx.Response(429),
+        httpx.ConnectError("refused"),
+        httpx.ReadTimeout(""),
+        httpx.RemoteProtocolError("closed"),
+    ],
+)
+def test_trouble_can_be_retried(
+    client: JobClient, coordinator: FakeCoordinator, trouble: httpx.Response | httpx.TransportError
+) -> None:
+    coordinator.trouble.append(trouble)
+    with pytest.raises(InfrastructureFailed, match="coordinator"):
+        client.register(REGISTER)
+    assert client.register(REGISTER).poll_s > 0
+
+
+@pytest.mark.parametrize(
+    "refusal", [httpx.Response(403, text="token revoked"), httpx.Response(200, text="{}"), httpx.Response(200)]
+)
+def test_a_refusal_is_final(client: JobClient, coordinator: FakeCoordinator, refusal: httpx.Response) -> None:
+    coordinator.trouble.append(refusal)
+    with pytest.raises(NasError) as caught:
+        client.register(REGISTER)
+    assert not isinstance(caught.value, InfrastructureFailed)
+
+
+def test_a_refusal_says_why(client: JobClient) -> None:
+    with pytest.raises(NasError, match="404 unknown agent or device"):
+        client.lease(LeaseRequest(agent="nobody", device="d", wait_s=0))
+
+
+@pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://host", "https://"])
+def test_other_urls(url: str) -> None:
+    with pytest.raises(InvalidInput, match=r"http\+unix"):
+        JobClient.open(url)
+
+
+# httpcore leaves the socket that could not connect to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_no_coordinator_on_the_socket(tmp_path: Path) -> None:
+    with pytest.raises(InfrastructureFailed):
+        JobClient.open(f"http+unix://{tmp_path}/none.sock").register(REGISTER)
+
+
+def test_a_token_is_sent_to_the_coordinator() -> None:
+    seen: list[str | None] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request.headers.get("Authorization"))
+        return httpx.Response(500)
+
+    client = JobClient.open("https://host", token="secret")
+    client._http._transport = httpx.MockTransport(answer)
+    with pytest.raises(InfrastructureFailed):
+        client.register(REGISTER)
+    assert seen == ["Bearer secret"]
+
+
+def test_download(client: JobClient, folder: ContentFolder) -> None:
+    path = Downloads(client, folder).fetch(FILE)
+    assert path == folder.path(FILE.sha256)
+    assert path.read_bytes() == DATA
+
+
+def test_a_file_that_is_there_is_not_fetched_again(
+    client: JobClient, coordinator: FakeCoordinator, folder: ContentFolder
+) -> None:
+    downloads = Downloads(client, folder)
+    downloads.fetch(FILE)
+    coordinator.trouble.append(httpx.Response(500))
+    assert downloads.fetch(FILE).read_bytes() == DATA
+
+
+def test_a_broken_transfer_is_resumed(client: JobClient, coordinator: FakeCoordinator, folder: ContentFolder) -> None:
+    coordinator.trouble.append(httpx.Response(200, content=DATA[:1000]))
+    downloads = Downloads(client, folder)
+    with pytest.raises(InfrastructureFailed, match=f"1000 of {len(DATA)} bytes"):
+        downloads.fetch(FILE)
+    (coordinator.files / FILE.sha256).write_bytes(b"\0" * 1000 + DATA[1000:])
+    assert downloads.fetch(FILE).read_bytes() == DATA
+
+
+def test_a_coordinator_without_ranges(client: JobClient, coordinator: FakeCoordinator, folder: ContentFolder) -> None:
+    coordinator.trouble += [httpx.Response(200, content=DATA[:1000]), httpx.Response(200, content=DATA)]
+    downloads = Downloads(client, folder)
+    with pytest.raises(InfrastructureFailed):
+        downloads.fetch(FILE)
+    assert downloads.fetch(FILE).read_bytes() == DATA
+
+
+@pytest.mark.parametrize("wrong", [DATA[:-1] + b"x", DATA + b"x"])
+def test_wrong_bytes_are_thrown_away(
+    client: JobClient, coordinator: FakeCoordinator, folder: ContentFolder, wrong: bytes
+) -> None:
+    coordinator.trouble.append(httpx.Response(200, content=wrong))
+    downloads = Downloads(client, folder)
+    with pytest.raises(InfrastructureFailed):
+        downloads.fetch(FILE)
+    assert [path for path in folder.root.rglob("*") if path.is_file()] == []
+    assert downloads.fetch(FILE).read_bytes() == DATA
+
+
+def test_a_local_coordinator_names_the_file(coordinator: FakeCoordinator, folder: ContentFolder) -> None:
+    coordinator.local_paths = True
+    path = Downloads(JobClient(coordinator.client(), local=True), folder).fetch(FILE)
+    assert path.samefile(coordinator.files / FILE.sha256)
+
+
+def test_a_named_file_is_verified(coordinator: FakeCoordinator, folder: ContentFolder) -> None:
+    coordinator.local_paths = True
+    (coordinator.files / FILE.sha256).write_bytes(b"else")
+    with pytest.raises(InfrastructureFailed, match="SHA-256"):
+        Downloads(JobClient(coordinator.client(), local=True), folder).fetch(FILE)
+
+
+def test_a_remote_coordinator_cannot_name_local_files(
+    client: JobClient, coordinator: FakeCoordinator, folder: ContentFolder
+) -> None:
+    coordinator.local_paths = True
+    with pytest.raises(InfrastructureFailed, match="0 of"):
+        Downloads(client, folder).fetch(FILE)
+
+
+def test_a_file_the_coordinator_lacks(client: JobClient, folder: ContentFolder) -> None:
+    with pytest.raises(NasError, match="404"):
+        Downloads(client, folder).fetch(PlanFile(sha256="0" * 64, size=1))

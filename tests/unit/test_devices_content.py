@@ -1,0 +1,68 @@
+"""Files by content."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from nas.core.errors import InfrastructureFailed
+from nas.devices.content import ContentFolder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> ContentFolder:
+    return ContentFolder(tmp_path / "content")
+
+
+def add(folder: ContentFolder, tmp_path: Path, data: bytes) -> Path:
+    source = tmp_path / "source"
+    source.unlink(missing_ok=True)
+    source.write_bytes(data)
+    return folder.add(source, hashlib.sha256(data).hexdigest())
+
+
+def everything(folder: ContentFolder) -> list[Path]:
+    return [path for path in folder.root.rglob("*") if path.is_file()]
+
+
+def test_add_twice_and_from_itself(folder: ContentFolder, tmp_path: Path) -> None:
+    path = add(folder, tmp_path, b"one")
+    assert add(folder, tmp_path, b"one") == path
+    assert folder.add(path, path.name) == path
+    assert everything(folder) == [path]
+
+
+def test_wrong_bytes_leave_nothing(folder: ContentFolder, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(b"one")
+    with pytest.raises(InfrastructureFailed):
+        folder.add(source, "0" * 64)
+    assert everything(folder) == []
+    assert source.read_bytes() == b"one"
+
+
+def test_across_file_systems(folder: ContentFolder) -> None:
+    source = Path("/proc/sys/kernel/ostype")
+    assert folder.add(source, hashlib.sha256(b"Linux\n").hexdigest()).read_bytes() == b"Linux\n"
+
+
+def test_missing_source(folder: ContentFolder, tmp_path: Path) -> None:
+    with pytest.raises(InfrastructureFailed, match="No such file"):
+        folder.add(tmp_path / "nothing", "0" * 64)
+
+
+def test_trim_removes_the_least_recently_used_and_keeps_the_named(folder: ContentFolder, tmp_path: Path) -> None:
+    paths = [add(folder, tmp_path, bytes([i]) * 100) for i in range(4)]
+    for age, path in enumerate(paths):
+        os.utime(path, (age, age))
+    folder.verify(paths[1].name)
+    assert folder.trim(250, keep={paths[0].name}) == 200
+    assert sorted(everything(folder)) == sorted([paths[0], paths[1]])
+
+
+def test_trim_below_the_limit_removes_nothing(folder: ContentFolder, tmp_path: Path) -> None:
+    add(folder, tmp_path, b"one")
+    assert folder.trim(3) == 0

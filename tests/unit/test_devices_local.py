@@ -1,0 +1,104 @@
+"""The local transport: the contract, and what only this machine can show."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nas.core.errors import InfrastructureFailed, Unsupported
+from nas.devices.content import file_sha256
+from nas.devices.transports import TRANSPORTS
+from nas.devices.transports.base import Transport
+from nas.devices.transports.local import LocalTransport
+from nas.testing.transport_contract import TransportContract, run
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> LocalTransport:
+    return LocalTransport(tmp_path / "cache")
+
+
+class TestLocalContract(TransportContract):
+    @pytest.fixture
+    def transport(self, tmp_path: Path) -> Iterator[Transport]:
+        transport = TRANSPORTS["local"]("", tmp_path / "cache")
+        transport.connect()
+        yield transport
+        transport.close()
+
+
+def test_affinity_holds(local: LocalTransport) -> None:
+    cpu = max(os.sched_getaffinity(0))
+    assert run(local, "grep Cpus_allowed_list /proc/self/status", cpu_affinity=[cpu]).stdout.split()[1] == b"%d" % cpu
+
+
+def test_a_processor_that_is_not_there(local: LocalTransport) -> None:
+    with pytest.raises(Unsupported, match="processors"):
+        run(local, "exit 0", cpu_affinity=[4000])
+
+
+def test_memory_is_the_runners_and_not_the_agents(local: LocalTransport) -> None:
+    """`ru_maxrss` is carried through fork and exec; a large agent must not show in a small runner."""
+    ballast = bytearray(200 << 20)
+    ballast[::4096] = b"x" * len(ballast[::4096])
+    result = run(local, "exit 0")
+    assert result.max_rss_mb is not None
+    assert result.max_rss_mb < 50
+    assert len(ballast) == 200 << 20
+
+
+def test_memory_and_cpu_are_counted(local: LocalTransport) -> None:
+    script = "x = b'x' * (100 << 20); sum(range(3_000_000))"
+    result = local.run(["python3", "-S", "-c", script], env={}, deadline_s=60, output_limit=10)
+    assert result.max_rss_mb is not None
+    assert result.max_rss_mb > 100
+    assert result.cpu_s is not None
+    assert 0 < result.cpu_s <= result.wall_s * (os.cpu_count() or 1)
+
+
+def test_a_descendant_that_left_the_group_is_killed_too(local: LocalTransport, tmp_path: Path) -> None:
+    mark = tmp_path / "pid"
+    run(local, f"setsid sh -c 'echo $$ > {mark}; exec sleep 300' & while [ ! -s {mark} ]; do :; done", deadline_s=30)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(mark.read_text()), 0)
+
+
+def test_no_descriptor_leaks_into_the_process(local: LocalTransport) -> None:
+    with Path("/dev/null").open() as opened:
+        os.set_inheritable(opened.fileno(), True)
+        assert run(local, "ls /proc/$$/fd").stdout.split() == [b"0", b"1", b"2"]
+
+
+def test_push_links_where_it_can(local: LocalTransport, tmp_path: Path) -> None:
+    source = tmp_path / "model"
+    source.write_bytes(b"weights")
+    remote = Path(local.push(source, file_sha256(source)))
+    assert remote.samefile(source)
+
+
+def test_damage_is_found_and_repaired(local: LocalTransport, tmp_path: Path) -> None:
+    source = tmp_path / "model"
+    source.write_bytes(b"weights")
+    sha256 = file_sha256(source)
+    remote = Path(local.push(source, sha256))
+    remote.unlink()
+    remote.write_bytes(b"weight?")
+    with pytest.raises(InfrastructureFailed, match="damaged"):
+        local.push(source, sha256)
+    assert Path(local.push(source, sha256)).read_bytes() == b"weights"
+
+
+def test_a_damaged_bundle_is_found_and_repaired(local: LocalTransport, tmp_path: Path) -> None:
+    source = tmp_path / "runner"
+    source.write_bytes(b"#!/bin/sh\n")
+    files = {"runner": file_sha256(source)}
+    local.push(source, files["runner"])
+    folder = Path(local.bundle(files))
+    (folder / "runner").chmod(0o755)
+    (folder / "runner").write_bytes(b"#!/bin/sh\nrm -rf .\n")
+    with pytest.raises(InfrastructureFailed, match="damaged"):
+        local.bundle(files)
+    assert Path(local.bundle(files), "runner").read_bytes() == b"#!/bin/sh\n"

@@ -1,0 +1,200 @@
+"""Probes over trees of files that look like /proc and /sys. This is no proof for a machine with real sensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nas.core.clock import SystemClock
+from nas.devices.condition import Observer
+from nas.devices.probes.cpu import busy_s, foreign_share
+from nas.devices.probes.frequency import frequency_mhz, governor
+from nas.devices.probes.memory import free_memory_mb, total_memory_mb
+from nas.devices.probes.power import battery_percent, power_source
+from nas.devices.probes.thermal import temperature_c
+from nas.devices.probes.throttle import cooling_level, throttle_count
+from nas.devices.probes.unread import Unread
+from nas.devices.transports.base import CommandResult, Tree
+from nas.devices.transports.local import LocalTransport
+
+ZONE, MONITOR, COOLING = "sys/class/thermal/thermal_zone", "sys/class/hwmon/hwmon", "sys/class/thermal/cooling_device"
+SUPPLY, POLICY = "sys/class/power_supply", "sys/devices/system/cpu/cpufreq/policy"
+
+PROC = {
+    "proc/stat": "cpu  100 10 50 1000 7 1 2 37 5 5\ncpu0 1 1 1 1 1 1 1 1 1 1\nintr 5\n",
+    "proc/meminfo": "MemTotal:        8388608 kB\nMemFree:  1 kB\nMemAvailable:    2097152 kB\n",
+}
+LAPTOP = PROC | {
+    f"{ZONE}0/type": "acpitz",
+    f"{ZONE}0/temp": "99000",
+    f"{ZONE}1/type": "x86_pkg_temp",
+    f"{ZONE}1/temp": "61500",
+    f"{ZONE}2/type": "iwlwifi_1",
+    f"{ZONE}2/temp": "-274000",
+    f"{SUPPLY}/AC/type": "Mains",
+    f"{SUPPLY}/AC/online": "0",
+    f"{SUPPLY}/BAT0/type": "Battery",
+    f"{SUPPLY}/BAT0/status": "Discharging",
+    f"{SUPPLY}/BAT0/capacity": "81",
+    f"{SUPPLY}/mouse/type": "Battery",
+    f"{SUPPLY}/mouse/scope": "Device",
+    f"{SUPPLY}/mouse/capacity": "5",
+    f"{POLICY}0/scaling_governor": "powersave",
+    f"{POLICY}0/scaling_cur_freq": "1000000",
+    f"{POLICY}4/scaling_governor": "performance",
+    f"{POLICY}4/scaling_cur_freq": "3000000",
+    "sys/devices/system/cpu/cpu0/thermal_throttle/core_throttle_count": "3",
+    "sys/devices/system/cpu/cpu0/thermal_throttle/package_throttle_count": "4",
+    "sys/devices/system/cpu/cpu0/thermal_throttle/core_throttle_max_time_ms": "900",
+    "sys/devices/system/cpu/cpufreq/ignored": "",
+}
+PHONE = PROC | {
+    f"{ZONE}0/type": "cpu-0-0",
+    f"{ZONE}0/temp": "45000",
+    f"{ZONE}1/type": "battery",
+    f"{ZONE}1/temp": "47000",
+    f"{COOLING}0/type": "cpufreq-cpu0",
+    f"{COOLING}0/cur_state": "2",
+    f"{COOLING}1/type": "panel0-backlight",
+    f"{COOLING}1/cur_state": "9",
+}
+DESKTOP = PROC | {
+    f"{MONITOR}0/name": "nvme",
+    f"{MONITOR}0/temp1_input": "70000",
+    f"{MONITOR}1/name": "k10temp",
+    f"{MONITOR}1/temp1_input": "52125",
+    f"{MONITOR}1/temp1_label": "Tctl",
+}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Callable[[dict[str, str]], LocalTransport]:
+    """Writes files under a root of their own and reads them from there."""
+
+    def write(files: dict[str, str]) -> LocalTransport:
+        for name, text in files.items():
+            path = tmp_path / "root" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text + "\n")
+        return LocalTransport(tmp_path / "cache", root=tmp_path / "root")
+
+    return write
+
+
+Write = Callable[[dict[str, str]], LocalTransport]
+Probe = Callable[[Tree], Any]
+
+
+@pytest.mark.parametrize(
+    ("files", "probe", "value"),
+    [
+        (LAPTOP, busy_s, 2.0),
+        (LAPTOP, free_memory_mb, 2048.0),
+        (LAPTOP, total_memory_mb, 8192.0),
+        (LAPTOP, temperature_c, 61.5),
+        (PHONE, temperature_c, 45.0),
+        (DESKTOP, temperature_c, 52.125),
+        (LAPTOP, throttle_count, 7),
+        (PHONE, cooling_level, 2),
+        (LAPTOP, governor, "performance,powersave"),
+        (LAPTOP, frequency_mhz, 2000.0),
+        (LAPTOP, power_source, "battery"),
+        (LAPTOP | {f"{SUPPLY}/AC/online": "1"}, power_source, "mains"),
+        (LAPTOP, battery_percent, 81.0),
+    ],
+)
+def test_values(tree: Write, files: dict[str, str], probe: Probe, value: Any) -> None:
+    assert probe(tree(files)) == value
+
+
+@pytest.mark.parametrize(
+    ("files", "probe", "reason"),
+    [
+        ({}, busy_s, "/proc/stat: No such file"),
+        ({"proc/stat": "intr 1"}, busy_s, "no line of all processors"),
+        ({}, free_memory_mb, "/proc/meminfo: No such file"),
+        ({"proc/meminfo": "MemTotal: 1 kB"}, free_memory_mb, "no MemAvailable"),
+        (PROC, temperature_c, "no sensor"),
+        ({f"{ZONE}0/type": "cpu", f"{ZONE}0/temp": "-274000"}, temperature_c, "none of 1 sensors"),
+        (PHONE, throttle_count, "no throttle counter"),
+        (PROC, cooling_level, "no cooling device"),
+        (PROC, governor, "no policy"),
+        (PROC, frequency_mhz, "no policy"),
+        ({f"{POLICY}0/scaling_cur_freq": "<unsupported>"}, frequency_mhz, "'<unsupported>' is not a number"),
+        (PROC, power_source, "no supply and no battery"),
+        (PROC, battery_percent, "no battery"),
+    ],
+)
+def test_reasons(tree: Write, files: dict[str, str], probe: Probe, reason: str) -> None:
+    with pytest.raises(Unread, match=reason):
+        probe(tree(files))
+
+
+@pytest.mark.parametrize(
+    ("busy", "ours", "wall_s", "share"), [(3.0, 2.0, 2.0, 0.5), (2.0, 2.0, 2.0, 0.0), (1.99, 2.0, 2.0, 0.0)]
+)
+def test_foreign_share(busy: float, ours: float, wall_s: float, share: float) -> None:
+    assert foreign_share(busy, ours, wall_s) == pytest.approx(share)
+
+
+@pytest.mark.parametrize(("ours", "wall_s", "reason"), [(None, 2.0, "did not tell"), (0.1, 0.2, "too short")])
+def test_foreign_share_that_cannot_be_told(ours: float | None, wall_s: float, reason: str) -> None:
+    with pytest.raises(Unread, match=reason):
+        foreign_share(1.0, ours, wall_s)
+
+
+class StoppedClock(SystemClock):
+    time = 0.0
+
+    def monotonic(self) -> float:
+        return self.time
+
+
+def result(cpu_s: float | None) -> CommandResult:
+    return CommandResult(0, b"", b"", 2.0, cpu_s, 0.5, None, False, False, 0.0)
+
+
+def test_observer_counts_what_others_used(tree: Write) -> None:
+    clock = StoppedClock()
+    observer = Observer(tree(LAPTOP), clock)
+    before = observer.before()
+    clock.time = 4.0
+    tree({"proc/stat": "cpu  500 10 250 1000 7 1 2 37", "proc/meminfo": "MemAvailable: 1 kB"})
+    conditions = observer.after(before, result(cpu_s=1.5))
+    assert conditions.foreign_cpu == pytest.approx((6.0 - 1.5 - 0.5) / 4.0)
+    assert conditions.free_memory_mb == 2048.0
+    assert conditions.throttled is False
+    assert conditions.unread == {}
+
+
+def test_observer_sees_throttling_in_between(tree: Write) -> None:
+    observer = Observer(tree(LAPTOP))
+    before = observer.before()
+    tree({"sys/devices/system/cpu/cpu0/thermal_throttle/core_throttle_count": "4"})
+    assert observer.after(before, result(1.0)).throttled is True
+
+
+def test_observer_falls_back_on_cooling_devices(tree: Write) -> None:
+    observer = Observer(tree(PHONE))
+    assert observer.after(observer.before(), result(1.0)).throttled is True
+
+
+def test_what_is_not_there_is_null_with_a_reason(tree: Write) -> None:
+    observer = Observer(tree({}))
+    conditions = observer.after(observer.before(), result(1.0))
+    nulls = {name for name, value in conditions.model_dump(exclude={"unread"}).items() if value is None}
+    assert nulls == set(conditions.unread) == set(type(conditions).model_fields) - {"unread"}
+    assert "no throttle counter" in conditions.unread["throttled"]
+
+
+def test_this_machine(tmp_path: Path) -> None:
+    local = LocalTransport(tmp_path / "cache")
+    observer = Observer(local)
+    before = observer.before()
+    outcome = local.run(["python3", "-S", "-c", "sum(range(40_000_000))"], env={}, deadline_s=60, output_limit=10)
+    conditions = observer.after(before, outcome)
+    assert conditions.free_memory_mb is not None
+    assert (conditions.foreign_cpu is None) == ("foreign_cpu" in conditions.unread)

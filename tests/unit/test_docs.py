@@ -1,0 +1,119 @@
+"""The documentation is right: links resolve, snippets work, generated parts are current, extension points are told."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nas.core.block import BLOCKS
+from nas.core.layout import Layout
+from nas.core.registry import Registry
+from nas.core.task import TASKS
+from nas.devices.transports import TRANSPORTS
+from nas.nn.registry import MODULES
+from nas.runtimes import RUNTIMES
+from nas.search import PROPOSERS
+from nas.search_spaces import parse_space
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"`([^`\n]+)`")
+FILE = re.compile(r"(?:nas|devices|runtimes|search_spaces|docs|scripts|tests)/[\w./-]+\.(?:py|c|yaml|md)")
+LAYOUT = re.compile(r"d\d+ v\d+ (?:untied )?ffn=\S+ \[[^\]\n]+\]")
+
+
+def page_id(path: Path) -> str:
+    return path.name
+
+
+def anchors(text: str) -> set[str]:
+    """Anchors of a page's headings, as GitHub makes them."""
+    heads = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def snippets(language: str) -> Iterator[tuple[str, str]]:
+    for page in PAGES:
+        for found, body in FENCE.findall(page.read_text(encoding="utf-8")):
+            if found == language:
+                yield page.name, body
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_links_to_files_and_headings_resolve(page: Path) -> None:
+    for target in LINK.findall(page.read_text(encoding="utf-8")):
+        if target.startswith(("http://", "https://", "mailto:")):
+            continue
+        name, _, anchor = target.partition("#")
+        path = (page.parent / name).resolve() if name else page
+        assert path.exists(), f"{page.name}: {target}"
+        if anchor:
+            assert anchor in anchors(path.read_text(encoding="utf-8")), f"{page.name}: {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_files_that_are_named_exist(page: Path) -> None:
+    for code in CODE.findall(page.read_text(encoding="utf-8")):
+        if FILE.fullmatch(code) and "average" not in code:  # the example of a block that is not there
+            assert (ROOT / code).exists(), f"{page.name}: {code}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_layouts_that_are_shown_parse(page: Path) -> None:
+    for text in LAYOUT.findall(page.read_text(encoding="utf-8")):
+        assert Layout.parse(text).format() == text
+
+
+def test_yaml_snippets_are_search_spaces() -> None:
+    found = list(snippets("yaml"))
+    assert found
+    for name, body in found:
+        parse_space(body, name)
+
+
+def test_python_snippets_compile() -> None:
+    found = list(snippets("python"))
+    assert found
+    for name, body in found:
+        compile(body, name, "exec")
+
+
+def test_toml_snippets_name_known_groups() -> None:
+    groups = {registry.group for registry in REGISTRIES}
+    for name, body in snippets("toml"):
+        assert set(tomllib.loads(body)["project"]["entry-points"]) <= groups, name
+
+
+REGISTRIES: tuple[Registry[object], ...] = (BLOCKS, MODULES, RUNTIMES, TRANSPORTS, TASKS, PROPOSERS)  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("registry", REGISTRIES, ids=lambda registry: registry.group)
+def test_every_extension_point_is_documented(registry: Registry[object]) -> None:
+    assert f"`{registry.group}`" in (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+
+
+def test_modules_with_contract_tests_exist() -> None:
+    named = re.findall(r"`nas\.testing\.(\w+)`", (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"))
+    assert named
+    assert set(named) == {path.stem for path in (ROOT / "nas" / "testing").glob("*_contract.py")}
+
+
+def test_generated_parts_are_current() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "write_docs.py", "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_make_target_in_the_readme_is_one() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = set(re.findall(r"\bmake ([a-z]+)", (ROOT / "README.md").read_text(encoding="utf-8")))
+    assert named <= targets

@@ -1,0 +1,79 @@
+"""Deploy scale to proxy scale: what scales, what stays, and that every proxy stands."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+
+from nas.core.errors import InvalidInput
+from nas.core.layout import Layer, Layout
+from nas.core.narrow import narrow
+from nas.core.published import LFM2
+from nas.testing.layout_strategy import WIDTHS, layouts
+
+
+@given(layouts(), WIDTHS)
+def test_proxies_stand_and_narrow_to_themselves(layout: Layout, width: int) -> None:
+    width = min(width, layout.d_model)
+    proxy = narrow(layout, width, 256)
+    assert (proxy.d_model, proxy.vocab, proxy.tied) == (width, 256, layout.tied)
+    assert Layout.parse(proxy.format()) == proxy
+    assert narrow(proxy, width, 256) == proxy
+
+
+@given(layouts(), WIDTHS)
+def test_order_kernels_sharing_and_cache_reuse_stay(layout: Layout, width: int) -> None:
+    proxy = narrow(layout, min(width, layout.d_model), 256)
+    assert [shape(layer) for layer in proxy.layers] == [shape(layer) for layer in layout.layers]
+
+
+def shape(layer: Layer) -> object:
+    """What narrowing keeps of a layer."""
+    kept = ("kernel", "kv", "qk_norm", "rope_theta", "experts", "top_k")
+    return [(block.kind, [(k, v) for k, v in block.given if k in kept]) for block in layer.blocks], layer.share
+
+
+@given(layouts(), WIDTHS)
+def test_widths_are_multiples_of_the_quantisers_block(layout: Layout, width: int) -> None:
+    if width >= layout.d_model:
+        return
+    for layer in narrow(layout, width, 256).layers:
+        for block in (block.resolve(width) for block in layer.blocks):
+            if block.kind in ("swiglu", "moe"):
+                assert block.int("width") % 32 == 0
+            if block.kind == "gqa":
+                assert block.int("heads") * block.int("head_dim") % 32 == 0
+                assert block.int("head_dim") >= 16
+
+
+@pytest.mark.parametrize("name", LFM2)
+@pytest.mark.parametrize("width", range(32, 1025, 32))
+def test_attention_as_wide_as_the_model_stays_so(name: str, width: int) -> None:
+    proxy = narrow(Layout.parse(LFM2[name]), width, 256)
+    for layer in proxy.layers:
+        if layer.mixer and layer.mixer.kind == "gqa":
+            block = layer.mixer.resolve(width)
+            assert block.int("heads") * block.int("head_dim") == width
+
+
+def test_the_proxies_of_the_published_family() -> None:
+    order = "C3*2 A4/2 C3*2 A4/2 C3*2 A4/2 C3 A4/2 C3 A4/2 C3 A4/2 C3"
+    assert narrow(Layout.parse(LFM2["LFM2-350M"]), 64, 256).format() == f"d64 v256 ffn=swiglu:288 [{order}]"
+    assert narrow(Layout.parse(LFM2["LFM2-350M"]), 256, 256).format() == (
+        "d256 v256 ffn=swiglu:1152 [C3*2 A16/8 C3*2 A16/8 C3*2 A16/8 C3 A16/8 C3 A16/8 C3 A16/8 C3]"
+    )
+    assert narrow(Layout.parse(LFM2["LFM2-8B-A1B"]), 128, 256).format() == (
+        "d128 v256 ffn=moe:32x4:128 [C3+swiglu:448*2 A8/2 C3*3 A8/2 C3*3 A8/2 C3*3 A8/2 C3*3 A8/2 C3*2 A8/2 C3*2]"
+    )
+
+
+def test_the_proxy_id_never_changes() -> None:
+    assert (
+        narrow(Layout.parse(LFM2["LFM2-350M"]), 64, 256).id
+        == "4d76949784bdb08f16379e36439b95da25138c9e9d7f2ca45c90626c66668210"
+    )
+
+
+def test_a_wider_proxy_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="proxy width 2048 exceeds the layout's 1024"):
+        narrow(Layout.parse(LFM2["LFM2-350M"]), 2048, 256)

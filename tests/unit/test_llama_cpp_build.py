@@ -1,0 +1,180 @@
+"""What can go wrong before and during a build is told with its remedy. A whole build runs in tests/integration."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import shutil
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+
+from nas.core.errors import InfrastructureFailed
+from nas.runtimes.llama_cpp import build as building
+from nas.runtimes.llama_cpp import source
+from nas.runtimes.llama_cpp.builds import builds_folder
+from nas.runtimes.llama_cpp.process import stream
+from nas.runtimes.llama_cpp.toolchain import build_environment, find_toolchain
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def script(folder: Path, name: str, body: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_missing_compiler_is_told_with_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(InfrastructureFailed, match=r"no-such-compiler on this machine: install a C\+\+17 compiler"):
+        building.build(log=print)
+
+
+def test_broken_compiler_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CC", str(script(tmp_path / "bin", "cc", "exit 3")))
+    with pytest.raises(InfrastructureFailed, match="does not work"):
+        building.build(log=print)
+
+
+def test_stray_compiler_flags_do_not_reach_a_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CFLAGS", "-march=native")
+    assert "CFLAGS" not in build_environment()
+
+
+def test_other_target_is_told_where_to_build() -> None:
+    with pytest.raises(InfrastructureFailed, match="cannot build for aarch64-linux"):
+        building.build("aarch64-linux", log=print)
+
+
+def test_full_disk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1 << 20))
+    with pytest.raises(InfrastructureFailed, match=r"full.*NAS_CACHE"):
+        building.build(log=print)
+
+
+def test_failed_step_shows_the_compilers_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, empty_cache: Path
+) -> None:
+    """A stand-in for cmake fails as the real one would; nothing of the attempt stays."""
+    _put_sdist(empty_cache, monkeypatch)
+    failing = script(tmp_path / "bin", "cmake", "echo 'CMake Error: no good'; exit 1")
+    toolchain = find_toolchain()
+    monkeypatch.setattr(building, "find_toolchain", lambda: _with_cmake(toolchain, failing))
+    with pytest.raises(InfrastructureFailed, match=r"(?s)cmake failed.*no good"):
+        building.build(log=print)
+    assert [path.name for path in builds_folder().iterdir()] == [".lock"]
+
+
+def test_compiler_that_fills_the_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, empty_cache: Path) -> None:
+    _put_sdist(empty_cache, monkeypatch)
+    failing = script(tmp_path / "bin", "cmake", "echo 'as: No space left on device'; exit 1")
+    toolchain = find_toolchain()
+    monkeypatch.setattr(building, "find_toolchain", lambda: _with_cmake(toolchain, failing))
+    with pytest.raises(InfrastructureFailed, match="is full"):
+        building.build(log=print)
+
+
+def test_leftovers_of_a_killed_build_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, empty_cache: Path) -> None:
+    _put_sdist(empty_cache, monkeypatch)
+    dead = builds_folder() / ".building-dead" / "source"
+    dead.mkdir(parents=True)
+    failing = script(tmp_path / "bin", "cmake", "exit 1")
+    toolchain = find_toolchain()
+    monkeypatch.setattr(building, "find_toolchain", lambda: _with_cmake(toolchain, failing))
+    with pytest.raises(InfrastructureFailed):
+        building.build(log=print)
+    assert not dead.exists()
+
+
+def test_second_builder_waits_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "_LOCK_S", 0.1)
+    builds_folder().mkdir(parents=True)
+    lines: list[str] = []
+    with (builds_folder() / ".lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(InfrastructureFailed, match="never stops building"):
+            building.build(log=lines.append)
+    assert lines == ["another process is building llama.cpp: waiting for it"]
+
+
+def test_progress_is_told_in_tenths() -> None:
+    lines: list[str] = []
+    on_line = building._progress(lines.append)
+    for step in range(1, 79):
+        on_line(f"[{step}/78] Building CXX object {step}")
+    on_line("warning: something else")
+    assert len(lines) == 10 and lines[-1].startswith("compiling: 78 of 78")
+
+
+def test_other_bytes_than_the_pinned_ones_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """pip is asked with the hash; should it deliver something else all the same, that is not used."""
+    body = f'while [ "$1" != -d ]; do shift; done; echo evil > "$2/{source.SDIST}"'
+    _only_pip(monkeypatch, script(tmp_path / "bin", "pip3", body))
+    with pytest.raises(InfrastructureFailed, match="not the pinned file"):
+        source.fetch(print)
+    assert list((tmp_path / "cache" / "downloads").iterdir()) == []
+
+
+def test_failed_download_says_where_to_put_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _only_pip(monkeypatch, script(tmp_path / "bin", "pip3", "echo no network; exit 1"))
+    with pytest.raises(InfrastructureFailed, match=rf"(?s)put it at .*{source.SDIST}.*no network"):
+        source.fetch(print)
+
+
+def test_no_pip_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _only_pip(monkeypatch, tmp_path / "nothing")
+    with pytest.raises(InfrastructureFailed, match="ensurepip"):
+        source.fetch(print)
+
+
+def test_archive_cannot_write_outside_its_folder(tmp_path: Path) -> None:
+    path = tmp_path / "evil.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        _add(archive, f"{source._ROOT}../../../../evil", b"x")
+    with pytest.raises(tarfile.FilterError):
+        source.unpack(path, tmp_path / "out")
+    assert not (tmp_path / "evil").exists()
+
+
+def test_deadline_kills_the_whole_group() -> None:
+    begun = time.monotonic()
+    code, tail = stream(["/bin/sh", "-c", "echo hi; sleep 60 & sleep 60"], deadline_s=0.3, env=dict(os.environ))
+    assert (code, tail) == (-9, "hi")
+    assert time.monotonic() - begun < 30
+
+
+def _with_cmake(toolchain: building.Toolchain, cmake: Path) -> building.Toolchain:
+    return building.Toolchain(toolchain.cc, toolchain.cxx, str(cmake), toolchain.ninja, toolchain.version)
+
+
+def _put_sdist(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An almost empty sdist, declared to be the pinned one."""
+    path = cache / "downloads" / source.SDIST
+    path.parent.mkdir(parents=True)
+    with tarfile.open(path, "w:gz") as archive:
+        _add(archive, f"{source._ROOT}CMakeLists.txt", b"")
+    monkeypatch.setattr(source, "SHA256", source._sha256(path))
+
+
+def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    archive.addfile(member, io.BytesIO(content))
+
+
+def _only_pip(monkeypatch: pytest.MonkeyPatch, pip: Path) -> None:
+    """This interpreter has no pip, and the search path nothing but `pip`."""
+    monkeypatch.setattr(sys.modules["importlib.util"], "find_spec", lambda name: None)
+    monkeypatch.setenv("PATH", f"{pip.parent}")

@@ -1,0 +1,92 @@
+"""Builds at hand are found by what the device can run; what is damaged, foreign or old is passed over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nas.core.errors import InfrastructureFailed
+from nas.runtimes.llama_cpp import source
+from nas.runtimes.llama_cpp.builds import (
+    LIBRARIES,
+    BuildDetails,
+    builds_folder,
+    find_build,
+    runner_source_hash,
+    write_manifest,
+)
+from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
+
+AVX2 = ("sse4_2", "avx", "avx2", "fma", "f16c", "bmi2")
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path))
+
+
+def put_build(name: str, variant: str, **changes: object) -> Path:
+    folder = builds_folder() / name
+    folder.mkdir(parents=True)
+    for file in ("runner", *LIBRARIES):
+        (folder / file).write_text(f"{name} {file}")
+    fields = {
+        "sdist": source.SHA256,
+        "runner_c": runner_source_hash(),
+        "variant": variant,
+        "target": "x86_64-linux",
+        "flags": (),
+        "compiler": "cc",
+        "tools": False,
+    }
+    write_manifest(folder, BuildDetails.model_validate(fields | changes), name)
+    return folder
+
+
+def test_no_build_names_the_command() -> None:
+    with pytest.raises(InfrastructureFailed, match=r"nas runtime build llama\.cpp"):
+        LLAMA_CPP.runner("x86_64-linux", AVX2)
+
+
+def test_best_build_that_the_device_can_run() -> None:
+    for name, variant in (("a", "sse42"), ("b", "avx2"), ("c", "avx512")):
+        put_build(name, variant)
+    assert find_build("x86_64-linux", AVX2).details.variant == "avx2"
+    assert find_build("x86_64-linux", ["sse4_2"]).details.variant == "sse42"
+    with pytest.raises(InfrastructureFailed, match="aarch64-linux"):
+        find_build("aarch64-linux", ["asimd"])
+
+
+def test_tools_and_patches_are_asked_for() -> None:
+    put_build("plain", "avx2")
+    with pytest.raises(InfrastructureFailed):
+        find_build("x86_64-linux", AVX2, tools=True)
+    with pytest.raises(InfrastructureFailed, match="patched"):
+        find_build("x86_64-linux", AVX2, patched=True)
+    put_build("tools", "avx2", tools=True)
+    assert find_build("x86_64-linux", AVX2, tools=True).runner.build == "tools"
+
+
+@pytest.mark.parametrize("changes", [{"sdist": "0" * 64}, {"runner_c": "0" * 64}, {"variant": "quantum"}])
+def test_build_of_another_version_is_passed_over(changes: dict[str, object]) -> None:
+    put_build("old", **({"variant": "avx2"} | changes))  # type: ignore[arg-type]
+    with pytest.raises(InfrastructureFailed):
+        find_build("x86_64-linux", AVX2)
+
+
+@pytest.mark.parametrize("victim", ["libllama.so", "manifest.json", "build.json"])
+def test_damaged_build_is_passed_over(victim: str) -> None:
+    folder = put_build("bad", "avx2")
+    (folder / victim).write_text("{")
+    with pytest.raises(InfrastructureFailed):
+        find_build("x86_64-linux", AVX2)
+
+
+def test_folder_of_a_build_that_is_gone() -> None:
+    folder = put_build("gone", "avx2")
+    runner = LLAMA_CPP.runner("x86_64-linux", AVX2)
+    assert LLAMA_CPP.runner_folder(runner) == folder
+    (folder / "manifest.json").unlink()
+    with pytest.raises(InfrastructureFailed, match="nas runtime build"):
+        LLAMA_CPP.runner_folder(runner)

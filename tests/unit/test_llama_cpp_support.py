@@ -1,0 +1,83 @@
+"""Which layouts stock llama.cpp carries; that the carried ones run is shown in tests/integration."""
+
+from __future__ import annotations
+
+import pytest
+
+from nas.core.errors import Unsupported
+from nas.core.layout import Layout
+from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.runtimes.llama_cpp.support import stock
+
+LFM2_350M = "d1024 v65536 ffn=swiglu:4608 [C3*2 A16/8 C3*2 A16/8 C3*2 A16/8 C3 A16/8 C3 A16/8 C3 A16/8 C3]"
+
+
+@pytest.mark.parametrize(
+    ("text", "arch"),
+    [
+        (LFM2_350M, "lfm2"),
+        ("d256 v512 ffn=swiglu:512 [C5 A8/4 C5 A8/2 A8/1]", "lfm2"),
+        ("d256 v512 untied ffn=swiglu:512 [C3 A8/4]", "lfm2"),
+        ("d256 v512 ffn=moe:8x2:64 [C3+swiglu:512*2 A8/4]", "lfm2moe"),
+        ("d256 v512 ffn=moe:8x2:64 [C3 A8/4]", "lfm2moe"),
+        ("d256 v512 ffn=swiglu:512 [A8/4*4]", "qwen3"),
+        ("d256 v512 ffn=swiglu:512 [A6/2:64*4]", "qwen3"),
+        ("d256 v512 ffn=swiglu:512 [A8/4(qk_norm=0)*4]", "llama"),
+    ],
+)
+def test_carried(text: str, arch: str) -> None:
+    support = LLAMA_CPP.supports(Layout.parse(text))
+    assert (support.verdict, support.arch, support.reasons) == ("stock", arch, ())
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("d256 v512 ffn=swiglu:512 [C3 C5 A8/4]", "more than one convolution kernel (3, 5)"),
+        ("d256 v512 ffn=swiglu:512 [C3 A8/4+swiglu:768]", "more than one dense feed-forward width (512, 768)"),
+        ("d256 v512 ffn=moe:8x2:64 [C3 A8/4+moe:8x2:96]", "more than one expert width"),
+        ("d256 v512 ffn=moe:8x2:64 [C3 A8/4+moe:8x4:64]", "more than one experts per token"),
+        ("d256 v512 ffn=moe:8x2:64 [C3 A8/4+moe:4x2:64]", "more than one expert count"),
+        ("d256 v512 ffn=swiglu:512 [C3 A8/4 A4/4]", "more than one head count (8, 4)"),
+        ("d256 v512 ffn=swiglu:512 [A8/4 A8/2]", "more than one key-value head count"),
+        ("d256 v512 ffn=swiglu:512 [C3 A8/4 A8/4(rope_theta=10000)]", "more than one RoPE base"),
+        ("d256 v512 ffn=swiglu:512 [C3 A8/4(rope_theta=0)]", "attention without positions"),
+        ("d256 v512 ffn=swiglu:512 [C3*4]", "no attention layer"),
+        ("d256 v512 ffn=swiglu:512 [C3 A8/4(qk_norm=0)]", "attention without QK-norm"),
+        ("d256 v512 ffn=swiglu:512 [A8/4 A8/4(qk_norm=0)]", "more than one choice of QK-norm"),
+        ("d256 v512 ffn=swiglu:512 [C3 A6/2:32]", "do not make d_model 256"),
+        ("d256 v512 ffn=moe:8x2:64 [A8/4*2]", "experts without a convolution layer"),
+        ("d256 v512 ffn=moe:8x2:64 [C3 A8/4 C3+swiglu:512]", "a dense feed-forward behind experts"),
+        ("d256 v512 ffn=swiglu:512 [C3 A8/4 ^0]", "layer 2 shares weights with layer 0"),
+        ("d256 v512 ffn=swiglu:512 [C3&A8/4 A8/4]", "layer 0 has parallel mixers"),
+        ("d256 v512 ffn=swiglu:512 [C3 A8/4 -]", "layer 2 has no mixer"),
+        ("d256 v512 ffn=swiglu:512 [C3 A8/4+none]", "layer 1 has no feed-forward"),
+        ("d256 v512 ffn=swiglu:512 [C3 A8/4 A8/4(kv=1)]", "layer 2 reuses the cache of layer 1"),
+        ("d256 v512 ffn=swiglu:512 [C3*512 A8/4]", "513 layers: at most 512"),
+    ],
+)
+def test_refused_by_name(text: str, reason: str) -> None:
+    layout = Layout.parse(text)
+    support = LLAMA_CPP.supports(layout)
+    assert not support
+    assert any(reason in given for given in support.reasons), support.reasons
+    with pytest.raises(Unsupported) as error:
+        stock(layout)
+    assert all(given in str(error.value) for given in support.reasons)
+
+
+def test_every_broken_rule_is_told() -> None:
+    reasons = LLAMA_CPP.supports(Layout.parse("d256 v512 ffn=swiglu:512 [C3 C5 A8/4(qk_norm=0)+swiglu:768]")).reasons
+    assert len(reasons) == 3
+
+
+def test_stock_terms_of_lfm2() -> None:
+    terms = stock(Layout.parse(LFM2_350M))
+    assert (terms.heads, terms.head_dim, terms.kernel, terms.ff, terms.dense_lead) == (16, 64, 3, 4608, 16)
+    assert terms.kv_heads == (0, 0, 8, 0, 0, 8, 0, 0, 8, 0, 8, 0, 8, 0, 8, 0)
+
+
+def test_reference_model_is_small_stock_lfm2() -> None:
+    reference = LLAMA_CPP.reference_model()
+    assert LLAMA_CPP.supports(reference).arch == "lfm2"
+    assert 25e6 < reference.params.total < 40e6

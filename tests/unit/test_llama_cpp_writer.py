@@ -1,0 +1,130 @@
+"""GGUF files: the same bytes everywhere, finite weights, and nothing half-written."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGUFReader, quants
+from safetensors.numpy import save_file
+
+from nas.core.errors import InfrastructureFailed, InvalidInput
+from nas.core.layout import Layout
+from nas.runtimes.base import Checkpoint, RandomWeights
+from nas.runtimes.llama_cpp.checkpoint import state_dict_name
+from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.runtimes.llama_cpp.support import stock
+from nas.runtimes.llama_cpp.tensors import tensors
+from nas.runtimes.llama_cpp.writer import WRITER_VERSION, write_gguf
+
+TINY = Layout.parse("d64 v96 ffn=swiglu:96 [C3 A4/2]")
+MOE = Layout.parse("d256 v512 untied ffn=moe:8x2:64 [C3+swiglu:512 A4/2 C3]")
+
+
+PINNED = {"q4_0": "a8436d288aef201b", "f16": "21b59ace594e1f57", "f32": "3f32fcdf68d31ca7"}
+
+
+def checkpoint(layout: Layout, path: Path, **changes: np.ndarray | None) -> Checkpoint:
+    """Gaussian weights; a change replaces or (None) removes the tensor whose dots are written as '__'."""
+    rng = np.random.default_rng(0)
+    listed = tensors(layout, stock(layout))
+    state = {state_dict_name(t): rng.standard_normal(t.shape, dtype=np.float32) for t in listed}
+    for name, value in changes.items():
+        name = name.replace("__", ".")
+        state.pop(name, None)
+        if value is not None:
+            state[name] = value
+    save_file(state, path)
+    return Checkpoint(path, "0" * 64)
+
+
+def test_bytes_are_pinned(tmp_path: Path) -> None:
+    """A change of these bytes must raise WRITER_VERSION, or stored results would stand for other files."""
+    hashes = {q: write_gguf(TINY, q, RandomWeights(3), tmp_path / q).sha256[:16] for q in ("q4_0", "f16", "f32")}
+    assert (WRITER_VERSION, hashes) == ("1", PINNED)
+
+
+@pytest.mark.parametrize("quantisation", LLAMA_CPP.quantisations)
+def test_random_weights_are_finite_and_of_usual_size(tmp_path: Path, quantisation: str) -> None:
+    LLAMA_CPP.export(MOE, quantisation, RandomWeights(1), tmp_path / "m.gguf")
+    for tensor in GGUFReader(tmp_path / "m.gguf").tensors:
+        values = quants.dequantize(tensor.data, tensor.tensor_type)
+        assert np.isfinite(values).all(), tensor.name
+        if tensor.name.endswith(("attn_q.weight", "token_embd.weight", "ffn_up_exps.weight", "output.weight")):
+            assert 0.015 < values.std() < 0.025, (tensor.name, values.std())
+
+
+def test_layers_differ(tmp_path: Path) -> None:
+    write_gguf(Layout.parse("d64 v96 ffn=swiglu:96 [C3 C3 A4/2]"), "q4_0", RandomWeights(), tmp_path / "m.gguf")
+    data = {tensor.name: tensor.data for tensor in GGUFReader(tmp_path / "m.gguf").tensors}
+    assert (data["blk.0.ffn_up.weight"] != data["blk.1.ffn_up.weight"]).any()
+
+
+def test_file_holds_every_weight(tmp_path: Path) -> None:
+    write_gguf(MOE, "f32", RandomWeights(), tmp_path / "m.gguf")
+    counts = {tensor.name: int(tensor.n_elements) for tensor in GGUFReader(tmp_path / "m.gguf").tensors}
+    biases = sum(count for name, count in counts.items() if "exp_probs_b" in name)
+    assert sum(counts.values()) - biases == MOE.params.total
+
+
+def test_checkpoint_values_arrive(tmp_path: Path) -> None:
+    trained = checkpoint(TINY, tmp_path / "c.safetensors", norm__weight=np.arange(64, dtype=np.float32))
+    write_gguf(TINY, "f32", trained, tmp_path / "m.gguf")
+    data = {tensor.name: tensor.data for tensor in GGUFReader(tmp_path / "m.gguf").tensors}
+    np.testing.assert_array_equal(data["token_embd_norm.weight"], np.arange(64))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"norm__weight": None}, "lacks norm.weight"),
+        ({"extra__weight": np.ones(3, np.float32)}, "extra.weight"),
+        ({"norm__weight": np.ones(65, np.float32)}, r"norm.weight has shape \(65,\)"),
+        ({"norm__weight": np.full(64, np.nan, np.float32)}, "NaN"),
+    ],
+)
+def test_checkpoint_that_does_not_fit(tmp_path: Path, changes: dict[str, np.ndarray | None], message: str) -> None:
+    trained = checkpoint(TINY, tmp_path / "c.safetensors", **changes)
+    with pytest.raises(InvalidInput, match=message):
+        write_gguf(TINY, "f32", trained, tmp_path / "m.gguf")
+    assert [path.name for path in tmp_path.iterdir()] == ["c.safetensors"]
+
+
+def test_checkpoint_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "c").write_text("hello")
+    with pytest.raises(InvalidInput, match="not a safetensors file"):
+        write_gguf(TINY, "f32", Checkpoint(tmp_path / "c", "0" * 64), tmp_path / "m.gguf")
+
+
+def test_disk_that_fills_up(tmp_path: Path) -> None:
+    """A file-size limit makes the kernel refuse a write in the middle, as a full disk does."""
+    code = f"""
+import resource
+from pathlib import Path
+from nas.core.errors import InfrastructureFailed
+from nas.core.layout import Layout
+from nas.runtimes.base import RandomWeights
+from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    LLAMA_CPP.export(Layout.parse({MOE.format()!r}), "q4_0", RandomWeights(), Path({str(tmp_path / "m.gguf")!r}))
+except InfrastructureFailed as error:
+    print("told:", error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert "told: cannot write" in done.stdout and "disk full" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unwritable_folder_is_no_candidates_fault(tmp_path: Path) -> None:
+    with pytest.raises(InfrastructureFailed, match="cannot write"):
+        write_gguf(TINY, "q4_0", RandomWeights(), tmp_path / "missing" / "m.gguf")
+
+
+def test_importing_the_runtime_loads_neither_torch_nor_gguf() -> None:
+    code = "import sys, nas.runtimes.llama_cpp.runtime; print([m for m in ('torch', 'gguf') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,115 @@
+"""Same weights, same logits as transformers' Lfm2ForCausalLM and Lfm2MoeForCausalLM; same counts where published."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import Lfm2Config, Lfm2ForCausalLM, Lfm2MoeConfig, Lfm2MoeForCausalLM
+
+from nas.core.errors import InvalidInput, Unsupported
+from nas.core.layout import Layout
+from nas.core.published import LFM2
+from nas.nn.model import Model
+from nas.nn.transformers_config import transformers_config
+from nas.nn.transformers_names import from_transformers, to_transformers
+
+DENSE = [
+    "d64 v128 ffn=swiglu:160 [C3*2 A4/2 C3 A4/2 C3]",
+    "d64 v128 ffn=swiglu:96 [C2 A4/4 C2]",
+    "d64 v128 ffn=swiglu:96 [C5 A8/1 C5]",
+    "d96 v128 untied ffn=swiglu:96 [C9 A6/2(rope_theta=10000) C9]",
+    "d64 v128 ffn=swiglu:96 [C3 A4/2:32]",
+]
+MIXTURES = [
+    "d64 v128 ffn=moe:8x2:32 [C3+swiglu:96*2 A4/2 C3 A4/2]",
+    "d64 v128 ffn=moe:4x4:16 [C4 A4/1]",
+    "d64 v128 untied ffn=moe:4x1:48 [C3+swiglu:64 A4/4 C3]",
+]
+
+
+def theirs_of(layout: Layout) -> Any:
+    """Transformers' own module of `layout`."""
+    config = transformers_config(layout)
+    if config["architectures"] == ["Lfm2MoeForCausalLM"]:
+        return Lfm2MoeForCausalLM(Lfm2MoeConfig(**config))
+    return Lfm2ForCausalLM(Lfm2Config(**config))
+
+
+def random_pair(layout: Layout) -> tuple[Model, Any]:
+    """Our module and theirs with the same weights, none of them at a special value."""
+    ours, theirs = Model(layout, seed=3).eval(), theirs_of(layout).eval()
+    noise = torch.Generator().manual_seed(4)
+    for tensor in ours.state_dict().values():
+        tensor += 0.05 * torch.randn(tensor.shape, generator=noise)
+    missing, unexpected = theirs.load_state_dict(to_transformers(layout, ours.state_dict()), strict=False)
+    assert unexpected == []
+    assert missing == (["lm_head.weight"] if layout.tied else [])
+    theirs.tie_weights()
+    return ours, theirs
+
+
+@pytest.mark.parametrize("text", DENSE + MIXTURES)
+@torch.no_grad()
+def test_logits_are_those_of_transformers(text: str) -> None:
+    layout = Layout.parse(text)
+    ours, theirs = random_pair(layout)
+    ids = torch.randint(1, 128, (2, 40), generator=torch.Generator().manual_seed(0))
+    logits = ours(ids)
+    torch.testing.assert_close(logits, theirs(ids).logits, rtol=0, atol=1e-4)
+    assert logits.std() > 0.1, "too flat to tell models apart"
+
+
+@pytest.mark.parametrize("text", [DENSE[0], MIXTURES[0]])
+@torch.no_grad()
+def test_their_weights_come_back(text: str) -> None:
+    layout = Layout.parse(text)
+    ours, theirs = random_pair(layout)
+    back = from_transformers(layout, theirs.state_dict())
+    assert back.keys() == ours.state_dict().keys()
+    for name, weight in ours.state_dict().items():
+        assert torch.equal(weight, back[name]), name
+
+
+@pytest.mark.parametrize("name", LFM2)
+def test_published_counts_are_those_of_transformers(name: str) -> None:
+    layout = Layout.parse(LFM2[name])
+    with torch.device("meta"):
+        theirs, ours = theirs_of(layout), Model(layout, seed=None)
+    theirs.tie_weights()
+    assert sum(weight.numel() for weight in theirs.parameters()) == layout.params.total
+    renamed = to_transformers(layout, ours.state_dict())
+    shapes = {key: tensor.shape for key, tensor in theirs.state_dict().items() if key != "lm_head.weight"}
+    assert {key: tensor.shape for key, tensor in renamed.items()} == shapes
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("d64 v128 ffn=swiglu:96 [C3 C4]", "one convolution for all layers, not C3, C4"),
+        ("d64 v128 ffn=swiglu:96 [A4/2 A4/4]", "one attention"),
+        ("d64 v128 ffn=swiglu:96 [C3 C3+swiglu:64]", "one dense feed-forward"),
+        ("d64 v128 ffn=swiglu:96 [C3+moe:4x2:32 C3]", "dense ones first"),
+        ("d64 v128 ffn=swiglu:96 [C3+none C3]", "feed-forward in each layer"),
+        ("d64 v128 ffn=swiglu:96 [C3&A4/2]", "exactly one mixer"),
+        ("d64 v128 ffn=swiglu:96 [C3 ^0]", "layer 1"),
+        ("d64 v128 ffn=swiglu:96 [A4/2(qk_norm=0)]", "QK-norm"),
+    ],
+)
+def test_what_transformers_cannot_hold_is_said(text: str, message: str) -> None:
+    with pytest.raises(Unsupported, match=message):
+        transformers_config(Layout.parse(text))
+
+
+@pytest.mark.parametrize("text", ["d64 v9 ffn=none [C3]", "d64 v9 ffn=swiglu:32 [A4/2(qk_norm=0)]"])
+def test_layers_without_names_of_theirs_are_refused(text: str) -> None:
+    layout = Layout.parse(text)
+    with pytest.raises(Unsupported, match="layer 0"):
+        to_transformers(layout, Model(layout).state_dict())
+
+
+def test_a_missing_tensor_is_named() -> None:
+    layout = Layout.parse(DENSE[0])
+    with pytest.raises(InvalidInput, match=r"lacks embed\.weight"):
+        to_transformers(layout, {})

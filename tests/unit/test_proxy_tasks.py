@@ -1,0 +1,107 @@
+"""Quality tasks: labels against slow readable solutions; what all tasks share is in tests/contract."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from nas.core.errors import InvalidInput, UnknownName
+from nas.core.task import IGNORE, TASKS, Task, make_task, task_settings
+from nas.proxy.tasks.induction import Induction
+from nas.proxy.tasks.mqar import AssociativeRecall
+from nas.proxy.tasks.selcopy import SelectiveCopy
+
+Example = tuple[list[int], list[int]]
+
+
+def examples(task: Task, count: int = 200, seed: int = 0) -> list[Example]:
+    x, y = task.batch(np.random.default_rng(seed), count)
+    assert x.shape == y.shape == (count, task.length)
+    assert x.dtype == y.dtype == np.int64
+    return list(zip(x.tolist(), y.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("name", list(TASKS))
+def test_a_label_is_the_next_token(name: str) -> None:
+    """Labels may be shifted by one: the answer is never visible at the position that is asked."""
+    for x, y in examples(make_task(name, {})):
+        assert all(label == x[t + 1] for t, label in enumerate(y) if label != IGNORE)
+
+
+def test_selective_copy_repeats_the_marked_symbols_in_order() -> None:
+    task = SelectiveCopy(items=3, symbols=5, length=20)
+    lengths = set()
+    for x, y in examples(task):
+        separator = x.index(1)
+        marked = [symbol for symbol in x[:separator] if symbol >= 2]
+        assert [label for label in y if label != IGNORE] == marked
+        assert y[separator : separator + len(marked)] == marked
+        lengths.add(len(marked))
+    assert lengths == {1, 2, 3}
+
+
+def test_selective_copy_places_symbols_everywhere() -> None:
+    task = SelectiveCopy(items=3, symbols=5, length=20)
+    places = {t for x, _ in examples(task, 500) for t in range(16) if x[t] >= 2}
+    assert places == set(range(16))
+
+
+def test_induction_asks_only_for_steps_seen_before() -> None:
+    task = Induction(symbols=6, length=40, jump=0.3)
+    for x, y in examples(task):
+        follower = {here: label for here, label in zip(x, y, strict=True) if label != IGNORE}
+        walked: set[int] = set()
+        for t, label in enumerate(y):
+            if label != IGNORE:
+                assert label == follower[x[t]], "a symbol has one follower throughout an example"
+                assert x[t] in walked, "the step was shown before it is asked for"
+            if x[t] in follower and t + 1 < len(x) and x[t + 1] == follower[x[t]]:
+                walked.add(x[t])
+        assert len(set(follower.values())) == len(follower), "a cycle has one way into each symbol"
+
+
+def test_induction_without_jumps_walks_one_cycle_through_all_symbols() -> None:
+    task = Induction(symbols=7, length=30, jump=0.0)
+    for x, y in examples(task):
+        assert sorted(x[:7]) == list(range(7))
+        assert all(x[t] == x[t - 7] for t in range(7, 30))
+        assert y == [IGNORE] * 7 + x[8:] + [IGNORE]
+
+
+def test_recall_answers_with_the_value_of_the_key() -> None:
+    task = AssociativeRecall(pairs=3, keys=5, values=4, length=20)
+    for x, y in examples(task):
+        pairs = dict(zip(x[0:6:2], x[1:6:2], strict=True))
+        assert len(pairs) == 3
+        asked = [x[t] for t in range(6, 20, 2)]
+        assert [y[t] for t in range(6, 20, 2)] == [pairs[key] for key in asked]
+        assert sorted(asked[:3]) == sorted(pairs)
+        assert [t for t in range(20) if y[t] != IGNORE] == list(range(6, 20, 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("selcopy", {"items": 0}, "at least 1 item"),
+        ("selcopy", {"items": 10, "length": 20}, "cannot hold 10 items"),
+        ("induction", {"symbols": 2}, "at least 3 symbols"),
+        ("induction", {"symbols": 40}, "nothing recurs"),
+        ("induction", {"jump": 1.0}, "probability"),
+        ("mqar", {"pairs": 17}, "between 1 and keys"),
+        ("mqar", {"length": 15}, "even"),
+        ("mqar", {"values": 1}, "2 values"),
+        ("mqar", {"pairs": 2.5}, "whole number"),
+    ],
+)
+def test_settings_that_cannot_stand_are_refused(name: str, settings: dict[str, float], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        make_task(name, settings)
+
+
+def test_an_unknown_setting_offers_the_nearest() -> None:
+    with pytest.raises(UnknownName, match="did you mean 'symbols'"):
+        make_task("selcopy", {"symbol": 4})
+
+
+def test_settings_carry_the_defaults() -> None:
+    assert task_settings(make_task("mqar", {"pairs": 2})) == {"pairs": 2, "keys": 16, "values": 16, "length": 36}

@@ -1,0 +1,271 @@
+"""Training at toy size: determinism, continuation, resumption, failures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from nas.core.errors import CandidateFailed
+from nas.core.layout import Layout
+from nas.nn.model import Model
+from nas.proxy import train as train_module
+from nas.proxy.corpus import MIN_BYTES, CorpusRef, build_corpus, refer
+from nas.proxy.data import LmData, open_data
+from nas.proxy.job import LmRun, TaskRun, TrainJob, TrainResult, train_key_inputs
+from nas.proxy.state import moving_average, thinned
+from nas.proxy.train import train
+
+LAYOUT = Layout.parse("d32 v256 ffn=moe:4x2:32 [C3+swiglu:32 A2/1]")
+TIMES = {"seconds", "cpu_seconds", "weights", "key", "steps", "tokens"}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> CorpusRef:
+    folder = tmp_path_factory.mktemp("corpus")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NAS_CACHE", str(folder / "cache"))
+        words = "".join(f"{n} squared is {n * n}.\n" for n in range(4000))
+        (folder / "a.txt").write_text(words[:MIN_BYTES])
+        (folder / "b.txt").write_text(words[-MIN_BYTES:].upper())
+        return refer(["a.txt", "b.txt"], folder)
+
+
+def lm_job(corpus: CorpusRef, **changes: Any) -> TrainJob:
+    fields: dict[str, Any] = {
+        "layout": LAYOUT.to_json(),
+        "run": LmRun(corpus=corpus, length=16, eval_bytes=256),
+        "steps": 6,
+        "batch": 2,
+        "lr": 3e-3,
+        "warmup": 4,
+        "weight_decay": 0.1,
+        "clip": 1.0,
+        "ema": 0.9,
+        "seed": 0,
+    }
+    return TrainJob(**(fields | changes))
+
+
+def task_job(**changes: Any) -> TrainJob:
+    return lm_job(CorpusRef(source="default", hash="0" * 64), run=TaskRun(task="selcopy"), **changes)
+
+
+def run(
+    job: TrainJob, folder: Path, hook: Callable[[], None] = lambda: None, log: Callable[[str], None] = lambda line: None
+) -> TrainResult:
+    return train(job, yield_hook=hook, checkpoint_dir=folder, device="cpu", log=log, checkpoint_s=0.0)
+
+
+def numbers(result: TrainResult) -> dict[str, Any]:
+    """What must be equal to the last bit."""
+    return result.model_dump(exclude=TIMES - {"weights_sha256"}) | {"weights": load_file(result.weights).keys()}
+
+
+class Stopped(Exception):
+    """Stands for a kill between two steps."""
+
+
+def stop_after(steps: int) -> Callable[[], None]:
+    left = iter(range(steps))
+
+    def hook() -> None:
+        if next(left, None) is None:
+            raise Stopped
+
+    return hook
+
+
+@pytest.mark.parametrize("job", ["lm", "task"])
+def test_the_same_job_gives_the_same_numbers(job: str, corpus: CorpusRef, tmp_path: Path) -> None:
+    jobs = {"lm": lm_job(corpus), "task": task_job()}
+    first, second = run(jobs[job], tmp_path / "one"), run(jobs[job], tmp_path / "two")
+    assert numbers(first) == numbers(second)
+    other = run(jobs[job].model_copy(update={"seed": 1}), tmp_path / "three")
+    assert other.weights_sha256 != first.weights_sha256
+
+
+@pytest.mark.parametrize("stop", [1, 3, 5])
+def test_a_stopped_training_goes_on_to_the_same_numbers(stop: int, corpus: CorpusRef, tmp_path: Path) -> None:
+    job = lm_job(corpus)
+    whole = run(job, tmp_path / "whole")
+    with pytest.raises(Stopped):
+        run(job, tmp_path / "cut", stop_after(stop))
+    steps: list[int] = []
+    resumed = run(job, tmp_path / "cut", lambda: steps.append(1))
+    assert len(steps) == job.steps - stop
+    assert numbers(resumed) == numbers(whole)
+
+
+def test_a_longer_rung_continues_to_what_training_at_once_gives(corpus: CorpusRef, tmp_path: Path) -> None:
+    short, long = lm_job(corpus, steps=3), lm_job(corpus, steps=8)
+    at_once = run(long, tmp_path / "once")
+    shorter = run(short, tmp_path / "ladder")
+    steps: list[int] = []
+    continued = run(long.model_copy(update={"resume_from": shorter.key}), tmp_path / "ladder", lambda: steps.append(1))
+    assert len(steps) == 5
+    assert numbers(continued) == numbers(at_once)
+    assert continued.key == at_once.key
+
+
+def test_a_shorter_rung_that_was_cleaned_up_is_said_and_trained_again(corpus: CorpusRef, tmp_path: Path) -> None:
+    lines: list[str] = []
+    job = lm_job(corpus, resume_from="f" * 64)
+    result = run(job, tmp_path / "gone", log=lines.append)
+    assert any("is gone" in line for line in lines)
+    assert numbers(result) == numbers(run(lm_job(corpus), tmp_path / "plain"))
+
+
+def test_a_finished_training_is_not_trained_again(corpus: CorpusRef, tmp_path: Path) -> None:
+    first = run(lm_job(corpus), tmp_path)
+    again = run(lm_job(corpus), tmp_path, stop_after(0))
+    assert numbers(again) == numbers(first)
+
+
+def test_a_checkpoint_of_another_run_is_not_continued(corpus: CorpusRef, tmp_path: Path) -> None:
+    other = run(lm_job(corpus, steps=3, lr=1e-3), tmp_path)
+    with pytest.raises(AssertionError, match="another run"):
+        run(lm_job(corpus, resume_from=other.key), tmp_path)
+
+
+def test_the_result_is_scored_above_chance_and_loads_as_a_model(corpus: CorpusRef, tmp_path: Path) -> None:
+    job = lm_job(corpus, steps=60, batch=4, lr=1e-2)
+    result = run(job, tmp_path)
+    data = open_data(job)
+    chance = {name: group.chance for name, group in data.groups().items()}
+    assert set(result.scores) == set(chance) == {"lm/a.txt", "lm/b.txt"}
+    for name, score in result.scores.items():
+        assert score == pytest.approx(chance[name] - result.losses[name])
+        assert score > 0.3
+    model = Model(LAYOUT, seed=None)
+    model.load_state_dict(load_file(result.weights))
+    group = data.groups()["lm/a.txt"]
+    with torch.no_grad():
+        logits = model.eval()(group.inputs)
+    nats = torch.nn.functional.cross_entropy(logits.flatten(0, 1), group.labels.flatten()).item()
+    assert nats / math.log(2) == pytest.approx(result.losses["lm/a.txt"], rel=1e-4)
+    assert result.curve[0][1] > result.curve[-1][1]
+    assert result.curve[-1][0] == result.steps == 60
+    assert result.tokens == 60 * 4 * 16
+
+
+def test_experts_are_balanced_while_training(corpus: CorpusRef, tmp_path: Path) -> None:
+    weights = load_file(run(lm_job(corpus), tmp_path).weights)
+    bias = weights["layers.1.ffn.bias.weight"]
+    assert bias.abs().max() > 0
+    assert bias.abs().max() <= 6 * train_module.BALANCE_RATE + 1e-6
+
+
+def test_a_diverging_candidate_fails_as_its_own_fault(corpus: CorpusRef, tmp_path: Path) -> None:
+    with pytest.raises(CandidateFailed, match="not finite") as raised:
+        run(lm_job(corpus, steps=30, lr=1e30, warmup=0), tmp_path)
+    assert raised.value.reason == "diverged"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes"),
+    ],
+)
+def test_running_out_of_memory_is_the_candidates_fault(error: Exception, corpus: CorpusRef, tmp_path: Path) -> None:
+    def hook() -> None:
+        raise error
+
+    with pytest.raises(CandidateFailed) as raised:
+        run(lm_job(corpus), tmp_path, hook)
+    assert raised.value.reason == "out_of_memory"
+
+
+def test_other_errors_are_not_the_candidates(corpus: CorpusRef, tmp_path: Path) -> None:
+    def hook() -> None:
+        raise RuntimeError("the host lock is broken")
+
+    with pytest.raises(RuntimeError, match="host lock"):
+        run(lm_job(corpus), tmp_path, hook)
+
+
+def test_a_real_allocation_that_fails_is_recognised(corpus: CorpusRef, tmp_path: Path) -> None:
+    def hook() -> None:
+        torch.empty(1 << 60)
+
+    with pytest.raises(CandidateFailed) as raised:
+        run(lm_job(corpus), tmp_path, hook)
+    assert raised.value.reason == "out_of_memory"
+
+
+def test_batches_are_common_to_all_layouts_and_differ_by_step_and_seed(corpus: CorpusRef) -> None:
+    wide = Layout.parse("d64 v256 ffn=swiglu:64 [C3]").to_json()
+    here, there = open_data(lm_job(corpus)), open_data(lm_job(corpus, layout=wide))
+    for step in (0, 5):
+        assert torch.equal(here.batch(step)[0], there.batch(step)[0])
+    assert not torch.equal(here.batch(0)[0], here.batch(1)[0])
+    assert not torch.equal(here.batch(0)[0], open_data(lm_job(corpus, seed=1)).batch(0)[0])
+
+
+def test_training_windows_never_reach_the_held_out_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+    size = MIN_BYTES
+    cut = size - round(0.05 * size)
+    (tmp_path / "a.txt").write_text("t" * cut + "h" * (size - cut))
+    data = LmData(build_corpus(["a.txt"], tmp_path), batch=64, length=16, eval_bytes=256, seed=0)
+    for step in range(20):
+        inputs, labels = data.batch(step)
+        assert torch.all(inputs == ord("t"))
+        assert torch.all(labels == ord("t"))
+    assert torch.all(data.groups()["lm/a.txt"].inputs == ord("h"))
+
+
+def test_the_weight_average_starts_quick_and_ends_slow() -> None:
+    average, value = [torch.zeros(1)], [torch.ones(1)]
+    moving_average(0.5)(average, value, 1)
+    assert average[0].item() == pytest.approx(1 - 2 / 11)
+    slow = [torch.zeros(1)]
+    moving_average(0.5)(slow, value, 1000)
+    assert slow[0].item() == pytest.approx(0.5)
+
+
+def test_the_average_is_that_of_the_steps(corpus: CorpusRef, tmp_path: Path) -> None:
+    """A decay of 0 keeps the last step's weights."""
+    last = load_file(run(lm_job(corpus, ema=0.0), tmp_path / "last").weights)
+    folder = tmp_path / "last" / lm_job(corpus, ema=0.0).key
+    checkpoint = load_file(folder / "checkpoint.safetensors")
+    assert all(torch.equal(tensor, checkpoint[f"model.{name}"]) for name, tensor in last.items())
+    smooth = load_file(run(lm_job(corpus, ema=0.9), tmp_path / "smooth").weights)
+    assert any(not torch.equal(smooth[name], last[name]) for name in last)
+
+
+def test_curves_are_thinned_by_averaging() -> None:
+    assert thinned(torch.arange(5.0), points=2) == [(3, 1.0), (5, 3.5)]
+    assert thinned(torch.tensor([2.0, 4.0])) == [(1, 2.0), (2, 4.0)]
+
+
+def test_the_key_covers_every_input_but_where_to_go_on_from(corpus: CorpusRef) -> None:
+    base = lm_job(corpus)
+    changes: list[dict[str, Any]] = [
+        {"layout": Layout.parse("d32 v256 ffn=swiglu:32 [C3]").to_json()},
+        {"run": LmRun(corpus=corpus, length=32, eval_bytes=256)},
+        {"run": LmRun(corpus=corpus.model_copy(update={"hash": "1" * 64}), length=16, eval_bytes=256)},
+        {"run": TaskRun(task="selcopy")},
+        {"run": TaskRun(task="selcopy", settings={"items": 2})},
+        *({name: 7} for name in ("steps", "batch", "lr", "warmup", "weight_decay", "clip", "seed", "replicate")),
+        {"ema": 0.5},
+    ]
+    keys = [base.key, *(lm_job(corpus, **change).key for change in changes)]
+    assert len(set(keys)) == len(keys)
+    assert lm_job(corpus, resume_from="a" * 64).key == base.key
+    assert "resume_from" not in train_key_inputs(base)
+
+
+def test_a_key_does_not_depend_on_whether_defaults_are_written() -> None:
+    given = TaskRun(task="selcopy", settings={"items": 3})
+    job = task_job()
+    assert job.key == job.model_copy(update={"run": given}).key
+    assert job.key != job.model_copy(update={"seed": 5}).key

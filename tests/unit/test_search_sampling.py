@@ -1,0 +1,198 @@
+"""Sampled, edited and crossed layouts are inside their space, whatever the space."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nas.core.errors import InvalidInput
+from nas.core.frame import Frames, ffn_width
+from nas.core.layout import Layout
+from nas.core.reach import span
+from nas.core.space import SearchSpace
+from nas.search import Sampler, crossover, mutate, seed_layouts
+from nas.search.draft_of import draft_of
+
+REST: dict[str, Any] = {
+    "name": "test",
+    "runtimes": [{"name": "llama.cpp", "quantisation": "q4_0"}],
+    "workloads": {"chat": {"prompt": 64, "gen": 16}},
+    "objectives": [
+        {"name": "quality", "metric": "quality"},
+        {"name": "latency", "metric": "latency", "workload": "chat"},
+    ],
+    "references": {
+        "published": "d256 v1024 ffn=swiglu:512 [C3*2 A8/4]",
+        "attention": "d256 v1024 ffn=swiglu:512 [A8/4*3]",
+    },
+}
+
+
+def space(**changes: Any) -> SearchSpace:
+    """A space of 256 wide layouts, 3 to 6 deep; `changes` replace keys of its parts."""
+    data: dict[str, Any] = {
+        "model": {"d_model": 256, "depth": {"min": 3, "max": 6}, "vocab": 1024},
+        "mixers": {"conv": {"kernel": [3, 4]}, "gqa": {"heads": 8, "kv_heads": {"choices": [2, 4], "scope": "layer"}}},
+        "ffn": {"swiglu": {"width": [256, 512]}, "moe": {"experts": 4, "top_k": 2, "width": [64, 128]}},
+    }
+    for part, change in changes.items():
+        data[part] = {**data.get(part, {}), **change}
+    return SearchSpace.model_validate(data | REST)
+
+
+SPACES = {
+    "plain": space(),
+    "limits": space(limits={"gqa": {"min": 2, "max": 2}, "conv": {"min": 1}}),
+    "period": space(pattern={"period": [2, 3]}),
+    "period with lead": space(pattern={"period": 2}, model={"leading_dense": [1, 2]}),
+    "own feed-forwards": space(
+        model={"ffn_scope": "layer", "leading_dense": 1},
+        ffn={"swiglu": {"width": {"choices": [256, 512], "scope": "layer"}}},
+    ),
+    "expansion": space(model={"d_model": [128, 256]}, ffn={"swiglu": {"expansion": [1.5, 2, 3]}}),
+    "tight total": space(model={"params": {"total": {"min": 3_000_000, "max": 3_100_000}}}),
+    "tight active": space(model={"params": {"active": {"max": "1.6M"}, "total": {"min": "1.8M"}}}),
+    "all budgets": space(
+        model={"params": {"total": {"max": "4M"}, "active": {"min": "1M"}, "non_embedding": {"min": "1.5M"}}}
+    ),
+    "untied": space(model={"tied": False}),
+}
+samplers = {name: Sampler(found) for name, found in SPACES.items()}
+
+
+@given(st.sampled_from(sorted(SPACES)), st.integers(0, 2**32))
+@settings(max_examples=150, deadline=None)
+def test_drawn_edited_and_crossed_layouts_are_inside(name: str, seed: int) -> None:
+    sampler, rng = samplers[name], np.random.default_rng(seed)
+    first, second = sampler.draw(rng), sampler.draw(rng)
+    edited, _ = mutate(first, sampler, rng)
+    child, _ = crossover(first, second, sampler, rng)
+    for layout in (first, second, edited, child):
+        assert sampler.contains(layout) == []
+        assert Layout.parse(layout.format()) == layout
+    assert edited != first or len(SPACES[name].model.depth.choices) == 1
+
+
+@given(st.sampled_from(sorted(SPACES)), st.integers(0, 2**32))
+@settings(max_examples=100, deadline=None)
+def test_draft_of_a_layout_unfolds_into_it(name: str, seed: int) -> None:
+    sampler, rng = samplers[name], np.random.default_rng(seed)
+    layout = sampler.draw(rng)
+    assert draft_of(layout, sampler, rng).layout(SPACES[name].model.tied) == layout
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_every_seed_is_inside_and_comes_once(name: str) -> None:
+    found = seed_layouts(samplers[name], 6)
+    assert len({layout.id for layout in found}) == len(found) == 6
+    assert [reason for layout in found for reason in samplers[name].contains(layout)] == []
+    assert found == seed_layouts(samplers[name], 6)
+
+
+def test_seeds_begin_with_references_and_mix_local_and_global() -> None:
+    found = seed_layouts(samplers["plain"], 8)
+    assert found[0].format() == REST["references"]["published"]
+    hybrids = [{block.kind for layer in layout.layers for block in layer.mixers} for layout in found]
+    assert hybrids.count({"conv", "gqa"}) >= 6
+    assert len({layout.depth for layout in found}) >= 3
+
+
+def test_all_layouts_of_a_small_space_are_drawn() -> None:
+    small = space(model={"depth": 3}, mixers={"conv": {"kernel": 3}, "gqa": {"heads": 8, "kv_heads": 4}})
+    sampler, rng = Sampler(small), np.random.default_rng(0)
+    drawn = {sampler.draw(rng).format() for _ in range(2000)}
+    everything = set()
+    for mixers in itertools.product(["C3", "A8/4"], repeat=3):
+        for ffn in ("swiglu:256", "swiglu:512", "moe:4x2:64", "moe:4x2:128"):
+            everything.add(Layout.parse(f"d256 v1024 ffn={ffn} [{' '.join(mixers)}]").format())
+    assert drawn == everything
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_reach_holds_every_layout_and_is_attained(name: str) -> None:
+    sampler, rng = samplers[name], np.random.default_rng(0)
+    frames = Frames(SPACES[name])
+    for _ in range(40):
+        layout = sampler.draw(rng)
+        reach = span(frames, draft_of(layout, sampler, rng).frame, layout.depth)
+        assert reach is not None
+        counts = (layout.params.total, layout.params.active, layout.params.non_embedding)
+        assert all(low <= count <= high for low, count, high in zip(reach.low, counts, reach.high, strict=True))
+
+
+def test_reach_is_exact_where_nothing_repeats() -> None:
+    found = space(limits={"gqa": {"min": 1, "max": 2}})
+    frames, sampler, rng = Frames(found), Sampler(found), np.random.default_rng(1)
+    layouts = [sampler.draw(rng) for _ in range(3000)]
+    frame = next(frame for frame in frames.all() if frame.ffn == "moe")
+    same = [x for x in layouts if x.depth == 4 and draft_of(x, sampler, rng).frame.values("moe") == frame.values("moe")]
+    totals = [
+        x.params.total
+        for x in same
+        if x.layers[0].ffn and x.layers[0].ffn.kind == "moe" and frame.values("conv") == _kernel(x)
+    ]
+    reach = span(frames, frame, 4)
+    assert reach is not None
+    assert (min(totals), max(totals)) == (reach.low[0], reach.high[0])
+
+
+def _kernel(layout: Layout) -> tuple[tuple[str, object], ...]:
+    kernels = {block.int("kernel") for layer in layout.layers for block in layer.mixers if block.kind == "conv"}
+    return tuple(("kernel", kernel) for kernel in kernels)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("d128 v1024 ffn=swiglu:512 [C3 A8/4 C3]", "d_model 128 is none of [256]"),
+        ("d256 v1024 untied ffn=swiglu:512 [C3 A8/4 C3]", "embeddings are not tied"),
+        ("d256 v1024 ffn=swiglu:512 [C3 A8/4]", "depth 2 is none of [3, 4, 5, 6]"),
+        ("d256 v1024 ffn=swiglu:512 [C3 C4 A8/4]", "conv: kernel must be the same in all layers"),
+        ("d256 v1024 ffn=swiglu:512 [C5 A8/4*2]", "layer 0: C5: kernel 5 is none of [3, 4]"),
+        ("d256 v1024 ffn=swiglu:512 [C3 A8/8*2]", "layer 1 and 1 more: A8/8: kv_heads 8 is none of [2, 4]"),
+        (
+            "d256 v1024 ffn=swiglu:512 [C3 A8/4(qk_norm=0) C3]",
+            "layer 1: A8/4(qk_norm=0): the space does not vary qk_norm",
+        ),
+        ("d256 v1024 ffn=swiglu:512 [C3 - A8/4]", "layer 1: a layer of a space has one mixer, one feed-forward"),
+        ("d256 v1024 ffn=swiglu:512 [C3 ^0 A8/4]", "layer 1: a layer of a space has one mixer, one feed-forward"),
+        ("d256 v1024 ffn=swiglu:512 [C3 C3+moe:4x2:64 A8/4]", "the feed-forward kind must be the same in all layers"),
+    ],
+)
+def test_reasons_name_the_rule(text: str, reason: str) -> None:
+    assert any(found.startswith(reason) for found in samplers["plain"].contains(Layout.parse(text)))
+
+
+def test_impossible_budget_is_refused_with_the_range() -> None:
+    with pytest.raises(InvalidInput, match=r"the choices reach 1,\d+,\d+ to \d,\d+,\d+ weights \(total\)"):
+        Sampler(space(model={"params": {"total": {"min": "90M"}}}))
+    with pytest.raises(InvalidInput, match="no layout meets the limits"):
+        Sampler(space(limits={"gqa": {"min": 7}}))
+
+
+def test_unsupported_space_is_refused_and_partly_supported_one_constrains() -> None:
+    rng = np.random.default_rng(0)
+    with pytest.raises(InvalidInput, match="no runtime carries one"):
+        Sampler(space(), lambda layout: False).draw(rng)
+    own = space(mixers={"conv": {"kernel": {"choices": [3, 4, 5, 6], "scope": "layer"}}})
+
+    def one_kernel(layout: Layout) -> bool:
+        return len(_kernel(layout)) == 1
+
+    sampler = Sampler(own, one_kernel)
+    layout = sampler.draw(rng)
+    assert one_kernel(layout)
+    assert one_kernel(mutate(layout, sampler, rng)[0])
+    assert sampler.contains(Layout.parse("d256 v1024 ffn=swiglu:512 [C3 C4 A8/4]")) == [
+        "no runtime of the space carries it"
+    ]
+
+
+def test_expansion_gives_quantisable_widths() -> None:
+    assert [ffn_width(x, 1024) for x in (4.5, 2.67, 0.1)] == [4608, 2816, 256]
+    assert [ffn_width(x, 512) for x in (3, 2.67, 0.01)] == [1536, 1376, 32]

@@ -1,0 +1,185 @@
+"""Every mistake in a search space is told with its file and line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nas.core.errors import InvalidInput, UnknownName
+from nas.search_spaces import load_space, parse_space
+from nas.search_spaces.yaml_text import read_yaml
+
+GOOD = """\
+v: 1
+name: mine
+model:
+  d_model: 256
+  depth: {min: 4, max: 6}
+  vocab: 1024
+  params:
+    total: {min: 1M, max: 20M}
+mixers:
+  conv:
+    kernel: [3, 4]
+  gqa: {heads: 8, kv_heads: {choices: [2, 4], scope: layer}}
+ffn:
+  swiglu:
+    width: [256, 512]
+limits:
+  gqa: {min: 1}
+runtimes:
+  - {name: llama.cpp, quantisation: q4_0}
+workloads:
+  chat: {prompt: 64, gen: 16}
+budgets:
+  - {metric: ttft, max: 1.25x, workload: chat}
+  - {metric: peak_rss, max: 512MB, workload: chat}
+objectives:
+  - {name: quality, metric: quality}
+  - {name: latency, metric: latency, workload: chat}
+references:
+  published: d256 v1024 ffn=swiglu:512 [C3*2 A8/4]
+  attention: d256 v1024 ffn=swiglu:512 [A8/4*3]
+"""
+
+
+def errors(text: str) -> list[str]:
+    with pytest.raises(InvalidInput) as caught:
+        parse_space(text, "mine.yaml")
+    return str(caught.value).splitlines()
+
+
+def with_change(old: str, new: str) -> list[str]:
+    assert GOOD.count(old) == 1, old
+    return errors(GOOD.replace(old, new))
+
+
+def test_good_file_is_read() -> None:
+    space = parse_space(GOOD, "mine.yaml")
+    assert space.model.depth.choices == (4, 5, 6)
+    assert space.model.params.total.max == 20_000_000
+    assert space.block_space("gqa").knobs["kv_heads"].scope == "layer"
+    assert [budget.limit for budget in space.budgets] == [(1.25, True), (512.0, False)]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("  conv:\n", "  convv:\n", "mine.yaml:10: mixers.convv: unknown mixer block 'convv'; did you mean 'conv'?"),
+        ("  swiglu:\n", "  conv:\n", "mine.yaml:14: ffn.conv: unknown ffn block 'conv'; valid: moe, swiglu"),
+        ("  vocab: 1024\n", "  vocap: 1024\n", "mine.yaml:6: model.vocap: unknown key 'vocap'; did you mean 'vocab'?"),
+        (
+            "min: 1M",
+            "min: 30M",
+            "mine.yaml:8: model.params.total: impossible parameter budget: max 20,000,000 is below",
+        ),
+        (
+            "min: 1M, max: 20M",
+            "min: 10M, max: 20M",
+            "mine.yaml:8: model.params.total: impossible parameter budget: the",
+        ),
+        ("kernel: [3, 4]", "kernel: 0", "mine.yaml:11: mixers.conv.kernel: conv: kernel must be in [2, 64], not 0"),
+        ("kernel: [3, 4]", "kernel: [3, x]", "mine.yaml:11: mixers.conv.kernel: a choice must be a number, not 'x'"),
+        ("kernel: [3, 4]", "kernel: [3, 3]", "mine.yaml:11: mixers.conv.kernel: a choice stands twice in [3, 3]"),
+        ("kernel: [3, 4]", "kernel: {min: 5, max: 3}", "mine.yaml:11: mixers.conv.kernel: empty range: min 5, max 3"),
+        ("heads: 8, ", "", "mine.yaml:12: mixers.gqa: gqa needs 'heads': query heads"),
+        ("1.25x, workload: chat", "1.25x", "mine.yaml:23: budgets.0: ttft needs a workload; valid: chat"),
+        ("1.25x, workload: chat", "1.25x, workload: chta", "mine.yaml:23: budgets.0.workload: unknown workload 'chta'"),
+        ("metric: ttft", "metric: tfft", "mine.yaml:23: budgets.0: unknown metric 'tfft'; did you mean 'ttft'?"),
+        ("max: 512MB", "max: 512ms", "mine.yaml:24: budgets.1: '512ms' is in ms, but this metric is in MB"),
+        ("max: 512MB", "max: 512", "mine.yaml:24: budgets.1: 512 has no unit; write '512MB', or '512x'"),
+        ("max: 512MB", "min: 512MB", "mine.yaml:24: budgets.1: a budget on peak_rss needs 'max' and nothing else"),
+        ("metric: latency", "metric: latancy", "mine.yaml:27: objectives.1.metric: unknown metric 'latancy'; did you"),
+        ("name: latency", "name: quality", "mine.yaml:27: objectives.1.name: objective 'quality' stands twice"),
+        ("  gqa: {min: 1}", "  gqqa: {min: 1}", "mine.yaml:17: limits.gqqa: unknown block kind in limits 'gqqa'; did"),
+        ("  gqa: {min: 1}", "  gqa: {min: 9}", "mine.yaml:16: limits: no layout meets the limits at any depth"),
+        ("[A8/4*3]", "[A8/5*3]", "mine.yaml:30: references.attention: layer 0: gqa: 5 key-value heads do not divide"),
+        ("v: 1\n", "v: 2\n", "mine.yaml:1: v: input should be 1"),
+        ("name: mine\n", "", "mine.yaml:1: name: is missing"),
+        ("name: mine\n", "name: mine\nv: 1\n", "mine.yaml:3: key 'v' stands twice, first in line 1"),
+        (
+            "prompt: 64,",
+            "prompt: 64, promt: 1,",
+            "mine.yaml:21: workloads.chat.promt: unknown key 'promt'; did you mean",
+        ),
+        ("name: mine", "name: !!python/name:os.system x", "mine.yaml:2: tags such as"),
+        ("[256, 512]", "[256, 512", "mine.yaml:16: not YAML"),
+    ],
+)
+def test_mistake_is_told_with_its_line(old: str, new: str, line: str) -> None:
+    assert any(found.startswith(line) for found in with_change(old, new))
+
+
+def test_impossible_budget_says_what_can_be_reached() -> None:
+    (found,) = with_change("min: 1M, max: 20M", "min: 10M, max: 20M")
+    assert "the choices reach 1,706,496 to 4,137,280 weights (total)" in found
+
+
+def test_missing_workloads_and_all_other_mistakes_are_listed_at_once() -> None:
+    text = GOOD.replace("workloads:\n  chat: {prompt: 64, gen: 16}\n", "").replace("kernel: [3, 4]", "kernel: 1")
+    found = errors(text.replace("quantisation: q4_0", "quantization: q4_0"))
+    assert [line.split(": ")[1] for line in found] == [
+        "workloads",
+        "mixers.conv.kernel",
+        "runtimes.0.quantisation",
+        "runtimes.0.quantization",
+    ]
+
+
+def test_numbers_are_read_as_people_mean_them() -> None:
+    value = read_yaml("a: 010\nb: 1e-3\nc: yes\nd: 12:30\ne: true\nf: '1'\ng: ~\nh: 1_000\ni: 2024-01-01\n", "x").value
+    assert value == {
+        "a": 10, "b": 1e-3, "c": "yes", "d": "12:30", "e": True, "f": "1", "g": None, "h": "1_000", "i": "2024-01-01",
+    }  # fmt: skip
+
+
+def test_anchors_and_merges_work() -> None:
+    document = read_yaml("base: &b {x: 1, y: 2}\nmine:\n  <<: *b\n  y: 3\nalso: *b\n", "x")
+    assert document.value == {"base": {"x": 1, "y": 2}, "mine": {"y": 3, "x": 1}, "also": {"x": 1, "y": 2}}
+    assert document.where(("mine", "y")) == "x:4"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+            f"{chr(98 + i)}: &{chr(98 + i)} [{','.join(['*' + chr(97 + i)] * 9)}]\n" for i in range(8)
+        ), "aliases expand"),
+        ("a: &a [*a]\n", "alias inside its own anchor"),
+        ("[" * 5000, "nested deeper"),
+        ("- x\n" * 60_000, "more than"),
+        ("a: " + "x" * 1_000_001, "larger than"),
+        ("{a: 1}: 2", "a key must be a plain word"),
+        ("a: 1\n---\nb: 2\n", "not YAML"),
+        ("a: \x00", "not YAML"),
+        ("a: *nowhere", "not YAML"),
+    ],
+)  # fmt: skip
+def test_hostile_text_is_refused_quickly(text: str, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        read_yaml(text, "x.yaml")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "just words", "3"])
+def test_text_that_is_no_mapping_is_refused(text: str) -> None:
+    (found,) = errors(text)
+    assert found.startswith("mine.yaml:1: ")
+
+
+def test_unknown_name_offers_the_packaged_spaces() -> None:
+    with pytest.raises(UnknownName, match="did you mean 'lfm2'"):
+        load_space("lfm")
+
+
+def test_file_is_read_and_named_in_errors(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(GOOD)
+    assert load_space(path).name == load_space(str(path)).name == "mine"
+    path.write_text(GOOD.replace("kernel: [3, 4]", "kernel: 1"))
+    with pytest.raises(InvalidInput) as caught:
+        load_space(path)
+    assert str(caught.value).startswith(f"{path}:11: ")
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(InvalidInput, match="UTF-8"):
+        load_space(path)

@@ -1,0 +1,87 @@
+"""Statistics against scipy, numpy and numbers worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats as scipy_stats
+
+from nas.core import stats
+
+
+@pytest.mark.parametrize("dof", [1, 2, 3, 4, 5, 9, 10, 29, 30, 100])
+@pytest.mark.parametrize("confidence", [0.5, 0.9, 0.95, 0.99, 0.999])
+def test_t_critical_is_scipys(confidence: float, dof: int) -> None:
+    expected = scipy_stats.t.ppf((1 + confidence) / 2, dof)
+    assert stats.t_critical(confidence, dof) == pytest.approx(expected, rel=1e-9)
+
+
+def test_log_t_interval_is_the_t_interval_of_logs() -> None:
+    values = [10.0, 11.0, 9.5, 10.4, 12.0]
+    logs = np.log(values)
+    low, high = scipy_stats.t.interval(0.95, 4, loc=logs.mean(), scale=logs.std(ddof=1) / math.sqrt(5))
+    assert stats.log_t_interval(values) == pytest.approx((math.exp(low), math.exp(high)))
+
+
+@given(st.lists(st.floats(0.01, 1e6), min_size=2, max_size=20), st.floats(0.01, 100.0))
+def test_log_t_interval_scales_with_its_unit(values: list[float], factor: float) -> None:
+    low, high = stats.log_t_interval(values)
+    assert low <= stats.geometric_mean(values) * (1 + 1e-9)
+    assert high >= stats.geometric_mean(values) * (1 - 1e-9)
+    scaled = stats.log_t_interval([value * factor for value in values])
+    assert scaled == pytest.approx((low * factor, high * factor), rel=1e-6)
+
+
+@pytest.mark.parametrize("values", [[], [1.0], [1.0, 0.0], [1.0, -1.0]])
+def test_an_interval_that_cannot_be_is_an_error(values: list[float]) -> None:
+    with pytest.raises(ValueError):
+        stats.log_t_interval(values)
+
+
+@given(st.lists(st.floats(0, 1e9), min_size=20, max_size=60), st.sampled_from([0.05, 0.25, 0.5, 0.95]))
+def test_quantile_is_numpys(values: list[float], q: float) -> None:
+    assert stats.quantile(values, q) == pytest.approx(np.quantile(values, q))
+
+
+@pytest.mark.parametrize(("n", "q", "known"), [(19, 0.95, False), (20, 0.95, True), (99, 0.99, False), (2, 0.5, True)])
+def test_quantile_needs_samples_in_its_tail(n: int, q: float, known: bool) -> None:
+    assert (stats.quantile([float(i) for i in range(n)], q) is not None) == known
+
+
+def test_coefficient_of_variation() -> None:
+    assert stats.coefficient_of_variation([9.0, 11.0]) == pytest.approx(math.sqrt(2) / 10)
+    assert stats.coefficient_of_variation([9.0]) is None
+
+
+def test_repetition_figure() -> None:
+    figure = stats.repetition_figure([12.0, 10.0, 11.0], "ms")
+    assert (figure.value, figure.minimum, figure.maximum, figure.n, figure.unit) == (11.0, 10.0, 12.0, 3, "ms")
+    assert (figure.low, figure.high) == stats.log_t_interval([12.0, 10.0, 11.0])
+
+
+def test_one_repetition_has_a_value_and_no_interval() -> None:
+    figure = stats.repetition_figure([12.0], "ms")
+    assert (figure.value, figure.low, figure.high) == (12.0, None, None)
+
+
+def test_no_repetition_is_null_with_a_reason() -> None:
+    figure = stats.repetition_figure([], "ms", reason="all refused")
+    assert (figure.value, figure.reason) == (None, "all refused")
+
+
+def test_p95_is_the_median_of_the_repetitions_own() -> None:
+    repetitions = [[float(i + shift) for i in range(400)] for shift in (0, 10, 100)]
+    figure = stats.p95_figure(repetitions, "ms")
+    own = [float(np.quantile(values, 0.95)) for values in repetitions]
+    assert (figure.minimum, figure.value, figure.maximum) == pytest.approx(tuple(own))
+    assert (figure.n, figure.low) == (3, None)
+
+
+def test_p95_of_too_few_tokens_is_null_with_a_reason() -> None:
+    figure = stats.p95_figure([[1.0] * 333] * 3, "ms")
+    assert figure.value is None
+    assert figure.reason is not None and "999" in figure.reason

@@ -1,0 +1,129 @@
+"""Devices and the agents that serve them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from store_support import StillClock, add_device, device, key, open_store, round_of
+
+from nas.core.errors import InvalidInput, UnknownName
+from nas.store import agents, calibrations, devices, jobs
+from nas.store.rows import DeviceState, Health
+from nas.store.store import Store
+
+
+@pytest.fixture
+def clock() -> StillClock:
+    return StillClock()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: StillClock) -> Store:
+    return open_store(tmp_path, clock)
+
+
+def test_registering_again_changes_nothing(store: Store, clock: StillClock) -> None:
+    add_device(store)
+    devices.set_health(store, "box", Health.GOOD)
+    jobs.enqueue(store, key(1), round_of(), device="box")
+    jobs.claim(store, "box", "local")
+    before = devices.get(store, "box")
+    assert devices.register(store, "local", [device()], boot_id="boot") == [before]
+    assert (before.health, before.epoch, before.state) == (Health.GOOD, 1, DeviceState.LEASED)
+
+
+def test_registering_replaces_what_an_agent_serves(store: Store) -> None:
+    agents.register_local(store, "local")
+    devices.register(store, "local", [device("a"), device("b")], boot_id="boot")
+    devices.register(store, "local", [device("b"), device("c")], boot_id="boot")
+    assert {row.id: row.state for row in devices.all(store)} == {
+        "a": DeviceState.OFFLINE,
+        "b": DeviceState.IDLE,
+        "c": DeviceState.IDLE,
+    }
+
+
+def test_a_device_that_describes_itself_otherwise_has_to_be_checked_again(store: Store) -> None:
+    add_device(store)
+    devices.set_health(store, "box", Health.GOOD)
+    [row] = devices.register(store, "local", [device(memory_mb=2048)], boot_id="boot")
+    assert (row.health, row.device.memory_mb, row.checked_at) == (Health.UNKNOWN, 2048, 0)
+
+
+def test_another_agent_cannot_take_a_device_until_it_is_removed(store: Store) -> None:
+    add_device(store)
+    jobs.enqueue(store, key(1), round_of(), device="box")
+    claimed = jobs.claim(store, "box", "local")
+    assert claimed is not None
+    with pytest.raises(InvalidInput, match="has jobs to do"):
+        devices.remove(store, "box")
+    with pytest.raises(InvalidInput, match="served by agent 'local'"):
+        add_device(store, agent="other")
+    jobs.cancel(store, [claimed.id])
+    calibrations.put(store, "box", "fake", "b1", 1.0, {})
+    devices.remove(store, "box")
+    assert calibrations.of_device(store, "box") == []
+    [still] = devices.register(store, "local", [device()], boot_id="boot")
+    assert still.health is Health.RETIRED
+    add_device(store, agent="other")
+    moved = devices.get(store, "box")
+    assert (moved.agent, moved.health, moved.epoch) == ("other", Health.UNKNOWN, 1)
+
+
+def test_unknown_names_are_told_apart(store: Store) -> None:
+    with pytest.raises(InvalidInput, match="has not enrolled"):
+        devices.register(store, "stranger", [device()], boot_id="boot")
+    add_device(store)
+    for use in (
+        lambda: devices.get(store, "bix"),
+        lambda: devices.remove(store, "bix"),
+        lambda: devices.set_state(store, "bix", DeviceState.IDLE),
+        lambda: devices.set_health(store, "bix", Health.BAD),
+        lambda: jobs.claim(store, "bix", "local"),
+    ):
+        with pytest.raises(UnknownName, match="did you mean 'box'"):
+            use()
+
+
+def test_a_token_enrols_one_agent_once(store: Store, clock: StillClock) -> None:
+    token = agents.issue_token(store, ttl_s=60)
+    secret = agents.enrol(store, token, "host-1")
+    assert agents.authenticate(store, "host-1", secret)
+    assert not agents.authenticate(store, "host-1", secret + "x")
+    assert not agents.authenticate(store, "host-2", secret)
+    for spent in (token, "made up"):
+        with pytest.raises(InvalidInput, match="unknown, used or too old"):
+            agents.enrol(store, spent, "host-2")
+    late = agents.issue_token(store, ttl_s=60)
+    clock.time += 60
+    with pytest.raises(InvalidInput, match="too old"):
+        agents.enrol(store, late, "host-2")
+    with pytest.raises(InvalidInput, match="no agent name"):
+        agents.enrol(store, agents.issue_token(store), "../host")
+
+
+def test_enrolling_again_replaces_the_secret(store: Store) -> None:
+    old, new = (agents.enrol(store, agents.issue_token(store), "host") for _ in range(2))
+    assert not agents.authenticate(store, "host", old)
+    assert agents.authenticate(store, "host", new)
+    assert [agent.name for agent in agents.all(store)] == ["host"]
+
+
+def test_secrets_and_tokens_are_not_in_the_database(store: Store, tmp_path: Path) -> None:
+    unspent = agents.issue_token(store)
+    secret = agents.enrol(store, agents.issue_token(store), "host")
+    store.close()
+    stored = b"".join(file.read_bytes() for file in tmp_path.glob("nas.db*"))
+    assert b"host" in stored
+    assert secret.encode() not in stored
+    assert unspent.encode() not in stored
+
+
+def test_a_local_agent_has_no_secret_and_cannot_be_an_enrolled_one(store: Store) -> None:
+    agents.register_local(store, "local")
+    agents.register_local(store, "local")
+    assert not agents.authenticate(store, "local", "")
+    agents.enrol(store, agents.issue_token(store), "host")
+    with pytest.raises(InvalidInput, match="choose another name"):
+        agents.register_local(store, "host")

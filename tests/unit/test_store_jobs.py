@@ -1,0 +1,361 @@
+"""Jobs: queueing, claims under epochs, results early and late, and whose failure a failure is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from store_support import RESULT, StillClock, add_device, device, key, new_study, open_store, proposal, round_of
+
+from nas.core.errors import InvalidInput, UnknownName
+from nas.core.plan import RoundResult
+from nas.core.protocol import Failure
+from nas.store import attempts, devices, jobs, outcomes, studies, trials
+from nas.store.outcomes import BAD_AFTER_JOBS, MAX_FAILURES, OFFLINE_S
+from nas.store.rows import Blame, DeviceState, Health, JobKind, JobRow, JobState
+from nas.store.store import Store
+
+BROKEN = Failure(kind="infrastructure", message="cable fell out")
+
+
+@pytest.fixture
+def clock() -> StillClock:
+    return StillClock()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: StillClock) -> Store:
+    store = open_store(tmp_path, clock)
+    add_device(store)
+    return store
+
+
+def put(store: Store, name: str = "a", **options: object) -> JobRow:
+    return jobs.enqueue(store, key(name), round_of(), **{"device": "box"} | options)
+
+
+def take(store: Store, box: str = "box", agent: str = "local") -> JobRow:
+    claimed = jobs.claim(store, box, agent)
+    assert claimed is not None
+    return claimed
+
+
+def state(store: Store, job: JobRow) -> JobState:
+    now = jobs.get(store, job.id)
+    assert now is not None
+    return now.state
+
+
+def break_down(store: Store, clock: StillClock, box: str = "box", agent: str = "local") -> JobRow:
+    """The next job of `box`, claimed and failed by the infrastructure."""
+    clock.time += 1000
+    job = take(store, box, agent)
+    assert outcomes.fail(store, job.id, box, agent, job.epoch or 0, BROKEN).accepted
+    after = jobs.get(store, job.id)
+    assert after is not None
+    return after
+
+
+def test_a_round_is_queued_once(store: Store) -> None:
+    first = put(store, number=0)
+    assert put(store, number=0, priority=9) == first
+    assert [job.round for job in jobs.of_key(store, key("a"))] == [0]
+    second = put(store, number=1)
+    assert jobs.of_key(store, key("a")) == [first, second]
+    assert first.payload == round_of()
+    with pytest.raises(UnknownName, match="device 'bx'; did you mean 'box'"):
+        put(store, "b", device="bx")
+
+
+def test_claims_go_by_priority_then_age_and_not_before_their_time(store: Store, clock: StillClock) -> None:
+    for name, options in (("late", {"not_before": 5000.0}), ("old", {}), ("new", {}), ("urgent", {"priority": 5})):
+        put(store, name, **options)
+        clock.time += 1
+    order = []
+    while (job := jobs.claim(store, "box", "local")) is not None:
+        order.append(job.result_key)
+        outcomes.submit(store, job.id, "box", "local", job.epoch or 0, RESULT)
+    assert order == [key("urgent"), key("old"), key("new")]
+    clock.time = 5000
+    assert take(store).result_key == key("late")
+
+
+def test_every_claim_has_a_higher_epoch_and_results_free_the_device(store: Store) -> None:
+    put(store, "a"), put(store, "b")
+    for epoch in (1, 2):
+        job = take(store)
+        held = devices.get(store, "box")
+        assert (job.state, job.epoch, job.attempts, held.epoch) == (JobState.LEASED, epoch, 1, epoch)
+        assert (held.state, held.lease_holder) == (DeviceState.LEASED, "local")
+        assert outcomes.submit(store, job.id, "box", "local", epoch, RESULT).accepted
+        assert state(store, job) is JobState.DONE
+        assert devices.get(store, "box").state is DeviceState.IDLE
+    done = jobs.get(store, job.id)
+    assert done is not None and done.result == RESULT
+    assert jobs.claim(store, "box", "local") is None
+    assert jobs.live(store) == []
+
+
+def test_a_result_that_comes_twice_is_accepted_twice_and_kept_once(store: Store) -> None:
+    put(store, "a"), put(store, "b")
+    job = take(store)
+    assert outcomes.submit(store, job.id, "box", "local", 1, RESULT).accepted
+    take(store)
+    assert outcomes.submit(store, job.id, "box", "local", 1, RoundResult(pairs=[], push_s=9)).accepted
+    done = jobs.get(store, job.id)
+    assert done is not None and done.result == RESULT
+
+
+def test_an_agent_that_asks_again_gets_its_job_again_and_the_old_epoch_is_over(store: Store) -> None:
+    put(store)
+    first, again = take(store), take(store)
+    assert (first.id, first.epoch, again.epoch) == (again.id, 1, 2)
+    assert not jobs.renew(store, first.id, "box", "local", 1)
+    late = outcomes.submit(store, first.id, "box", "local", 1, RESULT)
+    assert not late.accepted and "epoch 1" in (late.reason or "")
+    assert not outcomes.fail(store, first.id, "box", "local", 1, BROKEN).accepted
+    assert jobs.renew(store, again.id, "box", "local", 2)
+    assert outcomes.submit(store, again.id, "box", "local", 2, RESULT).accepted
+
+
+def test_a_result_under_the_current_epoch_counts_however_late(store: Store, clock: StillClock) -> None:
+    put(store)
+    job = take(store)
+    clock.time += jobs.LEASE_S
+    assert outcomes.expire(store) == [job.id]
+    assert state(store, job) is JobState.QUEUED
+    clock.time += 1e6
+    assert outcomes.submit(store, job.id, "box", "local", 1, RESULT).accepted
+    done = jobs.get(store, job.id)
+    assert done is not None and (done.state, done.message) == (JobState.DONE, None)
+
+
+def test_leases_last_while_they_are_renewed_and_can_be_renewed_after_their_end(store: Store, clock: StillClock) -> None:
+    put(store)
+    job = take(store)
+    for _ in range(5):
+        clock.time += jobs.LEASE_S - 1
+        assert outcomes.expire(store) == []
+        assert jobs.renew(store, job.id, "box", "local", 1)
+    clock.time += jobs.LEASE_S
+    assert outcomes.expire(store) == [job.id]
+    assert jobs.renew(store, job.id, "box", "local", 1)
+    assert (state(store, job), devices.get(store, "box").state) == (JobState.LEASED, DeviceState.LEASED)
+
+
+def test_a_coordinator_that_was_down_gives_leases_their_time_again(store: Store, clock: StillClock) -> None:
+    put(store)
+    take(store)
+    clock.time += 1000
+    outcomes.extend_leases(store)
+    assert outcomes.expire(store) == []
+    clock.time += jobs.LEASE_S
+    assert len(outcomes.expire(store)) == 1
+
+
+def test_a_cancelled_job_stops_and_its_result_is_refused_until_it_is_wanted_again(store: Store) -> None:
+    queued, leased = put(store, "queued", priority=-1), put(store, "leased")
+    take(store)
+    jobs.cancel(store, [queued.id, leased.id])
+    assert not jobs.renew(store, leased.id, "box", "local", 1)
+    verdict = outcomes.submit(store, leased.id, "box", "local", 1, RESULT)
+    assert not verdict.accepted and "cancelled" in (verdict.reason or "")
+    assert jobs.claim(store, "box", "local") is None
+    assert devices.get(store, "box").state is DeviceState.IDLE
+    assert put(store, "leased").state is JobState.QUEUED
+    assert take(store).epoch == 2
+
+
+def test_a_studys_jobs_are_cancelled_and_deleted_with_it(store: Store) -> None:
+    study = new_study(store).id
+    trials.propose(store, study, [proposal(32), proposal(64)])
+    mine = [put(store, f"t{n}", trial=(study, n)) for n in range(2)]
+    other = put(store, "other")
+    assert jobs.live(store, study=study) == mine
+    jobs.cancel_study(store, study, trial=0)
+    assert [state(store, job) for job in mine] == [JobState.CANCELLED, JobState.QUEUED]
+    jobs.cancel_study(store, study)
+    assert jobs.live(store) == [other]
+    studies.delete(store, study)
+    assert [jobs.get(store, job.id) for job in mine] == [None, None]
+    refused = outcomes.submit(store, mine[0].id, "box", "local", 0, RESULT)
+    assert not refused.accepted and "no such job" in (refused.reason or "")
+
+
+def test_an_agent_acts_for_its_own_devices_only(store: Store) -> None:
+    add_device(store, "phone", agent="other")
+    job = put(store)
+    take(store)
+    for act in (
+        lambda: jobs.claim(store, "box", "other"),
+        lambda: jobs.renew(store, job.id, "box", "other", 1),
+        lambda: outcomes.submit(store, job.id, "box", "other", 1, RESULT),
+        lambda: outcomes.fail(store, job.id, "box", "other", 1, BROKEN),
+    ):
+        with pytest.raises(InvalidInput, match="served by agent 'local', not by 'other'"):
+            act()
+    assert not outcomes.submit(store, job.id, "phone", "other", 1, RESULT).accepted
+    assert state(store, job) is JobState.LEASED
+
+
+@pytest.mark.parametrize(
+    ("health", "kinds"),
+    [
+        (Health.UNKNOWN, {"measure", "check"}),
+        (Health.GOOD, {"measure", "check"}),
+        (Health.BAD, {"check"}),
+        (Health.MAINTENANCE, set()),
+        (Health.RETIRED, set()),
+    ],
+)
+def test_health_decides_what_a_device_may_do(store: Store, health: Health, kinds: set[str]) -> None:
+    put(store, "measure"), put(store, "check", kind=JobKind.CHECK)
+    devices.set_health(store, "box", health)
+    got = set()
+    while (job := jobs.claim(store, "box", "local")) is not None:
+        got.add(job.kind.value)
+        outcomes.submit(store, job.id, "box", "local", job.epoch or 0, RESULT)
+    assert got == kinds
+
+
+@pytest.mark.parametrize("busy", [DeviceState.DRAINING, DeviceState.PREPARING, DeviceState.COOLING])
+def test_a_device_that_is_not_ready_gets_no_job(store: Store, busy: DeviceState) -> None:
+    put(store)
+    devices.set_state(store, "box", busy)
+    assert jobs.claim(store, "box", "local") is None
+    devices.set_state(store, "box", DeviceState.IDLE)
+    take(store)
+
+
+def test_a_draining_device_finishes_its_job(store: Store) -> None:
+    put(store, "a"), put(store, "b")
+    job = take(store)
+    devices.set_state(store, "box", DeviceState.DRAINING)
+    assert jobs.renew(store, job.id, "box", "local", 1)
+    assert outcomes.submit(store, job.id, "box", "local", 1, RESULT).accepted
+    assert devices.get(store, "box").state is DeviceState.DRAINING
+    assert jobs.claim(store, "box", "local") is None
+
+
+def test_an_infrastructure_failure_is_tried_again_later_and_makes_the_device_doubtful(
+    store: Store, clock: StillClock
+) -> None:
+    devices.set_health(store, "box", Health.GOOD)
+    put(store)
+    failed = break_down(store, clock)
+    assert (failed.state, failed.blame, failed.message) == (JobState.QUEUED, None, "cable fell out")
+    assert failed.not_before > clock.time
+    assert jobs.claim(store, "box", "local") is None
+    assert devices.get(store, "box").health is Health.UNKNOWN
+    assert [attempt.message for attempt in attempts.of_key(store, key("a"))] == ["cable fell out"]
+    clock.time = failed.not_before
+    again = take(store)
+    assert (again.id, again.epoch) == (failed.id, 2)
+    assert not outcomes.submit(store, again.id, "box", "local", 1, RESULT).accepted
+
+
+def test_failing_again_after_a_passed_check_is_the_candidates(store: Store, clock: StillClock) -> None:
+    put(store)
+    assert break_down(store, clock).state is JobState.QUEUED
+    clock.time += 1
+    devices.set_health(store, "box", Health.GOOD)
+    failed = break_down(store, clock)
+    assert (failed.state, failed.blame, failed.reason) == (JobState.FAILED, Blame.CANDIDATE, "crash")
+
+
+def test_failing_again_without_a_check_is_the_infrastructures_in_the_end(store: Store, clock: StillClock) -> None:
+    put(store)
+    states = [break_down(store, clock) for _ in range(MAX_FAILURES)]
+    assert [job.state for job in states] == [JobState.QUEUED] * (MAX_FAILURES - 1) + [JobState.FAILED]
+    assert states[-1].blame is Blame.INFRASTRUCTURE
+    jobs.retry(store, states[-1].id)
+    again = take(store)
+    assert (again.blame, again.message, again.attempts) == (None, None, 1)
+    with pytest.raises(InvalidInput, match="has not failed"):
+        jobs.retry(store, again.id)
+
+
+def test_failing_on_two_devices_is_the_candidates(store: Store, clock: StillClock) -> None:
+    add_device(store, "phone", agent="other")
+    study = new_study(store).id
+    trials.propose(store, study, [proposal(32), proposal(64)])
+    put(store, "a", trial=(study, 0))
+    put(store, "b", trial=(study, 0), device="phone")
+    put(store, "c", trial=(study, 1), device="phone", priority=-1)
+    assert break_down(store, clock).state is JobState.QUEUED
+    failed = break_down(store, clock, "phone", "other")
+    assert (failed.state, failed.blame) == (JobState.FAILED, Blame.CANDIDATE)
+    assert break_down(store, clock, "phone", "other").state is JobState.QUEUED
+
+
+def test_a_check_is_never_the_candidates(store: Store, clock: StillClock) -> None:
+    put(store, kind=JobKind.CHECK)
+    for _ in range(MAX_FAILURES):
+        clock.time += 1
+        devices.set_health(store, "box", Health.GOOD)
+        failed = break_down(store, clock)
+    assert (failed.state, failed.blame) == (JobState.FAILED, Blame.INFRASTRUCTURE)
+
+
+def test_a_device_turns_bad_after_three_different_jobs_until_it_passes_a_check(store: Store, clock: StillClock) -> None:
+    for n in range(BAD_AFTER_JOBS):
+        assert devices.get(store, "box").health is Health.UNKNOWN
+        put(store, f"j{n}", priority=n)
+        break_down(store, clock)
+    bad = devices.get(store, "box")
+    assert bad.health is Health.BAD
+    assert "cable fell out" in (bad.health_reason or "")
+    clock.time += 1000
+    assert jobs.claim(store, "box", "local") is None
+    devices.set_health(store, "box", Health.GOOD)
+    assert devices.get(store, "box").health_reason is None
+    break_down(store, clock)
+    assert devices.get(store, "box").health is Health.UNKNOWN
+
+
+def test_one_job_that_fails_often_makes_no_device_bad(store: Store, clock: StillClock) -> None:
+    put(store)
+    for _ in range(MAX_FAILURES):
+        break_down(store, clock)
+    assert devices.get(store, "box").health is Health.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("kind", "state", "blame"),
+    [("refused", JobState.FAILED, Blame.REFUSED), ("cancelled", JobState.CANCELLED, None)],
+)
+def test_other_failures_end_the_job_and_are_not_the_devices(
+    store: Store, kind: str, state: JobState, blame: Blame | None
+) -> None:
+    job = put(store)
+    take(store)
+    devices.set_health(store, "box", Health.GOOD)
+    failure = Failure.model_validate({"kind": kind, "message": "no"})
+    assert outcomes.fail(store, job.id, "box", "local", 1, failure).accepted
+    after = jobs.get(store, job.id)
+    assert after is not None and (after.state, after.blame) == (state, blame)
+    assert devices.get(store, "box").health is Health.GOOD
+
+
+def test_a_silent_device_is_offline_until_it_is_heard_from(store: Store, clock: StillClock) -> None:
+    clock.time += OFFLINE_S
+    outcomes.expire(store)
+    assert devices.get(store, "box").state is DeviceState.OFFLINE
+    put(store)
+    take(store)
+    assert devices.get(store, "box").last_seen == clock.time
+
+
+def test_a_restart_of_the_host_ends_its_leases(store: Store) -> None:
+    put(store)
+    job = take(store)
+    devices.register(store, "local", [device()], boot_id="boot")
+    assert outcomes.expire(store) == []
+    devices.register(store, "local", [device()], boot_id="another boot")
+    assert outcomes.expire(store) == [job.id]
+
+
+def test_the_files_of_a_round(store: Store) -> None:
+    both = round_of("m").model_copy(update={"reference": round_of("r").candidate})
+    assert jobs.files(round_of("m")) == {key("m"), key("runner")}
+    assert jobs.files(both) == {key("m"), key("r"), key("runner")}

@@ -1,0 +1,82 @@
+"""Results by key, attempts without one, calibrations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from store_support import add_device, key, new_study, open_store, proposal
+
+from nas.core.errors import InvalidInput
+from nas.store import attempts, calibrations, results, studies, trials
+from nas.store.store import Store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path)
+
+
+def test_the_first_writer_wins(store: Store) -> None:
+    first = results.put(store, key(1), "train", {"loss": 1.0}, seconds=9)
+    assert results.put(store, key(1), "train", {"loss": 2.0}, seconds=1) == first == results.get(store, key(1))
+    assert results.get(store, key(2)) is None
+    with pytest.raises(InvalidInput, match="stage 'train', not 'export'"):
+        results.put(store, key(1), "export", {})
+
+
+def test_many_results_are_found_at_once(store: Store) -> None:
+    with store.write():
+        for n in range(1200):
+            results.put(store, key(n), "export", {"n": n})
+    found = results.get_many(store, [key(n) for n in range(1100, 1300)] + [key(n) for n in range(600)])
+    assert {result.payload["n"] for result in found.values()} == {*range(1100, 1200), *range(600)}
+
+
+def test_a_result_serves_trials_of_several_studies_and_costs_the_first(store: Store) -> None:
+    one, two = new_study(store, "one").id, new_study(store, "two").id
+    for study in (one, two):
+        trials.propose(store, study, [proposal(32), proposal(64)])
+    results.put(store, key(1), "train", {"loss": 1.0}, seconds=9, trial=(one, 0))
+    results.put(store, key(1), "train", {"loss": 1.0}, seconds=8, trial=(two, 0))
+    results.put(store, key(2), "export", {}, seconds=2, trial=(one, 0))
+    for _ in range(2):
+        results.use(store, key(1), (one, 1))
+    served = {(number, result.stage) for number, result in results.of_study(store, one)}
+    assert served == {(0, "train"), (0, "export"), (1, "train")}
+    assert len(results.of_study(store, one, stage="train")) == 2
+    assert [result.result_key for result in results.of_trial(store, two, 0)] == [key(1)]
+    assert results.stage_seconds(store, one) == {"train": 9.0, "export": 2.0}
+    assert results.stage_seconds(store, two) == {}
+    studies.delete(store, one)
+    assert results.get(store, key(1)) is not None
+
+
+def test_attempts_hold_no_key(store: Store) -> None:
+    study = new_study(store).id
+    trials.propose(store, study, [proposal(32)])
+    for drift in (0.06, 0.07):
+        attempts.record(
+            store,
+            "invalid",
+            "reference 6 % off",
+            result_key=key(1),
+            stage="measure",
+            study=study,
+            trial=0,
+            payload={"drift": drift},
+        )
+    assert results.get(store, key(1)) is None
+    assert [attempt.payload for attempt in attempts.of_key(store, key(1))] == [{"drift": 0.06}, {"drift": 0.07}]
+    assert attempts.of_study(store, study) == attempts.of_study(store, study, trial=0) == attempts.of_key(store, key(1))
+    assert attempts.of_study(store, study, trial=1) == []
+
+
+def test_a_new_calibration_replaces_the_old_one(store: Store) -> None:
+    box = add_device(store)
+    assert calibrations.get(store, box, "llama_cpp", "b1") is None
+    calibrations.put(store, box, "llama_cpp", "b1", 120.0, {"ms": [119, 120, 121]})
+    newer = calibrations.put(store, box, "llama_cpp", "b1", 125.0, {"ms": [125]})
+    other = calibrations.put(store, box, "executorch", "b1", 90.0, {"ms": [90]})
+    assert calibrations.get(store, box, "llama_cpp", "b1") == newer
+    assert {c.runtime: c for c in calibrations.of_device(store, box)} == {"llama_cpp": newer, "executorch": other}
