@@ -199,7 +199,7 @@ def run_round(
         pairs.append(Pair(reference=drift, candidate=run(candidate)))
         if _failed(pairs[-1].candidate) or (drift and _failed(drift)):
             break
-    return RoundResult(pairs=pairs, push_s=push_s)
+    return RoundResult(pairs=pairs, push_s=push_s, wall_s=clock.monotonic() - begun)
 
 
 def _failed(raw: RawRun) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from nas.cli.output import duration, print_table
+from nas.cli.output import duration, print_table, say
 from nas.core.units import show_count
 
 Report = Mapping[str, Any]
@@ -15,7 +15,7 @@ def report_fields(report: Report) -> Iterator[tuple[str, str]]:
     """(name, value) of how a study stands."""
     volume = report["hypervolume"]
     yield "study", report["study"]
-    yield "space", report["space"]["name"] if isinstance(report["space"], Mapping) else report["space"]
+    yield "space", report["space"]["name"]
     yield "state", report["state"]
     yield "trials", ", ".join(f"{count} {name}" for name, count in report["trials"].items() if count) or "none yet"
     yield "hypervolume", "null until the references are done" if volume is None else f"{volume:.4g}"
@@ -34,12 +34,14 @@ def print_front(report: Report) -> None:
         *(_row(str(row["trial"]), row, objectives) for row in report["front"]),
     ]
     print_table(("trial", *heads, "p_front", "ties", "weights", "layout"), rows)
+    if report["noisy"]:
+        say(f"left out, because measured under noise: trials {_list(row['trial'] for row in report['noisy'])}")
 
 
 def _row(who: str, row: Mapping[str, Any], objectives: Sequence[str]) -> list[str]:
-    values = [_number(row["objectives"].get(name)) for name in objectives]
-    sure = f"{row['p_front']:.2f}" if row.get("p_front") is not None else ""
-    return [who, *values, sure, _list(row.get("ties", ())), show_count(row["params"]["total"]), row["layout"]]
+    values = [_number(row["objectives"][name]) for name in objectives]
+    sure = "" if row["p_front"] is None else f"{row['p_front']:.2f}"
+    return [who, *values, sure, _list(row["ties"]), show_count(row["params"]["total"]), row["layout"]]
 
 
 def _number(value: float | None) -> str:

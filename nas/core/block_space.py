@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -15,6 +16,9 @@ Scope = Literal["model", "layer"]
 
 EXPANSION = "expansion"
 """The knob that stands for a feed-forward's width / d_model."""
+
+
+_MAX_CHOICES = 4096
 
 
 class Knob(BaseModel):
@@ -110,6 +114,8 @@ def _knob_problems(kind: str, role: Role, knobs: Mapping[str, Knob]) -> Iterator
     for arg in spec.args:
         if arg.required and arg.name not in given:
             yield problem((kind,), InvalidInput(f"{kind} needs {arg.name!r}: {arg.doc}"))
+    if math.prod(len(knob.choices) for knob in knobs.values() if knob.scope == "layer") > _MAX_CHOICES:
+        yield problem((kind,), InvalidInput(f"{kind}: a layer would have more than {_MAX_CHOICES} different blocks"))
     if {"width", EXPANSION} <= set(knobs):
         yield problem((kind, EXPANSION), InvalidInput(f"{kind}: give width or expansion, not both"))
 
@@ -135,5 +141,4 @@ def _range(data: Mapping[str, Any]) -> dict[str, Any]:
     return {"choices": tuple(range(low, high + 1, step)), **extra}
 
 
-_MAX_CHOICES = 4096
 _KNOBS = TypeAdapter(dict[str, dict[str, Knob]])

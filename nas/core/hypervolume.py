@@ -5,13 +5,11 @@ Points that are not better than the reference point on every coordinate add noth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 
-def hypervolume(points: ArrayLike, reference: Sequence[float]) -> float:
+def hypervolume(points: ArrayLike, reference: ArrayLike) -> float:
     """Volume between the front of `points` and `reference`.
 
     Args:
@@ -26,7 +24,7 @@ def hypervolume(points: ArrayLike, reference: Sequence[float]) -> float:
     return float(moocore.hypervolume(inside, ref=corner)) if len(inside) else 0.0
 
 
-def contributions(points: ArrayLike, reference: Sequence[float]) -> NDArray[np.float64]:
+def contributions(points: ArrayLike, reference: ArrayLike) -> NDArray[np.float64]:
     """[P] the hypervolume lost when that point alone goes; 0 for dominated points and for points that stand twice."""
     import moocore
 

@@ -74,6 +74,7 @@ class Measurement(BaseModel):
     figures: dict[str, Figure]
     repetitions: list[Repetition]
     refused_share: float = Field(description="share of repetitions that were refused as invalid")
+    wall_s: float = Field(0.0, description="seconds of device time, refused repetitions and references included")
     noisy: bool = Field(False, description="kept under --accept-noise: stays off the reported front")
     calibration_ms: float | None = None
     drift: float | None = Field(None, description="median drift of the reference runs")

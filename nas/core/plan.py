@@ -111,5 +111,6 @@ class RoundResult(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     pairs: list[Pair]
-    push_s: float = 0.0
+    push_s: float = Field(0.0, ge=0, description="seconds until all files were on the device")
+    wall_s: float = Field(0.0, ge=0, description="seconds of the whole round on the device, pushing included")
     extra: dict[str, Any] = Field(default_factory=dict)

@@ -17,8 +17,8 @@ from nas.core.frame import Frame, Frames
 from nas.core.space import DENSE, Range, SearchSpace
 
 MEASURES = ("total", "active", "non_embedding")
-_SCAN = 20_000
-"""Frames looked at before a budget is called impossible."""
+_SCAN = 50_000
+"""Frames and depths looked at; in a larger space, a budget is not called impossible before sampling tries it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +84,13 @@ def check_reachable(space: SearchSpace) -> None:
     """
     frames = Frames(space)
     reached: Span | None = None
-    for frame in itertools.islice(frames.all(), _SCAN):
-        for depth in space.model.depth.choices:
-            reach = span(frames, frame, int(depth))
-            if reach is not None and _overlaps(space, reach):
-                return
-            reached = reached | reach if reached and reach else reached or reach
-    if frames.count <= _SCAN:
+    heights = space.model.depth.choices
+    for frame, depth in itertools.islice(((f, d) for f in frames.all() for d in heights), _SCAN):
+        reach = span(frames, frame, int(depth))
+        if reach is not None and _overlaps(space, reach):
+            return
+        reached = reached | reach if reached and reach else reached or reach
+    if frames.count * len(heights) <= _SCAN:
         raise _unreachable(space, reached)
 
 

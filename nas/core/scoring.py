@@ -153,16 +153,20 @@ def reference_point(
     return corner
 
 
-def require_figures(figures: Figures, what: str) -> None:
-    """Refuses a reference with a missing figure.
+def require_figures(space: SearchSpace, figures: Figures, what: str) -> None:
+    """Refuses a reference that lacks a figure that a budget or an objective of the space needs.
 
     Raises:
         InvalidInput: naming the figure and its reason.
     """
-    for place, taken in figures.items():
-        for name, figure in taken.items():
-            if figure.value is None and name in METRICS:
-                raise InvalidInput(f"{what}: no {name} at {'/'.join(place)}: {figure.reason}")
+    for item in (*space.budgets, *space.objectives):
+        if METRICS[item.metric].source == "proxy":
+            continue
+        for place in places(space, item):
+            figure = figures.get(place, {}).get(item.metric)
+            if figure is None or figure.value is None:
+                reason = figure.reason if figure else "it was not measured"
+                raise InvalidInput(f"{what}: no {item.metric} at {'/'.join(filter(None, place))}: {reason}")
 
 
 def ratio_of_limit(budget: Budget, published: Figures, place: Place) -> float | None:

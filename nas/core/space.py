@@ -177,7 +177,9 @@ class Protocol(_Strict):
 
     screen_repetitions: int = Field(3, ge=2, description="processes per workload before training")
     confirm_repetitions: int = Field(10, ge=2, description="processes per workload at the top rung")
-    max_attempts: int = Field(3, ge=1, description="rounds per measurement before it fails as retryable")
+    max_attempts: int = Field(
+        3, ge=1, description="further rounds per measurement, after refused repetitions, before it fails as retryable"
+    )
     cool_down_s: float = Field(5.0, ge=0, description="pause before a refused repetition is tried again")
     drift_limit: float = Field(0.05, gt=0, description="reference run off its calibration, as a share")
     foreign_cpu_limit: float = Field(0.05, gt=0, description="CPU of other processes, in cores")
@@ -272,7 +274,8 @@ class SearchSpace(_Strict):
 
     @property
     def measured(self) -> tuple[str, ...]:
-        """Workloads that a budget or an objective needs, in the order of the file."""
+        """Workloads that a budget or an objective needs, in the order of the file; at least one."""
         items: tuple[Budget | Objective, ...] = (*self.budgets, *self.objectives)
         used = {item.workload for item in items}
-        return tuple(name for name in self.workloads if name in used)
+        # File sizes need no workload; the first one stands for their artifact.
+        return tuple(name for name in self.workloads if name in used) or tuple(self.workloads)[:1]

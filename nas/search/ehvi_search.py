@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from nas.core.layout import Layout
 from nas.core.metrics import METRICS
 from nas.search.ehvi import chance_feasible, expected_improvement
-from nas.search.evolution import Child, breed, stock
+from nas.search.evolution import breed, stock
 from nas.search.features import Features
 from nas.search.mutation import mutate
 from nas.search.ridge import Array
 from nas.search.sampling import Rng, Sampler
-from nas.search.state import BaseProposer
+from nas.search.state import BaseProposer, Child
 from nas.search.surrogate import MIN_POINTS, Surrogate
 
 _RANDOM = 0.2
@@ -37,16 +39,17 @@ class EhviSearch(BaseProposer):
         self._top = len(space.quality.rungs) - 1
         self._fitted: tuple[int, Surrogate] | None = None
 
-    def propose(self, rng: Rng) -> Child:
+    def propose(self, rng: Rng) -> Child | None:
         if not self._ready():
             return breed(stock(self.log, self.sampler), self.sampler, rng)
-        surrogate = self._surrogate()
         pool = self._pool(rng, self.sampler.space.search.pool)
-        scores = self._scores(surrogate, pool)
+        if not pool:
+            return None
+        scores = self.score([layout for layout, _, _ in pool])
         for _ in range(_STEPS):
-            more = self._climb(pool, scores, rng)
-            pool += more
-            scores = np.concatenate([scores, self._scores(surrogate, more)]) if more else scores
+            if more := self._climb(pool, scores, rng):
+                pool += more
+                scores = np.concatenate([scores, self.score([layout for layout, _, _ in more])])
         return pool[int(np.argmax(scores))]
 
     def _ready(self) -> bool:
@@ -70,7 +73,7 @@ class EhviSearch(BaseProposer):
             child: Child = (self.sampler.draw(rng), "random", ()) if random else breed(parents, self.sampler, rng)
             if not self.log.knows(child[0]):
                 found.setdefault(child[0].id, child)
-        return list(found.values()) or [(self.sampler.draw(rng), "random", ())]
+        return list(found.values())
 
     def _climb(self, pool: list[Child], scores: Array, rng: Rng) -> list[Child]:
         """Edits of the pool's best, which keep the parents of what they were edited from."""
@@ -85,9 +88,11 @@ class EhviSearch(BaseProposer):
                     more.append((child, operator, parents))
         return more
 
-    def _scores(self, surrogate: Surrogate, pool: list[Child]) -> Array:
+    def score(self, layouts: Sequence[Layout]) -> Array:
+        """[L] expected gain in hypervolume x chance to keep all budgets; needs the reference point."""
         assert self.log.reference_point is not None, "proposals by hypervolume need a reference point"
-        objectives, constraints = surrogate.predict([layout for layout, _, _ in pool])
+        surrogate = self._surrogate()
+        objectives, constraints = surrogate.predict(layouts)
         front = np.vstack([self.log.points(self.log.feasible()), self._believed(surrogate)])
         gain = expected_improvement(objectives.mean, objectives.sd, front, self.log.reference_point)
         return gain * chance_feasible(constraints.mean, constraints.sd)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from nas.core.layout import Layout
 from nas.search.mutation import crossover, mutate
 from nas.search.sampling import Rng, Sampler
-from nas.search.state import BaseProposer, SearchState
+from nas.search.state import BaseProposer, Child, SearchState
 
-Child = tuple[Layout, str, tuple[str, ...]]
-"""A layout, what made it, and the ids of its parents."""
 Stock = list[tuple[int, Layout]]
 """Layouts with their ranks, 0 is best."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nas.core.layout import Layout
 from nas.search.sampling import Rng
-from nas.search.state import BaseProposer
+from nas.search.state import BaseProposer, Child
 
 
 class RandomSearch(BaseProposer):
@@ -14,5 +14,5 @@ class RandomSearch(BaseProposer):
         """None: a baseline starts from nothing."""
         return []
 
-    def propose(self, rng: Rng) -> tuple[Layout, str, tuple[str, ...]]:
+    def propose(self, rng: Rng) -> Child:
         return self.sampler.draw(rng), "random", ()

@@ -21,7 +21,7 @@ Rng = np.random.Generator
 T = TypeVar("T")
 Supported = Callable[[Layout], bool]
 
-_DRAWS = 3000
+_DRAWS = 1000
 _FRAME_DRAWS = 20_000
 _REPAIR_STEPS = 24
 """Edits tried a gene before a draft is given up."""
@@ -57,7 +57,7 @@ class Sampler:
         the draws of a kind give all its layers the same arguments, so that uniform stacks are seen as often as mixed.
 
         Raises:
-            InvalidInput: thousands of draws gave no layout, or none that a runtime carries.
+            InvalidInput: a thousand draws gave no layout, or none that a runtime carries.
         """
         refused = 0
         for _ in range(_DRAWS):

@@ -16,6 +16,9 @@ from nas.search.api import Observation, Proposal, check_finite
 from nas.search.heuristics import seed_layouts
 from nas.search.sampling import Rng, Sampler
 
+Child = tuple[Layout, str, tuple[str, ...]]
+"""A layout, what made it, and the ids of its parents."""
+
 _VERSION = 1
 _REDRAWS = 300
 
@@ -155,8 +158,8 @@ class BaseProposer(ABC):
         self._seeds: list[Layout] | None = None
 
     @abstractmethod
-    def propose(self, rng: Rng) -> tuple[Layout, str, tuple[str, ...]]:
-        """One layout, what made it, and the ids of its parents; one that is known already is asked for again."""
+    def propose(self, rng: Rng) -> Child | None:
+        """One layout with its making; None where nothing new was found. For a known layout it is asked again."""
 
     def ask(self, count: int) -> list[Proposal]:
         """See `Proposer.ask`."""
@@ -198,7 +201,10 @@ class BaseProposer(ABC):
                 return Proposal(layout, number, "seed")
         rng = np.random.default_rng([self.log.seed, number])
         for _ in range(_REDRAWS):
-            layout, operator, parents = self.propose(rng)
+            child = self.propose(rng)
+            if child is None:
+                return None
+            layout, operator, parents = child
             if not self.log.knows(layout):
                 return Proposal(layout, number, operator, parents)
         return None

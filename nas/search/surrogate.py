@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nas.core.layout import Layout
 from nas.search.api import Observation
@@ -24,7 +25,8 @@ _TREES = 64
 _RUNG_WEIGHT = 0.5
 """Weight of a quality figure per rung below the top; a constant offset of each rung is learned besides."""
 
-Getter = Callable[[Observation], float | None]
+Tree = Callable[[NDArray[np.float32]], Array]
+"""[N, F] rows -> [N, 1] values."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class _Blend:
     """
 
     ridge: Ridge
-    trees: Sequence[Callable[[Array], Array]]
+    trees: Sequence[Tree]
     ridge_share: float
     rung_columns: int
     widest: float
@@ -105,7 +107,8 @@ class _Blend:
     def predict(self, rows: Array) -> tuple[Array, Array]:
         whole = np.hstack([rows, np.zeros((len(rows), self.rung_columns))])
         linear, linear_variance = self.ridge.predict(whole)
-        votes = np.array([tree(whole.astype(np.float32)) for tree in self.trees])
+        narrow = whole.astype(np.float32)
+        votes = np.array([tree(narrow)[:, 0] for tree in self.trees])
         grown, grown_variance = votes.mean(axis=0), votes.var(axis=0)
         a, b = self.ridge_share, 1 - self.ridge_share
         mean = a * linear + b * grown
@@ -131,13 +134,16 @@ def _fit(
     return _Blend(ridge, trees, ridge_share, len(columns), max(2 * spread, 1e-3))
 
 
-def _grow(rows: Array, targets: Array, weights: Array, seed: int) -> tuple[Sequence[Callable[[Array], Array]], float]:
+def _grow(rows: Array, targets: Array, weights: Array, seed: int) -> tuple[Sequence[Tree], float]:
     """The trees, and their out-of-bag mean squared error."""
+    from sklearn import config_context  # type: ignore[import-untyped]
     from sklearn.ensemble import ExtraTreesRegressor  # type: ignore[import-untyped]
 
     forest = ExtraTreesRegressor(
         _TREES, bootstrap=True, oob_score=True, max_features=0.5, n_jobs=1, random_state=seed % (1 << 32)
     )
-    forest.fit(rows, targets, sample_weight=weights)
+    # Checking each tree's parameters would take longer than growing it from the few rows there are.
+    with config_context(skip_parameter_validation=True, assume_finite=True):
+        forest.fit(rows, targets, sample_weight=weights)
     error = float(weights @ (forest.oob_prediction_ - targets) ** 2 / weights.sum())
-    return [tree.predict for tree in forest.estimators_], error
+    return [tree.tree_.predict for tree in forest.estimators_], error

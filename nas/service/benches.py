@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from nas.core.canonical import result_key
 from nas.core.device import Device
-from nas.core.errors import InfrastructureFailed, UnknownName
+from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName
 from nas.core.plan import Plan, Runner
 from nas.core.space import Protocol, RuntimeSpace
 from nas.runtimes import RUNTIMES
@@ -20,13 +21,22 @@ from nas.service.judge import total_ms
 from nas.service.keys import PROTOCOL_VERSION, export_key
 from nas.service.measuring import Jobs, Reference, calibrate
 from nas.service.stage_work import Bench
-from nas.store import artifacts, calibrations, results
+from nas.store import artifacts, calibrations, devices, results
+from nas.store.rows import Health
 
 Log = Callable[[str], None]
 
 _CHECK_RUNS = 3
 _CALIBRATION_RUNS = 10
 _REFERENCE_DEADLINE_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The calibration that a study began with."""
+
+    build: str
+    ms: float
 
 
 @dataclass(frozen=True)
@@ -49,21 +59,27 @@ class Preparer:
     log: Log
     accept_noise: bool = False
 
-    async def bench(self, device_name: str, spec: RuntimeSpace, calibration_ms: float | None) -> Bench:
+    async def bench(self, device_name: str, spec: RuntimeSpace, kept: Kept | None = None) -> Bench:
         """One device with one runtime.
 
         Args:
             device_name: as in the space.
             spec: the runtime and its quantisation.
-            calibration_ms: of the study that is resumed; None: the device's own, checked, or a new one.
+            kept: of the study that is resumed; None: the device's own calibration, checked, or a new one.
 
         Raises:
+            InvalidInput: the study began with another build of the runtime.
             UnknownName: no such device, runtime or quantisation.
             InfrastructureFailed: no build of the runtime, or the machine is too noisy to calibrate.
         """
         runtime = known_runtime(spec)
         device = self.farm.device(device_name)
         runner = runtime.runner(device.target, device.cpu_features)
+        if kept is not None and kept.build != runner.build:
+            raise InvalidInput(
+                f"{device_name}: the study began with build {kept.build[:12]} of {runtime.name}, which is build "
+                f"{runner.build[:12]} now; figures of two builds do not compare, so begin a new study"
+            )
         self.farm.admit(runtime, runner)
         plan = runtime.plan(
             self._reference_model(runtime, spec.quantisation),
@@ -71,7 +87,12 @@ class Preparer:
             runtime.reference_workload(),
             _REFERENCE_DEADLINE_S,
         )
-        ms = calibration_ms or await self._calibration(device, runtime, runner, plan)
+        if kept is None:
+            ms = await self._calibration(device, runtime, runner, plan)
+        else:
+            ms = kept.ms
+            if devices.get(self.farm.store, device.id).health is Health.BAD:
+                await self._time_reference(device, runtime, plan, _CHECK_RUNS)
         return Bench(device, runtime, runner, spec.quantisation, Reference(plan, ms))
 
     def _reference_model(self, runtime: Runtime, quantisation: str) -> Artifact:
@@ -82,12 +103,12 @@ class Preparer:
             artifact = Artifact.model_validate(row.payload["value"])
             if artifacts.get(self.farm.store, artifact.sha256) is not None:
                 return artifact
-        destination = self.scratch / f"reference-{key[:12]}"
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        artifact = runtime.export(layout, quantisation, weights, destination)
-        artifacts.put_file(self.farm.store, destination)
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self.scratch) as folder:
+            destination = Path(folder) / "reference"
+            artifact = runtime.export(layout, quantisation, weights, destination)
+            artifacts.put_file(self.farm.store, destination)
         artifacts.pin(self.farm.store, artifact.sha256, f"reference:{runtime.name}")
-        destination.unlink()
         results.put(self.farm.store, key, "export", {"value": artifact.model_dump(mode="json")})
         return artifact
 
@@ -106,21 +127,26 @@ class Preparer:
         return ms
 
     async def _time_reference(self, device: Device, runtime: Runtime, plan: Plan, runs: int) -> float:
-        """Median time of the reference model, of runs on a calm machine."""
+        """Median time of the reference model, of runs on a calm machine. A device that gets this far is good."""
         key = result_key(
             "calibrate", device=device.id, build=plan.runner.build, protocol=PROTOCOL_VERSION, at=time.time()
         )
         times: list[float] = []
         refused = 0
+        failures: list[str] = []
         for attempt in range(self.protocol.max_attempts + 1):
-            taken = await calibrate(plan, runtime, device, self.jobs, key, attempt, runs - len(times))
-            for sample, foreign_cpu in taken:
+            good, failed = await calibrate(plan, runtime, device, self.jobs, key, attempt, runs - len(times))
+            failures += failed
+            for sample, foreign_cpu in good:
                 if foreign_cpu > self.protocol.foreign_cpu_limit and not self.accept_noise:
                     refused += 1
                 else:
                     times.append(total_ms(sample))
             if len(times) >= runs:
+                devices.set_health(self.farm.store, device.id, Health.GOOD)
                 return statistics.median(times)
+        if failures:
+            raise InfrastructureFailed(f"{device.id}: the reference model of {runtime.name} failed: {failures[-1]}")
         raise InfrastructureFailed(
             f"{device.id}: {refused} runs of the reference model were refused, because other processes used more than "
             f"{self.protocol.foreign_cpu_limit:.2f} of a core. Calm the machine and start again, or keep noisy numbers "

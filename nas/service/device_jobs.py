@@ -8,11 +8,17 @@ from collections.abc import Callable
 from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.core.plan import Round, RoundResult
 from nas.service.jobs_api import Doorbell
-from nas.store import jobs
-from nas.store.rows import Blame, JobRow, JobState
+from nas.store import devices, jobs
+from nas.store.outcomes import OFFLINE_S
+from nas.store.rows import Blame, Health, JobKind, JobRow, JobState
 from nas.store.store import Store
 
 _LOOK_S = 1.0
+_CLOSED = {
+    JobKind.MEASURE: (Health.BAD, Health.MAINTENANCE, Health.RETIRED),
+    JobKind.CHECK: (Health.MAINTENANCE, Health.RETIRED),
+}
+"""Health of devices that take no job of a kind."""
 
 
 class DeviceJobs:
@@ -22,7 +28,7 @@ class DeviceJobs:
         store: where jobs are.
         study: id, to whom the jobs belong, if to one.
         doorbell: rung when a job ends in this process; others are found by looking.
-        check: raises where no agent will ever come.
+        check: raises where this machine's agent will never come.
     """
 
     def __init__(self, store: Store, study: int | None, doorbell: Doorbell, check: Callable[[], None]) -> None:
@@ -36,30 +42,51 @@ class DeviceJobs:
 
         Raises:
             CandidateFailed: the job failed for a reason that is the candidate's own.
-            InfrastructureFailed: it failed for another.
+            InfrastructureFailed: it failed for another, or the device takes no jobs.
         """
-        of = (self._study, trial) if self._study is not None and trial is not None else None
-        row = jobs.enqueue(self._store, key, round_, device=device, number=number, trial=of)
-        if row.state is JobState.FAILED and row.blame is not Blame.CANDIDATE:
-            jobs.retry(self._store, row.id)
-        self._doorbell.ring()
-        try:
-            return _result(await self._ended(row.id))
-        except asyncio.CancelledError:
-            jobs.cancel(self._store, [row.id])
-            raise
+        while True:
+            row = self._queue(key, number, device, round_, trial)
+            self._doorbell.ring()
+            try:
+                ended = await self._ended(row)
+            except (asyncio.CancelledError, InfrastructureFailed):
+                jobs.cancel(self._store, [row.id])
+                raise
+            if ended is not None and ended.state is not JobState.CANCELLED:
+                return _result(ended)
+            # Another study that wanted the same round took it back, or was deleted: now it is ours alone.
 
-    async def _ended(self, id: str) -> JobRow:
+    def _queue(self, key: str, number: int, device: str, round_: Round, trial: int | None) -> JobRow:
+        of = None if self._study is None else (self._study, trial)
+        # Without a reference beside it, it is the reference itself that runs: what a doubtful device is checked with.
+        kind = JobKind.MEASURE if round_.reference else JobKind.CHECK
+        with self._store.write():
+            row = jobs.enqueue(self._store, key, round_, device=device, number=number, trial=of, kind=kind)
+            if row.state is JobState.FAILED and row.blame is not Blame.CANDIDATE:
+                jobs.retry(self._store, row.id)
+        return row
+
+    async def _ended(self, job: JobRow) -> JobRow | None:
+        begun = self._store.now()
         while True:
             seen = self._doorbell.count
-            row = jobs.get(self._store, id)
+            row = jobs.get(self._store, job.id)
             if row is None or row.state not in jobs.LIVE:
-                break
+                return row
             self._check()
+            if row.state is JobState.QUEUED:
+                self._require_served(row, begun)
             await asyncio.to_thread(self._doorbell.wait, seen, _LOOK_S)
-        if row is None:
-            raise InfrastructureFailed(f"job {id} is gone: its study was deleted")
-        return row
+
+    def _require_served(self, job: JobRow, begun: float) -> None:
+        device = devices.get(self._store, job.device)
+        if device.health in _CLOSED[job.kind]:
+            raise InfrastructureFailed(f"device {device.id} takes no jobs: {device.health}, {device.health_reason}")
+        silence = self._store.now() - max(device.last_seen, begun)
+        if silence > OFFLINE_S:
+            raise InfrastructureFailed(
+                f"device {device.id} is offline: nothing was heard from its agent {device.agent!r} for {silence:.0f} s"
+            )
 
 
 def _result(row: JobRow) -> RoundResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
@@ -10,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from nas.core import paths
@@ -24,7 +25,7 @@ from nas.service.coordinator import SocketServer
 from nas.service.device_jobs import DeviceJobs
 from nas.service.jobs_api import Doorbell, make_app
 from nas.service.local_agent import LocalAgent
-from nas.store import artifacts, devices
+from nas.store import artifacts, devices, outcomes
 from nas.store.store import Store
 
 LOCAL = "local"
@@ -39,14 +40,14 @@ class Farm:
         store: where jobs and devices are.
         agent: of this machine.
         doorbell: rung when jobs are queued and when they end.
-        manifest: JSON list of the hashes that agents may run.
+        manifest: JSON object of the runner files that agents may run, hash -> path. It belongs to the database's home,
+            not to one launch: whichever runs the agent serves all.
     """
 
     store: Store
     agent: LocalAgent
     doorbell: Doorbell
     manifest: Path
-    _runner_files: dict[str, Path] = field(default_factory=dict)
 
     def device(self, name: str) -> Device:
         """The device a space calls `name`; "local" is this machine.
@@ -65,10 +66,12 @@ class Farm:
     def admit(self, runtime: Runtime, runner: Runner) -> None:
         """Lets agents run this build."""
         folder = runtime.runner_folder(runner)
-        self._runner_files |= {file.sha256: folder / name for name, file in runner.files.items()}
-        partial = self.manifest.with_suffix(".partial")
-        partial.write_text(json.dumps(sorted(self._runner_files)))
-        partial.replace(self.manifest)
+        with self.manifest.with_suffix(".lock").open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            known = self._known() | {file.sha256: str(folder / name) for name, file in runner.files.items()}
+            partial = self.manifest.with_suffix(".partial")
+            partial.write_text(json.dumps(known))
+            partial.replace(self.manifest)
 
     def jobs(self, study: int | None) -> DeviceJobs:
         """The job table, for one study or for none."""
@@ -76,23 +79,34 @@ class Farm:
 
     def find_file(self, sha256: str) -> Path | None:
         """A runner's file or an artifact, by content."""
-        if sha256 in self._runner_files:
-            return self._runner_files[sha256]
+        runner_file = self._known().get(sha256)
+        if runner_file is not None:
+            return Path(runner_file)
         try:
             return artifacts.path(self.store, sha256)
         except NasError:
             return None
 
+    def _known(self) -> dict[str, str]:
+        try:
+            known: dict[str, str] = json.loads(self.manifest.read_bytes())
+        except FileNotFoundError:
+            return {}
+        return known
+
     def _local(self) -> Device:
         here = describe(LocalTransport(agent_cache()), platform.machine()).id
-        deadline = time.monotonic() + _REGISTERS_WITHIN_S
+        begun, deadline = self.store.now(), time.monotonic() + _REGISTERS_WITHIN_S
         while time.monotonic() < deadline:
             self.agent.check()
             for row in devices.all(self.store):
-                if row.id == here:
+                # An older word is of an earlier launch's agent, and the machine may have changed since.
+                if row.id == here and row.last_seen >= begun:
                     return row.device
             time.sleep(0.05)
-        raise InfrastructureFailed(f"this machine's agent did not register within {_REGISTERS_WITHIN_S:.0f} s")
+        raise InfrastructureFailed(
+            f"this machine's agent did not register within {_REGISTERS_WITHIN_S:.0f} s; see {self.agent.log}"
+        )
 
 
 @contextmanager
@@ -100,9 +114,11 @@ def open_farm(store: Store) -> Iterator[Farm]:
     """The job API and this machine's agent, while the context is open."""
     run = Path(tempfile.mkdtemp(prefix="hilnas-"))
     home = store.artifacts.parent
+    home.mkdir(parents=True, exist_ok=True)
     doorbell = Doorbell()
-    socket, manifest = run / "jobs.sock", run / "runners.json"
-    manifest.write_text("[]")
+    socket, manifest = run / "jobs.sock", home / "runners.json"
+    # While no coordinator was up, agents could not renew: that is no failure of theirs.
+    outcomes.extend_leases(store)
     agent = LocalAgent(
         socket,
         cache=agent_cache(),

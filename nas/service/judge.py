@@ -5,6 +5,7 @@ Pure functions over what agents sent back, so that a recorded measurement can be
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 
@@ -39,10 +40,10 @@ def judge(
         The repetition, and the candidate's failure where its run failed beside a reference that worked.
     """
     conditions = pair.candidate.conditions
-    reference, broken = _read(pair.reference, parse)
+    reference, broken = read_run(pair.reference, parse) if pair.reference else (None, None)
     if broken is not None:
         return _refused(f"the reference run failed: {broken}", attempt, conditions), None
-    sample, failed = _read(pair.candidate, parse)
+    sample, failed = read_run(pair.candidate, parse)
     if failed is not None:
         candidates_fault = failed if isinstance(failed, CandidateFailed) else None
         return _refused(f"the run failed: {failed}", attempt, conditions), candidates_fault
@@ -84,7 +85,7 @@ def summarise(repetitions: Sequence[Repetition], workload: Workload, file_bytes:
 
 def measurement(
     repetitions: Sequence[Repetition], *, noisy: bool, artifact: str, runtime: str, build: str, patched: bool,
-    device: str, workload: Workload, file_bytes: int, calibration_ms: float | None,
+    device: str, workload: Workload, file_bytes: int, calibration_ms: float | None, wall_s: float,
 ) -> Measurement:  # fmt: skip
     """All of a measure stage's repetitions as its result; `noisy` keeps the refused ones in the figures."""
     counted = [rep for rep in repetitions if rep.valid or (noisy and rep.sample is not None)]
@@ -93,7 +94,7 @@ def measurement(
         artifact=artifact, runtime=runtime, build=build, patched=patched, device=device, workload=workload,
         figures=summarise(counted, workload, file_bytes), repetitions=list(repetitions), noisy=noisy,
         refused_share=sum(not rep.valid for rep in repetitions) / max(1, len(repetitions)),
-        calibration_ms=calibration_ms, drift=statistics.median(drifts) if drifts else None,
+        calibration_ms=calibration_ms, drift=statistics.median(drifts) if drifts else None, wall_s=wall_s,
     )  # fmt: skip
 
 
@@ -102,13 +103,21 @@ def reasons(repetitions: Iterable[Repetition]) -> str:
     return "; ".join(dict.fromkeys(rep.reason for rep in repetitions if rep.reason))
 
 
-def _read(run: RawRun | None, parse: Parse) -> tuple[Sample | None, NasError | None]:
-    if run is None:
-        return None, None
+def read_run(run: RawRun, parse: Parse) -> tuple[Sample | None, NasError | None]:
+    """What a run measured, or how it failed: one of both. Nothing that it reports is trusted to make sense."""
     try:
-        return parse(run), None
+        sample = parse(run)
+        _require_sense(sample)
     except NasError as error:
         return None, error
+    return sample, None
+
+
+def _require_sense(sample: Sample) -> None:
+    parts = [size for size in (sample.prefill_rss_mb, sample.decode_rss_mb) if size is not None]
+    figures = [sample.load_ms, sample.ttft_ms, sample.peak_rss_mb, *sample.decode_ns, *parts]
+    if not sample.decode_ns or not all(0 < figure < math.inf for figure in figures):
+        raise CandidateFailed("garbage_output", "report: no decoded token, or a time or size that is not above zero")
 
 
 def _refused(reason: str, attempt: int, conditions: Conditions) -> Repetition:

@@ -7,6 +7,7 @@ from typing import Any
 from nas.core.canonical import result_key
 from nas.core.layout import Layout
 from nas.core.plan import Runner
+from nas.core.space import Protocol
 from nas.core.workload import Workload
 from nas.runtimes.base import Runtime
 
@@ -25,13 +26,22 @@ def export_key(layout: Layout, runtime: Runtime, quantisation: str, weights: str
 
 
 def measure_key(
-    artifact: str, runner: Runner, device: str, workload: Workload, repetitions: int, accept_noise: bool, replicate: int
-) -> str:
-    """A measurement. `replicate` rises when the same thing is to be measured once more."""
+    artifact: str, runner: Runner, device: str, workload: Workload, repetitions: int, protocol: Protocol,
+    calibration_ms: float, accept_noise: bool, replicate: int = 0,
+) -> str:  # fmt: skip
+    """A measurement.
+
+    Of the protocol, what decides over a repetition or a failure counts; how often and when it is tried again does not.
+    `replicate` rises when the same thing is to be measured once more.
+    """
     extra: dict[str, Any] = {"accept_noise": True} if accept_noise else {}
+    limits = {
+        "drift": protocol.drift_limit, "foreign_cpu": protocol.foreign_cpu_limit, "deadline_s": protocol.deadline_s,
+    }  # fmt: skip
     return result_key(
         "measure", artifact=artifact, runtime=runner.runtime, build=runner.build, device=device,
-        workload=workload.key(), repetitions=repetitions, protocol=PROTOCOL_VERSION, replicate=replicate, **extra,
+        workload=workload.key(), repetitions=repetitions, protocol=PROTOCOL_VERSION, limits=limits,
+        calibration_ms=calibration_ms, replicate=replicate, **extra,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import fcntl
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Self
 
@@ -17,9 +18,11 @@ from nas.core.errors import InfrastructureFailed
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 10.0
+_LOOK_S = 0.2
 _STAND_BY_S = 1.0
 _STOP_S = 10.0
-_QUICK_DEATHS = 5
+_QUICK_S, _QUICK_DEATHS = 10.0, 5
+"""So many deaths in a row, each within so many seconds of the start, are not worth another try."""
 
 
 class LocalAgent:
@@ -29,7 +32,7 @@ class LocalAgent:
         socket: of the coordinator.
         cache: the agent's folder for files.
         lock: folder of the host lock.
-        runners: JSON list of the hashes that runner files may have.
+        runners: JSON list of the hashes that runner files may have, or an object that has them as names.
         turn: file whose lock says which launch runs the agent.
         log: file for the agent's output.
     """
@@ -38,7 +41,7 @@ class LocalAgent:
         self._argv = [sys.executable, "-m", "nas.devices.child", "--server", f"http+unix://{socket}",
                       "--cache", str(cache), "--lock", str(lock), "--runners", str(runners)]  # fmt: skip
         self._turn = turn
-        self._log = log
+        self.log = log
         self._stopping = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._watcher = threading.Thread(target=self._watch, name="local-agent", daemon=True)
@@ -50,14 +53,7 @@ class LocalAgent:
 
     def __exit__(self, *_: object) -> None:
         self._stopping.set()
-        process = self._process
-        if process and process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(_STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-        self._watcher.join(_STOP_S)
+        self._watcher.join(2 * _STOP_S)
 
     @property
     def pid(self) -> int | None:
@@ -70,33 +66,47 @@ class LocalAgent:
             raise InfrastructureFailed(f"the device agent of this machine does not run: {self._failed}")
 
     def _watch(self) -> None:
-        with self._turn.open("ab") as turn:
-            while not self._stopping.is_set():
-                try:
-                    fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    self._stopping.wait(_STAND_BY_S)
-                else:
-                    return self._keep_running()
+        try:
+            with self._turn.open("ab") as turn:
+                while not self._stopping.is_set():
+                    try:
+                        fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    except BlockingIOError:
+                        self._stopping.wait(_STAND_BY_S)
+                    else:
+                        return self._keep_running()
+        except OSError as error:
+            self._failed = str(error)
 
     def _keep_running(self) -> None:
         deaths, pause = 0, _FIRST_PAUSE_S
         while not self._stopping.is_set():
-            with self._log.open("ab") as log:
-                # Nobody writes to this pipe: it closes when this process ends, in whatever way.
-                self._process = subprocess.Popen(self._argv, stdin=subprocess.PIPE, stdout=log, stderr=log)
-            quick = _ends_at_once(self._process)
+            lived_s = self._run_once()
+            quick = lived_s < _QUICK_S
             deaths, pause = (deaths + 1, min(pause * 2, _LONGEST_PAUSE_S)) if quick else (0, _FIRST_PAUSE_S)
             if deaths >= _QUICK_DEATHS:
-                self._failed = f"it ended {deaths} times right after its start; see {self._log}"
+                self._failed = f"it ended {deaths} times right after its start; see {self.log}"
                 return
             self._stopping.wait(pause)
 
+    def _run_once(self) -> float:
+        """Runs the agent until it ends or is no longer wanted; gives the seconds it lived."""
+        begun = time.monotonic()
+        # Nobody writes to its standard input: that closes when this process ends, in whatever way.
+        with self.log.open("ab") as log, subprocess.Popen(
+            self._argv, stdin=subprocess.PIPE, stdout=log, stderr=log
+        ) as process:  # fmt: skip
+            self._process = process
+            while process.poll() is None:
+                if self._stopping.wait(_LOOK_S):
+                    _end(process)
+        return time.monotonic() - begun
 
-def _ends_at_once(process: subprocess.Popen[bytes]) -> bool:
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
     try:
-        process.wait(_LONGEST_PAUSE_S)
+        process.wait(_STOP_S)
     except subprocess.TimeoutExpired:
+        process.kill()
         process.wait()
-        return False
-    return True

@@ -18,7 +18,7 @@ from nas.core.plan import Plan, Round, RoundResult, Runner
 from nas.core.space import Protocol as MeasurementProtocol
 from nas.core.workload import Workload
 from nas.runtimes.base import Artifact, Runtime
-from nas.service.judge import judge, measurement, reasons
+from nas.service.judge import judge, measurement, read_run, reasons
 
 _FAULTS_TO_FAIL = 2
 
@@ -56,7 +56,7 @@ class Subject:
 
 async def measure(
     subject: Subject, reference: Reference, jobs: Jobs, key: str, trial: int | None, repetitions: int,
-    protocol: MeasurementProtocol, *, accept_noise: bool = False,
+    protocol: MeasurementProtocol, *, accept_noise: bool = False, first_round: int = 0,
 ) -> Measurement:  # fmt: skip
     """`repetitions` valid repetitions of `subject`.
 
@@ -69,6 +69,7 @@ async def measure(
         repetitions: how many must be valid.
         protocol: limits and attempts.
         accept_noise: keep refused repetitions, marked, instead of measuring again.
+        first_round: number of the first job; rounds of an earlier try, which failed, have lower ones.
 
     Raises:
         CandidateFailed: the runner failed twice on this candidate while the reference ran.
@@ -77,21 +78,24 @@ async def measure(
     plan = subject.runtime.plan(subject.artifact, subject.runner, subject.workload, protocol.deadline_s)
     done: list[Repetition] = []
     faults: list[CandidateFailed] = []
+    wall_s = 0.0
     for attempt in range(protocol.max_attempts + 1):
         missing = repetitions - sum(rep.valid for rep in done)
         cool_down = protocol.cool_down_s if attempt else 0.0
         round_ = Round(candidate=plan, reference=reference.plan, repetitions=missing, cool_down_s=cool_down)
-        result = await jobs.run(key, attempt, subject.device.id, round_, trial)
+        result = await jobs.run(key, first_round + attempt, subject.device.id, round_, trial)
+        wall_s += result.wall_s
         for pair in result.pairs:
             rep, fault = judge(pair, subject.runtime.parse, reference.calibration_ms, protocol, attempt)
             done.append(rep)
-            faults.extend([fault] if fault else [])
+            if fault:
+                faults.append(fault)
         if len(faults) >= _FAULTS_TO_FAIL:
             raise _commonest(faults)
         if sum(rep.valid for rep in done) >= repetitions:
-            return _result(subject, reference, done, noisy=False)
+            return _result(subject, reference, done, wall_s, noisy=False)
         if accept_noise and sum(rep.sample is not None for rep in done) >= repetitions:
-            return _result(subject, reference, done, noisy=True)
+            return _result(subject, reference, done, wall_s, noisy=True)
     raise InfrastructureFailed(
         f"{subject.device.id}: {sum(not rep.valid for rep in done)} of {len(done)} repetitions were refused: "
         f"{reasons(done)}. Calm the machine and resume, or keep such numbers with --accept-noise"
@@ -100,31 +104,34 @@ async def measure(
 
 async def calibrate(
     plan: Plan, runtime: Runtime, device: Device, jobs: Jobs, key: str, number: int, runs: int
-) -> list[tuple[Sample, float]]:
-    """Runs the reference model alone.
+) -> tuple[list[tuple[Sample, float]], list[str]]:
+    """Runs the reference model alone, until the first run that fails.
 
     Returns:
-        For each run its sample and the CPU share of other processes, in cores.
+        For each good run its sample and the CPU share of other processes, in cores; and why others failed.
 
     Raises:
-        InfrastructureFailed: the reference itself does not run here.
+        InfrastructureFailed: no agent could finish it.
     """
     result = await jobs.run(key, number, device.id, Round(candidate=plan, reference=None, repetitions=runs))
-    taken = []
-    for pair in result.pairs:
-        try:
-            sample = runtime.parse(pair.candidate)
-        except CandidateFailed as error:
-            raise InfrastructureFailed(f"{device.id}: the reference model of {runtime.name} failed: {error}") from error
-        taken.append((sample, pair.candidate.conditions.foreign_cpu or 0.0))
-    return taken
+    good: list[tuple[Sample, float]] = []
+    failures: list[str] = []
+    for run in (pair.candidate for pair in result.pairs):
+        sample, failure = read_run(run, runtime.parse)
+        if sample is not None:
+            good.append((sample, run.conditions.foreign_cpu or 0.0))
+        else:
+            failures.append(str(failure))
+    return good, failures
 
 
-def _result(subject: Subject, reference: Reference, done: list[Repetition], *, noisy: bool) -> Measurement:
+def _result(
+    subject: Subject, reference: Reference, done: list[Repetition], wall_s: float, *, noisy: bool
+) -> Measurement:
     return measurement(
         done, noisy=noisy, artifact=subject.artifact.sha256, runtime=subject.runtime.name,
         build=subject.runner.build, patched=subject.runner.patched, device=subject.device.id,
-        workload=subject.workload, file_bytes=subject.artifact.size, calibration_ms=reference.calibration_ms,
+        workload=subject.workload, file_bytes=subject.artifact.size, calibration_ms=reference.calibration_ms, wall_s=wall_s,
     )  # fmt: skip
 
 

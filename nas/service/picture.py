@@ -58,6 +58,8 @@ def _draw_panel(panel: Axes, report: Report, x: Objective, y: Objective) -> None
     front = _points(report["front"], x, y)
     if others:
         panel.scatter(*_unzipped(others), s=24, color=_OTHER, alpha=0.7, linewidths=0, label="complete")
+    if noisy := _points(report["noisy"], x, y):
+        panel.scatter(*_unzipped(noisy), s=24, facecolors="none", edgecolors=_OTHER, label="noisy")
     if front:
         panel.scatter(*_unzipped(front), s=48, color=_FRONT, zorder=3, label="front")
         for row, at in zip(report["front"], front, strict=True):
@@ -99,8 +101,10 @@ def _draw_budgets(panel: Axes, budgets: Sequence[Mapping[str, Any]], x: Objectiv
     """Lines at the limits of budgets that speak of an axis of this panel."""
     for budget in budgets:
         for axis, line in ((x, panel.axvline), (y, panel.axhline)):
+            # An axis over several devices or runtimes is a ratio; limits are figures of one of them.
+            one_place = axis["aggregate"] is None
             same = budget["metric"] == axis["metric"] and budget["workload"] == axis["workload"]
-            if same and budget["limit"] is not None:
+            if one_place and same and budget["limit"] is not None:
                 line(budget["limit"], color=_BUDGET, linestyle="--", linewidth=1, label="budget")
 
 

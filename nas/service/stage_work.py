@@ -103,7 +103,7 @@ class StageWork:
                 )  # fmt: skip
             except CandidateFailed as error:
                 return failure(error)
-            return {"value": taken.model_dump(mode="json")}
+            return {"value": taken.model_dump(mode="json"), "seconds": taken.wall_s}
 
         return Measurement.model_validate(await self.stages.run("measure", key, trial, act))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def database_url(url: str | None = None) -> URL:
     return parsed
 
 
-def make_engine(url: URL, *, create: bool) -> Engine:
+def make_engine(url: URL, *, create: bool, foreign_keys: bool = True) -> Engine:
     """An engine whose SQLite connections begin their transactions themselves.
 
     Raises:
@@ -56,7 +57,7 @@ def make_engine(url: URL, *, create: bool) -> Engine:
     except (NoSuchModuleError, ImportError) as error:
         raise InvalidInput(f"the driver of {url.drivername!r} is not installed: {error}") from None
     if path is not None:
-        event.listen(engine, "connect", _configure)
+        event.listen(engine, "connect", partial(_configure, foreign_keys))
         event.listen(engine, "begin", _begin)
     return engine
 
@@ -114,11 +115,16 @@ def _prepare(path: Path, create: bool) -> None:
         raise InfrastructureFailed(f"cannot make the folder of the database: {error}") from error
 
 
-def _configure(connection: Any, record: Any) -> None:
+def _configure(foreign_keys: bool, connection: Any, record: Any) -> None:
     # None: the driver begins no transaction of its own; `_begin` does.
     connection.isolation_level = None
     cursor = connection.cursor()
-    for pragma in (f"busy_timeout={_BUSY_TIMEOUT_MS}", "journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+    for pragma in (
+        f"busy_timeout={_BUSY_TIMEOUT_MS}",
+        "journal_mode=WAL",
+        "synchronous=NORMAL",
+        f"foreign_keys={int(foreign_keys)}",
+    ):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
 

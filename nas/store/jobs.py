@@ -45,7 +45,7 @@ def enqueue(
     *,
     device: str,
     number: int = 0,
-    trial: tuple[int, int] | None = None,
+    trial: tuple[int, int | None] | None = None,
     priority: int = 0,
     kind: JobKind = JobKind.MEASURE,
     not_before: float = 0.0,
@@ -60,7 +60,7 @@ def enqueue(
         round: what the device runs.
         device: id.
         number: of the round, from 0.
-        trial: (study, number) that wants it.
+        trial: (study, number) that wants it; no number where the study as a whole does.
         priority: higher goes first; equals go in the order they came.
         kind: `check` jobs also go to a device of bad health.
         not_before: seconds since the epoch before which it is not claimed.

@@ -11,15 +11,14 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import Connection, Engine, inspect, text
 
 from nas.core.clock import Clock, SystemClock
 from nas.core.errors import InfrastructureFailed, InvalidInput
-from nas.store.engine import database_url, make_engine, sqlite_file, writing
+from nas.store.engine import database_url, make_engine, sqlite_file, translated, writing
+
+REVISION = "0001"
+"""The newest of `migrations/versions`. Stated here so that opening a current database need not load Alembic."""
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 
@@ -33,37 +32,25 @@ class Upgrade:
     backup: Path | None
 
 
-def head() -> str:
-    """The revision that this hilnas reads and writes."""
-    revision = ScriptDirectory(str(MIGRATIONS)).get_current_head()
-    assert revision is not None, "migrations/versions is empty"
-    return revision
-
-
-def is_current(connection: Connection) -> bool:
-    """Whether the tables are of this hilnas's revision.
-
-    Raises:
-        InvalidInput: a newer revision, or tables that are not ours.
-    """
-    return _revision(connection) == head()
-
-
-def build(connection: Connection, *, create: bool) -> None:
-    """Builds the tables of a new database, or upgrades an older one that holds no study yet.
+def ensure_current(engine: Engine, clock: Clock, *, create: bool) -> None:
+    """Builds the tables of an empty database, and upgrades an older one that holds no study.
 
     Raises:
         InvalidInput: an older one with studies, an empty one though `create` is false, a newer one, or not ours.
+        InfrastructureFailed: it cannot be reached, stayed locked, or the disk is full.
     """
-    revision = _revision(connection)
-    if revision is None and not create:
-        raise InvalidInput(f"no hilnas tables in {_shown(connection)}")
-    if revision not in (None, head()) and _has_studies(connection):
-        raise InvalidInput(
-            f"{_shown(connection)} is of an older hilnas (revision {revision}, now {head()}); "
-            "run 'nas db upgrade', which keeps a copy first"
-        )
-    _run(connection)
+    with translated(engine.url), engine.connect() as connection:
+        revision = _revision(connection)
+        if revision == REVISION:
+            return
+        if revision is None and not create:
+            raise InvalidInput(f"no hilnas tables in {_shown(connection)}")
+        if revision is not None and _has_studies(connection):
+            raise InvalidInput(
+                f"{_shown(connection)} is of an older hilnas (revision {revision}, now {REVISION}); "
+                "run 'nas db upgrade', which keeps a copy first"
+            )
+    upgrade(engine.url.render_as_string(hide_password=False), clock=clock)
 
 
 def upgrade(url: str | None = None, *, clock: Clock | None = None) -> Upgrade:
@@ -75,46 +62,61 @@ def upgrade(url: str | None = None, *, clock: Clock | None = None) -> Upgrade:
     """
     target = database_url(url)
     clock = clock or SystemClock()
-    engine = make_engine(target, create=False)
+    # Without foreign keys: to alter a table, SQLite has to drop it, which would delete what refers to its rows.
+    engine = make_engine(target, create=False, foreign_keys=False)
     try:
         with writing(engine, clock) as connection:
             before = _revision(connection)
-            if before == head():
-                return Upgrade(before, before, None)
+            if before == REVISION:
+                return Upgrade(before, REVISION, None)
             path = sqlite_file(target)
             # The write lock is held, so the copy is of exactly what is about to change.
             backup = _backup(path, f"{before}-{clock.now():.0f}") if path and before else None
             _run(connection)
-            return Upgrade(before, head(), backup)
+            return Upgrade(before, REVISION, backup)
     finally:
         engine.dispose()
 
 
 def _revision(connection: Connection) -> str | None:
     """The database's revision; None where it is empty."""
-    revision = MigrationContext.configure(connection).get_current_revision()
-    if revision is None:
-        if inspect(connection).get_table_names():
-            raise InvalidInput(f"{_shown(connection)} holds tables of something else than hilnas")
+    tables = inspect(connection).get_table_names()
+    if not tables:
         return None
-    known = {script.revision for script in ScriptDirectory(str(MIGRATIONS)).walk_revisions()}
-    if revision not in known:
+    revision = (
+        connection.scalar(text("SELECT version_num FROM alembic_version")) if "alembic_version" in tables else None
+    )
+    if revision is None:
+        raise InvalidInput(f"{_shown(connection)} holds tables of something else than hilnas")
+    if revision != REVISION and revision not in _known_revisions():
         raise InvalidInput(
-            f"{_shown(connection)} is of a newer hilnas (revision {revision}; this one reads up to {head()}); "
+            f"{_shown(connection)} is of a newer hilnas (revision {revision}; this one reads up to {REVISION}); "
             "install that hilnas, or name another database with --db"
         )
-    return revision
+    return str(revision)
 
 
 def _has_studies(connection: Connection) -> bool:
     return connection.execute(text("SELECT 1 FROM study LIMIT 1")).first() is not None
 
 
+def _known_revisions() -> set[str]:
+    from alembic.script import ScriptDirectory
+
+    return {script.revision for script in ScriptDirectory(str(MIGRATIONS)).walk_revisions()}
+
+
 def _run(connection: Connection) -> None:
+    from alembic import command
+    from alembic.config import Config
+
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
+    if connection.dialect.name == "sqlite":
+        broken = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall()
+        assert not broken, f"the migration broke references: {broken[:5]}"
 
 
 def _backup(path: Path, suffix: str) -> Path:

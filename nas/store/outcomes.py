@@ -92,6 +92,8 @@ def fail(
         refusal = _refusal(job, row, epoch)
         if job is None or refusal is not None:
             return Verdict(False, refusal)
+        if job.state not in jobs.LIVE:
+            return Verdict(False, f"the job is {job.state.value} already")
         _free(connection, row)
         _count(connection, job, row, failure.kind, failure.message, reason, store.now())
         # Nothing more is expected under this epoch, unlike after a lease that ran out.

@@ -51,17 +51,13 @@ class Store:
             InfrastructureFailed: it cannot be reached, stayed locked, or the disk is full.
         """
         engine = make_engine(database_url(url), create=create)
-        store = Store(engine, clock or SystemClock(), artifacts or home() / "artifacts")
+        clock = clock or SystemClock()
         try:
-            with store.read() as connection:
-                current = migrate.is_current(connection)
-            if not current:
-                with store.write() as connection:
-                    migrate.build(connection, create=create)
+            migrate.ensure_current(engine, clock, create=create)
         except BaseException:
-            store.close()
+            engine.dispose()
             raise
-        return store
+        return Store(engine, clock, artifacts or home() / "artifacts")
 
     def now(self) -> float:
         """Seconds since the epoch, by the store's clock."""

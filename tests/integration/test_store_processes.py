@@ -84,7 +84,9 @@ def test_no_job_is_done_twice(url: str, tmp_path: Path) -> None:
     runner = Runner(runtime="f", build="b", target="t", files={"r": PlanFile(sha256="0" * 64, size=1)}, main="r")
     round = Round(candidate=Plan(runner=runner, inputs={}, args=(), deadline_s=1), repetitions=1)
     queued = [jobs.enqueue(store, content_hash(n), round, device=f"dev{n % 2}").id for n in range(60)]
-    lines = [line.split() for output in finish([start(url, "claim", n) for n in range(4)]) for line in output.splitlines()]
+    lines = [
+        line.split() for output in finish([start(url, "claim", n) for n in range(4)]) for line in output.splitlines()
+    ]
     assert Counter(line[0] for line in lines) == Counter(queued)
     assert max(Counter((device, epoch) for _, device, epoch in lines).values()) == 1
     assert all(job.state is JobState.DONE for id in queued if (job := jobs.get(store, id)) is not None)

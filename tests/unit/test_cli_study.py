@@ -49,6 +49,16 @@ def test_trials_and_their_states() -> None:
     assert len(nas("study", "trials", "first").out.splitlines()) == 3
 
 
+def test_show_and_front_of_a_study_that_has_just_begun(tmp_path: Path) -> None:
+    report = json.loads(nas("study", "show", "first", "--json").out)
+    assert (report["study"], report["hypervolume"], report["front"]) == ("first", None, [])
+    assert report["trials"]["failed"] == 1
+    assert "until the references are done" in nas("study", "show", "first").out
+    done = nas("study", "front", "first", "--picture", str(tmp_path / "pictures"))
+    assert done.out.splitlines()[0].startswith("trial\tquality\tlatency [ms]\tmemory [MB]")
+    assert (tmp_path / "pictures" / "front.svg").exists()
+
+
 def test_unknown_study_offers_the_nearest() -> None:
     for command in ("show", "front", "trials", "pause"):
         done = nas("study", command, "frist")

@@ -9,15 +9,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nas.core.errors import InvalidInput
-from nas.proxy.quality import PRIOR, QualityScale, Spread, fix_scale, paired_spread, pool
+from nas.proxy.quality import (
+    LM_PRIOR,
+    TASK_PRIOR,
+    QualityScale,
+    Spread,
+    fix_scale,
+    paired_spread,
+    pool,
+)
 
 PUBLISHED = {
     0: {"lm/code": 2.0, "lm/prose": 1.0, "task/mqar": 0.05},
-    1: {"lm/code": 2.2, "lm/prose": 1.0, "task/mqar": 0},
+    1: {"lm/code": 2.2, "lm/prose": 1.0, "task/mqar": 0.0},
 }
 ATTENTION = {
     0: {"lm/code": 1.0, "lm/prose": 0.5, "task/mqar": 0.5},
-    1: {"lm/code": 1.2, "lm/prose": 0.5, "task/mqar": 1},
+    1: {"lm/code": 1.2, "lm/prose": 0.5, "task/mqar": 1.0},
 }
 
 
@@ -33,10 +41,9 @@ def test_the_published_reference_has_quality_one(scale: QualityScale) -> None:
 
 
 def test_groups_weigh_the_same_and_seeds_are_averaged(scale: QualityScale) -> None:
-    quality = scale.quality({0: {"lm/code": 1.05, "lm/prose": 1.5}, 1: {"lm/code": 3.15, "lm/prose": 0.5}})
-    assert quality.per_group == pytest.approx({"lm/code": 1.0, "lm/prose": 1.0})
-    assert quality.value == pytest.approx(1.0)
-    assert quality.per_seed == pytest.approx({0: (0.5 + 1.5) / 2, 1: (1.5 + 0.5) / 2})
+    quality = scale.quality({0: {"lm/code": 1.05, "lm/prose": 1.5}, 1: {"lm/code": 3.15, "lm/prose": 0.9}})
+    assert quality.per_group == pytest.approx({"lm/code": 1.0, "lm/prose": 1.2})
+    assert quality.value == pytest.approx(1.1)
 
 
 def test_chance_is_zero_and_worse_is_negative(scale: QualityScale) -> None:
@@ -62,15 +69,29 @@ def test_a_candidate_without_a_group_that_counts_is_refused(scale: QualityScale)
         scale.quality({0: {"lm/code": 2.0}})
 
 
-def test_a_seed_without_all_groups_counts_in_the_value_but_not_as_a_pair(scale: QualityScale) -> None:
-    quality = scale.quality({0: {"lm/code": 2.1, "lm/prose": 1.0}, 1: {"lm/code": 4.2}})
-    assert quality.per_group == pytest.approx({"lm/code": 1.5, "lm/prose": 1.0})
-    assert list(quality.per_seed) == [0]
+def test_seeds_may_differ_between_groups() -> None:
+    scale = fix_scale("r", {0: {"lm/code": 2.0, "task/mqar": 1.0}, 1: {"lm/code": 2.0}}, minimum=0.1)
+    quality = scale.quality({0: {"lm/code": 1.0, "task/mqar": 0.5}, 1: {"lm/code": 3.0}})
+    assert quality.per_group == pytest.approx({"lm/code": 1.0, "task/mqar": 0.5})
     assert quality.n_seeds == 1
+    assert quality.sd == pytest.approx(math.sqrt((LM_PRIOR.sd / 2) ** 2 / 2 + (TASK_PRIOR.sd / 2) ** 2))
 
 
 def test_the_scale_survives_json(scale: QualityScale) -> None:
     assert QualityScale.model_validate_json(scale.model_dump_json()) == scale
+
+
+def test_domains_of_one_training_count_as_one_unit() -> None:
+    """Three domains that move together are not three measurements."""
+    one = fix_scale("r", {0: {"lm/a": 1.0}}, minimum=0.1).quality({0: {"lm/a": 1.0}})
+    three = {0: {"lm/a": 1.0, "lm/b": 1.0, "lm/c": 1.0}}
+    assert fix_scale("r", three, minimum=0.1).quality(three).sd == pytest.approx(one.sd)
+
+
+def test_more_seeds_shrink_the_deviation() -> None:
+    runs = {seed: {"lm/a": 1.0} for seed in range(4)}
+    scale = fix_scale("r", runs, minimum=0.1)
+    assert scale.quality(runs).sd == pytest.approx(scale.quality({0: runs[0]}).sd / 2)
 
 
 def test_paired_spread_takes_out_layouts_and_seeds() -> None:
@@ -84,7 +105,7 @@ def test_paired_spread_takes_out_layouts_and_seeds() -> None:
 @given(st.floats(0.01, 1), st.lists(st.floats(-1, 1), min_size=2, max_size=2, unique=True))
 def test_paired_spread_of_two_layouts_is_that_of_their_difference(offset: float, noise: list[float]) -> None:
     spread = paired_spread([{0: noise[0], 1: noise[1]}, {0: offset, 1: offset}])
-    assert spread.sd * math.sqrt(2) == pytest.approx(abs(noise[0] - noise[1]) / math.sqrt(2))
+    assert spread.sd * math.sqrt(2) == pytest.approx(abs(noise[0] - noise[1]) / math.sqrt(2), abs=1e-9)
 
 
 @pytest.mark.parametrize("layouts", [[{0: 1.0, 1: 2.0}], [{0: 1.0}, {0: 2.0}], [{0: 1.0, 1: 2.0}, {2: 1.0, 3: 2.0}]])
@@ -98,42 +119,23 @@ def test_pooling_weighs_variances_by_degrees_of_freedom() -> None:
 
 def test_one_seed_falls_back_on_the_prior() -> None:
     single = fix_scale("short", {0: {"lm/code": 2.0}}, [{0: {"lm/code": 1.0}}], minimum=0.1)
-    quality = single.quality({0: {"lm/code": 1.5}})
-    assert (quality.sd, quality.dof) == PRIOR
+    assert single.spreads == {"lm": LM_PRIOR}
+    assert single.quality({0: {"lm/code": 1.5}}).sd == pytest.approx(LM_PRIOR.sd)
 
 
 def test_references_with_several_seeds_move_the_spread() -> None:
-    noisy = [{0: {"lm/code": 2.0}, 1: {"lm/code": 2.0}}, {0: {"lm/code": 1.0}, 1: {"lm/code": 1.8}}]
-    scale = fix_scale("short", noisy[0], noisy[1:], minimum=0.1)
-    # The references' qualities differ by 0.5 and 0.1: residuals +-0.1, so sd 0.2 on one degree of freedom.
-    expected = math.sqrt((PRIOR.dof * PRIOR.sd**2 + 1 * 0.2**2) / (PRIOR.dof + 1))
-    assert scale.seed_sd == pytest.approx(expected)
-    assert scale.shifts == pytest.approx({0: -0.1, 1: 0.1})
-
-
-def plain_scale(sd: float, dof: float) -> QualityScale:
-    return QualityScale(
-        rung="r", reference={"g": 1.0}, left_out={}, minimum=0.1, shifts={0: 0.0, 1: 0.0}, seed_sd=sd, seed_dof=dof
-    )
+    published, other = {0: {"lm/code": 2.0}, 1: {"lm/code": 2.0}}, {0: {"lm/code": 1.0}, 1: {"lm/code": 1.8}}
+    scale = fix_scale("short", published, [other], minimum=0.1)
+    # Their ratios differ by 0.5 and by 0.1: residuals +-0.1, so a deviation of 0.2 on one degree of freedom.
+    expected = math.sqrt((LM_PRIOR.dof * LM_PRIOR.sd**2 + 1 * 0.2**2) / (LM_PRIOR.dof + 1))
+    assert scale.spreads["lm"] == pytest.approx((expected, LM_PRIOR.dof + 1))
 
 
 @pytest.mark.parametrize(("difference", "tied"), [(0.027, True), (0.029, False)])
 def test_a_tie_is_closer_than_twice_the_paired_deviation(difference: float, tied: bool) -> None:
-    scale = plain_scale(0.01, 2)  # of a difference: 0.0141
-    a, b = scale.quality({0: {"g": 1.0}}), scale.quality({0: {"g": 1.0 + difference}})
+    spreads = {"lm": Spread(0.01, 2)}  # of a difference: 0.0141
+    scale = QualityScale(rung="r", reference={"lm/a": 1.0}, left_out={}, minimum=0.1, spreads=spreads)
+    a, b = scale.quality({0: {"lm/a": 1.0}}), scale.quality({0: {"lm/a": 1.0 + difference}})
     assert scale.tie(a, b) is tied
     assert scale.tie(b, a) is tied
     assert scale.tie(a, a)
-
-
-def test_a_shift_common_to_both_does_not_make_a_tie() -> None:
-    """Paired: both gain 0.5 on seed 1, which says nothing about their difference of 0.1."""
-    scale = plain_scale(0.01, 2)
-    a, b = scale.quality({0: {"g": 1.0}, 1: {"g": 1.5}}), scale.quality({0: {"g": 1.1}, 1: {"g": 1.6}})
-    assert not scale.tie(a, b)
-
-
-def test_seeds_that_disagree_make_a_tie() -> None:
-    scale = plain_scale(0.01, 2)
-    a, b = scale.quality({0: {"g": 1.0}, 1: {"g": 1.0}}), scale.quality({0: {"g": 1.4}, 1: {"g": 0.8}})
-    assert scale.tie(a, b)

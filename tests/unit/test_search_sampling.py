@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nas.core.errors import InvalidInput
 from nas.core.frame import Frames, ffn_width
-from nas.core.layout import Layout
+from nas.core.layout import Layer, Layout
 from nas.core.reach import span
 from nas.core.space import SearchSpace
 from nas.search import Sampler, crossover, mutate, seed_layouts
@@ -126,16 +126,15 @@ def test_reach_holds_every_layout_and_is_attained(name: str) -> None:
 
 
 def test_reach_is_exact_where_nothing_repeats() -> None:
-    found = space(limits={"gqa": {"min": 1, "max": 2}})
-    frames, sampler, rng = Frames(found), Sampler(found), np.random.default_rng(1)
-    layouts = [sampler.draw(rng) for _ in range(3000)]
+    limited = space(limits={"gqa": {"min": 1, "max": 2}}, model={"leading_dense": 1})
+    frames = Frames(limited)
     frame = next(frame for frame in frames.all() if frame.ffn == "moe")
-    same = [x for x in layouts if x.depth == 4 and draft_of(x, sampler, rng).frame.values("moe") == frame.values("moe")]
-    totals = [
-        x.params.total
-        for x in same
-        if x.layers[0].ffn and x.layers[0].ffn.kind == "moe" and frame.values("conv") == _kernel(x)
-    ]
+    (dense,), (routed,), (conv,) = (frames.blocks(frame, kind) for kind in ("swiglu", "moe", "conv"))
+    totals = []
+    for mixers in itertools.product([conv, *frames.blocks(frame, "gqa")], repeat=4):
+        if 1 <= sum(mixer.kind == "gqa" for mixer in mixers) <= 2:
+            layers = [Layer((mixer,), routed if index else dense) for index, mixer in enumerate(mixers)]
+            totals.append(Layout.of(256, 1024, layers).params.total)
     reach = span(frames, frame, 4)
     assert reach is not None
     assert (min(totals), max(totals)) == (reach.low[0], reach.high[0])

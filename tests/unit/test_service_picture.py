@@ -7,13 +7,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
+from matplotlib.image import imread
 
 from nas.service.picture import draw_front
 
-QUALITY = {"name": "quality", "metric": "quality", "workload": None, "unit": "", "direction": "max"}
-LATENCY = {"name": "latency", "metric": "latency", "workload": "chat", "unit": "ms", "direction": "min"}
-MEMORY = {"name": "memory", "metric": "peak_rss", "workload": "chat", "unit": "MB", "direction": "min"}
+QUALITY = {"name": "quality", "metric": "quality", "workload": None, "unit": "", "direction": "max", "aggregate": None}
+LATENCY = {
+    "name": "latency",
+    "metric": "latency",
+    "workload": "chat",
+    "unit": "ms",
+    "direction": "min",
+    "aggregate": None,
+}
+MEMORY = {
+    "name": "memory",
+    "metric": "peak_rss",
+    "workload": "chat",
+    "unit": "MB",
+    "direction": "min",
+    "aggregate": None,
+}
 
 
 def row(trial: int, quality: float, latency: float, memory: float) -> dict[str, Any]:
@@ -30,6 +44,7 @@ def report() -> dict[str, Any]:
         "budgets": [{"metric": "peak_rss", "workload": "chat", "limit": 55.0}],
         "front": front,
         "ranking": [*front, row(3, 0.9, 400, 52)],
+        "noisy": [],
         "references": [{"name": "published", "objectives": {"quality": 1.0, "latency": 310, "memory": 51}}],
     }
 
@@ -42,8 +57,8 @@ def test_three_objectives_make_three_panels_with_everything_on_them(report: dict
     assert text.count("quality, more is better") == 2
     assert text.count("latency at chat [ms], less is better") == 2
     assert text.count("memory at chat [MB], less is better") == 2
-    with Image.open(png) as image:
-        assert image.width > 2 * image.height
+    height, width, _ = imread(png).shape
+    assert width > 2 * height
     assert sorted(path.name for path in png.parent.iterdir()) == ["front.png", "front.svg"]
 
 
@@ -53,15 +68,25 @@ def test_a_study_without_complete_trials_is_drawn_too(report: dict[str, Any], tm
     assert png.stat().st_size > 0
 
 
-def test_missing_figures_leave_the_point_out(report: dict[str, Any], tmp_path: Path) -> None:
-    report["front"] = [
-        row(71, 1.05, 300, 50),
-        {"trial": 93, "objectives": {"quality": 1.0, "latency": None, "memory": 48}},
-    ]
+def test_a_reference_that_is_not_measured_yet_is_left_out(report: dict[str, Any], tmp_path: Path) -> None:
+    report["references"].append({"name": "attention", "objectives": {"quality": None, "latency": 330, "memory": 60}})
     _, svg = draw_front(report, tmp_path)
-    words = re.findall(r">([^<>]+)</text>", svg.read_text())
-    assert words.count("71") == 3
-    assert words.count("93") == 1
+    assert "attention reference" in svg.read_text()  # on the panel of latency and memory
+    report["references"][1]["objectives"]["memory"] = None
+    _, svg = draw_front(report, tmp_path)
+    assert "attention reference" not in svg.read_text()
+
+
+def test_budgets_are_not_drawn_on_axes_that_are_ratios(report: dict[str, Any], tmp_path: Path) -> None:
+    report["objectives"] = [QUALITY, MEMORY | {"aggregate": "worst", "unit": "x"}]
+    _, svg = draw_front(report, tmp_path)
+    assert "budget" not in svg.read_text()
+
+
+def test_noisy_trials_are_set_apart(report: dict[str, Any], tmp_path: Path) -> None:
+    report["noisy"] = [row(4, 1.2, 200, 40)]
+    _, svg = draw_front(report, tmp_path)
+    assert ">noisy</text>" in svg.read_text()
 
 
 def test_equal_reports_give_equal_files(report: dict[str, Any], tmp_path: Path) -> None:

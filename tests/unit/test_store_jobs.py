@@ -106,6 +106,16 @@ def test_a_result_that_comes_twice_is_accepted_twice_and_kept_once(store: Store)
     assert done is not None and done.result == RESULT
 
 
+def test_a_failure_reported_after_the_result_changes_nothing(store: Store) -> None:
+    put(store)
+    job = take(store)
+    outcomes.submit(store, job.id, "box", "local", 1, RESULT)
+    verdict = outcomes.fail(store, job.id, "box", "local", 1, BROKEN)
+    assert not verdict.accepted and "done already" in (verdict.reason or "")
+    assert state(store, job) is JobState.DONE
+    assert attempts.of_key(store, key("a")) == []
+
+
 def test_an_agent_that_asks_again_gets_its_job_again_and_the_old_epoch_is_over(store: Store) -> None:
     put(store)
     first, again = take(store), take(store)
@@ -128,6 +138,19 @@ def test_a_result_under_the_current_epoch_counts_however_late(store: Store, cloc
     assert outcomes.submit(store, job.id, "box", "local", 1, RESULT).accepted
     done = jobs.get(store, job.id)
     assert done is not None and (done.state, done.message) == (JobState.DONE, None)
+
+
+def test_a_result_is_too_late_once_the_device_was_leased_for_another_job(store: Store, clock: StillClock) -> None:
+    late = put(store, "late")
+    take(store)
+    clock.time += jobs.LEASE_S
+    outcomes.expire(store)
+    put(store, "next", priority=1)
+    assert take(store).result_key == key("next")
+    verdict = outcomes.submit(store, late.id, "box", "local", 1, RESULT)
+    assert not verdict.accepted and "it is at 2" in (verdict.reason or "")
+    assert not jobs.renew(store, late.id, "box", "local", 1)
+    assert state(store, late) is JobState.QUEUED
 
 
 def test_leases_last_while_they_are_renewed_and_can_be_renewed_after_their_end(store: Store, clock: StillClock) -> None:

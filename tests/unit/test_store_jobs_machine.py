@@ -61,7 +61,12 @@ class Farm(RuleBasedStateMachine):
         before = jobs.get(self.store, claim.id)
         assert before is not None and claim.epoch is not None
         verdict = outcomes.submit(
-            self.store, claim.id, claim.device, f"agent-{claim.device}", claim.epoch, RoundResult(pairs=[], push_s=seconds)
+            self.store,
+            claim.id,
+            claim.device,
+            f"agent-{claim.device}",
+            claim.epoch,
+            RoundResult(pairs=[], push_s=seconds),
         )
         current = claim.epoch == self.epochs[claim.device] and before.epoch == claim.epoch
         repeated = before.state is JobState.DONE and before.epoch == claim.epoch

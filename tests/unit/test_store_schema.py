@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from store_support import new_study, open_store
+from alembic.script import ScriptDirectory
+from store_support import new_study, open_store, proposal
 
 from nas.core.errors import InfrastructureFailed, InvalidInput
-from nas.store import migrate, studies
+from nas.store import migrate, studies, trials
 from nas.store.models import metadata
 from nas.store.store import Store
 
@@ -26,7 +27,8 @@ revision = "next"
 down_revision = "{head}"
 
 def upgrade():
-    op.add_column("study", sa.Column("colour", sa.String(8)))
+    with op.batch_alter_table("study", recreate="always") as study:
+        study.add_column(sa.Column("colour", sa.String(8)))
 """
 
 
@@ -38,12 +40,12 @@ def url(tmp_path: Path) -> str:
 @pytest.fixture
 def later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Makes this a later hilnas, with one revision more, from the call on."""
-    head = migrate.head()
     folder = shutil.copytree(migrate.MIGRATIONS, tmp_path / "migrations", ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / "versions" / "next.py").write_text(NEXT.format(head=head))
+    (folder / "versions" / "next.py").write_text(NEXT.format(head=migrate.REVISION))
 
     def move() -> None:
         monkeypatch.setattr(migrate, "MIGRATIONS", folder)
+        monkeypatch.setattr(migrate, "REVISION", "next")
 
     return move
 
@@ -58,6 +60,8 @@ def test_migrations_build_the_models(url: str) -> None:
     with store.read() as connection:
         context = MigrationContext.configure(connection, opts={"compare_server_default": True})
         assert compare_metadata(context, metadata) == []
+        assert context.get_current_revision() == migrate.REVISION
+    assert ScriptDirectory(str(migrate.MIGRATIONS)).get_heads() == [migrate.REVISION]
 
 
 def test_a_database_opens_again_with_what_was_stored(tmp_path: Path) -> None:
@@ -78,7 +82,8 @@ def test_a_newer_database_is_refused(tmp_path: Path, url: str) -> None:
 def test_an_older_database_with_studies_asks_for_an_upgrade_which_keeps_a_copy(
     tmp_path: Path, url: str, later: Callable[[], None]
 ) -> None:
-    new_study(open_store(tmp_path))
+    old = open_store(tmp_path)
+    trials.propose(old, new_study(old).id, [proposal(32)])
     later()
     with pytest.raises(InvalidInput, match="nas db upgrade"):
         Store.open(url)
@@ -88,7 +93,8 @@ def test_an_older_database_with_studies_asks_for_an_upgrade_which_keeps_a_copy(
     assert "colour" in columns(tmp_path / "nas.db") - columns(done.backup)
     with closing(sqlite3.connect(done.backup)) as copy:
         assert copy.execute("SELECT name FROM study").fetchall() == [("first",)]
-    assert studies.get(open_store(tmp_path), "first").seed == 7
+    store = open_store(tmp_path)
+    assert [trial.number for trial in trials.all(store, studies.get(store, "first").id)] == [0]
     assert migrate.upgrade(url) == migrate.Upgrade("next", "next", None)
 
 

@@ -1,0 +1,103 @@
+"""`nas bench`: one layout or model file, measured by the same protocol as in a study."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+
+from nas.cli.arguments import RuntimeOption, read_layout
+from nas.cli.database import DatabaseOption
+from nas.cli.lazy import command_app
+from nas.cli.output import JsonFlag, print_fields, print_json, say
+from nas.core.errors import InvalidInput
+from nas.core.space import Protocol
+from nas.core.workload import Workload
+from nas.service.bench import BenchOptions
+from nas.service.bench import bench as measure
+
+app = command_app()
+
+
+@app.command("bench")
+def command(
+    subject: Annotated[
+        str,
+        typer.Argument(metavar="LAYOUT|FILE", help="One-line layout, published name, model file, or '-' for stdin."),
+    ],
+    runtime: RuntimeOption = "llama.cpp",
+    quantisation: Annotated[
+        str | None, typer.Option("--quantisation", "-q", help="Default: the runtime's first.", show_default=False)
+    ] = None,
+    device: Annotated[str, typer.Option("--device", "-d", help="Device; 'local' is this machine.")] = "local",
+    prompt: Annotated[int, typer.Option("--prompt", help="Prompt tokens.")] = 512,
+    gen: Annotated[int, typer.Option("--gen", help="Decoded tokens per repetition.")] = 128,
+    context: Annotated[int, typer.Option("--context", help="Allocated context in tokens; 0: what is needed.")] = 0,
+    threads: Annotated[int, typer.Option("--threads", "-t", help="Compute threads.")] = 1,
+    reps: Annotated[int, typer.Option("--reps", min=2, help="Repetitions that must be valid.")] = 10,
+    accept_noise: Annotated[bool, typer.Option("--accept-noise", help="Keep refused repetitions.")] = False,
+    db: DatabaseOption = None,
+    json: JsonFlag = False,
+) -> None:
+    """Measure one layout or model file on a device.
+
+    Layouts are exported with random weights. Nothing is answered from an earlier measurement.
+    """
+    options = BenchOptions(
+        subject=Path(subject) if Path(subject).is_file() else read_layout(subject),
+        runtime=runtime,
+        quantisation=quantisation,
+        device=device,
+        workload=_workload(prompt=prompt, gen=gen, context=context, threads=threads),
+        repetitions=reps,
+        protocol=Protocol(),
+        accept_noise=accept_noise,
+        db=db,
+    )
+    report = measure(options, say)
+    if json:
+        print_json(report)
+    else:
+        print_fields(_fields(report))
+
+
+def _workload(**values: int) -> Workload:
+    try:
+        return Workload(**values)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        flag = f"--{problem['loc'][0]}" if problem["loc"] else None
+        raise InvalidInput(problem["msg"].removeprefix("Value error, "), where=flag) from None
+
+
+def _fields(report: dict[str, Any]) -> list[tuple[str, object]]:
+    ttft, decode, memory, workload = (report[name] for name in ("ttft_ms", "decode_ms", "peak_rss_mb", "workload"))
+    refused = f", {report['refused_share']:.0%} of repetitions refused" if report["refused_share"] else ""
+    drift = report["reference"]["drift"]
+    return [
+        ("layout", report.get("layout")),
+        ("file", report.get("file")),
+        ("runtime", f"{report['runtime']['name']} build {report['runtime']['build'][:12]}"),
+        ("device", f"{report['device']['id']} ({report['device']['cpu']})"),
+        ("workload", f"{workload['prompt']} tokens in, {workload['gen']} out, {workload['threads']} thread(s)"),
+        ("TTFT", f"{_shown(ttft['median'], 'ms')}{_interval(ttft['ci95'])}, n = {ttft['n']}{refused}"),
+        ("prefill", _shown(report["prefill_tps"], "tokens/s")),
+        ("decode p50", f"{_shown(decode['p50'], 'ms/token')}{_interval(decode['ci95'])}"),
+        ("decode p95", _shown(decode["p95"], "ms/token", decode["p95_reason"])),
+        ("peak memory", _shown(memory["total"], "MB")),
+        ("load", _shown(report["load_ms"], "ms")),
+        ("file size", _shown(report["file_mb"], "MB")),
+        ("drift", None if drift is None else f"{drift:+.1%} of the reference run, corrected for"),
+        ("noisy", "yes: refused repetitions are in these figures" if report["noisy"] else None),
+    ]
+
+
+def _shown(value: float | None, unit: str, reason: str | None = None) -> str:
+    return f"{value:.4g} {unit}" if value is not None else f"not known: {reason or 'not read'}"
+
+
+def _interval(ends: list[float | None]) -> str:
+    low, high = ends
+    return "" if low is None or high is None else f" (95 %: {low:.4g} to {high:.4g})"

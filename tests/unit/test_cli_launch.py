@@ -1,0 +1,101 @@
+"""`nas launch` around the search itself: what it refuses, what it plans, what it says at the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cli_runner import nas
+
+from nas.search_spaces import load_space
+from nas.service.launch import LaunchOptions
+from nas.store import studies
+from nas.store.rows import StudyState
+from nas.store.store import Store
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """The default database, with a study `first` that has just begun."""
+    monkeypatch.delenv("NAS_DB", raising=False)
+    monkeypatch.setenv("NAS_HOME", str(tmp_path / "home"))
+    store = Store.open()
+    studies.create(store, "first", load_space("lfm2-demo").model_dump(mode="json"), seed=0, version="0")
+    yield store
+    store.close()
+
+
+def ends_with(state: StudyState, monkeypatch: pytest.MonkeyPatch) -> list[LaunchOptions]:
+    """Replaces the search by one that ends at once; gives what it was asked for."""
+    asked: list[LaunchOptions] = []
+
+    def search(options: LaunchOptions, *callbacks: object) -> StudyState:
+        asked.append(options)
+        return state
+
+    monkeypatch.setattr("nas.cli.launch.launch", search)
+    return asked
+
+
+def test_dry_run_tells_the_plan_and_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ends_with(StudyState.COMPLETE, monkeypatch)
+    text = nas("launch", "--space", "lfm2-demo", "--dry-run", "--trials", "8").out
+    space = load_space("lfm2-demo")
+    assert "at most 8 + 2 references" in text
+    for rung in space.quality.rungs:
+        assert f"({rung.name})" in text
+    plan = json.loads(nas("launch", "--space", "lfm2-demo", "--study", "x", "--dry-run", "--json").out)
+    assert (plan["study"], plan["space"]) == ("x", "lfm2-demo")
+    assert asked == []
+
+
+def test_options_reach_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    (asked,) = [ends_with(StudyState.COMPLETE, monkeypatch)]
+    args = ("--study", "first", "--resume", "--trials", "7", "--accept-noise", "--workers", "1", "--yes")
+    assert nas("launch", "--space", "lfm2-demo", *args).code == 0
+    (options,) = asked
+    assert (options.study, options.resume, options.trials) == ("first", True, 7)
+    assert (options.accept_noise, options.workers) == (True, 1)
+
+
+def test_the_end_names_the_picture_and_what_to_do_next(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ends_with(StudyState.COMPLETE, monkeypatch)
+    done = nas("launch", "--space", "lfm2-demo", "--study", "first", "--yes")
+    assert done.code == 0
+    assert (tmp_path / "home" / "studies" / "first" / "front.png").stat().st_size > 0
+    assert "front.svg" in done.err
+    assert "nas study show first" in done.err
+
+
+def test_an_interrupted_search_is_130_and_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends_with(StudyState.STOPPED, monkeypatch)
+    done = nas("launch", "--space", "lfm2-demo", "--study", "first", "--yes")
+    assert done.code == 130
+    assert "nas launch --space lfm2-demo --study first --resume" in done.err
+
+
+def test_a_search_that_was_told_to_stop_is_no_failure(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends_with(StudyState.STOPPED, monkeypatch)
+    studies.set_desired_state(store, studies.get(store, "first").id, "stop")
+    assert nas("launch", "--space", "lfm2-demo", "--study", "first", "--yes").code == 0
+
+
+def test_json_is_the_report_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends_with(StudyState.COMPLETE, monkeypatch)
+    report = json.loads(nas("launch", "--space", "lfm2-demo", "--study", "first", "--json").out)
+    assert report["study"] == "first"
+    assert report == json.loads(nas("study", "show", "first", "--json").out)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [["--space", "lfm3"], ["--space", "lfm2-demo", "--resume"], ["--space", "lfm2", "--study", "first", "--resume"]],
+)
+def test_what_cannot_be_searched_is_refused(args: list[str]) -> None:
+    assert nas("launch", *args, "--yes").code == 3
+
+
+def test_no_arguments_show_help() -> None:
+    assert nas("launch").code == 2

@@ -1,0 +1,49 @@
+"""The public face of the search: light to import, and a space's own settings decide."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from nas.core.errors import UnknownName
+from nas.search import Observation, Proposal, Sampler, make_proposer
+from nas.search.ehvi_search import EhviSearch
+from nas.search.random_search import RandomSearch
+from nas.search_spaces import load_space
+
+SPACE = load_space("lfm2-demo")
+
+
+def test_import_loads_nothing_heavy() -> None:
+    code = "import sys, nas.search, nas.search_spaces; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert loaded.isdisjoint({"torch", "ray", "sqlalchemy", "sklearn", "scipy", "moocore", "optuna"})
+
+
+def test_space_chooses_proposer_and_seed() -> None:
+    chosen = make_proposer(Sampler(SPACE))
+    assert isinstance(chosen, EhviSearch) and chosen.log.seed == SPACE.search.seed
+    assert isinstance(make_proposer(Sampler(SPACE), "random", seed=7), RandomSearch)
+    with pytest.raises(UnknownName, match="did you mean 'ehvi'"):
+        make_proposer(Sampler(SPACE), "ehv")
+
+
+def test_first_proposals_are_the_published_layout_and_heuristics() -> None:
+    proposer = make_proposer(Sampler(SPACE))
+    published = SPACE.references.layouts()["published"]
+    asked = proposer.ask(SPACE.search.seeds + 1)
+    assert asked[0].layout == published
+    assert [proposal.operator for proposal in asked[:-1]] == ["seed"] * SPACE.search.seeds
+    again = make_proposer(Sampler(SPACE))
+    again.tell(Observation(published, "complete"))
+    assert published.id not in {proposal.layout.id for proposal in again.ask(8)}
+
+
+def test_json_round_trip() -> None:
+    proposal = make_proposer(Sampler(SPACE)).ask(1)[0]
+    assert Proposal.from_json(proposal.to_json()) == proposal
+    seen = Observation(proposal.layout, "stopped", {"quality": 0.5}, {"ttft@chat": -0.1}, rung=1)
+    assert Observation.from_json(seen.to_json()) == seen

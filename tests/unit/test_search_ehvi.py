@@ -1,0 +1,78 @@
+"""Expected hypervolume improvement against its definition, and what it is for: finding more than chance."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from nas.core.hypervolume import hypervolume
+from nas.search import Observation, Sampler, make_proposer
+from nas.search.ehvi import chance_feasible, expected_improvement
+from nas.search.ehvi_search import EhviSearch
+from nas.testing.synthetic import OBJECTIVES, SyntheticProblem, synthetic_space
+
+
+@pytest.mark.parametrize("objectives", [2, 3, 4, 5])
+def test_expectation_is_that_of_sampled_improvements(objectives: int) -> None:
+    rng = np.random.default_rng(objectives)
+    corner = np.ones(objectives)
+    front = rng.uniform(0.3, 0.9, (4, objectives))
+    mean, sd = rng.uniform(0.2, 0.9, (3, objectives)), rng.uniform(0.05, 0.2, (3, objectives))
+    found = expected_improvement(mean, sd, front, list(corner))
+    before = hypervolume(front, corner)
+    for index in range(3):
+        outcomes = rng.normal(mean[index], sd[index], (1500, objectives))
+        gains = [hypervolume(np.vstack([front, outcome]), corner) - before for outcome in outcomes]
+        error = 4 * np.std(gains) / np.sqrt(len(gains)) + 0.03 * np.mean(gains)
+        assert found[index] == pytest.approx(np.mean(gains), abs=error)
+
+
+def test_certain_gain_is_the_volume() -> None:
+    tiny = np.full((2, 2), 1e-6)
+    found = expected_improvement(np.array([[0.5, 0.5], [1.5, 1.5]]), tiny, np.empty((0, 2)), [1.0, 1.0])
+    assert found == pytest.approx([0.25, 0.0], abs=0.003)
+
+
+def test_dominated_certainty_gains_nothing() -> None:
+    found = expected_improvement(np.array([[0.6, 0.6]]), np.full((1, 2), 1e-6), np.array([[0.5, 0.5]]), [1.0, 1.0])
+    assert found == pytest.approx([0.0])
+
+
+def test_chance_feasible_is_a_product() -> None:
+    found = chance_feasible(np.array([[0.0, -9.0], [0.0, 0.0], [9.0, -9.0]]), np.ones((3, 2)))
+    assert found == pytest.approx([0.5, 0.25, 0.0])
+    assert chance_feasible(np.empty((2, 0)), np.empty((2, 0))) == pytest.approx([1.0, 1.0])
+
+
+def reached(problem: SyntheticProblem, name: str, evaluations: int) -> float:
+    proposer = make_proposer(Sampler(problem.space), name, seed=0)
+    proposer.fix_reference_point(problem.reference_point)
+    points = []
+    for _ in range(evaluations // 4):
+        for proposal in proposer.ask(4):
+            points.append(problem.point(proposal.layout))
+            proposer.tell(problem.observe(proposal.layout))
+    corner = [problem.reference_point[name] for name in OBJECTIVES]
+    return hypervolume([point for point in points if point is not None], corner)
+
+
+def test_ehvi_finds_more_than_chance() -> None:
+    problem = SyntheticProblem(3, space=synthetic_space(pool=32))
+    assert reached(problem, "ehvi", 40) > 2 * reached(problem, "random", 40)
+
+
+def test_pending_layouts_count_as_reached() -> None:
+    """A layout that is still being measured lowers the gain of its like, so that parallel proposals spread."""
+    problem = SyntheticProblem(0, space=synthetic_space(pool=32))
+    scores = []
+    for waits in (False, True):
+        proposer = EhviSearch(Sampler(problem.space), seed=0)
+        proposer.fix_reference_point({"quality": 4.0, "latency": 4.0, "memory": 6.0})
+        for proposal in proposer.ask(24):
+            told = problem.observe(proposal.layout)
+            proposer.tell(Observation(told.layout, "complete", {"quality": 2.5} | dict(told.objectives)))
+        (best,) = proposer.ask(1)
+        if not waits:
+            proposer.tell(Observation(best.layout, "failed"))
+        scores.append(proposer.score([best.layout])[0])
+    assert scores[1] < 0.9 * scores[0]
