@@ -160,7 +160,9 @@ class Runtime(Protocol):
             InfrastructureFailed: the runner itself could not work.
         """
 
-    def gate(self, layout: Layout, quantisation: str, checkpoint: Checkpoint, model: Path) -> GateReport:
+    def gate(
+        self, layout: Layout, quantisation: str, checkpoint: Checkpoint, model: Path, runner: Runner
+    ) -> GateReport:
         """Compares the logits of an exported checkpoint with PyTorch's, here on this machine.
 
         Args:
@@ -168,10 +170,11 @@ class Runtime(Protocol):
             quantisation: and how.
             checkpoint: with which weights.
             model: the exported file.
+            runner: the build that measures it, and that computes the logits here; for this machine's ABI.
 
         Raises:
             CandidateFailed: the runtime died on the file (crash).
-            InfrastructureFailed: no build for this machine.
+            InfrastructureFailed: that build is gone.
         """
 
     def runner(self, target: str, features: Collection[str] | None = None, patched: bool = False) -> Runner:

@@ -30,4 +30,4 @@ def _field(tree: Tree, name: str) -> float:
     line = re.search(rf"^{name}:\s+(\d+) kB$", read(tree, "/proc/meminfo"), re.MULTILINE)
     if not line:
         raise Unread(f"/proc/meminfo: no {name}")
-    return int(line[1]) / 1024
+    return int(line[1]) * 1024 / 1e6

@@ -58,7 +58,7 @@ def _supervise(argv: list[str], env: dict[str, str], affinity: list[int], deadli
         "exit_code": os.waitstatus_to_exitcode(status),
         "wall_s": time.monotonic() - begun,
         "cpu_s": usage.ru_utime + usage.ru_stime,
-        "max_rss_mb": usage.ru_maxrss / 1024,
+        "max_rss_mb": usage.ru_maxrss * 1024 / 1e6,
         "timed_out": timed_out,
     }
 

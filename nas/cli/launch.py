@@ -34,7 +34,10 @@ app = command_app()
 def command(
     space: Annotated[str, typer.Option("--space", help="Name of a packaged space, or a YAML file.")],
     study: Annotated[str | None, typer.Option("--study", help="Name of the study; default: space and time.")] = None,
-    trials: Annotated[int, typer.Option("--trials", "-n", min=1, help="Layouts to try, references not counted.")] = 24,
+    trials: Annotated[
+        int | None,
+        typer.Option("--trials", "-n", min=1, help="Layouts to try, references not counted; default: the space's."),
+    ] = None,
     db: DatabaseOption = None,
     ray_address: Annotated[str | None, typer.Option("--ray-address", help="Compute on this Ray cluster.")] = None,
     workers: Annotated[
@@ -79,18 +82,23 @@ def command(
     _report(options, space, state, json)
 
 
+def _trials(options: LaunchOptions) -> int:
+    return options.trials or options.space.search.trials
+
+
 def _show_plan(options: LaunchOptions, json: bool) -> None:
     if json:
         space = options.space
-        print_json({"study": options.study, "space": space.name, "key": space_key(space), "trials": options.trials})
+        print_json({"study": options.study, "space": space.name, "key": space_key(space), "trials": _trials(options)})
     else:
         print_fields(
-            [("study", options.study), ("trials", options.trials), *plan_fields(options.space, options.trials)]
+            [("study", options.study), ("trials", _trials(options)), *plan_fields(options.space, _trials(options))]
         )
 
 
 def _run(options: LaunchOptions) -> StudyState:
-    say(f"study {options.study}: {options.trials} trials of {options.space.name}")
+    verb = "going on with" if options.resume else "starting"
+    say(f"{verb} study {options.study} of space {options.space.name}")
 
     def tell(trial: int | None, what: str, payload: Mapping[str, Any]) -> None:
         if what.endswith("failed"):

@@ -7,20 +7,25 @@ from typing import Annotated, Any
 
 import typer
 
-from nas.cli import study_change
+from nas.cli import study_change, study_export
 from nas.cli.arguments import StudyArgument
 from nas.cli.database import DatabaseOption, open_store
 from nas.cli.lazy import command_app
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
 from nas.cli.study_view import print_front, report_fields
 from nas.core.layout import Layout
+from nas.core.space import SearchSpace
 from nas.core.trial import TrialState
+from nas.service.asking import replay as replay_log
+from nas.service.launch import support_filter
+from nas.service.ledger import all_events
 from nas.service.report import study_report
 from nas.store import studies, trials
 from nas.store.rows import Trial
 
 app = command_app(help="List, show, steer and exchange studies.")
 study_change.register(app)
+study_export.register(app)
 
 
 @app.command("list")
@@ -96,6 +101,25 @@ def list_trials(
         return
     columns = ("trial", "state", "rung", "origin", "layout", "reason")
     print_table(columns, [[row[column] for column in columns] for row in found])
+
+
+@app.command()
+def replay(study: StudyArgument, db: DatabaseOption = None, json: JsonFlag = False) -> None:
+    """Ask the proposer again along the study's log, and fail where it would propose something else."""
+    with open_store(db) as store:
+        found = studies.get(store, study)
+        space = SearchSpace.model_validate(found.space)
+        recorded = trials.all(store, found.id)
+        differences = replay_log(space, support_filter(space), recorded, all_events(store, found.id))
+    own = sum(trial.origin != "reference" for trial in recorded)
+    if json:
+        print_json({"study": study, "proposals": own, "differences": differences})
+    else:
+        for line in differences:
+            typer.echo(line)
+        say(f"{own - len(differences)} of {own} proposals are equal")
+    if differences:
+        raise typer.Exit(1)
 
 
 def _as_json(trial: Trial) -> dict[str, Any]:

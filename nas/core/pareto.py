@@ -29,9 +29,11 @@ def ranks(points: ArrayLike) -> NDArray[np.int64]:
     """[P] non-dominated rank: 0 on the front, 1 on the front of the rest, and so on (Deb et al. 2002, NSGA-II)."""
     values = np.asarray(points, dtype=float)
     rank = np.full(len(values), -1, dtype=np.int64)
+    beaten = dominates(values, values) if len(values) else np.zeros((0, 0), dtype=np.bool_)
+    better = beaten.sum(axis=0)
     level = 0
-    while (rank < 0).any():
-        left = np.flatnonzero(rank < 0)
-        rank[left[front_mask(values[left])]] = level
+    while (front := (rank < 0) & (better == 0)).any():
+        rank[front] = level
+        better = better - beaten[front].sum(axis=0)
         level += 1
     return rank

@@ -12,7 +12,7 @@ reported as accepted again when it comes twice.
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -28,6 +28,11 @@ FILE_PATH = "/v1/files/{sha256}"
 LOCAL_PATH_HEADER = "X-Local-Path"
 """Percent-encoded path of the file, for an agent on the coordinator's own machine; the agent verifies the hash."""
 
+AgentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+DeviceId = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+JobId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+Epoch = Annotated[int, Field(ge=0, lt=1 << 31)]
+
 FailureKind = Literal["infrastructure", "refused", "cancelled"]
 """Why an agent has no result. infrastructure: host, device or network, another try can help. refused: this agent may
 not or cannot run the plan, another try on it is pointless. cancelled: it was told to stop."""
@@ -40,7 +45,7 @@ class _Message(BaseModel):
 class RegisterRequest(_Message):
     """An agent and every device it serves. `boot_id` tells a restarted host from a restarted agent."""
 
-    agent: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    agent: AgentName
     devices: tuple[Device, ...]
     boot_id: str
 
@@ -55,16 +60,16 @@ class RegisterReply(_Message):
 class LeaseRequest(_Message):
     """Asks for a job for one device; the answer may take `wait_s`."""
 
-    agent: str
-    device: str
+    agent: AgentName
+    device: DeviceId
     wait_s: float = Field(ge=0)
 
 
 class Job(_Message):
     """A leased measurement job. `epoch` is the fencing number of the device's lease."""
 
-    id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
-    epoch: int = Field(ge=0)
+    id: JobId
+    epoch: Epoch
     deadline_s: float = Field(gt=0, description="seconds from the lease to the last useful moment")
     round: Round
 
@@ -78,10 +83,10 @@ class LeaseReply(_Message):
 class HeartbeatRequest(_Message):
     """Renews the lease of a running job."""
 
-    agent: str
-    device: str
-    job: str
-    epoch: int
+    agent: AgentName
+    device: DeviceId
+    job: JobId
+    epoch: Epoch
 
 
 class HeartbeatReply(_Message):
@@ -100,9 +105,9 @@ class Failure(_Message):
 class ResultRequest(_Message):
     """The end of a job: its result or the failure, not both."""
 
-    agent: str
-    device: str
-    epoch: int
+    agent: AgentName
+    device: DeviceId
+    epoch: Epoch
     result: RoundResult | None = None
     failure: Failure | None = None
 

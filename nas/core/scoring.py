@@ -159,7 +159,8 @@ def require_figures(space: SearchSpace, figures: Figures, what: str) -> None:
     Raises:
         InvalidInput: naming the figure and its reason.
     """
-    for item in (*space.budgets, *space.objectives):
+    items: tuple[Budget | Objective, ...] = (*space.budgets, *space.objectives)
+    for item in items:
         if METRICS[item.metric].source == "proxy":
             continue
         for place in places(space, item):

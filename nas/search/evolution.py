@@ -27,7 +27,7 @@ class Evolution(BaseProposer):
 
 def stock(log: SearchState, sampler: Sampler) -> Stock:
     """What can be bred from, with ranks: what is known and inside the space."""
-    return [(rank, layout) for rank, layout in log.parents() if not sampler.contains(layout)]
+    return [(rank, layout) for rank, layout in log.parents() if sampler.admits(layout)]
 
 
 def breed(parents: Stock, sampler: Sampler, rng: Rng) -> Child:

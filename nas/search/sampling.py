@@ -43,12 +43,19 @@ class Sampler:
         self.space = space
         self.frames = Frames(space)
         self._supported = supported
+        self._admitted: dict[str, bool] = {}
         self._depths: dict[Frame, tuple[int, ...]] = {}
 
     def contains(self, layout: Layout) -> list[str]:
         """Why `layout` is no candidate of the space, one reason a rule; empty where it is one."""
         reasons = reasons_outside(self.space, layout)
         return reasons or ([] if self._supported(layout) else ["no runtime of the space carries it"])
+
+    def admits(self, layout: Layout) -> bool:
+        """Whether `contains` has nothing to say against `layout`; remembered by its id."""
+        if layout.id not in self._admitted:
+            self._admitted[layout.id] = not self.contains(layout)
+        return self._admitted[layout.id]
 
     def draw(self, rng: Rng) -> Layout:
         """A random layout.

@@ -16,8 +16,8 @@ from nas.search import PROPOSERS, Observation, Proposal, Proposer, Sampler, Sear
 from nas.service.ledger import Ledger
 from nas.store.rows import Trial
 
-TOLD = "told"
-"""Events of trials that carry an observation, in the order in which the proposer got them."""
+TOLD, POINT = "told", "reference point told"
+"""Events that carry an observation or the reference point, in the order in which the proposer got them."""
 
 
 class Asker:
@@ -33,22 +33,23 @@ class Asker:
         self._space = space
         self._proposer = make_proposer(space, supported)
         self._lock = HostLock(lock)
-        self._asking = False
+        self._asking = self._pointed = False
         self._later: list[Callable[[], None]] = []
 
-    def resume(self, trials: list[Trial], events: list[Event], point: Mapping[str, float] | None) -> None:
+    def resume(self, trials: list[Trial], events: list[Event]) -> None:
         """Takes up where the log ends."""
         state = SearchState(tuple(objective.name for objective in self._space.objectives), self._space.search.seed)
         state.proposals = [Proposal.from_json(trial.record) for trial in trials if trial.record is not None]
         for event in events:
             if event.payload.get("what") == TOLD:
                 state.tell(Observation.from_json(event.payload["observation"]))
-        if point is not None:
-            state.fix_reference_point(point)
+            elif event.payload.get("what") == POINT:
+                state.fix_reference_point(event.payload["point"])
+        self._pointed = state.reference_point is not None
         self._proposer.restore(state.to_json())
 
     async def next(self, ledger: Ledger) -> Trial | None:
-        """A new trial; None where the proposer has no more layouts."""
+        """A new trial; None where the proposer has no more layouts. Waits for its turn on the machine."""
         self._asking = True
         try:
             begun = time.perf_counter()
@@ -71,9 +72,16 @@ class Asker:
 
         self._now_or_later(tell)
 
-    def fix_reference_point(self, point: Mapping[str, float]) -> None:
-        """Passes on the reference point; the ledger keeps it."""
-        self._now_or_later(lambda: self._proposer.fix_reference_point(point))
+    def fix_reference_point(self, ledger: Ledger, point: Mapping[str, float]) -> None:
+        """Tells the proposer the reference point, once, and logs when."""
+
+        def fix() -> None:
+            if not self._pointed:
+                self._pointed = True
+                ledger.note(None, POINT, point=dict(point))
+                self._proposer.fix_reference_point(point)
+
+        self._now_or_later(fix)
 
     def _now_or_later(self, action: Callable[[], None]) -> None:
         if self._asking:
@@ -118,8 +126,8 @@ def replay(
                 differences.append(f"trial {event.trial}: {Layout.from_json(recorded.layout)} became {shown}")
         elif event.payload.get("what") == TOLD:
             proposer.tell(Observation.from_json(event.payload["observation"]))
-        elif event.kind is EventKind.STUDY and "reference_point" in event.payload:
-            proposer.fix_reference_point(event.payload["reference_point"])
+        elif event.payload.get("what") == POINT:
+            proposer.fix_reference_point(event.payload["point"])
     return differences
 
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
 
 from fastapi import FastAPI, HTTPException, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.requests import Request
 
 from nas.core import protocol as p
+from nas.core.canonical import canonical_json
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError, UnknownName
+from nas.service.body_limit import BodyLimit
 from nas.store import agents, devices, jobs, outcomes
 from nas.store.rows import JobRow
 from nas.store.store import Store
@@ -23,6 +27,9 @@ POLL_S = 20.0
 HEARTBEAT_S = 5.0
 _IDLE_LOOK_S = 2.0
 """Between looks at the database for jobs that another process queued."""
+
+MAX_BODY = 64 << 20
+"""Bytes of a request: a round's raw output is kept up to 1 MiB a run."""
 
 _JOB_OVERHEAD_S = 120.0
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -64,14 +71,13 @@ def make_app(store: Store, find_file: FindFile, doorbell: Doorbell) -> FastAPI:
         doorbell: rung when jobs are queued; rings when they end.
     """
     app = FastAPI(title="hilnas coordinator", openapi_url=None)
-
-    @app.exception_handler(NasError)
-    def refuse(request: Request, error: NasError) -> JSONResponse:
-        status = 503 if isinstance(error, InfrastructureFailed) else 404 if isinstance(error, UnknownName) else 422
-        return JSONResponse({"error": str(error)}, status)
+    app.add_middleware(BodyLimit, limit=MAX_BODY)
+    app.add_exception_handler(NasError, _refuse)
+    app.add_exception_handler(RequestValidationError, _malformed)
 
     @app.post(p.REGISTER_PATH)
     def register(request: p.RegisterRequest) -> p.RegisterReply:
+        _require_storable(request)
         agents.register_local(store, request.agent)
         devices.register(store, request.agent, request.devices, boot_id=request.boot_id)
         doorbell.ring()
@@ -88,14 +94,14 @@ def make_app(store: Store, find_file: FindFile, doorbell: Doorbell) -> FastAPI:
         return p.HeartbeatReply(cancel=not ours)
 
     @app.post(p.RESULT_PATH)
-    def result(job: str, request: p.ResultRequest) -> p.ResultReply:
+    def result(job: p.JobId, request: p.ResultRequest) -> p.ResultReply:
+        _require_storable(request)
         of = (store, job, request.device, request.agent, request.epoch)
         if request.result is not None:
             verdict = outcomes.submit(*of, request.result)
-        elif request.failure is not None:
-            verdict = outcomes.fail(*of, request.failure)
         else:
-            raise InvalidInput("neither a result nor a failure")
+            assert request.failure is not None, "the message holds one of both"
+            verdict = outcomes.fail(*of, request.failure)
         doorbell.ring()
         return p.ResultReply(accepted=verdict.accepted, reason=verdict.reason)
 
@@ -110,9 +116,24 @@ def make_app(store: Store, find_file: FindFile, doorbell: Doorbell) -> FastAPI:
     return app
 
 
-def runner_files(folders: Mapping[str, Path]) -> FindFile:
-    """Finds the files of runner builds by hash: content hash -> path."""
-    return folders.get
+def _refuse(request: Request, error: Exception) -> JSONResponse:
+    status = 503 if isinstance(error, InfrastructureFailed) else 404 if isinstance(error, UnknownName) else 422
+    return JSONResponse({"error": str(error)}, status)
+
+
+def _malformed(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    problem = error.errors()[0]
+    # Without what was sent: that may be anything, and need not even be text.
+    return JSONResponse({"error": ascii(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}")}, 422)
+
+
+def _require_storable(message: BaseModel) -> None:
+    """Refuses numbers and characters that JSON knows in Python only: NaN, lone surrogates."""
+    try:
+        canonical_json(message.model_dump(mode="json")).encode()
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"no JSON that can be stored: {str(error)!a}") from None
 
 
 def _claim(store: Store, doorbell: Doorbell, request: p.LeaseRequest) -> JobRow | None:

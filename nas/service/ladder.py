@@ -2,8 +2,8 @@
 
 Asynchronous successive halving (Li et al. 2020, "A System for Massively Parallel Hyperparameter Tuning") with two
 changes: candidates are compared by their place on the front (quality at that rung with their measured device figures),
-and while more candidates are expected a rung rounds its share down, so the first arrival does not climb unopposed.
-Reference layouts climb by themselves and are not counted.
+and while more candidates are expected a rung rounds its share down, so the first arrival does not climb unopposed. A
+rung that keeps a number of candidates waits for all of them. Reference layouts climb by themselves and are not counted.
 """
 
 from __future__ import annotations
@@ -95,6 +95,6 @@ class Ladder:
 
     def _places(self, rung: int, last_call: bool) -> int:
         count, keep = len(self._finished[rung]), self.rungs[rung].keep
-        if last_call or keep is None or isinstance(keep, int):
+        if last_call or keep is None:
             return self.rungs[rung].promoted(count)
-        return math.floor(keep * count)
+        return 0 if isinstance(keep, int) else math.floor(keep * count)

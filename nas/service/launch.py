@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,26 +17,28 @@ from typing import Any
 import psutil
 
 from nas.core import paths
-from nas.core.errors import StudyBusy, Unsupported
+from nas.core.errors import NasError, StudyBusy, Unsupported
 from nas.core.layout import Layout
 from nas.core.space import SearchSpace
 from nas.proxy.corpus import CorpusRef, refer
 from nas.runtimes.base import Runtime
 from nas.service.asking import Asker
-from nas.service.benches import Preparer, known_runtime
+from nas.service.benches import Kept, Preparer, known_runtime
 from nas.service.farm import Farm, host_lock_folder, open_farm
 from nas.service.ledger import Ledger, all_events
 from nas.service.orchestrator import Orchestrator
 from nas.service.progress import Snapshot
+from nas.service.record import CALIBRATED
 from nas.service.stage_work import Bench, StageWork
 from nas.service.stages import Stages
 from nas.service.tune import RayCompute
-from nas.store import leases, studies
+from nas.service.turns import Turns
+from nas.store import jobs, leases, studies
 from nas.store.rows import Study, StudyLease, StudyState
 from nas.store.store import Store
 
 Log = Callable[[str], None]
-_CALIBRATED = "calibrated"
+_LAUNCHED = "launched"
 
 
 @dataclass(frozen=True)
@@ -45,18 +48,18 @@ class LaunchOptions:
     Args:
         space: the search space.
         study: name; with `resume`, of a study that exists.
-        trials: layouts to propose, references not counted.
+        trials: layouts to propose, references not counted; None: as last time, or as the space says.
         base: folder that relative corpus paths are taken from.
         db: URL, or None for the default database.
         ray_address: of a running cluster, or None.
         resume: go on with the study.
-        accept_noise: keep refused repetitions, marked, off the reported front.
+        accept_noise: keep refused repetitions, marked, off the reported front; a study that did so once goes on so.
         workers: trainings side by side on a local Ray.
     """
 
     space: SearchSpace
     study: str
-    trials: int
+    trials: int | None
     base: Path
     db: str | None = None
     ray_address: str | None = None
@@ -87,10 +90,8 @@ def launch(
         study = _study(store, options)
         lease = _lease(store, study, log)
         ledger = Ledger(store, study, lease, on_event)
-        try:
-            return asyncio.run(_run(options, ledger, corpus, supported, on_update, log))
-        finally:
-            ledger.release()
+        with ledger.keep(), _failure_shown(ledger):
+            return asyncio.run(_run(_as_begun(options, ledger), ledger, corpus, supported, on_update, log))
     finally:
         store.close()
 
@@ -102,22 +103,24 @@ async def _run(
     space = options.space
     asker = Asker(space, supported, host_lock_folder())
     scratch = paths.home() / "work"
-    # Leaves on SIGINT in a child process group of its own, so that workers end after us, not before.
     with open_farm(ledger.store) as farm:
+        benches = await _benches(options, ledger, farm, scratch, log)  # while nothing else runs here
         log("starting Ray" if options.ray_address is None else f"connecting to Ray at {options.ray_address}")
         with RayCompute(options.ray_address, options.workers) as compute:
             work = StageWork(
                 space=space,
-                benches=await _benches(options, ledger, farm, scratch, log),
+                benches=benches,
                 corpus=corpus,
                 stages=Stages(ledger),
                 ledger=ledger,
                 compute=compute,
+                turns=Turns(compute.workers),
                 jobs=farm.jobs(ledger.study.id),
                 scratch=scratch,
                 lock=host_lock_folder(),
                 accept_noise=options.accept_noise,
             )
+            assert options.trials is not None, "fixed by `_as_begun`"
             orchestrator = Orchestrator(work, ledger, asker, options.trials, on_update)
             with _interrupts(orchestrator, log):
                 return await orchestrator.run()
@@ -127,11 +130,11 @@ async def _benches(
     options: LaunchOptions, ledger: Ledger, farm: Farm, scratch: Path, log: Log
 ) -> dict[tuple[str, str], Bench]:
     """Every device with every runtime; a resumed study keeps the calibrations that it began with."""
-    preparer = Preparer(farm, farm.jobs(None), options.space.protocol, scratch, log, options.accept_noise)
+    jobs_of_study = farm.jobs(ledger.study.id)
+    preparer = Preparer(farm, jobs_of_study, options.space.protocol, scratch, log, options.accept_noise)
     kept = {
-        (event.payload["device"], event.payload["runtime"]): event.payload["ms"]
-        for event in all_events(ledger.store, ledger.study.id)
-        if event.payload.get("what") == _CALIBRATED
+        (payload["device"], payload["runtime"]): Kept(payload["build"], payload["ms"])
+        for payload in _notes(ledger, CALIBRATED)
     }
     benches = {}
     for device in options.space.devices:
@@ -139,9 +142,37 @@ async def _benches(
             place = (device, runtime.name)
             benches[place] = bench = await preparer.bench(device, runtime, kept.get(place))
             if place not in kept:
-                ms = bench.reference.calibration_ms
-                ledger.note(None, _CALIBRATED, device=device, runtime=runtime.name, ms=ms, id=bench.device.id)
+                ledger.note(
+                    None, CALIBRATED, device=device, runtime=runtime.name, id=bench.device.id,
+                    build=bench.runner.build, ms=bench.reference.calibration_ms,
+                )  # fmt: skip
     return benches
+
+
+def _as_begun(options: LaunchOptions, ledger: Ledger) -> LaunchOptions:
+    """The options, with what the study was launched with before where they leave it open."""
+    before = _notes(ledger, _LAUNCHED)
+    trials = options.trials or (before[-1]["trials"] if before else options.space.search.trials)
+    accept_noise = options.accept_noise or any(payload["accept_noise"] for payload in before)
+    ledger.note(None, _LAUNCHED, trials=trials, accept_noise=accept_noise)
+    return replace(options, trials=trials, accept_noise=accept_noise)
+
+
+def _notes(ledger: Ledger, what: str) -> list[Mapping[str, Any]]:
+    log = all_events(ledger.store, ledger.study.id)
+    return [event.payload for event in log if event.payload.get("what") == what]
+
+
+@contextmanager
+def _failure_shown(ledger: Ledger) -> Iterator[None]:
+    """Leaves no study behind that seems to run."""
+    try:
+        yield
+    except BaseException as error:
+        state = StudyState.STOPPED if isinstance(error, KeyboardInterrupt) else StudyState.FAILED
+        with contextlib.suppress(NasError):  # the study was lost, or the database is what failed
+            ledger.set_state(state)
+        raise
 
 
 def support_filter(space: SearchSpace) -> Callable[[Layout], bool]:
@@ -170,22 +201,32 @@ def _study(store: Store, options: LaunchOptions) -> Study:
     if options.resume:
         study = studies.get(store, options.study)
         studies.require_same_space(study, space)
-        studies.set_desired_state(store, study.id, "run")
-        return studies.get(store, options.study)
+        return study
     return studies.create(store, options.study, space, seed=options.space.search.seed, version=version("hilnas"))
 
 
 def _lease(store: Store, study: Study, log: Log) -> StudyLease:
+    lease = _acquire(store, study, log)
+    studies.set_desired_state(store, study.id, "run")
+    # Left by a process that was killed: what is still wanted will be queued again.
+    jobs.cancel_study(store, study.id)
+    return lease
+
+
+def _acquire(store: Store, study: Study, log: Log) -> StudyLease:
     holder = leases.new_holder()
     try:
         return leases.acquire(store, study.id, holder)
-    except StudyBusy:
+    except StudyBusy as busy:
         old = leases.current(store, study.id)
-        if old is None or not _died_here(old):
+        if old is not None and _died_here(old):
+            log(f"the process that ran {study.name} died without releasing it; taking over")
+            leases.release(store, old)
+            return leases.acquire(store, study.id, holder)
+        if studies.get(store, study.id).desired_state != "pause":
             raise
-        log(f"the process that ran {study.name} died without releasing it; taking over")
-        leases.release(store, old)
-        return leases.acquire(store, study.id, holder)
+        studies.set_desired_state(store, study.id, "run")
+        raise StudyBusy(f"{busy}; it was paused, and has been told to go on") from None
 
 
 def _died_here(lease: StudyLease) -> bool:
@@ -194,8 +235,9 @@ def _died_here(lease: StudyLease) -> bool:
     if host != socket.gethostname():
         return False
     try:
-        # A younger process has been given its number.
-        return psutil.Process(int(pid)).create_time() > lease.expires
+        holder = psutil.Process(int(pid))
+        # A younger process has been given its number; or nobody has asked yet how it ended.
+        return holder.create_time() > lease.expires or holder.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from nas.core.canonical import content_hash
-from nas.core.errors import InfrastructureFailed
+from nas.core.errors import InfrastructureFailed, StudyBusy
 from nas.core.layout import Layout
 from nas.core.trial import Event, EventKind, TrialState, TrialStatus
 from nas.store import artifacts, attempts, events, leases, results, studies, trials
 from nas.store.rows import Json, Origin, Proposal, Stage, Study, StudyLease, StudyState, Trial
 from nas.store.store import Store
+
+_RENEW_S = 8.0
 
 _ORDER = [
     TrialState.PROPOSED, TrialState.EXPORTED, TrialState.MEASURING, TrialState.BORDERLINE, TrialState.GATED_IN,
@@ -27,7 +30,7 @@ class Ledger:
     Args:
         store: open database.
         study: its row.
-        lease: fences every write; renewed through `renew`.
+        lease: fences every write; `keep` renews it.
         on_event: told of every event written, for live displays.
     """
 
@@ -38,21 +41,42 @@ class Ledger:
         self.study = study
         self._lease = lease
         self._on_event = on_event
-        self._lock = threading.Lock()
+        self.place = content_hash([str(store.engine.url), study.id])[:12]
+        """Names the study's own folder among those of all studies on this machine, of whatever database."""
         self._noted: set[str] = set()
+        self._lost: StudyBusy | None = None
 
-    def renew(self) -> None:
-        """Keeps the study ours.
+    @contextmanager
+    def keep(self) -> Iterator[None]:
+        """Holds the study for as long as the context is open, and lets the next orchestrator in afterwards.
 
-        Raises:
-            StudyBusy: it is not any more.
+        From a thread, because exports and surrogate fits may keep this one busy for longer than a lease lasts.
         """
-        with self._lock:
-            self._lease = leases.renew(self.store, self._lease)
+        done = threading.Event()
+        keeper = threading.Thread(target=self._renew_until, args=(done,), name="study lease", daemon=True)
+        keeper.start()
+        try:
+            yield
+        finally:
+            done.set()
+            keeper.join()
+            leases.release(self.store, self._lease)
 
-    def release(self) -> None:
-        """Lets the next orchestrator in."""
-        leases.release(self.store, self._lease)
+    def _renew_until(self, done: threading.Event) -> None:
+        while not done.wait(_RENEW_S):
+            try:
+                leases.renew(self.store, self._lease)
+            except StudyBusy as error:
+                self._lost = error
+                return
+            except InfrastructureFailed as error:
+                # Nobody else may be able to write, either; until somebody does, the study stays ours.
+                self._on_event(None, "lease not renewed", {"message": str(error)})
+
+    def require_ours(self) -> None:
+        """Raises `StudyBusy` once another process has taken the study."""
+        if self._lost is not None:
+            raise self._lost
 
     def set_state(self, state: StudyState) -> None:
         """What the study does now."""
@@ -151,6 +175,10 @@ class Ledger:
         self._on_event(trial, f"{stage} done", {})
         return row.payload
 
+    def tries(self, key: str) -> int:
+        """How often a stage was tried in vain so far, by anybody."""
+        return sum(attempt.job is None for attempt in attempts.of_key(self.store, key))
+
     def attempt(self, key: str, stage: Stage, trial: int, message: str) -> None:
         """Keeps a failed try, which holds no key."""
         attempts.record(
@@ -162,8 +190,11 @@ class Ledger:
         """Moves a written file into the store."""
         stored = artifacts.put_file(self.store, path)
         assert stored.sha256 == sha256, f"{path} changed after it was written"
-        artifacts.pin(self.store, sha256, f"study:{self.study.id}")
         path.unlink(missing_ok=True)
+
+    def pin(self, sha256: str) -> None:
+        """Keeps an artifact in the store for as long as the study is there."""
+        artifacts.pin(self.store, sha256, artifacts.study_owner(self.study.id))
 
     def has_artifact(self, sha256: str) -> bool:
         """Whether the file is still there."""

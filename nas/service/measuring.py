@@ -131,7 +131,8 @@ def _result(
     return measurement(
         done, noisy=noisy, artifact=subject.artifact.sha256, runtime=subject.runtime.name,
         build=subject.runner.build, patched=subject.runner.patched, device=subject.device.id,
-        workload=subject.workload, file_bytes=subject.artifact.size, calibration_ms=reference.calibration_ms, wall_s=wall_s,
+        workload=subject.workload, file_bytes=subject.artifact.size, calibration_ms=reference.calibration_ms,
+        wall_s=wall_s,
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from nas.core.errors import InfrastructureFailed, NasError
 from nas.core.layout import Layout
-from nas.core.trial import Event, TrialState
+from nas.core.trial import Event, EventKind, TrialState
 from nas.proxy.quality import Quality
 from nas.search import Observation, Status
 from nas.service.asking import Asker
@@ -26,7 +26,8 @@ from nas.service.trial_run import TakenFigures, TrialRun
 from nas.store.rows import StudyState, Trial
 
 _LOOK_S = 0.5
-_RENEW_S = 8.0
+_FAILURES_IN_A_ROW = 3
+"""Trials that fail one after the other for no reason of their own before the study is given up."""
 
 
 class Orchestrator:
@@ -53,8 +54,11 @@ class Orchestrator:
         """Arrivals on the ladder that the log tells of and this process has not seen again."""
         self.runs: dict[int, TrialRun] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._asking: asyncio.Task[None] | None = None
+        self._failed_in_a_row: list[TrialRun] = []
         self._stop = asyncio.Event()
-        self._begun = self._renewed = time.monotonic()
+        self._state = StudyState.RUNNING
+        self._begun = time.monotonic()
 
     def stop(self) -> None:
         """Ends `run` soon; what is not finished can be resumed."""
@@ -67,16 +71,14 @@ class Orchestrator:
             COMPLETE, or STOPPED where it was told to stop.
 
         Raises:
-            NasError: a reference layout failed, or the study was taken over.
+            NasError: a reference layout failed, nothing works any more, or the study was taken over.
         """
-        self._ledger.set_state(StudyState.RUNNING)
+        self._ledger.set_state(self._state)
         try:
             self._begin()
             state = await self._loop()
-        except BaseException:
-            await self._cancel()
-            raise
-        if state is StudyState.STOPPED:
+        finally:
+            self._stop.set()
             await self._cancel()
         self._ledger.set_state(state)
         self._on_update(self._snapshot())
@@ -85,7 +87,7 @@ class Orchestrator:
     def _begin(self) -> None:
         known = self._ledger.trials()
         log = self._ledger.recall()
-        self._asker.resume(known, log, self._ledger.study.reference_point)
+        self._asker.resume(known, log)
         self._recall(known, log)
         for name, layout in self._work.space.references.layouts().items():
             trial = self._ledger.propose(layout, "reference")
@@ -97,6 +99,7 @@ class Orchestrator:
                 self._start(self._ledger.retry(trial))
 
     def _start(self, trial: Trial, reference: str | None = None) -> None:
+        assert trial.number not in self.runs, f"trial {trial.number} runs already"
         layout = Layout.from_json(trial.layout)
         run = TrialRun(trial.number, layout, reference, self._work, self._ledger, self)
         self.runs[trial.number] = run
@@ -110,6 +113,7 @@ class Orchestrator:
         self._expected = {arrival for arrival in self._expected if arrival[0] != run.number}
         self._ladder.leave(run.number)
         self._decide()
+        self._failed_in_a_row = [*self._failed_in_a_row, run] if run.retryable else []
 
     async def _loop(self) -> StudyState:
         while True:
@@ -117,11 +121,10 @@ class Orchestrator:
             desired = self._ledger.desired_state()
             if self._stop.is_set() or desired == "stop":
                 return StudyState.STOPPED
-            self._ledger.set_state(StudyState.PAUSED if desired == "pause" else StudyState.RUNNING)
+            self._show_state(StudyState.PAUSED if desired == "pause" else StudyState.RUNNING)
             if desired == "run" and self._may_ask():
-                await self._propose()
-                continue
-            pending = [task for task in self._tasks.values() if not task.done()]
+                self._asking = asyncio.create_task(self._propose(), name="proposer")
+            pending = [task for task in self._all_tasks() if not task.done()]
             if self._ladder.closed and not pending:
                 return StudyState.COMPLETE
             self._refuse_deadlock(pending)
@@ -130,24 +133,33 @@ class Orchestrator:
             stop.cancel()
 
     def _look_after(self) -> None:
-        """What every turn of the loop does: renew the lease, pass errors on, show how things stand."""
-        if time.monotonic() - self._renewed > _RENEW_S:
-            self._ledger.renew()
-            self._renewed = time.monotonic()
-        for number, task in self._tasks.items():
-            if task.done() and not task.cancelled():
+        """What every turn of the loop does: pass errors on, close the ladder, show how things stand."""
+        self._ledger.require_ours()
+        for task in self._all_tasks():
+            if task.done():
                 task.result()
-                self._require_reference(self.runs[number])
+        for run in self.runs.values():
+            self._require_reference(run)
+        self._require_sense()
         if self._proposed() >= self._wanted and not self._ladder.closed:
             self._ladder.closed = True
             self._decide()
         self._on_update(self._snapshot())
 
+    def _show_state(self, state: StudyState) -> None:
+        if state is not self._state:
+            self._ledger.set_state(state)
+            self._state = state
+
+    def _all_tasks(self) -> list[asyncio.Task[None]]:
+        return [*self._tasks.values(), *([self._asking] if self._asking else [])]
+
     def _proposed(self) -> int:
         return sum(run.reference is None for run in self.runs.values())
 
     def _may_ask(self) -> bool:
-        if self._ladder.closed or self._expected or not self.scales.figures_ready:
+        asking = self._asking is not None and not self._asking.done()
+        if asking or self._ladder.closed or self._expected or not self.scales.figures_ready:
             return False
         busy = sum(not self._tasks[n].done() and not run.waiting for n, run in self.runs.items())
         # Enough to keep each worker and each device at work, and no more: later proposals know more.
@@ -167,18 +179,24 @@ class Orchestrator:
         message = f"the {run.reference} reference failed, so nothing can be compared with it: {run.failed}"
         raise (InfrastructureFailed if run.retryable else NasError)(message) from run.failed
 
+    def _require_sense(self) -> None:
+        """Ends the study, to be resumed, where trial after trial would fail of the same."""
+        failed = self._failed_in_a_row
+        if len(failed) >= _FAILURES_IN_A_ROW:
+            raise InfrastructureFailed(
+                f"{len(failed)} trials in a row failed for no reason of their own; the last, trial "
+                f"{failed[-1].number}: {failed[-1].failed}"
+            ) from failed[-1].failed
+
     def _refuse_deadlock(self, pending: list[asyncio.Task[None]]) -> None:
-        stuck = (
-            self._ladder.closed
-            and not self._expected
-            and all(run.waiting for n, run in self.runs.items() if not self._tasks[n].done())
-        )
-        assert not (stuck and pending and not self._decide()), "trials wait for each other"
+        running = [run for number, run in self.runs.items() if not self._tasks[number].done()]
+        stuck = self._ladder.closed and not self._expected and all(run.waiting for run in running)
+        assert not (stuck and pending), "trials wait for each other"
 
     async def _cancel(self) -> None:
-        for task in self._tasks.values():
+        for task in self._all_tasks():
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*self._all_tasks(), return_exceptions=True)
 
     def _snapshot(self) -> Snapshot:
         return snapshot(self._ledger, self._work.space, self.scales, self.runs, self._wanted, self._begun)
@@ -215,7 +233,7 @@ class Orchestrator:
         before = self.scales.reference_point
         self.scales.learn(run, status)
         if before is None and (point := self.scales.named_reference_point()):
-            self._asker.fix_reference_point(point)
+            self._asker.fix_reference_point(self._ledger, point)
         if status != "failed" or not run.retryable:
             self._asker.tell(self._ledger, run.number, self._observation(run, status))
 
@@ -234,27 +252,28 @@ class Orchestrator:
             run.rung if run.quality is not None else None,
         )
 
-    def _decide(self) -> bool:
-        """Passes on what the ladder can decide; whether there was anything."""
+    def _decide(self) -> None:
+        """Passes on what the ladder can decide."""
         if self._expected or self._stop.is_set():
-            return False
-        made = self._ladder.decisions()
-        for decision in made:
+            return
+        for decision in self._ladder.decisions():
             waiting = self._climbing.pop((decision.trial, decision.rung), None)
             if waiting is not None and not waiting.done():
                 waiting.set_result(decision.verdict == "promote")
-        return bool(made)
+                self.runs[decision.trial].waiting = False
 
     def _recall(self, known: list[Trial], log: list[Event]) -> None:
         """Reads from the log who arrived where on the ladder, and what was decided."""
         last = len(self._work.space.quality.rungs) - 1
-        own = {trial.number for trial in known if trial.origin != "reference"}
+        cancelled = TrialState.CANCELLED
+        own = {trial.number for trial in known if trial.origin != "reference" and trial.status.state is not cancelled}
         for event in log:
-            if event.trial in own and event.payload.get("what") == "quality" and event.payload["rung"] < last:
-                self._expected.add((event.trial, event.payload["rung"]))
-        for trial in known:
-            at = trial.status.rung
-            for rung in range(at or 0):
-                self._recalled[trial.number, rung] = "promote"
-            if at is not None and trial.status.state is TrialState.STOPPED:
-                self._recalled[trial.number, at] = "stop"
+            if event.trial is None or event.trial not in own:
+                continue
+            rung: int = event.payload.get("rung", 0)
+            if event.kind is EventKind.TRAINING and rung > 0:
+                self._recalled[event.trial, rung - 1] = "promote"
+            elif event.kind is EventKind.STOPPED:
+                self._recalled[event.trial, rung] = "stop"
+            elif event.payload.get("what") == "quality" and rung < last:
+                self._expected.add((event.trial, rung))

@@ -13,6 +13,8 @@ from nas.service.ranking import Ranked, front_hypervolume, rank_trials
 from nas.service.scales import Scales
 from nas.service.trial_run import TrialRun
 
+_ENDED_TO_GUESS = 3
+
 
 @dataclass(frozen=True, slots=True)
 class FrontRow:
@@ -68,7 +70,7 @@ def snapshot(
         hypervolume=_hypervolume(scales),
         front=_front(scales, runs),
         elapsed_s=elapsed,
-        left_s=elapsed / ended * (wanted - ended) if ended else None,
+        left_s=elapsed / ended * (wanted - ended) if ended >= _ENDED_TO_GUESS else None,
     )
 
 

@@ -17,6 +17,9 @@ from nas.store import results, studies, trials
 from nas.store.rows import Study, Trial
 from nas.store.store import Store
 
+CALIBRATED = "calibrated"
+"""Events that say which device a name of the space means, and its calibration."""
+
 Figures = dict[Place, dict[str, Figure]]
 
 
@@ -27,7 +30,7 @@ class Record:
     trial: Trial
     layout: Layout
     measurements: dict[Place, Measurement] = field(default_factory=dict)
-    """The one with the most repetitions, where there are several of a place."""
+    """The one with the most repetitions that count, where there are several of a place."""
     quality: Quality | None = None
 
     @property
@@ -89,7 +92,7 @@ def read_study(store: Store, name: str) -> StudyRecord:
     space = SearchSpace.model_validate(study.space)
     records = {row.number: Record(row, Layout.from_json(row.layout)) for row in trials.all(store, study.id)}
     log = all_events(store, study.id)
-    devices = {e.payload["id"]: e.payload["device"] for e in log if e.payload.get("what") == "calibrated"}
+    devices = sorted({(e.payload["id"], e.payload["device"]) for e in log if e.payload.get("what") == CALIBRATED})
     for number, row in results.of_study(store, study.id, stage="measure"):
         if "value" in row.payload:
             _keep(records[number], space, devices, Measurement.model_validate(row.payload["value"]))
@@ -109,15 +112,15 @@ def read_study(store: Store, name: str) -> StudyRecord:
     )
 
 
-def _keep(record: Record, space: SearchSpace, devices: Mapping[str, str], measurement: Measurement) -> None:
+def _keep(record: Record, space: SearchSpace, devices: Iterable[tuple[str, str]], measurement: Measurement) -> None:
+    """Files a measurement under every place that it is of: a space may name one device or workload twice."""
     key = measurement.workload.key()
-    workload = next((name for name, each in space.workloads.items() if each.key() == key), None)
-    if workload is None or measurement.device not in devices:
-        return
-    place = Place(devices[measurement.device], measurement.runtime, workload)
-    before = record.measurements.get(place)
-    if before is None or len(measurement.repetitions) >= len(before.repetitions):
-        record.measurements[place] = measurement
+    for device in (name for id, name in devices if id == measurement.device):
+        for workload in (name for name, each in space.workloads.items() if each.key() == key):
+            place = Place(device, measurement.runtime, workload)
+            before = record.measurements.get(place)
+            if before is None or measurement.figures["ttft"].n >= before.figures["ttft"].n:
+                record.measurements[place] = measurement
 
 
 def _spent(payloads: Iterable[Mapping[str, Any]]) -> float:

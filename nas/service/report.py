@@ -54,7 +54,9 @@ def study_report(store: Store, name: str) -> Json:
 
 
 def _complete_axes(record: StudyRecord) -> dict[int, list[Axis]]:
-    found = {}
+    found: dict[int, list[Axis]] = {}
+    if record.published is None:
+        return found
     for number, each in record.records.items():
         axes = each.axes(record.space, record.published)
         whole = [axis for axis in axes if axis is not None]

@@ -94,7 +94,7 @@ class Scales:
 
     def _learn_reference(self, run: TrialRun, name: str, status: str) -> None:
         if status == "gated":
-            require_figures(run.figures, f"{name} reference")
+            require_figures(self._space, run.figures, f"{name} reference")
             self._figures[name] = run.figures
             if name == PUBLISHED:
                 self._figures_taken.set()
@@ -144,10 +144,10 @@ class Scales:
 
 
 def figures_json(taken: TakenFigures) -> list[dict[str, Any]]:
-    """Figures by place as JSON."""
+    """Figures by place as JSON, the same in whatever order they were taken."""
     return [
         {**place._asdict(), "figures": {name: figure.model_dump(mode="json") for name, figure in figures.items()}}
-        for place, figures in taken.items()
+        for place, figures in sorted(taken.items())
     ]
 
 

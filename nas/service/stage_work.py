@@ -15,6 +15,7 @@ from nas.core.measurement import Measurement
 from nas.core.plan import Runner
 from nas.core.scoring import Place
 from nas.core.space import SearchSpace
+from nas.core.workload import Workload
 from nas.proxy.corpus import CorpusRef
 from nas.proxy.job import TrainJob, TrainResult, proxy_layout
 from nas.proxy.ladder import rung_jobs, seed_scores
@@ -23,8 +24,9 @@ from nas.service import work
 from nas.service.keys import export_key, gate_key, measure_key
 from nas.service.ledger import Ledger
 from nas.service.measuring import Jobs, Reference, Subject, measure
-from nas.service.stages import Outcome, Stages, failure
+from nas.service.stages import Outcome, Stages, failure, value_of
 from nas.service.tune import Compute
+from nas.service.turns import Turns
 
 SeedScores = dict[int, dict[str, float]]
 DEPLOY_SEED = 0
@@ -53,6 +55,7 @@ class StageWork:
         stages: finds, shares and retries.
         ledger: keeps artifacts.
         compute: runs exports and trainings.
+        turns: as many as `compute` trains at once.
         jobs: runs measurements.
         scratch: folder for checkpoints and files being written.
         lock: folder of the host lock.
@@ -65,6 +68,7 @@ class StageWork:
     stages: Stages
     ledger: Ledger
     compute: Compute
+    turns: Turns
     jobs: Jobs
     scratch: Path
     lock: Path
@@ -90,22 +94,32 @@ class StageWork:
         """`repetitions` of one workload at one place."""
         bench = self.benches[place.device, place.runtime]
         workload = self.space.workloads[place.workload]
-        key = measure_key(
-            artifact.sha256, bench.runner, bench.device.id, workload, repetitions, self.accept_noise, replicate=0
-        )
+        key = self._measure_key(trial, artifact, bench, workload, repetitions)
         subject = Subject(artifact, bench.runtime, bench.runner, bench.device, workload)
+        protocol = self.space.protocol
 
         async def act() -> Outcome:
             try:
                 taken = await measure(
-                    subject, bench.reference, self.jobs, key, trial, repetitions, self.space.protocol,
-                    accept_noise=self.accept_noise,
+                    subject, bench.reference, self.jobs, key, trial, repetitions, protocol,
+                    accept_noise=self.accept_noise, first_round=self.ledger.tries(key) * (protocol.max_attempts + 1),
                 )  # fmt: skip
             except CandidateFailed as error:
                 return failure(error)
             return {"value": taken.model_dump(mode="json"), "seconds": taken.wall_s}
 
         return Measurement.model_validate(await self.stages.run("measure", key, trial, act))
+
+    def _measure_key(self, trial: int, artifact: Artifact, bench: Bench, workload: Workload, repetitions: int) -> str:
+        def key(accept_noise: bool) -> str:
+            return measure_key(
+                artifact.sha256, bench.runner, bench.device.id, workload, repetitions, self.space.protocol,
+                bench.reference.calibration_ms, accept_noise,
+            )  # fmt: skip
+
+        # What was measured without noise serves, whether noise would be accepted or not.
+        clean = key(False)
+        return key(True) if self.accept_noise and self.ledger.result(clean, trial) is None else clean
 
     async def train_rung(self, trial: int, layout: Layout, rung: int) -> SeedScores:
         """All proxy trainings that quality at `rung` is made of: seed -> evaluation group -> score."""
@@ -121,19 +135,19 @@ class StageWork:
         """
         last = len(self.space.quality.rungs) - 1
         job = rung_jobs(self.space.quality, last, layout, self.corpus)[-1]
-        trained = await self._train(trial, job)
+        weights = await self._weights(trial, job)
         for bench in {name: bench for (_, name), bench in self.benches.items()}.values():
-            await self._gate(trial, proxy_layout(job), bench, trained)
+            await self._gate(trial, proxy_layout(job), bench, weights)
 
-    async def _gate(self, trial: int, proxy: Layout, bench: Bench, trained: TrainResult) -> None:
-        weights = Checkpoint(Path(trained.weights), trained.weights_sha256)
+    async def _gate(self, trial: int, proxy: Layout, bench: Bench, weights: Checkpoint) -> None:
         artifact = await self._export(trial, proxy, bench, weights)
         spec = {
             "layout": proxy.to_json(),
             "runtime": bench.runtime.name,
             "quantisation": bench.quantisation,
-            "weights": {"path": trained.weights, "sha256": trained.weights_sha256},
+            "weights": {"path": str(weights.path), "sha256": weights.sha256},
             "model": str(self.ledger.artifact_path(artifact.sha256)),
+            "runner": bench.runner.model_dump(mode="json"),
             "lock": str(self.lock),
         }
         key = gate_key(artifact.sha256, bench.runner.build)
@@ -141,7 +155,8 @@ class StageWork:
 
     async def _export(self, trial: int, layout: Layout, bench: Bench, weights: Weights) -> Artifact:
         key = export_key(layout, bench.runtime, bench.quantisation, weights.describe())
-        destination = self.scratch / "exports" / key
+        # One orchestrator per study, so that nobody else writes here; and what a killed one left is written over.
+        destination = self.scratch / "exports" / self.ledger.place / key
         spec: dict[str, Any] = {
             "layout": layout.to_json(),
             "runtime": bench.runtime.name,
@@ -162,14 +177,26 @@ class StageWork:
         artifact = Artifact.model_validate(await self.stages.run("export", key, trial, act))
         if not self.ledger.has_artifact(artifact.sha256):
             # Collected by `nas gc` since: the same inputs write the same bytes.
-            await act()
+            value_of(await act())
+        self.ledger.pin(artifact.sha256)
         return artifact
 
     async def _train(self, trial: int, job: TrainJob) -> TrainResult:
+        value = await self.stages.run("train", job.key, trial, lambda: self._run_training(trial, job))
+        return TrainResult.model_validate(value)
+
+    async def _weights(self, trial: int, job: TrainJob) -> Checkpoint:
+        trained = await self._train(trial, job)
+        if not Path(trained.weights).is_file():
+            # Removed since, or trained on another host: the same job makes them again.
+            trained = TrainResult.model_validate(value_of(await self._run_training(trial, job)))
+        return Checkpoint(Path(trained.weights), trained.weights_sha256)
+
+    async def _run_training(self, trial: int, job: TrainJob) -> Outcome:
         spec = {
             "job": job.model_dump(mode="json"),
             "checkpoints": str(self.scratch / "checkpoints"),
             "lock": str(self.lock),
         }
-        value = await self.stages.run("train", job.key, trial, lambda: self.compute.run(work.train, spec, "train"))
-        return TrainResult.model_validate(value)
+        async with self.turns.turn(trial):
+            return await self.compute.run(work.train, spec, "train")

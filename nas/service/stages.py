@@ -1,6 +1,7 @@
 """Runs one stage under its result key: found, shared with whoever is at it, or done now; never twice.
 
-A worker or device that dies costs that stage only: it is tried again here, and nowhere else.
+A worker that dies costs that stage only: it is tried again here, and nowhere else. What dies on a device is tried again
+by the job table.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Outcome = dict[str, Any]
 """{"value": ...} or {"failed": {reason, message}}, with "seconds"."""
 Action = Callable[[], Awaitable[Outcome]]
 
-_TRIES = 3
+_TRIES = {"export": 3, "train": 3, "gate": 3, "measure": 1}
 _FIRST_PAUSE_S = 0.5
 
 
@@ -26,12 +27,12 @@ class Stages:
 
     Args:
         ledger: where results are.
-        tries: per stage, before its infrastructure failure is passed on.
+        first_pause_s: before the second try of a stage; doubles with each.
     """
 
-    def __init__(self, ledger: Ledger, tries: int = _TRIES) -> None:
+    def __init__(self, ledger: Ledger, first_pause_s: float = _FIRST_PAUSE_S) -> None:
         self._ledger = ledger
-        self._tries = tries
+        self._first_pause_s = first_pause_s
         self._running: dict[str, asyncio.Task[Outcome]] = {}
 
     async def run(self, stage: Stage, key: str, trial: int, action: Action) -> Any:
@@ -53,21 +54,31 @@ class Stages:
                 # Another trial has the same proxy: its work is ours. Its cancellation is not.
                 await asyncio.wait([task])
                 outcome = self._ledger.result(key, trial)
-        if failed := outcome.get("failed"):
-            raise CandidateFailed(failed["reason"], failed["message"])
-        return outcome["value"]
+        return value_of(outcome)
 
     async def _do(self, stage: Stage, key: str, trial: int, action: Action) -> Outcome:
-        for attempt in range(1, self._tries + 1):
+        tries = _TRIES[stage]
+        for past in range(tries):
             try:
                 outcome = await action()
                 return self._ledger.put(key, stage, outcome, trial)
             except InfrastructureFailed as error:
                 self._ledger.attempt(key, stage, trial, str(error))
-                if attempt == self._tries:
+                if past == tries - 1:
                     raise
-                await asyncio.sleep(_FIRST_PAUSE_S * 2**attempt)
+                await asyncio.sleep(self._first_pause_s * 2**past)
         raise AssertionError("unreachable: the last try returns or raises")
+
+
+def value_of(outcome: Outcome) -> Any:
+    """The value of an outcome that has one.
+
+    Raises:
+        CandidateFailed: it is the candidate's failure.
+    """
+    if failed := outcome.get("failed"):
+        raise CandidateFailed(failed["reason"], failed["message"])
+    return outcome["value"]
 
 
 def failure(error: CandidateFailed) -> Outcome:

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, Self
 from nas.core.errors import InfrastructureFailed
 
 Work = Callable[[Mapping[str, Any]], dict[str, Any]]
-Kind = Literal["cpu", "train"]
+Kind = Literal["short", "train"]
 
 
 class Compute(Protocol):
@@ -25,7 +25,7 @@ class Compute(Protocol):
     def workers(self) -> int:
         """Stages that run side by side."""
 
-    def run(self, work: Work, spec: Mapping[str, Any], kind: Kind = "cpu") -> Awaitable[dict[str, Any]]:
+    def run(self, work: Work, spec: Mapping[str, Any], kind: Kind = "short") -> Awaitable[dict[str, Any]]:
         """Runs `work(spec)` in a worker process.
 
         Raises:
@@ -74,10 +74,11 @@ class RayCompute:
         """CPU slots of the cluster."""
         return self._workers
 
-    async def run(self, work: Work, spec: Mapping[str, Any], kind: Kind = "cpu") -> dict[str, Any]:
+    async def run(self, work: Work, spec: Mapping[str, Any], kind: Kind = "short") -> dict[str, Any]:
         """Runs `work(spec)` in a Ray worker; a cancelled await cancels the task."""
-        gpus = self._gpu_share if kind == "train" else 0.0
-        remote = self._ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(work)
+        # Exports and gates take seconds: they run beside the trainings instead of queueing behind them.
+        cpus, gpus = (1.0, self._gpu_share) if kind == "train" else (0.0, 0.0)
+        remote = self._ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(work)
         reference = remote.remote(dict(spec))
         try:
             result: dict[str, Any] = await asyncio.wrap_future(reference.future())

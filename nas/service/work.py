@@ -76,14 +76,22 @@ def train(spec: Spec) -> dict[str, Any]:
 
 @_stage
 def gate(spec: Spec) -> dict[str, Any]:
-    """Compares a trained artifact with PyTorch: {layout, runtime, quantisation, weights, model, lock} -> GateReport."""
+    """Compares a trained artifact with PyTorch.
+
+    {layout, runtime, quantisation, weights, model, runner, lock} -> GateReport
+    """
+    from nas.core.plan import Runner
     from nas.runtimes import RUNTIMES
     from nas.runtimes.base import Checkpoint
 
     weights = Checkpoint(Path(spec["weights"]["path"]), spec["weights"]["sha256"])
     with HostLock(Path(spec["lock"])).shared():
         report = RUNTIMES[spec["runtime"]].gate(
-            Layout.from_json(spec["layout"]), spec["quantisation"], weights, Path(spec["model"])
+            Layout.from_json(spec["layout"]),
+            spec["quantisation"],
+            weights,
+            Path(spec["model"]),
+            Runner.model_validate(spec["runner"]),
         )
     report.require()
     return asdict(report)

@@ -17,10 +17,12 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     for name in ("prompt", "gen", "context"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--seconds", type=float, default=0.0)
     parser.add_argument("--fault", default="none")
     args = parser.parse_args()
     with open(args.model, encoding="utf-8") as file:  # noqa: PTH123 - pathlib doubles the start-up time of the script
         figures = json.load(file)["figures"]
+    time.sleep(args.seconds)
     misbehave(args.fault)
     print(json.dumps(report(figures, args) | ({"finite": False} if args.fault == "not_finite" else {})))
 

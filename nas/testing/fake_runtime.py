@@ -39,6 +39,7 @@ class FakeRuntime:
         faults: layout id -> how runs of that layout go wrong.
         refused: block kinds it does not carry.
         slowdown: factor on every reported time, to pretend a slower machine.
+        run_s: seconds that a run really takes, so that something can happen to it.
         targets: ABIs it has a runner for.
     """
 
@@ -46,6 +47,7 @@ class FakeRuntime:
     faults: Mapping[str, Fault] = field(default_factory=dict)
     refused: frozenset[str] = frozenset()
     slowdown: float = 1.0
+    run_s: float = 0.0
     targets: tuple[str, ...] = ("x86_64-linux", "aarch64-linux")
     name: str = "fake"
     quantisations: tuple[str, ...] = ("q4_0",)
@@ -81,6 +83,7 @@ class FakeRuntime:
         """One run of the script."""
         sizes = {"prompt": workload.prompt, "gen": workload.gen, "context": workload.window}
         options = [text for name, value in sizes.items() for text in (f"--{name}", str(value))]
+        options += ["--seconds", str(self.run_s)]
         return Plan(
             runner=runner,
             inputs={"model": artifact.file},
@@ -94,7 +97,9 @@ class FakeRuntime:
         """As every runner that reports in our form."""
         return read_sample(raw)
 
-    def gate(self, layout: Layout, quantisation: str, checkpoint: Checkpoint, model: Path) -> GateReport:
+    def gate(
+        self, layout: Layout, quantisation: str, checkpoint: Checkpoint, model: Path, runner: Runner
+    ) -> GateReport:
         """Passes: there is no graph that could be wrong."""
         return GateReport(errors=(0.0,), error=0.0, limit=0.01)
 

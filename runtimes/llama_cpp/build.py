@@ -25,6 +25,7 @@ from nas.runtimes.llama_cpp.builds import (
     Build,
     BuildDetails,
     builds_folder,
+    every_build,
     load_build,
     runner_source_hash,
     write_manifest,
@@ -112,13 +113,14 @@ def _make(final: Path, details: BuildDetails, build_id: str, toolchain: Toolchai
         work = Path(folder)
         log("unpacking")
         tree = source.unpack(sdist, work / "source")
-        _compile_library(tree, work / "cmake", details, toolchain, log)
         product = work / "product"
         product.mkdir()
-        for library in (work / "cmake" / "bin").glob("*.so"):
-            shutil.copy2(library, product)
-        for tool in TOOLS if details.tools else ():
-            shutil.copy2(work / "cmake" / "bin" / tool, product)
+        sibling = _same_but_for_runner(details)
+        if sibling is None:
+            _compile_library(tree, work / "cmake", details, toolchain, log)
+        library = sibling or work / "cmake" / "bin"
+        for file in (*library.glob("*.so"), *(library / tool for tool in TOOLS if details.tools)):
+            shutil.copy2(file, product)
         shutil.copy2(tree / "LICENSE", product / "LICENSE.llama.cpp")
         _compile_runner(tree, product, toolchain)
         log("smoke test: a tiny random model")
@@ -126,6 +128,14 @@ def _make(final: Path, details: BuildDetails, build_id: str, toolchain: Toolchai
         write_manifest(product, details, build_id)
         shutil.rmtree(final, ignore_errors=True)
         product.rename(final)
+
+
+def _same_but_for_runner(details: BuildDetails) -> Path | None:
+    """A whole build that needs no new libraries: only our runner is another one."""
+    for build in every_build():
+        if build.details.model_copy(update={"runner_c": details.runner_c}) == details:
+            return build.folder
+    return None
 
 
 def _compile_library(tree: Path, out: Path, details: BuildDetails, toolchain: Toolchain, log: Log) -> None:

@@ -74,8 +74,15 @@ def runner_source_hash() -> str:
 def all_builds() -> Iterator[Build]:
     """Every whole build of the pinned source and today's runner, best instruction set first."""
     rank = {variant.name: place for place, variant in enumerate(VARIANTS)}
-    builds = [build for path in builds_folder().glob(f"*/{MANIFEST}") if (build := _load(path.parent))]
+    builds = [build for build in every_build() if build.details.runner_c == runner_source_hash()]
     yield from sorted(builds, key=lambda build: (rank.get(build.details.variant, len(rank)), build.runner.build))
+
+
+def every_build() -> Iterator[Build]:
+    """Every whole build of the pinned source, whichever runner it has."""
+    for path in builds_folder().glob(f"*/{MANIFEST}"):
+        if (build := _load(path.parent)) is not None:
+            yield build
 
 
 def find_build(
@@ -142,7 +149,7 @@ def _load(folder: Path) -> Build | None:
     except (OSError, ValidationError):
         return None  # written by another version of hilnas
     known = details.variant in {variant.name for variant in VARIANTS}
-    current = details.sdist == source.SHA256 and details.runner_c == runner_source_hash()
+    current = details.sdist == source.SHA256
     whole = all(_has_size(folder / name, file.size) for name, file in runner.files.items())
     return Build(folder, runner, details) if known and current and whole else None
 

@@ -137,7 +137,7 @@ static double peak_mb(void) {
     while (fgets(line, sizeof line, status))
         if (sscanf(line, "VmHWM: %lf kB", &kilobytes) == 1) break;
     fclose(status);
-    return kilobytes / 1024;
+    return kilobytes * 1024 / 1e6;
 }
 
 /* Sets VmHWM back to what is resident now (proc(5), clear_refs); containers and some phones forbid it. */
@@ -244,11 +244,14 @@ int main(int argc, char **argv) {
     uint64_t state = (uint64_t)opt.seed;
     for (long i = 0; i < total || i < opt.warmup; i++) ids[i] = next_id(&state, vocab);
 
+    int64_t warming = wall();
     if (opt.warmup) {
         long longest = opt.warmup < opt.context ? opt.warmup : opt.context - 1;
         decode(context, ids, longest);
         llama_memory_clear(llama_get_memory(context), true);
     }
+
+    double warmup_ms = (double)(wall() - warming) / 1e6;
 
     double peak_at_load = peak_mb();
     bool phases = reset_peak();
@@ -281,8 +284,8 @@ int main(int argc, char **argv) {
     printf(",\"peak_rss_mb\":%.3f", peak);
     print_phase("prefill_rss_mb", phases, prefill_mb);
     print_phase("decode_rss_mb", phases, decode_mb);
-    printf(",\"finite\":%s,\"info\":{\"load_rss_mb\":%.3f,\"model_bytes\":%llu,\"model_params\":%llu,\"vocab\":%d",
-           finite ? "true" : "false", peak_at_load, (unsigned long long)llama_model_size(model),
+    printf(",\"finite\":%s,\"info\":{\"warmup_ms\":%.3f,\"load_rss_mb\":%.3f,\"model_bytes\":%llu,\"model_params\":%llu,\"vocab\":%d",
+           finite ? "true" : "false", warmup_ms, peak_at_load, (unsigned long long)llama_model_size(model),
            (unsigned long long)llama_model_n_params(model), vocab);
     if (!phases) printf(",\"phase_rss_reason\":\"/proc/self/clear_refs cannot be written here\"");
     printf(",\"llama_version\":");

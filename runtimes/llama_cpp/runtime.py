@@ -88,13 +88,15 @@ class LlamaCpp:
         """See `nas.runtimes.output`."""
         return read_sample(raw)
 
-    def gate(self, layout: Layout, quantisation: str, checkpoint: Checkpoint, model: Path) -> GateReport:
+    def gate(
+        self, layout: Layout, quantisation: str, checkpoint: Checkpoint, model: Path, runner: Runner
+    ) -> GateReport:
         """See `nas.runtimes.llama_cpp.gate`; loads torch."""
         from nas.runtimes.llama_cpp.gate import run_gate
         from nas.runtimes.llama_cpp.oracle import Oracle
 
         oracle = Oracle(layout, _known(quantisation), checkpoint)
-        return run_gate(layout, model, find_build(), oracle.exact, oracle.rounded)
+        return run_gate(layout, model, load_build(builds_folder() / runner.build), oracle.exact, oracle.rounded)
 
     def runner(self, target: str, features: Collection[str] | None = None, patched: bool = False) -> Runner:
         """The runner of the best build at hand that such a processor can run."""

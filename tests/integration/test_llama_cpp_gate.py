@@ -14,7 +14,7 @@ from nas.core.layout import Layout
 from nas.nn.model import Model
 from nas.nn.weights import save_weights
 from nas.runtimes.base import Checkpoint, GateReport
-from nas.runtimes.llama_cpp.builds import Build
+from nas.runtimes.llama_cpp.builds import Build, find_build
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
 
 State = dict[str, torch.Tensor]
@@ -49,7 +49,9 @@ def gate(
 ) -> GateReport:
     """Exports `exported` with edited weights and holds it against `right` with the unedited ones."""
     LLAMA_CPP.export(exported, quantisation, checkpoint(exported, folder / "wrong", edit), folder / "m.gguf")
-    return LLAMA_CPP.gate(right, quantisation, checkpoint(right, folder / "right"), folder / "m.gguf")
+    return LLAMA_CPP.gate(
+        right, quantisation, checkpoint(right, folder / "right"), folder / "m.gguf", find_build().runner
+    )
 
 
 @pytest.mark.parametrize("quantisation", ["q4_0", "f16", "f32"])
@@ -116,4 +118,4 @@ def test_file_that_llama_cpp_refuses_is_the_candidates_failure(llama_build: Buil
     layout = Layout.parse(PLANTED)
     (tmp_path / "m.gguf").write_bytes(b"no model")
     with pytest.raises(CandidateFailed, match="refused"):
-        LLAMA_CPP.gate(layout, "f32", checkpoint(layout, tmp_path / "right"), tmp_path / "m.gguf")
+        LLAMA_CPP.gate(layout, "f32", checkpoint(layout, tmp_path / "right"), tmp_path / "m.gguf", llama_build.runner)

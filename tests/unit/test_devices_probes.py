@@ -92,7 +92,7 @@ Probe = Callable[[Tree], Any]
     ("files", "probe", "value"),
     [
         (LAPTOP, busy_s, 2.0),
-        (LAPTOP, free_memory_mb, 2048.0),
+        (LAPTOP, free_memory_mb, 2147.483648),
         (LAPTOP, total_memory_mb, 8192.0),
         (LAPTOP, temperature_c, 61.5),
         (PHONE, temperature_c, 45.0),
@@ -165,7 +165,7 @@ def test_observer_counts_what_others_used(tree: Write) -> None:
     tree({"proc/stat": "cpu  500 10 250 1000 7 1 2 37", "proc/meminfo": "MemAvailable: 1 kB"})
     conditions = observer.after(before, result(cpu_s=1.5))
     assert conditions.foreign_cpu == pytest.approx((6.0 - 1.5 - 0.5) / 4.0)
-    assert conditions.free_memory_mb == 2048.0
+    assert conditions.free_memory_mb == 2147.483648
     assert conditions.throttled is False
     assert conditions.unread == {}
 

@@ -1,0 +1,303 @@
+"""Kills processes of a search at random moments, goes on each time, and checks that nothing was lost or repeated.
+
+    python benchmarks/kill_campaign.py --kills 20 --seed 0
+
+What is killed, always by SIGKILL: the launch itself, a Ray worker, the device agent, or the runner it measures with.
+Studies follow each other until all kills are done; the last one is then finished. Prints JSON; exit code 1 if a check
+failed. State goes to a folder of its own; builds of llama.cpp are taken from the user's cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from nas.core import paths
+from nas.core.space import SearchSpace
+from nas.core.trial import TrialState
+from nas.service.asking import replay
+from nas.service.launch import support_filter
+from nas.service.ledger import all_events
+from nas.store import attempts, jobs, results, studies, trials
+from nas.store.rows import JobState, StudyState
+from nas.store.store import Store
+
+VICTIMS = ("launch", "worker", "agent", "runner")
+ORPHANS_GONE_S = 15.0
+_TRANSIENT = 4
+_RUN_LIMIT_S = 1800.0
+_LAUNCH = (sys.executable, "-c", "from nas.cli.main import main; main()", "launch", "--yes", "--accept-noise")
+
+
+@dataclass
+class Campaign:
+    """One campaign.
+
+    Args:
+        space: YAML of the space.
+        trials: layouts per study.
+        kills: to do.
+        rng: chooses moments and victims.
+        pause_s: longest time between two kills.
+        home: NAS_HOME; gets the space of each study, too.
+    """
+
+    space: dict[str, Any]
+    trials: int
+    kills: int
+    rng: random.Random
+    pause_s: float
+    home: Path
+    done: list[dict[str, Any]] = field(default_factory=list)
+    launches: int = 0
+    problems: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    _spared: set[str] = field(default_factory=set)
+    """Models whose runner was killed once: a second time would rightly count as the candidate's failure."""
+
+    def run(self) -> None:
+        """Kills until enough is dead, then lets the last study finish."""
+        while True:
+            self._new_study()
+            while not self._launch_once():
+                pass
+            if len(self.done) >= self.kills:
+                return
+
+    def _new_study(self) -> None:
+        number = len(self.names)
+        self.names.append(f"campaign-{number}")
+        search = self.space.get("search", {}) | {"seed": number}
+        self._space_file.write_text(yaml.safe_dump(self.space | {"search": search}))
+
+    @property
+    def _space_file(self) -> Path:
+        return self.home / f"space-{len(self.names) - 1}.yaml"
+
+    def _launch_once(self) -> bool:
+        """One launch, with kills while there are any to do; whether it finished the study."""
+        resume = ["--resume"] if self._exists() else []
+        argv = [*_LAUNCH, "--space", str(self._space_file), "--study", self.names[-1], "--trials", str(self.trials)]
+        self.launches += 1
+        with (self.home / "launch.log").open("ab") as log:
+            process = psutil.Popen([*argv, *resume], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        killed = self._harass(process)
+        family = family_of(self.home)
+        try:
+            code = process.wait(_RUN_LIMIT_S)
+        except psutil.TimeoutExpired:
+            self.problems.append(f"launch {self.launches} did not end within {_RUN_LIMIT_S:.0f} s")
+            process.kill()
+            raise
+        self._expect_no_orphans(family)
+        if not killed and code not in (0, _TRANSIENT):
+            raise SystemExit(f"launch {self.launches} ended with {code}; see {self.home / 'launch.log'}")
+        return code == 0
+
+    def _exists(self) -> bool:
+        with opened(self.home) as store:
+            return self.names[-1] in {study.name for study in studies.all(store)}
+
+    def _harass(self, process: psutil.Popen) -> bool:
+        """Kills something now and then; whether the launch itself was it."""
+        while len(self.done) < self.kills:
+            try:
+                process.wait(self.rng.uniform(0.2, self.pause_s))
+            except psutil.TimeoutExpired:
+                victim = self.rng.choice(VICTIMS)
+                if self._kill(process, victim) and victim == "launch":
+                    return True
+            else:
+                return False
+        return False
+
+    def _kill(self, launch: psutil.Popen, kind: str) -> bool:
+        """Kills a victim of that kind, if there is one; waits a little for short-lived ones."""
+        until = time.monotonic() + self.pause_s
+        while time.monotonic() < until and launch.is_running():
+            for process in victims(launch, kind):
+                if kind == "runner" and not self._spare_next_time(process):
+                    continue
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+                    self.done.append({"kind": kind, "launch": self.launches, "pid": process.pid, "at": time.time()})
+                    return True
+            time.sleep(0.01)
+        return False
+
+    def _spare_next_time(self, runner: psutil.Process) -> bool:
+        with contextlib.suppress(psutil.Error):
+            argv = runner.cmdline()
+            model = argv[argv.index("--model") + 1]
+            if model not in self._spared:
+                self._spared.add(model)
+                return True
+        return False
+
+    def _expect_no_orphans(self, family: list[psutil.Process]) -> None:
+        _, alive = psutil.wait_procs(family, ORPHANS_GONE_S)
+        alive = [process for process in alive if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+        for process in alive:
+            self.problems.append(f"launch {self.launches} left {process.pid} {' '.join(process.cmdline())[:80]}")
+            process.kill()
+
+
+def victims(launch: psutil.Popen, kind: str) -> list[psutil.Process]:
+    """Processes of one kind below the launch, or the launch itself."""
+    if kind == "launch":
+        return [launch]
+    found = []
+    with contextlib.suppress(psutil.Error):
+        for process in launch.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if kind_of(process.cmdline()) == kind:
+                    found.append(process)
+    return found
+
+
+def kind_of(argv: list[str]) -> str | None:
+    """What a process is, by its command line."""
+    line = " ".join(argv)
+    if line.startswith("ray::") and not line.startswith("ray::IDLE"):
+        return "worker"
+    if "nas.devices.child" in argv:
+        return "agent"
+    return "runner" if "--model" in argv and "/bundles/" in line else None
+
+
+def family_of(home: Path) -> list[psutil.Process]:
+    """Every process that works with this home, but this one: by its environment, or by its files."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            ours = process.environ().get("NAS_HOME") == str(home) or str(home) in " ".join(process.cmdline())
+            if ours and process.pid != os.getpid():
+                found.append(process)
+    return found
+
+
+@contextlib.contextmanager
+def opened(home: Path) -> Iterator[Store]:
+    """The campaign's database."""
+    store = Store.open(f"sqlite:///{home / 'hilnas.db'}", artifacts=home / "artifacts")
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def check(store: Store, names: list[str]) -> Iterator[str]:
+    """What is wrong with what the studies left behind."""
+    firsts: Counter[str] = Counter()
+    for name in names:
+        study = studies.get(store, name)
+        rows, log = trials.all(store, study.id), all_events(store, study.id)
+        if study.state is not StudyState.COMPLETE:
+            yield f"{name} is {study.state}"
+        if [row.number for row in rows] != list(range(len(rows))):
+            yield f"{name}: trial numbers {[row.number for row in rows]}"
+        for row in rows:
+            if not row.status.terminal or row.status.state is TrialState.FAILED:
+                yield f"{name}: trial {row.number} is {row.status.state}: {row.status.reason}"
+        space = SearchSpace.model_validate(study.space)
+        yield from (f"{name}: replay: {line}" for line in replay(space, support_filter(space), rows, log))
+        firsts.update(first_uses(store, study.id))
+        yield from (f"{name}: job {job.id} is {job.state}" for job in jobs.live(store, study=study.id))
+    yield from (f"result {key[:12]} was counted {count} times" for key, count in firsts.items() if count > 1)
+    for key in firsts:
+        yield from repeated(store, key)
+
+
+def first_uses(store: Store, study: int) -> list[str]:
+    """Keys of the results that the study's own work made."""
+    with store.read() as connection:
+        query = "SELECT result_key FROM result_use WHERE study = ? AND first"
+        return [row.result_key for row in connection.exec_driver_sql(query, (study,))]
+
+
+def repeated(store: Store, key: str) -> Iterator[str]:
+    """Work for a key that went on after its result was there."""
+    result = results.get(store, key)
+    assert result is not None
+    for job in jobs.of_key(store, key):
+        if job.state is JobState.DONE and job.updated > result.created:
+            yield f"job {job.id} ran after its measurement was stored"
+    yield from (
+        f"{result.stage} {key[:12]} was tried after it was stored"
+        for attempt in attempts.of_key(store, key)
+        if attempt.at > result.created
+    )
+    if result.stage == "train" and "value" in result.payload:
+        weights = Path(result.payload["value"]["weights"])
+        if weights.stat().st_mtime > result.created:
+            yield f"training {key[:12]} wrote its weights again after it was stored"
+
+
+def default_space() -> dict[str, Any]:
+    """lfm2-demo with trainings of seconds."""
+    file = Path(__file__).parents[1] / "search_spaces" / "lfm2-demo.yaml"
+    space: dict[str, Any] = yaml.safe_load(file.read_text())
+    space["quality"]["rungs"] = [
+        {"name": "recall", "tasks": {"induction": {"steps": 60}}, "keep": 0.5},
+        {"name": "short", "lm_steps": 60, "keep": 0.5},
+        {"name": "long", "lm_steps": 120, "seeds": [0, 1]},
+    ]
+    space["quality"]["min_reference"] = 0.01
+    protocol = {"screen_repetitions": 2, "confirm_repetitions": 10, "drift_limit": 100, "foreign_cpu_limit": 100}
+    return space | {"protocol": protocol | {"cool_down_s": 0}}
+
+
+def prepare(home: Path) -> None:
+    """A home and a cache of this campaign's own, but for the builds."""
+    cache = home / "cache"
+    cache.mkdir(parents=True)
+    (cache / "runtimes").symlink_to(paths.cache() / "runtimes")
+    os.environ |= {"NAS_HOME": str(home), "NAS_CACHE": str(cache)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--space", type=Path, help="YAML file; default: lfm2-demo with short trainings")
+    parser.add_argument("--trials", type=int, default=6, help="per study")
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--pause", type=float, default=8.0, help="longest time between kills, in seconds")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    home = Path(tempfile.mkdtemp(prefix="hilnas-kills-"))
+    prepare(home)
+    space = yaml.safe_load(args.space.read_text()) if args.space else default_space()
+    begun = time.monotonic()
+    campaign = Campaign(space, args.trials, args.kills, random.Random(args.seed), args.pause, home)
+    campaign.run()
+    with opened(home) as store:
+        problems = [*campaign.problems, *check(store, campaign.names)]
+    report = {
+        "seed": args.seed,
+        "kills": Counter(kill["kind"] for kill in campaign.done),
+        "launches": campaign.launches,
+        "studies": campaign.names,
+        "problems": problems,
+        "seconds": round(time.monotonic() - begun, 1),
+        "home": str(home),
+    }
+    print(json.dumps(report, indent=2))
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

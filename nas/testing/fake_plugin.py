@@ -1,0 +1,43 @@
+"""`FakeRuntime` in processes that a test starts: an entry point on PYTHONPATH, configured by an environment variable."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from nas.testing.fake_runtime import FakeRuntime, Fault
+
+_VARIABLE = "HILNAS_FAKE_RUNTIME"
+_METADATA = "Metadata-Version: 2.1\nName: hilnas-fake\nVersion: 1\n"
+_ENTRY_POINTS = f"[nas.runtimes]\nfake = {__name__}:RUNTIME\n"
+
+
+def fake_environment(folder: Path, faults: Mapping[str, Fault] | None = None, run_s: float = 0.0) -> dict[str, str]:
+    """Environment variables under which the registry of runtimes knows "fake".
+
+    Args:
+        folder: for the plugin and its runner; made if missing.
+        faults: layout id -> how runs of that layout go wrong.
+        run_s: seconds that a run takes.
+    """
+    package = folder / "hilnas_fake-1.dist-info"
+    package.mkdir(parents=True, exist_ok=True)
+    (package / "METADATA").write_text(_METADATA)
+    (package / "entry_points.txt").write_text(_ENTRY_POINTS)
+    options = {"folder": str(folder / "runners"), "faults": dict(faults or {}), "run_s": run_s}
+    paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"PYTHONPATH": os.pathsep.join(paths), _VARIABLE: json.dumps(options)}
+
+
+def _runtime() -> FakeRuntime:
+    options = json.loads(os.environ[_VARIABLE])
+    return FakeRuntime(Path(options["folder"]), faults=options["faults"], run_s=options["run_s"])
+
+
+def __getattr__(name: str) -> FakeRuntime:
+    # Made when the registry asks: to import this module needs no environment.
+    if name != "RUNTIME":
+        raise AttributeError(name)
+    return _runtime()
