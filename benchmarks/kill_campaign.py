@@ -173,7 +173,7 @@ def victims(launch: psutil.Popen, kind: str) -> list[psutil.Process]:
 def kind_of(argv: list[str]) -> str | None:
     """What a process is, by its command line."""
     line = " ".join(argv)
-    if line.startswith("ray::") and not line.startswith("ray::IDLE"):
+    if line.startswith(("ray::export", "ray::train", "ray::gate")):
         return "worker"
     if "nas.devices.child" in argv:
         return "agent"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,6 +89,28 @@ def test_export_and_import_give_the_same_trials(tmp_path: Path) -> None:
     for row in (*first, *second):
         del row["updated"]
     assert first == second
+
+
+def test_export_as_a_report_and_as_a_table(tmp_path: Path) -> None:
+    report, table = tmp_path / "first.json", tmp_path / "first.csv"
+    assert nas("study", "export", "first", "-o", str(report), "--format", "json").code == 0
+    assert json.loads(report.read_text()) == json.loads(nas("study", "show", "first", "--json").out)
+    assert nas("study", "export", "first", "-o", str(table), "-f", "csv").code == 0
+    with table.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["trial"], row["state"], row["layout"]) for row in rows] == [
+        ("0", "proposed", LAYOUTS[0]),
+        ("1", "failed", LAYOUTS[1]),
+    ]
+
+
+def test_replay_names_the_proposals_that_differ() -> None:
+    done = nas("study", "replay", "first", "--json")
+    assert done.code == 1
+    found = json.loads(done.out)
+    assert found["proposals"] == 2
+    # Nobody proposed these layouts: the test wrote them.
+    assert [line.split(":")[0] for line in found["differences"]] == ["trial 0", "trial 1"]
 
 
 def test_import_refuses_what_is_no_study(tmp_path: Path) -> None:
