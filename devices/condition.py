@@ -10,7 +10,7 @@ from nas.core.clock import Clock, SystemClock
 from nas.core.plan import Conditions
 from nas.devices.probes.cpu import busy_s, foreign_share
 from nas.devices.probes.frequency import frequency_mhz, governor
-from nas.devices.probes.memory import free_memory_mb
+from nas.devices.probes.memory import free_memory_mb, oom_kills
 from nas.devices.probes.power import battery_percent, power_source
 from nas.devices.probes.thermal import temperature_c
 from nas.devices.probes.throttle import cooling_level, throttle_count
@@ -36,6 +36,7 @@ class Before:
     busy_s: float | Unread
     throttles: int | Unread
     free_memory_mb: float | Unread
+    oom_kills: int | Unread
 
 
 class Observer:
@@ -55,7 +56,8 @@ class Observer:
     def before(self) -> Before:
         """To be called last before a process starts, and handed to `after`."""
         throttles, free = self._read(throttle_count), self._read(free_memory_mb)
-        return Before(self._clock.monotonic(), self._read(busy_s), throttles, free)
+        killed = self._read(oom_kills)
+        return Before(self._clock.monotonic(), self._read(busy_s), throttles, free, killed)
 
     def after(self, before: Before, result: CommandResult) -> Conditions:
         """To be called first after the process ended. What could not be read is null, with its reason in `unread`."""
@@ -63,6 +65,7 @@ class Observer:
         values: dict[str, Any] = {name: self._read(probe) for name, probe in _SIMPLE.items()}
         values["foreign_cpu"] = _try(lambda: _foreign(before.busy_s, busy, result, wall_s))
         values["throttled"] = _try(lambda: self._throttled(before.throttles))
+        values["oom_kills"] = _try(lambda: oom_kills(self._tree) - _value(before.oom_kills))
         values["free_memory_mb"] = before.free_memory_mb
         unread = {name: str(value) for name, value in values.items() if isinstance(value, Unread)}
         return Conditions(**{name: value for name, value in values.items() if name not in unread}, unread=unread)

@@ -9,11 +9,11 @@ The fields of a good report are those of `Sample`. Runners of other runtimes may
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 from pydantic import ValidationError
 
+from nas.core.canonical import canonical_json
 from nas.core.errors import CandidateFailed, FailureReason, InfrastructureFailed
 from nas.core.measurement import Sample
 from nas.core.plan import RawRun
@@ -21,6 +21,8 @@ from nas.core.plan import RawRun
 USAGE, LOAD_FAILED, DECODE_FAILED, NO_MEMORY = 64, 65, 70, 71
 """Exit codes of a runner, after sysexits.h: EX_USAGE, EX_DATAERR, EX_SOFTWARE, EX_OSERR."""
 
+_NONSENSE = 1e15
+"""Eleven days in nanoseconds."""
 _NOT_STARTED = (126, 127)
 _SIGKILL = -9
 _REASON_OF_EXIT: dict[int, FailureReason] = {
@@ -40,10 +42,10 @@ def read_sample(raw: RawRun) -> Sample:
     """
     if raw.timed_out:
         raise CandidateFailed("timeout", f"killed at its deadline after {raw.wall_s:.1f} s")
-    if raw.exit_code != 0:
-        raise _failure(raw)
     if raw.truncated:
         raise CandidateFailed("garbage_output", f"more output than allowed: {len(raw.stdout)} characters kept")
+    if raw.exit_code != 0:
+        raise _failure(raw)
     report = _report(raw.stdout)
     if report is None or report.pop("v", None) != 1:
         raise CandidateFailed("garbage_output", f"no report of version 1 on stdout: {raw.stdout[:80]!r}")
@@ -53,9 +55,9 @@ def read_sample(raw: RawRun) -> Sample:
         problem = error.errors()[0]
         field = ".".join(map(str, problem["loc"])) or "report"
         raise CandidateFailed("garbage_output", f"report: {field}: {problem['msg']}") from error
-    numbers = (sample.load_ms, sample.ttft_ms, sample.peak_rss_mb, *sample.decode_ns)
-    if not all(0 <= number < math.inf for number in numbers):
-        raise CandidateFailed("garbage_output", "report: a time or size is negative or no number")
+    numbers = (sample.load_ms, sample.ttft_ms, sample.peak_rss_mb or 0.0, *sample.decode_ns)
+    if not all(0 <= number < _NONSENSE for number in numbers):
+        raise CandidateFailed("garbage_output", "report: a time or size is negative or beyond all measure")
     if not sample.finite:
         raise CandidateFailed("not_finite", "the logits hold NaN or infinity")
     return sample
@@ -69,8 +71,10 @@ def _failure(raw: RawRun) -> CandidateFailed | InfrastructureFailed:
     if told_memory or "std::bad_alloc" in raw.stderr_tail:  # an uncaught C++ exception ends in SIGABRT
         return CandidateFailed("out_of_memory", message)
     if raw.exit_code == _SIGKILL:
-        # The device tells its own kills by `timed_out`; what is left is the kernel's out-of-memory killer.
-        return CandidateFailed("out_of_memory", f"killed by the kernel, most likely for memory: {message}")
+        # The device tells its own kills by `timed_out`; what is left is the kernel's, or somebody's on the device.
+        if raw.conditions.oom_kills:
+            return CandidateFailed("out_of_memory", f"killed by the kernel for memory: {message}")
+        return InfrastructureFailed(f"the runner was killed from outside: {message}")
     if raw.exit_code < 0:
         return CandidateFailed("crash", f"killed by signal {-raw.exit_code}: {message}")
     if raw.exit_code in _REASON_OF_EXIT:
@@ -81,8 +85,10 @@ def _failure(raw: RawRun) -> CandidateFailed | InfrastructureFailed:
 
 
 def _report(stdout: str) -> dict[str, Any] | None:
+    """The report, if it is one; NaN, infinity and broken characters are refused, because results are kept as JSON."""
     try:
         value = json.loads(stdout)
+        canonical_json(value).encode()
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

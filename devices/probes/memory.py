@@ -1,4 +1,4 @@
-"""Memory, from /proc/meminfo."""
+"""Memory, from /proc/meminfo and /proc/vmstat."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nas.devices.transports.base import Tree
 
 
 def free_memory_mb(tree: Tree) -> float:
-    """What a new process could get without swapping, in MiB.
+    """What a new process could get without swapping, in MB.
 
     Raises:
         Unread: no /proc/meminfo, or a kernel before 3.14.
@@ -18,12 +18,24 @@ def free_memory_mb(tree: Tree) -> float:
 
 
 def total_memory_mb(tree: Tree) -> float:
-    """All memory that the kernel manages, in MiB.
+    """All memory that the kernel manages, in MB.
 
     Raises:
         Unread: no /proc/meminfo.
     """
     return _field(tree, "MemTotal")
+
+
+def oom_kills(tree: Tree) -> int:
+    """How many processes the kernel has killed for memory since the device started.
+
+    Raises:
+        Unread: no /proc/vmstat, or a kernel before 4.13.
+    """
+    line = re.search(r"^oom_kill (\d+)$", read(tree, "/proc/vmstat"), re.MULTILINE)
+    if not line:
+        raise Unread("/proc/vmstat: no oom_kill")
+    return int(line[1])
 
 
 def _field(tree: Tree, name: str) -> float:

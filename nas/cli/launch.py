@@ -101,7 +101,7 @@ def _run(options: LaunchOptions) -> StudyState:
     say(f"{verb} study {options.study} of space {options.space.name}")
 
     def tell(trial: int | None, what: str, payload: Mapping[str, Any]) -> None:
-        if what.endswith("failed"):
+        if what == "failed":
             who = "study" if trial is None else f"trial {trial}"
             say(f"{who}: {what}: {payload.get('message') or payload.get('reason') or 'no reason given'}")
 

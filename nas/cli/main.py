@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from nas.cli.lazy import LazyGroup
-from nas.core.errors import InfrastructureFailed, NasError
+from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
 
 DEBUG = "NAS_DEBUG"
 
@@ -55,6 +55,8 @@ def main() -> None:
         app(prog_name="nas")
     except NasError as error:
         _fail(error, error.exit_code)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
+        _fail(error, InvalidInput.exit_code)  # a path that was given
     except OSError as error:
         _fail(error, InfrastructureFailed.exit_code)
 

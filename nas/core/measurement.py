@@ -18,7 +18,7 @@ class Sample(BaseModel):
     load_ms: float
     ttft_ms: float = Field(description="first decode call with the prompt's ids to the argmax of its last position")
     decode_ns: list[int] = Field(description="wall nanoseconds per decoded token, in order")
-    peak_rss_mb: float = Field(description="VmHWM of the runner at exit, load included")
+    peak_rss_mb: float | None = Field(None, description="VmHWM of the runner at exit, load included")
     prefill_rss_mb: float | None = Field(None, description="VmHWM of the prefill alone (clear_refs before it)")
     decode_rss_mb: float | None = Field(None, description="VmHWM of the decode alone (clear_refs before it)")
     prefill_cpu_ms: float | None = None

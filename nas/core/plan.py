@@ -64,6 +64,7 @@ class Conditions(BaseModel):
     power_source: str | None = None
     battery_percent: float | None = None
     free_memory_mb: float | None = None
+    oom_kills: int | None = Field(None, description="processes that the kernel killed for memory meanwhile")
     unread: dict[str, str] = Field(default_factory=dict, description="field -> why it could not be read")
 
 

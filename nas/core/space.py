@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import AllowInfNan, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import InitErrorDetails
 
 from nas.core.block_space import BlockSpace, Knob, Scope, block_spaces, problem, refuse
@@ -16,11 +16,13 @@ from nas.core.errors import InvalidInput, UnknownName
 from nas.core.layout import Layout
 from nas.core.metrics import METRICS, metric
 from nas.core.quality_config import QualityConfig
+from nas.core.stats import P95_MIN_TOKENS
 from nas.core.units import parse_count, parse_limit
 from nas.core.workload import Workload
 
 DENSE = "swiglu"
 """The feed-forward of leading dense layers, as in lfm2moe."""
+Finite = Annotated[float, AllowInfNan(False)]
 WeightCount = Annotated[int, BeforeValidator(parse_count)]
 
 
@@ -180,10 +182,12 @@ class Protocol(_Strict):
     max_attempts: int = Field(
         3, ge=1, description="further rounds per measurement, after refused repetitions, before it fails as retryable"
     )
-    cool_down_s: float = Field(5.0, ge=0, description="pause before a refused repetition is tried again")
-    drift_limit: float = Field(0.05, gt=0, description="reference run off its calibration, as a share")
-    foreign_cpu_limit: float = Field(0.05, gt=0, description="CPU of other processes, in cores")
-    deadline_s: float = Field(600.0, gt=0, description="per process")
+    cool_down_s: Finite = Field(
+        5.0, ge=0, description="pause before refused repetitions are tried again; doubles each time"
+    )
+    drift_limit: Finite = Field(0.05, gt=0, description="reference run off its calibration, as a share")
+    foreign_cpu_limit: Finite = Field(0.05, gt=0, description="CPU of other processes, in cores")
+    deadline_s: Finite = Field(600.0, gt=0, description="per process")
 
 
 class SearchSettings(_Strict):
@@ -229,7 +233,14 @@ class SearchSpace(_Strict):
 
     @model_validator(mode="after")
     def _names_exist(self) -> SearchSpace:
-        refuse([*self._limit_problems(), *self._selector_problems(), *self._repeated_objectives()])
+        refuse(
+            [
+                *self._limit_problems(),
+                *self._selector_problems(),
+                *self._repeated_objectives(),
+                *self._too_few_tokens(),
+            ]
+        )
         return self
 
     def _limit_problems(self) -> Iterator[InitErrorDetails]:
@@ -255,6 +266,22 @@ class SearchSpace(_Strict):
                 ):
                     if name is not None and name not in valid:
                         yield problem((part, index, key), UnknownName(key, name, valid))
+
+    def _too_few_tokens(self) -> Iterator[InitErrorDetails]:
+        """A 95th percentile that no study could ever know."""
+        parts: dict[str, tuple[Budget | Objective, ...]] = {"budgets": self.budgets, "objectives": self.objectives}
+        for part, items in parts.items():
+            for index, item in enumerate(items):
+                workload = self.workloads.get(item.workload or "")
+                if item.metric != "decode_p95" or workload is None:
+                    continue
+                tokens = workload.gen * self.protocol.confirm_repetitions
+                if tokens < P95_MIN_TOKENS:
+                    message = (
+                        f"decode_p95 needs {P95_MIN_TOKENS} tokens; {self.protocol.confirm_repetitions} repetitions "
+                        f"of {item.workload!r} decode {tokens}"
+                    )
+                    yield problem((part, index), InvalidInput(message))
 
     def _repeated_objectives(self) -> Iterator[InitErrorDetails]:
         names = [objective.name for objective in self.objectives]

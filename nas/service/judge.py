@@ -6,6 +6,7 @@ Pure functions over what agents sent back, so that a recorded measurement can be
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 
@@ -15,6 +16,8 @@ from nas.core.plan import Conditions, Pair, RawRun
 from nas.core.space import Protocol
 from nas.core.stats import p95_figure, repetition_figure
 from nas.core.workload import Workload
+
+_NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
 
 Parse = Callable[[RawRun], Sample]
 
@@ -74,12 +77,11 @@ def summarise(repetitions: Sequence[Repetition], workload: Workload, file_bytes:
         "decode_mean": repetition_figure([statistics.fmean(tokens) for tokens in decode], "ms"),
         "latency": repetition_figure([a + workload.gen * b for a, b in zip(ttft, p50, strict=True)], "ms"),
         "load": repetition_figure([sample.load_ms for sample, _ in kept], "ms"),
-        "peak_rss": repetition_figure([sample.peak_rss_mb for sample, _ in kept], "MB"),
         "file_size": Figure(value=file_bytes / 1e6, n=1, unit="MB"),
     }
-    for name in ("prefill_rss_mb", "decode_rss_mb"):
+    for name in ("peak_rss_mb", "prefill_rss_mb", "decode_rss_mb"):
         read = [value for sample, _ in kept if (value := getattr(sample, name)) is not None]
-        figures[name.removesuffix("_mb")] = repetition_figure(read, "MB", "the runner could not reset its peak")
+        figures[name.removesuffix("_mb")] = repetition_figure(read, "MB", "the device does not tell it")
     return figures
 
 
@@ -98,9 +100,20 @@ def measurement(
     )  # fmt: skip
 
 
-def reasons(repetitions: Iterable[Repetition]) -> str:
-    """Why repetitions were refused, each reason once."""
-    return "; ".join(dict.fromkeys(rep.reason for rep in repetitions if rep.reason))
+def commonest_reason(repetitions: Iterable[Repetition]) -> str:
+    """Why repetitions were refused most often, in the words of the worst of them."""
+    kinds: dict[str, list[str]] = {}
+    for reason in (rep.reason for rep in repetitions if rep.reason):
+        kinds.setdefault(_NUMBER.sub("", reason), []).append(reason)
+    if not kinds:
+        return "no reason given"
+    commonest = max(kinds, key=lambda kind: len(kinds[kind]))
+    return max(kinds[commonest], key=_magnitude)
+
+
+def _magnitude(reason: str) -> float:
+    number = _NUMBER.search(reason)
+    return abs(float(number[0])) if number else 0.0
 
 
 def read_run(run: RawRun, parse: Parse) -> tuple[Sample | None, NasError | None]:
@@ -114,8 +127,8 @@ def read_run(run: RawRun, parse: Parse) -> tuple[Sample | None, NasError | None]
 
 
 def _require_sense(sample: Sample) -> None:
-    parts = [size for size in (sample.prefill_rss_mb, sample.decode_rss_mb) if size is not None]
-    figures = [sample.load_ms, sample.ttft_ms, sample.peak_rss_mb, *sample.decode_ns, *parts]
+    sizes = (sample.peak_rss_mb, sample.prefill_rss_mb, sample.decode_rss_mb)
+    figures = [sample.load_ms, sample.ttft_ms, *sample.decode_ns, *(size for size in sizes if size is not None)]
     if not sample.decode_ns or not all(0 < figure < math.inf for figure in figures):
         raise CandidateFailed("garbage_output", "report: no decoded token, or a time or size that is not above zero")
 

@@ -18,7 +18,7 @@ from nas.core.plan import Plan, Round, RoundResult, Runner
 from nas.core.space import Protocol as MeasurementProtocol
 from nas.core.workload import Workload
 from nas.runtimes.base import Artifact, Runtime
-from nas.service.judge import judge, measurement, read_run, reasons
+from nas.service.judge import commonest_reason, judge, measurement, read_run
 
 _FAULTS_TO_FAIL = 2
 
@@ -81,7 +81,8 @@ async def measure(
     wall_s = 0.0
     for attempt in range(protocol.max_attempts + 1):
         missing = repetitions - sum(rep.valid for rep in done)
-        cool_down = protocol.cool_down_s if attempt else 0.0
+        # Twice as long each time: what disturbed one round is often still there a few seconds later.
+        cool_down = protocol.cool_down_s * 2 ** (attempt - 1) if attempt else 0.0
         round_ = Round(candidate=plan, reference=reference.plan, repetitions=missing, cool_down_s=cool_down)
         result = await jobs.run(key, first_round + attempt, subject.device.id, round_, trial)
         wall_s += result.wall_s
@@ -98,7 +99,7 @@ async def measure(
             return _result(subject, reference, done, wall_s, noisy=True)
     raise InfrastructureFailed(
         f"{subject.device.id}: {sum(not rep.valid for rep in done)} of {len(done)} repetitions were refused: "
-        f"{reasons(done)}. Calm the machine and resume, or keep such numbers with --accept-noise"
+        f"{commonest_reason(done)}. Calm the machine and resume, or keep such numbers with --accept-noise"
     )
 
 

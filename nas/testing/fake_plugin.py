@@ -1,4 +1,4 @@
-"""`FakeRuntime` in processes that a test starts: an entry point on PYTHONPATH, configured by an environment variable."""
+"""`FakeRuntime` in processes that a test starts: an entry point on PYTHONPATH, set up by an environment variable."""
 
 from __future__ import annotations
 

@@ -131,9 +131,9 @@ static int64_t cpu(void) { return nanoseconds(CLOCK_PROCESS_CPUTIME_ID); }
 
 static double peak_mb(void) {
     char line[256];
-    double kilobytes = 0;
+    double kilobytes = NAN;
     FILE *status = fopen("/proc/self/status", "r");
-    if (!status) return 0;
+    if (!status) return NAN;
     while (fgets(line, sizeof line, status))
         if (sscanf(line, "VmHWM: %lf kB", &kilobytes) == 1) break;
     fclose(status);
@@ -220,8 +220,8 @@ static void print_array(const char *name, const int64_t *values, long count) {
     printf("]");
 }
 
-static void print_phase(const char *name, bool known, double megabytes) {
-    if (known) printf(",\"%s\":%.3f", name, megabytes);
+static void print_size(const char *name, double megabytes) {
+    if (!isnan(megabytes)) printf(",\"%s\":%.3f", name, megabytes);
     else printf(",\"%s\":null", name);
 }
 
@@ -281,11 +281,11 @@ int main(int argc, char **argv) {
     printf("{\"v\":1,\"load_ms\":%.3f,\"ttft_ms\":%.6f,\"prefill_cpu_ms\":%.6f", load_ms, ttft_ms, prefill_cpu_ms);
     print_array("decode_ns", decode_ns, opt.gen);
     print_array("decode_cpu_ns", decode_cpu_ns, opt.gen);
-    printf(",\"peak_rss_mb\":%.3f", peak);
-    print_phase("prefill_rss_mb", phases, prefill_mb);
-    print_phase("decode_rss_mb", phases, decode_mb);
-    printf(",\"finite\":%s,\"info\":{\"warmup_ms\":%.3f,\"load_rss_mb\":%.3f,\"model_bytes\":%llu,\"model_params\":%llu,\"vocab\":%d",
-           finite ? "true" : "false", warmup_ms, peak_at_load, (unsigned long long)llama_model_size(model),
+    print_size("peak_rss_mb", peak);
+    print_size("prefill_rss_mb", phases ? prefill_mb : NAN);
+    print_size("decode_rss_mb", phases ? decode_mb : NAN);
+    printf(",\"finite\":%s,\"info\":{\"warmup_ms\":%.3f,\"model_bytes\":%llu,\"model_params\":%llu,\"vocab\":%d",
+           finite ? "true" : "false", warmup_ms, (unsigned long long)llama_model_size(model),
            (unsigned long long)llama_model_n_params(model), vocab);
     if (!phases) printf(",\"phase_rss_reason\":\"/proc/self/clear_refs cannot be written here\"");
     printf(",\"llama_version\":");

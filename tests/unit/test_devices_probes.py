@@ -25,6 +25,7 @@ SUPPLY, POLICY = "sys/class/power_supply", "sys/devices/system/cpu/cpufreq/polic
 
 PROC = {
     "proc/stat": "cpu  100 10 50 1000 7 1 2 37 5 5\ncpu0 1 1 1 1 1 1 1 1 1 1\nintr 5\n",
+    "proc/vmstat": "nr_free_pages 7\noom_kill 3\n",
     "proc/meminfo": "MemTotal:        8388608 kB\nMemFree:  1 kB\nMemAvailable:    2097152 kB\n",
 }
 LAPTOP = PROC | {
@@ -93,7 +94,7 @@ Probe = Callable[[Tree], Any]
     [
         (LAPTOP, busy_s, 2.0),
         (LAPTOP, free_memory_mb, 2147.483648),
-        (LAPTOP, total_memory_mb, 8192.0),
+        (LAPTOP, total_memory_mb, 8589.934592),
         (LAPTOP, temperature_c, 61.5),
         (PHONE, temperature_c, 45.0),
         (DESKTOP, temperature_c, 52.125),
@@ -162,11 +163,13 @@ def test_observer_counts_what_others_used(tree: Write) -> None:
     observer = Observer(tree(LAPTOP), clock)
     before = observer.before()
     clock.time = 4.0
-    tree({"proc/stat": "cpu  500 10 250 1000 7 1 2 37", "proc/meminfo": "MemAvailable: 1 kB"})
+    now = {"proc/stat": "cpu  500 10 250 1000 7 1 2 37", "proc/meminfo": "MemAvailable: 1 kB"}
+    tree(now | {"proc/vmstat": "nr_free_pages 1\noom_kill 5\n"})
     conditions = observer.after(before, result(cpu_s=1.5))
     assert conditions.foreign_cpu == pytest.approx((6.0 - 1.5 - 0.5) / 4.0)
     assert conditions.free_memory_mb == 2147.483648
     assert conditions.throttled is False
+    assert conditions.oom_kills == 2
     assert conditions.unread == {}
 
 

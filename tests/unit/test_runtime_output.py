@@ -7,7 +7,7 @@ import json
 import pytest
 
 from nas.core.errors import CandidateFailed, InfrastructureFailed
-from nas.core.plan import RawRun
+from nas.core.plan import Conditions, RawRun
 from nas.runtimes.output import read_sample
 
 GOOD = {"v": 1, "load_ms": 1.5, "ttft_ms": 20.0, "decode_ns": [5, 6], "peak_rss_mb": 100.0}
@@ -28,7 +28,11 @@ def test_good_report() -> None:
     ("raw", "reason", "message"),
     [
         (run(exit_code=-9, timed_out=True), "timeout", "deadline"),
-        (run(exit_code=-9), "out_of_memory", "kernel"),
+        (run(exit_code=-9, conditions=Conditions(oom_kills=1)), "out_of_memory", "kernel"),
+        (run(exit_code=-9, truncated=True), "garbage_output", "more output"),
+        (run(GOOD | {"prefill_cpu_ms": float("nan")}), "garbage_output", "no report"),
+        (run(GOOD | {"info": {"note": "\ud800"}}), "garbage_output", "no report"),
+        (run(GOOD | {"decode_ns": [10**400]}), "garbage_output", "beyond"),
         (run({"v": 1, "error": {"kind": "out_of_memory", "message": "no 9 GB"}}, 71), "out_of_memory", "no 9 GB"),
         (run(exit_code=-6, stderr_tail="what(): std::bad_alloc"), "out_of_memory", "bad_alloc"),
         (run(exit_code=-6, stderr_tail="GGML_ASSERT(buffer) failed"), "crash", "GGML_ASSERT"),
