@@ -39,6 +39,9 @@ from nas.store.store import Store
 
 VICTIMS = ("launch", "worker", "agent", "runner")
 ORPHANS_GONE_S = 15.0
+RAYS_OWN = ("ray::DashboardAgent", "ray::RuntimeEnvAgent", "ray/dashboard/agent.py", "runtime_env/agent/main.py")
+RAYS_OWN_GONE_S = 90.0
+"""Ray's helpers wait a minute for their dead cluster before they end; they hold nothing of ours."""
 _TRANSIENT = 4
 _RUN_LIMIT_S = 1800.0
 _LAUNCH = (sys.executable, "-c", "from nas.cli.main import main; main()", "launch", "--yes", "--accept-noise")
@@ -104,7 +107,7 @@ class Campaign:
             self.problems.append(f"launch {self.launches} did not end within {_RUN_LIMIT_S:.0f} s")
             process.kill()
             raise
-        self._expect_no_orphans(family)
+        self.expect_gone([each for each in family if not rays_own(each)], ORPHANS_GONE_S)
         if not killed and code not in (0, _TRANSIENT):
             raise SystemExit(f"launch {self.launches} ended with {code}; see {self.home / 'launch.log'}")
         return code == 0
@@ -149,12 +152,14 @@ class Campaign:
                 return True
         return False
 
-    def _expect_no_orphans(self, family: list[psutil.Process]) -> None:
-        _, alive = psutil.wait_procs(family, ORPHANS_GONE_S)
-        alive = [process for process in alive if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    def expect_gone(self, family: list[psutil.Process], seconds: float) -> None:
+        """Notes what is still there after that time, and ends it."""
+        _, alive = psutil.wait_procs(family, seconds)
         for process in alive:
-            self.problems.append(f"launch {self.launches} left {process.pid} {' '.join(process.cmdline())[:80]}")
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    self.problems.append(f"launch {self.launches} left {' '.join(process.cmdline())[:120]}")
+                    process.kill()
 
 
 def victims(launch: psutil.Popen, kind: str) -> list[psutil.Process]:
@@ -178,6 +183,13 @@ def kind_of(argv: list[str]) -> str | None:
     if "nas.devices.child" in argv:
         return "agent"
     return "runner" if "--model" in argv and "/bundles/" in line else None
+
+
+def rays_own(process: psutil.Process) -> bool:
+    """Whether it is one of Ray's helpers."""
+    with contextlib.suppress(psutil.Error):
+        return any(name in " ".join(process.cmdline()) for name in RAYS_OWN)
+    return False
 
 
 def family_of(home: Path) -> list[psutil.Process]:
@@ -284,6 +296,7 @@ def main() -> int:
     begun = time.monotonic()
     campaign = Campaign(space, args.trials, args.kills, random.Random(args.seed), args.pause, home)
     campaign.run()
+    campaign.expect_gone(family_of(home), RAYS_OWN_GONE_S)
     with opened(home) as store:
         problems = [*campaign.problems, *check(store, campaign.names)]
     report = {

@@ -33,6 +33,14 @@ class Place(NamedTuple):
 Figures = Mapping[Place, Mapping[str, Figure]]
 
 
+class QualityValue(NamedTuple):
+    """A quality, its standard deviation over seeds, and the id of the proxy that was trained."""
+
+    value: float
+    sd: float
+    proxy: str
+
+
 class BudgetCheck(BaseModel):
     """One budget at one place."""
 
@@ -71,6 +79,8 @@ class Axis(BaseModel):
     """Minimised."""
     sd: float
     """Standard deviation of the coordinate: measurement interval, or spread over seeds."""
+    source: str | None = None
+    """What the value rests on, where others can rest on the same: axes of one source share their error."""
 
 
 def places(space: SearchSpace, item: Budget | Objective) -> list[Place]:
@@ -102,7 +112,7 @@ def check_budgets(
 
 
 def axis(
-    space: SearchSpace, objective: Objective, figures: Figures, published: Figures, quality: tuple[float, float]
+    space: SearchSpace, objective: Objective, figures: Figures, published: Figures, quality: QualityValue
 ) -> Axis | None:
     """The objective's value and coordinate; None while a figure that it needs is missing.
 
@@ -111,11 +121,11 @@ def axis(
         objective: which axis.
         figures: of the candidate.
         published: of the published reference.
-        quality: value and standard deviation over seeds.
+        quality: of the candidate's proxy.
     """
     metric = METRICS[objective.metric]
     if metric.source == "proxy":
-        return Axis(value=quality[0], coordinate=-quality[0], sd=quality[1])
+        return Axis(value=quality.value, coordinate=-quality.value, sd=quality.sd, source=quality.proxy)
     ratios, sds, values = [], [], []
     for place in places(space, objective):
         figure = figures.get(place, {}).get(objective.metric)

@@ -11,6 +11,15 @@ from nas.proxy.corpus import BYTE_VOCAB, CorpusRef
 from nas.proxy.job import LmRun, TaskRun, TrainJob, TrainResult
 
 
+def proxy_of(layout: Layout, config: QualityConfig) -> Layout:
+    """The proxy that is trained for `layout`; layouts with one proxy share its results.
+
+    Raises:
+        InvalidInput: the layout is narrower than the proxies.
+    """
+    return narrow(layout, config.proxy_d_model, BYTE_VOCAB)
+
+
 def rung_jobs(config: QualityConfig, rung: int, layout: Layout, corpus: CorpusRef) -> list[TrainJob]:
     """Every training that the quality of `layout` at rung number `rung` is made of.
 
@@ -26,7 +35,7 @@ def rung_jobs(config: QualityConfig, rung: int, layout: Layout, corpus: CorpusRe
     Raises:
         InvalidInput: the layout is narrower than the proxies.
     """
-    proxy = narrow(layout, config.proxy_d_model, BYTE_VOCAB)
+    proxy = proxy_of(layout, config)
     return _task_jobs(config, rung, proxy) + _lm_jobs(config, rung, proxy, corpus)
 
 

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
+from nas.core.errors import InfrastructureFailed
 from nas.nn.model import Model
 from nas.proxy.job import TrainJob, proxy_layout
 
@@ -47,7 +48,11 @@ class TrainState:
         save_atomically({**self._named(), "losses": losses}, path, {"step": self.step, **scalars})
 
     def restore(self, path: Path) -> dict[str, float | str]:
-        """Takes over the state at `path`, in place, and returns the scalars that were saved with it."""
+        """Takes over the state at `path`, in place, and returns the scalars that were saved with it.
+
+        Raises:
+            SafetensorError: the file is damaged.
+        """
         with safe_open(path, "pt", device=str(self.losses.device)) as file:
             scalars: dict[str, float | str] = json.loads(file.metadata()["scalars"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
@@ -97,6 +102,8 @@ def save_atomically(tensors: dict[str, Tensor], path: Path, scalars: dict[str, f
         whole = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
         save_file(whole, temporary, metadata={"scalars": json.dumps(scalars)})
         Path(temporary).replace(path)
+    except SafetensorError as error:  # how the library tells a full disk
+        raise InfrastructureFailed(f"cannot write {path}: {error}") from error
     finally:
         Path(temporary).unlink(missing_ok=True)
 

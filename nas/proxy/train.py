@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 
 from nas.core.canonical import content_hash
 from nas.core.errors import CandidateFailed
@@ -78,19 +79,22 @@ class _Session:
         log(f"training {job.key[:12]} on {_describe(device)} from step {self.state.step} to {job.steps}")
 
     def _restore(self, folder: Path) -> None:
-        own = self.folder / CHECKPOINT
-        if own.is_file():
-            scalars = self._restore_from(own)
+        if (scalars := self._restore_from(self.folder / CHECKPOINT)) is not None:
             self.seconds, self.cpu_seconds = float(scalars["seconds"]), float(scalars["cpu_seconds"])
-        elif self.job.resume_from is not None:
-            shorter = folder / self.job.resume_from / CHECKPOINT
-            if shorter.is_file():
-                self._restore_from(shorter)
-            else:
-                self.log(f"checkpoint of {self.job.resume_from[:12]} is gone: training from the start, same result")
+        elif (
+            self.job.resume_from is not None and self._restore_from(folder / self.job.resume_from / CHECKPOINT) is None
+        ):
+            self.log(f"checkpoint of {self.job.resume_from[:12]} is gone: training from the start, same result")
 
-    def _restore_from(self, path: Path) -> dict[str, float | str]:
-        scalars = self.state.restore(path)
+    def _restore_from(self, path: Path) -> dict[str, float | str] | None:
+        if not path.is_file():
+            return None
+        try:
+            scalars = self.state.restore(path)
+        except SafetensorError as error:
+            self.log(f"{path} is damaged and removed: {error}")
+            path.unlink(missing_ok=True)
+            return None
         assert scalars["run"] == content_hash(run_inputs(self.job)), f"{path} is of another run"
         return scalars
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -110,12 +111,10 @@ def _artifact(options: BenchOptions, spec: RuntimeSpace, runtime: Runtime, store
     if isinstance(options.subject, Path):
         return _from_file(options.subject, spec, store)
     scratch.mkdir(parents=True, exist_ok=True)
-    destination = scratch / f"bench-{options.subject.id[:12]}"
-    try:
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        destination = Path(folder) / "model"
         artifact = runtime.export(options.subject, spec.quantisation, RandomWeights(DEPLOY_SEED), destination)
         artifacts.put_file(store, destination)
-    finally:
-        destination.unlink(missing_ok=True)
     return artifact
 
 
@@ -133,7 +132,7 @@ def _report(options: BenchOptions, place: Bench, artifact: Artifact, taken: Meas
     figures = taken.figures
     layout = options.subject if isinstance(options.subject, Layout) else None
     named = {"layout_id": layout.id, "layout": layout.format()} if layout else {"file": str(options.subject)}
-    tokens = sum(len(rep.sample.decode_ns) for rep in taken.repetitions if rep.valid and rep.sample)
+    tokens = sum(len(rep.sample.decode_ns) for rep in taken.repetitions if (rep.valid or taken.noisy) and rep.sample)
     return {
         **named,
         "artifact": artifact.sha256,

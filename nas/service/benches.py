@@ -9,15 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from nas.core.canonical import result_key
+from nas.core.canonical import content_hash, result_key
 from nas.core.device import Device
 from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName
 from nas.core.plan import Plan, Runner
 from nas.core.space import Protocol, RuntimeSpace
+from nas.core.stats import coefficient_of_variation
 from nas.runtimes import RUNTIMES
 from nas.runtimes.base import Artifact, RandomWeights, Runtime
 from nas.service.farm import Farm
-from nas.service.judge import total_ms
+from nas.service.judge import commonest, disturbance, total_ms
 from nas.service.keys import PROTOCOL_VERSION, export_key
 from nas.service.measuring import Jobs, Reference, calibrate
 from nas.service.stage_work import Bench
@@ -113,45 +114,63 @@ class Preparer:
         return artifact
 
     async def _calibration(self, device: Device, runtime: Runtime, runner: Runner, plan: Plan) -> float:
-        known = calibrations.get(self.farm.store, device.id, runtime.name, runner.build)
+        """The device's calibration, if the reference model still runs like that; else a new one for new studies."""
+        name = _calibration_name(plan)
+        known = calibrations.get(self.farm.store, device.id, runtime.name, name)
         if known is not None:
-            now = await self._time_reference(device, runtime, plan, _CHECK_RUNS)
+            now = statistics.median(await self._time_reference(device, runtime, plan, _CHECK_RUNS))
             drift = now / known.reference_ms - 1
             if abs(drift) <= self.protocol.drift_limit:
                 return known.reference_ms
             self.log(f"{device.id}: the reference model runs {drift:+.1%} off its calibration; calibrating anew")
         else:
             self.log(f"{device.id}: calibrating {runtime.name} ({_CALIBRATION_RUNS} runs of the reference model)")
-        ms = await self._time_reference(device, runtime, plan, _CALIBRATION_RUNS)
-        calibrations.put(self.farm.store, device.id, runtime.name, runner.build, ms, {"runs": _CALIBRATION_RUNS})
+        times = await self._time_reference(device, runtime, plan, _CALIBRATION_RUNS)
+        ms, spread = statistics.median(times), coefficient_of_variation(times) or 0.0
+        if self.accept_noise:
+            return ms  # of this study alone
+        if spread > self.protocol.drift_limit:
+            raise InfrastructureFailed(
+                f"{device.id}: runs of the reference model spread by {spread:.1%}, too much to calibrate (limit "
+                f"{self.protocol.drift_limit:.0%}). Calm the machine and start again, or keep noisy numbers with "
+                "--accept-noise"
+            )
+        calibrations.put(self.farm.store, device.id, runtime.name, name, ms, {"ms": times})
         return ms
 
-    async def _time_reference(self, device: Device, runtime: Runtime, plan: Plan, runs: int) -> float:
-        """Median time of the reference model, of runs on a calm machine. A device that gets this far is good."""
+    async def _time_reference(self, device: Device, runtime: Runtime, plan: Plan, runs: int) -> list[float]:
+        """Times of the reference model on a calm machine, in ms. A device that gets this far is good."""
         key = result_key(
             "calibrate", device=device.id, build=plan.runner.build, protocol=PROTOCOL_VERSION, at=time.time()
         )
         times: list[float] = []
-        refused = 0
+        refused: list[str] = []
         failures: list[str] = []
         for attempt in range(self.protocol.max_attempts + 1):
             good, failed = await calibrate(plan, runtime, device, self.jobs, key, attempt, runs - len(times))
             failures += failed
-            for sample, foreign_cpu in good:
-                if foreign_cpu > self.protocol.foreign_cpu_limit and not self.accept_noise:
-                    refused += 1
-                else:
+            for sample, conditions in good:
+                reason = None if self.accept_noise else disturbance([conditions], self.protocol)
+                if reason is None:
                     times.append(total_ms(sample))
+                else:
+                    refused.append(reason)
             if len(times) >= runs:
                 devices.set_health(self.farm.store, device.id, Health.GOOD)
-                return statistics.median(times)
+                return times
         if failures:
             raise InfrastructureFailed(f"{device.id}: the reference model of {runtime.name} failed: {failures[-1]}")
         raise InfrastructureFailed(
-            f"{device.id}: {refused} runs of the reference model were refused, because other processes used more than "
-            f"{self.protocol.foreign_cpu_limit:.2f} of a core. Calm the machine and start again, or keep noisy numbers "
-            "with --accept-noise"
+            f"{device.id}: {len(refused)} runs of the reference model were refused: {commonest(refused)}. Calm the "
+            "machine and start again, or keep noisy numbers with --accept-noise"
         )
+
+
+def _calibration_name(plan: Plan) -> str:
+    """Another runner, model or workload is another calibration."""
+    return content_hash(
+        {"build": plan.runner.build, "inputs": plan.model_dump(mode="json")["inputs"], "args": plan.args}
+    )
 
 
 def known_runtime(spec: RuntimeSpace) -> Runtime:

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -136,8 +137,18 @@ def open_farm(store: Store) -> Iterator[Farm]:
 
 
 def host_lock_folder() -> Path:
-    """One per user and machine, whatever database a launch uses."""
-    return Path(tempfile.gettempdir()) / f"hilnas-host-{os.getuid()}"
+    """One per user and machine, whatever database or temporary folder a launch uses.
+
+    Raises:
+        InfrastructureFailed: somebody else has taken the folder's name.
+    """
+    session = Path(f"/run/user/{os.getuid()}")
+    folder = session / "hilnas" if session.is_dir() else Path(f"/tmp/hilnas-{os.getuid()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise InfrastructureFailed(f"{folder} belongs to somebody else; remove it, or have it removed")
+    return folder
 
 
 def agent_cache() -> Path:

@@ -52,7 +52,7 @@ def judge(
         return _refused(f"the run failed: {failed}", attempt, conditions), candidates_fault
     drift = total_ms(reference) / calibration_ms - 1 if reference and calibration_ms else None
     runs = [run.conditions for run in (pair.reference, pair.candidate) if run is not None]
-    reason = _objection(runs, drift, protocol)
+    reason = disturbance(runs, protocol) or _objection(drift, protocol)
     return Repetition(
         valid=reason is None, reason=reason, attempt=attempt, sample=sample, reference=reference, drift=drift,
         conditions=conditions,
@@ -100,15 +100,15 @@ def measurement(
     )  # fmt: skip
 
 
-def commonest_reason(repetitions: Iterable[Repetition]) -> str:
-    """Why repetitions were refused most often, in the words of the worst of them."""
+def commonest(reasons: Iterable[str]) -> str:
+    """The reason that was given most often, in the words of the worst case."""
     kinds: dict[str, list[str]] = {}
-    for reason in (rep.reason for rep in repetitions if rep.reason):
+    for reason in reasons:
         kinds.setdefault(_NUMBER.sub("", reason), []).append(reason)
     if not kinds:
         return "no reason given"
-    commonest = max(kinds, key=lambda kind: len(kinds[kind]))
-    return max(kinds[commonest], key=_magnitude)
+    alike = max(kinds, key=lambda kind: len(kinds[kind]))
+    return max(kinds[alike], key=_magnitude)
 
 
 def _magnitude(reason: str) -> float:
@@ -137,12 +137,17 @@ def _refused(reason: str, attempt: int, conditions: Conditions) -> Repetition:
     return Repetition(valid=False, reason=reason, attempt=attempt, sample=None, conditions=conditions)
 
 
-def _objection(runs: Sequence[Conditions], drift: float | None, protocol: Protocol) -> str | None:
+def disturbance(runs: Sequence[Conditions], protocol: Protocol) -> str | None:
+    """What disturbed the device while `runs` ran, if something did."""
     if any(run.throttled for run in runs):
         return "the device throttled"
     foreign = max((run.foreign_cpu for run in runs if run.foreign_cpu is not None), default=0.0)
     if foreign > protocol.foreign_cpu_limit:
         return f"other processes used {foreign:.2f} of a core (limit {protocol.foreign_cpu_limit:.2f})"
+    return None
+
+
+def _objection(drift: float | None, protocol: Protocol) -> str | None:
     if drift is not None and abs(drift) > protocol.drift_limit:
         return f"the reference ran {drift:+.1%} off its calibration (limit {protocol.drift_limit:.0%})"
     return None

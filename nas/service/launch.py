@@ -17,18 +17,19 @@ from typing import Any
 import psutil
 
 from nas.core import paths
-from nas.core.errors import NasError, StudyBusy, Unsupported
+from nas.core.errors import InvalidInput, NasError, StudyBusy, Unsupported
 from nas.core.layout import Layout
 from nas.core.space import SearchSpace
 from nas.proxy.corpus import CorpusRef, refer
 from nas.runtimes.base import Runtime
+from nas.search_spaces import space_difference
 from nas.service.asking import Asker
 from nas.service.benches import Kept, Preparer, known_runtime
 from nas.service.farm import Farm, host_lock_folder, open_farm
 from nas.service.ledger import Ledger, all_events
 from nas.service.orchestrator import Orchestrator
 from nas.service.progress import Snapshot
-from nas.service.record import CALIBRATED
+from nas.service.record import CALIBRATED, LAUNCHED
 from nas.service.stage_work import Bench, StageWork
 from nas.service.stages import Stages
 from nas.service.tune import RayCompute
@@ -38,7 +39,7 @@ from nas.store.rows import Study, StudyLease, StudyState
 from nas.store.store import Store
 
 Log = Callable[[str], None]
-_LAUNCHED = "launched"
+_SHOWN_CHANGES = 10
 
 
 @dataclass(frozen=True)
@@ -151,10 +152,10 @@ async def _benches(
 
 def _as_begun(options: LaunchOptions, ledger: Ledger) -> LaunchOptions:
     """The options, with what the study was launched with before where they leave it open."""
-    before = _notes(ledger, _LAUNCHED)
+    before = _notes(ledger, LAUNCHED)
     trials = options.trials or (before[-1]["trials"] if before else options.space.search.trials)
     accept_noise = options.accept_noise or any(payload["accept_noise"] for payload in before)
-    ledger.note(None, _LAUNCHED, trials=trials, accept_noise=accept_noise)
+    ledger.note(None, LAUNCHED, trials=trials, accept_noise=accept_noise)
     return replace(options, trials=trials, accept_noise=accept_noise)
 
 
@@ -197,12 +198,21 @@ def _carries(runtime: Runtime, layout: Layout, build: str) -> bool:
 
 
 def _study(store: Store, options: LaunchOptions) -> Study:
-    space = options.space.model_dump(mode="json")
     if options.resume:
         study = studies.get(store, options.study)
-        studies.require_same_space(study, space)
+        _require_same_space(study, options.space)
         return study
+    space = options.space.model_dump(mode="json")
     return studies.create(store, options.study, space, seed=options.space.search.seed, version=version("hilnas"))
+
+
+def _require_same_space(study: Study, space: SearchSpace) -> None:
+    begun = SearchSpace.model_validate(study.space)
+    if changes := space_difference(begun, space):
+        shown = "\n  ".join(changes[:_SHOWN_CHANGES] + ["..."] * (len(changes) > _SHOWN_CHANGES))
+        raise InvalidInput(
+            f"study {study.name!r} began with another search space; it cannot be resumed:\n  {shown}", where="--resume"
+        )
 
 
 def _lease(store: Store, study: Study, log: Log) -> StudyLease:

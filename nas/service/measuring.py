@@ -14,11 +14,11 @@ from typing import Protocol
 from nas.core.device import Device
 from nas.core.errors import CandidateFailed, FailureReason, InfrastructureFailed
 from nas.core.measurement import Measurement, Repetition, Sample
-from nas.core.plan import Plan, Round, RoundResult, Runner
+from nas.core.plan import Conditions, Plan, Round, RoundResult, Runner
 from nas.core.space import Protocol as MeasurementProtocol
 from nas.core.workload import Workload
 from nas.runtimes.base import Artifact, Runtime
-from nas.service.judge import commonest_reason, judge, measurement, read_run
+from nas.service.judge import commonest, judge, measurement, read_run
 
 _FAULTS_TO_FAIL = 2
 
@@ -97,30 +97,31 @@ async def measure(
             return _result(subject, reference, done, wall_s, noisy=False)
         if accept_noise and sum(rep.sample is not None for rep in done) >= repetitions:
             return _result(subject, reference, done, wall_s, noisy=True)
+    refused = [rep.reason for rep in done if rep.reason]
     raise InfrastructureFailed(
-        f"{subject.device.id}: {sum(not rep.valid for rep in done)} of {len(done)} repetitions were refused: "
-        f"{commonest_reason(done)}. Calm the machine and resume, or keep such numbers with --accept-noise"
+        f"{subject.device.id}: {len(refused)} of {len(done)} repetitions were refused: {commonest(refused)}. Calm the "
+        "machine and resume, or keep such numbers with --accept-noise"
     )
 
 
 async def calibrate(
     plan: Plan, runtime: Runtime, device: Device, jobs: Jobs, key: str, number: int, runs: int
-) -> tuple[list[tuple[Sample, float]], list[str]]:
+) -> tuple[list[tuple[Sample, Conditions]], list[str]]:
     """Runs the reference model alone, until the first run that fails.
 
     Returns:
-        For each good run its sample and the CPU share of other processes, in cores; and why others failed.
+        For each good run its sample and its conditions; and why others failed.
 
     Raises:
         InfrastructureFailed: no agent could finish it.
     """
     result = await jobs.run(key, number, device.id, Round(candidate=plan, reference=None, repetitions=runs))
-    good: list[tuple[Sample, float]] = []
+    good: list[tuple[Sample, Conditions]] = []
     failures: list[str] = []
     for run in (pair.candidate for pair in result.pairs):
         sample, failure = read_run(run, runtime.parse)
         if sample is not None:
-            good.append((sample, run.conditions.foreign_cpu or 0.0))
+            good.append((sample, run.conditions))
         else:
             failures.append(str(failure))
     return good, failures

@@ -54,7 +54,7 @@ def rank_trials(
     for level in range(int(rank.max()) + 1):
         members = rank == level
         parts[members] = contributions(points[members], reference_point)
-    sure = _p_front(points, np.array([[axis.sd for axis in axes[t]] for t in trials]), draws)
+    sure = _p_front(points, [axes[trial] for trial in trials], draws)
     placed = [
         Ranked(
             trial=trial,
@@ -86,10 +86,17 @@ def _coordinates(axes: Mapping[int, Sequence[Axis]], trials: Sequence[int]) -> N
     return np.array([[axis.coordinate for axis in axes[trial]] for trial in trials], dtype=np.float64)
 
 
-def _p_front(points: NDArray[np.float64], sd: NDArray[np.float64], draws: int) -> NDArray[np.float64]:
+def _p_front(points: NDArray[np.float64], axes: Sequence[Sequence[Axis]], draws: int) -> NDArray[np.float64]:
     if not draws:
         return front_mask(points).astype(np.float64)
+    sd = np.array([[axis.sd for axis in row] for row in axes])
     noise = np.random.default_rng(_SEED).standard_normal((draws, *points.shape))
+    for column in range(points.shape[1]):
+        # One proxy has one error, however many layouts it stands for.
+        first: dict[str, int] = {}
+        for i, row in enumerate(axes):
+            if (source := row[column].source) is not None:
+                noise[:, i, column] = noise[:, first.setdefault(source, i), column]
     hits = np.zeros(len(points))
     for each in noise:
         hits += front_mask(points + sd * each)

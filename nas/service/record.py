@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from nas.core.layout import Layout
 from nas.core.measurement import Figure, Measurement
-from nas.core.scoring import Axis, Place, axis
+from nas.core.scoring import Axis, Place, QualityValue, axis
 from nas.core.space import SearchSpace
+from nas.core.trial import Event
+from nas.proxy.ladder import proxy_of
 from nas.proxy.quality import Quality
 from nas.service.ledger import all_events
 from nas.service.scales import PUBLISHED, figures_from_json
@@ -17,6 +19,8 @@ from nas.store import results, studies, trials
 from nas.store.rows import Study, Trial
 from nas.store.store import Store
 
+LAUNCHED = "launched"
+"""Events that say when a process began to run the study, and with which options."""
 CALIBRATED = "calibrated"
 """Events that say which device a name of the space means, and its calibration."""
 
@@ -51,7 +55,9 @@ class Record:
         """The objectives in the space's order; None where one is not known."""
         if published is None:
             return [None] * len(space.objectives)
-        quality = (self.quality.value, self.quality.sd) if self.quality else (0.0, 0.0)
+        quality = QualityValue(0.0, 0.0, "")
+        if self.quality:
+            quality = QualityValue(self.quality.value, self.quality.sd, proxy_of(self.layout, space.quality).id)
         return [
             None
             if objective.metric == "quality" and self.quality is None
@@ -69,8 +75,8 @@ class StudyRecord:
     records: dict[int, Record]
     published: Figures | None
     reference_point: list[float] | None
-    first_event: float
-    last_event: float
+    elapsed_s: float
+    """While an orchestrator ran; nights in between do not count."""
     propose_seconds: float
 
     @property
@@ -106,8 +112,7 @@ def read_study(store: Store, name: str) -> StudyRecord:
         records=records,
         published=figures_from_json(scales["figures"][PUBLISHED]) if scales else None,
         reference_point=[point[objective.name] for objective in space.objectives] if point else None,
-        first_event=log[0].at if log else study.created,
-        last_event=log[-1].at if log else study.created,
+        elapsed_s=_elapsed(log),
         propose_seconds=_spent(event.payload for event in log),
     )
 
@@ -121,6 +126,16 @@ def _keep(record: Record, space: SearchSpace, devices: Iterable[tuple[str, str]]
             before = record.measurements.get(place)
             if before is None or measurement.figures["ttft"].n >= before.figures["ttft"].n:
                 record.measurements[place] = measurement
+
+
+def _elapsed(log: Sequence[Event]) -> float:
+    """Seconds from each launch to the last event before the next one."""
+    total, begun = 0.0, None
+    for before, event in zip([None, *log], log, strict=False):
+        if event.payload.get("what") == LAUNCHED:
+            total += before.at - begun if before is not None and begun is not None else 0.0
+            begun = event.at
+    return total + (log[-1].at - begun if begun is not None else 0.0)
 
 
 def _spent(payloads: Iterable[Mapping[str, Any]]) -> float:

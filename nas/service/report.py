@@ -8,8 +8,10 @@ from typing import Any
 
 from nas.core.layout import Layout
 from nas.core.metrics import METRICS
+from nas.core.pareto import dominates
 from nas.core.scoring import Axis, check_budgets, places, ratio_of_limit
 from nas.core.trial import TrialState
+from nas.proxy.ladder import proxy_of
 from nas.service.ranking import Ranked, front_hypervolume, rank_trials
 from nas.service.record import Record, StudyRecord, read_study
 from nas.store import results
@@ -45,8 +47,9 @@ def study_report(store: Store, name: str) -> Json:
         "references": [
             {"name": reference, **_row(record, each, None)} for reference, each in record.references.items()
         ],
+        "noisy_references": [name for name, each in record.references.items() if each.noisy],
         "noisy": [_row(record, each, None) for each in record.records.values() if _left_out(each)],
-        "elapsed_s": record.last_event - record.first_event,
+        "elapsed_s": record.elapsed_s,
         "stage_seconds": _stage_seconds(store, record),
         "seed": record.study.seed,
         "version": record.study.version,
@@ -79,11 +82,13 @@ def _row(record: StudyRecord, each: Record, place: Ranked | None) -> Json:
         "layout": each.layout.format(),
         "objectives": {name: axis.value if axis else None for name, axis in zip(names, axes, strict=True)},
         "coordinates": {name: axis.coordinate if axis else None for name, axis in zip(names, axes, strict=True)},
-        "intervals": {name: axis.sd if axis else None for name, axis in zip(names, axes, strict=True)},
+        "sd": {name: axis.sd if axis else None for name, axis in zip(names, axes, strict=True)},
         "rank": place.rank if place else None,
         "hv_contribution": place.hv_contribution if place else None,
         "p_front": place.p_front if place else None,
         "ties": list(place.ties) if place else [],
+        "proxy_id": proxy_of(each.layout, record.space.quality).id,
+        "dominated_by": _dominated_by(record, axes),
         "noisy": each.noisy,
         "params": _params(each.layout),
         "measurements": [_measurement(each, where) for where in each.measurements],
@@ -96,6 +101,17 @@ def _row(record: StudyRecord, each: Record, place: Ranked | None) -> Json:
         "operator": each.trial.operator,
         "parents": list(each.trial.parents),
     }
+
+
+def _dominated_by(record: StudyRecord, axes: list[Axis | None]) -> list[str]:
+    """The references that are nowhere worse and somewhere better."""
+    own = [axis.coordinate for axis in axes if axis is not None]
+    beaten = []
+    for name, reference in record.references.items():
+        theirs = [axis.coordinate for axis in reference.axes(record.space, record.published) if axis is not None]
+        if len(own) == len(theirs) == len(axes) and dominates([theirs], [own])[0, 0]:
+            beaten.append(name)
+    return beaten
 
 
 def _params(layout: Layout) -> Json:

@@ -13,14 +13,16 @@ from typing import Any
 
 from nas.core.measurement import Figure
 from nas.core.metrics import METRICS
-from nas.core.scoring import Axis, Place, axis, reference_point, require_figures
+from nas.core.scoring import Axis, Place, QualityValue, axis, reference_point, require_figures
 from nas.core.space import SearchSpace
+from nas.proxy.ladder import proxy_of
 from nas.proxy.quality import QualityScale, fix_scale
 from nas.service.ledger import Ledger
 from nas.service.stage_work import SeedScores
 from nas.service.trial_run import TakenFigures, TrialRun
 
 PUBLISHED, ATTENTION = "published", "attention"
+_NO_QUALITY = QualityValue(0.0, 0.0, "")
 
 
 class Scales:
@@ -130,10 +132,11 @@ class Scales:
         if METRICS[objective.metric].source == "proxy":
             if run.quality is None:
                 return None
-            return axis(self._space, objective, {}, {}, (run.quality.value, run.quality.sd))
+            proxy = proxy_of(run.layout, self._space.quality).id
+            return axis(self._space, objective, {}, {}, QualityValue(run.quality.value, run.quality.sd, proxy))
         if not self.figures_ready:
             return None
-        return axis(self._space, objective, run.figures, self._figures[PUBLISHED], (0.0, 0.0))
+        return axis(self._space, objective, run.figures, self._figures[PUBLISHED], _NO_QUALITY)
 
     def _as_json(self) -> dict[str, Any]:
         return {

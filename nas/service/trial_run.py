@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.core.layout import Layout
-from nas.core.measurement import Figure, Measurement
+from nas.core.measurement import Figure
 from nas.core.scoring import BudgetCheck, Place, check_budgets
 from nas.core.trial import EventKind
 from nas.proxy.quality import Quality
@@ -66,11 +66,16 @@ class TrialRun:
     rung: int | None = None
     waiting: bool = False
     """For other trials, with nothing to do itself."""
-    noisy: bool = False
+    noisy_places: set[Place] = field(default_factory=set)
     stage: str = "proposed"
     """What it does now, or how it ended."""
     ended: bool = False
     failed: CandidateFailed | InfrastructureFailed | None = None
+
+    @property
+    def noisy(self) -> bool:
+        """Whether a figure that counts rests on refused repetitions."""
+        return bool(self.noisy_places)
 
     @property
     def retryable(self) -> bool:
@@ -149,17 +154,16 @@ class TrialRun:
             self._end(EventKind.COMPLETE)
 
     async def _measure(self, artifacts: dict[str, Artifact], workloads: Iterable[str], repetitions: int) -> None:
-        taken = await asyncio.gather(
+        await asyncio.gather(
             *(self._measure_one(artifacts[place.runtime], place, repetitions) for place in self.work.places(workloads))
         )
-        self.noisy = self.noisy or any(measurement.noisy for measurement in taken)
 
-    async def _measure_one(self, artifact: Artifact, place: Place, repetitions: int) -> Measurement:
+    async def _measure_one(self, artifact: Artifact, place: Place, repetitions: int) -> None:
         measurement = await self.work.measure(self.number, artifact, place, repetitions)
         self.figures[place] = measurement.figures
         # What does not depend on a workload is found under none, too.
         self.figures[place._replace(workload="")] = {"file_size": measurement.figures["file_size"]}
-        return measurement
+        (self.noisy_places.add if measurement.noisy else self.noisy_places.discard)(place)
 
     async def _check(self, *, final: bool = False) -> None:
         if self.reference:

@@ -14,7 +14,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput
+from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput, Unsupported
 from nas.core.layout import Layout
 from nas.devices.hostlock import HostLock
 
@@ -32,9 +32,7 @@ def _stage(function: Stage) -> Stage:
             outcome: dict[str, Any] = {"value": function(spec)}
         except CandidateFailed as error:
             outcome = {"failed": {"reason": error.reason, "message": str(error)}}
-        except InvalidInput as error:
-            outcome = {"failed": {"reason": "export", "message": str(error)}}
-        except (InfrastructureFailed, OSError) as error:
+        except (InfrastructureFailed, InvalidInput, OSError) as error:
             outcome = {"infrastructure": str(error)}
         return outcome | {"seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
 
@@ -54,7 +52,10 @@ def export(spec: Spec) -> dict[str, Any]:
     runtime, destination = RUNTIMES[spec["runtime"]], Path(spec["destination"])
     destination.parent.mkdir(parents=True, exist_ok=True)
     with HostLock(Path(spec["lock"])).shared():
-        artifact = runtime.export(Layout.from_json(spec["layout"]), spec["quantisation"], source, destination)
+        try:
+            artifact = runtime.export(Layout.from_json(spec["layout"]), spec["quantisation"], source, destination)
+        except Unsupported as error:
+            raise CandidateFailed("export", str(error)) from error
     return artifact.model_dump(mode="json")
 
 

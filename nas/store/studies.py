@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from sqlalchemy import Connection, Row, select, update
@@ -98,11 +97,6 @@ def set_state(store: Store, study_id: int, state: StudyState, *, lease: StudyLea
             _log(connection, store, study_id, {"state": state.value})
 
 
-def save_proposer(store: Store, study_id: int, state: Json, *, lease: StudyLease | None = None) -> None:
-    """Keeps what the proposer needs to go on after a restart. See also `trials.propose`, which does both at once."""
-    _set(store, study_id, lease, proposer=state)
-
-
 def set_scales(store: Store, study_id: int, scales: Json, *, lease: StudyLease | None = None) -> Study:
     """Freezes the constants that objectives are scaled by; giving the same again is fine.
 
@@ -119,19 +113,6 @@ def freeze_reference(store: Store, study_id: int, point: Json, *, lease: StudyLe
         InvalidInput: another one is frozen already.
     """
     return _freeze(store, study_id, "reference_point", point, lease)
-
-
-def require_same_space(stored: Study, space: Json) -> None:
-    """Refuses to go on with another space than the study began with.
-
-    Raises:
-        InvalidInput: they differ; the message lists up to ten differences.
-    """
-    if content_hash(space) == stored.space_hash:
-        return
-    changes = [*_differences(stored.space, space, "")]
-    shown = "\n  ".join(changes[:10] + ([f"and {len(changes) - 10} more"] if len(changes) > 10 else []))
-    raise InvalidInput(f"study {stored.name!r} began with another search space; it cannot be resumed:\n  {shown}")
 
 
 def delete(store: Store, study_id: int) -> None:
@@ -174,17 +155,6 @@ def _freeze(store: Store, study_id: int, field: str, value: Json, lease: StudyLe
 def _log(connection: Connection, store: Store, study_id: int, payload: Json) -> None:
     lock_study(connection, study_id)
     insert_event(connection, Event(EventKind.STUDY, payload, None, study_id, at=store.now()))
-
-
-def _differences(old: Any, new: Any, path: str) -> Iterator[str]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in sorted(old.keys() | new.keys()):
-            yield from _differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
-    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        for index, (before, after) in enumerate(zip(old, new, strict=True)):
-            yield from _differences(before, after, f"{path}[{index}]")
-    elif old != new:
-        yield f"{path}: was {old!r}, is {new!r}"
 
 
 def _study(row: Row[Any]) -> Study:

@@ -68,15 +68,6 @@ def test_the_reference_point_freezes(store: Store) -> None:
     assert len(events.since(store, study.id)) == 1
 
 
-def test_another_space_is_refused_with_what_changed(store: Store) -> None:
-    study = new_study(store)
-    studies.require_same_space(study, dict(reversed(SPACE.items())))
-    with pytest.raises(InvalidInput) as refused:
-        studies.require_same_space(study, {"name": "tiny", "depth": [2, 6], "extra": 1})
-    assert "depth[1]: was 4, is 6" in str(refused.value)
-    assert "extra: was None, is 1" in str(refused.value)
-
-
 def test_a_lease_excludes_others_until_it_ends(store: Store, clock: StillClock) -> None:
     study = new_study(store)
     first = leases.acquire(store, study.id, "one", ttl_s=30)
@@ -115,7 +106,6 @@ def test_every_write_of_a_lost_lease_is_refused(store: Store, clock: StillClock)
     for write in (
         lambda: trials.propose(store, study, [proposal(64)], lease=old),
         lambda: trials.add_event(store, study, 0, EventKind.EXPORTED, lease=old),
-        lambda: studies.save_proposer(store, study, {"n": 1}, lease=old),
         lambda: studies.set_state(store, study, StudyState.RUNNING, lease=old),
         lambda: studies.freeze_reference(store, study, {"q": 1}, lease=old),
         lambda: studies.set_scales(store, study, {"q": 1}, lease=old),
