@@ -12,20 +12,20 @@ from nas.cli.lazy import command_app
 from nas.cli.output import JsonFlag, print_json, say
 from nas.core.errors import InvalidInput
 from nas.core.units import parse_limit
-from nas.store.artifact_gc import collect
+from nas.service.collect import collect
 
 app = command_app()
 
 
 @app.command()
 def gc(
-    keep: Annotated[str, typer.Option("--keep", help="How much may stay, such as 500MB or 20GB.")] = "20GB",
+    keep: Annotated[str, typer.Option("--keep", help="How much of each may stay, such as 500MB or 20GB.")] = "20GB",
     db: DatabaseOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """Remove stored files that nothing needs, least recently used first.
+    """Remove model files, copies of them and checkpoints that nothing needs, least recently used first.
 
-    Files of running measurements and of studies' fronts stay, whatever the limit.
+    Files of running measurements, of references and of finished studies' fronts stay, whatever the limit.
     """
     megabytes, relative = parse_limit(keep, "MB")
     if relative:
@@ -35,4 +35,6 @@ def gc(
     if json:
         print_json(dataclasses.asdict(done))
     else:
-        say(f"removed {done.files} files, {done.freed_bytes / 1e6:.1f} MB; {done.kept_bytes / 1e6:.1f} MB stay")
+        for kind in ("artifacts", "agent_cache", "checkpoints"):
+            say(f"{kind.replace('_', ' ')}: removed {getattr(done, kind) / 1e6:.1f} MB")
+        say(f"{done.artifacts_kept / 1e6:.1f} MB of artifacts stay")

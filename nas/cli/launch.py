@@ -105,8 +105,12 @@ def _run(options: LaunchOptions) -> StudyState:
             who = "study" if trial is None else f"trial {trial}"
             say(f"{who}: {what}: {payload.get('message') or payload.get('reason') or 'no reason given'}")
 
-    with live_display() as update:
-        return launch(options, update, tell, say)
+    try:
+        with live_display() as update:
+            return launch(options, update, tell, say)
+    except KeyboardInterrupt:  # before or after the search itself, which stops by itself
+        say(f"interrupted; go on with the same command and --study {options.study} --resume")
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def _report(options: LaunchOptions, space: str, state: StudyState, json: bool) -> None:

@@ -33,7 +33,9 @@ def print_front(report: Report) -> None:
         *(_row(row["name"], row, objectives) for row in report["references"]),
         *(_row(str(row["trial"]), row, objectives) for row in report["front"]),
     ]
-    print_table(("trial", *heads, "p_front", "ties", "weights", "layout"), rows)
+    print_table(("trial", *heads, "p_front", "ties", "beaten by", "weights", "layout"), rows)
+    if report["noisy_references"]:
+        say(f"measured under noise, so every ratio is in doubt: {', '.join(report['noisy_references'])}")
     if report["noisy"]:
         say(f"left out, because measured under noise: trials {_list(row['trial'] for row in report['noisy'])}")
 
@@ -41,7 +43,8 @@ def print_front(report: Report) -> None:
 def _row(who: str, row: Mapping[str, Any], objectives: Sequence[str]) -> list[str]:
     values = [_number(row["objectives"][name]) for name in objectives]
     sure = "" if row["p_front"] is None else f"{row['p_front']:.2f}"
-    return [who, *values, sure, _list(row["ties"]), show_count(row["params"]["total"]), row["layout"]]
+    weights = show_count(row["params"]["total"])
+    return [who, *values, sure, _list(row["ties"]), _list(row["dominated_by"]), weights, row["layout"]]
 
 
 def _number(value: float | None) -> str:

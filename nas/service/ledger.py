@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -193,8 +193,12 @@ class Ledger:
         path.unlink(missing_ok=True)
 
     def pin(self, sha256: str) -> None:
-        """Keeps an artifact in the store for as long as the study is there."""
+        """Keeps an artifact in the store until the study is complete."""
         artifacts.pin(self.store, sha256, artifacts.study_owner(self.study.id))
+
+    def pin_only(self, sha256s: Iterable[str]) -> None:
+        """Keeps these for as long as the study is there, and lets the others go."""
+        artifacts.pin_only(self.store, artifacts.study_owner(self.study.id), sha256s)
 
     def has_artifact(self, sha256: str) -> bool:
         """Whether the file is still there."""

@@ -80,6 +80,8 @@ class Orchestrator:
         finally:
             self._stop.set()
             await self._cancel()
+        if state is StudyState.COMPLETE:
+            self._keep_what_counts()
         self._ledger.set_state(state)
         self._on_update(self._snapshot())
         return state
@@ -192,6 +194,12 @@ class Orchestrator:
         running = [run for number, run in self.runs.items() if not self._tasks[number].done()]
         stuck = self._ladder.closed and not self._expected and all(run.waiting for run in running)
         assert not (stuck and pending), "trials wait for each other"
+
+    def _keep_what_counts(self) -> None:
+        """From now on `nas gc` may take the models of all but the references and the front."""
+        front = {row.trial for row in self._snapshot().front}
+        kept = [run for number, run in self.runs.items() if run.reference is not None or number in front]
+        self._ledger.pin_only(artifact.sha256 for run in kept for artifact in run.artifacts.values())
 
     async def _cancel(self) -> None:
         for task in self._all_tasks():

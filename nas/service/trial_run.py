@@ -60,6 +60,7 @@ class TrialRun:
     work: StageWork
     ledger: Ledger
     company: Company
+    artifacts: dict[str, Artifact] = field(default_factory=dict)
     figures: TakenFigures = field(default_factory=dict)
     checks: list[BudgetCheck] = field(default_factory=list)
     quality: Quality | None = None
@@ -94,7 +95,7 @@ class TrialRun:
             self._end(EventKind.FAILED, reason=str(error), retryable=True)
 
     async def _life(self) -> None:
-        artifacts = await self.work.export_all(self.number, self.layout)
+        self.artifacts = artifacts = await self.work.export_all(self.number, self.layout)
         self._mark(EventKind.EXPORTED)
         if not await self._passes_gate(artifacts):
             return

@@ -23,6 +23,9 @@ from nas.store.upsert import insert_if_absent
 LEASE_S = 30.0
 """Seconds a device's lease lasts unless renewed; agents renew three times as often."""
 
+MAX_FAILURES = 5
+"""Failures of one job after which it is given up as the infrastructure's, where nothing says it is the candidate's."""
+
 LIVE = (JobState.QUEUED, JobState.LEASED)
 
 _HEARD_S = 5.0
@@ -242,6 +245,11 @@ def _next(connection: Connection, device: DeviceRow, now: float) -> str | None:
 
 def _take_back(connection: Connection, device: str, now: float) -> None:
     held = (job_table.c.device == device) & (job_table.c.state == JobState.LEASED)
+    # A job that takes its agent down with it must end some day.
+    given_up = held & (job_table.c.attempts >= MAX_FAILURES)
+    message = f"its agent was gone {MAX_FAILURES} times before it was done"
+    end = {"state": JobState.FAILED, "blame": Blame.INFRASTRUCTURE, "message": message}
+    connection.execute(update(job_table).where(given_up).values(lease_until=None, updated=now, **end))
     connection.execute(update(job_table).where(held).values(state=JobState.QUEUED, lease_until=None, updated=now))
 
 

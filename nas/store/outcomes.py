@@ -23,9 +23,6 @@ from nas.store.models import job as job_table
 from nas.store.rows import Blame, DeviceRow, DeviceState, Health, JobKind, JobRow, JobState
 from nas.store.store import Store
 
-MAX_FAILURES = 5
-"""Failures of one job after which it is given up as the infrastructure's, where nothing says it is the candidate's."""
-
 BAD_AFTER_JOBS = 3
 """Different jobs that fail on a device before it turns bad."""
 
@@ -179,7 +176,7 @@ def _verdict(
     own = [failure for failure in failures if failure.job == job.id]
     if job.kind is JobKind.MEASURE and _is_candidates(failures, own, device):
         return {"state": JobState.FAILED, "blame": Blame.CANDIDATE, "reason": reason}
-    if len(own) >= MAX_FAILURES:
+    if len(own) >= jobs.MAX_FAILURES:
         return {"state": JobState.FAILED, "blame": Blame.INFRASTRUCTURE}
     return {"state": JobState.QUEUED, "not_before": now + _BACKOFF_S * 2 ** (len(own) - 1)}
 

@@ -11,7 +11,8 @@ from nas.core.errors import InvalidInput, UnknownName
 from nas.core.plan import RoundResult
 from nas.core.protocol import Failure
 from nas.store import attempts, devices, jobs, outcomes, studies, trials
-from nas.store.outcomes import BAD_AFTER_JOBS, MAX_FAILURES, OFFLINE_S
+from nas.store.jobs import MAX_FAILURES
+from nas.store.outcomes import BAD_AFTER_JOBS, OFFLINE_S
 from nas.store.rows import Blame, DeviceState, Health, JobKind, JobRow, JobState
 from nas.store.store import Store
 
