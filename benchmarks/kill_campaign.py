@@ -4,7 +4,7 @@
 
 What is killed, always by SIGKILL: the launch itself, a Ray worker, the device agent, or the runner it measures with.
 Studies follow each other until all kills are done; the last one is then finished. Prints JSON; exit code 1 if a check
-failed. State goes to a folder of its own; builds of llama.cpp are taken from the user's cache.
+failed, and then the folder with its state stays. Builds of llama.cpp are taken from the user's cache.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -39,9 +40,6 @@ from nas.store.store import Store
 
 VICTIMS = ("launch", "worker", "agent", "runner")
 ORPHANS_GONE_S = 15.0
-RAYS_OWN = ("ray::DashboardAgent", "ray::RuntimeEnvAgent", "ray/dashboard/agent.py", "runtime_env/agent/main.py")
-RAYS_OWN_GONE_S = 90.0
-"""Ray's helpers wait a minute for their dead cluster before they end; they hold nothing of ours."""
 _TRANSIENT = 4
 _RUN_LIMIT_S = 1800.0
 _LAUNCH = (sys.executable, "-c", "from nas.cli.main import main; main()", "launch", "--yes", "--accept-noise")
@@ -107,7 +105,7 @@ class Campaign:
             self.problems.append(f"launch {self.launches} did not end within {_RUN_LIMIT_S:.0f} s")
             process.kill()
             raise
-        self.expect_gone([each for each in family if not rays_own(each)], ORPHANS_GONE_S)
+        self._expect_gone(family)
         if not killed and code not in (0, _TRANSIENT):
             raise SystemExit(f"launch {self.launches} ended with {code}; see {self.home / 'launch.log'}")
         return code == 0
@@ -152,9 +150,9 @@ class Campaign:
                 return True
         return False
 
-    def expect_gone(self, family: list[psutil.Process], seconds: float) -> None:
-        """Notes what is still there after that time, and ends it."""
-        _, alive = psutil.wait_procs(family, seconds)
+    def _expect_gone(self, family: list[psutil.Process]) -> None:
+        """Notes what is still there after a while, and ends it."""
+        _, alive = psutil.wait_procs(family, ORPHANS_GONE_S)
         for process in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
                 if process.status() != psutil.STATUS_ZOMBIE:
@@ -183,13 +181,6 @@ def kind_of(argv: list[str]) -> str | None:
     if "nas.devices.child" in argv:
         return "agent"
     return "runner" if "--model" in argv and "/bundles/" in line else None
-
-
-def rays_own(process: psutil.Process) -> bool:
-    """Whether it is one of Ray's helpers."""
-    with contextlib.suppress(psutil.Error):
-        return any(name in " ".join(process.cmdline()) for name in RAYS_OWN)
-    return False
 
 
 def family_of(home: Path) -> list[psutil.Process]:
@@ -296,7 +287,6 @@ def main() -> int:
     begun = time.monotonic()
     campaign = Campaign(space, args.trials, args.kills, random.Random(args.seed), args.pause, home)
     campaign.run()
-    campaign.expect_gone(family_of(home), RAYS_OWN_GONE_S)
     with opened(home) as store:
         problems = [*campaign.problems, *check(store, campaign.names)]
     report = {
@@ -306,8 +296,11 @@ def main() -> int:
         "studies": campaign.names,
         "problems": problems,
         "seconds": round(time.monotonic() - begun, 1),
-        "home": str(home),
     }
+    if problems:
+        report["home"] = str(home)
+    else:
+        shutil.rmtree(home)
     print(json.dumps(report, indent=2))
     return 1 if problems else 0
 

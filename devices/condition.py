@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from nas.core.clock import Clock, SystemClock
-from nas.core.plan import Conditions
+from nas.core.plan import Conditions, RawRun
 from nas.devices.probes.cpu import busy_s, foreign_share
 from nas.devices.probes.frequency import frequency_mhz, governor
 from nas.devices.probes.memory import free_memory_mb, oom_kills
@@ -69,6 +69,18 @@ class Observer:
         values["free_memory_mb"] = before.free_memory_mb
         unread = {name: str(value) for name, value in values.items() if isinstance(value, Unread)}
         return Conditions(**{name: value for name, value in values.items() if name not in unread}, unread=unread)
+
+    def foreign_cpu(self, before: Before, runs: Sequence[RawRun]) -> float | None:
+        """CPU share of other processes since `before`, in cores, while `runs` ran; None where it cannot be told.
+
+        Over several short runs it is told where each alone is too short for the counter's ticks.
+        """
+        busy, wall_s = self._read(busy_s), self._clock.monotonic() - before.monotonic
+        ours = [None if run.cpu_s is None else run.cpu_s + run.overhead_cpu_s for run in runs]
+        known = [seconds for seconds in ours if seconds is not None]
+        total = sum(known) if len(known) == len(ours) else None
+        share = _try(lambda: foreign_share(_value(busy) - _value(before.busy_s), total, wall_s))
+        return None if isinstance(share, Unread) else share
 
     def _throttled(self, before: int | Unread) -> bool:
         """Counters that grew tell of throttling in between; cooling levels only of throttling now."""

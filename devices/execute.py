@@ -144,6 +144,7 @@ def execute(
         stderr_tail=result.stderr_tail.decode(errors="replace"),
         wall_s=result.wall_s,
         cpu_s=result.cpu_s,
+        overhead_cpu_s=result.overhead_cpu_s,
         max_rss_mb=result.max_rss_mb,
         timed_out=result.timed_out,
         truncated=result.truncated,
@@ -195,9 +196,12 @@ def run_round(
     _cool_down(batch.cool_down_s, clock, beat, cancelled)
     pairs: list[Pair] = []
     for _ in range(batch.repetitions):
+        before = observer.before()
         drift = run(reference) if reference else None
-        pairs.append(Pair(reference=drift, candidate=run(candidate)))
-        if _failed(pairs[-1].candidate) or (drift and _failed(drift)):
+        measured = run(candidate)
+        foreign = observer.foreign_cpu(before, [*([drift] if drift else []), measured])
+        pairs.append(Pair(reference=drift, candidate=measured, foreign_cpu=foreign))
+        if _failed(measured) or (drift and _failed(drift)):
             break
     return RoundResult(pairs=pairs, push_s=push_s, wall_s=clock.monotonic() - begun)
 

@@ -78,6 +78,7 @@ class RawRun(BaseModel):
     stderr_tail: str = ""
     wall_s: float
     cpu_s: float | None = None
+    overhead_cpu_s: float = Field(0.0, description="CPU seconds of what started and watched the process")
     max_rss_mb: float | None = Field(None, description="VmHWM as the device saw it; the runner reports its own too")
     timed_out: bool = False
     truncated: bool = False
@@ -104,6 +105,7 @@ class Pair(BaseModel):
 
     reference: RawRun | None
     candidate: RawRun
+    foreign_cpu: float | None = Field(None, description="CPU share of other processes, in cores, over both runs")
 
 
 class RoundResult(BaseModel):

@@ -149,8 +149,9 @@ class Preparer:
         for attempt in range(self.protocol.max_attempts + 1):
             good, failed = await calibrate(plan, runtime, device, self.jobs, key, attempt, runs - len(times))
             failures += failed
-            for sample, conditions in good:
-                reason = None if self.accept_noise else disturbance([conditions], self.protocol)
+            for sample, pair in good:
+                calm = disturbance([pair.candidate.conditions], pair.foreign_cpu, self.protocol)
+                reason = None if self.accept_noise else calm
                 if reason is None:
                     times.append(total_ms(sample))
                 else:

@@ -52,7 +52,7 @@ def judge(
         return _refused(f"the run failed: {failed}", attempt, conditions), candidates_fault
     drift = total_ms(reference) / calibration_ms - 1 if reference and calibration_ms else None
     runs = [run.conditions for run in (pair.reference, pair.candidate) if run is not None]
-    reason = disturbance(runs, protocol) or _objection(drift, protocol)
+    reason = disturbance(runs, pair.foreign_cpu, protocol) or _objection(drift, protocol)
     return Repetition(
         valid=reason is None, reason=reason, attempt=attempt, sample=sample, reference=reference, drift=drift,
         conditions=conditions,
@@ -137,11 +137,18 @@ def _refused(reason: str, attempt: int, conditions: Conditions) -> Repetition:
     return Repetition(valid=False, reason=reason, attempt=attempt, sample=None, conditions=conditions)
 
 
-def disturbance(runs: Sequence[Conditions], protocol: Protocol) -> str | None:
-    """What disturbed the device while `runs` ran, if something did."""
+def disturbance(runs: Sequence[Conditions], foreign_cpu: float | None, protocol: Protocol) -> str | None:
+    """What disturbed the device, if something did.
+
+    Args:
+        runs: conditions of each process.
+        foreign_cpu: share of other processes over all of them.
+        protocol: the limits.
+    """
     if any(run.throttled for run in runs):
         return "the device throttled"
-    foreign = max((run.foreign_cpu for run in runs if run.foreign_cpu is not None), default=0.0)
+    shares = [foreign_cpu, *(run.foreign_cpu for run in runs)]
+    foreign = max((share for share in shares if share is not None), default=0.0)
     if foreign > protocol.foreign_cpu_limit:
         return f"other processes used {foreign:.2f} of a core (limit {protocol.foreign_cpu_limit:.2f})"
     return None

@@ -14,7 +14,7 @@ from typing import Protocol
 from nas.core.device import Device
 from nas.core.errors import CandidateFailed, FailureReason, InfrastructureFailed
 from nas.core.measurement import Measurement, Repetition, Sample
-from nas.core.plan import Conditions, Plan, Round, RoundResult, Runner
+from nas.core.plan import Pair, Plan, Round, RoundResult, Runner
 from nas.core.space import Protocol as MeasurementProtocol
 from nas.core.workload import Workload
 from nas.runtimes.base import Artifact, Runtime
@@ -106,22 +106,22 @@ async def measure(
 
 async def calibrate(
     plan: Plan, runtime: Runtime, device: Device, jobs: Jobs, key: str, number: int, runs: int
-) -> tuple[list[tuple[Sample, Conditions]], list[str]]:
+) -> tuple[list[tuple[Sample, Pair]], list[str]]:
     """Runs the reference model alone, until the first run that fails.
 
     Returns:
-        For each good run its sample and its conditions; and why others failed.
+        For each good run its sample and what it was taken from; and why others failed.
 
     Raises:
         InfrastructureFailed: no agent could finish it.
     """
     result = await jobs.run(key, number, device.id, Round(candidate=plan, reference=None, repetitions=runs))
-    good: list[tuple[Sample, Conditions]] = []
+    good: list[tuple[Sample, Pair]] = []
     failures: list[str] = []
-    for run in (pair.candidate for pair in result.pairs):
-        sample, failure = read_run(run, runtime.parse)
+    for pair in result.pairs:
+        sample, failure = read_run(pair.candidate, runtime.parse)
         if sample is not None:
-            good.append((sample, run.conditions))
+            good.append((sample, pair))
         else:
             failures.append(str(failure))
     return good, failures

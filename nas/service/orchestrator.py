@@ -25,7 +25,7 @@ from nas.service.stage_work import SeedScores, StageWork
 from nas.service.trial_run import TakenFigures, TrialRun
 from nas.store.rows import StudyState, Trial
 
-_LOOK_S = 0.5
+_LOOK_S = 1.0
 _FAILURES_IN_A_ROW = 3
 """Trials that fail one after the other for no reason of their own before the study is given up."""
 
@@ -56,6 +56,7 @@ class Orchestrator:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._asking: asyncio.Task[None] | None = None
         self._failed_in_a_row: list[TrialRun] = []
+        self._retried = False
         self._stop = asyncio.Event()
         self._state = StudyState.RUNNING
         self._begun = time.monotonic()
@@ -128,11 +129,27 @@ class Orchestrator:
                 self._asking = asyncio.create_task(self._propose(), name="proposer")
             pending = [task for task in self._all_tasks() if not task.done()]
             if self._ladder.closed and not pending:
+                if self._retry_failed():
+                    continue
                 return StudyState.COMPLETE
             self._refuse_deadlock(pending)
             stop = asyncio.ensure_future(self._stop.wait())
             await asyncio.wait([*pending, stop], timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
             stop.cancel()
+
+    def _retry_failed(self) -> bool:
+        """Once, at the end, starts the trials again that failed for no reason of their own; whether there are any."""
+        again = [number for number, run in self.runs.items() if run.retryable]
+        if self._retried or not again:
+            return False
+        self._retried = True
+        rows = [self._ledger.retry(trial) for trial in self._ledger.trials() if trial.number in again]
+        self._recall(rows, self._ledger.events())
+        self._failed_in_a_row = []
+        for trial in rows:
+            del self.runs[trial.number]
+            self._start(trial)
+        return True
 
     def _look_after(self) -> None:
         """What every turn of the loop does: pass errors on, close the ladder, show how things stand."""

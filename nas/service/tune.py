@@ -9,10 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal, Protocol, Self
 
 from nas.core.errors import InfrastructureFailed
+from nas.service import ray_sitter
+
+_MARK = "HILNAS_RAY"
+_SITTER_S = 10.0
 
 Work = Callable[[Mapping[str, Any]], dict[str, Any]]
 Kind = Literal["short", "train"]
@@ -55,10 +62,16 @@ class RayCompute:
         local: dict[str, Any] = (
             {"num_cpus": workers, "include_dashboard": False, "object_store_memory": 100 << 20} if self._own else {}
         )
+        mark = secrets.token_hex(8)
+        self._sitter = _start_sitter(mark) if self._own else None
+        os.environ[_MARK] = mark
         try:
             ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
         except (ConnectionError, RuntimeError, ValueError) as error:
+            self.close()
             raise InfrastructureFailed(f"Ray did not start: {error}") from error
+        finally:
+            del os.environ[_MARK]
         resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         self._workers = max(1, int(resources.get("CPU", workers)))
         self._gpu_share = min(1.0, resources.get("GPU", 0.0) / self._workers)
@@ -96,6 +109,14 @@ class RayCompute:
     def close(self) -> None:
         """Disconnects; a local cluster ends."""
         self._ray.shutdown()
+        if self._sitter is not None:
+            self._sitter.communicate(timeout=_SITTER_S)
+
+
+def _start_sitter(mark: str) -> subprocess.Popen[bytes]:
+    """See `ray_sitter`. In a session of its own, so that Ctrl-C in a terminal does not reach it."""
+    argv = [sys.executable, "-I", "-S", "-B", ray_sitter.__file__, f"{_MARK}={mark}"]
+    return subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True)
 
 
 def _first_line(error: BaseException) -> str:

@@ -159,7 +159,9 @@ def test_the_reference_point_takes_budgets() -> None:
 
 
 def test_of_several_budgets_the_strictest_counts() -> None:
-    each = space({"metric": "latency", "max": "3x"}, {"metric": "latency", "max": "2x"}, {"metric": "ttft", "max": "1ms"})
+    each = space(
+        {"metric": "latency", "max": "3x"}, {"metric": "latency", "max": "2x"}, {"metric": "ttft", "max": "1ms"}
+    )
     published = at(ttft=10.0, latency=26.0, peak_rss=40.0)
     assert corner(each, published, published)[1] == pytest.approx(math.log(2))
 

@@ -129,7 +129,7 @@ def test_calibration_gives_good_runs_and_tells_of_others(subject: Subject) -> No
     jobs = ScriptedJobs([RoundResult(pairs=runs)])
     plan = reference(subject).plan
     good, failures = asyncio.run(calibrate(plan, subject.runtime, DEVICE, jobs, "key", 1, 3))
-    assert [conditions.foreign_cpu for _, conditions in good] == [None, 1.0]
+    assert [pair.candidate.conditions.foreign_cpu for _, pair in good] == [None, 1.0]
     assert len(failures) == 1
     assert "killed" in failures[0]
     assert jobs.asked[0][2].reference is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 import pytest
 from service_support import Bed, tiny_space
+from sqlalchemy import event
 from store_support import open_store
 
 from nas.core.clock import SystemClock
@@ -221,3 +224,39 @@ def test_paused_it_proposes_nothing(bed: Bed) -> None:
     assert {row.origin for row in rows} == {"reference"}
     assert all(row.status.state is TrialState.COMPLETE for row in rows)
     assert studies.get(bed.store, "study").state is StudyState.PAUSED
+
+
+def test_a_full_disk_loses_nothing(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    bed.run(1)
+    before = study_report(bed.store, "study")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "fsync", full)
+        with pytest.raises(InfrastructureFailed, match=r"the disk is full at .*; free some with 'nas gc'"):
+            bed.run(8)
+    assert study_report(bed.store, "study")["front"] == before["front"]
+    bed.run(8)
+    check(bed, wanted=8)
+
+
+def test_a_full_database_loses_nothing(bed: Bed) -> None:
+    """SQLite's own limit of pages stands for the end of the disk."""
+    bed.run(1)
+    pages = [0]
+
+    def limit(connection: Any, record: Any) -> None:
+        used = connection.execute("PRAGMA page_count").fetchone()[0]
+        connection.execute(f"PRAGMA max_page_count = {used + pages[0] if pages[0] else 1 << 30}")
+
+    event.listen(bed.store.engine, "connect", limit)
+    for pages[0] in (1, 4, 9):
+        bed.store.close()
+        with pytest.raises(InfrastructureFailed, match="database or disk is full"):
+            bed.run(8)
+    pages[0] = 0
+    bed.store.close()
+    bed.run(8)
+    check(bed, wanted=8)

@@ -1,0 +1,135 @@
+"""Devices made ready: calibrated, checked, and refused where figures would not compare."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from service_support import DEVICE, ScriptedJobs, raw, sample
+from store_support import StillClock, open_store
+
+from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName
+from nas.core.plan import Pair, RawRun, RoundResult
+from nas.core.space import Protocol, RuntimeSpace
+from nas.runtimes import RUNTIMES
+from nas.service.benches import Kept, Preparer
+from nas.service.farm import Farm
+from nas.service.jobs_api import Doorbell
+from nas.service.judge import total_ms
+from nas.service.local_agent import LocalAgent
+from nas.service.stage_work import Bench
+from nas.store import agents, artifacts, devices
+from nas.store.rows import Health
+from nas.testing.fake_runtime import FakeRuntime
+
+FAKE = RuntimeSpace(name="fake", quantisation="q4_0")
+CALM, KILLED = raw(sample()), raw(exit_code=-9)
+MS = total_ms(sample())
+
+
+class Lab:
+    def __init__(self, folder: Path) -> None:
+        self.runtime = FakeRuntime(folder / "fake")
+        RUNTIMES.add("fake", self.runtime)
+        self.store = open_store(folder, StillClock())
+        agents.register_local(self.store, "local")
+        devices.register(self.store, "local", [DEVICE], boot_id="boot")
+        self.folder = folder
+        self.farm = Farm(self.store, cast(LocalAgent, None), Doorbell(), folder / "runners.json")
+        self.jobs = ScriptedJobs([])
+
+    def bench(
+        self, *script: RoundResult, kept: Kept | None = None, accept_noise: bool = False, device: str = DEVICE.id
+    ) -> Bench:
+        self.jobs = ScriptedJobs(list(script))
+        preparer = Preparer(
+            self.farm, self.jobs, Protocol(max_attempts=1), self.folder / "work", lambda line: None, accept_noise
+        )
+        return asyncio.run(preparer.bench(device, FAKE, kept))
+
+    def asked(self) -> list[int]:
+        assert all(round_.reference is None for _, _, round_ in self.jobs.asked)
+        return [round_.repetitions for _, _, round_ in self.jobs.asked]
+
+    def build(self) -> str:
+        return self.runtime.runner(DEVICE.target).build
+
+
+def runs(*each: RawRun) -> RoundResult:
+    return RoundResult(pairs=[Pair(reference=None, candidate=run) for run in each])
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    return Lab(tmp_path)
+
+
+def test_a_new_device_is_calibrated_and_then_only_checked(lab: Lab) -> None:
+    assert lab.bench(runs(*[CALM] * 10)).reference.calibration_ms == pytest.approx(MS)
+    assert lab.asked() == [10]
+    assert devices.get(lab.store, DEVICE.id).health is Health.GOOD
+    assert lab.bench(runs(*[raw(sample(10.2, 1.02))] * 3)).reference.calibration_ms == pytest.approx(MS)
+    assert lab.asked() == [3]
+
+
+def test_a_device_that_changed_is_calibrated_anew(lab: Lab) -> None:
+    lab.bench(runs(*[CALM] * 10))
+    slower = raw(sample(20.0, 2.0))
+    assert lab.bench(runs(*[slower] * 3), runs(*[slower] * 10)).reference.calibration_ms == pytest.approx(2 * MS)
+
+
+def test_the_runner_and_the_reference_model_can_be_fetched(lab: Lab) -> None:
+    place = lab.bench(runs(*[CALM] * 10))
+    for file in [*place.runner.files.values(), *place.reference.plan.inputs.values()]:
+        found = lab.farm.find_file(file.sha256)
+        assert found is not None
+        assert found.stat().st_size == file.size
+    assert lab.farm.find_file("0" * 64) is None
+    assert all(artifact.pinned for artifact in artifacts.all(lab.store))
+
+
+def test_one_killed_runner_does_not_spoil_a_calibration(lab: Lab) -> None:
+    place = lab.bench(runs(*[CALM] * 4, KILLED), runs(*[CALM] * 6))
+    assert place.reference.calibration_ms == pytest.approx(MS)
+    assert lab.asked() == [10, 6]
+
+
+def test_a_reference_that_does_not_run_is_told(lab: Lab) -> None:
+    with pytest.raises(InfrastructureFailed, match=r"box: the reference model of fake failed: .*killed"):
+        lab.bench(runs(KILLED), runs(KILLED))
+
+
+def test_a_noisy_machine_is_not_calibrated_unless_told_so(lab: Lab) -> None:
+    noisy = raw(sample(), foreign_cpu=0.9)
+    with pytest.raises(InfrastructureFailed, match=r"0\.90 of a core.*--accept-noise"):
+        lab.bench(*[runs(*[noisy] * 10)] * 2)
+    assert lab.bench(runs(*[noisy] * 10), accept_noise=True).reference.calibration_ms == pytest.approx(MS)
+
+
+def test_a_resumed_study_keeps_its_calibration(lab: Lab) -> None:
+    assert lab.bench(kept=Kept(lab.build(), 123.0)).reference.calibration_ms == 123.0
+    assert lab.asked() == []
+
+
+def test_a_bad_device_is_checked_before_a_study_goes_on(lab: Lab) -> None:
+    devices.set_health(lab.store, DEVICE.id, Health.BAD, "three jobs failed")
+    assert lab.bench(runs(*[CALM] * 3), kept=Kept(lab.build(), 123.0)).reference.calibration_ms == 123.0
+    assert devices.get(lab.store, DEVICE.id).health is Health.GOOD
+
+
+def test_a_study_does_not_go_on_with_another_build(lab: Lab) -> None:
+    with pytest.raises(InvalidInput, match=r"began with build aaaaaaaaaaaa of fake.*begin a new study"):
+        lab.bench(kept=Kept("a" * 64, 123.0))
+
+
+def test_a_device_that_nobody_registered_is_refused_with_the_nearest(lab: Lab) -> None:
+    with pytest.raises(UnknownName, match=r"unknown device 'boxx'; did you mean 'box'\?"):
+        lab.bench(device="boxx")
+
+
+def test_an_unknown_quantisation_is_refused(lab: Lab) -> None:
+    preparer: Any = Preparer(lab.farm, lab.jobs, Protocol(), lab.folder, lambda line: None)
+    with pytest.raises(UnknownName, match="q4_0"):
+        asyncio.run(preparer.bench(DEVICE.id, RuntimeSpace(name="fake", quantisation="q4_1"), None))
