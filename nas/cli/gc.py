@@ -23,7 +23,7 @@ def gc(
     db: DatabaseOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """Remove model files, copies of them and checkpoints that nothing needs, least recently used first.
+    """Remove model files and checkpoints that nothing needs, least recently used first.
 
     Files of running measurements, of references and of finished studies' fronts stay, whatever the limit.
     """

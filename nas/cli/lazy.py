@@ -20,7 +20,7 @@ COMMANDS = {
     "export": "Write a layout as a model file of a runtime.",
     "runtime": "List runtimes and build them.",
     "doctor": "Check this machine and say how to fix what is wrong.",
-    "gc": "Remove stored files that nothing needs.",
+    "gc": "Remove model files and checkpoints that nothing needs.",
     "db": "Maintain the database.",
 }
 """Command -> its line in `nas --help`; each is a module of this package with an `app`."""

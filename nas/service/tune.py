@@ -20,6 +20,8 @@ from nas.service import ray_sitter
 
 _MARK = "HILNAS_RAY"
 _SITTER_S = 10.0
+_IDLE_MS = 60_000
+"""A worker that has loaded torch, which takes seconds, stays for the next training; by default it goes after one."""
 
 Work = Callable[[Mapping[str, Any]], dict[str, Any]]
 Kind = Literal["short", "train"]
@@ -59,14 +61,22 @@ class RayCompute:
 
         self._ray = ray
         self._own = address is None
-        local: dict[str, Any] = (
-            {"num_cpus": workers, "include_dashboard": False, "object_store_memory": 100 << 20} if self._own else {}
-        )
+        local: dict[str, Any] = {
+            "num_cpus": workers,
+            "include_dashboard": False,
+            "object_store_memory": 100 << 20,
+            "_system_config": {"idle_worker_killing_time_threshold_ms": _IDLE_MS},
+        }
         mark = secrets.token_hex(8)
         self._sitter = _start_sitter(mark) if self._own else None
         os.environ[_MARK] = mark
         try:
-            ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
+            ray.init(
+                address=address or "local",
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                **(local if self._own else {}),
+            )
         except (ConnectionError, RuntimeError, ValueError) as error:
             self.close()
             raise InfrastructureFailed(f"Ray did not start: {error}") from error

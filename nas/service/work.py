@@ -2,6 +2,7 @@
 
 A candidate's own failure is a result like any other ({"failed": ...}); the infrastructure's comes back as one, too
 ({"infrastructure": ...}), because exceptions lose their meaning between processes. Workers never touch the database.
+Every spec names the folder of the host lock as `lock`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput, Unsupported
 from nas.core.layout import Layout
-from nas.devices.hostlock import HostLock
+from nas.devices.hostlock import HostLock, SharedHold
 
 _log = logging.getLogger("nas.work")
 
@@ -24,24 +25,45 @@ Spec = Mapping[str, Any]
 Stage = Callable[[Spec], dict[str, Any]]
 
 
-def _stage(function: Stage) -> Stage:
+class _Share:
+    """This worker's share of the machine, and how long it has waited for it."""
+
+    def __init__(self, hold: SharedHold, waited_s: float) -> None:
+        self._hold = hold
+        self.waited_s = waited_s
+
+    def yield_if_wanted(self) -> None:
+        """Lets a measurement go first."""
+        self.waited_s += self._hold.yield_if_wanted()
+
+
+def _stage(function: Callable[[Spec, _Share], dict[str, Any]]) -> Stage:
+    """Runs `function` under the host lock; the seconds it is said to have taken leave out the waiting."""
+
     @wraps(function)
     def run(spec: Spec) -> dict[str, Any]:
-        wall, cpu = time.perf_counter(), time.process_time()
+        wall, cpu, waited = time.perf_counter(), time.process_time(), 0.0
         try:
-            outcome: dict[str, Any] = {"value": function(spec)}
+            with HostLock(Path(spec["lock"])).shared() as hold:
+                share = _Share(hold, time.perf_counter() - wall)
+                try:
+                    outcome: dict[str, Any] = {"value": function(spec, share)}
+                finally:
+                    waited = share.waited_s
         except CandidateFailed as error:
             outcome = {"failed": {"reason": error.reason, "message": str(error)}}
         except (InfrastructureFailed, InvalidInput, OSError) as error:
             outcome = {"infrastructure": str(error)}
-        return outcome | {"seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
+        seconds = time.perf_counter() - wall - waited
+        return outcome | {"seconds": seconds, "waited_s": waited, "cpu_seconds": time.process_time() - cpu}
 
+    del run.__wrapped__  # Ray would check arguments against its signature
     return run
 
 
 @_stage
-def export(spec: Spec) -> dict[str, Any]:
-    """Writes an artifact: {layout, runtime, quantisation, weights, destination, lock} -> Artifact."""
+def export(spec: Spec, share: _Share) -> dict[str, Any]:
+    """Writes an artifact: {layout, runtime, quantisation, weights, destination} -> Artifact."""
     from nas.runtimes import RUNTIMES
     from nas.runtimes.base import Checkpoint, RandomWeights
 
@@ -51,48 +73,45 @@ def export(spec: Spec) -> dict[str, Any]:
     )
     runtime, destination = RUNTIMES[spec["runtime"]], Path(spec["destination"])
     destination.parent.mkdir(parents=True, exist_ok=True)
-    with HostLock(Path(spec["lock"])).shared():
-        try:
-            artifact = runtime.export(Layout.from_json(spec["layout"]), spec["quantisation"], source, destination)
-        except Unsupported as error:
-            raise CandidateFailed("export", str(error)) from error
+    try:
+        artifact = runtime.export(Layout.from_json(spec["layout"]), spec["quantisation"], source, destination)
+    except Unsupported as error:
+        raise CandidateFailed("export", str(error)) from error
     return artifact.model_dump(mode="json")
 
 
 @_stage
-def train(spec: Spec) -> dict[str, Any]:
-    """Trains a proxy: {job, checkpoints, lock} -> TrainResult."""
+def train(spec: Spec, share: _Share) -> dict[str, Any]:
+    """Trains a proxy: {job, checkpoints} -> TrainResult."""
     from nas.proxy.job import TrainJob
     from nas.proxy.train import train as run
 
-    with HostLock(Path(spec["lock"])).shared() as hold:
-        result = run(
-            TrainJob.model_validate(spec["job"]),
-            yield_hook=hold.yield_if_wanted,
-            checkpoint_dir=Path(spec["checkpoints"]),
-            log=_log.info,
-        )
+    result = run(
+        TrainJob.model_validate(spec["job"]),
+        yield_hook=share.yield_if_wanted,
+        checkpoint_dir=Path(spec["checkpoints"]),
+        log=_log.info,
+    )
     return result.model_dump(mode="json")
 
 
 @_stage
-def gate(spec: Spec) -> dict[str, Any]:
+def gate(spec: Spec, share: _Share) -> dict[str, Any]:
     """Compares a trained artifact with PyTorch.
 
-    {layout, runtime, quantisation, weights, model, runner, lock} -> GateReport
+    {layout, runtime, quantisation, weights, model, runner} -> GateReport
     """
     from nas.core.plan import Runner
     from nas.runtimes import RUNTIMES
     from nas.runtimes.base import Checkpoint
 
     weights = Checkpoint(Path(spec["weights"]["path"]), spec["weights"]["sha256"])
-    with HostLock(Path(spec["lock"])).shared():
-        report = RUNTIMES[spec["runtime"]].gate(
-            Layout.from_json(spec["layout"]),
-            spec["quantisation"],
-            weights,
-            Path(spec["model"]),
-            Runner.model_validate(spec["runner"]),
-        )
+    report = RUNTIMES[spec["runtime"]].gate(
+        Layout.from_json(spec["layout"]),
+        spec["quantisation"],
+        weights,
+        Path(spec["model"]),
+        Runner.model_validate(spec["runner"]),
+    )
     report.require()
     return asdict(report)

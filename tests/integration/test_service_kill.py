@@ -15,7 +15,7 @@ CAMPAIGN = Path(__file__).parents[2] / "benchmarks" / "kill_campaign.py"
 def test_killed_processes_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
     lab = Lab(tmp_path / "lab", run_s=0.1)
     quality = SPACE["quality"] | {"corpus": [str(lab.folder / "alphabet.txt")]}
-    options = {"--space": lab.space("killed", quality=quality), "--kills": 6, "--trials": 4, "--seed": 1, "--pause": 3}
+    options = {"--space": lab.space("killed", quality=quality), "--kills": 6, "--trials": 3, "--seed": 1, "--pause": 2}
     arguments = [str(part) for option in options.items() for part in option]
     ended = subprocess.run(
         [sys.executable, str(CAMPAIGN), *arguments], env=lab.environment, capture_output=True, text=True, timeout=280

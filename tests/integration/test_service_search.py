@@ -101,12 +101,8 @@ def test_another_study_of_the_space_repeats_no_stage(lab: Lab, first: Report, do
     assert second["hypervolume"] == pytest.approx(first["hypervolume"])
 
 
-def test_a_finished_study_is_not_run_again_but_by_resume(lab: Lab, first: Report, done_by_first: set[str]) -> None:
-    again = lab.run(*lab.launch("first"), code=3)
-    assert "a study named 'first' exists" in again.stderr
-    report = lab.json(*lab.launch("first", "--resume"))
-    assert report["front"] == first["front"]
-    assert keys(lab) == done_by_first
+def test_a_study_s_name_is_not_taken_twice(lab: Lab, first: Report) -> None:
+    assert "a study named 'first' exists" in lab.run(*lab.launch("first"), code=3).stderr
 
 
 def test_a_changed_space_is_not_resumed(lab: Lab, first: Report) -> None:

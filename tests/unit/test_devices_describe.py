@@ -47,7 +47,7 @@ def tree(tmp_path: Path, files: dict[str, str]) -> LocalTransport:
 def test_a_laptop(tmp_path: Path) -> None:
     device = describe(tree(tmp_path, X86), "x86_64")
     assert device.id.startswith("intel-core-i7-1185g7-")
-    assert (device.model, device.cores, device.memory_mb) == ("XPS 13 9310", 8, 16000)
+    assert (device.model, device.cores, device.memory_mb) == ("XPS 13 9310", 8, 16777)
     assert (device.target, device.cpu_features) == ("x86_64-linux", ("avx", "avx2", "fma"))
     assert device.os == "Debian GNU/Linux 12 (bookworm), kernel 6.1.0-13-amd64"
 
