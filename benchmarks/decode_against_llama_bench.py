@@ -31,12 +31,12 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--invocations", type=int, default=5)
     arguments.add_argument("--repetitions", type=int, default=3)
-    arguments.add_argument("--size", default="350M", choices=list(LFM2))
+    arguments.add_argument("--layout", default="LFM2-350M", choices=list(LFM2))
     options = arguments.parse_args()
     tools = build(log=_say, tools=True).folder
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "model.gguf"
-        layout = Layout.parse(LFM2[options.size])
+        layout = Layout.parse(LFM2[options.layout])
         RUNTIMES["llama.cpp"].export(layout, "q4_0", RandomWeights(), model)
         pairs = []
         for number in range(options.invocations):
@@ -62,7 +62,7 @@ def _summary(layout: str, repetitions: int, pairs: list[dict[str, Any]]) -> dict
 
 
 def _nas_bench(model: Path, repetitions: int) -> dict[str, float]:
-    command = [sys.executable, "-m", "nas.cli.main", "bench", str(model), "--runtime", "llama.cpp", "--device", "local",
+    command = [str(Path(sys.executable).with_name("nas")), "bench", str(model), "--runtime", "llama.cpp", "--device", "local",
                "--prompt", str(PROMPT), "--gen", str(GEN), "--reps", str(repetitions), "--json"]  # fmt: skip
     report = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
     tokens = [ns / 1e6 for rep in report["reps"] if rep["valid"] for ns in rep["decode_ns"]]
