@@ -119,7 +119,7 @@ class BlockKind(ABC):
         """The same block at width `to`: widths scale, kernels and ratios stay."""
 
     def shorten(self, block: Block, ratio: float) -> Block:
-        """The same block for sequences `ratio` times as long: a window that is set by their length scales with it."""
+        """The same block for sequences `ratio` times as long: attention windows shrink with them, and never grow."""
         return block
 
     def arg(self, name: str) -> Arg:

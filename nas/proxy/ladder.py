@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from nas.core.layout import Layout
 from nas.core.narrow import narrow
 from nas.core.quality_config import QualityConfig
+from nas.core.task import make_task
 from nas.proxy.corpus import BYTE_VOCAB, CorpusRef
 from nas.proxy.job import LmRun, TaskRun, TrainJob, TrainResult
 
@@ -26,8 +27,7 @@ def rung_jobs(config: QualityConfig, rung: int, layout: Layout, corpus: CorpusRe
     Raises:
         InvalidInput: the layout is narrower than the proxies.
     """
-    proxy = narrow(layout, config.proxy_d_model, BYTE_VOCAB)
-    return _task_jobs(config, rung, proxy) + _lm_jobs(config, rung, proxy, corpus)
+    return _task_jobs(config, rung, layout) + _lm_jobs(config, rung, layout, corpus)
 
 
 def seed_scores(jobs: Iterable[TrainJob], results: Mapping[str, TrainResult]) -> dict[int, dict[str, float]]:
@@ -42,12 +42,18 @@ def seed_scores(jobs: Iterable[TrainJob], results: Mapping[str, TrainResult]) ->
     return scores
 
 
-def _task_jobs(config: QualityConfig, rung: int, proxy: Layout) -> list[TrainJob]:
+def _proxy(config: QualityConfig, layout: Layout, length: int) -> Layout:
+    """What is trained on sequences of `length` tokens."""
+    return narrow(layout, config.proxy_d_model, BYTE_VOCAB, length / config.context)
+
+
+def _task_jobs(config: QualityConfig, rung: int, layout: Layout) -> list[TrainJob]:
     latest = {name: rung_ for rung_ in config.rungs[: rung + 1] for name in rung_.tasks}
     jobs = []
     for name, at in latest.items():
         stage = at.tasks[name]
         run = TaskRun(task=name, settings=stage.settings)
+        proxy = _proxy(config, layout, make_task(name, stage.settings).length)
         jobs += [
             _job(config, proxy, run, stage.steps, seed, batch=config.task_batch, lr=config.task_lr)
             for seed in at.task_seeds(name)
@@ -55,8 +61,9 @@ def _task_jobs(config: QualityConfig, rung: int, proxy: Layout) -> list[TrainJob
     return jobs
 
 
-def _lm_jobs(config: QualityConfig, rung: int, proxy: Layout, corpus: CorpusRef) -> list[TrainJob]:
+def _lm_jobs(config: QualityConfig, rung: int, layout: Layout, corpus: CorpusRef) -> list[TrainJob]:
     """Of the latest rung with a language model; earlier ones are only what it goes on from."""
+    proxy = _proxy(config, layout, config.length)
     run = LmRun(corpus=corpus, length=config.length, eval_bytes=config.eval_bytes)
     latest: dict[int, TrainJob] = {}
     for at in config.rungs[: rung + 1]:

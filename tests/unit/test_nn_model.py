@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nas.core.layout import Layout
-from nas.nn.gqa import GroupedQueryAttention, reference_cache, reference_gqa
+from nas.nn.attention import reference_cache
+from nas.nn.gqa import GroupedQueryAttention, reference_gqa
 from nas.nn.model import Model, ModelState, ResidualLayer
 from nas.testing.layout_strategy import layouts
 
