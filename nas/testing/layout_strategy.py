@@ -11,21 +11,33 @@ WIDTHS = st.integers(1, 16).map(lambda n: 32 * n)
 
 
 @st.composite
-def attention(draw: st.DrawFn, d_model: int) -> Block:
-    """A grouped-query attention block that stands at `d_model`."""
+def attention(draw: st.DrawFn, d_model: int, kind: str = "gqa", **more: st.SearchStrategy[int | bool | None]) -> Block:
+    """A block of softmax attention that stands at `d_model`; `more` draws what its kind has beside heads."""
     kv_heads = draw(st.integers(1, 4))
     heads = kv_heads * draw(st.integers(1, 4))
     derivable = d_model % heads == 0 and d_model // heads % 2 == 0
     head_dim = draw(st.integers(1, 40).map(lambda half: 2 * half) | (st.none() if derivable else st.nothing()))
     theta = draw(st.none() | st.floats(1, 1e12) | st.sampled_from([0.0, 1e4, 1e6]))
     qk_norm = draw(st.none() | st.booleans())
-    return Block.of("gqa", heads=heads, kv_heads=kv_heads, head_dim=head_dim, rope_theta=theta, qk_norm=qk_norm)
+    own = {name: draw(values) for name, values in more.items()}
+    return Block.of(kind, heads=heads, kv_heads=kv_heads, head_dim=head_dim, rope_theta=theta, qk_norm=qk_norm, **own)
+
+
+@st.composite
+def state_space(draw: st.DrawFn, d_model: int) -> Block:
+    """A Mamba-2 block that stands at `d_model`."""
+    expand = draw(st.integers(1, 3))
+    groups = draw(st.sampled_from([1, 2, 4]))
+    heads = groups * draw(st.sampled_from([1, 2, 4]))
+    own = {"state": draw(st.integers(1, 200)), "conv": draw(st.integers(2, 12))}
+    return Block.of("mamba2", heads=heads, expand=expand, groups=groups, **own)
 
 
 def mixers(d_model: int) -> st.SearchStrategy[Block]:
     """Any mixer with a state of its own."""
     conv = st.integers(2, 64).map(lambda kernel: Block.of("conv", kernel=kernel))
-    return conv | attention(d_model)
+    window = attention(d_model, "swa", window=st.integers(1, 4096), sink=st.none() | st.booleans())
+    return conv | attention(d_model) | window | state_space(d_model)
 
 
 def feed_forwards() -> st.SearchStrategy[Block]:

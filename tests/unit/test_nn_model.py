@@ -26,6 +26,7 @@ TEXTS = [
     "d64 v97 untied ffn=swiglu:96 [C3*2 A4/2 C3 A4/4]",
     "d32 v97 ffn=moe:4x2:32 [C3+swiglu:64 A2/1 C5 A2/2]",
     "d32 v97 ffn=none [C3 A2/1 ^0 -+swiglu:32]",
+    "d64 v97 ffn=swiglu:96 [M16 W4/2@5 C3&M8(groups=2,heads=4) ^1 A4/2&W4/1@9(sink=1)]",
 ]
 
 
