@@ -29,7 +29,7 @@ class GroupedRMSNorm(RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., width] -> [..., width], in the weight's precision."""
-        parts = x.to(self.weight.dtype).unflatten(-1, (self.groups, -1))
+        parts = torch.unflatten(x.to(self.weight.dtype), -1, (self.groups, -1))
         return F.rms_norm(parts, parts.shape[-1:], eps=self.eps).flatten(-2) * self.weight
 
 
@@ -44,8 +44,8 @@ class Mamba2(Mixer, Weights):
 
     def __init__(self, block: Block, d_model: int) -> None:
         super().__init__(block, d_model)
-        self.heads, self.groups, self.state = (self.block.int(name) for name in ("heads", "groups", "state"))
-        self.inner = self.block.int("expand") * d_model
+        self.heads, self.groups = self.block.int("heads"), self.block.int("groups")
+        self.inner, self.state_size = self.block.int("expand") * d_model, self.block.int("state")
         mixed = convolved(self.block, d_model)
         self.widths = [self.inner, mixed, self.heads]
         self.in_proj = Linear(d_model, sum(self.widths))
@@ -71,12 +71,12 @@ class Mamba2(Mixer, Weights):
     def init_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
         """Zeros: before the first token the convolution sees nothing and the heads remember nothing."""
         window = torch.zeros(batch, self.conv.kernel - 1, self.widths[1], dtype=dtype, device=device)
-        memory = torch.zeros(batch, self.heads, self.inner // self.heads, self.state, dtype=dtype, device=device)
+        memory = torch.zeros(batch, self.heads, self.inner // self.heads, self.state_size, dtype=dtype, device=device)
         return window, memory
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         past, memory = state or self.init_state(len(x), x.dtype, x.device)
-        gate, mixed, step = self.in_proj(x).split(self.widths, -1)
+        gate, mixed, step = torch.split(self.in_proj(x), self.widths, -1)
         window = torch.cat([past, mixed], 1)
         value, b, c = self._split(F.silu(self.conv(window)))
         step = F.softplus(step + self.dt_bias)
@@ -87,10 +87,10 @@ class Mamba2(Mixer, Weights):
 
     def _split(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[B, T, I + 2 G N] -> values [B, T, H, P], B and C [B, T, G, N]."""
-        shared = self.groups * self.state
-        value, b, c = mixed.split([self.inner, shared, shared], -1)
-        cut = (self.groups, self.state)
-        return value.unflatten(-1, (self.heads, -1)), b.unflatten(-1, cut), c.unflatten(-1, cut)
+        shared = self.groups * self.state_size
+        value, b, c = torch.split(mixed, [self.inner, shared, shared], -1)
+        b, c = (torch.unflatten(part, -1, (self.groups, self.state_size)) for part in (b, c))
+        return torch.unflatten(value, -1, (self.heads, -1)), b, c
 
 
 def reference_mamba2(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:
@@ -106,22 +106,23 @@ def reference_mamba2(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> 
     """
     heads, groups, state = block.int("heads"), block.int("groups"), block.int("state")
     inner = block.int("expand") * h.shape[1]
-    z, mixed, dt = (h @ weights["in_proj.weight"].T).split([inner, inner + 2 * groups * state, heads], -1)
-    x, b, c = _reference_conv(block, weights, mixed).split([inner, groups * state, groups * state], -1)
+    shared = groups * state
+    z, mixed, dt = torch.split(h @ weights["in_proj.weight"].T, [inner, inner + 2 * shared, heads], -1)
+    x, b, c = torch.split(_reference_conv(block, weights, mixed), [inner, shared, shared], -1)
     y = torch.zeros_like(x)
     size = inner // heads
     for head in range(heads):
         own = slice(head * size, (head + 1) * size)
         group = head // (heads // groups)
-        shared = slice(group * state, (group + 1) * state)
+        part = slice(group * state, (group + 1) * state)
         memory = torch.zeros(size, state, dtype=h.dtype)
         for t in range(len(h)):
             step = torch.log1p(torch.exp(dt[t, head] + weights["dt_bias"][head]))
             # Equation 2 with A_t = exp(step A), one number per head, and B_t = step B (section 7; Gu and Dao 2023).
             decay = torch.exp(-step * torch.exp(weights["A_log"][head]))
-            memory = decay * memory + step * torch.outer(x[t, own], b[t, shared])
-            y[t, own] = memory @ c[t, shared] + weights["D"][head] * x[t, own]
-    gated = (y * z / (1 + torch.exp(-z))).view(len(h), groups, -1)
+            memory = decay * memory + step * torch.outer(x[t, own], b[t, part])
+            y[t, own] = memory @ c[t, part] + weights["D"][head] * x[t, own]
+    gated = (y * z * torch.sigmoid(z)).view(len(h), groups, -1)
     normed = gated / (gated.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
     return (normed.flatten(1) * weights["norm.weight"]) @ weights["out.weight"].T
 
@@ -132,4 +133,4 @@ def _reference_conv(block: Block, weights: Mapping[str, Tensor], mixed: Tensor) 
     for t in range(len(mixed)):
         for lag in range(min(kernel, t + 1)):
             z[t] += weights["conv.weight"][:, kernel - 1 - lag] * mixed[t - lag]
-    return z / (1 + torch.exp(-z))
+    return z * torch.sigmoid(z)

@@ -33,20 +33,20 @@ def ssd(u: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, memory: Tensor) -> t
     groups, state = b.shape[2:]
     chunk = min(_CHUNK, length)
     u, log_decay, b, c = (_chunks(tensor, chunk) for tensor in (u, log_decay, b, c))
-    u = u.unflatten(3, (groups, -1)).transpose(2, 3)  # [B, chunks, G, Q, R, P], R heads in a group
+    u = torch.unflatten(u, 3, (groups, -1)).transpose(2, 3)  # [B, chunks, G, Q, R, P], R heads in a group
     b, c = b.transpose(2, 3), c.transpose(2, 3)  # [B, chunks, G, Q, N]
-    total = log_decay.cumsum(2).unflatten(3, (groups, -1)).transpose(2, 3)  # [B, chunks, G, Q, R]
+    total = torch.unflatten(log_decay.cumsum(2), 3, (groups, -1)).transpose(2, 3)  # [B, chunks, G, Q, R]
 
     within = _attend(u, total, c @ b.mT)
     left = (total[:, :, :, -1:] - total).exp()[..., None]
     added = b.mT @ (u * left).flatten(-2)  # [B, chunks, G, N, R P]
     kept = total[:, :, :, -1].exp().repeat_interleave(size, -1)[..., None, :]
-    carried = memory.unflatten(1, (groups, -1)).flatten(2, 3).mT  # [B, G, N, R P]
+    carried = memory.reshape(batch, groups, -1, state).mT  # [B, G, N, R P]
     before = []
     for step in range(u.shape[1]):
         before.append(carried)
         carried = kept[:, step] * carried + added[:, step]
-    across = (c @ torch.stack(before, 1)).unflatten(-1, (-1, size)) * total.exp()[..., None]
+    across = torch.unflatten(c @ torch.stack(before, 1), -1, (-1, size)) * total.exp()[..., None]
 
     y = (within + across).transpose(2, 3).reshape(batch, -1, heads, size)
     return y[:, :length], carried.mT.reshape(batch, heads, size, state)
@@ -56,7 +56,7 @@ def _chunks(x: Tensor, chunk: int) -> Tensor:
     """[B, T, ...] -> [B, chunks, chunk, ...]; zeros behind the end add nothing to the memory, and do not decay it."""
     missing = -x.shape[1] % chunk
     padded = F.pad(x, (0, 0) * (x.dim() - 2) + (0, missing)) if missing else x
-    return padded.unflatten(1, (-1, chunk))
+    return torch.unflatten(padded, 1, (-1, chunk))
 
 
 def _attend(u: Tensor, total: Tensor, scores: Tensor) -> Tensor:

@@ -11,16 +11,22 @@ WIDTHS = st.integers(1, 16).map(lambda n: 32 * n)
 
 
 @st.composite
-def attention(draw: st.DrawFn, d_model: int, kind: str = "gqa", **more: st.SearchStrategy[int | bool | None]) -> Block:
-    """A block of softmax attention that stands at `d_model`; `more` draws what its kind has beside heads."""
+def attention(draw: st.DrawFn, d_model: int) -> Block:
+    """A grouped-query attention block that stands at `d_model`."""
     kv_heads = draw(st.integers(1, 4))
     heads = kv_heads * draw(st.integers(1, 4))
     derivable = d_model % heads == 0 and d_model // heads % 2 == 0
     head_dim = draw(st.integers(1, 40).map(lambda half: 2 * half) | (st.none() if derivable else st.nothing()))
     theta = draw(st.none() | st.floats(1, 1e12) | st.sampled_from([0.0, 1e4, 1e6]))
     qk_norm = draw(st.none() | st.booleans())
-    own = {name: draw(values) for name, values in more.items()}
-    return Block.of(kind, heads=heads, kv_heads=kv_heads, head_dim=head_dim, rope_theta=theta, qk_norm=qk_norm, **own)
+    return Block.of("gqa", heads=heads, kv_heads=kv_heads, head_dim=head_dim, rope_theta=theta, qk_norm=qk_norm)
+
+
+@st.composite
+def sliding_window(draw: st.DrawFn, d_model: int) -> Block:
+    """A sliding-window attention block that stands at `d_model`."""
+    heads = dict(draw(attention(d_model)).given)
+    return Block.of("swa", window=draw(st.integers(1, 4096)), sink=draw(st.none() | st.booleans()), **heads)
 
 
 @st.composite
@@ -36,8 +42,7 @@ def state_space(draw: st.DrawFn, d_model: int) -> Block:
 def mixers(d_model: int) -> st.SearchStrategy[Block]:
     """Any mixer with a state of its own."""
     conv = st.integers(2, 64).map(lambda kernel: Block.of("conv", kernel=kernel))
-    window = attention(d_model, "swa", window=st.integers(1, 4096), sink=st.none() | st.booleans())
-    return conv | attention(d_model) | window | state_space(d_model)
+    return conv | attention(d_model) | sliding_window(d_model) | state_space(d_model)
 
 
 def feed_forwards() -> st.SearchStrategy[Block]:

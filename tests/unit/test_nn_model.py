@@ -176,8 +176,9 @@ def test_first_loss_is_that_of_a_uniform_guess() -> None:
     assert loss.item() == pytest.approx(torch.tensor(97.0).log().item(), rel=0.05)
 
 
-def test_trains_under_bfloat16_autocast() -> None:
-    model = Model(Layout.parse(MIXED), seed=0)
+@pytest.mark.parametrize("text", TEXTS)
+def test_trains_under_bfloat16_autocast(text: str) -> None:
+    model = Model(Layout.parse(text), seed=0)
     exact = model(tokens())
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(tokens())

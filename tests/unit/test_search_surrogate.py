@@ -31,7 +31,7 @@ def whole(layout: Layout) -> Observation:
 
 
 def test_features_are_finite_and_tell_layouts_apart() -> None:
-    for name in ("lfm2", "lfm2-demo"):
+    for name in ("lfm2", "lfm2-demo", "lfm2-mixed"):
         space = load_space(name)
         features, sampler = Features(space), Sampler(space)
         layouts = [*(sampler.draw(RNG) for _ in range(50)), *space.references.layouts().values()]

@@ -23,7 +23,7 @@ def test_packaged_space_is_whole(name: str) -> None:
     assert attention.params.non_embedding == pytest.approx(published.params.non_embedding, rel=0.01)
 
 
-@pytest.mark.parametrize("name", list_spaces())
+@pytest.mark.parametrize("name", ["lfm2", "lfm2-demo"])
 def test_stock_llama_cpp_carries_references_and_what_is_proposed(name: str) -> None:
     space = load_space(name)
     sampler = Sampler(space, lambda layout: supports(layout).verdict == "stock")
@@ -31,6 +31,27 @@ def test_stock_llama_cpp_carries_references_and_what_is_proposed(name: str) -> N
     for proposer in ("random", "ehvi"):
         asked = make_proposer(sampler, proposer).ask(20)
         assert [supports(proposal.layout).verdict for proposal in asked] == ["stock"] * 20
+
+
+def test_spaces_say_what_build_they_need() -> None:
+    spaces = map(load_space, list_spaces())
+    assert {space.name: space.runtimes[0].build for space in spaces} == {
+        "lfm2": "stock",
+        "lfm2-demo": "stock",
+        "lfm2-mixed": "any",
+    }
+
+
+def test_the_mixed_space_is_searched_over_all_its_mixers() -> None:
+    space = load_space("lfm2-mixed")
+    sampler = Sampler(space, lambda layout: supports(layout).verdict != "no")
+    assert space.references == load_space("lfm2").references
+    for proposer in ("random", "ehvi", "evolution"):
+        asked = [proposal.layout for proposal in make_proposer(sampler, proposer).ask(20)]
+        assert {block.kind for layout in asked for layer in layout.layers for block in layer.blocks} == {
+            "conv", "gqa", "swa", "mamba2", "swiglu", "moe"
+        }  # fmt: skip
+        assert {supports(layout).verdict for layout in asked} <= {"stock", "patched"}
 
 
 def test_lfm2_is_what_the_report_says() -> None:
