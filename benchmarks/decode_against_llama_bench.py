@@ -62,8 +62,9 @@ def _summary(layout: str, repetitions: int, pairs: list[dict[str, Any]]) -> dict
 
 
 def _nas_bench(model: Path, repetitions: int) -> dict[str, float]:
-    command = [str(Path(sys.executable).with_name("nas")), "bench", str(model), "--runtime", "llama.cpp", "--device", "local",
-               "--prompt", str(PROMPT), "--gen", str(GEN), "--reps", str(repetitions), "--json"]  # fmt: skip
+    nas = str(Path(sys.executable).with_name("nas"))
+    command = [nas, "bench", str(model), "--runtime", "llama.cpp", "--device", "local", "--prompt", str(PROMPT),
+               "--gen", str(GEN), "--reps", str(repetitions), "--json"]  # fmt: skip
     report = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
     tokens = [ns / 1e6 for rep in report["reps"] if rep["valid"] for ns in rep["decode_ns"]]
     return {

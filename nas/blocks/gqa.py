@@ -2,94 +2,28 @@
 
 from __future__ import annotations
 
-import math
-
-from nas.core.block import Arg, Block, BlockKind, Count, Scalar
-from nas.core.errors import InvalidInput
+from nas.blocks.attention import HEAD_ARGS, AttentionKind, attention_count, attention_flops, cache_bytes
+from nas.core.block import Arg, Block, Count
 
 
-class GroupedQueryAttention(BlockKind):
+class GroupedQueryAttention(AttentionKind):
     """`A16/8`: 16 query heads over 8 key-value heads, head size d_model / 16 unless given as `A16/8:64`."""
 
     name = "gqa"
     letter = "A"
-    role = "mixer"
     syntax = "{heads}/{kv_heads}[:{head_dim}]"
     doc = "grouped-query attention"
     cache_args = ("kv_heads", "head_dim", "rope_theta")
-    args = (
-        Arg("heads", int, "query heads", required=True, low=1, high=1024),
-        Arg("kv_heads", int, "key-value heads; divides heads", required=True, low=1, high=1024),
-        Arg("head_dim", int, "head size; d_model / heads unless given", low=2, high=1024),
-        Arg("qk_norm", bool, "RMSNorm on each query and key head", default=True),
-        Arg("rope_theta", float, "RoPE base, at least 1; 0: no positions", default=1e6, low=0, high=1e12),
-        Arg("kv", int, "reuse the key-value cache of this earlier layer (0-based)", low=0),
-    )
-
-    def derived(self, block: Block, d_model: int) -> dict[str, Scalar]:
-        heads = block.int("heads")
-        return {"head_dim": d_model // heads} if d_model % heads == 0 else {}
-
-    def check(self, block: Block, d_model: int) -> None:
-        heads, kv_heads = block.int("heads"), block.int("kv_heads")
-        if heads % kv_heads:
-            raise InvalidInput(f"gqa: {kv_heads} key-value heads do not divide {heads} heads")
-        head_dim = block.get("head_dim")
-        if head_dim is None:
-            raise InvalidInput(f"gqa: {heads} heads do not divide d_model {d_model}; give the head size")
-        if int(head_dim) % 2:
-            raise InvalidInput(f"gqa: head size {head_dim} is odd; RoPE turns pairs")
-        if 0 < float(block.get("rope_theta") or 0) < 1:
-            raise InvalidInput(f"gqa: rope_theta {block.get('rope_theta')} must be 0 (no positions) or at least 1")
+    args = (*HEAD_ARGS, Arg("kv", int, "reuse the key-value cache of this earlier layer (0-based)", low=0))
 
     def count(self, block: Block, d_model: int) -> Count:
-        block = block.resolve(d_model)
-        head_dim, own_kv = block.int("head_dim"), block.get("kv") is None
-        q = block.int("heads") * head_dim
-        kv = block.int("kv_heads") * head_dim if own_kv else 0
-        norms = head_dim * (1 + own_kv) if block.get("qk_norm") else 0
-        weights = 2 * d_model * q + 2 * d_model * kv + norms
-        return Count(weights, weights)
+        return attention_count(block.resolve(d_model), d_model, own_kv=block.get("kv") is None)
 
     def flops(self, block: Block, d_model: int, context: int) -> float:
-        block = block.resolve(d_model)
-        scores = 4.0 * block.int("heads") * block.int("head_dim") * context
-        return 2.0 * self.count(block, d_model).active + scores
+        return 2.0 * self.count(block, d_model).active + attention_flops(block.resolve(d_model), context)
 
     def kv_bytes(self, block: Block, d_model: int, context: int, element: float) -> float:
-        if block.get("kv") is not None:
-            return 0.0
-        block = block.resolve(d_model)
-        return 2.0 * block.int("kv_heads") * block.int("head_dim") * context * element
-
-    def narrow(self, block: Block, d_model: int, to: int) -> Block:
-        full = block.resolve(d_model)
-        heads, kv_heads, head_dim = narrow_heads(
-            full.int("heads"), full.int("kv_heads"), full.int("head_dim"), d_model, to
-        )
-        return block.replace(heads=heads, kv_heads=kv_heads, head_dim=head_dim)
-
-
-def narrow_heads(heads: int, kv_heads: int, head_dim: int, d_model: int, to: int) -> tuple[int, int, int]:
-    """Query heads, key-value heads and head size of an attention at width `to`.
-
-    The head size is scaled, then taken to the nearest even divisor of `to` that is at least 16: RoPE and QK-norm mean
-    little on fewer numbers, so there are fewer heads instead. Attention as wide as the model stays as wide as the
-    model, and the width of all heads stays a multiple of 32. The new cache shape (kv_heads, head_dim) follows from the
-    old one alone, so that a layer that reads another's cache still can.
-    """
-    size = _nearest(head_dim * to / d_model, [n for n in _divisors(to) if n >= 16 and n % 2 == 0])
-    kv = _nearest(kv_heads * head_dim * to / d_model / size, _divisors(to // size))
-    step = math.lcm(kv, 32 // math.gcd(32, size))
-    return step * max(1, round(heads * head_dim * to / d_model / size / step)), kv, size
-
-
-def _divisors(n: int) -> list[int]:
-    return [i for i in range(1, n + 1) if n % i == 0]
-
-
-def _nearest(wanted: float, choices: list[int]) -> int:
-    return min(choices, key=lambda n: abs(n - wanted))
+        return 0.0 if block.get("kv") is not None else cache_bytes(block.resolve(d_model), context, element)
 
 
 GQA = GroupedQueryAttention()

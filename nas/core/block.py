@@ -118,6 +118,10 @@ class BlockKind(ABC):
     def narrow(self, block: Block, d_model: int, to: int) -> Block:
         """The same block at width `to`: widths scale, kernels and ratios stay."""
 
+    def shorten(self, block: Block, ratio: float) -> Block:
+        """The same block for sequences `ratio` times as long: attention windows shrink with them, and never grow."""
+        return block
+
     def arg(self, name: str) -> Arg:
         """The argument called `name`.
 
@@ -217,6 +221,8 @@ BLOCKS: Registry[BlockKind] = Registry(
     {
         "conv": "nas.blocks.conv:CONV",
         "gqa": "nas.blocks.gqa:GQA",
+        "swa": "nas.blocks.swa:SWA",
+        "mamba2": "nas.blocks.mamba2:MAMBA2",
         "swiglu": "nas.blocks.swiglu:SWIGLU",
         "moe": "nas.blocks.moe:MOE",
     },

@@ -12,6 +12,13 @@ State dict (D width, V vocabulary, i depth, j mixer of the layer; a linear weigh
                                                               o.weight [D, heads * head_dim]
                                                               q_norm.weight, k_norm.weight [head_dim] (qk_norm=1)
                                                               kv=n: no k, v, k_norm
+                                                      swa:    as gqa, without kv=n
+                                                              sinks.weight [heads] (sink=1)
+                                                      mamba2: in_proj.weight [2I + 2GN + H, D], rows z, x, B, C, dt
+                                                              conv.weight [I + 2GN, K], conv.bias [I + 2GN]
+                                                              dt_bias, A_log, D [H]
+                                                              norm.weight [I], G groups one after another
+                                                              out.weight [D, I]
     layers.i.ffn_norm.weight              [D]         layers with a feed-forward
     layers.i.ffn.*                                    swiglu: gate.weight, up.weight [F, D]; down.weight [D, F]
                                                       moe:    router.weight [E, D]; bias.weight [E] (buffer, float32)
@@ -21,6 +28,7 @@ State dict (D width, V vocabulary, i depth, j mixer of the layer; a linear weigh
 
 A layer that shares weights (`^n`) has no tensors of its own: index i is left out. No two names alias one tensor. Heads
 lie one after another in the rows of q, k, v; RoPE pairs number i of a head's first half with number i of its second.
+In mamba2, I = expand * D inner width, H heads, G groups, N state, K taps; heads and groups lie one after another.
 """
 
 from __future__ import annotations

@@ -87,11 +87,18 @@ class ExpertLinear(Weights):
 
 
 class DepthwiseConv(Weights):
-    """Causal depthwise convolution without bias; `weight` [D, K], whose last tap meets the current token."""
+    """Causal depthwise convolution; `weight` [D, K], whose last tap meets the current token, and `bias` [D] if asked.
 
-    def __init__(self, channels: int, kernel: int) -> None:
+    Args:
+        channels: D.
+        kernel: taps K.
+        bias: whether each channel has one; it starts at zero.
+    """
+
+    def __init__(self, channels: int, kernel: int, *, bias: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(channels, kernel))
+        self.bias = nn.Parameter(torch.empty(channels)) if bias else None
 
     @property
     def kernel(self) -> int:
@@ -101,17 +108,21 @@ class DepthwiseConv(Weights):
     def forward(self, x: Tensor) -> Tensor:
         """[B, K - 1 + T, D] -> [B, T, D]: x carries the K - 1 inputs before the chunk."""
         weight = self.weight.to(x.dtype)
+        bias = None if self.bias is None else self.bias.to(x.dtype)
         if self.kernel > _MOST_SHIFTS:
-            return F.conv1d(x.transpose(1, 2), weight[:, None], groups=len(weight)).transpose(1, 2)
+            return F.conv1d(x.transpose(1, 2), weight[:, None], bias, groups=len(weight)).transpose(1, 2)
         taps = weight.t().contiguous()
         length = x.shape[1] - self.kernel + 1
-        y = x[:, :length] * taps[0]
+        first = x[:, :length]
+        y = first * taps[0] if bias is None else torch.addcmul(bias, first, taps[0])
         for shift in range(1, self.kernel):
             y = torch.addcmul(y, x[:, shift : shift + length], taps[shift])
         return y
 
     def draw(self, rng: torch.Generator, depth: int) -> None:
         draw_uniform(self.weight, _fan_in_std(self.weight, False, depth), rng)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
 
 class RMSNorm(Weights):

@@ -11,6 +11,8 @@ MODULES: Registry[type[Mixer] | type[FeedForward]] = Registry(
     {
         "conv": "nas.nn.conv:GatedShortConv",
         "gqa": "nas.nn.gqa:GroupedQueryAttention",
+        "swa": "nas.nn.swa:SlidingWindowAttention",
+        "mamba2": "nas.nn.mamba2:Mamba2",
         "swiglu": "nas.nn.swiglu:SwiGLU",
         "moe": "nas.nn.moe:MixtureOfExperts",
     },

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping
 from nas.core.layout import Layout
 from nas.core.narrow import narrow
 from nas.core.quality_config import QualityConfig
+from nas.core.task import make_task
 from nas.proxy.corpus import BYTE_VOCAB, CorpusRef
 from nas.proxy.job import LmRun, TaskRun, TrainJob, TrainResult
 
 
 def proxy_of(layout: Layout, config: QualityConfig) -> Layout:
-    """The proxy that is trained for `layout`; layouts with one proxy share its results.
+    """What is trained for `layout`, with windows as they are; layouts with one proxy share its results.
 
     Raises:
         InvalidInput: the layout is narrower than the proxies.
@@ -35,8 +36,7 @@ def rung_jobs(config: QualityConfig, rung: int, layout: Layout, corpus: CorpusRe
     Raises:
         InvalidInput: the layout is narrower than the proxies.
     """
-    proxy = proxy_of(layout, config)
-    return _task_jobs(config, rung, proxy) + _lm_jobs(config, rung, proxy, corpus)
+    return _task_jobs(config, rung, layout) + _lm_jobs(config, rung, layout, corpus)
 
 
 def seed_scores(jobs: Iterable[TrainJob], results: Mapping[str, TrainResult]) -> dict[int, dict[str, float]]:
@@ -51,12 +51,18 @@ def seed_scores(jobs: Iterable[TrainJob], results: Mapping[str, TrainResult]) ->
     return scores
 
 
-def _task_jobs(config: QualityConfig, rung: int, proxy: Layout) -> list[TrainJob]:
+def _proxy(config: QualityConfig, layout: Layout, length: int) -> Layout:
+    """What is trained on sequences of `length` tokens: windows keep their ratio to the context."""
+    return narrow(layout, config.proxy_d_model, BYTE_VOCAB, length / config.context)
+
+
+def _task_jobs(config: QualityConfig, rung: int, layout: Layout) -> list[TrainJob]:
     latest = {name: rung_ for rung_ in config.rungs[: rung + 1] for name in rung_.tasks}
     jobs = []
     for name, at in latest.items():
         stage = at.tasks[name]
         run = TaskRun(task=name, settings=stage.settings)
+        proxy = _proxy(config, layout, make_task(name, stage.settings).length)
         jobs += [
             _job(config, proxy, run, stage.steps, seed, batch=config.task_batch, lr=config.task_lr)
             for seed in at.task_seeds(name)
@@ -64,8 +70,9 @@ def _task_jobs(config: QualityConfig, rung: int, proxy: Layout) -> list[TrainJob
     return jobs
 
 
-def _lm_jobs(config: QualityConfig, rung: int, proxy: Layout, corpus: CorpusRef) -> list[TrainJob]:
+def _lm_jobs(config: QualityConfig, rung: int, layout: Layout, corpus: CorpusRef) -> list[TrainJob]:
     """Of the latest rung with a language model; earlier ones are only what it goes on from."""
+    proxy = _proxy(config, layout, config.length)
     run = LmRun(corpus=corpus, length=config.length, eval_bytes=config.eval_bytes)
     latest: dict[int, TrainJob] = {}
     for at in config.rungs[: rung + 1]:

@@ -97,6 +97,14 @@ class BlockContract:
             assert narrow.kind == block.kind
             assert narrow.spec.narrow(narrow, width, width).resolve(width) == narrow.resolve(width)
 
+    def test_shorter_sequences_leave_the_weights_alone(self, block: Block) -> None:
+        for ratio in (1e-6, 0.1, 1.0, 8.0):
+            short = block.spec.shorten(block, ratio)
+            short.canonical(self.d_model)
+            assert short.kind == block.kind
+            assert short.spec.count(short, self.d_model) == block.spec.count(block, self.d_model)
+            assert short == block or ratio < 1
+
     def test_draws_every_weight_from_the_seed_alone(self, block: Block) -> None:
         before = torch.get_rng_state()
         twins = [MODULES[block.kind](block, self.d_model) for _ in range(2)]

@@ -22,10 +22,27 @@ def attention(draw: st.DrawFn, d_model: int) -> Block:
     return Block.of("gqa", heads=heads, kv_heads=kv_heads, head_dim=head_dim, rope_theta=theta, qk_norm=qk_norm)
 
 
+@st.composite
+def sliding_window(draw: st.DrawFn, d_model: int) -> Block:
+    """A sliding-window attention block that stands at `d_model`."""
+    heads = dict(draw(attention(d_model)).given)
+    return Block.of("swa", window=draw(st.integers(1, 4096)), sink=draw(st.none() | st.booleans()), **heads)
+
+
+@st.composite
+def state_space(draw: st.DrawFn, d_model: int) -> Block:
+    """A Mamba-2 block that stands at `d_model`."""
+    expand = draw(st.integers(1, 3))
+    groups = draw(st.sampled_from([1, 2, 4]))
+    heads = groups * draw(st.sampled_from([1, 2, 4]))
+    own = {"state": draw(st.integers(1, 200)), "conv": draw(st.integers(2, 12))}
+    return Block.of("mamba2", heads=heads, expand=expand, groups=groups, **own)
+
+
 def mixers(d_model: int) -> st.SearchStrategy[Block]:
     """Any mixer with a state of its own."""
     conv = st.integers(2, 64).map(lambda kernel: Block.of("conv", kernel=kernel))
-    return conv | attention(d_model)
+    return conv | attention(d_model) | sliding_window(d_model) | state_space(d_model)
 
 
 def feed_forwards() -> st.SearchStrategy[Block]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from nas.nn.conv import reference_gated_short_conv
 from nas.nn.gqa import reference_gqa
+from nas.nn.mamba2 import reference_mamba2
 from nas.nn.moe import reference_moe
+from nas.nn.swa import reference_swa
 from nas.nn.swiglu import reference_swiglu
 from nas.testing.block_contract import FeedForwardContract, MixerContract
 
@@ -28,6 +30,40 @@ class TestGroupedQueryAttention(MixerContract):
         "A1/1(rope_theta=9)",
     )
     reference = staticmethod(reference_gqa)
+
+
+class TestSlidingWindowAttention(MixerContract):
+    kind = "swa"
+    examples = (
+        "W4/2@1",
+        "W4/4@5",
+        "W4/1@19",
+        "W4/2@512",
+        "W2/1@7:48",
+        "W4/2@5(sink=1)",
+        "W4/2@64(sink=1)",
+        "W4/2@6(qk_norm=0)",
+        "W4/2@6(rope_theta=0)",
+        "W1/1@6(rope_theta=9,sink=1)",
+    )
+    reference = staticmethod(reference_swa)
+
+
+class TestMamba2(MixerContract):
+    kind = "mamba2"
+    examples = (
+        "M",
+        "M16",
+        "M1",
+        "M16(heads=8)",
+        "M16(groups=2,heads=8)",
+        "M16(groups=4,heads=4)",
+        "M16(expand=1)",
+        "M16(expand=3)",
+        "M16(conv=2)",
+        "M16(conv=12)",
+    )
+    reference = staticmethod(reference_mamba2)
 
 
 class TestSwiGLU(FeedForwardContract):

@@ -29,7 +29,7 @@ def test_order_kernels_sharing_and_cache_reuse_stay(layout: Layout, width: int) 
 
 def shape(layer: Layer) -> object:
     """What narrowing keeps of a layer."""
-    kept = ("kernel", "kv", "qk_norm", "rope_theta", "experts", "top_k")
+    kept = ("kernel", "kv", "qk_norm", "rope_theta", "experts", "top_k", "window", "sink", "state", "conv", "expand")
     return [(block.kind, [(k, v) for k, v in block.given if k in kept]) for block in layer.blocks], layer.share
 
 
@@ -41,9 +41,11 @@ def test_widths_are_multiples_of_the_quantisers_block(layout: Layout, width: int
         for block in (block.resolve(width) for block in layer.blocks):
             if block.kind in ("swiglu", "moe"):
                 assert block.int("width") % 32 == 0
-            if block.kind == "gqa":
+            if block.kind in ("gqa", "swa"):
                 assert block.int("heads") * block.int("head_dim") % 32 == 0
                 assert block.int("head_dim") >= 16
+            if block.kind == "mamba2":
+                assert block.int("expand") * width // block.int("heads") >= 16
 
 
 @pytest.mark.parametrize("name", LFM2)
@@ -65,6 +67,24 @@ def test_the_proxies_of_the_published_family() -> None:
     assert narrow(Layout.parse(LFM2["LFM2-8B-A1B"]), 128, 256).format() == (
         "d128 v256 ffn=moe:32x4:128 [C3+swiglu:448*2 A8/2 C3*3 A8/2 C3*3 A8/2 C3*3 A8/2 C3*3 A8/2 C3*2 A8/2 C3*2]"
     )
+
+
+def test_proxies_of_windows_and_state_spaces() -> None:
+    layout = Layout.parse("d1024 v65536 ffn=swiglu:4608 [M W16/4@512 M64(groups=2,heads=16) W16/8@2048(sink=1) A16/8]")
+    order = "M(heads=8) W4/1@{} M64(groups=2,heads=8) W4/2@{}(sink=1) A4/2"
+    for ratio, windows in {1.0: (512, 2048), 2.0: (512, 2048), 128 / 4096: (16, 64), 20 / 4096: (8, 10)}.items():
+        wanted = f"d64 v256 ffn=swiglu:288 [{order.format(*windows)}]"
+        assert narrow(layout, 64, 256, ratio).format() == wanted
+
+
+def test_windows_of_proxies_are_no_shorter_than_eight_unless_they_were() -> None:
+    layout = Layout.parse("d1024 v65536 ffn=swiglu:4608 [W16/4@100 W16/4@8 W16/4@3]")
+    assert narrow(layout, 64, 256, 1e-6).format() == "d64 v256 ffn=swiglu:288 [W4/1@8*2 W4/1@3]"
+
+
+def test_a_proxy_is_its_own_proxy() -> None:
+    proxy = narrow(Layout.parse("d1024 v65536 ffn=swiglu:4608 [M W16/4@512 A16/8]"), 64, 256, 1 / 32)
+    assert narrow(proxy, 64, 256, 1 / 32) == proxy
 
 
 def test_the_proxy_id_never_changes() -> None:

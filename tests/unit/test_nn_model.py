@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nas.core.layout import Layout
-from nas.nn.gqa import GroupedQueryAttention, reference_cache, reference_gqa
+from nas.nn.attention import reference_cache
+from nas.nn.gqa import GroupedQueryAttention, reference_gqa
 from nas.nn.model import Model, ModelState, ResidualLayer
 from nas.testing.layout_strategy import layouts
 
@@ -25,6 +26,7 @@ TEXTS = [
     "d64 v97 untied ffn=swiglu:96 [C3*2 A4/2 C3 A4/4]",
     "d32 v97 ffn=moe:4x2:32 [C3+swiglu:64 A2/1 C5 A2/2]",
     "d32 v97 ffn=none [C3 A2/1 ^0 -+swiglu:32]",
+    "d64 v97 ffn=swiglu:96 [M16 W4/2@5 C3&M8(groups=2,heads=4) ^1 A4/2&W4/1@9(sink=1)]",
 ]
 
 
@@ -174,8 +176,9 @@ def test_first_loss_is_that_of_a_uniform_guess() -> None:
     assert loss.item() == pytest.approx(torch.tensor(97.0).log().item(), rel=0.05)
 
 
-def test_trains_under_bfloat16_autocast() -> None:
-    model = Model(Layout.parse(MIXED), seed=0)
+@pytest.mark.parametrize("text", TEXTS)
+def test_trains_under_bfloat16_autocast(text: str) -> None:
+    model = Model(Layout.parse(text), seed=0)
     exact = model(tokens())
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(tokens())

@@ -61,6 +61,13 @@ SPACES = {
         model={"params": {"total": {"max": "4M"}, "active": {"min": "1M"}, "non_embedding": {"min": "1.5M"}}}
     ),
     "untied": space(model={"tied": False}),
+    "all mixers": space(
+        mixers={
+            "swa": {"heads": 8, "kv_heads": {"choices": [2, 4], "scope": "layer"}, "window": [8, 64], "sink": [0, 1]},
+            "mamba2": {"state": {"choices": [16, 128], "scope": "layer"}, "heads": [4, 8]},
+        },
+        limits={"swa": {"max": 3}},
+    ),
 }
 samplers = {name: Sampler(found) for name, found in SPACES.items()}
 
@@ -100,6 +107,12 @@ def test_seeds_begin_with_references_and_mix_local_and_global() -> None:
     hybrids = [{block.kind for layer in layout.layers for block in layer.mixers} for layout in found]
     assert hybrids.count({"conv", "gqa"}) >= 6
     assert len({layout.depth for layout in found}) >= 3
+
+
+def test_seeds_pair_every_mixer_that_needs_no_growing_cache_with_attention() -> None:
+    found = seed_layouts(samplers["all mixers"], 12)
+    kinds = [{block.kind for layer in layout.layers for block in layer.mixers} for layout in found]
+    assert all({"gqa", local} in kinds for local in ("conv", "swa", "mamba2"))
 
 
 def test_all_layouts_of_a_small_space_are_drawn() -> None:

@@ -1,0 +1,90 @@
+"""What the kinds of softmax attention share: heads, QK-norm, RoPE, and how heads become fewer in a proxy."""
+
+from __future__ import annotations
+
+import math
+
+from nas.core.block import Arg, Block, BlockKind, Count, Scalar
+from nas.core.errors import InvalidInput
+
+HEAD_ARGS = (
+    Arg("heads", int, "query heads", required=True, low=1, high=1024),
+    Arg("kv_heads", int, "key-value heads; divides heads", required=True, low=1, high=1024),
+    Arg("head_dim", int, "head size; d_model / heads unless given", low=2, high=1024),
+    Arg("qk_norm", bool, "RMSNorm on each query and key head", default=True),
+    Arg("rope_theta", float, "RoPE base, at least 1; 0: no positions", default=1e6, low=0, high=1e12),
+)
+
+
+class AttentionKind(BlockKind):
+    """A kind with the arguments `HEAD_ARGS`; subclasses say what is attended to."""
+
+    role = "mixer"
+
+    def derived(self, block: Block, d_model: int) -> dict[str, Scalar]:
+        heads = block.int("heads")
+        return {"head_dim": d_model // heads} if d_model % heads == 0 else {}
+
+    def check(self, block: Block, d_model: int) -> None:
+        heads, kv_heads = block.int("heads"), block.int("kv_heads")
+        if heads % kv_heads:
+            raise InvalidInput(f"{self.name}: {kv_heads} key-value heads do not divide {heads} heads")
+        head_dim = block.get("head_dim")
+        if head_dim is None:
+            raise InvalidInput(f"{self.name}: {heads} heads do not divide d_model {d_model}; give the head size")
+        if int(head_dim) % 2:
+            raise InvalidInput(f"{self.name}: head size {head_dim} is odd; RoPE turns pairs")
+        theta = float(block.get("rope_theta") or 0)
+        if 0 < theta < 1:
+            raise InvalidInput(f"{self.name}: rope_theta {theta} must be 0 (no positions) or at least 1")
+
+    def narrow(self, block: Block, d_model: int, to: int) -> Block:
+        full = block.resolve(d_model)
+        heads, kv_heads, head_dim = narrow_heads(
+            full.int("heads"), full.int("kv_heads"), full.int("head_dim"), d_model, to
+        )
+        return block.replace(heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+
+
+def attention_count(block: Block, d_model: int, *, own_kv: bool = True) -> Count:
+    """Weights of projections and norms of a resolved block; without keys and values unless `own_kv`."""
+    head_dim = block.int("head_dim")
+    q = block.int("heads") * head_dim
+    kv = block.int("kv_heads") * head_dim if own_kv else 0
+    norms = head_dim * (1 + own_kv) if block.get("qk_norm") else 0
+    weights = 2 * d_model * q + 2 * d_model * kv + norms
+    return Count(weights, weights)
+
+
+def attention_flops(block: Block, seen: int) -> float:
+    """Multiply-adds x 2 of one token's scores and weighted sum over `seen` tokens; the block is resolved."""
+    return 4.0 * block.int("heads") * block.int("head_dim") * seen
+
+
+def cache_bytes(block: Block, tokens: int, element: float) -> float:
+    """Bytes of keys and values of `tokens` tokens; the block is resolved."""
+    return 2.0 * block.int("kv_heads") * block.int("head_dim") * tokens * element
+
+
+def narrow_heads(heads: int, kv_heads: int, head_dim: int, d_model: int, to: int) -> tuple[int, int, int]:
+    """Query heads, key-value heads and head size of an attention at width `to`.
+
+    The head size is scaled, then taken to the nearest even divisor of `to` that is at least 16: RoPE and QK-norm mean
+    little on fewer numbers, so there are fewer heads instead. Attention as wide as the model stays as wide as the
+    model, and the width of all heads stays a multiple of 32. The new cache shape (kv_heads, head_dim) follows from the
+    old one alone, so that a layer that reads another's cache still can.
+    """
+    size = nearest(head_dim * to / d_model, [n for n in divisors(to) if n >= 16 and n % 2 == 0])
+    kv = nearest(kv_heads * head_dim * to / d_model / size, divisors(to // size))
+    step = math.lcm(kv, 32 // math.gcd(32, size))
+    return step * max(1, round(heads * head_dim * to / d_model / size / step)), kv, size
+
+
+def divisors(n: int) -> list[int]:
+    """All divisors of `n`, ascending."""
+    return [i for i in range(1, n + 1) if n % i == 0]
+
+
+def nearest(wanted: float, choices: list[int]) -> int:
+    """The choice with the least distance from `wanted`, the first of several."""
+    return min(choices, key=lambda n: abs(n - wanted))
