@@ -20,3 +20,11 @@ def llama_build() -> Build:
     from nas.runtimes.llama_cpp.build import build
 
     return build(log=print)
+
+
+@pytest.fixture(scope="session")
+def patched_build() -> Build:
+    """The same with our patches, which layouts beyond the stock architectures need."""
+    from nas.runtimes.llama_cpp.build import build
+
+    return build(log=print, patched=True)

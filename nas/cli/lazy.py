@@ -18,6 +18,7 @@ COMMANDS = {
     "study": "List, show, steer and exchange studies.",
     "bench": "Measure one layout or model file on a device.",
     "export": "Write a layout as a model file of a runtime.",
+    "generate": "Write text with a trained proxy.",
     "runtime": "List runtimes and build them.",
     "doctor": "Check this machine and say how to fix what is wrong.",
     "gc": "Remove model files and checkpoints that nothing needs.",

@@ -52,22 +52,35 @@ def _as_json(runtime: Runtime, builds: Sequence[Build]) -> dict[str, Any]:
 
 
 def _as_text(name: str, builds: Sequence[Build]) -> str:
-    shown = [f"{build.runner.build[:12]} ({build.details.variant})" for build in builds]
+    shown = [
+        f"{build.runner.build[:12]} ({'patched, ' * build.runner.patched}{build.runner.target} {build.details.variant})"
+        for build in builds
+    ]
     return ", ".join(shown) or f"none: run `nas runtime build {name}`"
 
 
 @app.command("build")
 def build_runtime(
     name: Annotated[str, typer.Argument(help="Runtime, such as llama.cpp.")],
+    patched: Annotated[
+        bool, typer.Option("--patched", help="With our patches: any mix of layers, not only the stock architectures.")
+    ] = False,
+    target: Annotated[
+        str, typer.Option(help="What the devices are, such as aarch64-linux for phones; host: this machine.")
+    ] = "host",
+    variant: Annotated[
+        str | None, typer.Option(help="Instruction set; the best of this machine, or of the target, unless given.")
+    ] = None,
     tools: Annotated[
         bool, typer.Option("--tools", help="Also build the runtime's own benchmark and quantiser.")
     ] = False,
 ) -> None:
-    """Build a runtime for this machine, unless the cache holds that build already.
+    """Build a runtime, unless the cache holds that build already.
 
-    The first build of llama.cpp downloads 77 MB and compiles for 2-5 minutes.
+    The first build of llama.cpp downloads 77 MB and compiles for 2-5 minutes; for another machine it downloads a
+    compiler too (100 MB).
     """
     if name not in BUILDS:
         raise UnknownName("runtime with a build", name, BUILDS)
-    build = BUILDS[name](log=say, tools=tools)
+    build = BUILDS[name](target, log=say, patched=patched, variant=variant, tools=tools)
     typer.echo(build.folder)

@@ -98,7 +98,9 @@ def _runtime_space(options: BenchOptions) -> RuntimeSpace:
     from nas.runtimes import RUNTIMES
 
     quantisation = options.quantisation or RUNTIMES[options.runtime].quantisations[0]
-    return RuntimeSpace(name=options.runtime, quantisation=quantisation)
+    layout = options.subject if isinstance(options.subject, Layout) else None
+    patched = layout is not None and RUNTIMES[options.runtime].supports(layout).verdict == "patched"
+    return RuntimeSpace(name=options.runtime, quantisation=quantisation, build="any" if patched else "stock")
 
 
 def _require_support(runtime: Runtime, layout: Layout) -> None:

@@ -75,7 +75,8 @@ class Preparer:
         """
         runtime = known_runtime(spec)
         device = self.farm.device(device_name)
-        runner = runtime.runner(device.target, device.cpu_features)
+        # The patched build carries what stock carries, too, so that one build measures all of a study.
+        runner = runtime.runner(device.target, device.cpu_features, patched=spec.build == "any")
         if kept is not None and kept.build != runner.build:
             raise InvalidInput(
                 f"{device_name}: the study began with build {kept.build[:12]} of {runtime.name}, which is build "

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from nas.core.canonical import content_hash
-from nas.core.errors import InfrastructureFailed
-from nas.runtimes.llama_cpp import source
+from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName
+from nas.runtimes.llama_cpp import source, zig
 from nas.runtimes.llama_cpp.builds import (
-    RUNNER_SOURCE,
+    MANIFEST,
     TOOLS,
     Build,
     BuildDetails,
@@ -30,81 +29,70 @@ from nas.runtimes.llama_cpp.builds import (
     runner_source_hash,
     write_manifest,
 )
-from nas.runtimes.llama_cpp.isa import best_variant, host_features, host_target
-from nas.runtimes.llama_cpp.process import stream
+from nas.runtimes.llama_cpp.compile import Log, compile_library, compile_runner, compile_static_runner, library_flags
+from nas.runtimes.llama_cpp.isa import VARIANTS, best_variant, host_features, host_target, variant_called
+from nas.runtimes.llama_cpp.patches import apply_patches, patch_hashes
 from nas.runtimes.llama_cpp.smoke import smoke_test
-from nas.runtimes.llama_cpp.toolchain import Toolchain, build_environment, find_toolchain
+from nas.runtimes.llama_cpp.toolchain import Toolchain, find_toolchain
 
-Log = Callable[[str], None]
-
-_CONFIGURE_S, _COMPILE_S, _LOCK_S = 600.0, 7200.0, 7200.0
+_LOCK_S = 7200.0
 _DISK_BYTES = 600 << 20
-_STEP = re.compile(r"\[(\d+)/(\d+)\]")
-
-_FLAGS = (
-    "-DCMAKE_BUILD_TYPE=Release",
-    "-DBUILD_SHARED_LIBS=ON",
-    # Plain names, so that a runner is five files without links, and libraries found beside it.
-    "-DCMAKE_PLATFORM_NO_VERSIONED_SONAME=ON",
-    "-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON",
-    "-DCMAKE_INSTALL_RPATH=$ORIGIN",
-    "-DGGML_NATIVE=OFF",
-    "-DGGML_OPENMP=OFF",
-    "-DGGML_CPU_REPACK=ON",
-    "-DGGML_LLAMAFILE=ON",
-    "-DGGML_BACKEND_DL=OFF",
-    "-DGGML_CCACHE=OFF",
-    "-DGIT_EXE=GIT_EXE-NOTFOUND",
-    "-DLLAMA_BUILD_NUMBER=0",
-    f"-DLLAMA_BUILD_COMMIT={source.COMMIT}",
-    "-DLLAMA_OPENSSL=OFF",
-    "-DLLAMA_USE_PREBUILT_UI=OFF",
-    *(f"-DLLAMA_BUILD_{part}=OFF" for part in ("TESTS", "EXAMPLES", "SERVER", "APP", "UI", "MTMD")),
-)
 
 
-def build(target: str = "host", *, log: Log, tools: bool = False) -> Build:
-    """The build for this machine, made now unless the cache has it.
+def build(
+    target: str = "host", *, log: Log, patched: bool = False, variant: str | None = None, tools: bool = False
+) -> Build:
+    """The build for a machine, made now unless the cache has it.
 
     Args:
-        target: "host" or this machine's ABI.
+        target: "host", this machine's ABI, or another that can be compiled for here (static, by zig).
         log: gets progress, a line at a time.
-        tools: also build llama-bench and llama-quantize.
+        patched: with our patches, for layouts that no stock architecture holds.
+        variant: instruction set to build for; `None`: the best of this machine, of another one the best in the table.
+        tools: also build llama-bench and llama-quantize; for this machine only.
 
     Raises:
         InfrastructureFailed: compiler, cmake, network or disk space is missing, or a step failed; with the remedy.
-        Unsupported: no instruction set in the table fits.
+        InvalidInput: unknown target or variant, no instruction set in the table fits, or tools for another machine.
     """
-    abi = host_target() if target == "host" else target
-    if abi != host_target():
-        raise InfrastructureFailed(f"this machine ({host_target()}) cannot build for {abi}: build it on such a machine")
-    toolchain = find_toolchain()
-    details = _details(abi, toolchain, tools)
+    details = _details(host_target() if target == "host" else target, patched, variant, tools)
     build_id = content_hash(details.model_dump(mode="json"))
     final = builds_folder() / build_id
     builds_folder().mkdir(parents=True, exist_ok=True)
-    with _full_disk_told(), _one_builder(log):
-        if not (final / "manifest.json").exists():
-            _make(final, details, build_id, toolchain, log)
-    log(f"llama.cpp {source.COMMIT} ({details.variant}): {final}")
+    if not (final / MANIFEST).exists():
+        with _full_disk_told(), _one_builder(log):
+            if not (final / MANIFEST).exists():  # the one who held the lock before may have made it
+                _make(final, details, build_id, log)
+    log(f"{'patched ' * patched}llama.cpp {source.COMMIT} for {details.target} ({details.variant}): {final}")
     return load_build(final)
 
 
-def _details(target: str, toolchain: Toolchain, tools: bool) -> BuildDetails:
-    variant = best_variant(target, host_features())
-    flags = (*_FLAGS, *(f"-DLLAMA_BUILD_{part}={'ON' if tools else 'OFF'}" for part in ("COMMON", "TOOLS")))
+def _details(target: str, patched: bool, variant: str | None, tools: bool) -> BuildDetails:
+    cross = target != host_target()
+    if cross and target not in zig.TRIPLES:
+        raise UnknownName("target to build for on this machine", target, (host_target(), *zig.TRIPLES))
+    if cross and tools:
+        raise InvalidInput(f"llama-bench and llama-quantize are built for {host_target()} only")
+    if variant:
+        chosen = variant_called(variant, target)
+    elif cross:
+        chosen = next(one for one in VARIANTS if one.target == target)
+    else:
+        chosen = best_variant(target, host_features())
     return BuildDetails(
         sdist=source.SHA256,
+        patches=patch_hashes() if patched else (),
         runner_c=runner_source_hash(),
-        variant=variant.name,
+        variant=chosen.name,
         target=target,
-        flags=(*flags, *variant.cmake_flags()),
-        compiler=toolchain.version,
+        flags=library_flags(chosen, tools=tools, static=cross),
+        compiler=zig.COMPILER if cross else find_toolchain().version,
         tools=tools,
+        static=cross,
     )
 
 
-def _make(final: Path, details: BuildDetails, build_id: str, toolchain: Toolchain, log: Log) -> None:
+def _make(final: Path, details: BuildDetails, build_id: str, log: Log) -> None:
     for dead in builds_folder().glob(".building-*"):  # we hold the lock: whoever made these was killed
         shutil.rmtree(dead)
     _need_disk(builds_folder())
@@ -113,21 +101,31 @@ def _make(final: Path, details: BuildDetails, build_id: str, toolchain: Toolchai
         work = Path(folder)
         log("unpacking")
         tree = source.unpack(sdist, work / "source")
+        if details.patches:
+            apply_patches(tree)
         product = work / "product"
         product.mkdir()
-        sibling = _same_but_for_runner(details)
-        if sibling is None:
-            _compile_library(tree, work / "cmake", details, toolchain, log)
-        library = sibling or work / "cmake" / "bin"
-        for file in (*library.glob("*.so"), *(library / tool for tool in TOOLS if details.tools)):
-            shutil.copy2(file, product)
+        (_make_static if details.static else _make_shared)(tree, work, product, details, log)
         shutil.copy2(tree / "LICENSE", product / "LICENSE.llama.cpp")
-        _compile_runner(tree, product, toolchain)
-        log("smoke test: a tiny random model")
-        smoke_test(product / "runner")
+        smoke_test(product / "runner", details, log)
         write_manifest(product, details, build_id)
         shutil.rmtree(final, ignore_errors=True)
         product.rename(final)
+
+
+def _make_shared(tree: Path, work: Path, product: Path, details: BuildDetails, log: Log) -> None:
+    toolchain = find_toolchain()
+    library = _same_but_for_runner(details) or compile_library(tree, work / "cmake", details, toolchain, (), log)
+    for file in (*library.glob("*.so"), *(library / tool for tool in TOOLS if details.tools)):
+        shutil.copy2(file, product)
+    compile_runner(tree, product, toolchain)
+
+
+def _make_static(tree: Path, work: Path, product: Path, details: BuildDetails, log: Log) -> None:
+    toolchain: Toolchain = zig.zig_toolchain(variant_called(details.variant, details.target), log)
+    extra = zig.cmake_flags(toolchain, details.target)
+    library = compile_library(tree, work / "cmake", details, toolchain, extra, log)
+    compile_static_runner(tree, library, product, toolchain)
 
 
 def _same_but_for_runner(details: BuildDetails) -> Path | None:
@@ -136,57 +134,6 @@ def _same_but_for_runner(details: BuildDetails) -> Path | None:
         if build.details.model_copy(update={"runner_c": details.runner_c}) == details:
             return build.folder
     return None
-
-
-def _compile_library(tree: Path, out: Path, details: BuildDetails, toolchain: Toolchain, log: Log) -> None:
-    # Without the prefix map __FILE__ would carry the temporary folder's name into the libraries.
-    prefix_map = f"-ffile-prefix-map={tree}=llama.cpp"
-    configure = [
-        *(toolchain.cmake, "-G", "Ninja", "-S", str(tree), "-B", str(out)),
-        *(f"-DCMAKE_MAKE_PROGRAM={toolchain.ninja}", f"-DCMAKE_C_COMPILER={toolchain.cc}"),
-        *(f"-DCMAKE_CXX_COMPILER={toolchain.cxx}", f"-DCMAKE_C_FLAGS={prefix_map}", f"-DCMAKE_CXX_FLAGS={prefix_map}"),
-        *details.flags,
-    ]
-    log("configuring (about 10 seconds)")
-    _step(configure, "cmake", _CONFIGURE_S)
-    targets = ("llama", *(TOOLS if details.tools else ()))
-    _step([toolchain.ninja, "-C", str(out), *targets], "the compiler", _COMPILE_S, _progress(log))
-
-
-def _compile_runner(tree: Path, product: Path, toolchain: Toolchain) -> None:
-    """The project's one compile command for the runner; the same line, by another compiler, makes it for phones."""
-    includes = [f"-I{tree / 'include'}", f"-I{tree / 'ggml' / 'include'}"]
-    libraries = [f"-L{product}", "-lllama", "-lggml", "-lggml-base", "-lm"]
-    found_at = ["-Wl,-rpath,$ORIGIN", f"-Wl,-rpath-link,{product}"]
-    output = ["-o", str(product / "runner"), str(RUNNER_SOURCE)]
-    flags = ["-std=c11", "-O2", "-Wall", "-Wextra"]
-    _step([toolchain.cc, *flags, *includes, *output, *libraries, *found_at], toolchain.cc, 300.0)
-
-
-def _step(argv: list[str], what: str, deadline_s: float, on_line: Callable[[str], None] = lambda line: None) -> None:
-    code, tail = stream(argv, deadline_s=deadline_s, env=build_environment(), on_line=on_line)
-    if "No space left on device" in tail:
-        raise OSError(errno.ENOSPC, "No space left on device")
-    if code != 0:
-        raise InfrastructureFailed(f"building llama.cpp: {what} failed (exit code {code})\n{tail}")
-
-
-def _progress(log: Log) -> Callable[[str], None]:
-    """Turns ninja's '[12/78]' into a line for every tenth of the way, with the time that is left."""
-    begun, told = time.monotonic(), 0
-
-    def on_line(line: str) -> None:
-        nonlocal told
-        match = _STEP.match(line)
-        if match is None:
-            return
-        done, total = int(match[1]), int(match[2])
-        if done * 10 // total > told:
-            told = done * 10 // total
-            left = (time.monotonic() - begun) * (total - done) / done
-            log(f"compiling: {done} of {total}, about {left:.0f} s left")
-
-    return on_line
 
 
 def _need_disk(folder: Path) -> None:

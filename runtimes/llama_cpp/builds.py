@@ -14,10 +14,12 @@ from nas.core.errors import InfrastructureFailed
 from nas.core.plan import PlanFile, Runner
 from nas.runtimes.llama_cpp import source
 from nas.runtimes.llama_cpp.isa import VARIANTS, host_features, host_target
+from nas.runtimes.llama_cpp.patches import patch_hashes
 
 RUNNER_SOURCE = Path(__file__).with_name("runner.c")
 MANIFEST, DETAILS = "manifest.json", "build.json"
 LIBRARIES = ("libllama.so", "libggml.so", "libggml-base.so", "libggml-cpu.so")
+"""What a runner loads from beside it; a static one, for another kind of machine, loads nothing."""
 TOOLS = ("llama-bench", "llama-quantize")
 
 
@@ -34,6 +36,12 @@ class BuildDetails(BaseModel):
     flags: tuple[str, ...]
     compiler: str
     tools: bool
+    static: bool = False
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """The files that the runner loads."""
+        return () if self.static else LIBRARIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +49,7 @@ class Build:
     """A finished build.
 
     Args:
-        folder: holds the runner, the four libraries it loads and, where asked for, the tools.
+        folder: holds the runner, the libraries it loads and, where asked for, the tools.
         runner: its manifest.
         details: what it was made from.
     """
@@ -89,7 +97,7 @@ def find_build(
     target: str | None = None,
     features: Collection[str] | None = None,
     *,
-    patched: bool = False,
+    patched: bool | None = False,
     tools: bool = False,
 ) -> Build:
     """The best build at hand that the processor can run.
@@ -97,7 +105,7 @@ def find_build(
     Args:
         target: ABI; `None`: this machine's.
         features: CPU features by the kernel's names; `None`: this machine's.
-        patched: whether it must carry our patches.
+        patched: whether it carries our patches; `None`: either.
         tools: whether it must have llama-bench and llama-quantize.
 
     Raises:
@@ -107,11 +115,17 @@ def find_build(
     at_hand = frozenset(host_features() if features is None else features)
     for build in all_builds():
         needs = {variant.name: variant.needs for variant in VARIANTS}[build.details.variant]
-        fits = build.runner.target == target and build.runner.patched == patched and needs <= at_hand
+        fits = build.runner.target == target and patched in (None, build.runner.patched) and needs <= at_hand
         if fits and (build.details.tools or not tools):
             return build
     kind = "patched llama.cpp" if patched else "llama.cpp"
-    raise InfrastructureFailed(f"no {kind} build for {target} at hand: run `nas runtime build llama.cpp`")
+    raise InfrastructureFailed(f"no {kind} build for {target} at hand: run `{build_command(target, bool(patched))}`")
+
+
+def build_command(target: str, patched: bool) -> str:
+    """What a person types to make such a build here."""
+    options = " --patched" * patched + ("" if target == host_target() else f" --target {target}")
+    return f"nas runtime build llama.cpp{options}"
 
 
 def load_build(folder: Path) -> Build:
@@ -134,7 +148,7 @@ def write_manifest(folder: Path, details: BuildDetails, build_id: str) -> None:
         build=build_id,
         target=details.target,
         patched=bool(details.patches),
-        files={name: _plan_file(folder / name) for name in ("runner", *LIBRARIES)},
+        files={name: _plan_file(folder / name) for name in ("runner", *details.libraries)},
         main="runner",
     )
     partial = folder / f"{MANIFEST}.partial"
@@ -149,7 +163,7 @@ def _load(folder: Path) -> Build | None:
     except (OSError, ValidationError):
         return None  # written by another version of hilnas
     known = details.variant in {variant.name for variant in VARIANTS}
-    current = details.sdist == source.SHA256
+    current = details.sdist == source.SHA256 and details.patches in ((), patch_hashes())
     whole = all(_has_size(folder / name, file.size) for name, file in runner.files.items())
     return Build(folder, runner, details) if known and current and whole else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -18,30 +19,39 @@ from nas.runtimes.llama_cpp.builds import find_build
 from nas.runtimes.llama_cpp.ggml import Quantiser
 from nas.runtimes.llama_cpp.tensors import Tensor, stored_bytes
 
-_PARTS = {
-    "attn_norm": "mixer_norm",
-    "attn_q": "mixers.0.q",
-    "attn_k": "mixers.0.k",
-    "attn_v": "mixers.0.v",
-    "attn_output": "mixers.0.o",
-    "attn_q_norm": "mixers.0.q_norm",
-    "attn_k_norm": "mixers.0.k_norm",
-    "shortconv.conv": "mixers.0.conv",
-    "shortconv.in_proj": "mixers.0.in_proj",
-    "shortconv.out_proj": "mixers.0.out",
-    "ffn_norm": "ffn_norm",
-    "ffn_gate": "ffn.gate",
-    "ffn_up": "ffn.up",
-    "ffn_down": "ffn.down",
-    "ffn_gate_inp": "ffn.router",
-    "exp_probs_b": "ffn.bias",
-    "ffn_gate_exps": "ffn.gate",
-    "ffn_up_exps": "ffn.up",
-    "ffn_down_exps": "ffn.down",
-    "token_embd": "embed",
-    "token_embd_norm": "norm",
-    "output_norm": "norm",
-    "output": "head",
+_NAMES = {
+    "attn_norm": "mixer_norm.weight",
+    "attn_q": "mixers.0.q.weight",
+    "attn_k": "mixers.0.k.weight",
+    "attn_v": "mixers.0.v.weight",
+    "attn_output": "mixers.0.o.weight",
+    "attn_q_norm": "mixers.0.q_norm.weight",
+    "attn_k_norm": "mixers.0.k_norm.weight",
+    "attn_sinks": "mixers.0.sinks.weight",
+    "shortconv.conv": "mixers.0.conv.weight",
+    "shortconv.in_proj": "mixers.0.in_proj.weight",
+    "shortconv.out_proj": "mixers.0.out.weight",
+    "ssm_in": "mixers.0.in_proj.weight",
+    "ssm_conv1d": "mixers.0.conv.weight",
+    "ssm_conv1d.bias": "mixers.0.conv.bias",
+    "ssm_dt.bias": "mixers.0.dt_bias",
+    "ssm_a": "mixers.0.A_log",
+    "ssm_d": "mixers.0.D",
+    "ssm_norm": "mixers.0.norm.weight",
+    "ssm_out": "mixers.0.out.weight",
+    "ffn_norm": "ffn_norm.weight",
+    "ffn_gate": "ffn.gate.weight",
+    "ffn_up": "ffn.up.weight",
+    "ffn_down": "ffn.down.weight",
+    "ffn_gate_inp": "ffn.router.weight",
+    "exp_probs_b.bias": "ffn.bias.weight",
+    "ffn_gate_exps": "ffn.gate.weight",
+    "ffn_up_exps": "ffn.up.weight",
+    "ffn_down_exps": "ffn.down.weight",
+    "token_embd": "embed.weight",
+    "token_embd_norm": "norm.weight",
+    "output_norm": "norm.weight",
+    "output": "head.weight",
 }
 _PLAIN = {GGMLQuantizationType.F32: "<f4", GGMLQuantizationType.F16: "<f2"}
 
@@ -49,7 +59,12 @@ _PLAIN = {GGMLQuantizationType.F32: "<f4", GGMLQuantizationType.F16: "<f2"}
 def state_dict_name(tensor: Tensor) -> str:
     """What `nas.nn.model` calls the tensor."""
     prefix = "" if tensor.layer is None else f"layers.{tensor.layer}."
-    return f"{prefix}{_PARTS[tensor.part]}.weight"
+    return prefix + _NAMES[tensor.part]
+
+
+def state_dict_shape(tensor: Tensor) -> tuple[int, ...]:
+    """Its shape there; GGUF gives some vectors of Mamba-2 two dimensions."""
+    return (math.prod(tensor.shape),) if tensor.part in ("ssm_a", "ssm_d", "ssm_norm") else tensor.shape
 
 
 class CheckpointTensors(AbstractContextManager["CheckpointTensors"]):
@@ -85,7 +100,7 @@ class CheckpointTensors(AbstractContextManager["CheckpointTensors"]):
         Raises:
             InvalidInput: a tensor is missing, left over, or of another shape.
         """
-        wanted = {state_dict_name(tensor): tensor.shape for tensor in tensors}
+        wanted = {state_dict_name(tensor): state_dict_shape(tensor) for tensor in tensors}
         present = set(self._file.keys())
         if difference := sorted(present ^ set(wanted)):
             state = "lacks" if difference[0] in wanted else "has, but the layout has not,"
@@ -106,9 +121,11 @@ class CheckpointTensors(AbstractContextManager["CheckpointTensors"]):
             values = np.asarray(self._file.get_tensor(name), np.float32)
         except (TypeError, AttributeError) as error:
             raise InvalidInput(f"{name}: save it as float32 or float16: {error}", where=str(self._path)) from error
+        if tensor.role == "decay":
+            values = -np.exp(values)  # GGUF stores A, the state dict its logarithm
         if not np.isfinite(values).all():
             raise InvalidInput(f"{name} holds NaN or infinity", where=str(self._path))
         if storage in _PLAIN:
             return np.ascontiguousarray(values, _PLAIN[storage]).reshape(-1).view(np.uint8)
-        self._quantiser = self._quantiser or Quantiser(find_build().folder)
+        self._quantiser = self._quantiser or Quantiser(find_build(patched=None).folder)
         return self._quantiser.quantise(values, storage, stored_bytes(tensor.shape, storage))

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from nas.core.errors import Unsupported
+from nas.core.errors import UnknownName, Unsupported
 
 _X86_OPTIONS = (
     "SSE42", "AVX", "AVX2", "AVX_VNNI", "FMA", "F16C", "BMI2", "AVX512", "AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16",
@@ -30,6 +30,7 @@ class Variant:
         needs: CPU features, by the kernel's names in /proc/cpuinfo, without which a build would die of SIGILL.
         options: ggml's cmake options that are on (x86).
         march: `-march` value (ARM).
+        mcpu: the same in zig's words.
     """
 
     name: str
@@ -37,9 +38,12 @@ class Variant:
     needs: frozenset[str]
     options: tuple[str, ...] = ()
     march: str = ""
+    mcpu: str = ""
 
-    def cmake_flags(self) -> list[str]:
-        """Every instruction-set option of ggml, each said out loud."""
+    def cmake_flags(self, *, cross: bool = False) -> list[str]:
+        """Every instruction-set option of ggml, each said out loud; a cross compiler is told by its own option."""
+        if cross:
+            return []
         if self.march:
             return [f"-DGGML_CPU_ARM_ARCH={self.march}"]
         return [f"-DGGML_{option}={'ON' if option in self.options else 'OFF'}" for option in _X86_OPTIONS]
@@ -61,8 +65,14 @@ VARIANTS: tuple[Variant, ...] = (
     Variant("avx512", "x86_64-linux", _NEEDS_AVX512, (*_AVX2, "AVX512")),
     Variant("avx2", "x86_64-linux", _NEEDS_AVX2, _AVX2),
     Variant("sse42", "x86_64-linux", frozenset({"sse4_2"}), ("SSE42",)),
-    Variant("armv8.2", "aarch64-linux", frozenset({"asimddp", "fphp", "asimdhp"}), march="armv8.2-a+dotprod+fp16"),
-    Variant("armv8", "aarch64-linux", frozenset({"asimd"}), march="armv8-a"),
+    Variant(
+        "armv8.2",
+        "aarch64-linux",
+        frozenset({"asimddp", "fphp", "asimdhp"}),
+        march="armv8.2-a+dotprod+fp16",
+        mcpu="generic+v8_2a+dotprod+fullfp16",
+    ),
+    Variant("armv8", "aarch64-linux", frozenset({"asimd"}), march="armv8-a", mcpu="generic"),
 )
 """Best first."""
 
@@ -76,6 +86,18 @@ def host_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     """CPU features of this machine by the kernel's names; every core of an asymmetric processor has them."""
     lines = re.findall(r"^(?:flags|Features)\s*:(.*)$", cpuinfo.read_text(), re.MULTILINE)
     return frozenset.intersection(*(frozenset(line.split()) for line in lines)) if lines else frozenset()
+
+
+def variant_called(name: str, target: str) -> Variant:
+    """The variant of that name for a target.
+
+    Raises:
+        UnknownName: there is none.
+    """
+    known = {variant.name: variant for variant in VARIANTS if variant.target == target}
+    if name not in known:
+        raise UnknownName(f"instruction set of {target}", name, known)
+    return known[name]
 
 
 def best_variant(target: str, features: Collection[str]) -> Variant:

@@ -13,7 +13,7 @@ from nas.runtimes.base import Checkpoint
 from nas.runtimes.llama_cpp.checkpoint import CheckpointTensors, state_dict_name
 from nas.runtimes.llama_cpp.gate import Logits
 from nas.runtimes.llama_cpp.rounding import RoundedActivations
-from nas.runtimes.llama_cpp.support import Quantisation, stock
+from nas.runtimes.llama_cpp.support import Quantisation, architecture
 from nas.runtimes.llama_cpp.tensors import storage_type, tensors
 
 
@@ -29,22 +29,23 @@ class Oracle:
 
     Raises:
         InvalidInput: the checkpoint does not fit the layout.
-        Unsupported: no stock architecture carries the layout.
+        Unsupported: neither build carries the layout.
     """
 
     def __init__(self, layout: Layout, quantisation: Quantisation, checkpoint: Checkpoint) -> None:
-        terms = stock(layout)
-        listed = list(tensors(layout, terms))
+        listed = list(tensors(layout, architecture(layout)))
         self._model = Model(layout, seed=None)
         state = self._model.state_dict()
         self._types: dict[int, GGMLQuantizationType] = {}
         with CheckpointTensors(checkpoint.path) as contents:
             contents.check(listed)
             for place, tensor in enumerate(listed):
-                storage = storage_type(tensor, layout, terms, quantisation)
+                storage = storage_type(tensor, layout, quantisation)
                 target = state[state_dict_name(tensor)]
                 values = quants.dequantize(contents.data(tensor, storage, place), storage)
-                target.copy_(torch.from_numpy(values.reshape(tensor.shape)))
+                if tensor.role == "decay":
+                    values = np.log(-values)
+                target.copy_(torch.from_numpy(values.reshape(target.shape)))
                 self._types[target.untyped_storage().data_ptr()] = storage
 
     @torch.no_grad()

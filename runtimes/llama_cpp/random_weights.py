@@ -43,6 +43,8 @@ class RandomTensors:
             return np.ones(size // 4, np.float32).view(np.uint8)
         if tensor.role == "bias":
             return np.zeros(size, np.uint8)
+        if tensor.role == "decay":  # as Mamba-2 starts: heads that forget at rates from 1 to 16
+            return np.linspace(-1.0, -16.0, size // 4, dtype=np.float32).view(np.uint8)
         unit = GGML_QUANT_SIZES[storage][1]
         pool = self._pool(storage, 0.3 if tensor.role == "conv" else _STD)
         return _tile(pool, place * _STRIDE % (len(pool) // unit) * unit, size)

@@ -2,7 +2,7 @@
 
 A product with Q4_0 or Q8_0 weights reads activations as Q8_0 (blocks of 32, 8 bits), with Q6_K weights as Q8_K (blocks
 of 256), with F16 weights as F16: `vec_dot_type` in ggml/src/ggml-cpu/ggml-cpu.c, `quantize_row_*_ref` in ggml-quants.c.
-The key-value cache is F16, and flash attention adds up values in F16.
+The key-value cache is F16, and flash attention adds up values in F16. Convolutions and state-space scans are float32.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ def round_q8_k(x: Tensor) -> Tensor:
     return rounded.flatten(-2)
 
 
-def attend_f16(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Causal attention as ggml's flash attention does it for fewer than 64 tokens, one key at a time.
+def attend_f16(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Attention as ggml's flash attention does it for fewer than 64 tokens, one key at a time.
 
     `ggml_compute_forward_flash_attn_ext_f16_one_chunk` in ggml/src/ggml-cpu/ops.cpp: a running maximum, and the sum of
     values in float16.
 
     Args:
         q: [B, H, T, head_dim].
-        keys: [B, KV, T, head_dim]; query head h reads head h // (H / KV).
+        keys: [B, KV, S, head_dim]; query head h reads head h // (H / KV).
         values: as keys.
+        mask: what `F.scaled_dot_product_attention` takes, [.., T, S]; None: causal, T = S.
 
     Returns:
         [B, H, T, head_dim].
@@ -52,14 +53,17 @@ def attend_f16(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     groups = q.shape[1] // keys.shape[1]
     keys, values = (_f16(x).repeat_interleave(groups, 1) for x in (keys, values))
     scores = _f16(q) @ keys.transpose(-1, -2) / q.shape[-1] ** 0.5
-    future = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).triu(1)
-    scores = scores.masked_fill(future, -torch.inf)
+    if mask is None:
+        mask = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).tril()
+    scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     greatest = torch.full_like(scores[..., :1], -torch.inf)
     total, mixed = torch.zeros_like(greatest), torch.zeros_like(q)
-    for key in range(q.shape[2]):
+    for key in range(scores.shape[-1]):
         score = scores[..., key, None]
+        seen = score > -torch.inf
         before, greatest = greatest, torch.maximum(greatest, score)
-        shrink, weight = (before - greatest).exp(), (score - greatest).exp()
+        shrink = torch.where(seen, (before - greatest).exp(), 1.0)
+        weight = torch.where(seen, (score - greatest).exp(), 0.0)
         mixed = _f16(_f16(mixed * shrink) + values[..., key, None, :] * weight)
         total = total * shrink + weight
     return mixed / total
@@ -101,5 +105,6 @@ class RoundedActivations(TorchFunctionMode):
             rounding = _ROUNDING.get(self._types.get(weight.untyped_storage().data_ptr(), Type.F32))
             args = (rounding(x) if rounding else x, weight, *rest)
         elif func is F.scaled_dot_product_attention:
-            return attend_f16(*args[:3])
+            q, keys, values = args
+            return attend_f16(q, keys, values, (kwargs or {}).get("attn_mask"))
         return func(*args, **(kwargs or {}))

@@ -22,6 +22,7 @@ enum { USAGE = 64, LOAD_FAILED = 65, DECODE_FAILED = 70, NO_MEMORY = 71 };
 struct options {
     const char *model;
     const char *kv;
+    const char *logits;
     long prompt, gen, context, batch, ubatch, threads, flash, mmap, repack, seed, warmup;
 };
 
@@ -79,7 +80,8 @@ static void on_log(enum ggml_log_level level, const char *text, void *unused) {
 static void usage(const char *what) {
     snprintf(last_error, sizeof last_error, "%s", what);
     fail(USAGE, "usage", "usage: runner --model FILE [--prompt N] [--gen N] [--context N] [--batch N] [--ubatch N] "
-                         "[--threads N] [--kv f16|q8_0] [--flash 0|1] [--mmap 0|1] [--repack 0|1] [--seed N] [--warmup N]");
+                         "[--threads N] [--kv f16|q8_0] [--flash 0|1] [--mmap 0|1] [--repack 0|1] [--seed N] [--warmup N] "
+                         "[--logits FILE]");
 }
 
 static long number(const char *name, const char *text, long low, long high) {
@@ -102,6 +104,7 @@ static void parse_arguments(int argc, char **argv) {
         bool known = true;
         if (!strcmp(argv[i], "--model")) opt.model = argv[i + 1];
         else if (!strcmp(argv[i], "--kv")) opt.kv = argv[i + 1];
+        else if (!strcmp(argv[i], "--logits")) opt.logits = argv[i + 1];
         else known = false;
         for (size_t n = 0; !known && n < sizeof numbers / sizeof *numbers; n++) {
             if (strcmp(argv[i], numbers[n].name)) continue;
@@ -190,6 +193,14 @@ static bool all_finite(const float *logits, int vocab) {
     return differ;
 }
 
+/* One row of float32 per decode call, so that kernels of other machines can be compared; outside what is timed. */
+static void keep_logits(const float *logits, int vocab) {
+    static FILE *file;
+    if (!opt.logits) return;
+    if (!file && !(file = fopen(opt.logits, "wb"))) usage("--logits cannot be written");
+    if (fwrite(logits, sizeof *logits, (size_t)vocab, file) != (size_t)vocab || fflush(file)) usage("--logits is full");
+}
+
 static struct llama_model *load_model(void) {
     struct llama_model_params params = llama_model_default_params();
     params.load_mode = opt.mmap ? LLAMA_LOAD_MODE_MMAP : LLAMA_LOAD_MODE_NONE;
@@ -208,6 +219,7 @@ static struct llama_context *new_context(struct llama_model *model) {
     params.n_threads = params.n_threads_batch = (int32_t)opt.threads;
     params.flash_attn_type = opt.flash ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
     params.type_k = params.type_v = strcmp(opt.kv, "q8_0") ? GGML_TYPE_F16 : GGML_TYPE_Q8_0;
+    params.swa_full = false; /* a sliding window keeps its window only */
     params.no_perf = true;
     struct llama_context *context = llama_init_from_model(model, params);
     if (!context) fail(DECODE_FAILED, "context", "no context for this model and workload");
@@ -261,6 +273,7 @@ int main(int argc, char **argv) {
     volatile int chosen = argmax(logits, vocab);
     double ttft_ms = (double)(wall() - t) / 1e6, prefill_cpu_ms = (double)(cpu() - c) / 1e6;
     bool finite = all_finite(logits, vocab);
+    keep_logits(logits, vocab);
     double prefill_mb = peak_mb();
 
     phases = reset_peak() && phases;
@@ -273,6 +286,7 @@ int main(int argc, char **argv) {
         decode_ns[i] = wall() - t;
         decode_cpu_ns[i] = cpu() - c;
         finite = finite && all_finite(logits, vocab);
+        keep_logits(logits, vocab);
     }
     (void)chosen;
     double decode_mb = peak_mb();

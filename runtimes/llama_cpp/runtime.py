@@ -44,6 +44,7 @@ class LlamaCpp:
         """Writes a GGUF file; trained weights need a build for its quantiser, random ones need none."""
         from nas.runtimes.llama_cpp.writer import write_gguf
 
+        arch = support.architecture(layout)
         file = write_gguf(layout, _known(quantisation), weights, destination)
         return Artifact(
             sha256=file.sha256,
@@ -51,7 +52,8 @@ class LlamaCpp:
             runtime=self.name,
             quantisation=quantisation,
             layout_id=layout.id,
-            arch=support.stock(layout).arch,
+            arch=arch,
+            patched=arch == support.PATCHED,
             weights=weights.describe(),
         )
 

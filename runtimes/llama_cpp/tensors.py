@@ -12,11 +12,13 @@ from typing import Literal
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from nas.core.block import Block
 from nas.core.layout import Layout
-from nas.runtimes.llama_cpp.support import Quantisation, Stock
+from nas.runtimes.llama_cpp.layers import feed_forwards, mixers, of_kind
+from nas.runtimes.llama_cpp.support import PATCHED, Quantisation
 
 Type = GGMLQuantizationType
-Role = Literal["matrix", "norm", "conv", "router", "bias"]
+Role = Literal["matrix", "norm", "conv", "router", "bias", "decay"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +39,24 @@ class Tensor:
 
     @property
     def part(self) -> str:
-        """The name without the layer: "attn_q" of "blk.3.attn_q.weight"."""
-        return self.name.removeprefix(f"blk.{self.layer}.").rpartition(".")[0]
+        """The name without the layer and ".weight": "attn_q" of "blk.3.attn_q.weight", "ssm_dt.bias"."""
+        return self.name.removeprefix(f"blk.{self.layer}.").removesuffix(".weight")
 
 
-def tensors(layout: Layout, stock: Stock) -> Iterator[Tensor]:
+def tensors(layout: Layout, arch: str) -> Iterator[Tensor]:
     """Every tensor of the layout's file, in order."""
     width = layout.d_model
     yield Tensor("token_embd.weight", (layout.vocab, width))
-    final_norm = "token_embd_norm" if stock.arch.startswith("lfm2") else "output_norm"
+    final_norm = "token_embd_norm" if arch in ("lfm2", "lfm2moe", PATCHED) else "output_norm"
     yield Tensor(f"{final_norm}.weight", (width,), "norm")
     if not layout.tied:
         yield Tensor("output.weight", (layout.vocab, width))
-    for index, kv_heads in enumerate(stock.kv_heads):
+    for index, (mixer, ffn) in enumerate(zip(mixers(layout), feed_forwards(layout), strict=True)):
         for name, shape, role in (
-            *(_attention(stock, width, kv_heads) if kv_heads else _conv(stock, width)),
-            *(_experts(stock, width) if stock.experts and index >= stock.dense_lead else _dense(stock, width)),
+            ("attn_norm.weight", (width,), "norm"),
+            *_PARTS[mixer.kind](mixer, width),
+            ("ffn_norm.weight", (width,), "norm"),
+            *_PARTS[ffn.kind](ffn, width),
         ):
             yield Tensor(f"blk.{index}.{name}", shape, role, index)
 
@@ -60,36 +64,48 @@ def tensors(layout: Layout, stock: Stock) -> Iterator[Tensor]:
 _Part = tuple[str, tuple[int, ...], Role]
 
 
-def _attention(stock: Stock, width: int, kv_heads: int) -> Iterator[_Part]:
-    q, kv = stock.heads * stock.head_dim, kv_heads * stock.head_dim
-    yield "attn_norm.weight", (width,), "norm"
+def _attention(block: Block, width: int) -> Iterator[_Part]:
+    heads, head_dim = block.int("heads"), block.int("head_dim")
+    q, kv = heads * head_dim, block.int("kv_heads") * head_dim
     yield "attn_q.weight", (q, width), "matrix"
     yield "attn_k.weight", (kv, width), "matrix"
     yield "attn_v.weight", (kv, width), "matrix"
     yield "attn_output.weight", (width, q), "matrix"
-    if stock.arch != "llama":
-        yield "attn_q_norm.weight", (stock.head_dim,), "norm"
-        yield "attn_k_norm.weight", (stock.head_dim,), "norm"
+    if block.get("qk_norm"):
+        yield "attn_q_norm.weight", (head_dim,), "norm"
+        yield "attn_k_norm.weight", (head_dim,), "norm"
+    if block.kind == "swa" and block.get("sink"):
+        yield "attn_sinks.weight", (heads,), "bias"
 
 
-def _conv(stock: Stock, width: int) -> Iterator[_Part]:
-    yield "attn_norm.weight", (width,), "norm"
-    yield "shortconv.conv.weight", (width, stock.kernel), "conv"
+def _conv(block: Block, width: int) -> Iterator[_Part]:
+    yield "shortconv.conv.weight", (width, block.int("kernel")), "conv"
     yield "shortconv.in_proj.weight", (3 * width, width), "matrix"
     yield "shortconv.out_proj.weight", (width, width), "matrix"
 
 
-def _dense(stock: Stock, width: int) -> Iterator[_Part]:
-    yield "ffn_norm.weight", (width,), "norm"
-    yield "ffn_gate.weight", (stock.ff, width), "matrix"
-    yield "ffn_up.weight", (stock.ff, width), "matrix"
-    yield "ffn_down.weight", (width, stock.ff), "matrix"
+def _mamba2(block: Block, width: int) -> Iterator[_Part]:
+    inner, heads, groups = block.int("expand") * width, block.int("heads"), block.int("groups")
+    mixed = inner + 2 * groups * block.int("state")
+    yield "ssm_in.weight", (inner + mixed + heads, width), "matrix"
+    yield "ssm_conv1d.weight", (mixed, block.int("conv")), "conv"
+    yield "ssm_conv1d.bias", (mixed,), "bias"
+    yield "ssm_dt.bias", (heads,), "bias"
+    yield "ssm_a", (heads, 1), "decay"
+    yield "ssm_d", (heads, 1), "norm"
+    yield "ssm_norm.weight", (groups, inner // groups), "norm"
+    yield "ssm_out.weight", (width, inner), "matrix"
 
 
-def _experts(stock: Stock, width: int) -> Iterator[_Part]:
-    assert stock.experts is not None
-    experts, _, hidden = stock.experts
-    yield "ffn_norm.weight", (width,), "norm"
+def _dense(block: Block, width: int) -> Iterator[_Part]:
+    hidden = block.int("width")
+    yield "ffn_gate.weight", (hidden, width), "matrix"
+    yield "ffn_up.weight", (hidden, width), "matrix"
+    yield "ffn_down.weight", (width, hidden), "matrix"
+
+
+def _experts(block: Block, width: int) -> Iterator[_Part]:
+    experts, hidden = block.int("experts"), block.int("width")
     yield "ffn_gate_inp.weight", (experts, width), "router"
     yield "exp_probs_b.bias", (experts,), "bias"
     yield "ffn_gate_exps.weight", (experts, hidden, width), "matrix"
@@ -97,20 +113,31 @@ def _experts(stock: Stock, width: int) -> Iterator[_Part]:
     yield "ffn_down_exps.weight", (experts, width, hidden), "matrix"
 
 
-def storage_type(tensor: Tensor, layout: Layout, stock: Stock, quantisation: Quantisation) -> Type:
+_PARTS = {
+    "conv": _conv,
+    "gqa": _attention,
+    "swa": _attention,
+    "mamba2": _mamba2,
+    "swiglu": _dense,
+    "moe": _experts,
+}
+
+
+def storage_type(tensor: Tensor, layout: Layout, quantisation: Quantisation) -> Type:
     """The type a tensor is stored in."""
     if tensor.role != "matrix" or quantisation == "f32":
         return Type.F32
     if quantisation == "f16":
         return Type.F16
-    return _that_fits(_wanted(tensor, layout, stock), tensor.shape[-1])
+    return _that_fits(_wanted(tensor, layout), tensor.shape[-1])
 
 
-def _wanted(tensor: Tensor, layout: Layout, stock: Stock) -> Type:
+def _wanted(tensor: Tensor, layout: Layout) -> Type:
     table_of_output = tensor.part == "output" or (tensor.part == "token_embd" and layout.tied)
     if table_of_output:
         return Type.Q6_K
-    if stock.experts and stock.experts[0] == 8 and tensor.part in ("attn_k", "attn_v"):
+    sparse = of_kind(feed_forwards(layout), "moe")
+    if sparse and sparse[0].int("experts") == 8 and tensor.part in ("attn_k", "attn_v"):
         return Type.Q8_0  # a rule made for Mixtral that holds for every model of 8 experts
     return Type.Q4_0
 

@@ -34,9 +34,18 @@ def find_toolchain() -> Toolchain:
     compiler = "install a C++17 compiler, such as the package g++ (Debian, Ubuntu) or gcc-c++ (Fedora)"
     cc = _find(*_chosen("CC", "cc", "gcc", "clang"), remedy=compiler)
     cxx = _find(*_chosen("CXX", "c++", "g++", "clang++"), remedy=compiler)
-    tools = "install hilnas[build]"
     version = "; ".join(_first_line([program, "--version"]) for program in (cc, cxx))
-    return Toolchain(cc, cxx, _find("cmake", remedy=tools), _find("ninja", remedy=tools), version)
+    return Toolchain(cc, cxx, *find_build_tools(), version)
+
+
+def find_build_tools() -> tuple[str, str]:
+    """Paths of cmake and ninja.
+
+    Raises:
+        InfrastructureFailed: one is missing.
+    """
+    remedy = "install hilnas[build]"
+    return _find("cmake", remedy=remedy), _find("ninja", remedy=remedy)
 
 
 def build_environment() -> dict[str, str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-from gguf import ExpertGatingFuncType, GGMLQuantizationType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFWriter
 from numpy.typing import NDArray
 
 from nas.core.errors import InfrastructureFailed
@@ -18,17 +18,14 @@ from nas.core.layout import Layout
 from nas.core.plan import PlanFile
 from nas.runtimes.base import Checkpoint, Weights
 from nas.runtimes.llama_cpp.checkpoint import CheckpointTensors
+from nas.runtimes.llama_cpp.layers import mixers
+from nas.runtimes.llama_cpp.metadata import add_metadata
 from nas.runtimes.llama_cpp.random_weights import RandomTensors
-from nas.runtimes.llama_cpp.support import Quantisation, Stock, stock
+from nas.runtimes.llama_cpp.support import Quantisation, architecture
 from nas.runtimes.llama_cpp.tensors import Tensor, storage_type, stored_bytes, tensors
 
 WRITER_VERSION = "1"
 """Raise it with every change of this package that changes the bytes of a file."""
-
-_FILE_TYPE = {"f32": 0, "f16": 1, "q4_0": 2}  # llama_ftype of include/llama.h
-_QUANTISATION_VERSION = 2  # GGML_QNT_VERSION
-_CONTEXT = 32768
-_RMS_EPS = 1e-5  # of nas.nn.primitives.RMSNorm, and of the published LFM2
 
 
 class Contents(Protocol):
@@ -45,15 +42,15 @@ def write_gguf(layout: Layout, quantisation: Quantisation, weights: Weights, des
         Its hash and size.
 
     Raises:
-        Unsupported: no stock architecture carries the layout.
+        Unsupported: neither build carries the layout.
         InvalidInput: the checkpoint does not fit the layout.
         InfrastructureFailed: the file cannot be written, most often for want of space.
     """
-    terms = stock(layout)
-    listed = list(tensors(layout, terms))
+    arch = architecture(layout)
+    listed = list(tensors(layout, arch))
     partial = destination.with_name(f"{destination.name}.{uuid.uuid4().hex}.partial")
     with _contents(weights, listed) as contents, _write_errors_told(destination, partial):
-        _write(partial, layout, terms, listed, quantisation, contents)
+        _write(partial, layout, arch, listed, quantisation, contents)
         with partial.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         size = partial.stat().st_size
@@ -84,14 +81,14 @@ def _write_errors_told(destination: Path, partial: Path) -> Iterator[None]:
 def _write(
     path: Path,
     layout: Layout,
-    terms: Stock,
+    arch: str,
     listed: list[Tensor],
     quantisation: Quantisation,
     contents: Contents,
 ) -> None:
-    writer = GGUFWriter(path, terms.arch)
-    _metadata(writer, layout, terms, quantisation)
-    stored = [(tensor, storage_type(tensor, layout, terms, quantisation)) for tensor in listed]
+    writer = GGUFWriter(path, arch)
+    add_metadata(writer, layout, quantisation)
+    stored = [(tensor, storage_type(tensor, layout, quantisation)) for tensor in listed]
     for tensor, storage in stored:
         # The dtype only has to differ from uint8, which would say that `shape` counts bytes.
         writer.add_tensor_info(
@@ -102,45 +99,18 @@ def _write(
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         for place, (tensor, storage) in enumerate(stored):
-            writer.write_tensor_data(_turned(contents.data(tensor, storage, place), tensor, terms))
+            data = contents.data(tensor, storage, place)
+            writer.write_tensor_data(_turned(data, tensor, layout) if arch == "llama" else data)
 
 
-def _turned(data: NDArray[np.uint8], tensor: Tensor, terms: Stock) -> NDArray[np.uint8]:
-    """Rows of a head in the order that RoPE of this architecture pairs them.
+def _turned(data: NDArray[np.uint8], tensor: Tensor, layout: Layout) -> NDArray[np.uint8]:
+    """Rows of a head in the order that RoPE of `llama` pairs them.
 
-    `llama` turns neighbouring numbers of a head, the others (and nas.nn) number i and number i + head_dim / 2. Blocks
-    lie along rows, so stored rows can be reordered.
+    It turns neighbouring numbers of a head; the others (and nas.nn) number i and number i + head_dim / 2. Blocks lie
+    along rows, so stored rows can be reordered.
     """
-    if terms.arch != "llama" or tensor.part not in ("attn_q", "attn_k"):
+    if tensor.part not in ("attn_q", "attn_k"):
         return data
-    halves = data.reshape(-1, 2, terms.head_dim // 2, data.size // tensor.shape[0])
+    head_dim = mixers(layout)[0].int("head_dim")
+    halves = data.reshape(-1, 2, head_dim // 2, data.size // tensor.shape[0])
     return halves.swapaxes(1, 2).reshape(-1)
-
-
-def _metadata(writer: GGUFWriter, layout: Layout, terms: Stock, quantisation: Quantisation) -> None:
-    writer.add_file_type(_FILE_TYPE[quantisation])
-    writer.add_quantization_version(_QUANTISATION_VERSION)
-    writer.add_tokenizer_model("none")
-    writer.add_vocab_size(layout.vocab)
-    writer.add_block_count(layout.depth)
-    writer.add_context_length(_CONTEXT)
-    writer.add_embedding_length(layout.d_model)
-    writer.add_layer_norm_rms_eps(_RMS_EPS)
-    writer.add_rope_freq_base(terms.rope_theta)
-    writer.add_head_count(terms.heads)
-    if terms.kernel:
-        writer.add_shortconv_l_cache(terms.kernel)
-        writer.add_head_count_kv(list(terms.kv_heads))
-    else:
-        writer.add_head_count_kv(terms.kv_heads[0])
-        writer.add_key_length(terms.head_dim)
-        writer.add_value_length(terms.head_dim)
-    if terms.ff:
-        writer.add_feed_forward_length(terms.ff)
-    if terms.experts:
-        experts, top_k, width = terms.experts
-        writer.add_expert_count(experts)
-        writer.add_expert_used_count(top_k)
-        writer.add_expert_feed_forward_length(width)
-        writer.add_leading_dense_block_count(terms.dense_lead)
-        writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)

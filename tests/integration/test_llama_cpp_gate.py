@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
+from llama_cpp_gating import Edit, State, checkpoint, gate
 
 from nas.core.errors import CandidateFailed
 from nas.core.layout import Layout
-from nas.nn.model import Model
-from nas.nn.weights import save_weights
-from nas.runtimes.base import Checkpoint, GateReport
-from nas.runtimes.llama_cpp.builds import Build, find_build
+from nas.runtimes.llama_cpp.builds import Build
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
-
-State = dict[str, torch.Tensor]
 
 RIGHT = (
     "d256 v512 ffn=swiglu:512 [C3 A4/2 C3 A4/2]",
@@ -27,38 +20,17 @@ RIGHT = (
     "d128 v512 ffn=moe:16x4:64 [C3 A8/4 C3 A8/4]",
     "d128 v512 ffn=swiglu:352 [A8/4*4]",
     "d128 v512 ffn=swiglu:352 [A4/2:32(qk_norm=0)*4]",
+    "d256 v512 ffn=swiglu:512 [C3 W4/2@32 C3 W4/1@32]",
 )
 PLANTED = "d256 v512 ffn=swiglu:512 [C3 A8/4 C3 A8/4]"
 HEAD = 32
-
-
-def checkpoint(layout: Layout, path: Path, edit: Callable[[State], None] = lambda state: None) -> Checkpoint:
-    """Fresh weights, norms drawn apart from one so that a forgotten norm shows."""
-    model, generator = Model(layout, seed=1), torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "norm" in name:
-                weight.copy_(0.5 + torch.rand(weight.shape, generator=generator))
-        edit(dict(model.named_parameters()))
-    save_weights(model, path)
-    return Checkpoint(path, hashlib.sha256(path.read_bytes()).hexdigest())
-
-
-def gate(
-    folder: Path, quantisation: str, right: Layout, exported: Layout, edit: Callable[[State], None] = lambda state: None
-) -> GateReport:
-    """Exports `exported` with edited weights and holds it against `right` with the unedited ones."""
-    LLAMA_CPP.export(exported, quantisation, checkpoint(exported, folder / "wrong", edit), folder / "m.gguf")
-    return LLAMA_CPP.gate(
-        right, quantisation, checkpoint(right, folder / "right"), folder / "m.gguf", find_build().runner
-    )
 
 
 @pytest.mark.parametrize("quantisation", ["q4_0", "f16", "f32"])
 @pytest.mark.parametrize("text", RIGHT)
 def test_right_graphs_pass(llama_build: Build, tmp_path: Path, text: str, quantisation: str) -> None:
     layout = Layout.parse(text)
-    report = gate(tmp_path, quantisation, layout, layout)
+    report = gate(tmp_path, quantisation, layout)
     assert report.passed, (report.error, report.limit)
 
 
@@ -91,11 +63,9 @@ def swapped_layers(state: State) -> None:
 
 @pytest.mark.parametrize("quantisation", ["q4_0", "f32"])
 @pytest.mark.parametrize("fault", [wrong_kv_heads, shifted_convolution, forgotten_qk_norm, swapped_layers])
-def test_planted_faults_fail(
-    llama_build: Build, tmp_path: Path, fault: Callable[[State], None], quantisation: str
-) -> None:
+def test_planted_faults_fail(llama_build: Build, tmp_path: Path, fault: Edit, quantisation: str) -> None:
     layout = Layout.parse(PLANTED)
-    report = gate(tmp_path, quantisation, layout, layout, fault)
+    report = gate(tmp_path, quantisation, layout, edit=fault)
     with pytest.raises(CandidateFailed) as failure:
         report.require()
     assert failure.value.reason == "gate"

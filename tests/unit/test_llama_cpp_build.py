@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from nas.core.errors import InfrastructureFailed
+from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName
 from nas.runtimes.llama_cpp import build as building
+from nas.runtimes.llama_cpp import compile as compiling
 from nas.runtimes.llama_cpp import source
 from nas.runtimes.llama_cpp.builds import builds_folder
+from nas.runtimes.llama_cpp.pip import sha256_of
 from nas.runtimes.llama_cpp.process import stream
 from nas.runtimes.llama_cpp.toolchain import build_environment, find_toolchain
 
@@ -52,9 +54,19 @@ def test_stray_compiler_flags_do_not_reach_a_build(monkeypatch: pytest.MonkeyPat
     assert "CFLAGS" not in build_environment()
 
 
-def test_other_target_is_told_where_to_build() -> None:
-    with pytest.raises(InfrastructureFailed, match="cannot build for aarch64-linux"):
-        building.build("aarch64-linux", log=print)
+def test_unknown_target_is_told_the_known_ones() -> None:
+    with pytest.raises(UnknownName, match="riscv64-linux"):
+        building.build("riscv64-linux", log=print)
+
+
+def test_unknown_variant_is_told_the_known_ones() -> None:
+    with pytest.raises(UnknownName, match="armv8"):
+        building.build("aarch64-linux", variant="armv7", log=print)
+
+
+def test_tools_are_for_this_machine_only() -> None:
+    with pytest.raises(InvalidInput, match="llama-quantize"):
+        building.build("aarch64-linux", tools=True, log=print)
 
 
 def test_full_disk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +123,7 @@ def test_second_builder_waits_and_says_so(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_progress_is_told_in_tenths() -> None:
     lines: list[str] = []
-    on_line = building._progress(lines.append)
+    on_line = compiling._progress(lines.append)
     for step in range(1, 79):
         on_line(f"[{step}/78] Building CXX object {step}")
     on_line("warning: something else")
@@ -165,7 +177,7 @@ def _put_sdist(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path.parent.mkdir(parents=True)
     with tarfile.open(path, "w:gz") as archive:
         _add(archive, f"{source._ROOT}CMakeLists.txt", b"")
-    monkeypatch.setattr(source, "SHA256", source._sha256(path))
+    monkeypatch.setattr(source, "SHA256", sha256_of(path))
 
 
 def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:

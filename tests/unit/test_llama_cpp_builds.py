@@ -16,6 +16,7 @@ from nas.runtimes.llama_cpp.builds import (
     runner_source_hash,
     write_manifest,
 )
+from nas.runtimes.llama_cpp.patches import patch_hashes
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
 
 AVX2 = ("sse4_2", "avx", "avx2", "fma", "f16c", "bmi2")
@@ -66,6 +67,27 @@ def test_tools_and_patches_are_asked_for() -> None:
         find_build("x86_64-linux", AVX2, patched=True)
     put_build("tools", "avx2", tools=True)
     assert find_build("x86_64-linux", AVX2, tools=True).runner.build == "tools"
+
+
+def test_patched_build_is_one_with_todays_patches() -> None:
+    put_build("old", "avx2", patches=("0" * 64,))
+    with pytest.raises(InfrastructureFailed, match="--patched"):
+        find_build("x86_64-linux", AVX2, patched=True)
+    put_build("patched", "avx2", patches=patch_hashes())
+    assert find_build("x86_64-linux", AVX2, patched=True).runner.patched
+
+
+def test_static_build_is_the_runner_alone() -> None:
+    folder = put_build("phone", "armv8.2", target="aarch64-linux", static=True)
+    for file in LIBRARIES:
+        (folder / file).unlink()
+    found = find_build("aarch64-linux", ["asimd", "asimddp", "fphp", "asimdhp"])
+    assert list(found.runner.files) == ["runner"]
+
+
+def test_missing_build_for_phones_names_the_command() -> None:
+    with pytest.raises(InfrastructureFailed, match=r"nas runtime build llama\.cpp --patched --target aarch64-linux"):
+        find_build("aarch64-linux", ["asimd"], patched=True)
 
 
 @pytest.mark.parametrize("changes", [{"sdist": "0" * 64}, {"runner_c": "0" * 64}, {"variant": "quantum"}])

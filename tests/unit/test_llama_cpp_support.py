@@ -1,4 +1,4 @@
-"""Which layouts stock llama.cpp carries; that the carried ones run is shown in tests/integration."""
+"""Which layouts llama.cpp carries, and on which build; that the carried ones run is shown in tests/integration."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from nas.core.errors import Unsupported
 from nas.core.layout import Layout
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.runtimes.llama_cpp.support import stock
+from nas.runtimes.llama_cpp.support import PATCHED, architecture
 
 LFM2_350M = "d1024 v65536 ffn=swiglu:4608 [C3*2 A16/8 C3*2 A16/8 C3*2 A16/8 C3 A16/8 C3 A16/8 C3 A16/8 C3]"
 
@@ -18,6 +18,7 @@ LFM2_350M = "d1024 v65536 ffn=swiglu:4608 [C3*2 A16/8 C3*2 A16/8 C3*2 A16/8 C3 A
         (LFM2_350M, "lfm2"),
         ("d256 v512 ffn=swiglu:512 [C5 A8/4 C5 A8/2 A8/1]", "lfm2"),
         ("d256 v512 untied ffn=swiglu:512 [C3 A8/4]", "lfm2"),
+        ("d256 v512 ffn=swiglu:512 [C3 W8/4@64 W8/2@64]", "lfm2"),
         ("d256 v512 ffn=moe:8x2:64 [C3+swiglu:512*2 A8/4]", "lfm2moe"),
         ("d256 v512 ffn=moe:8x2:64 [C3 A8/4]", "lfm2moe"),
         ("d256 v512 ffn=swiglu:512 [A8/4*4]", "qwen3"),
@@ -25,7 +26,7 @@ LFM2_350M = "d1024 v65536 ffn=swiglu:4608 [C3*2 A16/8 C3*2 A16/8 C3*2 A16/8 C3 A
         ("d256 v512 ffn=swiglu:512 [A8/4(qk_norm=0)*4]", "llama"),
     ],
 )
-def test_carried(text: str, arch: str) -> None:
+def test_stock(text: str, arch: str) -> None:
     support = LLAMA_CPP.supports(Layout.parse(text))
     assert (support.verdict, support.arch, support.reasons) == ("stock", arch, ())
 
@@ -37,10 +38,8 @@ def test_carried(text: str, arch: str) -> None:
         ("d256 v512 ffn=swiglu:512 [C3 A8/4+swiglu:768]", "more than one dense feed-forward width (512, 768)"),
         ("d256 v512 ffn=moe:8x2:64 [C3 A8/4+moe:8x2:96]", "more than one expert width"),
         ("d256 v512 ffn=moe:8x2:64 [C3 A8/4+moe:8x4:64]", "more than one experts per token"),
-        ("d256 v512 ffn=moe:8x2:64 [C3 A8/4+moe:4x2:64]", "more than one expert count"),
         ("d256 v512 ffn=swiglu:512 [C3 A8/4 A4/4]", "more than one head count (8, 4)"),
         ("d256 v512 ffn=swiglu:512 [A8/4 A8/2]", "more than one key-value head count"),
-        ("d256 v512 ffn=swiglu:512 [C3 A8/4 A8/4(rope_theta=10000)]", "more than one RoPE base"),
         ("d256 v512 ffn=swiglu:512 [C3 A8/4(rope_theta=0)]", "attention without positions"),
         ("d256 v512 ffn=swiglu:512 [C3*4]", "no attention layer"),
         ("d256 v512 ffn=swiglu:512 [C3 A8/4(qk_norm=0)]", "attention without QK-norm"),
@@ -48,6 +47,28 @@ def test_carried(text: str, arch: str) -> None:
         ("d256 v512 ffn=swiglu:512 [C3 A6/2:32]", "do not make d_model 256"),
         ("d256 v512 ffn=moe:8x2:64 [A8/4*2]", "experts without a convolution layer"),
         ("d256 v512 ffn=moe:8x2:64 [C3 A8/4 C3+swiglu:512]", "a dense feed-forward behind experts"),
+        ("d256 v512 ffn=swiglu:512 [C3 M16 A8/4]", "Mamba-2"),
+        ("d256 v512 ffn=swiglu:512 [M16*2]", "Mamba-2"),
+        ("d256 v512 ffn=swiglu:512 [C3 A8/4 W8/4@64]", "full and sliding-window attention"),
+        ("d256 v512 ffn=swiglu:512 [C3 W8/4@64(sink=1)]", "attention sinks"),
+        ("d256 v512 ffn=swiglu:512 [W8/4@64*2]", "sliding windows without a convolution layer"),
+        ("d256 v512 ffn=moe:8x2:64 [C3 W8/4@64]", "sliding windows beside experts"),
+        ("d256 v512 ffn=swiglu:512 [A8/4 W8/4@64(rope_theta=10000)]", "more than one RoPE base"),
+    ],
+)
+def test_patched_by_name(text: str, reason: str) -> None:
+    support = LLAMA_CPP.supports(Layout.parse(text))
+    assert (support.verdict, support.arch) == ("patched", PATCHED)
+    assert any(reason in given for given in support.reasons), support.reasons
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("d256 v512 ffn=moe:8x2:64 [C3 A8/4+moe:4x2:64]", "more than one expert count"),
+        ("d256 v512 ffn=swiglu:512 [C3 A8/4 A8/4(rope_theta=10000)]", "more than one RoPE base of attention"),
+        ("d256 v512 ffn=swiglu:512 [W8/4@64 W8/4@64(rope_theta=10000)]", "more than one RoPE base of sliding windows"),
+        ("d256 v512 ffn=swiglu:512 [C3 W8/4@64 W8/4@128]", "more than one window (64, 128)"),
         ("d256 v512 ffn=swiglu:512 [C3 A8/4 ^0]", "layer 2 shares weights with layer 0"),
         ("d256 v512 ffn=swiglu:512 [C3&A8/4 A8/4]", "layer 0 has parallel mixers"),
         ("d256 v512 ffn=swiglu:512 [C3 A8/4 -]", "layer 2 has no mixer"),
@@ -62,19 +83,13 @@ def test_refused_by_name(text: str, reason: str) -> None:
     assert not support
     assert any(reason in given for given in support.reasons), support.reasons
     with pytest.raises(Unsupported) as error:
-        stock(layout)
+        architecture(layout)
     assert all(given in str(error.value) for given in support.reasons)
 
 
-def test_every_broken_rule_is_told() -> None:
+def test_everything_that_needs_the_patch_is_told() -> None:
     reasons = LLAMA_CPP.supports(Layout.parse("d256 v512 ffn=swiglu:512 [C3 C5 A8/4(qk_norm=0)+swiglu:768]")).reasons
     assert len(reasons) == 3
-
-
-def test_stock_terms_of_lfm2() -> None:
-    terms = stock(Layout.parse(LFM2_350M))
-    assert (terms.heads, terms.head_dim, terms.kernel, terms.ff, terms.dense_lead) == (16, 64, 3, 4608, 16)
-    assert terms.kv_heads == (0, 0, 8, 0, 0, 8, 0, 0, 8, 0, 8, 0, 8, 0, 8, 0)
 
 
 def test_reference_model_is_small_stock_lfm2() -> None:

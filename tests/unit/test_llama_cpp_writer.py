@@ -14,9 +14,9 @@ from safetensors.numpy import save_file
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.layout import Layout
 from nas.runtimes.base import Checkpoint, RandomWeights
-from nas.runtimes.llama_cpp.checkpoint import state_dict_name
+from nas.runtimes.llama_cpp.checkpoint import state_dict_name, state_dict_shape
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.runtimes.llama_cpp.support import stock
+from nas.runtimes.llama_cpp.support import architecture
 from nas.runtimes.llama_cpp.tensors import tensors
 from nas.runtimes.llama_cpp.writer import WRITER_VERSION, write_gguf
 
@@ -30,8 +30,8 @@ PINNED = {"q4_0": "a8436d288aef201b", "f16": "21b59ace594e1f57", "f32": "3f32fcd
 def checkpoint(layout: Layout, path: Path, **changes: np.ndarray | None) -> Checkpoint:
     """Gaussian weights; a change replaces or (None) removes the tensor whose dots are written as '__'."""
     rng = np.random.default_rng(0)
-    listed = tensors(layout, stock(layout))
-    state = {state_dict_name(t): rng.standard_normal(t.shape, dtype=np.float32) for t in listed}
+    listed = tensors(layout, architecture(layout))
+    state = {state_dict_name(t): rng.standard_normal(state_dict_shape(t), dtype=np.float32) for t in listed}
     for name, value in changes.items():
         name = name.replace("__", ".")
         state.pop(name, None)

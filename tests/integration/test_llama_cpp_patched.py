@@ -1,0 +1,195 @@
+"""The patched build: every kind of layer, alone and mixed, computes what PyTorch does; stock files as before."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from llama_cpp_gating import Edit, State, checkpoint, gate
+
+from nas.core.errors import CandidateFailed, Unsupported
+from nas.core.layout import Layout
+from nas.core.workload import Workload
+from nas.runtimes.base import RandomWeights
+from nas.runtimes.llama_cpp.builds import Build
+from nas.runtimes.llama_cpp.gate import compare
+from nas.runtimes.llama_cpp.logits import evaluate
+from nas.runtimes.llama_cpp.oracle import Oracle
+from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.testing.run_plan import run_plan
+
+pytestmark = pytest.mark.timeout(1800)  # the first test compiles
+
+ALONE = {
+    "convolutions": "d256 v512 ffn=swiglu:512 [C3 C5*2]",
+    "attention": "d256 v512 ffn=swiglu:512 [A8/4 A4/1 A6/2:32]",
+    "no positions": "d256 v512 ffn=swiglu:512 [C3 A8/4(rope_theta=0) A8/4]",
+    "windows": "d256 v512 ffn=swiglu:512 [W4/2@32*3]",
+    "sinks": "d256 v512 ffn=swiglu:512 [W4/2@32(sink=1)*3]",
+    "Mamba-2": "d256 v512 ffn=swiglu:512 [M16*3]",
+    "Mamba-2 of several sizes": "d128 v512 ffn=swiglu:256 [M16 M64(groups=2) M32(conv=3,expand=1,heads=4)]",
+    "feed-forwards": "d256 v512 ffn=swiglu:512 [C3 A4/2+swiglu:768 C3+swiglu:352]",
+    "experts": "d256 v512 ffn=moe:8x2:64 [A4/2*2 A4/2+moe:8x4:96]",
+}
+MIXED = {
+    "conv, GQA": "d256 v512 ffn=swiglu:512 [C3 A4/2 C5 A8/2]",
+    "conv, GQA, Mamba-2": "d256 v512 ffn=swiglu:512 [C3 A4/2 M16 C4 M16]",
+    "conv, Mamba-2, MoE": "d256 v512 ffn=moe:8x2:64 [C3 M16+swiglu:512 C3 M32]",
+    "SWA, conv": "d256 v512 ffn=swiglu:512 [C3 W4/2@32(sink=1) C5 W8/2@32]",
+    "all": "d256 v512 ffn=moe:8x2:64 [M16 A4/2 C3+swiglu:512 W4/2@32(sink=1)+moe:8x4:96 C5 A8/8(qk_norm=0)]",
+}
+EVERY = ALONE | MIXED
+STOCK = (
+    "d256 v512 ffn=swiglu:512 [C3 A4/2 C3 A4/1]",
+    "d256 v512 ffn=moe:8x2:64 [C3+swiglu:512 A4/2 C3 A4/2]",
+    "d256 v512 ffn=swiglu:512 [C3 W4/2@32 C3 W4/2@32]",
+    "d256 v512 ffn=swiglu:512 [A4/2*3]",
+    "d256 v512 ffn=swiglu:512 [A4/2(qk_norm=0)*3]",
+)
+LONG = "d128 v512 ffn=swiglu:256 [C3 W4/2@32(sink=1) M16 A4/2]"
+
+
+@pytest.mark.parametrize("quantisation", ["q4_0", "f16", "f32"])
+@pytest.mark.parametrize("name", EVERY)
+def test_right_graphs_pass(patched_build: Build, tmp_path: Path, name: str, quantisation: str) -> None:
+    layout = Layout.parse(EVERY[name])
+    assert LLAMA_CPP.supports(layout).verdict == "patched"
+    report = gate(tmp_path, quantisation, layout)
+    assert report.passed, (report.error, report.limit)
+
+
+@pytest.mark.parametrize("text", STOCK)
+def test_stock_files_give_the_same_logits(llama_build: Build, patched_build: Build, tmp_path: Path, text: str) -> None:
+    LLAMA_CPP.export(Layout.parse(text), "q4_0", RandomWeights(), tmp_path / "m.gguf")
+    ids = np.random.default_rng(0).integers(0, 512, 90).tolist()
+    stock, patched = (
+        evaluate(b, tmp_path / "m.gguf", ids, (70, 18, 1, 1), tmp_path) for b in (llama_build, patched_build)
+    )
+    np.testing.assert_array_equal(stock, patched)
+
+
+def wrong_decay(state: State) -> None:
+    for name, weight in state.items():
+        if name.endswith("A_log"):
+            weight.copy_(weight.roll(1))
+
+
+def swapped_b_and_c(state: State) -> None:
+    """B and C change places in the projection and the convolution."""
+    for name, weight in state.items():
+        if "mixers.0" in name and name.removesuffix(".weight").endswith(("in_proj", "conv", "conv.bias")):
+            end = -8 if "in_proj" in name else None  # the step sizes of 8 heads
+            b_and_c = weight[-32 + (end or 0) : end]
+            b_and_c.copy_(b_and_c.roll(16, 0))
+
+
+def forgotten_step_bias(state: State) -> None:
+    for name, weight in state.items():
+        if name.endswith("dt_bias"):
+            weight.fill_(0)
+
+
+def forgotten_skip(state: State) -> None:
+    for name, weight in state.items():
+        if name.endswith(".D"):
+            weight.fill_(0)
+
+
+def forgotten_norm(state: State) -> None:
+    for name, weight in state.items():
+        if name.endswith("mixers.0.norm.weight"):
+            weight.fill_(1)
+
+
+@pytest.mark.parametrize("quantisation", ["q4_0", "f32"])
+@pytest.mark.parametrize("fault", [wrong_decay, swapped_b_and_c, forgotten_step_bias, forgotten_skip, forgotten_norm])
+def test_faults_in_mamba2_fail(patched_build: Build, tmp_path: Path, fault: Edit, quantisation: str) -> None:
+    layout = Layout.parse("d256 v512 ffn=swiglu:512 [C3 M16 M16 A4/2]")
+    assert not gate(tmp_path, quantisation, layout, edit=fault).passed
+
+
+@pytest.mark.parametrize("quantisation", ["q4_0", "f32"])
+@pytest.mark.parametrize("wrong", ["W4/2@48(sink=1)", "A4/2", "W4/2@32", "W4/2@32(rope_theta=10000,sink=1)"])
+def test_faults_in_windows_fail(patched_build: Build, tmp_path: Path, wrong: str, quantisation: str) -> None:
+    """Another window, none, no sinks, another RoPE base."""
+    right = "d256 v512 ffn=swiglu:512 [C3 W4/2@32(sink=1) C5 W4/2@32(sink=1)]"
+    exported = Layout.parse(right.replace("W4/2@32(sink=1)", wrong))
+    assert not gate(tmp_path, quantisation, Layout.parse(right), exported).passed
+
+
+def swapped_mixers(state: State) -> None:
+    """The two Mamba-2 layers of the layout above change places."""
+    for name, first in state.items():
+        if name.startswith("layers.1.mixers"):
+            second = state[name.replace("layers.1", "layers.2")]
+            kept = second.clone()
+            second.copy_(first)
+            first.copy_(kept)
+
+
+def test_swapped_layers_fail(patched_build: Build, tmp_path: Path) -> None:
+    layout = Layout.parse("d256 v512 ffn=swiglu:512 [C3 M16 M16 A4/2]")
+    report = gate(tmp_path, "q4_0", layout, edit=swapped_mixers)
+    with pytest.raises(CandidateFailed):
+        report.require()
+
+
+@pytest.mark.parametrize("quantisation", ["q4_0", "f32"])
+def test_long_text_outgrows_the_window(patched_build: Build, tmp_path: Path, quantisation: str) -> None:
+    """The window's cache holds 256 cells: after 600 tokens each of them has been written more than once."""
+    layout, model = Layout.parse(LONG), tmp_path / "m.gguf"
+    trained = checkpoint(layout, tmp_path / "right")
+    LLAMA_CPP.export(layout, quantisation, trained, model)
+    chunks = (71, 24) * 6 + (1,) * 32
+    ids = np.random.default_rng(0).integers(0, layout.vocab, sum(chunks))
+    oracle = Oracle(layout, quantisation, trained)  # type: ignore[arg-type]
+    measured = evaluate(patched_build, model, ids.tolist(), chunks, tmp_path)
+    assert compare(measured, oracle.exact(ids), oracle.rounded(ids)).passed
+
+
+def test_memory_of_a_window_does_not_grow_with_the_context(patched_build: Build, tmp_path: Path) -> None:
+    layout, path = Layout.parse("d256 v512 ffn=swiglu:512 [W8/8@64*4]"), tmp_path / "m.gguf"
+    artifact = LLAMA_CPP.export(layout, "q4_0", RandomWeights(), path)
+
+    def peak(context: int) -> float:
+        plan = LLAMA_CPP.plan(
+            artifact, patched_build.runner, Workload(prompt=64, gen=2, context=context), deadline_s=60
+        )
+        return LLAMA_CPP.parse(run_plan(plan, patched_build.folder, {"model": path})).peak_rss_mb
+
+    full = Layout.parse("d256 v512 ffn=swiglu:512 [A8/8*4]").kv_bytes(32768) / 1e6
+    assert peak(32768) - peak(512) < full / 10
+
+
+def test_stock_build_refuses_a_patched_file(llama_build: Build, patched_build: Build, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    artifact = LLAMA_CPP.export(Layout.parse(MIXED["all"]), "q4_0", RandomWeights(), path)
+    assert artifact.patched
+    with pytest.raises(Unsupported, match="patched"):
+        LLAMA_CPP.plan(artifact, llama_build.runner, Workload(), 10)
+    plan = LLAMA_CPP.plan(artifact, patched_build.runner, Workload(prompt=16, gen=1), deadline_s=60)
+    forced = plan.model_copy(update={"runner": llama_build.runner})
+    with pytest.raises(CandidateFailed, match="unknown model architecture: 'hilnas'") as failure:
+        LLAMA_CPP.parse(run_plan(forced, llama_build.folder, {"model": path}))
+    assert failure.value.reason == "export"
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+@pytest.mark.parametrize("name", EVERY)
+def test_runner_measures(patched_build: Build, tmp_path: Path, name: str, kv_type: str) -> None:
+    layout, path = Layout.parse(EVERY[name]), tmp_path / "m.gguf"
+    artifact = LLAMA_CPP.export(layout, "q4_0", RandomWeights(), path)
+    workload = Workload.model_validate({"prompt": 300, "gen": 3, "n_batch": 64, "n_ubatch": 32, "kv_type": kv_type})
+    plan = LLAMA_CPP.plan(artifact, patched_build.runner, workload, deadline_s=60)
+    sample = LLAMA_CPP.parse(run_plan(plan, patched_build.folder, {"model": path}))
+    biases = sum(ffn.int("experts") for layer in layout.layers if (ffn := layer.ffn) and ffn.kind == "moe")
+    assert sample.info["model_params"] == layout.params.total + biases
+
+
+def test_patched_build_is_found_again(patched_build: Build) -> None:
+    runner = LLAMA_CPP.runner(patched_build.runner.target, patched=True)
+    assert runner == patched_build.runner and runner.patched
+    described = hashlib.sha256(patched_build.executable.read_bytes()).hexdigest()
+    assert runner.files["runner"].sha256 == described
