@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from nas.core.device import Device
@@ -164,11 +166,17 @@ def test_survives_trouble_and_registers_again(coordinator: FakeCoordinator, star
     assert len(coordinator.registered) == 1
 
 
+def runs(name: str) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return any(process.name() == name for process in psutil.Process().children(recursive=True))
+    return False
+
+
 def test_a_result_is_handed_in_again_until_it_arrives(coordinator: FakeCoordinator, start: Start) -> None:
     coordinator.heartbeat_s = 3600
-    coordinator.offer(job(coordinator, "sleep 0.5"))
+    coordinator.offer(job(coordinator, "sleep 1.5"))
     agent = start()
-    while coordinator.jobs or not coordinator._leased:
+    while not runs("sleep"):  # by then nothing is left to be asked of the coordinator but to take the result
         threading.Event().wait(0.01)
     agent.stop()
     coordinator.trouble += [httpx.ReadTimeout("lost"), httpx.Response(502)]
