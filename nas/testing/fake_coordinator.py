@@ -16,10 +16,12 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel
 
+from nas.core.manifest import SignedManifest
 from nas.core.protocol import (
     HEARTBEAT_PATH,
     LEASE_PATH,
     LOCAL_PATH_HEADER,
+    MANIFEST_PATH,
     REGISTER_PATH,
     HeartbeatReply,
     HeartbeatRequest,
@@ -47,6 +49,8 @@ class FakeCoordinator:
     def __init__(self, files: Path, *, local_paths: bool = False, heartbeat_s: float = 0.05) -> None:
         self.files, self.local_paths, self.heartbeat_s = files, local_paths, heartbeat_s
         self.jobs: list[Job] = []
+        self.manifest: SignedManifest | None = None
+        """Served as it is; `nas.service.signing` makes good ones."""
         self.registered: list[RegisterRequest] = []
         self.heartbeats: list[HeartbeatRequest] = []
         self.results: dict[str, ResultRequest] = {}
@@ -82,6 +86,8 @@ class FakeCoordinator:
                     raise trouble
                 return trouble
         path = request.url.path
+        if path == MANIFEST_PATH:
+            return _json(self.manifest) if self.manifest else httpx.Response(404, text="no runner was admitted yet")
         if path.startswith(_FILES):
             return self._file(path.removeprefix(_FILES), request)
         body = request.read()

@@ -56,7 +56,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
 def agent(tmp_path: Path, argv: list[str]) -> LocalAgent:
     """Keeps another program running than the agent."""
     made = LocalAgent(
-        tmp_path / "socket", cache=tmp_path, lock=tmp_path, runners=tmp_path, turn=tmp_path / "turn",
+        tmp_path / "socket", cache=tmp_path, lock=tmp_path, state=tmp_path, key="0" * 64, turn=tmp_path / "turn",
         log=tmp_path / "log",
     )  # fmt: skip
     made._argv = argv
