@@ -113,8 +113,8 @@ def verified(signed: SignedManifest, key: PublicKey) -> RunnerManifest:
 def _difference(runner: Runner, listed: Runner, serial: int) -> str:
     names = sorted(runner.files.keys() | listed.files.keys())
     files = [name for name in names if runner.files.get(name) != listed.files.get(name)]
-    what = ", ".join(files) or "its description"
+    where = ", ".join(files) or "its description"
     return (
         f"runner {runner.runtime} {runner.build[:12]}: not the one in the coordinator's runner manifest "
-        f"(number {serial}), which has another {what}"
+        f"(number {serial}): it differs in {where}"
     )

@@ -75,15 +75,19 @@ def find_key(home: Path) -> SigningKey | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise InfrastructureFailed(f"{path}: {error.strerror}") from error
+        raise InfrastructureFailed(f"{path}, {error.strerror}: let this user read it") from error
     if mode & _FOR_OTHERS:
-        raise InfrastructureFailed(
-            f"{path} is open to other users (mode {stat.S_IMODE(mode):04o}): run `chmod 600` on it"
-        )
+        raise InfrastructureFailed(f"{path} is open to others, mode {stat.S_IMODE(mode):04o}: run `chmod 600 {path}`")
+    return SigningKey(_private_key(pem, path))
+
+
+def _private_key(pem: bytes, path: Path) -> Ed25519PrivateKey:
     try:
         private = load_pem_private_key(pem, password=None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise InfrastructureFailed(f"{path} is no key: {error}") from error
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        private = None
     if not isinstance(private, Ed25519PrivateKey):
-        raise InfrastructureFailed(f"{path} holds another kind of key than Ed25519")
-    return SigningKey(private)
+        raise InfrastructureFailed(
+            f"{path} holds no Ed25519 key: restore it, or remove it for a new one, which agents must pin anew"
+        )
+    return private

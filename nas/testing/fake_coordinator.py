@@ -109,10 +109,10 @@ class FakeCoordinator:
         return _json(RegisterReply(poll_s=0.2, heartbeat_s=self.heartbeat_s))
 
     def _lease(self, request: LeaseRequest) -> httpx.Response:
+        self._changed.wait_for(lambda: self.jobs, request.wait_s)
         known = {(agent.agent, device.id) for agent in self.registered for device in agent.devices}
         if (request.agent, request.device) not in known:
             return httpx.Response(404, text="unknown agent or device: register first")
-        self._changed.wait_for(lambda: self.jobs, request.wait_s)
         job = self.jobs.pop(0) if self.jobs else None
         if job:
             self._leased[job.id] = job.epoch
