@@ -37,7 +37,7 @@ from nas.runtimes.base import Artifact, RandomWeights
 from nas.runtimes.llama_cpp.build import build
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
 
-_POLL_S = 0.05
+_POLL_S = 0.02
 
 
 @dataclass

@@ -3,10 +3,12 @@
     python benchmarks/long_context.py [--contexts 4096,8192,16384,32768] [--kv f16,q8_0] > result.json
 
 For each layout, cache type and context, fresh processes read a prompt of that length and decode 64 tokens behind it.
-`cache_mb` is the layout's own arithmetic: key-value cache at that context plus recurrent state. `rss_slope` is the
-slope of the measured peak over it, by least squares: 1 where memory grows as the arithmetic says. It is null where the
-arithmetic does not grow. A window keeps its length and one batch (512 tokens), which the arithmetic leaves out; that
-does not grow, so it is no part of the slope. At one thread of a server core the whole grid takes about two hours.
+Memory stands beside the layout's own arithmetic, `cache_mb`: key-value cache at that context plus recurrent state. What
+both grow by is compared by least squares: `measured_kb_per_token`, `arithmetic_kb_per_token`, and their ratio
+`rss_slope`, which is null where the arithmetic does not grow. The same 1.5 KB or so beyond the arithmetic with every
+layout are llama.cpp's: the mask of attention, an f16 number for each of `n_ubatch` (512) tokens and each of the context,
+and its list of cells. A window keeps its length and one such batch, which the arithmetic leaves out; that does not grow.
+At one thread of a server core the whole grid takes about two hours.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ def _layout(name: str, kv: str, contexts: Sequence[int], threads: int, repetitio
             "patched": model.build.runner.patched,
             "kv_type": kv,
             "file_mb": model.artifact.size / 1e6,
-            "rss_slope": _slope([row["cache_mb"] for row in rows], [row["peak_rss_mb"] for row in rows]),
+            **_growth(rows),
             "contexts": rows,
         }
 
@@ -88,12 +90,20 @@ def _row(model: Model, kv: str, context: int, threads: int, repetitions: int) ->
     return row
 
 
-def _slope(x: Sequence[float], y: Sequence[float]) -> float | None:
-    return statistics.linear_regression(x, y).slope if len(set(x)) > 1 else None
+def _growth(rows: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+    """What a token of context costs in memory, measured and by arithmetic; null for a single context."""
+    windows = [row["window"] for row in rows]
+    if len(set(windows)) == 1:
+        return dict.fromkeys(("measured_kb_per_token", "arithmetic_kb_per_token", "rss_slope"))
+    measured, arithmetic = (
+        1e3 * statistics.linear_regression(windows, [row[name] for row in rows]).slope
+        for name in ("peak_rss_mb", "cache_mb")
+    )
+    ratio = measured / arithmetic if arithmetic else None
+    return {"measured_kb_per_token": measured, "arithmetic_kb_per_token": arithmetic, "rss_slope": ratio}
 
 
 def _shown(result: dict[str, Any], row: dict[str, Any]) -> dict[str, str]:
-    slope = result["rss_slope"]
     return {
         "layout": result["name"],
         "cache": result["kv_type"],
@@ -102,8 +112,13 @@ def _shown(result: dict[str, Any], row: dict[str, Any]) -> dict[str, str]:
         "prefill (tok/s)": f"{row['prefill_tps']:.0f}",
         "peak RSS (MB)": f"{row['peak_rss_mb']:.0f}",
         "cache and state by arithmetic (MB)": f"{row['cache_mb']:.1f}",
-        "RSS per byte of it": "" if slope is None else f"{slope:.3f}",
+        "RSS growth (KB/token)": _number(result["measured_kb_per_token"]),
+        "by arithmetic (KB/token)": _number(result["arithmetic_kb_per_token"]),
     }
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 if __name__ == "__main__":

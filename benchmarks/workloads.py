@@ -43,7 +43,8 @@ def main() -> None:
         rows = []
         for number, workload in enumerate(workloads, 1):
             rows.append(_row(model, workload, options.repetitions))
-            say(f"{number} of {len(workloads)}: {_shown(rows[-1])}")
+            shown = ", ".join(f"{name} {value}" for name, value in _shown(rows[-1]).items())
+            say(f"{number} of {len(workloads)}: {shown}")
         result = {
             "layout": model.layout.format(),
             "build": model.build.runner.build,

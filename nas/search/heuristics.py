@@ -97,13 +97,14 @@ def _pairs(sampler: Sampler, rng: Rng) -> list[Pair]:
     Pairs take turns first, and everything else changes with each round of them: a few seeds have every mixer, and
     every mixer meets every depth, share and kind of feed-forward.
     """
-    sorts: dict[bool, list[str]] = {False: [], True: []}
+    local: list[str] = []
+    wide: list[str] = []
     for block_space in sampler.space.mixers:
         frames = (sampler.random_frame(rng) for _ in range(_ROUNDS))
         blocks = ((frame, block) for frame in frames for block in sampler.frames.blocks(frame, block_space.kind))
         if found := next(blocks, None):
-            sorts[is_global(*found)].append(block_space.kind)
-    return [*itertools.product(*sorts.values())] or [(kind, kind) for kinds in sorts.values() for kind in kinds]
+            (wide if is_global(*found) else local).append(block_space.kind)
+    return list(itertools.product(local, wide)) or [(kind, kind) for kind in local + wide]
 
 
 def is_global(frame: Frame, mixer: Block) -> bool:
