@@ -6,9 +6,9 @@ For each layout, cache type and context, fresh processes read a prompt of that l
 Memory stands beside the layout's own arithmetic, `cache_mb`: key-value cache at that context plus recurrent state. What
 both grow by is compared by least squares: `measured_kb_per_token`, `arithmetic_kb_per_token`, and their ratio
 `rss_slope`, which is null where the arithmetic does not grow. The same 1.5 KB or so beyond the arithmetic with every
-layout are llama.cpp's: the mask of attention, an f16 number for each of `n_ubatch` (512) tokens and each of the context,
-and its list of cells. A window keeps its length and one such batch, which the arithmetic leaves out; that does not grow.
-At one thread of a server core the whole grid takes about two hours.
+layout are llama.cpp's: the mask of attention (an f16 number for each of `n_ubatch` tokens, 512, and each of the
+context) and its list of cells. A window keeps its length and one such batch, which the arithmetic leaves out; that does
+not grow. At one thread of a server core the whole grid takes about two hours.
 """
 
 from __future__ import annotations
