@@ -30,8 +30,7 @@ from nas.core.measurement import Sample
 from nas.core.plan import PlanFile, RawRun, Runner
 from nas.core.workload import Workload
 from nas.devices.condition import Observer
-from nas.devices.content import file_sha256
-from nas.devices.execute import allow_list, execute, prepare
+from nas.devices.execute import execute, prepare
 from nas.devices.transports.local import LocalTransport
 from nas.runtimes.base import Artifact, RandomWeights
 from nas.runtimes.llama_cpp.build import build
@@ -106,7 +105,6 @@ class Place:
         self._folder, self._runner, self._workload = folder, runner, workload
         self._transport = LocalTransport(folder / "cache")
         self._files = Files({file.sha256: built / name for name, file in runner.files.items()})
-        self._known = allow_list([file.sha256 for file in runner.files.values()])
 
     def measure(self, text: str, artifact: Artifact | None = None) -> tuple[Artifact, dict[str, Any]]:
         """One pass.
@@ -124,7 +122,7 @@ class Place:
         with phases.phase("plan"):
             plan = LLAMA_CPP.plan(artifact, self._runner, self._workload, DEADLINE_S)
         with phases.phase("delivery"):
-            prepared = prepare(plan, self._transport, self._files, self._known)
+            prepared = prepare(plan, self._transport, self._files, lambda runner: runner == self._runner)
         with watched() as processes, phases.phase("run"):
             raw = execute(prepared, self._transport, Observer(self._transport))
         with phases.phase("parse"):
@@ -140,12 +138,10 @@ class Place:
         }
 
     def _export(self, layout: Layout, phases: Phases) -> Artifact:
-        file = self._folder / f"{layout.id}.gguf"
+        recipe = self._folder / f"{layout.id}.recipe"
         with phases.phase("export"):
-            artifact = LLAMA_CPP.export(layout, "q4_0", RandomWeights(), file)
-        with phases.phase("hash"):  # as the artifact store does when it takes the file in
-            assert file_sha256(file) == artifact.sha256
-        self._files.paths[artifact.sha256] = file
+            artifact = LLAMA_CPP.export(layout, "q4_0", RandomWeights(), recipe, recipe=True)
+        self._files.paths[artifact.stored.sha256] = recipe
         return artifact
 
 
