@@ -20,7 +20,7 @@ BENCHES ?= search_synthetic llama_cpp_equivalence first_number workloads against
 help:
 	@echo "make setup   .venv with everything the demo and the tests need, and the llama.cpp build (first time: 3-5 min)"
 	@echo "make demo    search a small space on this machine and show its Pareto front"
-	@echo "make builds  every llama.cpp build that the tests need: patched and arm64 beside the stock one (first time: 10 min)"
+	@echo "make builds  every llama.cpp build that the tests need: patched and arm64 beside the stock one (first time: 5-8 min)"
 	@echo "make test    lint, types, import rules, documentation checks, these builds and all tests"
 	@echo "make lint    the same without builds and tests"
 	@echo "make bench   performance and search-efficiency benchmarks, as JSON"
