@@ -95,16 +95,18 @@ class GateReport:
         errors: relative L2 error of the logits against PyTorch, per position.
         error: the one that counts, as each runtime's gate explains.
         limit: the greatest error that rounding explains.
+        note: what is wrong besides, as a sentence; empty: nothing.
     """
 
     errors: tuple[float, ...]
     error: float
     limit: float
+    note: str = ""
 
     @property
     def passed(self) -> bool:
-        """Whether the error is within the limit; one that is not finite is not."""
-        return self.error <= self.limit
+        """Whether the error is within the limit, which one that is not finite is not, and nothing else is wrong."""
+        return self.error <= self.limit and not self.note
 
     def require(self) -> None:
         """Refuses a graph that did not pass.
@@ -113,9 +115,8 @@ class GateReport:
             CandidateFailed: with reason "gate".
         """
         if not self.passed:
-            raise CandidateFailed(
-                "gate", f"logits differ from PyTorch by {self.error:.2%}; rounding explains {self.limit:.2%}"
-            )
+            logits = f"logits differ from PyTorch by {self.error:.2%}; rounding explains {self.limit:.2%}"
+            raise CandidateFailed("gate", self.note or logits)
 
 
 class Runtime(Protocol):
