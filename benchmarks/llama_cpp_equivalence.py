@@ -29,7 +29,7 @@ from nas.runtimes.llama_cpp.builds import Build
 from nas.runtimes.llama_cpp.greedy import greedy_tokens
 from nas.runtimes.llama_cpp.isa import host_target
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.testing.llama_cpp_gate import RIGHT, gate
+from nas.testing.llama_cpp_gate import gate
 from nas.testing.planted_faults import FAULTS, MOE_FAULTS, PLANTED, PLANTED_MOE, checkpoint
 from nas.testing.short_training import learned_checkpoint
 
@@ -152,9 +152,7 @@ def _greedy_row(name: str, layout: Layout, weights: Checkpoint, prompt: list[int
     _say(f"greedy tokens: {name}")
     model = folder / "m.gguf"
     LLAMA_CPP.export(layout, "q4_0", weights, model)
-    stock, patched = (
-        greedy_tokens(_build(host_target(), patched), model, prompt, TOKENS) for patched in (False, True)
-    )
+    stock, patched = (greedy_tokens(_build(host_target(), patched), model, prompt, TOKENS) for patched in (False, True))
     return {
         "name": name,
         "layout": layout.format(),

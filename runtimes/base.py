@@ -171,11 +171,11 @@ class Runtime(Protocol):
             quantisation: and how.
             checkpoint: with which weights.
             model: the exported file.
-            runner: the build that measures it, and that computes the logits here; for this machine's ABI.
+            runner: the build that measures it, and that computes the logits here; another ABI's by emulation.
 
         Raises:
-            CandidateFailed: the runtime died on the file (crash).
-            InfrastructureFailed: that build is gone.
+            CandidateFailed: the runtime died on the file, or refused it (crash, export).
+            InfrastructureFailed: that build is gone, or nothing here can run it.
         """
 
     def runner(self, target: str, features: Collection[str] | None = None, patched: bool = False) -> Runner:
