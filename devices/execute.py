@@ -11,7 +11,7 @@ from typing import Protocol
 
 from nas.core.clock import Clock
 from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName, Unsupported
-from nas.core.plan import Pair, Plan, PlanFile, RawRun, Round, RoundResult, Runner
+from nas.core.plan import InputFile, Pair, Plan, PlanFile, RawRun, Round, RoundResult, Runner
 from nas.devices.condition import Observer
 from nas.devices.transports.base import Cancelled, Transport, never
 
@@ -40,6 +40,8 @@ ENV_ALLOWED = frozenset(
 _SLOT = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,127}")
 _COOL_DOWN_SLICE_S = 1.0
+_MAKE_S = 600.0
+_MAKE_OUTPUT = 1 << 14
 
 
 class FileSource(Protocol):
@@ -95,10 +97,28 @@ def prepare(plan: Plan, transport: Transport, files: FileSource, known: KnownRun
     for file in runner.files.values():
         transport.push(files.fetch(file), file.sha256)
     folder = transport.bundle({name: file.sha256 for name, file in runner.files.items()})
-    paths = {name: transport.push(files.fetch(file), file.sha256) for name, file in plan.inputs.items()}
-    arguments = (_SLOT.sub(lambda slot: paths[slot[1]], argument) for argument in plan.args)
     libraries = {"LD_LIBRARY_PATH": folder} if len(runner.files) > 1 else {}
-    return Prepared(plan, (f"{folder}/{runner.main}", *arguments), libraries | plan.env)
+    main = f"{folder}/{runner.main}"
+
+    def deliver(file: InputFile) -> str:
+        if file.recipe is None:
+            return transport.push(files.fetch(file), file.sha256)
+        recipe = transport.push(files.fetch(file.recipe), file.recipe.sha256)
+        return transport.make(file.sha256, lambda path: _make(transport, main, libraries, recipe, path))
+
+    paths = {name: deliver(file) for name, file in plan.inputs.items()}
+    arguments = (_SLOT.sub(lambda slot: paths[slot[1]], argument) for argument in plan.args)
+    return Prepared(plan, (main, *arguments), libraries | plan.env)
+
+
+def _make(transport: Transport, runner: str, env: dict[str, str], recipe: str, path: str) -> None:
+    result = transport.run(
+        (runner, "--recipe", recipe, "--output", path), env=env, deadline_s=_MAKE_S, output_limit=_MAKE_OUTPUT
+    )
+    if result.exit_code != 0 or result.truncated:
+        told = (result.stdout[-400:] + result.stderr_tail[-400:]).decode(errors="replace").strip()
+        why = f"not done within {_MAKE_S:g} s" if result.timed_out else f"exit code {result.exit_code}"
+        raise InfrastructureFailed(f"the runner did not make the file of a recipe: {why}: {told}")
 
 
 def _check(plan: Plan, known: KnownRunner) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from nas.core.plan import Plan, PlanFile, Round, Runner
+from nas.core.plan import InputFile, Plan, Round, Runner
 from nas.core.protocol import Job
 from nas.devices.child import child_agent
 from nas.testing.fake_coordinator import FakeCoordinator, served
@@ -46,7 +46,7 @@ class Place:
 
     def offer(self, script: str, name: str = "job") -> None:
         data = f"#!/bin/sh\n{script}\n".encode()
-        file = PlanFile(sha256=hashlib.sha256(data).hexdigest(), size=len(data))
+        file = InputFile(sha256=hashlib.sha256(data).hexdigest(), size=len(data))
         (self.root / "served" / file.sha256).write_bytes(data)
         self.runners.write_text(json.dumps([file.sha256]))
         runner = Runner(runtime="script", build="b", target="x86_64-linux", files={"main.sh": file}, main="main.sh")

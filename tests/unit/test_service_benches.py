@@ -82,7 +82,8 @@ def test_a_device_that_changed_is_calibrated_anew(lab: Lab) -> None:
 
 def test_the_runner_and_the_reference_model_can_be_fetched(lab: Lab) -> None:
     place = lab.bench(runs(*[CALM] * 10))
-    for file in [*place.runner.files.values(), *place.reference.plan.inputs.values()]:
+    sent = [file.travels for file in place.reference.plan.inputs.values()]
+    for file in [*place.runner.files.values(), *sent]:
         found = lab.farm.find_file(file.sha256)
         assert found is not None
         assert found.stat().st_size == file.size
