@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-<<<<<<< HEAD
 import platform
-=======
 import subprocess
->>>>>>> main
 from pathlib import Path
 from typing import ClassVar
 
