@@ -13,11 +13,18 @@ from nas.nn.model import Model
 from nas.nn.weights import save_weights
 from nas.runtimes.base import Checkpoint
 
-_ROWS, _LENGTH, _RATE = 8, 64, 3e-3
+STOCK = {
+    "lfm2": "d128 v256 ffn=swiglu:256 [C3 A4/2 C3 A4/1]",
+    "lfm2moe": "d128 v256 ffn=moe:8x2:64 [C3+swiglu:256 A4/2 C3 A4/2]",
+    "qwen3": "d128 v256 ffn=swiglu:256 [A4/2*3]",
+    "llama": "d128 v256 ffn=swiglu:256 [A4/2(qk_norm=0)*3]",
+}
+"""Byte-level layouts of the stock architectures of llama.cpp, by their names there."""
+_ROWS, _LENGTH, _RATE = 4, 48, 5e-3
 
 
-def learned_checkpoint(layout: Layout, text: bytes, path: Path, steps: int = 60) -> Checkpoint:
-    """A byte-level model after `steps` steps on `text`, saved at `path`: some seconds for a layout of 100k weights."""
+def learned_checkpoint(layout: Layout, text: bytes, path: Path, steps: int = 80) -> Checkpoint:
+    """A byte-level model after `steps` steps on `text`, saved at `path`: two seconds for one of `STOCK`."""
     data = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
     model, generator = Model(layout, seed=0).train(), torch.Generator().manual_seed(0)
     optimiser = torch.optim.AdamW(model.parameters(), lr=_RATE)

@@ -25,6 +25,7 @@ from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.testing.llama_cpp_gate import gate
 from nas.testing.planted_faults import FAULTS, PLANTED, Fault, State, checkpoint
 from nas.testing.run_plan import run_plan
+from nas.testing.short_training import STOCK as BYTE_LEVEL
 from nas.testing.short_training import learned_checkpoint
 
 pytestmark = pytest.mark.timeout(1800)  # the first test compiles
@@ -86,14 +87,12 @@ def test_stock_files_give_the_same_logits(llama_build: Build, patched_build: Bui
     np.testing.assert_array_equal(stock.logits, patched.logits)
 
 
-@pytest.mark.parametrize("text", STOCK)
-def test_stock_files_write_the_same_text(llama_build: Build, patched_build: Build, tmp_path: Path, text: str) -> None:
-    layout, read = Layout.parse(text.replace("v512", "v256")), Path(__file__).parents[2] / "LICENSE"
-    prompt = read.read_bytes()
-    LLAMA_CPP.export(layout, "q4_0", learned_checkpoint(layout, prompt, tmp_path / "weights"), tmp_path / "m.gguf")
-    stock, patched = (
-        greedy_tokens(b, tmp_path / "m.gguf", list(prompt[:40]), 64) for b in (llama_build, patched_build)
-    )
+@pytest.mark.parametrize("arch", BYTE_LEVEL)
+def test_stock_files_write_the_same_text(llama_build: Build, patched_build: Build, tmp_path: Path, arch: str) -> None:
+    layout, text = Layout.parse(BYTE_LEVEL[arch]), (Path(__file__).parents[2] / "LICENSE").read_bytes()
+    trained = learned_checkpoint(layout, text, tmp_path / "weights")
+    assert LLAMA_CPP.export(layout, "q4_0", trained, tmp_path / "m.gguf").arch == arch
+    stock, patched = (greedy_tokens(b, tmp_path / "m.gguf", list(text[:40]), 64) for b in (llama_build, patched_build))
     assert stock == patched and len(set(stock)) > 5, "one letter over and over would say little"
 
 
