@@ -79,7 +79,7 @@ _HEAD = 32
 def _shift_kv_heads(state: State) -> None:
     for name, weight in state.items():
         if name.endswith(("mixers.0.k.weight", "mixers.0.v.weight")):
-            weight.copy_(weight.unflatten(0, (-1, _HEAD)).roll(1, 0).flatten(0, 1))
+            weight.copy_(weight.roll(_HEAD, 0))
 
 
 def _shift_convolution(state: State) -> None:
