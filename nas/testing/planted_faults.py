@@ -37,12 +37,14 @@ class Fault:
         weights: edits the exported weights.
         layout: what to replace in the exported layout's text, and by what.
         earlier: tokens of an earlier text that the runner forgets to clear from its memory.
+        choice_only: whether it changes nothing but which experts are chosen.
     """
 
     name: str
     weights: Callable[[State], None] = unchanged
     layout: tuple[str, str] = ("", "")
     earlier: int = 0
+    choice_only: bool = False
 
     def exported(self, right: Layout) -> Layout:
         """The layout that is exported in place of `right`."""
@@ -143,7 +145,7 @@ FAULTS = (
 
 MOE_FAULTS = (
     Fault("experts permuted", _permute_experts),
-    Fault("router bias dropped", _drop_router_bias),
+    Fault("router bias dropped", _drop_router_bias, choice_only=True),
     Fault("router rows shifted", _shift_router),
     Fault("one expert too many", layout=("moe:8x2", "moe:8x3")),
     Fault("gate and up of experts swapped", _swap_gate_and_up),
