@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from gguf import GGUFReader
 
+from nas.core.errors import CandidateFailed
 from nas.core.layout import Layout
 from nas.runtimes.base import GateReport
 from nas.runtimes.llama_cpp.experts import Choices
@@ -75,13 +76,22 @@ def settled_experts(layout: Layout, length: int) -> Choices:
 
 
 def settle(model: Path, experts: Choices, destination: Path) -> Path:
-    """Copies a GGUF file to `destination` with biases that let `experts` win."""
+    """Copies a GGUF file to `destination` with biases that let `experts` win.
+
+    Raises:
+        CandidateFailed: it is no GGUF file, or one without these mixtures (export).
+    """
     shutil.copyfile(model, destination)
-    reader = GGUFReader(destination, "r+")
-    by_name = {tensor.name: tensor.data for tensor in reader.tensors}
-    for depth, chosen in experts.items():
-        bias = by_name[f"blk.{depth}.exp_probs_b.bias"]
+    try:
+        reader = GGUFReader(destination, "r+")
+        by_name = {tensor.name: tensor.data for tensor in reader.tensors}
+        biases = {depth: by_name[f"blk.{depth}.exp_probs_b.bias"] for depth in experts}
+    except (ValueError, KeyError, IndexError) as error:
+        raise CandidateFailed(
+            "export", f"{model.name} holds no such mixtures of experts: {error}"
+        ) from error
+    for depth, bias in biases.items():
         bias[:] = 0
-        bias[chosen[0]] = _WINS
+        bias[experts[depth][0]] = _WINS
     reader.data.flush()
     return destination

@@ -116,6 +116,13 @@ def test_settled_experts_win_in_every_layer(tmp_path: Path) -> None:
     assert (tmp_path / "m.gguf").stat().st_size == (tmp_path / "settled").stat().st_size
 
 
+@pytest.mark.parametrize("content", [b"", b"no model", b"GGUF" + bytes(60)])
+def test_what_cannot_be_settled_is_the_candidates_failure(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "m.gguf").write_bytes(content)
+    with pytest.raises(CandidateFailed, match="experts"):
+        settle(tmp_path / "m.gguf", {0: np.array([[0, 1]])}, tmp_path / "settled")
+
+
 def test_runners_ids_are_splitmix64() -> None:
     """The first outputs of the reference implementation for seed 1234567."""
     ids = Feed(prompt=3, gen=0, batch=1, seed=1234567).ids(1 << 62)
