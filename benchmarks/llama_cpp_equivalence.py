@@ -1,87 +1,216 @@
-"""Does llama.cpp compute what layouts mean? Prints error and limit of the equivalence gate as JSON.
+"""Does llama.cpp compute what layouts mean, on this machine and on arm64? Prints JSON.
 
-Each block kind alone and layouts that mix them, as Q4_0, F16 and F32, on this machine's builds (made where missing).
+    python benchmarks/llama_cpp_equivalence.py [--page docs/equivalence.md] [--small] [--target TARGET]
+
+Error and limit of the equivalence gate for each block kind alone, for layouts that mix them and for LFM2-350M, as Q4_0,
+F16 and F32; of planted faults, each of which must be caught; and whether greedy tokens of stock files are the same with
+and without our patch. Builds are made where missing; another machine's runs by emulation (qemu-user), so the full-size
+layout takes a while there. `--page` writes the tables into a Markdown page, `--small` leaves LFM2-350M out.
 """
 
 from __future__ import annotations
 
-import hashlib
+import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from nas.core.layout import Layout
-from nas.nn.model import Model
-from nas.nn.weights import save_weights
+from nas.core.published import LFM2
 from nas.runtimes.base import Checkpoint
 from nas.runtimes.llama_cpp.build import build
+from nas.runtimes.llama_cpp.builds import Build
+from nas.runtimes.llama_cpp.greedy import greedy_tokens
+from nas.runtimes.llama_cpp.isa import host_target
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.testing.llama_cpp_gate import gate
+from nas.testing.planted_faults import FAULTS, MOE_FAULTS, PLANTED, PLANTED_MOE, checkpoint
+from nas.testing.short_training import STOCK as BYTE_LEVEL
+from nas.testing.short_training import learned_checkpoint
 
-LAYOUTS = {
-    "lfm2": "d256 v512 ffn=swiglu:512 [C3*2 A4/2 C3 A4/1]",
-    "lfm2moe": "d256 v512 ffn=moe:8x2:64 [C3+swiglu:512 A4/2 C3 A4/2]",
-    "lfm2, windows": "d256 v512 ffn=swiglu:512 [C3 W4/2@32 C3 W4/2@32]",
-    "qwen3": "d256 v512 ffn=swiglu:512 [A8/4*3]",
-    "llama": "d256 v512 ffn=swiglu:512 [A8/4(qk_norm=0)*3]",
+Row = dict[str, Any]
+
+ALONE = {
     "conv": "d256 v512 ffn=swiglu:512 [C3 C5*2]",
     "gqa": "d256 v512 ffn=swiglu:512 [A8/4 A4/1 A6/2:32]",
     "swa": "d256 v512 ffn=swiglu:512 [W4/2@32*3]",
-    "swa, sinks": "d256 v512 ffn=swiglu:512 [W4/2@32(sink=1)*3]",
+    "swa with sinks": "d256 v512 ffn=swiglu:512 [W4/2@32(sink=1)*3]",
     "mamba2": "d256 v512 ffn=swiglu:512 [M16*3]",
-    "swiglu widths": "d256 v512 ffn=swiglu:512 [C3 A4/2+swiglu:768 C3+swiglu:352]",
-    "moe widths": "d256 v512 ffn=moe:8x2:64 [C3 A4/2 C3+moe:8x4:96]",
+    "swiglu of several widths": "d256 v512 ffn=swiglu:512 [C3 A4/2+swiglu:768 C3+swiglu:352]",
+    "moe of several widths": "d256 v512 ffn=moe:8x2:64 [A4/2*2 A4/2+moe:8x4:96]",
+}
+MIXED = {
     "conv + gqa": "d256 v512 ffn=swiglu:512 [C3 A4/2 C5 A8/2]",
     "conv + gqa + mamba2": "d256 v512 ffn=swiglu:512 [C3 A4/2 M16 C4 M16]",
     "conv + mamba2 + moe": "d256 v512 ffn=moe:8x2:64 [C3 M16+swiglu:512 C3 M32]",
     "swa + conv": "d256 v512 ffn=swiglu:512 [C3 W4/2@32(sink=1) C5 W8/2@32]",
-    "all": "d256 v512 ffn=moe:8x2:64 [M16 A4/2 C3+swiglu:512 W4/2@32(sink=1)+moe:8x4:96 C5 A8/8(qk_norm=0)]",
+    "all kinds": "d256 v512 ffn=moe:8x2:64 [M16 A4/2 C3+swiglu:512 W4/2@32(sink=1)+moe:8x4:96 C5 A8/8(qk_norm=0)]",
 }
+STOCK = {
+    "lfm2": "d256 v512 ffn=swiglu:512 [C3*2 A4/2 C3 A4/1]",
+    "lfm2moe": "d256 v512 ffn=moe:8x2:64 [C3+swiglu:512 A4/2 C3 A4/2]",
+    "qwen3": "d256 v512 ffn=swiglu:512 [A8/4*3]",
+    "llama": "d256 v512 ffn=swiglu:512 [A8/4(qk_norm=0)*3]",
+}
+FULL = {"LFM2-350M": LFM2["LFM2-350M"]}
+TOKENS = 64
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--page", type=Path, help="Markdown page that gets the tables")
+    parser.add_argument("--small", action="store_true", help="without LFM2-350M")
+    parser.add_argument("--target", action="append", help="default: this machine and arm64")
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    builds = {patched: build(log=_say, patched=patched) for patched in (False, True)}
-    rows = [row for name, text in LAYOUTS.items() for row in _rows(name, Layout.parse(text))]
-    ids = {"stock": builds[False].runner.build, "patched": builds[True].runner.build}
-    print(json.dumps({"builds": ids, "passed": all(row["passed"] for row in rows), "layouts": rows}, indent=1))
+    targets = options.target or list(dict.fromkeys((host_target(), "aarch64-linux")))
+    full = {} if options.small else FULL
+    report: dict[str, Any] = {
+        "command": "python benchmarks/llama_cpp_equivalence.py",
+        "layouts": [row for target in targets for row in _layouts(target, ALONE | MIXED | STOCK | full)],
+        "faults": [row for target in targets for row in _faults(target)],
+        "greedy": list(_greedy(full)) if host_target() in targets else [],
+    }
+    report["passed"] = all(row["as_it_should"] for part in ("layouts", "faults", "greedy") for row in report[part])
+    print(json.dumps(report, indent=1))
+    if options.page:
+        _write_tables(options.page, report)
+    sys.exit(not report["passed"])
 
 
-def _rows(name: str, layout: Layout) -> list[dict[str, Any]]:
-    verdict = LLAMA_CPP.supports(layout).verdict
-    runner = build(log=_say, patched=verdict == "patched").runner
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        trained, model = _weights(layout, Path(folder) / "weights"), Path(folder) / "m.gguf"
+@cache
+def _build(target: str, patched: bool) -> Build:
+    """A patched build carries stock files too: of another machine's, one is enough."""
+    host = target == host_target()
+    return build("host" if host else target, log=_say, patched=patched or not host)
+
+
+def _layouts(target: str, layouts: dict[str, str]) -> Iterator[Row]:
+    for name, text in layouts.items():
+        layout = Layout.parse(text)
+        used = _build(target, LLAMA_CPP.supports(layout).verdict == "patched")
         for quantisation in LLAMA_CPP.quantisations:
-            LLAMA_CPP.export(layout, quantisation, trained, model)
-            report = LLAMA_CPP.gate(layout, quantisation, trained, model, runner)
-            rows.append(
-                {
-                    "name": name,
-                    "layout": layout.format(),
-                    "build": verdict,
+            _say(f"{target}: {name} {quantisation}")
+            with tempfile.TemporaryDirectory() as folder:
+                report = gate(Path(folder), quantisation, layout, used)
+            yield {
+                "target": target,
+                "name": name,
+                "layout": text,
+                "arch": LLAMA_CPP.supports(layout).arch,
+                "build": used.runner.build[:12],
+                "quantisation": quantisation,
+                "error": _digits(report.error),
+                "limit": _digits(report.limit),
+                "note": report.note,
+                "as_it_should": bool(report.passed),
+            }
+
+
+def _faults(target: str) -> Iterator[Row]:
+    used = _build(target, True)
+    for right, faults in ((PLANTED, FAULTS), (PLANTED_MOE, MOE_FAULTS)):
+        for fault in faults:
+            for quantisation in ("q4_0", "f32"):
+                if fault.choice_only and used.details.static and quantisation != "f32":
+                    continue  # choices are settled there
+                _say(f"{target}: {fault.name} {quantisation}")
+                with tempfile.TemporaryDirectory() as folder:
+                    report = gate(Path(folder), quantisation, right, used, fault)
+                yield {
+                    "target": target,
+                    "fault": fault.name,
+                    "layout": right.format(),
                     "quantisation": quantisation,
-                    "error": float(f"{report.error:.3g}"),
-                    "limit": float(f"{report.limit:.3g}"),
-                    "passed": bool(report.passed),
+                    "error": _digits(report.error),
+                    "limit": _digits(report.limit),
+                    "note": report.note,
+                    "as_it_should": not report.passed,
                 }
-            )
-    return rows
 
 
-def _weights(layout: Layout, path: Path) -> Checkpoint:
-    """Fresh weights, with norms apart from one."""
-    model, generator = Model(layout, seed=1), torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter, weight in model.named_parameters():
-            if "norm" in parameter:
-                weight.copy_(0.5 + torch.rand(weight.shape, generator=generator))
-    save_weights(model, path)
-    return Checkpoint(path, hashlib.sha256(path.read_bytes()).hexdigest())
+def _greedy(full: dict[str, str]) -> Iterator[Row]:
+    """Small byte-level models are trained for some seconds first; the full-size one has fresh weights."""
+    text = (Path(__file__).resolve().parent.parent / "LICENSE").read_bytes()
+    for name, byte_level in BYTE_LEVEL.items():
+        layout = Layout.parse(byte_level)
+        with tempfile.TemporaryDirectory() as folder:
+            trained = learned_checkpoint(layout, text, Path(folder) / "weights")
+            yield _greedy_row(name, layout, trained, list(text[:40]), Path(folder))
+    for name, published in full.items():
+        layout = Layout.parse(published)
+        with tempfile.TemporaryDirectory() as folder:
+            fresh = checkpoint(layout, Path(folder) / "weights")
+            prompt = np.random.default_rng(0).integers(0, layout.vocab, 32).tolist()
+            yield _greedy_row(name, layout, fresh, prompt, Path(folder))
+
+
+def _greedy_row(name: str, layout: Layout, weights: Checkpoint, prompt: list[int], folder: Path) -> Row:
+    _say(f"greedy tokens: {name}")
+    model = folder / "m.gguf"
+    LLAMA_CPP.export(layout, "q4_0", weights, model)
+    stock, patched = (greedy_tokens(_build(host_target(), patched), model, prompt, TOKENS) for patched in (False, True))
+    return {
+        "name": name,
+        "layout": layout.format(),
+        "tokens": TOKENS,
+        "distinct": len(set(stock)),
+        "same": sum(a == b for a, b in zip(stock, patched, strict=True)),
+        "as_it_should": stock == patched,
+    }
+
+
+def _write_tables(page: Path, report: dict[str, Any]) -> None:
+    """Replaces what stands between the page's markers."""
+    begin, end = "<!-- measured -->", "<!-- end -->"
+    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, found, after = rest.partition(end)
+    if not found:
+        sys.exit(f"{page} lacks {begin} ... {end}")
+    page.write_text(f"{before}{begin}\n\n{_tables(report)}\n\n{end}{after}", encoding="utf-8")
+
+
+def _tables(report: dict[str, Any]) -> str:
+    layouts = [
+        (row["target"], row["name"], row["arch"], row["quantisation"], row["error"], row["limit"], _yes(row))
+        for row in report["layouts"]
+    ]
+    faults = [
+        (row["target"], row["fault"], row["quantisation"], row["error"], row["limit"], row["note"], _yes(row))
+        for row in report["faults"]
+    ]
+    greedy = [(row["name"], row["tokens"], row["distinct"], row["same"]) for row in report["greedy"]]
+    return "\n\n".join(
+        (
+            "### Right graphs",
+            _table(("machine", "layout", "architecture", "file", "error", "limit", "passed"), layouts),
+            "### Planted faults",
+            _table(("machine", "fault", "file", "error", "limit", "what else is wrong", "caught"), faults),
+            "### Greedy tokens, stock and patched build",
+            _table(("layout", "tokens", "distinct ones", "the same on both"), greedy),
+        )
+    )
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def _yes(row: Row) -> str:
+    return "yes" if row["as_it_should"] else "NO"
+
+
+def _digits(value: float) -> float | None:
+    """Three of them; None: not finite, which JSON cannot say."""
+    return float(f"{value:.3g}") if np.isfinite(value) else None
 
 
 def _say(line: str) -> None:

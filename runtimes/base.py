@@ -101,16 +101,18 @@ class GateReport:
         errors: relative L2 error of the logits against PyTorch, per position.
         error: the one that counts, as each runtime's gate explains.
         limit: the greatest error that rounding explains.
+        note: what is wrong besides, as a sentence; empty: nothing.
     """
 
     errors: tuple[float, ...]
     error: float
     limit: float
+    note: str = ""
 
     @property
     def passed(self) -> bool:
-        """Whether the error is within the limit; one that is not finite is not."""
-        return self.error <= self.limit
+        """Whether the error is within the limit, which one that is not finite is not, and nothing else is wrong."""
+        return self.error <= self.limit and not self.note
 
     def require(self) -> None:
         """Refuses a graph that did not pass.
@@ -119,9 +121,8 @@ class GateReport:
             CandidateFailed: with reason "gate".
         """
         if not self.passed:
-            raise CandidateFailed(
-                "gate", f"logits differ from PyTorch by {self.error:.2%}; rounding explains {self.limit:.2%}"
-            )
+            logits = f"logits differ from PyTorch by {self.error:.2%}; rounding explains {self.limit:.2%}"
+            raise CandidateFailed("gate", self.note or logits)
 
 
 class Runtime(Protocol):
@@ -186,11 +187,11 @@ class Runtime(Protocol):
             quantisation: and how.
             checkpoint: with which weights.
             model: the exported file.
-            runner: the build that measures it, and that computes the logits here; for this machine's ABI.
+            runner: the build that measures it, and that computes the logits here; another ABI's by emulation.
 
         Raises:
-            CandidateFailed: the runtime died on the file (crash).
-            InfrastructureFailed: that build is gone.
+            CandidateFailed: the runtime died on the file, or refused it (crash, export).
+            InfrastructureFailed: that build is gone, or nothing here can run it.
         """
 
     def runner(self, target: str, features: Collection[str] | None = None, patched: bool = False) -> Runner:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import platform
 import subprocess
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -15,8 +17,6 @@ from nas.core.workload import Workload
 from nas.runtimes.base import Artifact, RandomWeights, Runtime
 from nas.testing.run_plan import run_plan
 
-WORKLOAD = Workload(prompt=32, gen=5, context=64)
-
 
 class RuntimeContract:
     """What the service relies on.
@@ -25,9 +25,11 @@ class RuntimeContract:
 
     Attributes:
         target: the ABI of this machine, for which the runtime must have a runner at hand.
+        workload: one that the runtime serves; the default is a short prompt in a longer window.
     """
 
-    target = "x86_64-linux"
+    target: ClassVar[str] = f"{platform.machine()}-{platform.system().lower()}"
+    workload: ClassVar[Workload] = Workload(prompt=32, gen=5, context=64)
 
     @pytest.fixture
     def artifact(self, runtime: Runtime, layout: Layout, tmp_path: Path) -> Artifact:
@@ -37,7 +39,7 @@ class RuntimeContract:
     @pytest.fixture
     def plan(self, runtime: Runtime, artifact: Artifact) -> Plan:
         """A short run of it."""
-        return runtime.plan(artifact, runtime.runner(self.target), WORKLOAD, deadline_s=120)
+        return runtime.plan(artifact, runtime.runner(self.target), self.workload, deadline_s=120)
 
     @pytest.fixture
     def good(self, runtime: Runtime, plan: Plan, tmp_path: Path) -> RawRun:
@@ -109,7 +111,7 @@ class RuntimeContract:
 
     def test_good_run(self, runtime: Runtime, good: RawRun) -> None:
         sample = runtime.parse(good)
-        assert len(sample.decode_ns) == WORKLOAD.gen and min(sample.decode_ns) > 0
+        assert len(sample.decode_ns) == self.workload.gen and min(sample.decode_ns) > 0
         assert sample.ttft_ms > 0 and (sample.peak_rss_mb is None or sample.peak_rss_mb > 0) and sample.finite
 
     @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,12 @@ from nas.core.errors import CandidateFailed
 from nas.runtimes.llama_cpp.builds import Build
 from nas.runtimes.llama_cpp.process import stream
 
+Watch = Callable[[int, bool, int | None], bool]
+"""(tensor's address, whether it is only asked for, unused) -> wanted; see ggml/include/ggml-backend.h."""
+
 _DEADLINE_S = 600.0
 _KEPT = ("PATH", "HOME", "PYTHONPATH", "LANG", "TMPDIR")
+_LIBRARIES = "LLAMA_CPP_LIB_PATH"
 
 
 def run_module(build: Build, module: str, model: Path, arguments: Sequence[str]) -> None:
@@ -31,11 +35,16 @@ def run_module(build: Build, module: str, model: Path, arguments: Sequence[str])
         CandidateFailed: the process died or hung on this model (crash).
     """
     environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
-    environment["LLAMA_CPP_LIB_PATH"] = str(build.folder)
+    environment[_LIBRARIES] = str(build.folder)
     argv = [sys.executable, "-m", module, str(model), *arguments]
     code, tail = stream(argv, deadline_s=_DEADLINE_S, env=environment)
     if code != 0:
         raise CandidateFailed("crash", f"llama.cpp died on {model.name} (exit code {code}):\n{tail}")
+
+
+def library_folder() -> Path:
+    """Where the libraries of this process lie, which `run_module` started."""
+    return Path(os.environ[_LIBRARIES])
 
 
 class Session:
@@ -45,15 +54,18 @@ class Session:
         model: the GGUF file.
         length: tokens that the sequence will have at most.
         chunk: most tokens fed at once.
+        watch: sees every node of the graph, as `ggml_backend_sched_eval_callback` does.
 
     Raises:
         SystemExit: llama.cpp refuses; the message goes to the process's stderr.
     """
 
-    def __init__(self, model: str, length: int, chunk: int) -> None:
+    def __init__(self, model: str, length: int, chunk: int, watch: Watch | None = None) -> None:
         import llama_cpp
 
         self._lib: Any = llama_cpp
+        # What C calls must outlive this function.
+        self._watch = llama_cpp.ggml_backend_sched_eval_callback(watch) if watch else None
         self._quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)
         llama_cpp.llama_log_set(self._quiet, ctypes.c_void_p())
         llama_cpp.llama_backend_init()
@@ -82,6 +94,8 @@ class Session:
         params.n_ubatch = chunk
         params.n_threads = params.n_threads_batch = 1
         params.swa_full = False  # as the runner has it
+        if self._watch:
+            params.cb_eval = self._watch
         return params
 
     def _fill(self, ids: Sequence[int]) -> None:

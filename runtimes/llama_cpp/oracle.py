@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType, quants
@@ -11,7 +13,9 @@ from nas.core.layout import Layout
 from nas.nn.model import Model
 from nas.runtimes.base import Checkpoint
 from nas.runtimes.llama_cpp.checkpoint import CheckpointTensors, state_dict_name
-from nas.runtimes.llama_cpp.gate import Logits
+from nas.runtimes.llama_cpp.experts import Choices
+from nas.runtimes.llama_cpp.following import FollowedExperts
+from nas.runtimes.llama_cpp.gate import Computed
 from nas.runtimes.llama_cpp.rounding import RoundedActivations
 from nas.runtimes.llama_cpp.support import Quantisation, architecture
 from nas.runtimes.llama_cpp.tensors import storage_type, tensors
@@ -49,12 +53,19 @@ class Oracle:
                 self._types[target.untyped_storage().data_ptr()] = storage
 
     @torch.no_grad()
-    def exact(self, ids: NDArray[np.int64]) -> Logits:
-        """Logits [T, V] in float32."""
-        logits: Logits = self._model.eval()(torch.from_numpy(ids)[None])[0].numpy()
-        return logits
+    def exact(self, ids: NDArray[np.int64], experts: Choices | None = None) -> Computed:
+        """What float32 computes for ids [T].
 
-    def rounded(self, ids: NDArray[np.int64]) -> Logits:
-        """Logits [T, V] with activations rounded where llama.cpp rounds them."""
+        Args:
+            ids: tokens.
+            experts: the choices that its mixtures follow; None: they choose for themselves, and tell no scores.
+        """
+        followed = FollowedExperts([torch.from_numpy(chosen) for _, chosen in sorted((experts or {}).items())])
+        with followed if experts else contextlib.nullcontext():
+            logits = self._model.eval()(torch.from_numpy(ids)[None])[0]
+        return Computed(logits.numpy(), tuple(scores.numpy() for scores in followed.scores))
+
+    def rounded(self, ids: NDArray[np.int64], experts: Choices | None = None) -> Computed:
+        """The same with activations rounded where llama.cpp rounds them."""
         with RoundedActivations(self._types):
-            return self.exact(ids)
+            return self.exact(ids, experts)

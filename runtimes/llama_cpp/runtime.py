@@ -96,12 +96,18 @@ class LlamaCpp:
     def gate(
         self, layout: Layout, quantisation: str, checkpoint: Checkpoint, model: Path, runner: Runner
     ) -> GateReport:
-        """See `nas.runtimes.llama_cpp.gate`; loads torch."""
+        """See `nas.runtimes.llama_cpp.gate`, and `runner_gate` for other machines' runners; loads torch."""
         from nas.runtimes.llama_cpp.gate import run_gate
         from nas.runtimes.llama_cpp.oracle import Oracle
+        from nas.runtimes.llama_cpp.runner_gate import run_runner_gate
+        from nas.runtimes.llama_cpp.runner_logits import here
 
+        build = load_build(builds_folder() / runner.build)
         oracle = Oracle(layout, _known(quantisation), checkpoint)
-        return run_gate(layout, model, load_build(builds_folder() / runner.build), oracle.exact, oracle.rounded)
+        if build.details.static:
+            settled = quantisation != "f32"
+            return run_runner_gate(layout, model, here(build), oracle.exact, oracle.rounded, settled=settled)
+        return run_gate(layout, model, build, oracle.exact, oracle.rounded)
 
     def runner(self, target: str, features: Collection[str] | None = None, patched: bool = False) -> Runner:
         """The runner of the best build at hand that such a processor can run."""

@@ -2,54 +2,44 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
+import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
-from llama_cpp_gating import checkpoint
 
+from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.core.layout import Layout
 from nas.runtimes.llama_cpp.build import build
 from nas.runtimes.llama_cpp.builds import Build
-from nas.runtimes.llama_cpp.gate import compare
-from nas.runtimes.llama_cpp.oracle import Oracle
+from nas.runtimes.llama_cpp.runner_logits import Feed, here, runner_logits
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.runtimes.llama_cpp.smoke import emulator_of
+from nas.testing.llama_cpp_gate import gate
+from nas.testing.planted_faults import FAULTS, MOE_FAULTS, PLANTED, PLANTED_MOE, Fault, checkpoint
 
 pytestmark = pytest.mark.timeout(1800)  # the first test compiles
 
 TARGET = "aarch64-linux"
-PROMPT, GEN, SEED = 80, 16, 5
 LAYOUTS = {
-    "stock": "d256 v512 ffn=swiglu:512 [C3 A4/2 C3 A4/2]",
-    "patched": "d256 v512 ffn=swiglu:512 [C3 M16 W4/2@32(sink=1) C5 A4/2+swiglu:768]",
+    "lfm2": "d256 v512 ffn=swiglu:512 [C3 A4/2 C3 A4/1]",
+    "lfm2moe": PLANTED_MOE.format(),
+    "qwen3": "d128 v512 ffn=swiglu:352 [A8/4*3]",
+    "convolutions": "d256 v512 ffn=swiglu:512 [C3 C5*2]",
+    "attention": "d256 v512 ffn=swiglu:512 [A8/4 A4/1 A6/2:32]",
+    "windows": "d256 v512 ffn=swiglu:512 [W4/2@32*3]",
+    "sinks": "d256 v512 ffn=swiglu:512 [W4/2@32(sink=1)*3]",
+    "Mamba-2": "d256 v512 ffn=swiglu:512 [M16*3]",
+    "feed-forwards": "d256 v512 ffn=swiglu:512 [C3 A4/2+swiglu:768 C3+swiglu:352]",
+    "experts": "d256 v512 ffn=moe:8x2:64 [A4/2*2 A4/2+moe:8x4:96]",
+    "all": "d256 v512 ffn=moe:8x2:64 [M16 A4/2 C3+swiglu:512 W4/2@32(sink=1)+moe:8x4:96 C5 A8/8(qk_norm=0)]",
 }
 
 
 @pytest.fixture(scope="module")
 def arm_build() -> Build:
-    """One build for both layouts: the patched one carries stock files too."""
+    """One build for all layouts: the patched one carries stock files too."""
+    assert emulator_of(TARGET) is not None, "no qemu-user here: apt-get install qemu-user-static"
     return build(TARGET, log=print, patched=True)
-
-
-@pytest.fixture(scope="module")
-def emulator() -> list[str]:
-    found = emulator_of(TARGET)
-    assert found is not None, "no qemu-user here: apt-get install qemu-user-static"
-    return found
-
-
-def runner_ids(vocab: int) -> np.ndarray:
-    """The token ids that runner.c feeds: splitmix64 (Steele, Lea, Flood 2014)."""
-    state, ids, mask = SEED, [], (1 << 64) - 1
-    for _ in range(PROMPT + GEN):
-        state = (state + 0x9E3779B97F4A7C15) & mask
-        z = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & mask
-        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
-        ids.append((z ^ (z >> 31)) % vocab)
-    return np.array(ids)
 
 
 def test_runner_is_one_static_file(arm_build: Build) -> None:
@@ -61,21 +51,51 @@ def test_runner_is_one_static_file(arm_build: Build) -> None:
 
 @pytest.mark.parametrize("quantisation", ["q4_0", "f32"])
 @pytest.mark.parametrize("kind", LAYOUTS)
-def test_runner_passes_the_gate(
-    arm_build: Build, patched_build: Build, emulator: list[str], tmp_path: Path, kind: str, quantisation: str
+def test_right_graphs_pass(
+    arm_build: Build, patched_build: Build, tmp_path: Path, kind: str, quantisation: str
 ) -> None:
     """Logits of the prompt's end and of every decoded token, by arm64's kernels, against PyTorch's."""
-    layout, model, rows = Layout.parse(LAYOUTS[kind]), tmp_path / "m.gguf", tmp_path / "rows"
-    trained = checkpoint(layout, tmp_path / "weights")
-    LLAMA_CPP.export(layout, quantisation, trained, model)
-    sizes = ["--prompt", str(PROMPT), "--gen", str(GEN), "--seed", str(SEED)]
-    argv = [*emulator, str(arm_build.executable), "--model", str(model), *sizes, "--logits", str(rows)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=True)
-    assert json.loads(done.stdout)["finite"]
-    measured = np.fromfile(rows, np.float32).reshape(GEN + 1, layout.vocab)
-    oracle, ids = Oracle(layout, quantisation, trained), runner_ids(layout.vocab)  # type: ignore[arg-type]
-    exact, rounded = oracle.exact(ids)[PROMPT - 1 :], oracle.rounded(ids)[PROMPT - 1 :]
-    report = compare(measured, exact, rounded)
+    report = gate(tmp_path, quantisation, Layout.parse(LAYOUTS[kind]), arm_build)
+    assert len(report.errors) == 33
     assert report.passed, (report.error, report.limit)
-    wrong = compare(np.roll(measured, 1, 0), exact, rounded)
-    assert not wrong.passed, "rows of other tokens"
+
+
+@pytest.mark.parametrize("quantisation", ["q4_0", "f32"])
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_planted_faults_fail(
+    arm_build: Build, patched_build: Build, tmp_path: Path, fault: Fault, quantisation: str
+) -> None:
+    with pytest.raises(CandidateFailed) as failure:
+        gate(tmp_path, quantisation, PLANTED, arm_build, fault).require()
+    assert failure.value.reason == "gate"
+
+
+@pytest.mark.parametrize("quantisation", ["q4_0", "f32"])
+@pytest.mark.parametrize("fault", MOE_FAULTS, ids=lambda fault: fault.name)
+def test_faults_in_experts_fail(
+    arm_build: Build, patched_build: Build, tmp_path: Path, fault: Fault, quantisation: str
+) -> None:
+    """A file whose choices are settled hides what is wrong with choosing alone; F32 files are not settled."""
+    caught = not gate(tmp_path, quantisation, PLANTED_MOE, arm_build, fault).passed
+    assert caught == (not fault.choice_only or quantisation == "f32")
+
+
+def test_file_that_the_runner_refuses_is_the_candidates_failure(arm_build: Build, tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"no model")
+    trained = checkpoint(PLANTED, tmp_path / "right")
+    with pytest.raises(CandidateFailed, match="refused") as failure:
+        LLAMA_CPP.gate(PLANTED, "f32", trained, tmp_path / "m.gguf", arm_build.runner)
+    assert failure.value.reason == "export"
+
+
+def test_without_an_emulator_the_machine_is_to_blame(arm_build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(InfrastructureFailed, match="qemu-user-static"):
+        here(arm_build)
+
+
+def test_logits_of_another_vocabulary_are_refused(arm_build: Build, patched_build: Build, tmp_path: Path) -> None:
+    layout = Layout.parse(LAYOUTS["lfm2"])
+    LLAMA_CPP.export(layout, "f32", checkpoint(layout, tmp_path / "weights"), tmp_path / "m.gguf")
+    with pytest.raises(CandidateFailed, match="logits"):
+        runner_logits(here(arm_build), tmp_path / "m.gguf", 600, Feed(prompt=8, gen=1, batch=8), tmp_path)

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
-from llama_cpp_gating import Edit, State, checkpoint, gate
 
 from nas.core.errors import CandidateFailed
 from nas.core.layout import Layout
+from nas.runtimes.base import Runtime
 from nas.runtimes.llama_cpp.builds import Build
+from nas.runtimes.llama_cpp.logits import evaluate
+from nas.runtimes.llama_cpp.runner_logits import Feed, here, runner_logits
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.testing.gate_contract import GateContract
+from nas.testing.llama_cpp_gate import gate
+from nas.testing.planted_faults import MOE_FAULTS, PLANTED_MOE, Fault, checkpoint
 
 RIGHT = (
     "d256 v512 ffn=swiglu:512 [C3 A4/2 C3 A4/2]",
@@ -22,70 +28,71 @@ RIGHT = (
     "d128 v512 ffn=swiglu:352 [A4/2:32(qk_norm=0)*4]",
     "d256 v512 ffn=swiglu:512 [C3 W4/2@32 C3 W4/1@32]",
 )
-PLANTED = "d256 v512 ffn=swiglu:512 [C3 A8/4 C3 A8/4]"
-HEAD = 32
+PLANTED = Layout.parse("d256 v512 ffn=swiglu:512 [C3 A8/4 C3 A8/4]")
+QK_NORM = Fault("QK-norm missing", layout=("A8/4", "A8/4(qk_norm=0)"))
 
 
 @pytest.mark.parametrize("quantisation", ["q4_0", "f16", "f32"])
 @pytest.mark.parametrize("text", RIGHT)
 def test_right_graphs_pass(llama_build: Build, tmp_path: Path, text: str, quantisation: str) -> None:
-    layout = Layout.parse(text)
-    report = gate(tmp_path, quantisation, layout)
-    assert report.passed, (report.error, report.limit)
+    report = gate(tmp_path, quantisation, Layout.parse(text), llama_build)
+    assert report.passed, (report.error, report.limit, report.note)
 
 
-def wrong_kv_heads(state: State) -> None:
-    for name, weight in state.items():
-        if name.endswith(("mixers.0.k.weight", "mixers.0.v.weight")):
-            weight.copy_(weight.unflatten(0, (-1, HEAD)).roll(1, 0).flatten(0, 1))
+class TestStockGate(GateContract):
+    """Of a stock file; the one without QK-norm is a file of the patched build."""
 
+    layout = PLANTED
 
-def shifted_convolution(state: State) -> None:
-    for name, weight in state.items():
-        if name.endswith("conv.weight"):
-            weight.copy_(weight.roll(1, 1))
-
-
-def forgotten_qk_norm(state: State) -> None:
-    for name, weight in state.items():
-        if name.endswith(("q_norm.weight", "k_norm.weight")):
-            weight.fill_(1.0)
-
-
-def swapped_layers(state: State) -> None:
-    for name, first in state.items():
-        if name.startswith("layers.0."):
-            third = state[name.replace("layers.0.", "layers.2.")]
-            kept = third.clone()
-            third.copy_(first)
-            first.copy_(kept)
-
-
-@pytest.mark.parametrize("quantisation", ["q4_0", "f32"])
-@pytest.mark.parametrize("fault", [wrong_kv_heads, shifted_convolution, forgotten_qk_norm, swapped_layers])
-def test_planted_faults_fail(llama_build: Build, tmp_path: Path, fault: Edit, quantisation: str) -> None:
-    layout = Layout.parse(PLANTED)
-    report = gate(tmp_path, quantisation, layout, edit=fault)
-    with pytest.raises(CandidateFailed) as failure:
-        report.require()
-    assert failure.value.reason == "gate"
-
-
-@pytest.mark.parametrize("quantisation", ["q4_0", "f32"])
-def test_wrong_rope_base_fails(llama_build: Build, tmp_path: Path, quantisation: str) -> None:
-    wrong = Layout.parse(PLANTED.replace("A8/4", "A8/4(rope_theta=10000)"))
-    assert not gate(tmp_path, quantisation, Layout.parse(PLANTED), wrong).passed
+    @pytest.fixture
+    def runtime(self, llama_build: Build, patched_build: Build) -> Runtime:
+        return LLAMA_CPP
 
 
 @pytest.mark.parametrize("quantisation", ["q4_0", "f32"])
 def test_graph_without_qk_norm_fails(llama_build: Build, tmp_path: Path, quantisation: str) -> None:
+    """Attention alone: qwen3 with the norm, llama without."""
     right = Layout.parse("d128 v512 ffn=swiglu:352 [A8/4*4]")
-    wrong = Layout.parse("d128 v512 ffn=swiglu:352 [A8/4(qk_norm=0)*4]")
-    assert not gate(tmp_path, quantisation, right, wrong).passed
+    assert not gate(tmp_path, quantisation, right, llama_build, QK_NORM).passed
 
 
-def test_file_that_llama_cpp_refuses_is_the_candidates_failure(llama_build: Build, tmp_path: Path) -> None:
-    layout = Layout.parse(PLANTED)
-    (tmp_path / "m.gguf").write_bytes(b"no model")
-    with pytest.raises(CandidateFailed, match="refused"):
-        LLAMA_CPP.gate(layout, "f32", checkpoint(layout, tmp_path / "right"), tmp_path / "m.gguf", llama_build.runner)
+@pytest.mark.parametrize("quantisation", ["q4_0", "f16", "f32"])
+@pytest.mark.parametrize("fault", MOE_FAULTS, ids=lambda fault: fault.name)
+def test_faults_in_experts_fail(llama_build: Build, tmp_path: Path, fault: Fault, quantisation: str) -> None:
+    with pytest.raises(CandidateFailed) as failure:
+        gate(tmp_path, quantisation, PLANTED_MOE, llama_build, fault).require()
+    assert failure.value.reason == "gate"
+
+
+def test_experts_that_rounding_swaps_do_not_widen_the_limit(llama_build: Build, tmp_path: Path) -> None:
+    """With experts and without, Q4_0 weights explain errors of the same size."""
+    dense = Layout.parse("d256 v512 ffn=swiglu:512 [C3 A4/2 C3 A4/2]")
+    limits = [gate(tmp_path, "q4_0", layout, llama_build).limit for layout in (dense, PLANTED_MOE)]
+    assert limits[1] < 2 * limits[0]
+
+
+@pytest.mark.parametrize("text", [PLANTED.format(), PLANTED_MOE.format()])
+def test_watching_experts_changes_no_logits(llama_build: Build, tmp_path: Path, text: str) -> None:
+    layout, model = Layout.parse(text), tmp_path / "m.gguf"
+    LLAMA_CPP.export(layout, "q4_0", checkpoint(layout, tmp_path / "weights"), model)
+    ids = np.random.default_rng(0).integers(0, layout.vocab, 90).tolist()
+    plain, watched = (
+        evaluate(llama_build, model, ids, (70, 18, 1, 1), tmp_path, watch=watch) for watch in (False, True)
+    )
+    np.testing.assert_array_equal(plain.logits, watched.logits)
+    assert not plain.experts
+    assert {depth: chosen.shape for depth, chosen in watched.experts.items()} == {
+        depth: (90, 2) for depth, layer in enumerate(layout.layers) if layer.ffn and layer.ffn.kind == "moe"
+    }
+
+
+def test_runner_computes_what_the_library_does(llama_build: Build, tmp_path: Path) -> None:
+    """Decoded tokens, bit for bit; of the prompt the runner asks for one row of logits, which other kernels compute."""
+    layout, model = PLANTED, tmp_path / "m.gguf"
+    LLAMA_CPP.export(layout, "q4_0", checkpoint(layout, tmp_path / "weights"), model)
+    feed = Feed(prompt=95, gen=4, batch=71, seed=3)
+    rows = runner_logits(here(llama_build), model, layout.vocab, feed, tmp_path)
+    ids = feed.ids(layout.vocab).tolist()
+    whole = evaluate(llama_build, model, ids, (71, 24, 1, 1, 1, 1), tmp_path).logits
+    np.testing.assert_array_equal(rows[1:], whole[95:])
+    np.testing.assert_allclose(rows[0], whole[94], atol=0.01 * float(np.abs(whole).max()))

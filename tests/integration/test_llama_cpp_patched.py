@@ -6,11 +6,11 @@ import hashlib
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from llama_cpp_gating import Edit, State, checkpoint, gate
 
 from nas.core.errors import CandidateFailed, Unsupported
 from nas.core.layout import Layout
@@ -18,10 +18,15 @@ from nas.core.workload import Workload
 from nas.runtimes.base import RandomWeights
 from nas.runtimes.llama_cpp.builds import Build
 from nas.runtimes.llama_cpp.gate import compare
+from nas.runtimes.llama_cpp.greedy import greedy_tokens
 from nas.runtimes.llama_cpp.logits import evaluate
 from nas.runtimes.llama_cpp.oracle import Oracle
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.testing.llama_cpp_gate import gate
+from nas.testing.planted_faults import FAULTS, PLANTED, Fault, State, checkpoint
 from nas.testing.run_plan import run_plan
+from nas.testing.short_training import STOCK as BYTE_LEVEL
+from nas.testing.short_training import learned_checkpoint
 
 pytestmark = pytest.mark.timeout(1800)  # the first test compiles
 
@@ -51,6 +56,7 @@ STOCK = (
     "d256 v512 ffn=swiglu:512 [A4/2*3]",
     "d256 v512 ffn=swiglu:512 [A4/2(qk_norm=0)*3]",
 )
+MAMBA2 = Layout.parse("d256 v512 ffn=swiglu:512 [C3 M16 M16 A4/2]")
 LONG = "d128 v512 ffn=swiglu:256 [C3 W4/2@32(sink=1) M16 A4/2]"
 
 
@@ -59,8 +65,16 @@ LONG = "d128 v512 ffn=swiglu:256 [C3 W4/2@32(sink=1) M16 A4/2]"
 def test_right_graphs_pass(patched_build: Build, tmp_path: Path, name: str, quantisation: str) -> None:
     layout = Layout.parse(EVERY[name])
     assert LLAMA_CPP.supports(layout).verdict == "patched"
-    report = gate(tmp_path, quantisation, layout)
-    assert report.passed, (report.error, report.limit)
+    report = gate(tmp_path, quantisation, layout, patched_build)
+    assert report.passed, (report.error, report.limit, report.note)
+
+
+@pytest.mark.parametrize("quantisation", ["q4_0", "f32"])
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_planted_faults_fail(patched_build: Build, tmp_path: Path, fault: Fault, quantisation: str) -> None:
+    with pytest.raises(CandidateFailed) as failure:
+        gate(tmp_path, quantisation, PLANTED, patched_build, fault).require()
+    assert failure.value.reason == "gate"
 
 
 @pytest.mark.parametrize("text", STOCK)
@@ -70,7 +84,16 @@ def test_stock_files_give_the_same_logits(llama_build: Build, patched_build: Bui
     stock, patched = (
         evaluate(b, tmp_path / "m.gguf", ids, (70, 18, 1, 1), tmp_path) for b in (llama_build, patched_build)
     )
-    np.testing.assert_array_equal(stock, patched)
+    np.testing.assert_array_equal(stock.logits, patched.logits)
+
+
+@pytest.mark.parametrize("arch", BYTE_LEVEL)
+def test_stock_files_write_the_same_text(llama_build: Build, patched_build: Build, tmp_path: Path, arch: str) -> None:
+    layout, text = Layout.parse(BYTE_LEVEL[arch]), (Path(__file__).parents[2] / "LICENSE").read_bytes()
+    trained = learned_checkpoint(layout, text, tmp_path / "weights")
+    assert LLAMA_CPP.export(layout, "q4_0", trained, tmp_path / "m.gguf").arch == arch
+    stock, patched = (greedy_tokens(b, tmp_path / "m.gguf", list(text[:40]), 64) for b in (llama_build, patched_build))
+    assert stock == patched and len(set(stock)) > 5, "one letter over and over would say little"
 
 
 def wrong_decay(state: State) -> None:
@@ -106,24 +129,8 @@ def forgotten_norm(state: State) -> None:
             weight.fill_(1)
 
 
-@pytest.mark.parametrize("quantisation", ["q4_0", "f32"])
-@pytest.mark.parametrize("fault", [wrong_decay, swapped_b_and_c, forgotten_step_bias, forgotten_skip, forgotten_norm])
-def test_faults_in_mamba2_fail(patched_build: Build, tmp_path: Path, fault: Edit, quantisation: str) -> None:
-    layout = Layout.parse("d256 v512 ffn=swiglu:512 [C3 M16 M16 A4/2]")
-    assert not gate(tmp_path, quantisation, layout, edit=fault).passed
-
-
-@pytest.mark.parametrize("quantisation", ["q4_0", "f32"])
-@pytest.mark.parametrize("wrong", ["W4/2@48(sink=1)", "A4/2", "W4/2@32", "W4/2@32(rope_theta=10000,sink=1)"])
-def test_faults_in_windows_fail(patched_build: Build, tmp_path: Path, wrong: str, quantisation: str) -> None:
-    """Another window, none, no sinks, another RoPE base."""
-    right = "d256 v512 ffn=swiglu:512 [C3 W4/2@32(sink=1) C5 W4/2@32(sink=1)]"
-    exported = Layout.parse(right.replace("W4/2@32(sink=1)", wrong))
-    assert not gate(tmp_path, quantisation, Layout.parse(right), exported).passed
-
-
 def swapped_mixers(state: State) -> None:
-    """The two Mamba-2 layers of the layout above change places."""
+    """The two Mamba-2 layers change places."""
     for name, first in state.items():
         if name.startswith("layers.1.mixers"):
             second = state[name.replace("layers.1", "layers.2")]
@@ -132,11 +139,28 @@ def swapped_mixers(state: State) -> None:
             first.copy_(kept)
 
 
-def test_swapped_layers_fail(patched_build: Build, tmp_path: Path) -> None:
-    layout = Layout.parse("d256 v512 ffn=swiglu:512 [C3 M16 M16 A4/2]")
-    report = gate(tmp_path, "q4_0", layout, edit=swapped_mixers)
-    with pytest.raises(CandidateFailed):
-        report.require()
+@pytest.mark.parametrize("quantisation", ["q4_0", "f32"])
+@pytest.mark.parametrize(
+    "weights", [wrong_decay, swapped_b_and_c, forgotten_step_bias, forgotten_skip, forgotten_norm, swapped_mixers]
+)
+def test_faults_in_mamba2_fail(
+    patched_build: Build, tmp_path: Path, weights: Callable[[State], None], quantisation: str
+) -> None:
+    assert not gate(tmp_path, quantisation, MAMBA2, patched_build, Fault("", weights)).passed
+
+
+@pytest.mark.parametrize("text", ["d256 v512 ffn=swiglu:512 [M16*3]", "d256 v512 ffn=swiglu:512 [C3 C5*2]"])
+def test_stale_state_of_one_kind_fails(patched_build: Build, tmp_path: Path, text: str) -> None:
+    """An earlier text left in memory, without attention that would see it too."""
+    assert not gate(tmp_path, "q4_0", Layout.parse(text), patched_build, Fault("stale", earlier=40)).passed
+
+
+@pytest.mark.parametrize("quantisation", ["q4_0", "f32"])
+@pytest.mark.parametrize("wrong", ["W4/2@48(sink=1)", "A4/2", "W4/2@32", "W4/2@32(rope_theta=10000,sink=1)"])
+def test_faults_in_windows_fail(patched_build: Build, tmp_path: Path, wrong: str, quantisation: str) -> None:
+    """Another window, none, no sinks, another RoPE base."""
+    right = Layout.parse("d256 v512 ffn=swiglu:512 [C3 W4/2@32(sink=1) C5 W4/2@32(sink=1)]")
+    assert not gate(tmp_path, quantisation, right, patched_build, Fault("", layout=("W4/2@32(sink=1)", wrong))).passed
 
 
 @pytest.mark.parametrize("quantisation", ["q4_0", "f32"])
@@ -148,8 +172,8 @@ def test_long_text_outgrows_the_window(patched_build: Build, tmp_path: Path, qua
     chunks = (71, 24) * 6 + (1,) * 32
     ids = np.random.default_rng(0).integers(0, layout.vocab, sum(chunks))
     oracle = Oracle(layout, quantisation, trained)  # type: ignore[arg-type]
-    measured = evaluate(patched_build, model, ids.tolist(), chunks, tmp_path)
-    assert compare(measured, oracle.exact(ids), oracle.rounded(ids)).passed
+    measured = evaluate(patched_build, model, ids.tolist(), chunks, tmp_path).logits
+    assert compare(measured, oracle.exact(ids).logits, oracle.rounded(ids).logits).passed
 
 
 def saved_and_restored(build: Build, folder: Path, text: str) -> np.ndarray:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from llama_cpp_gating import checkpoint
 
 from nas.core.layout import Layout
 from nas.nn.model import Model
@@ -17,6 +16,7 @@ from nas.nn.weights import load_weights
 from nas.runtimes.llama_cpp.builds import Build
 from nas.runtimes.llama_cpp.generate import generate
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.testing.planted_faults import checkpoint
 
 STOCK = "d64 v256 ffn=swiglu:96 [C3 A4/2]"
 PATCHED = "d64 v256 ffn=swiglu:96 [C3 M16 A4/2]"

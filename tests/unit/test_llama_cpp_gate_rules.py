@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import gguf
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 
 from nas.core.errors import CandidateFailed
 from nas.core.layout import Layout
 from nas.nn.model import Model
-from nas.runtimes.llama_cpp.gate import CHUNKS, compare
+from nas.runtimes.base import GateReport, RandomWeights
+from nas.runtimes.llama_cpp.following import FollowedExperts
+from nas.runtimes.llama_cpp.gate import CHUNKS, compare, judge_choices
 from nas.runtimes.llama_cpp.rounding import attend_f16, round_q8_0, round_q8_k
+from nas.runtimes.llama_cpp.runner_gate import settle, settled_experts
+from nas.runtimes.llama_cpp.runner_logits import Feed
+from nas.runtimes.llama_cpp.writer import write_gguf
 
 RNG = np.random.default_rng(0)
 
@@ -40,22 +49,88 @@ def test_one_wrong_position_fails() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.parametrize("routed", [False, True])
-def test_logits_that_are_not_finite_fail(bad: float, routed: bool) -> None:
+def test_logits_that_are_not_finite_fail(bad: float) -> None:
     oracle, noise = logits(), 0.01 * logits()
     measured = oracle + noise
     measured[2:, 3] = bad
-    assert not compare(measured, oracle, oracle + noise, routed=routed).passed
+    assert not compare(measured, oracle, oracle + noise).passed
 
 
-def test_another_expert_at_one_position_is_rounding() -> None:
-    oracle, noise = logits(), 0.01 * logits()
-    measured = oracle + noise
-    measured[5] = oracle[4]
-    assert compare(measured, oracle, oracle + noise, routed=True).passed
+def scores() -> np.ndarray:
+    return np.array([[0.9, 0.5, 0.1], [0.5, 0.9, 0.1]], np.float32)
 
 
-def test_stale_state_fails() -> None:
+def test_another_expert_that_scores_alike_is_rounding() -> None:
+    near = scores()
+    near[0] = [0.505, 0.5, 0.1]
+    assert judge_choices({3: np.array([[1], [1]])}, [near], [near + 0.002]) == ""
+
+
+def test_another_expert_that_scores_less_is_a_fault() -> None:
+    told = judge_choices({3: np.array([[1], [1]])}, [scores()], [scores() + 0.002])
+    assert "layer 3" in told and "1 of 2 positions" in told
+    report = GateReport((0.0,), 0.0, 1.0, told)
+    with pytest.raises(CandidateFailed, match="layer 3"):
+        report.require()
+
+
+def test_followed_experts_are_the_ones_that_compute() -> None:
+    layout = Layout.parse("d64 v100 ffn=moe:4x2:32 [C3 A4/2]")
+    model = Model(layout, seed=0).eval()
+    ids = torch.from_numpy(RNG.integers(0, layout.vocab, 20))
+    with torch.no_grad():
+        own = model(ids[None])
+        with RecordedExperts() as recorded:
+            model(ids[None])
+        with FollowedExperts(recorded.choices) as followed:
+            assert torch.equal(model(ids[None]), own)
+        with FollowedExperts([(chosen + 1) % 4 for chosen in recorded.choices]):
+            assert not torch.allclose(model(ids[None]), own)
+    for scores_of, chosen in zip(followed.scores, recorded.choices, strict=True):
+        assert torch.equal(scores_of.topk(2, -1).indices, chosen)
+
+
+class RecordedExperts(TorchFunctionMode):
+    """Keeps what `topk` answers."""
+
+    def __enter__(self) -> RecordedExperts:
+        self.choices: list[torch.Tensor] = []
+        super().__enter__()
+        return self
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.Tensor.topk:
+            self.choices.append(result.indices)
+        return result
+
+
+def test_settled_experts_win_in_every_layer(tmp_path: Path) -> None:
+    layout = Layout.parse("d64 v256 ffn=moe:4x2:32 [C3 A4/2 C3]")
+    write_gguf(layout, "f32", RandomWeights(), tmp_path / "m.gguf")
+    experts = settled_experts(layout, 5)
+    assert [chosen[0].tolist() for chosen in experts.values()] == [[0, 1], [2, 3], [0, 1]]
+    reader = gguf.GGUFReader(settle(tmp_path / "m.gguf", experts, tmp_path / "settled"))
+    biases = [t.data.tolist() for t in reader.tensors if t.name.endswith("exp_probs_b.bias")]
+    assert biases == [[2, 2, 0, 0], [0, 0, 2, 2], [2, 2, 0, 0]]
+    assert (tmp_path / "m.gguf").stat().st_size == (tmp_path / "settled").stat().st_size
+
+
+@pytest.mark.parametrize("content", [b"", b"no model", b"GGUF" + bytes(60)])
+def test_what_cannot_be_settled_is_the_candidates_failure(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "m.gguf").write_bytes(content)
+    with pytest.raises(CandidateFailed, match="experts"):
+        settle(tmp_path / "m.gguf", {0: np.array([[0, 1]])}, tmp_path / "settled")
+
+
+def test_runners_ids_are_splitmix64() -> None:
+    """The first outputs of the reference implementation for seed 1234567."""
+    ids = Feed(prompt=3, gen=0, batch=1, seed=1234567).ids(1 << 62)
+    wanted = [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    assert ids.tolist() == [number % (1 << 62) for number in wanted]
+
+
+def test_state_that_is_not_written_back_fails() -> None:
     """Steps that go on from the state before the last chunk, as a runtime would that forgot to write it back."""
     layout = Layout.parse("d64 v100 ffn=swiglu:96 [C3 A4/2 C3]")
     model = Model(layout, seed=0).eval()

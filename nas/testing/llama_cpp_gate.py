@@ -1,0 +1,46 @@
+"""The gate of llama.cpp on a file with a planted fault."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+from nas.core.layout import Layout
+from nas.runtimes.base import GateReport
+from nas.runtimes.llama_cpp.builds import Build
+from nas.runtimes.llama_cpp.gate import run_gate
+from nas.runtimes.llama_cpp.oracle import Oracle
+from nas.runtimes.llama_cpp.runner_gate import run_runner_gate
+from nas.runtimes.llama_cpp.runner_logits import here
+from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.runtimes.llama_cpp.support import Quantisation
+from nas.testing.planted_faults import Fault, checkpoint
+
+RIGHT = Fault("none")
+
+
+def gate(folder: Path, quantisation: str, right: Layout, build: Build, fault: Fault = RIGHT) -> GateReport:
+    """Exports `right` with a fault, and holds the file against `right` without it.
+
+    Args:
+        folder: for weights and file.
+        quantisation: of the file.
+        right: what the file should compute.
+        build: what computes; one for another machine runs by emulation, through its runner.
+        fault: what is wrong.
+
+    Raises:
+        CandidateFailed: llama.cpp died on the file.
+    """
+    exported, model = fault.exported(right), folder / "m.gguf"
+    LLAMA_CPP.export(exported, quantisation, checkpoint(exported, folder / "wrong", fault.weights), model)
+    trained = checkpoint(right, folder / "right")
+    if not fault.earlier:
+        return LLAMA_CPP.gate(right, quantisation, trained, model, build.runner)
+    oracle = Oracle(right, cast(Quantisation, quantisation), trained)
+    if build.details.static:
+        return run_runner_gate(
+            right, model, here(build), oracle.exact, oracle.rounded,
+            settled=quantisation != "f32", earlier=fault.earlier,
+        )  # fmt: skip
+    return run_gate(right, model, build, oracle.exact, oracle.rounded, earlier=fault.earlier)

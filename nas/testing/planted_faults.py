@@ -1,0 +1,153 @@
+"""Faults that an equivalence gate must notice, as edits of what is exported, for any runtime.
+
+A file is exported with the fault and held against the layout and the weights without it. `checkpoint` draws weights
+behind which no fault can hide.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from nas.core.layout import Layout
+from nas.nn.model import Model
+from nas.nn.weights import save_weights
+from nas.runtimes.base import Checkpoint
+
+State = dict[str, Tensor]
+"""A state dict of `nas.nn.model`, to be edited in place."""
+
+
+def unchanged(state: State) -> None:
+    """No fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One mistake of an exporter, a graph or a runner.
+
+    Args:
+        name: what a person calls it.
+        weights: edits the exported weights.
+        layout: what to replace in the exported layout's text, and by what.
+        earlier: tokens of an earlier text that the runner forgets to clear from its memory.
+        choice_only: whether it changes nothing but which experts are chosen.
+    """
+
+    name: str
+    weights: Callable[[State], None] = unchanged
+    layout: tuple[str, str] = ("", "")
+    earlier: int = 0
+    choice_only: bool = False
+
+    def exported(self, right: Layout) -> Layout:
+        """The layout that is exported in place of `right`."""
+        return Layout.parse(right.format().replace(*self.layout)) if self.layout[0] else right
+
+
+def checkpoint(layout: Layout, path: Path, edit: Callable[[State], None] = unchanged) -> Checkpoint:
+    """Fresh weights at `path`; norms and biases are drawn apart from one and zero, so that a forgotten one shows.
+
+    A tensor's values follow from its name and shape, so layouts that differ in one place differ in weights there only.
+    """
+    model = Model(layout, seed=1)
+    state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    for name, weight in state.items():
+        drawn = torch.rand(weight.shape, generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))
+        if "norm" in name or name.endswith(".D"):
+            weight.copy_(0.5 + drawn)
+        elif name.endswith(("sinks.weight", "conv.bias", "dt_bias")):
+            weight.add_(2 * drawn - 1)
+        elif name.endswith("ffn.bias.weight"):  # added to scores between 0 and 1
+            weight.add_(0.6 * drawn - 0.3)
+    edit(state)
+    save_weights(model, path)
+    return Checkpoint(path, hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+PLANTED = Layout.parse("d256 v512 ffn=swiglu:512 [C3 A8/4 C3 A8/4 C5]")
+"""What `FAULTS` are planted in."""
+PLANTED_MOE = Layout.parse("d256 v512 ffn=moe:8x2:64 [C3+swiglu:512 A4/2 C3 A4/2]")
+"""What `MOE_FAULTS` are planted in."""
+_HEAD = 32
+
+
+def _shift_kv_heads(state: State) -> None:
+    for name, weight in state.items():
+        if name.endswith(("mixers.0.k.weight", "mixers.0.v.weight")):
+            weight.copy_(weight.roll(_HEAD, 0))
+
+
+def _shift_convolution(state: State) -> None:
+    for name, weight in state.items():
+        if name.endswith("conv.weight"):
+            weight.copy_(weight.roll(1, 1))
+
+
+def _forget_qk_norm_weights(state: State) -> None:
+    for name, weight in state.items():
+        if name.endswith(("q_norm.weight", "k_norm.weight")):
+            weight.fill_(1.0)
+
+
+def _swap_layers(state: State) -> None:
+    for name, first in state.items():
+        if name.startswith("layers.0."):
+            third = state[name.replace("layers.0.", "layers.2.")]
+            kept = third.clone()
+            third.copy_(first)
+            first.copy_(kept)
+
+
+def _permute_experts(state: State) -> None:
+    for name, weight in state.items():
+        if name.endswith(("ffn.gate.weight", "ffn.up.weight", "ffn.down.weight")) and weight.ndim == 3:
+            weight.copy_(weight.roll(1, 0))
+
+
+def _drop_router_bias(state: State) -> None:
+    for name, weight in state.items():
+        if name.endswith("ffn.bias.weight"):
+            weight.zero_()
+
+
+def _shift_router(state: State) -> None:
+    for name, weight in state.items():
+        if name.endswith("ffn.router.weight"):
+            weight.copy_(weight.roll(1, 0))
+
+
+def _swap_gate_and_up(state: State) -> None:
+    for name, gate in state.items():
+        if name.endswith("ffn.gate.weight") and gate.ndim == 3:
+            up = state[name.replace("gate", "up")]
+            kept = up.clone()
+            up.copy_(gate)
+            gate.copy_(kept)
+
+
+FAULTS = (
+    Fault("RoPE base", layout=("A8/4", "A8/4(rope_theta=10000)")),
+    Fault("KV-head map", _shift_kv_heads),
+    Fault("convolution shifted by one", _shift_convolution),
+    Fault("QK-norm missing", layout=("A8/4", "A8/4(qk_norm=0)")),
+    Fault("QK-norm without its weights", _forget_qk_norm_weights),
+    Fault("layers swapped", _swap_layers),
+    Fault("stale state", earlier=40),
+)
+"""For layouts like `PLANTED`: two convolutions of one shape, QK-norm, several KV heads of 32 numbers."""
+
+MOE_FAULTS = (
+    Fault("experts permuted", _permute_experts),
+    Fault("router bias dropped", _drop_router_bias, choice_only=True),
+    Fault("router rows shifted", _shift_router),
+    Fault("one expert too many", layout=("moe:8x2", "moe:8x3")),
+    Fault("gate and up of experts swapped", _swap_gate_and_up),
+)
+"""For layouts like `PLANTED_MOE`."""
