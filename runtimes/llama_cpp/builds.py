@@ -80,10 +80,17 @@ def runner_source_hash() -> str:
 
 
 def all_builds() -> Iterator[Build]:
-    """Every whole build of the pinned source and today's runner, best instruction set first."""
+    """Every whole build of the pinned source and today's runner, best instruction set first, then without tools.
+
+    The order is fixed, so that another build of the same kind does not change what measures.
+    """
     rank = {variant.name: place for place, variant in enumerate(VARIANTS)}
     builds = [build for build in every_build() if build.details.runner_c == runner_source_hash()]
-    yield from sorted(builds, key=lambda build: (rank.get(build.details.variant, len(rank)), build.runner.build))
+
+    def order(build: Build) -> tuple[int, bool, str]:
+        return rank.get(build.details.variant, len(rank)), build.details.tools, build.runner.build
+
+    yield from sorted(builds, key=order)
 
 
 def every_build() -> Iterator[Build]:
