@@ -15,7 +15,7 @@ The header is text, a record a line; offsets count from the first multiple of 64
     mixer METHOD PARALLEL                               x, residual, states -> x, states
     attention METHOD PARALLEL CACHE THETA SINKS         the same, its kernel reads CACHE; SINKS: offset or -
     ffn METHOD                                          x -> x
-    moe METHOD TOP_K EXPERTS BIAS                       x -> norm(x), logits; then the chosen of the EXPERTS next methods
+    moe METHOD TOP_K EXPERTS BIAS                       x -> norm(x), logits; then the chosen of the next EXPERTS
     head METHOD                                         x of the last token -> logits
 
 Programs stand once however many layers run them, and a layer that shares another's weights runs its methods with a

@@ -114,7 +114,7 @@ class Mamba2(ProgramModule):
         return value, b.transpose(0, 1), c.transpose(0, 1)
 
     def _recur(self, u: Tensor, total: Tensor, b: Tensor, c: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """u [S, H, P], cumulated log decays [S, H] -> y [S, H, P] and the memory after the chunk."""
+        """U [S, H, P], cumulated log decays [S, H] -> y [S, H, P] and the memory after the chunk."""
         length, heads, size = u.shape
         groups = b.shape[0]
         until_now = self.until_now.narrow(0, 0, length).narrow(1, 0, length)

@@ -1,4 +1,4 @@
-"""PyTorch's side of the equivalence gate: `nas.nn` on the weights that an artifact stores, activations rounded to 8 bits.
+"""PyTorch's side of the equivalence gate: `nas.nn` on the weights of an artifact, with activations in 8 bits.
 
 It rounds the checkpoint anew and reads nothing of the artifact, so one with tensors in wrong places differs.
 """

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 from nas.blocks.mamba2 import convolved
@@ -68,18 +69,21 @@ class Program:
         return dict(self.sizes)[name]
 
 
+@cache
 def mixer_program(block: Block, d_model: int) -> Program:
     """The program of a mixer."""
     makers = {"conv": _conv, "gqa": _attention, "swa": _attention, "mamba2": _mamba2}
     return makers[block.kind](block.resolve(d_model), d_model)
 
 
+@cache
 def swiglu_program(block: Block, d_model: int) -> Program:
     """The program of a dense feed-forward."""
     sizes = (("d_model", d_model), ("width", block.int("width")))
     return Program("swiglu", sizes, (*_norm("norm", d_model, "ffn_norm.weight"), *_gated(block, d_model)))
 
 
+@cache
 def router_program(block: Block, d_model: int) -> Program:
     """What comes before the experts: the norm and the router's logits."""
     experts = block.int("experts")
@@ -88,6 +92,7 @@ def router_program(block: Block, d_model: int) -> Program:
     return Program("router", (("d_model", d_model), ("experts", experts)), constants)
 
 
+@cache
 def expert_program(block: Block, d_model: int) -> Program:
     """One expert; all experts of a mixture run the same program on weights of their own."""
     sizes = (("d_model", d_model), ("width", block.int("width")))
@@ -101,10 +106,10 @@ def head_program(d_model: int, vocab: int, tied: bool) -> Program:
     return Program("head", (("d_model", d_model), ("vocab", vocab)), constants)
 
 
-def _norm(name: str, width: int, source: str) -> Iterator[Constant]:
-    """RMSNorm as what XNNPACK takes whole: x * rsqrt(x^2 . mean + eps) * weight."""
+def _norm(name: str, width: int, source: str, groups: int = 1) -> Iterator[Constant]:
+    """RMSNorm as what XNNPACK takes whole: x * rsqrt(x^2 . mean + eps) * weight; each of `groups` parts by itself."""
     yield Constant(f"{name}_weight", (width,), "norm", source)
-    yield Constant(f"{name}_mean", (1, width), "fill", value=1.0 / width)
+    yield Constant(f"{name}_mean", (1, width // groups), "fill", value=groups / width)
     yield Constant(f"{name}_eps", (1,), "fill", value=EPS)
 
 
@@ -172,13 +177,9 @@ def _mamba2(block: Block, d_model: int) -> Program:
         Constant("dt_bias", (heads,), "bias", "mixers.{j}.dt_bias"),
         Constant("decay", (heads,), "decay", "mixers.{j}.A_log"),
         Constant("skip", (heads, 1), "norm", "mixers.{j}.D"),
-        *_norm("out_norm", inner // block.int("groups"), ""),
+        *_norm("out_norm", inner, "mixers.{j}.norm.weight", block.int("groups")),
         Constant("out", (d_model, inner), "int4", "mixers.{j}.out.weight"),
-    )
-    weighted = tuple(
-        Constant("out_norm_weight", (inner,), "norm", "mixers.{j}.norm.weight") if one.name == "out_norm_weight" else one
-        for one in constants
     )
     memory = (block.int("groups"), block.int("state"), inner // block.int("groups"))
     states = ((block.int("conv") - 1, mixed), memory)
-    return Program("mamba2", (("d_model", d_model), *((name, block.int(name)) for name in names)), weighted, states)
+    return Program("mamba2", (("d_model", d_model), *((name, block.int(name)) for name in names)), constants, states)

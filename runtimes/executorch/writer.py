@@ -178,4 +178,3 @@ class _Plan:
 
     def _line(self, *words: object) -> None:
         self.lines.append(" ".join(map(str, words)))
-

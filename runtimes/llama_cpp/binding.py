@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from nas.core.errors import CandidateFailed
 from nas.runtimes.llama_cpp.builds import Build
-from nas.runtimes.llama_cpp.process import stream
+from nas.runtimes.process import stream
 
 _DEADLINE_S = 600.0
 _KEPT = ("PATH", "HOME", "PYTHONPATH", "LANG", "TMPDIR")

@@ -11,12 +11,12 @@ import pytest
 from llama_cpp_gating import checkpoint
 
 from nas.core.layout import Layout
+from nas.runtimes.host import emulator_of
 from nas.runtimes.llama_cpp.build import build
 from nas.runtimes.llama_cpp.builds import Build
 from nas.runtimes.llama_cpp.gate import compare
 from nas.runtimes.llama_cpp.oracle import Oracle
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.runtimes.llama_cpp.smoke import emulator_of
 
 pytestmark = pytest.mark.timeout(1800)  # the first test compiles
 
