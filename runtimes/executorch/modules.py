@@ -66,12 +66,12 @@ class Attention(ProgramModule):
     def forward(self, x: Tensor, residual: Tensor) -> Outputs:
         h = self.norm(x)
         if self.program.size("own"):
-            mixed = ops.attend(self._heads(h, "q"), self._heads(h, "k"), self._heads(h, "v"))
+            mixed = ops.attend(self.heads(h, "q"), self.heads(h, "k"), self.heads(h, "v"))
         else:
-            mixed = ops.attend_shared(self._heads(h, "q"))
+            mixed = ops.attend_shared(self.heads(h, "q"))
         return (residual + self.o(mixed),)
 
-    def _heads(self, h: Tensor, name: str) -> Tensor:
+    def heads(self, h: Tensor, name: str) -> Tensor:
         """[1, S, D] -> [1, S, heads, head_dim]."""
         heads = self.program.size("heads" if name == "q" else "kv_heads")
         split = getattr(self, name)(h).view(1, h.shape[1], heads, self.program.size("head_dim"))
