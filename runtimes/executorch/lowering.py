@@ -19,7 +19,9 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from nas.core.errors import CandidateFailed
@@ -64,15 +66,24 @@ def module_of(program: Program) -> ProgramModule:
     return MODULES[program.kind](program)
 
 
-def quantised(module: nn.Module) -> nn.Module:
+def quantised(module: ProgramModule) -> ProgramModule:
     """`module` with its `nn.Linear`s in 8da4w, in place."""
     with quiet():
         from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_
         from torchao.quantization.granularity import PerGroup
 
-        config = Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4, weight_granularity=PerGroup(GROUP))
+        int4 = getattr(torch, "int4")  # noqa: B009 - torch's stubs do not know it
+        config = Int8DynamicActivationIntxWeightConfig(weight_dtype=int4, weight_granularity=PerGroup(GROUP))
         quantize_(module, config, lambda part, name: isinstance(part, nn.Linear))
     return module
+
+
+@torch.no_grad()
+def set_int4(module: ProgramModule, name: str, values: NDArray[np.int8], scales: NDArray[np.float32]) -> None:
+    """Gives a quantised `nn.Linear` its weights [O, I] and group scales [O, I / GROUP]."""
+    weight = getattr(module, name).weight
+    weight.qdata.copy_(torch.from_numpy(values))
+    weight.scale.copy_(torch.from_numpy(scales))
 
 
 def _lower(module: nn.Module, inputs: tuple[torch.Tensor, ...], shapes: Any, kind: str) -> bytes:

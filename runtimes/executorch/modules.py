@@ -30,24 +30,35 @@ class ProgramModule(nn.Module):
             else:
                 self.register_parameter(constant.name, nn.Parameter(torch.empty(constant.shape), requires_grad=False))
 
+    def number(self, name: str) -> Tensor:
+        """A float32 constant."""
+        found: Tensor = getattr(self, name)
+        return found
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        """The product of `x` with a 4-bit constant."""
+        y: Tensor = getattr(self, name)(x)
+        return y
+
+    def inverse_rms(self, x: Tensor, name: str) -> Tensor:
+        """1 / sqrt(mean(x^2) + eps) over the last dimension."""
+        return torch.rsqrt(F.linear(x * x, self.number(f"{name}_mean"), self.number(f"{name}_eps")))
+
     def norm(self, x: Tensor, name: str = "norm") -> Tensor:
         """RMSNorm over the last dimension."""
-        scale = torch.rsqrt(F.linear(x * x, getattr(self, f"{name}_mean"), getattr(self, f"{name}_eps")))
-        scaled: Tensor = x * scale * getattr(self, f"{name}_weight")
-        return scaled
+        return x * self.inverse_rms(x, name) * self.number(f"{name}_weight")
 
     def convolve(self, window: Tensor, length: int) -> Tensor:
         """Causal depthwise convolution [1, K - 1 + S, C] -> [1, S, C]; tap i meets the input K - 1 - i tokens ago."""
-        taps = [getattr(self, name) for name in dict(self.named_parameters()) if name.startswith("tap")]
-        y: Tensor = window.narrow(1, 0, length) * taps[0]
+        taps = [self.number(one.name) for one in self.program.constants if one.role == "taps"]
+        y = window.narrow(1, 0, length) * taps[0]
         for shift, tap in enumerate(taps[1:], 1):
             y = y + window.narrow(1, shift, length) * tap
         return y
 
     def swiglu(self, h: Tensor) -> Tensor:
         """W_down (silu(W_gate h) * W_up h)."""
-        y: Tensor = self.down(F.silu(self.gate(h)) * self.up(h))
-        return y
+        return self.linear("down", F.silu(self.linear("gate", h)) * self.linear("up", h))
 
 
 class Conv(ProgramModule):
@@ -55,8 +66,8 @@ class Conv(ProgramModule):
 
     def forward(self, x: Tensor, residual: Tensor, past: Tensor) -> Outputs:
         h, length = self.norm(x), x.shape[1]
-        window = torch.cat([past, self.gate_in(h) * self.value(h)], 1)
-        y = residual + self.out(self.gate_out(h) * self.convolve(window, length))
+        window = torch.cat([past, self.linear("gate_in", h) * self.linear("value", h)], 1)
+        y = residual + self.linear("out", self.linear("gate_out", h) * self.convolve(window, length))
         return y, window.narrow(1, length, past.shape[1])
 
 
@@ -69,12 +80,12 @@ class Attention(ProgramModule):
             mixed = ops.attend(self.heads(h, "q"), self.heads(h, "k"), self.heads(h, "v"))
         else:
             mixed = ops.attend_shared(self.heads(h, "q"))
-        return (residual + self.o(mixed),)
+        return (residual + self.linear("o", mixed),)
 
     def heads(self, h: Tensor, name: str) -> Tensor:
         """[1, S, D] -> [1, S, heads, head_dim]."""
         heads = self.program.size("heads" if name == "q" else "kv_heads")
-        split = getattr(self, name)(h).view(1, h.shape[1], heads, self.program.size("head_dim"))
+        split = self.linear(name, h).view(1, h.shape[1], heads, self.program.size("head_dim"))
         return self.norm(split, f"{name}_norm") if self.program.size("norm") and name != "v" else split
 
 
@@ -93,14 +104,14 @@ class Mamba2(ProgramModule):
 
     def forward(self, x: Tensor, residual: Tensor, past: Tensor, memory: Tensor) -> Outputs:
         h, length = self.norm(x), x.shape[1]
-        window = torch.cat([past, self.mixed(h)], 1)
-        value, b, c = self._split(F.silu(self.convolve(window, length) + self.conv_bias), length)
-        step = F.softplus(F.linear(h, self.step) + self.dt_bias)[0]  # [S, H]
-        total = torch.cumsum(step * self.decay, 0)
+        window = torch.cat([past, self.linear("mixed", h)], 1)
+        value, b, c = self._split(F.silu(self.convolve(window, length) + self.number("conv_bias")), length)
+        step = F.softplus(F.linear(h, self.number("step")) + self.number("dt_bias"))[0]  # [S, H]
+        total = torch.cumsum(step * self.number("decay"), 0)
         y, after = self._recur(value * step.unsqueeze(2), total, b, c, memory)
-        y = (y + value * self.skip).reshape(1, length, self.inner)
-        gated = y * F.silu(self.gate(h))
-        out = residual + self.out(self._grouped_norm(gated, length))
+        y = (y + value * self.number("skip")).reshape(1, length, self.inner)
+        gated = y * F.silu(self.linear("gate", h))
+        out = residual + self.linear("out", self._grouped_norm(gated, length))
         return out, window.narrow(1, length, past.shape[1]), after
 
     def _split(self, mixed: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -117,7 +128,7 @@ class Mamba2(ProgramModule):
         """U [S, H, P], cumulated log decays [S, H] -> y [S, H, P] and the memory after the chunk."""
         length, heads, size = u.shape
         groups = b.shape[0]
-        until_now = self.until_now.narrow(0, 0, length).narrow(1, 0, length)
+        until_now = self.number("until_now").narrow(0, 0, length).narrow(1, 0, length)
         spans = total.t().unsqueeze(2) - total.t().unsqueeze(1)  # [H, S, S]
         scores = torch.bmm(c, b.transpose(1, 2)) * until_now  # [G, S, S]
         spread = scores.unsqueeze(1).expand(groups, heads // groups, length, length).reshape(heads, length, length)
@@ -131,8 +142,9 @@ class Mamba2(ProgramModule):
 
     def _grouped_norm(self, y: Tensor, length: int) -> Tensor:
         parts = y.view(1, length, self.program.size("groups"), -1)
-        scale = torch.rsqrt(F.linear(parts * parts, self.out_norm_mean, self.out_norm_eps))
-        return (parts * scale).reshape(1, length, self.inner) * self.out_norm_weight
+        return (parts * self.inverse_rms(parts, "out_norm")).reshape(1, length, self.inner) * self.number(
+            "out_norm_weight"
+        )
 
 
 class SwiGLU(ProgramModule):
@@ -147,7 +159,7 @@ class Router(ProgramModule):
 
     def forward(self, x: Tensor) -> Outputs:
         h = self.norm(x)
-        return h, F.linear(h, self.router)
+        return h, F.linear(h, self.number("router"))
 
 
 class Expert(ProgramModule):
@@ -161,7 +173,7 @@ class Head(ProgramModule):
     """x [1, 1, D] -> logits [1, 1, V]."""
 
     def forward(self, x: Tensor) -> Outputs:
-        return (self.head(self.norm(x)),)
+        return (self.linear("head", self.norm(x)),)
 
 
 MODULES: dict[str, type[ProgramModule]] = {

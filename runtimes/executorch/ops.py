@@ -6,10 +6,12 @@ depend on no context length, and a cache may be of any number format. They are n
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-_LIBRARY = torch.library.Library("hilnas", "DEF")
+_LIBRARY: Any = torch.library.Library("hilnas", "DEF")  # type: ignore[no-untyped-call]
 _LIBRARY.define("attend(Tensor q, Tensor k, Tensor v) -> Tensor")
 _LIBRARY.define("attend.out(Tensor q, Tensor k, Tensor v, *, Tensor(a!) out) -> Tensor(a!)")
 _LIBRARY.define("attend_shared(Tensor q) -> Tensor")

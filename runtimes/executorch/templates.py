@@ -6,6 +6,7 @@ bytes, so a template is lowered on bytes of its own, all different; an artifact 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -67,6 +68,7 @@ def template_key(program: Program) -> str:
     )
 
 
+@functools.cache
 def tool_versions() -> dict[str, str]:
     """Versions of what lowers, our own sources among them.
 
@@ -83,7 +85,7 @@ def tool_versions() -> dict[str, str]:
 def _make(program: Program) -> Template:
     import torch
 
-    from nas.runtimes.executorch.lowering import lower, module_of, quantised
+    from nas.runtimes.executorch.lowering import lower, module_of, quantised, set_int4
 
     module = quantised(module_of(program))
     rng = np.random.Generator(np.random.PCG64(0))
@@ -92,9 +94,7 @@ def _make(program: Program) -> Template:
         for constant in program.constants:
             if constant.role == "int4":
                 values, scales = _distinct_int4(constant, rng)
-                weight = getattr(module, constant.name).weight
-                weight.qdata.copy_(torch.from_numpy(values))
-                weight.scale.copy_(torch.from_numpy(scales))
+                set_int4(module, constant.name, values, scales)
                 keys[constant.name] = (_digest(pack_int4(values)), "scale_" + _digest(bfloat16_bytes(scales)))
             else:
                 filled = _distinct(constant, rng)
@@ -115,8 +115,8 @@ def _asked_for(pte: bytes, name: str, wanted: tuple[str, ...]) -> tuple[str, ...
 def _distinct_int4(constant: Constant, rng: np.random.Generator) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     outputs, inputs = constant.shape
     values = rng.integers(-8, 8, constant.shape, np.int8)
-    scales = rng.integers(64, 128, (outputs, inputs // GROUP)).astype(np.float32) / 8192  # exact as bfloat16
-    return values, scales
+    scales = rng.integers(64, 128, (outputs, inputs // GROUP)).astype(np.float32)
+    return values, scales / np.float32(8192)  # exact as bfloat16
 
 
 def _distinct(constant: Constant, rng: np.random.Generator) -> NDArray[np.float32]:

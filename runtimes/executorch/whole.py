@@ -12,6 +12,7 @@ Methods: `forward(tokens [1, S], position [1]) -> logits [1, V]`, and the consta
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,10 +24,10 @@ from nas.runtimes.base import Checkpoint
 from nas.runtimes.executorch import support
 from nas.runtimes.executorch.chain import Attend, Cache, Chain, Method, Step, build_chain
 from nas.runtimes.executorch.checkpoint import CheckpointContents
-from nas.runtimes.executorch.lowering import few_passes, module_of, quantised, quiet, state_shape
+from nas.runtimes.executorch.lowering import few_passes, module_of, quantised, quiet, set_int4, state_shape
 from nas.runtimes.executorch.modules import Attention, ProgramModule
 from nas.runtimes.executorch.numbers import quantise_int4, quantise_rows
-from nas.runtimes.executorch.programs import CHUNK, GROUP
+from nas.runtimes.executorch.programs import CHUNK
 
 
 def write_whole_graph(layout: Layout, checkpoint: Checkpoint, context: int, destination: Path) -> None:
@@ -68,8 +69,8 @@ class WholeGraph(nn.Module):
         """See the class."""
         length = tokens.shape[1]
         at = position[0].item()
-        torch._check(at >= 0)
-        torch._check(at + length <= self.context)
+        for fits in (at >= 0, at + length <= self.context):
+            torch._check(fits)  # type: ignore[no-untyped-call]
         x = before = self.embed(tokens)
         for step, module in zip(self.chain.steps, self.steps, strict=True):
             source = before if step.parallel else x
@@ -114,10 +115,14 @@ class PlainStep(nn.Module):
 class KeyValueCache(nn.Module):
     """Keys and values [1, context, KV, head_dim]."""
 
+    keys: Tensor
+    values: Tensor
+
     def __init__(self, cache: Cache, context: int) -> None:
         super().__init__()
-        for name in ("keys", "values"):
-            self.register_buffer(name, torch.zeros(1, context, cache.kv_heads, cache.head_dim))
+        shape = (1, context, cache.kv_heads, cache.head_dim)
+        self.register_buffer("keys", torch.zeros(shape))
+        self.register_buffer("values", torch.zeros(shape))
 
 
 class AttentionStep(nn.Module):
@@ -134,20 +139,22 @@ class AttentionStep(nn.Module):
     def forward(self, model: WholeGraph, x: Tensor, residual: Tensor, at: int) -> Tensor:
         """The residual stream after the step."""
         program, cache = model.methods[self.method], model.caches[self.attend.cache]
-        assert isinstance(program, Attention)
+        assert isinstance(program, Attention) and isinstance(cache, KeyValueCache)
         h = program.norm(x)
         q = self._turned(program.heads(h, "q"), at)
         if program.program.size("own"):
             torch.ops.llama.update_cache(self._turned(program.heads(h, "k"), at), cache.keys, at)
             torch.ops.llama.update_cache(program.heads(h, "v"), cache.values, at)
         mixed = torch.ops.llama.custom_sdpa(q, cache.keys, cache.values, at, None, 0.0, True)
-        y: Tensor = residual + program.o(mixed.view(1, q.shape[1], q.shape[2] * q.shape[3]))
-        return y
+        return residual + program.linear("o", mixed.view(1, q.shape[1], q.shape[2] * q.shape[3]))
 
     def _turned(self, x: Tensor, at: int) -> Tensor:
         if not self.attend.theta:
             return x
-        cos, sin = (table.narrow(0, at, x.shape[1])[None, :, None] for table in (self.cosines, self.sines))
+        cos, sin = (
+            table.narrow(0, at, x.shape[1])[None, :, None]
+            for table in (self.get_buffer("cosines"), self.get_buffer("sines"))
+        )
         half = x.shape[-1] // 2
         first, second = x[..., :half], x[..., half:]
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
@@ -166,7 +173,7 @@ class MixtureStep(nn.Module):
         """The residual stream after the step."""
         h, logits = model.methods[self.method](x)
         scores = torch.sigmoid(logits)
-        chosen = torch.topk(scores + self.bias, self.top_k, -1).indices
+        chosen = torch.topk(scores + self.get_buffer("bias"), self.top_k, -1).indices
         kept = torch.zeros_like(scores).scatter(-1, chosen, 1.0) * scores
         weights = kept / (kept.sum(-1, keepdim=True) + 1e-6)
         y = residual
@@ -189,10 +196,7 @@ def _filled(method: Method, contents: CheckpointContents) -> ProgramModule:
     with torch.no_grad():
         for constant in method.program.constants:
             if constant.role == "int4":
-                values, scales = quantise_int4(contents.floats(method, constant))
-                weight = getattr(module, constant.name).weight
-                weight.qdata.copy_(torch.from_numpy(values))
-                weight.scale.copy_(torch.from_numpy(scales))
+                set_int4(module, constant.name, *quantise_int4(contents.floats(method, constant)))
             else:
                 (content,) = contents.constant(method, constant)
                 filled = np.frombuffer(content, "<f4").reshape(constant.shape).copy()
@@ -211,14 +215,15 @@ def _embedding(layout: Layout, contents: CheckpointContents) -> nn.Embedding:
         quantize_(holder, config, lambda part, name: isinstance(part, nn.Embedding))
     rows, scales = quantise_rows(contents.table(layout.vocab, layout.d_model))
     with torch.no_grad():
-        embed.weight.qdata.copy_(torch.from_numpy(rows))
-        embed.weight.scale.copy_(torch.from_numpy(scales).reshape(embed.weight.scale.shape))
+        weight: Any = embed.weight
+        weight.qdata.copy_(torch.from_numpy(rows))
+        weight.scale.copy_(torch.from_numpy(scales).reshape(weight.scale.shape))
     return embed
 
 
 def _lower(model: WholeGraph, layout: Layout, context: int) -> bytes:
     with quiet():
-        import executorch.extension.llm.custom_ops.custom_ops  # noqa: F401 - registers llama::*
+        import executorch.extension.llm.custom_ops.custom_ops
         import executorch.kernels.quantized  # noqa: F401 - registers the 8-bit embedding
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
         from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
@@ -233,9 +238,7 @@ def _lower(model: WholeGraph, layout: Layout, context: int) -> bytes:
         }
         try:
             with torch.no_grad(), few_passes():
-                exported = torch.export.export(
-                    model.eval(), inputs, dynamic_shapes=({1: length}, None), strict=False
-                )
+                exported = torch.export.export(model.eval(), inputs, dynamic_shapes=({1: length}, None), strict=False)
                 edge = to_edge_transform_and_lower(
                     {"forward": exported},
                     partitioner={"forward": [XnnpackPartitioner()]},

@@ -7,6 +7,7 @@ import hashlib
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -40,13 +41,13 @@ def write_artifact(layout: Layout, weights: Weights, destination: Path) -> PlanF
     """
     chain = build_chain(layout)
     templates = [template(program) for program in chain.programs]
-    partial = destination.with_name(f"{destination.name}.{uuid.uuid4().hex}.partial")
-    with _contents(weights) as contents, _write_errors_told(destination, partial):
+    unfinished = destination.with_name(f"{destination.name}.{uuid.uuid4().hex}.partial")
+    with _contents(weights) as contents, _write_errors_told(destination, unfinished):
         plan = _Plan(layout, chain, templates, contents)
-        with partial.open("wb") as file:
+        with unfinished.open("wb") as file:
             digest = plan.write(file)
-        size = partial.stat().st_size
-        partial.replace(destination)
+        size = unfinished.stat().st_size
+        unfinished.replace(destination)
     return PlanFile(sha256=digest, size=size)
 
 
@@ -60,13 +61,13 @@ def _contents(weights: Weights) -> Iterator[Contents]:
 
 
 @contextlib.contextmanager
-def _write_errors_told(destination: Path, partial: Path) -> Iterator[None]:
+def _write_errors_told(destination: Path, unfinished: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise InfrastructureFailed(f"cannot write {destination}: {error}; is the disk full?") from error
     finally:
-        partial.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
 
 
 @dataclass
@@ -111,9 +112,8 @@ class _Plan:
         )
         self._line("embedding", rows, vocab * d_model, scales, 4 * vocab)
         for made in self.templates:
-            pte = made.pte
-            (offset,) = self._place((len(pte),), lambda pte=pte: (pte,))
-            self._line("program", offset, len(pte))
+            (offset,) = self._place((len(made.pte),), partial(_single, made.pte))
+            self._line("program", offset, len(made.pte))
         for method in chain.methods:
             self._method(method)
         for cache in chain.caches:
@@ -132,7 +132,7 @@ class _Plan:
                 keys[constant.name], self._constant(method, constant), constant_sizes(constant), strict=True
             )
         ]
-        unique = {key: record for key, *record in listed}
+        unique = {key: (offset, size, shape) for key, offset, size, shape in listed}
         self._line("method", index, len(unique))
         for key, (offset, size, shape) in unique.items():
             self._line("data", key, offset, size, *shape)
@@ -178,3 +178,7 @@ class _Plan:
 
     def _line(self, *words: object) -> None:
         self.lines.append(" ".join(map(str, words)))
+
+
+def _single(content: bytes) -> tuple[bytes, ...]:
+    return (content,)

@@ -165,4 +165,3 @@ def _load(folder: Path) -> Build | None:
     known = details.variant in {variant.name for variant in VARIANTS}
     current = details.sdist == source.SHA256 and details.patches in ((), patch_hashes())
     return Build(folder, runner, details) if known and current and is_whole(folder, runner) else None
-
