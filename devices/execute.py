@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from nas.core.clock import Clock
 from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName, Unsupported
-from nas.core.plan import Pair, Plan, PlanFile, RawRun, Round, RoundResult, Runner
+from nas.core.plan import InputFile, Pair, Plan, PlanFile, RawRun, Round, RoundResult, Runner
 from nas.devices.condition import Observer
 from nas.devices.transports.base import Cancelled, Transport, never
 
 KnownRunner = Callable[[Runner], bool]
-"""Whether a runner is in the manifest that this agent trusts."""
+"""Whether a runner is in the manifest that this agent trusts; raises `NasError` where there is none to trust."""
 
 ENV_ALLOWED = frozenset(
     {
@@ -40,6 +39,8 @@ ENV_ALLOWED = frozenset(
 _SLOT = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,127}")
 _COOL_DOWN_SLICE_S = 1.0
+_MAKE_S = 600.0
+_MAKE_OUTPUT = 1 << 14
 
 
 class FileSource(Protocol):
@@ -62,26 +63,6 @@ class Prepared:
     env: dict[str, str]
 
 
-def allow_list(sha256s: Collection[str]) -> KnownRunner:
-    """Knows the runners all of whose files are listed: one foreign library makes a foreign runner."""
-    return lambda runner: all(file.sha256 in sha256s for file in runner.files.values())
-
-
-def manifest(path: Path) -> KnownRunner:
-    """Knows the runners all of whose files are in a JSON list of hashes, which is read anew each time.
-
-    The result raises `InfrastructureFailed` where the list cannot be read.
-    """
-
-    def known(runner: Runner) -> bool:
-        try:
-            return allow_list(json.loads(path.read_bytes()))(runner)
-        except (OSError, ValueError) as error:
-            raise InfrastructureFailed(f"runner manifest {path}: {error}") from error
-
-    return known
-
-
 def prepare(plan: Plan, transport: Transport, files: FileSource, known: KnownRunner) -> Prepared:
     """Puts the plan's files on the device and fills in its arguments.
 
@@ -95,16 +76,34 @@ def prepare(plan: Plan, transport: Transport, files: FileSource, known: KnownRun
     for file in runner.files.values():
         transport.push(files.fetch(file), file.sha256)
     folder = transport.bundle({name: file.sha256 for name, file in runner.files.items()})
-    paths = {name: transport.push(files.fetch(file), file.sha256) for name, file in plan.inputs.items()}
-    arguments = (_SLOT.sub(lambda slot: paths[slot[1]], argument) for argument in plan.args)
     libraries = {"LD_LIBRARY_PATH": folder} if len(runner.files) > 1 else {}
-    return Prepared(plan, (f"{folder}/{runner.main}", *arguments), libraries | plan.env)
+    main = f"{folder}/{runner.main}"
+
+    def deliver(file: InputFile) -> str:
+        if file.recipe is None:
+            return transport.push(files.fetch(file), file.sha256)
+        recipe = transport.push(files.fetch(file.recipe), file.recipe.sha256)
+        return transport.make(file.sha256, lambda path: _make(transport, main, libraries, recipe, path))
+
+    paths = {name: deliver(file) for name, file in plan.inputs.items()}
+    arguments = (_SLOT.sub(lambda slot: paths[slot[1]], argument) for argument in plan.args)
+    return Prepared(plan, (main, *arguments), libraries | plan.env)
+
+
+def _make(transport: Transport, runner: str, env: dict[str, str], recipe: str, path: str) -> None:
+    result = transport.run(
+        (runner, "--recipe", recipe, "--output", path), env=env, deadline_s=_MAKE_S, output_limit=_MAKE_OUTPUT
+    )
+    if result.exit_code != 0 or result.truncated:
+        told = (result.stdout[-400:] + result.stderr_tail[-400:]).decode(errors="replace").strip()
+        why = f"not done within {_MAKE_S:g} s" if result.timed_out else f"exit code {result.exit_code}"
+        raise InfrastructureFailed(f"the runner did not make the file of a recipe: {why}: {told}")
 
 
 def _check(plan: Plan, known: KnownRunner) -> None:
     runner = plan.runner
     if not known(runner):
-        raise Unsupported(f"runner {runner.runtime} {runner.build[:12]} is not in this agent's manifest")
+        raise Unsupported(f"runner {runner.runtime} {runner.build[:12]} is not in the coordinator's runner manifest")
     for name in runner.files:
         if not _FILE_NAME.fullmatch(name):
             raise InvalidInput(f"runner file name {name!r}: letters, digits and ._+- only")

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from nas.core.errors import CandidateFailed
 from nas.core.layout import Layout
 from nas.core.measurement import Sample
-from nas.core.plan import Plan, PlanFile, RawRun, Runner
+from nas.core.plan import InputFile, Plan, PlanFile, RawRun, Runner
 from nas.core.workload import Workload
 
 Verdict = Literal["stock", "patched", "no"]
@@ -80,11 +80,17 @@ class Artifact(BaseModel):
     arch: str
     patched: bool = False
     weights: str = Field(description="`Weights.describe()`")
+    recipe: PlanFile | None = Field(None, description="what was written in place of the file: the runner makes it")
 
     @property
-    def file(self) -> PlanFile:
+    def file(self) -> InputFile:
         """The artifact as a plan's input."""
-        return PlanFile(sha256=self.sha256, size=self.size)
+        return InputFile(sha256=self.sha256, size=self.size, recipe=self.recipe)
+
+    @property
+    def stored(self) -> PlanFile:
+        """What was written: the file, or its recipe."""
+        return self.file.travels
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +142,18 @@ class Runtime(Protocol):
     def supports(self, layout: Layout) -> Support:
         """Whether and how the runtime carries `layout`. Pure, fast, and needs no build."""
 
-    def export(self, layout: Layout, quantisation: str, weights: Weights, destination: Path) -> Artifact:
+    def export(
+        self, layout: Layout, quantisation: str, weights: Weights, destination: Path, *, recipe: bool = False
+    ) -> Artifact:
         """Writes the model file at `destination`, atomically and the same for the same inputs.
+
+        Args:
+            layout: what to write.
+            quantisation: one of `quantisations`.
+            weights: random or trained.
+            destination: where to.
+            recipe: where weights are random and the runner can make the file itself (`runner --recipe R --output F`),
+                write that recipe instead; the artifact then names both. A runtime without recipes writes the file.
 
         Raises:
             Unsupported: the runtime does not carry the layout.

@@ -83,7 +83,7 @@ class Tree(Protocol):
 
 
 class Transport(Tree, Protocol):
-    """A wire to one device. Remote paths are plain strings, made by `push` and `bundle` only."""
+    """A wire to one device. Remote paths are plain strings, made by `push`, `make` and `bundle` only."""
 
     def connect(self) -> None:
         """Reaches the device; harmless when connected.
@@ -120,6 +120,17 @@ class Transport(Tree, Protocol):
 
         Raises:
             InfrastructureFailed: the content is not `sha256`, or the device's disk failed.
+        """
+
+    def make(self, sha256: str, produce: Callable[[str], None]) -> str:
+        """Content that is made on the device instead of pushed, once, and verified as if it had been. The remote path.
+
+        Args:
+            sha256: of the content.
+            produce: writes the content to a remote path where nothing is yet; not called if the content is there.
+
+        Raises:
+            InfrastructureFailed: what was produced is not `sha256`, or the device's disk failed.
         """
 
     def bundle(self, files: Mapping[str, str]) -> str:

@@ -14,6 +14,7 @@ from nas.devices.content import ContentFolder, file_sha256
 from nas.devices.transports.base import TEXT_LIMIT, CommandResult, never
 from nas.devices.transports.process import run_supervised
 
+_KEPT_BYTES = 8 << 30
 _BASE_ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
 
 
@@ -64,6 +65,19 @@ class LocalTransport:
     def push(self, local: Path, sha256: str) -> str:
         """See `Transport.push`; a file that is the cache's own is verified where it lies."""
         return str(self._content.add(local, sha256))
+
+    def make(self, sha256: str, produce: Callable[[str], None]) -> str:
+        """See `Transport.make`. What was used longest ago goes, so that a search does not fill the disk."""
+        if self._content.path(sha256).exists():
+            return str(self._content.verify(sha256))
+        with self._content.temporary(sha256) as temporary:
+            produce(str(temporary))
+            try:
+                made = self._content.settle(temporary, sha256)
+            except OSError as error:
+                raise InfrastructureFailed(f"{temporary}: {error.strerror}") from error
+        self._content.trim(_KEPT_BYTES, keep=[sha256])
+        return str(made)
 
     def bundle(self, files: Mapping[str, str]) -> str:
         """See `Transport.bundle`. Copies, so that the mode of the pushed files stays as it is."""

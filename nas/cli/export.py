@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ from nas.cli.lazy import command_app
 from nas.cli.output import JsonFlag, print_fields, print_json
 from nas.core.units import show_count
 from nas.runtimes import RUNTIMES
-from nas.runtimes.base import RandomWeights
+from nas.runtimes.base import Artifact, RandomWeights
 
 app = command_app()
 
@@ -26,6 +27,9 @@ def export(
         str | None, typer.Option("--quantisation", "-q", help="Default: the runtime's first.", show_default=False)
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random weights.")] = 0,
+    recipe: Annotated[
+        bool, typer.Option("--recipe", help="Write the recipe only, from which a runner makes the file.")
+    ] = False,
     json: JsonFlag = False,
 ) -> None:
     """Write a layout as a model file of a runtime, with random weights.
@@ -33,7 +37,7 @@ def export(
     Speed and memory do not depend on the values of weights, so such a file is good for measuring, not for talking to.
     """
     model, target = read_layout(layout), RUNTIMES[runtime]
-    artifact = target.export(model, quantisation or target.quantisations[0], RandomWeights(seed), output)
+    artifact = target.export(model, quantisation or target.quantisations[0], RandomWeights(seed), output, recipe=recipe)
     if json:
         print_json({"file": str(output), "layout": model.format(), **artifact.model_dump(mode="json")})
         return
@@ -41,6 +45,7 @@ def export(
         (
             ("file", output),
             ("size", f"{artifact.size / 1e6:.1f} MB"),
+            *_recipe(artifact),
             ("weights", show_count(model.params.total)),
             ("layout", model),
             ("architecture", artifact.arch + (" (patched build)" if artifact.patched else "")),
@@ -48,3 +53,8 @@ def export(
             ("sha256", artifact.sha256),
         )
     )
+
+
+def _recipe(artifact: Artifact) -> Iterator[tuple[str, str]]:
+    if artifact.recipe:
+        yield "recipe", f"{artifact.recipe.size / 1e3:.1f} kB, written in place of the file"

@@ -20,6 +20,17 @@ class PlanFile(BaseModel):
     size: int = Field(ge=0, description="bytes")
 
 
+class InputFile(PlanFile):
+    """An input of a plan. With a recipe, the runner makes the file on the device: a few KB travel instead of it."""
+
+    recipe: PlanFile | None = None
+
+    @property
+    def travels(self) -> PlanFile:
+        """What is kept in the store and sent to a device."""
+        return self.recipe or self
+
+
 class Runner(BaseModel):
     """A runner build: the executable and the files beside it, by content."""
 
@@ -36,13 +47,14 @@ class Runner(BaseModel):
 class Plan(BaseModel):
     """One process to run on a device.
 
-    `args` are the runner's own; `{model}` in one stands for the path of the input file called `model`.
+    `args` are the runner's own; `{model}` in one stands for the path of the input file called `model`. An input with a
+    recipe is made by the same runner: `runner --recipe FILE --output FILE`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     runner: Runner
-    inputs: dict[str, PlanFile]
+    inputs: dict[str, InputFile]
     args: tuple[str, ...]
     env: dict[str, str] = Field(default_factory=dict)
     threads: int = Field(1, ge=1)

@@ -115,7 +115,8 @@ def _artifact(options: BenchOptions, spec: RuntimeSpace, runtime: Runtime, store
     scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         destination = Path(folder) / "model"
-        artifact = runtime.export(options.subject, spec.quantisation, RandomWeights(DEPLOY_SEED), destination)
+        weights = RandomWeights(DEPLOY_SEED)
+        artifact = runtime.export(options.subject, spec.quantisation, weights, destination, recipe=True)
         artifacts.put_file(store, destination)
     return artifact
 

@@ -103,14 +103,14 @@ class Preparer:
         row = results.get(self.farm.store, key)
         if row is not None:
             artifact = Artifact.model_validate(row.payload["value"])
-            if artifacts.get(self.farm.store, artifact.sha256) is not None:
+            if artifacts.get(self.farm.store, artifact.stored.sha256) is not None:
                 return artifact
         self.scratch.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.scratch) as folder:
             destination = Path(folder) / "reference"
-            artifact = runtime.export(layout, quantisation, weights, destination)
+            artifact = runtime.export(layout, quantisation, weights, destination, recipe=True)
             artifacts.put_file(self.farm.store, destination)
-        artifacts.pin(self.farm.store, artifact.sha256, f"reference:{runtime.name}")
+        artifacts.pin(self.farm.store, artifact.stored.sha256, f"reference:{runtime.name}")
         results.put(self.farm.store, key, "export", {"value": artifact.model_dump(mode="json")})
         return artifact
 

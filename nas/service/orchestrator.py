@@ -216,7 +216,7 @@ class Orchestrator:
         """From now on `nas gc` may take the models of all but the references and the front."""
         front = {row.trial for row in self._snapshot().front}
         kept = [run for number, run in self.runs.items() if run.reference is not None or number in front]
-        self._ledger.pin_only(artifact.sha256 for run in kept for artifact in run.artifacts.values())
+        self._ledger.pin_only(artifact.stored.sha256 for run in kept for artifact in run.artifacts.values())
 
     async def _cancel(self) -> None:
         for task in self._all_tasks():

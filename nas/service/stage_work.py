@@ -171,14 +171,15 @@ class StageWork:
         async def act() -> Outcome:
             outcome = await self.compute.run(work.export, spec)
             if "value" in outcome:
-                self.ledger.keep_artifact(destination, outcome["value"]["sha256"])
+                self.ledger.keep_artifact(destination, Artifact.model_validate(outcome["value"]).stored.sha256)
             return outcome
 
         artifact = Artifact.model_validate(await self.stages.run("export", key, trial, act))
-        if not self.ledger.has_artifact(artifact.sha256):
+        kept = artifact.stored.sha256
+        if not self.ledger.has_artifact(kept):
             # Collected by `nas gc` since: the same inputs write the same bytes.
             value_of(await act())
-        self.ledger.pin(artifact.sha256)
+        self.ledger.pin(kept)
         return artifact
 
     async def _train(self, trial: int, job: TrainJob) -> TrainResult:

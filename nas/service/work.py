@@ -63,7 +63,7 @@ def _stage(function: Callable[[Spec, _Share], dict[str, Any]]) -> Stage:
 
 @_stage
 def export(spec: Spec, share: _Share) -> dict[str, Any]:
-    """Writes an artifact: {layout, runtime, quantisation, weights, destination} -> Artifact."""
+    """Writes an artifact, or its recipe: {layout, runtime, quantisation, weights, destination} -> Artifact."""
     from nas.runtimes import RUNTIMES
     from nas.runtimes.base import Checkpoint, RandomWeights
 
@@ -74,7 +74,8 @@ def export(spec: Spec, share: _Share) -> dict[str, Any]:
     runtime, destination = RUNTIMES[spec["runtime"]], Path(spec["destination"])
     destination.parent.mkdir(parents=True, exist_ok=True)
     try:
-        artifact = runtime.export(Layout.from_json(spec["layout"]), spec["quantisation"], source, destination)
+        layout = Layout.from_json(spec["layout"])
+        artifact = runtime.export(layout, spec["quantisation"], source, destination, recipe=True)
     except Unsupported as error:
         raise CandidateFailed("export", str(error)) from error
     return artifact.model_dump(mode="json")

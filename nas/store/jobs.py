@@ -216,7 +216,7 @@ def read(connection: Connection, id: str) -> JobRow:
 
 
 def _plan_files(plan: Plan) -> list[str]:
-    return [file.sha256 for file in (*plan.inputs.values(), *plan.runner.files.values())]
+    return [file.sha256 for file in (*(given.travels for given in plan.inputs.values()), *plan.runner.files.values())]
 
 
 def _worth_a_write(store: Store, device: str, agent: str) -> bool:

@@ -20,7 +20,7 @@ from nas.core.layout import Layout
 from nas.core.measurement import Sample
 from nas.core.plan import Plan, PlanFile, RawRun, Runner
 from nas.core.workload import Workload
-from nas.runtimes.base import Artifact, Checkpoint, GateReport, Support, Weights
+from nas.runtimes.base import Artifact, Checkpoint, GateReport, RandomWeights, Support, Weights
 from nas.runtimes.output import read_sample
 
 Fault = Literal["none", "crash", "hang", "garbage", "flood", "out_of_memory", "not_finite"]
@@ -59,8 +59,10 @@ class FakeRuntime:
         reasons = tuple(f"{kind} blocks are not carried by {self.name}" for kind in sorted(kinds & self.refused))
         return Support("no", None, reasons) if reasons else Support("stock", self.name)
 
-    def export(self, layout: Layout, quantisation: str, weights: Weights, destination: Path) -> Artifact:
-        """A JSON file of the figures that the runner needs."""
+    def export(
+        self, layout: Layout, quantisation: str, weights: Weights, destination: Path, *, recipe: bool = False
+    ) -> Artifact:
+        """A JSON file of the figures that the runner needs; its recipe is the same text backwards."""
         support = self.supports(layout)
         if support.arch is None:
             raise Unsupported("; ".join(support.reasons))
@@ -68,7 +70,8 @@ class FakeRuntime:
             raise Unsupported(f"{self.name} writes {', '.join(self.quantisations)}, not {quantisation!r}")
         model = {"layout": layout.to_json(), "weights": weights.describe(), "figures": self._figures(layout)}
         content = json.dumps(model, sort_keys=True).encode()
-        _write(destination, content)
+        backwards = content[::-1] if recipe and isinstance(weights, RandomWeights) else None
+        _write(destination, backwards or content)
         return Artifact(
             sha256=hashlib.sha256(content).hexdigest(),
             size=len(content),
@@ -77,6 +80,7 @@ class FakeRuntime:
             layout_id=layout.id,
             arch=support.arch,
             weights=weights.describe(),
+            recipe=_described(backwards) if backwards else None,
         )
 
     def plan(self, artifact: Artifact, runner: Runner, workload: Workload, deadline_s: float) -> Plan:
@@ -113,7 +117,7 @@ class FakeRuntime:
         path = self.folder / digest[:12] / "runner"
         if not path.exists():
             _write(path, content, mode=0o755)
-        files = {"runner": PlanFile(sha256=digest, size=len(content))}
+        files = {"runner": _described(content)}
         return Runner(runtime=self.name, build=digest, target=target, files=files, main="runner")
 
     def runner_folder(self, runner: Runner) -> Path:
@@ -138,6 +142,10 @@ class FakeRuntime:
             "weights_mb": layout.params.total * _BYTES_PER_WEIGHT / 1e6,
             "cache_mb": cache / 1e6,
         }
+
+
+def _described(content: bytes) -> PlanFile:
+    return PlanFile(sha256=hashlib.sha256(content).hexdigest(), size=len(content))
 
 
 def _write(path: Path, content: bytes, mode: int = 0o644) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,22 @@ class RuntimeContract:
 
         assert again(7) == artifact.sha256
         assert again(8) != artifact.sha256
+
+    def test_recipe_makes_the_same_file(
+        self, runtime: Runtime, layout: Layout, artifact: Artifact, tmp_path: Path
+    ) -> None:
+        """What a device makes from the recipe is, byte for byte, what would have been sent."""
+        recipe, made = tmp_path / "recipe", tmp_path / "made"
+        other = runtime.export(layout, runtime.quantisations[0], RandomWeights(7), recipe, recipe=True)
+        assert (other.sha256, other.size) == (artifact.sha256, artifact.size)
+        if other.recipe is None:
+            assert recipe.read_bytes() == (tmp_path / "model").read_bytes()
+            return
+        runner = runtime.runner(self.target, patched=artifact.patched)
+        argv = [str(runtime.runner_folder(runner) / runner.main), "--recipe", str(recipe), "--output", str(made)]
+        subprocess.run(argv, check=True, timeout=120, stdout=subprocess.DEVNULL)
+        assert made.read_bytes() == (tmp_path / "model").read_bytes()
+        assert hashlib.sha256(recipe.read_bytes()).hexdigest() == other.recipe.sha256
 
     def test_plan_survives_json(self, plan: Plan, artifact: Artifact) -> None:
         assert Plan.model_validate_json(plan.model_dump_json()) == plan

@@ -98,6 +98,28 @@ class TransportContract:
             transport.bundle({"file": wrong})
         assert transport.hash(transport.push(path, sha256)) == sha256
 
+    def test_make_is_by_content_and_happens_once(self, transport: Transport) -> None:
+        made: list[str] = []
+
+        def produce(path: str) -> None:
+            made.append(path)
+            write(transport, "made", path)
+
+        sha256 = hashlib.sha256(b"made").hexdigest()
+        remote = transport.make(sha256, produce)
+        assert transport.hash(remote) == sha256
+        assert transport.make(sha256, produce) == remote and len(made) == 1
+        with pytest.raises(InfrastructureFailed):
+            transport.hash(made[0])
+
+    def test_make_refuses_other_content_and_none(self, transport: Transport) -> None:
+        sha256 = hashlib.sha256(b"wanted").hexdigest()
+        with pytest.raises(InfrastructureFailed):
+            transport.make(sha256, lambda path: write(transport, "something else", path))
+        with pytest.raises(InfrastructureFailed):
+            transport.make(sha256, lambda path: None)
+        assert transport.hash(transport.make(sha256, lambda path: write(transport, "wanted", path))) == sha256
+
     def test_pull_gives_back_what_was_pushed(
         self, transport: Transport, local_file: tuple[Path, str], tmp_path: Path
     ) -> None:
@@ -143,6 +165,11 @@ class TransportContract:
         transport.close()
         transport.connect()
         assert run(transport, "exit 0").exit_code == 0
+
+
+def write(transport: Transport, text: str, path: str) -> None:
+    """A file on the device."""
+    assert run(transport, 'printf %s "$1" > "$2"', text, path).exit_code == 0
 
 
 def run(transport: Transport, script: str, *arguments: str, **options: Any) -> CommandResult:

@@ -41,8 +41,10 @@ class ExecuTorch:
         """See `nas.runtimes.executorch.support`."""
         return support.supports(layout)
 
-    def export(self, layout: Layout, quantisation: str, weights: Weights, destination: Path) -> Artifact:
-        """Writes an artifact; loads torch only where a block's shape is new."""
+    def export(
+        self, layout: Layout, quantisation: str, weights: Weights, destination: Path, *, recipe: bool = False
+    ) -> Artifact:
+        """Writes an artifact; loads torch only where a block's shape is new. There are no recipes of artifacts yet."""
         from nas.runtimes.executorch.writer import write_artifact
 
         _check(quantisation)

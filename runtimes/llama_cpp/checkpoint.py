@@ -110,7 +110,7 @@ class CheckpointTensors(AbstractContextManager["CheckpointTensors"]):
             if found != shape:
                 raise InvalidInput(f"{name} has shape {found}, the layout needs {shape}", where=str(self._path))
 
-    def data(self, tensor: Tensor, storage: GGMLQuantizationType, place: int) -> NDArray[np.uint8]:
+    def data(self, tensor: Tensor, storage: GGMLQuantizationType) -> NDArray[np.uint8]:
         """The bytes of `tensor`, shape [stored bytes].
 
         Raises:

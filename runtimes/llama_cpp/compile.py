@@ -87,7 +87,7 @@ def compile_library(
 
 def compile_runner(tree: Path, product: Path, toolchain: Toolchain) -> None:
     """Compiles the runner beside the shared libraries in `product`, where it will look for them."""
-    libraries = [f"-L{product}", "-lllama", "-lggml", "-lggml-base", "-lm"]
+    libraries = [f"-L{product}", "-lllama", "-lggml", "-lggml-cpu", "-lggml-base", "-lm"]
     found_at = ["-Wl,-rpath,$ORIGIN", f"-Wl,-rpath-link,{product}"]
     output = ["-o", str(product / "runner"), str(RUNNER_SOURCE)]
     _step([toolchain.cc, *_runner_flags(tree), *output, *libraries, *found_at], toolchain.cc, _RUNNER_S)

@@ -39,10 +39,10 @@ class Oracle:
         self._types: dict[int, GGMLQuantizationType] = {}
         with CheckpointTensors(checkpoint.path) as contents:
             contents.check(listed)
-            for place, tensor in enumerate(listed):
+            for tensor in listed:
                 storage = storage_type(tensor, layout, quantisation)
                 target = state[state_dict_name(tensor)]
-                values = quants.dequantize(contents.data(tensor, storage, place), storage)
+                values = quants.dequantize(contents.data(tensor, storage), storage)
                 if tensor.role == "decay":
                     values = np.log(-values)
                 target.copy_(torch.from_numpy(values.reshape(target.shape)))

@@ -1,6 +1,7 @@
 /* Measures one request on one model: load, warm up, timed prompt, timed decode; one JSON object on stdout.
+ * Or, with --recipe, makes the model file that a recipe describes: a few KB travel instead of the model.
  *
- * Needs only llama.h, so the same file serves hosts and phones. A run is one fresh process: nothing is left over from
+ * Needs only llama.h and ggml-cpu.h, so the same file serves hosts and phones. A run is one fresh process: nothing is left over from
  * another repetition. The log goes to stderr. Exit codes follow sysexits.h and stand in runtimes/output.py.
  */
 #define _GNU_SOURCE
@@ -15,14 +16,17 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "ggml-cpu.h"
 #include "llama.h"
 
-enum { USAGE = 64, LOAD_FAILED = 65, DECODE_FAILED = 70, NO_MEMORY = 71 };
+enum { USAGE = 64, LOAD_FAILED = 65, DECODE_FAILED = 70, NO_MEMORY = 71, NOT_WRITTEN = 74 };
 
 struct options {
     const char *model;
     const char *kv;
     const char *logits;
+    const char *recipe;
+    const char *output;
     long prompt, gen, context, batch, ubatch, threads, flash, mmap, repack, seed, warmup;
 };
 
@@ -81,7 +85,7 @@ static void usage(const char *what) {
     snprintf(last_error, sizeof last_error, "%s", what);
     fail(USAGE, "usage", "usage: runner --model FILE [--prompt N] [--gen N] [--context N] [--batch N] [--ubatch N] "
                          "[--threads N] [--kv f16|q8_0] [--flash 0|1] [--mmap 0|1] [--repack 0|1] [--seed N] [--warmup N] "
-                         "[--logits FILE]");
+                         "[--logits FILE] | runner --recipe FILE --output FILE");
 }
 
 static long number(const char *name, const char *text, long low, long high) {
@@ -105,6 +109,8 @@ static void parse_arguments(int argc, char **argv) {
         if (!strcmp(argv[i], "--model")) opt.model = argv[i + 1];
         else if (!strcmp(argv[i], "--kv")) opt.kv = argv[i + 1];
         else if (!strcmp(argv[i], "--logits")) opt.logits = argv[i + 1];
+        else if (!strcmp(argv[i], "--recipe")) opt.recipe = argv[i + 1];
+        else if (!strcmp(argv[i], "--output")) opt.output = argv[i + 1];
         else known = false;
         for (size_t n = 0; !known && n < sizeof numbers / sizeof *numbers; n++) {
             if (strcmp(argv[i], numbers[n].name)) continue;
@@ -112,6 +118,10 @@ static void parse_arguments(int argc, char **argv) {
             known = true;
         }
         if (!known) usage(argv[i]);
+    }
+    if (opt.recipe || opt.output) {
+        if (!opt.recipe || !opt.output || opt.model) usage("--recipe and --output go together, without --model");
+        return;
     }
     if (!opt.model) usage("--model is missing");
     if (access(opt.model, R_OK)) usage("--model cannot be read");
@@ -152,15 +162,159 @@ static bool reset_peak(void) {
     return written;
 }
 
-/* ---- the request --------------------------------------------------------------------------------------------- */
-
-/* splitmix64 (Steele, Lea, Flood 2014): the same ids on every machine. */
-static llama_token next_id(uint64_t *state, int vocab) {
+/* splitmix64 (Steele, Lea, Flood 2014): the same numbers on every machine. */
+static uint64_t splitmix64(uint64_t *state) {
     uint64_t z = (*state += 0x9e3779b97f4a7c15u);
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return (llama_token)((z ^ (z >> 31)) % (uint64_t)vocab);
+    return z ^ (z >> 31);
 }
+
+/* ---- a model file from its recipe: runtimes/llama_cpp/recipe.py describes the format ------------------------- */
+
+enum { MAX_POOLS = 16, MAX_TENSORS = 1 << 20, ALIGNMENT = 32 };
+
+struct pool { unsigned char *bytes; size_t size; };
+
+static void refuse_recipe(const char *what) {
+    snprintf(last_error, sizeof last_error, "%s", what);
+    fail(LOAD_FAILED, "recipe", "the recipe was refused");
+}
+
+static void not_written(void) {
+    snprintf(last_error, sizeof last_error, "%s", strerror(errno));
+    fail(NOT_WRITTEN, "disk", "the model file cannot be written");
+}
+
+static uint64_t read_number(FILE *recipe, uint64_t high) {
+    unsigned long long value;
+    if (fscanf(recipe, "%20llu", &value) != 1 || value > high) refuse_recipe("a number is missing or too large");
+    return value;
+}
+
+/* Quantised blocks: random quanta, one scale for all. 128 + 64 bytes of quanta and 16 sub-block scales in a Q6_K. */
+static void scale_blocks(struct pool pool, size_t unit, uint16_t scale) {
+    for (unsigned char *block = pool.bytes; block < pool.bytes + pool.size; block += unit) {
+        size_t at = 0;
+        if (unit == 210) {
+            for (int i = 192; i < 208; i++) block[i] = block[i] % 17 + 1;
+            at = 208;
+        }
+        block[at] = scale & 0xff, block[at + 1] = scale >> 8;
+    }
+}
+
+/* k / 2^shift as float16 for |k| <= 1024, which it holds exactly. */
+static uint16_t half(int k, int shift) {
+    unsigned sign = k < 0 ? 0x8000 : 0, magnitude = (unsigned)abs(k);
+    int top = 10;
+    if (!magnitude) return 0;
+    while (!(magnitude >> top)) top--;
+    int exponent = top - shift;
+    if (exponent < -14) return (uint16_t)(sign | magnitude << (24 - shift));
+    return (uint16_t)(sign | (unsigned)(exponent + 15) << 10 | ((magnitude << (10 - top)) & 0x3ff));
+}
+
+/* Uniform numbers that the type holds exactly: an integer of its precision over a power of two. */
+static void spread(struct pool pool, size_t unit, int shift) {
+    for (unsigned char *at = pool.bytes; at < pool.bytes + pool.size; at += unit) {
+        if (unit == 2) {
+            int16_t bits;
+            memcpy(&bits, at, unit);
+            uint16_t value = half(bits >> 5, shift);
+            memcpy(at, &value, unit);
+        } else {
+            int32_t bits;
+            memcpy(&bits, at, unit);
+            float value = ldexpf((float)(bits >> 8), -shift);
+            memcpy(at, &value, unit);
+        }
+    }
+}
+
+static struct pool read_pool(FILE *recipe, uint64_t seed) {
+    char name[8];
+    static const struct { const char *name; size_t unit; } kinds[] = {
+        {"q4_0", 18}, {"q8_0", 34}, {"q6_k", 210}, {"f16", 2}, {"f32", 4},
+    };
+    size_t unit = 0;
+    if (fscanf(recipe, "%7s", name) != 1) refuse_recipe("a pool is missing");
+    for (size_t n = 0; n < sizeof kinds / sizeof *kinds; n++)
+        if (!strcmp(name, kinds[n].name)) unit = kinds[n].unit;
+    if (!unit) refuse_recipe("a pool of unknown kind");
+    uint64_t scale = read_number(recipe, unit > 4 ? UINT16_MAX : unit == 2 ? 24 : 64);
+    uint64_t count = read_number(recipe, 1 << 26);
+    if (!count) refuse_recipe("an empty pool");
+    struct pool pool = {.size = count * unit};
+    pool.bytes = allocate((pool.size + 7) / 8, 8);
+    for (size_t at = 0; at < pool.size; at += 8) {
+        uint64_t word = splitmix64(&seed);
+        memcpy(pool.bytes + at, &word, 8); /* every machine that is measured is little-endian */
+    }
+    if (unit > 4) scale_blocks(pool, unit, (uint16_t)scale);
+    else spread(pool, unit, (int)scale);
+    return pool;
+}
+
+static void put(FILE *file, const void *bytes, size_t size) {
+    if (fwrite(bytes, 1, size, file) != size) not_written();
+}
+
+static void put_floats(FILE *file, uint64_t size, const float *values, uint64_t period) {
+    for (uint64_t i = 0; i < size / sizeof *values; i++) put(file, values + i % period, sizeof *values);
+}
+
+static void put_tensor(FILE *recipe, FILE *file, const struct pool *pools, uint64_t n_pools) {
+    static const float one = 1, zero = 0;
+    float decay[16];
+    char how[8];
+    uint64_t size = read_number(recipe, (uint64_t)1 << 40);
+    if (fscanf(recipe, "%7s", how) != 1) refuse_recipe("a tensor is cut off");
+    for (int i = 0; i < 16; i++) decay[i] = (float)-(i + 1);
+    if (!strcmp(how, "ones")) put_floats(file, size, &one, 1);
+    else if (!strcmp(how, "zeros")) put_floats(file, size, &zero, 1);
+    else if (!strcmp(how, "decay")) put_floats(file, size, decay, 16);
+    else if (!strcmp(how, "tile")) {
+        uint64_t number = read_number(recipe, n_pools ? n_pools - 1 : 0);
+        if (!n_pools) refuse_recipe("a tensor of no pool");
+        const struct pool *pool = pools + number;
+        uint64_t at = read_number(recipe, pool->size - 1);
+        for (uint64_t left = size; left; at = 0) {
+            uint64_t n = left < pool->size - at ? left : pool->size - at;
+            put(file, pool->bytes + at, n);
+            left -= n;
+        }
+    } else refuse_recipe("a tensor of unknown kind");
+    static const char padding[ALIGNMENT];
+    put(file, padding, (size_t)(-size % ALIGNMENT));
+}
+
+static int make_model(void) {
+    FILE *recipe = fopen(opt.recipe, "rb");
+    if (!recipe) usage("--recipe cannot be read");
+    char magic[16];
+    if (fscanf(recipe, "%15s", magic) != 1 || strcmp(magic, "hilnas-recipe") || read_number(recipe, 1) != 1)
+        refuse_recipe("no recipe of version 1");
+    uint64_t seed = read_number(recipe, UINT64_MAX), header_size = read_number(recipe, 1 << 26);
+    uint64_t n_pools = read_number(recipe, MAX_POOLS), n_tensors = read_number(recipe, MAX_TENSORS);
+    unsigned char *header = allocate(header_size + 1, 1);
+    if (fgetc(recipe) != '\n' || fread(header, 1, header_size, recipe) != header_size)
+        refuse_recipe("the header is cut off");
+    struct pool pools[MAX_POOLS];
+    for (uint64_t i = 0; i < n_pools; i++) pools[i] = read_pool(recipe, splitmix64(&seed));
+
+    int descriptor = open(opt.output, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+    FILE *file = descriptor < 0 ? NULL : fdopen(descriptor, "wb");
+    if (!file) not_written();
+    put(file, header, header_size);
+    for (uint64_t i = 0; i < n_tensors; i++) put_tensor(recipe, file, pools, n_pools);
+    long size = ftell(file);
+    if (fclose(file)) not_written();
+    printf("{\"v\":1,\"made\":%ld}\n", size);
+    return fflush(stdout) ? NO_MEMORY : 0;
+}
+
+/* ---- the request --------------------------------------------------------------------------------------------- */
 
 static void decode(struct llama_context *context, llama_token *ids, long count) {
     for (long done = 0; done < count; done += opt.batch) {
@@ -223,6 +377,11 @@ static struct llama_context *new_context(struct llama_model *model) {
     params.no_perf = true;
     struct llama_context *context = llama_init_from_model(model, params);
     if (!context) fail(DECODE_FAILED, "context", "no context for this model and workload");
+    /* Without a pool of its own a context starts and ends its threads with every token. */
+    struct ggml_threadpool_params threads = ggml_threadpool_params_default((int)opt.threads);
+    struct ggml_threadpool *pool = ggml_threadpool_new(&threads);
+    if (!pool) fail(DECODE_FAILED, "context", "no threads");
+    llama_attach_threadpool(context, pool, NULL);
     return context;
 }
 
@@ -239,6 +398,7 @@ static void print_size(const char *name, double megabytes) {
 
 int main(int argc, char **argv) {
     parse_arguments(argc, argv);
+    if (opt.recipe) return make_model();
     llama_log_set(on_log, NULL);
     llama_backend_init();
 
@@ -254,7 +414,7 @@ int main(int argc, char **argv) {
     int64_t *decode_ns = allocate((size_t)opt.gen + 1, sizeof *decode_ns);
     int64_t *decode_cpu_ns = allocate((size_t)opt.gen + 1, sizeof *decode_cpu_ns);
     uint64_t state = (uint64_t)opt.seed;
-    for (long i = 0; i < total || i < opt.warmup; i++) ids[i] = next_id(&state, vocab);
+    for (long i = 0; i < total || i < opt.warmup; i++) ids[i] = (llama_token)(splitmix64(&state) % (uint64_t)vocab);
 
     int64_t warming = wall();
     if (opt.warmup) {

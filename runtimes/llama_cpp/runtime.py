@@ -40,21 +40,24 @@ class LlamaCpp:
         """See `nas.runtimes.llama_cpp.support`."""
         return support.supports(layout)
 
-    def export(self, layout: Layout, quantisation: str, weights: Weights, destination: Path) -> Artifact:
+    def export(
+        self, layout: Layout, quantisation: str, weights: Weights, destination: Path, *, recipe: bool = False
+    ) -> Artifact:
         """Writes a GGUF file; trained weights need a build for its quantiser, random ones need none."""
         from nas.runtimes.llama_cpp.writer import write_gguf
 
         arch = support.architecture(layout)
-        file = write_gguf(layout, _known(quantisation), weights, destination)
+        written = write_gguf(layout, _known(quantisation), weights, destination, recipe=recipe)
         return Artifact(
-            sha256=file.sha256,
-            size=file.size,
+            sha256=written.file.sha256,
+            size=written.file.size,
             runtime=self.name,
             quantisation=quantisation,
             layout_id=layout.id,
             arch=arch,
             patched=arch == support.PATCHED,
             weights=weights.describe(),
+            recipe=written.recipe,
         )
 
     def plan(self, artifact: Artifact, runner: Runner, workload: Workload, deadline_s: float) -> Plan:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
@@ -20,26 +20,29 @@ from nas.runtimes.base import Checkpoint, Weights
 from nas.runtimes.llama_cpp.checkpoint import CheckpointTensors
 from nas.runtimes.llama_cpp.layers import mixers
 from nas.runtimes.llama_cpp.metadata import add_metadata
-from nas.runtimes.llama_cpp.random_weights import RandomTensors
+from nas.runtimes.llama_cpp.random_weights import random_recipe
+from nas.runtimes.llama_cpp.recipe import ALIGNMENT
 from nas.runtimes.llama_cpp.support import Quantisation, architecture
 from nas.runtimes.llama_cpp.tensors import Tensor, storage_type, stored_bytes, tensors
 
-WRITER_VERSION = "1"
+WRITER_VERSION = "2"
 """Raise it with every change of this package that changes the bytes of a file."""
 
-
-class Contents(Protocol):
-    """Where the bytes of tensors come from."""
-
-    def data(self, tensor: Tensor, storage: GGMLQuantizationType, place: int) -> NDArray[np.uint8]:
-        """The bytes of the tensor at `place` in the file, shape [stored bytes]."""
+Piece = bytes | memoryview
+_Stored = list[tuple[Tensor, GGMLQuantizationType]]
 
 
-def write_gguf(layout: Layout, quantisation: Quantisation, weights: Weights, destination: Path) -> PlanFile:
-    """Writes the file beside `destination` and renames it into place.
+def write_gguf(
+    layout: Layout, quantisation: Quantisation, weights: Weights, destination: Path, *, recipe: bool = False
+) -> Written:
+    """Writes the file, or the recipe of it, beside `destination` and renames it into place.
 
-    Returns:
-        Its hash and size.
+    Args:
+        layout: what to write.
+        quantisation: of the matrices.
+        weights: random or trained.
+        destination: where to.
+        recipe: write the recipe only, where weights are random.
 
     Raises:
         Unsupported: neither build carries the layout.
@@ -47,48 +50,63 @@ def write_gguf(layout: Layout, quantisation: Quantisation, weights: Weights, des
         InfrastructureFailed: the file cannot be written, most often for want of space.
     """
     arch = architecture(layout)
-    listed = list(tensors(layout, arch))
+    stored = [(tensor, storage_type(tensor, layout, quantisation)) for tensor in tensors(layout, arch)]
     partial = destination.with_name(f"{destination.name}.{uuid.uuid4().hex}.partial")
-    with _contents(weights, listed) as contents, _write_errors_told(destination, partial):
-        _write(partial, layout, arch, listed, quantisation, contents)
-        with partial.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        size = partial.stat().st_size
+    with _write_errors_told(destination, partial):
+        header = _header(partial, layout, arch, stored, quantisation)
+        if isinstance(weights, Checkpoint):
+            with CheckpointTensors(weights.path) as checkpoint:
+                checkpoint.check(tensor for tensor, _ in stored)
+                written = Written(_hashed(_trained(header, layout, arch, stored, checkpoint), partial))
+        else:
+            drawn = random_recipe(header, stored, weights.seed)
+            if recipe:
+                written = Written(_hashed(drawn.content()), _hashed([drawn.to_bytes()], partial))
+            else:
+                written = Written(_hashed(drawn.content(), partial))
         partial.replace(destination)
-    return PlanFile(sha256=digest, size=size)
+    return written
 
 
-@contextlib.contextmanager
-def _contents(weights: Weights, listed: list[Tensor]) -> Iterator[Contents]:
-    if isinstance(weights, Checkpoint):
-        with CheckpointTensors(weights.path) as checkpoint:
-            checkpoint.check(listed)
-            yield checkpoint
-    else:
-        yield RandomTensors(weights.seed)
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What `write_gguf` wrote.
+
+    Args:
+        file: the model file.
+        recipe: what was written instead of it.
+    """
+
+    file: PlanFile
+    recipe: PlanFile | None = None
+
+
+def _hashed(pieces: Iterable[Piece], path: Path | None = None) -> PlanFile:
+    """Hash and size of `pieces`, which are written to `path` where there is one."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("wb") if path else contextlib.nullcontext() as out:
+        for piece in pieces:
+            digest.update(piece)
+            size += len(piece)
+            if out:
+                out.write(piece)
+    return PlanFile(sha256=digest.hexdigest(), size=size)
 
 
 @contextlib.contextmanager
 def _write_errors_told(destination: Path, partial: Path) -> Iterator[None]:
     try:
         yield
-    except OSError as error:  # numpy reports a short write as an OSError without errno
+    except OSError as error:
         raise InfrastructureFailed(f"cannot write {destination}: {error}; is the disk full?") from error
     finally:
         partial.unlink(missing_ok=True)
 
 
-def _write(
-    path: Path,
-    layout: Layout,
-    arch: str,
-    listed: list[Tensor],
-    quantisation: Quantisation,
-    contents: Contents,
-) -> None:
-    writer = GGUFWriter(path, arch)
+def _header(scratch: Path, layout: Layout, arch: str, stored: _Stored, quantisation: Quantisation) -> bytes:
+    """The file up to its first tensor; gguf's writer wants a file, which is `scratch`."""
+    writer = GGUFWriter(scratch, arch)
     add_metadata(writer, layout, quantisation)
-    stored = [(tensor, storage_type(tensor, layout, quantisation)) for tensor in listed]
     for tensor, storage in stored:
         # The dtype only has to differ from uint8, which would say that `shape` counts bytes.
         writer.add_tensor_info(
@@ -98,9 +116,18 @@ def _write(
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        for place, (tensor, storage) in enumerate(stored):
-            data = contents.data(tensor, storage, place)
-            writer.write_tensor_data(_turned(data, tensor, layout) if arch == "llama" else data)
+    header = scratch.read_bytes()
+    return header + bytes(-len(header) % ALIGNMENT)
+
+
+def _trained(
+    header: bytes, layout: Layout, arch: str, stored: _Stored, checkpoint: CheckpointTensors
+) -> Iterator[Piece]:
+    yield header
+    for tensor, storage in stored:
+        data = checkpoint.data(tensor, storage)
+        yield (_turned(data, tensor, layout) if arch == "llama" else data).data
+        yield bytes(-data.size % ALIGNMENT)
 
 
 def _turned(data: NDArray[np.uint8], tensor: Tensor, layout: Layout) -> NDArray[np.uint8]:

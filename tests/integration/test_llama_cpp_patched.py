@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -147,6 +150,28 @@ def test_long_text_outgrows_the_window(patched_build: Build, tmp_path: Path, qua
     oracle = Oracle(layout, quantisation, trained)  # type: ignore[arg-type]
     measured = evaluate(patched_build, model, ids.tolist(), chunks, tmp_path)
     assert compare(measured, oracle.exact(ids), oracle.rounded(ids)).passed
+
+
+def saved_and_restored(build: Build, folder: Path, text: str) -> np.ndarray:
+    """Relative L2 of the logits of each step behind a restored state, against those of the sequence that went on."""
+    LLAMA_CPP.export(Layout.parse(text), "f32", RandomWeights(), folder / "m.gguf")
+    script = Path(__file__).with_name("llama_cpp_state.py")
+    environment = os.environ | {"LLAMA_CPP_LIB_PATH": str(build.folder)}
+    argv = [sys.executable, str(script), str(folder / "m.gguf"), str(folder / "out.npy")]
+    subprocess.run(argv, env=environment, timeout=60, check=True)
+    went_on, restored = np.load(folder / "out.npy")
+    return np.linalg.norm(went_on - restored, axis=-1) / np.linalg.norm(went_on, axis=-1)
+
+
+@pytest.mark.parametrize("name", ["convolutions", "conv, GQA, Mamba-2", "conv, Mamba-2, MoE", "experts"])
+def test_state_can_be_saved_and_restored(patched_build: Build, tmp_path: Path, name: str) -> None:
+    assert (saved_and_restored(patched_build, tmp_path, EVERY[name]) == 0).all()
+
+
+@pytest.mark.parametrize("text", [LONG, EVERY["all"]])
+def test_windows_are_restored_in_another_order(patched_build: Build, tmp_path: Path, text: str) -> None:
+    """Cells behind the window are left out, the others move up; flash attention adds in float16 in their order."""
+    assert saved_and_restored(patched_build, tmp_path, text).max() < 0.01
 
 
 def test_memory_of_a_window_does_not_grow_with_the_context(patched_build: Build, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from nas.core.canonical import content_hash
 from nas.core.device import Device
 from nas.core.layout import Layout
-from nas.core.plan import Plan, PlanFile, Round, RoundResult, Runner
+from nas.core.plan import InputFile, Plan, PlanFile, Round, RoundResult, Runner
 from nas.store import agents, devices, studies
 from nas.store.rows import Proposal, Study
 from nas.store.store import Store
@@ -87,7 +87,7 @@ def round_of(model: str = "model") -> Round:
         files={"run": PlanFile(sha256=key("runner"), size=1)},
         main="run",
     )
-    inputs = {"model": PlanFile(sha256=key(model), size=1)}
+    inputs = {"model": InputFile(sha256=key(model), size=1)}
     return Round(candidate=Plan(runner=runner, inputs=inputs, args=(), deadline_s=1), repetitions=1)
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from nas.core.device import Device
 from nas.core.errors import NasError
-from nas.core.plan import Plan, PlanFile, Round, Runner
+from nas.core.plan import InputFile, Plan, Round, Runner
 from nas.core.protocol import Failure, Job, ResultRequest
 from nas.devices.agent import Agent, Attached
 from nas.devices.backoff import Backoff
@@ -66,7 +66,7 @@ def start(tmp_path: Path, coordinator: FakeCoordinator, lock: HostLock) -> Itera
 
 def job(coordinator: FakeCoordinator, script: str, name: str = "1", deadline_s: float = 60, **more: Any) -> Job:
     data = f"#!/bin/sh\n{script}\n".encode()
-    file = PlanFile(sha256=hashlib.sha256(data).hexdigest(), size=len(data))
+    file = InputFile(sha256=hashlib.sha256(data).hexdigest(), size=len(data))
     (coordinator.files / file.sha256).write_bytes(data)
     runner = Runner(runtime="script", build="b", target="x86_64-linux", files={"main.sh": file}, main="main.sh")
     plan = Plan(**({"runner": runner, "inputs": {}, "args": (), "deadline_s": 60} | more))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,9 @@ import pytest
 
 from nas.core.clock import SystemClock
 from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName, Unsupported
-from nas.core.plan import Plan, PlanFile, Round, RoundResult, Runner
+from nas.core.plan import InputFile, Plan, PlanFile, Round, RoundResult, Runner
 from nas.devices.condition import Observer
-from nas.devices.execute import allow_list, execute, manifest, prepare, run_round
+from nas.devices.execute import execute, prepare, run_round
 from nas.devices.transports.base import Cancelled
 from nas.devices.transports.local import LocalTransport
 
@@ -26,11 +25,11 @@ class Folder:
         self.root = root
         self.fetched: list[str] = []
 
-    def add(self, content: bytes | str) -> PlanFile:
+    def add(self, content: bytes | str) -> InputFile:
         data = content.encode() if isinstance(content, str) else content
         sha256 = hashlib.sha256(data).hexdigest()
         (self.root / sha256).write_bytes(data)
-        return PlanFile(sha256=sha256, size=len(data))
+        return InputFile(sha256=sha256, size=len(data))
 
     def fetch(self, file: PlanFile) -> Path:
         self.fetched.append(file.sha256)
@@ -111,26 +110,8 @@ def test_runner_files_have_plain_names(files: Folder, transport: LocalTransport,
 def test_an_unknown_runner_is_refused_before_anything_is_fetched(files: Folder, transport: LocalTransport) -> None:
     plan = files.plan("exit 0")
     with pytest.raises(Unsupported, match="manifest"):
-        prepare(plan, transport, files, allow_list(["0" * 64]))
+        prepare(plan, transport, files, lambda runner: False)
     assert files.fetched == []
-
-
-def test_one_foreign_library_makes_a_foreign_runner(files: Folder) -> None:
-    runner = files.plan("exit 0").runner
-    known = allow_list([file.sha256 for file in runner.files.values()])
-    assert known(runner)
-    assert not known(runner.model_copy(update={"files": runner.files | {"lib.so": files.add("foreign")}}))
-
-
-def test_the_manifest_is_read_anew_each_time(files: Folder, tmp_path: Path) -> None:
-    runner = files.plan("exit 0").runner
-    known = manifest(tmp_path / "runners.json")
-    with pytest.raises(InfrastructureFailed, match=r"runners\.json"):
-        known(runner)
-    (tmp_path / "runners.json").write_text("[]")
-    assert not known(runner)
-    (tmp_path / "runners.json").write_text(json.dumps([file.sha256 for file in runner.files.values()]))
-    assert known(runner)
 
 
 def test_a_runner_with_other_bytes_than_its_hash_never_runs(files: Folder, transport: LocalTransport) -> None:
@@ -201,3 +182,44 @@ def test_output_that_is_no_text_survives(files: Folder, transport: LocalTranspor
     result = run_here(Round(candidate=files.plan(r"printf '\377\000'"), repetitions=1), transport, files)
     assert result.pairs[0].candidate.stdout == "\ufffd\0"
     assert RoundResult.model_validate_json(result.model_dump_json()) == result
+
+
+COOK = """
+if [ "$1" = --recipe ]; then tr a-z A-Z < "$2" > "$4"; else cat "$1"; fi
+"""
+
+
+def cooked(files: Folder, script: str = COOK, content: str = "WEIGHTS") -> Plan:
+    """A plan whose model is its recipe in capitals."""
+    sha256 = hashlib.sha256(content.encode()).hexdigest()
+    model = InputFile(sha256=sha256, size=len(content), recipe=files.add("weights"))
+    return files.plan(script, "{model}").model_copy(update={"inputs": {"model": model}})
+
+
+def test_the_runner_makes_an_input_from_its_recipe(files: Folder, transport: LocalTransport) -> None:
+    plan = cooked(files)
+    for _ in range(2):
+        raw = execute(prepare(plan, transport, files, lambda runner: True), transport, Observer(transport))
+        assert raw.stdout == "WEIGHTS"
+    assert plan.inputs["model"].sha256 not in files.fetched, "only the recipe travels"
+
+
+def test_what_a_recipe_makes_is_verified(files: Folder, transport: LocalTransport) -> None:
+    with pytest.raises(InfrastructureFailed, match="bytes have SHA-256"):
+        prepare(cooked(files, content="other"), transport, files, lambda runner: True)
+
+
+@pytest.mark.parametrize(
+    ("script", "message"), [("echo disk full >&2; exit 74", "exit code 74: disk full"), ("exit 0", "No such file")]
+)
+def test_a_file_that_is_not_made_is_no_candidates_fault(
+    files: Folder, transport: LocalTransport, script: str, message: str
+) -> None:
+    with pytest.raises(InfrastructureFailed, match=message):
+        prepare(cooked(files, script), transport, files, lambda runner: True)
+
+
+def test_an_unknown_runner_makes_nothing(files: Folder, transport: LocalTransport) -> None:
+    with pytest.raises(Unsupported):
+        prepare(cooked(files), transport, files, lambda runner: False)
+    assert files.fetched == []
