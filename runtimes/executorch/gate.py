@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -47,12 +48,27 @@ def run_gate(
     ids = token_ids(seed, PROMPT + STEPS, layout.vocab)
     measured = runner_logits(model, runner, layout.vocab, seed=seed, before=before)
     exact = oracle.exact(ids)[-STEPS - 1 :]
-    floor = max(
-        float(relative_l2(oracle.disturbed(ids, seed)[-STEPS - 1 :], exact).max()) for seed in range(DISTURBANCES)
-    )
-    errors = relative_l2(measured, exact)
-    worst = float(errors.max()) if np.isfinite(errors).all() else float("inf")
-    return GateReport(tuple(errors.tolist()), worst, FACTOR * floor)
+    disturbed = [oracle.disturbed(ids, seed)[-STEPS - 1 :] for seed in range(DISTURBANCES)]
+    routed = any(block.kind == "moe" for layer in layout.layers for block in layer.blocks)
+    return compare(measured, exact, disturbed, routed=routed)
+
+
+def compare(measured: Logits, oracle: Logits, disturbed: Sequence[Logits], *, routed: bool = False) -> GateReport:
+    """The report on logits, all [T, V].
+
+    Args:
+        measured: the runner's.
+        oracle: PyTorch's.
+        disturbed: PyTorch's with noise, several times.
+        routed: whether experts are chosen per token. Where two experts score alike, noise picks another one and that
+            position is far off, here and there at different positions. So the worst position says nothing; the upper
+            quartile does, as every fault moves all of them.
+    """
+    rank = 0.75 if routed else 1.0
+    errors = relative_l2(measured, oracle)
+    error = np.quantile(errors, rank, method="higher") if np.isfinite(errors).all() else np.inf
+    floor = max(float(np.quantile(relative_l2(one, oracle), rank, method="higher")) for one in disturbed)
+    return GateReport(tuple(errors.tolist()), float(error), FACTOR * floor)
 
 
 def runner_logits(
