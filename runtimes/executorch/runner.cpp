@@ -368,6 +368,7 @@ struct Attention {
     Cache *cache;
     const Rope *rope;
     const float *sinks;
+    int most_heads; /* for which the file has sinks */
 } *current;
 
 int known(int64_t size, int wanted, const char *what) {
@@ -381,6 +382,8 @@ Tensor &attend_cached(KernelRuntimeContext &context, const Tensor &q, Tensor &ou
     int32_t sizes[] = {1, tokens, heads * dim};
     if (resize_tensor(out, {sizes, 3}) != Error::Ok) { context.fail(Error::InvalidArgument); return out; }
     int64_t position = cache.seen() - tokens;
+    if (position < 0) refuse("a step reads a cache before it is written");
+    if (heads % cache.kv_heads || (current->sinks && heads > current->most_heads)) refuse("number of query heads");
     static std::vector<float> turned;
     turned.assign(q.const_data_ptr<float>(), q.const_data_ptr<float>() + q.numel());
     if (current->rope) {
@@ -645,6 +648,8 @@ class ChainModel final : public Model {
         if (sinks != "-") {
             std::istringstream offset(sinks);
             step.attention.sinks = floats(offset, 1);
+            const uint8_t *rest = (const uint8_t *)step.attention.sinks, *end = file_.at(file_.size(), 0);
+            step.attention.most_heads = (int)std::min<ptrdiff_t>((end - rest) / (ptrdiff_t)sizeof(float), 1 << 16);
         }
     }
 
