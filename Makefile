@@ -20,7 +20,7 @@ BENCHES ?= search_synthetic llama_cpp_equivalence first_number workloads against
 help:
 	@echo "make setup   .venv with everything the demo and the tests need, and the llama.cpp build (first time: 3-5 min)"
 	@echo "make demo    search a small space on this machine and show its Pareto front"
-	@echo "make builds  every llama.cpp build that the tests need: patched and arm64 beside the stock one (first time: 5-8 min)"
+	@echo "make builds  every runtime build that the tests need: patched and arm64 beside the stock one (first time: 5-8 min)"
 	@echo "make test    lint, types, import rules, documentation checks, these builds and all tests"
 	@echo "make lint    the same without builds and tests"
 	@echo "make bench   performance and search-efficiency benchmarks, as JSON"
@@ -39,7 +39,8 @@ setup: $(READY)
 
 # Tests find these in the cache: a test that compiled for minutes would hit its time limit on a fresh machine.
 builds: setup
-	@echo "builds: patched llama.cpp for this machine and for arm64; what the cache has is taken from there" >&2
+	@echo "builds: ExecuTorch's runner, patched llama.cpp for this machine and for arm64; the cache is asked first" >&2
+	@$(BIN)/nas runtime build executorch
 	@$(BIN)/nas runtime build llama.cpp --patched
 	@$(BIN)/nas runtime build llama.cpp --patched --target aarch64-linux
 

@@ -23,7 +23,7 @@ from nas.devices.probes.throttle import cooling_level, throttle_count
 from nas.devices.probes.unread import Unread
 from nas.devices.transports.local import LocalTransport
 from nas.runtimes.llama_cpp.builds import find_build
-from nas.runtimes.llama_cpp.toolchain import find_toolchain
+from nas.runtimes.toolchain import find_toolchain
 
 FREE_DISK_GB, FREE_MEMORY_MB = 5.0, 2000.0
 BUSY_SHARE = 0.2

@@ -12,8 +12,8 @@ from nas.core.errors import InfrastructureFailed
 from nas.runtimes.llama_cpp import source
 from nas.runtimes.llama_cpp.builds import RUNNER_SOURCE, TOOLS, BuildDetails
 from nas.runtimes.llama_cpp.isa import Variant
-from nas.runtimes.llama_cpp.process import stream
-from nas.runtimes.llama_cpp.toolchain import Toolchain, build_environment
+from nas.runtimes.process import stream
+from nas.runtimes.toolchain import Toolchain, build_environment
 
 Log = Callable[[str], None]
 
