@@ -6,6 +6,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import Iterator
+from typing import BinaryIO
 
 from nas.core.errors import InfrastructureFailed
 from nas.devices.transports import scripts
@@ -64,6 +65,21 @@ class RemoteShell:
         if not found or not code.strip().isdigit():
             raise InfrastructureFailed(f"{self.wire.name}: the connection ended: {bytes(said[-200:])!r}")
         return int(code), output
+
+    def copy(self, remote: str, file: BinaryIO) -> None:
+        """Writes a remote file to `file`; whether all of it came, the caller has to verify.
+
+        Raises:
+            InfrastructureFailed: the connection is lost.
+        """
+        silent_since = time.monotonic()
+        with self.stream(scripts.join(["cat", remote])) as stream:
+            while (piece := stream.read(SLICE_S)) != b"":
+                if piece:
+                    file.write(piece)
+                    silent_since = time.monotonic()
+                elif time.monotonic() - silent_since > _SHORT_S:
+                    raise InfrastructureFailed(f"{self.wire.name}: {remote} stopped half-way")
 
     @contextlib.contextmanager
     def stream(self, command: str) -> Iterator[Stream]:

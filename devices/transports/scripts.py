@@ -7,9 +7,9 @@ import shlex
 join = shlex.join
 
 TOOLS = (
-    "cat chmod cp cut df env find flock grep head kill ls mkdir mv rm sed setsid sh sha256sum sleep tail taskset "
-    "touch true wc"
-).split()
+    *("cat", "chmod", "cp", "cut", "df", "env", "find", "flock", "grep", "head", "ls", "mkdir", "mv", "rm", "sed"),
+    *("setsid", "sh", "sha256sum", "sleep", "tail", "taskset", "touch", "true", "wc"),
+)
 """What a device must have; dash and coreutils, toybox (Android 8) and a full busybox do."""
 
 REPORT_LIMIT = 1024
@@ -76,12 +76,12 @@ cd "$1/content" || exit
 left=$2
 ls -lt | while read -r mode links user group size rest; do
     [ -n "$size" ] || continue
-    left=$((left - size))
+    left=$((left - ${size%???} - 1))
     [ $left -ge 0 ] || rm -f "${rest##* }"
 done
-cd ../bundles && ls -t | tail -n +17 | while read -r old; do rm -rf "$old"; done
+cd ../bundles && ls -1t | tail -n +17 | while read -r old; do rm -rf "$old"; done
 """
-"""Keeps $2 bytes of content below the root $1, and 16 bundles; what was used longest ago goes."""
+"""Keeps $2 kB (mksh counts to 2^31) of content below the root $1, and 16 bundles; what was used longest ago goes."""
 
 HASH = '[ -f "$1" ] && [ -r "$1" ] || { echo "$1: no file that can be read"; exit 2; }; sha256sum <"$1" | cut -c1-64'
 
@@ -96,8 +96,8 @@ NAMES = """
 [ -e "$1" ] || exit 2
 [ -d "$1" ] || exit 20
 [ -r "$1" ] || exit 13
-ls -A "$1" 2>/dev/null
+ls -1A "$1" 2>/dev/null
 """
 
-SPACE = "df -Pk \"$1\" | tail -n 1 | { read -r device size used free rest; echo \"$free\"; }"
+SPACE = 'df -Pk "$1" | tail -n 1 | { read -r device size used free rest; echo "$free"; }'
 """Free kB below $1."""

@@ -34,7 +34,7 @@ from nas.devices.transports.remote import LONG_S, SLICE_S, RemoteShell
 from nas.devices.transports.report import Ran, Report, find_report, read_report
 from nas.devices.transports.wire import Stream, Wire
 
-KEPT_BYTES = 8 << 30
+KEPT_KB = 8_000_000
 """What the device's cache may hold."""
 
 _SUPERVISOR = Path(__file__).with_name("supervise.sh")
@@ -145,9 +145,7 @@ class ShellTransport:
         exactly = ["env", "-i", *(f"{name}={value}" for name, value in variables.items())]
         return ["sh", there.supervisor, "run", there.root, run, *fence, *bounds, *timer, *pin, *exactly, *argv]
 
-    def _follow(
-        self, stream: Stream, run: str, patience_s: float, limit: int, cancelled: Callable[[], bool]
-    ) -> bytes:
+    def _follow(self, stream: Stream, run: str, patience_s: float, limit: int, cancelled: Callable[[], bool]) -> bytes:
         """All that the supervisor said, which asks the wire for no more than the limits allow."""
         said, end, killed, unwanted = bytearray(), time.monotonic() + patience_s, False, False
         while True:
@@ -183,8 +181,8 @@ class ShellTransport:
             case ["processors"]:
                 return Unsupported(f"{self._wire.name} cannot run {program} on processors {list(cpus)}")
             case ["stale", last] if self._lease:
-                lease = self._lease
-                return StaleLease(f"{self._wire.name}: epoch {lease.epoch} of {lease.authority} is over: {last} was here")
+                lease, name = self._lease, self._wire.name
+                return StaleLease(f"{name}: epoch {lease.epoch} of {lease.authority} is over: {last} was here")
             case ["busy", *process]:
                 return InfrastructureFailed(f"{self._wire.name}: in use by another, process {' '.join(process)} there")
         return InfrastructureFailed(f"{self._wire.name}: the run ended without a result")
@@ -226,8 +224,8 @@ class ShellTransport:
         sha256 = self.hash(remote)
         temporary = local.with_name(f".{local.name}.{os.getpid()}.tmp")
         try:
-            with self._shell.hanging_up_on_failure():
-                self._wire.get(remote, temporary)
+            with temporary.open("wb") as file:
+                self._shell.copy(remote, file)
             if file_sha256(temporary) != sha256:
                 raise InfrastructureFailed(f"{self._wire.name}: {remote} was damaged on its way")
             temporary.replace(local)
@@ -265,7 +263,7 @@ class ShellTransport:
         self._shell.must(scripts.SETTLE, temporary, sha256, path, timeout_s=LONG_S)
 
     def _trim(self) -> None:
-        self._shell.must(scripts.TRIM, self._there().root, str(KEPT_BYTES))
+        self._shell.must(scripts.TRIM, self._there().root, str(KEPT_KB))
 
     @contextlib.contextmanager
     def _temporary(self) -> Iterator[str]:

@@ -180,11 +180,6 @@ class SshWire:
         with _errors_of(self.name):
             self._sftp().put(str(local), remote)
 
-    def get(self, remote: str, local: Path) -> None:
-        """See `Wire.get`."""
-        with _errors_of(self.name):
-            self._sftp().get(remote, str(local))
-
     def _sftp(self) -> paramiko.SFTPClient:
         if self._files is None:
             try:
@@ -240,9 +235,7 @@ class _Refuse(paramiko.MissingHostKeyPolicy):
 
 
 def _transport(sock: socket.socket, **options: Any) -> paramiko.Transport:
-    transport = paramiko.Transport(
-        sock, default_window_size=_WINDOW, default_max_packet_size=_PACKET, **options
-    )
+    transport = paramiko.Transport(sock, default_window_size=_WINDOW, default_max_packet_size=_PACKET, **options)
     transport.get_security_options().ciphers = _CIPHERS
     return transport
 

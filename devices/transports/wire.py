@@ -32,7 +32,7 @@ class Stream(Protocol):
 
 
 class Wire(Protocol):
-    """A way to start shell commands on a device and to copy files.
+    """A way to start shell commands on a device and to copy files there.
 
     Methods raise `InfrastructureFailed` where the device cannot be reached, `NotTrusted` where one side does not know
     the other, `Unsupported` where the device lacks a service.
@@ -56,9 +56,6 @@ class Wire(Protocol):
 
     def put(self, local: Path, remote: str) -> None:
         """Copies a file; half a file may be left at `remote`."""
-
-    def get(self, remote: str, local: Path) -> None:
-        """Copies a file back; half a file may be left at `local`."""
 
 
 def open_socket(host: str, port: int) -> socket.socket:

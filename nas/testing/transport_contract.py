@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nas.core.errors import InfrastructureFailed, Unsupported
-from nas.devices.transports.base import STDERR_TAIL, Cancelled, CommandResult, Transport
+from nas.devices.transports.base import STDERR_TAIL, Cancelled, CommandResult, Lease, StaleLease, Transport
 
 
 class TransportContract:
@@ -82,6 +82,21 @@ class TransportContract:
     def test_what_cannot_be_executed_is_not_retried(self, transport: Transport) -> None:
         with pytest.raises(Unsupported, match="no-such-program"):
             transport.run(["/no-such-program"], env={}, deadline_s=5, output_limit=10)
+
+    def test_an_older_epoch_is_refused(self, transport: Transport) -> None:
+        transport.claim(Lease("coordinator", 7))
+        assert run(transport, "exit 0").exit_code == 0
+        with pytest.raises(StaleLease):
+            transport.claim(Lease("coordinator", 6))
+        with pytest.raises(StaleLease):
+            run(transport, "exit 0")
+        transport.claim(Lease("coordinator", 7))
+        assert run(transport, "exit 0").exit_code == 0
+
+    def test_epochs_of_another_authority_are_its_own(self, transport: Transport) -> None:
+        transport.claim(Lease("coordinator", 7))
+        transport.claim(Lease("another", 1))
+        assert run(transport, "exit 0").exit_code == 0
 
     def test_push_is_by_content_and_idempotent(self, transport: Transport, local_file: tuple[Path, str]) -> None:
         path, sha256 = local_file
