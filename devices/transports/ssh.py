@@ -166,6 +166,11 @@ class SshWire:
             self._client.close()
         self._client = self._files = None
 
+    @property
+    def cipher(self) -> str:
+        """What encrypts the way there; wants a connection."""
+        return str(self._transport().local_cipher)
+
     def start(self, command: str) -> Stream:
         """See `Wire.start`."""
         with _errors_of(self.name):

@@ -36,12 +36,17 @@ holders() {
     ls -l /proc/[0-9]*/fd/9 | grep -F " -> $root/lock" | sed 's|.* /proc/\([0-9]*\)/fd/9 -> .*|\1|'
 }
 
-# The second process group.
+# The second process group, which ends itself too.
 watch() {
-    { sleep "$1"; : >"$here/late"; kill_run "$run"; } </dev/null &
+    { sleep "$1"; finish late; } </dev/null &
     read -r _
-    : >"$here/lost"
+    finish lost
+}
+
+finish() {
+    : >"$here/$1"
     kill_run "$run"
+    kill -9 0
 }
 
 # Refuses an older epoch than the last that ran here, else notes this one.

@@ -159,13 +159,13 @@ class Machine:
         shutil.rmtree(self.root / folder, ignore_errors=True)
 
     def processes(self, *words: str) -> list[int]:
-        """Process ids, on this host, of its processes whose command line holds all `words`."""
+        """Process ids, on this host, of its processes whose arguments, from the first on, contain `words`."""
         found = []
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                same = (entry / "ns/pid").readlink() == Path(f"/proc/{self.init}/ns/pid").readlink()
-                line = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-                if same and all(any(word in part for part in line) for word in words):
+                here = (entry / "ns/pid").readlink() == Path(f"/proc/{self.init}/ns/pid").readlink()
+                line = (entry / "cmdline").read_text(errors="replace").split("\0")
+                if here and len(line) >= len(words) and all(map(str.__contains__, line, words)):
                     found.append(int(entry.name))
         return found
 
@@ -186,11 +186,17 @@ class Machine:
         finally:
             subprocess.run(["ip", "link", "set", self.name, "up"], check=True)
 
-    def run(self, *command: str) -> str:
-        """Runs a command there, not over its daemon."""
-        inside = ["nsenter", f"--target={self.init}", "--mount", "--pid", "--net", f"--wd={self.root}"]
-        enter = [*inside, "chroot", ".", *command]
-        return subprocess.run(enter, check=True, capture_output=True, text=True).stdout
+    @contextlib.contextmanager
+    def small_disk(self, folder: str, megabytes: int) -> Iterator[None]:
+        """One of its folders is an empty disk of that size while the context is open."""
+        (self.root / folder).mkdir(parents=True, exist_ok=True)
+        place = str(self.root).removeprefix(f"/proc/{self.init}/root") + f"/{folder}"
+        enter = ["nsenter", f"--target={self.init}", "--mount"]
+        subprocess.run([*enter, "mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", place], check=True)
+        try:
+            yield
+        finally:
+            subprocess.run([*enter, "umount", "--lazy", place], check=True)
 
 
 def within(seconds: float, condition: Callable[[], bool]) -> bool:
