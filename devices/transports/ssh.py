@@ -7,6 +7,7 @@ Keys are this agent's own, below `$NAS_HOME/keys`: `known_hosts` holds the host 
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ from nas.core.errors import InfrastructureFailed, InvalidInput, Unsupported
 from nas.devices.transports.base import NotTrusted
 from nas.devices.transports.shell import ShellTransport
 from nas.devices.transports.wire import CONNECT_S, SILENT_S, Stream, open_socket
+
+# What goes wrong is raised; its own lines would be noise in an agent's log.
+logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 
 _CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes256-ctr", "aes128-ctr")
 """GCM first: it carries a fifth more than counter mode with its separate digest."""
