@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -243,7 +242,7 @@ class _Refuse(paramiko.MissingHostKeyPolicy):
         raise NotTrusted(f"{hostname} shows the key {key.fingerprint}, which is not pinned in {self._known_hosts}")
 
 
-def _transport(sock: socket.socket, **options: Any) -> paramiko.Transport:
+def _transport(sock: Any, /, **options: Any) -> paramiko.Transport:
     transport = paramiko.Transport(sock, default_window_size=_WINDOW, default_max_packet_size=_PACKET, **options)
     transport.get_security_options().ciphers = _CIPHERS
     return transport

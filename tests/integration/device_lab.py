@@ -26,7 +26,7 @@ from nas.core import paths
 
 RELEASE = "trixie"
 PACKAGES = (
-    *("adbd", "openssh-server", "openssh-sftp-server"),
+    *("adb", "adbd", "openssh-server", "openssh-sftp-server"),
     *("bash", "busybox-static", "coreutils", "dash", "findutils", "grep", "mksh", "procps", "sed", "toybox"),
     *("libfaketime", "util-linux"),
 )
@@ -152,11 +152,28 @@ class Machine:
     @property
     def root(self) -> Path:
         """Its files."""
-        return Path(f"/proc/{self.init}/root{Path(f'/proc/{self.init}/cwd').readlink()}")
+        return Path(f"/proc/{self.init}/root{self._inside}")
+
+    @property
+    def _inside(self) -> Path:
+        """Where they lie for those who share its mounts."""
+        return Path(f"/proc/{self.init}/cwd").readlink()
 
     def forget(self, folder: str) -> None:
         """Removes one of its folders."""
         shutil.rmtree(self.root / folder, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def running(self, *command: str) -> Iterator[None]:
+        """A program that runs there while the context is open."""
+        inside = ["nsenter", f"--target={self.init}", "--mount", "--pid", "--net", f"--wdns={self._inside}"]
+        with subprocess.Popen(
+            [*inside, "chroot", ".", *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as it:
+            try:
+                yield
+            finally:
+                it.kill()
 
     def processes(self, *words: str) -> list[int]:
         """Process ids, on this host, of its processes whose arguments, from the first on, contain `words`."""
@@ -190,7 +207,7 @@ class Machine:
     def small_disk(self, folder: str, megabytes: int) -> Iterator[None]:
         """One of its folders is an empty disk of that size while the context is open."""
         (self.root / folder).mkdir(parents=True, exist_ok=True)
-        place = str(self.root).removeprefix(f"/proc/{self.init}/root") + f"/{folder}"
+        place = f"{self._inside}/{folder}"
         enter = ["nsenter", f"--target={self.init}", "--mount"]
         subprocess.run([*enter, "mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", place], check=True)
         try:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from device_faults import RemoteFaults
-from device_lab import Machine, adbd
+from device_faults import LATEST_S, RUNNER, RemoteFaults, big_file, reached
+from device_lab import Machine, adbd, within
 
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.devices.transports import TRANSPORTS
@@ -16,7 +17,7 @@ from nas.devices.transports.adb.key import AdbKey
 from nas.devices.transports.adb.wire import AdbWire
 from nas.devices.transports.base import NotTrusted, Transport
 from nas.devices.transports.shell import ShellTransport
-from nas.testing.transport_contract import TransportContract
+from nas.testing.transport_contract import TransportContract, run
 
 FOLDER = "data/local/tmp/hilnas"
 
@@ -86,6 +87,45 @@ def test_a_key_that_the_device_does_not_know(device: Machine, tmp_path: Path, mo
 def test_nobody_answers(device: Machine, tmp_path: Path) -> None:
     with pytest.raises(InfrastructureFailed, match="refused"):
         AdbWire(f"adb:{device.address}:2", tmp_path).connect()
+
+
+@pytest.fixture
+def server(device: Machine, keys: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The serial of the device at an adb server, which stands beside it and has the agent's key."""
+    (device.root / "run/agent_key").write_bytes((keys / "adb").read_bytes())
+    settings = ["HOME=/run", "ADB_VENDOR_KEYS=/run/agent_key", "PATH=/usr/bin"]
+    command = ["/usr/bin/env", "-i", *settings, "adb", "-a", "-P", "5037", "server", "nodaemon"]
+    monkeypatch.setenv("ANDROID_ADB_SERVER_ADDRESS", device.address)
+    with device.running(*command):
+        yield "emulator-5554"
+
+
+def test_through_an_adb_server(server: str, device: Machine, tmp_path: Path) -> None:
+    """The server finds the device by itself, as it finds emulators; what follows is the same for USB."""
+    transport = ShellTransport(AdbWire(f"adb:{server}", tmp_path))
+    assert within(20, lambda: reached(transport))
+    assert run(transport, "echo out; exit 7").exit_code == 7
+    path, sha256 = big_file(tmp_path)
+    remote = transport.push(path, sha256)
+    transport.pull(remote, tmp_path / "back")
+    with ThreadPoolExecutor(1) as threads:
+        result = threads.submit(transport.run, RUNNER, env={}, deadline_s=300, output_limit=100)
+        assert within(10, lambda: bool(device.processes(*RUNNER)))
+        device.kill("adb", "-a")
+        assert within(LATEST_S, lambda: not device.processes(*RUNNER))
+        with pytest.raises(InfrastructureFailed):
+            result.result()
+
+
+def test_a_device_that_the_server_does_not_have(server: str, tmp_path: Path) -> None:
+    transport = ShellTransport(AdbWire("adb:R5CT1234567", tmp_path))
+    assert within(20, lambda: "not found" in why_not(transport))
+
+
+def why_not(transport: ShellTransport) -> str:
+    with pytest.raises(InfrastructureFailed) as failure:
+        transport.connect()
+    return str(failure.value)
 
 
 def test_no_adb_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
