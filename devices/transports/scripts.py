@@ -28,10 +28,12 @@ shift
 find tmp -mindepth 1 -maxdepth 1 -mtime +1 -exec rm -rf {} + 2>/dev/null
 pwd -P
 echo "$PATH"
-if env time -f %M -o /dev/null true 2>/dev/null; then echo timed; else echo untimed; fi
+env time -f %M -o /dev/null sh -c 'kill -9 $$' 2>/dev/null
+if [ $? = 137 ]; then echo timed; else echo untimed; fi
 for tool; do command -v "$tool" >/dev/null || echo "$tool"; done
 """
-"""$1: folder, others: tools. Prints the folder's full path, PATH, whether GNU time is there, missing tools."""
+"""$1: folder, others: tools. Prints the folder's full path, PATH, whether there is a `time` that
+tells memory without hiding death by signal (GNU's does, busybox's not), and missing tools."""
 
 VERIFY = """
 [ -e "$1" ] || exit 3

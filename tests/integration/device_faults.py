@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from device_lab import Machine, within
 
+from nas.core.clock import SystemClock
 from nas.core.errors import InfrastructureFailed
+from nas.core.plan import InputFile, Plan, PlanFile, Round, Runner
+from nas.devices.condition import Observer
+from nas.devices.describe import describe
+from nas.devices.execute import run_round
 from nas.devices.transports.base import CommandResult, Lease, StaleLease
 from nas.devices.transports.shell import ShellTransport
 from nas.testing.transport_contract import run
@@ -156,6 +163,50 @@ class RemoteFaults:
         result = run(transport, "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done")
         assert result.cpu_s is not None
         assert 0 < result.cpu_s <= result.wall_s + 0.05
+
+    def test_a_round_is_delivered_and_run(self, transport: ShellTransport, tmp_path: Path) -> None:
+        """The runner is two files, finds its library beside it, makes one input itself and is observed."""
+        script = b"""#!/bin/sh
+        [ "$1" = --recipe ] && { tr a-z A-Z <"$2" >"$4"; exit; }
+        cat "${0%/*}/library" "$1"
+        """
+        contents = [script, b"library ", b"recipe", b"RECIPE"]
+        hashes = [hashlib.sha256(content).hexdigest() for content in contents]
+        main, library, recipe = (
+            PlanFile(sha256=sha256, size=len(content)) for content, sha256 in zip(contents[:3], hashes[:3], strict=True)
+        )
+        made = InputFile(sha256=hashes[3], size=6, recipe=recipe)
+        for content, sha256 in zip(contents, hashes, strict=True):
+            (tmp_path / sha256).write_bytes(content)
+        files = {"main": main, "library": library}
+        runner = Runner(runtime="script", build="b" * 64, target="x86_64-linux", files=files, main="main")
+        plan = Plan(runner=runner, inputs={"model": made}, args=("{model}",), deadline_s=30)
+        done = run_round(
+            Round(candidate=plan, reference=plan, repetitions=2),
+            transport,
+            InFolder(tmp_path),
+            lambda runner: True,
+            observer=Observer(transport),
+            clock=SystemClock(),
+        )
+        said = [raw.stdout for pair in done.pairs for raw in (pair.reference, pair.candidate) if raw]
+        assert said == ["library RECIPE"] * 4
+        assert done.pairs[0].candidate.conditions.free_memory_mb
+
+    def test_the_device_is_described(self, transport: ShellTransport) -> None:
+        device = describe(transport, "x86_64", "remote")
+        assert device.cores == os.cpu_count()
+        assert device.memory_mb > 100
+
+
+@dataclass(frozen=True)
+class InFolder:
+    """Files that lie under their hashes."""
+
+    folder: Path
+
+    def fetch(self, file: PlanFile) -> Path:
+        return self.folder / file.sha256
 
 
 def reached(transport: ShellTransport) -> bool:

@@ -28,7 +28,7 @@ RELEASE = "trixie"
 PACKAGES = (
     *("adb", "adbd", "openssh-server", "openssh-sftp-server"),
     *("bash", "busybox-static", "coreutils", "dash", "findutils", "grep", "mksh", "procps", "sed", "toybox"),
-    *("libfaketime", "util-linux"),
+    *("libfaketime", "time", "util-linux"),
 )
 TOOLS = ("apt-get", "chroot", "dpkg-deb", "ip", "mount", "ssh-keygen", "unshare")
 

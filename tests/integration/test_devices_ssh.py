@@ -77,6 +77,27 @@ class TestSshFaults(RemoteFaults):
         return FOLDER
 
 
+@pytest.fixture(scope="module")
+def box(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    own, setup = keys.parent / "box", "mount --bind usr/bin/busybox usr/bin/dash"
+    with sshd(tmp_path_factory.mktemp("box"), own, options="SetEnv PATH=/busybox", setup=setup) as machine:
+        pin(address(machine), host_key(address(machine)), own)
+        yield machine
+
+
+class TestBusyboxContract(TransportContract):
+    """A small box: busybox is the shell and every tool."""
+
+    @pytest.fixture
+    def transport(self, box: Machine, keys: Path) -> Iterator[Transport]:
+        box.forget(FOLDER)
+        transport = ShellTransport(SshWire(address(box), keys.parent / "box"))
+        transport.connect()
+        assert run(transport, "ls --help 2>&1").stdout.startswith(b"BusyBox")
+        yield transport
+        transport.close()
+
+
 def test_a_machine_that_nobody_pinned(device: Machine, keys: Path, tmp_path: Path) -> None:
     (tmp_path / "id_ed25519").write_bytes((keys / "id_ed25519").read_bytes())
     with pytest.raises(NotTrusted, match="not pinned"):
@@ -103,6 +124,13 @@ def test_a_key_that_the_machine_does_not_know(device: Machine, keys: Path, tmp_p
 def test_nobody_answers(device: Machine, keys: Path) -> None:
     with pytest.raises(InfrastructureFailed, match="refused"):
         SshWire(SshAddress("root", device.address, 2), keys).connect()
+
+
+def test_memory_is_told_where_the_machine_has_gnu_time(connected: ShellTransport) -> None:
+    small = run(connected, "exit 0").max_rss_mb
+    large = run(connected, "head -c 30000000 /dev/zero | tail -c 30000000 | wc -c").max_rss_mb
+    assert small is not None and large is not None
+    assert small < 10 < 30 < large < 60
 
 
 def test_the_cipher_is_gcm(connected: ShellTransport, device: Machine, keys: Path) -> None:
