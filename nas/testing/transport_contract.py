@@ -98,6 +98,17 @@ class TransportContract:
         transport.claim(Lease("another", 1))
         assert run(transport, "exit 0").exit_code == 0
 
+    def test_an_interpreter_that_is_not_there_is_not_looked_for_again(
+        self, transport: Transport, tmp_path: Path
+    ) -> None:
+        script = tmp_path / "script"
+        script.write_text("#!/no/such/interpreter\n")
+        sha256 = hashlib.sha256(script.read_bytes()).hexdigest()
+        transport.push(script, sha256)
+        folder = transport.bundle({"script": sha256})
+        with pytest.raises(Unsupported, match="script"):
+            transport.run([f"{folder}/script"], env={}, deadline_s=5, output_limit=10)
+
     def test_push_is_by_content_and_idempotent(self, transport: Transport, local_file: tuple[Path, str]) -> None:
         path, sha256 = local_file
         remote = transport.push(path, sha256)

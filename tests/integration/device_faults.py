@@ -22,6 +22,7 @@ from nas.core.plan import InputFile, Plan, PlanFile, Round, Runner
 from nas.devices.condition import Observer
 from nas.devices.describe import describe
 from nas.devices.execute import run_round
+from nas.devices.transports import wire
 from nas.devices.transports.base import CommandResult, Lease, StaleLease
 from nas.devices.transports.shell import ShellTransport
 from nas.testing.transport_contract import run
@@ -66,6 +67,18 @@ class RemoteFaults:
             with device.cut():
                 assert self.gone(device, 1 + LATEST_S)
             assert result.result().timed_out
+
+    def test_a_silent_network_is_noticed(
+        self, device: Machine, transport: ShellTransport, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The device knows nothing of it; the next lease finds the runner there and ends it."""
+        monkeypatch.setattr(wire, "SILENT_S", 3)
+        transport.close()
+        transport.claim(Lease("coordinator", 6))
+        with self.running(device, transport, 300) as result, device.cut(), pytest.raises(InfrastructureFailed):
+            result.result(timeout=20)
+        transport.claim(Lease("coordinator", 7))
+        assert not device.processes(*RUNNER)
 
     def test_the_agent_is_killed(self, device: Machine, transport: ShellTransport, code: str) -> None:
         begin = f"{code}.run({RUNNER!r}, env={{}}, deadline_s=300, output_limit=100)"
