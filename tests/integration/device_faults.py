@@ -180,7 +180,7 @@ class RemoteFaults:
     def test_a_round_is_delivered_and_run(self, transport: ShellTransport, tmp_path: Path) -> None:
         """The runner is two files, finds its library beside it, makes one input itself and is observed."""
         script = b"""#!/bin/sh
-        [ "$1" = --recipe ] && { tr a-z A-Z <"$2" >"$4"; exit; }
+        [ "$1" = --recipe ] && { sed s/recipe/RECIPE/ <"$2" >"$4"; exit; }
         cat "${0%/*}/library" "$1"
         """
         contents = [script, b"library ", b"recipe", b"RECIPE"]
