@@ -61,8 +61,9 @@ class RemoteShell:
                     raise InfrastructureFailed(f"{self.wire.name}: says more than it was asked for")
                 if time.monotonic() > end:
                     raise InfrastructureFailed(f"{self.wire.name}: no answer within {timeout_s:g} s")
-        output, found, code = bytes(said).rpartition(b"\n" + mark.encode() + b" ")
-        if not found or not code.strip().isdigit():
+        _, begun, told = bytes(said).partition(mark.encode() + b"\n")
+        output, ended, code = told.rpartition(b"\n" + mark.encode() + b" ")
+        if not (begun and ended and code.strip().isdigit()):
             raise InfrastructureFailed(f"{self.wire.name}: the connection ended: {bytes(said[-200:])!r}")
         return int(code), output
 

@@ -60,11 +60,12 @@ def read_report(said: bytes, run: str, name: str) -> Report:
     Raises:
         InfrastructureFailed: the report is not whole.
     """
-    output, found, rest = said.rpartition(b"\n" + run.encode() + b" ")
+    _, begun, told = said.partition(run.encode() + b"\n")
+    output, found, rest = told.rpartition(b"\n" + run.encode() + b" ")
     line, _, errors = rest.partition(b"\n")
     words = line.decode(errors="replace").split()
     try:
-        if not found or len(errors) != int(words[0]):
+        if not begun or not found or len(errors) != int(words[0]):
             raise ValueError("not whole")
         times = [_seconds(word) for word in words[1:9]]
         verdict = tuple(words[9:])

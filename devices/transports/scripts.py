@@ -17,8 +17,11 @@ REPORT_LIMIT = 1024
 
 
 def with_exit_code(script: str, mark: str) -> str:
-    """`script`, then a line of `mark` and its exit code: not every wire brings the code itself."""
-    return f"(\n{script}\n) </dev/null 2>&1\nprintf '\\n%s %s\\n' {mark} $?"
+    """A line of `mark`, `script`, a line of `mark` and the exit code.
+
+    Not every wire brings the code itself, and before the first line a login shell may have said something.
+    """
+    return f"echo {mark}\n(\n{script}\n) </dev/null 2>&1\nprintf '\\n%s %s\\n' {mark} $?"
 
 
 PREPARE = """

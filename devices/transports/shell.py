@@ -40,6 +40,9 @@ KEPT_KB = 8_000_000
 _SUPERVISOR = Path(__file__).with_name("supervise.sh")
 _GRACE_S = 10.0
 """After the deadline: up to 2 s for the lock, 1 s of rounding, and the way back."""
+_NOISE = 4096
+"""Bytes that a login shell may say before."""
+
 _KILL = b"\n"
 
 
@@ -154,10 +157,10 @@ class ShellTransport:
                 break
             said += piece or b""
             unwanted = unwanted or cancelled()
-            if not killed and (unwanted or (len(said) > limit and not find_report(said, run))):
+            if not killed and (unwanted or (len(said) > limit + _NOISE and not find_report(said, run))):
                 stream.write(_KILL)
-                killed = True
-            if len(said) > limit + STDERR_TAIL + scripts.REPORT_LIMIT:
+                killed, end = True, min(end, time.monotonic() + _GRACE_S)
+            if len(said) > limit + _NOISE + STDERR_TAIL + scripts.REPORT_LIMIT:
                 raise InfrastructureFailed(f"{self._wire.name}: says more than it was asked for")
             if time.monotonic() > end:
                 raise InfrastructureFailed(f"{self._wire.name}: no word within {patience_s:g} s, the deadline included")

@@ -5,9 +5,9 @@
 #   sh supervise.sh claim ROOT RUN FENCE EPOCH
 #
 # `claim` notes an epoch, ends what an older one left running, and prints what came of it.
-# `run` reads standard input, which the agent keeps open: a line, or its end, means "kill". It writes the runner's
-# output, at most STDOUT_MAX bytes, then a line that starts with RUN and tells the end, then the last STDERR_TAIL bytes
-# of the runner's errors.
+# `run` reads standard input, which the agent keeps open: a line, or its end, means "kill". It writes a line of
+# RUN, the runner's output, at most STDOUT_MAX bytes, then a line that starts with RUN and tells the end, then the last
+# STDERR_TAIL bytes of the runner's errors.
 #
 # The runner and all it starts inherit ROOT/lock, locked, as descriptor 9: nobody else runs while one of them lives, and
 # whoever has to be killed is found by it even after leaving the process group. A second process group, without the
@@ -115,6 +115,8 @@ run() {
     seconds=$1 limit=$2 tail=$3 mask=$4 program=$5
     shift 5
     trap : HUP PIPE
+    # What a login shell may have said ends here.
+    echo "$run"
     if ! command -v "$program" >/dev/null; then
         echo "missing" >"$here/end"
     elif [ "$mask" != - ] && ! taskset "$mask" true 2>/dev/null; then

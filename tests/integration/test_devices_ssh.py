@@ -154,6 +154,16 @@ def test_a_machine_that_lives_in_another_time(keys: Path, tmp_path: Path, monkey
     assert result.started_at > 1.7e9
 
 
+def test_a_login_shell_that_talks(keys: Path, tmp_path: Path) -> None:
+    setup = "sed -i s,/bin/sh,/bin/bash, etc/passwd; echo '[ -n \"$BASH\" ] && echo hello >&2' >root/.bashrc"
+    with sshd(tmp_path / "device", tmp_path / "keys", setup=setup) as machine:
+        pin(address(machine), host_key(address(machine)), tmp_path / "keys")
+        transport = ShellTransport(SshWire(address(machine), tmp_path / "keys"))
+        assert run(transport, "echo out").stdout == b"out\n"
+        assert "processor" in transport.read_text("/proc/cpuinfo").split()[0]
+        transport.close()
+
+
 @pytest.mark.parametrize(
     "text",
     ["ssh://host", "ssh://u:secret@host", "ssh://u@host/path", "u@host", "ssh://u@host:x", "ssh://u@", "adb:1", ""],

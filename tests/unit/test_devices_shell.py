@@ -192,12 +192,12 @@ TIMES = "0m0.0s " * 8
 )
 def test_a_report_that_is_not_whole(report: str) -> None:
     with pytest.raises(InfrastructureFailed):
-        read_report(b"output\n" + report.encode(), "r", "device")
+        read_report(b"r\noutput\n" + report.encode(), "r", "device")
 
 
 def test_a_report() -> None:
     times = "0m00.01s 0m00.02s 1m00.50s 0m00.25s 0m00.01s 0m00.02s 1m01.00s 0m00.50s"
-    report = read_report(f"out\n\nr 4 {times} ran 137 10.00 12.50 1 2048\nerr\n".encode(), "r", "device")
+    report = read_report(f"welcome\nr\nout\n\nr 4 {times} ran 137 10.00 12.50 1 2048\nerr\n".encode(), "r", "device")
     assert (report.output, report.errors, report.runner_cpu_s) == (b"out\n", b"err\n", 60.75)
     assert report.ran is not None
     assert (report.ran.exit_code, report.ran.wall_s, report.ran.timed_out) == (-9, 2.5, True)

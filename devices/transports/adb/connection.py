@@ -104,6 +104,8 @@ class AdbConnection:
         while (packet := self._packet(end)) is not None:
             if packet.command not in (_OKAY, _WRTE, _CLSE) or packet.arg1 == stream:
                 return packet
+            if time.monotonic() > end:
+                break
         return None
 
     def _greet(self, key: AdbKey) -> None:
