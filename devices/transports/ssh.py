@@ -25,7 +25,7 @@ from paramiko.ssh_exception import (
 
 from nas.core import paths
 from nas.core.errors import InfrastructureFailed, InvalidInput, Unsupported
-from nas.devices.transports.base import NotTrusted
+from nas.devices.transports.base import STDERR_TAIL, NotTrusted
 from nas.devices.transports.shell import ShellTransport
 from nas.devices.transports.wire import CONNECT_S, SILENT_S, Stream, open_socket
 
@@ -178,7 +178,6 @@ class SshWire:
         """See `Wire.start`."""
         with _errors_of(self.name):
             channel = self._transport().open_session(_WINDOW, _PACKET, CONNECT_S)
-            channel.set_combine_stderr(True)
             channel.settimeout(SILENT_S)
             channel.exec_command(command)
         return _ChannelStream(channel, self.name)
@@ -210,18 +209,26 @@ class SshWire:
 
 
 class _ChannelStream:
-    """See `Stream`."""
+    """See `Stream`. Scripts send their errors to standard output: what comes as errors is the login shell's."""
 
     def __init__(self, channel: paramiko.Channel, name: str) -> None:
         self._channel, self._name = channel, name
+        self._silent, self._errors = True, b""
 
     def read(self, timeout_s: float) -> bytes | None:
         with _errors_of(self._name):
             self._channel.settimeout(timeout_s)
             try:
-                return self._channel.recv(_CHUNK)
+                piece = self._channel.recv(_CHUNK)
             except TimeoutError:
-                return None
+                piece = None
+            if self._channel.recv_stderr_ready():
+                self._errors = (self._errors + self._channel.recv_stderr(_CHUNK))[-STDERR_TAIL:]
+        if piece == b"" and self._silent:
+            # The command did not even start; the reason is worth telling.
+            piece, self._errors = self._errors, b""
+        self._silent = self._silent and not piece
+        return piece
 
     def write(self, data: bytes) -> None:
         with _errors_of(self._name):

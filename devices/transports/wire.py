@@ -16,7 +16,7 @@ SILENT_S = 15
 
 
 class Stream(Protocol):
-    """The running command: its input, and its output with its errors mixed in.
+    """The running command: its input, and its output.
 
     Every method but `close` raises `InfrastructureFailed` where the connection is lost.
     """
