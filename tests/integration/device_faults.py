@@ -233,5 +233,5 @@ def reached(transport: ShellTransport) -> bool:
 def big_file(folder: Path) -> tuple[Path, str]:
     """A file whose transfer takes a moment, and its hash."""
     path = folder / "big"
-    path.write_bytes(bytes(range(256)) * (BIG // 128))
+    path.write_bytes(bytes(range(256)) * (BIG // 256))
     return path, hashlib.sha256(path.read_bytes()).hexdigest()

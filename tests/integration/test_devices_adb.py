@@ -7,10 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from device_faults import LATEST_S, RUNNER, RemoteFaults, big_file, reached
+from device_faults import LATEST_S, RUNNER, RemoteFaults, reached
 from device_lab import Machine, adbd, within
 
 from nas.core.errors import InfrastructureFailed, InvalidInput
+from nas.devices.content import file_sha256
 from nas.devices.transports import TRANSPORTS
 from nas.devices.transports.adb import connection
 from nas.devices.transports.adb.key import AdbKey
@@ -105,9 +106,9 @@ def test_through_an_adb_server(server: str, device: Machine, tmp_path: Path) -> 
     transport = ShellTransport(AdbWire(f"adb:{server}", tmp_path))
     assert within(20, lambda: reached(transport))
     assert run(transport, "echo out; exit 7").exit_code == 7
-    path, sha256 = big_file(tmp_path)
-    remote = transport.push(path, sha256)
-    transport.pull(remote, tmp_path / "back")
+    path = tmp_path / "file"
+    path.write_bytes(bytes(range(256)) * 10_000)
+    transport.pull(transport.push(path, file_sha256(path)), tmp_path / "back")
     with ThreadPoolExecutor(1) as threads:
         result = threads.submit(transport.run, RUNNER, env={}, deadline_s=300, output_limit=100)
         assert within(10, lambda: bool(device.processes(*RUNNER)))
