@@ -908,7 +908,9 @@ int make_model() {
 
 int measure() {
     /* Constants are read, packed and freed one by one: what is freed goes back, and is not counted twice. */
+#ifdef M_MMAP_THRESHOLD /* Android's C library has none */
     mallopt(M_MMAP_THRESHOLD, 1 << 16);
+#endif
     int64_t begun = wall();
     executorch::extension::threadpool::get_threadpool()->_unsafe_reset_threadpool((uint32_t)opt.threads);
     share_workspace();
