@@ -59,12 +59,13 @@ def main() -> None:
 def _layouts(used: Build, layouts: dict[str, str]) -> Iterator[Row]:
     for name, text in layouts.items():
         say(f"{used.runner.target}: {name}")
+        layout = Layout.parse(text)
         with tempfile.TemporaryDirectory() as folder:
-            report = gate(Path(folder), Layout.parse(text), used)
+            report = gate(Path(folder), layout, used)
         yield {
             "target": used.runner.target,
             "name": name,
-            "layout": text,
+            "layout": layout.format(),
             "build": used.runner.build[:12],
             "error": digits(report.error),
             "limit": digits(report.limit),

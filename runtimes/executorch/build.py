@@ -71,19 +71,19 @@ def build(
     if patched or tools:
         raise InvalidInput("ExecuTorch has one build: its own libraries and our runner")
     target = host_target() if target == "host" else target
-    plan = _for_this_machine(variant) if target == host_target() else _for_another(target, variant)
-    build_id = content_hash(plan.details.model_dump(mode="json"))
+    kit = _for_this_machine(variant) if target == host_target() else _for_another(target, variant)
+    build_id = content_hash(kit.details.model_dump(mode="json"))
     final = builds_folder() / build_id
-    build_once(final, "the ExecuTorch runner", _DISK_BYTES, lambda work: _make(work, plan, build_id, log), log)
-    log(f"ExecuTorch {plan.details.executorch} for {target} ({plan.details.variant}): {final}")
-    if plan.carried:
+    build_once(final, "the ExecuTorch runner", _DISK_BYTES, lambda work: _make(work, kit, build_id, log), log)
+    log(f"ExecuTorch {kit.details.executorch} for {target} ({kit.details.variant}): {final}")
+    if kit.carried:
         log(f"a device needs the GNU C library {needed_glibc(final)} or newer; all else is in that folder")
     return load_build(final)
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
-    """What `details` stand for.
+class _Kit:
+    """What one build is made with.
 
     Args:
         details: of the build.
@@ -98,13 +98,13 @@ class _Plan:
     carried: tuple[Path, ...] = ()
 
 
-def _for_this_machine(variant: str | None) -> _Plan:
+def _for_this_machine(variant: str | None) -> _Kit:
     sdk, compiler = installed_sdk(), find_compiler()
     chosen = variant_for(host_target(), host_features(), variant)
-    return _Plan(_details(chosen, sdk.version, sdk.library_hashes(), compiler), compiler, lambda work, log: sdk)
+    return _Kit(_details(chosen, sdk.version, sdk.library_hashes(), compiler), compiler, lambda work, log: sdk)
 
 
-def _for_another(target: str, variant: str | None) -> _Plan:
+def _for_another(target: str, variant: str | None) -> _Kit:
     if target not in WHEELS:
         raise UnknownName("target to build for on this machine", target, (host_target(), *WHEELS))
     chosen = variant_for(target, None, variant)
@@ -112,7 +112,7 @@ def _for_another(target: str, variant: str | None) -> _Plan:
     carried = tuple(compilers_library(compiler, name) for name in _CARRIED)
     hashes = (WHEELS[target].sha256, *map(sha256_of, carried))
     details = _details(chosen, VERSION, hashes, compiler, _CARRIED)
-    return _Plan(details, compiler, partial(fetched_sdk, target), carried)
+    return _Kit(details, compiler, partial(fetched_sdk, target), carried)
 
 
 def _details(
@@ -136,18 +136,19 @@ def needed_glibc(folder: Path) -> str:
     return f"2.{max(int(minor) for found in asked for minor in found)}"
 
 
-def _make(work: Path, plan: _Plan, build_id: str, log: Log) -> Path:
+def _make(work: Path, kit: _Kit, build_id: str, log: Log) -> Path:
     product = work / "product"
     product.mkdir()
-    sdk = plan.sdk(work / "sdk", log)
+    sdk = kit.sdk(work / "sdk", log)
     for name in LIBRARIES:
         shutil.copy2(sdk.library(name), product)
-    for name, path in zip(plan.details.carried, plan.carried, strict=True):
+    for name, path in zip(kit.details.carried, kit.carried, strict=True):
         shutil.copy2(path, product / name)
+    shutil.copy2(sdk.licence, product / "LICENSE.executorch")
     log("compiling the runner (about 10 seconds)")
-    _compile(sdk, plan.compiler.cxx, plan.details, product)
-    _smoke_test(product / "runner", plan.details.target, log)
-    write_manifest(product, plan.details, build_id)
+    _compile(sdk, kit.compiler.cxx, kit.details, product)
+    _smoke_test(product / "runner", kit.details.target, log)
+    write_manifest(product, kit.details, build_id)
     return product
 
 

@@ -72,6 +72,11 @@ class Sdk:
         own_c10 = include / "executorch" / "runtime" / "core" / "portable_type" / "c10"
         return ["-isystem", str(include), "-isystem", str(own_c10), "-DC10_USING_CUSTOM_GENERATED_MACROS"]
 
+    @property
+    def licence(self) -> Path:
+        """Of all of it; goes where the libraries go."""
+        return self.folder.parent / f"{PACKAGE}-{self.version}.dist-info" / "licenses" / "LICENSE"
+
     def library(self, name: str) -> Path:
         """Path of one of `LIBRARIES`."""
         return self.folder / "lib" / name
@@ -91,10 +96,12 @@ def fetched_sdk(target: str, folder: Path, log: Callable[[str], None]) -> Sdk:
     python = ["--python-version", "3.11", "--implementation", "cp", "--abi", "cp311"]
     options = ["--only-binary", ":all:", "--platform", wheel.tag, *python]
     file = fetched(PACKAGE, VERSION, wheel.file, wheel.sha256, options, wheel.megabytes, log)
-    wanted = (f"{PACKAGE}/include/", *(f"{PACKAGE}/lib/{name}" for name in LIBRARIES))
+    sdk = Sdk(folder / PACKAGE, VERSION)
+    named = (*(sdk.library(name) for name in LIBRARIES), sdk.licence)
+    wanted = (f"{PACKAGE}/include/", *(str(path.relative_to(folder)) for path in named))
     with zipfile.ZipFile(file) as archive:
         archive.extractall(folder, [name for name in archive.namelist() if name.startswith(wanted)])
-    return Sdk(folder / PACKAGE, VERSION)
+    return sdk
 
 
 def installed_sdk() -> Sdk:

@@ -24,6 +24,7 @@ API = 28
 
 
 def main(out: Path) -> None:
+    """Compiles the runner into `out`, which must not be there yet."""
     ndk = Path(os.environ["ANDROID_NDK"])
     compilers = ndk / "toolchains" / "llvm" / "prebuilt" / "linux-x86_64" / "bin"
     cc = str(compilers / f"aarch64-linux-android{API}-clang")
