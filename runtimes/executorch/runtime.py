@@ -44,20 +44,21 @@ class ExecuTorch:
     def export(
         self, layout: Layout, quantisation: str, weights: Weights, destination: Path, *, recipe: bool = False
     ) -> Artifact:
-        """Writes an artifact; loads torch only where a block's shape is new. There are no recipes of artifacts yet."""
+        """Writes an artifact; loads torch only where a block's shape is new."""
         from nas.runtimes.executorch.writer import write_artifact
 
         _check(quantisation)
         support.require(layout)
-        file = write_artifact(layout, weights, destination)
+        written = write_artifact(layout, weights, destination, recipe=recipe)
         return Artifact(
-            sha256=file.sha256,
-            size=file.size,
+            sha256=written.file.sha256,
+            size=written.file.size,
             runtime=self.name,
             quantisation=quantisation,
             layout_id=layout.id,
             arch=support.ARCH,
             weights=weights.describe(),
+            recipe=written.recipe,
         )
 
     def plan(self, artifact: Artifact, runner: Runner, workload: Workload, deadline_s: float) -> Plan:
@@ -70,7 +71,7 @@ class ExecuTorch:
             "prompt": workload.prompt,
             "gen": workload.gen,
             "context": workload.window,
-            "chunk": min(workload.n_batch, workload.n_ubatch),
+            "batch": min(workload.n_batch, workload.n_ubatch),
             "threads": workload.threads,
             "kv": workload.kv_type,
             "mmap": int(workload.mmap),
@@ -96,10 +97,11 @@ class ExecuTorch:
         """See `nas.runtimes.executorch.gate`; loads torch."""
         from nas.runtimes.executorch.gate import run_gate
         from nas.runtimes.executorch.oracle import Oracle
+        from nas.runtimes.runner_logits import here
 
         _check(quantisation)
-        executable = self.runner_folder(runner) / runner.main
-        return run_gate(layout, model, executable, Oracle(layout, checkpoint))
+        build = load_build(builds_folder() / runner.build)
+        return run_gate(layout, model, here(build.executable, build.runner.target), Oracle(layout, checkpoint))
 
     def runner(self, target: str, features: Collection[str] | None = None, patched: bool = False) -> Runner:
         """The runner of the best build at hand that such a processor can run; no artifact needs a patch."""
