@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 from nas.core.errors import InfrastructureFailed
 from nas.core.layout import Layout
@@ -41,18 +40,38 @@ def write_artifact(layout: Layout, weights: Weights, destination: Path) -> PlanF
     """
     chain = build_chain(layout)
     templates = [template(program) for program in chain.programs]
+    with opened(weights) as contents:
+        return write_file(destination, _Plan(layout, chain, templates, contents).chunks())
+
+
+def write_file(destination: Path, chunks: Iterable[bytes]) -> PlanFile:
+    """Writes `chunks` beside `destination` and renames the file into place.
+
+    Returns:
+        Its hash and size.
+
+    Raises:
+        InfrastructureFailed: the file cannot be written.
+    """
     unfinished = destination.with_name(f"{destination.name}.{uuid.uuid4().hex}.partial")
-    with _contents(weights) as contents, _write_errors_told(destination, unfinished):
-        plan = _Plan(layout, chain, templates, contents)
+    digest, size = hashlib.sha256(), 0
+    with _write_errors_told(destination, unfinished):
         with unfinished.open("wb") as file:
-            digest = plan.write(file)
-        size = unfinished.stat().st_size
+            for chunk in chunks:
+                file.write(chunk)
+                digest.update(chunk)
+                size += len(chunk)
         unfinished.replace(destination)
-    return PlanFile(sha256=digest, size=size)
+    return PlanFile(sha256=digest.hexdigest(), size=size)
 
 
 @contextlib.contextmanager
-def _contents(weights: Weights) -> Iterator[Contents]:
+def opened(weights: Weights) -> Iterator[Contents]:
+    """Contents of a model with `weights`.
+
+    Raises:
+        InvalidInput: the checkpoint is no safetensors file.
+    """
     if isinstance(weights, Checkpoint):
         with CheckpointContents(weights.path) as checkpoint:
             yield checkpoint
@@ -83,25 +102,17 @@ class _Plan:
     end: int = 0
     fills: dict[tuple[object, ...], tuple[int, ...]] = field(default_factory=dict)
 
-    def write(self, file: BinaryIO) -> str:
-        """Writes everything; returns the SHA-256."""
+    def chunks(self) -> Iterator[bytes]:
+        """The file, a piece at a time."""
         self._describe()
         header = ("\n".join(self.lines) + "\n").encode()
         prefix = MAGIC + VERSION.to_bytes(4, "little") + bytes(4) + len(header).to_bytes(8, "little") + header
-        digest = hashlib.sha256()
-
-        def put(content: bytes) -> None:
-            content += bytes(-len(content) % ALIGN)
-            digest.update(content)
-            file.write(content)
-
-        put(prefix)
+        yield _padded(prefix)
         for sizes, make in self.parts:
             made = make()
             assert tuple(map(len, made)) == sizes
             for content in made:
-                put(content)
-        return digest.hexdigest()
+                yield _padded(content)
 
     def _describe(self) -> None:
         layout, chain = self.layout, self.chain
@@ -178,6 +189,10 @@ class _Plan:
 
     def _line(self, *words: object) -> None:
         self.lines.append(" ".join(map(str, words)))
+
+
+def _padded(content: bytes) -> bytes:
+    return content + bytes(-len(content) % ALIGN)
 
 
 def _single(content: bytes) -> tuple[bytes, ...]:
