@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llama_cpp_gating import Edit, checkpoint, unchanged
-
 from nas.core.layout import Layout
 from nas.runtimes.base import GateReport
 from nas.runtimes.executorch.builds import find_build
 from nas.runtimes.executorch.runtime import EXECUTORCH
+from nas.testing.planted_faults import Edit, checkpoint, unchanged
 
 QUANTISATION = "8da4w"
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from executorch_gating import QUANTISATION, gate, hold_against
-from llama_cpp_gating import Edit, checkpoint
 from test_llama_cpp_gate import forgotten_qk_norm, shifted_convolution, swapped_layers, wrong_kv_heads
 
 from nas.core.errors import CandidateFailed
 from nas.core.layout import Layout
 from nas.runtimes.executorch.builds import Build
 from nas.runtimes.executorch.runtime import EXECUTORCH
+from nas.testing.planted_faults import Edit, checkpoint
 
 pytestmark = pytest.mark.timeout(900)  # blocks are lowered the first time
 

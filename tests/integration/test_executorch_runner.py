@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from llama_cpp_gating import checkpoint
 
 from nas.core.errors import CandidateFailed
 from nas.core.layout import Layout
@@ -18,6 +17,7 @@ from nas.runtimes.executorch.gate import relative_l2, runner_logits
 from nas.runtimes.executorch.runtime import EXECUTORCH
 from nas.runtimes.executorch.whole import write_whole_graph
 from nas.runtimes.host import host_target
+from nas.testing.planted_faults import checkpoint
 from nas.testing.runtime_contract import RuntimeContract
 
 pytestmark = pytest.mark.timeout(900)  # blocks are lowered the first time
