@@ -10,7 +10,7 @@ from typing import get_args
 from nas.core.errors import UnknownName, Unsupported
 from nas.core.layout import Layout
 from nas.core.measurement import Sample
-from nas.core.plan import Plan, RawRun, Runner
+from nas.core.plan import Plan, PlanFile, RawRun, Runner
 from nas.core.workload import Workload
 from nas.runtimes.base import Artifact, Checkpoint, GateReport, Support, Weights
 from nas.runtimes.executorch import support
@@ -49,14 +49,31 @@ class ExecuTorch:
 
         _check(quantisation)
         support.require(layout)
-        file = write_artifact(layout, weights, destination)
+        return self._artifact(write_artifact(layout, weights, destination), layout, quantisation, weights, support.ARCH)
+
+    def export_whole(
+        self, layout: Layout, quantisation: str, weights: Weights, context: int, destination: Path
+    ) -> Artifact:
+        """See `WholeExporter.export_whole` and `nas.runtimes.executorch.whole`; our runner takes the file too."""
+        from nas.runtimes.executorch.templates import tool_versions
+
+        _check(quantisation)
+        tool_versions()  # says what is not installed
+        from nas.runtimes.executorch.whole import write_whole_graph
+
+        file = write_whole_graph(layout, weights, context, destination)
+        return self._artifact(file, layout, quantisation, weights, "whole graph")
+
+    def _artifact(
+        self, file: PlanFile, layout: Layout, quantisation: str, weights: Weights, arch: str
+    ) -> Artifact:
         return Artifact(
             sha256=file.sha256,
             size=file.size,
             runtime=self.name,
             quantisation=quantisation,
             layout_id=layout.id,
-            arch=support.ARCH,
+            arch=arch,
             weights=weights.describe(),
         )
 
