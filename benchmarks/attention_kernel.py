@@ -9,7 +9,8 @@ then lets one query look at all 4,096, again and again. Defaults are a layer of 
 values, of 64 numbers. Processes of both sides take turns, and who begins alternates. `ratio` is ours / theirs, below 1
 where ours is faster; `difference` is the relative L2 distance of the results, which rounding to float16 explains.
 
-Timed are writing keys and values into the cache and attention. Not timed: the rest of a layer. In a model weights push the cache out of the processor's between two calls.
+Timed are writing keys and values into the cache and attention. Not timed: the rest of a layer. In a model weights push
+the cache out of the processor's between two calls.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ def _compile_ours(folder: Path) -> Path:
 def _compile_theirs(folder: Path) -> Path:
     made = build_llama_cpp(log=say)
     headers = source.unpack(source.fetch(say), folder) / "ggml" / "include"
-    return _compile(folder / "theirs", ["-std=c++17", "-O2", f"-I{headers}"], made.folder, ["-lggml-cpu", "-lggml-base"])
+    return _compile(
+        folder / "theirs", ["-std=c++17", "-O2", f"-I{headers}"], made.folder, ["-lggml-cpu", "-lggml-base"]
+    )
 
 
 def _compile(program: Path, flags: Sequence[str], library: Path, libraries: Sequence[str]) -> Path:
@@ -96,7 +99,8 @@ def _compared(programs: dict[str, Path], threads: int, options: argparse.Namespa
             for name, all_ in ratios.items()
         },
         "median": {
-            side: {name: statistics.median(one[name] for one in each) for name in each[0]} for side, each in runs.items()
+            side: {name: statistics.median(one[name] for one in each) for name in each[0]}
+            for side, each in runs.items()
         },
         "runs": runs,
     }

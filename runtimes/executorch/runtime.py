@@ -64,9 +64,7 @@ class ExecuTorch:
         file = write_whole_graph(layout, weights, context, destination)
         return self._artifact(file, layout, quantisation, weights, "whole graph")
 
-    def _artifact(
-        self, file: PlanFile, layout: Layout, quantisation: str, weights: Weights, arch: str
-    ) -> Artifact:
+    def _artifact(self, file: PlanFile, layout: Layout, quantisation: str, weights: Weights, arch: str) -> Artifact:
         return Artifact(
             sha256=file.sha256,
             size=file.size,

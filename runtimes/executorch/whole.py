@@ -26,7 +26,15 @@ from nas.runtimes.executorch.lowering import few_passes, module_of, quantised, q
 from nas.runtimes.executorch.modules import Attention, ProgramModule
 from nas.runtimes.executorch.numbers import bfloat16_floats, unpack_int4
 from nas.runtimes.executorch.programs import CHUNK, GROUP
-from nas.runtimes.executorch.whole_steps import AttentionStep, KeyValueCache, MixtureStep, Moment, PlainStep, Rope, Window
+from nas.runtimes.executorch.whole_steps import (
+    AttentionStep,
+    KeyValueCache,
+    MixtureStep,
+    Moment,
+    PlainStep,
+    Rope,
+    Window,
+)
 from nas.runtimes.executorch.writer import opened, write_file
 
 
@@ -75,11 +83,11 @@ class WholeGraph(nn.Module):
         self.embed = _embedding(layout, contents)
         methods = [_filled(method, contents) for method in chain.methods]
         caches = [KeyValueCache(cache, context) for cache in chain.caches]
+        self.methods, self.caches = nn.ModuleList(methods), nn.ModuleList(caches)
         self.windows = nn.ModuleList(_distinct_windows(caches))
         self.turns = list(dict.fromkeys(turn for step in chain.steps if (turn := _turn(step, chain))))
         self.ropes = nn.ModuleList(Rope(theta, head_dim, context) for theta, head_dim in self.turns)
         self.steps = nn.ModuleList(_step(step, chain, methods, caches, contents) for step in chain.steps)
-        self.head = methods[-1]
 
     def forward(self, tokens: Tensor, position: Tensor) -> Tensor:
         """See the class."""
@@ -88,7 +96,7 @@ class WholeGraph(nn.Module):
         for step, parallel in zip(self.steps, self.parallel, strict=True):
             before = source = before if parallel else x
             x = step(source, x, moment)
-        logits: Tensor = self.head(x.narrow(1, tokens.shape[1] - 1, 1))[0]
+        logits: Tensor = self.methods[-1](x.narrow(1, tokens.shape[1] - 1, 1))[0]
         return logits[:, 0]
 
     def _moment(self, length: int, position: Tensor) -> Moment:

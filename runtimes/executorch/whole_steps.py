@@ -118,17 +118,18 @@ class PlainStep(nn.Module):
 
     def __init__(self, program: ProgramModule) -> None:
         super().__init__()
-        self.call, self.count = program, len(program.program.states)
+        self.held, self.count = (program,), len(program.program.states)
         for i in range(self.count):
             self.register_buffer(f"state{i}", torch.zeros(state_shape(program.program, i)))
 
     def forward(self, x: Tensor, residual: Tensor, moment: Moment) -> Tensor:
         """The residual stream after the step."""
+        (program,) = self.held
         if not self.count:
-            y: Tensor = self.call(x)[0]
+            y: Tensor = program(x)[0]
             return y
         states = [self.get_buffer(f"state{i}") for i in range(self.count)]
-        y, *after = self.call(x, residual, *(torch.where(moment.begins, 0.0, state) for state in states))
+        y, *after = program(x, residual, *(torch.where(moment.begins, 0.0, state) for state in states))
         for state, new in zip(states, after, strict=True):
             state.copy_(new)
         return y
@@ -139,17 +140,18 @@ class AttentionStep(nn.Module):
 
     def __init__(self, program: Attention, attend: Attend, cache: KeyValueCache) -> None:
         super().__init__()
-        self.call, self.cache = program, cache
+        self.held = (program, cache)
         self.turn = (attend.theta, program.program.size("head_dim")) if attend.theta else None
 
     def forward(self, x: Tensor, residual: Tensor, moment: Moment) -> Tensor:
         """The residual stream after the step."""
-        h = self.call.norm(x)
-        q = self._turned(self.call.heads(h, "q"), moment)
-        if self.call.program.size("own"):
-            self.cache.append(self._turned(self.call.heads(h, "k"), moment), self.call.heads(h, "v"), moment)
-        mixed = self.cache.attend(q, moment)
-        return residual + self.call.linear("o", mixed.view(1, q.shape[1], q.shape[2] * q.shape[3]))
+        program, cache = self.held
+        h = program.norm(x)
+        q = self._turned(program.heads(h, "q"), moment)
+        if program.program.size("own"):
+            cache.append(self._turned(program.heads(h, "k"), moment), program.heads(h, "v"), moment)
+        mixed = cache.attend(q, moment)
+        return residual + program.linear("o", mixed.view(1, q.shape[1], q.shape[2] * q.shape[3]))
 
     def _turned(self, x: Tensor, moment: Moment) -> Tensor:
         if self.turn is None:
@@ -167,17 +169,18 @@ class MixtureStep(nn.Module):
 
     def __init__(self, router: ProgramModule, experts: Sequence[ProgramModule], moe: Block, bias: Tensor) -> None:
         super().__init__()
-        self.router, self.experts, self.top_k = router, nn.ModuleList(experts), moe.int("top_k")
+        self.held, self.top_k = (router, *experts), moe.int("top_k")
         self.register_buffer("bias", bias)
 
     def forward(self, x: Tensor, residual: Tensor, moment: Moment) -> Tensor:
         """The residual stream after the step."""
-        h, logits = self.router(x)
+        router, *experts = self.held
+        h, logits = router(x)
         scores = torch.sigmoid(logits)
         chosen = torch.topk(scores + self.bias, self.top_k, -1).indices
         kept = torch.zeros_like(scores).scatter(-1, chosen, 1.0) * scores
         weights = kept / (kept.sum(-1, keepdim=True) + 1e-6)
         y = residual
-        for e, expert in enumerate(self.experts):
+        for e, expert in enumerate(experts):
             y = y + expert(h)[0] * weights.narrow(-1, e, 1)
         return y

@@ -1,6 +1,6 @@
 """An app: ExecuTorch as installed, one .pte, and nothing of hilnas. Logits of a prompt and of the steps behind it.
 
-    python stock_runtime.py MODEL.pte IDS.npy PROMPT CHUNK LOGITS.npy
+python stock_runtime.py MODEL.pte IDS.npy PROMPT CHUNK LOGITS.npy
 """
 
 from __future__ import annotations
