@@ -37,6 +37,8 @@ from nas.runtimes.executorch.whole_steps import (
 )
 from nas.runtimes.executorch.writer import opened, write_file
 
+LEAST_CONTEXT = 16
+
 
 def write_whole_graph(layout: Layout, weights: Weights, context: int, destination: Path) -> PlanFile:
     """Lowers the whole layout into `destination`.
@@ -60,8 +62,8 @@ def write_whole_graph(layout: Layout, weights: Weights, context: int, destinatio
     chain = build_chain(layout)
     if any(step.attend and step.attend.sinks for step in chain.steps):
         raise Unsupported("a whole graph has no attention sinks: ExecuTorch's own attention has none; leave sink=1 out")
-    if context < 1:
-        raise Unsupported(f"a context of {context} tokens holds no text")
+    if context < LEAST_CONTEXT:
+        raise Unsupported(f"a context of {context} tokens is too short: {LEAST_CONTEXT} is the least")
     with opened(weights) as contents:
         model = WholeGraph(layout, chain, contents, context)
     return write_file(destination, [_lower(model, layout, context)])
@@ -175,7 +177,7 @@ def _lower(model: WholeGraph, layout: Layout, context: int) -> bytes:
         from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
         from executorch.exir.passes import MemoryPlanningPass
 
-        length = torch.export.Dim("S", min=1, max=CHUNK)
+        length = torch.export.Dim("S", min=1, max=min(CHUNK, context))
         inputs = (torch.zeros(1, 8, dtype=torch.long), torch.zeros(1, dtype=torch.long))
         try:
             with torch.no_grad(), few_passes():
