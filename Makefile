@@ -39,9 +39,11 @@ setup: $(READY)
 	@$(BIN)/nas runtime build llama.cpp
 
 # Tests find these in the cache: a test that compiled for minutes would hit its time limit on a fresh machine.
+# ExecuTorch's for arm64 wants Debian's g++-aarch64-linux-gnu.
 builds: setup
-	@echo "builds: ExecuTorch's runner, patched llama.cpp for this machine and for arm64; the cache is asked first" >&2
+	@echo "builds: ExecuTorch's runner and patched llama.cpp, for this machine and arm64; the cache is asked first" >&2
 	@$(BIN)/nas runtime build executorch
+	@$(BIN)/nas runtime build executorch --target aarch64-linux
 	@$(BIN)/nas runtime build llama.cpp --patched
 	@$(BIN)/nas runtime build llama.cpp --patched --target aarch64-linux
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from runs import DEADLINE_S, counts, decode_ms, layout_called, markdown, print_json, say
 
 from nas.core.layout import Layout
@@ -32,9 +33,10 @@ from nas.core.workload import Workload
 from nas.runtimes.base import Artifact
 from nas.runtimes.executorch.build import build
 from nas.runtimes.executorch.builds import Build
-from nas.runtimes.executorch.gate import runner_logits
+from nas.runtimes.executorch.gate import BATCH, EXACT_CACHE, PROMPT, STEPS
 from nas.runtimes.executorch.runtime import EXECUTORCH
 from nas.runtimes.pip import sha256_of
+from nas.runtimes.runner_logits import Feed, here, runner_logits
 from nas.testing.run_plan import run_plan
 
 GEN = 100
@@ -61,7 +63,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="hilnas-benchmark-") as folder:
         files = {name: Path(folder) / name for name in ("whole", "blocks")}
         exports = _exports(layout, files, Path(folder) / "cache", max(options.prompts) + GEN)
-        logits = [runner_logits(file, made.executable, layout.vocab) for file in files.values()]
+        same = np.array_equal(*(_logits(file, made, layout.vocab, Path(folder)) for file in files.values()))
         forms = {
             "whole": Form(files["whole"], "f32"),
             "blocks f32": Form(files["blocks"], "f32"),
@@ -75,7 +77,7 @@ def main() -> None:
         "repetitions": options.repetitions,
         "gen": GEN,
         "export": exports,
-        "same_logits": bool(np.array_equal(*logits)),
+        "same_logits": bool(same),
         "prompts": rows,
     }
     if options.markdown:
@@ -111,6 +113,11 @@ def _export(layout: Layout, file: Path, cache: Path, *more: str) -> dict[str, fl
     }
     say(f"export {' '.join((file.name, *more))}: " + ", ".join(f"{name} {value:.1f}" for name, value in row.items()))
     return row
+
+
+def _logits(file: Path, made: Build, vocab: int, scratch: Path) -> NDArray[np.float32]:
+    machine = here(made.executable, made.runner.target)
+    return runner_logits(machine, file, vocab, Feed(PROMPT, STEPS, BATCH), scratch, EXACT_CACHE)
 
 
 def _prompt(

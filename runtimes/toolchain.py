@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nas.core.errors import InfrastructureFailed
+from nas.runtimes.host import gnu_triple
 
 _KEPT = ("PATH", "HOME", "TMPDIR", "LANG", "LD_LIBRARY_PATH")
 
@@ -55,6 +56,33 @@ def find_compiler() -> Compiler:
     cxx = _find(*_chosen("CXX", "c++", "g++", "clang++"), remedy=remedy)
     version = "; ".join(_first_line([program, "--version"]) for program in (cc, cxx))
     return Compiler(cc, cxx, version)
+
+
+def find_cross_compiler(target: str) -> Compiler:
+    """GCC for another machine with GNU's C library, as Debian and Ubuntu package it.
+
+    Args:
+        target: ABI, such as "aarch64-linux".
+
+    Raises:
+        InfrastructureFailed: it is missing or does not work; the message says how to get it.
+    """
+    triple = gnu_triple(target)
+    remedy = f"install the package g++-{triple} (Debian, Ubuntu)"
+    cc, cxx = (_find(f"{triple}-{name}", remedy=remedy) for name in ("gcc", "g++"))
+    return Compiler(cc, cxx, "; ".join(_first_line([program, "--version"]) for program in (cc, cxx)))
+
+
+def compilers_library(compiler: Compiler, name: str) -> Path:
+    """A shared library that programs of `compiler` load.
+
+    Raises:
+        InfrastructureFailed: the compiler does not work, or came without it.
+    """
+    path = Path(_first_line([compiler.cxx, f"-print-file-name={name}"]))  # without it: the bare name
+    if not path.is_absolute():
+        raise InfrastructureFailed(f"{compiler.cxx} comes without {name}: install that compiler whole")
+    return path.resolve()
 
 
 def find_build_tools() -> tuple[str, str]:

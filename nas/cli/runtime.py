@@ -86,7 +86,8 @@ def build_runtime(
     """Build a runtime, unless the cache holds that build already.
 
     The first build of llama.cpp downloads 77 MB and compiles for 2-5 minutes; for another machine it downloads a
-    compiler too (100 MB). That of executorch compiles one file against the libraries of the installed package.
+    compiler too (100 MB). That of executorch compiles one file against the libraries of the installed package; for
+    aarch64-linux it downloads the libraries (18 MB) and needs the package g++-aarch64-linux-gnu (Debian, Ubuntu).
     """
     if name not in BUILDS:
         raise UnknownName("runtime with a build", name, BUILDS)

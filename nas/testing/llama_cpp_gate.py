@@ -11,9 +11,9 @@ from nas.runtimes.llama_cpp.builds import Build
 from nas.runtimes.llama_cpp.gate import run_gate
 from nas.runtimes.llama_cpp.oracle import Oracle
 from nas.runtimes.llama_cpp.runner_gate import run_runner_gate
-from nas.runtimes.llama_cpp.runner_logits import here
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.runtimes.llama_cpp.support import Quantisation
+from nas.runtimes.runner_logits import here
 from nas.testing.planted_faults import Fault, checkpoint
 
 RIGHT = Fault("none")
@@ -40,7 +40,7 @@ def gate(folder: Path, quantisation: str, right: Layout, build: Build, fault: Fa
     oracle = Oracle(right, cast(Quantisation, quantisation), trained)
     if build.details.static:
         return run_runner_gate(
-            right, model, here(build), oracle.exact, oracle.rounded,
+            right, model, here(build.executable, build.runner.target), oracle.exact, oracle.rounded,
             settled=quantisation != "f32", earlier=fault.earlier,
         )  # fmt: skip
     return run_gate(right, model, build, oracle.exact, oracle.rounded, earlier=fault.earlier)

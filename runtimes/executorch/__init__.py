@@ -21,6 +21,6 @@ The header is text, a record a line; offsets count from the first multiple of 64
 Programs stand once however many layers run them, and a layer that shares another's weights runs its methods with a
 state of its own. Constants are stored as XNNPACK wants them: 4-bit weights as packed nibbles, group scales as bfloat16,
 everything else float32. Nothing in a program depends on weights or context length, so programs are lowered once per
-shape (`templates`), and random weights are slices of one pool (`random_weights`): a file is its header, its programs
-and its pool, which is all that a device would need to make it from a recipe.
+shape (`templates`). Programs come first of all sections, so a file of random weights is known by its beginning and by
+how the rest is drawn: its recipe (`recipe`).
 """

@@ -51,6 +51,11 @@ inline Vector load(const Half *p) {
 inline void store(Half *p, Vector v) {
 #if defined(__F16C__)
     _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__aarch64__)
+    float32x4_t low, high;
+    memcpy(&low, &v, 16);
+    memcpy(&high, (const char *)&v + 16, 16);
+    vst1q_u16(p, vreinterpretq_u16_f16(vcombine_f16(vcvt_f16_f32(low), vcvt_f16_f32(high))));
 #else
     for (int i = 0; i < LANES; i++) {
         _Float16 h = (_Float16)v[i];

@@ -16,7 +16,7 @@ from nas.runtimes.building import MANIFEST, is_whole, plan_file, write_runner
 from nas.runtimes.executorch.sdk import LIBRARIES
 from nas.runtimes.host import host_features, host_target
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("runner.cpp", "attention.h"))
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("runner.cpp", "attention.h", "recipe.h"))
 DETAILS = "build.json"
 NAME = "executorch"
 
@@ -48,7 +48,18 @@ VARIANTS = (
 
 
 class BuildDetails(BaseModel):
-    """What a build was made from; its canonical hash is the build id."""
+    """What a build was made from; its canonical hash is the build id.
+
+    Args:
+        executorch: version.
+        libraries: hashes of what the runner loads, or of the archive that it comes in.
+        runner: hash of its sources.
+        variant: instruction set.
+        target: ABI.
+        flags: of the compiler.
+        compiler: its version.
+        carried: the compiler's own libraries among the files, for machines where they may be older or missing.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -59,6 +70,12 @@ class BuildDetails(BaseModel):
     target: str
     flags: tuple[str, ...]
     compiler: str
+    carried: tuple[str, ...] = ()
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """What a device needs."""
+        return ("runner", *LIBRARIES, *self.carried)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +174,7 @@ def load_build(folder: Path) -> Build:
 def write_manifest(folder: Path, details: BuildDetails, build_id: str) -> None:
     """Describes a finished build; the manifest comes last and makes it whole."""
     (folder / DETAILS).write_text(details.model_dump_json(indent=1))
-    files = {name: plan_file(folder / name) for name in ("runner", *LIBRARIES)}
+    files = {name: plan_file(folder / name) for name in details.files}
     write_runner(folder, Runner(runtime=NAME, build=build_id, target=details.target, files=files, main="runner"))
 
 

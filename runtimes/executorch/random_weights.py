@@ -1,12 +1,8 @@
-"""Finite pseudo-random weights at memory speed: slices of one pool, each from a start of its own.
-
-Raw PCG64 output, which numpy guarantees: the same bytes on every machine.
-"""
+"""Finite pseudo-random weights at memory speed: cut from a few pools, each from a start of its own."""
 
 from __future__ import annotations
 
-import hashlib
-from functools import cached_property
+import zlib
 
 import numpy as np
 
@@ -14,63 +10,91 @@ from nas.runtimes.executorch.chain import Method
 from nas.runtimes.executorch.contents import constant_sizes
 from nas.runtimes.executorch.numbers import bfloat16_bytes
 from nas.runtimes.executorch.programs import Constant
+from nas.runtimes.executorch.recipe import Pool
+from nas.runtimes.recipe import Fill, Recipe
 
 _STD = 0.02
 """Of matrix entries: the usual initialisation, so activations stay as in a fresh model."""
-_TAPS_STD = 0.3
+_INT4_SCALE, _INT8_SCALE = _STD / 4.61, _STD / 73.9
+"""Over the deviations of uniform 4-bit and 8-bit values."""
 _POOL_BYTES = 16 << 20
+_QUANTA = Pool("bytes", 0, _POOL_BYTES)
+_MATRIX = Pool("f32", 28, _POOL_BYTES // 4)
+"""A standard deviation of 0.018."""
+_TAPS = Pool("f32", 24, _POOL_BYTES // 4)
+"""Short filters: 0.29."""
 _UNIT = 64
 
 
 class RandomContents:
-    """Random contents, by seed."""
+    """How random contents are drawn; `pools` are those that were asked for."""
+
+    def __init__(self) -> None:
+        self._pools: dict[Pool, int] = {}
+
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        """By number."""
+        return tuple(self._pools)
+
+    def constant(self, method: Method, constant: Constant) -> tuple[Fill, ...]:
+        """See `Contents.constant`."""
+        sizes, name = constant_sizes(constant), f"{method.tensor(constant)}:{method.expert}:{constant.name}"
+        if constant.role == "int4":
+            scale = bfloat16_bytes(np.full(2, _INT4_SCALE, np.float32))
+            return self._tile(name, _QUANTA, sizes[0]), _word(sizes[1], scale)
+        return (self._floats(constant, name, sizes[0]),)
+
+    def vector(self, tensor: str, length: int) -> Fill:
+        """Zeros: sinks and expert biases start there."""
+        return _same(4 * length, 0.0)
+
+    def embedding(self, vocab: int, d_model: int) -> tuple[Fill, Fill]:
+        """See `Contents.embedding`."""
+        return self._tile("embedding", _QUANTA, vocab * d_model), _same(4 * vocab, _INT8_SCALE)
+
+    def _floats(self, constant: Constant, name: str, size: int) -> Fill:
+        if constant.role == "fill":
+            return _same(size, constant.value)
+        if constant.role == "norm":
+            return _same(size, 1.0)
+        if constant.role == "bias":
+            return _same(size, 0.0)
+        if constant.role == "decay":  # as Mamba-2 starts: heads that forget at rates from 1 to 16
+            return Fill(size, "decay")
+        return self._tile(name, _TAPS if constant.role == "taps" else _MATRIX, size)
+
+    def _tile(self, name: str, pool: Pool, size: int) -> Fill:
+        start = zlib.crc32(name.encode()) % (_POOL_BYTES // _UNIT) * _UNIT
+        return Fill(size, "tile", self._pools.setdefault(pool, len(self._pools)), start)
+
+
+class DrawnContents:
+    """Random contents themselves. Asked for what an artifact holds, in its order, they are the same bytes."""
 
     def __init__(self, seed: int) -> None:
-        self._seed = seed
+        self._seed, self._random = seed, RandomContents()
 
     def constant(self, method: Method, constant: Constant) -> tuple[bytes, ...]:
         """See `Contents.constant`."""
-        sizes = constant_sizes(constant)
-        if constant.role == "int4":
-            scale = np.full(sizes[1] // 2, _STD / 4.61, np.float32)  # over the deviation of uniform 4-bit values
-            return self._slice(_name(method, constant), sizes[0]), bfloat16_bytes(scale)
-        return (self._floats(constant, _name(method, constant), sizes[0] // 4),)
+        return tuple(map(self._draw, self._random.constant(method, constant)))
 
     def vector(self, tensor: str, length: int) -> bytes:
-        """Zeros: sinks and expert biases start there."""
-        return bytes(4 * length)
+        """See `Contents.vector`."""
+        return self._draw(self._random.vector(tensor, length))
 
     def embedding(self, vocab: int, d_model: int) -> tuple[bytes, bytes]:
         """See `Contents.embedding`."""
-        scales = np.full(vocab, _STD / 73.9, "<f4")  # over the deviation of uniform 8-bit values
-        return self._slice("embedding", vocab * d_model), scales.tobytes()
+        rows, scales = self._random.embedding(vocab, d_model)
+        return self._draw(rows), self._draw(scales)
 
-    @cached_property
-    def _pool(self) -> bytes:
-        raw = np.random.PCG64(self._seed).random_raw(_POOL_BYTES // 8)
-        return bytes(np.asarray(raw).astype("<u8").tobytes())
-
-    def _floats(self, constant: Constant, name: str, count: int) -> bytes:
-        if constant.role == "fill":
-            values = np.full(count, constant.value)
-        elif constant.role == "norm":
-            values = np.ones(count)
-        elif constant.role == "bias":
-            values = np.zeros(count)
-        elif constant.role == "decay":  # as Mamba-2 starts: heads that forget at rates from 1 to 16
-            values = np.linspace(-1.0, -16.0, count)
-        else:
-            std = _TAPS_STD if constant.role == "taps" else _STD
-            units = np.frombuffer(self._slice(name, 4 * count), "<u4") / float(1 << 31) - 1.0
-            values = units * (std * 3.0**0.5)
-        return values.astype("<f4").tobytes()
-
-    def _slice(self, name: str, size: int) -> bytes:
-        digest = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
-        start = digest % (_POOL_BYTES // _UNIT) * _UNIT
-        whole, rest = divmod(max(0, size - (_POOL_BYTES - start)), _POOL_BYTES)
-        return self._pool[start : start + size] + self._pool * whole + self._pool[:rest]
+    def _draw(self, fill: Fill) -> bytes:
+        return b"".join(Recipe(self._seed, b"", self._random.pools, (fill,), alignment=1).content())
 
 
-def _name(method: Method, constant: Constant) -> str:
-    return f"{method.tensor(constant)}:{method.expert}:{constant.name}"
+def _same(size: int, value: float) -> Fill:
+    return _word(size, np.array([value], "<f4").tobytes())
+
+
+def _word(size: int, content: bytes) -> Fill:
+    return Fill(size, "word", word=int.from_bytes(content, "little"))

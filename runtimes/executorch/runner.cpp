@@ -1,5 +1,7 @@
 /* Measures one request on one model: load, warm up, timed prompt, timed decode; one JSON object on stdout.
  *
+ * Or, with --recipe, makes the model file that a recipe describes.
+ *
  * A model is an artifact (the format stands in __init__.py) whose blocks are ExecuTorch programs, or one whole-graph
  * .pte. Links ExecuTorch's own libraries and no torch. A run is one fresh process: nothing is left over from another
  * repetition. The log goes to stderr. Exit codes follow sysexits.h and stand in runtimes/output.py.
@@ -36,6 +38,7 @@
 #include <executorch/runtime/platform/runtime.h>
 
 #include "attention.h"
+#include "recipe.h"
 
 /* The wheel ships the library that holds this class but not its header. */
 namespace executorch::extension::threadpool {
@@ -55,11 +58,11 @@ using executorch::extension::from_blob;
 using executorch::extension::MallocMemoryAllocator;
 using namespace executorch::runtime;
 
-enum { USAGE = 64, LOAD_FAILED = 65, DECODE_FAILED = 70, NO_MEMORY = 71 };
+enum { USAGE = 64, LOAD_FAILED = 65, DECODE_FAILED = 70, NO_MEMORY = 71, NOT_WRITTEN = 74 };
 
 struct Options {
-    const char *model = nullptr, *kv = "f16", *logits = nullptr;
-    long prompt = 512, gen = 64, context = 0, chunk = 512, threads = 1, mmap = 0, seed = 0, warmup = 16;
+    const char *model = nullptr, *kv = "f16", *logits = nullptr, *recipe = nullptr, *output = nullptr;
+    long prompt = 512, gen = 64, context = 0, batch = 512, threads = 1, mmap = 0, seed = 0, warmup = 16;
 } opt;
 
 /* ---- failing ------------------------------------------------------------------------------------------------- */
@@ -95,8 +98,9 @@ void check(Error error, int code, const char *what) {
 /* ---- arguments ----------------------------------------------------------------------------------------------- */
 
 [[noreturn]] void usage(const std::string &what) {
-    fail(USAGE, "usage", "usage: runner --model FILE [--prompt N] [--gen N] [--context N] [--chunk N] [--threads N] "
-                         "[--kv f16|f32] [--mmap 0|1] [--seed N] [--warmup N] [--logits FILE]: " + what);
+    fail(USAGE, "usage", "usage: runner --model FILE [--prompt N] [--gen N] [--context N] [--batch N] [--threads N] "
+                         "[--kv f16|f32] [--mmap 0|1] [--seed N] [--warmup N] [--logits FILE] | "
+                         "runner --recipe FILE --output FILE: " + what);
 }
 
 long number(const char *name, const char *text, long low, long high) {
@@ -110,11 +114,12 @@ long number(const char *name, const char *text, long low, long high) {
 void parse_arguments(int argc, char **argv) {
     const struct { const char *name; long *value, low, high; } numbers[] = {
         {"--prompt", &opt.prompt, 1, 1 << 22}, {"--gen", &opt.gen, 0, 1 << 22}, {"--context", &opt.context, 0, 1 << 22},
-        {"--chunk", &opt.chunk, 1, 1 << 20}, {"--threads", &opt.threads, 1, 1024}, {"--mmap", &opt.mmap, 0, 1},
+        {"--batch", &opt.batch, 1, 1 << 20}, {"--threads", &opt.threads, 1, 1024}, {"--mmap", &opt.mmap, 0, 1},
         {"--seed", &opt.seed, 0, INT32_MAX}, {"--warmup", &opt.warmup, 0, 1024},
     };
     const struct { const char *name; const char **value; } texts[] = {
         {"--model", &opt.model}, {"--kv", &opt.kv}, {"--logits", &opt.logits},
+        {"--recipe", &opt.recipe}, {"--output", &opt.output},
     };
     for (int i = 1; i < argc; i += 2) {
         if (i + 1 == argc) usage(argv[i]);
@@ -124,6 +129,11 @@ void parse_arguments(int argc, char **argv) {
         for (auto &one : numbers)
             if (!strcmp(argv[i], one.name)) *one.value = number(argv[i], argv[i + 1], one.low, one.high), known = true;
         if (!known) usage(argv[i]);
+    }
+    if (opt.recipe || opt.output) {
+        if (!opt.recipe || !opt.output || opt.model) usage("--recipe and --output go together, without --model");
+        if (access(opt.recipe, R_OK)) usage("--recipe cannot be read");
+        return;
     }
     if (!opt.model) usage("--model is missing");
     if (access(opt.model, R_OK)) usage("--model cannot be read");
@@ -556,7 +566,7 @@ class ChainModel final : public Model {
             width_ = (int64_t)size(words), vocab = (int64_t)size(words), chunk = (int64_t)size(words);
             if (!width_ || !vocab || !chunk || width_ > 1 << 20 || chunk > 1 << 16 || vocab > 1 << 28) refuse("sizes");
             longest_ = chunk;
-            chunk = std::min<int64_t>(chunk, opt.chunk);
+            chunk = std::min<int64_t>(chunk, opt.batch);
         } else if (what == "embedding") {
             uint64_t at = size(words), bytes = size(words), scales = size(words), scale_bytes = size(words);
             if (bytes != (uint64_t)(vocab * width_) || scale_bytes != (uint64_t)vocab * 4) refuse("embedding size");
@@ -829,7 +839,7 @@ class WholeModel final : public Model {
         check(program.error(), LOAD_FAILED, "loading the program");
         program_.emplace(std::move(*program));
         vocab = constant("get_vocab_size");
-        chunk = std::min<int64_t>(constant("get_max_seq_len"), opt.chunk);
+        chunk = std::min<int64_t>(constant("get_max_seq_len"), opt.batch);
         if (opt.context > constant("get_max_context_len")) usage("--context is longer than the program's");
         programs = 1;
         kv = "f32"; /* whatever was asked for: its caches are part of the program */
@@ -895,14 +905,6 @@ std::unique_ptr<Model> load_model(const File &file) {
 
 /* ---- the request --------------------------------------------------------------------------------------------- */
 
-/* splitmix64 (Steele, Lea, Flood 2014): the same ids on every machine. */
-int64_t next_id(uint64_t *state, int64_t vocab) {
-    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return (int64_t)((z ^ (z >> 31)) % (uint64_t)vocab);
-}
-
 const float *feed(Model &model, const int64_t *ids, long count) {
     const float *logits = nullptr;
     for (long done = 0; done < count; done += model.chunk)
@@ -947,9 +949,18 @@ void share_workspace() {
     check(set_option("XnnpackBackend", options.view()), LOAD_FAILED, "workspace_sharing_mode");
 }
 
+int make_model() {
+    auto refuse = [](const std::string &why) { fail(LOAD_FAILED, "recipe", "the recipe was refused: " + why); };
+    auto not_written = [](const std::string &why) { fail(NOT_WRITTEN, "disk", "the model file cannot be written: " + why); };
+    printf("{\"v\":1,\"made\":%" PRIu64 "}\n", hilnas::Recipe(opt.recipe, refuse, not_written).make(opt.output));
+    return fflush(stdout) ? NO_MEMORY : 0;
+}
+
 int measure() {
     /* Constants are read, packed and freed one by one: what is freed goes back, and is not counted twice. */
+#ifdef M_MMAP_THRESHOLD /* Android's C library has none */
     mallopt(M_MMAP_THRESHOLD, 1 << 16);
+#endif
     int64_t begun = wall();
     executorch::extension::threadpool::get_threadpool()->_unsafe_reset_threadpool((uint32_t)opt.threads);
     share_workspace();
@@ -960,7 +971,7 @@ int measure() {
     const long total = opt.prompt + opt.gen;
     std::vector<int64_t> ids(std::max(total, opt.warmup)), decode_ns, decode_cpu_ns;
     uint64_t state = (uint64_t)opt.seed;
-    for (auto &id : ids) id = next_id(&state, model->vocab);
+    for (auto &id : ids) id = (int64_t)(hilnas::splitmix64(&state) % (uint64_t)model->vocab);
     decode_ns.reserve(opt.gen), decode_cpu_ns.reserve(opt.gen);
 
     int64_t warming = wall();
@@ -1014,7 +1025,7 @@ int main(int argc, char **argv) {
     parse_arguments(argc, argv);
     runtime_init();
     try {
-        return measure();
+        return opt.recipe ? make_model() : measure();
     } catch (const std::bad_alloc &) {
         fail(NO_MEMORY, "out_of_memory", "the runner's own buffers");
     }

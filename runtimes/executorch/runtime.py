@@ -10,13 +10,14 @@ from typing import get_args
 from nas.core.errors import UnknownName, Unsupported
 from nas.core.layout import Layout
 from nas.core.measurement import Sample
-from nas.core.plan import Plan, PlanFile, RawRun, Runner
+from nas.core.plan import Plan, RawRun, Runner
 from nas.core.workload import Workload
 from nas.runtimes.base import Artifact, Checkpoint, GateReport, Support, Weights
 from nas.runtimes.executorch import support
 from nas.runtimes.executorch.builds import NAME, builds_folder, find_build, load_build
 from nas.runtimes.executorch.support import Quantisation
 from nas.runtimes.output import read_sample
+from nas.runtimes.writing import Written
 
 _REFERENCE = "d512 v8192 ffn=swiglu:1792 [C3 C3 A8/4 C3 C3 A8/4 C3 A8/4]"
 _PROMPT_SEED = 0
@@ -44,12 +45,13 @@ class ExecuTorch:
     def export(
         self, layout: Layout, quantisation: str, weights: Weights, destination: Path, *, recipe: bool = False
     ) -> Artifact:
-        """Writes an artifact; loads torch only where a block's shape is new. There are no recipes of artifacts yet."""
+        """Writes an artifact; loads torch only where a block's shape is new."""
         from nas.runtimes.executorch.writer import write_artifact
 
         _check(quantisation)
         support.require(layout)
-        return self._artifact(write_artifact(layout, weights, destination), layout, quantisation, weights, support.ARCH)
+        written = write_artifact(layout, weights, destination, recipe=recipe)
+        return self._artifact(written, layout, quantisation, weights, support.ARCH)
 
     def export_whole(
         self, layout: Layout, quantisation: str, weights: Weights, context: int, destination: Path
@@ -61,18 +63,19 @@ class ExecuTorch:
         tool_versions()  # says what is not installed
         from nas.runtimes.executorch.whole import write_whole_graph
 
-        file = write_whole_graph(layout, weights, context, destination)
-        return self._artifact(file, layout, quantisation, weights, "whole graph")
+        written = Written(write_whole_graph(layout, weights, context, destination))
+        return self._artifact(written, layout, quantisation, weights, "whole graph")
 
-    def _artifact(self, file: PlanFile, layout: Layout, quantisation: str, weights: Weights, arch: str) -> Artifact:
+    def _artifact(self, written: Written, layout: Layout, quantisation: str, weights: Weights, arch: str) -> Artifact:
         return Artifact(
-            sha256=file.sha256,
-            size=file.size,
+            sha256=written.file.sha256,
+            size=written.file.size,
             runtime=self.name,
             quantisation=quantisation,
             layout_id=layout.id,
             arch=arch,
             weights=weights.describe(),
+            recipe=written.recipe,
         )
 
     def plan(self, artifact: Artifact, runner: Runner, workload: Workload, deadline_s: float) -> Plan:
@@ -85,7 +88,7 @@ class ExecuTorch:
             "prompt": workload.prompt,
             "gen": workload.gen,
             "context": workload.window,
-            "chunk": min(workload.n_batch, workload.n_ubatch),
+            "batch": min(workload.n_batch, workload.n_ubatch),
             "threads": workload.threads,
             "kv": workload.kv_type,
             "mmap": int(workload.mmap),
@@ -111,10 +114,11 @@ class ExecuTorch:
         """See `nas.runtimes.executorch.gate`; loads torch."""
         from nas.runtimes.executorch.gate import run_gate
         from nas.runtimes.executorch.oracle import Oracle
+        from nas.runtimes.runner_logits import here
 
         _check(quantisation)
-        executable = self.runner_folder(runner) / runner.main
-        return run_gate(layout, model, executable, Oracle(layout, checkpoint))
+        build = load_build(builds_folder() / runner.build)
+        return run_gate(layout, model, here(build.executable, build.runner.target), Oracle(layout, checkpoint))
 
     def runner(self, target: str, features: Collection[str] | None = None, patched: bool = False) -> Runner:
         """The runner of the best build at hand that such a processor can run; no artifact needs a patch."""

@@ -8,6 +8,8 @@ nothing is lowered once for several. docs/releasing-a-model.md tells an app's de
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +20,16 @@ from torch import Tensor, nn
 from nas.core.errors import CandidateFailed, Unsupported
 from nas.core.layout import Layout
 from nas.core.plan import PlanFile
-from nas.runtimes.base import Weights
+from nas.runtimes.base import Checkpoint, Weights
 from nas.runtimes.executorch import support
 from nas.runtimes.executorch.chain import Chain, Method, Step, build_chain
+from nas.runtimes.executorch.checkpoint import CheckpointContents
 from nas.runtimes.executorch.contents import Contents
 from nas.runtimes.executorch.lowering import few_passes, module_of, quantised, quiet, set_int4
 from nas.runtimes.executorch.modules import Attention, ProgramModule
 from nas.runtimes.executorch.numbers import bfloat16_floats, unpack_int4
 from nas.runtimes.executorch.programs import CHUNK, GROUP
+from nas.runtimes.executorch.random_weights import DrawnContents
 from nas.runtimes.executorch.whole_steps import (
     AttentionStep,
     KeyValueCache,
@@ -35,7 +39,7 @@ from nas.runtimes.executorch.whole_steps import (
     Rope,
     Window,
 )
-from nas.runtimes.executorch.writer import opened, write_file
+from nas.runtimes.writing import hashed, replacing
 
 LEAST_CONTEXT = 16
 
@@ -64,9 +68,20 @@ def write_whole_graph(layout: Layout, weights: Weights, context: int, destinatio
         raise Unsupported("a whole graph has no attention sinks: ExecuTorch's own attention has none; leave sink=1 out")
     if context < LEAST_CONTEXT:
         raise Unsupported(f"a context of {context} tokens is too short: {LEAST_CONTEXT} is the least")
-    with opened(weights) as contents:
+    with _opened(weights) as contents:
         model = WholeGraph(layout, chain, contents, context)
-    return write_file(destination, [_lower(model, layout, context)])
+    content = _lower(model, layout, context)
+    with replacing(destination) as partial:
+        return hashed([content], partial)
+
+
+@contextlib.contextmanager
+def _opened(weights: Weights) -> Iterator[Contents[bytes]]:
+    if isinstance(weights, Checkpoint):
+        with CheckpointContents(weights.path) as contents:
+            yield contents
+    else:
+        yield DrawnContents(weights.seed)
 
 
 class WholeGraph(nn.Module):
@@ -79,7 +94,7 @@ class WholeGraph(nn.Module):
         context: most tokens that caches hold.
     """
 
-    def __init__(self, layout: Layout, chain: Chain, contents: Contents, context: int) -> None:
+    def __init__(self, layout: Layout, chain: Chain, contents: Contents[bytes], context: int) -> None:
         super().__init__()
         self.context, self.parallel = context, [step.parallel for step in chain.steps]
         self.embed = _embedding(layout, contents)
@@ -122,7 +137,7 @@ def _distinct_windows(caches: list[KeyValueCache]) -> list[Window]:
 
 
 def _step(
-    step: Step, chain: Chain, methods: list[ProgramModule], caches: list[KeyValueCache], contents: Contents
+    step: Step, chain: Chain, methods: list[ProgramModule], caches: list[KeyValueCache], contents: Contents[bytes]
 ) -> nn.Module:
     method = methods[step.method]
     if step.moe is not None:
@@ -135,7 +150,7 @@ def _step(
     return PlainStep(method)
 
 
-def _filled(method: Method, contents: Contents) -> ProgramModule:
+def _filled(method: Method, contents: Contents[bytes]) -> ProgramModule:
     module = quantised(module_of(method.program))
     with torch.no_grad():
         for constant in method.program.constants:
@@ -149,7 +164,7 @@ def _filled(method: Method, contents: Contents) -> ProgramModule:
     return module
 
 
-def _embedding(layout: Layout, contents: Contents) -> nn.Embedding:
+def _embedding(layout: Layout, contents: Contents[bytes]) -> nn.Embedding:
     with quiet():
         from torchao.quantization import IntxWeightOnlyConfig, quantize_
         from torchao.quantization.granularity import PerAxis

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import uuid
+import itertools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
+from typing import Generic, TypeVar, cast
 
-from nas.core.errors import InfrastructureFailed
 from nas.core.layout import Layout
-from nas.core.plan import PlanFile
 from nas.runtimes.base import Checkpoint, Weights
 from nas.runtimes.executorch.chain import Chain, Method, Step, build_chain
 from nas.runtimes.executorch.checkpoint import CheckpointContents
@@ -20,18 +15,24 @@ from nas.runtimes.executorch.contents import Contents, constant_sizes
 from nas.runtimes.executorch.programs import CHUNK, Constant
 from nas.runtimes.executorch.random_weights import RandomContents
 from nas.runtimes.executorch.templates import Template, template
+from nas.runtimes.recipe import Fill, Recipe
+from nas.runtimes.writing import Written, hashed, replacing, write_drawn
 
-WRITER_VERSION = "1"
+WRITER_VERSION = "2"
 """Raise it with every change of this package that changes the bytes of a file."""
 
+Part = TypeVar("Part")
 MAGIC, VERSION, ALIGN = b"HILNASET", 1, 64
 
 
-def write_artifact(layout: Layout, weights: Weights, destination: Path) -> PlanFile:
-    """Writes the file beside `destination` and renames it into place.
+def write_artifact(layout: Layout, weights: Weights, destination: Path, *, recipe: bool = False) -> Written:
+    """Writes the file, or the recipe of it, beside `destination` and renames it into place.
 
-    Returns:
-        Its hash and size.
+    Args:
+        layout: what to write.
+        weights: random or trained.
+        destination: where to.
+        recipe: write the recipe only, where weights are random.
 
     Raises:
         CandidateFailed: ExecuTorch cannot lower a program (export).
@@ -40,91 +41,60 @@ def write_artifact(layout: Layout, weights: Weights, destination: Path) -> PlanF
     """
     chain = build_chain(layout)
     templates = [template(program) for program in chain.programs]
-    with opened(weights) as contents:
-        return write_file(destination, _Plan(layout, chain, templates, contents).chunks())
-
-
-def write_file(destination: Path, chunks: Iterable[bytes]) -> PlanFile:
-    """Writes `chunks` beside `destination` and renames the file into place.
-
-    Returns:
-        Its hash and size.
-
-    Raises:
-        InfrastructureFailed: the file cannot be written.
-    """
-    unfinished = destination.with_name(f"{destination.name}.{uuid.uuid4().hex}.partial")
-    digest, size = hashlib.sha256(), 0
-    with _write_errors_told(destination, unfinished):
-        with unfinished.open("wb") as file:
-            for chunk in chunks:
-                file.write(chunk)
-                digest.update(chunk)
-                size += len(chunk)
-        unfinished.replace(destination)
-    return PlanFile(sha256=digest.hexdigest(), size=size)
-
-
-@contextlib.contextmanager
-def opened(weights: Weights) -> Iterator[Contents]:
-    """Contents of a model with `weights`.
-
-    Raises:
-        InvalidInput: the checkpoint is no safetensors file.
-    """
     if isinstance(weights, Checkpoint):
-        with CheckpointContents(weights.path) as checkpoint:
-            yield checkpoint
-    else:
-        yield RandomContents(weights.seed)
+        with CheckpointContents(weights.path) as trained, replacing(destination) as partial:
+            plan = _Plan(layout, chain, templates, trained)
+            return Written(hashed(itertools.chain([plan.header], _aligned(plan.parts())), partial))
+    random = RandomContents()
+    described = _Plan(layout, chain, templates, random)
+    fills = tuple(described.parts())
+    with replacing(destination) as partial:
+        drawn = Recipe(weights.seed, described.header, random.pools, fills, ALIGN)
+        return write_drawn(drawn, partial, recipe=recipe)
 
 
-@contextlib.contextmanager
-def _write_errors_told(destination: Path, unfinished: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise InfrastructureFailed(f"cannot write {destination}: {error}; is the disk full?") from error
-    finally:
-        unfinished.unlink(missing_ok=True)
+def _aligned(parts: Iterable[bytes]) -> Iterator[bytes]:
+    for part in parts:
+        yield part + bytes(-len(part) % ALIGN)
 
 
-@dataclass
-class _Plan:
-    """The header, and what lies behind it; contents are made one at a time, when they are written."""
+def _size(part: object) -> int:
+    return part.size if isinstance(part, Fill) else len(cast(bytes, part))
 
-    layout: Layout
-    chain: Chain
-    templates: list[Template]
-    contents: Contents
-    lines: list[str] = field(default_factory=list)
-    parts: list[tuple[tuple[int, ...], Callable[[], tuple[bytes, ...]]]] = field(default_factory=list)
-    end: int = 0
-    fills: dict[tuple[object, ...], tuple[int, ...]] = field(default_factory=dict)
 
-    def chunks(self) -> Iterator[bytes]:
-        """The file, a piece at a time."""
+class _Plan(Generic[Part]):
+    """An artifact's header, and what lies behind it; contents are made one at a time, when they are asked for."""
+
+    def __init__(self, layout: Layout, chain: Chain, templates: list[Template], contents: Contents[Part]) -> None:
+        self.layout, self.chain, self.templates, self.contents = layout, chain, templates, contents
+        self.end = 0
+        self.lines: list[str] = []
+        self.makers: list[tuple[tuple[int, ...], Callable[[], tuple[Part, ...]]]] = []
+        self.fills: dict[tuple[object, ...], tuple[int, ...]] = {}
         self._describe()
-        header = ("\n".join(self.lines) + "\n").encode()
-        prefix = MAGIC + VERSION.to_bytes(4, "little") + bytes(4) + len(header).to_bytes(8, "little") + header
-        yield _padded(prefix)
-        for sizes, make in self.parts:
+
+    @property
+    def header(self) -> bytes:
+        """All that no weights are in: the records, and the programs."""
+        text = ("\n".join(self.lines) + "\n").encode()
+        prefix = MAGIC + VERSION.to_bytes(4, "little") + bytes(4) + len(text).to_bytes(8, "little") + text
+        return b"".join(_aligned([prefix, *(made.pte for made in self.templates)]))
+
+    def parts(self) -> Iterator[Part]:
+        """What follows the header, in file order."""
+        for sizes, make in self.makers:
             made = make()
-            assert tuple(map(len, made)) == sizes
-            for content in made:
-                yield _padded(content)
+            assert tuple(map(_size, made)) == sizes
+            yield from made
 
     def _describe(self) -> None:
         layout, chain = self.layout, self.chain
         vocab, d_model = layout.vocab, layout.d_model
         self._line("model", d_model, vocab, CHUNK)
-        rows, scales = self._place(
-            (vocab * d_model, 4 * vocab), lambda: self.contents.embedding(layout.vocab, layout.d_model)
-        )
+        for made in self.templates:  # first of all sections: `header` ends with them
+            self._line("program", self._advance(len(made.pte)), len(made.pte))
+        rows, scales = self._place((vocab * d_model, 4 * vocab), lambda: self.contents.embedding(vocab, d_model))
         self._line("embedding", rows, vocab * d_model, scales, 4 * vocab)
-        for made in self.templates:
-            (offset,) = self._place((len(made.pte),), partial(_single, made.pte))
-            self._line("program", offset, len(made.pte))
         for method in chain.methods:
             self._method(method)
         for cache in chain.caches:
@@ -149,7 +119,7 @@ class _Plan:
             self._line("data", key, offset, size, *shape)
 
     def _constant(self, method: Method, constant: Constant) -> tuple[int, ...]:
-        def make() -> tuple[bytes, ...]:
+        def make() -> tuple[Part, ...]:
             return self.contents.constant(method, constant)
 
         if constant.role != "fill":
@@ -179,21 +149,14 @@ class _Plan:
     def _vector(self, tensor: str, length: int) -> int:
         return self._place((4 * length,), lambda: (self.contents.vector(tensor, length),))[0]
 
-    def _place(self, sizes: tuple[int, ...], make: Callable[[], tuple[bytes, ...]]) -> tuple[int, ...]:
-        offsets = []
-        for size in sizes:
-            offsets.append(self.end)
-            self.end += -(-size // ALIGN) * ALIGN
-        self.parts.append((sizes, make))
-        return tuple(offsets)
+    def _place(self, sizes: tuple[int, ...], make: Callable[[], tuple[Part, ...]]) -> tuple[int, ...]:
+        self.makers.append((sizes, make))
+        return tuple(self._advance(size) for size in sizes)
+
+    def _advance(self, size: int) -> int:
+        """The offset of a section of `size` bytes, which comes next."""
+        offset, self.end = self.end, self.end + -(-size // ALIGN) * ALIGN
+        return offset
 
     def _line(self, *words: object) -> None:
         self.lines.append(" ".join(map(str, words)))
-
-
-def _padded(content: bytes) -> bytes:
-    return content + bytes(-len(content) % ALIGN)
-
-
-def _single(content: bytes) -> tuple[bytes, ...]:
-    return (content,)

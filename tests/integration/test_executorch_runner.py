@@ -11,11 +11,12 @@ import pytest
 
 from nas.core.errors import CandidateFailed
 from nas.core.layout import Layout
-from nas.runtimes.base import Runtime
+from nas.runtimes.base import RandomWeights, Runtime
 from nas.runtimes.executorch.builds import Build
-from nas.runtimes.executorch.gate import relative_l2, runner_logits
+from nas.runtimes.executorch.gate import BATCH, PROMPT, STEPS, relative_l2
 from nas.runtimes.executorch.runtime import EXECUTORCH
 from nas.runtimes.host import host_target
+from nas.runtimes.runner_logits import Feed, here, runner_logits
 from nas.testing.planted_faults import checkpoint
 from nas.testing.runtime_contract import RuntimeContract
 
@@ -102,8 +103,7 @@ def refusal(build: Build, model: Path) -> None:
 def test_cache_in_half_precision_is_close(executorch_build: Build, tmp_path: Path) -> None:
     layout = Layout.parse("d64 v128 ffn=swiglu:64 [A2/1]")
     EXECUTORCH.export(layout, "8da4w", checkpoint(layout, tmp_path / "weights"), tmp_path / "model")
-    runner = executorch_build.executable
-    half, full = (runner_logits(tmp_path / "model", runner, 128, kv=kv) for kv in ("f16", "f32"))
+    half, full = (gate_logits(executorch_build, tmp_path, "model", 128, "--kv", kv) for kv in ("f16", "f32"))
     assert 0 < relative_l2(half, full).max() < 0.05
 
 
@@ -112,7 +112,41 @@ def test_missing_context_is_the_callers_fault(executorch_build: Build, model: Pa
     assert subprocess.run(argv, capture_output=True, check=False).returncode == 64
 
 
+@pytest.mark.parametrize(
+    ("part", "other"),
+    [
+        (b"hilnas-recipe 1 ", b"hilnas-recipe 2 "),
+        (b"HILNASET", b"HILNA"),
+        (b"\nbytes 0 ", b"\nbytes 0 -"),
+        (b" tile 0 ", b" tile 7 "),
+        (b" word ", b" ward "),
+    ],
+)
+def test_wrong_recipe_is_refused(executorch_build: Build, tmp_path: Path, part: bytes, other: bytes) -> None:
+    recipe, made = tmp_path / "recipe", tmp_path / "made"
+    EXECUTORCH.export(EVERY_STATE, "8da4w", RandomWeights(), recipe, recipe=True)
+    assert part in recipe.read_bytes()
+    recipe.write_bytes(recipe.read_bytes().replace(part, other, 1))
+    argv = [str(executorch_build.executable), "--recipe", str(recipe), "--output", str(made)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 65 and json.loads(done.stdout)["error"]["kind"] == "recipe"
+
+
+def test_recipe_overwrites_nothing(executorch_build: Build, tmp_path: Path) -> None:
+    recipe, made = tmp_path / "recipe", tmp_path / "made"
+    EXECUTORCH.export(EVERY_STATE, "8da4w", RandomWeights(), recipe, recipe=True)
+    made.write_text("mine")
+    argv = [str(executorch_build.executable), "--recipe", str(recipe), "--output", str(made)]
+    assert subprocess.run(argv, capture_output=True, check=False).returncode == 74
+    assert made.read_text() == "mine"
+
+
+def gate_logits(build: Build, folder: Path, model: str, vocab: int, *options: str) -> np.ndarray:
+    machine = here(build.executable, build.runner.target)
+    return runner_logits(machine, folder / model, vocab, Feed(PROMPT, STEPS, BATCH), folder, options)
+
+
 def test_dead_runner_is_the_candidates_failure(tmp_path: Path) -> None:
     with pytest.raises(CandidateFailed) as failure:
-        runner_logits(tmp_path / "model", Path("/bin/false"), 8)
+        runner_logits(here(Path("/bin/false"), host_target()), tmp_path / "model", 8, Feed(8, 1, 8), tmp_path)
     assert failure.value.reason == "crash"

@@ -14,15 +14,16 @@ from nas.core.errors import Unsupported
 from nas.core.layout import Layout
 from nas.runtimes.base import Checkpoint, GateReport, RandomWeights, WholeExporter
 from nas.runtimes.executorch.builds import Build
-from nas.runtimes.executorch.gate import DISTURBANCES, STEPS, compare, token_ids
+from nas.runtimes.executorch.gate import DISTURBANCES, EXACT_CACHE, STEPS, compare
 from nas.runtimes.executorch.oracle import Logits, Oracle
 from nas.runtimes.executorch.runtime import EXECUTORCH
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.runtimes.runner_logits import Feed, here, runner_logits
 from nas.testing.planted_faults import checkpoint
 
 pytestmark = pytest.mark.timeout(900)  # lowering the blocks, and all of them again as one graph
 
-CONTEXT, PROMPT, CHUNK = 352, 290, 71
+CONTEXT, FEED = 352, Feed(prompt=290, gen=STEPS, batch=71)
 """Longer than the rows of any window's cache, so that each is written round and round."""
 
 EVERY_STATE = "d64 v128 ffn=swiglu:64 [C3 A2/1+none M16+none W4/2@24+none]"
@@ -51,9 +52,9 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def test_stock_runtime_computes_what_the_layout_means(exported: Exported, tmp_path: Path) -> None:
-    np.save(tmp_path / "ids.npy", token_ids(0, PROMPT + STEPS, exported.layout.vocab))
+    np.save(tmp_path / "ids.npy", FEED.ids(exported.layout.vocab))
     script = Path(__file__).with_name("stock_runtime.py")
-    sizes = map(str, (PROMPT, CHUNK))
+    sizes = map(str, (FEED.prompt, FEED.batch))
     argv = [
         sys.executable,
         str(script),
@@ -70,23 +71,23 @@ def test_stock_runtime_computes_what_the_layout_means(exported: Exported, tmp_pa
 
 def test_our_runner_gives_the_logits_of_the_blocks(executorch_build: Build, exported: Exported, tmp_path: Path) -> None:
     """Mixtures within the gate: the whole graph adds up all experts."""
-    blocks, whole = (by_our_runner(executorch_build, file, tmp_path) for file in (exported.blocks, exported.whole))
+    blocks, whole = (
+        by_our_runner(executorch_build, file, exported.layout.vocab, tmp_path)
+        for file in (exported.blocks, exported.whole)
+    )
     if "moe" in exported.layout.format():
         assert held_against_pytorch(exported, whole).passed
     else:
         np.testing.assert_array_equal(blocks, whole)
 
 
-def by_our_runner(build: Build, model: Path, folder: Path) -> Logits:
-    sizes = {"prompt": PROMPT, "chunk": CHUNK, "gen": STEPS, "kv": "f32", "logits": folder / "logits"}
-    options = [str(part) for name, value in sizes.items() for part in (f"--{name}", value)]
-    subprocess.run([str(build.executable), "--model", str(model), *options], check=True, capture_output=True)
-    return np.fromfile(folder / "logits", "<f4").reshape(1 + STEPS, -1)
+def by_our_runner(build: Build, model: Path, vocab: int, scratch: Path) -> Logits:
+    return runner_logits(here(build.executable, build.runner.target), model, vocab, FEED, scratch, EXACT_CACHE)
 
 
 def held_against_pytorch(exported: Exported, logits: Logits) -> GateReport:
     oracle = Oracle(exported.layout, exported.weights)
-    ids = token_ids(0, PROMPT + STEPS, exported.layout.vocab)
+    ids = FEED.ids(exported.layout.vocab)
     exact, *disturbed = (
         every[-STEPS - 1 :] for every in (oracle.exact(ids), *(oracle.disturbed(ids, i) for i in range(DISTURBANCES)))
     )

@@ -12,8 +12,8 @@ from nas.core.layout import Layout
 from nas.runtimes.host import emulator_of
 from nas.runtimes.llama_cpp.build import build
 from nas.runtimes.llama_cpp.builds import Build
-from nas.runtimes.llama_cpp.runner_logits import Feed, here, runner_logits
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.runtimes.runner_logits import Feed, here, runner_logits
 from nas.testing.llama_cpp_gate import gate
 from nas.testing.planted_faults import FAULTS, MOE_FAULTS, PLANTED, PLANTED_MOE, Fault, checkpoint
 
@@ -91,11 +91,13 @@ def test_file_that_the_runner_refuses_is_the_candidates_failure(arm_build: Build
 def test_without_an_emulator_the_machine_is_to_blame(arm_build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(InfrastructureFailed, match="qemu-user-static"):
-        here(arm_build)
+        here(arm_build.executable, TARGET)
 
 
 def test_logits_of_another_vocabulary_are_refused(arm_build: Build, patched_build: Build, tmp_path: Path) -> None:
     layout = Layout.parse(LAYOUTS["lfm2"])
     LLAMA_CPP.export(layout, "f32", checkpoint(layout, tmp_path / "weights"), tmp_path / "m.gguf")
     with pytest.raises(CandidateFailed, match="logits"):
-        runner_logits(here(arm_build), tmp_path / "m.gguf", 600, Feed(prompt=8, gen=1, batch=8), tmp_path)
+        runner_logits(
+            here(arm_build.executable, TARGET), tmp_path / "m.gguf", 600, Feed(prompt=8, gen=1, batch=8), tmp_path
+        )

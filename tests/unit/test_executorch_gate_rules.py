@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from nas.runtimes.executorch.gate import FACTOR, compare, token_ids
+from nas.runtimes.executorch.gate import FACTOR, compare
 from nas.runtimes.executorch.oracle import round_per_token
+from nas.runtimes.runner_logits import Feed
 
 RNG = np.random.default_rng(0)
 ORACLE = RNG.standard_normal((33, 50)).astype(np.float32)
@@ -42,7 +43,7 @@ def test_what_is_not_finite_fails() -> None:
 def test_ids_are_splitmix64() -> None:
     """First numbers of the stream of seed 1234567, as published with the generator."""
     expected = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
-    assert token_ids(1234567, 4, 1 << 32).tolist() == [number % (1 << 32) for number in expected]
+    assert Feed(3, 1, 8, 1234567).ids(1 << 32).tolist() == [number % (1 << 32) for number in expected]
 
 
 def test_rounding_per_token_is_torchaos() -> None:

@@ -1,14 +1,10 @@
-"""Number formats of 8da4w, and random weights made of them."""
+"""Number formats of 8da4w."""
 
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 
-from nas.core.layout import Layout
-from nas.runtimes.executorch.chain import build_chain
-from nas.runtimes.executorch.contents import constant_sizes
 from nas.runtimes.executorch.numbers import (
     bfloat16_bytes,
     dequantise_int4,
@@ -17,7 +13,6 @@ from nas.runtimes.executorch.numbers import (
     quantise_rows,
     round_bfloat16,
 )
-from nas.runtimes.executorch.random_weights import _POOL_BYTES, RandomContents
 
 RNG = np.random.default_rng(0)
 
@@ -54,22 +49,3 @@ def test_rows_round_to_the_nearest() -> None:
     table = RNG.standard_normal((5, 64)).astype(np.float32)
     rows, scales = quantise_rows(table)
     assert (np.abs(rows * scales[:, None] - table) <= scales[:, None] * 0.5001).all()
-
-
-@pytest.mark.parametrize("text", ["d64 v100 ffn=swiglu:96 [C3 A2/1 M16]", "d64 v70 ffn=moe:4x2:32 [W2/1@8(sink=1)]"])
-def test_random_contents_have_the_size_asked_for(text: str) -> None:
-    contents = RandomContents(3)
-    for method in build_chain(Layout.parse(text)).methods:
-        for constant in method.program.constants:
-            made = contents.constant(method, constant)
-            assert tuple(map(len, made)) == constant_sizes(constant)
-            if constant.role != "int4":
-                assert np.isfinite(np.frombuffer(made[0], "<f4")).all()
-
-
-def test_random_slices_wrap_around_the_pool() -> None:
-    contents = RandomContents(0)
-    long = contents._slice("x", 2 * _POOL_BYTES + 100)
-    assert len(long) == 2 * _POOL_BYTES + 100
-    assert long[:100] == long[_POOL_BYTES : _POOL_BYTES + 100] == contents._slice("x", 100)
-    assert contents._slice("x", 100) != contents._slice("y", 100)

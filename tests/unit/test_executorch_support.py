@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
-from nas.core.errors import InfrastructureFailed, InvalidInput, Unsupported
+from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName, Unsupported
 from nas.core.layout import Layout
 from nas.core.plan import PlanFile, Runner
 from nas.core.workload import Workload
 from nas.runtimes.base import Artifact
-from nas.runtimes.executorch.build import build
+from nas.runtimes.executorch.build import build, needed_glibc
 from nas.runtimes.executorch.builds import find_build, variant_for
 from nas.runtimes.executorch.chain import build_chain
 from nas.runtimes.executorch.runtime import EXECUTORCH
-from nas.runtimes.executorch.sdk import LIBRARIES
+from nas.runtimes.executorch.sdk import LIBRARIES, VERSION
 
 LFM2 = "d1024 v65536 ffn=swiglu:4608 [C3*2 A16/8 C3*2 A16/8 C3*2 A16/8 C3 A16/8 C3 A16/8 C3 A16/8 C3]"
 
@@ -86,7 +89,7 @@ def runner() -> Runner:
 def test_plan_hands_the_workload_on() -> None:
     plan = EXECUTORCH.plan(artifact(), runner(), Workload(prompt=100, gen=7, n_ubatch=64, threads=2), deadline_s=9)
     args = dict(zip(plan.args[::2], plan.args[1::2], strict=True))
-    assert args["--chunk"] == "64" and args["--context"] == "256" and args["--threads"] == "2"
+    assert args["--batch"] == "64" and args["--context"] == "256" and args["--threads"] == "2"
     assert args["--model"] == "{model}" and plan.threads == 2
 
 
@@ -106,6 +109,28 @@ def test_variants() -> None:
 def test_missing_build_names_its_command() -> None:
     with pytest.raises(InfrastructureFailed, match=r"nas runtime build executorch --target pdp11-unix"):
         find_build("pdp11-unix", ())
+
+
+def test_missing_cross_compiler_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
+    with pytest.raises(InfrastructureFailed, match=r"install the package g\+\+-aarch64-linux-gnu"):
+        build("aarch64-linux", log=print)
+
+
+def test_target_without_a_wheel_is_refused() -> None:
+    with pytest.raises(UnknownName, match="aarch64-linux"):
+        build("riscv64-linux", log=print)
+
+
+def test_wheels_are_of_the_pinned_version() -> None:
+    pyproject = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    assert f"executorch=={VERSION}" in pyproject["project"]["optional-dependencies"]["executorch"]
+
+
+def test_needed_c_library_is_the_newest_that_any_file_asks_for(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"\0GLIBC_2.17\0GLIBC_2.36\0GLIBC_2.4\0")
+    (tmp_path / "b").write_bytes(b"\0GLIBC_2.27\0GLIBC_2.99.1\0xGLIBC_2.98\0")
+    assert needed_glibc(tmp_path) == "2.36"
 
 
 def test_there_is_one_build() -> None:

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.core.plan import RawRun
 from nas.runtimes.host import emulator_of
-from nas.runtimes.llama_cpp.builds import Build
 from nas.runtimes.output import read_sample
 from nas.runtimes.toolchain import build_environment
 
@@ -54,7 +53,7 @@ class Feed:
     seed: int = 0
 
     def ids(self, vocab: int) -> NDArray[np.int64]:
-        """The token ids [prompt + gen] that runner.c draws: splitmix64 (Steele, Lea, Flood 2014)."""
+        """The token ids [prompt + gen] that every runner draws: splitmix64 (Steele, Lea, Flood 2014)."""
         state, ids = self.seed, []
         for _ in range(self.prompt + self.gen):
             state = (state + 0x9E3779B97F4A7C15) & _MASK
@@ -64,8 +63,18 @@ class Feed:
         return np.array(ids, np.int64)
 
 
-def runner_logits(machine: Machine, model: Path, vocab: int, feed: Feed, scratch: Path) -> NDArray[np.float32]:
+def runner_logits(
+    machine: Machine, model: Path, vocab: int, feed: Feed, scratch: Path, options: Sequence[str] = ()
+) -> NDArray[np.float32]:
     """Logits [gen + 1, V]: of the prompt's last token, then of each decoded one.
+
+    Args:
+        machine: what runs the runner.
+        model: the model file.
+        vocab: the model's.
+        feed: what is decoded.
+        scratch: a folder for the runner's file.
+        options: more of the runner's arguments.
 
     Raises:
         CandidateFailed: the runner died on the file, or what it wrote is no logits.
@@ -74,28 +83,30 @@ def runner_logits(machine: Machine, model: Path, vocab: int, feed: Feed, scratch
     rows = scratch / "rows"
     sizes = {"prompt": feed.prompt, "gen": feed.gen, "batch": feed.batch, "seed": feed.seed}
     numbers = [text for name, value in sizes.items() for text in (f"--{name}", str(value))]
-    read_sample(machine(["--model", "{model}", "--logits", "{rows}", *numbers], model, rows))
+    read_sample(machine(["--model", "{model}", "--logits", "{rows}", *numbers, *options], model, rows))
     logits = np.fromfile(rows, "<f4")
     if logits.size != (feed.gen + 1) * vocab:
         raise CandidateFailed("garbage_output", f"{logits.size} logits where {feed.gen + 1} x {vocab} were due")
     return logits.reshape(-1, vocab).astype(np.float32, copy=False)
 
 
-def here(build: Build) -> Machine:
-    """This machine, by emulation where the build is for another one.
+def here(executable: Path, target: str) -> Machine:
+    """This machine, by emulation where the runner is for another one.
+
+    Args:
+        executable: the runner.
+        target: the ABI that it is for.
 
     Raises:
         InfrastructureFailed: no emulator is at hand.
     """
-    emulator = emulator_of(build.details.target)
+    emulator = emulator_of(target)
     if emulator is None:
-        raise InfrastructureFailed(
-            f"logits of {build.details.target} need an emulator on this machine (Debian: qemu-user-static)"
-        )
+        raise InfrastructureFailed(f"logits of {target} need an emulator on this machine (Debian: qemu-user-static)")
 
     def run(arguments: Sequence[str], model: Path, rows: Path) -> RawRun:
         paths = {"{model}": str(model), "{rows}": str(rows)}
-        argv = [*emulator, str(build.executable), *(paths.get(argument, argument) for argument in arguments)]
+        argv = [*emulator, str(executable), *(paths.get(argument, argument) for argument in arguments)]
         return _run(argv)
 
     return run

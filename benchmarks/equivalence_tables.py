@@ -1,0 +1,64 @@
+"""What the benchmarks of equivalence gates have in common: layouts, numbers, and tables on a Markdown page."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nas.core.published import LFM2
+
+Row = dict[str, Any]
+
+ALONE = {
+    "conv": "d256 v512 ffn=swiglu:512 [C3 C5*2]",
+    "gqa": "d256 v512 ffn=swiglu:512 [A8/4 A4/1 A6/2:32]",
+    "swa": "d256 v512 ffn=swiglu:512 [W4/2@32*3]",
+    "swa with sinks": "d256 v512 ffn=swiglu:512 [W4/2@32(sink=1)*3]",
+    "mamba2": "d256 v512 ffn=swiglu:512 [M16*3]",
+    "swiglu of several widths": "d256 v512 ffn=swiglu:512 [C3 A4/2+swiglu:768 C3+swiglu:352]",
+    "moe of several widths": "d256 v512 ffn=moe:8x2:64 [A4/2*2 A4/2+moe:8x4:96]",
+}
+MIXED = {
+    "conv + gqa": "d256 v512 ffn=swiglu:512 [C3 A4/2 C5 A8/2]",
+    "conv + gqa + mamba2": "d256 v512 ffn=swiglu:512 [C3 A4/2 M16 C4 M16]",
+    "conv + mamba2 + moe": "d256 v512 ffn=moe:8x2:64 [C3 M16+swiglu:512 C3 M32]",
+    "swa + conv": "d256 v512 ffn=swiglu:512 [C3 W4/2@32(sink=1) C5 W8/2@32]",
+    "all kinds": "d256 v512 ffn=moe:8x2:64 [M16 A4/2 C3+swiglu:512 W4/2@32(sink=1)+moe:8x4:96 C5 A8/8(qk_norm=0)]",
+}
+FULL = {"LFM2-350M": LFM2["LFM2-350M"]}
+
+
+def write_tables(page: Path, tables: Sequence[str]) -> None:
+    """Replaces what stands between the page's markers."""
+    begin, end = "<!-- measured -->", "<!-- end -->"
+    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, found, after = rest.partition(end)
+    if not found:
+        sys.exit(f"{page} lacks {begin} ... {end}")
+    content = "\n\n".join(tables)
+    page.write_text(f"{before}{begin}\n\n{content}\n\n{end}{after}", encoding="utf-8")
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def yes(row: Row) -> str:
+    """Whether it is as it should be; loud if not."""
+    return "yes" if row["as_it_should"] else "NO"
+
+
+def digits(value: float) -> float | None:
+    """Three of them; None: not finite, which JSON cannot say."""
+    return float(f"{value:.3g}") if np.isfinite(value) else None
+
+
+def say(line: str) -> None:
+    """Progress, to stderr."""
+    print(line, file=sys.stderr)

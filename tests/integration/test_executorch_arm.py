@@ -1,0 +1,93 @@
+"""The runner for arm64 boards, made here and run here: qemu-user executes it."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from nas.core.errors import CandidateFailed
+from nas.core.layout import Layout
+from nas.core.plan import RawRun
+from nas.runtimes.base import RandomWeights
+from nas.runtimes.executorch.build import build
+from nas.runtimes.executorch.builds import Build
+from nas.runtimes.executorch.runtime import EXECUTORCH
+from nas.runtimes.executorch.sdk import LIBRARIES
+from nas.runtimes.host import emulator_of
+from nas.testing.executorch_gate import gate
+from nas.testing.planted_faults import FAULTS, MOE_FAULTS, PLANTED, PLANTED_MOE, Fault
+
+pytestmark = pytest.mark.timeout(1800)  # the first test compiles, and blocks are lowered the first time
+
+TARGET = "aarch64-linux"
+LAYOUTS = {
+    "convolutions": "d256 v512 ffn=swiglu:512 [C3 C5*2]",
+    "attention": "d256 v512 ffn=swiglu:512 [A8/4 A4/1 A6/2:32]",
+    "windows and sinks": "d256 v512 ffn=swiglu:512 [W4/2@32 W4/2@32(sink=1)]",
+    "Mamba-2": "d256 v512 ffn=swiglu:512 [M16*2]",
+    "experts": "d256 v512 ffn=moe:8x2:64 [A4/2 A4/2+moe:8x4:96]",
+    "lfm2": PLANTED.format(),
+    "lfm2moe": PLANTED_MOE.format(),
+    "shared": "d128 v512 ffn=swiglu:352 [A8/4 C3&W4/2@8 A8/4(kv=0)+none C3+none ^1 -]",
+    "all": "d256 v512 ffn=moe:8x2:64 [M16 A4/2 C3+swiglu:512 W4/2@32(sink=1)+moe:8x4:96 C5 A8/8(qk_norm=0)]",
+}
+
+
+@pytest.fixture(scope="module")
+def arm_build() -> Build:
+    assert emulator_of(TARGET) is not None, "no qemu-user here: apt-get install qemu-user-static"
+    return build(TARGET, log=print)
+
+
+def test_runner_comes_with_all_but_the_c_library(arm_build: Build) -> None:
+    assert set(arm_build.runner.files) == {"runner", *LIBRARIES, "libstdc++.so.6", "libgcc_s.so.1"}
+    loaded = set()
+    for name in arm_build.runner.files:
+        assert (arm_build.folder / name).read_bytes()[18] == 183, "EM_AARCH64"
+        dynamic = subprocess.run(["readelf", "-d", arm_build.folder / name], check=True, capture_output=True, text=True)
+        loaded |= {line.split("[")[1].rstrip("]") for line in dynamic.stdout.splitlines() if "(NEEDED)" in line}
+    of_glibc = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "ld-linux-aarch64.so.1"}
+    assert loaded <= of_glibc | set(arm_build.runner.files)
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_right_graphs_pass(arm_build: Build, tmp_path: Path, kind: str) -> None:
+    """Logits of the prompt's end and of every decoded token, by arm64's kernels, against PyTorch's."""
+    report = gate(tmp_path, Layout.parse(LAYOUTS[kind]), arm_build)
+    assert len(report.errors) == 33
+    assert report.passed, (report.error, report.limit)
+
+
+@pytest.mark.parametrize(
+    ("layout", "fault"),
+    [*((PLANTED, fault) for fault in FAULTS), *((PLANTED_MOE, fault) for fault in MOE_FAULTS)],
+    ids=lambda value: value.name if isinstance(value, Fault) else "",
+)
+def test_planted_faults_fail(arm_build: Build, tmp_path: Path, layout: Layout, fault: Fault) -> None:
+    with pytest.raises(CandidateFailed) as failure:
+        gate(tmp_path, layout, arm_build, fault).require()
+    assert failure.value.reason == "gate"
+
+
+def test_recipe_makes_the_same_file(arm_build: Build, tmp_path: Path) -> None:
+    layout, made = Layout.parse(LAYOUTS["all"]), tmp_path / "made"
+    EXECUTORCH.export(layout, "8da4w", RandomWeights(3), tmp_path / "file")
+    EXECUTORCH.export(layout, "8da4w", RandomWeights(3), tmp_path / "recipe", recipe=True)
+    emulator = emulator_of(TARGET)
+    assert emulator
+    argv = [*emulator, str(arm_build.executable), "--recipe", str(tmp_path / "recipe"), "--output", str(made)]
+    subprocess.run(argv, check=True, capture_output=True, timeout=120)
+    assert made.read_bytes() == (tmp_path / "file").read_bytes()
+
+
+def test_measured_run(arm_build: Build, tmp_path: Path) -> None:
+    """As a device runs it: a float16 cache, written and read by arm64's conversions."""
+    EXECUTORCH.export(Layout.parse(LAYOUTS["lfm2"]), "8da4w", RandomWeights(), tmp_path / "model")
+    emulator = emulator_of(TARGET)
+    assert emulator
+    argv = [*emulator, str(arm_build.executable), "--model", str(tmp_path / "model"), "--prompt", "40", "--gen", "3"]
+    done = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=120)
+    sample = EXECUTORCH.parse(RawRun(exit_code=0, stdout=done.stdout, wall_s=1.0, started_at=0.0))
+    assert sample.finite and len(sample.decode_ns) == 3
