@@ -101,7 +101,8 @@ class WholeGraph(nn.Module):
         methods = [_filled(method, contents) for method in chain.methods]
         caches = [KeyValueCache(cache, context) for cache in chain.caches]
         self.methods, self.caches = nn.ModuleList(methods), nn.ModuleList(caches)
-        self.windows = nn.ModuleList(_distinct_windows(caches))
+        rows = {cache.window: cache.count for cache in caches if cache.window}
+        self.lengths, self.windows = list(rows), nn.ModuleList(Window(*one) for one in rows.items())
         self.turns = list(dict.fromkeys(turn for step in chain.steps if (turn := _turn(step, chain))))
         self.ropes = nn.ModuleList(Rope(theta, head_dim, context) for theta, head_dim in self.turns)
         self.steps = nn.ModuleList(_step(step, chain, methods, caches, contents) for step in chain.steps)
@@ -121,7 +122,7 @@ class WholeGraph(nn.Module):
         for fits in (at >= 0, at + length <= self.context):
             torch._check(fits)  # type: ignore[no-untyped-call]
         turns = {turn: rope(at, length) for turn, rope in zip(self.turns, self.ropes, strict=True)}
-        seen = {window.window: window(position, length) for window in self.windows}
+        seen = {window: sees(position, length) for window, sees in zip(self.lengths, self.windows, strict=True)}
         return Moment(at, position == 0, turns, seen)
 
 
@@ -129,11 +130,6 @@ def _turn(step: Step, chain: Chain) -> tuple[float, int] | None:
     if step.attend is None or not step.attend.theta:
         return None
     return step.attend.theta, chain.methods[step.method].program.size("head_dim")
-
-
-def _distinct_windows(caches: list[KeyValueCache]) -> list[Window]:
-    counts = {cache.window: cache.count for cache in caches if cache.window}
-    return [Window(window, count) for window, count in counts.items()]
 
 
 def _step(

@@ -43,7 +43,7 @@ def test_blocks_and_whole_graph_of_random_weights_are_the_same(executorch_build:
 
 
 def test_memory_of_a_context_follows_the_arithmetic(executorch_build: Build) -> None:
-    """Beside 2 KB of cache a token has 144 bytes of RoPE's table and its id."""
+    """Beside 2 KB of cache a token has 128 bytes of RoPE's table and its id."""
     options = ("--runtime", "executorch", "--layouts", "d64 v128 ffn=swiglu:64 [A2/1*16]", "--contexts", "512,4096")
     (result,) = benchmark("long_context", *options)["results"]
     assert result["arithmetic_kb_per_token"] == pytest.approx(2.048)
