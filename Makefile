@@ -12,7 +12,8 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; 
 
 # Not among them: kill_campaign (kills processes for an hour), long_context (reads 32K tokens for two) and overhead
 # (wants a study).
-BENCHES ?= search_synthetic llama_cpp_equivalence first_number workloads against_llama_bench
+BENCHES ?= search_synthetic llama_cpp_equivalence first_number workloads against_llama_bench \
+	attention_kernel executorch_blockwise
 
 .PHONY: help setup builds demo test lint bench lock docs clean
 .DEFAULT_GOAL := help

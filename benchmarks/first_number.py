@@ -1,11 +1,12 @@
 """From a layout to its first measured number: where the seconds and the memory go; JSON.
 
-    python benchmarks/first_number.py [--layout ...] [--prompt 512] [--gen 32] > result.json
+    python benchmarks/first_number.py [--runtime llama.cpp] [--layout ...] [--prompt 512] [--gen 32] > result.json
 
 One repetition on this machine, along the path that a study's candidate takes, in three passes: `first` with empty
 caches, `next` for another layout when the runner has been delivered, `again` for the first layout when its file has
-been delivered too. Builds of llama.cpp are there before (`nas runtime build`); calibrating a new device, ten runs of
-the reference model, is not part of it, nor is waiting for a free device.
+been delivered too. Builds are there before (`nas runtime build`), and nothing else: with ExecuTorch `first` lowers
+every block of the layout, `next` finds them lowered. Calibrating a new device, ten runs of the reference model, is not
+part of it, nor is waiting for a free device.
 
 Memory is the high-water mark of resident pages: of this process within each phase, and of each process that it started.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import tempfile
 import threading
 import time
@@ -23,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from runs import DEADLINE_S, MIXED_350M, layout_called, print_json, say
+from runs import DEADLINE_S, MIXED_350M, built, layout_called, print_json, runtime_option, say
 
 from nas.core.layout import Layout
 from nas.core.measurement import Sample
@@ -32,9 +34,8 @@ from nas.core.workload import Workload
 from nas.devices.condition import Observer
 from nas.devices.execute import execute, prepare
 from nas.devices.transports.local import LocalTransport
-from nas.runtimes.base import Artifact, RandomWeights
-from nas.runtimes.llama_cpp.build import build
-from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.runtimes import RUNTIMES
+from nas.runtimes.base import Artifact, RandomWeights, Runtime
 
 _POLL_S = 0.02
 
@@ -74,21 +75,24 @@ class Files:
 def main() -> None:
     started = time.time() - psutil.Process().create_time()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    runtime_option(parser)
     parser.add_argument("--layout", default=MIXED_350M, help="published name or one-line layout")
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--gen", type=int, default=32)
     options = parser.parse_args()
     text = layout_called(options.layout).format()
-    patched = LLAMA_CPP.supports(Layout.parse(text)).verdict == "patched"
-    made = build(log=say, patched=patched)
+    runtime = RUNTIMES[options.runtime]
+    made = built(runtime, Layout.parse(text))
     workload = Workload(prompt=options.prompt, gen=options.gen)
     with tempfile.TemporaryDirectory(prefix="hilnas-benchmark-") as folder:
-        place = Place(Path(folder), made.runner, made.folder, workload)
+        os.environ["NAS_CACHE"] = str(Path(folder) / "lowered")
+        place = Place(Path(folder), runtime, made.runner, made.folder, workload)
         artifact, first = place.measure(text)
         _, after = place.measure(other(text))
         _, again = place.measure(text, artifact)
     passes = {"first": first, "next": after, "again": again}
-    print_json({"layout": text, "patched": patched, "workload": workload.key(), "start_s": started, **passes})
+    told = {"runtime": runtime.name, "layout": text, "patched": made.runner.patched, "workload": workload.key()}
+    print_json({**told, "start_s": started, **passes})
 
 
 class Place:
@@ -96,13 +100,14 @@ class Place:
 
     Args:
         folder: for model files and the device's cache.
+        runtime: whose models they are.
         runner: that measures.
         built: folder with the runner's files.
         workload: what is run.
     """
 
-    def __init__(self, folder: Path, runner: Runner, built: Path, workload: Workload) -> None:
-        self._folder, self._runner, self._workload = folder, runner, workload
+    def __init__(self, folder: Path, runtime: Runtime, runner: Runner, built: Path, workload: Workload) -> None:
+        self._folder, self._runtime, self._runner, self._workload = folder, runtime, runner, workload
         self._transport = LocalTransport(folder / "cache")
         self._files = Files({file.sha256: built / name for name, file in runner.files.items()})
 
@@ -116,17 +121,17 @@ class Place:
         phases = Phases()
         with phases.phase("layout and support"):
             layout = Layout.parse(text)
-            LLAMA_CPP.supports(layout)
+            self._runtime.supports(layout)
         if artifact is None:
             artifact = self._export(layout, phases)
         with phases.phase("plan"):
-            plan = LLAMA_CPP.plan(artifact, self._runner, self._workload, DEADLINE_S)
+            plan = self._runtime.plan(artifact, self._runner, self._workload, DEADLINE_S)
         with phases.phase("delivery"):
             prepared = prepare(plan, self._transport, self._files, lambda runner: runner == self._runner)
         with watched() as processes, phases.phase("run"):
             raw = execute(prepared, self._transport, Observer(self._transport))
         with phases.phase("parse"):
-            sample = LLAMA_CPP.parse(raw)
+            sample = self._runtime.parse(raw)
         say(f"{phases.seconds:.2f} s to the first number of {text}")
         return artifact, {
             "seconds": phases.seconds,
@@ -140,7 +145,9 @@ class Place:
     def _export(self, layout: Layout, phases: Phases) -> Artifact:
         recipe = self._folder / f"{layout.id}.recipe"
         with phases.phase("export"):
-            artifact = LLAMA_CPP.export(layout, "q4_0", RandomWeights(), recipe, recipe=True)
+            artifact = self._runtime.export(
+                layout, self._runtime.quantisations[0], RandomWeights(), recipe, recipe=True
+            )
         self._files.paths[artifact.stored.sha256] = recipe
         return artifact
 

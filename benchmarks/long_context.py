@@ -1,14 +1,15 @@
 """Decoding far into a context: time, speed of the prompt, and memory beside what arithmetic says; JSON.
 
-    python benchmarks/long_context.py [--contexts 4096,8192,16384,32768] [--kv f16,q8_0] > result.json
+    python benchmarks/long_context.py [--runtime llama.cpp] [--contexts 4096,8192,16384,32768] [--kv f16] > result.json
 
 For each layout, cache type and context, fresh processes read a prompt of that length and decode 64 tokens behind it.
 Memory stands beside the layout's own arithmetic, `cache_mb`: key-value cache at that context plus recurrent state. What
 both grow by is compared by least squares: `measured_kb_per_token`, `arithmetic_kb_per_token`, and their ratio
-`rss_slope`, which is null where the arithmetic does not grow. The same 1.5 KB or so beyond the arithmetic with every
-layout are llama.cpp's: the mask of attention (an f16 number for each of `n_ubatch` tokens, 512, and each of the
-context) and its list of cells. A window keeps its length and one such batch, which the arithmetic leaves out; that does
-not grow. At one thread of a server core the whole grid takes about two hours.
+`rss_slope`, which is null where the arithmetic does not grow. What stands beyond the arithmetic with every layout is
+the runtime's own: with llama.cpp 1.5 KB or so, the mask of attention (an f16 number for each of `n_ubatch` tokens, 512,
+and each of the context) and its list of cells; with ExecuTorch the table of RoPE, 256 bytes at head size 64, and the
+token's id. A window keeps its length and one batch (ExecuTorch: 128 tokens), which the arithmetic leaves out; that does
+not grow. At one thread of a server core llama.cpp's whole grid takes about two hours.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from runs import Model, counts, decode_ms, exported, layout_called, markdown, print_json, say
+from runs import Model, counts, decode_ms, exported, layout_called, markdown, print_json, runtime_option, say
 
 from nas.core.published import LFM2
 from nas.core.workload import Workload
@@ -33,33 +34,32 @@ LAYOUTS = {
 }
 """350M-class layouts that differ in what they do with a long context."""
 
+KV_TYPES = {"llama.cpp": ["f16", "q8_0"], "executorch": ["f16"]}
+"""What each runtime can keep."""
 ELEMENT_BYTES = {"f16": 2.0, "q8_0": 34 / 32}
 """Bytes of a number in the cache; a block of q8_0 is 32 numbers and one f16 scale."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    runtime_option(parser)
     parser.add_argument("--contexts", type=counts, default=[4096, 8192, 16384, 32768])
     parser.add_argument("--layouts", nargs="+", default=list(LAYOUTS), help="names above, or one-line layouts")
-    parser.add_argument("--kv", type=lambda text: text.split(","), default=["f16", "q8_0"])
+    parser.add_argument("--kv", type=lambda text: text.split(","), help="default: all that the runtime has")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repetitions", type=int, default=1)
     parser.add_argument("--markdown", action="store_true", help="a table instead of JSON")
     options = parser.parse_args()
-    results = [
-        _layout(name, kv, options.contexts, options.threads, options.repetitions)
-        for name in options.layouts
-        for kv in options.kv
-    ]
+    results = [_layout(name, kv, options) for name in options.layouts for kv in options.kv or KV_TYPES[options.runtime]]
     if options.markdown:
         print(markdown([_shown(result, row) for result in results for row in result["contexts"]]))
     else:
-        print_json({"gen": GEN, "threads": options.threads, "results": results})
+        print_json({"runtime": options.runtime, "gen": GEN, "threads": options.threads, "results": results})
 
 
-def _layout(name: str, kv: str, contexts: Sequence[int], threads: int, repetitions: int) -> dict[str, Any]:
-    with exported(layout_called(LAYOUTS.get(name, name))) as model:
-        rows = [_row(model, kv, context, threads, repetitions) for context in contexts]
+def _layout(name: str, kv: str, options: argparse.Namespace) -> dict[str, Any]:
+    with exported(layout_called(LAYOUTS.get(name, name)), options.runtime) as model:
+        rows = [_row(model, kv, context, options.threads, options.repetitions) for context in options.contexts]
         return {
             "name": name,
             "layout": model.layout.format(),

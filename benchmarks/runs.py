@@ -5,6 +5,7 @@ No device, no reference run, no verdict: these scripts want a calm machine and s
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import tempfile
@@ -14,14 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nas.cli.runtime import BUILDS, Build
 from nas.core.layout import Layout
 from nas.core.measurement import Sample
 from nas.core.published import LFM2
 from nas.core.workload import Workload
-from nas.runtimes.base import Artifact, RandomWeights
-from nas.runtimes.llama_cpp.build import build
-from nas.runtimes.llama_cpp.builds import Build
-from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.runtimes import RUNTIMES
+from nas.runtimes.base import Artifact, RandomWeights, Runtime
 from nas.testing.run_plan import run_plan
 
 DEADLINE_S = 3600.0
@@ -37,6 +37,7 @@ MIXED_350M = (
 class Model:
     """A model file and the build that runs it."""
 
+    runtime: Runtime
     layout: Layout
     artifact: Artifact
     file: Path
@@ -48,23 +49,34 @@ class Model:
         Raises:
             NasError: the runner failed, or did not take the workload.
         """
-        plan = LLAMA_CPP.plan(self.artifact, self.build.runner, workload, DEADLINE_S)
-        return LLAMA_CPP.parse(run_plan(plan, self.build.folder, {"model": self.file}))
+        plan = self.runtime.plan(self.artifact, self.build.runner, workload, DEADLINE_S)
+        return self.runtime.parse(run_plan(plan, self.build.folder, {"model": self.file}))
 
 
 @contextmanager
-def exported(layout: Layout, *, tools: bool = False) -> Iterator[Model]:
-    """`layout` as Q4_0 with random weights, for the stock build where that carries it, while the context is open.
+def exported(layout: Layout, runtime: str = "llama.cpp", *, tools: bool = False) -> Iterator[Model]:
+    """`layout` as the runtime quantises by default, with random weights, while the context is open.
 
     Args:
         layout: what to export.
+        runtime: for which; llama.cpp's stock build where that carries the layout.
         tools: whether the build must have llama-bench.
     """
-    patched = LLAMA_CPP.supports(layout).verdict == "patched"
-    made = build(log=say, patched=patched, tools=tools)
+    target = RUNTIMES[runtime]
+    made = built(target, layout, tools=tools)
     with tempfile.TemporaryDirectory(prefix="hilnas-benchmark-") as folder:
-        file = Path(folder) / "model.gguf"
-        yield Model(layout, LLAMA_CPP.export(layout, "q4_0", RandomWeights(), file), file, made)
+        file = Path(folder) / "model"
+        yield Model(target, layout, target.export(layout, target.quantisations[0], RandomWeights(), file), file, made)
+
+
+def built(runtime: Runtime, layout: Layout, *, tools: bool = False) -> Build:
+    """The build that `layout` needs, made where it is missing."""
+    return BUILDS[runtime.name](log=say, patched=runtime.supports(layout).verdict == "patched", tools=tools)
+
+
+def runtime_option(parser: argparse.ArgumentParser) -> None:
+    """Adds `--runtime`."""
+    parser.add_argument("--runtime", default="llama.cpp", choices=list(BUILDS))
 
 
 def layout_called(text: str) -> Layout:

@@ -1,10 +1,11 @@
 """How one layout's figures depend on the request and on the runtime's settings; JSON.
 
-    python benchmarks/workloads.py [--layout LFM2-350M] [--prompts 128,512,1024,4096] [--threads 1,2] > result.json
+    python benchmarks/workloads.py [--runtime llama.cpp] [--layout LFM2-350M] [--prompts 512,4096] > result.json
 
 Every prompt with every number of threads at the defaults, then every prompt with one setting changed at a time, at the
-first number of threads: an 8-bit cache, no flash attention, smaller and larger batches. All settings are part of each
-row. p95 needs 1,000 tokens, ten repetitions; with fewer it is null, with the reason.
+first number of threads: with llama.cpp an 8-bit cache, no flash attention, smaller and larger batches; with ExecuTorch,
+which takes at most 128 tokens a call, smaller batches. All settings are part of each row. p95 needs 1,000 tokens, ten
+repetitions; with fewer it is null, with the reason.
 """
 
 from __future__ import annotations
@@ -15,37 +16,38 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from runs import Model, counts, decode_ms, exported, layout_called, markdown, print_json, say
+from runs import Model, counts, decode_ms, exported, layout_called, markdown, print_json, runtime_option, say
 
 from nas.core.measurement import Figure
 from nas.core.stats import p95_figure, repetition_figure
 from nas.core.workload import Workload
 
 GEN = 100
-CHANGES: tuple[dict[str, Any], ...] = (
-    {"kv_type": "q8_0"},
-    {"flash_attn": False},
-    {"n_ubatch": 128},
-    {"n_ubatch": 2048},
-)
+CHANGES: dict[str, tuple[dict[str, Any], ...]] = {
+    "llama.cpp": ({"kv_type": "q8_0"}, {"flash_attn": False}, {"n_ubatch": 128}, {"n_ubatch": 2048}),
+    "executorch": ({"n_ubatch": 32}, {"n_ubatch": 64}),
+}
+"""By runtime."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    runtime_option(parser)
     parser.add_argument("--layout", default="LFM2-350M", help="published name or one-line layout")
     parser.add_argument("--prompts", type=counts, default=[128, 512, 1024, 4096], help="32768 takes minutes a run")
     parser.add_argument("--threads", type=counts, default=list(range(1, (os.cpu_count() or 1) + 1)))
     parser.add_argument("--repetitions", type=int, default=10)
     parser.add_argument("--markdown", action="store_true", help="a table instead of JSON")
     options = parser.parse_args()
-    workloads = list(_workloads(options.prompts, options.threads))
-    with exported(layout_called(options.layout)) as model:
+    workloads = list(_workloads(options.prompts, options.threads, CHANGES[options.runtime]))
+    with exported(layout_called(options.layout), options.runtime) as model:
         rows = []
         for number, workload in enumerate(workloads, 1):
             rows.append(_row(model, workload, options.repetitions))
             shown = ", ".join(f"{name} {value}" for name, value in _shown(rows[-1]).items())
             say(f"{number} of {len(workloads)}: {shown}")
         result = {
+            "runtime": options.runtime,
             "layout": model.layout.format(),
             "build": model.build.runner.build,
             "patched": model.build.runner.patched,
@@ -58,10 +60,10 @@ def main() -> None:
         print_json(result)
 
 
-def _workloads(prompts: Sequence[int], threads: Sequence[int]) -> Iterator[Workload]:
+def _workloads(prompts: Sequence[int], threads: Sequence[int], changes: Sequence[dict[str, Any]]) -> Iterator[Workload]:
     for prompt in prompts:
         yield from (Workload(prompt=prompt, gen=GEN, threads=count) for count in threads)
-    for change in CHANGES:
+    for change in changes:
         yield from (Workload(prompt=prompt, gen=GEN, threads=threads[0], **change) for prompt in prompts)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -218,3 +218,27 @@ class Runtime(Protocol):
 
     def reference_workload(self) -> Workload:
         """The fixed workload of the reference model, about a second long on a laptop core."""
+
+
+@runtime_checkable
+class WholeExporter(Protocol):
+    """A runtime whose artifacts are made to be measured, and which has a standard file for apps besides."""
+
+    def export_whole(
+        self, layout: Layout, quantisation: str, weights: Weights, context: int, destination: Path
+    ) -> Artifact:
+        """Writes one program of the runtime's own format, which needs nothing of ours.
+
+        Args:
+            layout: what to write.
+            quantisation: as in `Runtime.export`.
+            weights: random or trained.
+            context: most tokens of a text; caches in the program have room for them.
+            destination: where to, atomically.
+
+        Raises:
+            Unsupported: the runtime does not carry the layout, or only in artifacts.
+            InvalidInput: unknown quantisation, or a checkpoint that does not fit the layout.
+            CandidateFailed: the runtime's tools cannot write it (export).
+            InfrastructureFailed: the disk is full or a package is missing.
+        """

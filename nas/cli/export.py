@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -11,9 +12,10 @@ import typer
 from nas.cli.arguments import LayoutArgument, RuntimeOption, read_layout
 from nas.cli.lazy import command_app
 from nas.cli.output import JsonFlag, print_fields, print_json
+from nas.core.errors import InvalidInput, Unsupported
 from nas.core.units import show_count
 from nas.runtimes import RUNTIMES
-from nas.runtimes.base import Artifact, RandomWeights
+from nas.runtimes.base import Artifact, Checkpoint, RandomWeights, Weights, WholeExporter
 
 app = command_app()
 
@@ -30,14 +32,36 @@ def export(
     recipe: Annotated[
         bool, typer.Option("--recipe", help="Write the recipe only, from which a runner makes the file.")
     ] = False,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option("--checkpoint", help="Trained weights: a safetensors file of the layout's PyTorch model."),
+    ] = None,
+    whole: Annotated[
+        int | None,
+        typer.Option(
+            "--whole",
+            metavar="CONTEXT",
+            min=16,
+            help="Write one program for apps (executorch: a .pte), for texts of up to CONTEXT tokens.",
+        ),
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Write a layout as a model file of a runtime, with random weights.
+    """Write a layout as a model file of a runtime, with random weights unless given a checkpoint.
 
-    Speed and memory do not depend on the values of weights, so such a file is good for measuring, not for talking to.
+    Speed and memory do not depend on the values of weights, so a file of random ones is good for measuring, not for
+    talking to. With --whole the file is in the runtime's own format and needs nothing of hilnas; lowering it takes
+    minutes at full size. docs/releasing-a-model.md tells how an app calls it.
     """
     model, target = read_layout(layout), RUNTIMES[runtime]
-    artifact = target.export(model, quantisation or target.quantisations[0], RandomWeights(seed), output, recipe=recipe)
+    weights = _weights(checkpoint, seed)
+    name = quantisation or target.quantisations[0]
+    if whole is None:
+        artifact = target.export(model, name, weights, output, recipe=recipe)
+    elif isinstance(target, WholeExporter):
+        artifact = target.export_whole(model, name, weights, whole, output)
+    else:
+        raise Unsupported(f"{runtime} writes every file for apps already", where="--whole")
     if json:
         print_json({"file": str(output), "layout": model.format(), **artifact.model_dump(mode="json")})
         return
@@ -53,6 +77,16 @@ def export(
             ("sha256", artifact.sha256),
         )
     )
+
+
+def _weights(checkpoint: Path | None, seed: int) -> Weights:
+    if checkpoint is None:
+        return RandomWeights(seed)
+    try:
+        content = checkpoint.read_bytes()
+    except OSError as error:
+        raise InvalidInput(str(error), where="--checkpoint") from error
+    return Checkpoint(checkpoint, hashlib.sha256(content).hexdigest())
 
 
 def _recipe(artifact: Artifact) -> Iterator[tuple[str, str]]:

@@ -41,6 +41,12 @@ def pack_int4(values: NDArray[np.int8]) -> bytes:
     return (shifted[1::2] << 4 | shifted[::2]).tobytes()
 
 
+def unpack_int4(content: bytes) -> NDArray[np.int8]:
+    """What `pack_int4` packed, in one row."""
+    packed = np.frombuffer(content, np.uint8)
+    return np.stack([packed & 15, packed >> 4], -1).reshape(-1).astype(np.int8) - np.int8(8)
+
+
 def round_bfloat16(values: Floats) -> Floats:
     """To the nearest bfloat16, ties to even; finite values only."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
@@ -51,3 +57,8 @@ def round_bfloat16(values: Floats) -> Floats:
 def bfloat16_bytes(values: Floats) -> bytes:
     """`values` as bfloat16, little endian."""
     return (round_bfloat16(values).view(np.uint32) >> 16).astype("<u2").tobytes()
+
+
+def bfloat16_floats(content: bytes) -> Floats:
+    """What `bfloat16_bytes` holds."""
+    return (np.frombuffer(content, "<u2").astype(np.uint32) << 16).view(np.float32)

@@ -11,7 +11,7 @@ from nas.runtimes.executorch.contents import constant_sizes
 from nas.runtimes.executorch.numbers import bfloat16_bytes
 from nas.runtimes.executorch.programs import Constant
 from nas.runtimes.executorch.recipe import Pool
-from nas.runtimes.recipe import Fill
+from nas.runtimes.recipe import Fill, Recipe
 
 _STD = 0.02
 """Of matrix entries: the usual initialisation, so activations stay as in a fresh model."""
@@ -67,6 +67,29 @@ class RandomContents:
     def _tile(self, name: str, pool: Pool, size: int) -> Fill:
         start = zlib.crc32(name.encode()) % (_POOL_BYTES // _UNIT) * _UNIT
         return Fill(size, "tile", self._pools.setdefault(pool, len(self._pools)), start)
+
+
+class DrawnContents:
+    """Random contents themselves. Asked for what an artifact holds, in its order, they are the same bytes."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed, self._random = seed, RandomContents()
+
+    def constant(self, method: Method, constant: Constant) -> tuple[bytes, ...]:
+        """See `Contents.constant`."""
+        return tuple(map(self._draw, self._random.constant(method, constant)))
+
+    def vector(self, tensor: str, length: int) -> bytes:
+        """See `Contents.vector`."""
+        return self._draw(self._random.vector(tensor, length))
+
+    def embedding(self, vocab: int, d_model: int) -> tuple[bytes, bytes]:
+        """See `Contents.embedding`."""
+        rows, scales = self._random.embedding(vocab, d_model)
+        return self._draw(rows), self._draw(scales)
+
+    def _draw(self, fill: Fill) -> bytes:
+        return b"".join(Recipe(self._seed, b"", self._random.pools, (fill,), alignment=1).content())
 
 
 def _same(size: int, value: float) -> Fill:

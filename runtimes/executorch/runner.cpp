@@ -497,6 +497,7 @@ class Model {
     virtual void reset() = 0;
     int64_t vocab = 0, chunk = 0;
     size_t programs = 0;
+    const char *kv = opt.kv;
 };
 
 class ChainModel final : public Model {
@@ -757,28 +758,77 @@ void ChainModel::run_experts(Step &step, int count) {
 /* ---- a whole graph ------------------------------------------------------------------------------------------- */
 
 /* The operators of ExecuTorch's own attention, head-major inside the same cache buffer, by our kernel. */
+hilnas::Rows<float> cached_rows(const Tensor &cache) {
+    return {const_cast<float *>(cache.const_data_ptr<float>()), (size_t)cache.size(1), (int)cache.size(3)};
+}
+
 Tensor &update_cache(KernelRuntimeContext &, const Tensor &value, Tensor &cache, int64_t position, Tensor &out) {
-    hilnas::Rows<float> rows{cache.mutable_data_ptr<float>(), (size_t)cache.size(1), (int)cache.size(3)};
-    hilnas::append(rows, value.const_data_ptr<float>(), (int)value.size(1), (int)value.size(2), (int)value.size(3),
-                   (size_t)position);
+    hilnas::append(cached_rows(cache), value.const_data_ptr<float>(), (int)value.size(1), (int)value.size(2),
+                   (int)value.size(3), (size_t)position);
     return out;
+}
+
+/* Each token goes to a row of its own. */
+Tensor &update_cache_with_indices(KernelRuntimeContext &context, const Tensor &value, Tensor &cache, int64_t,
+                                  const Tensor &indices, Tensor &out) {
+    const int heads = (int)value.size(2), dim = (int)value.size(3);
+    for (int64_t t = 0; t < value.size(1); t++) {
+        int64_t row = indices.const_data_ptr<int64_t>()[t];
+        if (row < 0 || row >= cache.size(1)) { context.fail(Error::InvalidArgument); return out; }
+        hilnas::append(cached_rows(cache), value.const_data_ptr<float>() + t * heads * dim, 1, heads, dim, (size_t)row);
+    }
+    return out;
+}
+
+/* What a mask lets the last query see is the window; 0 where the mask is not that of a window over a cache in which
+ * position p lies in row p modulo the number of rows. */
+int64_t window_of(const Tensor &mask, int64_t position) {
+    const int64_t tokens = mask.size(0), count = mask.size(1), end = position + tokens;
+    const float *line = mask.const_data_ptr<float>();
+    const int64_t window = std::count(line + (tokens - 1) * count, line + tokens * count, 0.0f);
+    if (window < 1 || std::min(end, window - 1 + tokens) > count) return 0;
+    for (int64_t now = position; now < end; now++, line += count)
+        for (int64_t row = 0; row < count; row++) {
+            int64_t held = end - 1 - ((end - 1 - row) % count + count) % count;
+            bool sees = held >= 0 && held <= now && held > now - window;
+            if (sees ? line[row] != 0.0f : !(line[row] < hilnas::NEVER / 2)) return 0;
+        }
+    return window;
+}
+
+/* The rows of `count` tokens from `first` on, in their order. */
+hilnas::Rows<float> in_order(const Tensor &cache, int64_t first, int64_t count, std::vector<float> &copy) {
+    hilnas::Rows<float> rows = cached_rows(cache);
+    const int heads = (int)cache.size(2);
+    copy.resize((size_t)heads * count * rows.stride);
+    hilnas::Rows<float> ordered{copy.data(), (size_t)count, rows.stride};
+    for (int h = 0; h < heads; h++)
+        for (int64_t t = 0; t < count; t++)
+            memcpy(ordered.row(h, t), rows.row(h, (first + t) % cache.size(1)), sizeof(float) * rows.stride);
+    return ordered;
 }
 
 Tensor &custom_sdpa(KernelRuntimeContext &context, const Tensor &q, const Tensor &k, const Tensor &v, int64_t position,
                     const std::optional<Tensor> &mask, double, bool causal, std::optional<double>, Tensor &out) {
-    if (mask.has_value() || !causal || q.size(3) % hilnas::LANES || resize_tensor(out, q.sizes()) != Error::Ok) {
+    const int64_t tokens = q.size(1), window = mask ? window_of(*mask, position) : 0;
+    if (causal == mask.has_value() || (mask && !window) || q.size(3) % hilnas::LANES ||
+        resize_tensor(out, q.sizes()) != Error::Ok) {
         context.fail(Error::InvalidArgument);
         return out;
     }
-    hilnas::Shape shape{(int)q.size(1), (int)q.size(2), (int)k.size(2), (int)q.size(3), 0, position, 0, nullptr};
-    auto rows = [](const Tensor &t) {
-        return hilnas::Rows<float>{const_cast<float *>(t.const_data_ptr<float>()), (size_t)t.size(1), (int)t.size(3)};
+    const int64_t first = window ? std::max<int64_t>(0, position + 1 - window) : 0;
+    hilnas::Shape shape{(int)tokens, (int)q.size(2), (int)k.size(2), (int)q.size(3), first, position, window, nullptr};
+    static std::vector<float> copies[2];
+    auto rows = [&](const Tensor &cache, std::vector<float> &copy) {
+        return window ? in_order(cache, first, position + tokens - first, copy) : cached_rows(cache);
     };
-    hilnas::attend(shape, q.const_data_ptr<float>(), rows(k), rows(v), out.mutable_data_ptr<float>(), in_parallel);
+    hilnas::attend(shape, q.const_data_ptr<float>(), rows(k, copies[0]), rows(v, copies[1]),
+                   out.mutable_data_ptr<float>(), in_parallel);
     return out;
 }
 
 EXECUTORCH_LIBRARY(llama, "update_cache.out", update_cache);
+EXECUTORCH_LIBRARY(llama, "update_cache_with_indices.out", update_cache_with_indices);
 EXECUTORCH_LIBRARY(llama, "custom_sdpa.out", custom_sdpa);
 
 /* One .pte with tokens and position in, logits out, and its state inside. */
@@ -792,10 +842,11 @@ class WholeModel final : public Model {
         chunk = std::min<int64_t>(constant("get_max_seq_len"), opt.batch);
         if (opt.context > constant("get_max_context_len")) usage("--context is longer than the program's");
         programs = 1;
-        reset();
+        kv = "f32"; /* whatever was asked for: its caches are part of the program */
+        method_ = load("forward");
     }
 
-    void reset() override { method_ = load("forward"); }
+    void reset() override { position_ = 0; } /* at position 0 the program forgets by itself */
 
     const float *feed(const int64_t *ids, int count) override {
         auto tokens = from_blob(const_cast<int64_t *>(ids), {1, count}, ScalarType::Long);
@@ -831,7 +882,6 @@ class WholeModel final : public Model {
         auto method = program_->load_method(name, &*loaded->memory);
         check(method.error(), LOAD_FAILED, name);
         loaded->method.emplace(std::move(*method));
-        position_ = 0;
         return loaded;
     }
 
@@ -963,7 +1013,7 @@ int measure() {
     print_size("decode_rss_mb", phases ? decode_mb : NAN);
     printf(",\"finite\":%s,\"info\":{\"warmup_ms\":%.3f,\"model_bytes\":%zu,\"programs\":%zu,\"vocab\":%" PRId64,
            finite ? "true" : "false", warmup_ms, file.size(), model->programs, model->vocab);
-    printf(",\"chunk\":%" PRId64 ",\"kv\":\"%s\"", model->chunk, opt.kv);
+    printf(",\"chunk\":%" PRId64 ",\"kv\":\"%s\"", model->chunk, model->kv);
     if (!phases) printf(",\"phase_rss_reason\":\"/proc/self/clear_refs cannot be written here\"");
     printf("}}\n");
     return fflush(stdout) ? NO_MEMORY : 0;

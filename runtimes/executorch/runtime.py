@@ -17,6 +17,7 @@ from nas.runtimes.executorch import support
 from nas.runtimes.executorch.builds import NAME, builds_folder, find_build, load_build
 from nas.runtimes.executorch.support import Quantisation
 from nas.runtimes.output import read_sample
+from nas.runtimes.writing import Written
 
 _REFERENCE = "d512 v8192 ffn=swiglu:1792 [C3 C3 A8/4 C3 C3 A8/4 C3 A8/4]"
 _PROMPT_SEED = 0
@@ -50,13 +51,29 @@ class ExecuTorch:
         _check(quantisation)
         support.require(layout)
         written = write_artifact(layout, weights, destination, recipe=recipe)
+        return self._artifact(written, layout, quantisation, weights, support.ARCH)
+
+    def export_whole(
+        self, layout: Layout, quantisation: str, weights: Weights, context: int, destination: Path
+    ) -> Artifact:
+        """See `WholeExporter.export_whole` and `nas.runtimes.executorch.whole`; our runner takes the file too."""
+        from nas.runtimes.executorch.templates import tool_versions
+
+        _check(quantisation)
+        tool_versions()  # says what is not installed
+        from nas.runtimes.executorch.whole import write_whole_graph
+
+        written = Written(write_whole_graph(layout, weights, context, destination))
+        return self._artifact(written, layout, quantisation, weights, "whole graph")
+
+    def _artifact(self, written: Written, layout: Layout, quantisation: str, weights: Weights, arch: str) -> Artifact:
         return Artifact(
             sha256=written.file.sha256,
             size=written.file.size,
             runtime=self.name,
             quantisation=quantisation,
             layout_id=layout.id,
-            arch=support.ARCH,
+            arch=arch,
             weights=weights.describe(),
             recipe=written.recipe,
         )

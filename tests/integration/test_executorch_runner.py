@@ -1,4 +1,4 @@
-"""The runner on real artifacts: the contract of a runtime, resets, damaged files, whole graphs."""
+"""The runner on real artifacts: the contract of a runtime, resets, damaged files."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from nas.core.errors import CandidateFailed
 from nas.core.layout import Layout
 from nas.runtimes.base import RandomWeights, Runtime
 from nas.runtimes.executorch.builds import Build
-from nas.runtimes.executorch.gate import BATCH, EXACT_CACHE, PROMPT, STEPS, relative_l2
+from nas.runtimes.executorch.gate import BATCH, PROMPT, STEPS, relative_l2
 from nas.runtimes.executorch.runtime import EXECUTORCH
-from nas.runtimes.executorch.whole import write_whole_graph
 from nas.runtimes.host import host_target
 from nas.runtimes.runner_logits import Feed, here, runner_logits
 from nas.testing.planted_faults import checkpoint
@@ -111,20 +110,6 @@ def test_cache_in_half_precision_is_close(executorch_build: Build, tmp_path: Pat
 def test_missing_context_is_the_callers_fault(executorch_build: Build, model: Path) -> None:
     argv = [str(executorch_build.executable), "--model", str(model), "--prompt", "32", "--gen", "2", "--context", "33"]
     assert subprocess.run(argv, capture_output=True, check=False).returncode == 64
-
-
-@pytest.mark.parametrize(
-    "text", ["d64 v128 ffn=swiglu:64 [C3 A2/1 M16]", "d64 v128 ffn=swiglu:64 [A4/2(qk_norm=0) C3&A2/1 ^0 A4/2(kv=0)]"]
-)
-def test_blocks_and_whole_graph_are_equal_to_the_bit(executorch_build: Build, tmp_path: Path, text: str) -> None:
-    layout = Layout.parse(text)
-    weights = checkpoint(layout, tmp_path / "weights")
-    EXECUTORCH.export(layout, "8da4w", weights, tmp_path / "blocks")
-    write_whole_graph(layout, weights, 256, tmp_path / "whole.pte")
-    blocks, whole = (
-        gate_logits(executorch_build, tmp_path, name, layout.vocab, *EXACT_CACHE) for name in ("blocks", "whole.pte")
-    )
-    np.testing.assert_array_equal(blocks, whole)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from cli_runner import nas
 
 from nas.cli import checks
 from nas.cli.checks import Finding, worst
+from nas.core.layout import Layout
 from nas.core.published import LFM2
 from nas.store.store import Store
 
@@ -98,6 +99,28 @@ def test_export_reads_a_layout_from_stdin_and_refuses_nonsense(tmp_path: Path) -
     assert nas("export", "-", "-o", str(path), "-q", "f16", stdin=SMALL + "\n").code == 0
     for args in (["d256 what", "-o", str(path)], [SMALL, "-o", str(path), "-r", "lama.cpp"]):
         assert nas("export", *args).code == 3
+
+
+def test_export_refuses_a_whole_graph_where_there_is_none_and_weights_that_are_none(tmp_path: Path) -> None:
+    path = tmp_path / "small"
+    whole = nas("export", SMALL, "-o", str(path), "--whole", "512")
+    assert whole.code == 3 and "llama.cpp writes every file for apps already" in whole.err
+    sinks = nas(
+        "export", "d64 v128 ffn=swiglu:64 [W2/1@8(sink=1)]", "-o", str(path), "-r", "executorch", "--whole", "64"
+    )
+    assert sinks.code == 3 and "no attention sinks" in sinks.err
+    missing = nas("export", SMALL, "-o", str(path), "--checkpoint", str(tmp_path / "none"))
+    assert missing.code == 3 and "none" in missing.err
+    assert not path.exists()
+
+
+def test_export_of_trained_weights_names_them(tmp_path: Path) -> None:
+    from nas.testing.planted_faults import checkpoint
+
+    layout = Layout.parse(SMALL)
+    trained = checkpoint(layout, tmp_path / "weights")
+    told = json.loads(nas("export", SMALL, "-o", str(tmp_path / "f"), "--checkpoint", str(trained.path), "--json").out)
+    assert told["weights"] == trained.describe()
 
 
 def test_published_names_are_layouts() -> None:

@@ -1,0 +1,50 @@
+"""Benchmarks of ExecuTorch at sizes where their times mean nothing: what they compare is comparable."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nas.runtimes.executorch.builds import Build
+from nas.runtimes.llama_cpp.builds import Build as LlamaBuild
+
+pytestmark = pytest.mark.timeout(600)  # blocks are lowered
+
+ROOT = Path(__file__).parents[2]
+
+
+def benchmark(name: str, *options: str) -> dict[str, Any]:
+    argv = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), *options]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def test_attention_kernels_agree(executorch_build: Build, llama_build: LlamaBuild) -> None:
+    """Uneven chunks on one side, two threads, and a number of tokens that neither side's blocks divide."""
+    result = benchmark("attention_kernel", "--tokens", "600", "--threads", "1,2", "--pairs", "1", "--steps", "2")
+    for row in result["threads"]:
+        assert row["difference"] < 1e-3
+        assert all(ratio["median"] > 0 for ratio in row["ratio"].values())
+
+
+def test_blocks_and_whole_graph_of_random_weights_are_the_same(executorch_build: Build) -> None:
+    layout = "d64 v128 ffn=swiglu:64 [A2/1+none C3+none]"
+    result = benchmark("executorch_blockwise", "--layout", layout, "--prompts", "32,160", "--repetitions", "1")
+    assert result["same_logits"]
+    assert [row["prompt"] for row in result["prompts"]] == [32, 160]
+    assert result["export"]["blocks, all known"]["cpu_s"] < result["export"]["whole"]["cpu_s"]
+
+
+def test_memory_of_a_context_follows_the_arithmetic(executorch_build: Build) -> None:
+    """Beside 2 KB of cache a token has 128 bytes of RoPE's table and its id."""
+    options = ("--runtime", "executorch", "--layouts", "d64 v128 ffn=swiglu:64 [A2/1*16]", "--contexts", "512,4096")
+    (result,) = benchmark("long_context", *options)["results"]
+    assert result["arithmetic_kb_per_token"] == pytest.approx(2.048)
+    assert 0.98 < result["rss_slope"] < 1.25

@@ -1,0 +1,111 @@
+"""Whole graphs: by ExecuTorch's own runtime what the layout means, by our runner the artifact's logits to the bit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nas.core.errors import Unsupported
+from nas.core.layout import Layout
+from nas.runtimes.base import Checkpoint, GateReport, RandomWeights, WholeExporter
+from nas.runtimes.executorch.builds import Build
+from nas.runtimes.executorch.gate import DISTURBANCES, EXACT_CACHE, STEPS, compare
+from nas.runtimes.executorch.oracle import Logits, Oracle
+from nas.runtimes.executorch.runtime import EXECUTORCH
+from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.runtimes.runner_logits import Feed, here, runner_logits
+from nas.testing.planted_faults import checkpoint
+
+pytestmark = pytest.mark.timeout(900)  # lowering the blocks, and all of them again as one graph
+
+CONTEXT, FEED = 352, Feed(prompt=290, gen=STEPS, batch=71)
+"""Longer than the rows of any window's cache, so that each is written round and round."""
+
+EVERY_STATE = "d64 v128 ffn=swiglu:64 [C3 A2/1+none M16+none W4/2@24+none]"
+SHARED = "d64 v128 ffn=swiglu:64 [A4/2(qk_norm=0)+none C3&W2/1@40+none ^1 A4/2(kv=0)+none]"
+ROUTED = "d64 v128 ffn=moe:4x2:32 [C3+none A2/1]"
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A layout as artifact and as whole graph, on the same trained weights."""
+
+    layout: Layout
+    weights: Checkpoint
+    blocks: Path
+    whole: Path
+
+
+@pytest.fixture(scope="module", params=[EVERY_STATE, SHARED, ROUTED])
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    folder, layout = tmp_path_factory.mktemp("whole"), Layout.parse(request.param)
+    made = Exported(layout, checkpoint(layout, folder / "weights"), folder / "blocks", folder / "whole.pte")
+    EXECUTORCH.export(layout, "8da4w", made.weights, made.blocks)
+    artifact = EXECUTORCH.export_whole(layout, "8da4w", made.weights, CONTEXT, made.whole)
+    assert artifact.size == made.whole.stat().st_size
+    return made
+
+
+def test_stock_runtime_computes_what_the_layout_means(exported: Exported, tmp_path: Path) -> None:
+    np.save(tmp_path / "ids.npy", FEED.ids(exported.layout.vocab))
+    script = Path(__file__).with_name("stock_runtime.py")
+    sizes = map(str, (FEED.prompt, FEED.batch))
+    argv = [
+        sys.executable,
+        str(script),
+        str(exported.whole),
+        str(tmp_path / "ids.npy"),
+        *sizes,
+        str(tmp_path / "l.npy"),
+    ]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    report = held_against_pytorch(exported, np.load(tmp_path / "l.npy"))
+    assert report.passed, (report.error, report.limit)
+
+
+def test_our_runner_gives_the_logits_of_the_blocks(executorch_build: Build, exported: Exported, tmp_path: Path) -> None:
+    """Mixtures within the gate: the whole graph adds up all experts."""
+    blocks, whole = (
+        by_our_runner(executorch_build, file, exported.layout.vocab, tmp_path)
+        for file in (exported.blocks, exported.whole)
+    )
+    if "moe" in exported.layout.format():
+        assert held_against_pytorch(exported, whole).passed
+    else:
+        np.testing.assert_array_equal(blocks, whole)
+
+
+def by_our_runner(build: Build, model: Path, vocab: int, scratch: Path) -> Logits:
+    return runner_logits(here(build.executable, build.runner.target), model, vocab, FEED, scratch, EXACT_CACHE)
+
+
+def held_against_pytorch(exported: Exported, logits: Logits) -> GateReport:
+    oracle = Oracle(exported.layout, exported.weights)
+    ids = FEED.ids(exported.layout.vocab)
+    exact, *disturbed = (
+        every[-STEPS - 1 :] for every in (oracle.exact(ids), *(oracle.disturbed(ids, i) for i in range(DISTURBANCES)))
+    )
+    return compare(logits, exact, disturbed, routed="moe" in exported.layout.format())
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("d64 v128 ffn=swiglu:64 [W2/1@8(sink=1)]", "no attention sinks"),
+        ("d64 v128 ffn=swiglu:40 [C3]", "groups of 32"),
+    ],
+)
+def test_what_stays_out_is_told(tmp_path: Path, text: str, reason: str) -> None:
+    with pytest.raises(Unsupported, match=reason):
+        EXECUTORCH.export_whole(Layout.parse(text), "8da4w", RandomWeights(), 64, tmp_path / "whole.pte")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_executorch_has_another_file_for_apps() -> None:
+    assert isinstance(EXECUTORCH, WholeExporter) and not isinstance(LLAMA_CPP, WholeExporter)
