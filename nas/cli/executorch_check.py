@@ -29,7 +29,7 @@ def executorch_findings() -> Iterator[Finding]:
         yield Finding(_NAME, "ok", ", ".join(f"{name} {found[name]}" for name in PACKAGES))
     yield _runner(found[_NAME])
     kept = [path.stat().st_size for path in templates_folder().glob("[0-9a-f]*")]
-    yield Finding("et programs", "ok", f"{len(kept)} lowered for ExecuTorch, {sum(kept) / 1e6:.1f} MB")
+    yield Finding("et-programs", "ok", f"{len(kept)} lowered for ExecuTorch, {sum(kept) / 1e6:.1f} MB")
 
 
 def _wanted() -> dict[str, str]:
@@ -55,8 +55,8 @@ def _runner(version: str) -> Finding:
         build = find_build()
     except NasError as error:
         problem, _, remedy = str(error).partition(": ")
-        return Finding("et runner", "warning", problem, remedy or make)
+        return Finding("et-runner", "warning", problem, remedy or make)
     if build.details.executorch != version:
         problem = f"build {build.runner.build[:12]} is of ExecuTorch {build.details.executorch}, {version} is installed"
-        return Finding("et runner", "warning", problem, make)
-    return Finding("et runner", "ok", f"build {build.runner.build[:12]} ({build.details.variant})")
+        return Finding("et-runner", "warning", problem, make)
+    return Finding("et-runner", "ok", f"build {build.runner.build[:12]} ({build.details.variant})")

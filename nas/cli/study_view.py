@@ -53,10 +53,10 @@ def print_agreement(report: Report) -> None:
 def _agreement(each: Mapping[str, Any]) -> list[str]:
     found = each["correlation"]
     coefficients = [_coefficient(found[name], found["reason"]) for name in ("spearman", "kendall")]
-    layouts = f"{found['layouts']}{f' ({each["noisy"]} noisy left out)' if each['noisy'] else ''}"
+    left_out = f" ({each['noisy']} noisy left out)" if each["noisy"] else ""
     alike = f"{each['alike']} of {each['apart']} pairs alike"
     where = f"{each['metric']}@{each['workload']} on {each['device']}"
-    return [where, ", ".join(each["runtimes"]), layouts, *coefficients, alike]
+    return [where, ", ".join(each["runtimes"]), f"{found['layouts']}{left_out}", *coefficients, alike]
 
 
 def _coefficient(found: Mapping[str, float] | None, reason: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nas.cli.space_support import survey
+from nas.cli.space_support import by_layout, drawn, survey
 from nas.core.layout import Layout
 from nas.core.space import SearchSpace
 from nas.proxy.corpus import CorpusRef
@@ -74,7 +74,7 @@ def test_every_kind_and_every_choice_of_a_space_is_drawn(name: str) -> None:
 def test_mixed_space_proposes_every_kind_and_patched_llama_cpp_refuses_none(name: str) -> None:
     space = load_space(name)
     assert set().union(*map(kinds_of, seeds_of(space))) == set(KINDS)
-    (found,) = survey(space)
+    (found,) = survey(space, drawn(space))
     assert found.admitted == found.stock + found.patched == found.sampled
     assert found.patched > 0 and set(found.blocks) == set(KINDS)
 
