@@ -52,15 +52,15 @@ def print_agreement(report: Report) -> None:
 
 def _agreement(each: Mapping[str, Any]) -> list[str]:
     found = each["correlation"]
-    coefficients = [_coefficient(found[name], found["reason"]) for name in ("spearman", "kendall")]
+    coefficients = [_coefficient(found[name]) for name in ("spearman", "kendall")]
     left_out = f" ({each['noisy']} noisy left out)" if each["noisy"] else ""
-    alike = f"{each['alike']} of {each['apart']} pairs alike"
+    alike = found["reason"] or f"{each['alike']} of {each['apart']} pairs alike"
     where = f"{each['metric']}@{each['workload']} on {each['device']}"
     return [where, ", ".join(each["runtimes"]), f"{found['layouts']}{left_out}", *coefficients, alike]
 
 
-def _coefficient(found: Mapping[str, float] | None, reason: str) -> str:
-    return f"{found['value']:.2f} [{found['low']:.2f}, {found['high']:.2f}]" if found else f"none: {reason}"
+def _coefficient(found: Mapping[str, float] | None) -> str:
+    return f"{found['value']:.2f} [{found['low']:.2f}, {found['high']:.2f}]" if found else ""
 
 
 def _row(who: str, row: Mapping[str, Any], objectives: Sequence[str]) -> list[str]:

@@ -105,12 +105,16 @@ def _lower(module: nn.Module, inputs: tuple[torch.Tensor, ...], shapes: Any, kin
             config = ExecutorchBackendConfig(memory_planning_pass=planning, external_constants=_outside)
             lowered = edge.to_executorch(config)
     except (MemoryError, OSError) as error:
-        raise InfrastructureFailed(f"this machine cannot lower a {kind} program: {type(error).__name__}: {error}") from error
+        raise InfrastructureFailed(
+            f"this machine cannot lower a {kind} program: {type(error).__name__}: {error}"
+        ) from error
     except Exception as error:
         # Torch, torchao and ExecuTorch have dozens of error classes without a common one. Whichever it is, this program
         # cannot be had: that concerns the layouts with such a block, and must not end a search over others.
         told = str(error).strip() or "no message"
-        raise CandidateFailed("export", f"ExecuTorch cannot lower a {kind} program: {type(error).__name__}: {told}") from error
+        raise CandidateFailed(
+            "export", f"ExecuTorch cannot lower a {kind} program: {type(error).__name__}: {told}"
+        ) from error
     return bytes(lowered.buffer)
 
 

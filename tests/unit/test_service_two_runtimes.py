@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -9,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from service_support import DEVICE, Bed, tiny_space
+from service_support import DEVICE, TINY, Bed, InlineJobs, tiny_space
 from store_support import open_store
 
 from nas.cli.study_view import print_agreement
 from nas.core.clock import SystemClock
-from nas.core.errors import CandidateFailed
+from nas.core.errors import CandidateFailed, InfrastructureFailed, NasError
 from nas.core.layout import Layout
+from nas.core.plan import Plan, Round, RoundResult, Runner
 from nas.core.trial import TrialState
+from nas.core.workload import Workload
 from nas.runtimes import RUNTIMES
 from nas.runtimes.base import Artifact, Checkpoint, GateReport, RandomWeights, Weights
 from nas.service.judge import total_ms
@@ -60,9 +63,7 @@ class Fragile(FakeRuntime):
 class Wrong(FakeRuntime):
     """Computes something else than PyTorch."""
 
-    def gate(
-        self, layout: Layout, quantisation: str, checkpoint: Checkpoint, model: Path, runner: Any
-    ) -> GateReport:
+    def gate(self, layout: Layout, quantisation: str, checkpoint: Checkpoint, model: Path, runner: Any) -> GateReport:
         return GateReport(errors=(0.5,), error=0.5, limit=0.01)
 
 
@@ -161,9 +162,55 @@ def test_show_tells_how_far_the_runtimes_agree(
     ]
 
 
-def test_a_wrong_graph_on_one_runtime_keeps_a_trial_off_the_front(tmp_path: Path) -> None:
-    made = bed(tmp_path, Wrong)
-    from nas.core.errors import NasError
+class Stuck(InlineJobs):
+    """The first runtime never answers for a layout that crashes on the second."""
 
+    cancelled: int = 0
+
+    async def run(self, key: str, number: int, device: str, round_: Round, trial: int | None = None) -> RoundResult:
+        if trial == 2 and round_.candidate.runner.runtime == "fake":
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                raise
+        return await super().run(key, number, device, round_, trial)
+
+
+class Crashing(FakeRuntime):
+    """Runs nothing but references."""
+
+    def plan(self, artifact: Artifact, runner: Runner, workload: Workload, deadline_s: float) -> Plan:
+        plan = super().plan(artifact, runner, workload, deadline_s)
+        references = (Layout.parse(text) for text in TINY["references"].values())
+        good = {self.reference_model().id, *(layout.id for layout in references)}
+        return plan if artifact.layout_id in good else plan.model_copy(update={"args": (*plan.args[:-1], "crash")})
+
+
+def test_what_fails_in_one_place_is_not_measured_on_in_another(tmp_path: Path) -> None:
+    made = bed(tmp_path, Crashing)
+    made.jobs = jobs = Stuck(made.store)
+    assert made.run(1) is StudyState.COMPLETE
+    (row,) = [row for row in trials.all(made.store, 1) if row.origin != "reference"]
+    assert row.status.state is TrialState.FAILED
+    assert row.status.reason is not None and row.status.reason.startswith("crash:")
+    assert jobs.cancelled == 1
+
+
+def test_a_worker_that_dies_beside_a_broken_export_does_not_hide_it(tmp_path: Path) -> None:
+    made = bed(tmp_path, Fragile)
+
+    def die(stage: str, spec: Mapping[str, Any]) -> None:
+        if stage == "export" and spec["runtime"] == "fake" and taps(Layout.from_json(spec["layout"])) == BROKEN:
+            raise InfrastructureFailed("a worker died")
+
+    made.compute.fail = die
+    assert made.run(TRIALS) is StudyState.COMPLETE
+    failed = [row for row in trials.all(made.store, 1) if row.status.state is TrialState.FAILED]
+    assert failed and not any(row.status.retryable for row in failed)
+
+
+def test_a_graph_that_is_wrong_on_one_runtime_is_found_though_the_other_is_right(tmp_path: Path) -> None:
+    made = bed(tmp_path, Wrong)
     with pytest.raises(NasError, match=r"the .* reference failed.*differ from PyTorch by 50"):
         made.run(2)
