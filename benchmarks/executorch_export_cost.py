@@ -3,7 +3,8 @@
     python benchmarks/executorch_export_cost.py [--space lfm2-mixed] [--layouts 30] [--seed 0] > result.json
 
 Layouts are drawn from the space as a search draws them and exported in turn by one worker process, as a study's Ray
-worker does it: torch and ExecuTorch are loaded by the first candidate that needs a program nobody has lowered, and stay.
+worker does it: torch and ExecuTorch are loaded by the first candidate that needs a program nobody has lowered, and
+stay.
 `first` begins with no program at all; `again` is a new worker that finds all of them, a second study of the space. CPU
 seconds are the worker's own, all threads; its memory is the high-water mark of resident pages while that candidate was
 exported. `order` is the mean number of new programs by place in the search: what is left of the cost later on.

@@ -1,15 +1,16 @@
 """Do llama.cpp and ExecuTorch order layouts alike? The same layouts on both, interleaved, at one thread.
 
-    python benchmarks/runtime_agreement.py [--space lfm2-mixed] [--layouts 20] [--repetitions 5] [--markdown PAGE] > r.json
+    python benchmarks/runtime_agreement.py [--space lfm2-mixed] [--layouts 20] [--repetitions 6] [--markdown PAGE]
 
 Layouts are drawn from the space, those that both runtimes carry, with its references in front. A round measures every
-layout on both runtimes, one right after the other, in fresh processes and an order drawn anew for each round; so what the
-machine does meanwhile hits all layouts alike. A first round, which warms the file cache, is thrown away. Figures are
-medians over rounds.
+layout on both runtimes, one right after the other, in fresh processes and an order drawn anew for each round; so what
+the machine does meanwhile hits all layouts alike. A first round, which warms the file cache, is thrown away. Figures are
+medians over rounds. `repeatability` is each runtime's agreement with itself, odd rounds against even ones: what noise
+leaves for any agreement between the two. The result is JSON on stdout.
 
 Where they disagree is told by ranks; why, by which blocks move the ratio of the two: the rank correlation of that ratio
 with how many layers of each kind a layout has, and with its share of weights. It names what goes along with the ratio,
-not its cause. The disk holds two files of every layout: 400 MB each at 350M weights.
+not its cause. The disk holds two files of every layout: together about 450 MB at 350M weights.
 """
 
 from __future__ import annotations
@@ -72,13 +73,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--space", default="lfm2-mixed", help="packaged name or file")
     parser.add_argument("--layouts", type=int, default=20, help="references among them")
-    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--repetitions", type=int, default=6)
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--gen", type=int, default=100)
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--markdown", type=Path, help="also write a page of tables here")
     options = parser.parse_args()
+    if options.repetitions < 2:
+        parser.error("repeatability needs two repetitions")
     workload = Workload(prompt=options.prompt, gen=options.gen, context=options.context, threads=1)
     space = load_space(options.space)
     layouts = _layouts(space, options.layouts, options.seed)
@@ -173,7 +176,12 @@ def _compared(layouts: Sequence[Layout], taken: Mapping[tuple[int, str], list[Fi
         }
         for index, layout in enumerate(layouts)
     ]
-    return {"agreement": {metric: _agreement(rows, metric, blocks) for metric in METRICS}, "layouts": rows}
+    agreement = {
+        metric: _agreement(rows, metric, blocks)
+        | {"repeatability": {name: _repeatability(taken, len(layouts), name, metric) for name in (FIRST, SECOND)}}
+        for metric in METRICS
+    }
+    return {"agreement": agreement, "layouts": rows}
 
 
 def _agreement(rows: Sequence[Mapping[str, Any]], metric: str, blocks: Mapping[str, Sequence[float]]) -> dict[str, Any]:
@@ -186,6 +194,17 @@ def _agreement(rows: Sequence[Mapping[str, Any]], metric: str, blocks: Mapping[s
         "ratio_goes_along_with": {kind: _spearman(rank_correlation(ratios, counts)) for kind, counts in blocks.items()},
         "furthest_apart": [{"layout": row["layout"], "ranks": row[metric]["ranks"]} for row in off[:3]],
     }
+
+
+def _repeatability(
+    taken: Mapping[tuple[int, str], list[Figures]], layouts: int, name: str, metric: str
+) -> float | None:
+    """Spearman's rho of odd rounds against even ones."""
+    odd, even = (
+        [statistics.median(run[metric] for run in taken[index, name][start::2]) for index in range(layouts)]
+        for start in (0, 1)
+    )
+    return _spearman(rank_correlation(odd, even))
 
 
 def _composition(layouts: Sequence[Layout]) -> dict[str, list[float]]:
@@ -216,6 +235,9 @@ def _page(result: Mapping[str, Any]) -> str:
             "metric": metric,
             "Spearman": _shown(found["spearman"]),
             "Kendall": _shown(found["kendall"]),
+            "each with itself": ", ".join(
+                f"{name} {value:.2f}" for name, value in found["repeatability"].items() if value is not None
+            ),
             f"{SECOND} / {FIRST}": "{median:.2f} ({min:.2f} to {max:.2f})".format(**found["ratio"]),
             "the ratio goes along with": ", ".join(
                 f"{kind} {value:+.2f}" for kind, value in found["ratio_goes_along_with"].items() if value is not None
@@ -226,7 +248,7 @@ def _page(result: Mapping[str, Any]) -> str:
     layouts = [
         {"layout": f"`{row['layout']}`"}
         | {
-            f"{metric} {FIRST}, {SECOND} (ranks)": "{0:.4g}, {1:.4g} ({2}, {3})".format(
+            f"{metric} {FIRST}, {SECOND} (ranks)": "{:.4g}, {:.4g} ({}, {})".format(
                 row[metric][FIRST], row[metric][SECOND], *row[metric]["ranks"]
             )
             for metric in METRICS

@@ -1,4 +1,4 @@
-"""What `nas gc` removes, oldest use first: artifacts, the agent's copies of them, checkpoints, ExecuTorch's programs."""
+"""What `nas gc` removes, oldest use first: artifacts, the agent's copies of them, checkpoints, lowered programs."""
 
 from __future__ import annotations
 

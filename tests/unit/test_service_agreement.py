@@ -75,13 +75,14 @@ def test_too_few_layouts_and_equal_ones_have_no_order() -> None:
 def measurement(runtime: str, noisy: bool, **figures: Figure) -> Measurement:
     known = {name: figures.get(name, figure(None)) for name in METRICS}
     return Measurement(
-        artifact="0" * 64, runtime=runtime, build="b", patched=False, device="box", workload=Workload(prompt=64, gen=16),
-        figures=known, repetitions=[], noisy=noisy, refused_share=0.0, calibration_ms=1.0, drift=0.0, wall_s=1.0,
+        artifact="0" * 64, runtime=runtime, build="b", patched=False, device="box",
+        workload=Workload(prompt=64, gen=16), figures=known,
+        repetitions=[], noisy=noisy, refused_share=0.0, calibration_ms=1.0, drift=0.0, wall_s=1.0,
     )  # fmt: skip
 
 
 def agreement(*pairs: tuple[float | None, float | None], noisy: int = 0, **more: Any) -> dict[str, Agreement]:
-    """By metric, of layouts with these latencies on the two; the first `noisy` were measured under noise on the right."""
+    """By metric, of layouts with these latencies on the two; of the first `noisy` the right one is noisy."""
     spread = more.pop("spread", 0.0)
     records = {}
     for number, pair in enumerate(pairs):
