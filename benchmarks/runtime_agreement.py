@@ -4,9 +4,9 @@
 
 Layouts are drawn from the space, those that both runtimes carry, with its references in front. A round measures every
 layout on both runtimes, one right after the other, in fresh processes and an order drawn anew for each round; so what
-the machine does meanwhile hits all layouts alike. A first round, which warms the file cache, is thrown away. Figures are
-medians over rounds. `repeatability` is each runtime's agreement with itself, odd rounds against even ones: what noise
-leaves for any agreement between the two. The result is JSON on stdout.
+the machine does meanwhile hits all layouts alike. A first round, which warms the file cache, is thrown away; figures
+are medians over rounds. `repeatability` is each runtime's agreement with itself, odd rounds against even ones: what
+noise leaves for any agreement between the two. The result is JSON on stdout.
 
 Where they disagree is told by ranks; why, by which blocks move the ratio of the two: the rank correlation of that ratio
 with how many layers of each kind a layout has, and with its share of weights. It names what goes along with the ratio,
