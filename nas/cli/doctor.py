@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import typer
 
 from nas.cli.checks import Finding, run_checks, worst
 from nas.cli.database import DatabaseOption
+from nas.cli.executorch_check import executorch_findings
 from nas.cli.lazy import command_app
 from nas.cli.output import JsonFlag, print_json, say
 
@@ -23,7 +25,7 @@ def doctor(db: DatabaseOption = None, json: JsonFlag = False) -> None:
     Exit code 1 where something keeps `nas launch` from working; warnings alone leave it 0.
     """
     findings = []
-    for finding in run_checks(db):
+    for finding in itertools.chain(run_checks(db), executorch_findings()):
         findings.append(finding)
         if not json:
             _show(finding)

@@ -23,7 +23,7 @@ def gc(
     db: DatabaseOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """Remove model files and checkpoints that nothing needs, least recently used first.
+    """Remove model files, checkpoints and lowered programs that nothing needs, least recently used first.
 
     Files of running measurements, of references and of finished studies' fronts stay, whatever the limit.
     """
@@ -35,6 +35,6 @@ def gc(
     if json:
         print_json(dataclasses.asdict(done))
     else:
-        for kind in ("artifacts", "agent_cache", "checkpoints"):
+        for kind in ("artifacts", "agent_cache", "checkpoints", "programs"):
             say(f"{kind.replace('_', ' ')}: removed {getattr(done, kind) / 1e6:.1f} MB")
         say(f"{done.artifacts_kept / 1e6:.1f} MB of artifacts stay")

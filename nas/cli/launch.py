@@ -16,7 +16,7 @@ from nas.cli.lazy import command_app
 from nas.cli.live import live_display
 from nas.cli.output import JsonFlag, print_fields, print_json, say
 from nas.cli.space_view import plan_fields
-from nas.cli.study_view import print_front
+from nas.cli.study_view import print_agreement, print_front
 from nas.core import paths
 from nas.core.errors import InvalidInput
 from nas.search_spaces import load_space, space_key
@@ -124,6 +124,7 @@ def _report(options: LaunchOptions, space: str, state: StudyState, json: bool) -
         print_json(report)
     else:
         print_front(report)
+        print_agreement(report)
     png, svg = draw_front(report, paths.home() / "studies" / options.study)
     say(f"picture: {png}, {svg}")
     database = f" --db {options.db}" if options.db else ""

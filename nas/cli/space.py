@@ -11,7 +11,7 @@ import typer
 from nas.cli.arguments import SpaceArgument
 from nas.cli.lazy import command_app
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
-from nas.cli.space_support import RuntimeSupport, sampler, survey
+from nas.cli.space_support import RuntimeSupport, by_layout, drawn, sampler, survey
 from nas.cli.space_view import space_fields
 from nas.core.units import show_count
 from nas.search_spaces import list_spaces, load_space, space_json, space_key
@@ -40,12 +40,17 @@ def show(
 ) -> None:
     """Show what a search space leaves open, its budgets and its references."""
     found = load_space(space)
-    surveys = survey(found) if support else []
+    layouts = drawn(found) if support else []
+    surveys, rows = survey(found, layouts) if support else [], by_layout(found, layouts)
     if json:
-        extra = {"support": [dataclasses.asdict(one) for one in surveys]} if support else {}
+        extra = {"support": [dataclasses.asdict(one) for one in surveys], "layouts": rows} if support else {}
         print_json({"key": space_key(found), "doc": found.doc, **space_json(found), **extra})
         return
-    print_fields([*space_fields(found), *(field for one in surveys for field in _support_fields(one))])
+    fields = [*space_fields(found), *(field for one in surveys for field in _support_fields(one))]
+    if len(surveys) > 1:
+        both = sum(row["admitted"] for row in rows)
+        fields.append(("support", f"all {len(surveys)} runtimes: {both} of {len(rows)} sampled layouts run on each"))
+    print_fields(fields)
 
 
 @app.command()

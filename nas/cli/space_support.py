@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -54,12 +55,33 @@ def sampler(space: SearchSpace) -> Sampler:
     )
 
 
-def survey(space: SearchSpace, seed: int = 0) -> list[RuntimeSupport]:
-    """Each runtime of the space, over `SAMPLES` layouts that are drawn without regard to runtimes."""
-    rng = np.random.default_rng(seed)
-    free = Sampler(space)
-    layouts = [free.draw(rng) for _ in range(SAMPLES)]
+def drawn(space: SearchSpace, seed: int = 0) -> list[Layout]:
+    """`SAMPLES` layouts that are drawn without regard to runtimes."""
+    rng, free = np.random.default_rng(seed), Sampler(space)
+    return [free.draw(rng) for _ in range(SAMPLES)]
+
+
+def survey(space: SearchSpace, layouts: Sequence[Layout]) -> list[RuntimeSupport]:
+    """What each runtime of the space makes of `layouts`."""
     return [_survey_one(wanted, layouts) for wanted in space.runtimes]
+
+
+def by_layout(space: SearchSpace, layouts: Sequence[Layout]) -> list[dict[str, Any]]:
+    """For each of `layouts` every runtime's verdict with its reasons, and whether all of them admit it."""
+    rows = []
+    for layout in layouts:
+        supports = {wanted.name: RUNTIMES[wanted.name].supports(layout) for wanted in space.runtimes}
+        rows.append(
+            {
+                "layout": layout.format(),
+                "admitted": all(admits(wanted, supports[wanted.name]) for wanted in space.runtimes),
+                "runtimes": {
+                    name: {"verdict": support.verdict, "reasons": list(support.reasons)}
+                    for name, support in supports.items()
+                },
+            }
+        )
+    return rows
 
 
 def _survey_one(wanted: RuntimeSpace, layouts: Sequence[Layout]) -> RuntimeSupport:

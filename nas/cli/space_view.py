@@ -8,6 +8,8 @@ from itertools import pairwise
 from nas.core.block import Scalar
 from nas.core.block_space import BlockSpace, Knob
 from nas.core.layout import Layout
+from nas.core.metrics import METRICS
+from nas.core.scoring import places
 from nas.core.space import Budget, Objective, ParamBudget, SearchSpace
 from nas.core.units import show_count
 from nas.core.workload import Workload
@@ -35,7 +37,7 @@ def space_fields(space: SearchSpace) -> Iterator[tuple[str, str]]:
     for budget in space.budgets:
         yield "budget", _show_budget(budget)
     for objective in space.objectives:
-        yield "objective", _show_objective(objective)
+        yield "objective", _show_objective(objective, space)
     for name, layout in space.references.layouts().items():
         yield f"reference ({name})", show_layout(layout)
     yield "rungs", " -> ".join(rung.name for rung in space.quality.rungs)
@@ -117,6 +119,9 @@ def _show_budget(budget: Budget) -> str:
     return f"{budget.name} {sign} {f'{limit:g}x the published reference' if relative else budget.max or budget.min}"
 
 
-def _show_objective(objective: Objective) -> str:
+def _show_objective(objective: Objective, space: SearchSpace) -> str:
     workload = f" at {objective.workload}" if objective.workload else ""
-    return f"{objective.name}: {objective.metric}{workload}"
+    runtime = f" on {objective.runtime}" if objective.runtime else ""
+    over = len(places(space, objective)) if METRICS[objective.metric].source != "proxy" else 1
+    ratio = f", {objective.aggregate} of its ratios at {over} places" if over > 1 else ""
+    return f"{objective.name}: {objective.metric}{workload}{runtime}{ratio}"

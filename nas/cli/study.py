@@ -12,7 +12,7 @@ from nas.cli.arguments import StudyArgument
 from nas.cli.database import DatabaseOption, open_store
 from nas.cli.lazy import command_app
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
-from nas.cli.study_view import print_front, report_fields
+from nas.cli.study_view import print_agreement, print_front, report_fields
 from nas.core.layout import Layout
 from nas.core.space import SearchSpace
 from nas.core.trial import TrialState
@@ -61,6 +61,7 @@ def show(study: StudyArgument, db: DatabaseOption = None, json: JsonFlag = False
     print_fields(report_fields(report))
     typer.echo()
     print_front(report)
+    print_agreement(report)
 
 
 @app.command()

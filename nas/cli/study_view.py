@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import typer
+
 from nas.cli.output import duration, print_table, say
 from nas.core.units import show_count
 
@@ -38,6 +40,27 @@ def print_front(report: Report) -> None:
         say(f"measured under noise, so every ratio is in doubt: {', '.join(report['noisy_references'])}")
     if report["noisy"]:
         say(f"left out, because measured under noise: trials {_list(row['trial'] for row in report['noisy'])}")
+
+
+def print_agreement(report: Report) -> None:
+    """How far the study's runtimes order layouts alike; nothing where it has one."""
+    rows = [_agreement(each) for each in report["agreement"]]
+    if rows:
+        typer.echo()
+        print_table(("rank agreement", "between", "layouts", "Spearman", "Kendall", "told apart by both"), rows)
+
+
+def _agreement(each: Mapping[str, Any]) -> list[str]:
+    found = each["correlation"]
+    coefficients = [_coefficient(found[name]) for name in ("spearman", "kendall")]
+    left_out = f" ({each['noisy']} noisy left out)" if each["noisy"] else ""
+    alike = found["reason"] or f"{each['alike']} of {each['apart']} pairs alike"
+    where = f"{each['metric']}@{each['workload']} on {each['device']}"
+    return [where, ", ".join(each["runtimes"]), f"{found['layouts']}{left_out}", *coefficients, alike]
+
+
+def _coefficient(found: Mapping[str, float] | None) -> str:
+    return f"{found['value']:.2f} [{found['low']:.2f}, {found['high']:.2f}]" if found else ""
 
 
 def _row(who: str, row: Mapping[str, Any], objectives: Sequence[str]) -> list[str]:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from nas.core.canonical import content_hash, result_key
 from nas.core.device import Device
-from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName
+from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName, Unsupported
 from nas.core.plan import Plan, Runner
 from nas.core.space import Protocol, RuntimeSpace
 from nas.core.stats import coefficient_of_variation
+from nas.core.workload import Workload
 from nas.runtimes import RUNTIMES
 from nas.runtimes.base import Artifact, RandomWeights, Runtime
 from nas.service.farm import Farm
@@ -51,6 +52,7 @@ class Preparer:
         scratch: folder for files being written.
         log: told what takes time.
         accept_noise: calibrate on a noisy machine, too.
+        workloads: what will be measured.
     """
 
     farm: Farm
@@ -59,6 +61,7 @@ class Preparer:
     scratch: Path
     log: Log
     accept_noise: bool = False
+    workloads: Mapping[str, Workload] = field(default_factory=dict)
 
     async def bench(self, device_name: str, spec: RuntimeSpace, kept: Kept | None = None) -> Bench:
         """One device with one runtime.
@@ -71,6 +74,7 @@ class Preparer:
         Raises:
             InvalidInput: the study began with another build of the runtime.
             UnknownName: no such device, runtime or quantisation.
+            Unsupported: the runtime cannot run one of the workloads.
             InfrastructureFailed: no build of the runtime, or the machine is too noisy to calibrate.
         """
         runtime = known_runtime(spec)
@@ -83,12 +87,9 @@ class Preparer:
                 f"{runner.build[:12]} now; figures of two builds do not compare, so begin a new study"
             )
         self.farm.admit(runtime, runner)
-        plan = runtime.plan(
-            self._reference_model(runtime, spec.quantisation),
-            runner,
-            runtime.reference_workload(),
-            _REFERENCE_DEADLINE_S,
-        )
+        model = self._reference_model(runtime, spec.quantisation)
+        self._require_workloads(runtime, model, runner)
+        plan = runtime.plan(model, runner, runtime.reference_workload(), _REFERENCE_DEADLINE_S)
         if kept is None:
             ms = await self._calibration(device, runtime, runner, plan)
         else:
@@ -96,6 +97,14 @@ class Preparer:
             if devices.get(self.farm.store, device.id).health is Health.BAD:
                 await self._time_reference(device, runtime, plan, _CHECK_RUNS)
         return Bench(device, runtime, runner, spec.quantisation, Reference(plan, ms))
+
+    def _require_workloads(self, runtime: Runtime, model: Artifact, runner: Runner) -> None:
+        """Plans each once, so that what a runtime lacks is told now and not after an hour."""
+        for name, workload in self.workloads.items():
+            try:
+                runtime.plan(model, runner, workload, _REFERENCE_DEADLINE_S)
+            except Unsupported as error:
+                raise Unsupported(f"workload {name!r} on {runtime.name}: {error}", where="workloads") from error
 
     def _reference_model(self, runtime: Runtime, quantisation: str) -> Artifact:
         layout, weights = runtime.reference_model(), RandomWeights()

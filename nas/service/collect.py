@@ -1,4 +1,4 @@
-"""What `nas gc` removes: artifacts, the agent's copies of them, and checkpoints of trainings, oldest use first."""
+"""What `nas gc` removes, oldest use first: artifacts, the agent's copies of them, checkpoints, lowered programs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from nas.core import paths
 from nas.devices.content import ContentFolder
+from nas.runtimes.executorch.templates import trim_templates
 from nas.service.farm import agent_cache
 from nas.store import artifact_gc, leases, studies
 from nas.store.store import Store
@@ -19,20 +20,23 @@ class Freed:
     artifacts: int
     agent_cache: int
     checkpoints: int
+    programs: int
     artifacts_kept: int
 
 
 def collect(store: Store, limit_bytes: int) -> Freed:
     """Brings each kind down to `limit_bytes`. Files of running jobs, of fronts and of references stay.
 
-    Checkpoints are only touched while no study runs: a training without one begins anew, to the same result.
+    Checkpoints are only touched while no study runs: a training without one begins anew, to the same result. A program
+    that ExecuTorch lowered is lowered again when it is wanted again.
 
     Raises:
         InfrastructureFailed: a file cannot be removed.
     """
     done = artifact_gc.collect(store, limit_bytes)
     cache = ContentFolder(agent_cache()).trim(limit_bytes)
-    return Freed(done.freed_bytes, cache, _checkpoints(store, limit_bytes), done.kept_bytes)
+    programs = trim_templates(limit_bytes)
+    return Freed(done.freed_bytes, cache, _checkpoints(store, limit_bytes), programs, done.kept_bytes)
 
 
 def _checkpoints(store: Store, limit_bytes: int) -> int:

@@ -132,14 +132,16 @@ async def _benches(
 ) -> dict[tuple[str, str], Bench]:
     """Every device with every runtime; a resumed study keeps the calibrations that it began with."""
     jobs_of_study = farm.jobs(ledger.study.id)
-    preparer = Preparer(farm, jobs_of_study, options.space.protocol, scratch, log, options.accept_noise)
+    space = options.space
+    workloads = {name: space.workloads[name] for name in space.measured}
+    preparer = Preparer(farm, jobs_of_study, space.protocol, scratch, log, options.accept_noise, workloads)
     kept = {
         (payload["device"], payload["runtime"]): Kept(payload["build"], payload["ms"])
         for payload in _notes(ledger, CALIBRATED)
     }
     benches = {}
-    for device in options.space.devices:
-        for runtime in options.space.runtimes:
+    for device in space.devices:
+        for runtime in space.runtimes:
             place = (device, runtime.name)
             benches[place] = bench = await preparer.bench(device, runtime, kept.get(place))
             if place not in kept:

@@ -12,6 +12,7 @@ from nas.core.pareto import dominates
 from nas.core.scoring import Axis, check_budgets, places, ratio_of_limit
 from nas.core.trial import TrialState
 from nas.proxy.ladder import proxy_of
+from nas.service.agreement import agreements
 from nas.service.ranking import Ranked, front_hypervolume, rank_trials
 from nas.service.record import Record, StudyRecord, read_study
 from nas.store import results
@@ -49,6 +50,7 @@ def study_report(store: Store, name: str) -> Json:
         ],
         "noisy_references": [name for name, each in record.references.items() if each.noisy],
         "noisy": [_row(record, each, None) for each in record.records.values() if _left_out(each)],
+        "agreement": [each.model_dump(mode="json") for each in agreements(record)],
         "elapsed_s": record.elapsed_s,
         "stage_seconds": _stage_seconds(store, record),
         "seed": record.study.seed,

@@ -84,11 +84,21 @@ class StageWork:
         return sorted(cost, key=lambda name: cost[name].prompt + 20 * cost[name].gen)
 
     async def export_all(self, trial: int, layout: Layout) -> dict[str, Artifact]:
-        """The deploy-scale model with random weights, for each runtime."""
+        """The deploy-scale model with random weights, for each runtime.
+
+        Raises:
+            CandidateFailed: a runtime cannot export it.
+            InfrastructureFailed: a worker died, or the disk is full.
+        """
         benches = {runtime: bench for (_, runtime), bench in self.benches.items()}
-        weights = RandomWeights(DEPLOY_SEED)
-        artifacts = await asyncio.gather(*(self._export(trial, layout, bench, weights) for bench in benches.values()))
-        return dict(zip(benches, artifacts, strict=True))
+        exports = [self._export(trial, layout, bench, RandomWeights(DEPLOY_SEED)) for bench in benches.values()]
+        # All to their end: what one lowers serves other candidates, whatever becomes of this one.
+        ended = await asyncio.gather(*exports, return_exceptions=True)
+        failed = [each for each in ended if isinstance(each, BaseException)]
+        # The candidate's own failure first: it is the one that will not go away.
+        for error in sorted(failed, key=lambda error: not isinstance(error, CandidateFailed)):
+            raise error
+        return dict(zip(benches, (each for each in ended if isinstance(each, Artifact)), strict=True))
 
     async def measure(self, trial: int, artifact: Artifact, place: Place, repetitions: int) -> Measurement:
         """`repetitions` of one workload at one place."""

@@ -155,9 +155,17 @@ class TrialRun:
             self._end(EventKind.COMPLETE)
 
     async def _measure(self, artifacts: dict[str, Artifact], workloads: Iterable[str], repetitions: int) -> None:
-        await asyncio.gather(
-            *(self._measure_one(artifacts[place.runtime], place, repetitions) for place in self.work.places(workloads))
-        )
+        wanted = self.work.places(workloads)
+        tasks = [
+            asyncio.ensure_future(self._measure_one(artifacts[place.runtime], place, repetitions)) for place in wanted
+        ]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            # What fails in one place has failed: nobody waits for the others, and no device shall be busy with them.
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _measure_one(self, artifact: Artifact, place: Place, repetitions: int) -> None:
         measurement = await self.work.measure(self.number, artifact, place, repetitions)

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from nas.core.errors import CandidateFailed
+from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.runtimes.executorch.modules import MODULES, ProgramModule
 from nas.runtimes.executorch.programs import CHUNK, GROUP, Program
 
@@ -104,8 +104,17 @@ def _lower(module: nn.Module, inputs: tuple[torch.Tensor, ...], shapes: Any, kin
             planning = MemoryPlanningPass(alloc_graph_input=False, alloc_graph_output=False)
             config = ExecutorchBackendConfig(memory_planning_pass=planning, external_constants=_outside)
             lowered = edge.to_executorch(config)
-    except (RuntimeError, ValueError, AssertionError, TypeError, KeyError, NotImplementedError) as error:
-        raise CandidateFailed("export", f"ExecuTorch cannot lower a {kind} program: {error}") from error
+    except (MemoryError, OSError) as error:
+        raise InfrastructureFailed(
+            f"this machine cannot lower a {kind} program: {type(error).__name__}: {error}"
+        ) from error
+    except Exception as error:
+        # Torch, torchao and ExecuTorch have dozens of error classes without a common one. Whichever it is, this program
+        # cannot be had: that concerns the layouts with such a block, and must not end a search over others.
+        told = str(error).strip() or "no message"
+        raise CandidateFailed(
+            "export", f"ExecuTorch cannot lower a {kind} program: {type(error).__name__}: {told}"
+        ) from error
     return bytes(lowered.buffer)
 
 

@@ -6,12 +6,15 @@ bytes, so a template is lowered on bytes of its own, all different; an artifact 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
 import json
 import os
 import tempfile
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,11 +23,16 @@ from numpy.typing import NDArray
 
 from nas.core import paths
 from nas.core.canonical import content_hash
+from nas.core.durable import locked
 from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.runtimes.executorch.numbers import bfloat16_bytes, pack_int4
 from nas.runtimes.executorch.programs import CHUNK, GROUP, Constant, Program
 
 PACKAGES = ("executorch", "torchao", "torch")
+_PARTIAL = ".making-"
+_ABANDONED_S = 3600.0
+_MAKING_S = 600.0
+"""How long one waits for others to lower programs: a hundred of them."""
 _SOURCES = ("programs.py", "modules.py", "ops.py", "lowering.py")
 
 
@@ -51,14 +59,44 @@ def template(program: Program) -> Template:
     path = templates_folder() / template_key(program)
     if (found := _read(path)) is not None:
         return found
-    made = _make(program)
-    _write(path, made)
+    with _one_maker(path):
+        # Candidates that are exported side by side often need the same new program: one lowers it, the others wait.
+        if (found := _read(path)) is not None:
+            return found
+        made = _make(program)
+        _write(path, made)
     return made
 
 
 def templates_folder() -> Path:
     """Where templates lie."""
     return paths.cache() / "runtimes" / "executorch" / "templates"
+
+
+def trim_templates(limit_bytes: int) -> int:
+    """Removes templates, least recently used first, until they hold `limit_bytes`. Bytes removed.
+
+    Raises:
+        InfrastructureFailed: one cannot be removed.
+    """
+    used = [(path.stat(), path) for path in templates_folder().glob("[0-9a-f]*") if path.is_file()]
+    # What a killed process was writing has no use at all.
+    dead = [(path.stat(), path) for path in templates_folder().glob(f"{_PARTIAL}*")]
+    abandoned = [(status, path) for status, path in dead if status.st_mtime < time.time() - _ABANDONED_S]
+    excess = sum(status.st_size for status, _ in used) - limit_bytes
+    removed = 0
+    try:
+        for status, path in sorted(used, key=lambda each: each[0].st_mtime):
+            if removed >= excess:
+                break
+            path.unlink(missing_ok=True)
+            removed += status.st_size
+        for status, path in abandoned:
+            path.unlink(missing_ok=True)
+            removed += status.st_size
+    except OSError as error:
+        raise InfrastructureFailed(f"cannot remove from {templates_folder()}: {error.strerror}") from error
+    return removed
 
 
 def template_key(program: Program) -> str:
@@ -133,16 +171,27 @@ def _read(path: Path) -> Template | None:
     """The kept template; the first line holds the names, the rest is the program."""
     try:
         head, _, pte = path.read_bytes().partition(b"\n")
+        os.utime(path)  # its age is how long it has not been used
         keys = {name: tuple(names) for name, names in json.loads(head).items()}
     except (FileNotFoundError, ValueError):
         return None
     return Template(pte, keys)
 
 
-def _write(path: Path, made: Template) -> None:
+@contextlib.contextmanager
+def _one_maker(path: Path) -> Iterator[None]:
+    """Keeps others from making the same template meanwhile; there are sixteen locks for all."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, partial = tempfile.mkstemp(dir=path.parent, prefix=".making-")
+        with locked(path.parent / f".lock-{path.name[0]}", _MAKING_S):
+            yield
+    except OSError as error:
+        raise InfrastructureFailed(f"cannot keep programs in {path.parent}: {error}") from error
+
+
+def _write(path: Path, made: Template) -> None:
+    try:
+        handle, partial = tempfile.mkstemp(dir=path.parent, prefix=_PARTIAL)
         with os.fdopen(handle, "wb") as file:
             file.write(json.dumps(made.keys, sort_keys=True).encode() + b"\n" + made.pte)
         Path(partial).replace(path)

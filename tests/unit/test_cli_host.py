@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 from pathlib import Path
 
@@ -36,6 +37,29 @@ def test_doctor_finds_the_missing_build_and_names_its_remedy() -> None:
     assert found["llama.cpp"]["status"] == "failure"
     assert "nas runtime build llama.cpp" in found["llama.cpp"]["fix"]
     assert found["home"]["status"] == found["cache"]["status"] == "ok"
+
+
+def test_doctor_looks_at_executorch_and_does_not_insist_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, found = _doctor()
+    assert found["executorch"]["status"] == "ok" and "torchao" in found["executorch"]["detail"]
+    assert found["et-runner"]["status"] == "warning"
+    assert found["et-runner"]["fix"] == "run `nas runtime build executorch`"
+    version = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.1" if name == "torchao" else version(name))
+    _, found = _doctor()
+    assert found["executorch"]["status"] == "warning"
+    assert "torchao 0.1 instead of 0." in found["executorch"]["detail"]
+
+    def missing(name: str) -> str:
+        if name == "executorch":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    _, found = _doctor()
+    assert (found["executorch"]["status"], found["executorch"]["detail"]) == ("warning", "not installed: executorch")
+    assert "hilnas[executorch]" in found["executorch"]["fix"]
+    assert "et-runner" not in found
 
 
 def test_everything_that_is_not_ok_has_a_remedy() -> None:

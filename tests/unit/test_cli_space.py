@@ -55,6 +55,28 @@ def test_support_tells_what_is_refused_from_what_needs_the_patched_build(tmp_pat
     assert stock["refused_for"] == mixed["patched_for"] != {}
 
 
+def test_support_tells_layout_by_layout_what_each_runtime_refuses(tmp_path: Path) -> None:
+    text = Path(str(load_space.__code__.co_filename)).with_name("lfm2-two-runtimes-demo.yaml").read_text()
+    odd = tmp_path / "odd.yaml"
+    odd.write_text(text.replace("width: [1024, 1280", "width: [1040, 1280"))
+    found = json.loads(nas("space", "show", str(odd), "--support", "--json").out)
+    llama_cpp, executorch = found["support"]
+    assert (llama_cpp["admitted"], llama_cpp["runtime"], executorch["runtime"]) == (200, "llama.cpp", "executorch")
+    for row in found["layouts"]:
+        wide = "swiglu:1040" in row["layout"]
+        assert row["runtimes"]["llama.cpp"]["verdict"] == "stock"
+        assert (row["runtimes"]["executorch"]["verdict"] == "no") == wide == (not row["admitted"])
+        assert any("groups of 32" in reason for reason in row["runtimes"]["executorch"]["reasons"]) == wide
+    admitted = sum(row["admitted"] for row in found["layouts"])
+    assert 0 < admitted == executorch["admitted"] < 200
+    shown = nas("space", "show", str(odd), "--support").out
+    assert f"all 2 runtimes: {admitted} of 200 sampled layouts run on each" in shown
+    assert "latency: latency at chat, geomean of its ratios at 2 places" in shown
+    # What a search draws runs on both.
+    layouts = json.loads(nas("space", "sample", str(odd), "-n", "40", "--json").out)["layouts"]
+    assert not any("swiglu:1040" in row["layout"] for row in layouts)
+
+
 def test_validate_tells_file_and_line_of_a_mistake(tmp_path: Path) -> None:
     text = Path(str(load_space.__code__.co_filename)).with_name("lfm2-demo.yaml").read_text()
     path = tmp_path / "mine.yaml"

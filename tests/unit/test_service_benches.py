@@ -10,10 +10,12 @@ import pytest
 from service_support import DEVICE, ScriptedJobs, raw, sample
 from store_support import StillClock, open_store
 
-from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName
-from nas.core.plan import Pair, RawRun, RoundResult
+from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName, Unsupported
+from nas.core.plan import Pair, Plan, RawRun, RoundResult, Runner
 from nas.core.space import Protocol, RuntimeSpace
+from nas.core.workload import Workload
 from nas.runtimes import RUNTIMES
+from nas.runtimes.base import Artifact
 from nas.service.admissions import Admissions
 from nas.service.benches import Kept, Preparer
 from nas.service.farm import Farm
@@ -137,3 +139,20 @@ def test_an_unknown_quantisation_is_refused(lab: Lab) -> None:
     preparer: Any = Preparer(lab.farm, lab.jobs, Protocol(), lab.folder, lambda line: None)
     with pytest.raises(UnknownName, match="q4_0"):
         asyncio.run(preparer.bench(DEVICE.id, RuntimeSpace(name="fake", quantisation="q4_1"), None))
+
+
+def test_a_workload_that_the_runtime_lacks_is_told_before_anything_is_measured(lab: Lab) -> None:
+    class Without(FakeRuntime):
+        def plan(self, artifact: Artifact, runner: Runner, workload: Workload, deadline_s: float) -> Plan:
+            if workload.kv_type != "f16":
+                raise Unsupported(f"no {workload.kv_type} cache")
+            return super().plan(artifact, runner, workload, deadline_s)
+
+    RUNTIMES.add("fake", Without(lab.folder / "fake"))
+    workloads = {"chat": Workload(prompt=16, gen=8), "small": Workload(prompt=16, gen=8, kv_type="q8_0")}
+    preparer: Any = Preparer(
+        lab.farm, lab.jobs, Protocol(), lab.folder / "work", lambda line: None, workloads=workloads
+    )
+    with pytest.raises(Unsupported, match="workloads: workload 'small' on fake: no q8_0 cache"):
+        asyncio.run(preparer.bench(DEVICE.id, FAKE, None))
+    assert lab.asked() == []

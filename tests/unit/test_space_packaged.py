@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nas.cli.space_support import survey
+from nas.cli.space_support import by_layout, drawn, survey
 from nas.core.layout import Layout
 from nas.core.space import SearchSpace
 from nas.proxy.corpus import CorpusRef
+from nas.proxy.job import proxy_layout
 from nas.proxy.ladder import rung_jobs
 from nas.proxy.train import train
 from nas.runtimes.llama_cpp.support import supports
@@ -74,9 +75,23 @@ def test_every_kind_and_every_choice_of_a_space_is_drawn(name: str) -> None:
 def test_mixed_space_proposes_every_kind_and_patched_llama_cpp_refuses_none(name: str) -> None:
     space = load_space(name)
     assert set().union(*map(kinds_of, seeds_of(space))) == set(KINDS)
-    (found,) = survey(space)
+    (found,) = survey(space, drawn(space))
     assert found.admitted == found.stock + found.patched == found.sampled
     assert found.patched > 0 and set(found.blocks) == set(KINDS)
+
+
+def test_two_runtimes_demo_is_the_demo_on_both_and_both_carry_it_proxies_included() -> None:
+    demo, dual = load_space("lfm2-demo"), load_space("lfm2-two-runtimes-demo")
+    same = ("model", "mixers", "ffn", "limits", "workloads", "references", "quality", "protocol")
+    assert [space_json(dual)[part] for part in same] == [space_json(demo)[part] for part in same]
+    assert [runtime.name for runtime in dual.runtimes] == ["llama.cpp", "executorch"]
+    layouts = [*dual.references.layouts().values(), *drawn(dual)]
+    assert all(row["admitted"] for row in by_layout(dual, layouts))
+    # The gate exports the proxies of what is complete, to both.
+    last = len(dual.quality.rungs) - 1
+    corpus = CorpusRef(source="default", hash="0" * 64)
+    proxies = [proxy_layout(rung_jobs(dual.quality, last, layout, corpus)[-1]) for layout in layouts]
+    assert all(row["admitted"] for row in by_layout(dual, proxies))
 
 
 @pytest.mark.parametrize("kind", KINDS)

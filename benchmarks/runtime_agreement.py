@@ -1,0 +1,270 @@
+"""Do llama.cpp and ExecuTorch order layouts alike? The same layouts on both, interleaved, at one thread.
+
+    python benchmarks/runtime_agreement.py [--space lfm2-mixed] [--layouts 20] [--repetitions 6] [--markdown PAGE]
+
+Layouts are drawn from the space, those that both runtimes carry, with its references in front. A round measures every
+layout on both runtimes, one right after the other, in fresh processes and an order drawn anew for each round; so what
+the machine does meanwhile hits all layouts alike. A first round, which warms the file cache, is thrown away; figures
+are medians over rounds. `repeatability` is each runtime's agreement with itself, odd rounds against even ones: what
+noise leaves for any agreement between the two. The result is JSON on stdout.
+
+Where they disagree is told by ranks; why, by which blocks move the ratio of the two: the rank correlation of that ratio
+with how many layers of each kind a layout has, and with its share of weights. It names what goes along with the ratio,
+not its cause. The disk holds two files of every layout: together about 450 MB at 350M weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from runs import DEADLINE_S, markdown, print_json, say
+
+from nas.core.layout import Layout
+from nas.core.measurement import Sample
+from nas.core.space import SearchSpace
+from nas.core.workload import Workload
+from nas.runtimes.base import RandomWeights, Runtime
+from nas.runtimes.executorch import build as executorch
+from nas.runtimes.executorch.runtime import EXECUTORCH
+from nas.runtimes.llama_cpp import build as llama_cpp
+from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.search import Sampler
+from nas.search_spaces import load_space
+from nas.service.agreement import Coefficient, RankCorrelation, rank_correlation
+from nas.service.launch import support_filter
+from nas.testing.run_plan import run_plan
+
+METRICS = ("ttft_ms", "decode_p50_ms", "latency_ms", "peak_rss_mb", "file_mb")
+RUNTIMES: tuple[Runtime, ...] = (LLAMA_CPP, EXECUTORCH)
+FIRST, SECOND = (runtime.name for runtime in RUNTIMES)
+
+Figures = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Place:
+    """One layout's file on one runtime, ready to run."""
+
+    runtime: Runtime
+    file: Path
+    layout: Layout
+    workload: Workload
+    folder: Path
+    plan: Any
+    file_mb: float
+
+    def run(self) -> Figures:
+        """One fresh process."""
+        sample = self.runtime.parse(run_plan(self.plan, self.folder, {"model": self.file}))
+        return _figures(sample, self.workload, self.file_mb)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--space", default="lfm2-mixed", help="packaged name or file")
+    parser.add_argument("--layouts", type=int, default=20, help="references among them")
+    parser.add_argument("--repetitions", type=int, default=6)
+    parser.add_argument("--prompt", type=int, default=512)
+    parser.add_argument("--gen", type=int, default=100)
+    parser.add_argument("--context", type=int, default=4096)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--markdown", type=Path, help="also write a page of tables here")
+    options = parser.parse_args()
+    if options.repetitions < 2:
+        parser.error("repeatability needs two repetitions")
+    workload = Workload(prompt=options.prompt, gen=options.gen, context=options.context, threads=1)
+    space = load_space(options.space)
+    layouts = _layouts(space, options.layouts, options.seed)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hilnas-benchmark-")))
+        places = _export(layouts, workload, folder)
+        figures = _measure(places, options.repetitions, options.seed)
+    result = {
+        "space": space.name,
+        "seed": options.seed,
+        "workload": workload.key(),
+        "repetitions": options.repetitions,
+        "builds": {runtime: place.plan.runner.build for (_, runtime), place in places.items()},
+    } | _compared(layouts, figures)
+    if options.markdown:
+        options.markdown.write_text(_page(result))
+    print_json(result)
+
+
+def _layouts(space: SearchSpace, count: int, seed: int) -> list[Layout]:
+    """The references, then layouts as a search draws them; no layout twice."""
+    carried = support_filter(space)
+    sampler = Sampler(space, lambda layout: carried(layout) and bool(EXECUTORCH.supports(layout)))
+    rng = np.random.default_rng(seed)
+    found = {layout.id: layout for layout in space.references.layouts().values()}
+    while len(found) < count:
+        layout = sampler.draw(rng)
+        found[layout.id] = layout
+    return list(found.values())[:count]
+
+
+def _export(layouts: Sequence[Layout], workload: Workload, folder: Path) -> dict[tuple[int, str], Place]:
+    patched = any(LLAMA_CPP.supports(layout).verdict == "patched" for layout in layouts)
+    builds = {FIRST: llama_cpp.build(log=say, patched=patched), SECOND: executorch.build(log=say)}
+    places = {}
+    for index, layout in enumerate(layouts):
+        say(f"exporting {index + 1} of {len(layouts)}: {layout}")
+        for runtime in RUNTIMES:
+            file, made = folder / f"{index}-{runtime.name}", builds[runtime.name]
+            artifact = runtime.export(layout, runtime.quantisations[0], RandomWeights(), file)
+            plan = runtime.plan(artifact, made.runner, workload, DEADLINE_S)
+            places[index, runtime.name] = Place(runtime, file, layout, workload, made.folder, plan, artifact.size / 1e6)
+    return places
+
+
+def _measure(
+    places: Mapping[tuple[int, str], Place], repetitions: int, seed: int
+) -> dict[tuple[int, str], list[Figures]]:
+    order, rng = sorted({index for index, _ in places}), random.Random(seed)
+    taken: dict[tuple[int, str], list[Figures]] = {key: [] for key in places}
+    for number in range(repetitions + 1):
+        say(f"round {number} of {repetitions}" + " (thrown away)" * (number == 0))
+        rng.shuffle(order)
+        for index in order:
+            for runtime in rng.sample((FIRST, SECOND), 2):
+                figures = places[index, runtime].run()
+                if number:
+                    taken[index, runtime].append(figures)
+    return taken
+
+
+def _figures(sample: Sample, workload: Workload, file_mb: float) -> Figures:
+    assert sample.peak_rss_mb is not None
+    token = statistics.median(sample.decode_ns) / 1e6
+    latency = sample.ttft_ms + workload.gen * token
+    return dict(zip(METRICS, (sample.ttft_ms, token, latency, sample.peak_rss_mb, file_mb), strict=True))
+
+
+def _compared(layouts: Sequence[Layout], taken: Mapping[tuple[int, str], list[Figures]]) -> dict[str, Any]:
+    medians = {
+        metric: {
+            name: [statistics.median(run[metric] for run in taken[index, name]) for index in range(len(layouts))]
+            for name in (FIRST, SECOND)
+        }
+        for metric in METRICS
+    }
+    blocks = _composition(layouts)
+    rows = [
+        {
+            "layout": layout.format(),
+            "blocks": {kind: counts[index] for kind, counts in blocks.items()},
+            **{
+                metric: {name: values[index] for name, values in medians[metric].items()}
+                | {"ratio": medians[metric][SECOND][index] / medians[metric][FIRST][index]}
+                | {"ranks": [_rank(medians[metric][name], index) for name in (FIRST, SECOND)]}
+                for metric in METRICS
+            },
+            "spread": {
+                name: {metric: _spread([run[metric] for run in taken[index, name]]) for metric in METRICS}
+                for name in (FIRST, SECOND)
+            },
+        }
+        for index, layout in enumerate(layouts)
+    ]
+    agreement = {
+        metric: _agreement(rows, metric, blocks)
+        | {"repeatability": {name: _repeatability(taken, len(layouts), name, metric) for name in (FIRST, SECOND)}}
+        for metric in METRICS
+    }
+    return {"agreement": agreement, "layouts": rows}
+
+
+def _agreement(rows: Sequence[Mapping[str, Any]], metric: str, blocks: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    ratios = [row[metric]["ratio"] for row in rows]
+    off = sorted(rows, key=lambda row: -abs(row[metric]["ranks"][0] - row[metric]["ranks"][1]))
+    found = rank_correlation(*([row[metric][name] for row in rows] for name in (FIRST, SECOND)))
+    return {
+        **found.model_dump(),
+        "ratio": {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)},
+        "ratio_goes_along_with": {kind: _spearman(rank_correlation(ratios, counts)) for kind, counts in blocks.items()},
+        "furthest_apart": [{"layout": row["layout"], "ranks": row[metric]["ranks"]} for row in off[:3]],
+    }
+
+
+def _repeatability(
+    taken: Mapping[tuple[int, str], list[Figures]], layouts: int, name: str, metric: str
+) -> float | None:
+    """Spearman's rho of odd rounds against even ones."""
+    odd, even = (
+        [statistics.median(run[metric] for run in taken[index, name][start::2]) for index in range(layouts)]
+        for start in (0, 1)
+    )
+    return _spearman(rank_correlation(odd, even))
+
+
+def _composition(layouts: Sequence[Layout]) -> dict[str, list[float]]:
+    """By block kind how many layers of each layout have it, and the weights in millions."""
+    counts = [Counter(block.kind for layer in layout.layers for block in layer.blocks) for layout in layouts]
+    kinds = sorted(set().union(*counts))
+    found = {kind: [float(each[kind]) for each in counts] for kind in kinds}
+    return found | {"weights_m": [layout.params.total / 1e6 for layout in layouts]}
+
+
+def _rank(values: Sequence[float], index: int) -> int:
+    """1 for the least."""
+    return 1 + sum(value < values[index] for value in values)
+
+
+def _spread(values: Sequence[float]) -> float:
+    """(greatest - least) / median."""
+    return (max(values) - min(values)) / statistics.median(values)
+
+
+def _spearman(found: RankCorrelation) -> float | None:
+    return found.spearman.value if found.spearman else None
+
+
+def _page(result: Mapping[str, Any]) -> str:
+    agreement = [
+        {
+            "metric": metric,
+            "Spearman": _shown(found["spearman"]),
+            "Kendall": _shown(found["kendall"]),
+            "each with itself": ", ".join(
+                f"{name} {value:.2f}" for name, value in found["repeatability"].items() if value is not None
+            ),
+            f"{SECOND} / {FIRST}": "{median:.2f} ({min:.2f} to {max:.2f})".format(**found["ratio"]),
+            "the ratio goes along with": ", ".join(
+                f"{kind} {value:+.2f}" for kind, value in found["ratio_goes_along_with"].items() if value is not None
+            ),
+        }
+        for metric, found in result["agreement"].items()
+    ]
+    layouts = [
+        {"layout": f"`{row['layout']}`"}
+        | {
+            f"{metric} {FIRST}, {SECOND} (ranks)": "{:.4g}, {:.4g} ({}, {})".format(
+                row[metric][FIRST], row[metric][SECOND], *row[metric]["ranks"]
+            )
+            for metric in METRICS
+        }
+        for row in result["layouts"]
+    ]
+    head = f"{len(layouts)} layouts of {result['space']}, one thread, {result['repetitions']} repetitions each.\n\n"
+    return head + markdown(agreement) + "\n" + markdown(layouts)
+
+
+def _shown(found: Mapping[str, float] | None) -> str:
+    if found is None:
+        return "-"
+    each = Coefficient.model_validate(found)
+    return f"{each.value:.2f} [{each.low:.2f}, {each.high:.2f}]"
+
+
+if __name__ == "__main__":
+    main()
