@@ -143,7 +143,8 @@ def test_export_of_trained_weights_names_them(tmp_path: Path) -> None:
 
     layout = Layout.parse(SMALL)
     trained = checkpoint(layout, tmp_path / "weights")
-    told = json.loads(nas("export", SMALL, "-o", str(tmp_path / "f"), "--checkpoint", str(trained.path), "--json").out)
+    options = ("-o", str(tmp_path / "file"), "-q", "f16", "--checkpoint", str(trained.path), "--json")
+    told = json.loads(nas("export", SMALL, *options).out)
     assert told["weights"] == trained.describe()
 
 
