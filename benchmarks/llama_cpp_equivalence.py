@@ -26,10 +26,10 @@ import torch
 from nas.core.layout import Layout
 from nas.core.published import LFM2
 from nas.runtimes.base import Checkpoint
+from nas.runtimes.host import host_target
 from nas.runtimes.llama_cpp.build import build
 from nas.runtimes.llama_cpp.builds import Build
 from nas.runtimes.llama_cpp.greedy import greedy_tokens
-from nas.runtimes.llama_cpp.isa import host_target
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.testing.llama_cpp_gate import gate
 from nas.testing.planted_faults import FAULTS, MOE_FAULTS, PLANTED, PLANTED_MOE, checkpoint

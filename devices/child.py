@@ -25,24 +25,25 @@ from nas.devices.client import JobClient
 from nas.devices.content import ContentFolder
 from nas.devices.describe import boot_id, describe
 from nas.devices.download import Downloads
-from nas.devices.execute import manifest
 from nas.devices.hostlock import HostLock
+from nas.devices.manifest import PinnedManifest
 from nas.devices.transports.local import LocalTransport
 
 _STOP_WITHIN_S = 10.0
 
 
 @contextlib.contextmanager
-def child_agent(server: str, *, cache: Path, lock: Path, runners: Path) -> Iterator[subprocess.Popen[bytes]]:
+def child_agent(server: str, *, cache: Path, lock: Path, state: Path, key: str) -> Iterator[subprocess.Popen[bytes]]:
     """An agent of this machine that serves `server` while the context is open.
 
     Args:
         server: URL of the coordinator, such as `http+unix:///path/of.sock`.
         cache: folder for files and runners.
         lock: folder of the host lock.
-        runners: JSON list of the hashes of files of known runners; read at every job.
+        state: folder for what the agent must not forget.
+        key: public key of the coordinator, whose signature every runner manifest must carry.
     """
-    options = {"--server": server, "--cache": cache, "--lock": lock, "--runners": runners}
+    options = {"--server": server, "--cache": cache, "--lock": lock, "--state": state, "--key": key}
     arguments = [str(part) for option in options.items() for part in option]
     with subprocess.Popen([sys.executable, "-m", __name__, *arguments], stdin=subprocess.PIPE) as process:
         try:
@@ -60,14 +61,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the agent until standard input ends or a signal comes. The exit code."""
     parser = argparse.ArgumentParser(prog="nas-agent")
     parser.add_argument("--server", required=True)
-    for folder in ("--cache", "--lock", "--runners"):
+    parser.add_argument("--key", required=True)
+    for folder in ("--cache", "--lock", "--state"):
         parser.add_argument(folder, type=Path, required=True)
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     client = JobClient.open(options.server)
     try:
-        agent = local_agent(client, cache=options.cache, lock=options.lock, runners=options.runners)
+        agent = local_agent(client, cache=options.cache, lock=options.lock, state=options.state, key=options.key)
         _end_with_parent(agent)
         _end_on_signals(agent)
         agent.run()
@@ -79,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def local_agent(client: JobClient, *, cache: Path, lock: Path, runners: Path) -> Agent:
+def local_agent(client: JobClient, *, cache: Path, lock: Path, state: Path, key: str) -> Agent:
     """An agent that serves this machine; the arguments are those of `child_agent`."""
     transport = LocalTransport(cache)
     device = describe(transport, platform.machine())
@@ -88,7 +90,7 @@ def local_agent(client: JobClient, *, cache: Path, lock: Path, runners: Path) ->
         client,
         [Attached(device, transport, HostLock(lock))],
         Downloads(client, ContentFolder(cache)),
-        manifest(runners),
+        PinnedManifest(client.manifest, key, state),
         boot_id=boot_id(transport),
     )
 

@@ -12,10 +12,12 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
+from nas.core.manifest import SignedManifest
 from nas.core.protocol import (
     FILE_PATH,
     HEARTBEAT_PATH,
     LEASE_PATH,
+    MANIFEST_PATH,
     REGISTER_PATH,
     RESULT_PATH,
     HeartbeatReply,
@@ -87,6 +89,12 @@ class JobClient:
         """Hands a result in; harmless when repeated."""
         return self._post(RESULT_PATH.format(job=job), request, ResultReply, timeout_s=60.0)
 
+    def manifest(self) -> SignedManifest:
+        """The runner manifest as it is now; whether to believe it is for the caller to find out."""
+        with _explained():
+            response = self._http.get(MANIFEST_PATH, timeout=_TIMEOUT_S)
+        return _read(response, SignedManifest)
+
     @contextmanager
     def file(self, sha256: str, start: int = 0) -> Iterator[httpx.Response]:
         """The streamed answer to a download, from byte `start` where the coordinator can do that (status 206)."""
@@ -102,12 +110,17 @@ class JobClient:
         headers = {"Content-Type": "application/json"}
         with _explained():
             response = self._http.post(path, content=request.model_dump_json(), headers=headers, timeout=timeout_s)
-        if response.is_error:
-            raise _refusal(response)
-        try:
-            return reply.model_validate_json(response.content)
-        except ValidationError as error:
-            raise NasError(f"coordinator: {path}: not the protocol this agent speaks: {error}") from error
+        return _read(response, reply)
+
+
+def _read(response: httpx.Response, reply: type[Reply]) -> Reply:
+    if response.is_error:
+        raise _refusal(response)
+    try:
+        return reply.model_validate_json(response.content)
+    except ValidationError as error:
+        path = response.request.url.path
+        raise NasError(f"coordinator: {path}: not the protocol this agent speaks: {error}") from error
 
 
 @contextmanager

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -16,7 +15,7 @@ from nas.devices.condition import Observer
 from nas.devices.transports.base import Cancelled, Transport, never
 
 KnownRunner = Callable[[Runner], bool]
-"""Whether a runner is in the manifest that this agent trusts."""
+"""Whether a runner is in the manifest that this agent trusts; raises `NasError` where there is none to trust."""
 
 ENV_ALLOWED = frozenset(
     {
@@ -64,26 +63,6 @@ class Prepared:
     env: dict[str, str]
 
 
-def allow_list(sha256s: Collection[str]) -> KnownRunner:
-    """Knows the runners all of whose files are listed: one foreign library makes a foreign runner."""
-    return lambda runner: all(file.sha256 in sha256s for file in runner.files.values())
-
-
-def manifest(path: Path) -> KnownRunner:
-    """Knows the runners all of whose files are in a JSON list of hashes, which is read anew each time.
-
-    The result raises `InfrastructureFailed` where the list cannot be read.
-    """
-
-    def known(runner: Runner) -> bool:
-        try:
-            return allow_list(json.loads(path.read_bytes()))(runner)
-        except (OSError, ValueError) as error:
-            raise InfrastructureFailed(f"runner manifest {path}: {error}") from error
-
-    return known
-
-
 def prepare(plan: Plan, transport: Transport, files: FileSource, known: KnownRunner) -> Prepared:
     """Puts the plan's files on the device and fills in its arguments.
 
@@ -124,7 +103,7 @@ def _make(transport: Transport, runner: str, env: dict[str, str], recipe: str, p
 def _check(plan: Plan, known: KnownRunner) -> None:
     runner = plan.runner
     if not known(runner):
-        raise Unsupported(f"runner {runner.runtime} {runner.build[:12]} is not in this agent's manifest")
+        raise Unsupported(f"runner {runner.runtime} {runner.build[:12]} is not in the coordinator's runner manifest")
     for name in runner.files:
         if not _FILE_NAME.fullmatch(name):
             raise InvalidInput(f"runner file name {name!r}: letters, digits and ._+- only")

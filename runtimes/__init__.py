@@ -10,5 +10,6 @@ RUNTIMES: Registry[Runtime] = Registry(
     "nas.runtimes",
     {
         "llama.cpp": "nas.runtimes.llama_cpp.runtime:LLAMA_CPP",
+        "executorch": "nas.runtimes.executorch.runtime:EXECUTORCH",
     },
 )

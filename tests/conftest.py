@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from nas.runtimes.executorch.builds import Build as ExecuTorchBuild
     from nas.runtimes.llama_cpp.builds import Build
 
 # Set before torch loads: its thread pools spin, and tests run beside each other on few cores.
@@ -28,3 +29,11 @@ def patched_build() -> Build:
     from nas.runtimes.llama_cpp.build import build
 
     return build(log=print, patched=True)
+
+
+@pytest.fixture(scope="session")
+def executorch_build() -> ExecuTorchBuild:
+    """The ExecuTorch runner for this machine: compiled once (half a minute), then found in the user's cache."""
+    from nas.runtimes.executorch.build import build
+
+    return build(log=print)

@@ -6,5 +6,11 @@ from nas.core.registry import Registry
 from nas.devices.transports.base import Connect
 
 TRANSPORTS: Registry[Connect] = Registry(
-    "transport", "nas.transports", {"local": "nas.devices.transports.local:connect"}
+    "transport",
+    "nas.transports",
+    {
+        "adb": "nas.devices.transports.adb.wire:connect",
+        "local": "nas.devices.transports.local:connect",
+        "ssh": "nas.devices.transports.ssh:connect",
+    },
 )

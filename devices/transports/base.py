@@ -3,6 +3,8 @@
 Errors tell whether a retry can help:
 
 - `InfrastructureFailed`: the wire, the device or its disk failed; another try, or another device, can help.
+    - `NotTrusted`: device and agent do not know each other; only a person, or another device, can help.
+    - `StaleLease`: the device was given to another holder; a job leased anew can help.
 - `Unsupported`: this device cannot do that, and will not the next time either.
 - `Cancelled`: the caller asked for it.
 - `OSError` (of `read_text` and `names` only): the file is not there or may not be read; for probes that is an answer.
@@ -12,12 +14,13 @@ What a process does (exit code, death by signal, deadline, too much output) is a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from nas.core.errors import NasError
+from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
 
 STDERR_TAIL = 8192
 """Bytes of stderr kept."""
@@ -25,9 +28,40 @@ STDERR_TAIL = 8192
 TEXT_LIMIT = 1 << 16
 """Bytes that `read_text` reads at most."""
 
+_AUTHORITY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
 
 class Cancelled(NasError):
     """The process was killed because the caller no longer wants it."""
+
+
+class NotTrusted(InfrastructureFailed):
+    """The device is not the one that was pinned, or does not accept this agent's key."""
+
+
+class StaleLease(InfrastructureFailed):
+    """A newer epoch ran on the device, so this lease is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to use a device.
+
+    Args:
+        authority: who counts the epochs: the name of one coordinator's database. Epochs of
+            different authorities say nothing about each other.
+        epoch: grows with every holder.
+
+    Raises:
+        InvalidInput: `authority` is no plain name of up to 64 characters.
+    """
+
+    authority: str
+    epoch: int
+
+    def __post_init__(self) -> None:
+        if not _AUTHORITY.fullmatch(self.authority):
+            raise InvalidInput(f"authority of a lease {self.authority!r}: up to 64 letters, digits and ._- only")
 
 
 def never() -> bool:
@@ -95,6 +129,16 @@ class Transport(Tree, Protocol):
     def close(self) -> None:
         """Lets the device go; harmless when closed."""
 
+    def claim(self, lease: Lease) -> None:
+        """What is run from here on, is run under `lease`. What an older one of its authority left running is killed.
+
+        Without a claim nothing is fenced: for a person at the device.
+
+        Raises:
+            StaleLease: a newer epoch of the same authority was here, as `run` also tells from now on.
+            InfrastructureFailed: somebody else's process does not leave.
+        """
+
     def run(
         self,
         argv: Sequence[str],
@@ -112,6 +156,7 @@ class Transport(Tree, Protocol):
         Raises:
             Unsupported: the device cannot execute `argv[0]`, or lacks a processor of `cpu_affinity`.
             InfrastructureFailed: the device failed.
+            StaleLease: the claimed lease is over.
             Cancelled: `cancelled()` became true.
         """
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from nas.core.canonical import content_hash
 from nas.core.errors import InfrastructureFailed
 from nas.devices.content import ContentFolder, file_sha256
-from nas.devices.transports.base import TEXT_LIMIT, CommandResult, never
+from nas.devices.transports.base import TEXT_LIMIT, CommandResult, Lease, never
+from nas.devices.transports.fence import Fence
 from nas.devices.transports.process import run_supervised
 
 _KEPT_BYTES = 8 << 30
@@ -35,12 +36,19 @@ class LocalTransport:
     def __init__(self, cache: Path, root: Path = Path("/")) -> None:
         self._content = ContentFolder(cache)
         self._root = root
+        self._fence = Fence(cache / "fences")
+        self._lease: Lease | None = None
 
     def connect(self) -> None:
         """Nothing to reach."""
 
     def close(self) -> None:
         """Nothing to let go."""
+
+    def claim(self, lease: Lease) -> None:
+        """See `Transport.claim`. Nothing is left running here: a runner dies with its agent."""
+        self._lease = lease
+        self._fence.admit(lease)
 
     def run(
         self,
@@ -53,6 +61,8 @@ class LocalTransport:
         cancelled: Callable[[], bool] = never,
     ) -> CommandResult:
         """See `Transport.run` and `run_supervised`."""
+        if self._lease:
+            self._fence.admit(self._lease)
         return run_supervised(
             argv,
             env=_BASE_ENV | dict(env),

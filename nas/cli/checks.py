@@ -23,7 +23,7 @@ from nas.devices.probes.throttle import cooling_level, throttle_count
 from nas.devices.probes.unread import Unread
 from nas.devices.transports.local import LocalTransport
 from nas.runtimes.llama_cpp.builds import find_build
-from nas.runtimes.llama_cpp.toolchain import find_toolchain
+from nas.runtimes.toolchain import find_toolchain
 
 FREE_DISK_GB, FREE_MEMORY_MB = 5.0, 2000.0
 BUSY_SHARE = 0.2
@@ -66,6 +66,7 @@ def run_checks(database: str | None) -> Iterator[Finding]:
     yield _writable("cache", paths.cache(), "NAS_CACHE")
     yield _disk(paths.home())
     yield _database(database)
+    yield _told_by_error("key", _signing_key)
     yield _clock()
     yield _cores()
     yield from _sensors(LocalTransport(paths.cache() / "devices"))
@@ -123,6 +124,14 @@ def _database(url: str | None) -> Finding:
         return Finding(
             "database", "failure", str(error), "see the message; `nas db upgrade` brings an older one up to date"
         )
+
+
+def _signing_key() -> str:
+    from nas.core.manifest import fingerprint
+    from nas.service.signing import find_key
+
+    key = find_key(paths.home())
+    return f"signs with {fingerprint(key.public)}" if key else "none yet, the first launch makes it"
 
 
 def _clock() -> Finding:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -12,11 +12,19 @@ from nas.cli.output import JsonFlag, print_json, print_table, say
 from nas.core.errors import UnknownName
 from nas.runtimes import RUNTIMES
 from nas.runtimes.base import Runtime
-from nas.runtimes.llama_cpp.build import build as build_llama_cpp
-from nas.runtimes.llama_cpp.builds import Build, all_builds
+from nas.runtimes.executorch import build as executorch
+from nas.runtimes.executorch import builds as executorch_builds
+from nas.runtimes.llama_cpp import build as llama_cpp
+from nas.runtimes.llama_cpp import builds as llama_cpp_builds
 
-BUILDS = {"llama.cpp": build_llama_cpp}
+Build = llama_cpp_builds.Build | executorch_builds.Build
+
+BUILDS: dict[str, Callable[..., Build]] = {"llama.cpp": llama_cpp.build, "executorch": executorch.build}
 """Runtimes whose build hilnas makes itself."""
+AT_HAND: dict[str, Callable[[], Iterator[Build]]] = {
+    "llama.cpp": llama_cpp_builds.all_builds,
+    "executorch": executorch_builds.all_builds,
+}
 
 app = command_app(help="List runtimes and build them.")
 
@@ -24,7 +32,7 @@ app = command_app(help="List runtimes and build them.")
 @app.command("list")
 def list_runtimes(json: JsonFlag = False) -> None:
     """List runtimes, what they quantise to, and their builds at hand."""
-    builds = {name: [build for build in all_builds() if build.runner.runtime == name] for name in RUNTIMES}
+    builds = {name: list(AT_HAND[name]()) if name in AT_HAND else [] for name in RUNTIMES}
     if json:
         print_json({"runtimes": [_as_json(RUNTIMES[name], found) for name, found in builds.items()]})
         return
@@ -78,7 +86,7 @@ def build_runtime(
     """Build a runtime, unless the cache holds that build already.
 
     The first build of llama.cpp downloads 77 MB and compiles for 2-5 minutes; for another machine it downloads a
-    compiler too (100 MB).
+    compiler too (100 MB). That of executorch compiles one file against the libraries of the installed package.
     """
     if name not in BUILDS:
         raise UnknownName("runtime with a build", name, BUILDS)

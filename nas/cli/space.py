@@ -17,6 +17,7 @@ from nas.core.units import show_count
 from nas.search_spaces import list_spaces, load_space, space_json, space_key
 
 app = command_app(help="List, show, validate and sample search spaces.")
+_SHOWN_REASONS = 8
 
 
 @app.command("list")
@@ -83,9 +84,13 @@ def _support_fields(one: RuntimeSupport) -> list[tuple[str, str]]:
     told = f"{one.runtime}: refuses {refused:.0%} of {one.sampled} sampled layouts"
     builds = f"{one.stock} run on the stock build, {one.patched} more on the patched one"
     blocks = [f"{kind}: {ok} of {total} layouts with it" for kind, (total, ok) in one.blocks.items()]
-    reasons = [f"{reason} ({count} layouts)" for reason, count in one.reasons.items()]
     return [
         ("support", f"{told}; {builds}"),
         *(("  carried", text) for text in blocks),
-        *(("  because", text) for text in reasons[:8]),
+        *(("  refused", text) for text in _commonest(one.refused_for)),
+        *(("  patched", text) for text in _commonest(one.patched_for)),
     ]
+
+
+def _commonest(reasons: dict[str, int]) -> list[str]:
+    return [f"{reason} ({count} layouts)" for reason, count in reasons.items()][:_SHOWN_REASONS]

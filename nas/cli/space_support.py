@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +27,8 @@ class RuntimeSupport:
         stock: how many run on the runtime as its users install it.
         patched: how many more run on our patched build.
         admitted: how many the space admits, by its `build` key.
-        reasons: why layouts are refused or need the patch -> how many.
+        refused_for: why layouts are refused -> how many.
+        patched_for: why admitted ones need the patched build -> how many.
         blocks: block kind -> (layouts with it, how many of those are admitted).
     """
 
@@ -36,7 +37,8 @@ class RuntimeSupport:
     stock: int
     patched: int
     admitted: int
-    reasons: dict[str, int]
+    refused_for: dict[str, int]
+    patched_for: dict[str, int]
     blocks: dict[str, tuple[int, int]]
 
 
@@ -70,7 +72,8 @@ def _survey_one(wanted: RuntimeSpace, layouts: Sequence[Layout]) -> RuntimeSuppo
         stock=sum(support.verdict == "stock" for support in supports),
         patched=sum(support.verdict == "patched" for support in supports),
         admitted=sum(admitted),
-        reasons=dict(Counter(reason for support in supports for reason in support.reasons).most_common()),
+        refused_for=_reasons(support for support, ok in zip(supports, admitted, strict=True) if not ok),
+        patched_for=_reasons(support for support, ok in zip(supports, admitted, strict=True) if ok),
         blocks={
             kind: (
                 sum(kind in found for found in kinds),
@@ -79,3 +82,8 @@ def _survey_one(wanted: RuntimeSpace, layouts: Sequence[Layout]) -> RuntimeSuppo
             for kind in sorted(set().union(*kinds))
         },
     )
+
+
+def _reasons(supports: Iterable[Support]) -> dict[str, int]:
+    """Reasons, the commonest first -> how many layouts have it."""
+    return dict(Counter(reason for support in supports for reason in support.reasons).most_common())

@@ -4,6 +4,7 @@
     POST /v1/lease              LeaseRequest     -> LeaseReply        long poll
     POST /v1/heartbeat          HeartbeatRequest -> HeartbeatReply
     POST /v1/jobs/{id}/result   ResultRequest    -> ResultReply
+    GET  /v1/runners            SignedManifest    the runners that agents may run
     GET  /v1/files/{sha256}     bytes, with Range; on a Unix socket the answer may be empty and name a local file
 
 Every request may be repeated: register replaces, a heartbeat renews, a result is accepted once per epoch and
@@ -23,6 +24,7 @@ REGISTER_PATH = "/v1/agents/register"
 LEASE_PATH = "/v1/lease"
 HEARTBEAT_PATH = "/v1/heartbeat"
 RESULT_PATH = "/v1/jobs/{job}/result"
+MANIFEST_PATH = "/v1/runners"
 FILE_PATH = "/v1/files/{sha256}"
 
 LOCAL_PATH_HEADER = "X-Local-Path"

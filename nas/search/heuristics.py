@@ -11,14 +11,21 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from nas.core.block import Block
 from nas.core.frame import Frame
 from nas.core.layout import Layout
 from nas.search.draft import Draft, distance, layer_kinds
 from nas.search.sampling import Rng, Sampler
 
+Pair = tuple[str, str]
+"""Kinds of a local and a global mixer."""
+
 _SHARES = (1 / 3, 1 / 5, 1 / 2, 1 / 10, 2 / 3)
 """Of global layers. Five of them, so that shares, depths and kinds of feed-forward meet in every combination."""
 _ROUNDS = 20
+"""Of all pairs of mixers, a layout wanted; and frames drawn in search of one that serves."""
+_TRIES = 8
+"""Random widths tried for one combination of kinds, share and depth before the next has its turn."""
 
 
 def seed_layouts(sampler: Sampler, count: int) -> list[Layout]:
@@ -41,45 +48,66 @@ def _spaced(sampler: Sampler, count: int) -> Iterator[Layout]:
     """Hybrids that meet the budget as they are; where limits allow none, those that a few edits bring inside."""
     for repaired in (False, True):
         rng = np.random.default_rng(0)
-        for index in range(_ROUNDS * count):
-            frame = _frame(sampler, index, rng)
-            draft = _hybrid(sampler, frame, index, rng) if frame else None
-            if draft is not None and (repaired or distance(draft, sampler.space) == 0):
-                layout = sampler.settle(draft, rng)
-                if layout is not None:
-                    yield layout
+        pairs = _pairs(sampler, rng)
+        for index in range(_ROUNDS * count if pairs else 0):
+            turn, which = divmod(index, len(pairs))
+            found = (_tried(sampler, pairs[which], turn, rng, repaired) for _ in range(_TRIES))
+            yield from itertools.islice(filter(None, found), 1)
 
 
-def _frame(sampler: Sampler, index: int, rng: Rng) -> Frame | None:
+def _tried(sampler: Sampler, pair: Pair, turn: int, rng: Rng, repaired: bool) -> Layout | None:
+    """The hybrid whose turn it is, with random widths; None where these do not meet the budget."""
+    frame = _frame(sampler, turn, rng)
+    draft = _hybrid(sampler, frame, pair, turn, rng) if frame else None
+    if draft is None or not (repaired or distance(draft, sampler.space) == 0):
+        return None
+    return sampler.settle(draft, rng)
+
+
+def _hybrid(sampler: Sampler, frame: Frame, pair: Pair, turn: int, rng: Rng) -> Draft | None:
+    """A stack of one local mixer with one global mixer at even distances; None where the frame has one of them not."""
+    mixers, ffn = layer_kinds(sampler.frames, frame)
+    if not ffn or not set(pair) <= set(mixers):
+        return None
+    depths = sampler.depths(frame)
+    depth = (depths[len(depths) // 2], depths[-1], depths[0])[turn % 3]
+    length = min(frame.period, depth) or depth
+    feed = sampler.block(frame, ffn[turn % len(ffn)], rng)
+    below, above = ((sampler.block(frame, kind, rng), feed) for kind in pair)
+    draft = Draft(frame, depth, (below,) * length, sampler.lead(frame, (), rng))
+    count = max(1, round(_SHARES[turn % len(_SHARES)] * length))
+    for number in range(count):
+        draft = draft.with_gene((2 * number + 1) * length // (2 * count), above)
+    return draft
+
+
+def _frame(sampler: Sampler, turn: int, rng: Rng) -> Frame | None:
     """A random frame that can meet the budget with the feed-forward kind whose turn it is."""
     kinds = [block.kind for block in sampler.space.ffn]
     for _ in range(_ROUNDS):
         frame = sampler.random_frame(rng)
-        if frame.ffn in (None, kinds[index % len(kinds)]):
+        if frame.ffn in (None, kinds[turn % len(kinds)]):
             return frame
     return None
 
 
-def _hybrid(sampler: Sampler, frame: Frame, index: int, rng: Rng) -> Draft:
-    """A stack of one local mixer with one global mixer at even distances."""
-    mixers, ffn = layer_kinds(sampler.frames, frame)
-    wide = [kind for kind in mixers if is_global(sampler, frame, kind)]
-    local = [kind for kind in mixers if kind not in wide]
-    depths = sampler.depths(frame)
-    depth = (depths[len(depths) // 2], depths[-1], depths[0])[index % 3]
-    length = min(frame.period, depth) or depth
-    base = sampler.block(frame, (local or wide)[index % len(local or wide)], rng)
-    ahead = sampler.block(frame, (wide or local)[index % len(wide or local)], rng)
-    feed = sampler.block(frame, ffn[index % len(ffn)], rng)
-    draft = Draft(frame, depth, ((base, feed),) * length, sampler.lead(frame, (), rng))
-    count = max(1, round(_SHARES[index % len(_SHARES)] * length))
-    for number in range(count):
-        draft = draft.with_gene((2 * number + 1) * length // (2 * count), (ahead, feed))
-    return draft
+def _pairs(sampler: Sampler, rng: Rng) -> list[Pair]:
+    """Each local mixer with each global one; where the space has one sort only, each with itself.
+
+    Pairs take turns first, and everything else changes with each round of them: a few seeds have every mixer, and
+    every mixer meets every depth, share and kind of feed-forward.
+    """
+    local: list[str] = []
+    wide: list[str] = []
+    for block_space in sampler.space.mixers:
+        frames = (sampler.random_frame(rng) for _ in range(_ROUNDS))
+        blocks = ((frame, block) for frame in frames for block in sampler.frames.blocks(frame, block_space.kind))
+        if found := next(blocks, None):
+            (wide if is_global(*found) else local).append(block_space.kind)
+    return list(itertools.product(local, wide)) or [(kind, kind) for kind in local + wide]
 
 
-def is_global(sampler: Sampler, frame: Frame, kind: str) -> bool:
+def is_global(frame: Frame, mixer: Block) -> bool:
     """Whether a mixer's cache grows with the context."""
-    block = sampler.frames.blocks(frame, kind)[0]
-    near, far = (block.spec.kv_bytes(block, frame.d_model, context, 2.0) for context in (1 << 16, 1 << 17))
+    near, far = (mixer.spec.kv_bytes(mixer, frame.d_model, context, 2.0) for context in (1 << 16, 1 << 17))
     return far > near

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
 import platform
 import shutil
@@ -22,10 +20,12 @@ from nas.core.plan import Runner
 from nas.devices.describe import describe
 from nas.devices.transports.local import LocalTransport
 from nas.runtimes.base import Runtime
+from nas.service.admissions import Admissions
 from nas.service.coordinator import SocketServer
 from nas.service.device_jobs import DeviceJobs
 from nas.service.jobs_api import Doorbell, make_app
 from nas.service.local_agent import LocalAgent
+from nas.service.signing import open_key
 from nas.store import artifacts, devices, outcomes
 from nas.store.store import Store
 
@@ -41,14 +41,13 @@ class Farm:
         store: where jobs and devices are.
         agent: of this machine.
         doorbell: rung when jobs are queued and when they end.
-        manifest: JSON object of the runner files that agents may run, hash -> path. It belongs to the database's home,
-            not to one launch: whichever runs the agent serves all.
+        runners: what agents may run.
     """
 
     store: Store
     agent: LocalAgent
     doorbell: Doorbell
-    manifest: Path
+    runners: Admissions
 
     def device(self, name: str) -> Device:
         """The device a space calls `name`; "local" is this machine.
@@ -66,13 +65,7 @@ class Farm:
 
     def admit(self, runtime: Runtime, runner: Runner) -> None:
         """Lets agents run this build."""
-        folder = runtime.runner_folder(runner)
-        with self.manifest.with_suffix(".lock").open("ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            known = self._known() | {file.sha256: str(folder / name) for name, file in runner.files.items()}
-            partial = self.manifest.with_suffix(".partial")
-            partial.write_text(json.dumps(known))
-            partial.replace(self.manifest)
+        self.runners.admit(runner, runtime.runner_folder(runner))
 
     def jobs(self, study: int | None) -> DeviceJobs:
         """The job table, for one study or for none."""
@@ -80,20 +73,13 @@ class Farm:
 
     def find_file(self, sha256: str) -> Path | None:
         """A runner's file or an artifact, by content."""
-        runner_file = self._known().get(sha256)
+        runner_file = self.runners.find_file(sha256)
         if runner_file is not None:
-            return Path(runner_file)
+            return runner_file
         try:
             return artifacts.path(self.store, sha256)
         except NasError:
             return None
-
-    def _known(self) -> dict[str, str]:
-        try:
-            known: dict[str, str] = json.loads(self.manifest.read_bytes())
-        except FileNotFoundError:
-            return {}
-        return known
 
     def _local(self) -> Device:
         here = describe(LocalTransport(agent_cache()), platform.machine()).id
@@ -117,20 +103,21 @@ def open_farm(store: Store) -> Iterator[Farm]:
     home = store.artifacts.parent
     home.mkdir(parents=True, exist_ok=True)
     doorbell = Doorbell()
-    socket, manifest = run / "jobs.sock", home / "runners.json"
+    socket, key = run / "jobs.sock", open_key(home)
     # While no coordinator was up, agents could not renew: that is no failure of theirs.
     outcomes.extend_leases(store)
     agent = LocalAgent(
         socket,
         cache=agent_cache(),
         lock=host_lock_folder(),
-        runners=manifest,
+        state=home / "agent",
+        key=key.public,
         turn=home / "agent.turn",
         log=home / "agent.log",
     )
-    farm = Farm(store, agent, doorbell, manifest)
+    farm = Farm(store, agent, doorbell, Admissions(home, key, store.clock))
     try:
-        with SocketServer(make_app(store, farm.find_file, doorbell), socket), agent:
+        with SocketServer(make_app(store, farm.find_file, doorbell, farm.runners.signed), socket), agent:
             yield farm
     finally:
         shutil.rmtree(run, ignore_errors=True)

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from nas.core import protocol as p
 from nas.core.canonical import canonical_json
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError, UnknownName
+from nas.core.manifest import SignedManifest
 from nas.service.body_limit import BodyLimit
 from nas.store import agents, devices, jobs, outcomes
 from nas.store.rows import JobRow
@@ -35,6 +36,7 @@ _JOB_OVERHEAD_S = 120.0
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 FindFile = Callable[[str], Path | None]
+ReadManifest = Callable[[], SignedManifest | None]
 
 
 class Doorbell:
@@ -62,13 +64,14 @@ class Doorbell:
         return self._rung
 
 
-def make_app(store: Store, find_file: FindFile, doorbell: Doorbell) -> FastAPI:
+def make_app(store: Store, find_file: FindFile, doorbell: Doorbell, manifest: ReadManifest) -> FastAPI:
     """The application for a Unix socket, whose permissions are its access control.
 
     Args:
         store: where jobs are.
         find_file: content hash -> path on this machine.
         doorbell: rung when jobs are queued; rings when they end.
+        manifest: reads the runner manifest; None before the first runner was admitted.
     """
     app = FastAPI(title="hilnas coordinator", openapi_url=None)
     app.add_middleware(BodyLimit, limit=MAX_BODY)
@@ -104,6 +107,13 @@ def make_app(store: Store, find_file: FindFile, doorbell: Doorbell) -> FastAPI:
             verdict = outcomes.fail(*of, request.failure)
         doorbell.ring()
         return p.ResultReply(accepted=verdict.accepted, reason=verdict.reason)
+
+    @app.get(p.MANIFEST_PATH)
+    def runners() -> SignedManifest:
+        signed = manifest()
+        if signed is None:
+            raise HTTPException(404, "no runner was admitted yet")
+        return signed
 
     @app.get(p.FILE_PATH)
     def file(sha256: str) -> Response:

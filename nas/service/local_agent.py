@@ -32,14 +32,15 @@ class LocalAgent:
         socket: of the coordinator.
         cache: the agent's folder for files.
         lock: folder of the host lock.
-        runners: JSON list of the hashes that runner files may have, or an object that has them as names.
+        state: the agent's folder for what it must not forget.
+        key: public key of the coordinator, which the agent pins.
         turn: file whose lock says which launch runs the agent.
         log: file for the agent's output.
     """
 
-    def __init__(self, socket: Path, *, cache: Path, lock: Path, runners: Path, turn: Path, log: Path) -> None:
+    def __init__(self, socket: Path, *, cache: Path, lock: Path, state: Path, key: str, turn: Path, log: Path) -> None:
         self._argv = [sys.executable, "-m", "nas.devices.child", "--server", f"http+unix://{socket}",
-                      "--cache", str(cache), "--lock", str(lock), "--runners", str(runners)]  # fmt: skip
+                      "--cache", str(cache), "--lock", str(lock), "--state", str(state), "--key", key]  # fmt: skip
         self._turn = turn
         self.log = log
         self._stopping = threading.Event()

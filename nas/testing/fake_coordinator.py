@@ -16,10 +16,12 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel
 
+from nas.core.manifest import SignedManifest
 from nas.core.protocol import (
     HEARTBEAT_PATH,
     LEASE_PATH,
     LOCAL_PATH_HEADER,
+    MANIFEST_PATH,
     REGISTER_PATH,
     HeartbeatReply,
     HeartbeatRequest,
@@ -47,6 +49,8 @@ class FakeCoordinator:
     def __init__(self, files: Path, *, local_paths: bool = False, heartbeat_s: float = 0.05) -> None:
         self.files, self.local_paths, self.heartbeat_s = files, local_paths, heartbeat_s
         self.jobs: list[Job] = []
+        self.manifest: SignedManifest | None = None
+        """Served as it is; `nas.service.signing` makes good ones."""
         self.registered: list[RegisterRequest] = []
         self.heartbeats: list[HeartbeatRequest] = []
         self.results: dict[str, ResultRequest] = {}
@@ -82,6 +86,8 @@ class FakeCoordinator:
                     raise trouble
                 return trouble
         path = request.url.path
+        if path == MANIFEST_PATH:
+            return _json(self.manifest) if self.manifest else httpx.Response(404, text="no runner was admitted yet")
         if path.startswith(_FILES):
             return self._file(path.removeprefix(_FILES), request)
         body = request.read()
@@ -103,10 +109,10 @@ class FakeCoordinator:
         return _json(RegisterReply(poll_s=0.2, heartbeat_s=self.heartbeat_s))
 
     def _lease(self, request: LeaseRequest) -> httpx.Response:
+        self._changed.wait_for(lambda: self.jobs, request.wait_s)
         known = {(agent.agent, device.id) for agent in self.registered for device in agent.devices}
         if (request.agent, request.device) not in known:
             return httpx.Response(404, text="unknown agent or device: register first")
-        self._changed.wait_for(lambda: self.jobs, request.wait_s)
         job = self.jobs.pop(0) if self.jobs else None
         if job:
             self._leased[job.id] = job.epoch

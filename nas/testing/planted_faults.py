@@ -23,6 +23,8 @@ from nas.runtimes.base import Checkpoint
 State = dict[str, Tensor]
 """A state dict of `nas.nn.model`, to be edited in place."""
 
+Edit = Callable[[State], None]
+
 
 def unchanged(state: State) -> None:
     """No fault."""
@@ -41,7 +43,7 @@ class Fault:
     """
 
     name: str
-    weights: Callable[[State], None] = unchanged
+    weights: Edit = unchanged
     layout: tuple[str, str] = ("", "")
     earlier: int = 0
     choice_only: bool = False
@@ -51,7 +53,7 @@ class Fault:
         return Layout.parse(right.format().replace(*self.layout)) if self.layout[0] else right
 
 
-def checkpoint(layout: Layout, path: Path, edit: Callable[[State], None] = unchanged) -> Checkpoint:
+def checkpoint(layout: Layout, path: Path, edit: Edit = unchanged) -> Checkpoint:
     """Fresh weights at `path`; norms and biases are drawn apart from one and zero, so that a forgotten one shows.
 
     A tensor's values follow from its name and shape, so layouts that differ in one place differ in weights there only.

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nas.core.errors import InfrastructureFailed, Unsupported
-from nas.devices.transports.base import STDERR_TAIL, Cancelled, CommandResult, Transport
+from nas.devices.transports.base import STDERR_TAIL, Cancelled, CommandResult, Lease, StaleLease, Transport
 
 
 class TransportContract:
@@ -82,6 +82,32 @@ class TransportContract:
     def test_what_cannot_be_executed_is_not_retried(self, transport: Transport) -> None:
         with pytest.raises(Unsupported, match="no-such-program"):
             transport.run(["/no-such-program"], env={}, deadline_s=5, output_limit=10)
+
+    def test_an_older_epoch_is_refused(self, transport: Transport) -> None:
+        transport.claim(Lease("coordinator", 7))
+        assert run(transport, "exit 0").exit_code == 0
+        with pytest.raises(StaleLease):
+            transport.claim(Lease("coordinator", 6))
+        with pytest.raises(StaleLease):
+            run(transport, "exit 0")
+        transport.claim(Lease("coordinator", 7))
+        assert run(transport, "exit 0").exit_code == 0
+
+    def test_epochs_of_another_authority_are_its_own(self, transport: Transport) -> None:
+        transport.claim(Lease("coordinator", 7))
+        transport.claim(Lease("another", 1))
+        assert run(transport, "exit 0").exit_code == 0
+
+    def test_an_interpreter_that_is_not_there_is_not_looked_for_again(
+        self, transport: Transport, tmp_path: Path
+    ) -> None:
+        script = tmp_path / "script"
+        script.write_text("#!/no/such/interpreter\n")
+        sha256 = hashlib.sha256(script.read_bytes()).hexdigest()
+        transport.push(script, sha256)
+        folder = transport.bundle({"script": sha256})
+        with pytest.raises(Unsupported, match="script"):
+            transport.run([f"{folder}/script"], env={}, deadline_s=5, output_limit=10)
 
     def test_push_is_by_content_and_idempotent(self, transport: Transport, local_file: tuple[Path, str]) -> None:
         path, sha256 = local_file

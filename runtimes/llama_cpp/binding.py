@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from nas.core.errors import CandidateFailed
 from nas.runtimes.llama_cpp.builds import Build
-from nas.runtimes.llama_cpp.process import stream
+from nas.runtimes.process import stream
 
 Watch = Callable[[int, bool, int | None], bool]
 """(tensor's address, whether it is only asked for, unused) -> wanted; see ggml/include/ggml-backend.h."""

@@ -1,25 +1,19 @@
 """Builds the pinned llama.cpp and our runner, once per build id.
 
-A build is made in a temporary folder beside its final one and renamed into place when it has passed a smoke test, so a
-build is there whole or not at all, whenever the process dies.
+A build is put into place when it has passed a smoke test; `nas.runtimes.building` says how.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import shutil
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from nas.core.canonical import content_hash
-from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName
+from nas.core.errors import InvalidInput, UnknownName
+from nas.runtimes.building import build_once
+from nas.runtimes.host import host_features, host_target
 from nas.runtimes.llama_cpp import source, zig
 from nas.runtimes.llama_cpp.builds import (
-    MANIFEST,
     TOOLS,
     Build,
     BuildDetails,
@@ -30,12 +24,11 @@ from nas.runtimes.llama_cpp.builds import (
     write_manifest,
 )
 from nas.runtimes.llama_cpp.compile import Log, compile_library, compile_runner, compile_static_runner, library_flags
-from nas.runtimes.llama_cpp.isa import VARIANTS, best_variant, host_features, host_target, variant_called
+from nas.runtimes.llama_cpp.isa import VARIANTS, best_variant, variant_called
 from nas.runtimes.llama_cpp.patches import apply_patches, patch_hashes
 from nas.runtimes.llama_cpp.smoke import smoke_test
-from nas.runtimes.llama_cpp.toolchain import Toolchain, find_toolchain
+from nas.runtimes.toolchain import Toolchain, find_toolchain
 
-_LOCK_S = 7200.0
 _DISK_BYTES = 600 << 20
 
 
@@ -58,11 +51,7 @@ def build(
     details = _details(host_target() if target == "host" else target, patched, variant, tools)
     build_id = content_hash(details.model_dump(mode="json"))
     final = builds_folder() / build_id
-    builds_folder().mkdir(parents=True, exist_ok=True)
-    if not (final / MANIFEST).exists():
-        with _full_disk_told(), _one_builder(log):
-            if not (final / MANIFEST).exists():  # the one who held the lock before may have made it
-                _make(final, details, build_id, log)
+    build_once(final, "llama.cpp", _DISK_BYTES, lambda work: _make(work, details, build_id, log), log)
     log(f"{'patched ' * patched}llama.cpp {source.COMMIT} for {details.target} ({details.variant}): {final}")
     return load_build(final)
 
@@ -92,25 +81,19 @@ def _details(target: str, patched: bool, variant: str | None, tools: bool) -> Bu
     )
 
 
-def _make(final: Path, details: BuildDetails, build_id: str, log: Log) -> None:
-    for dead in builds_folder().glob(".building-*"):  # we hold the lock: whoever made these was killed
-        shutil.rmtree(dead)
-    _need_disk(builds_folder())
+def _make(work: Path, details: BuildDetails, build_id: str, log: Log) -> Path:
     sdist = source.fetch(log)
-    with tempfile.TemporaryDirectory(prefix=".building-", dir=builds_folder()) as folder:
-        work = Path(folder)
-        log("unpacking")
-        tree = source.unpack(sdist, work / "source")
-        if details.patches:
-            apply_patches(tree)
-        product = work / "product"
-        product.mkdir()
-        (_make_static if details.static else _make_shared)(tree, work, product, details, log)
-        shutil.copy2(tree / "LICENSE", product / "LICENSE.llama.cpp")
-        smoke_test(product / "runner", details, log)
-        write_manifest(product, details, build_id)
-        shutil.rmtree(final, ignore_errors=True)
-        product.rename(final)
+    log("unpacking")
+    tree = source.unpack(sdist, work / "source")
+    if details.patches:
+        apply_patches(tree)
+    product = work / "product"
+    product.mkdir()
+    (_make_static if details.static else _make_shared)(tree, work, product, details, log)
+    shutil.copy2(tree / "LICENSE", product / "LICENSE.llama.cpp")
+    smoke_test(product / "runner", details, log)
+    write_manifest(product, details, build_id)
+    return product
 
 
 def _make_shared(tree: Path, work: Path, product: Path, details: BuildDetails, log: Log) -> None:
@@ -134,40 +117,3 @@ def _same_but_for_runner(details: BuildDetails) -> Path | None:
         if build.details.model_copy(update={"runner_c": details.runner_c}) == details:
             return build.folder
     return None
-
-
-def _need_disk(folder: Path) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < _DISK_BYTES:
-        raise OSError(errno.ENOSPC, f"{free >> 20} MB free, a build needs {_DISK_BYTES >> 20}")
-
-
-@contextmanager
-def _full_disk_told() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        raise InfrastructureFailed(
-            f"building llama.cpp: the disk of {builds_folder()} is full ({error.strerror}); free space or set NAS_CACHE"
-        ) from error
-
-
-@contextmanager
-def _one_builder(log: Log) -> Iterator[None]:
-    """Holds the build lock; the kernel drops it when its holder dies."""
-    deadline, told = time.monotonic() + _LOCK_S, False
-    with (builds_folder() / ".lock").open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise InfrastructureFailed(f"another process never stops building in {builds_folder()}") from None
-                if not told:
-                    log("another process is building llama.cpp: waiting for it")
-                told = True
-                time.sleep(0.5)
-        yield

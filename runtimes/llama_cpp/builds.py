@@ -11,13 +11,15 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from nas.core import paths
 from nas.core.errors import InfrastructureFailed
-from nas.core.plan import PlanFile, Runner
+from nas.core.plan import Runner
+from nas.runtimes.building import MANIFEST, is_whole, plan_file, write_runner
+from nas.runtimes.host import host_features, host_target
 from nas.runtimes.llama_cpp import source
-from nas.runtimes.llama_cpp.isa import VARIANTS, host_features, host_target
+from nas.runtimes.llama_cpp.isa import VARIANTS
 from nas.runtimes.llama_cpp.patches import patch_hashes
 
 RUNNER_SOURCE = Path(__file__).with_name("runner.c")
-MANIFEST, DETAILS = "manifest.json", "build.json"
+DETAILS = "build.json"
 LIBRARIES = ("libllama.so", "libggml.so", "libggml-base.so", "libggml-cpu.so")
 """What a runner loads from beside it; a static one, for another kind of machine, loads nothing."""
 TOOLS = ("llama-bench", "llama-quantize")
@@ -80,10 +82,17 @@ def runner_source_hash() -> str:
 
 
 def all_builds() -> Iterator[Build]:
-    """Every whole build of the pinned source and today's runner, best instruction set first."""
+    """Every whole build of the pinned source and today's runner, best instruction set first, then without tools.
+
+    The order is fixed, so that another build of the same kind does not change what measures.
+    """
     rank = {variant.name: place for place, variant in enumerate(VARIANTS)}
     builds = [build for build in every_build() if build.details.runner_c == runner_source_hash()]
-    yield from sorted(builds, key=lambda build: (rank.get(build.details.variant, len(rank)), build.runner.build))
+
+    def order(build: Build) -> tuple[int, bool, str]:
+        return rank.get(build.details.variant, len(rank)), build.details.tools, build.runner.build
+
+    yield from sorted(builds, key=order)
 
 
 def every_build() -> Iterator[Build]:
@@ -148,12 +157,10 @@ def write_manifest(folder: Path, details: BuildDetails, build_id: str) -> None:
         build=build_id,
         target=details.target,
         patched=bool(details.patches),
-        files={name: _plan_file(folder / name) for name in ("runner", *details.libraries)},
+        files={name: plan_file(folder / name) for name in ("runner", *details.libraries)},
         main="runner",
     )
-    partial = folder / f"{MANIFEST}.partial"
-    partial.write_text(runner.model_dump_json(indent=1))
-    partial.replace(folder / MANIFEST)
+    write_runner(folder, runner)
 
 
 def _load(folder: Path) -> Build | None:
@@ -164,14 +171,4 @@ def _load(folder: Path) -> Build | None:
         return None  # written by another version of hilnas
     known = details.variant in {variant.name for variant in VARIANTS}
     current = details.sdist == source.SHA256 and details.patches in ((), patch_hashes())
-    whole = all(_has_size(folder / name, file.size) for name, file in runner.files.items())
-    return Build(folder, runner, details) if known and current and whole else None
-
-
-def _has_size(path: Path, size: int) -> bool:
-    return path.is_file() and path.stat().st_size == size
-
-
-def _plan_file(path: Path) -> PlanFile:
-    with path.open("rb") as file:
-        return PlanFile(sha256=hashlib.file_digest(file, "sha256").hexdigest(), size=path.stat().st_size)
+    return Build(folder, runner, details) if known and current and is_whole(folder, runner) else None

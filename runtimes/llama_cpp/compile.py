@@ -12,8 +12,8 @@ from nas.core.errors import InfrastructureFailed
 from nas.runtimes.llama_cpp import source
 from nas.runtimes.llama_cpp.builds import RUNNER_SOURCE, TOOLS, BuildDetails
 from nas.runtimes.llama_cpp.isa import Variant
-from nas.runtimes.llama_cpp.process import stream
-from nas.runtimes.llama_cpp.toolchain import Toolchain, build_environment
+from nas.runtimes.process import stream
+from nas.runtimes.toolchain import Toolchain, build_environment
 
 Log = Callable[[str], None]
 
@@ -87,7 +87,7 @@ def compile_library(
 
 def compile_runner(tree: Path, product: Path, toolchain: Toolchain) -> None:
     """Compiles the runner beside the shared libraries in `product`, where it will look for them."""
-    libraries = [f"-L{product}", "-lllama", "-lggml", "-lggml-base", "-lm"]
+    libraries = [f"-L{product}", "-lllama", "-lggml", "-lggml-cpu", "-lggml-base", "-lm"]
     found_at = ["-Wl,-rpath,$ORIGIN", f"-Wl,-rpath-link,{product}"]
     output = ["-o", str(product / "runner"), str(RUNNER_SOURCE)]
     _step([toolchain.cc, *_runner_flags(tree), *output, *libraries, *found_at], toolchain.cc, _RUNNER_S)

@@ -6,11 +6,8 @@ process dies on the first matrix product.
 
 from __future__ import annotations
 
-import platform
-import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
 
 from nas.core.errors import UnknownName, Unsupported
 
@@ -75,17 +72,6 @@ VARIANTS: tuple[Variant, ...] = (
     Variant("armv8", "aarch64-linux", frozenset({"asimd"}), march="armv8-a", mcpu="generic"),
 )
 """Best first."""
-
-
-def host_target() -> str:
-    """This machine's ABI, such as "x86_64-linux"."""
-    return f"{platform.machine()}-{platform.system().lower()}"
-
-
-def host_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """CPU features of this machine by the kernel's names; every core of an asymmetric processor has them."""
-    lines = re.findall(r"^(?:flags|Features)\s*:(.*)$", cpuinfo.read_text(), re.MULTILINE)
-    return frozenset.intersection(*(frozenset(line.split()) for line in lines)) if lines else frozenset()
 
 
 def variant_called(name: str, target: str) -> Variant:

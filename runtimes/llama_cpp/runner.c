@@ -1,7 +1,7 @@
 /* Measures one request on one model: load, warm up, timed prompt, timed decode; one JSON object on stdout.
  * Or, with --recipe, makes the model file that a recipe describes: a few KB travel instead of the model.
  *
- * Needs only llama.h, so the same file serves hosts and phones. A run is one fresh process: nothing is left over from
+ * Needs only llama.h and ggml-cpu.h, so the same file serves hosts and phones. A run is one fresh process: nothing is left over from
  * another repetition. The log goes to stderr. Exit codes follow sysexits.h and stand in runtimes/output.py.
  */
 #define _GNU_SOURCE
@@ -16,6 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "ggml-cpu.h"
 #include "llama.h"
 
 enum { USAGE = 64, LOAD_FAILED = 65, DECODE_FAILED = 70, NO_MEMORY = 71, NOT_WRITTEN = 74 };
@@ -376,6 +377,11 @@ static struct llama_context *new_context(struct llama_model *model) {
     params.no_perf = true;
     struct llama_context *context = llama_init_from_model(model, params);
     if (!context) fail(DECODE_FAILED, "context", "no context for this model and workload");
+    /* Without a pool of its own a context starts and ends its threads with every token. */
+    struct ggml_threadpool_params threads = ggml_threadpool_params_default((int)opt.threads);
+    struct ggml_threadpool *pool = ggml_threadpool_new(&threads);
+    if (!pool) fail(DECODE_FAILED, "context", "no threads");
+    llama_attach_threadpool(context, pool, NULL);
     return context;
 }
 

@@ -87,9 +87,7 @@ def settle(model: Path, experts: Choices, destination: Path) -> Path:
         by_name = {tensor.name: tensor.data for tensor in reader.tensors}
         biases = {depth: by_name[f"blk.{depth}.exp_probs_b.bias"] for depth in experts}
     except (ValueError, KeyError, IndexError) as error:
-        raise CandidateFailed(
-            "export", f"{model.name} holds no such mixtures of experts: {error}"
-        ) from error
+        raise CandidateFailed("export", f"{model.name} holds no such mixtures of experts: {error}") from error
     for depth, bias in biases.items():
         bias[:] = 0
         bias[experts[depth][0]] = _WINS

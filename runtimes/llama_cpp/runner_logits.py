@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.core.plan import RawRun
+from nas.runtimes.host import emulator_of
 from nas.runtimes.llama_cpp.builds import Build
-from nas.runtimes.llama_cpp.smoke import emulator_of
-from nas.runtimes.llama_cpp.toolchain import build_environment
 from nas.runtimes.output import read_sample
+from nas.runtimes.toolchain import build_environment
 
 _DEADLINE_S = 3600.0
 """Emulation is a hundred times slower than the machine it stands for."""

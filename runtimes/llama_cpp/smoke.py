@@ -5,7 +5,6 @@ In a process of its own: a build for the wrong instruction set dies by a signal.
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +12,11 @@ from pathlib import Path
 from nas.core.errors import InfrastructureFailed
 from nas.core.layout import Layout
 from nas.runtimes.base import RandomWeights
+from nas.runtimes.host import emulator_of
 from nas.runtimes.llama_cpp.builds import BuildDetails
-from nas.runtimes.llama_cpp.isa import host_target
-from nas.runtimes.llama_cpp.process import stream
-from nas.runtimes.llama_cpp.toolchain import build_environment
 from nas.runtimes.llama_cpp.writer import write_gguf
+from nas.runtimes.process import stream
+from nas.runtimes.toolchain import build_environment
 
 _TINY = Layout.parse("d256 v512 ffn=swiglu:512 [C3 A4/2]")
 _PATCHED_TINY = Layout.parse("d256 v512 ffn=swiglu:512 [C3 M16 A4/2]")
@@ -42,15 +41,6 @@ def smoke_test(runner: Path, details: BuildDetails, log: Callable[[str], None]) 
             for repack in ("1", "0"):
                 argv = [*emulator, str(runner), "--model", str(model), "--prompt", "32", "--gen", "4"]
                 _check([*argv, "--repack", repack])
-
-
-def emulator_of(target: str) -> list[str] | None:
-    """What to put before a program for `target`: nothing for this machine's own, `None` where nothing here runs it."""
-    if target == host_target():
-        return []
-    machine = target.partition("-")[0]
-    found = shutil.which(f"qemu-{machine}-static") or shutil.which(f"qemu-{machine}")
-    return [found] if found else None
 
 
 def _check(argv: list[str]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nas.core import paths
 from nas.core.errors import InfrastructureFailed
-from nas.runtimes.llama_cpp.pip import run_pip, sha256_of
+from nas.runtimes.pip import run_pip, sha256_of
 
 PACKAGE = "llama-cpp-python"
 VERSION = "0.3.36"

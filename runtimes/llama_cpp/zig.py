@@ -15,8 +15,8 @@ from pathlib import Path
 from nas.core import paths
 from nas.core.errors import InfrastructureFailed
 from nas.runtimes.llama_cpp.isa import Variant
-from nas.runtimes.llama_cpp.pip import run_pip
-from nas.runtimes.llama_cpp.toolchain import Toolchain, find_build_tools
+from nas.runtimes.pip import run_pip
+from nas.runtimes.toolchain import Toolchain, find_build_tools
 
 PACKAGE, VERSION = "ziglang", "0.17.0"
 HASHES = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import signal
 import subprocess
@@ -11,13 +10,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from nas.core.manifest import RunnerManifest
 from nas.core.plan import InputFile, Plan, Round, Runner
 from nas.core.protocol import Job
 from nas.devices.child import child_agent
+from nas.service.signing import SigningKey
 from nas.testing.fake_coordinator import FakeCoordinator, served
 
 GONE_WITHIN_S = 5.0
@@ -26,8 +28,8 @@ LAUNCHER = """
 import sys, time
 from pathlib import Path
 from nas.devices.child import child_agent
-url, cache, lock, runners = sys.argv[1:]
-with child_agent(url, cache=Path(cache), lock=Path(lock), runners=Path(runners)) as process:
+url, cache, lock, state, key = sys.argv[1:]
+with child_agent(url, cache=Path(cache), lock=Path(lock), state=Path(state), key=key) as process:
     print(process.pid, flush=True)
     time.sleep(3600)
 """
@@ -40,18 +42,23 @@ class Place:
         self.root = root
         (root / "served").mkdir()
         self.coordinator = FakeCoordinator(root / "served", local_paths=True)
-        self.runners = root / "runners.json"
-        self.runners.write_text("[]")
+        self.key = SigningKey.generate()
+        self.runners: list[Runner] = []
         self.url = ""
 
     def offer(self, script: str, name: str = "job") -> None:
         data = f"#!/bin/sh\n{script}\n".encode()
         file = InputFile(sha256=hashlib.sha256(data).hexdigest(), size=len(data))
         (self.root / "served" / file.sha256).write_bytes(data)
-        self.runners.write_text(json.dumps([file.sha256]))
         runner = Runner(runtime="script", build="b", target="x86_64-linux", files={"main.sh": file}, main="main.sh")
+        self.runners.append(runner)
+        self.issue(self.key)
         plan = Plan(runner=runner, inputs={}, args=(), deadline_s=600)
         self.coordinator.offer(Job(id=name, epoch=1, deadline_s=600, round=Round(candidate=plan, repetitions=1)))
+
+    def issue(self, key: SigningKey) -> None:
+        serial = len(self.runners)
+        self.coordinator.manifest = key.sign(RunnerManifest(serial=serial, issued_at=0.0, runners=tuple(self.runners)))
 
     def offer_endless(self) -> Callable[[], int]:
         """A runner that notes its pid and never ends. The result waits for the pid."""
@@ -65,8 +72,8 @@ class Place:
         return pid
 
     @property
-    def folders(self) -> dict[str, Path]:
-        return {"cache": self.root / "cache", "lock": self.root / "lock", "runners": self.runners}
+    def options(self) -> dict[str, Any]:
+        return {name: self.root / name for name in ("cache", "lock", "state")} | {"key": self.key.public}
 
 
 @pytest.fixture
@@ -95,7 +102,7 @@ def gone(pid: int) -> bool:
 
 def test_serves_a_job_over_a_socket(place: Place) -> None:
     place.offer("echo measured")
-    with child_agent(place.url, **place.folders):
+    with child_agent(place.url, **place.options):
         place.coordinator.wait_for(results=1)
     result = place.coordinator.results["job"].result
     assert result is not None
@@ -103,9 +110,37 @@ def test_serves_a_job_over_a_socket(place: Place) -> None:
     assert place.coordinator.registered[0].devices[0].target.endswith("-linux")
 
 
+def test_runs_nothing_that_another_key_signed(place: Place) -> None:
+    mark = place.root / "ran"
+    place.offer(f"touch {mark}")
+    place.issue(SigningKey.generate())
+    with child_agent(place.url, **place.options):
+        place.coordinator.wait_for(results=1)
+    failure = place.coordinator.results["job"].failure
+    assert failure is not None
+    assert failure.kind == "refused"
+    assert "trusts only" in failure.message
+    assert not mark.exists()
+
+
+def test_a_restarted_agent_takes_no_older_manifest(place: Place) -> None:
+    for name in ("1", "2"):
+        place.offer(f"echo {name}", name)
+    with child_agent(place.url, **place.options):
+        place.coordinator.wait_for(results=2)
+    place.runners.clear()
+    place.offer("echo 3", "3")
+    with child_agent(place.url, **place.options):
+        place.coordinator.wait_for(results=3)
+    failure = place.coordinator.results["3"].failure
+    assert failure is not None
+    assert failure.kind == "refused"
+    assert "sent number 1, but this agent saw another one, number 2" in failure.message
+
+
 def test_kill_9_of_the_agent_takes_the_runner_down(place: Place) -> None:
     pid = place.offer_endless()
-    with child_agent(place.url, **place.folders) as agent:
+    with child_agent(place.url, **place.options) as agent:
         runner = pid()
         agent.send_signal(signal.SIGKILL)
         wait_until(lambda: gone(runner), GONE_WITHIN_S)
@@ -113,7 +148,7 @@ def test_kill_9_of_the_agent_takes_the_runner_down(place: Place) -> None:
 
 def test_kill_9_of_the_launch_takes_agent_and_runner_down(place: Place) -> None:
     pid = place.offer_endless()
-    arguments = [place.url, *map(str, place.folders.values())]
+    arguments = [place.url, *map(str, place.options.values())]
     with subprocess.Popen([sys.executable, "-c", LAUNCHER, *arguments], stdout=subprocess.PIPE) as launch:
         assert launch.stdout is not None
         agent = int(launch.stdout.readline())
@@ -125,7 +160,7 @@ def test_kill_9_of_the_launch_takes_agent_and_runner_down(place: Place) -> None:
 
 def test_kill_9_of_the_supervisor_takes_the_runner_down_and_is_told(place: Place) -> None:
     pid = place.offer_endless()
-    with child_agent(place.url, **place.folders):
+    with child_agent(place.url, **place.options):
         runner = pid()
         supervisor = int(Path(f"/proc/{runner}/stat").read_text().rpartition(")")[2].split()[1])
         os.kill(supervisor, signal.SIGKILL)
@@ -139,7 +174,7 @@ def test_kill_9_of_the_supervisor_takes_the_runner_down_and_is_told(place: Place
 def test_sigterm_lets_the_job_finish_and_then_ends_cleanly(place: Place) -> None:
     mark = place.root / "started"
     place.offer(f"touch {mark}; sleep 1; echo finished")
-    with child_agent(place.url, **place.folders) as agent:
+    with child_agent(place.url, **place.options) as agent:
         wait_until(mark.exists)
         agent.terminate()
         assert agent.wait(60) == 0
@@ -150,7 +185,7 @@ def test_sigterm_lets_the_job_finish_and_then_ends_cleanly(place: Place) -> None
 
 def test_a_second_sigterm_ends_it_at_once(place: Place) -> None:
     pid = place.offer_endless()
-    with child_agent(place.url, **place.folders) as agent:
+    with child_agent(place.url, **place.options) as agent:
         runner = pid()
         agent.terminate()
         time.sleep(0.2)
@@ -161,12 +196,12 @@ def test_a_second_sigterm_ends_it_at_once(place: Place) -> None:
 
 
 def test_the_end_of_the_context_ends_an_idle_agent(place: Place) -> None:
-    with child_agent(place.url, **place.folders) as agent:
+    with child_agent(place.url, **place.options) as agent:
         wait_until(lambda: bool(place.coordinator.registered))
     assert agent.returncode == 0
 
 
 def test_a_coordinator_that_refuses_is_the_agents_exit_code(place: Place) -> None:
     place.coordinator.trouble.append(httpx.Response(401, text="token revoked"))
-    with child_agent(place.url, **place.folders) as agent:
+    with child_agent(place.url, **place.options) as agent:
         assert agent.wait(60) == 1

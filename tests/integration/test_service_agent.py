@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import os
 import signal
 import subprocess
@@ -15,7 +17,8 @@ import psutil
 import pytest
 
 from nas.core.errors import InfrastructureFailed
-from nas.service.farm import open_farm
+from nas.core.plan import Plan, PlanFile, Round, Runner
+from nas.service.farm import Farm, open_farm
 from nas.service.local_agent import LocalAgent
 from nas.store.store import Store
 
@@ -56,11 +59,38 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
 def agent(tmp_path: Path, argv: list[str]) -> LocalAgent:
     """Keeps another program running than the agent."""
     made = LocalAgent(
-        tmp_path / "socket", cache=tmp_path, lock=tmp_path, runners=tmp_path, turn=tmp_path / "turn",
+        tmp_path / "socket", cache=tmp_path, lock=tmp_path, state=tmp_path, key="0" * 64, turn=tmp_path / "turn",
         log=tmp_path / "log",
     )  # fmt: skip
     made._argv = argv
     return made
+
+
+def script(folder: Path, word: str) -> Runner:
+    """A runner that prints the word."""
+    content = f"#!/bin/sh\necho {word}\n".encode()
+    sha256 = hashlib.sha256(content).hexdigest()
+    (folder / word).write_bytes(content)
+    files = {word: PlanFile(sha256=sha256, size=len(content))}
+    return Runner(runtime="script", build=sha256, target="x86_64-linux", files=files, main=word)
+
+
+def printed(farm: Farm, device: str, runner: Runner) -> str:
+    plan = Plan(runner=runner, inputs={}, args=(), deadline_s=30)
+    result = asyncio.run(farm.jobs(None).run(runner.build, 0, device, Round(candidate=plan, repetitions=1)))
+    return result.pairs[0].candidate.stdout
+
+
+def test_it_runs_what_was_admitted_and_nothing_else(store: Store, tmp_path: Path) -> None:
+    known, other = script(tmp_path, "known"), script(tmp_path, "other")
+    with open_farm(store) as farm:
+        device = farm.device("local").id
+        farm.runners.admit(known, tmp_path)
+        assert printed(farm, device, known) == "known\n"
+        with pytest.raises(InfrastructureFailed, match="not in the coordinator's runner manifest"):
+            printed(farm, device, other)
+        farm.runners.admit(other, tmp_path)  # the agent asks anew when it meets it again
+        assert printed(farm, device, other) == "other\n"
 
 
 def test_a_killed_agent_is_started_again_and_registers(store: Store) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from cli_runner import nas
 
@@ -38,6 +39,20 @@ def test_support_counts_every_sampled_layout() -> None:
     assert support["runtime"] == "llama.cpp"
     assert 0 < support["admitted"] <= support["stock"] + support["patched"] <= support["sampled"]
     assert set(support["blocks"]) <= {"conv", "gqa", "swiglu", "moe"}
+
+
+def test_support_tells_what_is_refused_from_what_needs_the_patched_build(tmp_path: Path) -> None:
+    def support(space: str) -> dict[str, Any]:
+        (found,) = json.loads(nas("space", "show", space, "--support", "--json").out)["support"]
+        return dict(found)
+
+    text = Path(str(load_space.__code__.co_filename)).with_name("lfm2-mixed-demo.yaml").read_text()
+    on_stock = tmp_path / "on-stock.yaml"
+    on_stock.write_text(text.replace(", build: any}", "}"))
+    mixed, stock = support("lfm2-mixed-demo"), support(str(on_stock))
+    assert mixed["admitted"] == mixed["stock"] + mixed["patched"] == mixed["sampled"] and not mixed["refused_for"]
+    assert stock["admitted"] == stock["stock"] == mixed["stock"] and not stock["patched_for"]
+    assert stock["refused_for"] == mixed["patched_for"] != {}
 
 
 def test_validate_tells_file_and_line_of_a_mistake(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from nas.core.clock import SystemClock
 from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName, Unsupported
 from nas.core.plan import InputFile, Plan, PlanFile, Round, RoundResult, Runner
 from nas.devices.condition import Observer
-from nas.devices.execute import allow_list, execute, manifest, prepare, run_round
+from nas.devices.execute import execute, prepare, run_round
 from nas.devices.transports.base import Cancelled
 from nas.devices.transports.local import LocalTransport
 
@@ -111,26 +110,8 @@ def test_runner_files_have_plain_names(files: Folder, transport: LocalTransport,
 def test_an_unknown_runner_is_refused_before_anything_is_fetched(files: Folder, transport: LocalTransport) -> None:
     plan = files.plan("exit 0")
     with pytest.raises(Unsupported, match="manifest"):
-        prepare(plan, transport, files, allow_list(["0" * 64]))
+        prepare(plan, transport, files, lambda runner: False)
     assert files.fetched == []
-
-
-def test_one_foreign_library_makes_a_foreign_runner(files: Folder) -> None:
-    runner = files.plan("exit 0").runner
-    known = allow_list([file.sha256 for file in runner.files.values()])
-    assert known(runner)
-    assert not known(runner.model_copy(update={"files": runner.files | {"lib.so": files.add("foreign")}}))
-
-
-def test_the_manifest_is_read_anew_each_time(files: Folder, tmp_path: Path) -> None:
-    runner = files.plan("exit 0").runner
-    known = manifest(tmp_path / "runners.json")
-    with pytest.raises(InfrastructureFailed, match=r"runners\.json"):
-        known(runner)
-    (tmp_path / "runners.json").write_text("[]")
-    assert not known(runner)
-    (tmp_path / "runners.json").write_text(json.dumps([file.sha256 for file in runner.files.values()]))
-    assert known(runner)
 
 
 def test_a_runner_with_other_bytes_than_its_hash_never_runs(files: Folder, transport: LocalTransport) -> None:

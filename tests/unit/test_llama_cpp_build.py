@@ -18,9 +18,9 @@ from nas.runtimes.llama_cpp import build as building
 from nas.runtimes.llama_cpp import compile as compiling
 from nas.runtimes.llama_cpp import source
 from nas.runtimes.llama_cpp.builds import builds_folder
-from nas.runtimes.llama_cpp.pip import sha256_of
-from nas.runtimes.llama_cpp.process import stream
-from nas.runtimes.llama_cpp.toolchain import build_environment, find_toolchain
+from nas.runtimes.pip import sha256_of
+from nas.runtimes.process import stream
+from nas.runtimes.toolchain import build_environment, find_toolchain
 
 
 @pytest.fixture(autouse=True)
@@ -111,7 +111,7 @@ def test_leftovers_of_a_killed_build_go(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 def test_second_builder_waits_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(building, "_LOCK_S", 0.1)
+    monkeypatch.setattr("nas.runtimes.building.LOCK_S", 0.1)
     builds_folder().mkdir(parents=True)
     lines: list[str] = []
     with (builds_folder() / ".lock").open("w") as held:

@@ -109,10 +109,20 @@ def test_seeds_begin_with_references_and_mix_local_and_global() -> None:
     assert len({layout.depth for layout in found}) >= 3
 
 
-def test_seeds_pair_every_mixer_that_needs_no_growing_cache_with_attention() -> None:
-    found = seed_layouts(samplers["all mixers"], 12)
+def test_few_seeds_pair_every_mixer_that_needs_no_growing_cache_with_attention() -> None:
+    found = seed_layouts(samplers["all mixers"], 5)  # two of them are the references
     kinds = [{block.kind for layer in layout.layers for block in layer.mixers} for layout in found]
     assert all({"gqa", local} in kinds for local in ("conv", "swa", "mamba2"))
+
+
+def test_each_local_mixer_of_the_seeds_meets_several_depths_shares_and_feed_forwards() -> None:
+    met: dict[str, set[tuple[int, int, str]]] = {"conv": set(), "swa": set(), "mamba2": set()}
+    for layout in seed_layouts(samplers["all mixers"], 20)[2:]:
+        kinds = [layer.mixers[0].kind for layer in layout.layers]
+        (local,) = set(kinds) - {"gqa"}
+        met[local].add((layout.depth, kinds.count("gqa"), layout.layers[-1].ffn.kind if layout.layers[-1].ffn else ""))
+    for combinations in met.values():
+        assert all(len(set(values)) > 1 for values in zip(*combinations, strict=True))
 
 
 def test_all_layouts_of_a_small_space_are_drawn() -> None:

@@ -14,11 +14,13 @@ from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName
 from nas.core.plan import Pair, RawRun, RoundResult
 from nas.core.space import Protocol, RuntimeSpace
 from nas.runtimes import RUNTIMES
+from nas.service.admissions import Admissions
 from nas.service.benches import Kept, Preparer
 from nas.service.farm import Farm
 from nas.service.jobs_api import Doorbell
 from nas.service.judge import total_ms
 from nas.service.local_agent import LocalAgent
+from nas.service.signing import SigningKey
 from nas.service.stage_work import Bench
 from nas.store import agents, artifacts, devices
 from nas.store.rows import Health
@@ -37,7 +39,8 @@ class Lab:
         agents.register_local(self.store, "local")
         devices.register(self.store, "local", [DEVICE], boot_id="boot")
         self.folder = folder
-        self.farm = Farm(self.store, cast(LocalAgent, None), Doorbell(), folder / "runners.json")
+        admissions = Admissions(folder, SigningKey.generate(), self.store.clock)
+        self.farm = Farm(self.store, cast(LocalAgent, None), Doorbell(), admissions)
         self.jobs = ScriptedJobs([])
 
     def bench(

@@ -13,10 +13,12 @@ from fastapi.testclient import TestClient
 from store_support import RESULT, device, key, open_store, round_of
 
 from nas.core.clock import SystemClock
+from nas.core.manifest import RunnerManifest, SignedManifest
 from nas.core.plan import Pair, RawRun, RoundResult
 from nas.core.protocol import LOCAL_PATH_HEADER
 from nas.service import jobs_api
 from nas.service.jobs_api import Doorbell, make_app
+from nas.service.signing import SigningKey
 from nas.store import devices, jobs
 from nas.store.rows import DeviceState, JobState
 from nas.store.store import Store
@@ -24,6 +26,7 @@ from nas.store.store import Store
 KEY = key("measurement")
 FILE = key("file")
 WHO = {"agent": "local", "device": "box"}
+SIGNED = SigningKey.generate().sign(RunnerManifest(serial=1, issued_at=0.5, runners=()))
 
 
 @pytest.fixture
@@ -35,7 +38,7 @@ def store(tmp_path: Path) -> Store:
 def client(store: Store, tmp_path: Path) -> TestClient:
     path = tmp_path / "a file"
     path.write_bytes(b"content")
-    made = TestClient(make_app(store, {FILE: path}.get, Doorbell()), raise_server_exceptions=False)
+    made = TestClient(make_app(store, {FILE: path}.get, Doorbell(), [None, SIGNED].pop), raise_server_exceptions=False)
     registration = {"agent": "local", "devices": [device().model_dump(mode="json")], "boot_id": "boot"}
     assert made.post("/v1/agents/register", json=registration).status_code == 200
     return made
@@ -98,6 +101,13 @@ def test_a_failure_puts_the_job_back(client: TestClient, store: Store) -> None:
     again = jobs.get(store, job["id"])
     assert again is not None
     assert (again.state, again.message) == (JobState.QUEUED, "the cable")
+
+
+def test_the_manifest_is_handed_out_as_it_was_signed(client: TestClient) -> None:
+    assert SignedManifest.model_validate_json(client.get("/v1/runners").content) == SIGNED
+    nothing = client.get("/v1/runners")
+    assert nothing.status_code == 404
+    assert "no runner was admitted" in nothing.text
 
 
 def test_a_waiting_agent_is_woken_by_a_new_job(store: Store, client: TestClient) -> None:
@@ -179,7 +189,7 @@ def test_a_request_that_is_too_large_is_not_read(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, store: Store, announced: bool
 ) -> None:
     monkeypatch.setattr(jobs_api, "MAX_BODY", 1000)
-    small = TestClient(make_app(store, {}.get, Doorbell()), raise_server_exceptions=False)
+    small = TestClient(make_app(store, {}.get, Doorbell(), lambda: None), raise_server_exceptions=False)
     body = json.dumps({**WHO, "epoch": 1, "result": {"pairs": [], "extra": {"a": "x" * 2000}}}).encode()
     content = body if announced else (body[at : at + 100] for at in range(0, len(body), 100))
     answer = small.post(RESULT_PATH, content=content, headers={"Content-Type": "application/json"})

@@ -3,13 +3,37 @@
 from __future__ import annotations
 
 import json
+import math
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from nas.cli.space_support import survey
+from nas.core.layout import Layout
 from nas.core.space import SearchSpace
+from nas.proxy.corpus import CorpusRef
+from nas.proxy.ladder import rung_jobs
+from nas.proxy.train import train
 from nas.runtimes.llama_cpp.support import supports
 from nas.search import Sampler, make_proposer
+from nas.search.membership import values
 from nas.search_spaces import list_spaces, load_space, space_difference, space_json, space_key
+from nas.service.launch import support_filter
+
+MIXED = ("lfm2-mixed", "lfm2-mixed-demo")
+KINDS = ("conv", "gqa", "swa", "mamba2", "swiglu", "moe")
+
+
+def kinds_of(layout: Layout) -> set[str]:
+    return {block.kind for layer in layout.layers for block in layer.blocks}
+
+
+def seeds_of(space: SearchSpace) -> list[Layout]:
+    """What is proposed before the surrogate takes over."""
+    proposals = make_proposer(Sampler(space, support_filter(space))).ask(space.search.seeds)
+    assert {proposal.operator for proposal in proposals} == {"seed"}
+    return [proposal.layout for proposal in proposals]
 
 
 @pytest.mark.parametrize("name", list_spaces())
@@ -24,13 +48,46 @@ def test_packaged_space_is_whole(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list_spaces())
-def test_stock_llama_cpp_carries_references_and_what_is_proposed(name: str) -> None:
+def test_llama_cpp_carries_references_and_what_is_proposed(name: str) -> None:
+    """On the build that the space asks for; references on the stock one, so that spaces compare."""
     space = load_space(name)
-    sampler = Sampler(space, lambda layout: supports(layout).verdict == "stock")
-    assert all(supports(layout).verdict == "stock" for layout in space.references.layouts().values())
+    sampler = Sampler(space, support_filter(space))
+    build = space.runtimes[0].build
+    assert [supports(layout).verdict for layout in space.references.layouts().values()] == ["stock", "stock"]
     for proposer in ("random", "ehvi"):
-        asked = make_proposer(sampler, proposer).ask(20)
-        assert [supports(proposal.layout).verdict for proposal in asked] == ["stock"] * 20
+        verdicts = {supports(proposal.layout).verdict for proposal in make_proposer(sampler, proposer).ask(20)}
+        assert verdicts <= ({"stock"} if build == "stock" else {"stock", "patched"})
+
+
+@pytest.mark.parametrize("name", list_spaces())
+def test_every_kind_and_every_choice_of_a_space_is_drawn(name: str) -> None:
+    space = load_space(name)
+    sampler, rng = Sampler(space, support_filter(space)), np.random.default_rng(0)
+    layouts = [sampler.draw(rng) for _ in range(200)]
+    for block in space.mixers + space.ffn:
+        for argument, knob in block.knobs.items():
+            drawn = set().union(*(values(layout, block.kind, argument) for layout in layouts))
+            assert drawn == set(knob.choices), (block.kind, argument)
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_mixed_space_proposes_every_kind_and_patched_llama_cpp_refuses_none(name: str) -> None:
+    space = load_space(name)
+    assert set().union(*map(kinds_of, seeds_of(space))) == set(KINDS)
+    (found,) = survey(space)
+    assert found.admitted == found.stock + found.patched == found.sampled
+    assert found.patched > 0 and set(found.blocks) == set(KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", MIXED)
+def test_proxy_of_every_kind_trains(name: str, kind: str, tmp_path: Path) -> None:
+    space = load_space(name)
+    layout = next(layout for layout in seeds_of(space) if kind in kinds_of(layout))
+    task = rung_jobs(space.quality, 0, layout, CorpusRef(source="default", hash="0" * 64))[0]
+    short = task.model_copy(update={"steps": 3})
+    result = train(short, yield_hook=lambda: None, checkpoint_dir=tmp_path, device="cpu", log=print)
+    assert all(math.isfinite(loss) for loss in result.losses.values())
 
 
 def test_lfm2_is_what_the_report_says() -> None:

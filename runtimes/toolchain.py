@@ -25,17 +25,36 @@ class Toolchain:
     version: str
 
 
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """Compilers by path; `version` is their first lines."""
+
+    cc: str
+    cxx: str
+    version: str
+
+
 def find_toolchain() -> Toolchain:
     """What is needed for a build; `$CC` and `$CXX` choose other compilers.
 
     Raises:
         InfrastructureFailed: a program is missing; the message says how to get it.
     """
-    compiler = "install a C++17 compiler, such as the package g++ (Debian, Ubuntu) or gcc-c++ (Fedora)"
-    cc = _find(*_chosen("CC", "cc", "gcc", "clang"), remedy=compiler)
-    cxx = _find(*_chosen("CXX", "c++", "g++", "clang++"), remedy=compiler)
+    compiler = find_compiler()
+    return Toolchain(compiler.cc, compiler.cxx, *find_build_tools(), compiler.version)
+
+
+def find_compiler() -> Compiler:
+    """The C and C++ compilers; `$CC` and `$CXX` choose others.
+
+    Raises:
+        InfrastructureFailed: one is missing or does not work; the message says how to get it.
+    """
+    remedy = "install a C++17 compiler, such as the package g++ (Debian, Ubuntu) or gcc-c++ (Fedora)"
+    cc = _find(*_chosen("CC", "cc", "gcc", "clang"), remedy=remedy)
+    cxx = _find(*_chosen("CXX", "c++", "g++", "clang++"), remedy=remedy)
     version = "; ".join(_first_line([program, "--version"]) for program in (cc, cxx))
-    return Toolchain(cc, cxx, *find_build_tools(), version)
+    return Compiler(cc, cxx, version)
 
 
 def find_build_tools() -> tuple[str, str]:

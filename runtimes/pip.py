@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nas.core.errors import InfrastructureFailed
-from nas.runtimes.llama_cpp.process import stream
+from nas.runtimes.process import stream
 
 _DEADLINE_S = 1800.0
 

@@ -1,0 +1,141 @@
+"""Do we measure what llama-bench measures? Same file, same libraries, same settings, in interleaved pairs; JSON.
+
+    python benchmarks/against_llama_bench.py [--contexts 1024,4096] [--pairs 5] [--threads 1] > result.json
+
+Needs a calm machine. A pair is three fresh processes: our runner (prompt of C tokens, then 100 decoded), llama-bench's
+prompt test of C tokens, and its generation test of 100 tokens at depth C. Who comes first alternates. Every process
+measures once, so no side profits from a longer life. What llama-bench (of the pinned source) does otherwise:
+
+- its prompt test is warmed up by the whole prompt, ours by 16 tokens: the first touch of cache and buffers is in our
+  TTFT, as it is in a user's;
+- its generation test stops the clock once, for all tokens; we do for each and include the argmax over the vocabulary;
+- it keeps one thread pool. With more than one thread that matters, so compare one thread first.
+
+Alike: no memory mapping, repacked weights, flash attention, f16 cache, batches of 2048 and 512, a context no longer
+than the request, logits of the last position only, random tokens.
+
+Beside that, `--repeatability` times `nas bench` as a whole: how much its decode p50 spreads over invocations, with
+drift correction and without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from runs import Model, counts, decode_ms, exported, layout_called, print_json, say
+
+from nas.core.stats import coefficient_of_variation
+from nas.core.workload import Workload
+
+GEN = 100
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layout", default="LFM2-350M", help="published name or one-line layout")
+    parser.add_argument("--contexts", type=counts, default=[1024, 4096])
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeatability", type=int, default=5, metavar="N", help="invocations of nas bench; 0: none")
+    parser.add_argument("--repetitions", type=int, default=3, help="of each invocation of nas bench")
+    options = parser.parse_args()
+    with exported(layout_called(options.layout), tools=True) as model:
+        result = {
+            "layout": model.layout.format(),
+            "build": model.build.runner.build,
+            "patched": model.build.runner.patched,
+            "threads": options.threads,
+            "gen": GEN,
+            "contexts": [_compared(model, each, options.pairs, options.threads) for each in options.contexts],
+        }
+        if options.repeatability:
+            result["repeatability"] = _repeatability(model.file, options)
+    print_json(result)
+
+
+def _compared(model: Model, context: int, pairs: int, threads: int) -> dict[str, Any]:
+    """Pairs at one context, and the ratios ours / theirs."""
+    rows = []
+    for number in range(pairs):
+        sides = [lambda: _ours(model, context, threads), lambda: _theirs(model, context, threads)]
+        if number % 2:
+            theirs, ours = sides[1](), sides[0]()
+        else:
+            ours, theirs = sides[0](), sides[1]()
+        rows.append({"ours": ours, "llama_bench": theirs})
+        ratios = ", ".join(f"{name} {ours[name] / theirs[name]:.4f}" for name in ours)
+        say(f"context {context}, pair {number + 1} of {pairs}: {ratios}")
+    return {
+        "context": context,
+        **{f"{name}_ratio": _spread([row["ours"][name] / row["llama_bench"][name] for row in rows]) for name in ours},
+        "pairs": rows,
+    }
+
+
+def _ours(model: Model, context: int, threads: int) -> dict[str, float]:
+    sample = model.run(Workload(prompt=context, gen=GEN, context=context + GEN, threads=threads))
+    return {"decode_ms": statistics.fmean(decode_ms(sample)), "prefill_tps": 1e3 * context / sample.ttft_ms}
+
+
+def _theirs(model: Model, context: int, threads: int) -> dict[str, float]:
+    decode = _llama_bench(model, threads, "-p", "0", "-n", str(GEN), "-d", str(context))
+    prefill = _llama_bench(model, threads, "-p", str(context), "-n", "0")
+    return {"decode_ms": decode / 1e6 / GEN, "prefill_tps": 1e9 * context / prefill}
+
+
+def _llama_bench(model: Model, threads: int, *test: str) -> float:
+    """Nanoseconds of one test, run once."""
+    alike = ("-lm", "none", "--repack", "1", "-fa", "on", "-ctk", "f16", "-ctv", "f16", "-b", "2048", "-ub", "512")
+    command = [str(model.build.tool("llama-bench")), "-m", str(model.file), *test, *alike]
+    command += ["-t", str(threads), "-r", "1", "-o", "json"]
+    (row,) = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    return float(row["avg_ns"])
+
+
+def _repeatability(model: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Coefficient of variation of decode p50 over whole invocations of `nas bench`."""
+    runs = []
+    for number in range(options.repeatability):
+        runs.append(_nas_bench(model, options))
+        say(f"nas bench {number + 1} of {options.repeatability}: p50 {runs[-1]['p50_ms']:.3f} ms")
+    return {
+        "repetitions": options.repetitions,
+        "decode_p50_cv": coefficient_of_variation([run["p50_ms"] for run in runs]),
+        "decode_p50_cv_uncorrected": coefficient_of_variation([run["raw_p50_ms"] for run in runs]),
+        "invocations": runs,
+    }
+
+
+def _nas_bench(model: Path, options: argparse.Namespace) -> dict[str, float]:
+    numbers = {
+        "--prompt": options.contexts[0],
+        "--gen": GEN,
+        "--reps": options.repetitions,
+        "--threads": options.threads,
+    }
+    command = [str(Path(sys.executable).with_name("nas")), "bench", str(model), "--json"]
+    command += [str(part) for pair in numbers.items() for part in pair]
+    report = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    tokens = [ns / 1e6 for rep in report["reps"] if rep["valid"] for ns in rep["decode_ns"]]
+    return {
+        "p50_ms": report["decode_ms"]["p50"],
+        "raw_p50_ms": statistics.median(tokens),
+        "ttft_ms": report["ttft_ms"]["median"],
+        "refused_share": report["refused_share"],
+        "drift": report["reference"]["drift"],
+    }
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+if __name__ == "__main__":
+    main()

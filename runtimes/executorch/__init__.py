@@ -1,0 +1,26 @@
+"""ExecuTorch 8da4w: any hybrid as a chain of lowered blocks, run by our own C++ runner.
+
+An artifact is one file, little endian:
+
+    "HILNASET", version (u32), 0 (u32), length of the header (u64), the header, then sections, each on a multiple of 64
+
+The header is text, a record a line; offsets count from the first multiple of 64 behind it:
+
+    model D V CHUNK                                     width, vocabulary, most tokens a call takes
+    embedding OFFSET SIZE SCALES SIZE                   int8 rows [V, D] and a float32 scale for each
+    program OFFSET SIZE                                 a .pte without constants
+    method PROGRAM COUNT                                a program with constants of its own, COUNT records below it:
+    data KEY OFFSET SIZE [DIMENSION ...]                  what the program calls KEY; of float32 the shape
+    cache KV_HEADS HEAD_DIM WINDOW                      keys and values; WINDOW 0: of all tokens
+    mixer METHOD PARALLEL                               x, residual, states -> x, states
+    attention METHOD PARALLEL CACHE THETA SINKS         the same, its kernel reads CACHE; SINKS: offset or -
+    ffn METHOD                                          x -> x
+    moe METHOD TOP_K EXPERTS BIAS                       x -> norm(x), logits; then the chosen of the next EXPERTS
+    head METHOD                                         x of the last token -> logits
+
+Programs stand once however many layers run them, and a layer that shares another's weights runs its methods with a
+state of its own. Constants are stored as XNNPACK wants them: 4-bit weights as packed nibbles, group scales as bfloat16,
+everything else float32. Nothing in a program depends on weights or context length, so programs are lowered once per
+shape (`templates`), and random weights are slices of one pool (`random_weights`): a file is its header, its programs
+and its pool, which is all that a device would need to make it from a recipe.
+"""

@@ -1,0 +1,146 @@
+"""Lowers one program to a .pte whose constants all lie outside it.
+
+Private parts of ExecuTorch that this relies on, pinned by the version in pyproject.toml and guarded by a test that
+names them:
+
+- `XNNPACKPassManager.passes`: of the passes that XNNPACK runs on every delegate only those are kept that can match in
+  these graphs. Each one traces the delegate anew; without them lowering costs about half.
+- `meta["custom"]["delegate_constant_tag"]` on a node: XNNPACK leaves that constant out of the program.
+- placeholders of parameters are called "p_...", those of buffers "b_...".
+- XNNPACK names a constant by the SHA-256 of its bytes ("scale_" before it for scales), stores 4-bit weights as unsigned
+  nibbles, the even column low, and group scales as bfloat16.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from nas.core.errors import CandidateFailed
+from nas.runtimes.executorch.modules import MODULES, ProgramModule
+from nas.runtimes.executorch.programs import CHUNK, GROUP, Program
+
+KEPT_PASSES = ("ConvertToLinearPass", "DimOrderOpsRevertPass", "ChannelsLastTaggedReshapePass", "Conv1dUnsqueezePass")
+TAG = "weights"
+
+
+def lower(program: Program, module: ProgramModule) -> bytes:
+    """The .pte of a filled module.
+
+    Raises:
+        CandidateFailed: ExecuTorch cannot lower it (export).
+    """
+    inputs, shapes = example_inputs(program)
+    with quiet():
+        return _lower(module.eval(), inputs, shapes, program.kind)
+
+
+def example_inputs(program: Program) -> tuple[tuple[torch.Tensor, ...], Any]:
+    """Inputs to trace with, and which of their dimensions vary."""
+    d_model = program.size("d_model")
+    if program.kind == "head":
+        return (torch.zeros(1, 1, d_model),), None
+    length = torch.export.Dim("S", min=1, max=CHUNK)
+    count = 2 if program.kind in ("conv", "attention", "mamba2") else 1
+    x = tuple(torch.zeros(1, 8, d_model) for _ in range(count))
+    states = tuple(torch.zeros(state_shape(program, i)) for i in range(len(program.states)))
+    return (*x, *states), (*({1: length} for _ in x), *(None for _ in states))
+
+
+def state_shape(program: Program, index: int) -> tuple[int, ...]:
+    """Shape of a state; windows have a batch dimension."""
+    shape = program.states[index]
+    return (1, *shape) if len(shape) == 2 else shape
+
+
+def module_of(program: Program) -> ProgramModule:
+    """The module, its constants yet to be filled."""
+    return MODULES[program.kind](program)
+
+
+def quantised(module: ProgramModule) -> ProgramModule:
+    """`module` with its `nn.Linear`s in 8da4w, in place."""
+    with quiet():
+        from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_
+        from torchao.quantization.granularity import PerGroup
+
+        int4 = getattr(torch, "int4")  # noqa: B009 - torch's stubs do not know it
+        config = Int8DynamicActivationIntxWeightConfig(weight_dtype=int4, weight_granularity=PerGroup(GROUP))
+        quantize_(module, config, lambda part, name: isinstance(part, nn.Linear))
+    return module
+
+
+@torch.no_grad()
+def set_int4(module: ProgramModule, name: str, values: NDArray[np.int8], scales: NDArray[np.float32]) -> None:
+    """Gives a quantised `nn.Linear` its weights [O, I] and group scales [O, I / GROUP]."""
+    weight = getattr(module, name).weight
+    weight.qdata.copy_(torch.from_numpy(values))
+    weight.scale.copy_(torch.from_numpy(scales))
+
+
+def _lower(module: nn.Module, inputs: tuple[torch.Tensor, ...], shapes: Any, kind: str) -> bytes:
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
+    from executorch.exir.passes import MemoryPlanningPass
+
+    try:
+        with torch.no_grad(), few_passes():
+            exported = torch.export.export(module, inputs, dynamic_shapes=shapes, strict=False)
+            for node in exported.graph.nodes:
+                node.meta.setdefault("custom", {})["delegate_constant_tag"] = TAG
+            edge = to_edge_transform_and_lower(
+                {"forward": exported},
+                partitioner={"forward": [XnnpackPartitioner()]},
+                compile_config=EdgeCompileConfig(_check_ir_validity=False),
+            )
+            planning = MemoryPlanningPass(alloc_graph_input=False, alloc_graph_output=False)
+            config = ExecutorchBackendConfig(memory_planning_pass=planning, external_constants=_outside)
+            lowered = edge.to_executorch(config)
+    except (RuntimeError, ValueError, AssertionError, TypeError, KeyError, NotImplementedError) as error:
+        raise CandidateFailed("export", f"ExecuTorch cannot lower a {kind} program: {error}") from error
+    return bytes(lowered.buffer)
+
+
+def _outside(node: torch.fx.Node) -> str | None:
+    """The file that a constant goes to: parameters lie outside the program, buffers (masks) in it."""
+    return TAG if node.name.startswith("p_") else None
+
+
+@contextlib.contextmanager
+def few_passes() -> Iterator[None]:
+    """XNNPACK's pass manager with `KEPT_PASSES` only."""
+    from executorch.backends.xnnpack._passes import XNNPACKPassManager
+
+    original = XNNPACKPassManager.__init__
+
+    def start(self: Any, program: Any, passes: Any = None) -> None:
+        original(self, program, passes)
+        if not passes:
+            self.passes = [one for one in self.passes if one.__name__ in KEPT_PASSES]
+
+    XNNPACKPassManager.__init__ = start
+    try:
+        yield
+    finally:
+        XNNPACKPassManager.__init__ = original
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silences what ExecuTorch and torchao say about themselves; what goes wrong is raised."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,187 @@
+"""Programs as torch modules, written so that XNNPACK takes nearly all of each.
+
+Arithmetic is that of `nas.nn`. State comes in and goes out: programs remember nothing, so a reset is zeros, a shared
+layer is a second state, and every program may work in the same memory. RMSNorm is a product with a row of 1 / width,
+because XNNPACK has no mean over the last dimension that it would take with a length that varies.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nas.runtimes.executorch import ops
+from nas.runtimes.executorch.programs import CHUNK, Program
+
+Outputs = tuple[Tensor, ...]
+
+
+class ProgramModule(nn.Module):
+    """A program with constants to be filled: `nn.Linear` for those in 4 bits, parameters for the others."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__()
+        self.program = program
+        for constant in program.constants:
+            if constant.role == "int4":
+                outputs, inputs = constant.shape
+                self.add_module(constant.name, nn.Linear(inputs, outputs, bias=False))
+            else:
+                self.register_parameter(constant.name, nn.Parameter(torch.empty(constant.shape), requires_grad=False))
+
+    def number(self, name: str) -> Tensor:
+        """A float32 constant."""
+        found: Tensor = getattr(self, name)
+        return found
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        """The product of `x` with a 4-bit constant."""
+        y: Tensor = getattr(self, name)(x)
+        return y
+
+    def inverse_rms(self, x: Tensor, name: str) -> Tensor:
+        """1 / sqrt(mean(x^2) + eps) over the last dimension."""
+        return torch.rsqrt(F.linear(x * x, self.number(f"{name}_mean"), self.number(f"{name}_eps")))
+
+    def norm(self, x: Tensor, name: str = "norm") -> Tensor:
+        """RMSNorm over the last dimension."""
+        return x * self.inverse_rms(x, name) * self.number(f"{name}_weight")
+
+    def convolve(self, window: Tensor, length: int) -> Tensor:
+        """Causal depthwise convolution [1, K - 1 + S, C] -> [1, S, C]; tap i meets the input K - 1 - i tokens ago."""
+        taps = [self.number(one.name) for one in self.program.constants if one.role == "taps"]
+        y = window.narrow(1, 0, length) * taps[0]
+        for shift, tap in enumerate(taps[1:], 1):
+            y = y + window.narrow(1, shift, length) * tap
+        return y
+
+    def swiglu(self, h: Tensor) -> Tensor:
+        """W_down (silu(W_gate h) * W_up h)."""
+        return self.linear("down", F.silu(self.linear("gate", h)) * self.linear("up", h))
+
+
+class Conv(ProgramModule):
+    """x, residual [1, S, D], window [1, K - 1, D] -> residual + mixer(norm(x)), window."""
+
+    def forward(self, x: Tensor, residual: Tensor, past: Tensor) -> Outputs:
+        h, length = self.norm(x), x.shape[1]
+        window = torch.cat([past, self.linear("gate_in", h) * self.linear("value", h)], 1)
+        y = residual + self.linear("out", self.linear("gate_out", h) * self.convolve(window, length))
+        return y, window.narrow(1, length, past.shape[1])
+
+
+class Attention(ProgramModule):
+    """x, residual [1, S, D] -> residual + mixer(norm(x)); keys and values are the runner's."""
+
+    def forward(self, x: Tensor, residual: Tensor) -> Outputs:
+        h = self.norm(x)
+        if self.program.size("own"):
+            mixed = ops.attend(self.heads(h, "q"), self.heads(h, "k"), self.heads(h, "v"))
+        else:
+            mixed = ops.attend_shared(self.heads(h, "q"))
+        return (residual + self.linear("o", mixed),)
+
+    def heads(self, h: Tensor, name: str) -> Tensor:
+        """[1, S, D] -> [1, S, heads, head_dim]."""
+        heads = self.program.size("heads" if name == "q" else "kv_heads")
+        split = self.linear(name, h).view(1, h.shape[1], heads, self.program.size("head_dim"))
+        return self.norm(split, f"{name}_norm") if self.program.size("norm") and name != "v" else split
+
+
+class Mamba2(ProgramModule):
+    """x, residual [1, S, D], window [1, K - 1, C], memory [G, N, P H / G] -> the same; see `nas.nn.ssd`.
+
+    One chunk of the recurrence is masked attention. Where a later token would act on an earlier one its exponent is cut
+    to zero before the mask takes it away, so that nothing overflows.
+    """
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program)
+        # One more than a chunk: cut from all of itself, a constant would make a special case of the longest chunk.
+        self.register_buffer("until_now", torch.ones(CHUNK + 1, CHUNK + 1).tril())
+        self.inner = program.size("expand") * program.size("d_model")
+
+    def forward(self, x: Tensor, residual: Tensor, past: Tensor, memory: Tensor) -> Outputs:
+        h, length = self.norm(x), x.shape[1]
+        window = torch.cat([past, self.linear("mixed", h)], 1)
+        value, b, c = self._split(F.silu(self.convolve(window, length) + self.number("conv_bias")), length)
+        step = F.softplus(F.linear(h, self.number("step")) + self.number("dt_bias"))[0]  # [S, H]
+        total = torch.cumsum(step * self.number("decay"), 0)
+        y, after = self._recur(value * step.unsqueeze(2), total, b, c, memory)
+        y = (y + value * self.number("skip")).reshape(1, length, self.inner)
+        gated = y * F.silu(self.linear("gate", h))
+        out = residual + self.linear("out", self._grouped_norm(gated, length))
+        return out, window.narrow(1, length, past.shape[1]), after
+
+    def _split(self, mixed: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
+        """[1, S, C] -> values [S, H, P], B and C [G, S, N]."""
+        groups, state = self.program.size("groups"), self.program.size("state")
+        value = mixed.narrow(2, 0, self.inner).view(length, self.program.size("heads"), -1)
+        b, c = (
+            mixed.narrow(2, self.inner + i * groups * state, groups * state).view(length, groups, state)
+            for i in range(2)
+        )
+        return value, b.transpose(0, 1), c.transpose(0, 1)
+
+    def _recur(self, u: Tensor, total: Tensor, b: Tensor, c: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """U [S, H, P], cumulated log decays [S, H] -> y [S, H, P] and the memory after the chunk."""
+        length, heads, size = u.shape
+        groups = b.shape[0]
+        until_now = self.number("until_now").narrow(0, 0, length).narrow(1, 0, length)
+        spans = total.t().unsqueeze(2) - total.t().unsqueeze(1)  # [H, S, S]
+        scores = torch.bmm(c, b.transpose(1, 2)) * until_now  # [G, S, S]
+        spread = scores.unsqueeze(1).expand(groups, heads // groups, length, length).reshape(heads, length, length)
+        within = torch.bmm(torch.clamp(spans, max=0.0).exp() * spread, u.transpose(0, 1))  # [H, S, P]
+        across = torch.bmm(c, memory).view(groups, length, heads // groups, size).transpose(0, 1)
+        across = across.reshape(length, heads, size) * total.exp().unsqueeze(2)
+        last = total.narrow(0, length - 1, 1)
+        left = (u * (last - total).exp().unsqueeze(2)).view(length, groups, -1).transpose(0, 1)  # [G, S, H P / G]
+        kept = last.exp().view(groups, 1, -1, 1).expand(groups, 1, heads // groups, size).reshape(groups, 1, -1)
+        return within.transpose(0, 1) + across, memory * kept + torch.bmm(b.transpose(1, 2), left)
+
+    def _grouped_norm(self, y: Tensor, length: int) -> Tensor:
+        parts = y.view(1, length, self.program.size("groups"), -1)
+        return (parts * self.inverse_rms(parts, "out_norm")).reshape(1, length, self.inner) * self.number(
+            "out_norm_weight"
+        )
+
+
+class SwiGLU(ProgramModule):
+    """x [1, S, D] -> x + ffn(norm(x))."""
+
+    def forward(self, x: Tensor) -> Outputs:
+        return (x + self.swiglu(self.norm(x)),)
+
+
+class Router(ProgramModule):
+    """x [1, S, D] -> norm(x), the router's logits [1, S, E]."""
+
+    def forward(self, x: Tensor) -> Outputs:
+        h = self.norm(x)
+        return h, F.linear(h, self.number("router"))
+
+
+class Expert(ProgramModule):
+    """h [1, S, D], already normalised -> the expert's output."""
+
+    def forward(self, h: Tensor) -> Outputs:
+        return (self.swiglu(h),)
+
+
+class Head(ProgramModule):
+    """x [1, 1, D] -> logits [1, 1, V]."""
+
+    def forward(self, x: Tensor) -> Outputs:
+        return (self.linear("head", self.norm(x)),)
+
+
+MODULES: dict[str, type[ProgramModule]] = {
+    "conv": Conv,
+    "attention": Attention,
+    "mamba2": Mamba2,
+    "swiglu": SwiGLU,
+    "router": Router,
+    "expert": Expert,
+    "head": Head,
+}

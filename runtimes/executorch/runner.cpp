@@ -1,0 +1,971 @@
+/* Measures one request on one model: load, warm up, timed prompt, timed decode; one JSON object on stdout.
+ *
+ * A model is an artifact (the format stands in __init__.py) whose blocks are ExecuTorch programs, or one whole-graph
+ * .pte. Links ExecuTorch's own libraries and no torch. A run is one fresh process: nothing is left over from another
+ * repetition. The log goes to stderr. Exit codes follow sysexits.h and stand in runtimes/output.py.
+ */
+#include <algorithm>
+#include <cerrno>
+#include <cinttypes>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fcntl.h>
+#include <functional>
+#include <malloc.h>
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+#include <unordered_map>
+#include <vector>
+
+#include <executorch/extension/kernel_util/make_boxed_from_unboxed_functor.h>
+#include <executorch/extension/memory_allocator/malloc_memory_allocator.h>
+#include <executorch/extension/tensor/tensor.h>
+#include <executorch/runtime/backend/interface.h>
+#include <executorch/runtime/core/exec_aten/util/tensor_util.h>
+#include <executorch/runtime/core/function_ref.h>
+#include <executorch/runtime/executor/method.h>
+#include <executorch/runtime/executor/program.h>
+#include <executorch/runtime/platform/runtime.h>
+
+#include "attention.h"
+
+/* The wheel ships the library that holds this class but not its header. */
+namespace executorch::extension::threadpool {
+class ThreadPool {
+  public:
+    bool _unsafe_reset_threadpool(uint32_t threads);
+    void run(runtime::FunctionRef<void(size_t)> task, size_t count);
+};
+ThreadPool *get_threadpool();
+} // namespace executorch::extension::threadpool
+
+namespace {
+
+using executorch::aten::ScalarType;
+using executorch::aten::Tensor;
+using executorch::extension::from_blob;
+using executorch::extension::MallocMemoryAllocator;
+using namespace executorch::runtime;
+
+enum { USAGE = 64, LOAD_FAILED = 65, DECODE_FAILED = 70, NO_MEMORY = 71 };
+
+struct Options {
+    const char *model = nullptr, *kv = "f16", *logits = nullptr;
+    long prompt = 512, gen = 64, context = 0, chunk = 512, threads = 1, mmap = 0, seed = 0, warmup = 16;
+} opt;
+
+/* ---- failing ------------------------------------------------------------------------------------------------- */
+
+void print_string(const std::string &text) {
+    putchar('"');
+    for (unsigned char c : text) {
+        if (c == '"' || c == '\\') printf("\\%c", c);
+        else if (c < 0x20 || c > 0x7e) printf("\\u%04x", c);
+        else putchar(c);
+    }
+    putchar('"');
+}
+
+[[noreturn]] void fail(int code, const char *kind, const std::string &message) {
+    printf("{\"v\":1,\"error\":{\"kind\":\"%s\",\"message\":", kind);
+    print_string(message);
+    printf("}}\n");
+    fflush(stdout);
+    _Exit(code);
+}
+
+[[noreturn]] void refuse(const std::string &why) { fail(LOAD_FAILED, "load", "the model file was refused: " + why); }
+
+void check(Error error, int code, const char *what) {
+    if (error == Error::Ok) return;
+    bool memory = error == Error::MemoryAllocationFailed;
+    char number[32];
+    snprintf(number, sizeof number, " returned 0x%x", (unsigned)error);
+    fail(memory ? NO_MEMORY : code, memory ? "out_of_memory" : "executorch", what + std::string(number));
+}
+
+/* ---- arguments ----------------------------------------------------------------------------------------------- */
+
+[[noreturn]] void usage(const std::string &what) {
+    fail(USAGE, "usage", "usage: runner --model FILE [--prompt N] [--gen N] [--context N] [--chunk N] [--threads N] "
+                         "[--kv f16|f32] [--mmap 0|1] [--seed N] [--warmup N] [--logits FILE]: " + what);
+}
+
+long number(const char *name, const char *text, long low, long high) {
+    char *end;
+    errno = 0;
+    long value = strtol(text, &end, 10);
+    if (errno || *end || end == text || value < low || value > high) usage(name);
+    return value;
+}
+
+void parse_arguments(int argc, char **argv) {
+    const struct { const char *name; long *value, low, high; } numbers[] = {
+        {"--prompt", &opt.prompt, 1, 1 << 22}, {"--gen", &opt.gen, 0, 1 << 22}, {"--context", &opt.context, 0, 1 << 22},
+        {"--chunk", &opt.chunk, 1, 1 << 20}, {"--threads", &opt.threads, 1, 1024}, {"--mmap", &opt.mmap, 0, 1},
+        {"--seed", &opt.seed, 0, INT32_MAX}, {"--warmup", &opt.warmup, 0, 1024},
+    };
+    const struct { const char *name; const char **value; } texts[] = {
+        {"--model", &opt.model}, {"--kv", &opt.kv}, {"--logits", &opt.logits},
+    };
+    for (int i = 1; i < argc; i += 2) {
+        if (i + 1 == argc) usage(argv[i]);
+        bool known = false;
+        for (auto &one : texts)
+            if (!strcmp(argv[i], one.name)) *one.value = argv[i + 1], known = true;
+        for (auto &one : numbers)
+            if (!strcmp(argv[i], one.name)) *one.value = number(argv[i], argv[i + 1], one.low, one.high), known = true;
+        if (!known) usage(argv[i]);
+    }
+    if (!opt.model) usage("--model is missing");
+    if (access(opt.model, R_OK)) usage("--model cannot be read");
+    if (strcmp(opt.kv, "f16") && strcmp(opt.kv, "f32")) usage("--kv");
+    if (!opt.context) opt.context = opt.prompt + opt.gen;
+    if (opt.context < opt.prompt + opt.gen) usage("--context is shorter than prompt + gen");
+}
+
+/* ---- clocks and memory --------------------------------------------------------------------------------------- */
+
+int64_t nanoseconds(clockid_t clock) {
+    struct timespec t;
+    clock_gettime(clock, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+int64_t wall() { return nanoseconds(CLOCK_MONOTONIC); }
+int64_t cpu() { return nanoseconds(CLOCK_PROCESS_CPUTIME_ID); }
+
+double peak_mb() {
+    char line[256];
+    double kilobytes = NAN;
+    FILE *status = fopen("/proc/self/status", "r");
+    if (!status) return NAN;
+    while (fgets(line, sizeof line, status))
+        if (sscanf(line, "VmHWM: %lf kB", &kilobytes) == 1) break;
+    fclose(status);
+    return kilobytes * 1024 / 1e6;
+}
+
+/* Sets VmHWM back to what is resident now (proc(5), clear_refs); containers and some phones forbid it. */
+bool reset_peak() {
+    int file = open("/proc/self/clear_refs", O_WRONLY);
+    if (file < 0) return false;
+    bool written = write(file, "5", 1) == 1;
+    close(file);
+    return written;
+}
+
+/* ---- the file ------------------------------------------------------------------------------------------------ */
+
+/* The model file, mapped. Parts are copied out of it unless --mmap asks for its pages themselves, and pages that were
+ * copied are given back, so that memory is counted once. */
+class File {
+  public:
+    explicit File(const char *path) {
+        int file = open(path, O_RDONLY);
+        struct stat status;
+        if (file < 0 || fstat(file, &status) || status.st_size < 64) refuse("it cannot be read, or is too short");
+        size_ = (size_t)status.st_size;
+        void *mapped = mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file, 0);
+        if (mapped == MAP_FAILED) fail(NO_MEMORY, "out_of_memory", "the model file cannot be mapped");
+        data_ = (const uint8_t *)mapped;
+        descriptor_ = file;
+    }
+
+    size_t size() const { return size_; }
+
+    const uint8_t *at(uint64_t offset, uint64_t size) const {
+        if (offset > size_ || size > size_ - offset) refuse("a part lies outside the file");
+        return data_ + offset;
+    }
+
+    FreeableBuffer part(uint64_t offset, uint64_t size) const {
+        const uint8_t *mapped = at(offset, size);
+        if (opt.mmap) return FreeableBuffer(mapped, size, nullptr);
+        void *copy = nullptr;
+        if (posix_memalign(&copy, 64, std::max<size_t>(size, 1))) fail(NO_MEMORY, "out_of_memory", "loading a constant");
+        read_into(offset, size, copy);
+        return FreeableBuffer(copy, size, [](void *, void *data, size_t) { free(data); });
+    }
+
+    void read_into(uint64_t offset, uint64_t size, void *target) const {
+        at(offset, size);
+        for (uint64_t done = 0; done < size;) {
+            ssize_t count = pread(descriptor_, (char *)target + done, size - done, (off_t)(offset + done));
+            if (count <= 0) refuse("it cannot be read");
+            done += (uint64_t)count;
+        }
+    }
+
+  private:
+    const uint8_t *data_;
+    size_t size_;
+    int descriptor_;
+};
+
+/* One program in the file. */
+class Section final : public DataLoader {
+  public:
+    Section(const File &file, uint64_t offset, uint64_t size) : file_(file), offset_(offset), size_(size) {
+        file.at(offset, size);
+    }
+    Result<FreeableBuffer> load(size_t offset, size_t size, const SegmentInfo &) const override {
+        if (offset > size_ || size > size_ - offset) return Error::InvalidArgument;
+        return file_.part(offset_ + offset, size);
+    }
+    Result<size_t> size() const override { return (size_t)size_; }
+
+  private:
+    const File &file_;
+    uint64_t offset_, size_;
+};
+
+/* The constants of one method. */
+class Constants final : public NamedDataMap {
+  public:
+    explicit Constants(const File &file) : file_(file) {}
+
+    void add(const std::string &key, uint64_t offset, uint64_t size, std::vector<int32_t> shape) {
+        file_.at(offset, size);
+        std::vector<uint8_t> order(shape.size());
+        for (size_t i = 0; i < order.size(); i++) order[i] = (uint8_t)i;
+        if (!entries_.emplace(key, Entry{offset, size, std::move(shape), std::move(order)}).second) refuse(key + " twice");
+    }
+    Result<const TensorLayout> get_tensor_layout(std::string_view key) const override {
+        auto found = entries_.find(std::string(key));
+        if (found == entries_.end()) return Error::NotFound;
+        const Entry &entry = found->second;
+        return TensorLayout::create({entry.shape.data(), entry.shape.size()}, {entry.order.data(), entry.order.size()},
+                                    ScalarType::Float);
+    }
+    Result<FreeableBuffer> get_data(std::string_view key) const override {
+        auto found = entries_.find(std::string(key));
+        if (found == entries_.end()) return Error::NotFound;
+        return file_.part(found->second.offset, found->second.size);
+    }
+    Error load_data_into(std::string_view key, void *buffer, size_t size) const override {
+        auto found = entries_.find(std::string(key));
+        if (found == entries_.end() || found->second.size != size) return Error::NotFound;
+        file_.read_into(found->second.offset, size, buffer);
+        return Error::Ok;
+    }
+    Result<uint32_t> get_num_keys() const override { return (uint32_t)entries_.size(); }
+    Result<const char *> get_key(uint32_t index) const override {
+        if (index >= entries_.size()) return Error::InvalidArgument;
+        return std::next(entries_.begin(), index)->first.c_str();
+    }
+
+  private:
+    struct Entry {
+        uint64_t offset, size;
+        std::vector<int32_t> shape;
+        std::vector<uint8_t> order;
+    };
+    const File &file_;
+    std::unordered_map<std::string, Entry> entries_;
+};
+
+/* ---- attention ----------------------------------------------------------------------------------------------- */
+
+void in_parallel(const std::function<void(size_t)> &task, size_t count) {
+    executorch::extension::threadpool::get_threadpool()->run(task, count);
+}
+
+/* Keys and values of one layer, in --kv's format. A window keeps its own tokens and room for one chunk. */
+class Cache {
+  public:
+    Cache(int kv_heads, int dim, int64_t window, int64_t context, int64_t chunk)
+        : kv_heads(kv_heads), dim(dim), window(window), half_(!strcmp(opt.kv, "f16")),
+          capacity_((size_t)(window ? std::min(context, window - 1 + chunk) : context)),
+          stride_(hilnas::round_up(dim, 2 * hilnas::LANES)) {
+        size_t bytes = 2 * kv_heads * capacity_ * stride_ * (half_ ? 2 : 4);
+        void *memory = nullptr;
+        if (posix_memalign(&memory, 64, std::max<size_t>(bytes, 1))) fail(NO_MEMORY, "out_of_memory", "the cache");
+        memset(memory, 0, bytes); /* a context that was asked for counts as memory, whether or not it is filled */
+        memory_ = memory;
+    }
+
+    const int kv_heads, dim;
+    const int64_t window;
+
+    void clear() { first_ = seen_ = 0; }
+    int64_t seen() const { return seen_; }
+
+    void append(const float *keys, const float *values, int tokens) {
+        make_room(tokens);
+        if (seen_ - first_ + tokens > (int64_t)capacity_) fail(DECODE_FAILED, "context", "more tokens than the context");
+        with_rows([&](auto k, auto v) {
+            hilnas::append(k, keys, tokens, kv_heads, dim, (size_t)(seen_ - first_));
+            hilnas::append(v, values, tokens, kv_heads, dim, (size_t)(seen_ - first_));
+        });
+        seen_ += tokens;
+    }
+
+    void attend(const float *q, int tokens, int heads, const float *sinks, float *out) {
+        hilnas::Shape shape{tokens, heads, kv_heads, dim, first_, seen_ - tokens, window, sinks};
+        with_rows([&](auto k, auto v) { hilnas::attend(shape, q, k, v, out, in_parallel); });
+    }
+
+  private:
+    template <class Use> void with_rows(Use use) {
+        size_t count = kv_heads * capacity_ * stride_;
+        auto both = [&](auto *data) {
+            using Number = std::remove_pointer_t<decltype(data)>;
+            use(hilnas::Rows<Number>{data, capacity_, stride_}, hilnas::Rows<Number>{data + count, capacity_, stride_});
+        };
+        if (half_) both((hilnas::Half *)memory_);
+        else both((float *)memory_);
+    }
+
+    /* Moves what later queries can still see to the front, when the end is reached. */
+    void make_room(int tokens) {
+        if (!window || seen_ - first_ + tokens <= (int64_t)capacity_) return;
+        int64_t kept = std::min(seen_ - first_, window - 1), dropped = seen_ - first_ - kept;
+        with_rows([&](auto k, auto v) {
+            for (int h = 0; h < kv_heads; h++)
+                for (auto rows : {k, v})
+                    memmove(rows.row(h, 0), rows.row(h, dropped), (size_t)kept * stride_ * sizeof *rows.data);
+        });
+        first_ += dropped;
+    }
+
+    const bool half_;
+    const size_t capacity_;
+    const int stride_;
+    void *memory_;
+    int64_t first_ = 0, seen_ = 0;
+};
+
+/* Cosines and sines of RoPE [context, dim / 2]: angles as in nas.nn, each rounded once. */
+struct Rope {
+    std::vector<float> cosines, sines;
+
+    Rope(double theta, int dim, long context) {
+        int half = dim / 2;
+        cosines.resize((size_t)context * half);
+        sines.resize(cosines.size());
+        for (int i = 0; i < half; i++) {
+            float frequency = (float)std::pow(theta, -(double)i / half);
+            for (long position = 0; position < context; position++) {
+                float angle = (float)position * frequency;
+                cosines[position * half + i] = (float)std::cos((double)angle);
+                sines[position * half + i] = (float)std::sin((double)angle);
+            }
+        }
+    }
+};
+
+/* What the attention operator of the running program works on. */
+struct Attention {
+    Cache *cache;
+    const Rope *rope;
+    const float *sinks;
+    int most_heads; /* for which the file has sinks */
+} *current;
+
+int known(int64_t size, int wanted, const char *what) {
+    if (size != wanted) refuse(std::string(what) + " of a program and of its step differ");
+    return (int)size;
+}
+
+Tensor &attend_cached(KernelRuntimeContext &context, const Tensor &q, Tensor &out) {
+    Cache &cache = *current->cache;
+    int tokens = (int)q.size(1), heads = (int)q.size(2), dim = known(q.size(3), cache.dim, "head size");
+    int32_t sizes[] = {1, tokens, heads * dim};
+    if (resize_tensor(out, {sizes, 3}) != Error::Ok) { context.fail(Error::InvalidArgument); return out; }
+    int64_t position = cache.seen() - tokens;
+    if (position < 0) refuse("a step reads a cache before it is written");
+    if (heads % cache.kv_heads || (current->sinks && heads > current->most_heads)) refuse("number of query heads");
+    static std::vector<float> turned;
+    turned.assign(q.const_data_ptr<float>(), q.const_data_ptr<float>() + q.numel());
+    if (current->rope) {
+        size_t at = (size_t)position * (dim / 2);
+        hilnas::rotate(turned.data(), tokens, heads, dim, &current->rope->cosines[at], &current->rope->sines[at]);
+    }
+    cache.attend(turned.data(), tokens, heads, current->sinks, out.mutable_data_ptr<float>());
+    return out;
+}
+
+Tensor &attend(KernelRuntimeContext &context, const Tensor &q, const Tensor &k, const Tensor &v, Tensor &out) {
+    Cache &cache = *current->cache;
+    int tokens = (int)k.size(1), heads = known(k.size(2), cache.kv_heads, "number of heads");
+    known(k.size(3), cache.dim, "head size");
+    static std::vector<float> turned;
+    turned.assign(k.const_data_ptr<float>(), k.const_data_ptr<float>() + k.numel());
+    if (current->rope) {
+        size_t at = (size_t)cache.seen() * (cache.dim / 2);
+        hilnas::rotate(turned.data(), tokens, heads, cache.dim, &current->rope->cosines[at], &current->rope->sines[at]);
+    }
+    cache.append(turned.data(), v.const_data_ptr<float>(), tokens);
+    return attend_cached(context, q, out);
+}
+
+EXECUTORCH_LIBRARY(hilnas, "attend.out", attend);
+EXECUTORCH_LIBRARY(hilnas, "attend_shared.out", attend_cached);
+
+/* ---- the chain ----------------------------------------------------------------------------------------------- */
+
+/* Memory that programs plan for what lives during one call: one call runs at a time, so all share it. */
+class Arena {
+  public:
+    void grow(size_t index, size_t size) {
+        if (index >= buffers_.size()) buffers_.resize(index + 1);
+        if (buffers_[index].size() < size) buffers_[index].resize(size);
+    }
+    std::vector<Span<uint8_t>> spans() {
+        std::vector<Span<uint8_t>> all;
+        for (auto &buffer : buffers_) all.push_back({buffer.data(), buffer.size()});
+        return all;
+    }
+
+  private:
+    std::vector<std::vector<uint8_t>> buffers_;
+};
+
+struct LoadedProgram {
+    std::unique_ptr<Section> section;
+    std::optional<Program> program;
+    std::vector<std::vector<int32_t>> states; /* shapes; only mixers have them, behind x and residual */
+};
+
+class LoadedMethod {
+  public:
+    LoadedMethod(const LoadedProgram &from, const Constants &constants, Arena &arena)
+        : spans_(arena.spans()), planned_({spans_.data(), spans_.size()}),
+          memory_(&allocator_, &planned_, &temporary_),
+          method_(from.program->load_method("forward", &memory_, nullptr, &constants)), states(from.states) {
+        check(method_.error(), LOAD_FAILED, "loading a method");
+    }
+
+    /* Outputs are written where the caller says; inputs are read there. */
+    void call(const std::vector<EValue> &inputs, const std::vector<std::pair<float *, size_t>> &outputs) {
+        if (method_->inputs_size() != inputs.size() || method_->outputs_size() != outputs.size())
+            refuse("a program has other inputs or outputs than its step");
+        for (size_t i = 0; i < inputs.size(); i++) check(method_->set_input(inputs[i], i), DECODE_FAILED, "set_input");
+        for (size_t i = 0; i < outputs.size(); i++)
+            check(method_->set_output_data_ptr(outputs[i].first, outputs[i].second * sizeof(float), i), DECODE_FAILED,
+                  "set_output_data_ptr");
+        check(method_->execute(), DECODE_FAILED, "execute");
+    }
+
+  private:
+    std::vector<Span<uint8_t>> spans_;
+    HierarchicalAllocator planned_;
+    MallocMemoryAllocator allocator_, temporary_;
+    MemoryManager memory_;
+    Result<Method> method_;
+
+  public:
+    const std::vector<std::vector<int32_t>> states;
+};
+
+enum class Kind { mixer, attention, ffn, moe };
+
+struct Step {
+    Kind kind;
+    size_t method;
+    bool parallel = false;
+    Attention attention{};
+    int top_k = 0, experts = 0;
+    const float *bias = nullptr;
+    std::vector<std::vector<float>> states[2]{}; /* read from one, written to the other */
+};
+
+/* A model: token ids in, logits of the last one out. */
+class Model {
+  public:
+    virtual ~Model() = default;
+    virtual const float *feed(const int64_t *ids, int count) = 0; /* at most `chunk` ids */
+    virtual void reset() = 0;
+    int64_t vocab = 0, chunk = 0;
+    size_t programs = 0;
+};
+
+class ChainModel final : public Model {
+  public:
+    explicit ChainModel(const File &file) : file_(file) {
+        const uint8_t *head = file.at(0, 24);
+        uint32_t version;
+        uint64_t length;
+        memcpy(&version, head + 8, 4);
+        memcpy(&length, head + 16, 8);
+        if (version != 1) refuse("it is of another version");
+        if (length > file.size()) refuse("its header is cut");
+        std::istringstream header(std::string((const char *)file.at(24, length), length));
+        body_ = (24 + length + 63) / 64 * 64;
+        std::string line;
+        while (std::getline(header, line)) {
+            std::istringstream words(line);
+            std::string what;
+            words >> what;
+            read(what, words, header);
+            if (words.fail()) refuse("line \"" + line + "\"");
+        }
+        if (!head_) refuse("it has no head");
+        for (auto *x : {&x_, &y_, &before_, &hidden_, &expert_in_, &expert_out_}) x->resize((size_t)longest_ * width_);
+        logits_.resize((size_t)vocab);
+        reset();
+    }
+
+    void reset() override {
+        for (auto &cache : caches_) cache->clear();
+        for (auto &step : steps_)
+            for (auto &side : step.states)
+                for (auto &state : side) std::fill(state.begin(), state.end(), 0.0f);
+        side_ = 0;
+    }
+
+    const float *feed(const int64_t *ids, int count) override {
+        for (int t = 0; t < count; t++) embed(ids[t], &x_[(size_t)t * width_]);
+        for (auto &step : steps_) run(step, count);
+        side_ ^= 1;
+        float *last = &x_[(size_t)(count - 1) * width_];
+        head_->call({tensor(last, 1)}, {{logits_.data(), logits_.size()}});
+        held_.clear();
+        return logits_.data();
+    }
+
+  private:
+    /* Checked numbers: whatever the file says, no size is negative or beyond what a file can hold. */
+    static uint64_t size(std::istringstream &words) {
+        int64_t value = -1;
+        words >> value;
+        if (value < 0 || value > (int64_t)1 << 46) words.setstate(std::ios::failbit);
+        return words.fail() ? 0 : (uint64_t)value;
+    }
+    template <class List> size_t index(std::istringstream &words, const List &list) {
+        uint64_t value = size(words);
+        if (value >= list.size()) refuse("it names a part that it has not");
+        return value;
+    }
+    const float *floats(std::istringstream &words, uint64_t count) {
+        return (const float *)file_.at(body_ + size(words), count * sizeof(float));
+    }
+
+    void read(const std::string &what, std::istringstream &words, std::istringstream &header) {
+        if (what == "model") {
+            width_ = (int64_t)size(words), vocab = (int64_t)size(words), chunk = (int64_t)size(words);
+            if (!width_ || !vocab || !chunk || width_ > 1 << 20 || chunk > 1 << 16 || vocab > 1 << 28) refuse("sizes");
+            longest_ = chunk;
+            chunk = std::min<int64_t>(chunk, opt.chunk);
+        } else if (what == "embedding") {
+            uint64_t at = size(words), bytes = size(words), scales = size(words), scale_bytes = size(words);
+            if (bytes != (uint64_t)(vocab * width_) || scale_bytes != (uint64_t)vocab * 4) refuse("embedding size");
+            rows_ = (const int8_t *)file_.at(body_ + at, bytes);
+            scales_ = (const float *)file_.at(body_ + scales, scale_bytes);
+        } else if (what == "program") read_program(words);
+        else if (what == "method") read_method(words, header);
+        else if (what == "cache") {
+            int heads = (int)size(words), dim = (int)size(words);
+            int64_t window = (int64_t)size(words);
+            if (heads < 1 || dim < 2 || heads > 1 << 16 || dim > 1 << 16) refuse("cache");
+            caches_.push_back(std::make_unique<Cache>(heads, dim, window, opt.context, chunk));
+        } else if (what == "head") head_ = methods_[index(words, methods_)].get();
+        else read_step(what, words);
+    }
+
+    void read_program(std::istringstream &words) {
+        LoadedProgram one;
+        uint64_t at = size(words), bytes = size(words);
+        one.section = std::make_unique<Section>(file_, body_ + at, bytes);
+        auto program = Program::load(one.section.get(), Program::Verification::InternalConsistency);
+        check(program.error(), LOAD_FAILED, "loading a program");
+        one.program.emplace(std::move(*program));
+        auto meta = one.program->method_meta("forward");
+        check(meta.error(), LOAD_FAILED, "method_meta");
+        for (size_t i = 0; i < meta->num_memory_planned_buffers(); i++)
+            arena_.grow(i, (size_t)*meta->memory_planned_buffer_size(i));
+        for (size_t i = 2; i < meta->num_inputs(); i++) {
+            auto sizes = meta->input_tensor_meta(i)->sizes();
+            one.states.emplace_back(sizes.begin(), sizes.end());
+        }
+        loaded_.push_back(std::move(one));
+        programs = loaded_.size();
+    }
+
+    void read_method(std::istringstream &words, std::istringstream &header) {
+        const LoadedProgram &program = loaded_[index(words, loaded_)];
+        Constants constants(file_);
+        std::string line;
+        for (uint64_t left = size(words); left; left--) {
+            if (!std::getline(header, line)) refuse("a method is cut");
+            std::istringstream record(line);
+            std::string what, key;
+            record >> what >> key;
+            uint64_t at = size(record), bytes = size(record);
+            if (what != "data" || record.fail()) refuse("line \"" + line + "\"");
+            std::vector<int32_t> shape;
+            for (int32_t dimension; record >> dimension;) shape.push_back(dimension);
+            constants.add(key, body_ + at, bytes, std::move(shape));
+        }
+        methods_.push_back(std::make_unique<LoadedMethod>(program, constants, arena_));
+    }
+
+    void read_step(const std::string &what, std::istringstream &words) {
+        Step step{};
+        step.method = index(words, methods_);
+        if (what == "mixer" || what == "attention") step.parallel = size(words) != 0;
+        if (what == "mixer") step.kind = Kind::mixer;
+        else if (what == "attention") read_attention(step, words);
+        else if (what == "ffn") step.kind = Kind::ffn;
+        else if (what == "moe") {
+            step.kind = Kind::moe;
+            step.top_k = (int)size(words), step.experts = (int)size(words);
+            if (step.top_k < 1 || step.experts < step.top_k || step.method + step.experts >= methods_.size())
+                refuse("experts");
+            step.bias = floats(words, step.experts);
+            router_.resize(std::max(router_.size(), (size_t)(longest_ * step.experts)));
+        } else refuse("unknown record " + what);
+        for (auto &side : step.states)
+            for (auto &shape : methods_[step.method]->states) {
+                size_t floats = 1;
+                for (int32_t dimension : shape) floats *= (size_t)dimension;
+                side.emplace_back(floats);
+            }
+        steps_.push_back(std::move(step));
+    }
+
+    void read_attention(Step &step, std::istringstream &words) {
+        step.kind = Kind::attention;
+        Cache &cache = *caches_[index(words, caches_)];
+        double theta = 0;
+        std::string sinks;
+        words >> theta >> sinks;
+        step.attention.cache = &cache;
+        if (theta != 0) {
+            auto &rope = ropes_[std::to_string(theta) + ":" + std::to_string(cache.dim)];
+            if (!rope) rope = std::make_unique<Rope>(theta, cache.dim, opt.context);
+            step.attention.rope = rope.get();
+        }
+        if (sinks != "-") {
+            std::istringstream offset(sinks);
+            step.attention.sinks = floats(offset, 1);
+            const uint8_t *rest = (const uint8_t *)step.attention.sinks, *end = file_.at(file_.size(), 0);
+            step.attention.most_heads = (int)std::min<ptrdiff_t>((end - rest) / (ptrdiff_t)sizeof(float), 1 << 16);
+        }
+    }
+
+    void embed(int64_t id, float *x) const {
+        const int8_t *row = rows_ + id * width_;
+        for (int64_t d = 0; d < width_; d++) x[d] = (float)row[d] * scales_[id];
+    }
+
+    EValue tensor(float *data, int count) {
+        held_.push_back(from_blob(data, {1, count, (int)width_}));
+        return EValue(*held_.back());
+    }
+
+    EValue state(std::vector<float> &values, const std::vector<int32_t> &shape) {
+        held_.push_back(from_blob(values.data(), {shape.begin(), shape.end()}));
+        return EValue(*held_.back());
+    }
+
+    void run(Step &step, int count);
+    void run_experts(Step &step, int count);
+
+    const File &file_;
+    uint64_t body_ = 0;
+    int64_t width_ = 0, longest_ = 0;
+    const int8_t *rows_ = nullptr;
+    const float *scales_ = nullptr;
+    Arena arena_;
+    std::vector<LoadedProgram> loaded_;
+    std::vector<std::unique_ptr<LoadedMethod>> methods_;
+    std::vector<std::unique_ptr<Cache>> caches_;
+    std::unordered_map<std::string, std::unique_ptr<Rope>> ropes_;
+    std::vector<Step> steps_;
+    LoadedMethod *head_ = nullptr;
+    std::vector<executorch::extension::TensorPtr> held_;
+    std::vector<float> x_, y_, before_, hidden_, expert_in_, expert_out_, router_, logits_;
+    int side_ = 0;
+};
+
+
+void ChainModel::run(Step &step, int count) {
+    held_.clear();
+    if (step.kind == Kind::moe) return run_experts(step, count);
+    LoadedMethod &method = *methods_[step.method];
+    std::vector<EValue> inputs{tensor(step.parallel ? before_.data() : x_.data(), count)};
+    std::vector<std::pair<float *, size_t>> outputs{{y_.data(), y_.size()}};
+    if (step.kind != Kind::ffn) inputs.push_back(tensor(x_.data(), count));
+    for (size_t i = 0; i < method.states.size(); i++) {
+        inputs.push_back(state(step.states[side_][i], method.states[i]));
+        outputs.push_back({step.states[side_ ^ 1][i].data(), step.states[side_ ^ 1][i].size()});
+    }
+    current = &step.attention;
+    method.call(inputs, outputs);
+    if (!step.parallel) before_.swap(x_);
+    x_.swap(y_);
+}
+
+/* Experts are chosen by score + bias and weighted by score, as in nas.nn.moe; each runs once, on all of its tokens. */
+void ChainModel::run_experts(Step &step, int count) {
+    const int experts = step.experts, k = step.top_k;
+    methods_[step.method]->call({tensor(x_.data(), count)},
+                                {{hidden_.data(), hidden_.size()}, {router_.data(), (size_t)(longest_ * experts)}});
+    struct Use { int token; float weight; };
+    std::vector<std::vector<Use>> uses(experts);
+    std::vector<float> score(experts);
+    std::vector<int> order(experts);
+    for (int t = 0; t < count; t++) {
+        for (int e = 0; e < experts; e++) {
+            score[e] = 1.0f / (1.0f + std::exp(-router_[(size_t)t * experts + e]));
+            order[e] = e;
+        }
+        std::partial_sort(order.begin(), order.begin() + k, order.end(), [&](int a, int b) {
+            float x = score[a] + step.bias[a], y = score[b] + step.bias[b];
+            return x != y ? x > y : a < b;
+        });
+        float total = 1e-6f;
+        for (int i = 0; i < k; i++) total += score[order[i]];
+        for (int i = 0; i < k; i++) uses[order[i]].push_back({t, score[order[i]] / total});
+    }
+    const size_t width = (size_t)width_;
+    for (int e = 0; e < experts; e++) {
+        const int tokens = (int)uses[e].size();
+        if (!tokens) continue;
+        for (int i = 0; i < tokens; i++)
+            memcpy(&expert_in_[i * width], &hidden_[uses[e][i].token * width], width * sizeof(float));
+        methods_[step.method + 1 + e]->call({tensor(expert_in_.data(), tokens)},
+                                            {{expert_out_.data(), expert_out_.size()}});
+        for (int i = 0; i < tokens; i++) {
+            float *x = &x_[uses[e][i].token * width];
+            const float *y = &expert_out_[i * width], weight = uses[e][i].weight;
+            for (size_t d = 0; d < width; d++) x[d] += weight * y[d];
+        }
+    }
+}
+
+/* ---- a whole graph ------------------------------------------------------------------------------------------- */
+
+/* The operators of ExecuTorch's own attention, head-major inside the same cache buffer, by our kernel. */
+Tensor &update_cache(KernelRuntimeContext &, const Tensor &value, Tensor &cache, int64_t position, Tensor &out) {
+    hilnas::Rows<float> rows{cache.mutable_data_ptr<float>(), (size_t)cache.size(1), (int)cache.size(3)};
+    hilnas::append(rows, value.const_data_ptr<float>(), (int)value.size(1), (int)value.size(2), (int)value.size(3),
+                   (size_t)position);
+    return out;
+}
+
+Tensor &custom_sdpa(KernelRuntimeContext &context, const Tensor &q, const Tensor &k, const Tensor &v, int64_t position,
+                    const std::optional<Tensor> &mask, double, bool causal, std::optional<double>, Tensor &out) {
+    if (mask.has_value() || !causal || q.size(3) % hilnas::LANES || resize_tensor(out, q.sizes()) != Error::Ok) {
+        context.fail(Error::InvalidArgument);
+        return out;
+    }
+    hilnas::Shape shape{(int)q.size(1), (int)q.size(2), (int)k.size(2), (int)q.size(3), 0, position, 0, nullptr};
+    auto rows = [](const Tensor &t) {
+        return hilnas::Rows<float>{const_cast<float *>(t.const_data_ptr<float>()), (size_t)t.size(1), (int)t.size(3)};
+    };
+    hilnas::attend(shape, q.const_data_ptr<float>(), rows(k), rows(v), out.mutable_data_ptr<float>(), in_parallel);
+    return out;
+}
+
+EXECUTORCH_LIBRARY(llama, "update_cache.out", update_cache);
+EXECUTORCH_LIBRARY(llama, "custom_sdpa.out", custom_sdpa);
+
+/* One .pte with tokens and position in, logits out, and its state inside. */
+class WholeModel final : public Model {
+  public:
+    explicit WholeModel(const File &file) : section_(file, 0, file.size()) {
+        auto program = Program::load(&section_, Program::Verification::InternalConsistency);
+        check(program.error(), LOAD_FAILED, "loading the program");
+        program_.emplace(std::move(*program));
+        vocab = constant("get_vocab_size");
+        chunk = std::min<int64_t>(constant("get_max_seq_len"), opt.chunk);
+        if (opt.context > constant("get_max_context_len")) usage("--context is longer than the program's");
+        programs = 1;
+        reset();
+    }
+
+    void reset() override { method_ = load("forward"); }
+
+    const float *feed(const int64_t *ids, int count) override {
+        auto tokens = from_blob(const_cast<int64_t *>(ids), {1, count}, ScalarType::Long);
+        auto at = from_blob(&position_, {1}, ScalarType::Long);
+        check(method_->method->set_input(EValue(*tokens), 0), DECODE_FAILED, "set_input");
+        check(method_->method->set_input(EValue(*at), 1), DECODE_FAILED, "set_input");
+        check(method_->method->execute(), DECODE_FAILED, "execute");
+        position_ += count;
+        const Tensor &logits = method_->method->get_output(0).toTensor();
+        if (logits.numel() != vocab) refuse("its logits are not of its vocabulary");
+        return logits.const_data_ptr<float>();
+    }
+
+  private:
+    struct Loaded {
+        Arena arena;
+        std::vector<Span<uint8_t>> spans;
+        std::optional<HierarchicalAllocator> planned;
+        MallocMemoryAllocator allocator, temporary;
+        std::optional<MemoryManager> memory;
+        std::optional<Method> method;
+    };
+
+    std::unique_ptr<Loaded> load(const char *name) {
+        auto loaded = std::make_unique<Loaded>();
+        auto meta = program_->method_meta(name);
+        check(meta.error(), LOAD_FAILED, name);
+        for (size_t i = 0; i < meta->num_memory_planned_buffers(); i++)
+            loaded->arena.grow(i, (size_t)*meta->memory_planned_buffer_size(i));
+        loaded->spans = loaded->arena.spans();
+        loaded->planned.emplace(Span<Span<uint8_t>>{loaded->spans.data(), loaded->spans.size()});
+        loaded->memory.emplace(&loaded->allocator, &*loaded->planned, &loaded->temporary);
+        auto method = program_->load_method(name, &*loaded->memory);
+        check(method.error(), LOAD_FAILED, name);
+        loaded->method.emplace(std::move(*method));
+        position_ = 0;
+        return loaded;
+    }
+
+    int64_t constant(const char *name) {
+        auto loaded = load(name);
+        check(loaded->method->execute(), LOAD_FAILED, name);
+        return loaded->method->get_output(0).toInt();
+    }
+
+    Section section_;
+    std::optional<Program> program_;
+    std::unique_ptr<Loaded> method_;
+    int64_t position_ = 0;
+};
+
+std::unique_ptr<Model> load_model(const File &file) {
+    if (!memcmp(file.at(0, 8), "HILNASET", 8)) return std::make_unique<ChainModel>(file);
+    if (!memcmp(file.at(4, 4), "ET12", 4)) return std::make_unique<WholeModel>(file);
+    refuse("it is no model of ours and no ExecuTorch program");
+}
+
+/* ---- the request --------------------------------------------------------------------------------------------- */
+
+/* splitmix64 (Steele, Lea, Flood 2014): the same ids on every machine. */
+int64_t next_id(uint64_t *state, int64_t vocab) {
+    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return (int64_t)((z ^ (z >> 31)) % (uint64_t)vocab);
+}
+
+const float *feed(Model &model, const int64_t *ids, long count) {
+    const float *logits = nullptr;
+    for (long done = 0; done < count; done += model.chunk)
+        logits = model.feed(ids + done, (int)std::min<long>(count - done, (long)model.chunk));
+    return logits;
+}
+
+/* A broken model may show as logits that are all equal: rounding to 8 bits turns what is not finite into zeros. */
+bool all_finite(const float *logits, int64_t vocab) {
+    bool differ = vocab == 1;
+    for (int64_t i = 0; i < vocab; i++) {
+        if (!std::isfinite(logits[i])) return false;
+        differ = differ || logits[i] != logits[0];
+    }
+    return differ;
+}
+
+/* One row of float32 per call that gives logits; outside what is timed. */
+void keep_logits(const float *logits, int64_t vocab) {
+    static FILE *file;
+    if (!opt.logits) return;
+    if (!file && !(file = fopen(opt.logits, "wb"))) usage("--logits cannot be written");
+    if (fwrite(logits, sizeof *logits, (size_t)vocab, file) != (size_t)vocab || fflush(file)) usage("--logits is full");
+}
+
+void print_array(const char *name, const std::vector<int64_t> &values) {
+    printf(",\"%s\":[", name);
+    for (size_t i = 0; i < values.size(); i++) printf("%s%" PRId64, i ? "," : "", values[i]);
+    printf("]");
+}
+
+void print_size(const char *name, double megabytes) {
+    if (!std::isnan(megabytes)) printf(",\"%s\":%.3f", name, megabytes);
+    else printf(",\"%s\":null", name);
+}
+
+/* One scratch memory for all of XNNPACK's subgraphs, which run one at a time; by default each has its own. */
+void share_workspace() {
+    constexpr int GLOBAL = 2; /* WorkspaceSharingMode::Global of XNNPACKBackend.h, which the wheel does not ship */
+    BackendOptions<1> options;
+    check(options.set_option("workspace_sharing_mode", GLOBAL), LOAD_FAILED, "workspace_sharing_mode");
+    check(set_option("XnnpackBackend", options.view()), LOAD_FAILED, "workspace_sharing_mode");
+}
+
+int measure() {
+    /* Constants are read, packed and freed one by one: what is freed goes back, and is not counted twice. */
+    mallopt(M_MMAP_THRESHOLD, 1 << 16);
+    int64_t begun = wall();
+    executorch::extension::threadpool::get_threadpool()->_unsafe_reset_threadpool((uint32_t)opt.threads);
+    share_workspace();
+    File file(opt.model);
+    std::unique_ptr<Model> model = load_model(file);
+    double load_ms = (double)(wall() - begun) / 1e6;
+
+    const long total = opt.prompt + opt.gen;
+    std::vector<int64_t> ids(std::max(total, opt.warmup)), decode_ns, decode_cpu_ns;
+    uint64_t state = (uint64_t)opt.seed;
+    for (auto &id : ids) id = next_id(&state, model->vocab);
+    decode_ns.reserve(opt.gen), decode_cpu_ns.reserve(opt.gen);
+
+    int64_t warming = wall();
+    if (opt.warmup) {
+        feed(*model, ids.data(), std::min(opt.warmup, opt.context));
+        model->reset();
+    }
+    double warmup_ms = (double)(wall() - warming) / 1e6;
+
+    double peak_at_load = peak_mb();
+    bool phases = reset_peak();
+    int64_t t = wall(), c = cpu();
+    const float *logits = feed(*model, ids.data(), opt.prompt);
+    volatile int64_t chosen = std::max_element(logits, logits + model->vocab) - logits;
+    double ttft_ms = (double)(wall() - t) / 1e6, prefill_cpu_ms = (double)(cpu() - c) / 1e6;
+    bool finite = all_finite(logits, model->vocab);
+    keep_logits(logits, model->vocab);
+    double prefill_mb = peak_mb();
+
+    phases = reset_peak() && phases;
+    /* The ids that are fed do not depend on the argmax, so every run and every model walks the same sequence. */
+    for (long i = 0; i < opt.gen; i++) {
+        t = wall(), c = cpu();
+        logits = feed(*model, &ids[opt.prompt + i], 1);
+        chosen = std::max_element(logits, logits + model->vocab) - logits;
+        decode_ns.push_back(wall() - t);
+        decode_cpu_ns.push_back(cpu() - c);
+        finite = finite && all_finite(logits, model->vocab);
+        keep_logits(logits, model->vocab);
+    }
+    (void)chosen;
+    double decode_mb = peak_mb();
+
+    printf("{\"v\":1,\"load_ms\":%.3f,\"ttft_ms\":%.6f,\"prefill_cpu_ms\":%.6f", load_ms, ttft_ms, prefill_cpu_ms);
+    print_array("decode_ns", decode_ns);
+    print_array("decode_cpu_ns", decode_cpu_ns);
+    print_size("peak_rss_mb", std::max({peak_at_load, prefill_mb, decode_mb}));
+    print_size("prefill_rss_mb", phases ? prefill_mb : NAN);
+    print_size("decode_rss_mb", phases ? decode_mb : NAN);
+    printf(",\"finite\":%s,\"info\":{\"warmup_ms\":%.3f,\"model_bytes\":%zu,\"programs\":%zu,\"vocab\":%" PRId64,
+           finite ? "true" : "false", warmup_ms, file.size(), model->programs, model->vocab);
+    printf(",\"chunk\":%" PRId64 ",\"kv\":\"%s\"", model->chunk, opt.kv);
+    if (!phases) printf(",\"phase_rss_reason\":\"/proc/self/clear_refs cannot be written here\"");
+    printf("}}\n");
+    return fflush(stdout) ? NO_MEMORY : 0;
+}
+
+} // namespace
+
+int main(int argc, char **argv) {
+    parse_arguments(argc, argv);
+    runtime_init();
+    try {
+        return measure();
+    } catch (const std::bad_alloc &) {
+        fail(NO_MEMORY, "out_of_memory", "the runner's own buffers");
+    }
+}

@@ -1,0 +1,330 @@
+"""Real devices for tests: Debian's own adbd and sshd, each alone on a machine made of namespaces.
+
+A machine has its own network, processes and mounts, and sees a root file system of Debian packages that nothing else
+uses; on this host nothing is installed. It is wired to this host by a pair of virtual Ethernet interfaces, which can
+be cut. Its processes are seen from here, so that a test knows what really runs there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from nas.core import paths
+
+RELEASE = "trixie"
+PACKAGES = (
+    *("adb", "adbd", "openssh-server", "openssh-sftp-server"),
+    *("bash", "busybox-static", "coreutils", "dash", "findutils", "grep", "mksh", "procps", "sed", "toybox"),
+    *("libfaketime", "time", "util-linux"),
+)
+TOOLS = ("apt-get", "chroot", "dpkg-deb", "ip", "mount", "ssh-keygen", "unshare")
+
+ADBD = "usr/lib/android-sdk/platform-tools/adbd"
+NO_AUTH = re.compile(
+    rb"\xbe\x01\0\0\0\xbf\x0d\0\0\0(?:\xe8.{4}){3}\x48\x8d\x05.{4}\xc6\x00(\x00)",
+    re.DOTALL,
+)
+"""Debian's adbd asks for no key (its patch adbd-don-t-require-authorization-on-Linux): after `signal(SIGPIPE, SIG_IGN)`
+and two calls it stores 0 in `auth_required`. That byte made 1 gives the adbd that phones have. x86-64 code."""
+
+BOOT = """
+set -e
+mount -t tmpfs -o mode=755 tmpfs {scratch}
+mkdir {scratch}/upper {scratch}/work {scratch}/root
+mount -t overlay -o lowerdir={image},upperdir={scratch}/upper,workdir={scratch}/work overlay {scratch}/root
+cd {scratch}/root
+mount -t proc proc proc
+mount -t sysfs -o ro sysfs sys
+mount -t tmpfs -o mode=755 tmpfs dev
+for node in null zero urandom random tty; do : >dev/$node; mount --bind /dev/$node dev/$node; done
+mkdir dev/pts && mount -t devpts -o newinstance,ptmxmode=0666 devpts dev/pts && ln -s pts/ptmx dev/ptmx
+mkdir -p run/sshd root data/local/tmp data/misc/adb
+{setup}
+touch run/booted
+while :; do chroot . env -i PATH={path} HOME=/root {daemon} || true; sleep 0.2; done
+"""
+
+
+def image() -> Path:
+    """The root file system of a device, made once."""
+    wanted = hashlib.sha256(" ".join([RELEASE, *PACKAGES]).encode()).hexdigest()[:12]
+    folder = paths.cache() / "test-devices" / wanted
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / f"{wanted}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            _check_host()
+            building = folder.with_suffix(".new")
+            shutil.rmtree(building, ignore_errors=True)
+            _unpack(building)
+            (building / "root").rename(folder)
+            shutil.rmtree(building)
+    return folder
+
+
+def _check_host() -> None:
+    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    assert os.geteuid() == 0, "tests with real devices make network namespaces: run them as root"
+    assert not missing, f"tests with real devices need {', '.join(missing)}"
+
+
+def _unpack(folder: Path) -> None:
+    """Fetches the packages with apt, but into `folder` and as if nothing were installed."""
+    for name in ("state/lists/partial", "cache/archives/partial", "root/etc"):
+        (folder / name).mkdir(parents=True)
+    (folder / "status").touch()
+    (folder / "sources.list").write_text(f"deb {_mirror()} {RELEASE} main\n")
+    (folder / "apt.conf").write_text(
+        f'Dir::State "{folder}/state"; Dir::State::status "{folder}/status"; Dir::Cache "{folder}/cache";'
+        f'Dir::Etc::sourcelist "{folder}/sources.list"; Dir::Etc::sourceparts "/dev/null";'
+        'Dir::Etc::trustedparts "/etc/apt/trusted.gpg.d"; APT::Install-Recommends "false"; APT::Sandbox::User "root";'
+    )
+    env = os.environ | {"APT_CONFIG": str(folder / "apt.conf")}
+    for arguments in (["update"], ["install", "-y", "--download-only", *PACKAGES]):
+        subprocess.run(["apt-get", "-qq", *arguments], env=env, check=True, stdout=subprocess.DEVNULL)
+    for package in (folder / "cache" / "archives").glob("*.deb"):
+        subprocess.run(["dpkg-deb", "-x", str(package), str(folder / "root")], check=True)
+    _complete(folder / "root")
+
+
+def _complete(root: Path) -> None:
+    """What maintainer scripts would have done."""
+    users = ["root:x:0:0::/root:/bin/sh", "sshd:x:100:65534::/run/sshd:/usr/sbin/nologin"]
+    (root / "etc/passwd").write_text("".join(f"{user}\n" for user in users))
+    (root / "etc/group").write_text("root:x:0:\n")
+    adbd = bytearray((root / ADBD).read_bytes())
+    found = NO_AUTH.search(adbd)
+    assert found, "this build of adbd is not known: where does it set auth_required?"
+    adbd[found.start(1)] = 1
+    (root / f"{ADBD}-auth").write_bytes(adbd)
+    (root / f"{ADBD}-auth").chmod(0o755)
+    for name, program, applets in (
+        ("android", "/usr/bin/toybox", ["/usr/bin/toybox"]),
+        ("busybox", "/usr/bin/busybox", ["/usr/bin/busybox", "--list"]),
+    ):
+        listed = subprocess.run(["chroot", str(root), *applets], check=True, capture_output=True, text=True).stdout
+        (root / name).mkdir()
+        for applet in listed.split():
+            (root / name / applet).symlink_to(program)
+    (root / "android" / "sh").unlink(missing_ok=True)
+    (root / "android" / "sh").symlink_to("/usr/bin/mksh-static")
+    # Debian builds busybox without this one.
+    (root / "busybox" / "flock").symlink_to("/usr/bin/flock")
+
+
+def _mirror() -> str:
+    """The Debian mirror that this host uses."""
+    sources = [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*.*"))]
+    text = "\n".join(path.read_text() for path in sources if path.is_file())
+    found = re.search(r"^(?:URIs: *|deb +(?:\[.*\] +)?)(\S+/debian)/?(?: |$)", text, re.MULTILINE)
+    return found[1] if found else "http://deb.debian.org/debian"
+
+
+@dataclass
+class Machine:
+    """A running device.
+
+    Args:
+        name: of its network namespace, and of this host's end of the wire.
+        address: where its daemon listens.
+        port: same.
+        init: process id, on this host, of what started everything there.
+    """
+
+    name: str
+    address: str
+    port: int
+    init: int
+
+    @property
+    def root(self) -> Path:
+        """Its files."""
+        return Path(f"/proc/{self.init}/root{self._inside}")
+
+    @property
+    def _inside(self) -> Path:
+        """Where they lie for those who share its mounts."""
+        return Path(f"/proc/{self.init}/cwd").readlink()
+
+    def forget(self, folder: str) -> None:
+        """Removes one of its folders."""
+        shutil.rmtree(self.root / folder, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def running(self, *command: str) -> Iterator[None]:
+        """A program that runs there while the context is open."""
+        inside = ["nsenter", f"--target={self.init}", "--mount", "--pid", "--net", f"--wdns={self._inside}"]
+        with subprocess.Popen(
+            [*inside, "chroot", ".", *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as it:
+            try:
+                yield
+            finally:
+                it.kill()
+
+    def processes(self, *words: str) -> list[int]:
+        """Process ids, on this host, of its processes whose arguments, from the first on, contain `words`."""
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                here = (entry / "ns/pid").readlink() == Path(f"/proc/{self.init}/ns/pid").readlink()
+                line = (entry / "cmdline").read_text(errors="replace").split("\0")
+                if here and len(line) >= len(words) and all(map(str.__contains__, line, words)):
+                    found.append(int(entry.name))
+        return found
+
+    def kill(self, *words: str) -> None:
+        """SIGKILL to all of these."""
+        pids = self.processes(*words)
+        assert pids, words
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    @contextlib.contextmanager
+    def cut(self) -> Iterator[None]:
+        """Nothing passes while the context is open, and neither side is told."""
+        subprocess.run(["ip", "link", "set", self.name, "down"], check=True)
+        try:
+            yield
+        finally:
+            subprocess.run(["ip", "link", "set", self.name, "up"], check=True)
+
+    @contextlib.contextmanager
+    def small_disk(self, folder: str, megabytes: int) -> Iterator[None]:
+        """One of its folders is an empty disk of that size while the context is open."""
+        (self.root / folder).mkdir(parents=True, exist_ok=True)
+        place = f"{self._inside}/{folder}"
+        enter = ["nsenter", f"--target={self.init}", "--mount"]
+        subprocess.run([*enter, "mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", place], check=True)
+        try:
+            yield
+        finally:
+            subprocess.run([*enter, "umount", "--lazy", place], check=True)
+
+
+def within(seconds: float, condition: Callable[[], bool]) -> bool:
+    """Whether `condition` comes true in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+_started = 0
+
+
+@contextlib.contextmanager
+def machine(folder: Path, daemon: str, port: int, setup: str, path: str = "/usr/bin:/usr/sbin") -> Iterator[Machine]:
+    """Boots a machine and waits for its daemon.
+
+    Args:
+        folder: an empty one of this host.
+        daemon: command line.
+        port: where the daemon listens.
+        setup: shell commands that run before, in the root folder of the machine.
+        path: PATH of the daemon and its children.
+    """
+    global _started
+    _started += 1
+    _check_host()
+    scratch = folder / "scratch"
+    scratch.mkdir(parents=True)
+    name, net = f"hil{os.getpid() % 100000}-{_started}", f"10.{100 + os.getpid() % 100}.{_started}"
+    boot = BOOT.format(scratch=scratch, image=image(), setup=setup, daemon=daemon, path=path)
+    with contextlib.ExitStack() as stack:
+        _ip("netns", "add", name)
+        stack.callback(_ip, "netns", "delete", name)
+        _ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
+        _ip("addr", "add", f"{net}.1/24", "dev", name)
+        _ip("link", "set", name, "up")
+        for arguments in (["addr", "add", f"{net}.2/24", "dev", "eth0"], ["link", "set", "eth0", "up"]):
+            _ip("-n", name, *arguments)
+        _ip("-n", name, "link", "set", "lo", "up")
+        log = stack.enter_context((folder / "log").open("wb"))
+        inside = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "bash", "-c", boot]
+        outer = subprocess.Popen(["ip", "netns", "exec", name, *inside], stdout=log, stderr=log)
+        stack.callback(outer.wait)
+        stack.callback(outer.kill)
+        children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children")
+        assert within(10, lambda: bool(children.read_text())), (folder / "log").read_text()
+        booted = Machine(name, f"{net}.2", port, int(children.read_text()))
+        assert within(20, lambda: _listens(booted)), (folder / "log").read_text()
+        yield booted
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True)
+
+
+def _listens(machine: Machine) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((machine.address, machine.port), 1):
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def sshd(folder: Path, keys: Path, *, port: int = 22, options: str = "", setup: str = "") -> Iterator[Machine]:
+    """A machine with sshd, which accepts the key that is made in `keys`.
+
+    Args:
+        folder: an empty one of this host.
+        keys: the agent's.
+        port: where it listens.
+        options: more lines of its configuration.
+        setup: more commands before it starts.
+    """
+    config = f"""
+Port {port}
+HostKey /run/host_key
+AuthorizedKeysFile /run/authorized_keys
+StrictModes no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+UsePAM no
+PermitRootLogin prohibit-password
+Subsystem sftp /usr/lib/openssh/sftp-server
+{options}
+"""
+    keys.mkdir(parents=True, exist_ok=True)
+    new_key(keys / "id_ed25519")
+    commands = f"""
+ssh-keygen -q -t ed25519 -N '' -f run/host_key
+cp {shlex.quote(str(keys))}/id_ed25519.pub run/authorized_keys
+printf %s {shlex.quote(config)} >run/sshd_config
+{setup}
+"""
+    with machine(folder, "/usr/sbin/sshd -D -e -f /run/sshd_config", port, commands) as booted:
+        yield booted
+
+
+@contextlib.contextmanager
+def adbd(folder: Path, public_key: str, *, port: int = 5555) -> Iterator[Machine]:
+    """A machine with adbd, a shell and tools as phones have them: mksh and toybox, no others on PATH."""
+    setup = f"""
+mount --bind usr/bin/mksh-static usr/bin/dash
+printf '%s\\n' {shlex.quote(public_key)} >data/misc/adb/adb_keys
+"""
+    daemon = f"ADBD_PORT={port} /{ADBD}-auth"
+    with machine(folder, daemon, port, setup, path="/android") as booted:
+        yield booted
+
+
+def new_key(path: Path) -> None:
+    """An ed25519 key pair."""
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True)

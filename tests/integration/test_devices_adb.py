@@ -1,0 +1,141 @@
+"""The adb transport against a real adbd, with the shell and the tools of a phone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from device_faults import LATEST_S, RUNNER, RemoteFaults, reached
+from device_lab import Machine, adbd, within
+
+from nas.core.errors import InfrastructureFailed, InvalidInput
+from nas.devices.content import file_sha256
+from nas.devices.transports import TRANSPORTS
+from nas.devices.transports.adb import connection
+from nas.devices.transports.adb.key import AdbKey
+from nas.devices.transports.adb.wire import AdbWire
+from nas.devices.transports.base import NotTrusted, Transport
+from nas.devices.transports.shell import ShellTransport
+from nas.testing.transport_contract import TransportContract, run
+
+FOLDER = "data/local/tmp/hilnas"
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home") / "keys"
+
+
+@pytest.fixture(scope="module")
+def device(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    with adbd(tmp_path_factory.mktemp("device"), AdbKey.load(keys / "adb").public()) as machine:
+        yield machine
+
+
+def address(machine: Machine) -> str:
+    return f"adb:{machine.address}:{machine.port}"
+
+
+@pytest.fixture
+def connected(device: Machine, keys: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Transport]:
+    monkeypatch.setenv("NAS_HOME", str(keys.parent))
+    device.forget(FOLDER)
+    transport = TRANSPORTS["adb"](address(device), keys)
+    transport.connect()
+    yield transport
+    transport.close()
+
+
+class TestAdbContract(TransportContract):
+    @pytest.fixture
+    def transport(self, connected: Transport) -> Transport:
+        return connected
+
+
+class TestAdbFaults(RemoteFaults):
+    @pytest.fixture
+    def transport(self, connected: Transport) -> Transport:
+        return connected
+
+    @pytest.fixture
+    def another(self, device: Machine, keys: Path) -> Iterator[Transport]:
+        transport = ShellTransport(AdbWire(address(device), keys))
+        yield transport
+        transport.close()
+
+    @pytest.fixture
+    def code(self, device: Machine) -> str:
+        return f"from nas.devices.transports.adb.wire import connect; connect({address(device)!r}, None)"
+
+    @pytest.fixture
+    def daemon(self) -> str:
+        return "adbd-auth"
+
+    @pytest.fixture
+    def folder(self) -> str:
+        return FOLDER
+
+
+def test_a_key_that_the_device_does_not_know(device: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "CONNECT_S", 1.0)
+    with pytest.raises(NotTrusted, match="screen"):
+        AdbWire(address(device), tmp_path).connect()
+    assert (tmp_path / "adb").stat().st_mode & 0o777 == 0o600
+
+
+def test_nobody_answers(device: Machine, tmp_path: Path) -> None:
+    with pytest.raises(InfrastructureFailed, match="refused"):
+        AdbWire(f"adb:{device.address}:2", tmp_path).connect()
+
+
+@pytest.fixture
+def server(device: Machine, keys: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The serial of the device at an adb server, which stands beside it and has the agent's key."""
+    (device.root / "run/agent_key").write_bytes((keys / "adb").read_bytes())
+    settings = ["HOME=/run", "ADB_VENDOR_KEYS=/run/agent_key", "PATH=/usr/bin"]
+    command = ["/usr/bin/env", "-i", *settings, "adb", "-a", "-P", "5037", "server", "nodaemon"]
+    monkeypatch.setenv("ANDROID_ADB_SERVER_ADDRESS", device.address)
+    with device.running(*command):
+        yield "emulator-5554"
+
+
+def test_through_an_adb_server(server: str, device: Machine, tmp_path: Path) -> None:
+    """The server finds the device by itself, as it finds emulators; what follows is the same for USB."""
+    transport = ShellTransport(AdbWire(f"adb:{server}", tmp_path))
+    assert within(20, lambda: reached(transport))
+    assert run(transport, "echo out; exit 7").exit_code == 7
+    path = tmp_path / "file"
+    path.write_bytes(bytes(range(256)) * 10_000)
+    transport.pull(transport.push(path, file_sha256(path)), tmp_path / "back")
+    with ThreadPoolExecutor(1) as threads:
+        result = threads.submit(transport.run, RUNNER, env={}, deadline_s=300, output_limit=100)
+        assert within(10, lambda: bool(device.processes(*RUNNER)))
+        device.kill("adb", "-a")
+        assert within(LATEST_S, lambda: not device.processes(*RUNNER))
+        with pytest.raises(InfrastructureFailed):
+            result.result()
+
+
+def test_a_device_that_the_server_does_not_have(server: str, tmp_path: Path) -> None:
+    transport = ShellTransport(AdbWire("adb:R5CT1234567", tmp_path))
+    assert within(20, lambda: "not found" in why_not(transport))
+
+
+def why_not(transport: ShellTransport) -> str:
+    with pytest.raises(InfrastructureFailed) as failure:
+        transport.connect()
+    return str(failure.value)
+
+
+def test_no_adb_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", "2")
+    with pytest.raises(InfrastructureFailed, match="adb start-server"):
+        ShellTransport(AdbWire("adb:R5CT1234567", tmp_path)).connect()
+
+
+@pytest.mark.parametrize("text", ["adb:", "R5CT1234567", "adb:a b", "adb:host:port", "adb:x;y", "ssh://u@host"])
+def test_addresses_of_another_form(text: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput):
+        AdbWire(text, tmp_path)

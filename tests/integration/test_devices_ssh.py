@@ -1,0 +1,183 @@
+"""The ssh transport against a real sshd: the contract, and what goes wrong between two machines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import paramiko
+import pytest
+from device_faults import RemoteFaults
+from device_lab import Machine, new_key, sshd
+
+from nas.core.errors import InfrastructureFailed, InvalidInput
+from nas.devices.transports import TRANSPORTS
+from nas.devices.transports.base import NotTrusted, Transport
+from nas.devices.transports.shell import ShellTransport
+from nas.devices.transports.ssh import SshAddress, SshWire, host_key, pin
+from nas.testing.transport_contract import TransportContract, run
+
+FOLDER = "root/.cache/hilnas"
+FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home") / "keys"
+
+
+@pytest.fixture(scope="module")
+def device(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    with sshd(tmp_path_factory.mktemp("device"), keys, port=2222) as machine:
+        pin(address(machine), host_key(address(machine)), keys)
+        yield machine
+
+
+def address(machine: Machine) -> SshAddress:
+    return SshAddress("root", machine.address, machine.port)
+
+
+@pytest.fixture
+def connected(device: Machine, keys: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Transport]:
+    monkeypatch.setenv("NAS_HOME", str(keys.parent))
+    device.forget(FOLDER)
+    transport = TRANSPORTS["ssh"](str(address(device)), keys)
+    transport.connect()
+    yield transport
+    transport.close()
+
+
+class TestSshContract(TransportContract):
+    @pytest.fixture
+    def transport(self, connected: Transport) -> Transport:
+        return connected
+
+
+class TestSshFaults(RemoteFaults):
+    @pytest.fixture
+    def transport(self, connected: Transport) -> Transport:
+        return connected
+
+    @pytest.fixture
+    def another(self, device: Machine, keys: Path) -> Iterator[Transport]:
+        transport = ShellTransport(SshWire(address(device), keys))
+        yield transport
+        transport.close()
+
+    @pytest.fixture
+    def code(self, device: Machine) -> str:
+        return f"from nas.devices.transports.ssh import connect; connect({str(address(device))!r}, None)"
+
+    @pytest.fixture
+    def daemon(self) -> str:
+        return "sshd-session"
+
+    @pytest.fixture
+    def folder(self) -> str:
+        return FOLDER
+
+
+@pytest.fixture(scope="module")
+def box(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    own, setup = keys.parent / "box", "mount --bind usr/bin/busybox usr/bin/dash"
+    with sshd(tmp_path_factory.mktemp("box"), own, options="SetEnv PATH=/busybox", setup=setup) as machine:
+        pin(address(machine), host_key(address(machine)), own)
+        yield machine
+
+
+class TestBusyboxContract(TransportContract):
+    """A small box: busybox is the shell and every tool."""
+
+    @pytest.fixture
+    def transport(self, box: Machine, keys: Path) -> Iterator[Transport]:
+        box.forget(FOLDER)
+        transport = ShellTransport(SshWire(address(box), keys.parent / "box"))
+        transport.connect()
+        assert run(transport, "ls --help 2>&1").stdout.startswith(b"BusyBox")
+        yield transport
+        transport.close()
+
+
+def test_a_machine_that_nobody_pinned(device: Machine, keys: Path, tmp_path: Path) -> None:
+    (tmp_path / "id_ed25519").write_bytes((keys / "id_ed25519").read_bytes())
+    with pytest.raises(NotTrusted, match="not pinned"):
+        SshWire(address(device), tmp_path).connect()
+
+
+def test_another_host_key_than_the_pinned_one(device: Machine, keys: Path, tmp_path: Path) -> None:
+    new_key(tmp_path / "other")
+    (tmp_path / "id_ed25519").write_bytes((keys / "id_ed25519").read_bytes())
+    pin(address(device), paramiko.Ed25519Key.from_private_key_file(str(tmp_path / "other")), tmp_path)
+    with pytest.raises(NotTrusted, match="host key changed"):
+        SshWire(address(device), tmp_path).connect()
+    pin(address(device), host_key(address(device)), tmp_path)
+    SshWire(address(device), tmp_path).connect()
+
+
+def test_a_key_that_the_machine_does_not_know(device: Machine, keys: Path, tmp_path: Path) -> None:
+    new_key(tmp_path / "id_ed25519")
+    (tmp_path / "known_hosts").write_bytes((keys / "known_hosts").read_bytes())
+    with pytest.raises(NotTrusted, match="no key of this agent"):
+        SshWire(address(device), tmp_path).connect()
+
+
+def test_nobody_answers(device: Machine, keys: Path) -> None:
+    with pytest.raises(InfrastructureFailed, match="refused"):
+        SshWire(SshAddress("root", device.address, 2), keys).connect()
+
+
+def test_memory_is_told_where_the_machine_has_gnu_time(connected: ShellTransport) -> None:
+    small = run(connected, "exit 0").max_rss_mb
+    large = run(connected, "head -c 30000000 /dev/zero | tail -c 30000000 | wc -c").max_rss_mb
+    assert small is not None and large is not None
+    assert small < 10 < 30 < large < 60
+
+
+def test_the_cipher_is_gcm(connected: ShellTransport, device: Machine, keys: Path) -> None:
+    wire = SshWire(address(device), keys)
+    wire.connect()
+    assert wire.cipher == "aes128-gcm@openssh.com"
+    wire.close()
+
+
+def test_a_machine_that_lives_in_another_time(keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing on the device depends on its date: not deadlines, not times, not what the cache throws out."""
+    wrong = f"SetEnv LD_PRELOAD={FAKETIME} FAKETIME=-30y"
+    with sshd(tmp_path / "device", tmp_path / "keys", options=wrong) as machine:
+        pin(address(machine), host_key(address(machine)), tmp_path / "keys")
+        transport = ShellTransport(SshWire(address(machine), tmp_path / "keys"))
+        year = run(transport, "date +%Y", env={"LD_PRELOAD": FAKETIME, "FAKETIME": "-30y"})
+        result = run(transport, "echo before; sleep 300", deadline_s=1)
+        transport.close()
+    assert int(year.stdout) < 2010
+    assert (result.timed_out, result.stdout, 1 <= result.wall_s < 6) == (True, b"before\n", True)
+    assert result.started_at > 1.7e9
+
+
+def test_a_login_shell_that_talks(keys: Path, tmp_path: Path) -> None:
+    setup = "sed -i s,/bin/sh,/bin/bash, etc/passwd; echo '[ -n \"$BASH\" ] && echo hello >&2' >root/.bashrc"
+    with sshd(tmp_path / "device", tmp_path / "keys", setup=setup) as machine:
+        pin(address(machine), host_key(address(machine)), tmp_path / "keys")
+        transport = ShellTransport(SshWire(address(machine), tmp_path / "keys"))
+        assert run(transport, "echo out").stdout == b"out\n"
+        assert "processor" in transport.read_text("/proc/cpuinfo").split()[0]
+        transport.close()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["ssh://host", "ssh://u:secret@host", "ssh://u@host/path", "u@host", "ssh://u@host:x", "ssh://u@", "adb:1", ""],
+)
+def test_addresses_of_another_form(text: str) -> None:
+    with pytest.raises(InvalidInput):
+        SshAddress.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "known_as"),
+    [("ssh://u@host", "host"), ("ssh://u@10.0.0.1:2222", "[10.0.0.1]:2222"), ("ssh://u@[::1]:2222", "[::1]:2222")],
+)
+def test_addresses(text: str, known_as: str) -> None:
+    parsed = SshAddress.parse(text)
+    assert parsed.known_as == known_as
+    assert SshAddress.parse(str(parsed)) == parsed

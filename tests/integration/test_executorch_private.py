@@ -1,0 +1,117 @@
+"""Private parts of ExecuTorch that the exporter and the runner rely on, each by name.
+
+When a new version breaks one of these, `runtimes/executorch` has to follow: `lowering.py` and `runner.cpp` say where.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from nas.core.block import Block
+from nas.runtimes.executorch import lowering
+from nas.runtimes.executorch.modules import ProgramModule
+from nas.runtimes.executorch.numbers import pack_int4
+from nas.runtimes.executorch.programs import GROUP, Program, mixer_program, swiglu_program
+from nas.runtimes.executorch.sdk import installed_sdk
+from nas.runtimes.executorch.templates import _distinct, _distinct_int4, template_key
+
+pytestmark = pytest.mark.timeout(600)
+
+ROOT = Path(__file__).parents[2]
+CONV = mixer_program(Block.of("conv", kernel=3), 64)
+SWIGLU = swiglu_program(Block.of("swiglu", width=64), 64)
+
+
+def filled(program: Program) -> ProgramModule:
+    module, rng = lowering.quantised(lowering.module_of(program)), np.random.default_rng(0)
+    with torch.no_grad():
+        for constant in program.constants:
+            if constant.role == "int4":
+                lowering.set_int4(module, constant.name, *_distinct_int4(constant, rng))
+            else:
+                getattr(module, constant.name).copy_(torch.from_numpy(_distinct(constant, rng)))
+    return module
+
+
+def test_versions_are_the_pinned_ones() -> None:
+    pinned = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["executorch"]
+    assert pinned == [f"{name}=={importlib.metadata.version(name)}" for name in ("executorch", "torchao")]
+
+
+def test_kept_passes_exist() -> None:
+    """`XNNPACKPassManager.passes`."""
+    with lowering.quiet():
+        from executorch.backends.xnnpack._passes import XNNPACKPassManager
+
+        names = [one.__name__ for one in XNNPACKPassManager(None).passes]
+    assert set(lowering.KEPT_PASSES) < set(names)
+
+
+@pytest.mark.parametrize("program", [CONV, SWIGLU], ids=lambda program: program.kind)
+def test_left_out_passes_change_no_byte(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = lowering.lower(program, filled(program))
+    with lowering.quiet():
+        from executorch.backends.xnnpack._passes import XNNPACKPassManager
+
+        every = tuple(one.__name__ for one in XNNPACKPassManager(None).passes)
+    monkeypatch.setattr(lowering, "KEPT_PASSES", every)
+    assert lowering.lower(program, filled(program)) == few
+
+
+def test_constants_lie_outside_under_their_hash() -> None:
+    """`meta["custom"]["delegate_constant_tag"]`, and names that are the SHA-256 of what they stand for."""
+    module = filled(SWIGLU)
+    pte = lowering.lower(SWIGLU, module)
+    packed = pack_int4(getattr(module, "gate").weight.qdata.numpy())  # noqa: B009 - a module, for mypy a tensor
+    assert hashlib.sha256(packed).hexdigest().encode() in pte
+    assert packed not in pte and len(pte) < 8192
+    names = set(re.findall(rb"(?:scale_)?[0-9a-f]{64}", pte))
+    assert len(names) == 3 * 2 + 2, "three matrices with scales, a mean, an epsilon"
+    assert b"norm_weight" in pte, "what ExecuTorch itself reads is called by its name"
+
+
+def test_packing_is_xnnpacks() -> None:
+    """`NodeVisitor.convert_to_qc4w`."""
+    with lowering.quiet():
+        from executorch.backends.xnnpack.operators.node_visitor import NodeVisitor
+    values = np.random.default_rng(0).integers(-8, 8, (5, 2 * GROUP), np.int8)
+    assert NodeVisitor.convert_to_qc4w(torch.from_numpy(values)).numpy().tobytes() == pack_int4(values)
+
+
+def test_lowering_the_same_again_gives_the_same_bytes() -> None:
+    assert lowering.lower(SWIGLU, filled(SWIGLU)) == lowering.lower(SWIGLU, filled(SWIGLU))
+    assert template_key(SWIGLU) != template_key(CONV)
+
+
+@pytest.mark.parametrize(
+    ("library", "symbol"),
+    [
+        ("libexecutorch_threadpool.so", "executorch::extension::threadpool::get_threadpool()"),
+        ("libexecutorch_threadpool.so", "ThreadPool::_unsafe_reset_threadpool(unsigned int)"),
+        ("libexecutorch_threadpool.so", "ThreadPool::run(executorch::runtime::FunctionRef<void (unsigned long)>"),
+        ("libexecutorch_backend_xnnpack.so", "XNNWorkspaceManager::set_sharing_mode("),
+    ],
+)
+def test_libraries_export_what_no_header_declares(library: str, symbol: str) -> None:
+    listed = subprocess.run(
+        ["nm", "-DC", "--defined-only", str(installed_sdk().library(library))],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert symbol in listed.stdout
+
+
+def test_no_library_needs_torch() -> None:
+    for path in (installed_sdk().folder / "lib").glob("libexecutorch*.so"):
+        dynamic = subprocess.run(["readelf", "-d", str(path)], check=True, capture_output=True, text=True).stdout
+        assert "libtorch" not in dynamic and "libc10" not in dynamic

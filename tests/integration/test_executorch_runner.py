@@ -1,0 +1,133 @@
+"""The runner on real artifacts: the contract of a runtime, resets, damaged files, whole graphs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nas.core.errors import CandidateFailed
+from nas.core.layout import Layout
+from nas.runtimes.base import Runtime
+from nas.runtimes.executorch.builds import Build
+from nas.runtimes.executorch.gate import relative_l2, runner_logits
+from nas.runtimes.executorch.runtime import EXECUTORCH
+from nas.runtimes.executorch.whole import write_whole_graph
+from nas.runtimes.host import host_target
+from nas.testing.planted_faults import checkpoint
+from nas.testing.runtime_contract import RuntimeContract
+
+pytestmark = pytest.mark.timeout(900)  # blocks are lowered the first time
+
+EVERY_STATE = Layout.parse("d64 v128 ffn=swiglu:64 [C3 A2/1 W2/1@8 M16]")
+
+
+class TestExecuTorch(RuntimeContract):
+    target = host_target()
+
+    @pytest.fixture
+    def runtime(self, executorch_build: Build) -> Runtime:
+        return EXECUTORCH
+
+    @pytest.fixture
+    def layout(self) -> Layout:
+        return EVERY_STATE
+
+    @pytest.fixture
+    def refused(self) -> Layout:
+        return Layout.parse("d64 v128 ffn=swiglu:40 [C3]")
+
+
+@pytest.fixture(scope="module")
+def model(executorch_build: Build, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    EXECUTORCH.export(EVERY_STATE, "8da4w", checkpoint(EVERY_STATE, folder / "weights"), folder / "model")
+    return folder / "model"
+
+
+def logits(build: Build, model: Path, folder: Path, *options: str) -> np.ndarray:
+    argv = [str(build.executable), "--model", str(model), "--prompt", "40", "--gen", "8", "--logits", str(folder / "l")]
+    subprocess.run([*argv, *options], check=True, capture_output=True)
+    return np.fromfile(folder / "l", np.float32)
+
+
+def test_warm_up_leaves_nothing_behind(executorch_build: Build, model: Path, tmp_path: Path) -> None:
+    cold = logits(executorch_build, model, tmp_path, "--warmup", "0")
+    np.testing.assert_array_equal(cold, logits(executorch_build, model, tmp_path, "--warmup", "23"))
+
+
+@pytest.mark.parametrize("options", [("--mmap", "1"), ("--threads", "2"), ("--context", "4096")])
+def test_what_changes_no_number(executorch_build: Build, model: Path, tmp_path: Path, options: tuple[str, str]) -> None:
+    expected = logits(executorch_build, model, tmp_path)
+    np.testing.assert_array_equal(expected, logits(executorch_build, model, tmp_path, *options))
+
+
+@pytest.mark.parametrize("keep", [0, 10, 30, 500, 30_000])
+def test_cut_file_is_refused(executorch_build: Build, model: Path, tmp_path: Path, keep: int) -> None:
+    (tmp_path / "cut").write_bytes(model.read_bytes()[:keep])
+    refusal(executorch_build, tmp_path / "cut")
+
+
+@pytest.mark.parametrize(
+    ("record", "other"),
+    [
+        (b"model 64 128 128", b"model 64 -12 128"),
+        (b"\nattention 2 0 0 ", b"\nattention 2 0 9 "),
+        (b"\nmixer 0 0\n", b"\nmixer 1 0\n"),
+        (b"\nmixer 0 0\n", b"\nmixer X 0\n"),
+        (b"\nhead 8\n", b"\nhead 99"),
+        (b"\ncache 1 32 8\n", b"\ncache 2 32 8\n"),
+        (b"data norm_weight", b"data morn_weight"),
+    ],
+)
+def test_wrong_header_is_refused(
+    executorch_build: Build, model: Path, tmp_path: Path, record: bytes, other: bytes
+) -> None:
+    content = model.read_bytes()
+    assert record in content and len(record) == len(other)
+    (tmp_path / "wrong").write_bytes(content.replace(record, other))
+    refusal(executorch_build, tmp_path / "wrong")
+
+
+def refusal(build: Build, model: Path) -> None:
+    """The runner says that the file is bad; it does not die of it."""
+    argv = [str(build.executable), "--model", str(model), "--prompt", "32", "--gen", "2"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode in (65, 70), (done.returncode, done.stdout[:200])
+    assert json.loads(done.stdout)["error"]["message"]
+
+
+def test_cache_in_half_precision_is_close(executorch_build: Build, tmp_path: Path) -> None:
+    layout = Layout.parse("d64 v128 ffn=swiglu:64 [A2/1]")
+    EXECUTORCH.export(layout, "8da4w", checkpoint(layout, tmp_path / "weights"), tmp_path / "model")
+    runner = executorch_build.executable
+    half, full = (runner_logits(tmp_path / "model", runner, 128, kv=kv) for kv in ("f16", "f32"))
+    assert 0 < relative_l2(half, full).max() < 0.05
+
+
+def test_missing_context_is_the_callers_fault(executorch_build: Build, model: Path) -> None:
+    argv = [str(executorch_build.executable), "--model", str(model), "--prompt", "32", "--gen", "2", "--context", "33"]
+    assert subprocess.run(argv, capture_output=True, check=False).returncode == 64
+
+
+@pytest.mark.parametrize(
+    "text", ["d64 v128 ffn=swiglu:64 [C3 A2/1 M16]", "d64 v128 ffn=swiglu:64 [A4/2(qk_norm=0) C3&A2/1 ^0 A4/2(kv=0)]"]
+)
+def test_blocks_and_whole_graph_are_equal_to_the_bit(executorch_build: Build, tmp_path: Path, text: str) -> None:
+    layout = Layout.parse(text)
+    weights = checkpoint(layout, tmp_path / "weights")
+    EXECUTORCH.export(layout, "8da4w", weights, tmp_path / "blocks")
+    write_whole_graph(layout, weights, 256, tmp_path / "whole.pte")
+    blocks, whole = (
+        runner_logits(tmp_path / name, executorch_build.executable, layout.vocab) for name in ("blocks", "whole.pte")
+    )
+    np.testing.assert_array_equal(blocks, whole)
+
+
+def test_dead_runner_is_the_candidates_failure(tmp_path: Path) -> None:
+    with pytest.raises(CandidateFailed) as failure:
+        runner_logits(tmp_path / "model", Path("/bin/false"), 8)
+    assert failure.value.reason == "crash"

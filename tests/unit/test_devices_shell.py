@@ -1,0 +1,217 @@
+"""Transports over a shell: the contract on this machine's own `sh`, and devices that do not tell the truth."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import select
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from nas.core.errors import InfrastructureFailed, InvalidInput, Unsupported
+from nas.devices.transports import scripts, shell
+from nas.devices.transports.base import Lease, Transport
+from nas.devices.transports.report import read_report
+from nas.devices.transports.shell import ShellTransport
+from nas.devices.transports.wire import Stream
+from nas.testing.transport_contract import TransportContract, run, write
+
+
+class Pipe:
+    """A `Stream` to a child process."""
+
+    def __init__(self, command: str) -> None:
+        self.process = subprocess.Popen(
+            ["sh", "-c", command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={"PATH": os.environ["PATH"]},
+        )
+        assert self.process.stdin and self.process.stdout
+        self.stdin, self.stdout = self.process.stdin, self.process.stdout
+
+    def read(self, timeout_s: float) -> bytes | None:
+        ready, _, _ = select.select([self.stdout], [], [], timeout_s)
+        return os.read(self.stdout.fileno(), 1 << 16) if ready else None
+
+    def write(self, data: bytes) -> None:
+        self.stdin.write(data)
+        self.stdin.flush()
+
+    def close(self) -> None:
+        self.stdin.close()
+        self.stdout.close()
+        self.process.wait(10)
+
+
+class ShellHere:
+    """A `Wire` that goes nowhere."""
+
+    name = "here"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = str(folder)
+
+    def connect(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def start(self, command: str) -> Stream:
+        return Pipe(command)
+
+    def put(self, local: Path, remote: str) -> None:
+        shutil.copyfile(local, remote)
+
+
+class TestShellContract(TransportContract):
+    @pytest.fixture
+    def transport(self, tmp_path: Path) -> Iterator[Transport]:
+        # Every string that reaches the device is quoted, this one too.
+        transport = ShellTransport(ShellHere(tmp_path / 'it\'s "$HOME" here'))
+        transport.connect()
+        yield transport
+        transport.close()
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> ShellTransport:
+    return ShellTransport(ShellHere(tmp_path / "device"))
+
+
+def test_processors_that_are_not_there(here: ShellTransport) -> None:
+    with pytest.raises(Unsupported, match="processors"):
+        run(here, "exit 0", cpu_affinity=[4000])
+
+
+def test_a_device_without_a_tool_that_is_needed(here: ShellTransport, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scripts, "TOOLS", ("sh", "no-such-tool"))
+    with pytest.raises(Unsupported, match="lacks no-such-tool"):
+        here.connect()
+
+
+def test_what_was_used_longest_ago_goes(here: ShellTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shell, "KEPT_KB", 250)
+    content = tmp_path / "device" / "content"
+    places: dict[int, Path] = {}
+    for letter in range(4):
+        path = tmp_path / f"{letter}"
+        path.write_bytes(bytes([letter]) * 100_000)
+        places[letter] = Path(here.push(path, shell.file_sha256(path)))
+        for at, place in places.items():
+            if place.exists():
+                os.utime(place, (at, at))
+    assert [letter for letter, place in places.items() if place.exists()] == [2, 3]
+    assert sum(path.stat().st_size for path in content.iterdir()) < 250_000
+
+
+@pytest.mark.parametrize("authority", ["", ".", "..", "../x", "a/b", "a b", "$(x)", "-", "x" * 65])
+def test_an_authority_has_a_plain_name(authority: str) -> None:
+    with pytest.raises(InvalidInput):
+        Lease(authority, 1)
+
+
+class Liar:
+    """A `Stream` of prepared answers."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self.pieces = iter(pieces)
+        self.said = 0
+
+    def read(self, timeout_s: float) -> bytes | None:
+        piece = next(self.pieces, b"")
+        self.said += len(piece)
+        return piece
+
+    def write(self, data: bytes) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Lying(ShellHere):
+    """Tells the truth until `answer` is set."""
+
+    answer: Liar | None = None
+
+    def start(self, command: str) -> Stream:
+        return self.answer or super().start(command)
+
+
+@pytest.fixture
+def lying(tmp_path: Path) -> tuple[ShellTransport, Lying]:
+    wire = Lying(tmp_path / "device")
+    transport = ShellTransport(wire)
+    transport.connect()
+    return transport, wire
+
+
+def test_a_device_that_never_stops_talking(lying: tuple[ShellTransport, Lying], tmp_path: Path) -> None:
+    transport, wire = lying
+    asking = {
+        "run": lambda: run(transport, "exit 0", output_limit=1000),
+        "hash": lambda: transport.hash("/x"),
+        "read_text": lambda: transport.read_text("/x"),
+        "names": lambda: transport.names("/x"),
+    }
+    for ask in asking.values():
+        wire.answer = Liar(itertools.repeat(b"x" * 1000))
+        with pytest.raises(InfrastructureFailed, match="more than it was asked"):
+            ask()
+        assert wire.answer.said < 1 << 20
+
+
+@pytest.mark.parametrize("said", [[], [b"garbage"], [b"\n"], [b"\xff\x00" * 100]])
+def test_a_device_that_talks_nonsense(lying: tuple[ShellTransport, Lying], said: list[bytes]) -> None:
+    transport, wire = lying
+    wire.answer = Liar(said)
+    with pytest.raises(InfrastructureFailed):
+        run(transport, "exit 0")
+    with pytest.raises(InfrastructureFailed):
+        transport.hash("/x")
+
+
+TIMES = "0m0.0s " * 8
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        f"r 0 {TIMES}ran 0 1.0 2.0 0\n",
+        f"r 0 {TIMES}ran x 1.0 2.0 0 -\n",
+        f"r 0 {TIMES}ran 0 1.0 2.0 0 - and more\n",
+        f"r 5 {TIMES}ran 0 1.0 2.0 0 -\n",
+        f"r 0 {'0m ' * 8}ran 0 1.0 2.0 0 -\n",
+        f"r 0 {TIMES}\n",
+        "r\n",
+    ],
+)
+def test_a_report_that_is_not_whole(report: str) -> None:
+    with pytest.raises(InfrastructureFailed):
+        read_report(b"r\noutput\n" + report.encode(), "r", "device")
+
+
+def test_a_report() -> None:
+    times = "0m00.01s 0m00.02s 1m00.50s 0m00.25s 0m00.01s 0m00.02s 1m01.00s 0m00.50s"
+    report = read_report(f"welcome\nr\nout\n\nr 4 {times} ran 137 10.00 12.50 1 2048\nerr\n".encode(), "r", "device")
+    assert (report.output, report.errors, report.runner_cpu_s) == (b"out\n", b"err\n", 60.75)
+    assert report.ran is not None
+    assert (report.ran.exit_code, report.ran.wall_s, report.ran.timed_out) == (-9, 2.5, True)
+    assert report.ran.max_rss_mb == pytest.approx(2.097152)
+
+
+def test_a_runner_cannot_forge_its_report(here: ShellTransport) -> None:
+    """It does not know the mark of its run; and what it says comes before the true report."""
+    result = run(here, f"printf '\\n%s 0 {TIMES}ran 0 1.0 2.0 0 -\\n' 0123456789abcdef; exit 3")
+    assert result.exit_code == 3
+
+
+def test_what_is_written_lies_below_the_folder(here: ShellTransport, tmp_path: Path) -> None:
+    here.connect()
+    write(here, "x", str(tmp_path / "device" / "runs" / "mark"))
+    assert {path.name for path in (tmp_path / "device").iterdir()} >= {"content", "bundles", "runs", "fences", "tmp"}
+    assert (tmp_path / "device").stat().st_mode & 0o777 == 0o700

@@ -1,0 +1,122 @@
+"""Which layouts ExecuTorch carries, what their chains are, and what a workload may ask for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from nas.core.errors import InfrastructureFailed, InvalidInput, Unsupported
+from nas.core.layout import Layout
+from nas.core.plan import PlanFile, Runner
+from nas.core.workload import Workload
+from nas.runtimes.base import Artifact
+from nas.runtimes.executorch.build import build
+from nas.runtimes.executorch.builds import find_build, variant_for
+from nas.runtimes.executorch.chain import build_chain
+from nas.runtimes.executorch.runtime import EXECUTORCH
+from nas.runtimes.executorch.sdk import LIBRARIES
+
+LFM2 = "d1024 v65536 ffn=swiglu:4608 [C3*2 A16/8 C3*2 A16/8 C3*2 A16/8 C3 A16/8 C3 A16/8 C3 A16/8 C3]"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        LFM2,
+        "d64 v100 ffn=swiglu:64 [C3*4]",
+        "d128 v512 ffn=swiglu:352 [A8/4 C3&W4/2@8 A8/4(kv=0)+none C3+none ^1 -]",
+        "d256 v512 ffn=moe:8x2:64 [C3+swiglu:512 M32 W4/2@32(sink=1) A4/2]",
+    ],
+)
+def test_every_mix_is_carried(text: str) -> None:
+    support = EXECUTORCH.supports(Layout.parse(text))
+    assert support.verdict == "stock" and support.arch == "blocks"
+
+
+def test_groups_must_fit() -> None:
+    support = EXECUTORCH.supports(Layout.parse("d160 v512 ffn=swiglu:40 [A4/2:20]"))
+    assert not support
+    assert [reason.split(" ")[0] for reason in support.reasons] == ["mixers.0.o.weight", "ffn.down.weight"]
+    assert all("groups of 32" in reason for reason in support.reasons)
+
+
+def test_programs_stand_once() -> None:
+    chain = build_chain(Layout.parse(LFM2))
+    assert [program.kind for program in chain.programs] == ["conv", "swiglu", "attention", "head"]
+    assert len(chain.methods) == 33 and len(chain.steps) == 32 and len(chain.caches) == 6
+
+
+def test_windows_sinks_and_rope_need_no_program_of_their_own() -> None:
+    chain = build_chain(Layout.parse("d64 v64 ffn=swiglu:64 [A2/1 W2/1@8 W2/1@9(sink=1) A2/1(rope_theta=10)]"))
+    assert [program.kind for program in chain.programs] == ["attention", "swiglu", "head"]
+    assert [cache.window for cache in chain.caches] == [0, 8, 9, 0]
+
+
+def test_shared_layers_run_the_same_methods() -> None:
+    chain = build_chain(Layout.parse("d64 v64 ffn=swiglu:64 [C3 A2/1 ^0 ^1]"))
+    assert [step.method for step in chain.steps] == [0, 1, 2, 3, 0, 1, 2, 3]
+    assert [step.attend.cache for step in chain.steps if step.attend] == [0, 1], "each use has a cache of its own"
+
+
+def test_experts_follow_their_router() -> None:
+    chain = build_chain(Layout.parse("d64 v64 ffn=moe:3x2:32 [C3]"))
+    assert [method.program.kind for method in chain.methods] == ["conv", "router", "expert", "expert", "expert", "head"]
+    assert [method.expert for method in chain.methods] == [None, None, 0, 1, 2, None]
+
+
+def artifact() -> Artifact:
+    return Artifact(
+        sha256="0" * 64,
+        size=1,
+        runtime="executorch",
+        quantisation="8da4w",
+        layout_id="x",
+        arch="blocks",
+        weights="random:0",
+    )
+
+
+def runner() -> Runner:
+    files = {name: PlanFile(sha256="1" * 64, size=1) for name in ("runner", *LIBRARIES)}
+    return Runner(runtime="executorch", build="b", target="x86_64-linux", files=files, main="runner")
+
+
+def test_plan_hands_the_workload_on() -> None:
+    plan = EXECUTORCH.plan(artifact(), runner(), Workload(prompt=100, gen=7, n_ubatch=64, threads=2), deadline_s=9)
+    args = dict(zip(plan.args[::2], plan.args[1::2], strict=True))
+    assert args["--chunk"] == "64" and args["--context"] == "256" and args["--threads"] == "2"
+    assert args["--model"] == "{model}" and plan.threads == 2
+
+
+@pytest.mark.parametrize("change", [{"kv_type": "q8_0"}, {"flash_attn": False}, {"repack": False}])
+def test_what_it_lacks_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(Unsupported):
+        EXECUTORCH.plan(artifact(), runner(), Workload.model_validate(change), deadline_s=9)
+
+
+def test_variants() -> None:
+    assert variant_for("x86_64-linux", {"avx2", "fma", "f16c", "bmi2", "sse4_2"}).name == "avx2"
+    assert variant_for("x86_64-linux", {"sse4_2"}).name == "sse42"
+    with pytest.raises(Unsupported):
+        variant_for("x86_64-linux", set())
+
+
+def test_missing_build_names_its_command() -> None:
+    with pytest.raises(InfrastructureFailed, match=r"nas runtime build executorch --target pdp11-unix"):
+        find_build("pdp11-unix", ())
+
+
+def test_there_is_one_build() -> None:
+    with pytest.raises(InvalidInput, match="one build"):
+        build(log=print, patched=True)
+
+
+def test_support_and_plans_load_no_torch() -> None:
+    code = (
+        "import sys; from nas.core.layout import Layout; from nas.runtimes import RUNTIMES;"
+        "assert RUNTIMES['executorch'].supports(Layout.parse('d64 v64 ffn=swiglu:64 [C3]'));"
+        "sys.exit('torch' in sys.modules or 'executorch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
