@@ -32,7 +32,7 @@ from nas.runtimes.llama_cpp.builds import Build
 from nas.runtimes.llama_cpp.greedy import greedy_tokens
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.testing.llama_cpp_gate import gate
-from nas.testing.planted_faults import FAULTS, MOE_FAULTS, PLANTED, PLANTED_MOE, checkpoint
+from nas.testing.planted_faults import FAULTS, MOE_FAULTS, PLANTED, PLANTED_CHOICE, PLANTED_MOE, checkpoint
 from nas.testing.short_training import STOCK as BYTE_LEVEL
 from nas.testing.short_training import learned_checkpoint
 
@@ -118,11 +118,12 @@ def _layouts(target: str, layouts: dict[str, str]) -> Iterator[Row]:
 
 def _faults(target: str) -> Iterator[Row]:
     used = _build(target, True)
-    for right, faults in ((PLANTED, FAULTS), (PLANTED_MOE, MOE_FAULTS)):
+    for planted, faults in ((PLANTED, FAULTS), (PLANTED_MOE, MOE_FAULTS)):
         for fault in faults:
-            for quantisation in ("q4_0", "f32"):
-                if fault.choice_only and used.details.static and quantisation != "f32":
-                    continue  # choices are settled there
+            # Through a runner, a fault in choices shows where they need not be settled.
+            hidden = fault.choice_only and used.details.static
+            right = PLANTED_CHOICE if hidden else planted
+            for quantisation in ("f32",) if hidden else ("q4_0", "f32"):
                 _say(f"{target}: {fault.name} {quantisation}")
                 with tempfile.TemporaryDirectory() as folder:
                     report = gate(Path(folder), quantisation, right, used, fault)
