@@ -42,7 +42,7 @@ def dot_f16(x: Tensor, y: Tensor) -> Tensor:
     `ggml_vec_dot_f16` in ggml/src/ggml-cpu/vec.cpp with GGML_F16_STEP 32 and GGML_F16x8_REDUCE of simd-mappings.h.
     """
     whole = x.shape[-1] - x.shape[-1] % 32
-    lanes = torch.zeros(*torch.broadcast_shapes(x.shape[:-1], y.shape[:-1]), 32)
+    lanes = torch.zeros(32)
     for start in range(0, whole, 32):
         lanes = _f16(lanes + x[..., start : start + 32] * y[..., start : start + 32])
     quarters = lanes.reshape(*lanes.shape[:-1], 4, 8)
