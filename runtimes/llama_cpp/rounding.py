@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from gguf import GGMLQuantizationType as Type
@@ -43,7 +42,7 @@ def dot_f16(x: Tensor, y: Tensor) -> Tensor:
     `ggml_vec_dot_f16` in ggml/src/ggml-cpu/vec.cpp with GGML_F16_STEP 32 and GGML_F16x8_REDUCE of simd-mappings.h.
     """
     whole = x.shape[-1] - x.shape[-1] % 32
-    lanes = torch.zeros(*np.broadcast_shapes(x.shape[:-1], y.shape[:-1]), 32)
+    lanes = torch.zeros(32)
     for start in range(0, whole, 32):
         lanes = _f16(lanes + x[..., start : start + 32] * y[..., start : start + 32])
     quarters = lanes.reshape(*lanes.shape[:-1], 4, 8)
