@@ -43,9 +43,13 @@ watch() {
     finish lost
 }
 
+# A runner that is only just starting may be neither a group nor a holder of the lock yet, so once is not enough.
 finish() {
     : >"$here/$1"
-    kill_run "$run"
+    for pause in 0 0.1 1; do
+        sleep $pause
+        kill_run "$run"
+    done
     kill -9 0
 }
 
@@ -95,7 +99,7 @@ keep() {
     setsid "$@" </dev/null 2>&5 9>&7 3<&- 4>&- 5>&- 7>&- &
     runner=$!
     echo $runner >"$here/pid"
-    [ -e "$here/lost" ] && kill_run "$run"
+    [ -e "$here/lost" ] && { kill -9 $runner; kill_run "$run"; }
     exec 7>&-
     wait $runner
     code=$?

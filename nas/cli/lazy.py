@@ -21,7 +21,7 @@ COMMANDS = {
     "generate": "Write text with a trained proxy.",
     "runtime": "List runtimes and build them.",
     "doctor": "Check this machine and say how to fix what is wrong.",
-    "gc": "Remove model files and checkpoints that nothing needs.",
+    "gc": "Remove model files, checkpoints and lowered programs that nothing needs.",
     "db": "Maintain the database.",
 }
 """Command -> its line in `nas --help`; each is a module of this package with an `app`."""

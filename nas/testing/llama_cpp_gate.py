@@ -10,7 +10,7 @@ from nas.runtimes.base import GateReport
 from nas.runtimes.llama_cpp.builds import Build
 from nas.runtimes.llama_cpp.gate import run_gate
 from nas.runtimes.llama_cpp.oracle import Oracle
-from nas.runtimes.llama_cpp.runner_gate import run_runner_gate
+from nas.runtimes.llama_cpp.runner_gate import rounds_choices, run_runner_gate
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.runtimes.llama_cpp.support import Quantisation
 from nas.runtimes.runner_logits import here
@@ -37,10 +37,11 @@ def gate(folder: Path, quantisation: str, right: Layout, build: Build, fault: Fa
     trained = checkpoint(right, folder / "right")
     if not fault.earlier:
         return LLAMA_CPP.gate(right, quantisation, trained, model, build.runner)
-    oracle = Oracle(right, cast(Quantisation, quantisation), trained)
+    stored_as = cast(Quantisation, quantisation)
+    oracle = Oracle(right, stored_as, trained, half_sums=build.details.half_sums)
     if build.details.static:
         return run_runner_gate(
             right, model, here(build.executable, build.runner.target), oracle.exact, oracle.rounded,
-            settled=quantisation != "f32", earlier=fault.earlier,
+            settled=rounds_choices(right, stored_as), earlier=fault.earlier,
         )  # fmt: skip
     return run_gate(right, model, build, oracle.exact, oracle.rounded, earlier=fault.earlier)

@@ -77,6 +77,8 @@ PLANTED = Layout.parse("d256 v512 ffn=swiglu:512 [C3 A8/4 C3 A8/4 C5]")
 """What `FAULTS` are planted in."""
 PLANTED_MOE = Layout.parse("d256 v512 ffn=moe:8x2:64 [C3+swiglu:512 A4/2 C3 A4/2]")
 """What `MOE_FAULTS` are planted in."""
+PLANTED_CHOICE = Layout.parse("d256 v512 ffn=moe:8x2:64 [C3+swiglu:512 C3 M16 C3]")
+"""The same for those of `choice_only`: no attention, whose cache is rounded even where weights are float32."""
 _HEAD = 32
 
 

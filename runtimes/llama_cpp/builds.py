@@ -45,6 +45,11 @@ class BuildDetails(BaseModel):
         """The files that the runner loads."""
         return () if self.static else LIBRARIES
 
+    @property
+    def half_sums(self) -> bool:
+        """Whether the processors it is for add up float16 products in float16, as Arm's with "asimdhp" do."""
+        return any("asimdhp" in one.needs for one in VARIANTS if (one.name, one.target) == (self.variant, self.target))
+
 
 @dataclass(frozen=True, slots=True)
 class Build:

@@ -30,13 +30,17 @@ class Oracle:
         layout: what to compute.
         quantisation: of the file it stands beside.
         checkpoint: the trained weights.
+        half_sums: whether the processor adds up products of F16 numbers in float16.
 
     Raises:
         InvalidInput: the checkpoint does not fit the layout.
         Unsupported: neither build carries the layout.
     """
 
-    def __init__(self, layout: Layout, quantisation: Quantisation, checkpoint: Checkpoint) -> None:
+    def __init__(
+        self, layout: Layout, quantisation: Quantisation, checkpoint: Checkpoint, *, half_sums: bool = False
+    ) -> None:
+        self._half_sums = half_sums
         listed = list(tensors(layout, architecture(layout)))
         self._model = Model(layout, seed=None)
         state = self._model.state_dict()
@@ -67,5 +71,5 @@ class Oracle:
 
     def rounded(self, ids: NDArray[np.int64], experts: Choices | None = None) -> Computed:
         """The same with activations rounded where llama.cpp rounds them."""
-        with RoundedActivations(self._types):
+        with RoundedActivations(self._types, half_sums=self._half_sums):
             return self.exact(ids, experts)

@@ -1,8 +1,8 @@
 """The equivalence gate through the runner, for machines whose libraries this one cannot load.
 
-The runner tells the logits of the prompt's end and of each decoded token, but not which experts it chose. In float32
-nothing is rounded that choices depend on, so both sides choose alike. Otherwise the file is compared with its choices
-settled: a copy whose biases let the same experts win for every token, others in every layer.
+The runner tells the logits of the prompt's end and of each decoded token, but not which experts it chose. In F32 files
+without attention nothing is rounded that choices depend on, so both sides choose alike. Otherwise a file is compared
+with its choices settled: a copy whose biases let the same experts win for every token, others in every layer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from nas.core.layout import Layout
 from nas.runtimes.base import GateReport
 from nas.runtimes.llama_cpp.experts import Choices
 from nas.runtimes.llama_cpp.gate import PROMPT_CHUNKS, STEPS, Forward, compare
-from nas.runtimes.llama_cpp.layers import feed_forwards
+from nas.runtimes.llama_cpp.layers import ATTENTION, feed_forwards, mixers, of_kind
+from nas.runtimes.llama_cpp.support import Quantisation
 from nas.runtimes.runner_logits import Feed, Machine, runner_logits
 
 _WINS = 2.0
@@ -45,7 +46,7 @@ def run_runner_gate(
         machine: what runs the runner.
         oracle: the layout on dequantised weights.
         simulated: the same with rounded activations; both from `nas.runtimes.llama_cpp.oracle`.
-        settled: whether to settle the choices of experts; without, weights and activations must be float32.
+        settled: whether to settle the choices of experts, see `rounds_choices`.
         earlier: a planted fault: tokens that are still in memory from an earlier text. 0 in earnest.
         seed: of the token ids.
 
@@ -62,6 +63,11 @@ def run_runner_gate(
         measured = runner_logits(machine, file, layout.vocab, feed, scratch)
     first = sum(PROMPT_CHUNKS) - 1
     return compare(measured, oracle(ids, experts).logits[first:], simulated(ids, experts).logits[first:])
+
+
+def rounds_choices(layout: Layout, quantisation: Quantisation) -> bool:
+    """Whether rounding may change which experts are chosen; the cache of attention is float16 in every file."""
+    return quantisation != "f32" or bool(of_kind(mixers(layout), *ATTENTION))
 
 
 def settled_experts(layout: Layout, length: int) -> Choices:

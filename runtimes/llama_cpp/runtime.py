@@ -99,13 +99,13 @@ class LlamaCpp:
         """See `nas.runtimes.llama_cpp.gate`, and `runner_gate` for other machines' runners; loads torch."""
         from nas.runtimes.llama_cpp.gate import run_gate
         from nas.runtimes.llama_cpp.oracle import Oracle
-        from nas.runtimes.llama_cpp.runner_gate import run_runner_gate
+        from nas.runtimes.llama_cpp.runner_gate import rounds_choices, run_runner_gate
         from nas.runtimes.runner_logits import here
 
         build = load_build(builds_folder() / runner.build)
-        oracle = Oracle(layout, _known(quantisation), checkpoint)
+        oracle = Oracle(layout, _known(quantisation), checkpoint, half_sums=build.details.half_sums)
         if build.details.static:
-            settled = quantisation != "f32"
+            settled = rounds_choices(layout, _known(quantisation))
             machine = here(build.executable, build.runner.target)
             return run_runner_gate(layout, model, machine, oracle.exact, oracle.rounded, settled=settled)
         return run_gate(layout, model, build, oracle.exact, oracle.rounded)

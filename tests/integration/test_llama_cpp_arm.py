@@ -15,7 +15,7 @@ from nas.runtimes.llama_cpp.builds import Build
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.runtimes.runner_logits import Feed, here, runner_logits
 from nas.testing.llama_cpp_gate import gate
-from nas.testing.planted_faults import FAULTS, MOE_FAULTS, PLANTED, PLANTED_MOE, Fault, checkpoint
+from nas.testing.planted_faults import FAULTS, MOE_FAULTS, PLANTED, PLANTED_CHOICE, PLANTED_MOE, Fault, checkpoint
 
 pytestmark = pytest.mark.timeout(1800)  # the first test compiles
 
@@ -71,13 +71,27 @@ def test_planted_faults_fail(
 
 
 @pytest.mark.parametrize("quantisation", ["q4_0", "f32"])
-@pytest.mark.parametrize("fault", MOE_FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", [one for one in MOE_FAULTS if not one.choice_only], ids=lambda fault: fault.name)
 def test_faults_in_experts_fail(
     arm_build: Build, patched_build: Build, tmp_path: Path, fault: Fault, quantisation: str
 ) -> None:
-    """A file whose choices are settled hides what is wrong with choosing alone; F32 files are not settled."""
-    caught = not gate(tmp_path, quantisation, PLANTED_MOE, arm_build, fault).passed
-    assert caught == (not fault.choice_only or quantisation == "f32")
+    assert not gate(tmp_path, quantisation, PLANTED_MOE, arm_build, fault).passed
+
+
+@pytest.mark.parametrize("fault", [one for one in MOE_FAULTS if one.choice_only], ids=lambda fault: fault.name)
+def test_faults_in_choosing_experts_fail(arm_build: Build, patched_build: Build, tmp_path: Path, fault: Fault) -> None:
+    """Where choices need not be settled: the right file passes to the last bit that float32 has."""
+    right = gate(tmp_path, "f32", PLANTED_CHOICE, arm_build)
+    assert right.passed and right.limit < 1e-4
+    assert not gate(tmp_path, "f32", PLANTED_CHOICE, arm_build, fault).passed
+
+
+@pytest.mark.parametrize("kind", ["attention", "all"])
+def test_half_precision_sums_are_simulated(arm_build: Build, patched_build: Build, tmp_path: Path, kind: str) -> None:
+    """Arm adds up F16 products in F16, which errs more than rounding activations alone explains."""
+    report = gate(tmp_path, "f16", Layout.parse(LAYOUTS[kind]), arm_build)
+    assert report.passed, (report.error, report.limit)
+    assert report.limit < 0.05
 
 
 def test_file_that_the_runner_refuses_is_the_candidates_failure(arm_build: Build, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from nas.nn.model import Model
 from nas.runtimes.base import GateReport, RandomWeights
 from nas.runtimes.llama_cpp.following import FollowedExperts
 from nas.runtimes.llama_cpp.gate import CHUNKS, compare, judge_choices
-from nas.runtimes.llama_cpp.rounding import attend_f16, round_q8_0, round_q8_k
+from nas.runtimes.llama_cpp.rounding import attend_f16, dot_f16, round_q8_0, round_q8_k
 from nas.runtimes.llama_cpp.runner_gate import settle, settled_experts
 from nas.runtimes.llama_cpp.writer import write_gguf
 from nas.runtimes.runner_logits import Feed
@@ -173,8 +173,20 @@ def test_zeros_stay_zeros(rounding: object) -> None:
     assert callable(rounding) and (rounding(torch.zeros(2, 256)) == 0).all()
 
 
-def test_attention_in_f16_is_attention() -> None:
+def test_sums_in_f16_are_numpys_lane_by_lane() -> None:
+    x, y = RNG.standard_normal((2, 70)).astype(np.float16)
+    lanes = (x[:32] * y[:32]).astype(np.float16)
+    exact = lanes.astype(np.float64) + x[32:64].astype(np.float64) * y[32:64]  # rounded once, as a fused step is
+    four = exact.astype(np.float16).reshape(4, 8)
+    eight = (four[0] + four[2]) + (four[1] + four[3])
+    expected = eight.astype(np.float32).sum() + (x[64:].astype(np.float32) * y[64:].astype(np.float32)).sum()
+    found = dot_f16(torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y.astype(np.float32)))
+    np.testing.assert_allclose(float(found), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("half_sums", [False, True])
+def test_attention_in_f16_is_attention(half_sums: bool) -> None:
     g = torch.Generator().manual_seed(0)
     q, k, v = torch.randn(1, 4, 9, 16, generator=g), *torch.randn(2, 1, 2, 9, 16, generator=g)
     exact = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    torch.testing.assert_close(attend_f16(q, k, v), exact, rtol=1e-2, atol=3e-3)
+    torch.testing.assert_close(attend_f16(q, k, v, half_sums=half_sums), exact, rtol=1e-2, atol=3e-3)
