@@ -136,12 +136,11 @@ class SshWire:
         client.set_missing_host_key_policy(_Refuse(self._keys / "known_hosts"))
         if (self._keys / "known_hosts").exists():
             client.load_host_keys(str(self._keys / "known_hosts"))
-        try:
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(client.close)
             with _errors_of(self.name):
                 self._log_in(client)
-        except BaseException:
-            client.close()
-            raise
+            on_failure.pop_all()
         self._client = client
 
     def _log_in(self, client: paramiko.SSHClient) -> None:

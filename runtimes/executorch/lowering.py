@@ -6,7 +6,7 @@ names them:
 - `XNNPACKPassManager.passes`: of the passes that XNNPACK runs on every delegate only those are kept that can match in
   these graphs. Each one traces the delegate anew; without them lowering costs about half.
 - `meta["custom"]["delegate_constant_tag"]` on a node: XNNPACK leaves that constant out of the program.
-- placeholders of parameters are called "p_...", those of buffers "b_...".
+- inputs of an exported graph that stand for parameters are called "p_...", those for buffers "b_...".
 - XNNPACK names a constant by the SHA-256 of its bytes ("scale_" before it for scales), stores 4-bit weights as unsigned
   nibbles, the even column low, and group scales as bfloat16.
 """

@@ -205,7 +205,7 @@ def _lower(model: WholeGraph, layout: Layout, context: int) -> bytes:
                         memory_planning_pass=MemoryPlanningPass(alloc_graph_input=False),
                     )
                 )
-        except (RuntimeError, ValueError, AssertionError, TypeError, KeyError, NotImplementedError) as error:
+        except (RuntimeError, ValueError, AssertionError, TypeError, KeyError) as error:
             raise CandidateFailed("export", f"ExecuTorch cannot lower the whole graph: {error}") from error
         return bytes(lowered.buffer)
 

@@ -173,8 +173,7 @@ class RemoteFaults:
 
     def test_cpu_time_is_told(self, transport: ShellTransport) -> None:
         result = run(transport, "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done")
-        assert result.cpu_s is not None
-        assert 0 < result.cpu_s <= result.wall_s + 0.05
+        assert result.cpu_s is not None and result.cpu_s > 0
 
     def test_a_round_is_delivered_and_run(self, transport: ShellTransport, tmp_path: Path) -> None:
         """The runner is two files, finds its library beside it, makes one input itself and is observed."""

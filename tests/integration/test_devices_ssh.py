@@ -150,7 +150,7 @@ def test_a_machine_that_lives_in_another_time(keys: Path, tmp_path: Path, monkey
         result = run(transport, "echo before; sleep 300", deadline_s=1)
         transport.close()
     assert int(year.stdout) < 2010
-    assert (result.timed_out, result.stdout, 1 <= result.wall_s < 6) == (True, b"before\n", True)
+    assert (result.timed_out, result.stdout) == (True, b"before\n")
     assert result.started_at > 1.7e9
 
 

@@ -12,8 +12,9 @@ from nas.core.canonical import content_hash
 from nas.core.device import Device
 from nas.core.layout import Layout
 from nas.core.plan import InputFile, Plan, PlanFile, Round, RoundResult, Runner
-from nas.store import agents, devices, studies
-from nas.store.rows import Proposal, Study
+from nas.core.protocol import Failure
+from nas.store import agents, devices, jobs, outcomes, studies
+from nas.store.rows import JobRow, JobState, Proposal, Study
 from nas.store.store import Store
 
 SPACE = {"name": "tiny", "depth": [2, 4]}
@@ -92,3 +93,32 @@ def round_of(model: str = "model") -> Round:
 
 
 RESULT = RoundResult(pairs=[], push_s=0.5)
+
+
+BROKEN = Failure(kind="infrastructure", message="cable fell out")
+
+
+def put(store: Store, name: str = "a", **options: object) -> JobRow:
+    return jobs.enqueue(store, key(name), round_of(), **{"device": "box"} | options)
+
+
+def take(store: Store, box: str = "box", agent: str = "local") -> JobRow:
+    claimed = jobs.claim(store, box, agent)
+    assert claimed is not None
+    return claimed
+
+
+def state(store: Store, job: JobRow) -> JobState:
+    now = jobs.get(store, job.id)
+    assert now is not None
+    return now.state
+
+
+def break_down(store: Store, clock: StillClock, box: str = "box", agent: str = "local") -> JobRow:
+    """The next job of `box`, claimed and failed by the infrastructure."""
+    clock.time += 1000
+    job = take(store, box, agent)
+    assert outcomes.fail(store, job.id, box, agent, job.epoch or 0, BROKEN).accepted
+    after = jobs.get(store, job.id)
+    assert after is not None
+    return after

@@ -54,11 +54,10 @@ class AdbConnection:
         self._received = bytearray()
         self._checksum, self._max_payload = True, 4096
         self._streams = 0
-        try:
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(self.close)
             self._greet(key)
-        except BaseException:
-            self.close()
-            raise
+            on_failure.pop_all()
 
     def close(self) -> None:
         """Hangs up."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 
@@ -41,12 +42,11 @@ class AdbServer:
                 f"adb:{self._serial}: no adb server ({error}); run `adb start-server`"
             ) from error
         stream = SocketStream(opened, f"adb:{self._serial}")
-        try:
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(stream.close)
             for request in (f"host:transport:{self._serial}", service):
                 self._ask(stream, request.encode())
-        except BaseException:
-            stream.close()
-            raise
+            on_failure.pop_all()
         return stream
 
     def _ask(self, stream: SocketStream, request: bytes) -> None:

@@ -1,0 +1,139 @@
+"""Failed jobs: tried again, or the candidate's, or the device's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from store_support import (
+    RESULT,
+    StillClock,
+    add_device,
+    break_down,
+    key,
+    new_study,
+    open_store,
+    proposal,
+    put,
+    take,
+)
+
+from nas.core.errors import InvalidInput
+from nas.core.protocol import Failure
+from nas.store import attempts, devices, jobs, outcomes, trials
+from nas.store.jobs import MAX_FAILURES
+from nas.store.outcomes import BAD_AFTER_JOBS
+from nas.store.rows import Blame, Health, JobKind, JobState
+from nas.store.store import Store
+
+
+@pytest.fixture
+def clock() -> StillClock:
+    return StillClock()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: StillClock) -> Store:
+    store = open_store(tmp_path, clock)
+    add_device(store)
+    return store
+
+
+def test_an_infrastructure_failure_is_tried_again_later_and_makes_the_device_doubtful(
+    store: Store, clock: StillClock
+) -> None:
+    devices.set_health(store, "box", Health.GOOD)
+    put(store)
+    failed = break_down(store, clock)
+    assert (failed.state, failed.blame, failed.message) == (JobState.QUEUED, None, "cable fell out")
+    assert failed.not_before > clock.time
+    assert jobs.claim(store, "box", "local") is None
+    assert devices.get(store, "box").health is Health.UNKNOWN
+    assert [attempt.message for attempt in attempts.of_key(store, key("a"))] == ["cable fell out"]
+    clock.time = failed.not_before
+    again = take(store)
+    assert (again.id, again.epoch) == (failed.id, 2)
+    assert not outcomes.submit(store, again.id, "box", "local", 1, RESULT).accepted
+
+
+def test_failing_again_after_a_passed_check_is_the_candidates(store: Store, clock: StillClock) -> None:
+    put(store)
+    assert break_down(store, clock).state is JobState.QUEUED
+    clock.time += 1
+    devices.set_health(store, "box", Health.GOOD)
+    failed = break_down(store, clock)
+    assert (failed.state, failed.blame, failed.reason) == (JobState.FAILED, Blame.CANDIDATE, "crash")
+
+
+def test_failing_again_without_a_check_is_the_infrastructures_in_the_end(store: Store, clock: StillClock) -> None:
+    put(store)
+    states = [break_down(store, clock) for _ in range(MAX_FAILURES)]
+    assert [job.state for job in states] == [JobState.QUEUED] * (MAX_FAILURES - 1) + [JobState.FAILED]
+    assert states[-1].blame is Blame.INFRASTRUCTURE
+    jobs.retry(store, states[-1].id)
+    again = take(store)
+    assert (again.blame, again.message, again.attempts) == (None, None, 1)
+    with pytest.raises(InvalidInput, match="has not failed"):
+        jobs.retry(store, again.id)
+
+
+def test_failing_on_two_devices_is_the_candidates(store: Store, clock: StillClock) -> None:
+    add_device(store, "phone", agent="other")
+    study = new_study(store).id
+    trials.propose(store, study, [proposal(32), proposal(64)])
+    put(store, "a", trial=(study, 0))
+    put(store, "b", trial=(study, 0), device="phone")
+    put(store, "c", trial=(study, 1), device="phone", priority=-1)
+    assert break_down(store, clock).state is JobState.QUEUED
+    failed = break_down(store, clock, "phone", "other")
+    assert (failed.state, failed.blame) == (JobState.FAILED, Blame.CANDIDATE)
+    assert break_down(store, clock, "phone", "other").state is JobState.QUEUED
+
+
+def test_a_check_is_never_the_candidates(store: Store, clock: StillClock) -> None:
+    put(store, kind=JobKind.CHECK)
+    for _ in range(MAX_FAILURES):
+        clock.time += 1
+        devices.set_health(store, "box", Health.GOOD)
+        failed = break_down(store, clock)
+    assert (failed.state, failed.blame) == (JobState.FAILED, Blame.INFRASTRUCTURE)
+
+
+def test_a_device_turns_bad_after_three_different_jobs_until_it_passes_a_check(store: Store, clock: StillClock) -> None:
+    for n in range(BAD_AFTER_JOBS):
+        assert devices.get(store, "box").health is Health.UNKNOWN
+        put(store, f"j{n}", priority=n)
+        break_down(store, clock)
+    bad = devices.get(store, "box")
+    assert bad.health is Health.BAD
+    assert "cable fell out" in (bad.health_reason or "")
+    clock.time += 1000
+    assert jobs.claim(store, "box", "local") is None
+    devices.set_health(store, "box", Health.GOOD)
+    assert devices.get(store, "box").health_reason is None
+    break_down(store, clock)
+    assert devices.get(store, "box").health is Health.UNKNOWN
+
+
+def test_one_job_that_fails_often_makes_no_device_bad(store: Store, clock: StillClock) -> None:
+    put(store)
+    for _ in range(MAX_FAILURES):
+        break_down(store, clock)
+    assert devices.get(store, "box").health is Health.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("kind", "state", "blame"),
+    [("refused", JobState.FAILED, Blame.REFUSED), ("cancelled", JobState.CANCELLED, None)],
+)
+def test_other_failures_end_the_job_and_are_not_the_devices(
+    store: Store, kind: str, state: JobState, blame: Blame | None
+) -> None:
+    job = put(store)
+    take(store)
+    devices.set_health(store, "box", Health.GOOD)
+    failure = Failure.model_validate({"kind": kind, "message": "no"})
+    assert outcomes.fail(store, job.id, "box", "local", 1, failure).accepted
+    after = jobs.get(store, job.id)
+    assert after is not None and (after.state, after.blame) == (state, blame)
+    assert devices.get(store, "box").health is Health.GOOD
