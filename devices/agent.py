@@ -29,7 +29,7 @@ from nas.devices.condition import Observer
 from nas.devices.execute import FileSource, KnownRunner, run_round
 from nas.devices.heart import Heart
 from nas.devices.hostlock import HostLock
-from nas.devices.transports.base import Cancelled, Transport
+from nas.devices.transports.base import Cancelled, Lease, Transport
 
 log = logging.getLogger(__name__)
 
@@ -136,20 +136,21 @@ class Agent:
                 continue
             backoff.reset()
             if job:
-                self._work(attached, job, reply.heartbeat_s)
+                self._work(attached, job, reply)
 
-    def _work(self, attached: Attached, job: Job, heartbeat_s: float) -> None:
+    def _work(self, attached: Attached, job: Job, reply: RegisterReply) -> None:
         log.info("job %s, epoch %d, on %s", job.id, job.epoch, attached.device.id)
         request = HeartbeatRequest(agent=self._name, device=attached.device.id, job=job.id, epoch=job.epoch)
-        with Heart(self._client, request, heartbeat_s, job.deadline_s, self._clock, self._abort) as heart:
-            outcome = self._outcome(attached, job, heart)
+        with Heart(self._client, request, reply.heartbeat_s, job.deadline_s, self._clock, self._abort) as heart:
+            outcome = self._outcome(attached, job, Lease(reply.authority, job.epoch), heart)
             self._submit(attached, job, outcome)
 
-    def _outcome(self, attached: Attached, job: Job, heart: Heart) -> RoundResult | Failure:
+    def _outcome(self, attached: Attached, job: Job, lease: Lease, heart: Heart) -> RoundResult | Failure:
         lock = attached.lock
         try:
             with lock.exclusive(job.deadline_s, heart.must_end) if lock else contextlib.nullcontext():
                 attached.transport.connect()
+                attached.transport.claim(lease)
                 return run_round(
                     job.round,
                     attached.transport,

@@ -1,5 +1,7 @@
 """What agents and the coordinator say to each other: JSON over HTTP, on a Unix socket or TLS.
 
+    GET  /v1/ca                 the coordinator's CA certificate, PEM; believed by its fingerprint only
+    POST /v1/agents/enrol       EnrolRequest     -> EnrolReply        once a token; everything below needs the secret
     POST /v1/agents/register    RegisterRequest  -> RegisterReply
     POST /v1/lease              LeaseRequest     -> LeaseReply        long poll
     POST /v1/heartbeat          HeartbeatRequest -> HeartbeatReply
@@ -7,8 +9,11 @@
     GET  /v1/runners            SignedManifest    the runners that agents may run
     GET  /v1/files/{sha256}     bytes, with Range; on a Unix socket the answer may be empty and name a local file
 
-Every request may be repeated: register replaces, a heartbeat renews, a result is accepted once per epoch and
-reported as accepted again when it comes twice.
+Over TLS an agent authenticates by HTTP Basic: its name and the secret of its enrolment. The permissions of a Unix
+socket stand for both.
+
+Every request but `enrol` may be repeated: register replaces, a heartbeat renews, a result is accepted once per epoch
+and reported as accepted again when it comes twice.
 """
 
 from __future__ import annotations
@@ -18,8 +23,11 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nas.core.device import Device
+from nas.core.manifest import PublicKey
 from nas.core.plan import Round, RoundResult
 
+CA_PATH = "/v1/ca"
+ENROL_PATH = "/v1/agents/enrol"
 REGISTER_PATH = "/v1/agents/register"
 LEASE_PATH = "/v1/lease"
 HEARTBEAT_PATH = "/v1/heartbeat"
@@ -33,6 +41,7 @@ LOCAL_PATH_HEADER = "X-Local-Path"
 AgentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 DeviceId = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 JobId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+Authority = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Epoch = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 FailureKind = Literal["infrastructure", "refused", "cancelled"]
@@ -44,6 +53,21 @@ class _Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class EnrolRequest(_Message):
+    """Exchanges a one-time token for the agent's own secret. The name is the agent's from then on."""
+
+    token: str = Field(min_length=1, max_length=128)
+    agent: AgentName
+
+
+class EnrolReply(_Message):
+    """What an agent keeps: its secret, and the key that signs the runners it may run."""
+
+    secret: str
+    signing_key: PublicKey
+    authority: Authority
+
+
 class RegisterRequest(_Message):
     """An agent and every device it serves. `boot_id` tells a restarted host from a restarted agent."""
 
@@ -53,8 +77,9 @@ class RegisterRequest(_Message):
 
 
 class RegisterReply(_Message):
-    """How the coordinator wants to be asked."""
+    """How the coordinator wants to be asked. `authority` names its database: who counts the epochs of leases."""
 
+    authority: Authority
     poll_s: float = Field(gt=0, description="longest wait of a lease request")
     heartbeat_s: float = Field(default=10.0, gt=0, description="interval of heartbeats while a job runs")
 

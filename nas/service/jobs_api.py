@@ -20,7 +20,7 @@ from nas.core.canonical import canonical_json
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError, UnknownName
 from nas.core.manifest import SignedManifest
 from nas.service.body_limit import BodyLimit
-from nas.store import agents, devices, jobs, outcomes
+from nas.store import agents, devices, identity, jobs, outcomes
 from nas.store.rows import JobRow
 from nas.store.store import Store
 
@@ -84,7 +84,7 @@ def make_app(store: Store, find_file: FindFile, doorbell: Doorbell, manifest: Re
         agents.register_local(store, request.agent)
         devices.register(store, request.agent, request.devices, boot_id=request.boot_id)
         doorbell.ring()
-        return p.RegisterReply(poll_s=POLL_S, heartbeat_s=HEARTBEAT_S)
+        return p.RegisterReply(authority=identity.authority(store), poll_s=POLL_S, heartbeat_s=HEARTBEAT_S)
 
     @app.post(p.LEASE_PATH)
     def lease(request: p.LeaseRequest) -> p.LeaseReply:

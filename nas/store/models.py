@@ -184,6 +184,14 @@ enrol_token = Table(
     Column("expires", Float, nullable=False),
 )
 
+# One row. Who counts the epochs of leases: devices remember it, so that two coordinators' epochs are not compared.
+identity = Table(
+    "identity",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("name", _Name, nullable=False),
+)
+
 device = Table(
     "device",
     metadata,

@@ -106,7 +106,7 @@ class FakeCoordinator:
 
     def _register(self, request: RegisterRequest) -> httpx.Response:
         self.registered.append(request)
-        return _json(RegisterReply(poll_s=0.2, heartbeat_s=self.heartbeat_s))
+        return _json(RegisterReply(authority="fake", poll_s=0.2, heartbeat_s=self.heartbeat_s))
 
     def _lease(self, request: LeaseRequest) -> httpx.Response:
         self._changed.wait_for(lambda: self.jobs, request.wait_s)
