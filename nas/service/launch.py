@@ -20,12 +20,13 @@ from nas.core import paths
 from nas.core.errors import InvalidInput, NasError, StudyBusy, Unsupported
 from nas.core.layout import Layout
 from nas.core.space import SearchSpace
+from nas.devices.places import host_lock_folder
 from nas.proxy.corpus import CorpusRef, refer
 from nas.runtimes.base import Runtime
 from nas.search_spaces import space_difference
 from nas.service.asking import Asker
 from nas.service.benches import Kept, Preparer, known_runtime
-from nas.service.farm import Farm, host_lock_folder, open_farm
+from nas.service.farm import Farm, open_farm
 from nas.service.ledger import Ledger, all_events
 from nas.service.orchestrator import Orchestrator
 from nas.service.progress import Snapshot
