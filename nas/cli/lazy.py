@@ -22,6 +22,7 @@ COMMANDS = {
     "device": "Devices that candidates are measured on.",
     "agent": "Serve devices of this host to a coordinator.",
     "runtime": "List runtimes and build them.",
+    "serve": "Serve device agents of other hosts.",
     "doctor": "Check this machine and say how to fix what is wrong.",
     "gc": "Remove model files, checkpoints and lowered programs that nothing needs.",
     "db": "Maintain the database.",
