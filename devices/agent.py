@@ -156,7 +156,7 @@ class Agent:
                     attached.transport,
                     self._files,
                     self._known,
-                    observer=Observer(attached.transport, self._clock),
+                    observer=Observer(attached.transport),
                     clock=self._clock,
                     cancelled=heart.must_end,
                 )
