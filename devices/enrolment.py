@@ -153,13 +153,11 @@ def _exchange(invitation: Invitation, name: str, ca: str) -> Enrolment:
         reply = client.enrol(EnrolRequest(token=invitation.token, agent=name))
     except InfrastructureFailed as error:
         raise InfrastructureFailed(
-            f"{error}. Try again; if the token is then told to be used, the reply was lost on its way: get another "
-            f"line with 'nas agent token' and enrol as {name!r} again, which replaces what was lost"
+            f"{error}. Try again; if the token is then told to be used, the reply was lost on its way: {_again(name)}"
         ) from error
     except NasError as error:
         raise InvalidInput(
-            f"{error}. If an earlier try on this host broke off, it may have spent the token: get another line "
-            f"with 'nas agent token' and enrol as {name!r} again, which replaces what was lost"
+            f"{error}. If an earlier try on this host broke off, it may have spent the token: {_again(name)}"
         ) from error
     finally:
         client.close()
@@ -171,3 +169,7 @@ def _exchange(invitation: Invitation, name: str, ca: str) -> Enrolment:
         signing_key=reply.signing_key,
         authority=reply.authority,
     )
+
+
+def _again(name: str) -> str:
+    return f"get another line with 'nas agent token --name {name}' and enrol with it, which replaces what was lost"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 
 from nas.core.device import Device
@@ -12,10 +11,6 @@ from nas.devices.describe import boot_id, describe
 from nas.devices.hostlock import HostLock
 from nas.devices.probes.unread import Unread
 from nas.devices.transports.base import NotTrusted, Transport
-
-log = logging.getLogger(__name__)
-
-_ASK_S = 30.0
 
 
 class AnotherDevice(NotTrusted):
@@ -53,13 +48,15 @@ def find(attachment: Attachment, transport: Transport, lock: HostLock | None = N
 
     Raises:
         AnotherDevice: it is another one than was attached.
-        InfrastructureFailed: it cannot be reached.
-        Unsupported: it is none that can be served.
+        InfrastructureFailed: it cannot be reached, or does not tell what it is.
+        InvalidInput: it lacks a tool, or a core that it is to be measured on.
     """
     transport.connect()
     boot = _boot(transport)
     try:
-        device = describe(transport, machine_of(transport), scheme_of(attachment.address))
+        device = describe(
+            transport, transport=scheme_of(attachment.address), tags=attachment.tags, pinned_to=attachment.cores
+        )
     except Unread as error:
         raise InfrastructureFailed(f"{attachment.address}: {error}") from error
     if attachment.id not in (None, device.id):
@@ -67,20 +64,7 @@ def find(attachment: Attachment, transport: Transport, lock: HostLock | None = N
             f"{attachment.address} answers as device {device.id}, but {attachment.id} was attached: it is not served. "
             f"If that is meant: nas device remove {attachment.address}, then add it again"
         )
-    return Attached(device.model_copy(update={"tags": attachment.tags}), transport, boot, lock)
-
-
-def machine_of(transport: Transport) -> str:
-    """What `uname -m` says there.
-
-    Raises:
-        InfrastructureFailed: it does not say.
-    """
-    said = transport.run(("uname", "-m"), env={}, deadline_s=_ASK_S, output_limit=100)
-    machine = said.stdout.decode(errors="replace").strip()
-    if said.exit_code != 0 or not machine.replace("_", "").isalnum():
-        raise InfrastructureFailed(f"uname -m: exit code {said.exit_code}, {machine[:40]!r}")
-    return machine
+    return Attached(device, transport, boot, lock)
 
 
 def _boot(transport: Transport) -> str | None:

@@ -130,7 +130,7 @@ class Worker:
                     transport,
                     self._files,
                     self._known,
-                    observer=Observer(transport, self._clock),
+                    observer=Observer(transport),
                     clock=self._clock,
                     cancelled=heart.must_end,
                 )

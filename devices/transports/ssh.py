@@ -96,8 +96,8 @@ def host_key(address: SshAddress) -> paramiko.PKey:
 
 def pinned_fingerprints(address: SshAddress, keys: Path) -> list[str]:
     """Fingerprints, `SHA256:...`, of the keys that are trusted for the machine: one for each type of key."""
-    known = _known_hosts(keys).lookup(address.known_as) or {}
-    return [key.fingerprint for key in known.values()]
+    known = _known_hosts(keys).lookup(address.known_as)
+    return [key.fingerprint for key in known.values()] if known else []
 
 
 def pin(address: SshAddress, key: paramiko.PKey | None, keys: Path) -> None:

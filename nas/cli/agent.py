@@ -1,9 +1,12 @@
-"""`nas agent`: a host that serves its devices to a coordinator."""
+"""`nas agent`: a host that serves its devices to a coordinator.
+
+Such a host has neither database nor service: what needs them is imported by the command that runs elsewhere.
+"""
 
 from __future__ import annotations
 
 import platform
-import socket
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,7 +14,6 @@ import typer
 from nas.cli.database import DatabaseOption, open_store
 from nas.cli.lazy import command_app
 from nas.cli.output import JsonFlag, print_json, say
-from nas.core import paths
 from nas.core.enrolment import Invitation
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.logs import configure_logs
@@ -22,13 +24,11 @@ from nas.devices.places import agent_cache, agent_home, host_lock_folder
 
 app = command_app(help="Serve devices of this host to a coordinator.")
 
-_DEFAULT_PORT = 7711
-
 
 @app.command()
 def token(
     url: Annotated[
-        str | None, typer.Option("--url", help="Where agents reach the coordinator; default: this host, port 7711.")
+        str | None, typer.Option("--url", help="Where agents reach it; default: where 'nas serve' last listened.")
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help="The only agent name that it is good for.")] = None,
     minutes: Annotated[float, typer.Option("--minutes", min=1, max=7 * 24 * 60, help="How long it is good.")] = 15,
@@ -36,12 +36,11 @@ def token(
     json: JsonFlag = False,
 ) -> None:
     """On the coordinator: print a line that lets one host enrol, once."""
-    # Hosts of devices have neither database nor service.
     from nas.service.enrolling import invite
 
     with open_store(db) as store:
-        where = url or f"https://{socket.getfqdn()}:{_DEFAULT_PORT}"
-        invitation = invite(store, paths.home(), where, name, minutes * 60)
+        home = store.artifacts.parent
+        invitation = invite(store, home, url or _served_at(home), name, minutes * 60)
     if json:
         print_json({"line": invitation.format(), "url": invitation.url, "good_for_s": minutes * 60})
         return
@@ -75,13 +74,14 @@ def run(
     enrolment = read_enrolment(agent_home())
     if enrolment is None:
         raise InvalidInput(
-            "this host is not enrolled: get a line with 'nas agent token' at the coordinator, then 'nas agent enrol LINE'"
+            "this host is not enrolled: get a line with 'nas agent token' at the coordinator, and give it to "
+            "'nas agent enrol'"
         )
     attachments = own_attachments()
     if not attachments.turn.mine():
         raise InfrastructureFailed(
-            f"another agent of this home serves {attachments.path}: a launch, nas serve, or another 'nas agent run'. End "
-            "it, or give this one a $NAS_HOME of its own"
+            f"another agent serves what is in {attachments.path}: that of a launch, of 'nas serve', or another "
+            "'nas agent run'; end it first"
         )
     client = enrolment.client()
     try:
@@ -98,3 +98,12 @@ def run(
         agent.run()
     finally:
         client.close()
+
+
+def _served_at(home: Path) -> str:
+    from nas.service.serve import last_address
+
+    known = last_address(home)
+    if known is None:
+        raise InvalidInput("'nas serve' never ran here; start it, or say with --url where agents will reach it")
+    return known.url

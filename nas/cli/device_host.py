@@ -21,14 +21,15 @@ from nas.devices.transports.base import NotTrusted
 from nas.devices.transports.ssh import SshAddress, host_key, pin, pinned_fingerprints
 
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
-_ASK_S = 30.0
 
 
 def add(
     address: Annotated[
         str, typer.Argument(metavar="ADDRESS", help="ssh://USER@HOST[:PORT], adb:SERIAL or adb:HOST:PORT.")
     ],
-    tag: Annotated[list[str] | None, typer.Option("--tag", help="A name for spaces: tag:NAME. May be repeated.")] = None,
+    tag: Annotated[
+        list[str] | None, typer.Option("--tag", help="A name for spaces: tag:NAME. May be repeated.")
+    ] = None,
     cores: Annotated[str | None, typer.Option("--cores", help="Measure on these only, such as 4-7.")] = None,
     trusted: Annotated[
         str | None, typer.Option("--host-key", help="Fingerprint, SHA256:..., that the ssh machine must show.")
@@ -70,12 +71,9 @@ def remove(
 def _look(wanted: Attachment) -> Device:
     transport = open_transport(wanted.address, agent_cache())
     try:
-        device = find(wanted, transport).device
-        if wanted.cores:
-            transport.run(("true",), env={}, deadline_s=_ASK_S, output_limit=100, cpu_affinity=wanted.cores)
+        return find(wanted, transport).device
     finally:
         transport.close()
-    return device
 
 
 def _trust(address: SshAddress, wanted: str | None, yes: bool) -> None:
@@ -116,15 +114,17 @@ def _tags(given: list[str]) -> tuple[str, ...]:
 
 
 def _described(address: str, device: Device) -> list[tuple[str, object]]:
+    chosen = show_cores(device.pinned_to) if device.pinned_to else None
     return [
         ("device", device.id),
         ("address", address),
         ("model", device.model),
+        ("SoC", device.soc),
         ("cpu", device.cpu),
-        ("cores", device.cores),
-        ("measured on", f"cores {show_cores(device.pinned_to)}" if device.pinned_to else None),
+        ("cores", f"{device.cores}, measured on {chosen}" if chosen else device.cores),
         ("memory", f"{device.memory_mb} MB"),
         ("os", device.os),
-        ("target", device.target),
+        ("runners", device.target),
+        ("energy", device.energy_counter),
         ("tags", ", ".join(device.tags) or None),
     ]

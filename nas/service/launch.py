@@ -19,6 +19,7 @@ import psutil
 from nas.core import paths
 from nas.core.errors import InvalidInput, NasError, StudyBusy, Unsupported
 from nas.core.layout import Layout
+from nas.core.scoring import require_sensors
 from nas.core.space import SearchSpace
 from nas.devices.places import host_lock_folder
 from nas.proxy.corpus import CorpusRef, refer
@@ -134,6 +135,7 @@ async def _benches(
     """Every device with every runtime; a resumed study keeps the calibrations that it began with."""
     jobs_of_study = farm.jobs(ledger.study.id)
     space = options.space
+    require_sensors(space, {name: farm.device(name) for name in space.devices})
     workloads = {name: space.workloads[name] for name in space.measured}
     preparer = Preparer(farm, jobs_of_study, space.protocol, scratch, log, options.accept_noise, workloads)
     kept = {
