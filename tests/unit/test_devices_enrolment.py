@@ -18,46 +18,17 @@ from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
 from nas.core.protocol import RegisterRequest
 from nas.devices.client import NotAdmitted
 from nas.devices.enrolment import FILE, Enrolment, enrol, read_enrolment
-from nas.service import enrolling, jobs_api
-from nas.service.agent_access import SecretAccess
-from nas.service.coordinator import Server, listen_tcp
-from nas.service.doorbell import Doorbell
-from nas.service.enrolling import invite
+from nas.service.coordinator import listen_tcp
 from nas.service.signing import open_key
 from nas.service.tls import Certificates
-from nas.service.web import web_app
 from nas.store import agents
-from nas.store.store import Store
-
-
-class Coordinator:
-    """The routes of agents on a port of this machine."""
-
-    def __init__(self, home: Path, stack: ExitStack, name: str = "127.0.0.1") -> None:
-        home.mkdir()
-        self.home, self.store = home, Store.open(f"sqlite:///{home}/db", artifacts=home / "artifacts")
-        stack.callback(self.store.close)
-        certificates, access = Certificates(home, SystemClock()), SecretAccess(self.store)
-        app = web_app()
-        app.include_router(enrolling.router(self.store, home, certificates, access.forget))
-        app.include_router(jobs_api.router(self.store, lambda sha256: None, Doorbell(), lambda: None, access))
-        listening = stack.enter_context(listen_tcp("127.0.0.1", 0))
-        self.url = f"https://127.0.0.1:{listening.getsockname()[1]}"
-        stack.enter_context(Server(app, listening, certificates.context([name])))
-
-    def invite(self, name: str | None = None) -> Invitation:
-        return invite(self.store, self.home, self.url, name)
+from nas.testing.tls_coordinator import TlsCoordinator
 
 
 @pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as opened:
-        yield opened
-
-
-@pytest.fixture
-def coordinator(tmp_path: Path, stack: ExitStack) -> Coordinator:
-    return Coordinator(tmp_path / "home", stack)
+def coordinator(tmp_path: Path) -> Iterator[TlsCoordinator]:
+    with TlsCoordinator(tmp_path / "home") as serving:
+        yield serving
 
 
 @pytest.fixture
@@ -73,7 +44,7 @@ def register(enrolment: Enrolment) -> None:
         client.close()
 
 
-def test_an_enrolled_agent_is_let_in(coordinator: Coordinator, folder: Path) -> None:
+def test_an_enrolled_agent_is_let_in(coordinator: TlsCoordinator, folder: Path) -> None:
     made = enrol(coordinator.invite(), "shelf-1", folder)
     assert read_enrolment(folder) == made
     assert made.signing_key == open_key(coordinator.home).public
@@ -83,13 +54,13 @@ def test_an_enrolled_agent_is_let_in(coordinator: Coordinator, folder: Path) -> 
     assert [agent.name for agent in agents.all(coordinator.store)] == ["shelf-1"]
 
 
-def test_a_revoked_agent_is_not(coordinator: Coordinator, folder: Path) -> None:
+def test_a_revoked_agent_is_not(coordinator: TlsCoordinator, folder: Path) -> None:
     made = enrol(coordinator.invite(), "shelf-1", folder)
     with pytest.raises(NotAdmitted):
         register(made.model_copy(update={"secret": "guessed"}))
 
 
-def test_a_token_is_good_once_and_the_refusal_says_what_to_do(coordinator: Coordinator, folder: Path) -> None:
+def test_a_token_is_good_once_and_the_refusal_says_what_to_do(coordinator: TlsCoordinator, folder: Path) -> None:
     line = coordinator.invite()
     enrol(line, "shelf-1", folder)
     with pytest.raises(InvalidInput, match=r"nas agent token --name shelf-1"):
@@ -97,7 +68,7 @@ def test_a_token_is_good_once_and_the_refusal_says_what_to_do(coordinator: Coord
     register(Enrolment.model_validate_json((folder / FILE).read_bytes()))
 
 
-def test_an_enrolment_is_given_up_only_when_told(coordinator: Coordinator, folder: Path) -> None:
+def test_an_enrolment_is_given_up_only_when_told(coordinator: TlsCoordinator, folder: Path) -> None:
     first = enrol(coordinator.invite(), "shelf-1", folder)
     with pytest.raises(InvalidInput, match="--replace"):
         enrol(coordinator.invite("shelf-1"), "shelf-1", folder)
@@ -107,25 +78,22 @@ def test_an_enrolment_is_given_up_only_when_told(coordinator: Coordinator, folde
         register(first)
 
 
-def test_somebody_in_between_learns_nothing(coordinator: Coordinator, folder: Path, tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        other = Coordinator(tmp_path / "other", stack)
-        line = coordinator.invite()
-        with pytest.raises(InvalidInput, match="Nothing was sent"):
-            enrol(Invitation(other.url, line.ca_sha256, line.token), "shelf-1", folder)
-        assert agents.all(other.store) == []
+def test_somebody_in_between_learns_nothing(coordinator: TlsCoordinator, folder: Path, tmp_path: Path) -> None:
+    line = coordinator.invite()
+    with TlsCoordinator(tmp_path / "other") as other, pytest.raises(InvalidInput, match="Nothing was sent"):
+        enrol(Invitation(other.url, line.ca_sha256, line.token), "shelf-1", folder)
     enrol(line, "shelf-1", folder)  # the token is as good as before
 
 
-def test_a_server_of_the_authority_must_have_the_right_name(stack: ExitStack, tmp_path: Path, folder: Path) -> None:
-    elsewhere = Coordinator(tmp_path / "elsewhere", stack, name="farm.example")
-    with pytest.raises(InfrastructureFailed, match="IP address mismatch"):
-        enrol(elsewhere.invite(), "shelf-1", folder)
-    assert agents.all(elsewhere.store) == []
+def test_a_server_of_the_authority_must_have_the_right_name(tmp_path: Path, folder: Path) -> None:
+    with TlsCoordinator(tmp_path / "elsewhere", "farm.example") as elsewhere:
+        with pytest.raises(InfrastructureFailed, match="IP address mismatch"):
+            enrol(elsewhere.invite(), "shelf-1", folder)
+        assert agents.all(elsewhere.store) == []
 
 
 @pytest.mark.parametrize("said", [b"", b"no certificate", b"x" * (1 << 20)])
-def test_who_shows_no_certificate_is_no_coordinator(coordinator: Coordinator, folder: Path, said: bytes) -> None:
+def test_who_shows_no_certificate_is_no_coordinator(coordinator: TlsCoordinator, folder: Path, said: bytes) -> None:
     context = Certificates(coordinator.home, SystemClock()).context(["127.0.0.1"])
     with ExitStack() as stack:
         listening = stack.enter_context(listen_tcp("127.0.0.1", 0))
@@ -148,14 +116,14 @@ def answer(listening: socket.socket, context: ssl.SSLContext, said: bytes) -> No
             return  # it had heard enough
 
 
-def test_nobody_there(folder: Path, coordinator: Coordinator) -> None:
+def test_nobody_there(folder: Path, coordinator: TlsCoordinator) -> None:
     line = Invitation("https://127.0.0.1:1", "ab" * 32, "token")
     with pytest.raises(InfrastructureFailed, match=r"127\.0\.0\.1:1"):
         enrol(line, "shelf-1", folder)
 
 
 def test_a_reply_that_is_lost_is_explained(
-    coordinator: Coordinator, folder: Path, monkeypatch: pytest.MonkeyPatch
+    coordinator: TlsCoordinator, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lose(*arguments: object) -> str:
         raise InfrastructureFailed("the database is gone")
@@ -167,14 +135,14 @@ def test_a_reply_that_is_lost_is_explained(
 
 
 @pytest.mark.parametrize("name", ["", "a b", "../x", "x" * 65])
-def test_names_that_cannot_be_used_spend_nothing(coordinator: Coordinator, folder: Path, name: str) -> None:
+def test_names_that_cannot_be_used_spend_nothing(coordinator: TlsCoordinator, folder: Path, name: str) -> None:
     line = coordinator.invite()
     with pytest.raises(InvalidInput, match="--name"):
         enrol(line, name, folder)
     enrol(line, "shelf-1", folder)
 
 
-def test_a_folder_that_cannot_be_written_spends_nothing(coordinator: Coordinator, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_spends_nothing(coordinator: TlsCoordinator, tmp_path: Path) -> None:
     line = coordinator.invite()
     (tmp_path / "file").touch()
     with pytest.raises(OSError):
@@ -182,7 +150,7 @@ def test_a_folder_that_cannot_be_written_spends_nothing(coordinator: Coordinator
     enrol(line, "shelf-1", tmp_path / "agent")
 
 
-def test_a_damaged_enrolment_is_told(coordinator: Coordinator, folder: Path) -> None:
+def test_a_damaged_enrolment_is_told(coordinator: TlsCoordinator, folder: Path) -> None:
     enrol(coordinator.invite(), "shelf-1", folder)
     (folder / FILE).write_text(json.dumps({"v": 1}))
     with pytest.raises(NasError, match="nas agent enrol"):
