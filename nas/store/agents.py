@@ -9,14 +9,17 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, delete, select, update
 
-from nas.core.errors import InvalidInput
+from nas.core.errors import InvalidInput, UnknownName
 from nas.store.models import agent, enrol_token
-from nas.store.rows import Agent
+from nas.store.rows import Agent, AgentAccess
 from nas.store.store import Store
 from nas.store.upsert import insert_if_absent
 
 TOKEN_S = 900.0
 """Seconds an enrolment token is good for."""
+
+_REVOKED = ""
+"""In place of a hash; no secret has this one."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -62,6 +65,22 @@ def register_local(store: Store, name: str) -> None:
             raise InvalidInput(f"agent {name!r} enrolled from another host; choose another name for the local one")
 
 
+def revoke(store: Store, name: str) -> None:
+    """Takes an agent's secret away, at once; with a new token it may enrol again.
+
+    Raises:
+        UnknownName: there is none of that name.
+        InvalidInput: it never had a secret.
+    """
+    with store.write() as connection:
+        row = connection.execute(select(agent.c.secret_hash).where(agent.c.name == name)).first()
+        if row is None:
+            raise UnknownName("agent", name, connection.scalars(select(agent.c.name)))
+        if row.secret_hash is None:
+            raise InvalidInput(f"agent {name!r} is the coordinator's own: it is let in by its socket, not by a secret")
+        connection.execute(update(agent).where(agent.c.name == name).values(secret_hash=_REVOKED))
+
+
 def authenticate(store: Store, name: str, secret: str) -> bool:
     """Whether `secret` is that of the agent `name`; never for a local agent."""
     with store.read() as connection:
@@ -91,4 +110,6 @@ def _check_name(name: str) -> None:
 
 
 def _agent(row: Row[Any]) -> Agent:
-    return Agent(row.name, row.boot_id, row.created, row.last_seen)
+    enrolled = AgentAccess.REVOKED if row.secret_hash == _REVOKED else AgentAccess.ENROLLED
+    access = AgentAccess.LOCAL if row.secret_hash is None else enrolled
+    return Agent(row.name, row.boot_id, row.created, row.last_seen, access)

@@ -1,0 +1,73 @@
+"""The users' API: what people, their scripts and Prometheus talk to. Every operation needs an API token.
+
+    GET  /v1/server                              what this is, and what the token may do
+    GET  /v1/devices /v1/devices/{id}            POST /v1/devices/{id}/{drain|resume|quarantine|release|check|remove}
+    GET  /v1/agents                              POST /v1/agents/{name}/revoke
+    GET  /v1/jobs
+    GET  /v1/studies /v1/studies/{name}          POST /v1/studies   POST /v1/studies/{name}/{pause|run|stop}
+    GET  /v1/studies/{name}/events?after=ID&wait_s=20
+    GET  /metrics
+
+Reading needs the role `read`, steering `operate`, removing and revoking `admin`. Lists come in pages of at most
+`MAX_PAGE` entries. Orders may be repeated; submitting a study again under its name gives the one that is there.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Annotated, Any
+
+from fastapi import APIRouter, FastAPI
+from starlette.responses import PlainTextResponse
+
+from nas.service import metrics
+from nas.service.api_access import Access
+from nas.service.api_devices import agents_router, devices_router, jobs_router
+from nas.service.api_errors import documented, install_errors
+from nas.service.api_models import ServerView
+from nas.service.api_studies import studies_router
+from nas.service.exposition import CONTENT_TYPE
+from nas.service.request_log import RequestLog
+from nas.service.submitted import SubmittedStudies
+from nas.store import identity
+from nas.store.rows import ApiToken, Role
+from nas.store.store import Store
+
+_METRICS_EXAMPLE = '# TYPE hilnas_jobs gauge\nhilnas_jobs{state="queued"} 12.0\n'
+_METRICS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"example": _METRICS_EXAMPLE}}}}
+
+
+def router(store: Store, submitted: SubmittedStudies) -> APIRouter:
+    """The operations; `install` gives an application what they rely on.
+
+    Args:
+        store: where everything is.
+        submitted: runs the studies that are submitted.
+    """
+    access = Access(store)
+    read = access.require(Role.READ)
+    whole = APIRouter(responses=documented(401, 403, 503))
+
+    @whole.get("/v1/server", summary="Show the coordinator and the caller's rights", tags=["server"])
+    def show_server(token: Annotated[ApiToken, read]) -> ServerView:
+        authority = identity.authority(store)
+        return ServerView(version=version("hilnas"), authority=authority, token=token.name, role=token.role)
+
+    @whole.get(
+        "/metrics", summary="Metrics in Prometheus' text format", tags=["server"], dependencies=[read],
+        response_class=PlainTextResponse, responses=_METRICS,
+    )  # fmt: skip
+    def show_metrics() -> PlainTextResponse:
+        return PlainTextResponse(metrics.render(store), media_type=CONTENT_TYPE)
+
+    whole.include_router(devices_router(store, access))
+    whole.include_router(agents_router(store, access))
+    whole.include_router(jobs_router(store, access))
+    whole.include_router(studies_router(store, submitted, access))
+    return whole
+
+
+def install(app: FastAPI) -> None:
+    """One form of errors, request ids, a log line and a latency for every request of the application."""
+    install_errors(app)
+    app.add_middleware(RequestLog)
