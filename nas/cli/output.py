@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
@@ -46,6 +47,11 @@ def print_fields(fields: Iterable[tuple[str, object]]) -> None:
     width = max((len(name) for name, _ in pairs), default=0)
     for name, value in pairs:
         typer.echo(f"{name:<{width}}  {value}")
+
+
+def when(at: float | None) -> str:
+    """A moment in seconds since the epoch, in this machine's time zone; 'never' for None and 0."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) if at else "never"
 
 
 def duration(seconds: float) -> str:

@@ -43,7 +43,7 @@ def devices_router(store: Store, access: Access) -> APIRouter:
     def steer(order: fleet.DeviceOrder) -> None:
         @router.post(
             f"/{{id}}/{order}", summary=_SUMMARIES[order], operation_id=f"{order}_device", dependencies=[operate],
-            responses=documented(404, 422),
+            responses=documented(404),
         )  # fmt: skip
         def give(id: DeviceId, why: Reason | None = None) -> DeviceView:
             return fleet.order(store, id, order, why.reason if why else "")
@@ -51,7 +51,7 @@ def devices_router(store: Store, access: Access) -> APIRouter:
     for order in typing.get_args(fleet.DeviceOrder):
         steer(order)
 
-    @router.post("/{id}/remove", summary="Retire a device", dependencies=[admin], responses=documented(404, 422))
+    @router.post("/{id}/remove", summary="Retire a device", dependencies=[admin], responses=documented(404))
     def remove_device(id: DeviceId) -> DeviceView:
         return fleet.remove_device(store, id)
 
@@ -68,7 +68,7 @@ def agents_router(store: Store, access: Access) -> APIRouter:
 
     @router.post(
         "/{name}/revoke", summary="Take an agent's secret away", dependencies=[access.require(Role.ADMIN)],
-        responses=documented(404, 422),
+        responses=documented(404),
     )  # fmt: skip
     def revoke_agent(name: AgentName) -> AgentView:
         return fleet.revoke_agent(store, name)

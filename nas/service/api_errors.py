@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any, Literal
 
 from fastapi import FastAPI
@@ -13,8 +12,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from nas.core.errors import InfrastructureFailed, NasError, UnknownName
-
-log = logging.getLogger(__name__)
 
 ErrorKind = Literal[
     "invalid_input", "unknown_name", "conflict", "infrastructure", "unauthenticated", "forbidden", "not_found",
@@ -53,11 +50,15 @@ class Conflict(NasError):
 
 
 def install_errors(app: FastAPI) -> None:
-    """Makes every error of the application an `ErrorBody`."""
+    """Makes every error that the application raises on purpose an `ErrorBody`."""
     app.add_exception_handler(NasError, _refused)
     app.add_exception_handler(RequestValidationError, _malformed)
     app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(Exception, _fault)
+
+
+def fault(request: Request) -> JSONResponse:
+    """The answer where something failed that nobody foresaw; what it was stands in the log only."""
+    return _answer(request, 500, "the coordinator failed; its log says why, under this request's id")
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -85,11 +86,6 @@ def _malformed(request: Request, error: Exception) -> JSONResponse:
 def _http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     return _answer(request, error.status_code, str(error.detail), headers=error.headers)
-
-
-def _fault(request: Request, error: Exception) -> JSONResponse:
-    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return _answer(request, 500, "the coordinator failed; its log says why, under this request's id")
 
 
 def _answer(

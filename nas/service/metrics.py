@@ -27,7 +27,7 @@ def render(store: Store) -> str:
 def _of_farm(store: Store) -> Iterator[Family]:
     yield Family(
         "hilnas_devices", "gauge", "Registered devices by what they do and what is thought of them.",
-        ("state", "health"), {**pages.devices_by_condition(store)},
+        ("state", "health"), {where: float(count) for where, count in pages.devices_by_condition(store).items()},
     )  # fmt: skip
     yield Family("hilnas_jobs", "gauge", "Measurement jobs by state.", ("state",), _by_name(pages.jobs_by_state(store)))
     yield Family(

@@ -8,9 +8,11 @@ import secrets
 import time
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nas.core.logs import log_fields
+from nas.service.api_errors import fault
 from nas.service.metrics import REQUEST_SECONDS
 
 log = logging.getLogger(__name__)
@@ -36,20 +38,25 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        begun, status = time.monotonic(), 500
+        begun, status, answered = time.monotonic(), 500, False
         given = Headers(scope=scope).get(REQUEST_ID, "")
         scope["request_id"] = request_id = given if _GIVEN_ID.fullmatch(given) else secrets.token_hex(8)
 
         async def noted(message: Message) -> None:
-            nonlocal status
+            nonlocal status, answered
             if message["type"] == "http.response.start":
-                status = message["status"]
+                status, answered = message["status"], True
                 MutableHeaders(scope=message)[REQUEST_ID] = request_id
             await send(message)
 
         with log_fields(request=request_id):
             try:
                 await self._app(scope, receive, noted)
+            except Exception:
+                # Nothing that was foreseen gets here. Whoever asked is told no more than where to look.
+                log.exception("%s %s failed", scope["method"], scope["path"])
+                if not answered:
+                    await fault(Request(scope))(scope, receive, noted)
             finally:
                 _note(scope, status, time.monotonic() - begun)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.space import SearchSpace
 from nas.search_spaces import parse_space
-from nas.search_spaces.yaml_text import read_yaml
+from nas.search_spaces.yaml_text import Document, read_yaml
 from nas.service.farm import LOCAL
 from nas.service.launch import support_filter
 from nas.store import devices
@@ -28,9 +28,17 @@ def check_space(store: Store, text: str) -> SearchSpace:
             "a submitted study trains on the default corpus: it cannot name files of the coordinator's",
             where=document.where(("quality", "corpus")),
         )
+    try:
+        _check_names(store, space, document)
+    except UnknownName as error:
+        # It is the text that is wrong, not the address that it was sent to.
+        raise InvalidInput(error.message, where=error.where) from None
+    return space
+
+
+def _check_names(store: Store, space: SearchSpace, document: Document) -> None:
     known = [LOCAL, *(row.id for row in devices.all(store))]
     for number, name in enumerate(space.devices):
         if name not in known:
             raise UnknownName("device", name, known, where=document.where(("devices", number)))
     support_filter(space)
-    return space

@@ -15,7 +15,7 @@ Reading needs the role `read`, steering `operate`, removing and revoking `admin`
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from starlette.responses import PlainTextResponse
@@ -34,7 +34,10 @@ from nas.store.rows import ApiToken, Role
 from nas.store.store import Store
 
 _METRICS_EXAMPLE = '# TYPE hilnas_jobs gauge\nhilnas_jobs{state="queued"} 12.0\n'
-_METRICS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"example": _METRICS_EXAMPLE}}}}
+_METRICS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/plain": {"example": _METRICS_EXAMPLE}}},
+    **{status: {"description": "JSON, as all errors"} for status in (401, 403, 503)},
+}
 
 
 def router(store: Store, submitted: SubmittedStudies) -> APIRouter:
@@ -45,26 +48,42 @@ def router(store: Store, submitted: SubmittedStudies) -> APIRouter:
         submitted: runs the studies that are submitted.
     """
     access = Access(store)
-    read = access.require(Role.READ)
-    whole = APIRouter(responses=documented(401, 403, 503))
+    whole = APIRouter()
+    whole.include_router(_metrics_router(store, access))
+    for part in (
+        _server_router(store, access),
+        devices_router(store, access),
+        agents_router(store, access),
+        jobs_router(store, access),
+        studies_router(store, submitted, access),
+    ):
+        whole.include_router(part, responses=documented(401, 403, 422, 503))
+    return whole
 
-    @whole.get("/v1/server", summary="Show the coordinator and the caller's rights", tags=["server"])
-    def show_server(token: Annotated[ApiToken, read]) -> ServerView:
+
+def _server_router(store: Store, access: Access) -> APIRouter:
+    router = APIRouter(tags=["server"])
+    read = access.require(Role.READ)
+
+    @router.get("/v1/server", summary="Show the coordinator and the caller's rights")
+    def show_server(token: ApiToken = read) -> ServerView:
         authority = identity.authority(store)
         return ServerView(version=version("hilnas"), authority=authority, token=token.name, role=token.role)
 
-    @whole.get(
-        "/metrics", summary="Metrics in Prometheus' text format", tags=["server"], dependencies=[read],
+    return router
+
+
+def _metrics_router(store: Store, access: Access) -> APIRouter:
+    router = APIRouter(tags=["server"])
+
+    @router.get(
+        "/metrics", summary="Metrics in Prometheus' text format", dependencies=[access.require(Role.READ)],
         response_class=PlainTextResponse, responses=_METRICS,
     )  # fmt: skip
     def show_metrics() -> PlainTextResponse:
         return PlainTextResponse(metrics.render(store), media_type=CONTENT_TYPE)
 
-    whole.include_router(devices_router(store, access))
-    whole.include_router(agents_router(store, access))
-    whole.include_router(jobs_router(store, access))
-    whole.include_router(studies_router(store, submitted, access))
-    return whole
+    return router
 
 
 def install(app: FastAPI) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -31,7 +30,10 @@ SPACE: dict[str, Any] = {
     "devices": ["local"],
     "runtimes": [{"name": "llama.cpp", "quantisation": "q4_0"}],
     "workloads": {"chat": {"prompt": 64, "gen": 16}},
-    "objectives": [{"name": "quality", "metric": "quality"}],
+    "objectives": [
+        {"name": "quality", "metric": "quality"},
+        {"name": "latency", "metric": "latency", "workload": "chat"},
+    ],
     "references": {
         "published": "d128 v256 ffn=swiglu:320 [C3 A2/1 C3]",
         "attention": "d128 v256 ffn=swiglu:352 [A2/1*3]",
@@ -104,6 +106,3 @@ def refusal(answer: httpx.Response, status: int, kind: str) -> str:
     assert set(body) == {"error", "kind", "request_id"}
     assert body["request_id"] == answer.headers["X-Request-Id"]
     return str(body["error"])
-
-
-Call = Callable[[TestClient], httpx.Response]
