@@ -81,13 +81,20 @@ def server_url(text: str) -> str:
     """
     parts = urlsplit(text if "://" in text else f"https://{text}")
     try:
-        port = parts.port
+        port = parts.port or DEFAULT_PORT
     except ValueError:
-        port = None
-    if parts.scheme != "https" or not parts.hostname or parts.path.strip("/") or parts.query or parts.username:
+        port = 0
+    if (
+        not port
+        or parts.scheme != "https"
+        or not parts.hostname
+        or parts.path.strip("/")
+        or parts.query
+        or parts.username
+    ):
         raise InvalidInput(f"{text!r} is no server; write https://host:port", where="--server")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    return f"https://{host}:{port or DEFAULT_PORT}"
+    return f"https://{host}:{port}"
 
 
 def _change(change: Callable[[dict[str, KnownServer]], dict[str, KnownServer]]) -> None:

@@ -28,9 +28,8 @@ def test_a_token_is_shown_once_listed_without_its_secret_and_revoked() -> None:
     listed = nas("token", "list", "--json").out
     (row,) = json.loads(listed)["tokens"]
     assert (row["name"], row["role"]) == ("laptop", "operate")
-    assert token.rpartition(".")[2] not in listed + nas("token", "list").out + (
-        store.artifacts.parent / "hilnas.db"
-    ).read_bytes().decode("latin-1")
+    kept = (store.artifacts.parent / "hilnas.db").read_bytes().decode("latin-1")
+    assert token.rpartition(".")[2] not in listed + nas("token", "list").out + kept
     assert nas("token", "revoke", "laptop").code == 0
     assert api_tokens.authenticate(store, token) is None
     store.close()

@@ -26,10 +26,10 @@ def restored() -> Iterator[None]:
     logging.getLogger("httpx").setLevel(quiet)
 
 
-def written(message: str, *args: object, as_json: bool = True, **fields: object) -> str:
+def written(text: str, /, *args: object, as_json: bool = True, **fields: object) -> str:
     stream = io.StringIO()
     configure_logs(as_json=as_json, stream=stream)
-    log.info(message, *args, extra={"fields": fields})
+    log.info(text, *args, extra={"fields": fields})
     return stream.getvalue()
 
 
