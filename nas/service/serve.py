@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ PORT = 7711
 ADDRESS_FILE = "serve.json"
 
 _MAX_FILES = 65536
+_OBJECTS_PER_COLLECTION = 20_000
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def serving(store: Store, options: ServeOptions) -> Iterator[Service]:
         # Opening the farm gives every lease its full time again, before the first agent can speak.
         with open_farm(store, serves_others=True) as farm:
             service = Service(store, farm, home, certificates, url)
-            with Server(make_service_app(service), listening, renewal.context), renewal:
+            with Server(make_service_app(service), listening, renewal.context), renewal, _few_pauses():
                 address = Address(url=url, ca_sha256=certificates.ca_sha256)
                 write_durably(home / ADDRESS_FILE, address.model_dump_json().encode())
                 try:
@@ -98,7 +100,7 @@ def make_service_app(service: Service) -> FastAPI:
     access = SecretAccess(store)
     app = web_app()
     app.include_router(enrolling.router(store, service.home, service.certificates, access.forget))
-    app.include_router(jobs_api.router(store, farm.find_file, farm.doorbell, farm.runners.signed, access))
+    app.include_router(jobs_api.router(store, farm.find_file, farm.watch, farm.runners.signed, access))
     return app
 
 
@@ -108,6 +110,20 @@ def last_address(home: Path) -> Address | None:
         return Address.model_validate_json((home / ADDRESS_FILE).read_bytes())
     except (FileNotFoundError, ValidationError):
         return None
+
+
+@contextlib.contextmanager
+def _few_pauses() -> Iterator[None]:
+    """A full garbage collection stops everything for 0.1 s where there are thousands of connections: make them rare."""
+    usual = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_OBJECTS_PER_COLLECTION, *usual[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
+        gc.unfreeze()
 
 
 @contextlib.contextmanager
