@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+LogJsonFlag = Annotated[bool, typer.Option("--log-json", help="Log JSON lines, for a log collector.")]
 
 
 def say(message: str) -> None:

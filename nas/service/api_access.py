@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import Depends, HTTPException, Request
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi import Depends, HTTPException
+from fastapi.security import HTTPBearer
+from starlette.requests import Request
 
+from nas.service.off_loop import off_loop
 from nas.store import api_tokens
 from nas.store.rows import ApiToken, Role
 from nas.store.store import Store
 
 _RANK = {Role.READ: 0, Role.OPERATE: 1, Role.ADMIN: 2}
-_bearer = HTTPBearer(auto_error=False, bearerFormat="hilnas.NAME.SECRET", description="made by `nas token create`")
+_REALM = {"WWW-Authenticate": "Bearer", "Connection": "close"}
+_documented = HTTPBearer(auto_error=False, bearerFormat="hilnas.NAME.SECRET", description="made by `nas token create`")
 
 
-class Access:
-    """Turns Authorization headers into tokens of this database.
+class TokenAccess:
+    """Bearer tokens of this database, for `nas.service.agent_access.guarded` routes.
 
     Args:
         store: where the tokens are; asked at every request, so that a revoked one is worth nothing at once.
@@ -26,21 +29,34 @@ class Access:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def require(self, needed: Role) -> Any:
-        """A FastAPI dependency that gives the caller's token, or refuses: 401, or 403 where its role is too low."""
-        return Depends(self._check(needed))
+    async def caller(self, request: Request) -> str:
+        """The name of the token that the request shows.
 
-    def _check(self, needed: Role) -> Callable[..., ApiToken]:
-        def check(
-            request: Request, given: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
-        ) -> ApiToken:
-            token = api_tokens.authenticate(self._store, given.credentials) if given else None
-            if token is None:
-                why = "give a valid API token: 'Authorization: Bearer ...'; 'nas token create' makes one"
-                raise HTTPException(401, why, {"WWW-Authenticate": "Bearer"})
-            if _RANK[token.role] < _RANK[needed]:
-                raise HTTPException(403, f"this needs role {needed}; token {token.name!r} has role {token.role}")
-            request.scope["user"] = token.name
-            return token
+        Raises:
+            HTTPException: 401, it shows none that is good.
+        """
+        scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
+        token = None
+        if scheme.lower() == "bearer":
+            token = await off_loop(api_tokens.authenticate, self._store, secret.strip())
+        if token is None:
+            raise HTTPException(
+                401, "give a valid API token: 'Authorization: Bearer ...'; 'nas token create' makes one", _REALM
+            )
+        request.state.token = token
+        return token.name
 
-        return check
+
+def require(needed: Role) -> Any:
+    """A dependency of a guarded route: gives the caller's token, or refuses with 403 where its role is too low."""
+    return Depends(_check(needed), use_cache=False)
+
+
+def _check(needed: Role) -> Callable[..., ApiToken]:
+    def check(request: Request, shown: object = Depends(_documented)) -> ApiToken:
+        token: ApiToken = request.state.token
+        if _RANK[token.role] < _RANK[needed]:
+            raise HTTPException(403, f"this needs role {needed}; token {token.name!r} has role {token.role}")
+        return token
+
+    return check

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import typing
+from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Query
 
 from nas.core.protocol import AgentName, DeviceId
 from nas.service import fleet
-from nas.service.api_access import Access
+from nas.service.agent_access import Access, guarded
+from nas.service.api_access import require
 from nas.service.api_errors import documented
 from nas.service.api_models import AgentPage, AgentView, DeviceDetail, DevicePage, DeviceView, JobPage, Limit, Reason
 from nas.service.api_studies_models import StudyName
@@ -29,8 +31,8 @@ _SUMMARIES: dict[fleet.DeviceOrder, str] = {
 
 def devices_router(store: Store, access: Access) -> APIRouter:
     """Looking at devices and steering them."""
-    router = APIRouter(prefix="/v1/devices", tags=["devices"])
-    read, operate, admin = (access.require(role) for role in (Role.READ, Role.OPERATE, Role.ADMIN))
+    router = APIRouter(prefix="/v1/devices", tags=["devices"], route_class=guarded(access))
+    read, operate, admin = (require(role) for role in (Role.READ, Role.OPERATE, Role.ADMIN))
 
     @router.get("", summary="List devices", dependencies=[read])
     def list_devices(after: After = "", limit: Limit = 100) -> DevicePage:
@@ -58,29 +60,31 @@ def devices_router(store: Store, access: Access) -> APIRouter:
     return router
 
 
-def agents_router(store: Store, access: Access) -> APIRouter:
-    """Looking at agents and revoking them."""
-    router = APIRouter(prefix="/v1/agents", tags=["agents"])
+def agents_router(store: Store, access: Access, revoked: Callable[[], None]) -> APIRouter:
+    """Looking at agents and revoking them; `revoked` is called when one was."""
+    router = APIRouter(prefix="/v1/agents", tags=["agents"], route_class=guarded(access))
 
-    @router.get("", summary="List agents", dependencies=[access.require(Role.READ)])
+    @router.get("", summary="List agents", dependencies=[require(Role.READ)])
     def list_agents(after: After = "", limit: Limit = 100) -> AgentPage:
         return fleet.list_agents(store, after=after, limit=limit)
 
     @router.post(
-        "/{name}/revoke", summary="Take an agent's secret away", dependencies=[access.require(Role.ADMIN)],
+        "/{name}/revoke", summary="Take an agent's secret away", dependencies=[require(Role.ADMIN)],
         responses=documented(404),
     )  # fmt: skip
     def revoke_agent(name: AgentName) -> AgentView:
-        return fleet.revoke_agent(store, name)
+        view = fleet.revoke_agent(store, name)
+        revoked()
+        return view
 
     return router
 
 
 def jobs_router(store: Store, access: Access) -> APIRouter:
     """Looking at jobs."""
-    router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+    router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=guarded(access))
 
-    @router.get("", summary="List jobs, newest first", dependencies=[access.require(Role.READ)])
+    @router.get("", summary="List jobs, newest first", dependencies=[require(Role.READ)])
     def list_jobs(
         after: After | None = None,
         limit: Limit = 100,

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from nas.core.errors import InfrastructureFailed, NasError, UnknownName
+from nas.store.devices import NotServed
 
 ErrorKind = Literal[
     "invalid_input", "unknown_name", "conflict", "infrastructure", "unauthenticated", "forbidden", "not_found",
@@ -73,6 +74,8 @@ def _refused(request: Request, error: Exception) -> JSONResponse:
         return _answer(request, 503, str(error), headers={"Retry-After": "5"})
     if isinstance(error, Conflict):
         return _answer(request, 409, str(error))
+    if isinstance(error, NotServed):
+        return _answer(request, 403, str(error))
     return _answer(request, 422, str(error), "invalid_input")
 
 

@@ -7,10 +7,10 @@ import time
 from typing import Annotated
 
 from fastapi import APIRouter, Query
-from starlette.concurrency import run_in_threadpool
 
 from nas.core.errors import InvalidInput, UnknownName
-from nas.service.api_access import Access
+from nas.service.agent_access import Access, guarded
+from nas.service.api_access import require
 from nas.service.api_errors import documented
 from nas.service.api_models import Limit
 from nas.service.api_studies_models import (
@@ -23,6 +23,7 @@ from nas.service.api_studies_models import (
     SubmissionView,
     SubmitRequest,
 )
+from nas.service.off_loop import off_loop
 from nas.service.report import study_report
 from nas.service.submission import Submission, SubmissionState
 from nas.service.submitted import Order, SubmittedStudies
@@ -40,8 +41,8 @@ EventId = Annotated[int, Query(ge=0, lt=1 << 53, description="id of the last eve
 
 def studies_router(store: Store, submitted: SubmittedStudies, access: Access) -> APIRouter:
     """Submitting, watching and steering studies."""
-    router = APIRouter(prefix="/v1/studies", tags=["studies"])
-    read, operate = access.require(Role.READ), access.require(Role.OPERATE)
+    router = APIRouter(prefix="/v1/studies", tags=["studies"], route_class=guarded(access))
+    read, operate = require(Role.READ), require(Role.OPERATE)
 
     @router.get("", summary="List studies", dependencies=[read])
     def list_studies(after: Annotated[str, Query(max_length=20)] = "0", limit: Limit = 100) -> StudyPage:
@@ -86,7 +87,7 @@ def studies_router(store: Store, submitted: SubmittedStudies, access: Access) ->
     ) -> EventPage:
         deadline = time.monotonic() + wait_s
         while True:
-            page = await run_in_threadpool(_events, store, submitted, name, after, limit)
+            page = await off_loop(_events, store, submitted, name, after, limit)
             if page.events or page.ended or time.monotonic() >= deadline:
                 return page
             # Waiting takes no thread: those are for requests that can be answered.

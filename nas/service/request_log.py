@@ -21,6 +21,7 @@ REQUEST_ID = "X-Request-Id"
 _GIVEN_ID = re.compile(r"[A-Za-z0-9_-]{8,64}")
 _UNROUTED = "none"
 """In place of a path that is no route of ours: strangers' paths must not make metrics of their own."""
+_ORDERS = ("/v1/devices/", "/v1/studies", "/v1/agents/")
 
 
 class RequestLog:
@@ -65,8 +66,9 @@ def _note(scope: Scope, status: int, seconds: float) -> None:
     route = getattr(scope.get("route"), "path", _UNROUTED)
     method = scope["method"] if scope["method"] in ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS") else "other"
     REQUEST_SECONDS.observe(seconds, method, route, str(status))
-    level = logging.WARNING if status >= 500 else logging.INFO if method != "GET" else logging.DEBUG
-    fields = {"status": status, "ms": round(seconds * 1000, 1), "route": route}
-    if agent := scope.get("agent"):
-        fields["agent"] = agent
+    caller = scope.get("state", {}).get("caller")
+    fields = {"status": status, "ms": round(seconds * 1000, 1), "route": route, "caller": caller}
+    # What went well is told of people's orders only: agents ask several times a second.
+    told = status >= 400 or (method != "GET" and scope["path"].startswith(_ORDERS))
+    level = logging.WARNING if status >= 500 else logging.INFO if told else logging.DEBUG
     log.log(level, "%s %s", method, scope["path"], extra={"fields": fields})

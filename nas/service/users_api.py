@@ -14,20 +14,21 @@ Reading needs the role `read`, steering `operate`, removing and revoking `admin`
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter
 from starlette.responses import PlainTextResponse
 
 from nas.service import metrics
-from nas.service.api_access import Access
+from nas.service.agent_access import Access, guarded
+from nas.service.api_access import TokenAccess, require
 from nas.service.api_devices import agents_router, devices_router, jobs_router
-from nas.service.api_errors import documented, install_errors
+from nas.service.api_errors import documented
 from nas.service.api_models import ServerView
 from nas.service.api_studies import studies_router
 from nas.service.exposition import CONTENT_TYPE
-from nas.service.request_log import RequestLog
 from nas.service.submitted import SubmittedStudies
 from nas.store import identity
 from nas.store.rows import ApiToken, Role
@@ -40,20 +41,21 @@ _METRICS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def router(store: Store, submitted: SubmittedStudies) -> APIRouter:
-    """The operations; `install` gives an application what they rely on.
+def router(store: Store, submitted: SubmittedStudies, revoked: Callable[[], None]) -> APIRouter:
+    """The operations, for an application of `nas.service.web.web_app`.
 
     Args:
         store: where everything is.
         submitted: runs the studies that are submitted.
+        revoked: called when an agent's secret was taken away.
     """
-    access = Access(store)
+    access = TokenAccess(store)
     whole = APIRouter()
     whole.include_router(_metrics_router(store, access))
     for part in (
         _server_router(store, access),
         devices_router(store, access),
-        agents_router(store, access),
+        agents_router(store, access, revoked),
         jobs_router(store, access),
         studies_router(store, submitted, access),
     ):
@@ -62,8 +64,8 @@ def router(store: Store, submitted: SubmittedStudies) -> APIRouter:
 
 
 def _server_router(store: Store, access: Access) -> APIRouter:
-    router = APIRouter(tags=["server"])
-    read = access.require(Role.READ)
+    router = APIRouter(tags=["server"], route_class=guarded(access))
+    read = require(Role.READ)
 
     @router.get("/v1/server", summary="Show the coordinator and the caller's rights")
     def show_server(token: ApiToken = read) -> ServerView:
@@ -74,19 +76,13 @@ def _server_router(store: Store, access: Access) -> APIRouter:
 
 
 def _metrics_router(store: Store, access: Access) -> APIRouter:
-    router = APIRouter(tags=["server"])
+    router = APIRouter(tags=["server"], route_class=guarded(access))
 
     @router.get(
-        "/metrics", summary="Metrics in Prometheus' text format", dependencies=[access.require(Role.READ)],
+        "/metrics", summary="Metrics in Prometheus' text format", dependencies=[require(Role.READ)],
         response_class=PlainTextResponse, responses=_METRICS,
     )  # fmt: skip
     def show_metrics() -> PlainTextResponse:
         return PlainTextResponse(metrics.render(store), media_type=CONTENT_TYPE)
 
     return router
-
-
-def install(app: FastAPI) -> None:
-    """One form of errors, request ids, a log line and a latency for every request of the application."""
-    install_errors(app)
-    app.add_middleware(RequestLog)

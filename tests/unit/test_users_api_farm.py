@@ -113,6 +113,7 @@ def test_a_revoked_agent_does_not_authenticate(lab: Lab) -> None:
         ("lab-1", "enrolled"), ("local", "local"),
     ]  # fmt: skip
     assert lab.client().post("/v1/agents/lab-1/revoke").json()["access"] == "revoked"
+    assert lab.revoked == [None]
     assert not agents.authenticate(lab.store, "lab-1", secret)
     assert not agents.authenticate(lab.store, "lab-1", "")
     refusal(lab.client().post("/v1/agents/local/revoke"), 422, "invalid_input")

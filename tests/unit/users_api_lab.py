@@ -10,13 +10,14 @@ from typing import IO, Any
 
 import httpx
 import yaml
-from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from store_support import StillClock, add_device, open_store
 
 from nas.service import users_api
+from nas.service.request_log import RequestLog
 from nas.service.submission import Submission, SubmissionFolder
 from nas.service.submitted import SubmittedStudies
+from nas.service.web import web_app
 from nas.store import api_tokens
 from nas.store.rows import Role
 from nas.store.store import Store
@@ -82,9 +83,10 @@ class Lab:
         self.process = ScriptedProcess()
         self.home = folder / "home"
         self.submitted = SubmittedStudies(self.store, self.home, self.process)
-        self.app = FastAPI()
-        self.app.include_router(users_api.router(self.store, self.submitted))
-        users_api.install(self.app)
+        self.revoked: list[None] = []
+        self.app = web_app()
+        self.app.add_middleware(RequestLog)
+        self.app.include_router(users_api.router(self.store, self.submitted, lambda: self.revoked.append(None)))
         self.tokens = {role: api_tokens.create(self.store, role.value, role) for role in Role}
 
     def client(self, role: Role | None = Role.ADMIN) -> TestClient:
