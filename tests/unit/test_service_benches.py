@@ -18,12 +18,12 @@ from nas.runtimes import RUNTIMES
 from nas.runtimes.base import Artifact
 from nas.service.admissions import Admissions
 from nas.service.benches import Kept, Preparer
-from nas.service.doorbell import Doorbell
 from nas.service.farm import Farm
 from nas.service.judge import total_ms
 from nas.service.local_agent import LocalAgent
 from nas.service.signing import SigningKey
 from nas.service.stage_work import Bench
+from nas.service.watch import Watch
 from nas.store import agents, artifacts, devices
 from nas.store.rows import Health
 from nas.testing.fake_runtime import FakeRuntime
@@ -42,7 +42,7 @@ class Lab:
         devices.register(self.store, "local", [DEVICE], boot_id="boot")
         self.folder = folder
         admissions = Admissions(folder, SigningKey.generate(), self.store.clock)
-        self.farm = Farm(self.store, cast(LocalAgent, None), Doorbell(), admissions)
+        self.farm = Farm(self.store, cast(LocalAgent, None), cast(Watch, None), admissions)
         self.jobs = ScriptedJobs([])
 
     def bench(
