@@ -30,7 +30,7 @@ _FILES = (
 )
 _MACHINE = "uname -m"
 PROPERTIES = (
-    r"getprop | grep -E '^\[ro\.(product\.(manufacturer|model|cpu\.abilist)|soc|build\.(version|id)|.*serialno)'"
+    "getprop | grep -E '^[[]ro[.](product[.](manufacturer|model|cpu[.]abilist)|soc|build[.](version|id)|.*serialno)'"
 )
 """Android's own words about itself."""
 
