@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from device_fixtures import LAPTOP_FILES, LINUX, ODPM, PI_FILES, RAPL, SUPPLY, laptop, pixel, raspberry_pi
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
