@@ -139,6 +139,8 @@ def test_devices_are_shown_and_steered_as_with_a_database(lab: Lab, server: str)
     assert devices.get(lab.store, "box").health is Health.MAINTENANCE
     assert nas("device", "show", "box").out.splitlines()[0].split() == ["device", "box"]
     assert nas("device", "show", "bxo").code == 3
+    assert "jobs to do" in nas("device", "retire", "box").err
+    assert nas("device", "release", "box").code == 0
 
 
 def test_studies_are_listed_shown_and_steered(lab: Lab, server: str) -> None:
