@@ -1,4 +1,7 @@
-"""`nas device`: the devices of a database, or of a coordinator with --server."""
+"""`nas device`: the devices of a database, or of a coordinator with --server; `add` and `remove`: those of this host.
+
+Such a host may have no database packages: what needs them is imported by the command that does.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nas.cli import device_host
 from nas.cli.database import DatabaseOption
 from nas.cli.fleet import open_fleet
 from nas.cli.lazy import command_app
@@ -15,7 +19,9 @@ from nas.cli.remote import ServerOption
 if TYPE_CHECKING:
     from nas.service.fleet import DeviceOrder
 
-app = command_app(help="List, show, check and steer devices.")
+app = command_app(help="Attach, list, show, check and steer devices.")
+app.command("add")(device_host.add)
+app.command("remove")(device_host.remove)
 
 DeviceArgument = Annotated[str, typer.Argument(metavar="DEVICE", help="Id of a device; 'nas device list' shows them.")]
 ReasonOption = Annotated[str, typer.Option("--reason", help="Why; shown to whoever asks about the device.")]
