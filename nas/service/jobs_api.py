@@ -18,6 +18,7 @@ from nas.core.manifest import SignedManifest
 from nas.service import downloads
 from nas.service.agent_access import Access, Caller, SocketAccess, guarded, require_own
 from nas.service.downloads import FindFile
+from nas.service.metrics import RESULTS
 from nas.service.off_loop import off_loop
 from nas.service.watch import Watch
 from nas.service.web import web_app
@@ -84,6 +85,7 @@ def router(store: Store, find_file: FindFile, watch: Watch, manifest: ReadManife
         require_own(caller, request.agent)
         verdict = await off_loop(_end, store, job, request)
         watch.doorbell.ring()
+        RESULTS.add("accepted" if verdict.accepted else "refused")
         return p.ResultReply(accepted=verdict.accepted, reason=verdict.reason)
 
     @routes.get(p.MANIFEST_PATH)

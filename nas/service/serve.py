@@ -15,12 +15,15 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from nas.core.durable import write_durably
 from nas.core.errors import InfrastructureFailed
-from nas.service import enrolling, jobs_api
+from nas.service import enrolling, jobs_api, users_api
 from nas.service.addresses import names_of, url_of
 from nas.service.agent_access import SecretAccess
 from nas.service.coordinator import Server, listen_tcp
 from nas.service.farm import Farm, open_farm
 from nas.service.renewal import Renewal
+from nas.service.request_log import RequestLog
+from nas.service.submission_process import LaunchProcess
+from nas.service.submitted import SubmittedStudies
 from nas.service.tls import Certificates
 from nas.service.web import web_app
 from nas.store.store import Store
@@ -40,11 +43,13 @@ class ServeOptions:
         host: name or address of this machine to listen on; a wildcard listens on all.
         port: TCP port; 0 takes any that is free.
         names: more names and addresses under which agents and people reach this server.
+        studies: submitted studies that run side by side.
     """
 
     host: str = "127.0.0.1"
     port: int = PORT
     names: tuple[str, ...] = ()
+    studies: int = 2
 
 
 class Address(BaseModel):
@@ -65,6 +70,7 @@ class Service:
     home: Path
     certificates: Certificates
     url: str
+    studies: SubmittedStudies
 
 
 @contextlib.contextmanager
@@ -84,8 +90,9 @@ def serving(store: Store, options: ServeOptions) -> Iterator[Service]:
         renewal = Renewal(certificates, lambda: names_of(options.host, options.names))
         # Opening the farm gives every lease its full time again, before the first agent can speak.
         with open_farm(store, serves_others=True) as farm:
-            service = Service(store, farm, home, certificates, url)
-            with Server(make_service_app(service), listening, renewal.context), renewal, _few_pauses():
+            studies = SubmittedStudies(store, home, LaunchProcess(store, home), at_once=options.studies)
+            service = Service(store, farm, home, certificates, url, studies)
+            with studies, Server(make_service_app(service), listening, renewal.context), renewal, _few_pauses():
                 address = Address(url=url, ca_sha256=certificates.ca_sha256)
                 write_durably(home / ADDRESS_FILE, address.model_dump_json().encode())
                 try:
@@ -99,8 +106,10 @@ def make_service_app(service: Service) -> FastAPI:
     store, farm = service.store, service.farm
     access = SecretAccess(store)
     app = web_app()
+    app.add_middleware(RequestLog)
     app.include_router(enrolling.router(store, service.home, service.certificates, access.forget))
     app.include_router(jobs_api.router(store, farm.find_file, farm.watch, farm.runners.signed, access))
+    app.include_router(users_api.router(store, service.studies, access.forget))
     return app
 
 
