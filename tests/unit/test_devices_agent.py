@@ -22,6 +22,7 @@ from nas.devices.attachments import THIS_MACHINE
 from nas.devices.backoff import Backoff
 from nas.devices.client import JobClient, NotAdmitted
 from nas.devices.content import ContentFolder
+from nas.devices.describe import boot_id
 from nas.devices.download import Downloads
 from nas.devices.execute import KnownRunner
 from nas.devices.hostlock import HostLock
@@ -55,7 +56,7 @@ def make(coordinator: FakeCoordinator, folder: Path, lock: HostLock, known: Know
         known,
         lock=lock,
         outbox=folder / "outbox",
-        boot_id="b",
+        boot_id=boot_id(LocalTransport(cache)),
     )
 
 
