@@ -7,7 +7,7 @@ import ssl
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from hashlib import sha256
 from pathlib import Path
 
@@ -47,11 +47,19 @@ def serve(lab: Lab, *more: str) -> Iterator[tuple[subprocess.Popen[str], Address
                 process.kill()
 
 
-def enrol(invitation: Invitation, name: str) -> httpx.Client:
+@pytest.fixture
+def clients() -> Iterator[ExitStack]:
+    """Closes them."""
+    with ExitStack() as stack:
+        yield stack
+
+
+def enrol(invitation: Invitation, name: str, clients: ExitStack) -> httpx.Client:
     """What an agent does first: it believes the CA whose fingerprint it was told, and no other."""
     pem = httpx.get(f"{invitation.url}/v1/ca", verify=False).text
     assert sha256(ssl.PEM_cert_to_DER_cert(pem)).hexdigest() == invitation.ca_sha256
-    client = httpx.Client(base_url=invitation.url, verify=ssl.create_default_context(cadata=pem), timeout=60)
+    trust = ssl.create_default_context(cadata=pem)
+    client = clients.enter_context(httpx.Client(base_url=invitation.url, verify=trust, timeout=60))
     answer = client.post("/v1/agents/enrol", json={"token": invitation.token, "agent": name})
     reply = EnrolReply.model_validate_json(answer.content)
     client.auth = httpx.BasicAuth(name, reply.secret)
@@ -80,11 +88,11 @@ def hand_in(client: httpx.Client, job: Job) -> bool:
     return bool(answer.json()["accepted"])
 
 
-def test_it_serves_this_machine_and_others_until_it_is_told_to_stop(lab: Lab) -> None:
+def test_it_serves_this_machine_and_others_until_it_is_told_to_stop(lab: Lab, clients: ExitStack) -> None:
     with serve(lab) as (process, address):
         store = lab.store()
         until(lambda: any(row.agent.startswith("local-") for row in devices.all(store)))
-        client = enrol(invite(store, lab.home, address.url), "host")
+        client = enrol(invite(store, lab.home, address.url), "host", clients)
         begun = time.monotonic()
         id = queue(store)  # by this process, not by the one that serves
         job = take(client)
@@ -103,10 +111,10 @@ def test_it_serves_this_machine_and_others_until_it_is_told_to_stop(lab: Lab) ->
         take(client)
 
 
-def test_a_killed_one_comes_back_as_it_was(lab: Lab) -> None:
+def test_a_killed_one_comes_back_as_it_was(lab: Lab, clients: ExitStack) -> None:
     with serve(lab) as (process, before):
         store = lab.store()
-        client = enrol(invite(store, lab.home, before.url), "host")
+        client = enrol(invite(store, lab.home, before.url), "host", clients)
         id = queue(store)
         job = take(client)
         assert job is not None

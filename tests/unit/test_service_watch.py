@@ -149,14 +149,19 @@ def test_who_holds_a_lease(store: Store, clock: StillClock) -> None:
     assert jobs.held(store, "other") == []
 
 
-def test_an_offline_device_that_was_heard_from_is_idle_again(store: Store, clock: StillClock) -> None:
+def test_an_offline_device_is_brought_back_by_what_its_agent_does(store: Store, clock: StillClock) -> None:
     add_device(store)
+    put(store, "a")
+    job = take(store)
     devices.set_state(store, "box", DeviceState.OFFLINE)
-    clock.time += 100
+    clock.time += 10
     presence.note(store, {"box": "local"}, [])
-    row = devices.get(store, "box")
-    assert (row.state, row.last_seen) == (DeviceState.IDLE, clock.time)
     assert agents.all(store)[0].last_seen == clock.time
+    row = devices.get(store, "box")
+    assert (row.state, row.last_seen) == (DeviceState.OFFLINE, clock.time)
+    assert presence.held_until(store, job.id, "box", "local", job.epoch or 0) is None
+    assert jobs.renew(store, job.id, "box", "local", job.epoch or 0)
+    assert devices.get(store, "box").state is DeviceState.LEASED
 
 
 def test_what_could_not_be_written_is_written_later(
