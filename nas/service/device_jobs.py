@@ -76,6 +76,8 @@ class DeviceJobs:
             self._check()
             if row.state is JobState.QUEUED:
                 self._require_served(row, begun)
+            else:
+                self._require_watched(row)
             await asyncio.to_thread(self._doorbell.wait, seen, _LOOK_S)
 
     def _require_served(self, job: JobRow, begun: float) -> None:
@@ -86,6 +88,14 @@ class DeviceJobs:
         if silence > OFFLINE_S:
             raise InfrastructureFailed(
                 f"device {device.id} is offline: nothing was heard from its agent {device.agent!r} for {silence:.0f} s"
+            )
+
+    def _require_watched(self, job: JobRow) -> None:
+        over_s = self._store.now() - (job.lease_until or self._store.now())
+        if over_s > OFFLINE_S:
+            raise InfrastructureFailed(
+                f"device {job.device} was leased until {over_s:.0f} s ago and nobody takes that back: "
+                "the coordinator of its agent is gone; start 'nas serve'"
             )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import BindParameter, bindparam, case, select, update
+from sqlalchemy import BindParameter, bindparam, select, update
 
 from nas.store.jobs import LEASE_S
 from nas.store.models import agent as agent_table
@@ -26,26 +26,28 @@ class Renewal:
 
 
 def held_until(store: Store, id: str, device: str, agent: str, epoch: int) -> float | None:
-    """When the lease of job `id` runs out; None where `agent` does not hold it now, and `jobs.renew` says the rest."""
+    """When the lease of job `id` runs out; None where that is not all, and `jobs.renew` says the rest.
+
+    That is so where `agent` does not hold it just now, or the device is taken to be offline.
+    """
     current = (device_table.c.epoch == epoch) & (job_table.c.epoch == epoch) & (job_table.c.state == JobState.LEASED)
     query = select(job_table.c.lease_until).join(device_table).where(job_table.c.id == id, current)
+    query = query.where(device_table.c.id == device, device_table.c.agent == agent)
     with store.read() as connection:
-        until = connection.scalar(query.where(device_table.c.id == device, device_table.c.agent == agent))
+        until = connection.scalar(query.where(device_table.c.state != DeviceState.OFFLINE))
     return None if until is None else float(until)
 
 
 def note(store: Store, heard: Mapping[str, str], renewed: Sequence[Renewal], *, lease_s: float = LEASE_S) -> None:
     """Writes down that devices (with their agents) were heard from, those of renewals too, and prolongs leases.
 
-    A lease that meanwhile ended, or is another's, stays as it is. An offline device comes back with its next claim, or
-    here where a job runs on it: of an idle one its agent may have said meanwhile that it is gone.
+    A lease that meanwhile ended, or is another's, stays as it is. So does what a device does: its agent may have said
+    meanwhile that it is gone. `jobs.claim` and `jobs.renew` bring one back from offline.
     """
     now = store.now()
     of_device = device_table.c.id == bindparam("of_device")
     of_epoch: BindParameter[int] = bindparam("of_epoch")
-    works = (device_table.c.state == DeviceState.OFFLINE) & device_table.c.lease_until.is_not(None)
-    back = case((works, DeviceState.LEASED), else_=device_table.c.state)
-    seen = update(device_table).where(of_device).values(last_seen=now, state=back)
+    seen = update(device_table).where(of_device).values(last_seen=now)
     lease = update(device_table).where(of_device, device_table.c.epoch == of_epoch)
     lease = lease.where(device_table.c.lease_until.is_not(None)).values(lease_until=now + lease_s)
     job = update(job_table).where(job_table.c.id == bindparam("of_job"), job_table.c.epoch == of_epoch)

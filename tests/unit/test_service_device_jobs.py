@@ -197,3 +197,13 @@ def test_what_fails_again_after_a_passed_check_is_the_candidates(lab: Lab) -> No
 
     with pytest.raises(CandidateFailed, match="gone again"):
         lab.wait(during)
+
+
+def test_a_lease_that_no_coordinator_takes_back_is_not_waited_for(lab: Lab) -> None:
+    async def during() -> None:
+        assert jobs.claim(lab.store, lab.device, "local") is not None
+        lab.clock.time += jobs.LEASE_S + outcomes.OFFLINE_S + 1
+
+    with pytest.raises(InfrastructureFailed, match="start 'nas serve'"):
+        lab.wait(during)
+    assert lab.job().state is JobState.CANCELLED

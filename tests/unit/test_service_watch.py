@@ -166,12 +166,18 @@ def test_an_older_word_of_a_device_does_not_bring_it_back(store: Store) -> None:
     assert devices.get(store, "box").state is DeviceState.IDLE
 
 
-def test_a_device_that_works_is_not_offline(store: Store) -> None:
+def test_an_offline_device_is_brought_back_by_what_its_agent_does(store: Store, clock: StillClock) -> None:
     add_device(store)
     put(store, "a")
-    take(store)
+    job = take(store)
     devices.set_state(store, "box", DeviceState.OFFLINE)
+    clock.time += 10
     presence.note(store, {"box": "local"}, [])
+    assert agents.all(store)[0].last_seen == clock.time
+    row = devices.get(store, "box")
+    assert (row.state, row.last_seen) == (DeviceState.OFFLINE, clock.time)
+    assert presence.held_until(store, job.id, "box", "local", job.epoch or 0) is None
+    assert jobs.renew(store, job.id, "box", "local", job.epoch or 0)
     assert devices.get(store, "box").state is DeviceState.LEASED
 
 
