@@ -7,7 +7,7 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,17 +19,20 @@ _FOR_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 @contextmanager
-def locked(path: Path, deadline_s: float = _DEADLINE_S) -> Iterator[None]:
+def locked(
+    path: Path, deadline_s: float = _DEADLINE_S, *, waiting: Callable[[], None] = lambda: None
+) -> Iterator[None]:
     """Keeps other processes and threads out that lock the same file; the kernel lets go when its holder dies.
 
     Args:
         path: of the lock file; made if missing, and never removed.
         deadline_s: how long it waits for its turn.
+        waiting: called once if it has to wait.
 
     Raises:
         InfrastructureFailed: others kept the lock that long.
     """
-    deadline = time.monotonic() + deadline_s
+    deadline, told = time.monotonic() + deadline_s, False
     with path.open("ab") as file:
         while True:
             try:
@@ -38,6 +41,9 @@ def locked(path: Path, deadline_s: float = _DEADLINE_S) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise InfrastructureFailed(f"{path}: another process kept it locked for {deadline_s:g} s") from None
+                if not told:
+                    waiting()
+                told = True
                 time.sleep(_PAUSE_S)
         yield
 
