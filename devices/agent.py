@@ -158,16 +158,17 @@ class Agent:
                     self._known,
                     observer=Observer(attached.transport, self._clock),
                     clock=self._clock,
+                    enter=heart.enter,
                     cancelled=heart.must_end,
                 )
         except Cancelled as error:
             if heart.overdue:
-                return _failure("infrastructure", f"not done within {job.deadline_s:g} s of the lease")
-            return _failure("cancelled", error)
+                return _failure("infrastructure", f"not done within {job.deadline_s:g} s of the lease", heart)
+            return _failure("cancelled", error, heart)
         except (InfrastructureFailed, OSError) as error:
-            return _failure("infrastructure", error)
+            return _failure("infrastructure", error, heart)
         except NasError as error:
-            return _failure("refused", error)
+            return _failure("refused", error, heart)
 
     def _submit(self, attached: Attached, job: Job, outcome: RoundResult | Failure) -> None:
         if isinstance(outcome, Failure):
@@ -201,5 +202,5 @@ class Agent:
         (until or self._stop).wait(pause_s)
 
 
-def _failure(kind: FailureKind, why: object) -> Failure:
-    return Failure(kind=kind, message=str(why)[:4000])
+def _failure(kind: FailureKind, why: object, heart: Heart) -> Failure:
+    return Failure(kind=kind, message=str(why)[:4000], phase=heart.phase, overdue=heart.overdue)
