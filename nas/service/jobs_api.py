@@ -93,7 +93,7 @@ def make_app(store: Store, find_file: FindFile, doorbell: Doorbell, manifest: Re
 
     @app.post(p.HEARTBEAT_PATH)
     def heartbeat(request: p.HeartbeatRequest) -> p.HeartbeatReply:
-        ours = jobs.renew(store, request.job, request.device, request.agent, request.epoch)
+        ours = jobs.renew(store, request.job, request.device, request.agent, request.epoch, phase=request.phase)
         return p.HeartbeatReply(cancel=not ours)
 
     @app.post(p.RESULT_PATH)

@@ -16,6 +16,7 @@ from nas.core.plan import Conditions, Pair, RawRun
 from nas.core.space import Protocol
 from nas.core.stats import p95_figure, repetition_figure
 from nas.core.workload import Workload
+from nas.store.rows import ReferenceRun
 
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
 
@@ -57,6 +58,22 @@ def judge(
         valid=reason is None, reason=reason, attempt=attempt, sample=sample, reference=reference, drift=drift,
         conditions=conditions,
     ), None  # fmt: skip
+
+
+def reference_runs(
+    pairs: Sequence[Pair], repetitions: Sequence[Repetition], protocol: Protocol
+) -> list[ReferenceRun]:  # fmt: skip
+    """The reference runs of `pairs` that worked beside a candidate that did; each with its pair's verdict."""
+    return [
+        ReferenceRun(
+            ratio=1 + rep.drift,
+            temperature_c=pair.reference.conditions.temperature_c,
+            calm=disturbance([pair.reference.conditions, pair.candidate.conditions], pair.foreign_cpu, protocol)
+            is None,
+        )
+        for pair, rep in zip(pairs, repetitions, strict=True)
+        if pair.reference is not None and rep.drift is not None
+    ]
 
 
 def summarise(repetitions: Sequence[Repetition], workload: Workload, file_bytes: int) -> dict[str, Figure]:

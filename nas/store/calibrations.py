@@ -60,7 +60,7 @@ def off_by(ratios: Sequence[float], limit: float) -> tuple[float, bool]:
 
 
 def note_runs(
-    store: Store, place: Place, job: str, calibration_ms: float, runs: Sequence[ReferenceRun]
+    store: Store, place: Place, job: str, runs: Sequence[ReferenceRun], calibration_ms: float
 ) -> None:  # fmt: skip
     """Keeps the reference runs of one job; a second time changes nothing. Old ones go.
 
@@ -68,8 +68,8 @@ def note_runs(
         store: the database.
         place: device, runtime and build.
         job: id of the round.
-        calibration_ms: what the ratios are to.
         runs: in order.
+        calibration_ms: what the ratios are to.
     """
     if not runs:
         return

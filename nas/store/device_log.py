@@ -25,9 +25,7 @@ def record(
     """Notes that something happened to a device."""
     columns = device_event.c
     told = reason[:_LONGEST_REASON] if reason else None
-    connection.execute(
-        device_event.insert().values(device=device, at=at, kind=kind, what=what, reason=told, job=job)
-    )
+    connection.execute(device_event.insert().values(device=device, at=at, kind=kind, what=what, reason=told, job=job))
     alike = (columns.device == device) & (columns.kind == kind)
     oldest_kept = select(columns.id).where(alike).order_by(columns.id.desc()).offset(KEEP - 1).limit(1)
     connection.execute(delete(device_event).where(alike, columns.id < oldest_kept.scalar_subquery()))

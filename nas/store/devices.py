@@ -73,13 +73,18 @@ def all(store: Store) -> list[DeviceRow]:
 
 
 def set_state(store: Store, id: str, state: DeviceState, reason: str | None = None) -> None:
-    """What the device does now. `draining` lets it finish its job and take no other; `idle` ends that.
+    """What a person wants of the device. `draining` lets it finish its job and take no other; `idle` ends that.
 
     Raises:
+        InvalidInput: another state; those follow from what agents say and do not say.
         UnknownName: no such device.
     """
+    if state not in (DeviceState.DRAINING, DeviceState.IDLE):
+        raise InvalidInput(f"a device cannot be told to be {state}; tell it to drain, or to be idle again")
     with store.write() as connection:
-        move(connection, read(connection, id), state, store.now(), reason)
+        row = read(connection, id)
+        if DeviceState.DRAINING in (state, row.state):
+            move(connection, row, state, store.now(), reason)
 
 
 def set_health(store: Store, id: str, health: Health, reason: str | None = None) -> None:

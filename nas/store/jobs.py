@@ -76,7 +76,7 @@ def enqueue(
     Raises:
         UnknownName: no such device.
     """
-    id = f"{result_key}.{number}"
+    id = job_id(result_key, number)
     with store.write() as connection:
         devices.read(connection, device)
         now = store.now()
@@ -208,6 +208,11 @@ def retry(store: Store, id: str) -> None:
         )
         if changed.rowcount != 1:
             raise InvalidInput(f"job {id!r} has not failed, so it cannot be retried")
+
+
+def job_id(result_key: str, number: int) -> str:
+    """The id of a measurement's round."""
+    return f"{result_key}.{number}"
 
 
 def files(round: Round) -> frozenset[str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, or_, select, update
+from sqlalchemy import Connection, func, or_, select, update
 
 from nas.core.errors import FailureReason
 from nas.core.plan import RoundResult
@@ -207,9 +207,7 @@ def _verdict(connection: Connection, failed: _Failed, now: float) -> dict[str, A
     job = failed.job
     if job.kind is JobKind.MEASURE and failed.ran and _failed_on_a_good_device(connection, job):
         return {"state": JobState.FAILED, "blame": Blame.CANDIDATE, "reason": failed.reason}
-    own = connection.scalar(
-        select(func.count()).where(attempt.c.job == job.id, attempt.c.kind.in_((_TELLING, _OTHER)))
-    )
+    own = connection.scalar(select(func.count()).where(attempt.c.job == job.id, attempt.c.kind.in_((_TELLING, _OTHER))))
     assert own is not None
     if own >= jobs.MAX_FAILURES:
         return {"state": JobState.FAILED, "blame": Blame.INFRASTRUCTURE}

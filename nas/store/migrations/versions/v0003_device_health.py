@@ -6,17 +6,19 @@ from alembic import op
 revision = "0003"
 down_revision = "0002"
 
-_NEW = {"state_since": sa.Float(), "health_since": sa.Float(), "check_number": sa.Integer(), "checks_failed": sa.Integer()}
+_TIMES, _COUNTS = ("state_since", "health_since"), ("check_number", "checks_failed")
 
 
 def upgrade() -> None:
     """To this revision."""
     with op.batch_alter_table("device") as device:
-        for name, kind in _NEW.items():
-            device.add_column(sa.Column(name, kind, nullable=False, server_default="0"))
+        for name in _TIMES:
+            device.add_column(sa.Column(name, sa.Float(), nullable=False, server_default="0"))
+        for name in _COUNTS:
+            device.add_column(sa.Column(name, sa.Integer(), nullable=False, server_default="0"))
         device.add_column(sa.Column("check_due", sa.Float()))
     with op.batch_alter_table("device") as device:
-        for name in _NEW:
+        for name in (*_TIMES, *_COUNTS):
             device.alter_column(name, server_default=None)
         device.create_index(op.f("ix_device_check_due"), ["check_due"])
     op.execute("UPDATE device SET state_since = last_seen, health_since = last_seen")
@@ -38,9 +40,7 @@ def _device_event() -> None:
         sa.Column("what", sa.String(length=32), nullable=False),
         sa.Column("reason", sa.Text(), nullable=True),
         sa.Column("job", sa.String(length=128), nullable=True),
-        sa.ForeignKeyConstraint(
-            ["device"], ["device.id"], name=op.f("fk_device_event_device"), ondelete="CASCADE"
-        ),
+        sa.ForeignKeyConstraint(["device"], ["device.id"], name=op.f("fk_device_event_device"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_device_event")),
         sqlite_autoincrement=True,
     )
@@ -57,9 +57,7 @@ def _reference_run() -> None:
         sa.Column("at", sa.Float(), nullable=False),
         sa.Column("calibration_ms", sa.Float(), nullable=False),
         sa.Column("runs", sa.JSON(), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["device"], ["device.id"], name=op.f("fk_reference_run_device"), ondelete="CASCADE"
-        ),
+        sa.ForeignKeyConstraint(["device"], ["device.id"], name=op.f("fk_reference_run_device"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("job", name=op.f("pk_reference_run")),
     )
     op.create_index(
