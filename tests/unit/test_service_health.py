@@ -10,9 +10,10 @@ from service_support import DEVICE, raw, sample, until
 from store_support import StillClock, key, open_store, round_of
 
 from nas.core.errors import InfrastructureFailed
-from nas.core.plan import Pair, Plan, RawRun, RoundResult
+from nas.core.plan import Pair, RawRun, RoundResult
 from nas.core.protocol import Failure
-from nas.runtimes import RUNTIMES
+from nas.core.registry import Registry
+from nas.runtimes.base import Runtime
 from nas.service.admissions import Admissions
 from nas.service.health import AnyDevice, HealthKeeper, PlanOf, check_key
 from nas.service.judge import total_ms
@@ -34,22 +35,17 @@ class Lab:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.clock = folder, StillClock()
-        RUNTIMES.add("fake", FakeRuntime(folder / "fake"))
         self.store = open_store(folder, self.clock)
         agents.register_local(self.store, "local")
         devices.register(self.store, "local", [DEVICE], boot_id="boot")
         self.admissions = Admissions(folder, SigningKey.generate(), self.clock)
         self.rung = 0
+        self.any_device = AnyDevice(self.store, self.admissions, folder / "work")
         self.keeper = self.new_keeper()
-        self.plan = self.any_device(devices.get(self.store, DEVICE.id))
-
-    def any_device(self, device: DeviceRow) -> Plan:
-        """With the fake runtime, as if no other were installed."""
-        any_device = AnyDevice(self.store, self.admissions, self.folder / "work")
-        return any_device._plan(device, RUNTIMES["fake"], False)
+        self.plan = self.any_device.plan(devices.get(self.store, DEVICE.id))
 
     def new_keeper(self, plan_of: PlanOf | None = None, store: Store | None = None) -> HealthKeeper:
-        return HealthKeeper(store or self.store, self.ring, plan_of or self.any_device)
+        return HealthKeeper(store or self.store, self.ring, plan_of or self.any_device.plan)
 
     def ring(self) -> None:
         self.rung += 1
@@ -88,8 +84,15 @@ class Lab:
 
 
 @pytest.fixture
-def lab(tmp_path: Path) -> Lab:
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    install(monkeypatch, fake=FakeRuntime(tmp_path / "fake"))
     return Lab(tmp_path)
+
+
+def install(monkeypatch: pytest.MonkeyPatch, **runtimes: FakeRuntime) -> None:
+    """Makes these the only runtimes."""
+    registry: Registry[Runtime] = Registry("runtime", "nas.no.plugins", runtimes)
+    monkeypatch.setattr("nas.service.health.RUNTIMES", registry)
 
 
 def test_a_new_device_is_checked_and_calibrated(lab: Lab) -> None:
@@ -207,16 +210,24 @@ def test_a_refused_check_says_nothing_of_the_device(lab: Lab) -> None:
     assert (row.health, row.health_reason) == (Health.UNKNOWN, "the health check was refused: not in the manifest")
 
 
-def test_a_device_for_which_nothing_was_built_says_what_to_build(lab: Lab) -> None:
-    def plan_of(device: DeviceRow) -> Plan:
-        raise InfrastructureFailed("no llama.cpp build for riscv64-linux at hand")
-
-    lab.keeper = lab.new_keeper(plan_of)
+def test_a_device_for_which_nothing_was_built_says_so(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, fake=FakeRuntime(lab.folder, targets=()))
     lab.look()
     row = lab.device()
     assert row.health is Health.UNKNOWN
-    assert row.health_reason == "it cannot be checked: no llama.cpp build for riscv64-linux at hand"
+    assert row.health_reason == (
+        "it cannot be checked: no fake runner for x86_64-linux; no patched fake runner for x86_64-linux"
+    )
     assert jobs.live(lab.store) == []
+
+
+def test_the_first_runtime_that_has_a_build_checks(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = FakeRuntime(lab.folder, name="first", targets=("aarch64-linux",))
+    install(monkeypatch, first=first, second=FakeRuntime(lab.folder / "second", name="second"))
+    lab.look()
+    runner = lab.job().payload.candidate.runner
+    assert runner.runtime == "second"
+    assert lab.admissions.find_file(runner.files[runner.main].sha256) is not None
 
 
 def test_a_process_leaves_devices_alone_that_are_not_its_own(lab: Lab) -> None:

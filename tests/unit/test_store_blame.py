@@ -122,8 +122,9 @@ def test_a_failure_of_a_job_that_was_done_in_the_end_is_forgotten(two: Store, cl
 @pytest.mark.parametrize("phase", ["preparing", "cooling"])
 def test_what_fails_before_the_candidate_ran_is_never_its_fault(store: Store, clock: StillClock, phase: str) -> None:
     put(store)
+    break_down(store, clock)
     failure = Failure.model_validate({"kind": "infrastructure", "message": "cable", "phase": phase})
-    for _ in range(MAX_FAILURES):
+    for _ in range(MAX_FAILURES - 1):
         clock.time += 1000
         devices.set_health(store, "box", Health.GOOD)
         clock.time += 1
@@ -168,7 +169,9 @@ def test_a_job_that_overran_its_deadline_failed_of_time(store: Store, clock: Sti
 
 def test_what_a_person_decided_is_not_changed_by_failures(store: Store, clock: StillClock) -> None:
     for n in range(BAD_AFTER_JOBS):
-        put(store, f"j{n}", priority=n)
+        put(store, f"j{n}", priority=-n)
+    for _ in range(BAD_AFTER_JOBS - 1):
+        break_down(store, clock)
     clock.time += 1000
     job = take(store)
     devices.set_health(store, "box", Health.MAINTENANCE, "new battery")

@@ -174,4 +174,4 @@ class Blames(RuleBasedStateMachine):
 
 
 TestBlames = Blames.TestCase
-TestBlames.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestBlames.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
