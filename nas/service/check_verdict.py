@@ -13,8 +13,8 @@ from nas.core.stats import coefficient_of_variation
 from nas.runtimes.base import Runtime
 from nas.service.judge import disturbance, read_run, total_ms
 from nas.service.references import CALIBRATION_RUNS, CHECK_RUNS
-from nas.store.calibrations import off_by
-from nas.store.rows import Calibration, CheckOutcome, ReferenceRun
+from nas.store.calibrations import ReferenceRun, off_by
+from nas.store.rows import Calibration, CheckOutcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from nas.core.plan import Conditions, Pair, RawRun
 from nas.core.space import Protocol
 from nas.core.stats import p95_figure, repetition_figure
 from nas.core.workload import Workload
-from nas.store.rows import ReferenceRun
+from nas.store.calibrations import ReferenceRun
 
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
 

@@ -21,7 +21,7 @@ from nas.core.workload import Workload
 from nas.runtimes.base import Artifact, Runtime
 from nas.service.judge import commonest, judge, measurement, read_run, reference_runs
 from nas.store import jobs as jobs_table
-from nas.store.rows import ReferenceRun
+from nas.store.calibrations import ReferenceRun
 
 _FAULTS_TO_FAIL = 2
 

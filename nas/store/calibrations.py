@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from sqlalchemy import ColumnElement, Row, and_, delete, select
 
 from nas.core.measurement import DRIFT_LIMIT
 from nas.store.models import calibration, reference_run
-from nas.store.rows import Calibration, Drift, DriftPoint, Json, ReferenceRun
+from nas.store.rows import Calibration, Json
 from nas.store.store import Store
 from nas.store.upsert import insert_if_absent
 
@@ -25,6 +25,54 @@ LATEST_RUNS = 9
 
 Place = tuple[str, str, str]
 """Device, runtime and build."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceRun:
+    """One run of the reference model beside a measurement, or in a health check.
+
+    Args:
+        ratio: its time / the calibration.
+        temperature_c: of the device right after it; None where it does not tell.
+        calm: whether nothing disturbed the device meanwhile, so that `ratio` says something about the device.
+    """
+
+    ratio: float
+    temperature_c: float | None
+    calm: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DriftPoint:
+    """A reference run and when its round ended. `calibration_ms` is what its ratio is to."""
+
+    at: float
+    job: str
+    calibration_ms: float
+    run: ReferenceRun
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """The reference runs of one device, runtime and build over time.
+
+    Args:
+        device: id.
+        runtime: name.
+        build: of the calibration (`Calibration.build`).
+        calibration: as it is now; None where only noisy studies ran.
+        points: oldest first.
+        off: how far the latest calm runs since the calibration are off it, as a share; None: too few.
+        recalibrate: whether that is beyond the limit.
+    """
+
+    device: str
+    runtime: str
+    build: str
+    calibration: Calibration | None
+    points: tuple[DriftPoint, ...]
+    off: float | None
+    recalibrate: bool
 
 
 def put(store: Store, device: str, runtime: str, build: str, reference_ms: float, samples: Json) -> Calibration:

@@ -25,7 +25,8 @@ from nas.service.local_agent import LocalAgent
 from nas.service.signing import SigningKey
 from nas.service.stage_work import Bench
 from nas.store import agents, artifacts, calibrations, devices
-from nas.store.rows import Health, ReferenceRun
+from nas.store.calibrations import ReferenceRun
+from nas.store.rows import Health
 from nas.testing.fake_runtime import FakeRuntime
 
 FAKE = RuntimeSpace(name="fake", quantisation="q4_0")

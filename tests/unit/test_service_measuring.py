@@ -19,7 +19,7 @@ from nas.core.workload import Workload
 from nas.runtimes.base import RandomWeights
 from nas.service.judge import total_ms
 from nas.service.measuring import Reference, Subject, calibrate, measure
-from nas.store.rows import ReferenceRun
+from nas.store.calibrations import ReferenceRun
 from nas.testing.fake_runtime import FakeRuntime
 
 LIMITS = Protocol(max_attempts=2, cool_down_s=7.0)

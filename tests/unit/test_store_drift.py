@@ -8,8 +8,7 @@ import pytest
 from store_support import StillClock, add_device, open_store
 
 from nas.store import calibrations
-from nas.store.calibrations import KEPT_S, LATEST_RUNS, drift, note_runs, off_by
-from nas.store.rows import ReferenceRun
+from nas.store.calibrations import KEPT_S, LATEST_RUNS, ReferenceRun, drift, note_runs, off_by
 from nas.store.store import Store
 
 PLACE = ("box", "fake", "b1")
