@@ -12,7 +12,7 @@ from nas.core.clock import Clock
 from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName, Unsupported
 from nas.core.plan import InputFile, Pair, Plan, PlanFile, RawRun, Round, RoundResult, Runner
 from nas.core.protocol import Phase
-from nas.devices.condition import Observer
+from nas.devices.condition import Observer, foreign_cpu
 from nas.devices.transports.base import Cancelled, Transport, never
 
 KnownRunner = Callable[[Runner], bool]
@@ -196,10 +196,9 @@ def run_round(
     enter("running")
     pairs: list[Pair] = []
     for _ in range(batch.repetitions):
-        before = observer.before()
         drift = execute(reference, transport, observer, cancelled) if reference else None
         measured = execute(candidate, transport, observer, cancelled)
-        foreign = observer.foreign_cpu(before, [*([drift] if drift else []), measured])
+        foreign = foreign_cpu([*([drift] if drift else []), measured])
         pairs.append(Pair(reference=drift, candidate=measured, foreign_cpu=foreign))
         if _failed(measured) or (drift and _failed(drift)):
             break

@@ -7,15 +7,14 @@ dies. A manifest in it makes it whole.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from nas.core.durable import locked
 from nas.core.errors import InfrastructureFailed
 from nas.core.plan import PlanFile, Runner
 
@@ -42,7 +41,11 @@ def build_once(final: Path, what: str, needed_bytes: int, make: Callable[[Path],
     folder.mkdir(parents=True, exist_ok=True)
     if (final / MANIFEST).exists():
         return
-    with _full_disk_told(folder, what), _one_builder(folder, what, log):
+
+    def waiting() -> None:
+        log(f"another process is building {what}: waiting for it")
+
+    with _full_disk_told(folder, what), locked(folder / ".lock", LOCK_S, waiting=waiting):
         if (final / MANIFEST).exists():  # the one who held the lock before may have made it
             return
         for dead in folder.glob(".building-*"):  # we hold the lock: whoever made these was killed
@@ -92,22 +95,3 @@ def _full_disk_told(folder: Path, what: str) -> Iterator[None]:
         raise InfrastructureFailed(
             f"building {what}: the disk of {folder} is full ({error.strerror}); free space or set NAS_CACHE"
         ) from error
-
-
-@contextmanager
-def _one_builder(folder: Path, what: str, log: Log) -> Iterator[None]:
-    """Holds the build lock; the kernel drops it when its holder dies."""
-    deadline, told = time.monotonic() + LOCK_S, False
-    with (folder / ".lock").open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise InfrastructureFailed(f"another process never stops building in {folder}") from None
-                if not told:
-                    log(f"another process is building {what}: waiting for it")
-                told = True
-                time.sleep(0.5)
-        yield

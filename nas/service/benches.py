@@ -93,8 +93,8 @@ class Preparer:
             )
         self.farm.admit(runtime, runner)
         model = reference_model(self.farm.store, self.scratch, runtime, spec.quantisation)
-        self._require_workloads(runtime, model, runner)
-        plan = reference_plan(runtime, runner, model)
+        self._require_workloads(runtime, model, runner, device)
+        plan = reference_plan(runtime, runner, model, device)
         if kept is None:
             ms = await self._calibration(device, runtime, runner, plan)
         else:
@@ -105,13 +105,17 @@ class Preparer:
         note = partial(calibrations.note_runs, self.farm.store, place, calibration_ms=ms)
         return Bench(device, runtime, runner, spec.quantisation, Reference(plan, ms, note))
 
-    def _require_workloads(self, runtime: Runtime, model: Artifact, runner: Runner) -> None:
-        """Plans each once, so that what a runtime lacks is told now and not after an hour."""
+    def _require_workloads(self, runtime: Runtime, model: Artifact, runner: Runner, device: Device) -> None:
+        """Plans each once, so that what a runtime or a device lacks is told now and not after an hour."""
         for name, workload in self.workloads.items():
             try:
-                runtime.plan(model, runner, workload, DEADLINE_S)
+                runtime.plan(model, runner, device.pinned(workload), DEADLINE_S)
             except Unsupported as error:
                 raise Unsupported(f"workload {name!r} on {runtime.name}: {error}", where="workloads") from error
+            except InvalidInput as error:
+                raise InvalidInput(f"workload {name!r}: {error}", where="workloads") from error
+            if pinning := device.pinning(workload):
+                self.log(f"{device.id}: {name} runs on {pinning}")
 
     async def _calibration(self, device: Device, runtime: Runtime, runner: Runner, plan: Plan) -> float:
         """The device's calibration, if the reference model still runs like that; else a new one for new studies."""

@@ -176,7 +176,7 @@ class AnyDevice:
         runner = runtime.runner(about.target, about.cpu_features, patched=patched)
         self._runners.admit(runner, runtime.runner_folder(runner))
         model = reference_model(self._store, self._scratch, runtime, runtime.quantisations[0])
-        return reference_plan(runtime, runner, model)
+        return reference_plan(runtime, runner, model, about)
 
 
 def check_key(device: DeviceRow) -> str:

@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 from nas.core.canonical import content_hash
+from nas.core.device import Device
 from nas.core.plan import Plan, Runner
 from nas.runtimes.base import Artifact, RandomWeights, Runtime
 from nas.service.keys import export_key
@@ -40,13 +41,12 @@ def reference_model(store: Store, scratch: Path, runtime: Runtime, quantisation:
     return artifact
 
 
-def reference_plan(runtime: Runtime, runner: Runner, model: Artifact) -> Plan:
-    """One reference run."""
-    return runtime.plan(model, runner, runtime.reference_workload(), DEADLINE_S)
+def reference_plan(runtime: Runtime, runner: Runner, model: Artifact, device: Device) -> Plan:
+    """One reference run, on the cores that the device measures on."""
+    return runtime.plan(model, runner, device.pinned(runtime.reference_workload()), DEADLINE_S)
 
 
 def calibration_name(plan: Plan) -> str:
-    """What a calibration is kept under: another runner, model or workload is another calibration."""
-    return content_hash(
-        {"build": plan.runner.build, "inputs": plan.model_dump(mode="json")["inputs"], "args": plan.args}
-    )
+    """What a calibration is kept under: another runner, model or workload is another one, and so are other cores."""
+    named = {"build": plan.runner.build, "inputs": plan.model_dump(mode="json")["inputs"], "args": plan.args}
+    return content_hash(named | ({"affinity": plan.affinity} if plan.affinity else {}))

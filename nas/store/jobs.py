@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import Connection, Row, Update, select, update
+from sqlalchemy import Connection, Row, Update, exists, or_, select, update
 
 from nas.core.errors import InvalidInput
 from nas.core.plan import Plan, Round, RoundResult
 from nas.core.protocol import Phase
 from nas.store import agents, devices
+from nas.store.models import device as device_table
 from nas.store.models import job as job_table
 from nas.store.rows import Blame, DeviceRow, DeviceState, Health, JobKind, JobRow, JobState
 from nas.store.store import Store
@@ -29,7 +30,7 @@ MAX_FAILURES = 5
 
 LIVE = (JobState.QUEUED, JobState.LEASED)
 
-_HEARD_S = 5.0
+_HEARD_S = 30.0
 """A device that was heard from within this time need not be noted again."""
 
 CHECK_PRIORITY = 1000
@@ -213,6 +214,27 @@ def retry(store: Store, id: str) -> None:
 def job_id(result_key: str, number: int) -> str:
     """The id of a measurement's round."""
     return f"{result_key}.{number}"
+
+
+def held(store: Store, agent: str) -> list[JobRow]:
+    """The jobs whose results are awaited from `agent`: leased, or leased until lately and not granted anew."""
+    current = (job_table.c.epoch == device_table.c.epoch) & job_table.c.state.in_(LIVE)
+    query = select(job_table).join(device_table).where(device_table.c.agent == agent, current)
+    with store.read() as connection:
+        return [_row(row) for row in connection.execute(query)]
+
+
+def with_work(store: Store) -> frozenset[str]:
+    """Devices for which `claim` would find a job."""
+    of_device = (job_table.c.device == device_table.c.id) & (job_table.c.state == JobState.QUEUED)
+    by_health = or_(
+        *((device_table.c.health == health) & job_table.c.kind.in_(kinds) for health, kinds in _KINDS.items() if kinds)
+    )
+    work = exists().where(of_device, by_health, job_table.c.not_before <= store.now())
+    with store.read() as connection:
+        return frozenset(
+            connection.scalars(select(device_table.c.id).where(device_table.c.state.in_(_TAKES_JOBS), work))
+        )
 
 
 def files(round: Round) -> frozenset[str]:

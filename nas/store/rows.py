@@ -85,6 +85,14 @@ class DeviceEventKind(StrEnum):
     FAILURE = "failure"
 
 
+class Role(StrEnum):
+    """What the holder of an API token may do: look; also steer studies and devices; also remove and revoke."""
+
+    READ = "read"
+    OPERATE = "operate"
+    ADMIN = "admin"
+
+
 class Blame(StrEnum):
     """Whose failure a failed job is."""
 
@@ -198,6 +206,14 @@ class Artifact:
     pinned: bool
 
 
+class AgentAccess(StrEnum):
+    """How an agent is let in: by a Unix socket's permissions, by its secret, or not at all."""
+
+    LOCAL = "local"
+    ENROLLED = "enrolled"
+    REVOKED = "revoked"
+
+
 @dataclass(frozen=True, slots=True)
 class Agent:
     """A process that serves devices."""
@@ -206,6 +222,17 @@ class Agent:
     boot_id: str | None
     created: float
     last_seen: float | None
+    access: AgentAccess
+
+
+@dataclass(frozen=True, slots=True)
+class ApiToken:
+    """A person's right to use the API. `last_used` is noted at most once a minute."""
+
+    name: str
+    role: Role
+    created: float
+    last_used: float | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ class Oracle:
             for method in build_chain(layout).methods:
                 for constant in method.program.constants:
                     if constant.role != "fill":
-                        self._fill(method, constant, contents.floats(method, constant))
+                        self._fill(method, constant, contents.trained(method, constant))
             for name, tensor in self._state.items():
                 if name.endswith(("sinks.weight", "ffn.bias.weight")):
                     tensor.copy_(_floats(contents.vector(name, len(tensor))))

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from nas.core.errors import InvalidInput
+from nas.runtimes.checkpoint_file import CheckpointFile
 from nas.runtimes.llama_cpp.builds import find_build
 from nas.runtimes.llama_cpp.ggml import Quantiser
 from nas.runtimes.llama_cpp.tensors import Tensor, stored_bytes
@@ -67,32 +64,16 @@ def state_dict_shape(tensor: Tensor) -> tuple[int, ...]:
     return (math.prod(tensor.shape),) if tensor.part in ("ssm_a", "ssm_d", "ssm_norm") else tensor.shape
 
 
-class CheckpointTensors(AbstractContextManager["CheckpointTensors"]):
-    """Contents for tensors, read one at a time.
+class CheckpointTensors(CheckpointFile):
+    """Contents for tensors, from a checkpoint.
 
     Args:
         path: the safetensors file.
-
-    Raises:
-        InvalidInput: `path` is no safetensors file.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        super().__init__(path)
         self._quantiser: Quantiser | None = None
-        try:
-            self._file: Any = safe_open(path, framework="numpy")
-        except (SafetensorError, OSError) as error:
-            raise InvalidInput(f"not a safetensors file: {error}", where=str(path)) from error
-
-    def __enter__(self) -> CheckpointTensors:
-        self._file.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.__exit__(kind, error, trace)
 
     def check(self, tensors: Iterable[Tensor]) -> None:
         """Refuses a checkpoint of another layout before anything is written.
@@ -101,14 +82,12 @@ class CheckpointTensors(AbstractContextManager["CheckpointTensors"]):
             InvalidInput: a tensor is missing, left over, or of another shape.
         """
         wanted = {state_dict_name(tensor): state_dict_shape(tensor) for tensor in tensors}
-        present = set(self._file.keys())
-        if difference := sorted(present ^ set(wanted)):
+        if difference := sorted(self.names ^ wanted.keys()):
             state = "lacks" if difference[0] in wanted else "has, but the layout has not,"
-            raise InvalidInput(f"checkpoint {state} {difference[0]}", where=str(self._path))
+            raise InvalidInput(f"checkpoint {state} {difference[0]}", where=str(self.path))
         for name, shape in wanted.items():
-            found = tuple(self._file.get_slice(name).get_shape())
-            if found != shape:
-                raise InvalidInput(f"{name} has shape {found}, the layout needs {shape}", where=str(self._path))
+            if (found := self.shape(name)) != shape:
+                raise InvalidInput(f"{name} has shape {found}, the layout needs {shape}", where=str(self.path))
 
     def data(self, tensor: Tensor, storage: GGMLQuantizationType) -> NDArray[np.uint8]:
         """The bytes of `tensor`, shape [stored bytes].
@@ -116,15 +95,9 @@ class CheckpointTensors(AbstractContextManager["CheckpointTensors"]):
         Raises:
             InvalidInput: values that are no float16 or float32, or not finite.
         """
-        name = state_dict_name(tensor)
-        try:
-            values = np.asarray(self._file.get_tensor(name), np.float32)
-        except (TypeError, AttributeError) as error:
-            raise InvalidInput(f"{name}: save it as float32 or float16: {error}", where=str(self._path)) from error
+        values = self.floats(state_dict_name(tensor))
         if tensor.role == "decay":
             values = -np.exp(values)  # GGUF stores A, the state dict its logarithm
-        if not np.isfinite(values).all():
-            raise InvalidInput(f"{name} holds NaN or infinity", where=str(self._path))
         if storage in _PLAIN:
             return np.ascontiguousarray(values, _PLAIN[storage]).reshape(-1).view(np.uint8)
         self._quantiser = self._quantiser or Quantiser(find_build(patched=None).folder)

@@ -48,3 +48,11 @@ def test_memory_of_a_context_follows_the_arithmetic(executorch_build: Build) -> 
     (result,) = benchmark("long_context", *options)["results"]
     assert result["arithmetic_kb_per_token"] == pytest.approx(2.048)
     assert 0.98 < result["rss_slope"] < 1.25
+
+
+def test_experts_are_compared_with_dense_layers_of_as_many_active_weights(executorch_build: Build) -> None:
+    options = ("--experts", "4", "--top-k", "2", "--width", "64", "--gen", "4", "--repetitions", "1")
+    dense, routed = benchmark("experts", *options)["rows"]
+    assert (dense["experts"], routed["experts"]) == ("dense", "4")
+    assert "swiglu:128" in dense["layout"] and "moe:4x2:64" in routed["layout"]
+    assert dense["executorch"]["over_dense"]["median"] == 1

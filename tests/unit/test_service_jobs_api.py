@@ -16,9 +16,11 @@ from nas.core.clock import SystemClock
 from nas.core.manifest import RunnerManifest, SignedManifest
 from nas.core.plan import Pair, RawRun, RoundResult
 from nas.core.protocol import LOCAL_PATH_HEADER
-from nas.service import jobs_api
-from nas.service.jobs_api import Doorbell, make_app
+from nas.service import web
+from nas.service.doorbell import Doorbell
+from nas.service.jobs_api import make_app
 from nas.service.signing import SigningKey
+from nas.service.watch import Watch
 from nas.store import devices, jobs
 from nas.store.rows import DeviceState, JobState
 from nas.store.store import Store
@@ -34,11 +36,17 @@ def store(tmp_path: Path) -> Store:
     return open_store(tmp_path, SystemClock())  # type: ignore[arg-type]
 
 
+def watch(store: Store) -> Watch:
+    return Watch(store, Doorbell(), local_only=True)
+
+
 @pytest.fixture
 def client(store: Store, tmp_path: Path) -> TestClient:
     path = tmp_path / "a file"
     path.write_bytes(b"content")
-    made = TestClient(make_app(store, {FILE: path}.get, Doorbell(), [None, SIGNED].pop), raise_server_exceptions=False)
+    made = TestClient(
+        make_app(store, {FILE: path}.get, watch(store), [None, SIGNED].pop), raise_server_exceptions=False
+    )
     registration = {"agent": "local", "devices": [device().model_dump(mode="json")], "boot_id": "boot"}
     assert made.post("/v1/agents/register", json=registration).status_code == 200
     return made
@@ -149,7 +157,7 @@ def test_other_files_are_not_found(client: TestClient, name: str) -> None:
 def test_who_is_not_known_is_refused(client: TestClient) -> None:
     assert client.post("/v1/lease", json={"agent": "local", "device": "other", "wait_s": 0}).status_code == 404
     answer = client.post("/v1/lease", json={"agent": "stranger", "device": "box", "wait_s": 0})
-    assert answer.status_code == 422
+    assert answer.status_code == 403
     assert "served by agent 'local'" in answer.json()["error"]
 
 
@@ -202,8 +210,8 @@ def test_a_job_that_was_never_there_is_not_accepted(client: TestClient) -> None:
 def test_a_request_that_is_too_large_is_not_read(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, store: Store, announced: bool
 ) -> None:
-    monkeypatch.setattr(jobs_api, "MAX_BODY", 1000)
-    small = TestClient(make_app(store, {}.get, Doorbell(), lambda: None), raise_server_exceptions=False)
+    monkeypatch.setattr(web, "MAX_BODY", 1000)
+    small = TestClient(make_app(store, {}.get, watch(store), lambda: None), raise_server_exceptions=False)
     body = json.dumps({**WHO, "epoch": 1, "result": {"pairs": [], "extra": {"a": "x" * 2000}}}).encode()
     content = body if announced else (body[at : at + 100] for at in range(0, len(body), 100))
     answer = small.post(RESULT_PATH, content=content, headers={"Content-Type": "application/json"})

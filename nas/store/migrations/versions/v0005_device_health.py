@@ -3,8 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0003"
-down_revision = "0002"
+revision = "0005"
+down_revision = "0004"
 
 _TIMES, _COUNTS = ("state_since", "health_since"), ("check_number", "checks_failed")
 
