@@ -27,7 +27,6 @@ from nas.service.submission_process import LaunchProcess
 from nas.service.submitted import SubmittedStudies
 from nas.service.tls import Certificates
 from nas.service.web import web_app
-from nas.store.rows import DeviceRow
 from nas.store.store import Store
 
 PORT = 7711
@@ -46,14 +45,12 @@ class ServeOptions:
         port: TCP port; 0 takes any that is free.
         names: more names and addresses under which agents and people reach this server.
         studies: submitted studies that run side by side.
-        checks: whether devices are checked that no study uses (docs/farm-health.md).
     """
 
     host: str = "127.0.0.1"
     port: int = PORT
     names: tuple[str, ...] = ()
     studies: int = 2
-    checks: bool = True
 
 
 class Address(BaseModel):
@@ -96,8 +93,7 @@ def serving(store: Store, options: ServeOptions) -> Iterator[Service]:
         with open_farm(store, serves_others=True) as farm:
             studies = SubmittedStudies(store, home, LaunchProcess(store, home), at_once=options.studies)
             service = Service(store, farm, home, certificates, url, studies)
-            checked = AnyDevice(store, farm.runners, home / "work")
-            health = HealthKeeper(store, farm.doorbell.ring, checked.plan if options.checks else _nothing)
+            health = HealthKeeper(store, farm.doorbell.ring, AnyDevice(store, farm.runners, home / "work").plan)
             server = Server(make_service_app(service), listening, renewal.context)
             with studies, server, renewal, health, _few_pauses():
                 address = Address(url=url, ca_sha256=certificates.ca_sha256)
@@ -126,10 +122,6 @@ def last_address(home: Path) -> Address | None:
         return Address.model_validate_json((home / ADDRESS_FILE).read_bytes())
     except (FileNotFoundError, ValidationError):
         return None
-
-
-def _nothing(device: DeviceRow) -> None:
-    """No reference run, for no device."""
 
 
 @contextlib.contextmanager
