@@ -160,14 +160,15 @@ def read(connection: Connection, id: str, *, agent: str | None = None) -> Device
 def heard_from(connection: Connection, device: DeviceRow, now: float) -> DeviceRow:
     """Notes that the device's agent spoke for it; gives it as it is then.
 
-    An offline device is idle again. After a long time away, good health is unknown.
+    An offline device is idle again, or goes on with its job. After a long time away, good health is unknown.
     """
     change(connection, device.id, last_seen=now)
     agents.touch(connection, device.agent, now)
     silent_s, heard = now - device.last_seen, replace(device, last_seen=now)
     if device.state is DeviceState.OFFLINE:
-        move(connection, device, DeviceState.IDLE, now, "heard from again")
-        heard = replace(heard, state=DeviceState.IDLE, state_since=now)
+        state = DeviceState.LEASED if device.lease_holder else DeviceState.IDLE
+        move(connection, device, state, now, "heard from again")
+        heard = replace(heard, state=state, state_since=now)
     if device.health is Health.GOOD and silent_s > LIMITS[DeviceState.OFFLINE].seconds:
         rate(connection, device, Health.UNKNOWN, f"it was away for {silent_s / 3600:.0f} h", now)
         heard = replace(heard, health=Health.UNKNOWN)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import BindParameter, bindparam, or_, select, update
+from sqlalchemy import BindParameter, Connection, bindparam, or_, select, update
 
 from nas.core.protocol import Phase
 from nas.store import devices
@@ -47,7 +47,8 @@ def held_until(store: Store, id: str, device: str, agent: str, epoch: int, phase
 def note(store: Store, heard: Mapping[str, str], renewed: Sequence[Renewal], *, lease_s: float = LEASE_S) -> None:
     """Writes down that devices (with their agents) were heard from, those of renewals too, and prolongs leases.
 
-    An offline device that was heard from is idle again. A lease that meanwhile ended, or is another's, stays as it is.
+    A lease that meanwhile ended, or is another's, stays as it is. An offline device comes back with its next claim, or
+    here where a job runs on it: of an idle one its agent may have said meanwhile that it is gone.
     """
     now = store.now()
     of_device = device_table.c.id == bindparam("of_device")
@@ -64,12 +65,19 @@ def note(store: Store, heard: Mapping[str, str], renewed: Sequence[Renewal], *, 
     with store.write() as connection:
         # Rows in the order in which others lock them too: agents, devices, jobs, each by name.
         connection.execute(agents, [{"of_agent": agent} for agent in sorted(set(everybody.values()))])
-        away = or_(device_table.c.state == DeviceState.OFFLINE, device_table.c.last_seen < now - _LONG_S)
-        for device in connection.scalars(select(device_table.c.id).where(away).order_by(device_table.c.id)).all():
-            if device in everybody:
-                devices.heard_from(connection, devices.read(connection, device), now)
+        _bring_back(connection, everybody, now)
         connection.execute(seen, [{"of_device": device} for device in sorted(everybody)])
         if renewed:
             in_order = sorted(renewed, key=lambda each: each.job)
             connection.execute(job, [{"of_job": each.job, "of_epoch": each.epoch} for each in in_order])
             connection.execute(lease, [{"of_device": each.device, "of_epoch": each.epoch} for each in in_order])
+
+
+def _bring_back(connection: Connection, heard: Collection[str], now: float) -> None:
+    """What works is not offline; what was away for long is to be checked."""
+    works = (device_table.c.state == DeviceState.OFFLINE) & device_table.c.lease_until.is_not(None)
+    away = (device_table.c.state != DeviceState.OFFLINE) & (device_table.c.last_seen < now - _LONG_S)
+    returning = select(device_table.c.id).where(or_(works, away)).order_by(device_table.c.id)
+    for device in connection.scalars(returning).all():
+        if device in heard:
+            devices.heard_from(connection, devices.read(connection, device), now)

@@ -13,9 +13,9 @@ from store_support import StillClock, add_device, device, key, open_store, put, 
 from nas.core.errors import InfrastructureFailed
 from nas.service.doorbell import Doorbell
 from nas.service.watch import Watch
-from nas.store import agents, devices, jobs, outcomes, presence
+from nas.store import agents, devices, jobs, presence
 from nas.store.presence import Renewal
-from nas.store.rows import DeviceEventKind, DeviceState, Health, JobKind, JobState
+from nas.store.rows import DeviceState, Health, JobKind, JobState
 from nas.store.store import Store
 from nas.store.timeouts import LIMITS, phase_limit_s
 
@@ -163,16 +163,31 @@ def test_a_device_that_was_away_for_long_is_to_be_checked(store: Store, clock: S
     assert devices.get(store, "box").health is Health.UNKNOWN
 
 
-def test_an_offline_device_that_was_heard_from_is_idle_again(store: Store, clock: StillClock) -> None:
+def test_a_device_that_was_heard_from_is_seen(store: Store, clock: StillClock) -> None:
     add_device(store)
-    clock.time += outcomes.OFFLINE_S
-    outcomes.expire(store)
+    clock.time += 100
+    presence.note(store, {"box": "local"}, [])
+    assert devices.get(store, "box").last_seen == agents.all(store)[0].last_seen == clock.time
+
+
+def test_an_older_word_of_a_device_does_not_bring_it_back(store: Store) -> None:
+    """Its agent asked for work, then said that the device is unplugged; the first word is written down last."""
+    add_device(store)
+    devices.register(store, "local", [], boot_id="boot")
+    presence.note(store, {"box": "local"}, [])
+    assert devices.get(store, "box").state is DeviceState.OFFLINE
+    assert jobs.claim(store, "box", "local") is None
+    assert devices.get(store, "box").state is DeviceState.IDLE
+
+
+def test_a_device_that_works_is_not_offline(store: Store) -> None:
+    add_device(store)
+    put(store, "a")
+    take(store)
+    devices.register(store, "local", [], boot_id="boot")
     assert devices.get(store, "box").state is DeviceState.OFFLINE
     presence.note(store, {"box": "local"}, [])
-    row = devices.get(store, "box")
-    assert (row.state, row.last_seen, row.state_since) == (DeviceState.IDLE, clock.time, clock.time)
-    assert [event.what for event in devices.history(store, "box", kind=DeviceEventKind.STATE)] == ["idle", "offline"]
-    assert agents.all(store)[0].last_seen == clock.time
+    assert devices.get(store, "box").state is DeviceState.LEASED
 
 
 def test_what_could_not_be_written_is_written_later(
