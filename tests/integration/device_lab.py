@@ -311,7 +311,7 @@ def _listens(machine: Machine) -> bool:
 
 @contextlib.contextmanager
 def sshd(folder: Path, keys: Path, *, port: int = 22, options: str = "", setup: str = "") -> Iterator[Machine]:
-    """A machine with sshd, which accepts the key that is made in `keys`.
+    """A machine with sshd, which accepts the key in `keys`; one is made where there is none.
 
     Args:
         folder: an empty one of this host.
@@ -333,7 +333,8 @@ Subsystem sftp /usr/lib/openssh/sftp-server
 {options}
 """
     keys.mkdir(parents=True, exist_ok=True)
-    new_key(keys / "id_ed25519")
+    if not (keys / "id_ed25519").exists():
+        new_key(keys / "id_ed25519")
     commands = f"""
 ssh-keygen -q -t ed25519 -N '' -f run/host_key
 cp {shlex.quote(str(keys))}/id_ed25519.pub run/authorized_keys
