@@ -1,11 +1,31 @@
-"""Memory, from /proc/meminfo and /proc/vmstat."""
+"""Memory, from /proc/meminfo and /proc/vmstat; disk, from `df`."""
 
 from __future__ import annotations
 
 import re
 
 from nas.devices.probes.unread import Unread, read
+from nas.devices.snapshot import Snapshot
 from nas.devices.transports.base import Tree
+
+FILES = ("/proc/meminfo", "/proc/vmstat")
+DISK = "df -Pk ."
+
+
+def free_disk_mb(snapshot: Snapshot) -> float:
+    """What the file system that holds hilnas' files could still take, in MB.
+
+    Raises:
+        Unread: no `df`.
+    """
+    try:
+        said = snapshot.output(DISK)
+    except OSError as error:
+        raise Unread(f"{DISK}: {error.strerror}") from error
+    found = re.search(r"^\S.* (\d+) +(\d+) +(\d+) +\d+% ", said, re.MULTILINE)
+    if not found:
+        raise Unread(f"{DISK} says {said[:80]!r}")
+    return int(found[3]) * 1024 / 1e6
 
 
 def free_memory_mb(tree: Tree) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from nas.devices.transports.base import Tree
@@ -29,6 +30,22 @@ def names(tree: Tree, folder: str, wanted: Callable[[str], bool] = lambda name: 
         return [name for name in tree.names(folder) if wanted(name)]
     except OSError:
         return []
+
+
+def first_number(tree: Tree, path: str) -> float:
+    """The first word of a file.
+
+    Raises:
+        Unread: it is no number that makes sense, or cannot be read.
+    """
+    text = read(tree, path)
+    try:
+        value = float(text.split()[0])
+    except (ValueError, IndexError):
+        raise Unread(f"{path}: {text[:40]!r} begins with no number") from None
+    if not math.isfinite(value):
+        raise Unread(f"{path}: {text[:40]!r} begins with no number")
+    return value
 
 
 def number(tree: Tree, path: str) -> int:

@@ -19,6 +19,8 @@ COMMANDS = {
     "bench": "Measure one layout or model file on a device.",
     "export": "Write a layout as a model file of a runtime.",
     "generate": "Write text with a trained proxy.",
+    "device": "Devices that candidates are measured on.",
+    "agent": "Serve devices of this host to a coordinator.",
     "runtime": "List runtimes and build them.",
     "serve": "Serve device agents of other hosts.",
     "doctor": "Check this machine and say how to fix what is wrong.",
