@@ -22,7 +22,8 @@ log = logging.getLogger(__name__)
 LOCAL = "local"
 """The address of this machine."""
 
-Tag = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,31}$")]
+TAG = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,31}$"
+Tag = Annotated[str, Field(pattern=TAG)]
 
 
 class Attachment(BaseModel):
@@ -47,7 +48,7 @@ class _Content(BaseModel):
 
 
 class Turn:
-    """The right of one process at a time to serve the devices of a home, held until the process ends.
+    """The right of one process at a time to serve the devices of a home, held until it is released or the process ends.
 
     Args:
         path: of the lock file.
@@ -71,6 +72,12 @@ class Turn:
                 return False
             self._held = file
         return True
+
+    def release(self) -> None:
+        """Lets another process have it."""
+        if self._held is not None:
+            self._held.close()
+            self._held = None
 
     def _complain(self) -> None:
         if not self._told:

@@ -36,6 +36,9 @@ from nas.core.protocol import (
 Reply = TypeVar("Reply", bound=BaseModel)
 
 _TIMEOUT_S = 10.0
+_KEPT_S = 60.0
+"""Idle connections: longer than between heartbeats, so that they cost no handshakes; the coordinator keeps 75 s."""
+
 _RETRYABLE = {408, 425, 429}
 
 
@@ -71,7 +74,7 @@ class JobClient:
             InvalidInput: another kind of URL.
         """
         # Every device holds one connection for its long poll, and one for the heartbeats of its job.
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=_KEPT_S)
         parts = urlsplit(url)
         if parts.scheme == "http+unix":
             transport = httpx.HTTPTransport(uds=unquote(parts.path), limits=limits)

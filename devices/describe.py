@@ -19,7 +19,7 @@ from nas.devices.snapshot import Snapshot
 from nas.devices.transports.base import Reader, Tree
 
 _SIMD = re.compile(
-    r"ssse3|sse4_[12]|avx.{0,20}|f16c|fma|bmi2|amx_.{0,12}|asimd.{0,8}|fphp|i8mm|bf16|sve.{0,12}|sme2?|neon"
+    r"ssse3|sse4_[12]|avx[a-z0-9_]{0,20}|f16c|fma|bmi2|amx_[a-z0-9_]{0,12}|asimd[a-z0-9]{0,8}|fphp|i8mm|bf16|sve[a-z0-9_]{0,12}|sme2?|neon"
 )
 _TREE = "/sys/firmware/devicetree/base"
 _MODELS = (f"{_TREE}/model", "/sys/class/dmi/id/product_name")
@@ -30,7 +30,7 @@ _FILES = (
 )
 _MACHINE = "uname -m"
 PROPERTIES = (
-    r"getprop | grep -E '^\[ro\.(product\.(manufacturer|model|cpu\.abilist)|soc|build\.(version|id)|.*serialno)'"
+    "getprop | grep -E '^[[]ro[.](product[.](manufacturer|model|cpu[.]abilist)|soc|build[.](version|id)|.*serialno)'"
 )
 """Android's own words about itself."""
 

@@ -28,7 +28,7 @@ def busy_s(tree: Tree) -> float:
         Unread: no /proc/stat.
     """
     line = read(tree, "/proc/stat").partition("\n")[0]
-    fields = re.fullmatch(r"cpu +(.+)", line)
+    fields = re.fullmatch(r"cpu +([0-9]{1,18}(?: [0-9]{1,18}){7,})", line)
     if not fields:
         raise Unread("/proc/stat: no line of all processors")
     user, nice, system, _idle, _iowait, interrupt, soft_interrupt, steal = map(int, fields[1].split()[:8])

@@ -22,10 +22,10 @@ def free_disk_mb(snapshot: Snapshot) -> float:
         said = snapshot.output(DISK)
     except OSError as error:
         raise Unread(f"{DISK}: {error.strerror}") from error
-    found = re.search(r"^\S.* (\d+) +(\d+) +(\d+) +\d+% ", said, re.MULTILINE)
+    found = re.search(r"^\S.* [0-9]+ +[0-9]+ +([0-9]{1,15}) +[0-9]+% ", said, re.MULTILINE)
     if not found:
         raise Unread(f"{DISK} says {said[:80]!r}")
-    return int(found[3]) * 1024 / 1e6
+    return int(found[1]) * 1024 / 1e6
 
 
 def free_memory_mb(tree: Tree) -> float:
@@ -52,14 +52,14 @@ def oom_kills(tree: Tree) -> int:
     Raises:
         Unread: no /proc/vmstat, or a kernel before 4.13.
     """
-    line = re.search(r"^oom_kill (\d+)$", read(tree, "/proc/vmstat"), re.MULTILINE)
+    line = re.search(r"^oom_kill ([0-9]{1,18})$", read(tree, "/proc/vmstat"), re.MULTILINE)
     if not line:
         raise Unread("/proc/vmstat: no oom_kill")
     return int(line[1])
 
 
 def _field(tree: Tree, name: str) -> float:
-    line = re.search(rf"^{name}:\s+(\d+) kB$", read(tree, "/proc/meminfo"), re.MULTILINE)
+    line = re.search(rf"^{name}:\s+([0-9]{{1,15}}) kB$", read(tree, "/proc/meminfo"), re.MULTILINE)
     if not line:
         raise Unread(f"/proc/meminfo: no {name}")
     return int(line[1]) * 1024 / 1e6

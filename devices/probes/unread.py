@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 
 from nas.devices.transports.base import Tree
@@ -55,7 +56,6 @@ def number(tree: Tree, path: str) -> int:
         Unread: it does not, or cannot be read.
     """
     text = read(tree, path)
-    try:
-        return int(text)
-    except ValueError:
-        raise Unread(f"{path}: {text[:40]!r} is not a number") from None
+    if not re.fullmatch(r"-?[0-9]{1,18}", text):
+        raise Unread(f"{path}: {text[:40]!r} is not a number")
+    return int(text)

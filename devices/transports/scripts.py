@@ -106,9 +106,9 @@ set -- $1
 for path; do
     shift
     if [ ! -e "$path" ]; then
-        printf '\\n==! 2 %s <==\\n' "$path"
+        echo "==! 2 $path <=="
     elif [ ! -r "$path" ]; then
-        printf '\\n==! 13 %s <==\\n' "$path"
+        echo "==! 13 $path <=="
     else
         set -- "$@" "$path"
     fi
@@ -117,17 +117,20 @@ head -c 65536 /dev/null "$@" 2>/dev/null
 set -f
 for line in $commands; do
     if command -v "${line%% *}" >/dev/null; then
-        printf '\\n==> %s <==\\n' "$line"
+        echo
+        echo "==> $line <=="
         (unset IFS; set +f; eval "$line") 2>/dev/null | head -c 65536
     else
-        printf '\\n==! 2 %s <==\\n' "$line"
+        echo
+        echo "==! 2 $line <=="
     fi
 done
 """
 """The files of $1 and what the commands of $2 print, one a line, from the folder $3.
 
 Each stands under a line `==> NAME <==`, as `head` says it for several files; where there is nothing, `==! ERRNO NAME
-<==` is said instead. One `head` reads all files: a process for each would cost more than all the rest."""
+<==` is said instead. One `head` reads all files, and `echo` is part of every shell: a process for each file would cost
+more than all the rest. Commands have no backslashes, which some shells' `echo` would interpret."""
 
 NAMES = """
 [ -e "$1" ] || exit 2

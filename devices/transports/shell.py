@@ -252,6 +252,7 @@ class ShellTransport:
 
     def read_many(self, paths: Sequence[str], commands: Sequence[str] = ()) -> dict[str, str | OSError]:
         """See `Reader.read_many`."""
+        assert not any("\n" in line or "\\" in line for line in commands), commands
         arguments = ("\n".join(paths), "\n".join(commands), self._there().root)
         _, said = self._shell.call(scripts.READ_MANY, *arguments, limit=READING_LIMIT)
         return read_sections(said.decode(errors="replace"), paths)

@@ -38,7 +38,9 @@ def token(
     """On the coordinator: print a line that lets one host enrol, once."""
     from nas.service.enrolling import invite
 
-    with open_store(db) as store:
+    if url is not None and not url.startswith("https://"):
+        raise InvalidInput(f"{url!r}: https://HOST:PORT is wanted", where="--url")
+    with open_store(db, create=True) as store:
         home = store.artifacts.parent
         invitation = invite(store, home, url or _served_at(home), name, minutes * 60)
     if json:

@@ -13,14 +13,12 @@ from nas.core import paths
 from nas.core.cores import parse_cores, show_cores
 from nas.core.device import Device
 from nas.core.errors import InvalidInput
-from nas.devices.attachments import LOCAL, Attachment, open_transport, scheme_of
+from nas.devices.attachments import LOCAL, TAG, Attachment, open_transport, scheme_of
 from nas.devices.find import find
 from nas.devices.host import own_attachments
 from nas.devices.places import agent_cache
 from nas.devices.transports.base import NotTrusted
 from nas.devices.transports.ssh import SshAddress, host_key, pin, pinned_fingerprints
-
-_TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
 
 def add(
@@ -63,7 +61,7 @@ def remove(
     A running job is finished first. What was measured stays.
     """
     gone = own_attachments().remove(name)
-    if scheme_of(gone.address) == "ssh":
+    if gone.address.startswith("ssh:"):
         pin(SshAddress.parse(gone.address), None, paths.home() / "keys")
     say(f"{gone.address} is detached" + (f"; it was device {gone.id}" if gone.id else ""))
 
@@ -79,7 +77,7 @@ def _look(wanted: Attachment) -> Device:
 def _trust(address: SshAddress, wanted: str | None, yes: bool) -> None:
     """Pins the machine's host key, after somebody said that it is the right one."""
     keys = paths.home() / "keys"
-    shown, pinned = host_key(address), pinned_fingerprints(address, paths.home() / "keys")
+    shown, pinned = host_key(address), pinned_fingerprints(address, keys)
     told = f"{address} shows the host key {shown.fingerprint} ({shown.get_name()})"
     if wanted is not None and wanted != shown.fingerprint:
         raise NotTrusted(f"{told}, not {wanted}: another machine, or somebody stands in between")
@@ -108,7 +106,7 @@ def _ask(address: SshAddress, fingerprint: str) -> None:
 
 def _tags(given: list[str]) -> tuple[str, ...]:
     for tag in given:
-        if not _TAG.fullmatch(tag):
+        if not re.fullmatch(TAG, tag):
             raise InvalidInput(f"{tag!r}: up to 32 letters, digits and ._- are wanted", where="--tag")
     return tuple(dict.fromkeys(given))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from nas.core.errors import InvalidInput
 
-_PART = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?")
+_PART = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 
 
 def parse_cores(text: str) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ import socket
 import ssl
 import threading
 import time
+from asyncio.sslproto import SSLProtocol
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,6 +30,10 @@ _MAX_CONNECTIONS = 8192
 _MAX_HEAD = 16 << 10
 _LONGEST_SOCKET_PATH = 100
 """Of a Unix socket's 108 bytes."""
+
+
+# asyncio sets aside 256 KiB for each TLS connection, open or idle: half a gigabyte for a thousand agents.
+SSLProtocol.max_size = 32 << 10
 
 
 class Server:

@@ -43,16 +43,21 @@ class Farm:
     Args:
         store: where jobs and devices are.
         agent: of this machine.
-        doorbell: rung when jobs are queued and when they end.
+        watch: looks after the job table for this process.
         runners: what agents may run.
         attached: devices beside this machine that its agent serves.
     """
 
     store: Store
     agent: LocalAgent
-    doorbell: Doorbell
+    watch: Watch
     runners: Admissions
     attached: Attachments = field(default_factory=own_attachments)
+
+    @property
+    def doorbell(self) -> Doorbell:
+        """Rung when jobs are queued and when they end."""
+        return self.watch.doorbell
 
     def device(self, name: str) -> Device:
         """The device a space calls `name`: "local" is this machine; else an id, the start of one, or `tag:NAME`.
@@ -116,7 +121,6 @@ def open_farm(store: Store, *, serves_others: bool = False) -> Iterator[Farm]:
     run = Path(tempfile.mkdtemp(prefix="hilnas-"))
     home = store.artifacts.parent
     home.mkdir(parents=True, exist_ok=True)
-    doorbell = Doorbell()
     socket, key = run / "jobs.sock", open_key(home)
     attached = own_attachments()
     # While no coordinator was up, agents could not renew: that is no failure of theirs.
@@ -131,13 +135,14 @@ def open_farm(store: Store, *, serves_others: bool = False) -> Iterator[Farm]:
         log=home / "agent.log",
         devices=attached.path,
     )
-    farm = Farm(store, agent, doorbell, Admissions(home, key, store.clock), attached)
+    watch = Watch(store, Doorbell(), local_only=not serves_others)
+    farm = Farm(store, agent, watch, Admissions(home, key, store.clock), attached)
     try:
-        app = make_app(store, farm.find_file, doorbell, farm.runners.signed)
-        with Server(app, listen_unix(socket)), Watch(store, doorbell, local_only=not serves_others), agent:
+        app = make_app(store, farm.find_file, farm.watch, farm.runners.signed)
+        with Server(app, listen_unix(socket)), farm.watch, agent:
             try:
                 yield farm
             finally:
-                doorbell.close()
+                farm.doorbell.close()
     finally:
         shutil.rmtree(run, ignore_errors=True)

@@ -113,7 +113,7 @@ def test_enrolling_again_replaces_the_secret(store: Store) -> None:
 def test_a_token_for_no_name_cannot_take_anothers_place(store: Store) -> None:
     secret = agents.enrol(store, agents.issue_token(store), "host")
     token = agents.issue_token(store)
-    with pytest.raises(InvalidInput, match="there is an agent 'host' already.*--name host"):
+    with pytest.raises(InvalidInput, match=r"there is an agent 'host' already.*--name host"):
         agents.enrol(store, token, "host")
     assert agents.authenticate(store, "host", secret)
     assert agents.enrol(store, token, "other")  # a refusal does not spend it
