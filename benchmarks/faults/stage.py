@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -105,7 +105,8 @@ def stage(folder: Path, machines: int) -> Iterator[Stage]:
     keys, clock = folder / "agent" / "keys", folder / "clock"
     set_offset(clock, 0.0)
     with contextlib.ExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hilnas-machines-")))
+        scratch = folder / "machines"
+        shutil.rmtree(scratch, ignore_errors=True)  # of the run that is resumed
         booted = [stack.enter_context(_machine(scratch / str(i), keys, i)) for i in range(machines)]
         link = stack.enter_context(wired())
         for wire in (*booted, link):
