@@ -1,13 +1,14 @@
-"""How fast do files get to a device? Ours against scp and Debian's adb, to a real sshd and adbd, in interleaved pairs; JSON.
+"""How fast do files get to a device? Ours against scp and Debian's adb, to a real sshd and adbd, in pairs; JSON.
 
     python benchmarks/push_throughput.py [--mb 200] [--pairs 5] > result.json
 
 Needs root, a calm machine and some network at first, for the devices of tests/integration/device_lab.py: daemons in
 namespaces, wired by virtual Ethernet, which write to memory. So what is compared is the work of both ends, not a cable.
 
-- `transfer` is what is alike on both sides: the bytes, from a file here to a file there. scp's includes its log-in and
-  ours does not, because an agent stays connected; for the same reason adb's server runs and is connected beforehand.
-- `push` is what an agent waits for: besides, the device computes the hash of what arrived, and old content goes.
+- `ours` and `theirs` are what is alike: the bytes, from a file here to a file there. scp's includes its log-in and ours
+  does not, because an agent stays connected; for the same reason adb's server runs and is connected beforehand.
+- `push` is what an agent waits for: besides, the device computes the hash of what arrived, and old content goes. How
+  fast it does is its own business; Debian's toybox, which the adb device has, hashes a tenth of what coreutils can.
 - `adb` goes straight to the device, as to a phone with `adb tcpip`; `adb server` through the host's adb server, as to
   one on USB.
 
@@ -35,6 +36,7 @@ from runs import print_json, say
 
 from nas.devices.content import file_sha256
 from nas.devices.transports.adb.key import AdbKey
+from nas.devices.transports.adb.server import AdbServer
 from nas.devices.transports.adb.wire import AdbWire
 from nas.devices.transports.shell import ShellTransport
 from nas.devices.transports.ssh import SshAddress, SshWire, host_key, pin
@@ -42,7 +44,7 @@ from nas.devices.transports.wire import Wire
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "integration"))
 
-from device_lab import Machine, adbd, image, sshd, within  # noqa: E402
+from device_lab import Machine, adbd, image, sshd, within
 
 SERVER_PORT = 5099
 THERE = "/tmp/copy"
@@ -72,6 +74,15 @@ class Way:
     wire: Wire
     theirs: Callable[[], None]
     tool: str
+
+
+class ThroughServer(AdbWire):
+    """A device on the network as the server knows it; by its address alone it would be taken for a direct one."""
+
+    def connect(self) -> None:
+        """See `Wire.connect`."""
+        os.environ["ANDROID_ADB_SERVER_PORT"] = str(SERVER_PORT)
+        self._services = AdbServer(self._where)
 
 
 def main() -> None:
@@ -121,7 +132,7 @@ def _compared(machine: Machine, way: Way, file: File, pairs: int) -> dict[str, A
         order = list(sides) if number % 2 else list(reversed(sides))
         speeds = {side: sides[side]() for side in order}
         speeds["push"] = _pushed(machine, transport, file)
-        rows.append({**speeds, "ratio": speeds["ours"] / speeds["theirs"], "push_ratio": speeds["push"] / speeds["theirs"]})
+        rows.append(speeds | {f"{side}/theirs": speeds[side] / speeds["theirs"] for side in ("ours", "push")})
         say(f"{way.name}: {', '.join(f'{name} {value:.3g}' for name, value in rows[-1].items())}")
     there.unlink()
     transport.close()
@@ -169,10 +180,7 @@ def _adb(folder: Path, file: File) -> Iterator[tuple[Machine, Way]]:
 @contextlib.contextmanager
 def _through_server(folder: Path, file: File) -> Iterator[tuple[Machine, Way]]:
     with _adb_server(folder, file) as (machine, keys, adb):
-        address = f"{machine.address}:{machine.port}"
-        os.environ["ANDROID_ADB_SERVER_PORT"] = str(SERVER_PORT)
-        wire = AdbWire("adb:emulator", keys)
-        wire._where = address  # a serial with a colon, which would be taken for a direct address
+        wire = ThroughServer(f"adb:{machine.address}:{machine.port}", keys)
         yield machine, Way("adb server", wire, lambda: _adb_push(adb), _adb_version(adb))
 
 
@@ -201,7 +209,7 @@ def _adb_push(adb: list[str]) -> None:
 
 
 def _adb_version(adb: list[str]) -> str:
-    return " ".join(_say(adb, "version").split()[-1:]) and "Debian's adb " + _say(adb, "version").split("Version ")[1].split()[0]
+    return f"Debian's adb {_say(adb, 'version').partition('Version ')[2].split()[0]}"
 
 
 def _say(adb: list[str], *words: str) -> str:

@@ -30,7 +30,7 @@ class Snapshot:
 
     def read_text(self, path: str) -> str:
         """See `Tree.read_text`; only what was asked for can be."""
-        assert any(fnmatchcase(path, pattern) for pattern in self.asked), f"{path} was not asked for"
+        assert path in self.asked or any(fnmatchcase(path, asked) for asked in self.asked), f"{path} was not asked for"
         answer = self.found.get(path, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path))
         if isinstance(answer, OSError):
             raise OSError(answer.errno, answer.strerror, path)

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from nas.cli import agent_list
 from nas.cli.database import DatabaseOption, open_store
 from nas.cli.lazy import command_app
 from nas.cli.output import JsonFlag, print_json, say
@@ -23,6 +24,7 @@ from nas.devices.host import end_on_signals, make_agent, own_attachments, served
 from nas.devices.places import agent_cache, agent_home, host_lock_folder
 
 app = command_app(help="Serve devices of this host to a coordinator.")
+agent_list.register(app)
 
 
 @app.command()

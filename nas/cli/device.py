@@ -61,6 +61,14 @@ def show(
         print_table(columns, [_job(job) for job in found["jobs"]])
 
 
+@app.command()
+def retire(device: DeviceArgument, server: ServerOption = None, db: DatabaseOption = None) -> None:
+    """Take a device out of use for good; what was measured stays, its calibrations go. 'release' takes it back."""
+    with open_fleet(server, db) as fleet:
+        fleet.retire(device)
+    say(f"{device}: retired")
+
+
 def _register(name: DeviceOrder, summary: str) -> None:
     @app.command(name, help=summary)
     def steer(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
+from nas.cli.database import open_store
 from nas.cli.remote import open_server
 from nas.cli.users_client import Json, UsersClient, part
 
@@ -28,6 +29,9 @@ class Fleet(Protocol):
     def order(self, id: str, what: DeviceOrder, reason: str) -> Json:
         """Steers one; how it stands then, as `DeviceView`."""
 
+    def retire(self, id: str) -> Json:
+        """Takes one out of use; how it stands then, as `DeviceView`."""
+
     def agents(self) -> Json:
         """All of them, as `AgentPage`."""
 
@@ -42,8 +46,6 @@ def open_fleet(server: str | None, db: str | None) -> Iterator[Fleet]:
         with open_server(server, db) as client:
             yield _Remote(client)
         return
-    from nas.cli.database import open_store  # an agent's host has no database, and none of its libraries
-
     with open_store(db) as store:
         yield _Local(store)
 
@@ -60,6 +62,9 @@ class _Remote:
 
     def order(self, id: str, what: DeviceOrder, reason: str) -> Json:
         return self._client.post(f"/v1/devices/{part(id)}/{what}", {"reason": reason})
+
+    def retire(self, id: str) -> Json:
+        return self._client.post(f"/v1/devices/{part(id)}/remove")
 
     def agents(self) -> Json:
         return self._client.whole("/v1/agents", "agents")
@@ -82,6 +87,9 @@ class _Local:
 
     def order(self, id: str, what: DeviceOrder, reason: str) -> Json:
         return self._fleet.order(self._store, id, what, reason).model_dump(mode="json")
+
+    def retire(self, id: str) -> Json:
+        return self._fleet.remove_device(self._store, id).model_dump(mode="json")
 
     def agents(self) -> Json:
         return {"agents": self._fleet.list_agents(self._store, limit=_ALL).model_dump(mode="json")["agents"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 import threading
@@ -108,12 +109,7 @@ def listen_tcp(host: str, port: int) -> socket.socket:
         InfrastructureFailed: the port is taken, or the host is not of this machine.
     """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, kind, protocol)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family)
     except OSError as error:
-        raise InfrastructureFailed(
-            f"cannot listen on {host} port {port}: {error.strerror}; try another --port"
-        ) from error
-    return listening
+        raise InfrastructureFailed(f"cannot listen on {host} port {port}: {os.strerror(error.errno or 0)}") from error

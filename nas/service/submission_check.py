@@ -6,7 +6,7 @@ from nas.core.errors import InvalidInput, UnknownName
 from nas.core.space import SearchSpace
 from nas.search_spaces import parse_space
 from nas.search_spaces.yaml_text import Document, read_yaml
-from nas.service.farm import LOCAL
+from nas.service.device_names import LOCAL, find_name
 from nas.service.launch import support_filter
 from nas.store import devices
 from nas.store.store import Store
@@ -37,8 +37,11 @@ def check_space(store: Store, text: str) -> SearchSpace:
 
 
 def _check_names(store: Store, space: SearchSpace, document: Document) -> None:
-    known = [LOCAL, *(row.id for row in devices.all(store))]
+    known = {row.id: row.device.tags for row in devices.all(store)}
     for number, name in enumerate(space.devices):
-        if name not in known:
-            raise UnknownName("device", name, known, where=document.where(("devices", number)))
+        try:
+            if name != LOCAL:
+                find_name(name, known)
+        except InvalidInput as error:
+            raise InvalidInput(error.message, where=document.where(("devices", number))) from None
     support_filter(space)

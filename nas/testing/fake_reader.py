@@ -44,6 +44,7 @@ class FakeReader:
     def _matching(self, pattern: str) -> Iterator[str]:
         if "*" not in pattern and "?" not in pattern:
             yield pattern
+            return
         parts = pattern.split("/")
         for path in sorted(self.files):
             there = path.split("/")

@@ -47,11 +47,12 @@ class TlsCoordinator:
             find_file, manifest = self._admissions.find_file, self._admissions.signed
             app = web_app()
             app.include_router(enrolling.router(self.store, self.home, certificates, access.forget))
-            app.include_router(jobs_api.router(self.store, find_file, self._bell, manifest, access))
+            watch = Watch(self.store, self._bell, local_only=False)
+            app.include_router(jobs_api.router(self.store, find_file, watch, manifest, access))
             listening = stack.enter_context(listen_tcp("127.0.0.1", 0))
             self.url = f"https://127.0.0.1:{listening.getsockname()[1]}"
             stack.enter_context(Server(app, listening, certificates.context([self._name])))
-            stack.enter_context(Watch(self.store, self._bell, local_only=False))
+            stack.enter_context(watch)
             stack.callback(self._bell.close)
             self._stack = stack.pop_all()
         return self

@@ -14,13 +14,14 @@ from server_lab import Certificates, serve
 from store_support import new_study, proposal, put
 from users_api_lab import Lab, ScriptedProcess, space_text
 
+from nas.cli.output import when
 from nas.cli.servers_file import server_url, servers_file
 from nas.core.errors import InvalidInput
 from nas.core.trial import EventKind
 from nas.search_spaces import parse_space
 from nas.service.report import study_report
 from nas.service.submission import SubmissionFolder
-from nas.store import devices, studies, trials
+from nas.store import agents, devices, studies, trials
 from nas.store.rows import Health, Role, StudyState
 from nas.store.store import Store
 
@@ -139,6 +140,8 @@ def test_devices_are_shown_and_steered_as_with_a_database(lab: Lab, server: str)
     assert devices.get(lab.store, "box").health is Health.MAINTENANCE
     assert nas("device", "show", "box").out.splitlines()[0].split() == ["device", "box"]
     assert nas("device", "show", "bxo").code == 3
+    assert "jobs to do" in nas("device", "retire", "box").err
+    assert nas("device", "release", "box").code == 0
 
 
 def test_studies_are_listed_shown_and_steered(lab: Lab, server: str) -> None:
@@ -232,3 +235,13 @@ def test_a_coordinator_that_restarts_is_waited_for(
     assert done.code == 0, done.err
     assert "next try in 1 s" in done.err
     assert "study mine: stopped" in done.err
+
+
+def test_agents_are_listed_and_revoked(lab: Lab, server: str) -> None:
+    agents.enrol(lab.store, agents.issue_token(lab.store), "lab-1")
+    assert nas("agent", "list").out.splitlines() == [
+        "agent\taccess\tlast seen\tdevices", "lab-1\tenrolled\tnever\t", f"local\tlocal\t{when(1000.0)}\tbox",
+    ]  # fmt: skip
+    assert nas("agent", "revoke", "lab-1").code == 0
+    found = json.loads(nas("agent", "list", "--json").out)["agents"]
+    assert [(agent["name"], agent["access"]) for agent in found] == [("lab-1", "revoked"), ("local", "local")]

@@ -205,3 +205,16 @@ def test_no_device_can_say_anything_that_is_worse_than_unread(data: st.DataObjec
     Conditions.model_validate_json(there.model_dump_json())
     with contextlib.suppress(Unread):
         assert Device.model_validate_json(describe(device).model_dump_json())
+
+
+def test_reading_the_rest_is_outside_of_the_interval_of_cpu_time() -> None:
+    asked: list[str] = []
+    device = raspberry_pi()
+    answer = device._get
+    device._get = lambda path: (asked.append(path), answer(path))[1]  # type: ignore[method-assign]
+    observer = Observer(device)
+    before = observer.before()
+    first, asked[:] = list(asked), []
+    observer.after(before, result())
+    assert first[-2:] == asked[:2] == ["/proc/stat", "/proc/uptime"]
+    assert len(first) > 2 and len(asked) > len(first)
