@@ -21,6 +21,7 @@ class Renewal:
 
     job: str
     device: str
+    agent: str
     epoch: int
 
 
@@ -34,7 +35,7 @@ def held_until(store: Store, id: str, device: str, agent: str, epoch: int) -> fl
 
 
 def note(store: Store, heard: Mapping[str, str], renewed: Sequence[Renewal], *, lease_s: float = LEASE_S) -> None:
-    """Writes down that devices (with their agents) were heard from, and prolongs leases.
+    """Writes down that devices (with their agents) were heard from, those of renewals too, and prolongs leases.
 
     An offline device that was heard from is idle again. A lease that meanwhile ended, or is another's, stays as it is.
     """
@@ -44,14 +45,18 @@ def note(store: Store, heard: Mapping[str, str], renewed: Sequence[Renewal], *, 
     back = case((device_table.c.state == DeviceState.OFFLINE, DeviceState.IDLE), else_=device_table.c.state)
     seen = update(device_table).where(of_device).values(last_seen=now, state=back)
     lease = update(device_table).where(of_device, device_table.c.epoch == of_epoch)
-    lease = lease.where(device_table.c.lease_until.is_not(None)).values(last_seen=now, lease_until=now + lease_s)
+    lease = lease.where(device_table.c.lease_until.is_not(None)).values(lease_until=now + lease_s)
     job = update(job_table).where(job_table.c.id == bindparam("of_job"), job_table.c.epoch == of_epoch)
     job = job.where(job_table.c.state == JobState.LEASED).values(lease_until=now + lease_s)
     agents = update(agent_table).where(agent_table.c.name == bindparam("of_agent")).values(last_seen=now)
+    everybody = dict(heard) | {each.device: each.agent for each in renewed}
+    if not everybody:
+        return
     with store.write() as connection:
-        if heard:
-            connection.execute(seen, [{"of_device": device} for device in heard])
-            connection.execute(agents, [{"of_agent": agent} for agent in sorted(set(heard.values()))])
+        # Rows in the order in which others lock them too: agents, devices, jobs, each by name.
+        connection.execute(agents, [{"of_agent": agent} for agent in sorted(set(everybody.values()))])
+        connection.execute(seen, [{"of_device": device} for device in sorted(everybody)])
         if renewed:
-            connection.execute(job, [{"of_job": each.job, "of_epoch": each.epoch} for each in renewed])
-            connection.execute(lease, [{"of_device": each.device, "of_epoch": each.epoch} for each in renewed])
+            in_order = sorted(renewed, key=lambda each: each.job)
+            connection.execute(job, [{"of_job": each.job, "of_epoch": each.epoch} for each in in_order])
+            connection.execute(lease, [{"of_device": each.device, "of_epoch": each.epoch} for each in in_order])
