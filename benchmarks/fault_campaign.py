@@ -23,10 +23,10 @@ import argparse
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import NoReturn
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "integration"))
@@ -47,7 +47,7 @@ def main() -> int:
     parser.add_argument("--only", help="numbers of faults, with commas between")
     options = parser.parse_args()
     if ISOLATED not in os.environ:
-        return alone()
+        go_apart()
     from faults.campaign import Campaign
     from faults.journal import Journal, Terms
 
@@ -61,19 +61,19 @@ def main() -> int:
     report = Campaign(journal, only).run()
     if report["violations"]:
         report["folder"] = journal.terms.folder
-    else:
-        shutil.rmtree(journal.terms.folder)
     print(json.dumps(report, indent=1))
+    if not report["violations"]:
+        shutil.rmtree(journal.terms.folder)
     return 1 if report["violations"] else 0
 
 
-def alone() -> int:
+def go_apart() -> NoReturn:
     """Runs this script with networks, processes and mounts of its own: however it ends, nothing of it stays."""
     from device_lab import image
 
     image()  # wants the network that is left behind
     argv = [*NAMESPACES, "sh", "-c", ENTER, "sh", sys.executable, *sys.argv]
-    return subprocess.run(argv, env=os.environ | {ISOLATED: "1"}, check=False).returncode
+    os.execvpe(argv[0], argv, os.environ | {ISOLATED: "1"})
 
 
 if __name__ == "__main__":

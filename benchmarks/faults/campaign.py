@@ -174,7 +174,7 @@ def draw(seed: int, number: int, kind: str, longest_s: float) -> Draw:
         number=number,
         kind=kind,
         moment=moment,
-        delay_s=round(rng.uniform(0, 0.4), 2),
+        delay_s=round(rng.uniform(0, 0.05 if moment == "ending" else 0.4), 2),
         seconds=round(min(seconds, longest_s), 2),
         conduct=conduct,
         run_s=round(rng.uniform(1.5, 3) if moment == "running" else rng.uniform(0.2, 1.5), 2),

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from faults.replay import replay_after_end, second_self
+from faults.runtime import MAIN
 from faults.scene import Moment, Scene
-from faults.work import RUNNER
 
 WORKING: tuple[Moment, ...] = ("fetching", "pushing", "running")
 ANY: tuple[Moment, ...] = ("queued", *WORKING, "ending")
@@ -43,7 +43,7 @@ class Kind:
 def runner_killed(scene: Scene) -> None:
     scene.begin()
     scene.until_moment()
-    scene.slay("/bin/sh", f"/{RUNNER}")
+    scene.slay("/bin/sh", f"/{MAIN}")
 
 
 def session_killed(scene: Scene) -> None:
@@ -99,7 +99,10 @@ def damaged_after_push(scene: Scene) -> None:
 
 
 def runner_replaced(scene: Scene) -> None:
-    """Another program lies where the runner was."""
+    """Another program lies where the runner was, which an earlier job has brought."""
+    known = scene.works.twin(scene.order)
+    scene.works.enqueue(known)
+    scene.works.await_end(known)
     for runner in scene.works.runner_files(scene.post.files, everywhere=scene.draw.choice < 0.5):
         runner.write_bytes(b"#!/bin/sh\necho another program\n")
     scene.begin()

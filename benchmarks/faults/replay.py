@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from nas.core.errors import InfrastructureFailed
 from nas.core.plan import Pair, RawRun, RoundResult
 from nas.core.protocol import Failure, HeartbeatRequest, Job, LeaseRequest, ResultRequest
 from nas.devices.client import JobClient
+from nas.devices.transports.base import Lease
 from nas.store.rows import JobRow, JobState
 
 T = TypeVar("T")
@@ -42,7 +44,7 @@ def replay_after_end(scene: Scene) -> None:
 
 
 def second_self(scene: Scene) -> None:
-    """Leases the running job anew, and speaks under the epoch before."""
+    """Leases the running job anew, now and then also uses the device, and speaks under the epoch before."""
     row = scene.row()
     if row.state is not JobState.LEASED or row.epoch is None:
         scene.late = True
@@ -53,6 +55,9 @@ def second_self(scene: Scene) -> None:
         return
     if job.epoch <= row.epoch:
         scene.problems.append(f"epoch {job.epoch} was granted after {row.epoch}")
+    if scene.draw.choice < 0.5:
+        with contextlib.closing(scene.post.transport()) as transport:
+            transport.claim(Lease(scene.stage.enrolment.authority, job.epoch))
     _refused(scene, row.epoch)
 
 

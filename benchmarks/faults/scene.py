@@ -98,6 +98,7 @@ class Scene:
         }
         self.late = not self.until(there[self.draw.moment])
         time.sleep(self.draw.delay_s)
+        self.late = self.late or self.ended()
 
     def until_failed(self) -> None:
         """Waits until the first try has failed."""

@@ -19,13 +19,16 @@ from pathlib import Path
 from device_lab import Link, Machine, adbd, sshd, wired, within
 
 from faults.kept import Kept
+from faults.runtime import plugin
 from nas.core.clock import SystemClock
 from nas.core.enrolment import Invitation
 from nas.devices.attachments import Attachment, Attachments
 from nas.devices.client import JobClient
 from nas.devices.enrolment import Enrolment, read_enrolment
 from nas.devices.transports.adb.key import AdbKey
-from nas.devices.transports.ssh import SshAddress, host_key, pin
+from nas.devices.transports.adb.wire import AdbWire
+from nas.devices.transports.shell import ShellTransport
+from nas.devices.transports.ssh import SshAddress, SshWire, host_key, pin
 from nas.service.admissions import Admissions
 from nas.service.signing import open_key
 from nas.store import devices
@@ -34,6 +37,7 @@ from nas.store.store import Store
 
 NAS = (sys.executable, "-c", "from nas.cli.main import main; main()")
 AGENT = "campaign"
+ADBD = "adbd-auth"
 PORT = 7711
 MEGABITS = 40
 """Of every wire, so that transfers take long enough to be hit."""
@@ -48,6 +52,7 @@ class Post:
     Args:
         id: under which the coordinator knows it.
         machine: itself.
+        keys: of the agent.
         folder: of hilnas' files there, from its root.
         session: words that find what serves a connection.
         daemon: words that find that and what listens for connections.
@@ -55,6 +60,7 @@ class Post:
 
     id: str
     machine: Machine
+    keys: Path
     folder: str
     session: str
     daemon: str
@@ -63,6 +69,12 @@ class Post:
     def files(self) -> Path:
         """The folder, seen from this host."""
         return self.machine.root / self.folder
+
+    def transport(self) -> ShellTransport:
+        """Another way there than the agent's own, with its keys."""
+        if self.session == ADBD:
+            return ShellTransport(AdbWire(f"adb:{self.machine.address}:{self.machine.port}", self.keys))
+        return ShellTransport(SshWire(SshAddress("root", self.machine.address, self.machine.port), self.keys))
 
 
 @dataclass(frozen=True)
@@ -123,16 +135,18 @@ def stage(folder: Path, machines: int) -> Iterator[Stage]:
             Attachments(attached).add(_attachment(machine, keys, i))
         agent = stack.enter_context(start_agent(folder, _shim(folder), clock))
         ids = _registered(store, machines)
-        posts = [_post(machine, ids[_tag(i)], i) for i, machine in enumerate(booted)]
+        posts = [_post(machine, keys, ids[_tag(i)], i) for i, machine in enumerate(booted)]
         cache = folder / "cache" / "agent"
         yield Stage(store, posts, coordinator, link, agent, cache, clock, enrolment, threading.Lock())
 
 
 def start_coordinator(folder: Path, link: Link) -> Kept:
     """`nas serve` on the far end of `link`."""
-    env = os.environ | {"NAS_HOME": str(folder / "coordinator")}
+    paths = os.pathsep.join([*plugin(folder / "plugin"), os.environ.get("PYTHONPATH", "")])
+    # A cache of its own: no other runtime has a build there, so devices are checked with the campaign's.
+    env = {"NAS_HOME": str(folder / "coordinator"), "NAS_CACHE": str(folder / "builds"), "PYTHONPATH": paths}
     argv = [*link.inside, *NAS, "serve", "--host", link.address, "--port", str(PORT)]
-    return Kept(argv, env, folder / "coordinator.log")
+    return Kept(argv, os.environ | env, folder / "coordinator.log")
 
 
 def enrol(folder: Path, link: Link) -> Enrolment:
@@ -199,10 +213,10 @@ def _tag(number: int) -> str:
     return f"lab-{number}"
 
 
-def _post(machine: Machine, id: str, number: int) -> Post:
+def _post(machine: Machine, keys: Path, id: str, number: int) -> Post:
     if _is_phone(number):
-        return Post(id, machine, "data/local/tmp/hilnas", session="adbd-auth", daemon="adbd-auth")
-    return Post(id, machine, "root/.cache/hilnas", session="sshd-session", daemon="sshd")
+        return Post(id, machine, keys, AdbWire.folder.lstrip("/"), session=ADBD, daemon=ADBD)
+    return Post(id, machine, keys, f"root/{SshWire.folder}", session="sshd-session", daemon="sshd")
 
 
 def _registered(store: Store, count: int) -> dict[str, str]:

@@ -18,6 +18,7 @@ from nas.store.store import Store
 _TROUBLE = re.compile(
     r"^Traceback|^[A-Za-z_.]*(Error|Exception): |Exception in ASGI| 500 |result lost|kept in memory only"
 )
+_ACCEPTED = re.compile(r"job (\S+), epoch (\d+): accepted")
 _MANY = 5
 
 
@@ -75,6 +76,7 @@ def end_problems(stage: Stage, done: dict[str, str], folder: Path) -> Iterator[s
             yield f"{post.id} is {device.health.value} at the end: {device.health_reason}"
     for name in ("coordinator", "agent"):
         yield from (f"{name}.log: {line}" for line in trouble((folder / f"{name}.log").read_text(errors="replace")))
+    yield from _acceptances(stage.store, (folder / "agent.log").read_text(errors="replace"))
     waiting = [path.name for path in (folder / "agent" / "agent" / "outbox").glob("*.json")]
     if waiting:
         yield f"results that were never handed in: {waiting}"
@@ -88,6 +90,18 @@ def changed(store: Store, done: dict[str, str]) -> Iterator[str]:
             yield f"the result of job {id[:16]} is lost"
         elif fingerprint(row) != before:
             yield f"job {id[:16]} was counted again after its end"
+
+
+def _acceptances(store: Store, log: str) -> Iterator[str]:
+    """What the agent was told of its results and failures: never of an epoch before one that was accepted."""
+    epochs: dict[str, list[int]] = {}
+    for job, epoch in _ACCEPTED.findall(log):
+        epochs.setdefault(job, []).append(int(epoch))
+    for job, accepted in epochs.items():
+        row = jobs.get(store, job)
+        ends = [row.epoch] if row is not None and row.state is JobState.DONE and row.epoch is not None else []
+        if sorted(accepted) != accepted or any(accepted[-1] > end for end in ends):
+            yield f"job {job[:16]} was accepted under the epochs {accepted}, and is done under {ends}"
 
 
 def trouble(log: str) -> list[str]:

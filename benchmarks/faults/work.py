@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from faults.runtime import MAIN, CampaignRuntime, plan
 from nas.core.canonical import content_hash
 from nas.core.errors import CandidateFailed, InfrastructureFailed
-from nas.core.plan import InputFile, Plan, PlanFile, RawRun, Round, Runner
+from nas.core.plan import InputFile, RawRun, Round
 from nas.runtimes.output import read_sample
 from nas.service.admissions import Admissions
 from nas.store import artifacts, jobs
 from nas.store.rows import JobRow
 from nas.store.store import Store
-
-RUNNER = "campaign-runner"
 
 Conduct = Literal["right", "crash", "hang", "garbage", "flood", "out_of_memory"]
 
@@ -34,7 +32,6 @@ ENDS: dict[Conduct, str] = {
 
 KILLED = "killed from outside"
 
-_OUTPUT_LIMIT = 1 << 16
 _PATIENCE_S, _LOOK_S = 180.0, 0.1
 _HANG_S, _PATIENT_S = 2, 20
 
@@ -83,14 +80,12 @@ class Works:
 
     def __init__(self, store: Store, seed: int) -> None:
         self._store, self._seed = store, seed
-        self._runner = _runner()
+        self._runtime = CampaignRuntime(store.artifacts.parent / "campaign")
+        self._runner = self._runtime.runner("x86_64-linux")
 
     def admit(self, admissions: Admissions) -> None:
         """Lets agents run the runner, as the runtimes' own are let."""
-        folder = self._store.artifacts.parent / "campaign"
-        folder.mkdir(exist_ok=True)
-        (folder / RUNNER).write_bytes(_script())
-        admissions.admit(self._runner, folder)
+        admissions.admit(self._runner, self._runtime.runner_folder(self._runner))
 
     def order(
         self, name: str, device: str, conduct: Conduct = "right", *, seconds: float = 0.5, size: int = 4096
@@ -103,7 +98,8 @@ class Works:
 
     def enqueue(self, order: Order) -> None:
         """Queues it, as a launch does."""
-        jobs.enqueue(self._store, order.key, Round(candidate=self._plan(order), repetitions=1), device=order.device)
+        plan_ = plan(self._runner, order.model, order.conduct, order.seconds, order.tag, order.deadline_s)
+        jobs.enqueue(self._store, order.key, Round(candidate=plan_, repetitions=1), device=order.device)
 
     def twin(self, order: Order) -> Order:
         """Another job with the same model."""
@@ -122,7 +118,7 @@ class Works:
     def runner_files(self, folder: Path, *, everywhere: bool) -> list[Path]:
         """Where the runner lies on a device, ready to be run; and, if wanted, where it is copied from."""
         (sha256,) = (file.sha256 for file in self._runner.files.values())
-        copies = [*folder.glob(f"bundles/*/{RUNNER}"), *([folder / "content" / sha256] if everywhere else [])]
+        copies = [*folder.glob(f"bundles/*/{MAIN}"), *([folder / "content" / sha256] if everywhere else [])]
         return [path for path in copies if path.exists()]
 
     def path(self, order: Order) -> Path:
@@ -134,17 +130,6 @@ class Works:
         sha256 = order.model.sha256
         for path in (self.path(order), cache / sha256[:2] / sha256, device / "content" / sha256):
             path.unlink(missing_ok=True)
-
-    def _plan(self, order: Order) -> Plan:
-        options = {"seconds": order.seconds, "conduct": order.conduct, "tag": order.tag, "limit": order.deadline_s}
-        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        return Plan(
-            runner=self._runner,
-            inputs={"model": order.model},
-            args=("--model", "{model}", *words),
-            deadline_s=order.deadline_s,
-            output_limit=_OUTPUT_LIMIT,
-        )
 
 
 def judged(row: JobRow, order: Order) -> str:
@@ -170,14 +155,3 @@ def _judged(raw: RawRun, order: Order) -> str:
         return KILLED if KILLED in str(error) else str(error)
     answer = sample.info.get("answer")
     return "right" if answer == order.model.sha256 else f"a wrong answer: {answer!r}"
-
-
-def _script() -> bytes:
-    return Path(__file__).with_name("runner.sh").read_bytes()
-
-
-def _runner() -> Runner:
-    content = _script()
-    sha256 = hashlib.sha256(content).hexdigest()
-    files = {RUNNER: PlanFile(sha256=sha256, size=len(content))}
-    return Runner(runtime="campaign", build=sha256, target="x86_64-linux", files=files, main=RUNNER)
