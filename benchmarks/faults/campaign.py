@@ -59,12 +59,13 @@ class Campaign:
             works.admit(admissions(farm.store))
             import threading
 
+            over = threading.Event()
+
             def stand_in() -> None:
                 from nas.store import devices
                 from nas.store.rows import Health
 
-                while True:
-                    time.sleep(3)
+                while not over.wait(3):
                     for row in devices.all(farm.store):
                         if row.health is Health.BAD:
                             devices.set_health(farm.store, row.id, Health.GOOD)
@@ -76,6 +77,7 @@ class Campaign:
                         lane.result()
                 self._calm_down(farm, watch)
                 self._note_end(farm, watch, folder)
+                over.set()
                 report = self._report(farm)
         return report | {"seconds": round(time.monotonic() - begun, 1)}
 
