@@ -169,9 +169,7 @@ def draw(seed: int, number: int, kind: str, longest_s: float) -> Draw:
     rng = random.Random(f"{seed}/{number}")
     moment = rng.choice(KINDS[kind].moments)
     seconds = rng.uniform(1, 8) if rng.random() > _LONG_SHARE else rng.uniform(8, 60)
-    conduct = rng.choice(["crash", "hang", "garbage", "flood", "out_of_memory"])
-    if kind != "misbehaving runner" and (kind in ("runner killed", "duplicate") or rng.random() < 0.7):
-        conduct = "right"
+    conduct = rng.choice(KINDS[kind].conducts)
     return Draw(
         number=number,
         kind=kind,

@@ -10,9 +10,15 @@ from dataclasses import dataclass
 from faults.replay import replay_after_end, second_self
 from faults.runtime import MAIN
 from faults.scene import Moment, Scene
+from faults.work import Conduct
 
 WORKING: tuple[Moment, ...] = ("fetching", "pushing", "running")
 ANY: tuple[Moment, ...] = ("queued", *WORKING, "ending")
+
+MISBEHAVING: tuple[Conduct, ...] = ("crash", "hang", "garbage", "flood", "out_of_memory")
+MIXED: tuple[Conduct, ...] = (*("right",) * 12, "hang", "hang", *MISBEHAVING)
+RIGHT: tuple[Conduct, ...] = ("right",)
+"""Where it matters that the runner answers from the bytes it should."""
 
 SMALL_DISK_MB = 1
 _LEASE_S = 30.0
@@ -30,6 +36,7 @@ class Kind:
         tells: causes (`weather.CAUSES`) that failures may truly name because of it.
         everywhere: whether it concerns all devices.
         kills: whether the runner's death from outside is a true end.
+        conducts: of the job's runner.
     """
 
     do: Callable[[Scene], None]
@@ -38,6 +45,7 @@ class Kind:
     tells: frozenset[str] = frozenset()
     everywhere: bool = False
     kills: bool = False
+    conducts: tuple[Conduct, ...] = MIXED
 
 
 def runner_killed(scene: Scene) -> None:
@@ -183,22 +191,24 @@ WIRE = frozenset({"wire", "lease"})
 UPWARD = frozenset({"coordinator", "lease"})
 
 KINDS: dict[str, Kind] = {
-    "runner killed": Kind(runner_killed, 20, ("running",), kills=True),
+    "runner killed": Kind(runner_killed, 20, ("running",), kills=True, conducts=RIGHT),
     "session killed": Kind(session_killed, 24, ("queued", "pushing", "running", "ending"), WIRE),
     "supervisor killed": Kind(supervisor_killed, 10, ("running",), WIRE),
     "link down": Kind(link_down, 56, ("queued", "pushing", "running", "ending"), WIRE),
     "coordinator's link down": Kind(coordinator_link_down, 24, ANY, UPWARD, everywhere=True),
     "disk full": Kind(disk_full, 14, ("pushing",), WIRE | {"disk"}),
-    "push truncated": Kind(push_truncated, 14, ("pushing",), frozenset({"damage", "wire"})),
-    "damaged after the push": Kind(damaged_after_push, 12, ("queued",), frozenset({"damage"})),
-    "runner replaced": Kind(runner_replaced, 14, ("queued",), frozenset({"damage"})),
-    "damaged in the store": Kind(damaged_in_store, 12, ("fetching",), frozenset({"coordinator", "damage"})),
+    "push truncated": Kind(push_truncated, 14, ("pushing",), frozenset({"damage", "wire"}), conducts=RIGHT),
+    "damaged after the push": Kind(damaged_after_push, 12, ("queued",), frozenset({"damage"}), conducts=RIGHT),
+    "runner replaced": Kind(runner_replaced, 14, ("queued",), frozenset({"damage"}), conducts=RIGHT),
+    "damaged in the store": Kind(
+        damaged_in_store, 12, ("fetching",), frozenset({"coordinator", "damage"}), conducts=RIGHT
+    ),
     "agent killed": Kind(agent_killed, 26, ANY, WIRE, everywhere=True),
     "coordinator killed": Kind(coordinator_killed, 26, ANY, UPWARD, everywhere=True),
     "both killed": Kind(both_killed, 8, ANY, UPWARD | WIRE, everywhere=True),
     "agent frozen": Kind(agent_frozen, 5, WORKING, UPWARD | WIRE, everywhere=True),
     "clock jump": Kind(clock_jump, 16, ANY, UPWARD, everywhere=True),
-    "duplicate": Kind(duplicate, 14, ("queued",)),
+    "duplicate": Kind(duplicate, 14, ("queued",), conducts=RIGHT),
     "stale": Kind(stale, 16, ("fetching", "pushing", "running"), frozenset({"lease"})),
-    "misbehaving runner": Kind(misbehaving, 24, ("queued",)),
+    "misbehaving runner": Kind(misbehaving, 24, ("queued",), conducts=MISBEHAVING),
 }
