@@ -128,7 +128,8 @@ def test_wrong_bytes_are_an_infrastructure_failure(coordinator: FakeCoordinator,
     coordinator.offer(offered)
     start()
     coordinator.wait_for(results=1)
-    assert failure(coordinator.results["1"]).kind == "infrastructure"
+    told = failure(coordinator.results["1"])
+    assert (told.kind, told.phase, told.overdue) == ("infrastructure", "preparing", False)
 
 
 def test_beats_while_it_works_and_ends_when_told(coordinator: FakeCoordinator, start: Start) -> None:
@@ -137,7 +138,9 @@ def test_beats_while_it_works_and_ends_when_told(coordinator: FakeCoordinator, s
     coordinator.wait_for(heartbeats=3)
     coordinator.cancelled.add("1")
     coordinator.wait_for(results=1)
-    assert failure(coordinator.results["1"]).kind == "cancelled"
+    told = failure(coordinator.results["1"])
+    assert (told.kind, told.phase) == ("cancelled", "running")
+    assert coordinator.heartbeats[-1].phase == "running"
 
 
 def test_beats_while_it_waits_for_the_host(coordinator: FakeCoordinator, start: Start, lock: HostLock) -> None:
