@@ -19,7 +19,7 @@ from faults.journal import Journal, Line
 from faults.kinds import KINDS
 from faults.scene import Draw, Scene
 from faults.stage import Post, Stage, admissions, stage
-from faults.verify import end_problems, passed_check, scene_problems
+from faults.verify import end_problems, scene_problems
 from faults.watch import Watch
 from faults.weather import Weather
 from faults.work import Works, fingerprint
@@ -49,7 +49,6 @@ class Campaign:
             self._numbers = list(only)
         self._plan = plan(self._terms.seed, self._terms.faults)
         self._weather = Weather()
-        self._passed: dict[str, set[float]] = {}
 
     def run(self) -> Line:
         """All of it; the report."""
@@ -57,27 +56,12 @@ class Campaign:
         with stage(folder, self._terms.machines) as farm:
             works = Works(farm.store, self._terms.seed)
             works.admit(admissions(farm.store))
-            import threading
-
-            over = threading.Event()
-
-            def stand_in() -> None:
-                from nas.store import devices
-                from nas.store.rows import Health
-
-                while not over.wait(3):
-                    for row in devices.all(farm.store):
-                        if row.health is Health.BAD:
-                            devices.set_health(farm.store, row.id, Health.GOOD)
-
-            threading.Thread(target=stand_in, daemon=True).start()
             with Watch({post.id: post.machine for post in farm.posts}) as watch:
                 with ThreadPoolExecutor(len(farm.posts)) as lanes:
                     for lane in [lanes.submit(self._lane, farm, works, watch, i) for i in range(len(farm.posts))]:
                         lane.result()
                 self._calm_down(farm, watch)
                 self._note_end(farm, watch, folder)
-                over.set()
                 report = self._report(farm)
         return report | {"seconds": round(time.monotonic() - begun, 1)}
 
@@ -99,13 +83,12 @@ class Campaign:
         name = f"{number}/{sum(line.get('begins') == number for line in self._journal.lines)}"
         self._journal.write({"begins": number})
         order = works.order(name, post.id, drawn.conduct, seconds=drawn.run_s, size=drawn.size)
-        passed = self._passed.setdefault(post.id, set())
         with self._weather.disturbed(None if kind.everywhere else post.id, kind.tells) as disturbance:
             scene = Scene(farm, post, works, watch, drawn, order, disturbance)
             kind.do(scene)
         over = time.time()
-        ended = scene.until_ended(_ENDS_WITHIN_S, lambda: passed.add(passed_check(farm.store, post.id)))
-        problems = scene_problems(scene, self._weather, passed)
+        ended = scene.until_ended(_ENDS_WITHIN_S)
+        problems = scene_problems(scene, self._weather)
         row = scene.row()
         if not ended:
             jobs.cancel(farm.store, [order.job])

@@ -115,13 +115,11 @@ class Scene:
             time.sleep(_LOOK_S)
         return False
 
-    def until_ended(self, seconds: float, look: Callable[[], None]) -> bool:
-        """Whether the job ends in time; `look` is called meanwhile and after it."""
+    def until_ended(self, seconds: float) -> bool:
+        """Whether the job ends in time."""
         end = time.monotonic() + seconds
         while not self.ended() and time.monotonic() < end:
-            look()
-            time.sleep(0.2)
-        look()
+            time.sleep(_LOOK_S)
         return self.ended()
 
     def ended(self) -> bool:

@@ -12,17 +12,19 @@ from faults.stage import Stage
 from faults.weather import Weather, cause
 from faults.work import ENDS, KILLED, Order, fingerprint, judged
 from nas.store import attempts, devices, jobs
-from nas.store.rows import Attempt, Blame, Health, JobRow, JobState
+from nas.store.rows import Attempt, Blame, CheckOutcome, DeviceEventKind, Health, JobRow, JobState
 from nas.store.store import Store
 
 _TROUBLE = re.compile(
     r"^Traceback|^[A-Za-z_.]*(Error|Exception): |Exception in ASGI| 500 |result lost|kept in memory only"
 )
 _ACCEPTED = re.compile(r"job (\S+), epoch (\d+): accepted")
+_WHILE_IT_RAN = "infrastructure"
+_INFRASTRUCTURE = (_WHILE_IT_RAN, "interrupted")
 _MANY = 5
 
 
-def job_problems(store: Store, order: Order, kind: str, weather: Weather, passed: set[float]) -> Iterator[str]:
+def job_problems(store: Store, order: Order, kind: str, weather: Weather) -> Iterator[str]:
     """What is wrong with the end of a job.
 
     Args:
@@ -30,21 +32,20 @@ def job_problems(store: Store, order: Order, kind: str, weather: Weather, passed
         order: the job.
         kind: of the fault that hit it.
         weather: what else there was.
-        passed: times at which the device was seen to have passed a health check.
     """
     row = jobs.get(store, order.job)
     assert row is not None, order
     tries = [each for each in attempts.of_key(store, order.key) if each.job == order.job]
     for each in tries:
         told = cause(each.message)
-        if each.kind != "infrastructure":
+        if each.kind not in _INFRASTRUCTURE:
             yield f"a try ended as {each.kind}: {each.message[:200]}"
         elif told is None or told not in weather.excuses(order.device, each.at):
             yield f"a failure without a cause ({told}): {each.message[:200]}"
-    yield from _end_problems(row, order, kind, tries, passed)
+    yield from _end_problems(row, order, kind, tries, _passed_checks(store, order.device))
 
 
-def _end_problems(row: JobRow, order: Order, kind: str, tries: list[Attempt], passed: set[float]) -> Iterator[str]:
+def _end_problems(row: JobRow, order: Order, kind: str, tries: list[Attempt], passed: list[float]) -> Iterator[str]:
     if row.state is JobState.DONE:
         truth = {ENDS[order.conduct]} | ({KILLED} if KINDS[kind].kills else set())
         if (found := judged(row, order)) not in truth:
@@ -52,8 +53,8 @@ def _end_problems(row: JobRow, order: Order, kind: str, tries: list[Attempt], pa
     elif row.state is not JobState.FAILED:
         yield f"not ended: {row.state.value}, {len(tries)} failed tries"
     elif row.blame is Blame.CANDIDATE:
-        times = [each.at for each in tries]
-        if not any(times[0] < check < times[-1] for check in passed):
+        running = [each.at for each in tries if each.kind == _WHILE_IT_RAN]
+        if not any(first < check < running[-1] for first in running for check in passed):
             yield f"the candidate was blamed ({row.reason}) without a passed check between two failures: {row.message}"
     elif row.blame is not Blame.INFRASTRUCTURE or len(tries) < _MANY:
         yield f"given up after {len(tries)} failed tries, blame {row.blame}: {row.message}"
@@ -109,12 +110,12 @@ def trouble(log: str) -> list[str]:
     return sorted({line[:300] for line in log.splitlines() if _TROUBLE.search(line)})
 
 
-def passed_check(store: Store, device: str) -> float:
-    """When the device last passed a health check."""
-    return devices.get(store, device).checked_at
-
-
-def scene_problems(scene: Scene, weather: Weather, passed: set[float]) -> list[str]:
+def scene_problems(scene: Scene, weather: Weather) -> list[str]:
     """All of one fault."""
-    found = job_problems(scene.stage.store, scene.order, scene.draw.kind, weather, passed)
+    found = job_problems(scene.stage.store, scene.order, scene.draw.kind, weather)
     return [*scene.problems, *found, *scene.watch.take_late()]
+
+
+def _passed_checks(store: Store, device: str) -> list[float]:
+    events = devices.history(store, device, kind=DeviceEventKind.CHECK)
+    return [event.at for event in events if event.what == CheckOutcome.PASSED]
