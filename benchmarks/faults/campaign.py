@@ -11,6 +11,7 @@ import traceback
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -83,9 +84,10 @@ class Campaign:
         name = f"{number}/{sum(line.get('begins') == number for line in self._journal.lines)}"
         self._journal.write({"begins": number})
         order = works.order(name, post.id, drawn.conduct, seconds=drawn.run_s, size=drawn.size)
-        with self._weather.disturbed(None if kind.everywhere else post.id, kind.tells) as disturbance:
-            scene = Scene(farm, post, works, watch, drawn, order, disturbance)
-            kind.do(scene)
+        act = partial(self._weather.disturbed, None if kind.everywhere else post.id, kind.tells)
+        scene = Scene(farm, post, works, watch, drawn, order, act)
+        begun = time.time()
+        kind.do(scene)
         over = time.time()
         ended = scene.until_ended(_ENDS_WITHIN_S)
         problems = scene_problems(scene, self._weather)
@@ -93,10 +95,10 @@ class Campaign:
         if not ended:
             jobs.cancel(farm.store, [order.job])
         works.forget(order, farm.agent_cache, post.files)
-        line = scene.record() | {"begun": disturbance.begun, "over": over, "recovery_s": max(0.0, row.updated - over)}
+        line = scene.record() | {"begun": begun, "over": over, "recovery_s": max(0.0, row.updated - over)}
         line |= {"state": row.state.value, "blame": row.blame, "tries": row.attempts, "violations": problems}
         line["result"] = fingerprint(row) if row.state is JobState.DONE else None
-        took_s = row.updated - disturbance.begun
+        took_s = row.updated - begun
         say(f"{number:4d} {post.machine.name} {drawn.kind}, {drawn.moment}: {row.state.value} in {took_s:.1f} s")
         for problem in problems:
             say(f"     !! {problem}")
@@ -130,7 +132,7 @@ class Campaign:
             "recovery_s": recoveries(faults),
             "restarts": {"agent": len(farm.agent.exits), "coordinator": len(farm.coordinator.exits)},
             "violations": [
-                {"fault": line.get("number"), "kind": line.get("kind"), "what": problem, "state": line}
+                {"what": problem, "fault": {name: value for name, value in line.items() if name != "violations"}}
                 for line in self._journal.lines
                 for problem in line.get("violations", ())
             ],
@@ -168,7 +170,7 @@ def draw(seed: int, number: int, kind: str, longest_s: float) -> Draw:
 
 def recoveries(faults: Sequence[Line]) -> dict[str, Any]:
     """Seconds from the end of a disturbance to that of the job that it hit."""
-    known = [line for line in faults if "recovery_s" in line]
+    known = [line for line in faults if "recovery_s" in line and not line["late"]]
     kinds = {name: [line["recovery_s"] for line in known if line["kind"] == name] for name in KINDS}
     every = [line["recovery_s"] for line in known]
     return {name: _spread(values) for name, values in {"all": every, **kinds}.items() if values}

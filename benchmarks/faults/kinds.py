@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from faults.replay import replay_after_end, second_self
 from faults.runtime import MAIN
@@ -51,27 +53,30 @@ class Kind:
 def runner_killed(scene: Scene) -> None:
     scene.begin()
     scene.until_moment()
-    scene.slay("/bin/sh", f"/{MAIN}")
+    with scene.act():
+        scene.slay("/bin/sh", f"/{MAIN}")
 
 
 def session_killed(scene: Scene) -> None:
     """What serves the connection dies, or now and then the whole daemon."""
     scene.begin()
     scene.until_moment()
-    scene.slay(scene.post.daemon if scene.draw.choice < 0.3 else scene.post.session)
+    with scene.act():
+        scene.slay(scene.post.daemon if scene.draw.choice < 0.3 else scene.post.session)
 
 
 def supervisor_killed(scene: Scene) -> None:
     """The shell on the device that watches the runner."""
     scene.begin()
     scene.until_moment()
-    scene.slay("sh", "/content/", "run")
+    with scene.act():
+        scene.slay("sh", "/content/", "run")
 
 
 def link_down(scene: Scene) -> None:
     scene.begin()
     scene.until_moment()
-    with scene.post.machine.cut():
+    with scene.act(), scene.post.machine.cut():
         time.sleep(scene.draw.seconds)
 
 
@@ -79,12 +84,12 @@ def coordinator_link_down(scene: Scene) -> None:
     with scene.stage.turn:
         scene.begin()
         scene.until_moment()
-        with scene.stage.coordinator_link.cut():
+        with scene.act(), scene.stage.coordinator_link.cut():
             time.sleep(scene.draw.seconds)
 
 
 def disk_full(scene: Scene) -> None:
-    with scene.post.machine.small_disk(scene.post.folder, SMALL_DISK_MB):
+    with scene.act(), scene.post.machine.small_disk(scene.post.folder, SMALL_DISK_MB):
         scene.begin()
         scene.until_failed()
 
@@ -93,26 +98,25 @@ def push_truncated(scene: Scene) -> None:
     """The file on its way to the device loses what it has."""
     scene.begin()
     scene.until_moment()
-    for file in (scene.post.files / "tmp").glob("*/file"):
-        os.truncate(file, 1000)
+    with scene.act():
+        for file in (scene.post.files / "tmp").glob("*/file"):
+            os.truncate(file, 1000)
 
 
 def damaged_after_push(scene: Scene) -> None:
     """The model is on the device already, and rots there."""
-    known = scene.works.twin(scene.order)
-    scene.works.enqueue(known)
-    scene.works.await_end(known)
-    (scene.post.files / "content" / scene.order.model.sha256).write_bytes(b"rotten")
+    _bring(scene)
+    with scene.act():
+        (scene.post.files / "content" / scene.order.model.sha256).write_bytes(b"rotten")
     scene.begin()
 
 
 def runner_replaced(scene: Scene) -> None:
     """Another program lies where the runner was, which an earlier job has brought."""
-    known = scene.works.twin(scene.order)
-    scene.works.enqueue(known)
-    scene.works.await_end(known)
-    for runner in scene.works.runner_files(scene.post.files, everywhere=scene.draw.choice < 0.5):
-        runner.write_bytes(b"#!/bin/sh\necho another program\n")
+    _bring(scene)
+    with scene.act():
+        for runner in scene.works.runner_files(scene.post.files, everywhere=scene.draw.choice < 0.5):
+            runner.write_bytes(b"#!/bin/sh\necho another program\n")
     scene.begin()
 
 
@@ -120,34 +124,36 @@ def damaged_in_store(scene: Scene) -> None:
     """The coordinator's disk rots; a person restores the file after the first failure."""
     path = scene.works.path(scene.order)
     content = path.read_bytes()
-    path.chmod(0o644)
-    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    scene.begin()
-    scene.until_failed()
-    path.unlink(missing_ok=True)
-    path.write_bytes(content)
+    with scene.act():
+        _replace(path, content[:-1] + bytes([content[-1] ^ 1]))
+        scene.begin()
+        scene.until_failed()
+        _replace(path, content)
 
 
 def agent_killed(scene: Scene) -> None:
     with scene.stage.turn:
         scene.begin()
         scene.until_moment()
-        scene.stage.agent.kill(scene.draw.seconds * (scene.draw.choice < 0.5))
+        with scene.act():
+            scene.stage.agent.kill(scene.draw.seconds * (scene.draw.choice < 0.5))
 
 
 def coordinator_killed(scene: Scene) -> None:
     with scene.stage.turn:
         scene.begin()
         scene.until_moment()
-        scene.stage.coordinator.kill(scene.draw.seconds * (scene.draw.choice < 0.5))
+        with scene.act():
+            scene.stage.coordinator.kill(scene.draw.seconds * (scene.draw.choice < 0.5))
 
 
 def both_killed(scene: Scene) -> None:
     with scene.stage.turn:
         scene.begin()
         scene.until_moment()
-        scene.stage.coordinator.kill()
-        scene.stage.agent.kill()
+        with scene.act():
+            scene.stage.coordinator.kill()
+            scene.stage.agent.kill()
 
 
 def agent_frozen(scene: Scene) -> None:
@@ -155,7 +161,7 @@ def agent_frozen(scene: Scene) -> None:
     with scene.stage.turn:
         scene.begin()
         scene.until_moment()
-        with scene.stage.agent.frozen():
+        with scene.act(), scene.stage.agent.frozen():
             time.sleep(_LEASE_S + scene.draw.seconds)
 
 
@@ -163,9 +169,11 @@ def clock_jump(scene: Scene) -> None:
     with scene.stage.turn:
         scene.begin()
         scene.until_moment()
-        scene.stage.set_clock(scene.rng.choice([-1.0, 1.0]) * scene.rng.choice([30.0, 3600.0, _DAY_S, 400 * _DAY_S]))
-        time.sleep(scene.draw.seconds)
-        scene.stage.set_clock(0.0)
+        with scene.act():
+            rng = random.Random(f"{scene.draw}")
+            scene.stage.set_clock(rng.choice([-1.0, 1.0]) * rng.choice([30.0, 3600.0, _DAY_S, 400 * _DAY_S]))
+            time.sleep(scene.draw.seconds)
+            scene.stage.set_clock(0.0)
 
 
 def duplicate(scene: Scene) -> None:
@@ -179,12 +187,26 @@ def stale(scene: Scene) -> None:
     """A second self of the agent leases the job away, so that all the first one says is of an old epoch."""
     scene.begin()
     scene.until_moment()
-    second_self(scene)
+    with scene.act():
+        second_self(scene)
 
 
 def misbehaving(scene: Scene) -> None:
     """The candidate's own failure, which nothing disturbs."""
     scene.begin()
+
+
+def _bring(scene: Scene) -> None:
+    """An earlier job with the same runner and the same model."""
+    known = scene.works.twin(scene.order)
+    scene.works.enqueue(known)
+    scene.works.await_end(known)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    new = path.with_name(f".{path.name}.new")
+    new.write_bytes(content)
+    new.replace(path)
 
 
 WIRE = frozenset({"wire", "lease"})

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from faults.stage import Post, Stage
@@ -59,7 +60,7 @@ class Scene:
         watch: sees what runs.
         draw: what chance decided.
         order: the job that is hit.
-        disturbance: when it happens.
+        act: notes that the fault is at work while its context is open.
     """
 
     stage: Stage
@@ -68,14 +69,9 @@ class Scene:
     watch: Watch
     draw: Draw
     order: Order
-    disturbance: Disturbance
+    act: Callable[[], AbstractContextManager[Disturbance]]
     problems: list[str] = field(default_factory=list)
     late: bool = False
-
-    @property
-    def rng(self) -> random.Random:
-        """For what a kind draws itself."""
-        return random.Random(f"{self.draw}")
 
     def begin(self) -> None:
         """Queues the job."""
@@ -137,12 +133,12 @@ class Scene:
         """What is kept of it."""
         return asdict(self.draw) | {"device": self.post.id, "job": self.order.job, "late": self.late}
 
-    def _partial(self) -> Any:
+    def _partial(self) -> Path:
         sha256 = self.order.model.sha256
         return self.stage.agent_cache / sha256[:2] / f".{sha256}.part"
 
 
-def _filled(file: Any) -> bool:
+def _filled(file: Path) -> bool:
     try:
         return bool(file.stat().st_size)
     except OSError:

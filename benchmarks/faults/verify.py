@@ -40,7 +40,7 @@ def job_problems(store: Store, order: Order, kind: str, weather: Weather) -> Ite
         told = cause(each.message)
         if each.kind not in _INFRASTRUCTURE:
             yield f"a try ended as {each.kind}: {each.message[:200]}"
-        elif told is None or told not in weather.excuses(order.device, each.at):
+        elif told is None or not weather.excuses(told, order.device, each.at):
             yield f"a failure without a cause ({told}): {each.message[:200]}"
     yield from _end_problems(row, order, kind, tries, _passed_checks(store, order.device))
 

@@ -9,9 +9,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-AFTER_S = 60.0
-"""How long after its end a disturbance may still be the cause of a failure: a silent network is noticed late."""
-
 CAUSES = {
     "lease": r"did not renew its lease|its agent was gone|epoch \d+ of .* is over|in use by another|agent's host",
     "coordinator": r"^(coordinator:|download)",
@@ -20,6 +17,10 @@ CAUSES = {
     "wire": r"^(ssh://|adb:|\d+\.\d+\.\d+\.\d+:)|restarted or exchanged",
 }
 """Kinds of reasons for a failure, by what its message says. The first that fits counts."""
+
+AFTER_S = {"lease": 45.0, "coordinator": 20.0, "disk": 20.0, "damage": 60.0, "wire": 45.0}
+"""How long after its end a disturbance may still be told: a lease runs out after 30 s, a silent network is noticed
+after 15 s or when a run should have ended, and damage when somebody looks."""
 
 
 def cause(message: str) -> str | None:
@@ -62,14 +63,13 @@ class Weather:
         finally:
             begun.ended = time.time()
 
-    def excuses(self, device: str, at: float) -> frozenset[str]:
-        """Causes that a failure of the device at this time may have."""
+    def excuses(self, told: str, device: str, at: float) -> bool:
+        """Whether a failure of the device at this time may have had this cause."""
         with self._lock:
-            fitting = [
-                each.tells
-                for each in self._all
-                if each.device in (None, device)
+            return any(
+                told in each.tells
+                and each.device in (None, device)
                 and each.begun <= at
-                and (each.ended is None or at <= each.ended + AFTER_S)
-            ]
-        return frozenset().union(*fitting)
+                and (each.ended is None or at <= each.ended + AFTER_S[told])
+                for each in self._all
+            )

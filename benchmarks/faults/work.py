@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from dataclasses import dataclass, replace
@@ -128,7 +129,9 @@ class Works:
     def forget(self, order: Order, cache: Path, device: Path) -> None:
         """Removes its model everywhere: a campaign should not fill a disk, and a device's is memory here."""
         sha256 = order.model.sha256
-        for path in (self.path(order), cache / sha256[:2] / sha256, device / "content" / sha256):
+        with contextlib.suppress(InfrastructureFailed):
+            self.path(order).unlink()
+        for path in (cache / sha256[:2] / sha256, device / "content" / sha256):
             path.unlink(missing_ok=True)
 
 
