@@ -58,6 +58,7 @@ class Observation:
             no quality; a stopped one has the quality of the rung it reached.
         constraints: budget -> log(figure / limit), above 0 where it is broken, as far as known.
         rung: index of the rung that quality was taken at.
+        noise: standard deviations, by name of the coordinate or budget, as far as known. What is not known is learned.
     """
 
     layout: Layout
@@ -65,17 +66,19 @@ class Observation:
     objectives: Mapping[str, float] = field(default_factory=dict)
     constraints: Mapping[str, float] = field(default_factory=dict)
     rung: int | None = None
+    noise: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON form."""
+        """JSON form; without noise where none is known."""
         figures = {"objectives": dict(self.objectives), "constraints": dict(self.constraints)}
-        return {"layout": self.layout.to_json(), "status": self.status, "rung": self.rung, **figures}
+        noise = {"noise": dict(self.noise)} if self.noise else {}
+        return {"layout": self.layout.to_json(), "status": self.status, "rung": self.rung, **figures, **noise}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Observation:
         """What `to_json` wrote."""
         layout = Layout.from_json(data["layout"])
-        return Observation(layout, data["status"], data["objectives"], data["constraints"], data["rung"])
+        return Observation(layout, data["status"], data["objectives"], data["constraints"], data["rung"], data.get("noise", {}))
 
 
 class Proposer(Protocol):
@@ -122,6 +125,10 @@ PROPOSERS: Registry[ProposerFactory] = Registry(
         "random": "nas.search.random_search:RandomSearch",
         "evolution": "nas.search.evolution:Evolution",
         "ehvi": "nas.search.ehvi_search:EhviSearch",
+        "cache-evolution": "nas.search.cache_evolution:CacheEvolution",
+        "optuna-nsga2": "nas.search.optuna_sampler:nsga2",
+        "optuna-tpe": "nas.search.optuna_sampler:tpe",
+        "optuna-gp": "nas.search.optuna_sampler:gp",
     },
 )
 

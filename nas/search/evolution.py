@@ -22,7 +22,11 @@ class Evolution(BaseProposer):
     def propose(self, rng: Rng) -> Child:
         if rng.random() < _RANDOM:
             return self.sampler.draw(rng), "random", ()
-        return breed(stock(self.log, self.sampler), self.sampler, rng)
+        return breed(self.parents(), self.sampler, rng)
+
+    def parents(self) -> Stock:
+        """What is bred from."""
+        return stock(self.log, self.sampler)
 
 
 def stock(log: SearchState, sampler: Sampler) -> Stock:

@@ -54,6 +54,15 @@ class SearchState:
         """All observations, in the order of layout ids."""
         return [self.observations[key] for key in sorted(self.observations)]
 
+    def finished(self) -> list[Observation]:
+        """Final ones: first those of layouts that were never proposed, then proposals up to the first unfinished."""
+        found = [seen for seen in self.told() if seen.layout.id not in self._asked and seen.status != "running"]
+        for proposal in self.proposals:
+            if self.status(proposal.layout) in (None, "running"):
+                break
+            found.append(self.observations[proposal.layout.id])
+        return found
+
     def complete(self) -> list[Observation]:
         """Complete ones with all objectives, in the order of layout ids."""
         whole = set(self.objectives)
@@ -99,6 +108,7 @@ class SearchState:
                 raise UnknownName("objective", name, self.objectives)
         check_finite(observation.objectives, "objective")
         check_finite(observation.constraints, "constraint")
+        check_finite(observation.noise, "noise of")
         if self.observations.get(observation.layout.id) != observation:
             self.observations[observation.layout.id] = observation
             self.revision += 1

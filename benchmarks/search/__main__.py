@@ -1,0 +1,63 @@
+"""Search engines on synthetic problems, and on recorded studies; JSON on stdout.
+
+    python -m benchmarks.search run --out FOLDER            # hours of CPU; goes on where it was stopped
+    python -m benchmarks.search report FOLDER
+    python -m benchmarks.search time                        # CPU seconds a proposal after 100, 500 and 2,000 layouts
+    python -m benchmarks.search replay STUDY.json           # of `nas study export STUDY -f json`
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from benchmarks.search.problems import FAMILY
+from benchmarks.search.report import report
+from benchmarks.search.results import REFERENCE, Key, fill, read
+from benchmarks.search.runs import ENGINES
+
+MARKS = (50, 100, 200)
+OURS = "ehvi"
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    keys = [
+        Key(problem, engine, workers, seed)
+        for seed in range(args.first, args.first + args.seeds)
+        for problem in args.problems
+        for workers in args.workers
+        for engine in ([REFERENCE] if workers == 1 and args.reference else []) + args.engines
+    ]
+    done = fill(args.out, keys, args.evaluations, args.reference, args.cpu_minutes * 60, say)
+    return 0 if done else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(required=True, dest="verb")
+    campaign = verbs.add_parser("run", help="fill a folder with results")
+    campaign.add_argument("--out", type=Path, required=True)
+    campaign.add_argument("--problems", nargs="+", default=list(FAMILY), choices=list(FAMILY))
+    campaign.add_argument("--engines", nargs="+", default=[e for e in ENGINES if e != "gp"], choices=list(ENGINES))
+    campaign.add_argument("--first", type=int, default=1000, help="least seed; engines are developed below 1000")
+    campaign.add_argument("--seeds", type=int, default=10)
+    campaign.add_argument("--workers", type=int, nargs="+", default=[1])
+    campaign.add_argument("--evaluations", type=int, default=200)
+    campaign.add_argument("--reference", type=int, default=8000, help="evaluations of the long search; 0: none")
+    campaign.add_argument("--cpu-minutes", type=float, default=1e9, help="after which no further run is begun")
+    campaign.set_defaults(call=run)
+    table = verbs.add_parser("report", help="figures of a folder")
+    table.add_argument("folder", type=Path)
+    table.set_defaults(call=lambda args: print(json.dumps(report(read(args.folder), MARKS, OURS), indent=1)) or 0)
+    args = parser.parse_args()
+    return int(args.call(args))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
