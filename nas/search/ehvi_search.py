@@ -50,14 +50,14 @@ class EhviSearch(BaseProposer):
         self._fitted: tuple[int, Surrogate] | None = None
         self._tuned: tuple[list[Observation], Tuned] | None = None
 
-    def propose(self, rng: Rng) -> Child | None:
+    def propose(self, rng: Rng) -> Child:
         parents = stock(self.log, self.sampler)
         if not self._ready():
             return breed(parents, self.sampler, rng)
         size = max(4, self.sampler.space.search.pool // _ROUNDS)
         pool = self._pool(parents, rng, size)
         if not pool:
-            return None
+            return self.sampler.draw(rng), "random", ()
         acquisition = Acquisition(self, [layout for layout, _, _ in pool])
         scores = acquisition.scores
         for _ in range(_ROUNDS - 1):

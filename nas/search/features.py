@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nas.core.block import Block
 from nas.core.layout import Layer, Layout
 from nas.core.space import SearchSpace
+from nas.search.gp import Array
 
 GROUPS = ("sizes", "heights", "neighbours", "pairs")
 """Sorts of features; a surrogate learns how much each of them matters."""
@@ -38,7 +38,7 @@ class Features:
 
     def __init__(self, space: SearchSpace) -> None:
         self._mixers = [block.kind for block in space.mixers]
-        self._ffn = [block.kind for block in space.ffn]
+        self._kinds = [block.kind for block in space.mixers + space.ffn]
         self._arguments = [
             (block.kind, "width" if name == "expansion" else name)
             for block in space.mixers + space.ffn
@@ -46,87 +46,90 @@ class Features:
             if len(knob.choices) > 1
         ]
         self._contexts = sorted({workload.window for workload in space.workloads.values()})
-        self._seen: dict[str, NDArray[np.float64]] = {}
-        named = list(self._named(next(iter(space.references.layouts().values()))))
-        self.names = [name for _, name, _ in named]
-        self.groups = np.array([GROUPS.index(group) for group, _, _ in named])
+        self._seen: dict[str, Array] = {}
+        self._track = lru_cache(maxsize=1 << 14)(self._draw_track)
+        named = list(self._named())
+        self.names = [name for _, name in named]
+        self.groups = np.array([GROUPS.index(group) for group, _ in named])
         """[len(names)] index into `GROUPS`."""
 
-    def vector(self, layout: Layout) -> NDArray[np.float64]:
+    def vector(self, layout: Layout) -> Array:
         """[len(names)] features of one layout; remembered."""
         if layout.id not in self._seen:
-            self._seen[layout.id] = np.array([value for _, _, value in self._named(layout)])
+            self._seen[layout.id] = self._vector(layout)
         return self._seen[layout.id]
 
-    def matrix(self, layouts: Sequence[Layout]) -> NDArray[np.float64]:
+    def matrix(self, layouts: Sequence[Layout]) -> Array:
         """[L, len(names)] features, one row a layout."""
         return np.array([self.vector(layout) for layout in layouts]).reshape(-1, len(self.names))
 
-    def _named(self, layout: Layout) -> Iterator[tuple[str, str, float]]:
-        layers = [layout.own(index) for index in range(layout.depth)]
-        yield from (("sizes", name, value) for name, value in self._sizes(layout))
-        windows = _windows(len(layers))
-        for name, values in self._tracks(layers, layout.d_model):
-            yield "sizes", f"{name}.mean", sum(values) / len(values)
-            for height, value in zip(_HEIGHTS, windows @ values, strict=True):
-                yield "heights", f"{name}@{height}", float(value)
-        yield from (("neighbours", name, value) for name, value in self._neighbours(layers))
-        yield from (("pairs", f"pair{index}", value) for index, value in enumerate(_hashed_pairs(layers)))
+    def _named(self) -> Iterator[tuple[str, str]]:
+        """Group and name of each column, in the order of `_vector`."""
+        names = ["depth", "d_model", "vocab", "total", "active", "non_embedding", "state"]
+        names += [f"{name}@{context}" for context in self._contexts for name in ("flops", "resident", "read")]
+        tracks = self._kinds + [f"{kind}.{name}" for kind, name in self._arguments]
+        yield from (("sizes", name) for name in (*names, *(f"{track}.mean" for track in tracks)))
+        yield from (("heights", f"{track}@{height}") for height in _HEIGHTS for track in tracks)
+        yield from (("neighbours", f"{below}>{above}") for below in self._mixers for above in self._mixers)
+        yield from (("neighbours", f"{kind}.{name}") for kind in self._mixers for name in ("gap", "run"))
+        yield from (("pairs", f"pair{index}") for index in range(_PAIRS))
 
-    def _sizes(self, layout: Layout) -> Iterator[tuple[str, float]]:
-        yield "depth", math.log(layout.depth)
-        yield "d_model", math.log(layout.d_model)
-        yield "vocab", math.log(layout.vocab)
-        yield "total", math.log(layout.params.total)
-        yield "active", math.log(layout.params.active)
-        yield "non_embedding", math.log(layout.params.non_embedding)
-        yield "state", math.log1p(layout.state_bytes())
+    def _vector(self, layout: Layout) -> Array:
+        layers = [layout.own(index) for index in range(layout.depth)]
+        tracks = np.array([self._track(layer, layout.d_model) for layer in layers])
+        mixers = tracks[:, : len(self._mixers)]
+        steps = mixers[:-1].T @ mixers[1:] / max(1, len(layers) - 1)
+        parts = (
+            self._sizes(layout), tracks.mean(axis=0), (_windows(len(layers)) @ tracks).ravel(),
+            steps.ravel(), _stretches(mixers), _hashed_pairs(layers),
+        )  # fmt: skip
+        return np.concatenate(parts)
+
+    def _sizes(self, layout: Layout) -> list[float]:
+        counts = layout.params
+        sizes = [layout.depth, layout.d_model, layout.vocab, counts.total, counts.active, counts.non_embedding]
+        found = [math.log(size) for size in sizes] + [math.log1p(layout.state_bytes())]
         for context in self._contexts:
             cache = layout.kv_bytes(context)
-            yield f"flops@{context}", math.log(layout.flops(context))
-            yield f"resident@{context}", math.log(BYTES_PER_WEIGHT * layout.params.total + cache)
-            yield f"read@{context}", math.log(BYTES_PER_WEIGHT * layout.params.active + cache)
+            held, read = BYTES_PER_WEIGHT * counts.total + cache, BYTES_PER_WEIGHT * counts.active + cache
+            found += [math.log(layout.flops(context)), math.log(held), math.log(read)]
+        return found
 
-    def _tracks(self, layers: Sequence[Layer], d_model: int) -> Iterator[tuple[str, list[float]]]:
-        """One value a layer: whether a kind stands there, and the logarithm of each of its arguments that varies."""
-        for kind in self._mixers:
-            yield kind, [float(any(block.kind == kind for block in layer.mixers)) for layer in layers]
-        for kind in self._ffn:
-            yield kind, [float(layer.ffn is not None and layer.ffn.kind == kind) for layer in layers]
-        for kind, name in self._arguments:
-            found = (next((block for block in layer.blocks if block.kind == kind), None) for layer in layers)
-            yield f"{kind}.{name}", [0.0 if block is None else _log(block, name, d_model) for block in found]
-
-    def _neighbours(self, layers: Sequence[Layer]) -> Iterator[tuple[str, float]]:
-        """How often one kind of mixer stands right below another, and the longest stretch without each kind."""
-        found = [{block.kind for block in layer.mixers} for layer in layers]
-        steps = list(itertools.pairwise(found))
-        for below, above in itertools.product(self._mixers, self._mixers):
-            yield f"{below}>{above}", sum(below in a and above in b for a, b in steps) / max(1, len(steps))
-        for kind in self._mixers:
-            ends = [-1, *(index for index, kinds in enumerate(found) if kind in kinds), len(found)]
-            yield f"{kind}.gap", (max(b - a for a, b in itertools.pairwise(ends)) - 1) / len(found)
-            runs = (sum(1 for _ in run) for present, run in itertools.groupby(kind in kinds for kinds in found) if present)
-            yield f"{kind}.run", max(runs, default=0) / len(found)
+    def _draw_track(self, layer: Layer, d_model: int) -> tuple[float, ...]:
+        """Of one layer: whether each kind stands there, and the logarithm of each argument that varies, 0 without."""
+        found = {block.kind: block.resolve(d_model) for block in layer.blocks}
+        present = [float(kind in found) for kind in self._kinds]
+        values = [found[kind].get(name) if kind in found else 0 for kind, name in self._arguments]
+        return (*present, *(math.log1p(float(value or 0)) for value in values))
 
 
 @lru_cache
-def _windows(depth: int) -> NDArray[np.float64]:
+def _windows(depth: int) -> Array:
     """[len(_HEIGHTS), depth] weights of the layers around each height, each row sums to 1."""
     places = (np.arange(depth) + 0.5) / depth
     weights = np.exp(-0.5 * ((places - np.array(_HEIGHTS)[:, None]) / _BLUR) ** 2)
     return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
 
-def _hashed_pairs(layers: Sequence[Layer]) -> list[float]:
-    counts = [0.0] * _PAIRS
-    words = [" ".join(block.format() for block in layer.mixers) for layer in layers]
-    for below, above in itertools.pairwise(words):
-        code = zlib.crc32(f"{below}>{above}".encode())
-        counts[code % _PAIRS] += 1.0 if code >> 16 & 1 else -1.0
+def _stretches(present: Array) -> list[float]:
+    """For each column of [L, K] marks: the longest run of layers without, and with; as shares of the stack."""
+    found = []
+    for marks in present.T.tolist():
+        runs = [(mark, sum(1 for _ in run)) for mark, run in itertools.groupby(marks)]
+        found += [max((size for mark, size in runs if mark == wanted), default=0) / len(marks) for wanted in (0, 1)]
+    return found
+
+
+def _hashed_pairs(layers: Sequence[Layer]) -> Array:
+    """[_PAIRS] signed counts of neighbours by the hash of both."""
+    counts = np.zeros(_PAIRS)
+    for below, above in itertools.pairwise(layers):
+        column, sign = _pair(below.mixers, above.mixers)
+        counts[column] += sign
     return counts
 
 
-@lru_cache(maxsize=1 << 14)
-def _log(block: Block, name: str, d_model: int) -> float:
-    return math.log1p(float(block.resolve(d_model).get(name) or 0))
+@lru_cache(maxsize=1 << 16)
+def _pair(below: tuple[Block, ...], above: tuple[Block, ...]) -> tuple[int, float]:
+    code = zlib.crc32(">".join(" ".join(block.format() for block in mixers) for mixers in (below, above)).encode())
+    return code % _PAIRS, 1.0 if code >> 16 & 1 else -1.0

@@ -110,25 +110,25 @@ class OptunaSearch(BaseProposer):
         self._factory = factory
         self._encoding = Encoding(sampler)
         self._study: Study | None = None
-        self._trials: dict[str, Trial | None] = {}
+        self._trials: dict[str, Trial] = {}
         self._told: set[str] = set()
-        self._trail: list[list[str]] = []
+        self._trail: list[tuple[list[str], dict[str, Any]]] = []
 
     def state(self) -> dict[str, Any]:
-        """The log, and which layouts were told before each proposal."""
-        return super().state() | {"trail": self._trail}
+        """The log, and for each proposal its parameters and which layouts had been told since the one before."""
+        return super().state() | {"trail": [[ids, params] for ids, params in self._trail]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """See `Proposer.restore`; a state without a trail counts as told in turn."""
+        """See `Proposer.restore`; a log without parameters counts as told in turn."""
         super().restore(state)
-        final = [proposal.layout.id for proposal in self.log.proposals]
-        self._trail = [list(ids) for ids in state.get("trail", [[]] + [[layout] for layout in final[:-1]])]
-        self._study, self._trials, self._told = None, {}, set()
-        for proposal, ids in zip(self.log.proposals, self._trail, strict=True):
+        self._study, self._trials, self._told, self._trail = None, {}, set(), []
+        layouts = [proposal.layout.id for proposal in self.log.proposals]
+        in_turn = [(before, None) for before in [[], *([layout] for layout in layouts[:-1])]]
+        for proposal, (ids, params) in zip(self.log.proposals, state.get("trail", in_turn), strict=False):
             for layout_id in ids:
                 if layout_id in self.log.observations:
                     self._report(self.log.observations[layout_id])
-            self._register(proposal)
+            self._trail.append((list(ids), self._register(proposal, params)))
 
     def ask(self, count: int) -> list[Proposal]:
         asked = []
@@ -137,8 +137,7 @@ class OptunaSearch(BaseProposer):
             found = super().ask(1)
             if not found:
                 break
-            self._trail.append(ids)
-            self._register(found[0])
+            self._trail.append((ids, self._register(found[0])))
             asked += found
         return asked
 
@@ -163,14 +162,14 @@ class OptunaSearch(BaseProposer):
             self._study = optuna.create_study(directions=directions, sampler=self._factory(self.log.seed))
         return self._study
 
-    def _register(self, proposal: Proposal) -> None:
-        """Makes a trial of a proposal that Optuna did not make itself."""
-        if proposal.layout.id in self._trials:
-            return
-        study, rng = self._live(), np.random.default_rng([self.log.seed, proposal.number, 1])
-        study.sampler = self._factory(int(rng.integers(1 << 31)))
-        study.enqueue_trial(self._encoding.encode(proposal.layout, rng))
-        self._trials[proposal.layout.id] = study.ask(self._encoding.distributions)
+    def _register(self, proposal: Proposal, params: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Parameters of a proposal's trial, which is made where Optuna has not made the proposal itself."""
+        if proposal.layout.id not in self._trials:
+            study, rng = self._live(), np.random.default_rng([self.log.seed, proposal.number, 1])
+            study.sampler = self._factory(int(rng.integers(1 << 31)))
+            study.enqueue_trial(params or self._encoding.encode(proposal.layout, rng))
+            self._trials[proposal.layout.id] = study.ask(self._encoding.distributions)
+        return self._trials[proposal.layout.id].params
 
     def _sync(self) -> list[str]:
         """Tells Optuna what has become final, in the order of proposals; the ids of these."""
