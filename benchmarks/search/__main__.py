@@ -14,9 +14,12 @@ import sys
 from pathlib import Path
 
 from benchmarks.search.problems import FAMILY
+from benchmarks.search.replay import replay
 from benchmarks.search.report import report
 from benchmarks.search.results import REFERENCE, Key, fill, read
 from benchmarks.search.runs import ENGINES
+from benchmarks.search.timing import seconds
+from nas.search_spaces import load_space
 
 MARKS = (50, 100, 200)
 OURS = "ehvi"
@@ -38,6 +41,19 @@ def run(args: argparse.Namespace) -> int:
     return 0 if done else 1
 
 
+def clocked(args: argparse.Namespace) -> int:
+    rows = [seconds(problem, args.proposer, told) for problem in args.problems for told in args.told]
+    print(json.dumps(rows, indent=1))
+    return 0
+
+
+def replayed(args: argparse.Namespace) -> int:
+    recorded = json.loads(args.report.read_text(encoding="utf-8"))
+    engines = {name: ENGINES[name][0] for name in args.engines}
+    print(json.dumps(replay(recorded, load_space(args.space or recorded["space"]["name"]), engines, args.seeds)))
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(required=True, dest="verb")
@@ -55,6 +71,17 @@ def main() -> int:
     table = verbs.add_parser("report", help="figures of a folder")
     table.add_argument("folder", type=Path)
     table.set_defaults(call=lambda args: print(json.dumps(report(read(args.folder), MARKS, OURS), indent=1)) or 0)
+    clock = verbs.add_parser("time", help="CPU seconds a proposal")
+    clock.add_argument("--problems", nargs="+", default=["hybrid", "five"], choices=list(FAMILY))
+    clock.add_argument("--proposer", default=OURS)
+    clock.add_argument("--told", type=int, nargs="+", default=[100, 500, 2000])
+    clock.set_defaults(call=clocked)
+    again = verbs.add_parser("replay", help="engines on the table of a recorded study")
+    again.add_argument("report", type=Path, help="of `nas study export -f json`")
+    again.add_argument("--space", help="name or file; the study's own name of it if left out")
+    again.add_argument("--engines", nargs="+", default=["random", "evolution", "nsga2", "tpe", OURS])
+    again.add_argument("--seeds", type=int, default=10)
+    again.set_defaults(call=replayed)
     args = parser.parse_args()
     return int(args.call(args))
 

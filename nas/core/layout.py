@@ -200,16 +200,22 @@ def _checked_layer(layer: Layer, index: int, layers: Sequence[Layer], d_model: i
         if layer.share is not None:
             return _checked_share(layer, index, layers)
         for block in layer.mixers:
-            _check_role(block, "mixer")
             _check_kv_source(block, index, layers, d_model)
-        if layer.ffn:
-            _check_role(layer.ffn, "ffn")
-        if not layer.blocks:
-            raise InvalidInput("a layer needs a mixer or a feed-forward")
-        mixers = tuple(block.canonical(d_model) for block in layer.mixers)
-        return Layer(mixers, layer.ffn.canonical(d_model) if layer.ffn else None)
+        return _canonical_layer(layer, d_model)
     except InvalidInput as error:
         raise InvalidInput(f"layer {index}: {error.message}") from error
+
+
+@lru_cache(maxsize=1 << 14)
+def _canonical_layer(layer: Layer, d_model: int) -> Layer:
+    for block in layer.mixers:
+        _check_role(block, "mixer")
+    if layer.ffn:
+        _check_role(layer.ffn, "ffn")
+    if not layer.blocks:
+        raise InvalidInput("a layer needs a mixer or a feed-forward")
+    mixers = tuple(block.canonical(d_model) for block in layer.mixers)
+    return Layer(mixers, layer.ffn.canonical(d_model) if layer.ffn else None)
 
 
 def _checked_share(layer: Layer, index: int, layers: Sequence[Layer]) -> Layer:

@@ -21,14 +21,16 @@ from nas.search.surrogate import MIN_POINTS, Surrogate, Tuned
 
 _RANDOM = 0.15
 """Share of the first candidates that is drawn afresh, so that no part of the space is out of reach."""
-_ROUNDS = 5
-"""The pool is made in this many rounds: children of known layouts, then four times edits of the best candidates."""
+_ROUNDS = 8
+"""The pool is made in this many rounds: children of known layouts, then seven times edits of the best candidates."""
 _CLIMBERS = 8
 """Candidates that each later round edits."""
 _MOST_ROWS = 600
 """Observations that a surrogate is fitted to; beyond that, those that are best to breed from."""
-_TUNE_ROWS, _TUNE_EVERY = 200, 8
-"""Observations that hyperparameters are learned from at most; and after how many more they are learned anew."""
+_TUNE_ROWS = 192
+"""Observations that hyperparameters are learned from at most."""
+_TUNE_EVERY = 8
+"""They are learned anew after this many more, from 128 observations on after an eighth to a sixteenth more."""
 
 
 class EhviSearch(BaseProposer):
@@ -37,7 +39,7 @@ class EhviSearch(BaseProposer):
     Layouts that are still being measured or trained count as if they had reached what is predicted (kriging believer;
     Ginsbourger, Le Riche and Carraro 2010), so that parallel proposals spread. What has been measured counts with what
     the model makes of it, so that a lucky measurement does not hide what is as good. Until the reference point is fixed
-    and each objective has a few values, children of what is known are proposed without a model.
+    and a few layouts are finished, children of what is known are proposed without a model.
     """
 
     def __init__(self, sampler: Sampler, seed: int) -> None:
@@ -71,9 +73,7 @@ class EhviSearch(BaseProposer):
         return Acquisition(self, layouts).scores
 
     def _ready(self) -> bool:
-        told = self.log.told()
-        counts = [sum(name in seen.objectives for seen in told) for name in self.log.objectives]
-        return self.log.reference_point is not None and min(counts) >= MIN_POINTS
+        return self.log.reference_point is not None and len(self.log.finished()) >= MIN_POINTS
 
     def surrogate(self) -> Surrogate:
         """Fitted to what has been told by now."""
@@ -88,12 +88,16 @@ class EhviSearch(BaseProposer):
     def _fit(self, observations: Sequence[Observation], tuned: Tuned | None = None) -> Surrogate:
         if self._kernels is None:
             self._kernels = Kernels(self._features, self.sampler, self._top)
-        return Surrogate(self._kernels, observations, self.log.objectives, self._by_rung, self._top, tuned)
+        point = self.log.reference_point
+        assert point is not None, "what no layout has shown yet is assumed to be as at the reference point"
+        worst = dict(zip(self.log.objectives, point, strict=True))
+        return Surrogate(self._kernels, observations, worst, self._by_rung, self._top, tuned)
 
     def _hyperparameters(self) -> Tuned:
         """Learned from the first finished ones, up to the last multiple of a few: by the log alone, not too often."""
         final = self.log.finished()
-        count = len(final) // _TUNE_EVERY * _TUNE_EVERY
+        step = max(_TUNE_EVERY, 1 << max(0, len(final).bit_length() - 4))
+        count = len(final) // step * step
         sample = sorted(final[:count], key=lambda seen: seen.layout.id)[:_TUNE_ROWS]
         if not sample:
             return {}

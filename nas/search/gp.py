@@ -16,7 +16,7 @@ Array = NDArray[np.float64]
 _PRIOR_MEAN, _PRIOR_SD = -2.0, 2.0
 """Of the logarithm of a kernel's weight, for targets of unit variance."""
 _NOISE_MEAN, _NOISE_LOW, _NOISE_HIGH = -4.0, -9.0, 1.0
-_STEPS = 40
+_STEPS = 30
 
 
 @dataclass(frozen=True)
@@ -31,62 +31,69 @@ class Weights:
     kernels: Array
     noise: float
 
+    def sum(self, kernels: Array) -> Array:
+        """[...] the weighted sum of [G, ...] kernels."""
+        return np.tensordot(self.kernels, kernels, axes=1)
+
 
 @dataclass(frozen=True)
 class Process:
     """A fitted process.
 
     Args:
-        weights: of kernels and noise.
         factor: [N, N] lower Cholesky factor of the covariance of the observations.
         solved: [N] covariance^-1 targets.
         offset: subtracted from the targets.
         scale: the targets were divided by it.
     """
 
-    weights: Weights
     factor: Array
     solved: Array
     offset: float
     scale: float
 
-    def predict(self, cross: Array, own: Array) -> tuple[Array, Array]:
+    def predict(self, between: Array, own: Array) -> tuple[Array, Array]:
         """[P] means and standard deviations of the noise-free target.
 
         Args:
-            cross: [G, P, N] kernels between new points and observed ones.
-            own: [G, P] kernels of new points with themselves.
+            between: [P, N] covariances of new points with observed ones: weighted sums of their kernels.
+            own: [P] variances of new points, likewise.
         """
         from scipy.linalg import solve_triangular  # type: ignore[import-untyped]
 
-        between = np.tensordot(self.weights.kernels, cross, axes=1)
         explained = solve_triangular(self.factor, between.T, lower=True, check_finite=False)
-        variance = self.weights.kernels @ own - (explained**2).sum(axis=0)
+        variance = own - (explained**2).sum(axis=0)
         mean = self.offset + self.scale * (between @ self.solved)
         return mean, self.scale * np.sqrt(np.maximum(variance, 1e-6))
 
 
-def fit(grams: Array, targets: Array, known_noise: Array, weights: Weights) -> Process:
+def fit(covariance: Array, targets: Array, known_noise: Array, noise: float) -> Process:
     """Conditions on observations.
 
     Args:
-        grams: [G, N, N] kernels between them.
+        covariance: [N, N] between them, for targets of unit variance, without noise: the weighted sum of the kernels.
         targets: [N].
         known_noise: [N] variances that are known, in units of the targets.
-        weights: from `tune`, of the same targets or of some of them.
+        noise: variance of further noise, for targets of unit variance.
     """
     from scipy.linalg import cho_solve, cholesky
 
     offset, scale = _standard(targets)
-    covariance = np.tensordot(weights.kernels, grams, axes=1)
-    covariance[np.diag_indices_from(covariance)] += weights.noise + known_noise / scale**2 + 1e-8
-    factor = cholesky(covariance, lower=True, check_finite=False)
+    whole = covariance.copy()
+    whole[np.diag_indices_from(whole)] += noise + known_noise / scale**2 + 1e-8
+    factor = cholesky(whole, lower=True, check_finite=False)
     solved = cho_solve((factor, True), (targets - offset) / scale, check_finite=False)
-    return Process(weights, factor, solved, offset, scale)
+    return Process(factor, solved, offset, scale)
 
 
 def tune(grams: Array, targets: Array, known_noise: Array) -> Weights:
-    """The weights of greatest posterior density; arguments as of `fit`."""
+    """The weights of greatest posterior density.
+
+    Args:
+        grams: [G, N, N] kernels between observations.
+        targets: [N].
+        known_noise: [N] variances that are known, in units of the targets.
+    """
     from scipy.optimize import minimize  # type: ignore[import-untyped]
 
     offset, scale = _standard(targets)

@@ -10,8 +10,8 @@ from nas.search.gp import Array
 from nas.search.sampling import Sampler
 
 _CROWD = 64
-_SMOOTH = ((("sizes",), 2.0), (("sizes", "heights", "neighbours"), 1.0), (("sizes", "heights", "neighbours"), 3.0))
-"""Groups and length scale of each Matern kernel, in standard deviations of a random layout."""
+_SMOOTH = ((("sizes",), (2.0,)), (("sizes", "heights", "neighbours"), (1.0, 3.0)))
+"""Groups and length scales of the Matern kernels, in standard deviations of a random layout."""
 
 
 class Kernels:
@@ -35,7 +35,7 @@ class Kernels:
         self._scale = np.where(spread > 1e-9, spread, 1.0)
         self._columns = [features.groups == index for index in range(len(GROUPS))]
         named = [np.isin(features.groups, [GROUPS.index(name) for name in names]) for names, _ in _SMOOTH]
-        self._smooth = [(columns, length) for columns, (_, length) in zip(named, _SMOOTH, strict=True)]
+        self._smooth = [(columns, lengths) for columns, (_, lengths) in zip(named, _SMOOTH, strict=True)]
 
     def rows(self, layouts: list[Layout], below: Array | None = None) -> Array:
         """[L, F + rungs] scaled features; `below` [L] is how many rungs under the top each was taken."""
@@ -52,8 +52,9 @@ class Kernels:
         parts = [np.ones((len(a), len(b))), a[:, size:] @ b[:, size:].T]
         for columns in self._columns:
             parts.append(a[:, :size][:, columns] @ b[:, :size][:, columns].T / columns.sum())
-        for columns, length in self._smooth:
-            parts.append(_matern(a[:, :size][:, columns], b[:, :size][:, columns], length))
+        for columns, lengths in self._smooth:
+            distance = _distance(a[:, :size][:, columns], b[:, :size][:, columns])
+            parts += [_matern(distance / length) for length in lengths]
         return np.array(parts)
 
     def own(self, a: Array) -> Array:
@@ -61,11 +62,16 @@ class Kernels:
         size = len(self._centre)
         parts = [np.ones(len(a)), (a[:, size:] ** 2).sum(axis=1)]
         parts += [(a[:, :size][:, columns] ** 2).mean(axis=1) for columns in self._columns]
-        return np.array(parts + [np.ones(len(a))] * len(self._smooth))
+        return np.array(parts + [np.ones(len(a))] * sum(len(lengths) for _, lengths in self._smooth))
 
 
-def _matern(a: Array, b: Array, length: float) -> Array:
-    """Matern covariance with smoothness 5/2 on the root mean square distance (Rasmussen and Williams 2006, eq. 4.17)."""
+def _distance(a: Array, b: Array) -> Array:
+    """[A, B] root mean square differences of rows."""
     squared = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1) - 2 * a @ b.T
-    distance = np.sqrt(5 * np.maximum(squared, 0.0) / a.shape[1]) / length
-    return np.asarray((1 + distance + distance**2 / 3) * np.exp(-distance))
+    return np.sqrt(np.maximum(squared, 0.0) / a.shape[1])
+
+
+def _matern(distance: Array) -> Array:
+    """Matern covariance with smoothness 5/2 at distances in length scales (Rasmussen and Williams 2006, eq. 4.17)."""
+    scaled = np.sqrt(5) * distance
+    return np.asarray((1 + scaled + scaled**2 / 3) * np.exp(-scaled))

@@ -215,6 +215,6 @@ class BaseProposer(ABC):
             if child is None:
                 return None
             layout, operator, parents = child
-            if not self.log.knows(layout):
+            if not self.log.knows(layout) and self.sampler.admits(layout):
                 return Proposal(layout, number, operator, parents)
         return None

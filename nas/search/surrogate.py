@@ -7,15 +7,15 @@ heights, on neighbours, or on neither.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from nas.core.layout import Layout
 from nas.search.api import Observation
 from nas.search.gp import Array, Process, Weights, fit, tune
 from nas.search.kernels import Kernels
-from nas.core.layout import Layout
 
 MIN_POINTS = 4
 """Values below which a target has their mean and a wide interval instead of a model."""
@@ -65,8 +65,8 @@ class Surrogate:
     Args:
         kernels: of the space.
         observations: what has been told; values that one lacks are missing, not bad.
-        objectives: names of coordinates; those in `by_rung` depend on the rung they were taken at.
-        by_rung: see above.
+        worst: reference point: objective -> coordinate, which is expected of an objective without a value.
+        by_rung: objectives that depend on the rung they were taken at.
         top: index of the top rung, which is what is predicted.
         tuned: hyperparameters from an earlier surrogate's `tune`; targets that it lacks are tuned here.
     """
@@ -75,12 +75,13 @@ class Surrogate:
         self,
         kernels: Kernels,
         observations: Sequence[Observation],
-        objectives: Sequence[str],
+        worst: Mapping[str, float],
         by_rung: frozenset[str],
         top: int,
         tuned: Tuned | None = None,
     ) -> None:
-        self.objectives = tuple(objectives)
+        self.objectives = tuple(worst)
+        self._worst = tuple(worst.values())
         self.constraints = tuple(sorted({name for seen in observations for name in seen.constraints}))
         self._kernels = kernels
         below = np.array([0 if seen.rung is None else top - seen.rung for seen in observations])
@@ -99,21 +100,36 @@ class Surrogate:
         mean, sd = np.empty((2, len(rows), len(self._targets)))
         for column, (target, model) in enumerate(zip(self._targets, self._models, strict=True)):
             if model is None:
-                mean[:, column] = target.values.mean() if len(target.values) else 0.0
-                sd[:, column] = max(_PRIOR_SD, float(target.values.std()) if len(target.values) else 0.0)
+                mean[:, column], sd[:, column] = self._prior(column, target.values)
             else:
-                mean[:, column], sd[:, column] = model.predict(cross[target.by_rung][:, :, target.known], own)
+                weights = self.tuned[target.name]
+                between = weights.sum(cross[target.by_rung])[:, target.known]
+                mean[:, column], sd[:, column] = model.predict(between, weights.sum(own))
         count = len(self.objectives)
         return Forecast(mean[:, :count], sd[:, :count]), Forecast(mean[:, count:], sd[:, count:])
+
+    def _prior(self, column: int, values: Array) -> tuple[float, float]:
+        """Too few values to learn from: their mean, or what is assumed, and a wide interval."""
+        if len(values):
+            return float(values.mean()), max(_PRIOR_SD, float(values.std()))
+        return (self._worst[column] if column < len(self._worst) else 0.0), _PRIOR_SD
 
     def _rows(self, staged: bool) -> Array:
         return self._staged if staged else self._plain
 
-    def _gram(self, target: Target) -> Array:
-        if target.by_rung not in self._grams:
-            rows = self._rows(target.by_rung)
-            self._grams[target.by_rung] = self._kernels.between(rows, rows)
-        return self._grams[target.by_rung][np.ix_(range(len(self._grams[target.by_rung])), target.known, target.known)]
+    def _gram(self, staged: bool) -> Array:
+        if staged not in self._grams:
+            rows = self._rows(staged)
+            self._grams[staged] = self._kernels.between(rows, rows)
+        return self._grams[staged]
+
+    def _fit(self, target: Target) -> Process:
+        gram, known = self._gram(target.by_rung), np.array(target.known)
+        if target.name not in self.tuned:
+            own = gram[:, known[:, None], known]
+            self.tuned[target.name] = tune(own, target.values, target.noise)
+        weights = self.tuned[target.name]
+        return fit(weights.sum(gram)[known[:, None], known], target.values, target.noise, weights.noise)
 
     def _fitted(self) -> list[Process | None]:
         """A process a target; one that differs from another by offset and scale alone shares its work."""
@@ -127,13 +143,9 @@ class Surrogate:
             shape = np.round((target.values - offset) / scale, 9).tobytes(), (target.noise / scale**2).tobytes()
             key = (target.by_rung, tuple(target.known), *shape)
             if key not in done:
-                gram = self._gram(target)
-                if target.name not in self.tuned:
-                    self.tuned[target.name] = tune(gram, target.values, target.noise)
-                process = fit(gram, target.values, target.noise, self.tuned[target.name])
-                done[key] = process, target.name
+                done[key] = self._fit(target), target.name
             process, twin = done[key]
-            self.tuned.setdefault(target.name, self.tuned[twin])
+            self.tuned[target.name] = self.tuned[twin]
             models.append(replace(process, offset=offset, scale=scale))
         return models
 
