@@ -10,8 +10,8 @@ STUDY := demo-$(shell date +%Y%m%d-%H%M%S)
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$p && break; done)
 
-# Not among them: search (hours; only its timing is), kill_campaign (kills processes for an hour), long_context (reads 32K tokens for two) and overhead
-# (wants a study).
+# Not among them: kill_campaign (kills processes for an hour), long_context (reads 32K tokens for two), overhead (wants a
+# study), and of search all but its timing (hours).
 BENCHES ?= llama_cpp_equivalence first_number workloads against_llama_bench \
 	attention_kernel executorch_blockwise
 

@@ -1,9 +1,8 @@
 """Search engines on synthetic problems, and on recorded studies; JSON on stdout.
 
-    python -m benchmarks.search run --out FOLDER            # hours of CPU; goes on where it was stopped
-    python -m benchmarks.search report FOLDER
-    python -m benchmarks.search time                        # CPU seconds a proposal after 100, 500 and 2,000 layouts
-    python -m benchmarks.search replay STUDY.json           # of `nas study export STUDY -f json`
+`run --out FOLDER` takes hours of CPU and goes on where it was stopped; `report FOLDER` says what it found so far;
+`time` takes CPU seconds a proposal after 100, 500 and 2,000 layouts; `replay STUDY.json` compares engines on the table of a
+recorded study, as `nas study export STUDY -f json` writes it.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class SimulatedDevice:
         self._spill = float(rng.uniform(1.2, 1.8))
 
     def figures(self, layout: Layout) -> dict[str, float]:
-        """ttft and decode in seconds, memory and size in bytes."""
+        """The figures ttft and decode in seconds, memory and size in bytes."""
         table = _WEIGHT_BYTES * layout.d_model * layout.vocab
         ttft, decode, size, cache, activation = 0.0, table / _BANDWIDTH, table, 0.0, 0.0
         before = None

@@ -36,7 +36,7 @@ class Kind:
 
     doc: str
     parts: Mapping[str, Any] = field(default_factory=lambda: spaces.HYBRID)
-    traits: Traits = Traits()
+    traits: Traits = field(default_factory=Traits)
     axes: tuple[str, ...] = ("quality", "decode", "memory")
     feasible: float = 0.2
     device_noise: float = 0.01

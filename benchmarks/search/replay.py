@@ -94,8 +94,8 @@ def _run(
 
 
 def _observation(row: Mapping[str, Any], space: SearchSpace) -> Observation:
-    checks = {f"{check['budget']} on {check['place'][0]}/{check['place'][1]}": check["log_excess"] for check in row["budgets"]}
-    known = {name: value for name, value in checks.items() if value is not None}
+    excess = {f"{check['budget']} on {'/'.join(check['place'])}": check["log_excess"] for check in row["budgets"]}
+    known = {name: value for name, value in excess.items() if value is not None}
     top = len(space.quality.rungs) - 1
     return Observation(Layout.parse(row["layout"]), "complete", row["coordinates"], known, top, row["sd"])
 

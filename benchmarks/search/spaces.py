@@ -1,4 +1,4 @@
-"""The search spaces of the problems: small models, so that layouts are cheap to make, and as many shapes as YAML has."""
+"""The search spaces of the problems: small models, quick to make layouts of, in many shapes."""
 
 from __future__ import annotations
 

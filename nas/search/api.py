@@ -28,22 +28,26 @@ class Proposal:
         number: counts the proposals of a study, from 0.
         operator: what made it: 'reference', 'seed', 'random', 'crossover', or the name of an edit.
         parents: ids of the layouts that it was made from.
+        engine: proposer and version that made it, such as 'ehvi/2': another one proposes something else.
     """
 
     layout: Layout
     number: int
     operator: str
     parents: tuple[str, ...] = ()
+    engine: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """JSON form."""
-        parents = list(self.parents)
-        return {"layout": self.layout.to_json(), "number": self.number, "operator": self.operator, "parents": parents}
+        """JSON form; without an engine where none is told."""
+        made = {"operator": self.operator, "parents": list(self.parents)}
+        engine = {"engine": self.engine} if self.engine else {}
+        return {"layout": self.layout.to_json(), "number": self.number, **made, **engine}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Proposal:
         """What `to_json` wrote."""
-        return Proposal(Layout.from_json(data["layout"]), data["number"], data["operator"], tuple(data["parents"]))
+        made = data["operator"], tuple(data["parents"]), data.get("engine", "")
+        return Proposal(Layout.from_json(data["layout"]), data["number"], *made)
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,8 @@ class Observation:
     def from_json(data: Mapping[str, Any]) -> Observation:
         """What `to_json` wrote."""
         layout = Layout.from_json(data["layout"])
-        return Observation(layout, data["status"], data["objectives"], data["constraints"], data["rung"], data.get("noise", {}))
+        figures = data["objectives"], data["constraints"], data["rung"], data.get("noise", {})
+        return Observation(layout, data["status"], *figures)
 
 
 class Proposer(Protocol):
@@ -108,7 +113,7 @@ class Proposer(Protocol):
         """Takes up where a proposer of the same space and seed wrote `state`.
 
         Raises:
-            InvalidInput: the state is of another seed or version.
+            InvalidInput: the state is of another seed or version, or of another engine.
         """
 
 

@@ -15,11 +15,11 @@ from nas.search.sampling import Sampler
 class CacheEvolution(Evolution):
     """Parents by non-dominated rank on quality and bytes kept between tokens, at the space's longest context."""
 
+    engine = "cache-evolution/1"
+
     def __init__(self, sampler: Sampler, seed: int) -> None:
         super().__init__(sampler, seed)
-        self._quality = [
-            item.name for item in sampler.space.objectives if METRICS[item.metric].source == "proxy"
-        ]
+        self._quality = [item.name for item in sampler.space.objectives if METRICS[item.metric].source == "proxy"]
         self._context = max(workload.window for workload in sampler.space.workloads.values())
 
     def parents(self) -> Stock:

@@ -5,7 +5,7 @@ an integral over that volume of the chance that a candidate dominates z (Emmeric
 the order of integrals changed), which for independent normal coordinates is a product of normal distribution functions.
 Along the first axis the integral is known: above each point of the other axes, the volume reaches up to the least first
 coordinate of the front below it. The other axes are summed over one fixed set of points. So the estimate is vectorised,
-deterministic, works for any number of objectives, and its small error is shared by candidates that are only ranked by it.
+deterministic, works for any number of objectives, and its small error is shared by candidates, which are only ranked.
 """
 
 from __future__ import annotations

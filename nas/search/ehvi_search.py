@@ -42,6 +42,8 @@ class EhviSearch(BaseProposer):
     and a few layouts are finished, children of what is known are proposed without a model.
     """
 
+    engine = "ehvi/2"
+
     def __init__(self, sampler: Sampler, seed: int) -> None:
         super().__init__(sampler, seed)
         space = sampler.space
@@ -49,11 +51,14 @@ class EhviSearch(BaseProposer):
         self._top = len(space.quality.rungs) - 1
         self._features = Features(space)
         self._kernels: Kernels | None = None
+        self.expected_gain: float | None = None
+        """In hypervolume, of the layout proposed last; None where no model chose it."""
         self._fitted: tuple[int, Surrogate] | None = None
         self._tuned: tuple[list[Observation], Tuned] | None = None
 
     def propose(self, rng: Rng) -> Child:
         parents = stock(self.log, self.sampler)
+        self.expected_gain = None
         if not self._ready():
             return breed(parents, self.sampler, rng)
         size = max(4, self.sampler.space.search.pool // _ROUNDS)
@@ -66,6 +71,7 @@ class EhviSearch(BaseProposer):
             if more := self._climb(pool, scores, rng, size):
                 pool += more
                 scores = np.concatenate([scores, acquisition.of([layout for layout, _, _ in more])])
+        self.expected_gain = float(scores.max())
         return pool[int(np.argmax(scores))]
 
     def score(self, layouts: Sequence[Layout]) -> Array:
@@ -73,7 +79,8 @@ class EhviSearch(BaseProposer):
         return Acquisition(self, layouts).scores
 
     def _ready(self) -> bool:
-        return self.log.reference_point is not None and len(self.log.finished()) >= MIN_POINTS
+        known = len(self.log.finished()) + len(self.log.prior())
+        return self.log.reference_point is not None and known >= MIN_POINTS
 
     def surrogate(self) -> Surrogate:
         """Fitted to what has been told by now."""
@@ -87,11 +94,11 @@ class EhviSearch(BaseProposer):
 
     def _fit(self, observations: Sequence[Observation], tuned: Tuned | None = None) -> Surrogate:
         if self._kernels is None:
-            self._kernels = Kernels(self._features, self.sampler, self._top)
+            self._kernels = Kernels(self._features, self.sampler, self._top + 1)
         point = self.log.reference_point
         assert point is not None, "what no layout has shown yet is assumed to be as at the reference point"
         worst = dict(zip(self.log.objectives, point, strict=True))
-        return Surrogate(self._kernels, observations, worst, self._by_rung, self._top, tuned)
+        return Surrogate(self._kernels, observations, worst, self._by_rung, self._top, tuned, self.log.prior())
 
     def _hyperparameters(self) -> Tuned:
         """Learned from the first finished ones, up to the last multiple of a few: by the log alone, not too often."""
@@ -107,7 +114,8 @@ class EhviSearch(BaseProposer):
 
     def _pool(self, parents: Stock, rng: Rng, size: int) -> list[Child]:
         """New layouts, each once."""
-        found: dict[str, Child] = {}
+        earlier = [seen.layout for seen in self.log.prior() if self.sampler.admits(seen.layout)]
+        found: dict[str, Child] = {x.id: (x, "earlier study", ()) for x in earlier if not self.log.knows(x)}
         for _ in range(size):
             random = rng.random() < _RANDOM
             child: Child = (self.sampler.draw(rng), "random", ()) if random else breed(parents, self.sampler, rng)

@@ -19,6 +19,8 @@ _RANDOM = 0.1
 class Evolution(BaseProposer):
     """A steady-state genetic search; infeasible layouts breed only until there are feasible ones to beat them."""
 
+    engine = "evolution/2"
+
     def propose(self, rng: Rng) -> Child:
         if rng.random() < _RANDOM:
             return self.sampler.draw(rng), "random", ()

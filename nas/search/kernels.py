@@ -68,7 +68,7 @@ class Kernels:
 def _distance(a: Array, b: Array) -> Array:
     """[A, B] root mean square differences of rows."""
     squared = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1) - 2 * a @ b.T
-    return np.sqrt(np.maximum(squared, 0.0) / a.shape[1])
+    return np.asarray(np.sqrt(np.maximum(squared, 0.0) / a.shape[1]))
 
 
 def _matern(distance: Array) -> Array:

@@ -69,7 +69,7 @@ class Encoding:
             if None in pair:
                 return None
             genes.append((pair[0], pair[1]))
-        return self._sampler.settle(Draft(frame, depth, tuple(genes)), rng)  # type: ignore[arg-type]
+        return self._sampler.settle(Draft(frame, depth, tuple(genes)), rng)
 
     def encode(self, layout: Layout, rng: Rng) -> dict[str, Any]:
         """Parameters of a layout of the space; what it does not show is at random, or repeats."""
@@ -158,7 +158,7 @@ class OptunaSearch(BaseProposer):
             import optuna
 
             optuna.logging.set_verbosity(optuna.logging.WARNING)
-            directions = ["minimize"] * len(self.log.objectives)
+            directions = [optuna.study.StudyDirection.MINIMIZE] * len(self.log.objectives)
             self._study = optuna.create_study(directions=directions, sampler=self._factory(self.log.seed))
         return self._study
 

@@ -68,7 +68,8 @@ class Surrogate:
         worst: reference point: objective -> coordinate, which is expected of an objective without a value.
         by_rung: objectives that depend on the rung they were taken at.
         top: index of the top rung, which is what is predicted.
-        tuned: hyperparameters from an earlier surrogate's `tune`; targets that it lacks are tuned here.
+        tuned: hyperparameters of an earlier surrogate; targets that it lacks are tuned here.
+        prior: of other studies, which share everything with this one's but an offset.
     """
 
     def __init__(
@@ -79,15 +80,18 @@ class Surrogate:
         by_rung: frozenset[str],
         top: int,
         tuned: Tuned | None = None,
+        prior: Sequence[Observation] = (),
     ) -> None:
         self.objectives = tuple(worst)
         self._worst = tuple(worst.values())
         self.constraints = tuple(sorted({name for seen in observations for name in seen.constraints}))
         self._kernels = kernels
-        below = np.array([0 if seen.rung is None else top - seen.rung for seen in observations])
-        layouts = [seen.layout for seen in observations]
-        self._plain, self._staged = kernels.rows(layouts), kernels.rows(layouts, below)
-        self._targets = _targets(observations, self.objectives, self.constraints, by_rung, below)
+        own = [0 if seen.rung is None else top - seen.rung for seen in observations]
+        below, elsewhere = np.array([*own, *(top + 1 for _ in prior)]), np.arange(len(own) + len(prior)) >= len(own)
+        known = [*observations, *prior]
+        layouts = [seen.layout for seen in known]
+        self._plain, self._staged = kernels.rows(layouts, below * elsewhere), kernels.rows(layouts, below)
+        self._targets = _targets(known, self.objectives, self.constraints, by_rung, np.where(elsewhere, 1, below))
         self._grams: dict[bool, Array] = {}
         self.tuned: Tuned = dict(tuned or {})
         self._models = self._fitted()

@@ -22,10 +22,9 @@ def test_a_layout_is_encoded_and_decoded(space: SearchSpace) -> None:
     for layout in (sampler.draw(rng) for _ in range(30)):
         params = encoding.encode(layout, rng)
         assert params.keys() == encoding.distributions.keys()
-        assert all(encoding.distributions[name]._contains(d.to_internal_repr(value))
-                   for (name, value), d in zip(params.items(), map(encoding.distributions.get, params), strict=True))  # fmt: skip
         decoded = encoding.decode(params, rng)
-        assert decoded is not None and [each.mixers for each in decoded.layers] == [each.mixers for each in layout.layers]
+        assert decoded is not None
+        assert [layer.mixers for layer in decoded.layers] == [layer.mixers for layer in layout.layers]
 
 
 def test_broken_budgets_are_constraints_and_need_a_quality() -> None:
