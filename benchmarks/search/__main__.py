@@ -17,6 +17,7 @@ from benchmarks.search.replay import replay
 from benchmarks.search.report import report
 from benchmarks.search.results import REFERENCE, Key, fill, read
 from benchmarks.search.runs import ENGINES
+from benchmarks.search.table import tables
 from benchmarks.search.timing import seconds
 from nas.search_spaces import load_space
 
@@ -38,6 +39,12 @@ def run(args: argparse.Namespace) -> int:
     ]
     done = fill(args.out, keys, args.evaluations, args.reference, args.cpu_minutes * 60, say)
     return 0 if done else 1
+
+
+def reported(args: argparse.Namespace) -> int:
+    found = report(read(args.folder), MARKS, OURS)
+    print(tables(found, OURS) if args.markdown else json.dumps(found, indent=1))
+    return 0
 
 
 def clocked(args: argparse.Namespace) -> int:
@@ -69,7 +76,8 @@ def main() -> int:
     campaign.set_defaults(call=run)
     table = verbs.add_parser("report", help="figures of a folder")
     table.add_argument("folder", type=Path)
-    table.set_defaults(call=lambda args: print(json.dumps(report(read(args.folder), MARKS, OURS), indent=1)) or 0)
+    table.add_argument("--markdown", action="store_true", help="the tables of docs/search-engine.md instead of JSON")
+    table.set_defaults(call=reported)
     clock = verbs.add_parser("time", help="CPU seconds a proposal")
     clock.add_argument("--problems", nargs="+", default=["hybrid", "five"], choices=list(FAMILY))
     clock.add_argument("--proposer", default=OURS)

@@ -140,7 +140,9 @@ def _check_engine(recorded: Trial, proposals: list[Proposal]) -> None:
     made = (recorded.record or {}).get("engine", "")
     if proposals and proposals[0].engine != made:
         was, now = made or "an engine of an older hilnas", proposals[0].engine or "one without a name"
-        raise InvalidInput(f"trial {recorded.number} was proposed by {was}; here is {now}, so the log cannot be replayed")
+        raise InvalidInput(
+            f"trial {recorded.number} was proposed by {was}; here is {now}, so the log cannot be replayed"
+        )
 
 
 def _record(ledger: Ledger, proposal: Proposal) -> Trial:

@@ -13,6 +13,7 @@ from benchmarks.search.replay import replay
 from benchmarks.search.report import fractions, report
 from benchmarks.search.results import REFERENCE, Key, fill, read
 from benchmarks.search.runs import run
+from benchmarks.search.table import tables
 from nas.search import Sampler
 
 
@@ -75,6 +76,7 @@ def test_a_campaign_goes_on_where_it_stopped(tmp_path: Path) -> None:
     gaps = [ours[seed] - others[seed] for seed in (0, 1)]
     assert lead["over"] == "random" and lead["mean"] == pytest.approx(np.mean(gaps), abs=1e-4)
     assert lead["low"] < lead["mean"] < lead["high"]
+    assert f"| `attention` | 2 | {table['fractions'][0]['@50']['mean']:.3f} ± " in tables(table, "evolution")
 
 
 def test_a_recorded_study_is_replayed_from_its_table() -> None:
