@@ -1,8 +1,8 @@
 """Search engines on synthetic problems, and on recorded studies; JSON on stdout.
 
 `run --out FOLDER` takes hours of CPU and goes on where it was stopped; `report FOLDER` says what it found so far;
-`time` takes CPU seconds a proposal after 100, 500 and 2,000 layouts; `replay STUDY.json` compares engines on the table of a
-recorded study, as `nas study export STUDY -f json` writes it.
+`time` takes CPU seconds a proposal after 100, 500 and 2,000 layouts; `replay STUDY.json` compares engines on the table
+of a recorded study, as `nas study export STUDY -f json` writes it.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ def tables(report: Mapping[str, Any], ours: str) -> str:
         row, lead, loss = found[problem, ours, 1], leads.get(problem), losses.get(problem)
         marks = [_share(row.get(f"@{mark}")) for mark in (50, 100, 200)]
         over = lead["over"] if lead else ""
-        lines.append(_line(f"`{problem}`", row["@100"]["n"], *marks, _interval(lead), over, _interval(loss)))
+        seeds = max(cell["n"] for name, cell in row.items() if name.startswith("@"))
+        lines.append(_line(f"`{problem}`", seeds, *marks, _interval(lead), over, _interval(loss)))
     engines = sorted({engine for _, engine, workers in found if workers == 1})
     lines += ["", *_head("@100", *engines)]
     for problem in problems:

@@ -53,7 +53,7 @@ class Process:
     scale: float
 
     def predict(self, between: Array, own: Array) -> tuple[Array, Array]:
-        """[P] means and standard deviations of the noise-free target.
+        """[P] means and standard deviations of the noise-free target, still without offset and scale.
 
         Args:
             between: [P, N] covariances of new points with observed ones: weighted sums of their kernels.
@@ -63,8 +63,7 @@ class Process:
 
         explained = solve_triangular(self.factor, between.T, lower=True, check_finite=False)
         variance = own - (explained**2).sum(axis=0)
-        mean = self.offset + self.scale * (between @ self.solved)
-        return mean, self.scale * np.sqrt(np.maximum(variance, 1e-6))
+        return between @ self.solved, np.sqrt(np.maximum(variance, 1e-6))
 
 
 def fit(covariance: Array, targets: Array, known_noise: Array, noise: float) -> Process:

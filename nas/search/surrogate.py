@@ -102,13 +102,17 @@ class Surrogate:
         own = self._kernels.own(rows)
         cross = {staged: self._kernels.between(rows, self._rows(staged)) for staged in self._grams}
         mean, sd = np.empty((2, len(rows), len(self._targets)))
+        done: dict[int, tuple[Array, Array]] = {}
         for column, (target, model) in enumerate(zip(self._targets, self._models, strict=True)):
             if model is None:
                 mean[:, column], sd[:, column] = self._prior(column, target.values)
             else:
-                weights = self.tuned[target.name]
-                between = weights.sum(cross[target.by_rung])[:, target.known]
-                mean[:, column], sd[:, column] = model.predict(between, weights.sum(own))
+                if id(model.solved) not in done:  # twins share it
+                    weights = self.tuned[target.name]
+                    between = weights.sum(cross[target.by_rung])[:, target.known]
+                    done[id(model.solved)] = model.predict(between, weights.sum(own))
+                centre, spread = done[id(model.solved)]
+                mean[:, column], sd[:, column] = model.offset + model.scale * centre, model.scale * spread
         count = len(self.objectives)
         return Forecast(mean[:, :count], sd[:, :count]), Forecast(mean[:, count:], sd[:, count:])
 

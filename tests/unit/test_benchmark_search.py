@@ -14,6 +14,7 @@ from benchmarks.search.report import fractions, report
 from benchmarks.search.results import REFERENCE, Key, fill, read
 from benchmarks.search.runs import run
 from benchmarks.search.table import tables
+from nas.core.space import SearchSettings
 from nas.search import Sampler
 
 
@@ -90,7 +91,8 @@ def test_a_recorded_study_is_replayed_from_its_table() -> None:
             row = {"layout": layout.format(), "coordinates": dict(seen.objectives), "budgets": []}
             rows.append(row | {"sd": dict.fromkeys(problem.axes, 0.01)})
     recorded = {"study": "s", "ranking": rows, "reference_point": problem.reference_point}
-    found = replay(recorded, problem.space, {"random": "random", "ehvi": "ehvi"}, seeds=2)
+    space = problem.space.model_copy(update={"search": SearchSettings(pool=32)})
+    found = replay(recorded, space, {"random": "random", "ehvi": "ehvi"}, seeds=2)
     assert found["layouts"] == 20 and found["after"][0] == 2
     for shares in found["fraction"].values():
         assert shares == sorted(shares) and shares[0] >= 0 and shares[-1] <= 1
