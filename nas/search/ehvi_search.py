@@ -17,7 +17,7 @@ from nas.search.kernels import Kernels
 from nas.search.mutation import crossover, mutate
 from nas.search.sampling import Rng, Sampler
 from nas.search.state import BaseProposer, Child
-from nas.search.surrogate import MIN_POINTS, Surrogate, Tuned
+from nas.search.surrogate import MIN_POINTS, Forecast, Surrogate, Tuned
 
 _RANDOM = 0.15
 """Share of the first candidates that is drawn afresh, so that no part of the space is out of reach."""
@@ -25,6 +25,10 @@ _ROUNDS = 8
 """The pool is made in this many rounds: children of known layouts, then seven times edits of the best candidates."""
 _CLIMBERS = 8
 """Candidates that each later round edits."""
+_CROSSED, _EDITED_AGAIN = 0.2, 0.35
+"""Share of the edits that are crossings instead; and of children that are edited once more, and so on."""
+_BOLD, _BOLDNESS = 0.3, 2.5
+"""Share of the proposals that take the model for this many times less sure: it knows only what it has been shown."""
 _MOST_ROWS = 600
 """Observations that a surrogate is fitted to; beyond that, those that are best to breed from."""
 _TUNE_ROWS = 192
@@ -65,7 +69,8 @@ class EhviSearch(BaseProposer):
         pool = self._pool(parents, rng, size)
         if not pool:
             return self.sampler.draw(rng), "random", ()
-        acquisition = Acquisition(self, [layout for layout, _, _ in pool])
+        boldness = _BOLDNESS if rng.random() < _BOLD else 1.0
+        acquisition = Acquisition(self, [layout for layout, _, _ in pool], boldness)
         scores = acquisition.scores
         for _ in range(_ROUNDS - 1):
             if more := self._climb(pool, scores, rng, size):
@@ -119,8 +124,11 @@ class EhviSearch(BaseProposer):
         for _ in range(size):
             random = rng.random() < _RANDOM
             child: Child = (self.sampler.draw(rng), "random", ()) if random else breed(parents, self.sampler, rng)
-            if not self.log.knows(child[0]):
-                found.setdefault(child[0].id, child)
+            layout, operator, parent_ids = child
+            if not random:
+                layout, operator = self._edited_again(layout, operator, rng)
+            if not self.log.knows(layout):
+                found.setdefault(layout.id, (layout, operator, parent_ids))
         return list(found.values())
 
     def _climb(self, pool: list[Child], scores: Array, rng: Rng, size: int) -> list[Child]:
@@ -130,14 +138,19 @@ class EhviSearch(BaseProposer):
         more: list[Child] = []
         for turn in range(size):
             layout, _, parents = pool[best[turn % len(best)]]
-            if rng.random() < 0.2:
+            if rng.random() < _CROSSED:
                 child, operator = crossover(layout, pool[best[int(rng.integers(len(best)))]][0], self.sampler, rng)
             else:
-                child, operator = mutate(layout, self.sampler, rng)
+                child, operator = self._edited_again(*mutate(layout, self.sampler, rng), rng)
             if child.id not in known and not self.log.knows(child):
                 known.add(child.id)
                 more.append((child, operator, parents))
         return more
+
+    def _edited_again(self, layout: Layout, operator: str, rng: Rng) -> tuple[Layout, str]:
+        while rng.random() < _EDITED_AGAIN:
+            layout, operator = mutate(layout, self.sampler, rng)
+        return layout, operator
 
 
 class Acquisition:
@@ -146,25 +159,27 @@ class Acquisition:
     Args:
         search: whose log and surrogate.
         layouts: the first candidates; they also say how far the integral reaches.
+        boldness: times which the model is taken to be less sure of objectives than it says.
 
     Attributes:
         scores: [L] of these.
     """
 
-    def __init__(self, search: EhviSearch, layouts: Sequence[Layout]) -> None:
+    def __init__(self, search: EhviSearch, layouts: Sequence[Layout], boldness: float = 1.0) -> None:
         point = search.log.reference_point
         assert point is not None, "proposals by hypervolume need a reference point"
-        self._surrogate = search.surrogate()
-        objectives, constraints = self._surrogate.predict(layouts)
+        self._surrogate, self._boldness = search.surrogate(), boldness
+        forecasts = self._surrogate.predict(layouts)
         front = _reached(search, self._surrogate)
-        self._improvement = Improvement(front, point, lowest(objectives.mean, objectives.sd))
-        gain = self._improvement.expected(objectives.mean, objectives.sd)
-        self.scores = gain * chance_feasible(constraints.mean, constraints.sd)
+        self._improvement = Improvement(front, point, lowest(forecasts[0].mean, boldness * forecasts[0].sd))
+        self.scores = self._score(*forecasts)
 
     def of(self, layouts: Sequence[Layout]) -> Array:
         """[L] scores of more candidates."""
-        objectives, constraints = self._surrogate.predict(layouts)
-        gain = self._improvement.expected(objectives.mean, objectives.sd)
+        return self._score(*self._surrogate.predict(layouts))
+
+    def _score(self, objectives: Forecast, constraints: Forecast) -> Array:
+        gain = self._improvement.expected(objectives.mean, self._boldness * objectives.sd)
         return np.asarray(gain * chance_feasible(constraints.mean, constraints.sd))
 
 

@@ -49,3 +49,16 @@ def test_evolution_on_cache_and_quality_looks_at_nothing_else() -> None:
     for quality, layout in enumerate(reversed(layouts)):  # the more cache, the better, as the front has it
         proposer.tell(Observation(layout, "complete", {"quality": quality, "latency": 1.0 + quality, "memory": 1.0}))
     assert {rank for rank, _ in proposer.parents()} == {0}
+
+
+def test_a_log_without_parameters_is_taken_up() -> None:
+    """What a study restores from: proposals and observations, no more."""
+    problem = SyntheticProblem(1, space=synthetic_space(24, seeds=4))
+    proposer = make_proposer(Sampler(problem.space), "optuna-nsga2", 0)
+    assert isinstance(proposer, OptunaSearch)
+    for proposal in proposer.ask(6):
+        proposer.tell(problem.observe(proposal.layout))
+    again = make_proposer(Sampler(problem.space), "optuna-nsga2", 0)
+    again.restore(proposer.log.to_json())
+    (fresh,) = again.ask(1)
+    assert fresh.number == 6 and fresh.layout.id not in proposer.log.observations
