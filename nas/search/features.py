@@ -45,6 +45,7 @@ class Features:
             for name, knob in block.knobs.items()
             if len(knob.choices) > 1
         ]
+        self._tracks = len(self._kinds) + len(self._arguments)
         self._contexts = sorted({workload.window for workload in space.workloads.values()})
         self._seen: dict[str, Array] = {}
         self._track = lru_cache(maxsize=1 << 14)(self._draw_track)
@@ -76,31 +77,39 @@ class Features:
 
     def _vector(self, layout: Layout) -> Array:
         layers = [layout.own(index) for index in range(layout.depth)]
-        tracks = np.array([self._track(layer, layout.d_model) for layer in layers])
+        rows = np.array([self._track(layer, layout.d_model) for layer in layers])
+        tracks, work = rows[:, : self._tracks], rows[:, self._tracks :].sum(axis=0)
         mixers = tracks[:, : len(self._mixers)]
         steps = mixers[:-1].T @ mixers[1:] / max(1, len(layers) - 1)
         parts = (
-            self._sizes(layout), tracks.mean(axis=0), (_windows(len(layers)) @ tracks).ravel(),
+            self._sizes(layout, work), tracks.mean(axis=0), (_windows(len(layers)) @ tracks).ravel(),
             steps.ravel(), _stretches(mixers), _hashed_pairs(layers),
         )  # fmt: skip
         return np.concatenate(parts)
 
-    def _sizes(self, layout: Layout) -> list[float]:
+    def _sizes(self, layout: Layout, work: Array) -> list[float]:
         counts = layout.params
         sizes = [layout.depth, layout.d_model, layout.vocab, counts.total, counts.active, counts.non_embedding]
-        found = [math.log(size) for size in sizes] + [math.log1p(layout.state_bytes())]
-        for context in self._contexts:
-            cache = layout.kv_bytes(context)
+        found = [math.log(size) for size in sizes] + [math.log1p(work[0])]
+        head = 2.0 * layout.d_model * layout.vocab
+        for flops, cache in zip(work[1::2], work[2::2], strict=True):
             held, read = BYTES_PER_WEIGHT * counts.total + cache, BYTES_PER_WEIGHT * counts.active + cache
-            found += [math.log(layout.flops(context)), math.log(held), math.log(read)]
+            found += [math.log(flops + head), math.log(held), math.log(read)]
         return found
 
     def _draw_track(self, layer: Layer, d_model: int) -> tuple[float, ...]:
-        """Of one layer: whether each kind stands there, and the logarithm of each argument that varies, 0 without."""
+        """Of one layer: whether each kind stands there, and the logarithm of each argument that varies, 0 without.
+
+        Behind these its bytes of state, and at each context its work and bytes of cache.
+        """
         found = {block.kind: block.resolve(d_model) for block in layer.blocks}
         present = [float(kind in found) for kind in self._kinds]
         values = [found[kind].get(name) if kind in found else 0 for kind, name in self._arguments]
-        return (*present, *(math.log1p(float(value or 0)) for value in values))
+        work = [sum(block.spec.state_bytes(block, d_model) for block in layer.blocks)]
+        for context in self._contexts:
+            work.append(sum(block.spec.flops(block, d_model, context) for block in layer.blocks))
+            work.append(sum(block.spec.kv_bytes(block, d_model, context, 2.0) for block in layer.blocks))
+        return (*present, *(math.log1p(float(value or 0)) for value in values), *work)
 
 
 @lru_cache

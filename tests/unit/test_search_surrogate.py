@@ -9,7 +9,7 @@ import pytest
 
 from nas.core.layout import Layout
 from nas.search import Features, Observation, Sampler
-from nas.search.features import GROUPS
+from nas.search.features import BYTES_PER_WEIGHT, GROUPS
 from nas.search.kernels import Kernels
 from nas.search.surrogate import Surrogate
 from nas.search_spaces import load_space
@@ -129,3 +129,13 @@ def test_targets_that_are_one_figure_share_one_model() -> None:
     objectives, constraints = fit(told).predict(LAYOUTS[20:30])
     assert constraints.mean[:, 0] == pytest.approx(objectives.mean[:, 2] - 4.0)
     assert constraints.sd[:, 0] == pytest.approx(objectives.sd[:, 2])
+
+
+def test_sizes_are_those_of_the_layout() -> None:
+    for layout in LAYOUTS[:20]:
+        named = dict(zip(FEATURES.names, FEATURES.vector(layout), strict=True))
+        context = PROBLEM.space.workloads["chat"].window
+        cache = layout.kv_bytes(context)
+        assert named[f"flops@{context}"] == pytest.approx(np.log(layout.flops(context)))
+        assert named[f"read@{context}"] == pytest.approx(np.log(BYTES_PER_WEIGHT * layout.params.active + cache))
+        assert named["state"] == pytest.approx(np.log1p(layout.state_bytes()))
