@@ -23,6 +23,7 @@ def seconds(problem_name: str, proposer_name: str, told: int) -> dict[str, Any]:
     proposer.fix_reference_point(problem.reference_point)
     for proposal in proposer.ask(problem.space.search.seeds):
         proposer.tell(problem.observe(proposal.layout))
+    proposer.ask(1)  # imports what it needs
     for _ in range(told - problem.space.search.seeds):
         proposer.tell(problem.observe(sampler.draw(rng)))
     spent = []
