@@ -1,8 +1,12 @@
-"""What commands write: data on stdout, messages on stderr; for people on a terminal, plain everywhere else."""
+"""What commands write: data on stdout, messages on stderr; for people on a terminal, plain everywhere else.
+
+Much of it was said by devices and agents, so characters that do something to a terminal are written as escapes.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -10,23 +14,29 @@ from typing import Annotated, Any
 
 import typer
 
+from nas.core.visible import visible
+
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 LogJsonFlag = Annotated[bool, typer.Option("--log-json", help="Log JSON lines, for a log collector.")]
 
 
+_CONTROL = re.compile(r"[\x7f-\x9f]")
+"""Control characters that JSON lets stand in a string."""
+
+
 def say(message: str) -> None:
     """A message for people, on stderr."""
-    typer.echo(message, err=True)
+    typer.echo(visible(message, keep="\n\t"), err=True)
 
 
 def print_json(value: Any) -> None:
     """`value` as indented JSON on stdout."""
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+    typer.echo(_CONTROL.sub(_as_json, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)))
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
     """A table on stdout: drawn for a terminal, tab-separated with a header line otherwise."""
-    texts = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    texts = [["" if cell is None else visible(str(cell)) for cell in row] for row in rows]
     if not sys.stdout.isatty():
         for line in (columns, *texts):
             typer.echo("\t".join(line))
@@ -47,7 +57,7 @@ def print_fields(fields: Iterable[tuple[str, object]]) -> None:
     pairs = [(name, value) for name, value in fields if value is not None]
     width = max((len(name) for name, _ in pairs), default=0)
     for name, value in pairs:
-        typer.echo(f"{name:<{width}}  {value}")
+        typer.echo(f"{name:<{width}}  {visible(str(value))}")
 
 
 def when(at: float | None) -> str:
@@ -62,3 +72,7 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes:02} min"
     return f"{minutes} min {whole:02} s" if minutes else f"{whole} s"
+
+
+def _as_json(control: re.Match[str]) -> str:
+    return f"\\u{ord(control[0]):04x}"

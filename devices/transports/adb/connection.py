@@ -113,6 +113,11 @@ class AdbConnection:
                 break
         return None
 
+    def refuse_flood(self, unread: int) -> None:
+        """Raises `InfrastructureFailed` where a device says much although it was only to acknowledge."""
+        if unread > _MAX_PAYLOAD:
+            raise InfrastructureFailed(f"{self._name}: says more than it was asked for")
+
     def _greet(self, key: AdbKey) -> None:
         self.send(_CNXN, _VERSION, _MAX_PAYLOAD, b"host::features=shell_v2,cmd\0")
         signed = asked = False
@@ -201,6 +206,7 @@ class AdbStream:
         for start in range(0, len(data), self._max_payload):
             while self._unanswered and not self._ended:
                 self._take(self._connection.expect(self._local, SILENT_S))
+                self._connection.refuse_flood(len(self._arrived))
             if self._ended:
                 return
             self._connection.send(_WRTE, self._local, self._remote, view[start : start + self._max_payload])
