@@ -6,7 +6,6 @@ Much of it was said by devices and agents, so characters that do something to a 
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -20,10 +19,6 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 LogJsonFlag = Annotated[bool, typer.Option("--log-json", help="Log JSON lines, for a log collector.")]
 
 
-_CONTROL = re.compile(r"[\x7f-\x9f]")
-"""Control characters that JSON lets stand in a string."""
-
-
 def say(message: str) -> None:
     """A message for people, on stderr."""
     typer.echo(visible(message, keep="\n\t"), err=True)
@@ -31,7 +26,10 @@ def say(message: str) -> None:
 
 def print_json(value: Any) -> None:
     """`value` as indented JSON on stdout."""
-    typer.echo(_CONTROL.sub(_as_json, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)))
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    if not text.replace("\n", "").isprintable():
+        text = "".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text)
+    typer.echo(text)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
@@ -72,7 +70,3 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes:02} min"
     return f"{minutes} min {whole:02} s" if minutes else f"{whole} s"
-
-
-def _as_json(control: re.Match[str]) -> str:
-    return f"\\u{ord(control[0]):04x}"
