@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import paramiko
+from paramiko.packet import Packetizer
+from paramiko.ssh_exception import SSHException
 
 LARGEST_PACKET = 1 << 20
 """Bytes; RFC 4253 section 6.1 asks for 35,000, OpenSSH sends up to 256 KiB."""
@@ -11,7 +12,7 @@ LONGEST_BANNER = 1 << 16
 """Bytes of all lines before the server's version."""
 
 
-class BoundedPackets(paramiko.Packetizer):
+class BoundedPackets(Packetizer):
     """Ends a connection whose other side announces too much. Lengths are not encrypted: anybody on the way can."""
 
     _banner = 0
@@ -19,7 +20,7 @@ class BoundedPackets(paramiko.Packetizer):
     def read_all(self, n: int, check_rekey: bool = False) -> bytes:
         """See `Packetizer.read_all`."""
         if n > LARGEST_PACKET:
-            raise paramiko.SSHException(f"a packet of {n} bytes is announced")
+            raise SSHException(f"a packet of {n} bytes is announced")
         return super().read_all(n, check_rekey)
 
     def _read_timeout(self, timeout: float) -> bytes:
@@ -27,5 +28,5 @@ class BoundedPackets(paramiko.Packetizer):
         piece: bytes = super()._read_timeout(timeout)  # type: ignore[misc]
         self._banner += len(piece)
         if self._banner > LONGEST_BANNER:
-            raise paramiko.SSHException("a banner without end")
+            raise SSHException("a banner without end")
         return piece

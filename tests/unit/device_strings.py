@@ -13,10 +13,10 @@ from nas.testing.transport_contract import run
 
 HOSTILE = (
     "$(touch {mark})", "`touch {mark}`", "; touch {mark}", "| touch {mark}", "& touch {mark} &", "\ntouch {mark}\n",
-    "' ; touch {mark} ; '", '" ; touch {mark} ; "', "'\"'\"' ; touch {mark} #", "\\'; touch {mark}", "$IFS", "${{HOME}}",
-    "$'\\x3btouch {mark}'", "<(touch {mark})", "> {mark}", "*", "?", "[a-z]", "~root", "{{a,b}}", "!!", "-n", "-e", "--",
-    "-rf", "%s%n", "\\c", "\\0101", "a=b", "#", "(", ")", "", " ", "\t", "\r\n", "\x1b[31m", "\x7f", "é", "\u202e", "🙂",
-    "==> x <==", "x" * 3000,
+    "' ; touch {mark} ; '", '" ; touch {mark} ; "', "'\"'\"' ; touch {mark} #", "\\'; touch {mark}", "<(touch {mark})",
+    "> {mark}", "$'\\x3btouch {mark}'", "$IFS", "${{HOME}}", "*", "?", "[a-z]", "~root", "{{a,b}}", "!!", "-n", "-e",
+    "--", "-rf", "%s%n", "\\c", "\\0101", "a=b", "#", "(", ")", "", " ", "\t", "\r\n", "\x1b[31m", "\x7f", "é",
+    "\u202e", "🙂", "==> x <==", "x" * 3000,
 )  # fmt: skip
 """Each would leave the file `{mark}` behind if it were run, or come back as something else."""
 
@@ -42,8 +42,8 @@ def keep_names(transport: Transport, names: Sequence[str], folder: Path) -> None
     sha256 = hashlib.sha256(b"content\n").hexdigest()
     transport.push(content, sha256)
     made = transport.bundle(dict.fromkeys(names, sha256))
-    listed = run(transport, 'cd "$1" && for name in * .[!.]* ..?*; do [ -e "$name" ] && printf "%s\\0" "$name"; done; :',
-                 made).stdout.decode()  # fmt: skip
+    listing = 'cd "$1" && for name in * .[!.]* ..?*; do [ -e "$name" ] && printf "%s\\0" "$name"; done; :'
+    listed = run(transport, listing, made).stdout.decode()
     assert sorted(listed.split("\0")[:-1]) == sorted(set(names))
     for name in names:
         assert transport.hash(f"{made}/{name}") == sha256
