@@ -1,15 +1,12 @@
-"""No string that reaches a device is ever read by its shell: against this machine's `sh` and `supervise.sh`."""
+"""What is no plain name is refused or quoted before it reaches a device; see also the transports' contract."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from device_strings import FILE_NAMES, HOSTILE, WORDS, come_back, keep_names
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from shell_here import ShellHere
 
 from nas.core.errors import InvalidInput
@@ -20,34 +17,8 @@ from nas.devices.transports.base import Lease
 from nas.devices.transports.local import LocalTransport
 from nas.devices.transports.shell import ShellTransport
 from nas.devices.transports.ssh import SshAddress
-
-
-@pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShellTransport]:
-    transport = ShellTransport(ShellHere(tmp_path_factory.mktemp("device")))
-    yield transport
-    transport.close()
-
-
-def test_hostile_words_do_nothing(here: ShellTransport, tmp_path: Path) -> None:
-    mark = tmp_path / "mark"
-    words = [word.format(mark=mark) for word in HOSTILE]
-    come_back(here, words, "".join(words))
-    keep_names(here, [word.replace("/", "|") for word in words if word and len(word) < 200], tmp_path)
-    assert not mark.exists()
-
-
-@settings(max_examples=15, deadline=None)
-@given(words=st.lists(WORDS, max_size=20), variable=WORDS)
-def test_any_words_arrive_as_they_are(here: ShellTransport, words: list[str], variable: str) -> None:
-    come_back(here, words, variable)
-
-
-@settings(max_examples=6, deadline=None)
-@given(names=st.lists(FILE_NAMES, min_size=1, max_size=5, unique=True))
-def test_any_file_name_is_kept(here: ShellTransport, names: list[str]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        keep_names(here, names, Path(folder))
+from nas.testing.device_strings import FILE_NAMES, WORDS
+from nas.testing.transport_contract import come_back
 
 
 @settings(max_examples=6, deadline=None)
