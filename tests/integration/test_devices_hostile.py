@@ -23,33 +23,25 @@ LIMIT = 1 << 20
 MOST_MB = 64
 """By which an agent may grow: ssh's receive window is 16 MB, and what a run may say is kept twice for a moment."""
 
-AGENT = (
-    """
-import json, re, sys, time
+AGENT = """
+import json, re, sys
 from pathlib import Path
 from nas.core.errors import NasError
 from nas.devices.attachments import open_transport
-from nas.devices.describe import describe
 from nas.testing.transport_contract import run
 
 def peak_mb():
-    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1000
+    return int(re.search("VmHWM:[^0-9]+([0-9]+)", Path("/proc/self/status").read_text())[1]) / 1000
 
-def ask(what):
-    try:
-        found = what()
-    except NasError as error:
-        return f"{type(error).__name__}: {error}"
-    return [len(found.stdout), len(found.stderr_tail), found.truncated]
-
-address, script = sys.argv[1:]
-before, begun = peak_mb(), time.monotonic()
-transport = open_transport(address, Path("/none"))
-said = ask(lambda: run(transport, script, output_limit=%d))
+address, script, limit = sys.argv[1:]
+before, transport = peak_mb(), open_transport(address, Path("/none"))
+try:
+    found = run(transport, script, output_limit=int(limit))
+    said = [len(found.stdout), len(found.stderr_tail), found.truncated]
+except NasError as error:
+    said = str(error)
 print(json.dumps({"grown": peak_mb() - before, "said": said}))
 """
-    % LIMIT
-)  # noqa: UP031
 
 
 @dataclass(frozen=True)
@@ -62,7 +54,7 @@ class Device:
 
     def ask(self, script: str) -> dict[str, Any]:
         """What an agent of its own process makes of a run, and by how many MB it grew at most."""
-        command = [sys.executable, "-c", AGENT, self.address, script]
+        command = [sys.executable, "-c", AGENT, self.address, script, str(LIMIT)]
         env = os.environ | {"NAS_HOME": str(self.home)}
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=True)
         told: dict[str, Any] = json.loads(done.stdout)

@@ -136,7 +136,9 @@ class AdbConnection:
             self.send(_AUTH, answer[0], 0, answer[1])
             asked, signed = signed, True
         if signed:
-            raise NotTrusted(f"{self._name}: does not accept this agent's key; accept it on the device's screen")
+            raise NotTrusted(
+                f"{self._name}: does not accept this agent's key: accept it on the device's screen, then try again"
+            )
         raise InfrastructureFailed(f"{self._name}: no answer within {CONNECT_S:g} s")
 
     def _packet(self, end: float) -> _Packet | None:
