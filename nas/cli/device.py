@@ -31,7 +31,10 @@ ReasonOption = Annotated[str, typer.Option("--reason", help="Why; shown to whoev
 
 @app.command("list")
 def list_devices(server: ServerOption = None, db: DatabaseOption = None, json: JsonFlag = False) -> None:
-    """List devices: what they do, and what is thought of them; and those attached here that nobody has served yet."""
+    """List devices: what they do, and what is thought of them.
+
+    Those that are attached to this host, but were not served yet, are listed as attached.
+    """
     attached = own_attachments().read() if server is None else ()
     found = _registered(server, db, any_attached=bool(attached))
     known = {device["id"] for device in found["devices"]}
@@ -106,12 +109,12 @@ for _name, _summary in _ORDERS.items():
 
 
 def _registered(server: str | None, db: str | None, *, any_attached: bool) -> dict[str, Any]:
-    """The devices of a coordinator or a database; none where there is no database yet, but something is attached."""
+    """The devices of a coordinator or a database; none where a host with attached devices has no database."""
     try:
         with open_fleet(server, db) as fleet:
             return fleet.devices()
-    except InvalidInput:
-        if not any_attached:
+    except (InvalidInput, ModuleNotFoundError):  # not made yet, or an agent's host, without packages for one
+        if server is not None or not any_attached:
             raise
         return {"devices": []}
 

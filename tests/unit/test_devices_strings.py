@@ -6,7 +6,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
+from pydantic import ValidationError
 from shell_here import ShellHere
 
 from nas.core.errors import InvalidInput
@@ -58,3 +59,11 @@ def test_what_no_process_can_be_given_is_refused(args: tuple[str, ...], env: dic
     plan = Plan(runner=runner, inputs={}, args=args, env=env, deadline_s=1)
     with pytest.raises(InvalidInput, match="NUL"):
         prepare(plan, LocalTransport(tmp_path), None, lambda runner: True)  # type: ignore[arg-type]
+
+
+@given(name=WORDS)
+@example("../" * 20 + "etc/passwd")
+@example("0" * 63 + "\n")
+def test_files_of_a_plan_are_named_by_their_hash(name: str) -> None:
+    with pytest.raises(ValidationError):
+        PlanFile(sha256=name, size=0)
