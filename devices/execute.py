@@ -113,6 +113,8 @@ def _check(plan: Plan, known: KnownRunner) -> None:
     for variable in plan.env:
         if variable not in ENV_ALLOWED:
             raise UnknownName("environment variable of a plan", variable, ENV_ALLOWED)
+    if any("\0" in word for word in (*plan.args, *plan.env.values())):
+        raise InvalidInput("an argument or variable of the plan has a NUL character, which no process can be given")
     for slot in (slot for argument in plan.args for slot in _SLOT.findall(argument)):
         if slot not in plan.inputs:
             raise UnknownName("input of the plan", slot, plan.inputs)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from nas.core.durable import locked
 from nas.core.errors import InfrastructureFailed, InvalidInput, Unsupported
 from nas.devices.transports.base import STDERR_TAIL, NotTrusted
 from nas.devices.transports.shell import ShellTransport
+from nas.devices.transports.ssh_packets import BoundedPackets
 from nas.devices.transports.wire import CONNECT_S, SILENT_S, Stream, open_socket
 
 # What goes wrong is raised; its own lines would be noise in an agent's log.
@@ -35,6 +37,9 @@ logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 
 _CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes256-ctr", "aes128-ctr")
 """GCM first: it carries a fifth more than counter mode with its separate digest."""
+
+_HOST = re.compile(r"[\w.:%-]+", re.ASCII)
+"""Names and addresses: no character that `known_hosts` gives a meaning."""
 
 _WINDOW, _PACKET = 16 << 20, 1 << 17
 _CHUNK = 1 << 16
@@ -69,7 +74,8 @@ class SshAddress:
             user, host, port = parts.username, parts.hostname, parts.port or 22
         except ValueError as error:
             raise InvalidInput(f"device address {text!r}: {error}") from error
-        if parts.scheme != "ssh" or not (user and host) or parts.password or parts.path.strip("/") or parts.query:
+        more = parts.password or parts.path.strip("/") or parts.query
+        if parts.scheme != "ssh" or more or not (user and host and _HOST.fullmatch(host)):
             raise InvalidInput(f"device address {text!r}: ssh://USER@HOST or ssh://USER@HOST:PORT is wanted")
         return cls(user, host, port)
 
@@ -167,6 +173,7 @@ class SshWire:
             key_filename=str(own) if own.exists() else None,
             allow_agent=not own.exists(),
             look_for_keys=not own.exists(),
+            timeout=CONNECT_S,
             banner_timeout=CONNECT_S,
             auth_timeout=CONNECT_S,
             channel_timeout=CONNECT_S,
@@ -263,7 +270,13 @@ class _Refuse(paramiko.MissingHostKeyPolicy):
 
 
 def _transport(sock: Any, /, **options: Any) -> paramiko.Transport:
-    transport = paramiko.Transport(sock, default_window_size=_WINDOW, default_max_packet_size=_PACKET, **options)
+    transport = paramiko.Transport(
+        sock,
+        default_window_size=_WINDOW,
+        default_max_packet_size=_PACKET,
+        packetizer_class=BoundedPackets,
+        **options,
+    )
     transport.get_security_options().ciphers = _CIPHERS
     return transport
 

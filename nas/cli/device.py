@@ -15,6 +15,8 @@ from nas.cli.fleet import open_fleet
 from nas.cli.lazy import command_app
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say, when
 from nas.cli.remote import ServerOption
+from nas.core.errors import InvalidInput
+from nas.devices.host import own_attachments
 
 if TYPE_CHECKING:
     from nas.service.fleet import DeviceOrder
@@ -29,14 +31,22 @@ ReasonOption = Annotated[str, typer.Option("--reason", help="Why; shown to whoev
 
 @app.command("list")
 def list_devices(server: ServerOption = None, db: DatabaseOption = None, json: JsonFlag = False) -> None:
-    """List devices: what they do, and what is thought of them."""
-    with open_fleet(server, db) as fleet:
-        found = fleet.devices()
+    """List devices: what they do, and what is thought of them.
+
+    Those that are attached to this host, but were not served yet, are listed as attached.
+    """
+    attached = own_attachments().read() if server is None else ()
+    found = _registered(server, db, any_attached=bool(attached))
+    known = {device["id"] for device in found["devices"]}
+    waiting = [each for each in attached if each.id not in known]
     if json:
-        print_json(found)
+        print_json(found | ({"attached": [each.model_dump(mode="json") for each in waiting]} if waiting else {}))
         return
     columns = ("device", "state", "health", "model", "agent", "last seen")
-    print_table(columns, [_row(device) for device in found["devices"]])
+    rows = [[each.id, "attached", None, each.address, None, "never"] for each in waiting]
+    print_table(columns, [*(_row(device) for device in found["devices"]), *rows])
+    if waiting:
+        say("what is only attached is served by the next 'nas launch' or 'nas bench' here, or by 'nas agent run'")
 
 
 @app.command()
@@ -96,6 +106,17 @@ _ORDERS: dict[DeviceOrder, str] = {
 }
 for _name, _summary in _ORDERS.items():
     _register(_name, _summary)
+
+
+def _registered(server: str | None, db: str | None, *, any_attached: bool) -> dict[str, Any]:
+    """The devices of a coordinator or a database; none where a host with attached devices has no database."""
+    try:
+        with open_fleet(server, db) as fleet:
+            return fleet.devices()
+    except (InvalidInput, ModuleNotFoundError):  # not made yet, or an agent's host, without packages for one
+        if server is not None or not any_attached:
+            raise
+        return {"devices": []}
 
 
 def _row(device: dict[str, Any]) -> list[str]:

@@ -51,6 +51,8 @@ def add(
         print_json({"address": address, "device": device.model_dump(mode="json")})
     else:
         print_fields(_described(address, device))
+        name = f"tag:{device.tags[0]}" if device.tags else device.id
+        say(f"attached; next: nas bench LAYOUT --device {name}, or in a space: devices: [{name!r}]")
 
 
 def remove(

@@ -14,6 +14,7 @@ import typer
 
 from nas.cli.lazy import LazyGroup
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
+from nas.core.visible import visible
 
 DEBUG = "NAS_DEBUG"
 
@@ -64,7 +65,7 @@ def main() -> None:
 def _fail(error: Exception, code: int) -> None:
     if os.environ.get(DEBUG):
         raise error
-    message = str(error)
+    message = visible(str(error), keep="\n\t")
     # Several problems in a file are told as `file:line: message`, a line each, as editors read them.
     typer.echo(message if "\n" in message else f"nas: {message}", err=True)
     sys.exit(code)

@@ -1,4 +1,7 @@
-"""What commands write: data on stdout, messages on stderr; for people on a terminal, plain everywhere else."""
+"""What commands write: data on stdout, messages on stderr; for people on a terminal, plain everywhere else.
+
+Much of it was said by devices and agents, so characters that do something to a terminal are written as escapes.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +13,28 @@ from typing import Annotated, Any
 
 import typer
 
+from nas.core.visible import visible
+
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 LogJsonFlag = Annotated[bool, typer.Option("--log-json", help="Log JSON lines, for a log collector.")]
 
 
 def say(message: str) -> None:
     """A message for people, on stderr."""
-    typer.echo(message, err=True)
+    typer.echo(visible(message, keep="\n\t"), err=True)
 
 
 def print_json(value: Any) -> None:
     """`value` as indented JSON on stdout."""
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    if not text.replace("\n", "").isprintable():
+        text = "".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text)
+    typer.echo(text)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
     """A table on stdout: drawn for a terminal, tab-separated with a header line otherwise."""
-    texts = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    texts = [["" if cell is None else visible(str(cell)) for cell in row] for row in rows]
     if not sys.stdout.isatty():
         for line in (columns, *texts):
             typer.echo("\t".join(line))
@@ -47,7 +55,7 @@ def print_fields(fields: Iterable[tuple[str, object]]) -> None:
     pairs = [(name, value) for name, value in fields if value is not None]
     width = max((len(name) for name, _ in pairs), default=0)
     for name, value in pairs:
-        typer.echo(f"{name:<{width}}  {value}")
+        typer.echo(f"{name:<{width}}  {visible(str(value))}")
 
 
 def when(at: float | None) -> str:

@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TextIO
 
+from nas.core.visible import visible
+
 _FIELDS: ContextVar[Mapping[str, object]] = ContextVar("log fields")
 _HIDDEN = "[hidden]"
 _SECRETS = (
@@ -61,10 +63,10 @@ class Lines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = "".join(f" {name}={value}" for name, value in _fields(record).items())
         text = f"{_time(record)} {record.levelname} {record.name}: {record.getMessage()}{' ' * bool(fields)}{fields}"
-        trouble = _traceback(self, record)
-        # One record, one line: nothing that came from outside can pass for another.
-        text = text.replace("\n", "\\n").replace("\r", "\\r")
-        return without_secrets(f"{text}\n{trouble}" if trouble else text)
+        # Nothing that came from outside can pass for another record: one is one line, and those of a traceback are
+        # indented.
+        trouble = "".join(f"\n    {visible(line)}" for line in _traceback(self, record).splitlines())
+        return without_secrets(visible(text) + trouble)
 
 
 class JsonLines(logging.Formatter):

@@ -10,7 +10,9 @@ from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Protocol
 
 from fastapi import Depends, HTTPException
+from fastapi.openapi.models import HTTPBase as HTTPBaseModel
 from fastapi.routing import APIRoute
+from fastapi.security.base import SecurityBase
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -93,6 +95,20 @@ def guarded(access: Access) -> type[APIRoute]:
             return ask_first
 
     return Guarded
+
+
+class _Documented(SecurityBase):
+    """Tells OpenAPI of the agents' authentication, and nothing else: `guarded` routes have it behind them."""
+
+    def __init__(self) -> None:
+        self.model = HTTPBaseModel(scheme="basic", description="an agent's name, and the secret of its enrolment")
+        self.scheme_name = "agent"
+
+    async def __call__(self) -> None: ...
+
+
+DOCUMENTED = Depends(_Documented())
+"""Dependency of a router of guarded routes."""
 
 
 async def _caller(request: Request) -> Any:  # a plain function would be called in a thread

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from fastapi import HTTPException
@@ -17,12 +18,17 @@ from nas.store.store import Store
 
 FindFile = Callable[[str], Path | None]
 
+_BYTES: dict[str, Any] = {"content": {"application/octet-stream": {}}}
+ANSWERS: dict[int | str, dict[str, Any]] = {200: _BYTES, 206: _BYTES, 416: {"description": "No such range"}}
+"""What a request for a file may be answered with, for OpenAPI."""
+
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class _File(FileResponse):
     """Streams, whole or the range that is asked for; an `If-Range` of another content gets all of it."""
 
+    media_type = "application/octet-stream"
     chunk_size = 256 << 10
     max_ranges = 1
 
@@ -41,7 +47,7 @@ def answer(store: Store, find_file: FindFile, sha256: str, caller: str | None) -
     if caller is None:
         # The agent shares this machine: it takes the file by path and verifies its hash.
         return Response(headers={LOCAL_PATH_HEADER: quote(str(path))})
-    return _File(path, headers={"ETag": f'"{sha256}"'}, media_type="application/octet-stream", stat_result=path.stat())
+    return _File(path, headers={"ETag": f'"{sha256}"'}, stat_result=path.stat())
 
 
 def _may_have(store: Store, agent: str, sha256: str) -> bool:

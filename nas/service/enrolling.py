@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fastapi import APIRouter
-from fastapi.responses import PlainTextResponse
+from starlette.responses import Response
 
 from nas.core import protocol as p
 from nas.core.enrolment import Invitation
@@ -15,6 +15,8 @@ from nas.service.signing import open_key
 from nas.service.tls import Certificates
 from nas.store import agents, identity
 from nas.store.store import Store
+
+_PEM = "application/x-pem-file"
 
 
 def invite(store: Store, home: Path, url: str, name: str | None = None, ttl_s: float = agents.TOKEN_S) -> Invitation:
@@ -46,10 +48,10 @@ def router(store: Store, home: Path, certificates: Certificates, forget: Callabl
     routes = APIRouter(tags=["agents"])
     signing_key = open_key(home).public
 
-    @routes.get(p.CA_PATH, response_class=PlainTextResponse)
-    async def ca() -> PlainTextResponse:
+    @routes.get(p.CA_PATH, response_class=Response, responses={200: {"content": {_PEM: {}}}})
+    async def ca() -> Response:
         """The coordinator's CA certificate; whoever asks must know its fingerprint from elsewhere."""
-        return PlainTextResponse(certificates.ca_pem, media_type="application/x-pem-file")
+        return Response(certificates.ca_pem, media_type=_PEM)
 
     @routes.post(p.ENROL_PATH)
     async def enrol(request: p.EnrolRequest) -> p.EnrolReply:

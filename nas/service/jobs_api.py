@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Any
 
 from fastapi import APIRouter, FastAPI, HTTPException
 from pydantic import BaseModel
@@ -16,7 +17,8 @@ from nas.core.canonical import canonical_json
 from nas.core.errors import InvalidInput
 from nas.core.manifest import SignedManifest
 from nas.service import downloads
-from nas.service.agent_access import Access, Caller, SocketAccess, guarded, require_own
+from nas.service.agent_access import DOCUMENTED, Access, Caller, SocketAccess, guarded, require_own
+from nas.service.api_errors import documented
 from nas.service.downloads import FindFile
 from nas.service.metrics import RESULTS
 from nas.service.off_loop import off_loop
@@ -56,7 +58,8 @@ def router(store: Store, find_file: FindFile, watch: Watch, manifest: ReadManife
         manifest: reads the runner manifest; None before the first runner was admitted.
         access: tells which agent asks.
     """
-    routes = APIRouter(route_class=guarded(access), tags=["agents"])
+    settings: dict[str, Any] = {"dependencies": [DOCUMENTED], "responses": documented(401, 403, 404)}
+    routes = APIRouter(route_class=guarded(access), tags=["agents"], **settings)
 
     @routes.post(p.REGISTER_PATH)
     async def register(request: p.RegisterRequest, caller: Caller) -> p.RegisterReply:
@@ -96,7 +99,7 @@ def router(store: Store, find_file: FindFile, watch: Watch, manifest: ReadManife
             raise HTTPException(404, "no runner was admitted yet")
         return signed
 
-    @routes.get(p.FILE_PATH, response_class=Response)
+    @routes.get(p.FILE_PATH, response_class=Response, responses=downloads.ANSWERS)
     async def file(sha256: str, caller: Caller) -> Response:
         """A file that a job needs which the agent holds now, or a range of it."""
         return await off_loop(downloads.answer, store, find_file, sha256, caller)

@@ -19,7 +19,7 @@ from importlib.metadata import version
 from typing import Any
 
 from fastapi import APIRouter
-from starlette.responses import PlainTextResponse
+from starlette.responses import Response
 
 from nas.service import metrics
 from nas.service.agent_access import Access, guarded
@@ -37,7 +37,7 @@ from nas.store.store import Store
 _METRICS_EXAMPLE = '# TYPE hilnas_jobs gauge\nhilnas_jobs{state="queued"} 12.0\n'
 _METRICS: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/plain": {"example": _METRICS_EXAMPLE}}},
-    **{status: {"description": "JSON, as all errors"} for status in (401, 403, 503)},
+    **documented(401, 403),
 }
 
 
@@ -80,9 +80,9 @@ def _metrics_router(store: Store, access: Access) -> APIRouter:
 
     @router.get(
         "/metrics", summary="Metrics in Prometheus' text format", dependencies=[require(Role.READ)],
-        response_class=PlainTextResponse, responses=_METRICS,
+        response_class=Response, responses=_METRICS,
     )  # fmt: skip
-    def show_metrics() -> PlainTextResponse:
-        return PlainTextResponse(metrics.render(store), media_type=CONTENT_TYPE)
+    def show_metrics() -> Response:
+        return Response(metrics.render(store), media_type=CONTENT_TYPE)
 
     return router

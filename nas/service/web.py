@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from nas.service.api_errors import install_errors
+from nas.service.api_errors import documented, install_errors
 from nas.service.body_limit import BodyLimit
 
 MAX_BODY = 64 << 20
@@ -18,7 +18,8 @@ BODY_S = 60.0
 
 def web_app(**settings: Any) -> FastAPI:
     """An application without routes."""
-    app = FastAPI(title="hilnas coordinator", docs_url=None, redoc_url=None, **settings)
+    any_may_fail = documented(400, 408, 413, 422, 503)
+    app = FastAPI(title="hilnas coordinator", docs_url=None, redoc_url=None, responses=any_may_fail, **settings)
     app.add_middleware(BodyLimit, limit=MAX_BODY, seconds=BODY_S)
     install_errors(app)
     return app

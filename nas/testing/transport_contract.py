@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import errno
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from nas.core.errors import InfrastructureFailed, Unsupported
 from nas.devices.transports.base import (
@@ -21,6 +24,15 @@ from nas.devices.transports.base import (
     Lease,
     StaleLease,
     Transport,
+)
+from nas.testing.device_strings import FILE_NAMES, HOSTILE, WORDS
+
+# Every subclass runs the inherited tests with a transport of its own; nothing is kept that another could replay.
+few_examples = settings(
+    max_examples=6,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
 )
 
 
@@ -47,10 +59,23 @@ class TransportContract:
         result = run(transport, "echo out; echo err >&2")
         assert (result.stdout, result.stderr_tail) == (b"out\n", b"err\n")
 
-    def test_arguments_are_not_interpreted(self, transport: Transport) -> None:
-        hostile = ["$(echo x)", "a b", "'", '"', ";exit 3", "*", "", "\n", "é"]
-        result = run(transport, 'printf "%s|" "$@"', *hostile)
-        assert result.stdout.decode() == "".join(f"{argument}|" for argument in hostile)
+    def test_hostile_words_do_nothing(self, transport: Transport, tmp_path: Path) -> None:
+        mark = "hilnas-was-here"
+        words = [word.format(mark=mark) for word in HOSTILE]
+        come_back(transport, words, "".join(words))
+        keep_names(transport, [word.replace("/", "|") for word in words if word and len(word) < 200], tmp_path)
+        script = 'for folder in . "$HOME" /tmp; do [ ! -e "$folder/$1" ] || exit 1; done'
+        assert run(transport, script, mark).exit_code == 0
+
+    @few_examples
+    @given(words=st.lists(WORDS, max_size=20), variable=WORDS)
+    def test_any_words_arrive_as_they_are(self, transport: Transport, words: list[str], variable: str) -> None:
+        come_back(transport, words, variable)
+
+    @few_examples
+    @given(names=st.lists(FILE_NAMES, min_size=1, max_size=3, unique=True))
+    def test_any_file_name_is_kept(self, transport: Transport, tmp_path: Path, names: list[str]) -> None:
+        keep_names(transport, names, tmp_path)
 
     def test_environment_is_what_was_named(self, transport: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("NAS_SECRET", "leaked")
@@ -219,6 +244,29 @@ class TransportContract:
         transport.close()
         transport.connect()
         assert run(transport, "exit 0").exit_code == 0
+
+
+def come_back(transport: Transport, words: Sequence[str], variable: str) -> None:
+    """Arguments and a variable of the environment reach a process as they are."""
+    script = 'printf "%s\\n" "$GOMP_CPU_AFFINITY"; for word; do printf "%s\\0" "$word"; done'
+    done = run(transport, script, *words, env={"GOMP_CPU_AFFINITY": variable})
+    assert done.exit_code == 0
+    assert done.stdout == f"{variable}\n{''.join(f'{word}{chr(0)}' for word in words)}".encode()
+
+
+def keep_names(transport: Transport, names: Sequence[str], folder: Path) -> None:
+    """Files of a bundle stand under their names, whatever these are, and are hashed and read by them."""
+    content = folder / "content"
+    content.write_bytes(b"content\n")
+    sha256 = hashlib.sha256(b"content\n").hexdigest()
+    transport.push(content, sha256)
+    made = transport.bundle(dict.fromkeys(names, sha256))
+    listing = 'cd "$1" && for name in * .[!.]* ..?*; do [ -e "$name" ] && printf "%s\\0" "$name"; done; :'
+    listed = run(transport, listing, made).stdout.decode()
+    assert sorted(listed.split("\0")[:-1]) == sorted(names)
+    for name in names[:3]:
+        assert transport.hash(f"{made}/{name}") == sha256
+        assert transport.read_text(f"{made}/{name}") == "content\n"
 
 
 def write(transport: Transport, text: str, path: str) -> None:

@@ -166,7 +166,19 @@ def test_a_login_shell_that_talks(keys: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["ssh://host", "ssh://u:secret@host", "ssh://u@host/path", "u@host", "ssh://u@host:x", "ssh://u@", "adb:1", ""],
+    [
+        "ssh://host",
+        "ssh://u:secret@host",
+        "ssh://u@host/path",
+        "u@host",
+        "ssh://u@host:x",
+        "ssh://u@",
+        "adb:1",
+        "",
+        "ssh://u@a,b",
+        "ssh://u@*",
+        "ssh://u@!a",
+    ],
 )
 def test_addresses_of_another_form(text: str) -> None:
     with pytest.raises(InvalidInput):

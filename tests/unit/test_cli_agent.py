@@ -141,3 +141,14 @@ def test_remove_names_what_is_there() -> None:
     assert done.code == 3 and "'pixel-1'" in done.err
     assert nas("device", "remove", "pixel-1").code == 0
     assert own_attachments().read() == ()
+
+
+def test_what_is_only_attached_is_listed_as_such(home: Path) -> None:
+    assert "no database" in nas("device", "list").err
+    own_attachments().add(Attachment(address="adb:R5CT1", id="pixel-1", tags=("phone",)))
+    listed = nas("device", "list")
+    assert listed.code == 0 and "pixel-1\tattached\t\tadb:R5CT1\t\tnever" in listed.out
+    assert "nas agent run" in listed.err
+    told = json.loads(nas("device", "list", "--json").out)
+    assert (told["devices"], told["attached"][0]["tags"]) == ([], ["phone"])
+    assert nas("device", "list", "--db", f"sqlite:///{home / 'none'}").code == 0

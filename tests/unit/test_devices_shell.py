@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
-import select
-import shutil
-import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from shell_here import ShellHere
 
 from nas.core.errors import InfrastructureFailed, InvalidInput, Unsupported
 from nas.devices.transports import scripts, shell
@@ -19,54 +17,6 @@ from nas.devices.transports.report import read_report
 from nas.devices.transports.shell import ShellTransport
 from nas.devices.transports.wire import Stream
 from nas.testing.transport_contract import TransportContract, run, write
-
-
-class Pipe:
-    """A `Stream` to a child process."""
-
-    def __init__(self, command: str) -> None:
-        self.process = subprocess.Popen(
-            ["sh", "-c", command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env={"PATH": os.environ["PATH"]},
-        )
-        assert self.process.stdin and self.process.stdout
-        self.stdin, self.stdout = self.process.stdin, self.process.stdout
-
-    def read(self, timeout_s: float) -> bytes | None:
-        ready, _, _ = select.select([self.stdout], [], [], timeout_s)
-        return os.read(self.stdout.fileno(), 1 << 16) if ready else None
-
-    def write(self, data: bytes) -> None:
-        self.stdin.write(data)
-        self.stdin.flush()
-
-    def close(self) -> None:
-        self.stdin.close()
-        self.stdout.close()
-        self.process.wait(10)
-
-
-class ShellHere:
-    """A `Wire` that goes nowhere."""
-
-    name = "here"
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = str(folder)
-
-    def connect(self) -> None: ...
-
-    def close(self) -> None: ...
-
-    def start(self, command: str) -> Stream:
-        return Pipe(command)
-
-    def put(self, local: Path, remote: str) -> None:
-        shutil.copyfile(local, remote)
 
 
 class TestShellContract(TransportContract):

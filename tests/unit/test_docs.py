@@ -27,6 +27,7 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`([^`\n]+)`")
 FILE = re.compile(r"(?:nas|devices|runtimes|search_spaces|docs|scripts|tests)/[\w./-]+\.(?:py|c|yaml|md)")
+TEST = re.compile(r"`((?:tests|nas/testing)/[\w/]+\.py)::((?:\w+::)?)(\w+)`")
 LAYOUT = re.compile(r"d\d+ v\d+ (?:untied )?ffn=\S+ \[[^\]\n]+\]")
 
 
@@ -64,6 +65,19 @@ def test_files_that_are_named_exist(page: Path) -> None:
     for code in CODE.findall(page.read_text(encoding="utf-8")):
         if FILE.fullmatch(code) and "average" not in code:  # the example of a block that is not there
             assert (ROOT / code).exists(), f"{page.name}: {code}"
+
+
+def test_every_threat_is_tested_by_tests_that_exist() -> None:
+    rows = [line for line in (ROOT / "docs" / "security.md").read_text("utf-8").splitlines() if line.startswith("|")]
+    threats = [row for row in rows if not row.startswith(("|---", "| Threat |", "| Where |"))]
+    assert len(threats) > 30
+    for row in threats:
+        named = TEST.findall(row)
+        assert named and len(named) == row.count("::test_"), row
+        for file, owner, test in named:
+            indented = "    " if owner else ""
+            found = re.search(rf"^{indented}def {test}\(", (ROOT / file).read_text("utf-8"), re.MULTILINE)
+            assert found, f"{file}: {owner}{test}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)

@@ -113,6 +113,11 @@ class AdbConnection:
                 break
         return None
 
+    def refuse_flood(self, unread: int) -> None:
+        """Raises `InfrastructureFailed` where a device says much although it was only to acknowledge."""
+        if unread > _MAX_PAYLOAD:
+            raise InfrastructureFailed(f"{self._name}: says more than it was asked for")
+
     def _greet(self, key: AdbKey) -> None:
         self.send(_CNXN, _VERSION, _MAX_PAYLOAD, b"host::features=shell_v2,cmd\0")
         signed = asked = False
@@ -131,7 +136,9 @@ class AdbConnection:
             self.send(_AUTH, answer[0], 0, answer[1])
             asked, signed = signed, True
         if signed:
-            raise NotTrusted(f"{self._name}: does not accept this agent's key; accept it on the device's screen")
+            raise NotTrusted(
+                f"{self._name}: does not accept this agent's key: accept it on the device's screen, then try again"
+            )
         raise InfrastructureFailed(f"{self._name}: no answer within {CONNECT_S:g} s")
 
     def _packet(self, end: float) -> _Packet | None:
@@ -201,6 +208,7 @@ class AdbStream:
         for start in range(0, len(data), self._max_payload):
             while self._unanswered and not self._ended:
                 self._take(self._connection.expect(self._local, SILENT_S))
+                self._connection.refuse_flood(len(self._arrived))
             if self._ended:
                 return
             self._connection.send(_WRTE, self._local, self._remote, view[start : start + self._max_payload])

@@ -54,8 +54,10 @@ class AdbServer:
         if stream.exactly(4) == b"OKAY":
             return
         why = stream.exactly(int(stream.exactly(4), 16)).decode(errors="replace")
-        wrong = NotTrusted if "unauthorized" in why else InfrastructureFailed
-        raise wrong(f"adb:{self._serial}: {why.splitlines()[0] if why else 'refused'}")
+        told = f"adb:{self._serial}: {why.splitlines()[0] if why else 'refused'}"
+        if "unauthorized" in why:
+            raise NotTrusted(f"{told} Accept this computer's key on the device's screen, then try again")
+        raise InfrastructureFailed(told)
 
 
 class SocketStream:

@@ -1,0 +1,134 @@
+"""docs/add-your-phone.md does what it says: its commands, in its order, against a real adbd with a phone's tools.
+
+In place of the phone's address stands that of a machine here, and in place of arm64 this machine's own x86-64.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from device_lab import Machine, adbd
+from service_lab import LIMIT_S, NAS, until
+
+from nas.devices.transports.adb.key import AdbKey
+from nas.runtimes.llama_cpp.builds import Build
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "add-your-phone.md").read_text(encoding="utf-8")
+HERE, ELSEWHERE = PAGE.split("## The phone hangs on another computer")
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+IMPATIENT = (sys.executable, "-c", f"from nas.devices.transports.adb import connection as c; c.CONNECT_S = 1; {NAS[2]}")
+"""A phone has ten seconds to accept a key."""
+
+
+def commands(part: str) -> list[str]:
+    """What the page has people type, in its order."""
+    return [line for language, text in FENCE.findall(part) if language == "sh" for line in text.splitlines()]
+
+
+@dataclass
+class Computer:
+    """A computer with a home of its own, on which commands of the page are given."""
+
+    folder: Path
+    names: dict[str, str]
+    running: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    def start(self, command: str, nas: tuple[str, ...] = NAS) -> subprocess.Popen[str]:
+        """A command of the page, running; it is ended as people end it."""
+        for name, real in self.names.items():
+            command = command.replace(name, real)
+        program, *arguments = shlex.split(command)
+        assert program == "nas"
+        env = os.environ | {"NAS_HOME": str(self.folder), "OMP_NUM_THREADS": "1"}
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
+            [*nas, *arguments], cwd=self.folder, env=env, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True
+        )
+        self.running.callback(interrupt, process)
+        return process
+
+    def give(self, command: str, code: int = 0, nas: tuple[str, ...] = NAS) -> subprocess.CompletedProcess[str]:
+        """A command of the page, to its end."""
+        process = self.start(command, nas)
+        out, err = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == code, f"{command}: {process.returncode}: {err[-2000:]}"
+        assert "Traceback" not in err
+        return subprocess.CompletedProcess(command, code, out, err)
+
+
+def interrupt(process: subprocess.Popen[str]) -> None:
+    """Ctrl-C, which every command of the page takes for a request to end well."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+        assert process.returncode == 0, err
+
+
+@pytest.fixture(scope="module")
+def phone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    with adbd(tmp_path_factory.mktemp("phone"), "a key of somebody else's") as machine:
+        (machine.root / "etc/machine-id").write_text("phone")
+        yield machine
+
+
+def accept(phone: Machine, computer: Path) -> None:
+    """What a person does on the phone's screen."""
+    with (phone.root / "data/misc/adb/adb_keys").open("a") as keys:
+        keys.write(f"{AdbKey.load(computer / 'keys' / 'adb').public()}\n")
+
+
+@pytest.fixture
+def names(phone: Machine, llama_build: Build) -> dict[str, str]:
+    """What stands in the page, and what it is here."""
+    address = f"adb:{phone.address}:{phone.port}"
+    return {"adb:R5CT1234567": address, "aarch64-linux": llama_build.runner.target}
+
+
+def test_a_phone_on_this_computer(phone: Machine, names: dict[str, str], tmp_path: Path) -> None:
+    computer = Computer(tmp_path, names)
+    build, add, see, bench, launch, study, show = commands(HERE)
+    (tmp_path / "phone.yaml").write_text(next(text for language, text in FENCE.findall(HERE) if language == "yaml"))
+    with computer.running:
+        computer.give(build)
+        assert "accept it on the device's screen" in computer.give(add, code=4, nas=IMPATIENT).stderr
+        accept(phone, tmp_path)
+        assert re.search(r"^tags +phone$", computer.give(add).stdout, re.MULTILINE)
+        assert "\tattached\t" in computer.give(see).stdout
+        told = computer.give(f"{bench} --json")
+        report = json.loads(told.stdout)
+        assert report["ttft_ms"]["median"] > 0 and len(report["reps"]) == 3
+        computer.names["DEVICE"] = report["device"]["id"]
+        assert f"{report['device']['id']}\tidle\tgood" in computer.give(see).stdout
+        out = computer.give(launch).stdout
+        assert "published" in out and "attention" in out
+        assert "complete" in computer.give(study).stdout
+        assert "reference [ms]" in computer.give(show).stdout
+
+
+def test_a_phone_on_another_computer(phone: Machine, names: dict[str, str], tmp_path: Path) -> None:
+    serve, token, enrol, add, run, see = commands(ELSEWHERE)
+    for name in ("coordinator", "shelf"):
+        (tmp_path / name).mkdir()
+    coordinator, shelf = Computer(tmp_path / "coordinator", names), Computer(tmp_path / "shelf", names)
+    accept(phone, shelf.folder)
+    with coordinator.running, shelf.running:
+        coordinator.start(f"{serve} --port 0")
+        until(lambda: (coordinator.folder / "serve.json").exists(), 30)
+        shelf.names["LINE"] = coordinator.give(token).stdout.strip()
+        assert "enrolled as shelf" in shelf.give(enrol).stderr
+        refused = shelf.give(enrol.replace("shelf", "thief") + " --replace", code=3)
+        assert "used or too old" in refused.stderr
+        shelf.give(add)
+        shelf.start(run)
+        until(lambda: "\tidle\t" in (listed := coordinator.give(see).stdout) and "\tshelf\t" in listed, 30)

@@ -1,0 +1,202 @@
+"""Requests made from the coordinator's own OpenAPI document: for rows that are there, for any, and against it.
+
+Nothing is ever answered 5xx, every answer is as documented, what contradicts the document is refused, every error has
+the one form and tells nothing of the inside, and who shows wrong credentials gets no further.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+from farm_support import Coordinator, registration
+from fastapi.testclient import TestClient
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.core.failures import FailureGroup, ServerError
+from schemathesis.schemas import APIOperation
+from schemathesis.specs.openapi import checks
+from store_support import BROKEN, key, proposal, round_of
+from users_api_lab import space_text
+
+from nas.core.plan import InputFile, PlanFile
+from nas.search_spaces import parse_space
+from nas.service.api_errors import ErrorBody
+from nas.store import agents, api_tokens, artifacts, jobs, outcomes, studies, trials
+from nas.store.rows import JobRow, Role
+
+EXAMPLES = 15
+CHECKS = [
+    not_a_server_error, checks.status_code_conformance, checks.content_type_conformance,
+    checks.response_schema_conformance, checks.negative_data_rejection,
+]  # fmt: skip
+INSIDE = re.compile(r"Traceback|\.py\b|sqlalchemy|sqlite|pydantic", re.IGNORECASE)
+
+Operation = APIOperation[Any, Any, Any, Any]
+
+
+@dataclass
+class Farm:
+    """A coordinator with a little of everything; who may speak to it; and names of what is there."""
+
+    client: TestClient
+    agent: tuple[str, str]
+    bearer: dict[str, str]
+    document: dict[str, Any]
+    names: dict[str, object]
+    names_at: dict[str, dict[str, object]]
+
+
+def make_farm(folder: Path) -> Farm:
+    lab = Coordinator(folder)
+    client = TestClient(lab.app, raise_server_exceptions=False)
+    agent, _ = lab.enrol("host"), lab.enrol("spare")
+    said = registration("host", "box", "idle")
+    assert client.post("/v1/agents/register", json=said, auth=agent).status_code == 200
+    stored = artifacts.put_bytes(lab.store, b"model")
+    job = queue(lab, InputFile(sha256=stored.sha256, size=5))
+    (folder / "run").write_bytes(b"model")
+    runner = round_of().candidate.runner
+    runner = runner.model_copy(update={"files": {"run": PlanFile(sha256=stored.sha256, size=5)}})
+    lab.service.farm.runners.admit(runner, folder)
+    space = parse_space(space_text(), "space.yaml").model_dump(mode="json")
+    study = studies.create(lab.store, "mine", space, seed=0, version="0").id
+    trials.propose(lab.store, study, [proposal(128)])
+    names: dict[str, object] = {
+        "agent": "host", "device": "box", "job": job.id, "epoch": job.epoch, "sha256": stored.sha256, "failure": None,
+        "devices": said["devices"], "id": "box", "name": "mine", "study": "mine", "space": space_text(),
+        "token": agents.issue_token(lab.store),
+    }  # fmt: skip
+    names_at: dict[str, dict[str, object]] = {
+        "/v1/agents/enrol": {"agent": "newcomer"}, "/v1/agents/{name}/revoke": {"name": "spare"},
+        "/v1/devices/{id}/remove": {"id": "idle"}, "/v1/studies": {"study": "new"},
+    }  # fmt: skip
+    bearer = {"Authorization": f"Bearer {api_tokens.create(lab.store, 'admin', Role.ADMIN)}"}
+    return Farm(client, agent, bearer, lab.app.openapi(), names, names_at)
+
+
+def queue(lab: Coordinator, model: InputFile) -> JobRow:
+    """Three jobs of a device: one that failed, one that is held, which is given, and one that waits."""
+    plan = round_of().candidate.model_copy(update={"inputs": {"model": model}})
+    for each in ("failed", "held", "waits"):
+        jobs.enqueue(lab.store, key(each), round_of().model_copy(update={"candidate": plan}), device="box")
+    failed, held = jobs.claim(lab.store, "box", "host"), None
+    assert failed is not None and failed.epoch is not None
+    assert outcomes.fail(lab.store, failed.id, "box", "host", failed.epoch, BROKEN).accepted
+    held = jobs.claim(lab.store, "box", "host")
+    assert held is not None
+    return held
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Farm:
+    """For requests that change little."""
+    return make_farm(tmp_path_factory.mktemp("shared"))
+
+
+def operations() -> list[str]:
+    """All that the coordinator does, as `METHOD /path`."""
+    with tempfile.TemporaryDirectory() as folder:
+        described = Coordinator(Path(folder)).app.openapi()["paths"]
+    return [f"{method.upper()} {path}" for path, methods in described.items() for method in methods]
+
+
+OPERATIONS = operations()
+
+
+def with_rows(document: dict[str, Any], path: str, names: dict[str, object]) -> dict[str, Any]:
+    """The document, in which names are those of rows that are there; what comes beside them is left open."""
+    closer = copy.deepcopy(document)
+    for operation in closer["paths"][path].values():
+        for parameter in operation.get("parameters", []):
+            if parameter["name"] in names:
+                parameter["schema"] = {"enum": [names[parameter["name"]]]}
+    models = closer["components"]["schemas"]
+    for title, model in models.items():
+        if title.endswith("Request"):
+            fields = model["properties"]
+            fields |= {field: {"enum": [names[field]]} for field in fields if field in names}
+    models["ResultRequest"]["properties"]["result"] = {"$ref": "#/components/schemas/RoundResult"}
+    return closer
+
+
+def operation_of(farm: Farm, label: str, *, rows: bool = False) -> tuple[Operation, list[str]]:
+    """What requests are made of, and what guards it. Credentials are not made: those are these tests' affair."""
+    method, path = label.split()
+    names = farm.names | farm.names_at.get(path, {})
+    document = with_rows(farm.document, path, names) if rows else copy.deepcopy(farm.document)
+    del document["components"]["securitySchemes"]
+    described = document["paths"][path][method.lower()]
+    guard = [name for scheme in described.pop("security", []) for name in scheme]
+    for parameter in described.get("parameters", []):
+        if parameter["name"] == "wait_s":
+            parameter["schema"] = {"enum": [0]}
+    document["components"]["schemas"]["LeaseRequest"]["properties"]["wait_s"] = {"enum": [0]}
+    schema = schemathesis.openapi.from_dict(document)
+    schema.app = farm.client.app
+    return schema[path][method], guard
+
+
+def ask(farm: Farm, guard: Sequence[str], case: Any, known: bool) -> int:
+    """Sends a request, with the right credentials if `known`, and looks at the answer; gives its status."""
+    credentials = {"agent": {"auth": farm.agent}, "HTTPBearer": {"headers": farm.bearer}}
+    answer = case.call(**(credentials[guard[0]] if known and guard else {"auth": ("x", "y")}))
+    case.validate_response(answer, checks=CHECKS)
+    if answer.status_code >= 400:
+        body = ErrorBody.model_validate(answer.json())
+        assert [body.request_id] == answer.headers["x-request-id"]
+        assert not INSIDE.search(answer.text), answer.text
+    assert known or not guard or answer.status_code == 401
+    return int(answer.status_code)
+
+
+def talk(farm: Farm, operation: Operation, guard: Sequence[str], mode: GenerationMode) -> list[int]:
+    """Asks so many times; gives the answers' statuses."""
+    statuses = []
+
+    @settings(
+        max_examples=EXAMPLES, deadline=None, database=None, phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(case=operation.as_strategy(generation_mode=mode), known=st.sampled_from([True, True, True, False]))
+    def once(case: Any, known: bool) -> None:
+        statuses.append(ask(farm, guard, case, known))
+
+    once()
+    return statuses
+
+
+@pytest.mark.parametrize("label", OPERATIONS)
+def test_requests_for_what_is_there(label: str, tmp_path: Path) -> None:
+    farm = make_farm(tmp_path)
+    assert min(talk(farm, *operation_of(farm, label, rows=True), GenerationMode.POSITIVE)) < 300
+
+
+@pytest.mark.parametrize("label", OPERATIONS)
+def test_requests_that_the_document_allows(shared: Farm, label: str) -> None:
+    assert talk(shared, *operation_of(shared, label), GenerationMode.POSITIVE)
+
+
+@pytest.mark.parametrize("label", OPERATIONS)
+def test_requests_that_the_document_forbids(shared: Farm, label: str) -> None:
+    operation, guard = operation_of(shared, label)
+    # With no parameters, and where any name will do, nothing can be wrong.
+    wrong = (operation.path_parameters or operation.query or operation.body) and label != "GET /v1/files/{sha256}"
+    if wrong:
+        assert talk(shared, operation, guard, GenerationMode.NEGATIVE)
+
+
+def test_a_fault_of_the_coordinators_would_be_found(shared: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agents, "all", None)
+    with pytest.raises(FailureGroup) as found:
+        talk(shared, *operation_of(shared, "GET /v1/agents"), GenerationMode.POSITIVE)
+    assert any(isinstance(failure, ServerError) for failure in found.value.exceptions)

@@ -1,0 +1,93 @@
+"""Text from outside: in a terminal, in a log line, in a metric, it is text and nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+from logging import ERROR, Formatter, LogRecord
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from nas.cli.output import print_fields, print_json, print_table, say
+from nas.core.logs import JsonLines, Lines
+from nas.core.visible import visible
+from nas.service.exposition import Counter, Family, Histogram
+
+HOSTILE = "x\n2026-01-01T00:00:00.000Z ERROR nas: forged\r\x0b\x0c\x1c\x85\u2028\x1b[2J\x9b31m\u202e\x00"
+TEXTS = st.text(st.one_of(st.characters(), st.sampled_from('\n\r\x0b\x0c\x1c\x85\u2028\x1b\x9b"\\{}=,# ')), max_size=40)
+
+
+@given(TEXTS)
+def test_what_is_printable_stays_and_nothing_else_does(text: str) -> None:
+    shown = visible(text)
+    assert shown.isprintable()
+    assert shown == text or not text.isprintable()
+    assert visible(text, keep="\n").count("\n") == text.count("\n")
+
+
+def record(text: str, error: BaseException | None = None) -> LogRecord:
+    trouble = (type(error), error, error.__traceback__) if error else None
+    made = LogRecord("nas.test", ERROR, __file__, 1, "agent said: %s", (text,), trouble)
+    made.fields = {"device": text}
+    return made
+
+
+@pytest.mark.parametrize("form", [Lines(), JsonLines()])
+@given(text=TEXTS)
+@example(text=HOSTILE)
+def test_one_record_is_one_line(form: Formatter, text: str) -> None:
+    line = form.format(record(text))
+    assert line.isprintable()
+    assert len(line.splitlines()) == 1
+
+
+@given(TEXTS)
+@example(HOSTILE)
+def test_a_traceback_cannot_pass_for_a_record(text: str) -> None:
+    first, *rest = Lines().format(record("x", ValueError(text))).splitlines()
+    assert first.startswith(tuple("0123456789"))
+    assert rest and all(line.startswith("    ") and line.isprintable() for line in rest)
+    assert len(JsonLines().format(record("x", ValueError(text))).splitlines()) == 1
+
+
+SAMPLE = re.compile(r'(\w+)(?:\{((?:\w+="(?:[^"\\\n]|\\[\\"n])*",?)*)\})? (\S+)')
+LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+ESCAPED = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
+
+
+def read(lines: list[str]) -> list[dict[str, str]]:
+    """Labels of the samples in the text format, as a reader of it sees them."""
+    samples = [SAMPLE.fullmatch(line) for line in "\n".join(lines).split("\n") if not line.startswith("# ")]
+    assert all(samples), lines
+    return [
+        {name: re.sub(r"\\.", lambda found: ESCAPED[found[0]], value) for name, value in LABEL.findall(sample[2] or "")}
+        for sample in samples
+        if sample
+    ]
+
+
+@given(a=TEXTS, b=TEXTS)
+@example(a='box"} 1\nforged{device="', b="\\")
+def test_labels_hold_any_text_and_make_no_samples(a: str, b: str) -> None:
+    family = Family("hilnas_leases_total", "counter", "Leases.", ("device", "agent"), {(a, b): 1.0})
+    assert read(list(family.lines())) == [{"device": a, "agent": b}]
+    counter, histogram = Counter("hilnas_x_total", "X.", ("v",)), Histogram("hilnas_s", "S.", ("route",), (1.0,))
+    counter.add(a)
+    histogram.observe(0.5, b)
+    assert read(list(counter.lines())) == [{"v": a}]
+    assert [found["route"] for found in read(list(histogram.lines()))] == [b] * 4
+
+
+def test_commands_print_it_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    value: dict[str, Any] = {"message": HOSTILE}
+    say(HOSTILE)
+    print_fields([("message", HOSTILE)])
+    print_table(("device", "message"), [("box", HOSTILE)])
+    print_json(value)
+    told = capsys.readouterr()
+    assert all(each.isprintable() or each in "\n\t" for each in told.out + told.err)
+    assert len(told.out.split("\n")) == 1 + 2 + 3 + 1
+    assert json.loads(told.out[told.out.index("{") :]) == value
