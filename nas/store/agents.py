@@ -7,12 +7,12 @@ import re
 import secrets
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, select, update
+from sqlalchemy import Row, Select, case, delete, func, select, update
 
 from nas.core.errors import InvalidInput
-from nas.store.models import agent, enrol_token
+from nas.store.models import agent, device, enrol_token
 from nas.store.rows import Agent
-from nas.store.store import Store
+from nas.store.store import Store, retried
 from nas.store.upsert import insert_if_absent
 
 TOKEN_S = 900.0
@@ -21,6 +21,7 @@ TOKEN_S = 900.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
+@retried
 def issue_token(store: Store, ttl_s: float = TOKEN_S) -> str:
     """A one-time token that lets one agent enrol."""
     token = secrets.token_urlsafe(32)
@@ -30,6 +31,7 @@ def issue_token(store: Store, ttl_s: float = TOKEN_S) -> str:
     return token
 
 
+@retried
 def enrol(store: Store, token: str, name: str) -> str:
     """Exchanges a token for the agent's own secret; enrolling again under the same name replaces the old secret.
 
@@ -49,6 +51,7 @@ def enrol(store: Store, token: str, name: str) -> str:
     return secret
 
 
+@retried
 def register_local(store: Store, name: str) -> None:
     """Lets in an agent without a secret: it is on the coordinator's Unix socket, whose permissions guard it.
 
@@ -70,14 +73,13 @@ def authenticate(store: Store, name: str, secret: str) -> bool:
 
 
 def all(store: Store) -> list[Agent]:
-    """Every agent, by name."""
+    """Every agent, by name. It is heard from when it registers, and whenever it speaks for one of its devices."""
+    devices = select(func.max(device.c.last_seen)).where(device.c.agent == agent.c.name).scalar_subquery()
+    last_seen = case((devices > agent.c.last_seen, devices), else_=agent.c.last_seen).label("last_seen")
+    columns = [column for column in agent.c if column is not agent.c.last_seen]
+    query: Select[Any] = select(*columns, last_seen).order_by(agent.c.name)
     with store.read() as connection:
-        return [_agent(row) for row in connection.execute(select(agent).order_by(agent.c.name))]
-
-
-def touch(connection: Connection, name: str, now: float) -> None:
-    """Notes that the agent was heard from."""
-    connection.execute(update(agent).where(agent.c.name == name).values(last_seen=now))
+        return [_agent(row) for row in connection.execute(query)]
 
 
 def _hash(secret: str) -> str:

@@ -6,9 +6,10 @@ from sqlalchemy import ColumnElement, and_, delete, select
 
 from nas.store.models import calibration
 from nas.store.rows import Calibration, Json
-from nas.store.store import Store
+from nas.store.store import Store, retried
 
 
+@retried
 def put(store: Store, device: str, runtime: str, build: str, reference_ms: float, samples: Json) -> Calibration:
     """Keeps a calibration in place of an older one of the same device, runtime and build."""
     new = Calibration(device, runtime, build, reference_ms, samples, store.now())

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, exists, select, update
+from sqlalchemy import ColumnElement, Connection, Row, delete, exists, select, update
 
 from nas.core.device import Device
 from nas.core.errors import InvalidInput, UnknownName
-from nas.store import agents
 from nas.store.models import agent as agent_table
 from nas.store.models import calibration, job
 from nas.store.models import device as device_table
 from nas.store.rows import DeviceRow, DeviceState, Health, JobState
-from nas.store.store import Store
+from nas.store.store import Store, retried
 from nas.store.upsert import insert_if_absent
 
 
+@retried
 def register(store: Store, agent: str, devices: Sequence[Device], *, boot_id: str) -> list[DeviceRow]:
     """Replaces what `agent` serves. May be repeated: leases, health and calibrations stay.
 
@@ -30,7 +30,8 @@ def register(store: Store, agent: str, devices: Sequence[Device], *, boot_id: st
     ids = [device.id for device in devices]
     with store.write() as connection:
         now = store.now()
-        row = connection.execute(select(agent_table).where(agent_table.c.name == agent)).first()
+        known = select(agent_table).where(agent_table.c.name == agent)
+        row = connection.execute(known.with_for_update(key_share=True)).first()
         if row is None:
             raise InvalidInput(f"agent {agent!r} has not enrolled; run 'nas agent enrol' there")
         if row.boot_id not in (None, boot_id):
@@ -38,10 +39,10 @@ def register(store: Store, agent: str, devices: Sequence[Device], *, boot_id: st
         connection.execute(
             update(agent_table).where(agent_table.c.name == agent).values(boot_id=boot_id, last_seen=now)
         )
-        for device in devices:
+        for device in sorted(devices, key=lambda device: device.id):
             _register(connection, agent, device, now)
-        gone = (device_table.c.agent == agent) & device_table.c.id.not_in(ids)
-        connection.execute(update(device_table).where(gone).values(state=DeviceState.OFFLINE))
+        gone = hold_all(connection, device_table.c.agent == agent, device_table.c.id.not_in(ids))
+        connection.execute(update(device_table).where(device_table.c.id.in_(gone)).values(state=DeviceState.OFFLINE))
         return [read(connection, id) for id in ids]
 
 
@@ -52,7 +53,7 @@ def get(store: Store, id: str) -> DeviceRow:
         UnknownName: no such device.
     """
     with store.read() as connection:
-        return read(connection, id)
+        return read(connection, id, held=False)
 
 
 def all(store: Store) -> list[DeviceRow]:
@@ -61,6 +62,7 @@ def all(store: Store) -> list[DeviceRow]:
         return [_row(row) for row in connection.execute(select(device_table).order_by(device_table.c.id))]
 
 
+@retried
 def set_state(store: Store, id: str, state: DeviceState) -> None:
     """What the device does now. `draining` lets it finish its job and take no other; `idle` ends that.
 
@@ -72,6 +74,7 @@ def set_state(store: Store, id: str, state: DeviceState) -> None:
         connection.execute(update(device_table).where(device_table.c.id == id).values(state=state))
 
 
+@retried
 def set_health(store: Store, id: str, health: Health, reason: str | None = None) -> None:
     """What is thought of the device now, and why. `good` says that it passed a health check just now.
 
@@ -86,6 +89,7 @@ def set_health(store: Store, id: str, health: Health, reason: str | None = None)
         connection.execute(update(device_table).where(device_table.c.id == id).values(**values))
 
 
+@retried
 def remove(store: Store, id: str) -> None:
     """Retires a device and forgets its calibrations.
 
@@ -106,14 +110,17 @@ def remove(store: Store, id: str) -> None:
         connection.execute(update(device_table).where(device_table.c.id == id).values(**retired))
 
 
-def read(connection: Connection, id: str, *, agent: str | None = None) -> DeviceRow:
-    """The device, held until the transaction ends; must be served by `agent`, if given.
+def read(connection: Connection, id: str, *, agent: str | None = None, held: bool = True) -> DeviceRow:
+    """The device, which must be served by `agent`, if given.
+
+    Held until the writing transaction ends, unless `held` is false: who holds a device is alone with its jobs, too.
 
     Raises:
         UnknownName: no such device.
         InvalidInput: another agent serves it.
     """
-    row = connection.execute(select(device_table).where(device_table.c.id == id).with_for_update()).first()
+    query = select(device_table).where(device_table.c.id == id)
+    row = connection.execute(query.with_for_update(key_share=True) if held else query).first()
     if row is None:
         raise UnknownName("device", id, connection.scalars(select(device_table.c.id)))
     if agent is not None and row.agent != agent:
@@ -121,11 +128,17 @@ def read(connection: Connection, id: str, *, agent: str | None = None) -> Device
     return _row(row)
 
 
-def heard_from(connection: Connection, device: DeviceRow, now: float) -> None:
-    """Notes that the device's agent spoke for it; an offline device is idle again."""
+def hold_all(connection: Connection, *which: ColumnElement[bool], skip_held: bool = False) -> list[str]:
+    """The ids of the devices for which all of `which` hold, each held; those that others hold may be left out."""
+    query = select(device_table.c.id).where(*which).order_by(device_table.c.id)
+    return list(connection.scalars(query.with_for_update(key_share=True, skip_locked=skip_held)))
+
+
+def heard_from(connection: Connection, device: DeviceRow, now: float, **changes: Any) -> None:
+    """Notes that the device's agent spoke for it, and `changes`; an offline device is idle again."""
     state = DeviceState.IDLE if device.state is DeviceState.OFFLINE else device.state
-    connection.execute(update(device_table).where(device_table.c.id == device.id).values(last_seen=now, state=state))
-    agents.touch(connection, device.agent, now)
+    values = {"last_seen": now, "state": state} | changes
+    connection.execute(update(device_table).where(device_table.c.id == device.id).values(**values))
 
 
 def _register(connection: Connection, agent: str, device: Device, now: float) -> None:
@@ -148,14 +161,10 @@ def _register(connection: Connection, agent: str, device: Device, now: float) ->
 
 
 def _end_leases(connection: Connection, agent: str, now: float) -> None:
-    held = select(device_table.c.id).where(device_table.c.agent == agent)
-    leased = (job.c.state == JobState.LEASED) & job.c.device.in_(held)
+    ids = hold_all(connection, device_table.c.agent == agent, device_table.c.lease_until.is_not(None))
+    connection.execute(update(device_table).where(device_table.c.id.in_(ids)).values(lease_until=now))
+    leased = (job.c.state == JobState.LEASED) & job.c.device.in_(ids)
     connection.execute(update(job).where(leased).values(lease_until=now))
-    connection.execute(
-        update(device_table)
-        .where(device_table.c.agent == agent, device_table.c.lease_until.is_not(None))
-        .values(lease_until=now)
-    )
 
 
 def _row(row: Row[Any]) -> DeviceRow:

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import Connection, Row, Update, select, update
+from sqlalchemy import Connection, Row, Select, Update, select, update
 
 from nas.core.errors import InvalidInput
 from nas.core.plan import Plan, Round, RoundResult
 from nas.store import devices
-from nas.store.models import device as device_table
+from nas.store.engine import Conflict
 from nas.store.models import job as job_table
 from nas.store.rows import Blame, DeviceRow, DeviceState, Health, JobKind, JobRow, JobState
-from nas.store.store import Store
+from nas.store.store import Store, retried
 from nas.store.upsert import insert_if_absent
 
 LEASE_S = 30.0
@@ -31,7 +31,9 @@ LIVE = (JobState.QUEUED, JobState.LEASED)
 _HEARD_S = 5.0
 """A device that was heard from within this time need not be noted again."""
 
-_TAKES_JOBS = frozenset({DeviceState.IDLE, DeviceState.LEASED})
+_TAKES_JOBS = frozenset({DeviceState.IDLE, DeviceState.LEASED, DeviceState.OFFLINE})
+"""An offline device whose agent asks for it is offline no more."""
+
 _KINDS = {
     Health.GOOD: (JobKind.MEASURE, JobKind.CHECK),
     Health.UNKNOWN: (JobKind.MEASURE, JobKind.CHECK),
@@ -41,6 +43,7 @@ _KINDS = {
 }
 
 
+@retried
 def enqueue(
     store: Store,
     result_key: str,
@@ -85,9 +88,13 @@ def enqueue(
                     job_table.c.state == JobState.CANCELLED
                 )
             )
-        return read(connection, id)
+        stored = read(connection, id)
+        if stored is None:
+            raise Conflict(f"job {id!r} was there, and was deleted with its study")
+        return stored
 
 
+@retried
 def claim(store: Store, device: str, agent: str, *, lease_s: float = LEASE_S) -> JobRow | None:
     """Leases the next job for a device to its agent under a new epoch; None where there is nothing to do.
 
@@ -102,32 +109,27 @@ def claim(store: Store, device: str, agent: str, *, lease_s: float = LEASE_S) ->
         return None
     with store.write() as connection:
         now = store.now()
-        devices.heard_from(connection, devices.read(connection, device, agent=agent), now)
-        row = devices.read(connection, device)
+        row = devices.read(connection, device, agent=agent)
         if row.state not in _TAKES_JOBS:
+            devices.heard_from(connection, row, now)
             return None
-        _take_back(connection, device, now)
-        free = {"state": DeviceState.IDLE, "lease_holder": None, "lease_until": None}
-        id = _next(connection, row, now)
+        if row.lease_until is not None:
+            _take_back(connection, device, now)
+        # Whoever cancels a job just now holds it; there may be another one.
+        id = connection.scalar(_next(row, now).with_for_update(key_share=True, skip_locked=True))
         if id is None:
-            connection.execute(update(device_table).where(device_table.c.id == device).values(**free))
+            free = {"state": DeviceState.IDLE, "lease_holder": None, "lease_until": None}
+            devices.heard_from(connection, row, now, **free)
             return None
-        lease = {"state": DeviceState.LEASED, "lease_holder": agent, "lease_until": now + lease_s}
-        epoch = row.epoch + 1
-        connection.execute(update(device_table).where(device_table.c.id == device).values(epoch=epoch, **lease))
-        connection.execute(
-            _change(
-                id,
-                now,
-                state=JobState.LEASED,
-                epoch=epoch,
-                lease_until=now + lease_s,
-                attempts=job_table.c.attempts + 1,
-            )
-        )
-        return read(connection, id)
+        epoch, until = row.epoch + 1, now + lease_s
+        lease = {"state": DeviceState.LEASED, "lease_holder": agent, "lease_until": until}
+        devices.heard_from(connection, row, now, epoch=epoch, **lease)
+        taken = _change(id, now, state=JobState.LEASED, epoch=epoch, lease_until=until)
+        taken = taken.values(attempts=job_table.c.attempts + 1)
+        return _row(connection.execute(taken.returning(*job_table.c)).one())
 
 
+@retried
 def renew(store: Store, id: str, device: str, agent: str, epoch: int, *, lease_s: float = LEASE_S) -> bool:
     """Prolongs the lease of a running job; False where the agent should stop: cancelled, or an older epoch.
 
@@ -140,14 +142,13 @@ def renew(store: Store, id: str, device: str, agent: str, epoch: int, *, lease_s
     with store.write() as connection:
         now = store.now()
         row = devices.read(connection, device, agent=agent)
-        devices.heard_from(connection, row, now)
         wanted = (job_table.c.epoch == epoch) & (job_table.c.device == device) & job_table.c.state.in_(LIVE)
         change = _change(id, now, state=JobState.LEASED, lease_until=now + lease_s).where(wanted)
         if row.epoch != epoch or connection.execute(change).rowcount != 1:
+            devices.heard_from(connection, row, now)
             return False
         state = row.state if row.state is DeviceState.DRAINING else DeviceState.LEASED
-        lease = {"state": state, "lease_holder": agent, "lease_until": now + lease_s}
-        connection.execute(update(device_table).where(device_table.c.id == device).values(**lease))
+        devices.heard_from(connection, row, now, state=state, lease_holder=agent, lease_until=now + lease_s)
         return True
 
 
@@ -174,12 +175,14 @@ def live(store: Store, *, study: int | None = None) -> list[JobRow]:
         return [_row(row) for row in connection.execute(query)]
 
 
+@retried
 def cancel(store: Store, ids: Iterable[str]) -> None:
     """Takes back jobs that are not finished; an agent that runs one learns it from its next heartbeat."""
     with store.write() as connection:
         _cancel(connection, store.now(), job_table.c.id.in_(list(ids)))
 
 
+@retried
 def cancel_study(store: Store, study: int, *, trial: int | None = None) -> None:
     """Takes back all unfinished jobs of a study, or of one trial."""
     of_trial = [] if trial is None else [job_table.c.trial == trial]
@@ -187,6 +190,7 @@ def cancel_study(store: Store, study: int, *, trial: int | None = None) -> None:
         _cancel(connection, store.now(), job_table.c.study == study, *of_trial)
 
 
+@retried
 def retry(store: Store, id: str) -> None:
     """Queues a failed job anew, with a clean count of attempts.
 
@@ -210,9 +214,11 @@ def files(round: Round) -> frozenset[str]:
     return frozenset(sha256 for plan in plans for sha256 in _plan_files(plan))
 
 
-def read(connection: Connection, id: str) -> JobRow:
-    """The job `id`, which exists, held until the transaction ends."""
-    return _row(connection.execute(select(job_table).where(job_table.c.id == id).with_for_update()).one())
+def read(connection: Connection, id: str) -> JobRow | None:
+    """The job `id`, held until the transaction ends; None where there is none any more."""
+    query = select(job_table).where(job_table.c.id == id)
+    row = connection.execute(query.with_for_update(key_share=True)).first()
+    return _row(row) if row else None
 
 
 def _plan_files(plan: Plan) -> list[str]:
@@ -223,13 +229,13 @@ def _worth_a_write(store: Store, device: str, agent: str) -> bool:
     """Whether a claim would change anything; agents ask often, and most often for nothing."""
     with store.read() as connection:
         now = store.now()
-        row = devices.read(connection, device, agent=agent)
+        row = devices.read(connection, device, agent=agent, held=False)
         quiet = row.state is DeviceState.IDLE and row.lease_until is None and row.last_seen > now - _HEARD_S
-        return not quiet or _next(connection, row, now) is not None
+        return not quiet or connection.scalar(_next(row, now)) is not None
 
 
-def _next(connection: Connection, device: DeviceRow, now: float) -> str | None:
-    return connection.scalar(
+def _next(device: DeviceRow, now: float) -> Select[str]:
+    return (
         select(job_table.c.id)
         .where(
             job_table.c.device == device.id,
@@ -239,7 +245,6 @@ def _next(connection: Connection, device: DeviceRow, now: float) -> str | None:
         )
         .order_by(*_order())
         .limit(1)
-        .with_for_update(skip_locked=True)
     )
 
 
@@ -258,8 +263,10 @@ def _order() -> tuple[Any, ...]:
 
 
 def _cancel(connection: Connection, now: float, *which: Any) -> None:
+    unfinished = select(job_table.c.id).where(job_table.c.state.in_(LIVE), *which).order_by(job_table.c.id)
+    ids = list(connection.scalars(unfinished.with_for_update(key_share=True)))
     end = {"state": JobState.CANCELLED, "epoch": None, "lease_until": None, "updated": now}
-    connection.execute(update(job_table).where(job_table.c.state.in_(LIVE), *which).values(**end))
+    connection.execute(update(job_table).where(job_table.c.id.in_(ids)).values(**end))
 
 
 def _change(id: str, now: float, **values: Any) -> Update:

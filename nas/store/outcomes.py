@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, exists, func, or_, select, update
 
 from nas.core.errors import FailureReason
 from nas.core.plan import RoundResult
@@ -21,7 +21,7 @@ from nas.store.models import attempt
 from nas.store.models import device as device_table
 from nas.store.models import job as job_table
 from nas.store.rows import Blame, DeviceRow, DeviceState, Health, JobKind, JobRow, JobState
-from nas.store.store import Store
+from nas.store.store import Store, retried
 
 BAD_AFTER_JOBS = 3
 """Different jobs that fail on a device before it turns bad."""
@@ -30,6 +30,7 @@ OFFLINE_S = 60.0
 """Seconds without a word from its agent after which a device is offline."""
 
 _BACKOFF_S = 5.0
+_STAY = (DeviceState.DRAINING, DeviceState.OFFLINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class Verdict:
     reason: str | None = None
 
 
+@retried
 def submit(store: Store, id: str, device: str, agent: str, epoch: int, result: RoundResult) -> Verdict:
     """Ends a job with its result. Accepted under the device's current epoch, however late; again is accepted again.
 
@@ -50,20 +52,19 @@ def submit(store: Store, id: str, device: str, agent: str, epoch: int, result: R
     with store.write() as connection:
         now = store.now()
         row = devices.read(connection, device, agent=agent)
-        devices.heard_from(connection, row, now)
-        job = _find(connection, id)
-        if job is not None and _finished_under(job, row, epoch):
-            return Verdict(True)
-        refusal = _refusal(job, row, epoch)
-        if refusal is not None:
-            return Verdict(False, refusal)
+        job = jobs.read(connection, id)
+        repeated = job is not None and _finished_under(job, row, epoch)
+        refusal = None if repeated else _refusal(job, row, epoch)
+        devices.heard_from(connection, row, now, **({} if repeated or refusal else _freed(row)))
+        if repeated or refusal:
+            return Verdict(repeated, refusal)
         end = {"state": JobState.DONE, "result": result.model_dump(mode="json"), "lease_until": None}
         end |= {"blame": None, "reason": None, "message": None}
         connection.execute(update(job_table).where(job_table.c.id == id).values(updated=now, **end))
-        _free(connection, row)
         return Verdict(True)
 
 
+@retried
 def fail(
     store: Store,
     id: str,
@@ -84,14 +85,13 @@ def fail(
     """
     with store.write() as connection:
         row = devices.read(connection, device, agent=agent)
-        devices.heard_from(connection, row, store.now())
-        job = _find(connection, id)
+        job = jobs.read(connection, id)
         refusal = _refusal(job, row, epoch)
-        if job is None or refusal is not None:
+        if refusal is None and job is not None and job.state not in jobs.LIVE:
+            refusal = f"the job is {job.state.value} already"
+        devices.heard_from(connection, row, store.now(), **({} if refusal else _freed(row)))
+        if job is None or refusal:
             return Verdict(False, refusal)
-        if job.state not in jobs.LIVE:
-            return Verdict(False, f"the job is {job.state.value} already")
-        _free(connection, row)
         _count(connection, job, row, failure.kind, failure.message, reason, store.now())
         # Nothing more is expected under this epoch, unlike after a lease that ran out.
         connection.execute(update(job_table).where(job_table.c.id == id).values(epoch=None))
@@ -100,34 +100,48 @@ def fail(
 
 def expire(store: Store) -> list[str]:
     """Takes back leases that ran out and notes devices that fell silent; gives the ids of the jobs concerned."""
+    now = store.now()
+    lost = (job_table.c.state == JobState.LEASED) & (job_table.c.lease_until <= now)
+    silent = (device_table.c.last_seen <= now - OFFLINE_S) & device_table.c.state.not_in(_STAY)
+    with store.read() as connection:
+        over = list(connection.execute(select(job_table.c.id, job_table.c.device).where(lost).order_by(job_table.c.id)))
+        quiet = connection.scalar(select(exists().where(silent)))
+    if quiet:
+        _put_offline(store, silent)
+    return [id for id, device in over if _take_back(store, id, device)]
+
+
+@retried
+def _put_offline(store: Store, silent: ColumnElement[bool]) -> None:
     with store.write() as connection:
-        now = store.now()
-        lost = select(job_table.c.id).where(job_table.c.state == JobState.LEASED, job_table.c.lease_until <= now)
-        ids = list(connection.scalars(lost.order_by(job_table.c.id)))
-        for id in ids:
-            job = jobs.read(connection, id)
-            row = devices.read(connection, job.device)
-            _free(connection, row)
-            silence = f"agent {row.agent!r} did not renew its lease of {row.id!r}"
-            _count(connection, job, row, "infrastructure", silence, "timeout", now)
-        silent = (device_table.c.last_seen <= now - OFFLINE_S) & (device_table.c.state != DeviceState.DRAINING)
-        connection.execute(update(device_table).where(silent).values(state=DeviceState.OFFLINE))
-        return ids
+        # A device that somebody holds is not silent.
+        ids = devices.hold_all(connection, silent, skip_held=True)
+        connection.execute(update(device_table).where(device_table.c.id.in_(ids)).values(state=DeviceState.OFFLINE))
 
 
+@retried
+def _take_back(store: Store, id: str, device: str) -> bool:
+    """Ends a lease that ran out, unless it was renewed or the job ended meanwhile."""
+    with store.write() as connection:
+        now, row = store.now(), devices.read(connection, device)
+        job = jobs.read(connection, id)
+        if job is None or job.state is not JobState.LEASED or job.lease_until is None or job.lease_until > now:
+            return False
+        connection.execute(update(device_table).where(device_table.c.id == device).values(**_freed(row)))
+        silence = f"agent {row.agent!r} did not renew its lease of {row.id!r}"
+        _count(connection, job, row, "infrastructure", silence, "timeout", now)
+        return True
+
+
+@retried
 def extend_leases(store: Store, lease_s: float = jobs.LEASE_S) -> None:
     """Gives every lease its full time again: a coordinator that was down calls it before it first calls `expire`."""
     until = store.now() + lease_s
     with store.write() as connection:
-        connection.execute(update(job_table).where(job_table.c.state == JobState.LEASED).values(lease_until=until))
-        connection.execute(
-            update(device_table).where(device_table.c.lease_until.is_not(None)).values(lease_until=until)
-        )
-
-
-def _find(connection: Connection, id: str) -> JobRow | None:
-    exists = connection.scalar(select(job_table.c.id).where(job_table.c.id == id))
-    return jobs.read(connection, id) if exists else None
+        ids = devices.hold_all(connection, device_table.c.lease_until.is_not(None))
+        connection.execute(update(device_table).where(device_table.c.id.in_(ids)).values(lease_until=until))
+        leased = (job_table.c.state == JobState.LEASED) & job_table.c.device.in_(ids)
+        connection.execute(update(job_table).where(leased).values(lease_until=until))
 
 
 def _finished_under(job: JobRow, device: DeviceRow, epoch: int) -> bool:
@@ -146,10 +160,9 @@ def _refusal(job: JobRow | None, device: DeviceRow, epoch: int) -> str | None:
     return None
 
 
-def _free(connection: Connection, device: DeviceRow) -> None:
+def _freed(device: DeviceRow) -> dict[str, Any]:
     state = device.state if device.state is DeviceState.DRAINING else DeviceState.IDLE
-    free = {"state": state, "lease_holder": None, "lease_until": None}
-    connection.execute(update(device_table).where(device_table.c.id == device.id).values(**free))
+    return {"state": state, "lease_holder": None, "lease_until": None}
 
 
 def _count(
