@@ -1,0 +1,1 @@
+from test_store_transactions import *  # noqa: F403
