@@ -255,7 +255,11 @@ def _page(result: Mapping[str, Any]) -> str:
         }
         for row in result["layouts"]
     ]
-    head = f"{len(layouts)} layouts of {result['space']}, one thread, {result['repetitions']} repetitions each.\n\n"
+    head = (
+        f"# {FIRST} and {SECOND} on the same layouts\n\n"
+        f"Made by `benchmarks/runtime_agreement.py`: {len(layouts)} layouts of {result['space']}, one thread, "
+        f"{result['repetitions']} rounds.\n\n"
+    )
     return head + markdown(agreement) + "\n" + markdown(layouts)
 
 
