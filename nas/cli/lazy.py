@@ -20,6 +20,7 @@ COMMANDS = {
     "export": "Write a layout as a model file of a runtime.",
     "generate": "Write text with a trained proxy.",
     "runtime": "List runtimes and build them.",
+    "serve": "Serve device agents of other hosts.",
     "doctor": "Check this machine and say how to fix what is wrong.",
     "gc": "Remove model files, checkpoints and lowered programs that nothing needs.",
     "db": "Maintain the database.",

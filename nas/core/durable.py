@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from nas.core.errors import InfrastructureFailed
 
 _DEADLINE_S = 30.0
 _PAUSE_S = 0.01
+_FOR_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 @contextmanager
@@ -44,6 +46,24 @@ def locked(
                 told = True
                 time.sleep(_PAUSE_S)
         yield
+
+
+def read_private(path: Path) -> bytes | None:
+    """The content of a file that is a secret; None where there is no such file.
+
+    Raises:
+        InfrastructureFailed: it cannot be read, or others on this machine may read it.
+    """
+    try:
+        mode = path.stat().st_mode
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InfrastructureFailed(f"{path}, {error.strerror}: let this user read it") from error
+    if mode & _FOR_OTHERS:
+        raise InfrastructureFailed(f"{path} is open to others, mode {stat.S_IMODE(mode):04o}: run `chmod 600 {path}`")
+    return content
 
 
 def write_durably(path: Path, content: bytes) -> None:

@@ -1,50 +1,114 @@
-"""Serves the job API on a Unix socket, from a thread of the launch."""
+"""Serves a web application from a thread: on a Unix socket, or over TLS."""
 
 from __future__ import annotations
 
+import socket
+import ssl
 import threading
 import time
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import uvicorn
 from fastapi import FastAPI
 
 from nas.core.errors import InfrastructureFailed
+from nas.service.patience import PatientProtocol
 
 _START_S = 10.0
-_STOP_S = 5.0
+_DRAIN_S = 10
+"""Requests in progress get so long to end when the server does."""
+
+_STOP_S = 2.0
+_KEEP_ALIVE_S = 75
+"""Of idle connections: longer than agents pause, so that a heartbeat costs no handshake."""
+
+_MAX_CONNECTIONS = 8192
+"""More are answered 503. An agent needs two for each of its devices: one polls, one beats."""
+
+_MAX_HEAD = 16 << 10
 _LONGEST_SOCKET_PATH = 100
 """Of a Unix socket's 108 bytes."""
 
 
-class SocketServer:
-    """A web application on a Unix socket that only this user can open.
+class Server:
+    """A web application on one listening socket, while the context is open.
 
     Args:
         app: the application.
-        socket: path of the socket; its folder gets mode 0700.
+        listening: the socket; closed at the end.
+        tls: certificate and settings; None for none.
     """
 
-    def __init__(self, app: FastAPI, socket: Path) -> None:
-        if len(str(socket)) > _LONGEST_SOCKET_PATH:
-            raise InfrastructureFailed(f"{socket} is too long for a Unix socket; set TMPDIR to a shorter folder")
-        socket.parent.mkdir(parents=True, exist_ok=True)
-        socket.parent.chmod(0o700)
-        config = uvicorn.Config(app, uds=str(socket), log_level="warning", lifespan="off", access_log=False)
+    def __init__(self, app: FastAPI, listening: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+        settings: dict[str, Any] = {"ssl_context_factory": lambda config, default: tls} if tls else {}
+        config = uvicorn.Config(
+            app,
+            http=PatientProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=_DRAIN_S,
+            limit_concurrency=_MAX_CONNECTIONS,
+            h11_max_incomplete_event_size=_MAX_HEAD,
+            **settings,
+        )
+        self._listening = listening
         self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, name="coordinator", daemon=True)
+        self._thread = threading.Thread(target=self._server.run, args=([listening],), name="coordinator", daemon=True)
+
+    @property
+    def port(self) -> int:
+        """The TCP port it listens on."""
+        return int(self._listening.getsockname()[1])
 
     def __enter__(self) -> Self:
         self._thread.start()
         deadline = time.monotonic() + _START_S
         while not self._server.started:
             if time.monotonic() > deadline or not self._thread.is_alive():
-                raise InfrastructureFailed("the job API did not start on its Unix socket")
+                raise InfrastructureFailed("the web server did not start")
             time.sleep(0.01)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._server.should_exit = True
-        self._thread.join(_STOP_S)
+        self._thread.join(_DRAIN_S + _STOP_S)
         self._server.force_exit = True
+
+
+def listen_unix(path: Path) -> socket.socket:
+    """A Unix socket that only this user can open; its folder gets mode 0700.
+
+    Raises:
+        InfrastructureFailed: the path is too long.
+    """
+    if len(str(path)) > _LONGEST_SOCKET_PATH:
+        raise InfrastructureFailed(f"{path} is too long for a Unix socket; set TMPDIR to a shorter folder")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.chmod(0o700)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listening.bind(str(path))
+    return listening
+
+
+def listen_tcp(host: str, port: int) -> socket.socket:
+    """A TCP socket on `host`, a name or an address of this machine; port 0 takes any that is free.
+
+    Raises:
+        InfrastructureFailed: the port is taken, or the host is not of this machine.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+    except OSError as error:
+        raise InfrastructureFailed(
+            f"cannot listen on {host} port {port}: {error.strerror}; try another --port"
+        ) from error
+    return listening

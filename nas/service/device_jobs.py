@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.core.plan import Round, RoundResult
-from nas.service.jobs_api import Doorbell
+from nas.service.doorbell import Doorbell
 from nas.store import devices, jobs
 from nas.store.outcomes import OFFLINE_S
 from nas.store.rows import Blame, Health, JobKind, JobRow, JobState

@@ -21,11 +21,13 @@ from nas.devices.describe import describe
 from nas.devices.transports.local import LocalTransport
 from nas.runtimes.base import Runtime
 from nas.service.admissions import Admissions
-from nas.service.coordinator import SocketServer
+from nas.service.coordinator import Server, listen_unix
 from nas.service.device_jobs import DeviceJobs
-from nas.service.jobs_api import Doorbell, make_app
+from nas.service.doorbell import Doorbell
+from nas.service.jobs_api import make_app
 from nas.service.local_agent import LocalAgent
 from nas.service.signing import open_key
+from nas.service.watch import Watch
 from nas.store import artifacts, devices, outcomes
 from nas.store.store import Store
 
@@ -97,8 +99,13 @@ class Farm:
 
 
 @contextmanager
-def open_farm(store: Store) -> Iterator[Farm]:
-    """The job API and this machine's agent, while the context is open."""
+def open_farm(store: Store, *, serves_others: bool = False) -> Iterator[Farm]:
+    """The job API and this machine's agent, while the context is open.
+
+    Args:
+        store: where jobs and devices are.
+        serves_others: whether the agents of other hosts speak to this process, so that it ends their leases.
+    """
     run = Path(tempfile.mkdtemp(prefix="hilnas-"))
     home = store.artifacts.parent
     home.mkdir(parents=True, exist_ok=True)
@@ -117,8 +124,12 @@ def open_farm(store: Store) -> Iterator[Farm]:
     )
     farm = Farm(store, agent, doorbell, Admissions(home, key, store.clock))
     try:
-        with SocketServer(make_app(store, farm.find_file, doorbell, farm.runners.signed), socket), agent:
-            yield farm
+        app = make_app(store, farm.find_file, doorbell, farm.runners.signed)
+        with Server(app, listen_unix(socket)), Watch(store, doorbell, local_only=not serves_others), agent:
+            try:
+                yield farm
+            finally:
+                doorbell.close()
     finally:
         shutil.rmtree(run, ignore_errors=True)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import stat
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -14,12 +13,11 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from nas.core.durable import locked, write_durably
+from nas.core.durable import locked, read_private, write_durably
 from nas.core.errors import InfrastructureFailed
 from nas.core.manifest import RunnerManifest, SignedManifest, signed_bytes
 
 KEY_FILE = "signing.key"
-_FOR_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 class SigningKey:
@@ -69,16 +67,8 @@ def find_key(home: Path) -> SigningKey | None:
         InfrastructureFailed: it cannot be read, is no Ed25519 key, or others on this machine may read it.
     """
     path = home / KEY_FILE
-    try:
-        mode = path.stat().st_mode
-        pem = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise InfrastructureFailed(f"{path}, {error.strerror}: let this user read it") from error
-    if mode & _FOR_OTHERS:
-        raise InfrastructureFailed(f"{path} is open to others, mode {stat.S_IMODE(mode):04o}: run `chmod 600 {path}`")
-    return SigningKey(_private_key(pem, path))
+    pem = read_private(path)
+    return None if pem is None else SigningKey(_private_key(pem, path))
 
 
 def _private_key(pem: bytes, path: Path) -> Ed25519PrivateKey:

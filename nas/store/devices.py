@@ -17,6 +17,10 @@ from nas.store.store import Store, retried
 from nas.store.upsert import insert_if_absent
 
 
+class NotServed(InvalidInput):
+    """An agent speaks of a device that is another's."""
+
+
 @retried
 def register(store: Store, agent: str, devices: Sequence[Device], *, boot_id: str) -> list[DeviceRow]:
     """Replaces what `agent` serves. May be repeated: leases, health and calibrations stay.
@@ -25,7 +29,8 @@ def register(store: Store, agent: str, devices: Sequence[Device], *, boot_id: st
     A device that describes itself otherwise than before has unknown health again.
 
     Raises:
-        InvalidInput: the agent never enrolled, or a device is served by another agent.
+        InvalidInput: the agent never enrolled.
+        NotServed: a device is served by another agent.
     """
     ids = [device.id for device in devices]
     with store.write() as connection:
@@ -116,15 +121,18 @@ def read(connection: Connection, id: str, *, agent: str | None = None, held: boo
     Held until the writing transaction ends, unless `held` is false: who holds a device is alone with its jobs, too.
 
     Raises:
-        UnknownName: no such device.
-        InvalidInput: another agent serves it.
+        UnknownName: no such device; an agent is told of its own ones only.
+        NotServed: another agent serves it.
     """
     query = select(device_table).where(device_table.c.id == id)
     row = connection.execute(query.with_for_update(key_share=True) if held else query).first()
     if row is None:
-        raise UnknownName("device", id, connection.scalars(select(device_table.c.id)))
+        valid = select(device_table.c.id)
+        raise UnknownName(
+            "device", id, connection.scalars(valid.where(device_table.c.agent == agent) if agent else valid)
+        )
     if agent is not None and row.agent != agent:
-        raise InvalidInput(f"device {id!r} is served by agent {row.agent!r}, not by {agent!r}")
+        raise NotServed(f"device {id!r} is served by agent {row.agent!r}, not by {agent!r}")
     return _row(row)
 
 
@@ -149,7 +157,7 @@ def _register(connection: Connection, agent: str, device: Device, now: float) ->
         return
     known = read(connection, device.id)
     if known.agent != agent and known.health is not Health.RETIRED:
-        raise InvalidInput(f"device {device.id!r} is served by agent {known.agent!r}; remove it there first")
+        raise NotServed(f"device {device.id!r} is served by agent {known.agent!r}; remove it there first")
     heard_from(connection, known, now)
     if known.agent != agent:
         fresh["health_reason"] = f"moved here from agent {known.agent!r}"

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, Update, select, update
+from sqlalchemy import Connection, Row, Select, Update, exists, or_, select, update
 
 from nas.core.errors import InvalidInput
 from nas.core.plan import Plan, Round, RoundResult
 from nas.store import devices
 from nas.store.engine import Conflict
+from nas.store.models import device as device_table
 from nas.store.models import job as job_table
 from nas.store.rows import Blame, DeviceRow, DeviceState, Health, JobKind, JobRow, JobState
 from nas.store.store import Store, retried
@@ -206,6 +207,27 @@ def retry(store: Store, id: str) -> None:
         )
         if changed.rowcount != 1:
             raise InvalidInput(f"job {id!r} has not failed, so it cannot be retried")
+
+
+def held(store: Store, agent: str) -> list[JobRow]:
+    """The jobs whose results are awaited from `agent`: leased, or leased until lately and not granted anew."""
+    current = (job_table.c.epoch == device_table.c.epoch) & job_table.c.state.in_(LIVE)
+    query = select(job_table).join(device_table).where(device_table.c.agent == agent, current)
+    with store.read() as connection:
+        return [_row(row) for row in connection.execute(query)]
+
+
+def with_work(store: Store) -> frozenset[str]:
+    """Devices for which `claim` would find a job."""
+    of_device = (job_table.c.device == device_table.c.id) & (job_table.c.state == JobState.QUEUED)
+    by_health = or_(
+        *((device_table.c.health == health) & job_table.c.kind.in_(kinds) for health, kinds in _KINDS.items() if kinds)
+    )
+    work = exists().where(of_device, by_health, job_table.c.not_before <= store.now())
+    with store.read() as connection:
+        return frozenset(
+            connection.scalars(select(device_table.c.id).where(device_table.c.state.in_(_TAKES_JOBS), work))
+        )
 
 
 def files(round: Round) -> frozenset[str]:

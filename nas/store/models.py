@@ -171,7 +171,8 @@ agent = Table(
     "agent",
     metadata,
     Column("name", _Name, primary_key=True),
-    Column("secret_hash", _Sha256),  # None: a local agent, let in by the permissions of the Unix socket
+    # None: a local agent, let in by the permissions of the Unix socket. Empty: revoked; no hash is.
+    Column("secret_hash", _Sha256),
     Column("boot_id", String(128)),
     Column("created", Float, nullable=False),
     Column("last_seen", Float),
@@ -182,6 +183,7 @@ enrol_token = Table(
     metadata,
     Column("token_hash", _Sha256, primary_key=True),
     Column("expires", Float, nullable=False),
+    Column("agent", _Name),  # None: good for any name that nobody has
 )
 
 # One row. Who counts the epochs of leases: devices remember it, so that two coordinators' epochs are not compared.

@@ -10,13 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, exists, func, or_, select, update
 
 from nas.core.errors import FailureReason
 from nas.core.plan import RoundResult
 from nas.core.protocol import Failure
 from nas.store import devices, jobs
 from nas.store.attempts import insert_attempt
+from nas.store.models import agent as agent_table
 from nas.store.models import attempt
 from nas.store.models import device as device_table
 from nas.store.models import job as job_table
@@ -98,10 +99,15 @@ def fail(
         return Verdict(True)
 
 
-def expire(store: Store) -> list[str]:
-    """Takes back leases that ran out and notes devices that fell silent; gives the ids of the jobs concerned."""
+def expire(store: Store, *, local_only: bool = False) -> list[str]:
+    """Takes back leases that ran out and notes devices that fell silent; gives the ids of the jobs concerned.
+
+    With `local_only`, leases of agents that enrolled stay as they are: their coordinator may be another process.
+    """
     now = store.now()
     lost = (job_table.c.state == JobState.LEASED) & (job_table.c.lease_until <= now)
+    if local_only:
+        lost &= job_table.c.device.in_(_local_devices())
     silent = (device_table.c.last_seen <= now - OFFLINE_S) & device_table.c.state.not_in(_STAY)
     with store.read() as connection:
         over = list(connection.execute(select(job_table.c.id, job_table.c.device).where(lost).order_by(job_table.c.id)))
@@ -142,6 +148,10 @@ def extend_leases(store: Store, lease_s: float = jobs.LEASE_S) -> None:
         connection.execute(update(device_table).where(device_table.c.id.in_(ids)).values(lease_until=until))
         leased = (job_table.c.state == JobState.LEASED) & job_table.c.device.in_(ids)
         connection.execute(update(job_table).where(leased).values(lease_until=until))
+
+
+def _local_devices() -> Select[str]:
+    return select(device_table.c.id).join(agent_table).where(agent_table.c.secret_hash.is_(None))
 
 
 def _finished_under(job: JobRow, device: DeviceRow, epoch: int) -> bool:

@@ -179,6 +179,14 @@ class Artifact:
     pinned: bool
 
 
+class AgentAccess(StrEnum):
+    """How an agent is let in: by a Unix socket's permissions, by its secret, or not at all."""
+
+    LOCAL = "local"
+    ENROLLED = "enrolled"
+    REVOKED = "revoked"
+
+
 @dataclass(frozen=True, slots=True)
 class Agent:
     """A process that serves devices."""
@@ -187,6 +195,7 @@ class Agent:
     boot_id: str | None
     created: float
     last_seen: float | None
+    access: AgentAccess
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from nas.runtimes import RUNTIMES
 from nas.runtimes.base import Artifact
 from nas.service.admissions import Admissions
 from nas.service.benches import Kept, Preparer
+from nas.service.doorbell import Doorbell
 from nas.service.farm import Farm
-from nas.service.jobs_api import Doorbell
 from nas.service.judge import total_ms
 from nas.service.local_agent import LocalAgent
 from nas.service.signing import SigningKey

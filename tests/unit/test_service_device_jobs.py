@@ -15,7 +15,7 @@ from nas.core.plan import RoundResult
 from nas.core.protocol import Failure
 from nas.service import device_jobs
 from nas.service.device_jobs import DeviceJobs
-from nas.service.jobs_api import Doorbell
+from nas.service.doorbell import Doorbell
 from nas.store import devices, jobs, outcomes, studies, trials
 from nas.store.rows import Health, JobKind, JobState
 from nas.store.store import Store

@@ -16,8 +16,9 @@ from nas.core.clock import SystemClock
 from nas.core.manifest import RunnerManifest, SignedManifest
 from nas.core.plan import Pair, RawRun, RoundResult
 from nas.core.protocol import LOCAL_PATH_HEADER
-from nas.service import jobs_api
-from nas.service.jobs_api import Doorbell, make_app
+from nas.service import web
+from nas.service.doorbell import Doorbell
+from nas.service.jobs_api import make_app
 from nas.service.signing import SigningKey
 from nas.store import devices, jobs
 from nas.store.rows import DeviceState, JobState
@@ -135,7 +136,7 @@ def test_other_files_are_not_found(client: TestClient, name: str) -> None:
 def test_who_is_not_known_is_refused(client: TestClient) -> None:
     assert client.post("/v1/lease", json={"agent": "local", "device": "other", "wait_s": 0}).status_code == 404
     answer = client.post("/v1/lease", json={"agent": "stranger", "device": "box", "wait_s": 0})
-    assert answer.status_code == 422
+    assert answer.status_code == 403
     assert "served by agent 'local'" in answer.json()["error"]
 
 
@@ -188,7 +189,7 @@ def test_a_job_that_was_never_there_is_not_accepted(client: TestClient) -> None:
 def test_a_request_that_is_too_large_is_not_read(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, store: Store, announced: bool
 ) -> None:
-    monkeypatch.setattr(jobs_api, "MAX_BODY", 1000)
+    monkeypatch.setattr(web, "MAX_BODY", 1000)
     small = TestClient(make_app(store, {}.get, Doorbell(), lambda: None), raise_server_exceptions=False)
     body = json.dumps({**WHO, "epoch": 1, "result": {"pairs": [], "extra": {"a": "x" * 2000}}}).encode()
     content = body if announced else (body[at : at + 100] for at in range(0, len(body), 100))

@@ -9,7 +9,7 @@ from store_support import StillClock, add_device, device, key, open_store, round
 
 from nas.core.errors import InvalidInput, UnknownName
 from nas.store import agents, calibrations, devices, jobs
-from nas.store.rows import DeviceState, Health
+from nas.store.rows import AgentAccess, DeviceState, Health
 from nas.store.store import Store
 
 
@@ -104,16 +104,58 @@ def test_a_token_enrols_one_agent_once(store: Store, clock: StillClock) -> None:
 
 
 def test_enrolling_again_replaces_the_secret(store: Store) -> None:
-    old, new = (agents.enrol(store, agents.issue_token(store), "host") for _ in range(2))
+    old, new = (agents.enrol(store, agents.issue_token(store, name="host"), "host") for _ in range(2))
     assert not agents.authenticate(store, "host", old)
     assert agents.authenticate(store, "host", new)
     assert [agent.name for agent in agents.all(store)] == ["host"]
+
+
+def test_a_token_for_no_name_cannot_take_anothers_place(store: Store) -> None:
+    secret = agents.enrol(store, agents.issue_token(store), "host")
+    token = agents.issue_token(store)
+    with pytest.raises(InvalidInput, match=r"there is an agent 'host' already.*--name host"):
+        agents.enrol(store, token, "host")
+    assert agents.authenticate(store, "host", secret)
+    assert agents.enrol(store, token, "other")  # a refusal does not spend it
+
+
+def test_a_token_for_a_name_enrols_no_other(store: Store) -> None:
+    token = agents.issue_token(store, name="host")
+    with pytest.raises(InvalidInput, match="for agent 'host', not for 'other'"):
+        agents.enrol(store, token, "other")
+    assert agents.enrol(store, token, "host")
+    with pytest.raises(InvalidInput, match="no agent name"):
+        agents.issue_token(store, name="a host")
+
+
+def test_a_revoked_agent_has_to_enrol_under_its_name_again(store: Store) -> None:
+    secret, unspent = agents.enrol(store, agents.issue_token(store), "host"), agents.issue_token(store, name="host")
+    agents.revoke(store, "host")
+    assert not agents.authenticate(store, "host", secret)
+    assert not agents.authenticate(store, "host", "")
+    assert agents.secret_hashes(store) == {}
+    assert [agent.access for agent in agents.all(store)] == [AgentAccess.REVOKED]
+    with pytest.raises(InvalidInput, match="unknown, used or too old"):
+        agents.enrol(store, unspent, "host")
+    with pytest.raises(InvalidInput, match="there is an agent 'host' already"):
+        agents.enrol(store, agents.issue_token(store), "host")
+    again = agents.enrol(store, agents.issue_token(store, name="host"), "host")
+    assert agents.authenticate(store, "host", again)
+    with pytest.raises(UnknownName, match="did you mean 'host'"):
+        agents.revoke(store, "hots")
 
 
 def test_a_local_agent_has_no_secret_and_cannot_be_an_enrolled_one(store: Store) -> None:
     agents.register_local(store, "local")
     agents.register_local(store, "local")
     assert not agents.authenticate(store, "local", "")
+    for refused in (
+        lambda: agents.enrol(store, agents.issue_token(store), "local"),
+        lambda: agents.issue_token(store, name="local"),
+        lambda: agents.revoke(store, "local"),
+    ):
+        with pytest.raises(InvalidInput, match="runs on the coordinator's own machine"):
+            refused()
     agents.enrol(store, agents.issue_token(store), "host")
     with pytest.raises(InvalidInput, match="choose another name"):
         agents.register_local(store, "host")

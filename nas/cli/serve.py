@@ -1,0 +1,54 @@
+"""`nas serve`: the coordinator for agents on other hosts."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from nas.cli.database import DatabaseOption, open_store
+from nas.cli.lazy import command_app
+from nas.cli.output import print_fields, say
+from nas.service.serve import PORT, ServeOptions, serving
+
+app = command_app()
+
+
+@app.command()
+def serve(
+    host: Annotated[
+        str, typer.Option("--host", help="Listen on this name or address; 0.0.0.0 or :: listens on all.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="TCP port; 0 takes any that is free.")] = PORT,
+    name: Annotated[
+        list[str] | None,
+        typer.Option("--name", help="A further name or address of this server, for its certificate; may be repeated."),
+    ] = None,
+    db: DatabaseOption = None,
+) -> None:
+    """Serve device agents of other hosts, over TLS, until it is told to stop.
+
+    Without --host only this machine can connect. The first --name is what agents are told to connect to. Ctrl-C or
+    SIGTERM lets requests end; agents finish what they run, and hand it in when the coordinator is back.
+    """
+    stop = _stop_on_signals()
+    options = ServeOptions(host, port, tuple(name or ()))
+    with open_store(db, create=True) as store, serving(store, options) as service:
+        print_fields([("url", service.url), ("ca", service.certificates.ca_sha256)])
+        say("enrol an agent: run 'nas agent token' here, and 'nas agent enrol LINE' on its host")
+        stop.wait()
+        say("stopping")
+
+
+def _stop_on_signals() -> threading.Event:
+    stop = threading.Event()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, handle)
+    return stop

@@ -1,0 +1,48 @@
+"""Files for agents, by content hash: what a job that the agent holds now needs, and nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import quote
+
+from fastapi import HTTPException
+from fastapi.responses import FileResponse
+from starlette.responses import Response
+
+from nas.core.protocol import LOCAL_PATH_HEADER
+from nas.store import jobs
+from nas.store.store import Store
+
+FindFile = Callable[[str], Path | None]
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class _File(FileResponse):
+    """Streams, whole or the range that is asked for; an `If-Range` of another content gets all of it."""
+
+    chunk_size = 256 << 10
+    max_ranges = 1
+
+
+def answer(store: Store, find_file: FindFile, sha256: str, caller: str | None) -> Response:
+    """The file, for the agent `caller`; for one on this machine, which is None, only where it lies.
+
+    Raises:
+        HTTPException: 403, no job that the agent holds needs it; 404, there is no such file.
+    """
+    if caller is not None and not _may_have(store, caller, sha256):
+        raise HTTPException(403, f"no job that agent {caller!r} holds needs {sha256[:12]!r}")
+    path = find_file(sha256) if _SHA256.fullmatch(sha256) else None
+    if path is None or not path.exists():
+        raise HTTPException(404, f"no file {sha256[:12]!r} here")
+    if caller is None:
+        # The agent shares this machine: it takes the file by path and verifies its hash.
+        return Response(headers={LOCAL_PATH_HEADER: quote(str(path))})
+    return _File(path, headers={"ETag": f'"{sha256}"'}, media_type="application/octet-stream", stat_result=path.stat())
+
+
+def _may_have(store: Store, agent: str, sha256: str) -> bool:
+    return any(sha256 in jobs.files(job.payload) for job in jobs.held(store, agent))

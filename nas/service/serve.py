@@ -1,0 +1,128 @@
+"""`nas serve`: the coordinator as a network service, beside the database and `$NAS_HOME`."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import resource
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastapi import FastAPI
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from nas.core.durable import write_durably
+from nas.core.errors import InfrastructureFailed
+from nas.service import enrolling, jobs_api
+from nas.service.addresses import names_of, url_of
+from nas.service.agent_access import SecretAccess
+from nas.service.coordinator import Server, listen_tcp
+from nas.service.farm import Farm, open_farm
+from nas.service.renewal import Renewal
+from nas.service.tls import Certificates
+from nas.service.web import web_app
+from nas.store.store import Store
+
+PORT = 7711
+ADDRESS_FILE = "serve.json"
+
+_MAX_FILES = 65536
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What `nas serve` was asked for.
+
+    Args:
+        host: name or address of this machine to listen on; a wildcard listens on all.
+        port: TCP port; 0 takes any that is free.
+        names: more names and addresses under which agents and people reach this server.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = PORT
+    names: tuple[str, ...] = ()
+
+
+class Address(BaseModel):
+    """Where the last `nas serve` of a home listened."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: str
+    ca_sha256: str
+
+
+@dataclass(frozen=True)
+class Service:
+    """A coordinator that serves."""
+
+    store: Store
+    farm: Farm
+    home: Path
+    certificates: Certificates
+    url: str
+
+
+@contextlib.contextmanager
+def serving(store: Store, options: ServeOptions) -> Iterator[Service]:
+    """The coordinator, while the context is open; at its end requests are answered first, long polls at once.
+
+    Raises:
+        InvalidInput: a name is neither a host name nor an address.
+        InfrastructureFailed: the port is taken, or another `nas serve` runs on this home.
+    """
+    home = store.artifacts.parent
+    home.mkdir(parents=True, exist_ok=True)
+    with _only_one(home), contextlib.closing(listen_tcp(options.host, options.port)) as listening:
+        _allow_many_connections()
+        certificates = Certificates(home, store.clock)
+        url = url_of(options.host, listening.getsockname()[1], options.names)
+        renewal = Renewal(certificates, lambda: names_of(options.host, options.names))
+        # Opening the farm gives every lease its full time again, before the first agent can speak.
+        with open_farm(store, serves_others=True) as farm:
+            service = Service(store, farm, home, certificates, url)
+            with Server(make_service_app(service), listening, renewal.context), renewal:
+                address = Address(url=url, ca_sha256=certificates.ca_sha256)
+                write_durably(home / ADDRESS_FILE, address.model_dump_json().encode())
+                try:
+                    yield service
+                finally:
+                    farm.doorbell.close()
+
+
+def make_service_app(service: Service) -> FastAPI:
+    """Everything that `nas serve` answers. A new API is a router, and a line here."""
+    store, farm = service.store, service.farm
+    access = SecretAccess(store)
+    app = web_app()
+    app.include_router(enrolling.router(store, service.home, service.certificates, access.forget))
+    app.include_router(jobs_api.router(store, farm.find_file, farm.doorbell, farm.runners.signed, access))
+    return app
+
+
+def last_address(home: Path) -> Address | None:
+    """Where `nas serve` listens, or listened last."""
+    try:
+        return Address.model_validate_json((home / ADDRESS_FILE).read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return None
+
+
+@contextlib.contextmanager
+def _only_one(home: Path) -> Iterator[None]:
+    with (home / "serve.lock").open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            known = last_address(home)
+            raise InfrastructureFailed(f"'nas serve' runs already{f' at {known.url}' if known else ''}") from None
+        yield
+
+
+def _allow_many_connections() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(_MAX_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

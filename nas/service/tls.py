@@ -1,0 +1,213 @@
+"""The coordinator's certificates: an authority of its own, made once, and the server's certificate, issued by it.
+
+Agents pin the authority by its fingerprint, so no authority of the world takes part, and a new server certificate
+changes nothing for them. Both live below `$NAS_HOME/tls`, each with its key in one file, which is replaced at once.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import re
+import ssl
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from nas.core.clock import Clock
+from nas.core.durable import locked, read_private, write_durably
+from nas.core.errors import InfrastructureFailed, InvalidInput
+
+CA_FILE, SERVER_FILE = "ca.pem", "server.pem"
+
+_LABEL = r"\w([\w-]{0,61}\w)?"
+_HOST_NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*", re.ASCII)
+
+_DAY = datetime.timedelta(days=1)
+_CA_VALID = 20 * 365 * _DAY
+_SERVER_VALID = 400 * _DAY
+_RENEW = 100 * _DAY
+"""Left of a server certificate's time when it is issued anew."""
+
+_BACKDATED = 365 * _DAY
+"""Agents' clocks may be behind: a phone host without a battery clock starts in the past."""
+
+
+@dataclass(frozen=True)
+class _Issued:
+    """A certificate and its key."""
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+    def to_pem(self) -> bytes:
+        private = self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        return private + self.certificate.public_bytes(Encoding.PEM)
+
+
+class Certificates:
+    """The certificates of one home. Safe for several processes at once.
+
+    Args:
+        home: of the coordinator.
+        clock: dates certificates.
+
+    Raises:
+        InfrastructureFailed: the authority's file cannot be read, is damaged, or others on this machine may read it.
+            It is never made anew by itself: every agent would have to enrol again.
+    """
+
+    def __init__(self, home: Path, clock: Clock) -> None:
+        self._folder, self._clock = home / "tls", clock
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._locked():
+            self._ca = self._open_ca()
+
+    @property
+    def ca_pem(self) -> str:
+        """The authority's certificate, without its key."""
+        return self._ca.certificate.public_bytes(Encoding.PEM).decode()
+
+    @property
+    def ca_sha256(self) -> str:
+        """Its fingerprint: SHA-256 of the DER form, 64 hex digits."""
+        return self._ca.certificate.fingerprint(hashes.SHA256()).hex()
+
+    def server(self, names: Sequence[str]) -> Path:
+        """The server's certificate and key, PEM in one file; issued anew where a name is missing or it is due.
+
+        Args:
+            names: host names and IP addresses under which agents and people reach this server.
+
+        Raises:
+            InvalidInput: one of the names is neither.
+        """
+        wanted = {_general_name(name) for name in names}
+        path = self._folder / SERVER_FILE
+        with self._locked():
+            issued = _read(path)
+            if issued is None or not self._serves(issued.certificate, wanted):
+                write_durably(path, self._issue(wanted).to_pem())
+        return path
+
+    def context(self, names: Sequence[str]) -> ssl.SSLContext:
+        """A server's TLS settings; `load_cert_chain(self.server(names))` brings them up to date while it runs."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.load_cert_chain(self.server(names))
+        return context
+
+    def _locked(self) -> AbstractContextManager[None]:
+        return locked(self._folder / "lock")
+
+    def _open_ca(self) -> _Issued:
+        path = self._folder / CA_FILE
+        ca = _read(path)
+        if ca is None:
+            ca = self._make_ca()
+            write_durably(path, ca.to_pem())
+        return ca
+
+    def _make_ca(self) -> _Issued:
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = _named("hilnas coordinator")
+        usage = _usage(key_cert_sign=True, crl_sign=True)
+        certificate = (
+            self._builder(key, name, _CA_VALID)
+            .issuer_name(name)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(usage, critical=True)
+            .sign(key, hashes.SHA256())
+        )
+        return _Issued(certificate, key)
+
+    def _issue(self, names: set[x509.GeneralName]) -> _Issued:
+        key = ec.generate_private_key(ec.SECP256R1())
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._ca.key.public_key())
+        certificate = (
+            self._builder(key, _named("hilnas server"), _SERVER_VALID)
+            .issuer_name(self._ca.certificate.subject)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(digital_signature=True), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+            .add_extension(issuer, critical=False)
+            .add_extension(x509.SubjectAlternativeName(sorted(names, key=repr)), critical=False)
+            .sign(self._ca.key, hashes.SHA256())
+        )
+        return _Issued(certificate, key)
+
+    def _builder(
+        self, key: ec.EllipticCurvePrivateKey, subject: x509.Name, valid: datetime.timedelta
+    ) -> x509.CertificateBuilder:
+        now, public = self._now(), key.public_key()
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .public_key(public)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - _BACKDATED)
+            .not_valid_after(now + valid)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        )
+
+    def _serves(self, certificate: x509.Certificate, wanted: set[x509.GeneralName]) -> bool:
+        try:
+            certificate.verify_directly_issued_by(self._ca.certificate)
+        except (ValueError, InvalidSignature):
+            return False
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        return wanted <= set(names) and certificate.not_valid_after_utc - self._now() > _RENEW
+
+    def _now(self) -> datetime.datetime:
+        return datetime.datetime.fromtimestamp(self._clock.now(), datetime.UTC)
+
+
+def _read(path: Path) -> _Issued | None:
+    pem = read_private(path)
+    if pem is None:
+        return None
+    try:
+        key, certificate = load_pem_private_key(pem, password=None), x509.load_pem_x509_certificate(pem)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise InfrastructureFailed(
+            f"{path} is damaged: restore it, or remove it for a new one"
+            + ("; every agent must then enrol again" if path.name == CA_FILE else "")
+        )
+    return _Issued(certificate, key)
+
+
+def _general_name(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        pass
+    if not _HOST_NAME.fullmatch(name):
+        raise InvalidInput(f"{name!r} is neither a host name nor an IP address", where="--name")
+    return x509.DNSName(name.lower())
+
+
+def _named(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _usage(**wanted: bool) -> x509.KeyUsage:
+    every = (
+        "digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
+        "key_cert_sign", "crl_sign", "encipher_only", "decipher_only",
+    )  # fmt: skip
+    return x509.KeyUsage(**{use: wanted.get(use, False) for use in every})
