@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import postgres_lab
 import pytest
+
+from nas.testing.postgres import CARELESS, Server, server
 
 
 @pytest.fixture(scope="session")
-def postgres_server() -> Iterator[postgres_lab.Server]:
+def postgres_server() -> Iterator[Server]:
     """One PostgreSQL server for the whole run."""
-    with postgres_lab.server() as server:
-        yield server
+    with server(CARELESS) as started:
+        yield started
 
 
 @pytest.fixture
-def postgres(postgres_server: postgres_lab.Server) -> Iterator[postgres_lab.Server]:
+def postgres(postgres_server: Server) -> Iterator[Server]:
     """The same; the databases that a test makes on it are removed afterwards."""
     yield postgres_server
     postgres_server.drop_all()

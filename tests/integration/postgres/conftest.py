@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import postgres_lab
 import pytest
 import store_support
 
 from nas.core.clock import Clock
 from nas.store.store import Store
+from nas.testing.postgres import Server
 
 
 class Databases:
     """One for every folder that a test opens a store in; made once, and emptied for whoever comes next."""
 
-    def __init__(self, server: postgres_lab.Server) -> None:
+    def __init__(self, server: Server) -> None:
         self._server = server
         self._free: list[str] = []
         self._used: dict[Path, tuple[str, list[Store]]] = {}
@@ -54,7 +54,7 @@ class Databases:
 
 
 @pytest.fixture(scope="session")
-def databases(postgres_server: postgres_lab.Server) -> Databases:
+def databases(postgres_server: Server) -> Databases:
     return Databases(postgres_server)
 
 

@@ -1,4 +1,4 @@
-"""A PostgreSQL server for tests: Debian's own programs, data in a temporary folder, reached by a Unix socket.
+"""A PostgreSQL server for tests and benchmarks: data in a temporary folder, reached by a Unix socket.
 
 No service of this host is touched. PostgreSQL refuses to run as root, so then it runs as `nobody`.
 """
@@ -12,7 +12,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psycopg
@@ -24,8 +24,8 @@ from nas.store.store import Store
 _TEMPLATE = "hilnas_template"
 _START_S = 30.0
 
-# What a test writes need not survive a power failure.
-_SETTINGS = {"listen_addresses": "", "fsync": "off", "full_page_writes": "off", "max_connections": "200"}
+CARELESS = {"fsync": "off", "full_page_writes": "off"}
+"""Settings for what need not survive a power failure: tests."""
 
 
 class Server:
@@ -34,10 +34,10 @@ class Server:
     Args:
         programs: folder of initdb and postgres.
         folder: for data and socket; the server's user may enter it.
-        settings: lines of postgresql.conf beyond what is good for tests.
+        settings: as in postgresql.conf.
     """
 
-    def __init__(self, programs: Path, folder: Path, settings: dict[str, str]) -> None:
+    def __init__(self, programs: Path, folder: Path, settings: Mapping[str, str]) -> None:
         self.folder = folder
         self._programs = programs
         self._settings = settings
@@ -56,7 +56,7 @@ class Server:
 
     def start(self) -> None:
         """Starts it, and returns when it takes connections."""
-        options = [f"--{name}={value}" for name, value in (_SETTINGS | self._settings).items()]
+        options = [f"--{name}={value}" for name, value in {"listen_addresses": "", **self._settings}.items()]
         argv = [self._programs / "postgres", "-D", self.folder / "data", "-k", self.folder, *options]
         with (self.folder / "log").open("ab") as log:
             # It goes down with the process that started it, however that ends.
@@ -108,15 +108,15 @@ class Server:
 
     def _execute(self, statement: str, *names: str) -> None:
         with self._connect() as connection:
-            connection.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))  # type: ignore[arg-type]
+            connection.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
 
     def _connect(self) -> psycopg.Connection[tuple[object, ...]]:
         return psycopg.connect(host=str(self.folder), user="hilnas", dbname="postgres", autocommit=True)
 
 
 @contextlib.contextmanager
-def server(**settings: str) -> Iterator[Server]:
-    """A new server with databases of its own."""
+def server(settings: Mapping[str, str]) -> Iterator[Server]:
+    """A new server with databases of its own, and `settings` as in postgresql.conf."""
     programs = _programs()
     folder = Path(tempfile.mkdtemp(prefix="hilnas-postgres-"))
     try:
@@ -139,7 +139,7 @@ def server(**settings: str) -> Iterator[Server]:
 def _programs() -> Path:
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
     on_path = shutil.which("initdb")
-    assert found or on_path, "tests with PostgreSQL need its server: apt install postgresql"
+    assert found or on_path, "no PostgreSQL server is installed here: apt install postgresql"
     return found[-1].parent if found else Path(str(on_path)).resolve().parent
 
 
