@@ -9,7 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, Update, exists, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    FromClause,
+    Row,
+    Select,
+    Update,
+    bindparam,
+    exists,
+    or_,
+    select,
+    update,
+)
 
 from nas.core.errors import InvalidInput
 from nas.core.plan import Plan, Round, RoundResult
@@ -116,8 +128,7 @@ def claim(store: Store, device: str, agent: str, *, lease_s: float = LEASE_S) ->
             return None
         if row.lease_until is not None:
             _take_back(connection, device, now)
-        # Whoever cancels a job just now holds it; there may be another one.
-        id = connection.scalar(_next(row, now).with_for_update(key_share=True, skip_locked=True))
+        id = _next(connection, row, now, held=True)
         if id is None:
             free = {"state": DeviceState.IDLE, "lease_holder": None, "lease_until": None}
             devices.heard_from(connection, row, now, **free)
@@ -253,21 +264,31 @@ def _worth_a_write(store: Store, device: str, agent: str) -> bool:
         now = store.now()
         row = devices.read(connection, device, agent=agent, held=False)
         quiet = row.state is DeviceState.IDLE and row.lease_until is None and row.last_seen > now - _HEARD_S
-        return not quiet or connection.scalar(_next(row, now)) is not None
+        return not quiet or _next(connection, row, now, held=False) is not None
 
 
-def _next(device: DeviceRow, now: float) -> Select[str]:
-    return (
-        select(job_table.c.id)
-        .where(
-            job_table.c.device == device.id,
-            job_table.c.state == JobState.QUEUED,
-            job_table.c.kind.in_(_KINDS[device.health]),
-            job_table.c.not_before <= now,
-        )
-        .order_by(*_order())
-        .limit(1)
-    )
+def _next_job() -> Select[str]:
+    """Of the highest priority that there is, the oldest; one look each into the index, however long the queue."""
+
+    def ready(job: FromClause) -> ColumnElement[bool]:
+        queued = (job.c.device == bindparam("device")) & (job.c.state == JobState.QUEUED)
+        return queued & job.c.kind.in_(bindparam("kinds", expanding=True)) & (job.c.not_before <= bindparam("now"))
+
+    other = job_table.alias()
+    highest = select(other.c.priority).where(ready(other)).order_by(other.c.priority.desc()).limit(1).scalar_subquery()
+    first = ready(job_table) & (job_table.c.priority == highest)
+    return select(job_table.c.id).where(first).order_by(job_table.c.created, job_table.c.id).limit(1)
+
+
+# Made once: they are asked at every poll, and to make them costs more than to ask.
+_NEXT = _next_job()
+_NEXT_HELD = _NEXT.with_for_update(key_share=True, skip_locked=True)
+
+
+def _next(connection: Connection, device: DeviceRow, now: float, *, held: bool) -> str | None:
+    """Its id; who holds it then leaves out those that are being cancelled just now."""
+    wanted = {"device": device.id, "kinds": _KINDS[device.health], "now": now}
+    return connection.scalar(_NEXT_HELD if held else _NEXT, wanted)
 
 
 def _take_back(connection: Connection, device: str, now: float) -> None:

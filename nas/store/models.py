@@ -235,7 +235,7 @@ job = Table(
     Column("message", Text),
     _of_trial(),
     UniqueConstraint("result_key", "round"),
-    Index(None, "device", "state", "priority"),
+    Index(None, "device", "state", "priority", "created", "id"),
     Index(None, "state", "lease_until"),
     Index(None, "study", "trial"),
 )
