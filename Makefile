@@ -10,7 +10,8 @@ STUDY := demo-$(shell date +%Y%m%d-%H%M%S)
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$p && break; done)
 
-# Not among them: kill_campaign (kills processes for an hour), long_context (reads 32K tokens for two) and overhead
+# Not among them: kill_campaign (kills processes for an hour), long_context (reads 32K tokens for two), farm_load (wants the
+# machine for itself) and overhead
 # (wants a study).
 BENCHES ?= search_synthetic llama_cpp_equivalence first_number workloads against_llama_bench \
 	attention_kernel executorch_blockwise
