@@ -1,57 +1,37 @@
-"""The agent: takes measurement jobs for its devices from a coordinator, runs them, hands the results in."""
+"""The agent: takes measurement jobs for its devices from a coordinator, runs them, hands the results in.
+
+- `attachments` lists the devices, `find` reaches and describes one, `station` serves one, `roster` registers them all
+- `work` runs a job, `heart` renews its lease meanwhile, `outbox` keeps its result until the coordinator has it
+
+Deadlines, pauses and intervals are measured on clocks that never jump. The time of day is used for what people read
+(logs, `started_at` of a run), for which cached file was used longest ago, and by TLS, for the dates of certificates.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
-from collections.abc import Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from nas.core.clock import Clock, SystemClock
-from nas.core.device import Device
-from nas.core.errors import InfrastructureFailed, NasError
-from nas.core.plan import RoundResult
-from nas.core.protocol import (
-    Failure,
-    FailureKind,
-    HeartbeatRequest,
-    Job,
-    LeaseRequest,
-    RegisterReply,
-    RegisterRequest,
-    ResultRequest,
-)
-from nas.devices.backoff import Backoff
-from nas.devices.client import JobClient
-from nas.devices.condition import Observer
-from nas.devices.execute import FileSource, KnownRunner, run_round
-from nas.devices.heart import Heart
+from nas.core.errors import InvalidInput, NasError
+from nas.devices.attachments import LOCAL, Attachment
+from nas.devices.client import JobClient, NotAdmitted
+from nas.devices.execute import FileSource, KnownRunner
 from nas.devices.hostlock import HostLock
-from nas.devices.transports.base import Cancelled, Lease, Transport
+from nas.devices.outbox import Outbox
+from nas.devices.roster import Roster
+from nas.devices.station import Station
+from nas.devices.transports.base import Transport
+from nas.devices.work import Worker
 
 log = logging.getLogger(__name__)
 
-_LONGEST_POLL_S = 2.0
-"""An idle agent that is told to stop is gone after this time."""
+_LOOK_S = 1.0
+"""Between looks at the list of devices."""
 
-_SUBMIT_FOR_S = 600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Attached:
-    """A device and the wire to it.
-
-    Args:
-        device: what it is.
-        transport: how it is reached.
-        lock: the host lock, where the device is a machine that also computes.
-    """
-
-    device: Device
-    transport: Transport
-    lock: HostLock | None = None
+_JOIN_S, _LONGEST_ABORT_S = 0.1, 5.0
 
 
 class Agent:
@@ -60,9 +40,12 @@ class Agent:
     Args:
         name: stable over restarts.
         client: the coordinator.
-        devices: what it serves.
+        attached: lists what it serves, asked again and again.
+        reach: makes the transport of an attachment.
         files: where plan files come from.
         known: the runners that may run here.
+        lock: the host lock, for this machine as a device.
+        outbox: folder for results not yet handed in.
         boot_id: of this host.
         clock: for deadlines and cool-downs.
     """
@@ -71,20 +54,25 @@ class Agent:
         self,
         name: str,
         client: JobClient,
-        devices: Sequence[Attached],
+        attached: Callable[[], Sequence[Attachment]],
+        reach: Callable[[Attachment], Transport],
         files: FileSource,
         known: KnownRunner,
         *,
+        lock: HostLock,
+        outbox: Path,
         boot_id: str,
         clock: Clock | None = None,
     ) -> None:
-        self._name, self._client, self._devices = name, client, tuple(devices)
-        self._files, self._known = files, known
-        self._registration = RegisterRequest(
-            agent=name, devices=tuple(attached.device for attached in devices), boot_id=boot_id
-        )
+        self._name, self._client, self._attached, self._reach, self._lock = name, client, attached, reach, lock
         self._clock = clock or SystemClock()
         self._stop, self._abort = threading.Event(), threading.Event()
+        self._roster = Roster(name, client, boot_id, self._clock)
+        self._outbox = Outbox(outbox, name)
+        self._worker = Worker(name, client, files, known, self._outbox, self._clock, stop=self._stop, abort=self._abort)
+        self._stations: dict[str, Station] = {}
+        self._refusal: NotAdmitted | None = None
+        self._said = ""
 
     def stop(self) -> None:
         """Ends `run` after the jobs that are held. Safe in signal handlers and from other threads."""
@@ -99,107 +87,85 @@ class Agent:
         """Serves until `stop` or `abort`.
 
         Raises:
-            NasError: the coordinator refuses this agent.
+            NotAdmitted: the coordinator refuses this agent.
         """
-        reply = self._register()
-        if reply is None:
-            return
-        with ThreadPoolExecutor(len(self._devices), thread_name_prefix="device") as threads:
-            serving = [threads.submit(self._serve, attached, reply) for attached in self._devices]
-            wait(serving, return_when=FIRST_EXCEPTION)
-            self._stop.set()
-        for ended in serving:
-            ended.result()
-
-    def _register(self) -> RegisterReply | None:
-        backoff = Backoff()
         while not self._stop.is_set():
+            self._follow_list()
             try:
-                return self._client.register(self._registration)
-            except InfrastructureFailed as error:
-                self._wait(backoff, error)
-        return None
-
-    def _serve(self, attached: Attached, reply: RegisterReply) -> None:
-        backoff, known_there = Backoff(), True
-        wait_s = min(reply.poll_s, _LONGEST_POLL_S)
-        while not self._stop.is_set():
-            try:
-                if not known_there:
-                    # It may have restarted meanwhile; to register twice is harmless.
-                    reply, known_there = self._client.register(self._registration), True
-                request = LeaseRequest(agent=self._name, device=attached.device.id, wait_s=wait_s)
-                job = self._client.lease(request).job
+                self._keep_in_touch()
+            except NotAdmitted as error:
+                self._refused(error)
             except NasError as error:
-                known_there = False
-                self._wait(backoff, error)
-                continue
-            backoff.reset()
-            if job:
-                self._work(attached, job, reply)
+                self._say(error)
+            self._stop.wait(_LOOK_S)
+        self._roster.close()
+        for station in self._stations.values():
+            station.retire()
+        self._see_off()
+        if self._refusal is not None:
+            raise self._refusal
 
-    def _work(self, attached: Attached, job: Job, reply: RegisterReply) -> None:
-        log.info("job %s, epoch %d, on %s", job.id, job.epoch, attached.device.id)
-        request = HeartbeatRequest(agent=self._name, device=attached.device.id, job=job.id, epoch=job.epoch)
-        with Heart(self._client, request, reply.heartbeat_s, job.deadline_s, self._clock, self._abort) as heart:
-            outcome = self._outcome(attached, job, Lease(reply.authority, job.epoch), heart)
-            self._submit(attached, job, outcome)
-
-    def _outcome(self, attached: Attached, job: Job, lease: Lease, heart: Heart) -> RoundResult | Failure:
-        lock = attached.lock
+    def _follow_list(self) -> None:
+        """Lets go what is no longer listed, or listed otherwise, and begins with what is new."""
         try:
-            with lock.exclusive(job.deadline_s, heart.must_end) if lock else contextlib.nullcontext():
-                attached.transport.connect()
-                attached.transport.claim(lease)
-                return run_round(
-                    job.round,
-                    attached.transport,
-                    self._files,
-                    self._known,
-                    observer=Observer(attached.transport, self._clock),
-                    clock=self._clock,
-                    cancelled=heart.must_end,
-                )
-        except Cancelled as error:
-            if heart.overdue:
-                return _failure("infrastructure", f"not done within {job.deadline_s:g} s of the lease")
-            return _failure("cancelled", error)
-        except (InfrastructureFailed, OSError) as error:
-            return _failure("infrastructure", error)
-        except NasError as error:
-            return _failure("refused", error)
+            listed = {attachment.address: attachment for attachment in self._attached()}
+        except (InvalidInput, OSError) as error:
+            self._say(error)
+            return
+        for address, station in list(self._stations.items()):
+            if listed.get(address) != station.attachment:
+                station.retire()
+            if station.ended:
+                del self._stations[address]
+        for address, attachment in listed.items():
+            if address not in self._stations:
+                self._begin(attachment)
 
-    def _submit(self, attached: Attached, job: Job, outcome: RoundResult | Failure) -> None:
-        if isinstance(outcome, Failure):
-            log.warning("job %s: %s: %s", job.id, outcome.kind, outcome.message)
-        request = ResultRequest(
-            agent=self._name,
-            device=attached.device.id,
-            epoch=job.epoch,
-            result=None if isinstance(outcome, Failure) else outcome,
-            failure=outcome if isinstance(outcome, Failure) else None,
+    def _begin(self, attachment: Attachment) -> None:
+        try:
+            transport = self._reach(attachment)
+        except InvalidInput as error:
+            self._say(error)
+            return
+        station = Station(
+            self._name,
+            attachment,
+            transport,
+            self._lock if attachment.address == LOCAL else None,
+            client=self._client,
+            roster=self._roster,
+            worker=self._worker,
+            clock=self._clock,
+            refused=self._refused,
         )
-        backoff, end = Backoff(), self._clock.monotonic() + _SUBMIT_FOR_S
-        while not self._abort.is_set():
-            try:
-                reply = self._client.submit(job.id, request)
-            except InfrastructureFailed as error:
-                if self._clock.monotonic() > end:
-                    log.error("job %s: result lost, no coordinator for %g s: %s", job.id, _SUBMIT_FOR_S, error)
-                    return
-                self._wait(backoff, error, until=self._abort)
-            except NasError as error:
-                log.error("job %s: result refused: %s", job.id, error)
-                return
-            else:
-                log.info("job %s: %s", job.id, "accepted" if reply.accepted else f"not accepted: {reply.reason}")
-                return
+        self._stations[attachment.address] = station
+        station.start()
 
-    def _wait(self, backoff: Backoff, error: NasError, until: threading.Event | None = None) -> None:
-        pause_s = backoff.pause_s()
-        log.warning("%s; next try in %.1f s", error, pause_s)
-        (until or self._stop).wait(pause_s)
+    def _see_off(self) -> None:
+        """Waits for the stations; aborted, not for one that is stuck: what runs ends with its connection."""
+        aborted_at = None
+        for station in self._stations.values():
+            while not station.ended:
+                station.join(_JOIN_S)
+                if self._abort.is_set():
+                    aborted_at = aborted_at or self._clock.monotonic()
+                    if self._clock.monotonic() - aborted_at > _LONGEST_ABORT_S:
+                        return
 
+    def _keep_in_touch(self) -> None:
+        """Says what the coordinator was not told yet, also about devices that are not here any more."""
+        self._roster.refresh()
+        authority = self._roster.authority
+        if authority is not None:
+            for device in self._outbox.devices(authority) - self._roster.ids():
+                self._worker.hand_in(authority, device)
 
-def _failure(kind: FailureKind, why: object) -> Failure:
-    return Failure(kind=kind, message=str(why)[:4000])
+    def _refused(self, error: NotAdmitted) -> None:
+        self._refusal = error
+        self._stop.set()
+
+    def _say(self, error: Exception) -> None:
+        """Once for each reason."""
+        if str(error) != self._said:
+            log.warning("%s", error)
+        self._said = str(error)

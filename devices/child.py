@@ -10,30 +10,29 @@ import contextlib
 import logging
 import os
 import platform
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FrameType
 
 from nas.core.errors import NasError
-from nas.devices.agent import Agent, Attached
+from nas.core.logs import configure_logs
+from nas.devices.agent import Agent
+from nas.devices.attachments import THIS_MACHINE, Attachments
 from nas.devices.client import JobClient
-from nas.devices.content import ContentFolder
-from nas.devices.describe import boot_id, describe
-from nas.devices.download import Downloads
-from nas.devices.hostlock import HostLock
-from nas.devices.manifest import PinnedManifest
+from nas.devices.describe import describe
+from nas.devices.host import end_on_signals, make_agent, served
 from nas.devices.transports.local import LocalTransport
 
 _STOP_WITHIN_S = 10.0
 
 
 @contextlib.contextmanager
-def child_agent(server: str, *, cache: Path, lock: Path, state: Path, key: str) -> Iterator[subprocess.Popen[bytes]]:
+def child_agent(
+    server: str, *, cache: Path, lock: Path, state: Path, key: str, devices: Path | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """An agent of this machine that serves `server` while the context is open.
 
     Args:
@@ -42,10 +41,10 @@ def child_agent(server: str, *, cache: Path, lock: Path, state: Path, key: str) 
         lock: folder of the host lock.
         state: folder for what the agent must not forget.
         key: public key of the coordinator, whose signature every runner manifest must carry.
+        devices: list of the devices that are served beside this machine (`nas.devices.attachments`).
     """
-    options = {"--server": server, "--cache": cache, "--lock": lock, "--state": state, "--key": key}
-    arguments = [str(part) for option in options.items() for part in option]
-    with subprocess.Popen([sys.executable, "-m", __name__, *arguments], stdin=subprocess.PIPE) as process:
+    arguments = child_arguments(server, cache=cache, lock=lock, state=state, key=key, devices=devices)
+    with subprocess.Popen([sys.executable, *arguments], stdin=subprocess.PIPE) as process:
         try:
             yield process
         finally:
@@ -57,6 +56,15 @@ def child_agent(server: str, *, cache: Path, lock: Path, state: Path, key: str) 
                 process.kill()
 
 
+def child_arguments(
+    server: str, *, cache: Path, lock: Path, state: Path, key: str, devices: Path | None = None
+) -> list[str]:
+    """What Python is called with for such an agent; see `child_agent`."""
+    options = {"--server": server, "--cache": cache, "--lock": lock, "--state": state, "--key": key}
+    options |= {"--devices": devices} if devices else {}
+    return ["-m", __name__, *(str(part) for option in options.items() for part in option)]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the agent until standard input ends or a signal comes. The exit code."""
     parser = argparse.ArgumentParser(prog="nas-agent")
@@ -64,14 +72,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--key", required=True)
     for folder in ("--cache", "--lock", "--state"):
         parser.add_argument(folder, type=Path, required=True)
+    parser.add_argument("--devices", type=Path, help="list of the devices that are served beside this machine")
     options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    configure_logs()
     client = JobClient.open(options.server)
     try:
-        agent = local_agent(client, cache=options.cache, lock=options.lock, state=options.state, key=options.key)
+        agent = _local_agent(client, options)
         _end_with_parent(agent)
-        _end_on_signals(agent)
+        end_on_signals(agent)
         agent.run()
     except NasError as error:
         logging.error("%s", error)
@@ -81,18 +89,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def local_agent(client: JobClient, *, cache: Path, lock: Path, state: Path, key: str) -> Agent:
-    """An agent that serves this machine; the arguments are those of `child_agent`."""
-    transport = LocalTransport(cache)
-    device = describe(transport, platform.machine())
-    return Agent(
-        f"local-{device.id}"[:64],
-        client,
-        [Attached(device, transport, HostLock(lock))],
-        Downloads(client, ContentFolder(cache)),
-        PinnedManifest(client.manifest, key, state),
-        boot_id=boot_id(transport),
-    )
+def _local_agent(client: JobClient, options: argparse.Namespace) -> Agent:
+    here = describe(LocalTransport(options.cache), platform.machine()).id
+    folders = {"cache": options.cache, "lock": options.lock, "state": options.state}
+    attached = served(Attachments(options.devices), this_machine=True) if options.devices else lambda: (THIS_MACHINE,)
+    return make_agent(f"local-{here}"[:64], client, attached, key=options.key, **folders)
 
 
 def _end_with_parent(agent: Agent) -> None:
@@ -105,18 +106,6 @@ def _end_with_parent(agent: Agent) -> None:
         os._exit(1)
 
     threading.Thread(target=wait_for_end, name="parent", daemon=True).start()
-
-
-def _end_on_signals(agent: Agent) -> None:
-    """The first signal lets the running job finish, the second does not."""
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        for each in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(each, lambda number, frame: agent.abort())
-        agent.stop()
-
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, handle)
 
 
 if __name__ == "__main__":

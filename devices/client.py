@@ -14,12 +14,15 @@ from pydantic import BaseModel, ValidationError
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
 from nas.core.manifest import SignedManifest
 from nas.core.protocol import (
+    ENROL_PATH,
     FILE_PATH,
     HEARTBEAT_PATH,
     LEASE_PATH,
     MANIFEST_PATH,
     REGISTER_PATH,
     RESULT_PATH,
+    EnrolReply,
+    EnrolRequest,
     HeartbeatReply,
     HeartbeatRequest,
     LeaseReply,
@@ -33,14 +36,21 @@ from nas.core.protocol import (
 Reply = TypeVar("Reply", bound=BaseModel)
 
 _TIMEOUT_S = 10.0
+_KEPT_S = 60.0
+"""Idle connections: longer than between heartbeats, so that they cost no handshakes; the coordinator keeps 75 s."""
+
 _RETRYABLE = {408, 425, 429}
+
+
+class NotAdmitted(NasError):
+    """The coordinator does not let this agent in: its secret was revoked, or was never good there."""
 
 
 class JobClient:
     """Speaks to one coordinator. Safe for use by several threads.
 
     Every method raises `InfrastructureFailed` where the coordinator cannot be reached or is in trouble (a retry can
-    help), and `NasError` where it refuses.
+    help), `NotAdmitted` where the agent itself is not wanted, and `NasError` where it refuses a request.
 
     Args:
         http: a client whose base URL is the coordinator's; tests give one with a transport of their own.
@@ -52,19 +62,26 @@ class JobClient:
         self.local = local
 
     @classmethod
-    def open(cls, url: str, *, token: str | None = None, verify: ssl.SSLContext | bool = True) -> JobClient:
+    def open(cls, url: str, *, auth: tuple[str, str] | None = None, verify: ssl.SSLContext | bool = True) -> JobClient:
         """A client for `http+unix:///path/of.sock`, `https://host` or `http://host`.
+
+        Args:
+            url: of the coordinator.
+            auth: the agent's name and secret, where the coordinator asks for them.
+            verify: whom to believe that it is the coordinator.
 
         Raises:
             InvalidInput: another kind of URL.
         """
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        # Every device holds one connection for its long poll, and one for the heartbeats of its job.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=_KEPT_S)
         parts = urlsplit(url)
         if parts.scheme == "http+unix":
-            transport = httpx.HTTPTransport(uds=unquote(parts.path))
-            http = httpx.Client(base_url="http://coordinator", transport=transport, headers=headers)
+            transport = httpx.HTTPTransport(uds=unquote(parts.path), limits=limits)
+            http = httpx.Client(base_url="http://coordinator", transport=transport)
         elif parts.scheme in ("http", "https") and parts.netloc:
-            http = httpx.Client(base_url=url, verify=verify, headers=headers)
+            # Proxies and passwords of the user's environment have no say here.
+            http = httpx.Client(base_url=url, verify=verify, auth=auth, limits=limits, trust_env=False)
         else:
             raise InvalidInput(f"server {url!r}: give http+unix:///path/of.sock, https://host or http://host")
         return cls(http, local=parts.scheme == "http+unix")
@@ -72,6 +89,10 @@ class JobClient:
     def close(self) -> None:
         """Ends the connections."""
         self._http.close()
+
+    def enrol(self, request: EnrolRequest) -> EnrolReply:
+        """Spends a token for the agent's own secret. Not to be repeated: the reply comes once."""
+        return self._post(ENROL_PATH, request, EnrolReply)
 
     def register(self, request: RegisterRequest) -> RegisterReply:
         """Makes the agent and its devices known; harmless when repeated."""
@@ -98,7 +119,7 @@ class JobClient:
     @contextmanager
     def file(self, sha256: str, start: int = 0) -> Iterator[httpx.Response]:
         """The streamed answer to a download, from byte `start` where the coordinator can do that (status 206)."""
-        headers = {"Range": f"bytes={start}-"} if start else {}
+        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
         path = FILE_PATH.format(sha256=sha256)
         with _explained(), self._http.stream("GET", path, headers=headers, timeout=_TIMEOUT_S) as response:
             if response.is_error:
@@ -135,4 +156,6 @@ def _refusal(response: httpx.Response) -> NasError:
     message = f"coordinator: {response.request.url.path}: {response.status_code} {response.text[:400]}"
     if response.is_server_error or response.status_code in _RETRYABLE:
         return InfrastructureFailed(message)
+    if response.status_code == httpx.codes.UNAUTHORIZED:
+        return NotAdmitted(f"{message}; enrol this host again: get a line with 'nas agent token' at the coordinator")
     return NasError(message)

@@ -1,64 +1,95 @@
-"""Reads what a Linux device is from its /proc, /sys and /etc."""
+"""Reads what a Linux or Android device is: from its /proc, /sys and /etc, and from Android's properties."""
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from nas.core.cores import show_cores
 from nas.core.device import Device
+from nas.core.errors import InvalidInput
+from nas.devices import clusters
+from nas.devices.plain import plain
+from nas.devices.probes import energy
 from nas.devices.probes.memory import total_memory_mb
 from nas.devices.probes.unread import Unread, read
-from nas.devices.transports.base import Tree
+from nas.devices.snapshot import Snapshot
+from nas.devices.transports.base import Reader, Tree
 
-_SIMD = re.compile(r"ssse3|sse4_[12]|avx.*|f16c|fma|bmi2|amx_.*|asimd.*|i8mm|bf16|sve.*|sme2?|neon")
-_ARM_PARTS = {
-    0xD03: "Cortex-A53",
-    0xD05: "Cortex-A55",
-    0xD08: "Cortex-A72",
-    0xD0B: "Cortex-A76",
-    0xD0C: "Neoverse-N1",
-    0xD40: "Neoverse-V1",
-    0xD41: "Cortex-A78",
-    0xD44: "Cortex-X1",
-    0xD46: "Cortex-A510",
-    0xD47: "Cortex-A710",
-    0xD48: "Cortex-X2",
-    0xD49: "Neoverse-N2",
-    0xD4D: "Cortex-A715",
-    0xD4E: "Cortex-X3",
-    0xD4F: "Neoverse-V2",
-    0xD80: "Cortex-A520",
-    0xD81: "Cortex-A720",
-    0xD82: "Cortex-X4",
-}
-"""ARM's own cores (implementer 0x41) by part number of MIDR_EL1."""
+_SIMD = re.compile(
+    r"ssse3|sse4_[12]|avx[a-z0-9_]{0,20}|f16c|fma|bmi2|amx_[a-z0-9_]{0,12}|asimd[a-z0-9]{0,8}|fphp|i8mm|bf16|sve[a-z0-9_]{0,12}|sme2?|neon"
+)
+_TREE = "/sys/firmware/devicetree/base"
+_MODELS = (f"{_TREE}/model", "/sys/class/dmi/id/product_name")
+_SERIAL, _COMPATIBLE, _PAGES = f"{_TREE}/serial-number", f"{_TREE}/compatible", "/proc/self/smaps"
+_FILES = (
+    *("/proc/meminfo", "/proc/sys/kernel/osrelease", "/proc/sys/kernel/hostname", "/etc/os-release", "/etc/machine-id"),
+    *(*_MODELS, _SERIAL, _COMPATIBLE, _PAGES, *clusters.FILES, *energy.FILES),
+)
+_MACHINE = "uname -m"
+PROPERTIES = (
+    "getprop | grep -E '^[[]ro[.](product[.](manufacturer|model|cpu[.]abilist)|soc|build[.](version|id)|.*serialno)'"
+)
+"""Android's own words about itself."""
 
 
-def describe(tree: Tree, machine: str, transport: str = "local") -> Device:
-    """The device behind `tree`.
+def describe(
+    reader: Reader,
+    machine: str | None = None,
+    transport: str = "local",
+    *,
+    tags: Sequence[str] = (),
+    pinned_to: Sequence[int] = (),
+) -> Device:
+    """The device behind `reader`, read in one exchange.
 
-    Its id is the processor's name and a hash of /etc/machine-id, so it outlives reboots and new host names.
+    Its id is made of the processor's or phone's name and a hash of what tells it from others of its kind
+    (/etc/machine-id, serial numbers), so it outlives reboots and new host names.
 
     Args:
-        tree: reads the device's files.
-        machine: what `uname -m` says there.
+        reader: reads the device's files.
+        machine: what `uname -m` says there; None: it is asked.
         transport: how it is reached.
+        tags: given by its owner.
+        pinned_to: cores that its owner chose for runners.
 
     Raises:
         Unread: no /proc/cpuinfo or /proc/meminfo, so this is no Linux.
+        InvalidInput: a core of `pinned_to` is not there.
     """
-    cpuinfo = read(tree, "/proc/cpuinfo")
-    cpu = _cpu_name(cpuinfo, machine)
+    there = Snapshot.take(reader, _FILES, (_MACHINE, PROPERTIES))
+    machine = machine or _machine(there)
+    android = _properties(there)
+    designs = clusters.designs(there, f"unnamed {machine} processor")
+    if absent := set(pinned_to) - set(designs):
+        raise InvalidInput(f"there is no core {show_cores(absent)}: the device has {show_cores(designs)}")
+    cpu = _cpu_name(there, designs)
+    model = plain(_phone(android) if android else _model(there, machine))
+    unread: dict[str, str] = {}
+    optional: dict[str, Callable[[], Any]] = {
+        "soc": lambda: _soc(there, android),
+        "page_size": lambda: _page_size(there),
+        "energy_counter": lambda: energy.energy_counter(there).name,
+    }
+    values = {name: _unless_unread(name, probe, unread) for name, probe in optional.items()}
     return Device(
-        id=f"{_slug(cpu, machine)}-{_identity(tree, cpu)}",
+        id=f"{_slug(model if android else cpu, machine)}-{_identity(there, android, cpu)}",
         transport=transport,
-        model=_model(tree, machine),
-        cpu=cpu,
+        model=model,
+        cpu=plain(cpu),
         target=f"{machine}-linux",
-        cpu_features=_features(cpuinfo),
-        cores=len(re.findall(r"^processor\s*:", cpuinfo, re.MULTILINE)),
-        memory_mb=round(total_memory_mb(tree)),
-        os=_os(tree),
+        abis=tuple(plain(abi) for abi in android.get("ro.product.cpu.abilist", "").split(",")[:16] if abi),
+        cpu_features=_features(there),
+        cores=len(designs),
+        clusters=clusters.clusters(there, designs),
+        pinned_to=tuple(sorted(set(pinned_to))),
+        memory_mb=round(total_memory_mb(there)),
+        os=plain(_os(there, android)),
+        tags=tuple(tags),
+        unread=unread,
+        **values,
     )
 
 
@@ -71,21 +102,49 @@ def boot_id(tree: Tree) -> str:
     return read(tree, "/proc/sys/kernel/random/boot_id")
 
 
-def _cpu_name(cpuinfo: str, machine: str) -> str:
-    if name := _field(cpuinfo, "model name") or _field(cpuinfo, "Hardware"):
-        return name
-    parts = re.findall(r"^CPU implementer\s*: (\S+)\n(?:.*\n)*?CPU part\s*: (\S+)", cpuinfo, re.MULTILINE)
-    return " + ".join(sorted({_arm_name(*part) for part in parts})) or f"unnamed {machine} processor"
+def _unless_unread(name: str, probe: Callable[[], Any], unread: dict[str, str]) -> Any:
+    """What `probe` reads; None where it cannot, with the reason in `unread`."""
+    try:
+        return probe()
+    except Unread as reason:
+        unread[name] = plain(str(reason))
+        return None
 
 
-def _arm_name(implementer: str, part: str) -> str:
-    known = _ARM_PARTS.get(int(part, 16)) if int(implementer, 16) == 0x41 else None
-    return known or f"{implementer}/{part}"
+def _machine(there: Snapshot) -> str:
+    try:
+        said = there.output(_MACHINE).strip()
+    except OSError as error:
+        raise Unread(f"{_MACHINE}: {error.strerror}") from error
+    if not re.fullmatch(r"[a-z0-9_]{1,32}", said):
+        raise Unread(f"{_MACHINE} says {said[:40]!r}")
+    return said
 
 
-def _features(cpuinfo: str) -> tuple[str, ...]:
-    listed = _field(cpuinfo, "flags") or _field(cpuinfo, "Features") or ""
-    return tuple(sorted(feature for feature in set(listed.split()) if _SIMD.fullmatch(feature)))
+def _properties(there: Snapshot) -> dict[str, str]:
+    """Android's properties; none elsewhere."""
+    try:
+        said = there.output(PROPERTIES)
+    except OSError:
+        return {}
+    return dict(re.findall(r"^\[(ro\.[\w.]{1,64})\]: \[(.{0,200})\]\r?$", said, re.MULTILINE))
+
+
+def _phone(android: Mapping[str, str]) -> str:
+    maker, model = android.get("ro.product.manufacturer", ""), android.get("ro.product.model", "")
+    return model if model.lower().startswith(maker.lower()) else f"{maker} {model}"
+
+
+def _cpu_name(there: Snapshot, designs: Mapping[int, str]) -> str:
+    cpuinfo = read(there, "/proc/cpuinfo")
+    return _field(cpuinfo, "model name") or _field(cpuinfo, "Hardware") or " + ".join(sorted(set(designs.values())))
+
+
+def _features(there: Snapshot) -> tuple[str, ...]:
+    """What every core has: of unlike ones, the smaller may lack something."""
+    lines = re.findall(r"^(?:flags|Features)\s*:(.*)$", read(there, "/proc/cpuinfo"), re.MULTILINE)
+    common = set.intersection(*(set(line.split()) for line in lines)) if lines else set()
+    return tuple(sorted(feature for feature in common if _SIMD.fullmatch(feature)))
 
 
 def _field(cpuinfo: str, name: str) -> str | None:
@@ -93,33 +152,51 @@ def _field(cpuinfo: str, name: str) -> str | None:
     return found[1].strip() if found else None
 
 
-def _model(tree: Tree, machine: str) -> str:
-    for path in ("/sys/firmware/devicetree/base/model", "/sys/class/dmi/id/product_name"):
-        name = _read_or_none(tree, path)
-        if name:
-            return name.rstrip("\0")
-    return f"unnamed {machine} machine"
+def _model(there: Snapshot, machine: str) -> str:
+    told = (_read_or_none(there, path) for path in _MODELS)
+    return next(filter(None, told), f"unnamed {machine} machine")
 
 
-def _os(tree: Tree) -> str:
-    release = _read_or_none(tree, "/etc/os-release") or ""
-    name = re.search(r'^PRETTY_NAME="?([^"\n]*)"?$', release, re.MULTILINE)
-    return f"{name[1] if name else 'Linux'}, kernel {read(tree, '/proc/sys/kernel/osrelease')}"
+def _soc(there: Snapshot, android: Mapping[str, str]) -> str:
+    """Android says it; a device tree lists what the board is compatible with, its chip last."""
+    named = f"{android.get('ro.soc.manufacturer', '')} {android.get('ro.soc.model', '')}".strip()
+    return plain(named or read(there, _COMPATIBLE).strip("\0").split("\0")[-1])
 
 
-def _identity(tree: Tree, cpu: str) -> str:
-    """Eight hex digits. machine-id(5) asks that the id itself be kept from others, so it is hashed."""
-    source = _read_or_none(tree, "/etc/machine-id") or read(tree, "/proc/sys/kernel/hostname")
-    return hashlib.sha256(f"hilnas device\0{source}\0{cpu}".encode()).hexdigest()[:8]
+def _page_size(there: Snapshot) -> int:
+    found = re.search(r"^KernelPageSize:\s+(\d{1,7}) kB$", read(there, _PAGES), re.MULTILINE)
+    if not found:
+        raise Unread(f"{_PAGES}: no KernelPageSize")
+    return int(found[1]) * 1024
 
 
-def _slug(cpu: str, machine: str) -> str:
-    without_marks = re.sub(r"\((R|TM)\)|\bCPU\b|@.*|\bProcessor\b", " ", cpu, flags=re.IGNORECASE)
+def _os(there: Snapshot, android: Mapping[str, str]) -> str:
+    release = _read_or_none(there, "/etc/os-release") or ""
+    pretty = re.search(r'^PRETTY_NAME="?([^"\n]*)"?$', release, re.MULTILINE)
+    name = pretty[1] if pretty else "Linux"
+    if version := android.get("ro.build.version.release"):
+        name = f"Android {version} ({android.get('ro.build.id', 'unnamed build')})"
+    return f"{name}, kernel {read(there, '/proc/sys/kernel/osrelease')}"
+
+
+def _identity(there: Snapshot, android: Mapping[str, str], cpu: str) -> str:
+    """Eight hex digits. machine-id(5) asks that the id itself be kept from others, so it is hashed.
+
+    Boards that run copies of one disk image have one machine-id, but each its serial number.
+    """
+    serial = android.get("ro.serialno") or android.get("ro.boot.serialno")
+    source = _read_or_none(there, "/etc/machine-id") or serial or read(there, "/proc/sys/kernel/hostname")
+    parts = ["hilnas device", source, cpu, *filter(None, [_read_or_none(there, _SERIAL)])]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]
+
+
+def _slug(name: str, machine: str) -> str:
+    without_marks = re.sub(r"\((R|TM)\)|\bCPU\b|@.*|\bProcessor\b", " ", name, flags=re.IGNORECASE)
     return re.sub(r"[^a-z0-9]+", "-", without_marks.lower()).strip("-")[:40].rstrip("-") or machine.replace("_", "-")
 
 
 def _read_or_none(tree: Tree, path: str) -> str | None:
     try:
-        return read(tree, path) or None
+        return read(tree, path).rstrip("\0") or None
     except Unread:
         return None

@@ -11,7 +11,7 @@ from typing import Protocol
 from nas.core.clock import Clock
 from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName, Unsupported
 from nas.core.plan import InputFile, Pair, Plan, PlanFile, RawRun, Round, RoundResult, Runner
-from nas.devices.condition import Observer
+from nas.devices.condition import Observer, foreign_cpu
 from nas.devices.transports.base import Cancelled, Transport, never
 
 KnownRunner = Callable[[Runner], bool]
@@ -195,10 +195,9 @@ def run_round(
     _cool_down(batch.cool_down_s, clock, beat, cancelled)
     pairs: list[Pair] = []
     for _ in range(batch.repetitions):
-        before = observer.before()
         drift = run(reference) if reference else None
         measured = run(candidate)
-        foreign = observer.foreign_cpu(before, [*([drift] if drift else []), measured])
+        foreign = foreign_cpu([*([drift] if drift else []), measured])
         pairs.append(Pair(reference=drift, candidate=measured, foreign_cpu=foreign))
         if _failed(measured) or (drift and _failed(drift)):
             break

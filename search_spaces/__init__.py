@@ -1,6 +1,6 @@
 """Search spaces that ship with hilnas, and their loader."""
 
 from nas.search_spaces.identity import space_difference, space_json, space_key
-from nas.search_spaces.loader import list_spaces, load_space, parse_space
+from nas.search_spaces.loader import list_spaces, load_space, parse_space, space_text
 
-__all__ = ["list_spaces", "load_space", "parse_space", "space_difference", "space_json", "space_key"]
+__all__ = ["list_spaces", "load_space", "parse_space", "space_difference", "space_json", "space_key", "space_text"]

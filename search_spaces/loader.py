@@ -21,19 +21,24 @@ def load_space(name_or_path: str | Path) -> SearchSpace:
         UnknownName: no packaged space of that name, and no such file.
         InvalidInput: the file cannot be used: one line for each problem, as `file:line: message`.
     """
-    path = Path(name_or_path)
-    packaged = _packaged()
-    if str(name_or_path).removesuffix(".yaml") in packaged and not path.exists():
-        path = packaged[str(name_or_path).removesuffix(".yaml")]
-    elif not path.is_file():
-        raise UnknownName("search space (no packaged one, and no such file)", str(name_or_path), packaged)
+    path = _file(name_or_path)
+    return parse_space(space_text(path), str(name_or_path) if path.name == str(name_or_path) else str(path))
+
+
+def space_text(name_or_path: str | Path) -> str:
+    """The YAML text of a packaged space or of a file.
+
+    Raises:
+        UnknownName: no packaged space of that name, and no such file.
+        InvalidInput: the file is too large or not text.
+    """
+    path = _file(name_or_path)
     if path.stat().st_size > 4 * MAX_CHARACTERS:
         raise InvalidInput(f"larger than {MAX_CHARACTERS:,} characters", where=str(path))
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise InvalidInput(f"not UTF-8 at byte {error.start}", where=str(path)) from None
-    return parse_space(text, str(name_or_path) if path.name == str(name_or_path) else str(path))
 
 
 def parse_space(text: str, name: str) -> SearchSpace:
@@ -59,6 +64,16 @@ def list_spaces() -> dict[str, str]:
 def _packaged() -> dict[str, Path]:
     folder = Path(str(resources.files("nas.search_spaces")))
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def _file(name_or_path: str | Path) -> Path:
+    path, packaged = Path(name_or_path), _packaged()
+    name = str(name_or_path).removesuffix(".yaml")
+    if name in packaged and not path.exists():
+        return packaged[name]
+    if not path.is_file():
+        raise UnknownName("search space (no packaged one, and no such file)", str(name_or_path), packaged)
+    return path
 
 
 def _check_reachable(space: SearchSpace, document: Document) -> None:

@@ -1,11 +1,16 @@
-"""CPU time that others used, from /proc/stat."""
+"""CPU time that others used, from /proc/stat, and how busy the device has been."""
 
 from __future__ import annotations
 
 import re
 
-from nas.devices.probes.unread import Unread, read
+from nas.devices.probes.unread import Unread, first_number, read
 from nas.devices.transports.base import Tree
+
+FILES = ("/proc/stat", "/proc/uptime")
+"""Read together: the one is what was used in the time that the other tells."""
+
+LOAD_FILES = ("/proc/loadavg",)
 
 _TICKS_PER_S = 100
 """USER_HZ, the unit of /proc/stat on every Linux ABI."""
@@ -23,11 +28,29 @@ def busy_s(tree: Tree) -> float:
         Unread: no /proc/stat.
     """
     line = read(tree, "/proc/stat").partition("\n")[0]
-    fields = re.fullmatch(r"cpu +(.+)", line)
+    fields = re.fullmatch(r"cpu +([0-9]{1,18}(?: [0-9]{1,18}){7,})", line)
     if not fields:
         raise Unread("/proc/stat: no line of all processors")
     user, nice, system, _idle, _iowait, interrupt, soft_interrupt, steal = map(int, fields[1].split()[:8])
     return (user + nice + system + interrupt + soft_interrupt + steal) / _TICKS_PER_S
+
+
+def uptime_s(tree: Tree) -> float:
+    """Seconds since boot, in steps of 10 ms.
+
+    Raises:
+        Unread: no /proc/uptime.
+    """
+    return first_number(tree, "/proc/uptime")
+
+
+def load_1min(tree: Tree) -> float:
+    """Processes that ran or waited for a disk, over the last minute.
+
+    Raises:
+        Unread: no /proc/loadavg.
+    """
+    return first_number(tree, "/proc/loadavg")
 
 
 def foreign_share(busy: float, ours: float | None, wall_s: float) -> float:

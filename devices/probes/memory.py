@@ -1,11 +1,31 @@
-"""Memory, from /proc/meminfo and /proc/vmstat."""
+"""Memory, from /proc/meminfo and /proc/vmstat; disk, from `df`."""
 
 from __future__ import annotations
 
 import re
 
 from nas.devices.probes.unread import Unread, read
+from nas.devices.snapshot import Snapshot
 from nas.devices.transports.base import Tree
+
+FILES = ("/proc/meminfo", "/proc/vmstat")
+DISK = "df -Pk ."
+
+
+def free_disk_mb(snapshot: Snapshot) -> float:
+    """What the file system that holds hilnas' files could still take, in MB.
+
+    Raises:
+        Unread: no `df`.
+    """
+    try:
+        said = snapshot.output(DISK)
+    except OSError as error:
+        raise Unread(f"{DISK}: {error.strerror}") from error
+    found = re.search(r"^\S.* [0-9]+ +[0-9]+ +([0-9]{1,15}) +[0-9]+% ", said, re.MULTILINE)
+    if not found:
+        raise Unread(f"{DISK} says {said[:80]!r}")
+    return int(found[1]) * 1024 / 1e6
 
 
 def free_memory_mb(tree: Tree) -> float:
@@ -32,14 +52,14 @@ def oom_kills(tree: Tree) -> int:
     Raises:
         Unread: no /proc/vmstat, or a kernel before 4.13.
     """
-    line = re.search(r"^oom_kill (\d+)$", read(tree, "/proc/vmstat"), re.MULTILINE)
+    line = re.search(r"^oom_kill ([0-9]{1,18})$", read(tree, "/proc/vmstat"), re.MULTILINE)
     if not line:
         raise Unread("/proc/vmstat: no oom_kill")
     return int(line[1])
 
 
 def _field(tree: Tree, name: str) -> float:
-    line = re.search(rf"^{name}:\s+(\d+) kB$", read(tree, "/proc/meminfo"), re.MULTILINE)
+    line = re.search(rf"^{name}:\s+([0-9]{{1,15}}) kB$", read(tree, "/proc/meminfo"), re.MULTILINE)
     if not line:
         raise Unread(f"/proc/meminfo: no {name}")
     return int(line[1]) * 1024 / 1e6

@@ -9,6 +9,10 @@ from nas.devices.transports.base import Tree
 
 _ZONES, _MONITORS = "/sys/class/thermal", "/sys/class/hwmon"
 _PROCESSOR = re.compile(r"x86_pkg_temp|.*cpu.*|.*soc.*|.*core.*|k10temp|zenpower|tsens.*", re.IGNORECASE)
+FILES = (
+    *(f"{_ZONES}/thermal_zone*/{name}" for name in ("type", "temp")),
+    *(f"{_MONITORS}/*/{name}" for name in ("name", "temp*_input")),
+)
 _PLAUSIBLE_C = (-40.0, 150.0)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
 
 from nas.devices.transports.base import Tree
@@ -31,6 +33,22 @@ def names(tree: Tree, folder: str, wanted: Callable[[str], bool] = lambda name: 
         return []
 
 
+def first_number(tree: Tree, path: str) -> float:
+    """The first word of a file.
+
+    Raises:
+        Unread: it is no number that makes sense, or cannot be read.
+    """
+    text = read(tree, path)
+    try:
+        value = float(text.split()[0])
+    except (ValueError, IndexError):
+        raise Unread(f"{path}: {text[:40]!r} begins with no number") from None
+    if not math.isfinite(value):
+        raise Unread(f"{path}: {text[:40]!r} begins with no number")
+    return value
+
+
 def number(tree: Tree, path: str) -> int:
     """A file that holds one whole number.
 
@@ -38,7 +56,6 @@ def number(tree: Tree, path: str) -> int:
         Unread: it does not, or cannot be read.
     """
     text = read(tree, path)
-    try:
-        return int(text)
-    except ValueError:
-        raise Unread(f"{path}: {text[:40]!r} is not a number") from None
+    if not re.fullmatch(r"-?[0-9]{1,18}", text):
+        raise Unread(f"{path}: {text[:40]!r} is not a number")
+    return int(text)

@@ -7,7 +7,7 @@ Errors tell whether a retry can help:
     - `StaleLease`: the device was given to another holder; a job leased anew can help.
 - `Unsupported`: this device cannot do that, and will not the next time either.
 - `Cancelled`: the caller asked for it.
-- `OSError` (of `read_text` and `names` only): the file is not there or may not be read; for probes that is an answer.
+- `OSError` (of what reads files): it is not there or may not be read; for probes that is an answer.
 
 What a process does (exit code, death by signal, deadline, too much output) is a result, never an error.
 """
@@ -26,7 +26,10 @@ STDERR_TAIL = 8192
 """Bytes of stderr kept."""
 
 TEXT_LIMIT = 1 << 16
-"""Bytes that `read_text` reads at most."""
+"""Bytes that `read_text` reads at most, and `read_many` of each file."""
+
+READING_LIMIT = 1 << 20
+"""Bytes of all that one `read_many` may bring."""
 
 _AUTHORITY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -116,7 +119,27 @@ class Tree(Protocol):
         """
 
 
-class Transport(Tree, Protocol):
+class Reader(Tree, Protocol):
+    """A `Tree` over a wire, where what is wanted at one moment is better asked for at once."""
+
+    def read_many(self, paths: Sequence[str], commands: Sequence[str] = ()) -> dict[str, str | OSError]:
+        """Files, in this order, and then what commands of the device print: one exchange.
+
+        Args:
+            paths: absolute. `*` and `?` in one stand for parts of names, as in a shell; one that matches nothing is not
+                in the answer.
+            commands: lines for the device's shell, run in the folder of the transport's files. Constants of ours only,
+                never made of anything else.
+
+        Returns:
+            Path or command -> text, at most `TEXT_LIMIT` bytes of it, or why there is none.
+
+        Raises:
+            InfrastructureFailed: the device failed, or it is more than `READING_LIMIT` in all.
+        """
+
+
+class Transport(Reader, Protocol):
     """A wire to one device. Remote paths are plain strings, made by `push`, `make` and `bundle` only."""
 
     def connect(self) -> None:

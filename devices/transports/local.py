@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from nas.core.canonical import content_hash
@@ -16,6 +18,7 @@ from nas.devices.transports.fence import Fence
 from nas.devices.transports.process import run_supervised
 
 _KEPT_BYTES = 8 << 30
+_COMMAND_S = 10.0
 _BASE_ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
 
 
@@ -145,6 +148,38 @@ class LocalTransport:
     def names(self, folder: str) -> list[str]:
         """See `Tree.names`."""
         return sorted(path.name for path in self._under_root(folder).iterdir())
+
+    def read_many(self, paths: Sequence[str], commands: Sequence[str] = ()) -> dict[str, str | OSError]:
+        """See `Reader.read_many`."""
+        found: dict[str, str | OSError] = {}
+        for path in self._expanded(paths):
+            try:
+                found[path] = self.read_text(path)
+            except OSError as error:
+                found[path] = error
+        return found | {command: self._said(command) for command in commands}
+
+    def _expanded(self, paths: Sequence[str]) -> Iterator[str]:
+        for path in paths:
+            if "*" in path or "?" in path:
+                matches = sorted(self._root.glob(path[1:]))
+                yield from (f"/{match.relative_to(self._root)}" for match in matches)
+            else:
+                yield path
+
+    def _said(self, command: str) -> str | OSError:
+        program = command.split()[0]
+        if shutil.which(program, path=_BASE_ENV["PATH"]) is None:
+            return FileNotFoundError(errno.ENOENT, "No such command", program)
+        self._content.root.mkdir(parents=True, exist_ok=True)
+        try:
+            done = subprocess.run(
+                ["sh", "-c", command], env=_BASE_ENV, cwd=self._content.root, stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=_COMMAND_S, check=False,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return error if isinstance(error, OSError) else TimeoutError(errno.ETIMEDOUT, f"no end of {command!r}")
+        return done.stdout[:TEXT_LIMIT].decode(errors="replace")
 
     def _under_root(self, path: str) -> Path:
         assert path.startswith("/"), path

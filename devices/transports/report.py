@@ -1,12 +1,15 @@
-"""What `supervise.sh` says at the end of a run."""
+"""What scripts on a device say: `supervise.sh` at the end of a run, and many files at once."""
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nas.core.errors import InfrastructureFailed
 
+_HEAD = re.compile(r"\n?^==(?:>|! (\d{1,3})) (.+) <==\n", re.MULTILINE)
 _TIME = re.compile(r"(\d+)m([\d.]+)s")
 
 
@@ -73,6 +76,17 @@ def read_report(said: bytes, run: str, name: str) -> Report:
     except (ValueError, IndexError) as error:
         raise InfrastructureFailed(f"{name}: the connection ended during the run: {said[-200:]!r}") from error
     return Report(output, errors, sum(times[2:4]), sum(times[4:8]), verdict, ran)
+
+
+def read_sections(said: str, paths: Sequence[str]) -> dict[str, str | OSError]:
+    """Parses what `scripts.READ_MANY` said of `paths`: name -> text, or why there is none."""
+    _, *parts = _HEAD.split(said)
+    wildcards = {path for path in paths if "*" in path or "?" in path}
+    found: dict[str, str | OSError] = {}
+    for number, name, text in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+        if name not in wildcards and name != os.devnull:
+            found[name] = OSError(int(number), os.strerror(int(number)), name) if number else text
+    return found
 
 
 def _ran(verdict: tuple[str, ...]) -> Ran:

@@ -97,6 +97,41 @@ head -c 65536 "$1" 2>/dev/null
 """
 """The start of the file $1; exit codes are those of errno."""
 
+READ_MANY = """
+cd "$3" || exit
+commands=$2
+IFS='
+'
+set -- $1
+for path; do
+    shift
+    if [ ! -e "$path" ]; then
+        echo "==! 2 $path <=="
+    elif [ ! -r "$path" ]; then
+        echo "==! 13 $path <=="
+    else
+        set -- "$@" "$path"
+    fi
+done
+head -c 65536 /dev/null "$@" 2>/dev/null
+set -f
+for line in $commands; do
+    if command -v "${line%% *}" >/dev/null; then
+        echo
+        echo "==> $line <=="
+        (unset IFS; set +f; eval "$line") 2>/dev/null | head -c 65536
+    else
+        echo
+        echo "==! 2 $line <=="
+    fi
+done
+"""
+"""The files of $1 and what the commands of $2 print, one a line, from the folder $3.
+
+Each stands under a line `==> NAME <==`, as `head` says it for several files; where there is nothing, `==! ERRNO NAME
+<==` is said instead. One `head` reads all files, and `echo` is part of every shell: a process for each file would cost
+more than all the rest. Commands have no backslashes, which some shells' `echo` would interpret."""
+
 NAMES = """
 [ -e "$1" ] || exit 2
 [ -d "$1" ] || exit 20

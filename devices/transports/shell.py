@@ -21,6 +21,7 @@ from nas.core.errors import InfrastructureFailed, Unsupported
 from nas.devices.content import file_sha256
 from nas.devices.transports import scripts
 from nas.devices.transports.base import (
+    READING_LIMIT,
     STDERR_TAIL,
     TEXT_LIMIT,
     Cancelled,
@@ -31,7 +32,7 @@ from nas.devices.transports.base import (
     never,
 )
 from nas.devices.transports.remote import LONG_S, SLICE_S, RemoteShell
-from nas.devices.transports.report import Ran, Report, find_report, read_report
+from nas.devices.transports.report import Ran, Report, find_report, read_report, read_sections
 from nas.devices.transports.wire import Stream, Wire
 
 KEPT_KB = 8_000_000
@@ -248,6 +249,13 @@ class ShellTransport:
     def names(self, folder: str) -> list[str]:
         """See `Tree.names`."""
         return sorted(self._read(scripts.NAMES, folder).decode(errors="replace").splitlines())
+
+    def read_many(self, paths: Sequence[str], commands: Sequence[str] = ()) -> dict[str, str | OSError]:
+        """See `Reader.read_many`."""
+        assert not any("\n" in line or "\\" in line for line in commands), commands
+        arguments = ("\n".join(paths), "\n".join(commands), self._there().root)
+        _, said = self._shell.call(scripts.READ_MANY, *arguments, limit=READING_LIMIT)
+        return read_sections(said.decode(errors="replace"), paths)
 
     def _read(self, script: str, path: str) -> bytes:
         code, said = self._shell.call(script, path, limit=4 * TEXT_LIMIT)

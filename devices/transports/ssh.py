@@ -24,6 +24,7 @@ from paramiko.ssh_exception import (
 )
 
 from nas.core import paths
+from nas.core.durable import locked
 from nas.core.errors import InfrastructureFailed, InvalidInput, Unsupported
 from nas.devices.transports.base import STDERR_TAIL, NotTrusted
 from nas.devices.transports.shell import ShellTransport
@@ -93,8 +94,14 @@ def host_key(address: SshAddress) -> paramiko.PKey:
         return transport.get_remote_server_key()
 
 
-def pin(address: SshAddress, key: paramiko.PKey, keys: Path) -> None:
-    """Trusts `key`, and no other, for the machine at `address` from now on.
+def pinned_fingerprints(address: SshAddress, keys: Path) -> list[str]:
+    """Fingerprints, `SHA256:...`, of the keys that are trusted for the machine: one for each type of key."""
+    known = _known_hosts(keys).lookup(address.known_as)
+    return [key.fingerprint for key in known.values()] if known else []
+
+
+def pin(address: SshAddress, key: paramiko.PKey | None, keys: Path) -> None:
+    """Trusts `key`, and no other, for the machine at `address` from now on; None: none.
 
     Args:
         address: the machine.
@@ -102,13 +109,20 @@ def pin(address: SshAddress, key: paramiko.PKey, keys: Path) -> None:
         keys: folder of `known_hosts`.
     """
     keys.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with locked(keys / "known_hosts.lock"):
+        pinned = _known_hosts(keys)
+        while address.known_as in pinned:  # an entry for each type of key
+            del pinned[address.known_as]
+        if key is not None:
+            pinned.add(address.known_as, key.get_name(), key)
+        temporary = keys / ".known_hosts.new"
+        pinned.save(str(temporary))
+        temporary.replace(keys / "known_hosts")
+
+
+def _known_hosts(keys: Path) -> paramiko.HostKeys:
     path = keys / "known_hosts"
-    pinned = paramiko.HostKeys(str(path) if path.exists() else None)
-    pinned.pop(address.known_as, None)
-    pinned.add(address.known_as, key.get_name(), key)
-    temporary = path.with_name(".known_hosts.new")
-    pinned.save(str(temporary))
-    temporary.replace(path)
+    return paramiko.HostKeys(str(path) if path.exists() else None)
 
 
 class SshWire:

@@ -109,7 +109,8 @@ keep() {
     [ -e "$here/late" ] && late=1
     # The group may be another's by now: its first process is gone.
     kill_holders "$run"
-    kill -9 -$watcher
+    # It may not be a group yet; left alone it would keep the agent's terminal open, and the agent waiting.
+    kill -9 -$watcher || kill -9 $watcher
     [ "$fence" = - ] || admit || return
     rss=$(tail -n 1 "$here/rss" || echo -)
     echo "ran $code $from $to $late ${rss:--}" >"$here/end"

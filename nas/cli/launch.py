@@ -12,14 +12,16 @@ from typing import Annotated, Any
 import typer
 
 from nas.cli.database import DatabaseOption, open_store
+from nas.cli.launch_there import launch_there
 from nas.cli.lazy import command_app
 from nas.cli.live import live_display
 from nas.cli.output import JsonFlag, print_fields, print_json, say
+from nas.cli.remote import ServerOption
 from nas.cli.space_view import plan_fields
 from nas.cli.study_view import print_agreement, print_front
 from nas.core import paths
 from nas.core.errors import InvalidInput
-from nas.search_spaces import load_space, space_key
+from nas.search_spaces import load_space, space_key, space_text
 from nas.service.launch import LaunchOptions, launch, support_filter
 from nas.service.report import study_report
 from nas.store import studies
@@ -38,6 +40,7 @@ def command(
         int | None,
         typer.Option("--trials", "-n", min=1, help="Layouts to try, references not counted; default: the space's."),
     ] = None,
+    server: ServerOption = None,
     db: DatabaseOption = None,
     ray_address: Annotated[str | None, typer.Option("--ray-address", help="Compute on this Ray cluster.")] = None,
     workers: Annotated[
@@ -56,7 +59,8 @@ def command(
     """Search a space and report its Pareto front.
 
     Layouts are proposed, exported, measured on the space's devices, and trained in small if they keep the budgets.
-    Ctrl-C stops cleanly; --resume goes on, also after a crash.
+    Ctrl-C stops cleanly; --resume goes on, also after a crash. With --server the study is submitted to a coordinator
+    and followed from here; Ctrl-C leaves it running there.
     """
     if resume and study is None:
         raise InvalidInput("--resume needs the name of the study", where="--study")
@@ -71,6 +75,9 @@ def command(
         accept_noise=accept_noise,
         workers=workers,
     )
+    if server is not None and not dry_run:
+        launch_there(options, space_text(space), server, json)
+        return
     support_filter(options.space)
     if dry_run:
         _show_plan(options, json)

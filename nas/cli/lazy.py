@@ -16,14 +16,18 @@ COMMANDS = {
     "launch": "Search a space and report its Pareto front.",
     "space": "List, show, validate and sample search spaces.",
     "study": "List, show, steer and exchange studies.",
+    "device": "Attach, list, show, check and steer devices.",
     "bench": "Measure one layout or model file on a device.",
     "export": "Write a layout as a model file of a runtime.",
     "generate": "Write text with a trained proxy.",
+    "agent": "Serve devices of this host to a coordinator.",
     "runtime": "List runtimes and build them.",
     "serve": "Serve device agents of other hosts.",
     "doctor": "Check this machine and say how to fix what is wrong.",
     "gc": "Remove model files, checkpoints and lowered programs that nothing needs.",
     "db": "Maintain the database.",
+    "token": "Create, list and revoke the API tokens of people.",
+    "server": "Make coordinators known, for --server.",
 }
 """Command -> its line in `nas --help`; each is a module of this package with an `app`."""
 

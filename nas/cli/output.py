@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+LogJsonFlag = Annotated[bool, typer.Option("--log-json", help="Log JSON lines, for a log collector.")]
 
 
 def say(message: str) -> None:
@@ -46,6 +48,11 @@ def print_fields(fields: Iterable[tuple[str, object]]) -> None:
     width = max((len(name) for name, _ in pairs), default=0)
     for name, value in pairs:
         typer.echo(f"{name:<{width}}  {value}")
+
+
+def when(at: float | None) -> str:
+    """A moment in seconds since the epoch, in this machine's time zone; 'never' for None and 0."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) if at else "never"
 
 
 def duration(seconds: float) -> str:

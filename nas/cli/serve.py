@@ -11,7 +11,8 @@ import typer
 
 from nas.cli.database import DatabaseOption, open_store
 from nas.cli.lazy import command_app
-from nas.cli.output import print_fields, say
+from nas.cli.output import LogJsonFlag, print_fields, say
+from nas.core.logs import configure_logs
 from nas.service.serve import PORT, ServeOptions, serving
 
 app = command_app()
@@ -27,18 +28,23 @@ def serve(
         list[str] | None,
         typer.Option("--name", help="A further name or address of this server, for its certificate; may be repeated."),
     ] = None,
+    studies: Annotated[int, typer.Option("--studies", min=1, help="Submitted studies that run side by side.")] = 2,
+    log_json: LogJsonFlag = False,
     db: DatabaseOption = None,
 ) -> None:
-    """Serve device agents of other hosts, over TLS, until it is told to stop.
+    """Serve device agents of other hosts, and people, over TLS, until it is told to stop.
 
     Without --host only this machine can connect. The first --name is what agents are told to connect to. Ctrl-C or
-    SIGTERM lets requests end; agents finish what they run, and hand it in when the coordinator is back.
+    SIGTERM lets requests end; agents finish what they run, and hand it in when the coordinator is back. Studies go
+    on as well.
     """
+    configure_logs(as_json=log_json)
     stop = _stop_on_signals()
-    options = ServeOptions(host, port, tuple(name or ()))
+    options = ServeOptions(host, port, tuple(name or ()), studies)
     with open_store(db, create=True) as store, serving(store, options) as service:
         print_fields([("url", service.url), ("ca", service.certificates.ca_sha256)])
         say("enrol an agent: run 'nas agent token' here, and 'nas agent enrol LINE' on its host")
+        say(f"let somebody in: run 'nas token create NAME' here, and 'nas server add {service.url}' on their machine")
         stop.wait()
         say("stopping")
 

@@ -10,16 +10,19 @@ import typer
 from nas.cli import study_change, study_export
 from nas.cli.arguments import StudyArgument
 from nas.cli.database import DatabaseOption, open_store
+from nas.cli.follow import follow
 from nas.cli.lazy import command_app
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
+from nas.cli.remote import ServerOption, open_server
+from nas.cli.studies import read_report, read_studies
 from nas.cli.study_view import print_agreement, print_front, report_fields
+from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.core.space import SearchSpace
 from nas.core.trial import TrialState
 from nas.service.asking import replay as replay_log
 from nas.service.launch import support_filter
 from nas.service.ledger import all_events
-from nas.service.report import study_report
 from nas.store import studies, trials
 from nas.store.rows import Trial
 
@@ -29,20 +32,9 @@ study_export.register(app)
 
 
 @app.command("list")
-def list_studies(db: DatabaseOption = None, json: JsonFlag = False) -> None:
-    """List the studies of a database."""
-    with open_store(db) as store:
-        rows = [
-            {
-                "study": study.name,
-                "space": study.space["name"],
-                "state": study.state.value,
-                "desired_state": study.desired_state,
-                "trials": sum(trials.counts(store, study.id).values()),
-                "created": study.created,
-            }
-            for study in studies.all(store)
-        ]
+def list_studies(server: ServerOption = None, db: DatabaseOption = None, json: JsonFlag = False) -> None:
+    """List the studies of a database or a coordinator."""
+    rows = read_studies(server, db)
     if json:
         print_json({"studies": rows})
         return
@@ -51,10 +43,9 @@ def list_studies(db: DatabaseOption = None, json: JsonFlag = False) -> None:
 
 
 @app.command()
-def show(study: StudyArgument, db: DatabaseOption = None, json: JsonFlag = False) -> None:
+def show(study: StudyArgument, server: ServerOption = None, db: DatabaseOption = None, json: JsonFlag = False) -> None:
     """Show how a study stands, with its front."""
-    with open_store(db) as store:
-        report = study_report(store, study)
+    report = read_report(study, server, db)
     if json:
         print_json(report)
         return
@@ -70,12 +61,12 @@ def front(
     picture: Annotated[
         Path | None, typer.Option("--picture", metavar="FOLDER", help="Also write front.png and front.svg there.")
     ] = None,
+    server: ServerOption = None,
     db: DatabaseOption = None,
     json: JsonFlag = False,
 ) -> None:
     """Show a study's Pareto front, best first, below its references."""
-    with open_store(db) as store:
-        report = study_report(store, study)
+    report = read_report(study, server, db)
     if picture is not None:
         from nas.service.picture import draw_front  # matplotlib takes a second to load
 
@@ -85,6 +76,19 @@ def front(
         print_json({key: report[key] for key in ("study", "objectives", "hypervolume", "reference_point", "front")})
     else:
         print_front(report)
+
+
+@app.command("follow", no_args_is_help=True)
+def follow_study(
+    study: StudyArgument,
+    server: ServerOption = None,
+    after: Annotated[int, typer.Option("--after", min=0, help="Begin behind the event of this id.")] = 0,
+) -> None:
+    """Say what a study on a coordinator does, until it has ended; Ctrl-C leaves it running."""
+    if server is None:
+        raise InvalidInput("a launch without a coordinator shows itself; give the coordinator", where="--server")
+    with open_server(server) as client:
+        follow(client, study, after)
 
 
 @app.command("trials")

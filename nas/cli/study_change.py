@@ -9,6 +9,8 @@ import typer
 from nas.cli.arguments import StudyArgument
 from nas.cli.database import DatabaseOption, open_store
 from nas.cli.output import say
+from nas.cli.remote import ServerOption
+from nas.cli.studies import tell_study
 from nas.store import studies
 from nas.store.rows import DesiredState
 
@@ -20,14 +22,14 @@ def register(app: typer.Typer) -> None:
     app.command()(delete)
 
 
-def pause(study: StudyArgument, db: DatabaseOption = None) -> None:
+def pause(study: StudyArgument, server: ServerOption = None, db: DatabaseOption = None) -> None:
     """Tell a running study to pause: what runs is finished, nothing new begins. `nas launch --resume` goes on."""
-    _tell(study, "pause", db)
+    _tell(study, "pause", server, db)
 
 
-def stop(study: StudyArgument, db: DatabaseOption = None) -> None:
+def stop(study: StudyArgument, server: ServerOption = None, db: DatabaseOption = None) -> None:
     """Tell a running study to stop as soon as it can. `nas launch --resume` goes on; no finished stage is repeated."""
-    _tell(study, "stop", db)
+    _tell(study, "stop", server, db)
 
 
 def delete(
@@ -44,7 +46,6 @@ def delete(
     say(f"{study}: deleted")
 
 
-def _tell(study: str, desired: DesiredState, db: str | None) -> None:
-    with open_store(db) as store:
-        studies.set_desired_state(store, studies.get(store, study).id, desired)
+def _tell(study: str, desired: DesiredState, server: str | None, db: str | None) -> None:
+    tell_study(study, desired, server, db)
     say(f"{study}: told to {desired}")

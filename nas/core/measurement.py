@@ -53,6 +53,7 @@ class Figure(BaseModel):
     maximum: float | None = None
     n: int = 0
     unit: str
+    resolution: float | None = Field(None, description="smallest difference that could be told, where it is coarse")
     reason: str | None = None
 
 
@@ -60,7 +61,8 @@ class Measurement(BaseModel):
     """The result of one measure stage.
 
     `figures` holds at least ttft, prefill_tps, decode_p50, decode_p95, decode_mean, latency, peak_rss, prefill_rss,
-    decode_rss, load, file_size. Figures of time are drift-corrected: (candidate / reference) x calibrated reference.
+    decode_rss, load, energy_mj_per_token, file_size. Figures of time are drift-corrected: (candidate / reference) x
+    calibrated reference.
     """
 
     model_config = ConfigDict(extra="forbid")

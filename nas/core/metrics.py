@@ -19,6 +19,7 @@ class Metric:
         transform: coordinate in hypervolume: log of the ratio to the published reference, or the value itself.
         source: a device measurement, the artifact, or the proxy.
         doc: one line.
+        needs: a field of `Device` without which a device cannot tell it.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Metric:
     transform: Literal["log", "linear"]
     source: Literal["device", "artifact", "proxy"]
     doc: str
+    needs: Literal["energy_counter"] | None = None
 
 
 METRICS: dict[str, Metric] = {
@@ -41,6 +43,15 @@ METRICS: dict[str, Metric] = {
         Metric("peak_rss", "MB", "min", "log", "device", "peak resident memory of the runner, load included"),
         Metric("prefill_rss", "MB", "min", "log", "device", "peak resident memory during the prompt"),
         Metric("decode_rss", "MB", "min", "log", "device", "peak resident memory while decoding"),
+        Metric(
+            "energy_mj_per_token",
+            "mJ",
+            "min",
+            "log",
+            "device",
+            "energy of a whole run, loading and prompt included, per decoded token; needs an energy counter",
+            needs="energy_counter",
+        ),
         Metric("file_size", "MB", "min", "log", "artifact", "bytes of the exported file"),
     )
 }

@@ -63,19 +63,41 @@ class Plan(BaseModel):
     output_limit: int = Field(1 << 20, gt=0, description="bytes of stdout kept; more is the runner's fault")
 
 
+class EnergyUsed(BaseModel):
+    """How far an energy counter moved between the readings before and after a process.
+
+    It counts all that the counter sees, idle hardware and other processes included, from just before the process is
+    started until just after it ended: loading, warm-up, prompt and decode.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    counter: str = Field(max_length=200)
+    joules: float = Field(ge=0)
+    steps: int = Field(ge=0, description="the same in the counter's own unit")
+
+
 class Conditions(BaseModel):
     """What the device was like around one process. `None` carries its reason in `unread`."""
 
     model_config = ConfigDict(extra="forbid")
 
     foreign_cpu: float | None = Field(None, description="CPU share of other processes, in cores, during the process")
+    busy_cpu_s: float | None = Field(None, description="CPU seconds of all processes between the readings")
+    interval_s: float | None = Field(None, description="seconds between the readings, by the device's uptime")
+    load_1min: float | None = Field(None, description="processes that ran or waited for a disk, mean of a minute")
     temperature_c: float | None = None
     throttled: bool | None = None
     governor: str | None = None
     frequency_mhz: float | None = None
+    cluster_mhz: dict[str, float] | None = Field(None, description="cores of a cluster -> their frequency")
     power_source: str | None = None
     battery_percent: float | None = None
+    battery_status: str | None = Field(None, description="Charging, Discharging, Full or Not charging")
+    energy: EnergyUsed | None = None
     free_memory_mb: float | None = None
+    free_disk_mb: float | None = Field(None, description="where hilnas keeps its files")
+    screen_on: bool | None = None
     oom_kills: int | None = Field(None, description="processes that the kernel killed for memory meanwhile")
     unread: dict[str, str] = Field(default_factory=dict, description="field -> why it could not be read")
 

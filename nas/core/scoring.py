@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
+from nas.core.device import Device
 from nas.core.errors import InvalidInput
 from nas.core.measurement import Figure
 from nas.core.metrics import METRICS
@@ -178,6 +179,26 @@ def require_figures(space: SearchSpace, figures: Figures, what: str) -> None:
             if figure is None or figure.value is None:
                 reason = figure.reason if figure else "it was not measured"
                 raise InvalidInput(f"{what}: no {item.metric} at {'/'.join(filter(None, place))}: {reason}")
+
+
+def require_sensors(space: SearchSpace, devices: Mapping[str, Device]) -> None:
+    """Refuses a space before anything is measured where a device cannot tell what a budget or an objective needs.
+
+    Args:
+        space: its budgets and objectives.
+        devices: name in the space -> what it is.
+
+    Raises:
+        InvalidInput: naming the metric, the device and what it says about it.
+    """
+    items: tuple[Budget | Objective, ...] = (*space.budgets, *space.objectives)
+    for item in items:
+        needs = METRICS[item.metric].needs
+        for name in [item.device] if item.device else space.devices:
+            device = devices[name]
+            if needs is not None and getattr(device, needs) is None:
+                reason = device.unread.get(needs, "its agent is of a version that does not look for one")
+                raise InvalidInput(f"{item.metric} on {name}: {device.id} has no {needs.replace('_', ' ')}: {reason}")
 
 
 def ratio_of_limit(budget: Budget, published: Figures, place: Place) -> float | None:

@@ -18,7 +18,7 @@ from nas.service.off_loop import off_loop
 from nas.store import agents
 from nas.store.store import Store
 
-_REALM = {"WWW-Authenticate": 'Basic realm="hilnas"', "Connection": "close"}
+_REALM = {"WWW-Authenticate": 'Basic realm="hilnas"'}
 
 
 class Access(Protocol):
@@ -95,7 +95,7 @@ def guarded(access: Access) -> type[APIRoute]:
     return Guarded
 
 
-def _caller(request: Request) -> Any:
+async def _caller(request: Request) -> Any:  # a plain function would be called in a thread
     return request.state.caller
 
 

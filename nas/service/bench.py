@@ -77,13 +77,15 @@ def bench(options: BenchOptions, log: Log) -> Json:
 async def _bench(options: BenchOptions, spec: RuntimeSpace, farm: Farm, log: Log) -> Json:
     jobs = farm.jobs(None)
     scratch = paths.home() / "work"
-    preparer = Preparer(farm, jobs, options.protocol, scratch, log, options.accept_noise)
+    workloads = {"bench": options.workload}
+    preparer = Preparer(farm, jobs, options.protocol, scratch, log, options.accept_noise, workloads)
     place = await preparer.bench(options.device, spec, None)
     begun = time.monotonic()
     artifact = _artifact(options, spec, place.runtime, farm.store, scratch)
     exported = time.monotonic() - begun
     log(f"measuring {options.repetitions} repetitions on {place.device.id}")
-    subject = Subject(artifact, place.runtime, place.runner, place.device, options.workload)
+    workload = place.device.pinned(options.workload)
+    subject = Subject(artifact, place.runtime, place.runner, place.device, workload)
     # A bench is never answered from an earlier one.
     key = content_hash({"bench": artifact.sha256, "at": time.time()})
     taken = await measure(
@@ -141,7 +143,7 @@ def _report(options: BenchOptions, place: Bench, artifact: Artifact, taken: Meas
         "artifact": artifact.sha256,
         "runtime": {"name": taken.runtime, "build": taken.build, "patched": taken.patched},
         "device": {"id": place.device.id, "model": place.device.model, "cpu": place.device.cpu},
-        "workload": options.workload.key(),
+        "workload": taken.workload.key(),
         "ttft_ms": _median(figures["ttft"]),
         "prefill_tps": figures["prefill_tps"].value,
         "decode_ms": {
@@ -157,6 +159,7 @@ def _report(options: BenchOptions, place: Bench, artifact: Artifact, taken: Meas
             "prefill": figures["prefill_rss"].value,
             "decode": figures["decode_rss"].value,
         },
+        "energy_mj_per_token": _energy(figures["energy_mj_per_token"]),
         "file_mb": figures["file_size"].value,
         "load_ms": figures["load"].value,
         "reps": [_repetition(rep) for rep in taken.repetitions],
@@ -174,6 +177,15 @@ def _median(figure: Figure) -> Json:
         "max": figure.maximum,
         "ci95": [figure.low, figure.high],
         "n": figure.n,
+    }
+
+
+def _energy(figure: Figure) -> Json:
+    return {
+        "value": figure.value,
+        "ci95": [figure.low, figure.high],
+        "resolution": figure.resolution,
+        "reason": figure.reason,
     }
 
 

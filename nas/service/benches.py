@@ -88,8 +88,8 @@ class Preparer:
             )
         self.farm.admit(runtime, runner)
         model = self._reference_model(runtime, spec.quantisation)
-        self._require_workloads(runtime, model, runner)
-        plan = runtime.plan(model, runner, runtime.reference_workload(), _REFERENCE_DEADLINE_S)
+        self._require_workloads(runtime, model, runner, device)
+        plan = runtime.plan(model, runner, device.pinned(runtime.reference_workload()), _REFERENCE_DEADLINE_S)
         if kept is None:
             ms = await self._calibration(device, runtime, runner, plan)
         else:
@@ -98,13 +98,17 @@ class Preparer:
                 await self._time_reference(device, runtime, plan, _CHECK_RUNS)
         return Bench(device, runtime, runner, spec.quantisation, Reference(plan, ms))
 
-    def _require_workloads(self, runtime: Runtime, model: Artifact, runner: Runner) -> None:
-        """Plans each once, so that what a runtime lacks is told now and not after an hour."""
+    def _require_workloads(self, runtime: Runtime, model: Artifact, runner: Runner, device: Device) -> None:
+        """Plans each once, so that what a runtime or a device lacks is told now and not after an hour."""
         for name, workload in self.workloads.items():
             try:
-                runtime.plan(model, runner, workload, _REFERENCE_DEADLINE_S)
+                runtime.plan(model, runner, device.pinned(workload), _REFERENCE_DEADLINE_S)
             except Unsupported as error:
                 raise Unsupported(f"workload {name!r} on {runtime.name}: {error}", where="workloads") from error
+            except InvalidInput as error:
+                raise InvalidInput(f"workload {name!r}: {error}", where="workloads") from error
+            if pinning := device.pinning(workload):
+                self.log(f"{device.id}: {name} runs on {pinning}")
 
     def _reference_model(self, runtime: Runtime, quantisation: str) -> Artifact:
         layout, weights = runtime.reference_model(), RandomWeights()
@@ -178,10 +182,9 @@ class Preparer:
 
 
 def _calibration_name(plan: Plan) -> str:
-    """Another runner, model or workload is another calibration."""
-    return content_hash(
-        {"build": plan.runner.build, "inputs": plan.model_dump(mode="json")["inputs"], "args": plan.args}
-    )
+    """Another runner, model or workload is another calibration, and so are other cores."""
+    named = {"build": plan.runner.build, "inputs": plan.model_dump(mode="json")["inputs"], "args": plan.args}
+    return content_hash(named | ({"affinity": plan.affinity} if plan.affinity else {}))
 
 
 def known_runtime(spec: RuntimeSpace) -> Runtime:

@@ -38,7 +38,7 @@ class BodyLimit:
             read += len(message.get("body", b""))
             whole = not message.get("more_body", False)
             if read > self._limit:
-                raise HTTPException(413, f"more than {self._limit} bytes", {"Connection": "close"})
+                raise HTTPException(413, f"more than {self._limit} bytes")
             return message
 
         await self._app(scope, counted, send)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from nas.core import paths
 from nas.devices.content import ContentFolder
+from nas.devices.places import agent_cache
 from nas.runtimes.executorch.templates import trim_templates
-from nas.service.farm import agent_cache
 from nas.store import artifact_gc, leases, studies
 from nas.store.store import Store
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 import threading
 import time
+from asyncio.sslproto import SSLProtocol
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,6 +31,10 @@ _MAX_CONNECTIONS = 8192
 _MAX_HEAD = 16 << 10
 _LONGEST_SOCKET_PATH = 100
 """Of a Unix socket's 108 bytes."""
+
+
+# asyncio sets aside 256 KiB for each TLS connection, open or idle: half a gigabyte for a thousand agents.
+SSLProtocol.max_size = 32 << 10
 
 
 class Server:
@@ -103,12 +109,7 @@ def listen_tcp(host: str, port: int) -> socket.socket:
         InfrastructureFailed: the port is taken, or the host is not of this machine.
     """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, kind, protocol)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family)
     except OSError as error:
-        raise InfrastructureFailed(
-            f"cannot listen on {host} port {port}: {error.strerror}; try another --port"
-        ) from error
-    return listening
+        raise InfrastructureFailed(f"cannot listen on {host} port {port}: {os.strerror(error.errno or 0)}") from error

@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
-import stat
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from nas.core import paths
 from nas.core.device import Device
-from nas.core.errors import InfrastructureFailed, NasError, UnknownName
+from nas.core.errors import InfrastructureFailed, NasError
 from nas.core.plan import Runner
+from nas.devices.attachments import Attachments
 from nas.devices.describe import describe
+from nas.devices.host import own_attachments
+from nas.devices.places import agent_cache, host_lock_folder
 from nas.devices.transports.local import LocalTransport
 from nas.runtimes.base import Runtime
 from nas.service.admissions import Admissions
 from nas.service.coordinator import Server, listen_unix
 from nas.service.device_jobs import DeviceJobs
+from nas.service.device_names import LOCAL, find_name
 from nas.service.doorbell import Doorbell
 from nas.service.jobs_api import make_app
 from nas.service.local_agent import LocalAgent
 from nas.service.signing import open_key
 from nas.service.watch import Watch
 from nas.store import artifacts, devices, outcomes
+from nas.store.rows import Health
 from nas.store.store import Store
 
-LOCAL = "local"
 _REGISTERS_WITHIN_S = 60.0
 
 
@@ -42,28 +43,40 @@ class Farm:
     Args:
         store: where jobs and devices are.
         agent: of this machine.
-        doorbell: rung when jobs are queued and when they end.
+        watch: looks after the job table for this process.
         runners: what agents may run.
+        attached: devices beside this machine that its agent serves.
     """
 
     store: Store
     agent: LocalAgent
-    doorbell: Doorbell
+    watch: Watch
     runners: Admissions
+    attached: Attachments = field(default_factory=own_attachments)
+
+    @property
+    def doorbell(self) -> Doorbell:
+        """Rung when jobs are queued and when they end."""
+        return self.watch.doorbell
 
     def device(self, name: str) -> Device:
-        """The device a space calls `name`; "local" is this machine.
+        """The device a space calls `name`: "local" is this machine; else an id, the start of one, or `tag:NAME`.
+
+        A device that is attached to this machine is waited for: its agent has to find it first.
 
         Raises:
-            UnknownName: no such device was ever registered.
-            InfrastructureFailed: this machine's agent does not come up.
+            UnknownName: no such device was ever registered, and none is attached here.
+            InvalidInput: several devices could be meant.
+            InfrastructureFailed: this machine's agent does not come up, or does not reach the device.
         """
         if name == LOCAL:
-            return self._local()
-        known = {row.id: row.device for row in devices.all(self.store)}
-        if name not in known:
-            raise UnknownName("device", name, [LOCAL, *known])
-        return known[name]
+            return self._registered(describe(LocalTransport(agent_cache()), platform.machine()).id, "this machine")
+        here = {attachment.id: attachment for attachment in self.attached.read() if attachment.id}
+        known = {row.id: row.device.tags for row in devices.all(self.store) if row.health is not Health.RETIRED}
+        id = find_name(name, known | {id: attachment.tags for id, attachment in here.items()})
+        if id in here:
+            return self._registered(id, f"{id} ({here[id].address})")
+        return devices.get(self.store, id).device
 
     def admit(self, runtime: Runtime, runner: Runner) -> None:
         """Lets agents run this build."""
@@ -83,18 +96,17 @@ class Farm:
         except NasError:
             return None
 
-    def _local(self) -> Device:
-        here = describe(LocalTransport(agent_cache()), platform.machine()).id
+    def _registered(self, id: str, what: str) -> Device:
         begun, deadline = self.store.now(), time.monotonic() + _REGISTERS_WITHIN_S
         while time.monotonic() < deadline:
             self.agent.check()
             for row in devices.all(self.store):
-                # An older word is of an earlier launch's agent, and the machine may have changed since.
-                if row.id == here and row.last_seen >= begun:
+                # An older word is of an earlier launch's agent, and the device may have changed since.
+                if row.id == id and row.last_seen >= begun:
                     return row.device
             time.sleep(0.05)
         raise InfrastructureFailed(
-            f"this machine's agent did not register within {_REGISTERS_WITHIN_S:.0f} s; see {self.agent.log}"
+            f"this machine's agent did not register {what} within {_REGISTERS_WITHIN_S:.0f} s; see {self.agent.log}"
         )
 
 
@@ -109,8 +121,8 @@ def open_farm(store: Store, *, serves_others: bool = False) -> Iterator[Farm]:
     run = Path(tempfile.mkdtemp(prefix="hilnas-"))
     home = store.artifacts.parent
     home.mkdir(parents=True, exist_ok=True)
-    doorbell = Doorbell()
     socket, key = run / "jobs.sock", open_key(home)
+    attached = own_attachments()
     # While no coordinator was up, agents could not renew: that is no failure of theirs.
     outcomes.extend_leases(store)
     agent = LocalAgent(
@@ -121,34 +133,16 @@ def open_farm(store: Store, *, serves_others: bool = False) -> Iterator[Farm]:
         key=key.public,
         turn=home / "agent.turn",
         log=home / "agent.log",
+        devices=attached.path,
     )
-    farm = Farm(store, agent, doorbell, Admissions(home, key, store.clock))
+    watch = Watch(store, Doorbell(), local_only=not serves_others)
+    farm = Farm(store, agent, watch, Admissions(home, key, store.clock), attached)
     try:
-        app = make_app(store, farm.find_file, doorbell, farm.runners.signed)
-        with Server(app, listen_unix(socket)), Watch(store, doorbell, local_only=not serves_others), agent:
+        app = make_app(store, farm.find_file, farm.watch, farm.runners.signed)
+        with Server(app, listen_unix(socket)), farm.watch, agent:
             try:
                 yield farm
             finally:
-                doorbell.close()
+                farm.doorbell.close()
     finally:
         shutil.rmtree(run, ignore_errors=True)
-
-
-def host_lock_folder() -> Path:
-    """One per user and machine, whatever database or temporary folder a launch uses.
-
-    Raises:
-        InfrastructureFailed: somebody else has taken the folder's name.
-    """
-    session = Path(f"/run/user/{os.getuid()}")
-    folder = session / "hilnas" if session.is_dir() else Path(f"/tmp/hilnas-{os.getuid()}")
-    folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-        raise InfrastructureFailed(f"{folder} belongs to somebody else; remove it, or have it removed")
-    return folder
-
-
-def agent_cache() -> Path:
-    """Where this machine's agent keeps files."""
-    return paths.cache() / "agent"

@@ -17,37 +17,42 @@ from nas.core.errors import InvalidInput
 from nas.core.manifest import SignedManifest
 from nas.service import downloads
 from nas.service.agent_access import Access, Caller, SocketAccess, guarded, require_own
-from nas.service.doorbell import Doorbell
 from nas.service.downloads import FindFile
+from nas.service.metrics import RESULTS
 from nas.service.off_loop import off_loop
+from nas.service.watch import Watch
 from nas.service.web import web_app
-from nas.store import agents, devices, identity, jobs, outcomes
+from nas.store import agents, devices, identity, jobs, outcomes, presence
 from nas.store.outcomes import Verdict
+from nas.store.presence import Renewal
 from nas.store.rows import JobRow
 from nas.store.store import Store
 
 POLL_S = 20.0
 HEARTBEAT_S = 5.0
 
+_RENEW_BELOW_S = jobs.LEASE_S * 2 / 3
+"""Left of a lease when a heartbeat prolongs it; others only ask whether the job is still wanted."""
+
 _JOB_OVERHEAD_S = 120.0
 
 ReadManifest = Callable[[], SignedManifest | None]
 
 
-def make_app(store: Store, find_file: FindFile, doorbell: Doorbell, manifest: ReadManifest) -> FastAPI:
+def make_app(store: Store, find_file: FindFile, watch: Watch, manifest: ReadManifest) -> FastAPI:
     """The application for a Unix socket, whose permissions are its access control; see `router`."""
     app = web_app(openapi_url=None)
-    app.include_router(router(store, find_file, doorbell, manifest, SocketAccess()))
+    app.include_router(router(store, find_file, watch, manifest, SocketAccess()))
     return app
 
 
-def router(store: Store, find_file: FindFile, doorbell: Doorbell, manifest: ReadManifest, access: Access) -> APIRouter:
+def router(store: Store, find_file: FindFile, watch: Watch, manifest: ReadManifest, access: Access) -> APIRouter:
     """The routes of agents that may already speak.
 
     Args:
         store: where jobs are.
         find_file: content hash -> path on this machine.
-        doorbell: rung when jobs end and agents register; calls lease requests, which `Watch` has it do.
+        watch: calls lease requests when there is work, and prolongs leases; its bell is rung when jobs end.
         manifest: reads the runner manifest; None before the first runner was admitted.
         access: tells which agent asks.
     """
@@ -58,29 +63,29 @@ def router(store: Store, find_file: FindFile, doorbell: Doorbell, manifest: Read
         """Make an agent and its devices known; replaces what it said before."""
         require_own(caller, request.agent)
         reply = await off_loop(_register, store, request, local=caller is None)
-        doorbell.ring()
+        watch.doorbell.ring()
         return reply
 
     @routes.post(p.LEASE_PATH)
     async def lease(request: p.LeaseRequest, caller: Caller, http: Request) -> p.LeaseReply:
         """Wait for a job for one device, and take it."""
         require_own(caller, request.agent)
-        row = await _claim(store, doorbell, request, http)
+        row = await _claim(store, watch, request, http)
         return p.LeaseReply(job=_job(row) if row else None)
 
     @routes.post(p.HEARTBEAT_PATH)
     async def heartbeat(request: p.HeartbeatRequest, caller: Caller) -> p.HeartbeatReply:
         """Renew the lease of a running job, and learn whether it is still wanted."""
         require_own(caller, request.agent)
-        ours = await off_loop(jobs.renew, store, request.job, request.device, request.agent, request.epoch)
-        return p.HeartbeatReply(cancel=not ours)
+        return p.HeartbeatReply(cancel=not await off_loop(_renew, store, watch, request))
 
     @routes.post(p.RESULT_PATH)
     async def result(job: p.JobId, request: p.ResultRequest, caller: Caller) -> p.ResultReply:
         """Hand in a job's result or failure; the same again is accepted again and counts once."""
         require_own(caller, request.agent)
         verdict = await off_loop(_end, store, job, request)
-        doorbell.ring()
+        watch.doorbell.ring()
+        RESULTS.add("accepted" if verdict.accepted else "refused")
         return p.ResultReply(accepted=verdict.accepted, reason=verdict.reason)
 
     @routes.get(p.MANIFEST_PATH)
@@ -116,11 +121,24 @@ def _end(store: Store, job: str, request: p.ResultRequest) -> Verdict:
     return outcomes.fail(*of, request.failure)
 
 
-async def _claim(store: Store, doorbell: Doorbell, request: p.LeaseRequest, http: Request) -> JobRow | None:
+def _renew(store: Store, watch: Watch, request: p.HeartbeatRequest) -> bool:
+    of = (request.job, request.device, request.agent, request.epoch)
+    until = presence.held_until(store, *of)
+    if until is None:
+        return jobs.renew(store, *of)
+    if until - store.now() < _RENEW_BELOW_S:
+        watch.heard(request.agent, request.device)
+        watch.renew(Renewal(request.job, request.device, request.epoch))
+    return True
+
+
+async def _claim(store: Store, watch: Watch, request: p.LeaseRequest, http: Request) -> JobRow | None:
+    doorbell = watch.doorbell
     deadline = time.monotonic() + min(request.wait_s, POLL_S)
     while True:
         with doorbell.waiting(request.device) as called:
             row = await off_loop(jobs.claim, store, request.device, request.agent)
+            watch.heard(request.agent, request.device)
             left = deadline - time.monotonic()
             if row is not None or left <= 0 or doorbell.closed:
                 return row

@@ -17,6 +17,9 @@ from nas.core.space import Protocol
 from nas.core.stats import p95_figure, repetition_figure
 from nas.core.workload import Workload
 
+_ENERGY_STEP_SHARE = 0.05
+"""The step of an energy counter, as a share of what a run took, above which the figure is not told."""
+
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
 
 Parse = Callable[[RawRun], Sample]
@@ -77,12 +80,38 @@ def summarise(repetitions: Sequence[Repetition], workload: Workload, file_bytes:
         "decode_mean": repetition_figure([statistics.fmean(tokens) for tokens in decode], "ms"),
         "latency": repetition_figure([a + workload.gen * b for a, b in zip(ttft, p50, strict=True)], "ms"),
         "load": repetition_figure([sample.load_ms for sample, _ in kept], "ms"),
+        "energy_mj_per_token": energy_figure([rep for rep in repetitions if rep.sample is not None], workload.gen),
         "file_size": Figure(value=file_bytes / 1e6, n=1, unit="MB"),
     }
     for name in ("peak_rss_mb", "prefill_rss_mb", "decode_rss_mb"):
         read = [value for sample, _ in kept if (value := getattr(sample, name)) is not None]
         figures[name.removesuffix("_mb")] = repetition_figure(read, "MB", "the device does not tell it")
     return figures
+
+
+def energy_figure(repetitions: Sequence[Repetition], gen: int) -> Figure:
+    """Energy of a whole run per decoded token, in mJ; null with the reason where the counter cannot tell it.
+
+    The counter's true step is what all its differences are multiples of: a battery's gauge tells energy in units of
+    1 uWh, but many move by 10,000 of them at a time. A step has to be small beside the least of the runs.
+    """
+    missing = (rep.conditions.unread.get("energy", "not read") for rep in repetitions if rep.conditions.energy is None)
+    used = [rep.conditions.energy for rep in repetitions if rep.conditions.energy is not None]
+    reason = next(missing, "no valid repetition")
+    if not used or len(used) < len(repetitions):
+        return Figure(value=None, unit="mJ", reason=reason)
+    mj = [each.joules * 1e3 / gen for each in used]
+    steps = math.gcd(*(each.steps for each in used))
+    if steps == 0:
+        return Figure(value=None, unit="mJ", reason=f"{used[0].counter} did not move during the runs")
+    resolution = max(mj) * steps / max(each.steps for each in used)
+    if resolution > _ENERGY_STEP_SHARE * min(mj):
+        return Figure(
+            value=None, unit="mJ", n=len(used), resolution=resolution,
+            reason=f"{used[0].counter} moves in steps of {resolution * gen / 1e3:.2g} J, and a run took "
+            f"{min(mj) * gen / 1e3:.2g} J: it takes a longer workload to tell within {_ENERGY_STEP_SHARE:.0%}",
+        )  # fmt: skip
+    return repetition_figure(mj, "mJ").model_copy(update={"resolution": resolution})
 
 
 def measurement(

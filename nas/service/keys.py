@@ -27,14 +27,16 @@ def export_key(layout: Layout, runtime: Runtime, quantisation: str, weights: str
 
 def measure_key(
     artifact: str, runner: Runner, device: str, workload: Workload, repetitions: int, protocol: Protocol,
-    calibration_ms: float, accept_noise: bool, replicate: int = 0,
+    calibration_ms: float, accept_noise: bool, replicate: int = 0, energy_counter: str | None = None,
 ) -> str:  # fmt: skip
     """A measurement.
 
     Of the protocol, what decides over a repetition or a failure counts; how often and when it is tried again does not.
-    `replicate` rises when the same thing is to be measured once more.
+    `replicate` rises when the same thing is to be measured once more; `energy_counter` is what the device had then.
     """
     extra: dict[str, Any] = {"accept_noise": True} if accept_noise else {}
+    if energy_counter is not None:
+        extra["energy_counter"] = energy_counter
     limits = {
         "drift": protocol.drift_limit, "foreign_cpu": protocol.foreign_cpu_limit, "deadline_s": protocol.deadline_s,
     }  # fmt: skip

@@ -19,13 +19,15 @@ import psutil
 from nas.core import paths
 from nas.core.errors import InvalidInput, NasError, StudyBusy, Unsupported
 from nas.core.layout import Layout
+from nas.core.scoring import require_sensors
 from nas.core.space import SearchSpace
+from nas.devices.places import host_lock_folder
 from nas.proxy.corpus import CorpusRef, refer
 from nas.runtimes.base import Runtime
 from nas.search_spaces import space_difference
 from nas.service.asking import Asker
 from nas.service.benches import Kept, Preparer, known_runtime
-from nas.service.farm import Farm, host_lock_folder, open_farm
+from nas.service.farm import Farm, open_farm
 from nas.service.ledger import Ledger, all_events
 from nas.service.orchestrator import Orchestrator
 from nas.service.progress import Snapshot
@@ -133,6 +135,7 @@ async def _benches(
     """Every device with every runtime; a resumed study keeps the calibrations that it began with."""
     jobs_of_study = farm.jobs(ledger.study.id)
     space = options.space
+    require_sensors(space, {name: farm.device(name) for name in space.devices})
     workloads = {name: space.workloads[name] for name in space.measured}
     preparer = Preparer(farm, jobs_of_study, space.protocol, scratch, log, options.accept_noise, workloads)
     kept = {

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from nas.core.errors import InfrastructureFailed
+from nas.devices.child import child_arguments
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 10.0
@@ -36,11 +37,17 @@ class LocalAgent:
         key: public key of the coordinator, which the agent pins.
         turn: file whose lock says which launch runs the agent.
         log: file for the agent's output.
+        devices: list of the devices that it serves beside this machine.
     """
 
-    def __init__(self, socket: Path, *, cache: Path, lock: Path, state: Path, key: str, turn: Path, log: Path) -> None:
-        self._argv = [sys.executable, "-m", "nas.devices.child", "--server", f"http+unix://{socket}",
-                      "--cache", str(cache), "--lock", str(lock), "--state", str(state), "--key", key]  # fmt: skip
+    def __init__(
+        self, socket: Path, *, cache: Path, lock: Path, state: Path, key: str, turn: Path, log: Path,
+        devices: Path | None = None,
+    ) -> None:  # fmt: skip
+        url = f"http+unix://{socket}"
+        self._argv = [
+            sys.executable, *child_arguments(url, cache=cache, lock=lock, state=state, key=key, devices=devices)
+        ]  # fmt: skip
         self._turn = turn
         self.log = log
         self._stopping = threading.Event()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,12 +15,15 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from nas.core.durable import write_durably
 from nas.core.errors import InfrastructureFailed
-from nas.service import enrolling, jobs_api
+from nas.service import enrolling, jobs_api, users_api
 from nas.service.addresses import names_of, url_of
 from nas.service.agent_access import SecretAccess
 from nas.service.coordinator import Server, listen_tcp
 from nas.service.farm import Farm, open_farm
 from nas.service.renewal import Renewal
+from nas.service.request_log import RequestLog
+from nas.service.submission_process import LaunchProcess
+from nas.service.submitted import SubmittedStudies
 from nas.service.tls import Certificates
 from nas.service.web import web_app
 from nas.store.store import Store
@@ -28,6 +32,7 @@ PORT = 7711
 ADDRESS_FILE = "serve.json"
 
 _MAX_FILES = 65536
+_OBJECTS_PER_COLLECTION = 20_000
 
 
 @dataclass(frozen=True)
@@ -38,11 +43,13 @@ class ServeOptions:
         host: name or address of this machine to listen on; a wildcard listens on all.
         port: TCP port; 0 takes any that is free.
         names: more names and addresses under which agents and people reach this server.
+        studies: submitted studies that run side by side.
     """
 
     host: str = "127.0.0.1"
     port: int = PORT
     names: tuple[str, ...] = ()
+    studies: int = 2
 
 
 class Address(BaseModel):
@@ -63,6 +70,7 @@ class Service:
     home: Path
     certificates: Certificates
     url: str
+    studies: SubmittedStudies
 
 
 @contextlib.contextmanager
@@ -82,8 +90,9 @@ def serving(store: Store, options: ServeOptions) -> Iterator[Service]:
         renewal = Renewal(certificates, lambda: names_of(options.host, options.names))
         # Opening the farm gives every lease its full time again, before the first agent can speak.
         with open_farm(store, serves_others=True) as farm:
-            service = Service(store, farm, home, certificates, url)
-            with Server(make_service_app(service), listening, renewal.context), renewal:
+            studies = SubmittedStudies(store, home, LaunchProcess(store, home), at_once=options.studies)
+            service = Service(store, farm, home, certificates, url, studies)
+            with studies, Server(make_service_app(service), listening, renewal.context), renewal, _few_pauses():
                 address = Address(url=url, ca_sha256=certificates.ca_sha256)
                 write_durably(home / ADDRESS_FILE, address.model_dump_json().encode())
                 try:
@@ -97,8 +106,10 @@ def make_service_app(service: Service) -> FastAPI:
     store, farm = service.store, service.farm
     access = SecretAccess(store)
     app = web_app()
+    app.add_middleware(RequestLog)
     app.include_router(enrolling.router(store, service.home, service.certificates, access.forget))
-    app.include_router(jobs_api.router(store, farm.find_file, farm.doorbell, farm.runners.signed, access))
+    app.include_router(jobs_api.router(store, farm.find_file, farm.watch, farm.runners.signed, access))
+    app.include_router(users_api.router(store, service.studies, access.forget))
     return app
 
 
@@ -108,6 +119,20 @@ def last_address(home: Path) -> Address | None:
         return Address.model_validate_json((home / ADDRESS_FILE).read_bytes())
     except (FileNotFoundError, ValidationError):
         return None
+
+
+@contextlib.contextmanager
+def _few_pauses() -> Iterator[None]:
+    """A full garbage collection stops everything for 0.1 s where there are thousands of connections: make them rare."""
+    usual = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_OBJECTS_PER_COLLECTION, *usual[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
+        gc.unfreeze()
 
 
 @contextlib.contextmanager

@@ -103,7 +103,7 @@ class StageWork:
     async def measure(self, trial: int, artifact: Artifact, place: Place, repetitions: int) -> Measurement:
         """`repetitions` of one workload at one place."""
         bench = self.benches[place.device, place.runtime]
-        workload = self.space.workloads[place.workload]
+        workload = bench.device.pinned(self.space.workloads[place.workload])
         key = self._measure_key(trial, artifact, bench, workload, repetitions)
         subject = Subject(artifact, bench.runtime, bench.runner, bench.device, workload)
         protocol = self.space.protocol
@@ -124,7 +124,7 @@ class StageWork:
         def key(accept_noise: bool) -> str:
             return measure_key(
                 artifact.sha256, bench.runner, bench.device.id, workload, repetitions, self.space.protocol,
-                bench.reference.calibration_ms, accept_noise,
+                bench.reference.calibration_ms, accept_noise, energy_counter=bench.device.energy_counter,
             )  # fmt: skip
 
         # What was measured without noise serves, whether noise would be accepted or not.

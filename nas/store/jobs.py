@@ -41,7 +41,7 @@ MAX_FAILURES = 5
 
 LIVE = (JobState.QUEUED, JobState.LEASED)
 
-_HEARD_S = 5.0
+_HEARD_S = 30.0
 """A device that was heard from within this time need not be noted again."""
 
 _TAKES_JOBS = frozenset({DeviceState.IDLE, DeviceState.LEASED, DeviceState.OFFLINE})

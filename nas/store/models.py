@@ -186,6 +186,16 @@ enrol_token = Table(
     Column("agent", _Name),  # None: good for any name that nobody has
 )
 
+api_token = Table(
+    "api_token",
+    metadata,
+    Column("name", _Name, primary_key=True),
+    Column("token_hash", _Sha256, nullable=False),
+    Column("role", String(16), nullable=False),
+    Column("created", Float, nullable=False),
+    Column("last_used", Float),
+)
+
 # One row. Who counts the epochs of leases: devices remember it, so that two coordinators' epochs are not compared.
 identity = Table(
     "identity",

@@ -66,6 +66,14 @@ class Health(StrEnum):
     RETIRED = "retired"
 
 
+class Role(StrEnum):
+    """What the holder of an API token may do: look; also steer studies and devices; also remove and revoke."""
+
+    READ = "read"
+    OPERATE = "operate"
+    ADMIN = "admin"
+
+
 class Blame(StrEnum):
     """Whose failure a failed job is."""
 
@@ -196,6 +204,16 @@ class Agent:
     created: float
     last_seen: float | None
     access: AgentAccess
+
+
+@dataclass(frozen=True, slots=True)
+class ApiToken:
+    """A person's right to use the API. `last_used` is noted at most once a minute."""
+
+    name: str
+    role: Role
+    created: float
+    last_used: float | None
 
 
 @dataclass(frozen=True, slots=True)

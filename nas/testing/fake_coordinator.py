@@ -38,7 +38,7 @@ _FILES, _JOBS = "/v1/files/", "/v1/jobs/"
 
 
 class FakeCoordinator:
-    """Hands out `jobs` in order to whichever registered device asks.
+    """Hands out `jobs` in order to whichever registered device asks, or to the one that a job is for.
 
     Args:
         files: served by content hash.
@@ -58,16 +58,19 @@ class FakeCoordinator:
         self.trouble: list[httpx.Response | httpx.TransportError] = []
         """What the next requests meet, instead of an answer."""
         self._leased: dict[str, int] = {}
+        self._meant: dict[str, str] = {}
         self._changed = threading.Condition()
 
     def client(self) -> httpx.Client:
         """A client that reaches this coordinator without a network."""
         return httpx.Client(base_url="http://coordinator", transport=httpx.MockTransport(self.handle))
 
-    def offer(self, job: Job) -> None:
-        """Queues a job."""
+    def offer(self, job: Job, device: str | None = None) -> None:
+        """Queues a job, for one device or for any."""
         with self._changed:
             self.jobs.append(job)
+            if device is not None:
+                self._meant[job.id] = device
             self._changed.notify_all()
 
     def wait_for(self, *, results: int = 0, heartbeats: int = 0, timeout_s: float = 60.0) -> None:
@@ -76,6 +79,10 @@ class FakeCoordinator:
             assert self._changed.wait_for(
                 lambda: len(self.results) >= results and len(self.heartbeats) >= heartbeats, timeout_s
             ), f"{len(self.results)} results and {len(self.heartbeats)} heartbeats within {timeout_s} s"
+
+    def serving(self) -> list[str]:
+        """Ids of the devices that are registered now."""
+        return [device.id for device in self.registered[-1].devices] if self.registered else []
 
     def handle(self, request: httpx.Request) -> httpx.Response:
         """Answers one request."""
@@ -109,12 +116,16 @@ class FakeCoordinator:
         return _json(RegisterReply(authority="fake", poll_s=0.2, heartbeat_s=self.heartbeat_s))
 
     def _lease(self, request: LeaseRequest) -> httpx.Response:
-        self._changed.wait_for(lambda: self.jobs, request.wait_s)
+        def mine() -> Job | None:
+            return next((job for job in self.jobs if self._meant.get(job.id, request.device) == request.device), None)
+
+        self._changed.wait_for(lambda: mine() is not None, request.wait_s)
         known = {(agent.agent, device.id) for agent in self.registered for device in agent.devices}
         if (request.agent, request.device) not in known:
             return httpx.Response(404, text="unknown agent or device: register first")
-        job = self.jobs.pop(0) if self.jobs else None
+        job = mine()
         if job:
+            self.jobs.remove(job)
             self._leased[job.id] = job.epoch
         return _json(LeaseReply(job=job))
 

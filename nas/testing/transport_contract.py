@@ -5,6 +5,7 @@ The device needs a POSIX `sh` with `sleep`, `yes`, `cat` and `env` on its PATH; 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,15 @@ from typing import Any
 import pytest
 
 from nas.core.errors import InfrastructureFailed, Unsupported
-from nas.devices.transports.base import STDERR_TAIL, Cancelled, CommandResult, Lease, StaleLease, Transport
+from nas.devices.transports.base import (
+    STDERR_TAIL,
+    TEXT_LIMIT,
+    Cancelled,
+    CommandResult,
+    Lease,
+    StaleLease,
+    Transport,
+)
 
 
 class TransportContract:
@@ -184,6 +193,25 @@ class TransportContract:
             transport.read_text("/no/such/file")
         with pytest.raises(OSError):
             transport.names("/no/such/folder")
+
+    def test_reads_many_files_at_once(self, transport: Transport) -> None:
+        """Missing ones have their errors, wildcards are spelled out or left away, commands come last."""
+        asked = ["/proc/stat", "/no/such/file", "/proc/self/comm", "/proc/sys/kernel/os*", "/no/such/*"]
+        commands = ["no-such-command -x", "echo 'a  *' | cat; echo \"$0\" >&2"]
+        answer = transport.read_many(asked, commands)
+        kernel = {path for path in answer if path.startswith("/proc/sys/kernel/os")}
+        assert set(answer) == {*asked[:3], *kernel, *commands}
+        assert kernel == {"/proc/sys/kernel/osrelease", "/proc/sys/kernel/ostype"}
+        assert answer["/proc/sys/kernel/ostype"] == "Linux\n"
+        assert str(answer["/proc/stat"]).startswith("cpu ")
+        assert answer[commands[1]] == "a  *\n"
+        errors = {name: error.errno for name, error in answer.items() if isinstance(error, OSError)}
+        assert errors == {"/no/such/file": errno.ENOENT, commands[0]: errno.ENOENT}
+
+    def test_a_large_file_is_read_in_part(self, transport: Transport) -> None:
+        (text,) = transport.read_many(["/proc/kallsyms"]).values()
+        assert isinstance(text, str) and len(text.encode()) <= TEXT_LIMIT
+        assert transport.read_many([]) == {}
 
     def test_connect_and_close_may_be_repeated(self, transport: Transport) -> None:
         transport.connect()

@@ -15,7 +15,7 @@ from typing import Any
 from nas.core.device import Device
 from nas.core.layout import Layout
 from nas.core.measurement import Figure, Sample
-from nas.core.plan import Conditions, Pair, Plan, RawRun, Round, RoundResult
+from nas.core.plan import Conditions, EnergyUsed, Pair, Plan, RawRun, Round, RoundResult
 from nas.core.space import SearchSpace
 from nas.proxy.corpus import CorpusRef
 from nas.proxy.job import LmRun, TrainJob, TrainResult
@@ -127,11 +127,12 @@ class InlineJobs:
         if (key, number) not in self.done:
             assert results.get(self.store, key) is None, "measured again after the result was stored"
             reference = None if round_.reference is None else self._run(round_.reference)
-            pair = Pair(reference=reference, candidate=self._run(round_.candidate))
-            self.done[key, number] = RoundResult(pairs=[pair] * round_.repetitions, wall_s=0.5)
+            runs = [self._run(round_.candidate, nth) for nth in range(round_.repetitions)]
+            pairs = [Pair(reference=reference, candidate=run) for run in runs]
+            self.done[key, number] = RoundResult(pairs=pairs, wall_s=0.5)
         return self.done[key, number]
 
-    def _run(self, plan: Plan) -> RawRun:
+    def _run(self, plan: Plan, repetition: int = 0) -> RawRun:
         given = plan.inputs["model"]
         content = artifacts.path(self.store, given.travels.sha256).read_bytes()
         model = json.loads(content[::-1] if given.recipe else content)
@@ -140,7 +141,12 @@ class InlineJobs:
             return raw(exit_code=-11)
         sizes = {name: int(options[f"--{name}"]) for name in ("prompt", "gen", "context")}
         report = fake_runner.report(model["figures"], Namespace(**sizes))
-        return RawRun(exit_code=0, stdout=json.dumps(report), wall_s=0.1, started_at=0.0)
+        # A joule a token, and as many more as the model has MB: larger ones take more.
+        steps = round(1e6 * sizes["gen"] * (1 + model["figures"]["weights_mb"])) + repetition
+        energy = EnergyUsed(counter="RAPL package", joules=steps / 1e6, steps=steps)
+        return RawRun(
+            exit_code=0, stdout=json.dumps(report), wall_s=0.1, started_at=0.0, conditions=Conditions(energy=energy)
+        )
 
 
 @dataclass

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,12 @@ import httpx
 import psutil
 import pytest
 
-from nas.core.device import Device
-from nas.core.errors import NasError
 from nas.core.plan import InputFile, Plan, Round, Runner
 from nas.core.protocol import Failure, Job, ResultRequest
-from nas.devices.agent import Agent, Attached
+from nas.devices.agent import Agent
+from nas.devices.attachments import THIS_MACHINE
 from nas.devices.backoff import Backoff
-from nas.devices.client import JobClient
+from nas.devices.client import JobClient, NotAdmitted
 from nas.devices.content import ContentFolder
 from nas.devices.download import Downloads
 from nas.devices.execute import KnownRunner
@@ -27,7 +28,6 @@ from nas.devices.hostlock import HostLock
 from nas.devices.transports.local import LocalTransport
 from nas.testing.fake_coordinator import FakeCoordinator
 
-DEVICE = Device(id="dev", model="m", cpu="c", target="x86_64-linux", cores=1, memory_mb=1, os="o")
 Start = Callable[..., Agent]
 
 
@@ -43,16 +43,29 @@ def lock(tmp_path: Path) -> HostLock:
     return HostLock(tmp_path / "lock")
 
 
+def make(coordinator: FakeCoordinator, folder: Path, lock: HostLock, known: KnownRunner = lambda runner: True) -> Agent:
+    """An agent of this machine."""
+    client, cache = JobClient(coordinator.client()), folder / "cache"
+    return Agent(
+        "a",
+        client,
+        lambda: (THIS_MACHINE,),
+        lambda attachment: LocalTransport(cache),
+        Downloads(client, ContentFolder(cache)),
+        known,
+        lock=lock,
+        outbox=folder / "outbox",
+        boot_id="b",
+    )
+
+
 @pytest.fixture
 def start(tmp_path: Path, coordinator: FakeCoordinator, lock: HostLock) -> Iterator[Start]:
     """Starts an agent in a thread; aborts and joins it at the end."""
     running: list[tuple[Agent, threading.Thread]] = []
 
     def begin(known: KnownRunner = lambda runner: True) -> Agent:
-        client = JobClient(coordinator.client())
-        cache = tmp_path / "cache"
-        attached = Attached(DEVICE, LocalTransport(cache), lock)
-        agent = Agent("a", client, [attached], Downloads(client, ContentFolder(cache)), known, boot_id="b")
+        agent = make(coordinator, tmp_path, lock, known)
         running.append((agent, threading.Thread(target=agent.run)))
         running[-1][1].start()
         return agent
@@ -83,7 +96,7 @@ def test_registers_works_and_submits(coordinator: FakeCoordinator, start: Start)
         coordinator.offer(job(coordinator, f"echo {name}", name))
     start()
     coordinator.wait_for(results=2)
-    assert coordinator.registered[0].devices == (DEVICE,)
+    assert [device.cores for device in coordinator.registered[0].devices] == [os.cpu_count()]
     outputs = {
         name: request.result and request.result.pairs[0].candidate.stdout
         for name, request in coordinator.results.items()
@@ -203,13 +216,34 @@ def test_abort_hands_nothing_in(coordinator: FakeCoordinator, start: Start) -> N
     assert coordinator.results == {}
 
 
-def test_a_coordinator_that_refuses_the_agent_ends_it(coordinator: FakeCoordinator, tmp_path: Path) -> None:
-    coordinator.trouble.append(httpx.Response(401, text="token revoked"))
-    client = JobClient(coordinator.client())
-    attached = Attached(DEVICE, LocalTransport(tmp_path / "cache"))
-    agent = Agent("a", client, [attached], Downloads(client, ContentFolder(tmp_path)), lambda _: True, boot_id="b")
-    with pytest.raises(NasError, match="token revoked"):
-        agent.run()
+@pytest.mark.parametrize("refusals", [[401], [422, 422]])
+def test_a_coordinator_that_refuses_the_agent_ends_it(
+    coordinator: FakeCoordinator, tmp_path: Path, lock: HostLock, refusals: list[int]
+) -> None:
+    """Whatever it refuses with: it also refuses an agent that serves nothing."""
+    coordinator.trouble += [httpx.Response(status, text="not you") for status in refusals]
+    with pytest.raises(NotAdmitted, match="not you"):
+        make(coordinator, tmp_path, lock).run()
+
+
+def test_an_agent_that_is_revoked_ends_and_keeps_its_result(
+    coordinator: FakeCoordinator, tmp_path: Path, lock: HostLock
+) -> None:
+    coordinator.heartbeat_s = 3600
+    coordinator.offer(job(coordinator, f"while [ ! -e {tmp_path}/go ]; do sleep 0.01; done"))
+    with ThreadPoolExecutor(1) as threads:
+        ended = threads.submit(make(coordinator, tmp_path, lock).run)
+        while not runs("sleep"):
+            threading.Event().wait(0.001)
+        coordinator.trouble.append(httpx.Response(401, text="revoked"))
+        (tmp_path / "go").touch()
+        with pytest.raises(NotAdmitted, match="revoked"):
+            ended.result(60)
+    assert [path.name for path in (tmp_path / "outbox").iterdir()] == [f"fake.{device(coordinator)}.7.json"]
+
+
+def device(coordinator: FakeCoordinator) -> str:
+    return coordinator.registered[0].devices[0].id
 
 
 def test_backoff_grows_with_jitter_and_resets() -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import httpx
@@ -11,7 +15,8 @@ import pytest
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
 from nas.core.plan import PlanFile
 from nas.core.protocol import LeaseRequest, RegisterRequest
-from nas.devices.client import JobClient
+from nas.devices import download
+from nas.devices.client import JobClient, NotAdmitted
 from nas.devices.content import ContentFolder
 from nas.devices.download import Downloads
 from nas.testing.fake_coordinator import FakeCoordinator
@@ -87,18 +92,18 @@ def test_no_coordinator_on_the_socket(tmp_path: Path) -> None:
         JobClient.open(f"http+unix://{tmp_path}/none.sock").register(REGISTER)
 
 
-def test_a_token_is_sent_to_the_coordinator() -> None:
+def test_name_and_secret_are_sent_to_the_coordinator() -> None:
     seen: list[str | None] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
         seen.append(request.headers.get("Authorization"))
-        return httpx.Response(500)
+        return httpx.Response(401)
 
-    client = JobClient.open("https://host", token="secret")
+    client = JobClient.open("https://host", auth=("agent", "secret"))
     client._http._transport = httpx.MockTransport(answer)
-    with pytest.raises(InfrastructureFailed):
+    with pytest.raises(NotAdmitted, match="nas agent token"):
         client.register(REGISTER)
-    assert seen == ["Bearer secret"]
+    assert seen == ["Basic YWdlbnQ6c2VjcmV0"]
 
 
 def test_download(client: JobClient, folder: ContentFolder) -> None:
@@ -141,8 +146,39 @@ def test_wrong_bytes_are_thrown_away(
     downloads = Downloads(client, folder)
     with pytest.raises(InfrastructureFailed):
         downloads.fetch(FILE)
-    assert [path for path in folder.root.rglob("*") if path.is_file()] == []
+    assert [path for path in folder.root.glob("??/*") if path.is_file()] == []
     assert downloads.fetch(FILE).read_bytes() == DATA
+
+
+def test_who_wants_what_another_fetches_waits_for_it(
+    client: JobClient, coordinator: FakeCoordinator, folder: ContentFolder
+) -> None:
+    """Two devices of one agent, and their agent beside that of a launch, begin with the same runner."""
+    answered = threading.Barrier(2)
+
+    def slowly() -> Iterator[bytes]:
+        yield DATA[:1000]
+        answered.wait(30)
+        yield DATA[1000:]
+
+    coordinator.trouble.append(httpx.Response(200, content=slowly()))
+    with ThreadPoolExecutor(2) as threads:
+        both = [threads.submit(Downloads(client, ContentFolder(folder.root)).fetch, FILE) for _ in range(2)]
+        answered.wait(30)
+        assert [path.result(30).read_bytes() for path in both] == [DATA, DATA]
+    assert coordinator.trouble == []
+
+
+def test_a_transfer_that_takes_too_long_goes_on_with_the_next_try(
+    client: JobClient, coordinator: FakeCoordinator, folder: ContentFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator.trouble.append(httpx.Response(200, content=iter([DATA[:500], DATA[500:1000], DATA[1000:]])))
+    with monkeypatch.context() as hasty, pytest.raises(InfrastructureFailed, match=f"500 of {len(DATA)} bytes"):
+        hasty.setattr(download, "_TRANSFER_S", -1.0)
+        hasty.setattr(download, "locked", lambda path, deadline_s: nullcontext())
+        Downloads(client, folder).fetch(FILE)
+    (coordinator.files / FILE.sha256).write_bytes(b"\0" * 500 + DATA[500:])
+    assert Downloads(client, folder).fetch(FILE).read_bytes() == DATA
 
 
 def test_a_local_coordinator_names_the_file(coordinator: FakeCoordinator, folder: ContentFolder) -> None:

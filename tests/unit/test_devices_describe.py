@@ -6,8 +6,11 @@ import platform
 from pathlib import Path
 
 import pytest
+from device_fixtures import ODPM, laptop, pixel, raspberry_pi
 
-from nas.devices.describe import boot_id, describe
+from nas.core.errors import InvalidInput
+from nas.devices.describe import PROPERTIES, boot_id, describe
+from nas.devices.probes.unread import Unread
 from nas.devices.transports.local import LocalTransport
 
 X86 = {
@@ -72,9 +75,90 @@ def test_any_processor_name_gives_a_valid_id(tmp_path: Path, cpu: str) -> None:
     assert describe(tree(tmp_path, files), "x86_64").cpu == cpu
 
 
+@pytest.mark.parametrize("said", ["x" * 5000, "\x1b[31mred\x07", "a\x00b\u202ec", "\ud7ff\x85"])
+def test_what_a_device_says_is_bounded_and_printable(said: str) -> None:
+    files = {
+        "/proc/cpuinfo": f"processor : 0\nmodel name : {said}\nflags : {said} avx{said}\n",
+        "/sys/class/dmi/id/product_name": said,
+        "/etc/os-release": f'PRETTY_NAME="{said}"',
+        "/sys/firmware/devicetree/base/compatible": said,
+    }
+    device = describe(laptop(**files), "x86_64")
+    assert max(map(len, (device.cpu, device.model, device.os, str(device.soc)))) <= 200
+    phone = pixel()
+    phone.commands[PROPERTIES] = f"[ro.product.model]: [{said}]\n[ro.product.cpu.abilist]: [{said},{said}]\n"
+    assert describe(phone).model.isprintable()
+
+
+@pytest.mark.parametrize("machine", ["", "x86_64; rm -rf /", "X", "a" * 40])
+def test_a_machine_of_no_sense(machine: str) -> None:
+    device = pixel()
+    device.commands["uname -m"] = machine
+    with pytest.raises(Unread, match="uname -m says"):
+        describe(device)
+
+
+def test_a_phone() -> None:
+    reader = pixel()
+    device = describe(reader, transport="adb", tags=["pocket"], pinned_to=[7, 6])
+    assert reader.exchanges == 1
+    assert device.id.startswith("google-pixel-6-")
+    assert (device.model, device.soc, device.transport) == ("Google Pixel 6", "Google Tensor", "adb")
+    assert device.os == "Android 14 (UQ1A.240205.004), kernel 6.1.0"
+    assert (device.target, device.abis) == ("aarch64-linux", ("arm64-v8a", "armeabi-v7a", "armeabi"))
+    assert [(cluster.cpu, cluster.cores, cluster.max_mhz, cluster.capacity) for cluster in device.clusters] == [
+        ("Cortex-X1", (6, 7), 2802.0, 1024),
+        ("Cortex-A76", (4, 5), 2253.0, 498),
+        ("Cortex-A55", (0, 1, 2, 3), 1803.0, 160),
+    ]
+    assert device.cpu_features == ("asimd", "asimddp")  # i8mm is on the big cores only
+    assert (device.cores, device.page_size, device.pinned_to, device.tags) == (8, 4096, (6, 7), ("pocket",))
+    assert device.energy_counter is None
+    assert device.unread["energy_counter"].startswith("no power monitor")
+    assert describe(pixel(**ODPM)).energy_counter == "power monitor, 3 rails"
+
+
+def test_phones_are_told_apart_by_their_serial_numbers() -> None:
+    other = pixel()
+    other.commands[PROPERTIES] = other.commands[PROPERTIES].replace("1A2B3C", "9Z9Z9Z")
+    renamed = pixel(**{"/proc/sys/kernel/hostname": "other\n"})
+    assert len({describe(device).id for device in (pixel(), other, renamed)}) == 2
+    assert "1a2b3c" not in describe(pixel()).id
+
+
+def test_a_raspberry_pi() -> None:
+    device = describe(raspberry_pi())
+    assert (device.model, device.soc) == ("Raspberry Pi 5 Model B Rev 1.0", "brcm,bcm2712")
+    assert [cluster.cores for cluster in device.clusters] == [(0, 1, 2, 3)]
+    copy = raspberry_pi(**{"/sys/firmware/devicetree/base/serial-number": "10000000abcdef02\0"})
+    assert describe(copy).id != device.id  # both run a copy of one disk image
+
+
+def test_a_laptop_of_two_kinds_of_cores() -> None:
+    """Two of the P cores clock a step higher: that makes no cluster."""
+    device = describe(laptop())
+    assert [(cluster.cpu.rpartition(", ")[2], cluster.cores) for cluster in device.clusters] == [
+        ("P cores", tuple(range(8))),
+        ("E cores", tuple(range(8, 16))),
+    ]
+    assert device.energy_counter == "RAPL package"
+    assert device.unread == {"soc": "/sys/firmware/devicetree/base/compatible: No such file or directory"}
+
+
+def test_a_server_with_more_cores_than_text_is_read() -> None:
+    device = describe(laptop(**{"/sys/devices/system/cpu/online": "0-255\n"}))
+    assert device.cores == 256
+    assert sum(len(cluster.cores) for cluster in device.clusters) == 256
+
+
+def test_cores_that_are_not_there_cannot_be_chosen() -> None:
+    with pytest.raises(InvalidInput, match="no core 8: the device has 0-7"):
+        describe(pixel(), pinned_to=[7, 8])
+
+
 def test_this_machine(tmp_path: Path) -> None:
     local = LocalTransport(tmp_path / "cache")
     device = describe(local, platform.machine())
-    assert device == describe(local, platform.machine())
+    assert device == describe(local, platform.machine()) == describe(local)
     assert device.cores >= 1
     assert len(boot_id(local)) == 36

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from nas.core.clock import SystemClock
 from nas.devices.condition import Observer
-from nas.devices.probes.cpu import busy_s, foreign_share
-from nas.devices.probes.frequency import frequency_mhz, governor
+from nas.devices.probes.cpu import busy_s, foreign_share, load_1min, uptime_s
+from nas.devices.probes.frequency import cluster_mhz, frequency_mhz, governor
 from nas.devices.probes.memory import free_memory_mb, total_memory_mb
-from nas.devices.probes.power import battery_percent, power_source
+from nas.devices.probes.power import battery_percent, battery_status, power_source
 from nas.devices.probes.thermal import temperature_c
-from nas.devices.probes.throttle import cooling_level, throttle_count
+from nas.devices.probes.throttle import cooling_level, firmware_flags, throttle_count
 from nas.devices.probes.unread import Unread
 from nas.devices.transports.base import CommandResult, Tree
 from nas.devices.transports.local import LocalTransport
@@ -24,6 +23,8 @@ ZONE, MONITOR, COOLING = "sys/class/thermal/thermal_zone", "sys/class/hwmon/hwmo
 SUPPLY, POLICY = "sys/class/power_supply", "sys/devices/system/cpu/cpufreq/policy"
 
 PROC = {
+    "proc/uptime": "1000.00 900.00",
+    "proc/loadavg": "0.25 0.10 0.05 1/200 4711",
     "proc/stat": "cpu  100 10 50 1000 7 1 2 37 5 5\ncpu0 1 1 1 1 1 1 1 1 1 1\nintr 5\n",
     "proc/vmstat": "nr_free_pages 7\noom_kill 3\n",
     "proc/meminfo": "MemTotal:        8388608 kB\nMemFree:  1 kB\nMemAvailable:    2097152 kB\n",
@@ -43,6 +44,8 @@ LAPTOP = PROC | {
     f"{SUPPLY}/mouse/type": "Battery",
     f"{SUPPLY}/mouse/scope": "Device",
     f"{SUPPLY}/mouse/capacity": "5",
+    f"{POLICY}0/related_cpus": "0 1 2 3",
+    f"{POLICY}4/related_cpus": "4-7",
     f"{POLICY}0/scaling_governor": "powersave",
     f"{POLICY}0/scaling_cur_freq": "1000000",
     f"{POLICY}4/scaling_governor": "performance",
@@ -102,6 +105,10 @@ Probe = Callable[[Tree], Any]
         (PHONE, cooling_level, 2),
         (LAPTOP, governor, "performance,powersave"),
         (LAPTOP, frequency_mhz, 2000.0),
+        (LAPTOP, cluster_mhz, {"0-3": 1000.0, "4-7": 3000.0}),
+        (LAPTOP, uptime_s, 1000.0),
+        (LAPTOP, load_1min, 0.25),
+        (LAPTOP, battery_status, "Discharging"),
         (LAPTOP, power_source, "battery"),
         (LAPTOP | {f"{SUPPLY}/AC/online": "1"}, power_source, "mains"),
         (LAPTOP, battery_percent, 81.0),
@@ -125,6 +132,13 @@ def test_values(tree: Write, files: dict[str, str], probe: Probe, value: Any) ->
         (PROC, governor, "no policy"),
         (PROC, frequency_mhz, "no policy"),
         ({f"{POLICY}0/scaling_cur_freq": "<unsupported>"}, frequency_mhz, "'<unsupported>' is not a number"),
+        ({f"{POLICY}0/scaling_cur_freq": "1", f"{POLICY}0/related_cpus": "x"}, cluster_mhz, "related_cpus: cores 'x'"),
+        (PROC, battery_status, "no battery"),
+        (LAPTOP | {f"{SUPPLY}/BAT0/status": "Unknown"}, battery_status, "'Unknown'"),
+        ({"proc/uptime": "nan 1"}, uptime_s, "begins with no number"),
+        ({"proc/loadavg": ""}, load_1min, "begins with no number"),
+        (PROC, firmware_flags, "no firmware"),
+        ({"sys/devices/platform/soc/a:firmware/get_throttled": "x"}, firmware_flags, "'x' is not a number"),
         (PROC, power_source, "no supply and no battery"),
         (PROC, battery_percent, "no battery"),
     ],
@@ -147,30 +161,21 @@ def test_foreign_share_that_cannot_be_told(ours: float | None, wall_s: float, re
         foreign_share(1.0, ours, wall_s)
 
 
-class StoppedClock(SystemClock):
-    time = 0.0
-
-    def monotonic(self) -> float:
-        return self.time
-
-
 def result(cpu_s: float | None) -> CommandResult:
     return CommandResult(0, b"", b"", 2.0, cpu_s, 0.5, None, False, False, 0.0)
 
 
 def test_observer_counts_what_others_used(tree: Write) -> None:
-    clock = StoppedClock()
-    observer = Observer(tree(LAPTOP), clock)
+    observer = Observer(tree(LAPTOP))
     before = observer.before()
-    clock.time = 4.0
     now = {"proc/stat": "cpu  500 10 250 1000 7 1 2 37", "proc/meminfo": "MemAvailable: 1 kB"}
-    tree(now | {"proc/vmstat": "nr_free_pages 1\noom_kill 5\n"})
+    tree(now | {"proc/vmstat": "nr_free_pages 1\noom_kill 5\n", "proc/uptime": "1004.00 1.0"})
     conditions = observer.after(before, result(cpu_s=1.5))
     assert conditions.foreign_cpu == pytest.approx((6.0 - 1.5 - 0.5) / 4.0)
     assert conditions.free_memory_mb == 2147.483648
     assert conditions.throttled is False
     assert conditions.oom_kills == 2
-    assert conditions.unread == {}
+    assert set(conditions.unread) == {"energy", "screen_on"}
 
 
 def test_observer_sees_throttling_in_between(tree: Write) -> None:
@@ -189,7 +194,7 @@ def test_what_is_not_there_is_null_with_a_reason(tree: Write) -> None:
     observer = Observer(tree({}))
     conditions = observer.after(observer.before(), result(1.0))
     nulls = {name for name, value in conditions.model_dump(exclude={"unread"}).items() if value is None}
-    assert nulls == set(conditions.unread) == set(type(conditions).model_fields) - {"unread"}
+    assert nulls == set(conditions.unread) == set(type(conditions).model_fields) - {"unread", "free_disk_mb"}
     assert "no throttle counter" in conditions.unread["throttled"]
 
 

@@ -10,6 +10,7 @@ import pytest
 from service_support import DEVICE, ScriptedJobs, raw, sample
 from store_support import StillClock, open_store
 
+from nas.core.device import Cluster
 from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName, Unsupported
 from nas.core.plan import Pair, Plan, RawRun, RoundResult, Runner
 from nas.core.space import Protocol, RuntimeSpace
@@ -18,12 +19,12 @@ from nas.runtimes import RUNTIMES
 from nas.runtimes.base import Artifact
 from nas.service.admissions import Admissions
 from nas.service.benches import Kept, Preparer
-from nas.service.doorbell import Doorbell
 from nas.service.farm import Farm
 from nas.service.judge import total_ms
 from nas.service.local_agent import LocalAgent
 from nas.service.signing import SigningKey
 from nas.service.stage_work import Bench
+from nas.service.watch import Watch
 from nas.store import agents, artifacts, devices
 from nas.store.rows import Health
 from nas.testing.fake_runtime import FakeRuntime
@@ -42,7 +43,7 @@ class Lab:
         devices.register(self.store, "local", [DEVICE], boot_id="boot")
         self.folder = folder
         admissions = Admissions(folder, SigningKey.generate(), self.store.clock)
-        self.farm = Farm(self.store, cast(LocalAgent, None), Doorbell(), admissions)
+        self.farm = Farm(self.store, cast(LocalAgent, None), cast(Watch, None), admissions)
         self.jobs = ScriptedJobs([])
 
     def bench(
@@ -155,4 +156,46 @@ def test_a_workload_that_the_runtime_lacks_is_told_before_anything_is_measured(l
     )
     with pytest.raises(Unsupported, match="workloads: workload 'small' on fake: no q8_0 cache"):
         asyncio.run(preparer.bench(DEVICE.id, FAKE, None))
+    assert lab.asked() == []
+
+
+PHONE = DEVICE.model_copy(
+    update={
+        "cores": 4,
+        "clusters": (Cluster(cpu="Cortex-X1", cores=(3,)), Cluster(cpu="Cortex-A55", cores=(0, 1, 2))),
+    }
+)
+
+
+def prepared(lab: Lab, workload: Workload, *script: RoundResult) -> tuple[Bench, list[str]]:
+    said: list[str] = []
+    lab.jobs = ScriptedJobs(list(script))
+    preparer = Preparer(
+        lab.farm, lab.jobs, Protocol(), lab.folder / "work", said.append, workloads={"chat": workload}
+    )  # fmt: skip
+    return asyncio.run(preparer.bench(DEVICE.id, FAKE)), said
+
+
+def test_the_reference_runs_on_the_biggest_cores_too_and_it_is_said(lab: Lab) -> None:
+    devices.register(lab.store, "local", [PHONE], boot_id="boot")
+    bench, said = prepared(lab, Workload(), runs(*[CALM] * 10))
+    assert bench.reference.plan.affinity == (3,)
+    assert {round_.candidate.affinity for _, _, round_ in lab.jobs.asked} == {(3,)}
+    assert said[0] == "box: chat runs on cores 3, its biggest: Cortex-X1"
+
+
+def test_other_cores_are_another_calibration(lab: Lab) -> None:
+    lab.bench(runs(*[CALM] * 10))
+    for device in (PHONE, PHONE.model_copy(update={"pinned_to": (0, 1)})):
+        devices.register(lab.store, "local", [device], boot_id="boot")
+        lab.bench(runs(*[CALM] * 10))
+        assert lab.asked() == [10]
+        lab.bench(runs(*[CALM] * 3))
+        assert lab.asked() == [3]
+
+
+def test_cores_that_are_not_there_are_told_before_anything_is_measured(lab: Lab) -> None:
+    devices.register(lab.store, "local", [PHONE], boot_id="boot")
+    with pytest.raises(InvalidInput, match="workload 'chat': affinity: box has no core 7; it has 0-3"):
+        prepared(lab, Workload(affinity=(7,)))
     assert lab.asked() == []

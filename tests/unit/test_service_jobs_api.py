@@ -20,6 +20,7 @@ from nas.service import web
 from nas.service.doorbell import Doorbell
 from nas.service.jobs_api import make_app
 from nas.service.signing import SigningKey
+from nas.service.watch import Watch
 from nas.store import devices, jobs
 from nas.store.rows import DeviceState, JobState
 from nas.store.store import Store
@@ -35,11 +36,17 @@ def store(tmp_path: Path) -> Store:
     return open_store(tmp_path, SystemClock())  # type: ignore[arg-type]
 
 
+def watch(store: Store) -> Watch:
+    return Watch(store, Doorbell(), local_only=True)
+
+
 @pytest.fixture
 def client(store: Store, tmp_path: Path) -> TestClient:
     path = tmp_path / "a file"
     path.write_bytes(b"content")
-    made = TestClient(make_app(store, {FILE: path}.get, Doorbell(), [None, SIGNED].pop), raise_server_exceptions=False)
+    made = TestClient(
+        make_app(store, {FILE: path}.get, watch(store), [None, SIGNED].pop), raise_server_exceptions=False
+    )
     registration = {"agent": "local", "devices": [device().model_dump(mode="json")], "boot_id": "boot"}
     assert made.post("/v1/agents/register", json=registration).status_code == 200
     return made
@@ -190,7 +197,7 @@ def test_a_request_that_is_too_large_is_not_read(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, store: Store, announced: bool
 ) -> None:
     monkeypatch.setattr(web, "MAX_BODY", 1000)
-    small = TestClient(make_app(store, {}.get, Doorbell(), lambda: None), raise_server_exceptions=False)
+    small = TestClient(make_app(store, {}.get, watch(store), lambda: None), raise_server_exceptions=False)
     body = json.dumps({**WHO, "epoch": 1, "result": {"pairs": [], "extra": {"a": "x" * 2000}}}).encode()
     content = body if announced else (body[at : at + 100] for at in range(0, len(body), 100))
     answer = small.post(RESULT_PATH, content=content, headers={"Content-Type": "application/json"})

@@ -11,11 +11,11 @@ from service_support import raw, sample
 
 from nas.core.errors import CandidateFailed
 from nas.core.measurement import Repetition
-from nas.core.plan import Pair, RawRun
+from nas.core.plan import Conditions, EnergyUsed, Pair, RawRun
 from nas.core.space import Protocol
 from nas.core.workload import Workload
 from nas.runtimes.output import read_sample
-from nas.service.judge import commonest, judge, measurement, summarise, total_ms
+from nas.service.judge import commonest, energy_figure, judge, measurement, summarise, total_ms
 
 LIMITS = Protocol(drift_limit=0.05, foreign_cpu_limit=0.1)
 CALIBRATED_MS = total_ms(sample())
@@ -175,3 +175,53 @@ def test_refused_repetitions_count_only_where_noise_is_accepted() -> None:
 def test_the_commonest_reason_is_told_by_its_worst_case() -> None:
     assert commonest(["it throttled", "used 0.20 of a core", "used 0.70 of a core"]) == "used 0.70 of a core"
     assert commonest([]) == "no reason given"
+
+
+def rep_with(energy: EnergyUsed | None, reason: str = "") -> Repetition:
+    unread = {} if energy else {"energy": reason}
+    return Repetition(valid=True, reason=None, sample=sample(), conditions=Conditions(energy=energy, unread=unread))
+
+
+def rapl(microjoules: int) -> EnergyUsed:
+    return EnergyUsed(counter="RAPL package", joules=microjoules / 1e6, steps=microjoules)
+
+
+def gauge(steps_of_10_mwh: int) -> EnergyUsed:
+    steps = 10_000 * steps_of_10_mwh
+    return EnergyUsed(counter="battery gauge, energy_now", joules=steps * 3.6e-3, steps=steps)
+
+
+def test_energy_is_that_of_a_whole_run_per_decoded_token() -> None:
+    figure = energy_figure([rep_with(rapl(each)) for each in (32_000_061, 35_200_122, 33_600_000)], gen=16)
+    assert figure.value == pytest.approx(33.6e3 / 16)
+    assert (figure.unit, figure.n) == ("mJ", 3)
+    assert figure.low is not None and figure.low < 33.6e3 / 16 < (figure.high or 0)
+    assert figure.resolution is not None and figure.resolution < 0.01
+
+
+def test_a_gauge_that_moves_in_large_steps_tells_long_runs_only() -> None:
+    """10 mWh are 36 J: one step in 20 is 5 %."""
+    coarse = energy_figure([rep_with(gauge(each)) for each in (19, 20, 21)], gen=10)
+    assert coarse.value is None
+    assert coarse.resolution == pytest.approx(3600.0)
+    assert coarse.reason is not None and "steps of 36 J, and a run took 6.8e+02 J" in coarse.reason
+    fine = energy_figure([rep_with(gauge(each)) for each in (20, 21, 22)], gen=10)
+    assert fine.value == pytest.approx(21 * 3600.0)
+    assert fine.resolution == pytest.approx(3600.0)
+
+
+@pytest.mark.parametrize(
+    ("repetitions", "reason"),
+    [
+        ([], "no valid repetition"),
+        ([rep_with(rapl(10)), rep_with(None, "no battery")], "no battery"),
+        ([rep_with(None, "charging")] * 3, "charging"),
+        ([rep_with(gauge(0))] * 3, "did not move"),
+        ([rep_with(gauge(0)), rep_with(gauge(40))], "moves in steps"),
+        ([Repetition(valid=True, sample=sample())], "not read"),
+    ],
+)
+def test_energy_that_cannot_be_told_is_null_with_the_reason(repetitions: list[Repetition], reason: str) -> None:
+    figure = energy_figure(repetitions, gen=16)
+    assert figure.value is None
+    assert figure.reason is not None and reason in figure.reason

@@ -239,6 +239,25 @@ def test_a_device_that_is_not_there_ends_the_launch_and_leaves_a_study_to_resume
     lease(after, study)
 
 
+ENERGY = {"metric": "energy_mj_per_token", "workload": "chat"}
+
+
+@pytest.mark.usefixtures("cached")
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"objectives": [*TINY["objectives"], {"name": "energy", **ENERGY}]},
+        {"budgets": [{**ENERGY, "max": "80mJ"}]},
+    ],
+)
+def test_energy_is_not_asked_of_a_device_without_a_counter(part: dict[str, Any], store: Store, tmp_path: Path) -> None:
+    """Before anything is measured: no job was ever queued."""
+    add_device(store, "box")
+    with pytest.raises(InvalidInput, match="energy_mj_per_token on box: box has no energy counter"):
+        launched(tmp_path, space={"devices": ["box"], **part})
+    assert jobs.live(open_store(tmp_path, SystemClock())) == []  # type: ignore[arg-type]
+
+
 def test_a_space_whose_references_no_runtime_carries_is_refused(tmp_path: Path) -> None:
     RUNTIMES.add("fake", FakeRuntime(tmp_path, refused=frozenset({"conv"})))
     with pytest.raises(Unsupported, match=r"references: the published reference does not run on fake: conv blocks"):

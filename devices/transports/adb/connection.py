@@ -24,6 +24,8 @@ _VERSION, _VERSION_WITH_CHECKSUM = 0x01000001, 0x01000000
 _MAX_PAYLOAD = 1 << 20
 _HEADER = struct.Struct("<6I")
 _RECEIVE = 1 << 18
+_COPIED = 1 << 12
+"""Bytes of data that are cheaper copied behind their header than sent after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +78,17 @@ class AdbConnection:
             raise InfrastructureFailed(f"{self._name}: refuses the service {service.partition(':')[0]}")
         return AdbStream(self, self._streams, packet.arg0, self._max_payload)
 
-    def send(self, command: int, arg0: int, arg1: int, data: bytes = b"") -> None:
+    def send(self, command: int, arg0: int, arg1: int, data: bytes | memoryview = b"") -> None:
         """One packet."""
         checksum = sum(data) & 0xFFFFFFFF if self._checksum else 0
         header = _HEADER.pack(command, arg0, arg1, len(data), checksum, command ^ 0xFFFFFFFF)
         try:
             self._socket.settimeout(SILENT_S)
-            self._socket.sendall(header + data)
+            if len(data) > _COPIED:
+                self._socket.sendall(header)
+                self._socket.sendall(data)
+            else:
+                self._socket.sendall(header + bytes(data))
         except OSError as error:
             raise InfrastructureFailed(f"{self._name}: {error}") from error
 
@@ -172,7 +178,7 @@ class AdbStream:
         self._connection, self._local, self._remote = connection, local, remote
         self._max_payload = max_payload
         self._arrived = bytearray()
-        self._ended = False
+        self._ended = self._unanswered = False
 
     def read(self, timeout_s: float) -> bytes | None:
         """See `Stream.read`."""
@@ -187,14 +193,18 @@ class AdbStream:
         return piece or (b"" if self._ended else None)
 
     def write(self, data: bytes) -> None:
-        """See `Stream.write`. What a command that ended no longer reads, is dropped."""
+        """See `Stream.write`. What a command that ended no longer reads, is dropped.
+
+        The device's answer is waited for before the next packet only, so that both sides work at the same time.
+        """
         view = memoryview(data)
         for start in range(0, len(data), self._max_payload):
+            while self._unanswered and not self._ended:
+                self._take(self._connection.expect(self._local, SILENT_S))
             if self._ended:
                 return
-            self._connection.send(_WRTE, self._local, self._remote, bytes(view[start : start + self._max_payload]))
-            while not self._take(self._connection.expect(self._local, SILENT_S)):
-                pass
+            self._connection.send(_WRTE, self._local, self._remote, view[start : start + self._max_payload])
+            self._unanswered = True
 
     def close(self) -> None:
         """See `Stream.close`."""
@@ -203,12 +213,11 @@ class AdbStream:
             with contextlib.suppress(InfrastructureFailed):
                 self._connection.send(_CLSE, self._local, self._remote)
 
-    def _take(self, packet: _Packet) -> bool:
-        """Whether the packet frees the way for the next one."""
+    def _take(self, packet: _Packet) -> None:
         if packet.command == _WRTE:
             self._connection.send(_OKAY, self._local, self._remote)
             self._arrived += packet.data
-            return False
-        if packet.command == _CLSE:
+        elif packet.command == _OKAY:
+            self._unanswered = False
+        elif packet.command == _CLSE:
             self._ended = True
-        return True

@@ -12,7 +12,9 @@ from nas.devices.transports.wire import SILENT_S, Stream
 _PIECE = 1 << 16
 """The most that the protocol allows in one DATA."""
 
-_PIECES_AT_ONCE = 16
+_PIECES_AT_ONCE = 15
+"""With their headers just below 1 MiB, the most that adbd takes in one packet: each costs a way there and back."""
+
 _MODE = 0o100644
 
 

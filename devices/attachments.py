@@ -1,0 +1,180 @@
+"""The devices of this host: a file, `$NAS_HOME/agent/devices.json`, that `nas device add` writes and agents read."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Annotated, BinaryIO, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from nas.core.durable import locked, write_durably
+from nas.core.errors import InvalidInput, UnknownName
+from nas.core.protocol import DeviceId
+from nas.devices.transports import TRANSPORTS
+from nas.devices.transports.base import Transport
+
+log = logging.getLogger(__name__)
+
+LOCAL = "local"
+"""The address of this machine."""
+
+TAG = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,31}$"
+Tag = Annotated[str, Field(pattern=TAG)]
+
+
+class Attachment(BaseModel):
+    """How one device is reached, and what its owner says of it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    address: str = Field(description="TRANSPORT:..., such as ssh://user@host or adb:SERIAL; 'local' is this machine")
+    id: DeviceId | None = Field(None, description="who answered when it was added; none: whoever answers")
+    tags: tuple[Tag, ...] = ()
+    cores: tuple[Annotated[int, Field(ge=0)], ...] = Field((), description="processors to measure on; none: all")
+
+
+THIS_MACHINE = Attachment(address=LOCAL)
+
+
+class _Content(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    v: Literal[1] = 1
+    devices: tuple[Attachment, ...] = ()
+
+
+class Turn:
+    """The right of one process at a time to serve the devices of a home, held until it is released or the process ends.
+
+    Args:
+        path: of the lock file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._held: BinaryIO | None = None
+        self._told = False
+
+    def mine(self) -> bool:
+        """Whether this process has it; where nobody has, it takes it."""
+        if self._held is None:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            file = self._path.open("ab")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.close()
+                self._complain()
+                return False
+            self._held = file
+        return True
+
+    def release(self) -> None:
+        """Lets another process have it."""
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+
+    def _complain(self) -> None:
+        if not self._told:
+            log.warning("another agent serves the devices of %s; this one waits for its turn", self._path.parent)
+        self._told = True
+
+
+class Attachments:
+    """The file, which several processes may read and change at once.
+
+    Args:
+        path: of the file; need not be there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.turn = Turn(path.with_suffix(".turn"))
+
+    def read(self) -> tuple[Attachment, ...]:
+        """Its entries, in the order they were added; none where there is no file.
+
+        Raises:
+            InvalidInput: it was edited into something else.
+        """
+        try:
+            return _Content.model_validate_json(self.path.read_bytes()).devices
+        except FileNotFoundError:
+            return ()
+        except ValidationError as error:
+            problem = error.errors()[0]
+            where = ".".join(map(str, problem["loc"]))
+            raise InvalidInput(f"{where}: {problem['msg']}", where=str(self.path)) from error
+
+    def add(self, attachment: Attachment) -> None:
+        """Writes an entry; one of the same address is replaced.
+
+        Raises:
+            InvalidInput: the same device is there under another address.
+        """
+        with self._editing():
+            others = [each for each in self.read() if each.address != attachment.address]
+            for other in others:
+                if attachment.id is not None and other.id == attachment.id:
+                    raise InvalidInput(
+                        f"{attachment.address} is device {other.id}, which is attached as {other.address} already; "
+                        f"remove that first: nas device remove {other.address}"
+                    )
+            self._write((*others, attachment))
+
+    def remove(self, name: str) -> Attachment:
+        """Takes out the entry whose address or id is `name`, and gives it.
+
+        Raises:
+            UnknownName: there is none.
+        """
+        with self._editing():
+            known = self.read()
+            for entry in known:
+                if name in (entry.address, entry.id):
+                    self._write(tuple(each for each in known if each is not entry))
+                    return entry
+        names = [name for entry in known for name in (entry.address, entry.id) if name]
+        raise UnknownName("attached device", name, names, where=str(self.path))
+
+    def _editing(self) -> AbstractContextManager[None]:
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return locked(self.path.with_suffix(".lock"))
+
+    def _write(self, devices: tuple[Attachment, ...]) -> None:
+        write_durably(self.path, _Content(devices=devices).model_dump_json(indent=2).encode() + b"\n")
+
+
+def open_transport(address: str, cache: Path) -> Transport:
+    """The way to the device at `address`, not yet connected.
+
+    Args:
+        address: see `Attachment.address`.
+        cache: folder of this host's agent; each remote device has one of its own in it.
+
+    Raises:
+        UnknownName: no such transport.
+        InvalidInput: not an address of that transport.
+    """
+    scheme = scheme_of(address)
+    if address == LOCAL:
+        return TRANSPORTS[scheme]("", cache)
+    return TRANSPORTS[scheme](address, cache / "devices" / hashlib.sha256(address.encode()).hexdigest()[:16])
+
+
+def scheme_of(address: str) -> str:
+    """The transport's name, which every address begins with.
+
+    Raises:
+        UnknownName: no such transport.
+    """
+    scheme, colon, _ = address.partition(":")
+    if scheme not in TRANSPORTS or bool(colon) is (scheme == LOCAL):
+        forms = [f"{name}:..." for name in TRANSPORTS if name != LOCAL]
+        raise UnknownName("kind of device address", address, forms)
+    return scheme

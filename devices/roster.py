@@ -1,0 +1,141 @@
+"""What the coordinator knows of this agent: the devices that can be reached now."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+
+from nas.core.clock import Clock
+from nas.core.device import Device
+from nas.core.errors import InfrastructureFailed, NasError
+from nas.core.protocol import RegisterReply, RegisterRequest
+from nas.devices.client import JobClient, NotAdmitted
+
+log = logging.getLogger(__name__)
+
+_FIRST_WORD_S = 3.0
+_LONGEST_SILENCE_S = 20.0
+"""An agent that has no device asks for no job either, so it says from time to time that it is there."""
+
+
+class AlreadyServed(NasError):
+    """The device is there, but by another way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """An answer of the coordinator, and the how manieth it was."""
+
+    reply: RegisterReply
+    number: int
+
+
+class Roster:
+    """Keeps the registration true. A registration replaces the one before, so they are made one at a time.
+
+    Every method raises `InfrastructureFailed` where the coordinator cannot be reached, and `NotAdmitted` where it will
+    not have this agent, whatever its devices.
+
+    Args:
+        agent: name.
+        client: the coordinator.
+        boot_id: of this host.
+        clock: measures silence.
+    """
+
+    def __init__(self, agent: str, client: JobClient, boot_id: str, clock: Clock) -> None:
+        self._agent, self._client, self._boot_id, self._clock = agent, client, boot_id, clock
+        self._lock = threading.Lock()
+        self._present: dict[str, tuple[Device, str]] = {}
+        self._last: Registration | None = None
+        self._spoke_at = clock.monotonic() - _LONGEST_SILENCE_S + _FIRST_WORD_S
+        self._untrue = self._closed = False
+
+    @property
+    def authority(self) -> str | None:
+        """Of the coordinator, once it answered."""
+        return self._last.reply.authority if self._last else None
+
+    def ids(self) -> set[str]:
+        """Of the devices that are served now."""
+        with self._lock:
+            return set(self._present)
+
+    def join(self, device: Device, address: str, seen: Registration | None = None) -> Registration:
+        """Registers all present devices and this one.
+
+        Args:
+            device: what is served from now on.
+            address: how it is reached.
+            seen: the registration that the coordinator seems to have forgotten; None: the device is new here.
+
+        Raises:
+            AlreadyServed: the same device is served by way of another address.
+            NasError: the coordinator refuses this device; the others stay registered.
+        """
+        with self._lock:
+            self._check_free(device.id, address)
+            known = device.id in self._present
+            if known and seen is not None and self._last is not None and self._last.number > seen.number:
+                return self._last
+            self._present[device.id] = device, address
+            try:
+                return self._register()
+            except (InfrastructureFailed, NotAdmitted):
+                if not known:
+                    del self._present[device.id]
+                raise
+            except NasError:
+                del self._present[device.id]
+                self._register_others()
+                raise
+
+    def check_free(self, id: str, address: str) -> None:
+        """Raises `AlreadyServed` where `join` would."""
+        with self._lock:
+            self._check_free(id, address)
+
+    def leave(self, id: str) -> None:
+        """The device can no longer be reached. Where the coordinator cannot be either, `refresh` tells it later."""
+        with self._lock:
+            if self._present.pop(id, None) is not None:
+                self._untrue = True
+        self.refresh()
+
+    def close(self) -> None:
+        """The agent ends, and its devices with it: an agent that soon starts again should not make them flicker."""
+        with self._lock:
+            self._closed = True
+
+    def refresh(self) -> None:
+        """Tells the coordinator what it was not told yet; to be called from time to time."""
+        with self._lock:
+            if self._closed:
+                return
+            silent_s = self._clock.monotonic() - self._spoke_at
+            if self._untrue or (not self._present and silent_s > _LONGEST_SILENCE_S):
+                self._register_others()
+
+    def _check_free(self, id: str, address: str) -> None:
+        _, way = self._present.get(id, (None, address))
+        if way != address:
+            raise AlreadyServed(f"{address} is device {id}, which is served by way of {way} already")
+
+    def _register_others(self) -> None:
+        """Without a device that is new, a refusal is meant for the agent."""
+        try:
+            self._register()
+        except InfrastructureFailed:
+            self._untrue = True
+            raise
+        except NasError as error:
+            raise NotAdmitted(str(error)) from error
+
+    def _register(self) -> Registration:
+        devices = tuple(device for _, (device, _) in sorted(self._present.items()))
+        request = RegisterRequest(agent=self._agent, devices=devices, boot_id=self._boot_id)
+        reply = self._client.register(request)
+        self._untrue, self._spoke_at = False, self._clock.monotonic()
+        self._last = Registration(reply, self._last.number + 1 if self._last else 1)
+        return self._last

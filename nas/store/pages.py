@@ -1,0 +1,142 @@
+"""Bounded lists for people: a page, and where the next one begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, case, func, or_, select
+
+from nas.store.models import device as device_table
+from nas.store.models import job, study, trial
+from nas.store.rows import Blame, JobKind, JobState, Study, StudyState
+from nas.store.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class JobSummary:
+    """A job without what it runs and what came of it. `study` is the study's name."""
+
+    id: str
+    kind: JobKind
+    study: str | None
+    trial: int | None
+    device: str
+    priority: int
+    state: JobState
+    attempts: int
+    epoch: int | None
+    lease_until: float | None
+    not_before: float
+    created: float
+    updated: float
+    blame: Blame | None
+    reason: str | None
+    message: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StudySummary:
+    """A study without its space; `trials` counts all it has."""
+
+    id: int
+    name: str
+    space: str
+    state: StudyState
+    desired_state: str
+    created: float
+    trials: int
+
+
+JobPlace = tuple[float, str]
+"""Where a job stands in the list, newest first: when it was created, and its id."""
+
+
+def jobs(
+    store: Store,
+    *,
+    limit: int,
+    after: JobPlace | None = None,
+    state: JobState | None = None,
+    device: str | None = None,
+    study_name: str | None = None,
+) -> list[JobSummary]:
+    """At most `limit` jobs, newest first, that stand behind `after` and match what is given."""
+    columns = [column for column in job.c if column.name in JobSummary.__slots__ and column.name != "study"]
+    query: Select[Any] = select(*columns, study.c.name.label("study")).outerjoin(study, study.c.id == job.c.study)
+    wanted = {job.c.state: state, job.c.device: device, study.c.name: study_name}
+    query = query.where(*(column == value for column, value in wanted.items() if value is not None))
+    if after is not None:
+        query = query.where(_behind(*after))
+    with store.read() as connection:
+        found = connection.execute(query.order_by(job.c.created.desc(), job.c.id.desc()).limit(limit))
+        return [_summary(row) for row in found]
+
+
+def studies(store: Store, *, limit: int, after: int = 0) -> list[StudySummary]:
+    """At most `limit` studies behind the id `after`, oldest first."""
+    query = select(study).where(study.c.id > after).order_by(study.c.id).limit(limit)
+    with store.read() as connection:
+        rows = connection.execute(query).all()
+        counts = _trials_of(connection, [row.id for row in rows])
+    return [
+        StudySummary(
+            row.id, row.name, row.space["name"], StudyState(row.state), row.desired_state, row.created,
+            counts.get(row.id, 0),
+        )
+        for row in rows
+    ]  # fmt: skip
+
+
+def summary(store: Store, found: Study) -> StudySummary:
+    """One study, as `studies` lists it."""
+    return studies(store, limit=1, after=found.id - 1)[0]
+
+
+def devices_by_condition(store: Store) -> dict[tuple[str, str], int]:
+    """(state, health) -> how many devices; what no device is in is left out."""
+    query = select(device_table.c.state, device_table.c.health, func.count()).group_by(
+        device_table.c.state, device_table.c.health
+    )
+    with store.read() as connection:
+        return {(state, health): count for state, health, count in connection.execute(query)}
+
+
+def jobs_by_state(store: Store) -> dict[str, int]:
+    """State -> how many jobs; states without jobs are left out."""
+    with store.read() as connection:
+        found = connection.execute(select(job.c.state, func.count()).group_by(job.c.state))
+        return {state: count for state, count in found}
+
+
+def longest_wait_s(store: Store) -> float:
+    """How long the job that has been due longest has waited for its device, in seconds; 0 where none waits."""
+    due = func.min(_later(job.c.created, job.c.not_before))
+    with store.read() as connection:
+        since = connection.scalar(select(due).where(job.c.state == JobState.QUEUED))
+    return 0.0 if since is None else max(0.0, store.now() - since)
+
+
+def leases_granted(store: Store) -> dict[str, int]:
+    """Device -> leases granted for it in all: its epoch."""
+    with store.read() as connection:
+        return {id: epoch for id, epoch in connection.execute(select(device_table.c.id, device_table.c.epoch))}
+
+
+def _behind(created: float, id: str) -> ColumnElement[bool]:
+    return or_(job.c.created < created, and_(job.c.created == created, job.c.id < id))
+
+
+def _later(first: ColumnElement[float], second: ColumnElement[float]) -> ColumnElement[float]:
+    return case((first > second, first), else_=second)
+
+
+def _trials_of(connection: Connection, ids: list[int]) -> dict[int, int]:
+    query = select(trial.c.study, func.count()).where(trial.c.study.in_(ids)).group_by(trial.c.study)
+    return {id: count for id, count in connection.execute(query)}
+
+
+def _summary(row: Row[Any]) -> JobSummary:
+    values = dict(row._mapping)
+    values |= {"kind": JobKind(row.kind), "state": JobState(row.state)}
+    return JobSummary(**values | {"blame": Blame(row.blame) if row.blame else None})

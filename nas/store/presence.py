@@ -1,0 +1,57 @@
+"""Word of many agents at once: who was heard from, and whose leases go on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import BindParameter, bindparam, case, select, update
+
+from nas.store.jobs import LEASE_S
+from nas.store.models import agent as agent_table
+from nas.store.models import device as device_table
+from nas.store.models import job as job_table
+from nas.store.rows import DeviceState, JobState
+from nas.store.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """A lease to prolong, if it is the device's current one."""
+
+    job: str
+    device: str
+    epoch: int
+
+
+def held_until(store: Store, id: str, device: str, agent: str, epoch: int) -> float | None:
+    """When the lease of job `id` runs out; None where `agent` does not hold it now, and `jobs.renew` says the rest."""
+    current = (device_table.c.epoch == epoch) & (job_table.c.epoch == epoch) & (job_table.c.state == JobState.LEASED)
+    query = select(job_table.c.lease_until).join(device_table).where(job_table.c.id == id, current)
+    with store.read() as connection:
+        until = connection.scalar(query.where(device_table.c.id == device, device_table.c.agent == agent))
+    return None if until is None else float(until)
+
+
+def note(store: Store, heard: Mapping[str, str], renewed: Sequence[Renewal], *, lease_s: float = LEASE_S) -> None:
+    """Writes down that devices (with their agents) were heard from, and prolongs leases.
+
+    An offline device that was heard from is idle again. A lease that meanwhile ended, or is another's, stays as it is.
+    """
+    now = store.now()
+    of_device = device_table.c.id == bindparam("of_device")
+    of_epoch: BindParameter[int] = bindparam("of_epoch")
+    back = case((device_table.c.state == DeviceState.OFFLINE, DeviceState.IDLE), else_=device_table.c.state)
+    seen = update(device_table).where(of_device).values(last_seen=now, state=back)
+    lease = update(device_table).where(of_device, device_table.c.epoch == of_epoch)
+    lease = lease.where(device_table.c.lease_until.is_not(None)).values(last_seen=now, lease_until=now + lease_s)
+    job = update(job_table).where(job_table.c.id == bindparam("of_job"), job_table.c.epoch == of_epoch)
+    job = job.where(job_table.c.state == JobState.LEASED).values(lease_until=now + lease_s)
+    agents = update(agent_table).where(agent_table.c.name == bindparam("of_agent")).values(last_seen=now)
+    with store.write() as connection:
+        if heard:
+            connection.execute(seen, [{"of_device": device} for device in heard])
+            connection.execute(agents, [{"of_agent": agent} for agent in sorted(set(heard.values()))])
+        if renewed:
+            connection.execute(job, [{"of_job": each.job, "of_epoch": each.epoch} for each in renewed])
+            connection.execute(lease, [{"of_device": each.device, "of_epoch": each.epoch} for each in renewed])

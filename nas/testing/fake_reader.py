@@ -1,0 +1,59 @@
+"""A device's files and commands from a table: what probes and descriptions read, without a device."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+
+class FakeReader:
+    """See `nas.devices.transports.base.Reader`. Counts its exchanges in `exchanges`.
+
+    Args:
+        files: absolute path -> text, or the error that reading it gives; a test may change it.
+        commands: command -> what it prints.
+    """
+
+    def __init__(self, files: Mapping[str, str | OSError], commands: Mapping[str, str] | None = None) -> None:
+        self.files = dict(files)
+        self.commands = dict(commands or {})
+        self.exchanges = 0
+
+    def read_text(self, path: str) -> str:
+        """See `Tree.read_text`."""
+        answer = self._get(path)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    def names(self, folder: str) -> list[str]:
+        """See `Tree.names`."""
+        found = {path[len(folder) + 1 :].partition("/")[0] for path in self.files if path.startswith(f"{folder}/")}
+        if not found:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), folder)
+        return sorted(found)
+
+    def read_many(self, paths: Sequence[str], commands: Sequence[str] = ()) -> dict[str, str | OSError]:
+        """See `Reader.read_many`."""
+        self.exchanges += 1
+        files = {path: self._get(path) for pattern in paths for path in self._matching(pattern)}
+        return files | {command: self._said(command) for command in commands}
+
+    def _matching(self, pattern: str) -> Iterator[str]:
+        if "*" not in pattern and "?" not in pattern:
+            yield pattern
+            return
+        parts = pattern.split("/")
+        for path in sorted(self.files):
+            there = path.split("/")
+            if len(there) == len(parts) and all(map(fnmatchcase, there, parts)):
+                yield path
+
+    def _get(self, path: str) -> str | OSError:
+        missing = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return self.files.get(path, missing)
+
+    def _said(self, command: str) -> str | OSError:
+        return self.commands.get(command, FileNotFoundError(errno.ENOENT, "No such command", command))

@@ -1,0 +1,118 @@
+"""A device host with a real sshd and a real adbd: attached by the command, served over TLS, unplugged and back."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from device_lab import Machine, adbd, sshd
+from service_lab import NAS
+
+from nas.devices.attachments import Attachments
+from nas.devices.enrolment import enrol
+from nas.devices.host import make_agent, served
+from nas.devices.transports import wire
+from nas.devices.transports.adb.key import AdbKey
+from nas.devices.transports.ssh import SshAddress, host_key
+from nas.store.rows import JobState
+from nas.testing.tls_coordinator import TlsCoordinator
+
+
+class Host:
+    """What is attached to it, and its home."""
+
+    def __init__(self, home: Path, box: Machine, phone: Machine) -> None:
+        self.home, self.box, self.phone = home, box, phone
+        self.ssh = SshAddress("root", box.address, box.port)
+        self.adb = f"adb:{phone.address}:{phone.port}"
+        self.attachments = Attachments(home / "agent" / "devices.json")
+
+    def nas(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        env = os.environ | {"NAS_HOME": str(self.home), "NAS_CACHE": str(self.home / "cache")}
+        return subprocess.run([*NAS, *arguments], env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    home, folders = tmp_path_factory.mktemp("home"), [tmp_path_factory.mktemp(name) for name in ("box", "phone")]
+    with ExitStack() as stack:
+        box = stack.enter_context(sshd(folders[0], home / "keys"))
+        phone = stack.enter_context(adbd(folders[1], AdbKey.load(home / "keys" / "adb").public()))
+        for name, machine in (("box", box), ("phone", phone)):
+            (machine.root / "etc/machine-id").write_text(name)
+        yield Host(home, box, phone)
+
+
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"not within {seconds} s"
+        time.sleep(0.05)
+
+
+def test_a_machine_is_attached_once_its_key_was_confirmed(host: Host) -> None:
+    key = host_key(host.ssh).fingerprint
+    asked = host.nas("device", "add", str(host.ssh))
+    assert asked.returncode == 3 and f"--host-key {key}" in asked.stderr
+    wrong = host.nas("device", "add", str(host.ssh), "--host-key", "SHA256:abc")
+    assert wrong.returncode == 4 and "another machine" in wrong.stderr
+    assert host.attachments.read() == ()
+    done = host.nas("device", "add", str(host.ssh), "--host-key", key, "--tag", "box", "--cores", "0")
+    assert done.returncode == 0, done.stderr
+    (entry,) = host.attachments.read()
+    assert (entry.address, entry.tags, entry.cores) == (str(host.ssh), ("box",), (0,))
+    assert f"device   {entry.id}\n" in done.stdout
+
+
+def test_detached_it_is_not_trusted_any_more(host: Host) -> None:
+    assert host.nas("device", "add", str(host.ssh), "--yes").returncode == 0
+    assert host.nas("device", "add", str(host.ssh)).returncode == 0  # its key is pinned
+    assert host.nas("device", "remove", str(host.ssh)).returncode == 0
+    assert host.nas("device", "add", str(host.ssh)).returncode == 3
+
+
+def test_devices_work_are_unplugged_and_come_back(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for address in (str(host.ssh), host.adb):
+        assert host.nas("device", "add", address, "--yes").returncode == 0
+    monkeypatch.setenv("NAS_HOME", str(host.home))
+    monkeypatch.setattr(wire, "SILENT_S", 3)
+    with TlsCoordinator(tmp_path / "coordinator") as coordinator:
+        enrolment = enrol(coordinator.invite(), "shelf", host.home / "agent")
+        folders = {"cache": tmp_path / "cache", "lock": tmp_path / "lock", "state": host.home / "agent"}
+        client = enrolment.client()
+        attached = served(host.attachments, this_machine=False)
+        agent = make_agent("shelf", client, attached, key=enrolment.signing_key, **folders)
+        thread = threading.Thread(target=agent.run)
+        thread.start()
+        try:
+            come_and_go(host, coordinator)
+        finally:
+            agent.abort()
+            thread.join(60)
+            client.close()
+            host.attachments.turn.release()
+    assert not thread.is_alive()
+
+
+def come_and_go(host: Host, coordinator: TlsCoordinator) -> None:
+    until(lambda: set(coordinator.online()) == {"ssh", "adb"})
+    box, phone = (coordinator.online()[transport].id for transport in ("ssh", "adb"))
+    for name, device in (("on-box", box), ("on-phone", phone)):
+        done = coordinator.ended(coordinator.queue(device, name, f"echo {name}"))
+        assert done.result is not None and done.result.pairs[0].candidate.stdout == f"{name}\n"
+    there, here = "/root/.began", host.box.root / "root/.began"
+    twice = coordinator.queue(box, "twice", f"[ -e {there} ] && echo again && exit; touch {there}; sleep 60")
+    until(here.exists)
+    with host.box.cut():
+        until(lambda: set(coordinator.online()) == {"adb"})
+        assert coordinator.ended(coordinator.queue(phone, "meanwhile", "echo meanwhile")).state is JobState.DONE
+    done = coordinator.ended(twice)
+    assert done.result is not None and done.result.pairs[0].candidate.stdout == "again\n"
+    assert done.attempts == 2
+    assert set(coordinator.online()) == {"ssh", "adb"}

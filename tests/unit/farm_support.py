@@ -1,0 +1,61 @@
+"""What the tests of the coordinator as a network service share: its application, and clients that trust it."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+from fastapi import FastAPI
+from store_support import device, open_store
+
+from nas.core.clock import Clock, SystemClock
+from nas.service.admissions import Admissions
+from nas.service.coordinator import Server, listen_tcp
+from nas.service.doorbell import Doorbell
+from nas.service.farm import Farm
+from nas.service.local_agent import LocalAgent
+from nas.service.serve import Service, make_service_app
+from nas.service.signing import open_key
+from nas.service.tls import Certificates
+from nas.service.watch import Watch
+from nas.store import agents
+from nas.store.store import Store
+
+NAMES = ("localhost", "127.0.0.1")
+
+
+class Coordinator:
+    """`nas serve` without its own agent: the store, the application, and who may use it."""
+
+    def __init__(self, home: Path, clock: Clock | None = None) -> None:
+        self.home = home
+        self.store: Store = open_store(home, clock or SystemClock())  # type: ignore[arg-type]
+        self.certificates = Certificates(home, self.store.clock)
+        self.watch = Watch(self.store, Doorbell(), local_only=False)
+        admissions = Admissions(home, open_key(home), self.store.clock)
+        farm = Farm(self.store, cast(LocalAgent, None), self.watch, admissions)
+        self.service = Service(self.store, farm, home, self.certificates, "https://localhost:7711")
+        self.app: FastAPI = make_service_app(self.service)
+
+    def enrol(self, name: str = "host") -> tuple[str, str]:
+        """A new agent's name and secret."""
+        return name, agents.enrol(self.store, agents.issue_token(self.store, name=name), name)
+
+    def trusting(self) -> ssl.SSLContext:
+        """What a client needs that trusts this coordinator's CA, and no other."""
+        return ssl.create_default_context(cadata=self.certificates.ca_pem)
+
+    @contextmanager
+    def listening(self, context: ssl.SSLContext | None = None) -> Iterator[str]:
+        """Serves over TLS on a port of its own; gives the URL."""
+        context = context or self.certificates.context(NAMES)
+        with Server(self.app, listen_tcp("127.0.0.1", 0), context) as server, self.watch:
+            yield f"https://localhost:{server.port}"
+
+
+def registration(agent: str, *names: str) -> dict[str, Any]:
+    """What an agent says of itself."""
+    return {"agent": agent, "devices": [device(name).model_dump(mode="json") for name in names], "boot_id": "boot"}

@@ -1,0 +1,143 @@
+"""Commands of a device host: enrol, run, attach and detach."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from cli_runner import nas
+
+from nas.core.enrolment import Invitation
+from nas.devices.attachments import Attachment
+from nas.devices.enrolment import read_enrolment
+from nas.devices.host import own_attachments
+from nas.devices.places import agent_home
+from nas.store import agents
+from nas.store.store import Store
+from nas.testing.tls_coordinator import TlsCoordinator
+
+WITHOUT_DATABASE = """
+import sys
+for name in ("sqlalchemy", "alembic", "fastapi", "uvicorn", "torch", "ray", "optuna"):
+    sys.modules[name] = None
+import nas.cli.agent, nas.cli.device, nas.devices.child
+"""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("NAS_DB", raising=False)
+    monkeypatch.setenv("NAS_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Iterator[TlsCoordinator]:
+    with TlsCoordinator(tmp_path / "coordinator") as serving:
+        yield serving
+
+
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"not within {seconds} s"
+        time.sleep(0.05)
+
+
+def test_a_device_host_needs_no_database_packages() -> None:
+    subprocess.run([sys.executable, "-c", WITHOUT_DATABASE], check=True)
+
+
+def test_token_prints_a_line_for_where_it_is_served(home: Path) -> None:
+    home.mkdir()
+    assert "https://HOST:PORT" in nas("agent", "token", "--url", "http://farm.example").err
+    assert "nas serve" in nas("agent", "token").err
+    told = nas("agent", "token", "--url", "https://farm.example:7711", "--name", "shelf-1")
+    assert Invitation.parse(told.out).url == "https://farm.example:7711"
+    more = json.loads(nas("agent", "token", "--url", "https://farm.example:7711", "--minutes", "5", "--json").out)
+    assert more["good_for_s"] == 300
+    store = Store.open()
+    assert agents.enrol(store, Invitation.parse(told.out).token, "shelf-1")
+    store.close()
+
+
+def test_enrol_from_standard_input(coordinator: TlsCoordinator) -> None:
+    done = nas("agent", "enrol", "-", "--name", "shelf-1", stdin=coordinator.invite().format() + "\n")
+    assert (done.code, done.out) == (0, "")
+    kept = read_enrolment(agent_home())
+    assert kept is not None and kept.name == "shelf-1"
+    assert kept.secret not in done.err
+    again = nas("agent", "enrol", coordinator.invite("shelf-1").format(), "--name", "shelf-1")
+    assert again.code == 3 and "--replace" in again.err
+
+
+def test_run_needs_an_enrolment() -> None:
+    done = nas("agent", "run")
+    assert done.code == 3 and "nas agent token" in done.err
+
+
+def test_run_serves_this_machine_until_it_is_told_to_stop(coordinator: TlsCoordinator) -> None:
+    nas("agent", "enrol", coordinator.invite().format(), "--name", "shelf-1")
+    command = [sys.executable, "-c", "from nas.cli.main import main; main()"]
+    with subprocess.Popen(
+        [*command, "agent", "run", "--this-machine", "--log-json"], stderr=subprocess.PIPE, text=True
+    ) as agent:
+        until(lambda: "local" in coordinator.online())
+        row = coordinator.online()["local"]
+        done = coordinator.ended(coordinator.queue(row.id, "hello", "echo hello"))
+        assert done.result is not None and done.result.pairs[0].candidate.stdout == "hello\n"
+        agent.send_signal(signal.SIGTERM)
+        assert agent.wait(30) == 0
+        assert agent.stderr is not None
+        lines = [json.loads(line) for line in agent.stderr.read().splitlines()]
+    assert row.agent == "shelf-1" and row.device.cores == os.cpu_count()
+    assert {(line["job"], line["device"]) for line in lines if "job" in line} == {(done.id, row.id)}
+
+
+def test_a_second_agent_of_a_home_is_refused(coordinator: TlsCoordinator) -> None:
+    nas("agent", "enrol", coordinator.invite().format(), "--name", "shelf-1")
+    turn = own_attachments().turn
+    assert turn.mine()
+    done = nas("agent", "run")
+    turn.release()
+    assert done.code == 4 and "devices.json" in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["local"], "--this-machine"),
+        (["box"], "ssh:"),
+        (["ssh://box"], "ssh://USER@HOST"),
+        (["adb:a b"], "adb:SERIAL"),
+        (["adb:R5CT1", "--tag", "a b"], "--tag"),
+        (["adb:R5CT1", "--cores", "x"], "cores 'x'"),
+    ],
+)
+def test_what_cannot_be_attached(arguments: list[str], told: str) -> None:
+    done = nas("device", "add", *arguments)
+    assert done.code == 3 and told in done.err
+    assert own_attachments().read() == ()
+
+
+def test_what_does_not_answer_is_not_attached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", "2")
+    done = nas("device", "add", "adb:R5CT1")
+    assert done.code == 4 and "adb start-server" in done.err
+    assert own_attachments().read() == ()
+
+
+def test_remove_names_what_is_there() -> None:
+    own_attachments().add(Attachment(address="adb:R5CT1", id="pixel-1"))
+    done = nas("device", "remove", "pixel-2")
+    assert done.code == 3 and "'pixel-1'" in done.err
+    assert nas("device", "remove", "pixel-1").code == 0
+    assert own_attachments().read() == ()

@@ -1,0 +1,247 @@
+"""`--server`: the command line against a coordinator over TLS."""
+
+from __future__ import annotations
+
+import json
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cli_runner import Outcome, nas
+from server_lab import Certificates, serve
+from store_support import new_study, proposal, put
+from users_api_lab import Lab, ScriptedProcess, space_text
+
+from nas.cli.output import when
+from nas.cli.servers_file import server_url, servers_file
+from nas.core.errors import InvalidInput
+from nas.core.trial import EventKind
+from nas.search_spaces import parse_space
+from nas.service.report import study_report
+from nas.service.submission import SubmissionFolder
+from nas.store import agents, devices, studies, trials
+from nas.store.rows import Health, Role, StudyState
+from nas.store.store import Store
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+    for name in ("NAS_DB", "NAS_SERVER", "NAS_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NAS_HOME", str(tmp_path / "home of the client"))
+    monkeypatch.setenv("NAS_CONFIG", str(tmp_path / "config"))
+    lab = Lab(tmp_path)
+    yield lab
+    lab.process.end()
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture
+def url(lab: Lab, certificates: Certificates) -> Iterator[str]:
+    with serve(lab, certificates) as url:
+        yield url
+
+
+def add(url: str, certificates: Certificates, token: str) -> Outcome:
+    return nas("server", "add", url, "--fingerprint", certificates.fingerprint, stdin=f"{token}\n")
+
+
+@pytest.fixture
+def server(lab: Lab, url: str, certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A coordinator that was added, with an admin's token, and is the default."""
+    done = add(url, certificates, lab.tokens[Role.ADMIN])
+    assert done.code == 0, done.err
+    monkeypatch.setenv("NAS_SERVER", url)
+    return url
+
+
+def test_a_server_is_added_by_fingerprint_and_kept_for_this_user_only(
+    lab: Lab, url: str, certificates: Certificates
+) -> None:
+    done = add(url, certificates, lab.tokens[Role.OPERATE])
+    assert done.code == 0
+    assert "role operate" in done.err
+    assert stat.S_IMODE(servers_file().stat().st_mode) == 0o600
+    (row,) = json.loads(nas("server", "list", "--json").out)["servers"]
+    assert row == {"url": url, "fingerprint": certificates.fingerprint}
+    assert lab.tokens[Role.OPERATE] not in nas("server", "list").out
+    assert nas("server", "remove", url).code == 0
+    assert nas("server", "remove", url).code == 3
+
+
+def test_another_authority_is_refused(lab: Lab, url: str, certificates: Certificates) -> None:
+    done = nas("server", "add", url, "--fingerprint", "0" * 64, stdin="x\n")
+    assert (done.code, certificates.fingerprint in done.err) == (3, True)
+    assert nas("server", "add", url, stdin="x\n").code == 3  # nobody there to compare
+    assert not servers_file().exists()
+
+
+def test_a_server_whose_certificate_is_another_ones_is_not_spoken_to(
+    lab: Lab, server: str, certificates: Certificates, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    kept = json.loads(servers_file().read_text())
+    kept["servers"][server]["ca_pem"] = Certificates(tmp_path / "other").ca_pem
+    servers_file().write_text(json.dumps(kept))
+    done = nas("device", "list")
+    assert done.code == 4
+    assert "certificate" in done.err.lower()
+
+
+def test_a_wrong_token_is_not_kept(lab: Lab, url: str, certificates: Certificates) -> None:
+    done = add(url, certificates, "hilnas.admin.wrong")
+    assert done.code == 1
+    assert "nas token create" in done.err
+    assert not servers_file().exists()
+
+
+def test_the_token_of_the_environment_goes_first(lab: Lab, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAS_TOKEN", lab.tokens[Role.READ])
+    assert nas("device", "list").code == 0
+    done = nas("device", "drain", "box")
+    assert done.code == 1
+    assert "needs role operate" in done.err
+
+
+def test_an_unknown_server_and_a_database_besides_are_refused(lab: Lab, server: str) -> None:
+    assert "nas server add" in nas("device", "list", "--server", "https://127.0.0.1:1").err
+    assert nas("study", "list", "--db", "sqlite:////x.db").code == 3
+
+
+@pytest.mark.parametrize("text", ["http://host:1", "https://host/path", "https://u:p@host", "https://", "https://h:x"])
+def test_what_is_no_server(text: str) -> None:
+    with pytest.raises(InvalidInput):
+        server_url(text)
+
+
+def test_servers_have_a_default_port() -> None:
+    assert server_url("lab.local") == server_url("https://lab.local/") == "https://lab.local:7711"
+    assert server_url("[::1]:80") == "https://[::1]:80"
+
+
+def test_devices_are_shown_and_steered_as_with_a_database(lab: Lab, server: str) -> None:
+    put(lab.store, "a")
+    database = str(lab.store.engine.url)
+    for command in (("device", "list"), ("device", "show", "box"), ("device", "check", "box")):
+        there = nas(*command, "--json")
+        assert there.code == 0, there.err
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delenv("NAS_SERVER")
+            here = nas(*command, "--json", "--db", database)
+        assert json.loads(there.out) == json.loads(here.out)
+    done = nas("device", "quarantine", "box", "--reason", "battery swollen")
+    assert done.err == "box: idle, health maintenance (battery swollen)\n"
+    assert devices.get(lab.store, "box").health is Health.MAINTENANCE
+    assert nas("device", "show", "box").out.splitlines()[0].split() == ["device", "box"]
+    assert nas("device", "show", "bxo").code == 3
+    assert "jobs to do" in nas("device", "retire", "box").err
+    assert nas("device", "release", "box").code == 0
+
+
+def test_studies_are_listed_shown_and_steered(lab: Lab, server: str) -> None:
+    study = new_study(lab.store)
+    space = parse_space(space_text(), "space.yaml").model_dump(mode="json")
+    shown = studies.create(lab.store, "shown", space, seed=0, version="0")
+    assert [row["study"] for row in json.loads(nas("study", "list", "--json").out)["studies"]] == ["first", "shown"]
+    report = json.loads(nas("study", "show", "shown", "--json").out)
+    assert report == json.loads(json.dumps(study_report(lab.store, "shown")))
+    assert nas("study", "front", "shown").out.startswith("trial\tquality")
+    assert nas("study", "pause", "first").code == nas("study", "stop", "shown").code == 0
+    assert studies.get(lab.store, study.id).desired_state == "pause"
+    assert studies.get(lab.store, shown.id).desired_state == "stop"
+    assert nas("study", "show", "frist").code == 3
+
+
+class Played(ScriptedProcess):
+    """Does in the database what a launch does, once it is started."""
+
+    def __init__(self, store: Store, end: StudyState) -> None:
+        super().__init__("")
+        self.store, self.end_state = store, end
+
+    def start(self, folder: SubmissionFolder, *args: object, **more: object) -> object:  # type: ignore[override]
+        space = parse_space(folder.space.read_text(), "space.yaml").model_dump(mode="json")
+        number = studies.create(self.store, folder.path.name, space, seed=0, version="0").id
+        trials.propose(self.store, number, [proposal(32)])
+        trials.add_event(self.store, number, 0, EventKind.FAILED, {"reason": "crash"})
+        studies.set_state(self.store, number, self.end_state)
+        return super().start(folder, *args, **more)  # type: ignore[arg-type]
+
+
+def test_a_launch_is_submitted_followed_and_reported(lab: Lab, server: str, tmp_path: Path) -> None:
+    played = Played(lab.store, StudyState.COMPLETE)
+    lab.submitted._process = played
+    (tmp_path / "mine.yaml").write_text(space_text())
+    with lab.submitted:
+        done = nas("launch", "--space", str(tmp_path / "mine.yaml"), "--study", "mine", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out) == json.loads(json.dumps(study_report(lab.store, "mine")))
+    assert "trial 0: failed (crash)" in done.err
+    assert played.started == [("mine", False)]
+
+
+def test_a_launch_that_is_refused_there_tells_file_and_line(lab: Lab, server: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(space_text(devices=["bxo"]))
+    done = nas("launch", "--space", str(tmp_path / "mine.yaml"), "--study", "mine")
+    assert done.code == 3
+    assert "space.yaml:24: unknown device 'bxo'; did you mean 'box'?" in done.err
+
+
+def test_ctrl_c_detaches_and_says_how_to_come_back(
+    lab: Lab, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.yaml").write_text(space_text())
+
+    def interrupt(*_: object) -> str | None:
+        raise KeyboardInterrupt
+
+    number = studies.create(lab.store, "mine", {"name": "tiny"}, seed=0, version="0").id
+    trials.propose(lab.store, number, [proposal(32)])
+    monkeypatch.setattr("nas.cli.follow.event_line", interrupt)
+    done = nas("study", "follow", "mine")
+    assert done.code == 130
+    assert f"nas study follow mine --server {server}" in done.err
+    assert studies.get(lab.store, number).desired_state == "run"
+
+
+def test_a_coordinator_that_restarts_is_waited_for(
+    lab: Lab, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = studies.create(lab.store, "mine", {"name": "tiny"}, seed=0, version="0").id
+    with serve(lab, certificates) as url:
+        assert add(url, certificates, lab.tokens[Role.READ]).code == 0
+    back = threading.Event()
+    monkeypatch.setattr("nas.cli.follow.time.sleep", lambda seconds: back.set())
+    port = int(url.rpartition(":")[2])
+
+    def come_back() -> None:
+        back.wait()
+        studies.set_state(lab.store, number, StudyState.STOPPED)
+        with serve(lab, certificates, port):
+            ended.wait()
+
+    ended = threading.Event()
+    thread = threading.Thread(target=come_back)
+    thread.start()
+    done = nas("study", "follow", "mine", "--server", url)
+    ended.set()
+    thread.join()
+    assert done.code == 0, done.err
+    assert "next try in 1 s" in done.err
+    assert "study mine: stopped" in done.err
+
+
+def test_agents_are_listed_and_revoked(lab: Lab, server: str) -> None:
+    agents.enrol(lab.store, agents.issue_token(lab.store), "lab-1")
+    assert nas("agent", "list").out.splitlines() == [
+        "agent\taccess\tlast seen\tdevices", "lab-1\tenrolled\tnever\t", f"local\tlocal\t{when(1000.0)}\tbox",
+    ]  # fmt: skip
+    assert nas("agent", "revoke", "lab-1").code == 0
+    found = json.loads(nas("agent", "list", "--json").out)["agents"]
+    assert [(agent["name"], agent["access"]) for agent in found] == [("lab-1", "revoked"), ("local", "local")]

@@ -1,0 +1,44 @@
+"""`nas token`, on a real database."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cli_runner import nas
+
+from nas.store import api_tokens
+from nas.store.rows import Role
+from nas.store.store import Store
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NAS_DB", raising=False)
+    monkeypatch.setenv("NAS_HOME", str(tmp_path))
+
+
+def test_a_token_is_shown_once_listed_without_its_secret_and_revoked() -> None:
+    token = nas("token", "create", "laptop", "--role", "operate").out.strip()
+    store = Store.open()
+    found = api_tokens.authenticate(store, token)
+    assert found is not None
+    assert (found.name, found.role) == ("laptop", Role.OPERATE)
+    listed = nas("token", "list", "--json").out
+    (row,) = json.loads(listed)["tokens"]
+    assert (row["name"], row["role"]) == ("laptop", "operate")
+    kept = (store.artifacts.parent / "hilnas.db").read_bytes().decode("latin-1")
+    assert token.rpartition(".")[2] not in listed + nas("token", "list").out + kept
+    assert nas("token", "revoke", "laptop").code == 0
+    assert api_tokens.authenticate(store, token) is None
+    store.close()
+
+
+def test_the_default_role_can_look_only_and_names_are_unique() -> None:
+    assert nas("token", "create", "laptop").code == 0
+    assert json.loads(nas("token", "list", "--json").out)["tokens"][0]["role"] == "read"
+    done = nas("token", "create", "laptop")
+    assert (done.code, done.out) == (3, "")
+    assert nas("token", "create", "../x").code == 3
+    assert "'laptop'" in nas("token", "revoke", "latpop").err

@@ -1,0 +1,89 @@
+"""The list of a host's devices, and who may serve them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nas.core.errors import InvalidInput, UnknownName
+from nas.devices.attachments import LOCAL, THIS_MACHINE, Attachment, Attachments, open_transport
+from nas.devices.host import served
+from nas.devices.transports.local import LocalTransport
+
+PHONE = Attachment(address="adb:R5CT1", id="pixel-8-1f2e", tags=("phone",), cores=(4, 5))
+BOX = Attachment(address="ssh://u@box:22", id="box-1")
+
+
+@pytest.fixture
+def attachments(tmp_path: Path) -> Attachments:
+    return Attachments(tmp_path / "agent" / "devices.json")
+
+
+def test_what_was_added_is_read(attachments: Attachments) -> None:
+    assert attachments.read() == ()
+    attachments.add(PHONE)
+    attachments.add(BOX)
+    assert Attachments(attachments.path).read() == (PHONE, BOX)
+    assert attachments.path.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_same_address_again_replaces(attachments: Attachments) -> None:
+    attachments.add(PHONE)
+    changed = PHONE.model_copy(update={"tags": ()})
+    attachments.add(changed)
+    assert attachments.read() == (changed,)
+
+
+def test_one_device_has_one_address(attachments: Attachments) -> None:
+    attachments.add(PHONE)
+    with pytest.raises(InvalidInput, match="nas device remove adb:R5CT1"):
+        attachments.add(Attachment(address="adb:10.0.0.2:5555", id=PHONE.id))
+
+
+@pytest.mark.parametrize("name", [PHONE.address, PHONE.id])
+def test_removed_by_address_or_id(attachments: Attachments, name: str) -> None:
+    for each in (PHONE, BOX):
+        attachments.add(each)
+    assert attachments.remove(name) == PHONE
+    assert attachments.read() == (BOX,)
+    with pytest.raises(UnknownName, match=r"ssh://u@box:22"):
+        attachments.remove(name)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"v": 2}', '{"devices": [{"address": "adb:x", "password": "y"}]}', '{"devices": [{}]}']
+)
+def test_a_damaged_list_is_told_with_its_place(attachments: Attachments, text: str) -> None:
+    attachments.add(PHONE)
+    attachments.path.write_text(text)
+    with pytest.raises(InvalidInput, match=r"devices\.json"):
+        attachments.read()
+
+
+def test_one_process_at_a_time_serves_them(attachments: Attachments) -> None:
+    attachments.add(PHONE)
+    others = Attachments(attachments.path)
+    first, second = served(attachments, this_machine=True), served(others, this_machine=True)
+    assert first() == (THIS_MACHINE, PHONE)
+    assert second() == (THIS_MACHINE,)
+    attachments.turn.release()
+    assert second() == (THIS_MACHINE, PHONE)
+    others.turn.release()
+
+
+def test_this_machine_is_served_where_it_is_wanted(attachments: Attachments) -> None:
+    attachments.add(Attachment(address=LOCAL))
+    assert served(attachments, this_machine=False)() == ()
+
+
+@pytest.mark.parametrize("address", ["box", "telnet:box", "local:x", "", ":", "ssh"])
+def test_addresses_of_no_kind(address: str, tmp_path: Path) -> None:
+    with pytest.raises(UnknownName, match="ssh:"):
+        open_transport(address, tmp_path)
+
+
+def test_each_kind_of_address_has_its_transport(tmp_path: Path) -> None:
+    assert isinstance(open_transport(LOCAL, tmp_path), LocalTransport)
+    for address in ("adb:R5CT1", "ssh://u@box"):
+        open_transport(address, tmp_path).close()

@@ -1,0 +1,157 @@
+"""Enrolment against a real coordinator's routes, over TLS: whom an agent believes, and what it keeps."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from nas.core.clock import SystemClock
+from nas.core.enrolment import Invitation
+from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
+from nas.core.protocol import RegisterRequest
+from nas.devices.client import NotAdmitted
+from nas.devices.enrolment import FILE, Enrolment, enrol, read_enrolment
+from nas.service.coordinator import listen_tcp
+from nas.service.signing import open_key
+from nas.service.tls import Certificates
+from nas.store import agents
+from nas.testing.tls_coordinator import TlsCoordinator
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Iterator[TlsCoordinator]:
+    with TlsCoordinator(tmp_path / "home") as serving:
+        yield serving
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "agent"
+
+
+def register(enrolment: Enrolment) -> None:
+    client = enrolment.client()
+    try:
+        client.register(RegisterRequest(agent=enrolment.name, devices=(), boot_id="b"))
+    finally:
+        client.close()
+
+
+def test_an_enrolled_agent_is_let_in(coordinator: TlsCoordinator, folder: Path) -> None:
+    made = enrol(coordinator.invite(), "shelf-1", folder)
+    assert read_enrolment(folder) == made
+    assert made.signing_key == open_key(coordinator.home).public
+    assert (folder / FILE).stat().st_mode & 0o777 == 0o600
+    assert made.secret not in repr(made)
+    register(made)
+    assert [agent.name for agent in agents.all(coordinator.store)] == ["shelf-1"]
+
+
+def test_a_revoked_agent_is_not(coordinator: TlsCoordinator, folder: Path) -> None:
+    made = enrol(coordinator.invite(), "shelf-1", folder)
+    with pytest.raises(NotAdmitted):
+        register(made.model_copy(update={"secret": "guessed"}))
+
+
+def test_a_token_is_good_once_and_the_refusal_says_what_to_do(coordinator: TlsCoordinator, folder: Path) -> None:
+    line = coordinator.invite()
+    enrol(line, "shelf-1", folder)
+    with pytest.raises(InvalidInput, match=r"nas agent token --name shelf-1"):
+        enrol(line, "shelf-1", folder, replace=True)
+    register(Enrolment.model_validate_json((folder / FILE).read_bytes()))
+
+
+def test_an_enrolment_is_given_up_only_when_told(coordinator: TlsCoordinator, folder: Path) -> None:
+    first = enrol(coordinator.invite(), "shelf-1", folder)
+    with pytest.raises(InvalidInput, match="--replace"):
+        enrol(coordinator.invite("shelf-1"), "shelf-1", folder)
+    second = enrol(coordinator.invite("shelf-1"), "shelf-1", folder, replace=True)
+    register(second)
+    with pytest.raises(NotAdmitted):
+        register(first)
+
+
+def test_somebody_in_between_learns_nothing(coordinator: TlsCoordinator, folder: Path, tmp_path: Path) -> None:
+    line = coordinator.invite()
+    with TlsCoordinator(tmp_path / "other") as other, pytest.raises(InvalidInput, match="Nothing was sent"):
+        enrol(Invitation(other.url, line.ca_sha256, line.token), "shelf-1", folder)
+    enrol(line, "shelf-1", folder)  # the token is as good as before
+
+
+def test_a_server_of_the_authority_must_have_the_right_name(tmp_path: Path, folder: Path) -> None:
+    with TlsCoordinator(tmp_path / "elsewhere", "farm.example") as elsewhere:
+        with pytest.raises(InfrastructureFailed, match="IP address mismatch"):
+            enrol(elsewhere.invite(), "shelf-1", folder)
+        assert agents.all(elsewhere.store) == []
+
+
+@pytest.mark.parametrize("said", [b"", b"no certificate", b"x" * (1 << 20)])
+def test_who_shows_no_certificate_is_no_coordinator(coordinator: TlsCoordinator, folder: Path, said: bytes) -> None:
+    context = Certificates(coordinator.home, SystemClock()).context(["127.0.0.1"])
+    with ExitStack() as stack:
+        listening = stack.enter_context(listen_tcp("127.0.0.1", 0))
+        listening.listen()
+        answering = threading.Thread(target=answer, args=(listening, context, said))
+        answering.start()
+        stack.callback(answering.join)
+        line = Invitation(f"https://127.0.0.1:{listening.getsockname()[1]}", "ab" * 32, "token")
+        with pytest.raises(InvalidInput, match="certificate"):
+            enrol(line, "shelf-1", folder)
+
+
+def answer(listening: socket.socket, context: ssl.SSLContext, said: bytes) -> None:
+    plain, _ = listening.accept()
+    with context.wrap_socket(plain, server_side=True) as connection:
+        connection.recv(1 << 16)
+        try:
+            connection.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + said)
+        except OSError:
+            return  # it had heard enough
+
+
+def test_nobody_there(folder: Path, coordinator: TlsCoordinator) -> None:
+    line = Invitation("https://127.0.0.1:1", "ab" * 32, "token")
+    with pytest.raises(InfrastructureFailed, match=r"127\.0\.0\.1:1"):
+        enrol(line, "shelf-1", folder)
+
+
+def test_a_reply_that_is_lost_is_explained(
+    coordinator: TlsCoordinator, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(*arguments: object) -> str:
+        raise InfrastructureFailed("the database is gone")
+
+    monkeypatch.setattr(agents, "enrol", lose)
+    with pytest.raises(InfrastructureFailed, match=r"get another line with 'nas agent token --name shelf-1'"):
+        enrol(coordinator.invite(), "shelf-1", folder)
+    assert read_enrolment(folder) is None
+
+
+@pytest.mark.parametrize("name", ["", "a b", "../x", "x" * 65])
+def test_names_that_cannot_be_used_spend_nothing(coordinator: TlsCoordinator, folder: Path, name: str) -> None:
+    line = coordinator.invite()
+    with pytest.raises(InvalidInput, match="--name"):
+        enrol(line, name, folder)
+    enrol(line, "shelf-1", folder)
+
+
+def test_a_folder_that_cannot_be_written_spends_nothing(coordinator: TlsCoordinator, tmp_path: Path) -> None:
+    line = coordinator.invite()
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError):
+        enrol(line, "shelf-1", tmp_path / "file" / "agent")
+    enrol(line, "shelf-1", tmp_path / "agent")
+
+
+def test_a_damaged_enrolment_is_told(coordinator: TlsCoordinator, folder: Path) -> None:
+    enrol(coordinator.invite(), "shelf-1", folder)
+    (folder / FILE).write_text(json.dumps({"v": 1}))
+    with pytest.raises(NasError, match="nas agent enrol"):
+        read_enrolment(folder)

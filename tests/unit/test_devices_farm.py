@@ -1,0 +1,377 @@
+"""An agent of many devices against a coordinator in memory: they come, go and fail each on their own."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from nas.core.clock import SystemClock
+from nas.core.errors import InfrastructureFailed, InvalidInput
+from nas.core.plan import InputFile, Plan, Round, RoundResult, Runner
+from nas.core.protocol import Job, ResultRequest
+from nas.devices import agent as agent_module
+from nas.devices import station
+from nas.devices.agent import Agent
+from nas.devices.attachments import Attachment
+from nas.devices.client import JobClient
+from nas.devices.content import ContentFolder
+from nas.devices.download import Downloads
+from nas.devices.hostlock import HostLock
+from nas.devices.outbox import Outbox, Parcel
+from nas.devices.transports.base import CommandResult
+from nas.devices.transports.local import LocalTransport
+from nas.testing.fake_coordinator import FakeCoordinator
+
+CPUINFO = "processor\t: 0\nmodel name\t: Fake {}\n"
+A, B = (Attachment(address=f"ssh://u@{name}") for name in "ab")
+
+
+class Phone(LocalTransport):
+    """A device with a plug: what it is comes from files of its own, what it runs runs here."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        super().__init__(folder / f"cache-{name}", folder / f"root-{name}")
+        self.plugged, self.running = True, threading.Event()
+        self._root = folder / f"root-{name}"
+        self.become(name)
+
+    def become(self, name: str, boot: str = "1") -> None:
+        """From now on, `name` answers."""
+        files = {"proc/cpuinfo": CPUINFO.format(name), "proc/meminfo": "MemTotal: 1000000 kB\n"}
+        files |= {"proc/sys/kernel/osrelease": "6.0\n", "proc/sys/kernel/random/boot_id": f"{name}-{boot}\n"}
+        for path, text in (files | {"etc/machine-id": name}).items():
+            (self._root / path).parent.mkdir(parents=True, exist_ok=True)
+            (self._root / path).write_text(text)
+
+    def connect(self) -> None:
+        self._need_plug()
+
+    def read_text(self, path: str) -> str:
+        self._need_plug()
+        return super().read_text(path)
+
+    def read_many(self, paths: Sequence[str], commands: Sequence[str] = ()) -> dict[str, str | OSError]:
+        self._need_plug()
+        return super().read_many(paths, commands)
+
+    def run(self, argv: Sequence[str], **options: Any) -> CommandResult:
+        self.running.set()
+        while self.plugged and argv[0].endswith("wait.sh"):
+            threading.Event().wait(0.01)
+        self._need_plug()
+        return super().run(argv, **options)
+
+    def _need_plug(self) -> None:
+        if not self.plugged:
+            raise InfrastructureFailed("no such device")
+
+
+class Clockless(SystemClock):
+    """The agent never asks for the time of day, so it may be anything."""
+
+    def now(self) -> float:
+        raise AssertionError("the time of day was asked for")
+
+
+class Host:
+    """An agent's host and its coordinator."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "served").mkdir()
+        self.coordinator = FakeCoordinator(folder / "served")
+        self.phones = {A.address: Phone(folder, "a"), B.address: Phone(folder, "b")}
+        self.attached: list[Attachment] = [A, B]
+        self.damaged = False
+        self.running: list[tuple[Agent, threading.Thread]] = []
+
+    def listed(self) -> tuple[Attachment, ...]:
+        if self.damaged:
+            raise InvalidInput("not a list of devices")
+        return tuple(self.attached)
+
+    def start(self) -> Agent:
+        client = JobClient(self.coordinator.client())
+        agent = Agent(
+            "host",
+            client,
+            self.listed,
+            lambda attachment: self.phones[attachment.address],
+            Downloads(client, ContentFolder(self.folder / "files")),
+            lambda runner: True,
+            lock=HostLock(self.folder / "lock"),
+            outbox=self.folder / "outbox",
+            boot_id="b",
+            clock=Clockless(),
+        )
+        self.running.append((agent, threading.Thread(target=agent.run)))
+        self.running[-1][1].start()
+        return agent
+
+    def end(self) -> None:
+        while self.running:
+            agent, thread = self.running.pop()
+            agent.abort()
+            thread.join(30)
+            assert not thread.is_alive()
+
+    def offer(self, device: str, name: str, script: str = "exit 0", main: str = "main.sh") -> None:
+        data = f"#!/bin/sh\n{script}\n".encode()
+        file = InputFile(sha256=hashlib.sha256(data).hexdigest(), size=len(data))
+        (self.coordinator.files / file.sha256).write_bytes(data)
+        runner = Runner(runtime="script", build="b", target="x86_64-linux", files={main: file}, main=main)
+        plan = Plan(runner=runner, inputs={}, args=(), deadline_s=60)
+        self.coordinator.offer(Job(id=name, epoch=3, deadline_s=60, round=Round(candidate=plan, repetitions=1)), device)
+
+    def serves(self, *names: str) -> Callable[[], bool]:
+        """Whether just the devices called so are registered."""
+        return lambda: {id.split("-")[1] for id in self.coordinator.serving()} == set(names)
+
+    def id(self, name: str) -> str:
+        return next(id for id in self.coordinator.serving() if id.startswith(f"fake-{name}-"))
+
+
+def until(condition: Callable[[], bool]) -> None:
+    for _ in range(3000):
+        if condition():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("it did not come about")
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+    for module, name in ((station, "_LOOK_S"), (station, "_FIRST_PAUSE_S"), (agent_module, "_LOOK_S")):
+        monkeypatch.setattr(module, name, 0.05)
+    monkeypatch.setattr(station, "_LONGEST_PAUSE_S", 0.1)
+    made = Host(tmp_path)
+    yield made
+    for phone in made.phones.values():
+        phone.plugged = False
+    made.end()
+
+
+def test_each_device_works_for_itself(host: Host) -> None:
+    host.start()
+    until(host.serves("a", "b"))
+    host.offer(host.id("a"), "1", main="wait.sh")
+    assert host.phones[A.address].running.wait(30)
+    host.offer(host.id("b"), "2")
+    host.coordinator.wait_for(results=1)
+    assert list(host.coordinator.results) == ["2"]
+
+
+def test_an_unplugged_device_goes_and_comes_back(host: Host) -> None:
+    host.start()
+    until(host.serves("a", "b"))
+    host.phones[A.address].plugged = False
+    until(host.serves("b"))
+    host.phones[A.address].plugged = True
+    until(host.serves("a", "b"))
+    host.offer(host.id("a"), "1")
+    host.coordinator.wait_for(results=1)
+
+
+def test_one_that_is_not_there_keeps_nobody_waiting(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    host.phones[A.address].plugged = False
+    host.start()
+    until(host.serves("b"))
+    host.offer(host.id("b"), "1")
+    host.coordinator.wait_for(results=1)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
+        "not served: no such device"
+    ]
+
+
+def test_one_that_drops_out_of_a_job_fails_it_and_is_no_longer_registered(host: Host) -> None:
+    host.start()
+    until(host.serves("a", "b"))
+    host.offer(host.id("a"), "1", main="wait.sh")
+    assert host.phones[A.address].running.wait(30)
+    host.phones[A.address].plugged = False
+    host.coordinator.wait_for(results=1)
+    failure = host.coordinator.results["1"].failure
+    assert failure is not None
+    assert (failure.kind, failure.message) == ("infrastructure", "no such device")
+    until(host.serves("b"))
+
+
+def test_another_device_at_the_address_is_told_and_not_served(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    host.start()
+    until(host.serves("a", "b"))
+    host.attached[:] = [A.model_copy(update={"id": host.id("a")}), B]
+    until(host.serves("b"))
+    until(host.serves("a", "b"))
+    host.phones[A.address].become("c")
+    until(host.serves("b"))
+    until(lambda: "ssh://u@a answers as device fake-c-" in caplog.text)
+    assert "nas device remove ssh://u@a" in caplog.text
+
+
+def test_a_job_for_a_device_that_was_exchanged_meanwhile_is_not_run_on_the_other(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(station, "_LOOK_S", 3600)
+    host.start()
+    until(host.serves("a", "b"))
+    a = host.id("a")
+    host.phones[A.address].become("c")
+    host.offer(a, "1")
+    host.coordinator.wait_for(results=1)
+    failure = host.coordinator.results["1"].failure
+    assert failure is not None and "restarted or exchanged" in failure.message
+    assert not host.phones[A.address].running.is_set()
+    until(host.serves("b", "c"))
+
+
+def test_a_restarted_device_is_told_and_served_again(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    host.start()
+    until(host.serves("a", "b"))
+    host.phones[A.address].become("a", boot="2")
+    until(lambda: "there again after a restart" in caplog.text)
+    until(host.serves("a", "b"))
+
+
+def test_the_same_device_twice_is_served_once_and_told(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    host.phones[B.address].become("a")
+    host.start()
+    until(host.serves("a"))
+    until(lambda: "is served by way of" in caplog.text)
+    host.offer(host.id("a"), "1")
+    host.coordinator.wait_for(results=1)
+    assert [phone.running.is_set() for phone in host.phones.values()].count(True) == 1
+
+
+def test_the_second_way_is_taken_when_the_first_is_lost(host: Host) -> None:
+    host.phones[B.address].become("a")
+    host.start()
+    until(host.serves("a"))
+    host.offer(host.id("a"), "1")
+    host.coordinator.wait_for(results=1)
+    taken = next(phone for phone in host.phones.values() if phone.running.is_set())
+    taken.plugged = False
+    host.offer(host.id("a"), "2")
+    host.coordinator.wait_for(results=2)
+    until(host.serves("a"))
+    host.offer(host.id("a"), "3")
+    host.coordinator.wait_for(results=3)
+    assert host.coordinator.results["3"].result is not None
+
+
+def test_the_list_of_devices_is_followed(host: Host) -> None:
+    host.attached = [A]
+    host.start()
+    until(host.serves("a"))
+    host.attached.append(B)
+    until(host.serves("a", "b"))
+    host.attached.remove(A)
+    until(host.serves("b"))
+    host.attached[:] = [B.model_copy(update={"tags": ("new",)})]
+    until(lambda: [device.tags for device in host.coordinator.registered[-1].devices] == [("new",)])
+
+
+def test_a_detached_device_finishes_its_job(host: Host) -> None:
+    host.start()
+    until(host.serves("a", "b"))
+    mark = host.folder / "go"
+    host.offer(host.id("a"), "1", script=f"while [ ! -e {mark} ]; do sleep 0.01; done; echo done")
+    assert host.phones[A.address].running.wait(30)
+    host.attached.remove(A)
+    mark.touch()
+    host.coordinator.wait_for(results=1)
+    result = host.coordinator.results["1"].result
+    assert result is not None and result.pairs[0].candidate.stdout == "done\n"
+    until(host.serves("b"))
+
+
+def test_a_list_that_cannot_be_read_leaves_things_as_they_are(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    host.start()
+    until(host.serves("a", "b"))
+    host.damaged = True
+    until(lambda: "not a list of devices" in caplog.text)
+    host.offer(host.id("a"), "1")
+    host.coordinator.wait_for(results=1)
+    assert host.serves("a", "b")()
+
+
+def test_a_device_that_the_coordinator_refuses_takes_none_with_it(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    answer = host.coordinator.handle
+
+    def refuse_b(request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/register") and b"fake-b-" in request.content:
+            return httpx.Response(422, text="served by agent 'other'")
+        return answer(request)
+
+    host.coordinator.handle = refuse_b  # type: ignore[method-assign]
+    host.start()
+    until(host.serves("a"))
+    until(lambda: "served by agent 'other'" in caplog.text)
+    host.offer(host.id("a"), "1")
+    host.coordinator.wait_for(results=1)
+
+
+def test_an_agent_without_a_device_says_that_it_is_there(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nas.devices.roster._FIRST_WORD_S", 0.0)
+    host.attached = []
+    host.start()
+    until(lambda: bool(host.coordinator.registered))
+    assert host.coordinator.registered[0].devices == ()
+
+
+def parcel(host: Host, device: str, name: str = "old", epoch: int = 2, **of: Any) -> Parcel:
+    result = RoundResult(pairs=[])
+    request = ResultRequest(**({"agent": "host", "device": device, "epoch": epoch, "result": result} | of))
+    return Parcel(authority="fake", job=name, request=request)
+
+
+def test_what_a_killed_agent_had_finished_is_handed_in_before_the_next_lease(host: Host) -> None:
+    host.start()
+    until(host.serves("a", "b"))
+    a = host.id("a")
+    host.end()
+    Outbox(host.folder / "outbox", "host").put(parcel(host, a))
+    host.coordinator._leased["old"] = 2
+    host.offer(a, "new")
+    host.start()
+    host.coordinator.wait_for(results=2)
+    assert list(host.coordinator.results) == ["old", "new"]
+    until(lambda: list((host.folder / "outbox").iterdir()) == [])
+
+
+def test_it_is_handed_in_even_if_its_device_is_gone(host: Host) -> None:
+    host.attached = [B]
+    Outbox(host.folder / "outbox", "host").put(parcel(host, "fake-a-gone"))
+    host.coordinator._leased["old"] = 2
+    host.start()
+    host.coordinator.wait_for(results=1)
+    until(lambda: list((host.folder / "outbox").iterdir()) == [])
+
+
+def test_what_is_for_another_coordinator_or_of_another_agent_stays(host: Host) -> None:
+    outbox = Outbox(host.folder / "outbox", "host")
+    outbox.put(parcel(host, "a").model_copy(update={"authority": "other"}))
+    outbox.put(parcel(host, "b", agent="somebody"))
+    (host.folder / "outbox" / "damaged.json").write_text("{")
+    host.start()
+    until(host.serves("a", "b"))
+    host.offer(host.id("a"), "1")
+    host.coordinator.wait_for(results=1)
+    host.end()
+    assert len(list((host.folder / "outbox").iterdir())) == 3
+
+
+def test_a_disk_that_is_full_does_not_cost_the_result(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    host.start()
+    until(host.serves("a", "b"))
+    (host.folder / "outbox").rmdir()
+    host.offer(host.id("a"), "1")
+    host.coordinator.wait_for(results=1)
+    assert "in memory only" in caplog.text

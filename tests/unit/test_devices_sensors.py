@@ -1,0 +1,220 @@
+"""What devices that are not here would tell: whole moments, as a measurement takes them."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+from device_fixtures import LAPTOP_FILES, LINUX, ODPM, PI_FILES, RAPL, SUPPLY, laptop, pixel, raspberry_pi
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nas.core.device import Device
+from nas.core.plan import Conditions, RawRun
+from nas.devices.condition import Observer, foreign_cpu
+from nas.devices.describe import describe
+from nas.devices.probes import android
+from nas.devices.probes.energy import energy_counter
+from nas.devices.probes.unread import Unread
+from nas.devices.snapshot import Snapshot
+from nas.devices.transports.base import CommandResult
+from nas.testing.fake_reader import FakeReader
+
+DENIED = PermissionError(13, "Permission denied")
+
+
+def result(cpu_s: float | None = 1.0) -> CommandResult:
+    return CommandResult(0, b"", b"", 2.0, cpu_s, 0.5, None, False, False, 0.0)
+
+
+def around(device: FakeReader, **changes: str | OSError) -> Conditions:
+    """The conditions of a process of two seconds, after which these files are others."""
+    observer = Observer(device)
+    before = observer.before()
+    device.files |= {"/proc/uptime": "1002.00 900.00\n"} | changes
+    return observer.after(before, result())
+
+
+def test_a_moment_is_one_exchange() -> None:
+    device = laptop()
+    around(device)
+    assert device.exchanges == 2
+
+
+def test_a_phone_that_shows_a_shell_nothing_in_sys() -> None:
+    there = around(pixel())
+    assert (there.temperature_c, there.throttled, there.screen_on) == (41.2, False, False)
+    assert (there.power_source, there.battery_percent, there.battery_status) == ("mains", 81.0, "Charging")
+    assert (there.governor, there.frequency_mhz) == ("sched_pixel", 1551.0)
+    assert there.cluster_mhz == {"0-3": 300.0, "6-7": 2802.0}
+    assert (there.load_1min, there.free_disk_mb, there.free_memory_mb) == (0.25, 51200.0, 2147.483648)
+    assert there.unread == {
+        "energy": "no power monitor under /sys/bus/iio/devices; no processor package under /sys/class/powercap; "
+        "no battery"
+    }
+
+
+@pytest.mark.parametrize(("status", "throttled"), [("0", False), ("1", True), ("5", True)])
+def test_a_phones_thermal_status_is_its_throttling(status: str, throttled: bool) -> None:
+    device = pixel()
+    device.commands[android.THERMAL] = f"Thermal Status: {status}\n"
+    there = around(device)
+    assert there.throttled is throttled
+    assert there.unread["temperature_c"].endswith("dumpsys thermalservice: no sensor of the processor")
+
+
+@pytest.mark.parametrize("said", ["", "Permission Denial: can't dump\n", "Thermal Status: x", "level: 9999999999999"])
+def test_services_that_say_nothing_of_use(said: str) -> None:
+    device = pixel()
+    device.commands = dict.fromkeys(device.commands, said)
+    there = around(device)
+    silent = {"temperature_c", "throttled", "power_source", "battery_percent", "battery_status", "screen_on"}
+    assert silent | {"energy", "free_disk_mb"} == set(there.unread)
+
+
+def test_a_raspberry_pi() -> None:
+    there = around(raspberry_pi())
+    assert (there.temperature_c, there.throttled) == (52.1, False)
+    assert there.unread["screen_on"] == android.NO_ANDROID
+    flags = {"/sys/devices/platform/soc/soc:firmware/get_throttled": "50005\n"}
+    assert around(raspberry_pi(**flags)).throttled is True
+    past = {"/sys/devices/platform/soc/soc:firmware/get_throttled": "50000\n"}
+    assert around(raspberry_pi(**past)).throttled is False
+
+
+def test_cpu_time_and_its_interval_are_the_devices_own() -> None:
+    now = {"/proc/stat": "cpu  500 10 250 1000 7 1 2 37\n", "/proc/uptime": "1004.00 1.00\n"}
+    there = around(raspberry_pi(), **now)
+    assert (there.busy_cpu_s, there.interval_s) == (pytest.approx(6.0), pytest.approx(4.0))
+    assert there.foreign_cpu == pytest.approx((6.0 - 1.0 - 0.5) / 4.0)
+
+
+def run_of(busy: float | None, ours: float | None, interval: float | None) -> RawRun:
+    there = Conditions(busy_cpu_s=busy, interval_s=interval)
+    return RawRun(exit_code=0, stdout="", wall_s=1, cpu_s=ours, overhead_cpu_s=0.1, started_at=0, conditions=there)
+
+
+@pytest.mark.parametrize(
+    ("runs", "share"),
+    [
+        ([(1.1, 0.9, 2.0), (1.2, 0.9, 2.0)], 0.075),
+        ([(0.5, 0.4, 0.3), (0.7, 0.4, 0.3)], 1 / 3),
+        ([(0.5, 0.4, 0.2)], None),
+        ([(1.1, None, 2.0), (1.2, 0.9, 2.0)], None),
+        ([(1.1, 0.9, None)], None),
+        ([(None, 0.9, 2.0)], None),
+    ],
+)
+def test_foreign_cpu_over_several_runs(runs: list[Any], share: float | None) -> None:
+    """What happens between them is nobody's; each too short for ticks, they are told together."""
+    told = foreign_cpu([run_of(*numbers) for numbers in runs])
+    assert told == (None if share is None else pytest.approx(share))
+
+
+def test_energy_of_a_processor_whose_counter_wraps() -> None:
+    there = around(laptop(), **{f"{RAPL}/intel-rapl:0/energy_uj": "9671149\n"})
+    assert there.energy is not None
+    assert (there.energy.counter, there.energy.joules) == ("RAPL package", pytest.approx(10.0))
+    assert there.energy.steps == 10_000_000
+
+
+def test_energy_of_memory_that_is_counted_apart() -> None:
+    dram = {"name": "dram", "energy_uj": "1000000", "max_energy_range_uj": "65712999613"}
+    device = laptop(**{f"{RAPL}/intel-rapl:0:1/{name}": text for name, text in dram.items()})
+    there = around(device, **{f"{RAPL}/intel-rapl:0:1/energy_uj": "3000000"})
+    assert there.energy is not None
+    assert (there.energy.counter, there.energy.joules) == ("RAPL package + dram", pytest.approx(2.0))
+
+
+def without_rapl(**changes: str | OSError) -> FakeReader:
+    return laptop(**{f"{RAPL}/intel-rapl:0/energy_uj": DENIED}, **changes)
+
+
+def test_energy_of_a_battery_where_rapl_is_for_root() -> None:
+    there = around(without_rapl(), **{f"{SUPPLY}/BAT0/energy_now": "39990000\n"})
+    assert there.energy is not None
+    assert (there.energy.joules, there.energy.steps) == (pytest.approx(36.0), 10_000)
+
+
+def test_energy_of_a_gauge_that_counts_charge() -> None:
+    gauge = {f"{SUPPLY}/BAT0/{name}": text for name, text in (("charge_now", "4000000"), ("voltage_now", "12000000"))}
+    device = without_rapl(**gauge, **{f"{SUPPLY}/BAT0/energy_now": DENIED})
+    now = {f"{SUPPLY}/BAT0/charge_now": "3999000", f"{SUPPLY}/BAT0/voltage_now": "11000000"}
+    there = around(device, **now)
+    assert there.energy is not None
+    assert (there.energy.joules, there.energy.steps) == (pytest.approx(3.6e-3 * 11.5 * 1000), 1000)
+
+
+def test_a_battery_on_a_charger_tells_nothing() -> None:
+    there = around(without_rapl(**{f"{SUPPLY}/BAT0/status": "Charging\n"}))
+    assert there.energy is None
+    assert there.unread["energy"] == "battery gauge, energy_now: charging: it tells what is used only on battery power"
+
+
+def test_a_battery_that_was_charged_meanwhile() -> None:
+    there = around(without_rapl(), **{f"{SUPPLY}/BAT0/energy_now": "40010000\n"})
+    assert "wrong way" in there.unread["energy"]
+
+
+def test_energy_of_a_phones_power_monitor() -> None:
+    rails = ODPM["/sys/bus/iio/devices/iio:device0/energy_value"].replace("2000000", "3500000")
+    there = around(pixel(**ODPM), **{"/sys/bus/iio/devices/iio:device0/energy_value": rails})
+    assert there.energy is not None
+    assert (there.energy.counter, there.energy.joules) == ("power monitor, 3 rails", pytest.approx(1.5))
+
+
+def test_no_counter() -> None:
+    for files in (LINUX, PI_FILES):
+        there = around(FakeReader(files))
+        assert there.energy is None and there.unread["energy"].startswith("no power monitor")
+
+
+def test_a_snapshot_is_the_tree_it_was_taken_of() -> None:
+    device = FakeReader(LAPTOP_FILES)
+    taken = Snapshot.take(device, [f"{RAPL}/*/*", f"{SUPPLY}/*/*", "/proc/none"])
+    device.files.clear()
+    assert taken.names(RAPL) == ["intel-rapl:0", "intel-rapl:0:0", "intel-rapl:1"]
+    assert energy_counter(FakeReader(LAPTOP_FILES)).parts[0].value == 262143000000
+    for look in (lambda: taken.names("/proc"), lambda: taken.read_text("/proc/none")):
+        with pytest.raises(OSError):
+            look()
+    with pytest.raises(AssertionError, match="not asked for"):
+        taken.read_text("/proc/stat")
+
+
+NONSENSE = st.one_of(
+    st.text(max_size=30),
+    st.sampled_from(["9" * 4000, "-1", "nan", "inf", "1e999", "cpu  1 2 3", f"cpu  {'9' * 4000} 1 1 1 1 1 1 1", "٣"]),
+    st.sampled_from(["MemTotal: " + "9" * 4000 + " kB", "0-9999", "CH0(T=1)[a], " + "9" * 4000, "\x00", "package-\n"]),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_no_device_can_say_anything_that_is_worse_than_unread(data: st.DataObject) -> None:
+    make = data.draw(st.sampled_from([pixel, laptop, raspberry_pi]))
+    device = make()
+    for table in (device.files, device.commands):
+        for name in data.draw(st.sets(st.sampled_from(sorted(table)), max_size=6)):
+            table[name] = data.draw(NONSENSE)
+    observer = Observer(device)
+    before = observer.before()
+    device.files |= {name: data.draw(NONSENSE) for name in data.draw(st.sets(st.sampled_from(sorted(device.files))))}
+    there = observer.after(before, result())
+    Conditions.model_validate_json(there.model_dump_json())
+    with contextlib.suppress(Unread):
+        assert Device.model_validate_json(describe(device).model_dump_json())
+
+
+def test_reading_the_rest_is_outside_of_the_interval_of_cpu_time() -> None:
+    asked: list[str] = []
+    device = raspberry_pi()
+    answer = device._get
+    device._get = lambda path: (asked.append(path), answer(path))[1]  # type: ignore[method-assign]
+    observer = Observer(device)
+    before = observer.before()
+    first, asked[:] = list(asked), []
+    observer.after(before, result())
+    assert first[-2:] == asked[:2] == ["/proc/stat", "/proc/uptime"]
+    assert len(first) > 2 and len(asked) > len(first)

@@ -1,0 +1,83 @@
+"""Units and containers say what the programs understand; that they run is not tested: it needs systemd and Docker."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from configparser import RawConfigParser
+from pathlib import Path
+
+import pytest
+import yaml
+from cli_runner import nas
+
+ROOT = Path(__file__).resolve().parents[2]
+UNITS = sorted((ROOT / "docker" / "systemd").glob("*.service"))
+IMAGES = sorted((ROOT / "docker").glob("*.Dockerfile"))
+HARDENED = {
+    "NoNewPrivileges": "yes", "ProtectSystem": "strict", "ProtectHome": "yes", "PrivateTmp": "yes",
+    "RestrictNamespaces": "yes", "RestrictSUIDSGID": "yes", "CapabilityBoundingSet": "",
+    "SystemCallFilter": "@system-service", "UMask": "0077",
+}  # fmt: skip
+
+
+def section(unit: Path, name: str) -> dict[str, str]:
+    parser = RawConfigParser(strict=True)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read(unit)
+    return dict(parser[name])
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    """Where a `nas` command line stands, and its words."""
+    for unit in UNITS:
+        yield unit.name, shlex.split(section(unit, "Service")["ExecStart"])[1:]
+    for image in IMAGES:
+        command = re.search(r"^CMD (\[.*\])$", image.read_text(), re.MULTILINE)
+        assert command
+        yield image.name, yaml.safe_load(command[1])
+    compose = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())
+    yield "compose.yaml", compose["services"]["coordinator"]["command"]
+
+
+COMMANDS = list(commands())
+
+
+@pytest.mark.parametrize(("where", "words"), COMMANDS, ids=[where for where, _ in COMMANDS])
+def test_commands_and_their_options_exist(where: str, words: list[str]) -> None:
+    command = [word for word in words[:2] if not word.startswith("-")]
+    done = nas(*command, "--help")
+    assert done.code == 0, done.err
+    for option in (word for word in words if word.startswith("--")):
+        assert option in done.out
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_units_are_hardened_and_come_back(unit: Path) -> None:
+    service = section(unit, "Service")
+    assert {name: service.get(name) for name in HARDENED} == HARDENED
+    assert service["Restart"] == "always"
+    assert service["User"] != "root"
+
+
+@pytest.mark.parametrize("image", IMAGES, ids=lambda image: image.stem)
+def test_images_do_not_run_as_root_and_install_extras_that_exist(image: Path) -> None:
+    text = image.read_text()
+    assert re.search(r"^USER (?!root)", text, re.MULTILINE)
+    (extras,) = re.findall(r"/src\[([\w,]+)\]", text)
+    project = (ROOT / "pyproject.toml").read_text()
+    for extra in extras.split(","):
+        assert re.search(rf"^{extra} = \[", project, re.MULTILINE)
+
+
+def test_the_composition_refers_to_what_is_there() -> None:
+    compose = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())
+    for service in compose["services"].values():
+        if "build" in service:
+            assert (ROOT / service["build"]["dockerfile"]).is_file()
+        for volume in service.get("volumes", ()):
+            assert volume.partition(":")[0] in compose["volumes"]
+        assert set(service["networks"]) <= set(compose["networks"])
+        assert set(service.get("secrets", ())) <= set(compose["secrets"])
+        assert not service.get("privileged")
