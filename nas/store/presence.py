@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import BindParameter, bindparam, case, select, update
 
+from nas.store import devices
 from nas.store.jobs import LEASE_S
-from nas.store.models import agent as agent_table
 from nas.store.models import device as device_table
 from nas.store.models import job as job_table
 from nas.store.rows import DeviceState, JobState
-from nas.store.store import Store
+from nas.store.store import Store, retried
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,25 +33,26 @@ def held_until(store: Store, id: str, device: str, agent: str, epoch: int) -> fl
     return None if until is None else float(until)
 
 
-def note(store: Store, heard: Mapping[str, str], renewed: Sequence[Renewal], *, lease_s: float = LEASE_S) -> None:
-    """Writes down that devices (with their agents) were heard from, and prolongs leases.
+@retried
+def note(store: Store, heard: Collection[str], renewed: Sequence[Renewal], *, lease_s: float = LEASE_S) -> None:
+    """Writes down that devices were heard from, and prolongs leases.
 
     An offline device that was heard from is idle again. A lease that meanwhile ended, or is another's, stays as it is.
     """
     now = store.now()
     of_device = device_table.c.id == bindparam("of_device")
+    of_heard = device_table.c.id.in_(sorted(heard))
     of_epoch: BindParameter[int] = bindparam("of_epoch")
     back = case((device_table.c.state == DeviceState.OFFLINE, DeviceState.IDLE), else_=device_table.c.state)
-    seen = update(device_table).where(of_device).values(last_seen=now, state=back)
+    seen = update(device_table).where(of_heard).values(last_seen=now, state=back)
     lease = update(device_table).where(of_device, device_table.c.epoch == of_epoch)
     lease = lease.where(device_table.c.lease_until.is_not(None)).values(last_seen=now, lease_until=now + lease_s)
     job = update(job_table).where(job_table.c.id == bindparam("of_job"), job_table.c.epoch == of_epoch)
     job = job.where(job_table.c.state == JobState.LEASED).values(lease_until=now + lease_s)
-    agents = update(agent_table).where(agent_table.c.name == bindparam("of_agent")).values(last_seen=now)
     with store.write() as connection:
+        devices.hold_all(connection, device_table.c.id.in_(sorted({*heard, *(each.device for each in renewed)})))
         if heard:
-            connection.execute(seen, [{"of_device": device} for device in heard])
-            connection.execute(agents, [{"of_agent": agent} for agent in sorted(set(heard.values()))])
+            connection.execute(seen)
         if renewed:
-            connection.execute(job, [{"of_job": each.job, "of_epoch": each.epoch} for each in renewed])
             connection.execute(lease, [{"of_device": each.device, "of_epoch": each.epoch} for each in renewed])
+            connection.execute(job, [{"of_job": each.job, "of_epoch": each.epoch} for each in renewed])
