@@ -127,8 +127,7 @@ def _renew(store: Store, watch: Watch, request: p.HeartbeatRequest) -> bool:
     if until is None:
         return jobs.renew(store, *of)
     if until - store.now() < _RENEW_BELOW_S:
-        watch.heard(request.agent, request.device)
-        watch.renew(Renewal(request.job, request.device, request.epoch))
+        watch.renew(Renewal(request.job, request.device, request.agent, request.epoch))
     return True
 
 

@@ -88,8 +88,7 @@ class Watch:
             heard, renewed = self._heard, self._renewed
             self._heard, self._renewed = {}, {}
         try:
-            if heard or renewed:
-                presence.note(self._store, heard, list(renewed.values()))
+            presence.note(self._store, heard, list(renewed.values()))
         except NasError:
             with self._lock:
                 self._heard, self._renewed = heard | self._heard, renewed | self._renewed

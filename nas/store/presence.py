@@ -21,6 +21,7 @@ class Renewal:
 
     job: str
     device: str
+    agent: str
     epoch: int
 
 
@@ -35,24 +36,25 @@ def held_until(store: Store, id: str, device: str, agent: str, epoch: int) -> fl
 
 @retried
 def note(store: Store, heard: Collection[str], renewed: Sequence[Renewal], *, lease_s: float = LEASE_S) -> None:
-    """Writes down that devices were heard from, and prolongs leases.
+    """Writes down that devices were heard from, those of renewals too, and prolongs leases.
 
     An offline device that was heard from is idle again. A lease that meanwhile ended, or is another's, stays as it is.
     """
-    now = store.now()
+    everybody = {*heard, *(each.device for each in renewed)}
+    if not everybody:
+        return
+    now, of_heard = store.now(), device_table.c.id.in_(everybody)
     of_device = device_table.c.id == bindparam("of_device")
-    of_heard = device_table.c.id.in_(sorted(heard))
     of_epoch: BindParameter[int] = bindparam("of_epoch")
     back = case((device_table.c.state == DeviceState.OFFLINE, DeviceState.IDLE), else_=device_table.c.state)
     seen = update(device_table).where(of_heard).values(last_seen=now, state=back)
     lease = update(device_table).where(of_device, device_table.c.epoch == of_epoch)
-    lease = lease.where(device_table.c.lease_until.is_not(None)).values(last_seen=now, lease_until=now + lease_s)
+    lease = lease.where(device_table.c.lease_until.is_not(None)).values(lease_until=now + lease_s)
     job = update(job_table).where(job_table.c.id == bindparam("of_job"), job_table.c.epoch == of_epoch)
     job = job.where(job_table.c.state == JobState.LEASED).values(lease_until=now + lease_s)
     with store.write() as connection:
-        devices.hold_all(connection, device_table.c.id.in_(sorted({*heard, *(each.device for each in renewed)})))
-        if heard:
-            connection.execute(seen)
+        devices.hold_all(connection, of_heard)
+        connection.execute(seen)
         if renewed:
             connection.execute(lease, [{"of_device": each.device, "of_epoch": each.epoch} for each in renewed])
             connection.execute(job, [{"of_job": each.job, "of_epoch": each.epoch} for each in renewed])

@@ -96,11 +96,16 @@ class Server:
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute(sql.SQL("TRUNCATE {} RESTART IDENTITY").format(tables))
 
-    def drop_all(self) -> None:
-        """Removes the databases that were made, whoever is connected to them."""
-        for name in self._made - {_TEMPLATE}:
-            self._execute("DROP DATABASE {} WITH (FORCE)", name)
-        self._made &= {_TEMPLATE}
+    @contextlib.contextmanager
+    def dropping(self) -> Iterator[None]:
+        """Removes in the end the databases that were made meanwhile, whoever is connected to them."""
+        before = set(self._made)
+        try:
+            yield
+        finally:
+            for name in self._made - before - {_TEMPLATE}:
+                self._execute("DROP DATABASE {} WITH (FORCE)", name)
+                self._made.remove(name)
 
     def log(self) -> str:
         """What the server has said."""

@@ -19,5 +19,5 @@ def postgres_server() -> Iterator[Server]:
 @pytest.fixture
 def postgres(postgres_server: Server) -> Iterator[Server]:
     """The same; the databases that a test makes on it are removed afterwards."""
-    yield postgres_server
-    postgres_server.drop_all()
+    with postgres_server.dropping():
+        yield postgres_server

@@ -19,6 +19,8 @@ from nas.service.farm import Farm
 from nas.service.local_agent import LocalAgent
 from nas.service.serve import Service, make_service_app
 from nas.service.signing import open_key
+from nas.service.submission_process import LaunchProcess
+from nas.service.submitted import SubmittedStudies
 from nas.service.tls import Certificates
 from nas.service.watch import Watch
 from nas.store import agents
@@ -37,7 +39,8 @@ class Coordinator:
         self.watch = Watch(self.store, Doorbell(), local_only=False)
         admissions = Admissions(home, open_key(home), self.store.clock)
         farm = Farm(self.store, cast(LocalAgent, None), self.watch, admissions)
-        self.service = Service(self.store, farm, home, self.certificates, "https://localhost:7711")
+        studies = SubmittedStudies(self.store, home, LaunchProcess(self.store, home))
+        self.service = Service(self.store, farm, home, self.certificates, "https://localhost:7711", studies)
         self.app: FastAPI = make_service_app(self.service)
 
     def enrol(self, name: str = "host") -> tuple[str, str]:

@@ -112,8 +112,7 @@ def test_renewals_are_written_before_leases_are_taken_back(store: Store, clock: 
     job = take(store)
     clock.time += jobs.LEASE_S - 1
     watch = Watch(store, Doorbell(), local_only=True)
-    watch.heard("local", "box")
-    watch.renew(Renewal(job.id, "box", job.epoch or 0))
+    watch.renew(Renewal(job.id, "box", "local", job.epoch or 0))
     clock.time += 2
     with watch:
         until(lambda: devices.get(store, "box").last_seen == clock.time)
@@ -129,10 +128,10 @@ def test_a_renewal_that_comes_too_late_changes_nothing(store: Store, clock: Stil
     old = take(store)
     new = take(store)
     clock.time += 5
-    presence.note(store, {}, [Renewal(old.id, "box", old.epoch or 0)])
+    presence.note(store, {}, [Renewal(old.id, "box", "local", old.epoch or 0)])
     assert jobs.get(store, new.id) == new
     jobs.cancel(store, [new.id])
-    presence.note(store, {}, [Renewal(new.id, "box", new.epoch or 0)])
+    presence.note(store, {}, [Renewal(new.id, "box", "local", new.epoch or 0)])
     row = jobs.get(store, new.id)
     assert row is not None
     assert row.state is JobState.CANCELLED
