@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from nas.core.clock import Clock, SystemClock
@@ -89,6 +89,7 @@ class Agent:
         Raises:
             NotAdmitted: the coordinator refuses this agent.
         """
+        self._follow_list(self._roster.expect)
         while not self._stop.is_set():
             self._follow_list()
             try:
@@ -105,7 +106,7 @@ class Agent:
         if self._refusal is not None:
             raise self._refusal
 
-    def _follow_list(self) -> None:
+    def _follow_list(self, announce: Callable[[Iterable[str]], None] = lambda addresses: None) -> None:
         """Lets go what is no longer listed, or listed otherwise, and begins with what is new."""
         try:
             listed = {attachment.address: attachment for attachment in self._attached()}
@@ -117,6 +118,7 @@ class Agent:
                 station.retire()
             if station.ended:
                 del self._stations[address]
+        announce(listed)
         for address, attachment in listed.items():
             if address not in self._stations:
                 self._begin(attachment)
@@ -126,6 +128,7 @@ class Agent:
             transport = self._reach(attachment)
         except InvalidInput as error:
             self._say(error)
+            self._roster.looked(attachment.address)
             return
         station = Station(
             self._name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nas.core.clock import Clock
@@ -14,6 +15,7 @@ from nas.devices.client import JobClient, NotAdmitted
 
 log = logging.getLogger(__name__)
 
+_GATHER_S = 2.0
 _FIRST_WORD_S = 3.0
 _LONGEST_SILENCE_S = 20.0
 """An agent that has no device asks for no job either, so it says from time to time that it is there."""
@@ -25,7 +27,7 @@ class AlreadyServed(NasError):
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """An answer of the coordinator, and the how manieth it was."""
+    """An answer of the coordinator; they are numbered."""
 
     reply: RegisterReply
     number: int
@@ -46,11 +48,14 @@ class Roster:
 
     def __init__(self, agent: str, client: JobClient, boot_id: str, clock: Clock) -> None:
         self._agent, self._client, self._boot_id, self._clock = agent, client, boot_id, clock
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._present: dict[str, tuple[Device, str]] = {}
+        self._told: dict[str, Device] = {}
+        self._awaited: set[str] = set()
+        self._gather_until = clock.monotonic()
         self._last: Registration | None = None
         self._spoke_at = clock.monotonic() - _LONGEST_SILENCE_S + _FIRST_WORD_S
-        self._untrue = self._closed = False
+        self._closed = False
 
     @property
     def authority(self) -> str | None:
@@ -59,8 +64,20 @@ class Roster:
 
     def ids(self) -> set[str]:
         """Of the devices that are served now."""
-        with self._lock:
+        with self._changed:
             return set(self._present)
+
+    def expect(self, addresses: Iterable[str]) -> None:
+        """Devices to be looked for now. What is found soon is registered at once: the others would seem to be gone."""
+        with self._changed:
+            self._awaited = set(addresses)
+            self._gather_until = self._clock.monotonic() + _GATHER_S
+
+    def looked(self, address: str) -> None:
+        """There was a look for the device at the address, whatever came of it."""
+        with self._changed:
+            self._awaited.discard(address)
+            self._changed.notify_all()
 
     def join(self, device: Device, address: str, seen: Registration | None = None) -> Registration:
         """Registers all present devices and this one.
@@ -72,49 +89,52 @@ class Roster:
 
         Raises:
             AlreadyServed: the same device is served by way of another address.
-            NasError: the coordinator refuses this device; the others stay registered.
+            NasError: the coordinator refuses this device; those registered before stay so.
         """
-        with self._lock:
+        self.looked(address)
+        with self._changed:
             self._check_free(device.id, address)
-            known = device.id in self._present
-            if known and seen is not None and self._last is not None and self._last.number > seen.number:
+            self._present[device.id] = device, address
+            self._changed.wait_for(lambda: not self._awaited, self._gather_until - self._clock.monotonic())
+            if self._last and self._told.get(device.id) == device and (seen is None or seen.number < self._last.number):
                 return self._last
+            # Another one's refusal may have taken it out.
             self._present[device.id] = device, address
             try:
                 return self._register()
             except (InfrastructureFailed, NotAdmitted):
-                if not known:
+                if device.id not in self._told:
                     del self._present[device.id]
                 raise
             except NasError:
-                del self._present[device.id]
+                self._present = {id: way for id, way in self._present.items() if id in self._told and id != device.id}
                 self._register_others()
                 raise
 
     def check_free(self, id: str, address: str) -> None:
         """Raises `AlreadyServed` where `join` would."""
-        with self._lock:
+        with self._changed:
             self._check_free(id, address)
 
     def leave(self, id: str) -> None:
         """The device can no longer be reached. Where the coordinator cannot be either, `refresh` tells it later."""
-        with self._lock:
-            if self._present.pop(id, None) is not None:
-                self._untrue = True
+        with self._changed:
+            self._present.pop(id, None)
         self.refresh()
 
     def close(self) -> None:
         """The agent ends, and its devices with it: an agent that soon starts again should not make them flicker."""
-        with self._lock:
+        with self._changed:
             self._closed = True
 
     def refresh(self) -> None:
         """Tells the coordinator what it was not told yet; to be called from time to time."""
-        with self._lock:
+        with self._changed:
             if self._closed:
                 return
             silent_s = self._clock.monotonic() - self._spoke_at
-            if self._untrue or (not self._present and silent_s > _LONGEST_SILENCE_S):
+            gone = self._told.keys() - self._present.keys()
+            if gone or (not self._present and silent_s > _LONGEST_SILENCE_S):
                 self._register_others()
 
     def _check_free(self, id: str, address: str) -> None:
@@ -127,7 +147,6 @@ class Roster:
         try:
             self._register()
         except InfrastructureFailed:
-            self._untrue = True
             raise
         except NasError as error:
             raise NotAdmitted(str(error)) from error
@@ -136,6 +155,7 @@ class Roster:
         devices = tuple(device for _, (device, _) in sorted(self._present.items()))
         request = RegisterRequest(agent=self._agent, devices=devices, boot_id=self._boot_id)
         reply = self._client.register(request)
-        self._untrue, self._spoke_at = False, self._clock.monotonic()
+        self._told = {id: device for id, (device, _) in self._present.items()}
+        self._spoke_at = self._clock.monotonic()
         self._last = Registration(reply, self._last.number + 1 if self._last else 1)
         return self._last

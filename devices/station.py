@@ -95,6 +95,7 @@ class Station:
                     break
                 except (NasError, OSError) as error:
                     self._say(error)
+                    self._roster.looked(self.attachment.address)
                     self._stop.wait(backoff.pause_s())
             self._transport.close()
 

@@ -211,7 +211,11 @@ class SearchSpace(_Strict):
     ffn: tuple[BlockSpace, ...] = Field(min_length=1, description="feed-forwards to choose from")
     pattern: Pattern = Field(Pattern(), description="whether the stack repeats")
     limits: dict[str, Range] = Field(default_factory=dict, description="block kind -> how many layers may use it")
-    devices: tuple[str, ...] = Field(("local",), min_length=1, description="where candidates are measured")
+    devices: tuple[str, ...] = Field(
+        ("local",),
+        min_length=1,
+        description="where candidates are measured: `local`, an id or the start of one, `tag:NAME`",
+    )
     runtimes: tuple[RuntimeSpace, ...] = Field(min_length=1, description="what candidates are exported to")
     workloads: dict[str, Workload] = Field(min_length=1, description="named requests to measure")
     budgets: tuple[Budget, ...] = Field((), description="limits that no candidate may exceed")

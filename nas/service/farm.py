@@ -23,14 +23,13 @@ from nas.runtimes.base import Runtime
 from nas.service.admissions import Admissions
 from nas.service.coordinator import Server, listen_unix
 from nas.service.device_jobs import DeviceJobs
-from nas.service.device_names import LOCAL, find_name
+from nas.service.device_names import LOCAL, find_name, known_devices
 from nas.service.doorbell import Doorbell
 from nas.service.jobs_api import make_app
 from nas.service.local_agent import LocalAgent
 from nas.service.signing import open_key
 from nas.service.watch import Watch
 from nas.store import artifacts, devices, outcomes
-from nas.store.rows import Health
 from nas.store.store import Store
 
 _REGISTERS_WITHIN_S = 60.0
@@ -71,11 +70,11 @@ class Farm:
         """
         if name == LOCAL:
             return self._registered(describe(LocalTransport(agent_cache()), platform.machine()).id, "this machine")
-        here = {attachment.id: attachment for attachment in self.attached.read() if attachment.id}
-        known = {row.id: row.device.tags for row in devices.all(self.store) if row.health is not Health.RETIRED}
-        id = find_name(name, known | {id: attachment.tags for id, attachment in here.items()})
-        if id in here:
-            return self._registered(id, f"{id} ({here[id].address})")
+        attached = self.attached.read()
+        id = find_name(name, known_devices(self.store, attached))
+        for attachment in attached:
+            if attachment.id == id:
+                return self._registered(id, f"{id} ({attachment.address})")
         return devices.get(self.store, id).device
 
     def admit(self, runtime: Runtime, runner: Runner) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.space import SearchSpace
+from nas.devices.host import own_attachments
 from nas.search_spaces import parse_space
 from nas.search_spaces.yaml_text import Document, read_yaml
-from nas.service.device_names import LOCAL, find_name
+from nas.service.device_names import LOCAL, find_name, known_devices
 from nas.service.launch import support_filter
-from nas.store import devices
 from nas.store.store import Store
 
 FILE = "space.yaml"
@@ -37,11 +37,8 @@ def check_space(store: Store, text: str) -> SearchSpace:
 
 
 def _check_names(store: Store, space: SearchSpace, document: Document) -> None:
-    known = {row.id: row.device.tags for row in devices.all(store)}
+    known = known_devices(store, own_attachments().read())
     for number, name in enumerate(space.devices):
-        try:
-            if name != LOCAL:
-                find_name(name, known)
-        except InvalidInput as error:
-            raise InvalidInput(error.message, where=document.where(("devices", number))) from None
+        if name != LOCAL:
+            find_name(name, known, where=document.where(("devices", number)))
     support_filter(space)

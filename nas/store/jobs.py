@@ -44,9 +44,7 @@ LIVE = (JobState.QUEUED, JobState.LEASED)
 _HEARD_S = 30.0
 """A device that was heard from within this time need not be noted again."""
 
-_TAKES_JOBS = frozenset({DeviceState.IDLE, DeviceState.LEASED, DeviceState.OFFLINE})
-"""An offline device whose agent asks for it is offline no more."""
-
+_TAKES_JOBS = frozenset({DeviceState.IDLE, DeviceState.LEASED})
 _KINDS = {
     Health.GOOD: (JobKind.MEASURE, JobKind.CHECK),
     Health.UNKNOWN: (JobKind.MEASURE, JobKind.CHECK),
@@ -123,7 +121,8 @@ def claim(store: Store, device: str, agent: str, *, lease_s: float = LEASE_S) ->
     with store.write() as connection:
         now = store.now()
         row = devices.read(connection, device, agent=agent)
-        if row.state not in _TAKES_JOBS:
+        # An offline device whose agent asks for it is offline no more.
+        if row.state not in _TAKES_JOBS | {DeviceState.OFFLINE}:
             devices.heard_from(connection, row, now)
             return None
         if row.lease_until is not None:

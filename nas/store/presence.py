@@ -38,7 +38,8 @@ def held_until(store: Store, id: str, device: str, agent: str, epoch: int) -> fl
 def note(store: Store, heard: Collection[str], renewed: Sequence[Renewal], *, lease_s: float = LEASE_S) -> None:
     """Writes down that devices were heard from, those of renewals too, and prolongs leases.
 
-    An offline device that was heard from is idle again. A lease that meanwhile ended, or is another's, stays as it is.
+    A lease that meanwhile ended, or is another's, stays as it is. An offline device comes back with its next claim, or
+    here where a job runs on it: of an idle one its agent may have said meanwhile that it is gone.
     """
     everybody = {*heard, *(each.device for each in renewed)}
     if not everybody:
@@ -46,7 +47,8 @@ def note(store: Store, heard: Collection[str], renewed: Sequence[Renewal], *, le
     now, of_heard = store.now(), device_table.c.id.in_(everybody)
     of_device = device_table.c.id == bindparam("of_device")
     of_epoch: BindParameter[int] = bindparam("of_epoch")
-    back = case((device_table.c.state == DeviceState.OFFLINE, DeviceState.IDLE), else_=device_table.c.state)
+    works = (device_table.c.state == DeviceState.OFFLINE) & device_table.c.lease_until.is_not(None)
+    back = case((works, DeviceState.LEASED), else_=device_table.c.state)
     seen = update(device_table).where(of_heard).values(last_seen=now, state=back)
     lease = update(device_table).where(of_device, device_table.c.epoch == of_epoch)
     lease = lease.where(device_table.c.lease_until.is_not(None)).values(lease_until=now + lease_s)

@@ -57,6 +57,8 @@ class FakeCoordinator:
         self.cancelled: set[str] = set()
         self.trouble: list[httpx.Response | httpx.TransportError] = []
         """What the next requests meet, instead of an answer."""
+        self.deaf = False
+        """Whether results are answered 503."""
         self._leased: dict[str, int] = {}
         self._meant: dict[str, str] = {}
         self._changed = threading.Condition()
@@ -135,6 +137,8 @@ class FakeCoordinator:
         return _json(HeartbeatReply(cancel=stale or request.job in self.cancelled))
 
     def _result(self, job: str, request: ResultRequest) -> httpx.Response:
+        if self.deaf:
+            return httpx.Response(503)
         if self._leased.get(job) != request.epoch:
             return _json(ResultReply(accepted=False, reason=f"epoch {request.epoch} is not the current one"))
         self.results[job] = request

@@ -42,12 +42,12 @@ class TlsCoordinator:
             self.store = Store.open(f"sqlite:///{self.home}/db", artifacts=self.home / "artifacts")
             stack.callback(self.store.close)
             certificates, access = Certificates(self.home, self.store.clock), SecretAccess(self.store)
-            self._bell = Doorbell()
+            watch = Watch(self.store, Doorbell(), local_only=False)
+            self._bell = watch.doorbell
             self._admissions = Admissions(self.home, open_key(self.home), self.store.clock)
             find_file, manifest = self._admissions.find_file, self._admissions.signed
             app = web_app()
             app.include_router(enrolling.router(self.store, self.home, certificates, access.forget))
-            watch = Watch(self.store, self._bell, local_only=False)
             app.include_router(jobs_api.router(self.store, find_file, watch, manifest, access))
             listening = stack.enter_context(listen_tcp("127.0.0.1", 0))
             self.url = f"https://127.0.0.1:{listening.getsockname()[1]}"

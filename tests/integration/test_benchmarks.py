@@ -1,4 +1,4 @@
-"""Benchmarks of ExecuTorch at sizes where their times mean nothing: what they compare is comparable."""
+"""Benchmarks at sizes where their times mean nothing: what they compare is comparable, and nothing gets lost."""
 
 from __future__ import annotations
 

@@ -171,6 +171,24 @@ def test_kill_9_of_the_supervisor_takes_the_runner_down_and_is_told(place: Place
     assert failure.kind == "infrastructure"
 
 
+def test_kill_9_of_the_agent_does_not_cost_a_result(place: Place) -> None:
+    """What it had finished is handed in by the next one, under its epoch, and not measured again."""
+    runs, outbox = place.root / "runs", place.root / "state" / "outbox"
+    place.offer(f"echo run >> {runs}; echo measured")
+    place.coordinator.deaf = True
+    with child_agent(place.url, **place.options) as agent:
+        wait_until(lambda: outbox.is_dir() and any(outbox.glob("*.json")))
+        agent.send_signal(signal.SIGKILL)
+    place.coordinator.deaf = False
+    with child_agent(place.url, **place.options):
+        place.coordinator.wait_for(results=1)
+        wait_until(lambda: not any(outbox.glob("*.json")))
+    result = place.coordinator.results["job"].result
+    assert result is not None
+    assert result.pairs[0].candidate.stdout == "measured\n"
+    assert runs.read_text() == "run\n"
+
+
 def test_sigterm_lets_the_job_finish_and_then_ends_cleanly(place: Place) -> None:
     mark = place.root / "started"
     place.offer(f"touch {mark}; sleep 1; echo finished")

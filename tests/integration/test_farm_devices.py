@@ -7,20 +7,23 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 from device_lab import Machine, adbd, sshd
 from service_lab import NAS
 
+from nas.core.errors import UnknownName
 from nas.devices.attachments import Attachments
 from nas.devices.enrolment import enrol
 from nas.devices.host import make_agent, served
 from nas.devices.transports import wire
 from nas.devices.transports.adb.key import AdbKey
-from nas.devices.transports.ssh import SshAddress, host_key
+from nas.devices.transports.ssh import SshAddress, host_key, pinned_fingerprints
+from nas.service.farm import open_farm
 from nas.store.rows import JobState
+from nas.store.store import Store
 from nas.testing.tls_coordinator import TlsCoordinator
 
 
@@ -56,7 +59,7 @@ def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
         time.sleep(0.05)
 
 
-def test_a_machine_is_attached_once_its_key_was_confirmed(host: Host) -> None:
+def test_a_machine_is_trusted_by_its_key_from_add_to_remove(host: Host) -> None:
     key = host_key(host.ssh).fingerprint
     asked = host.nas("device", "add", str(host.ssh))
     assert asked.returncode == 3 and f"--host-key {key}" in asked.stderr
@@ -68,13 +71,23 @@ def test_a_machine_is_attached_once_its_key_was_confirmed(host: Host) -> None:
     (entry,) = host.attachments.read()
     assert (entry.address, entry.tags, entry.cores) == (str(host.ssh), ("box",), (0,))
     assert f"device   {entry.id}\n" in done.stdout
-
-
-def test_detached_it_is_not_trusted_any_more(host: Host) -> None:
-    assert host.nas("device", "add", str(host.ssh), "--yes").returncode == 0
-    assert host.nas("device", "add", str(host.ssh)).returncode == 0  # its key is pinned
+    assert pinned_fingerprints(host.ssh, host.home / "keys") == [key]
     assert host.nas("device", "remove", str(host.ssh)).returncode == 0
-    assert host.nas("device", "add", str(host.ssh)).returncode == 3
+    assert pinned_fingerprints(host.ssh, host.home / "keys") == []
+
+
+def test_a_launch_on_the_host_finds_what_was_attached(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NAS_HOME", str(host.home))
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+    assert host.nas("device", "add", host.adb, "--tag", "phone").returncode == 0
+    with closing(Store.open()) as store, open_farm(store) as farm:
+        phone = farm.device("tag:phone")
+        assert phone.transport == "adb"
+        assert farm.device(phone.id[:-2]) == phone
+        with pytest.raises(UnknownName, match="local"):
+            farm.device("no-such-device")
 
 
 def test_devices_work_are_unplugged_and_come_back(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,6 +168,15 @@ def test_each_device_works_for_itself(host: Host) -> None:
     assert list(host.coordinator.results) == ["2"]
 
 
+def test_what_is_there_at_the_start_is_registered_at_once(host: Host) -> None:
+    host.attached.append(Attachment(address="ssh://u@gone"))
+    host.phones["ssh://u@gone"] = Phone(host.folder, "gone")
+    host.phones["ssh://u@gone"].plugged = False
+    host.start()
+    until(lambda: bool(host.coordinator.registered))
+    assert len(host.coordinator.registered[0].devices) == 2
+
+
 def test_an_unplugged_device_goes_and_comes_back(host: Host) -> None:
     host.start()
     until(host.serves("a", "b"))

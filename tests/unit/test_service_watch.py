@@ -149,14 +149,30 @@ def test_who_holds_a_lease(store: Store, clock: StillClock) -> None:
     assert jobs.held(store, "other") == []
 
 
-def test_an_offline_device_that_was_heard_from_is_idle_again(store: Store, clock: StillClock) -> None:
+def test_a_device_that_was_heard_from_is_seen(store: Store, clock: StillClock) -> None:
     add_device(store)
-    devices.set_state(store, "box", DeviceState.OFFLINE)
     clock.time += 100
     presence.note(store, {"box": "local"}, [])
-    row = devices.get(store, "box")
-    assert (row.state, row.last_seen) == (DeviceState.IDLE, clock.time)
-    assert agents.all(store)[0].last_seen == clock.time
+    assert devices.get(store, "box").last_seen == agents.all(store)[0].last_seen == clock.time
+
+
+def test_an_older_word_of_a_device_does_not_bring_it_back(store: Store) -> None:
+    """Its agent asked for work, then said that the device is unplugged; the first word is written down last."""
+    add_device(store)
+    devices.register(store, "local", [], boot_id="boot")
+    presence.note(store, {"box": "local"}, [])
+    assert devices.get(store, "box").state is DeviceState.OFFLINE
+    assert jobs.claim(store, "box", "local") is None
+    assert devices.get(store, "box").state is DeviceState.IDLE
+
+
+def test_a_device_that_works_is_not_offline(store: Store) -> None:
+    add_device(store)
+    put(store, "a")
+    take(store)
+    devices.set_state(store, "box", DeviceState.OFFLINE)
+    presence.note(store, {"box": "local"}, [])
+    assert devices.get(store, "box").state is DeviceState.LEASED
 
 
 def test_what_could_not_be_written_is_written_later(
