@@ -10,26 +10,20 @@ from collections.abc import Iterable
 from typing import Any
 
 from sqlalchemy import (
-    ColumnElement,
     Connection,
-    FromClause,
     Row,
-    Select,
     Update,
-    bindparam,
-    exists,
-    or_,
     select,
     update,
 )
 
 from nas.core.errors import InvalidInput
 from nas.core.plan import Plan, Round, RoundResult
-from nas.store import devices
+from nas.store import devices, queue
 from nas.store.engine import Conflict
 from nas.store.models import device as device_table
 from nas.store.models import job as job_table
-from nas.store.rows import Blame, DeviceRow, DeviceState, Health, JobKind, JobRow, JobState
+from nas.store.rows import Blame, DeviceState, JobKind, JobRow, JobState
 from nas.store.store import Store, retried
 from nas.store.upsert import insert_if_absent
 
@@ -43,15 +37,6 @@ LIVE = (JobState.QUEUED, JobState.LEASED)
 
 _HEARD_S = 30.0
 """A device that was heard from within this time need not be noted again."""
-
-_TAKES_JOBS = frozenset({DeviceState.IDLE, DeviceState.LEASED})
-_KINDS = {
-    Health.GOOD: (JobKind.MEASURE, JobKind.CHECK),
-    Health.UNKNOWN: (JobKind.MEASURE, JobKind.CHECK),
-    Health.BAD: (JobKind.CHECK,),
-    Health.MAINTENANCE: (),
-    Health.RETIRED: (),
-}
 
 
 @retried
@@ -122,12 +107,12 @@ def claim(store: Store, device: str, agent: str, *, lease_s: float = LEASE_S) ->
         now = store.now()
         row = devices.read(connection, device, agent=agent)
         # An offline device whose agent asks for it is offline no more.
-        if row.state not in _TAKES_JOBS | {DeviceState.OFFLINE}:
+        if row.state not in queue.TAKES_JOBS | {DeviceState.OFFLINE}:
             devices.heard_from(connection, row, now)
             return None
         if row.lease_until is not None:
             _take_back(connection, device, now)
-        id = _next(connection, row, now, held=True)
+        id = queue.next_job(connection, row, now, held=True)
         if id is None:
             free = {"state": DeviceState.IDLE, "lease_holder": None, "lease_until": None}
             devices.heard_from(connection, row, now, **free)
@@ -227,19 +212,6 @@ def held(store: Store, agent: str) -> list[JobRow]:
         return [_row(row) for row in connection.execute(query)]
 
 
-def with_work(store: Store) -> frozenset[str]:
-    """Devices for which `claim` would find a job."""
-    of_device = (job_table.c.device == device_table.c.id) & (job_table.c.state == JobState.QUEUED)
-    by_health = or_(
-        *((device_table.c.health == health) & job_table.c.kind.in_(kinds) for health, kinds in _KINDS.items() if kinds)
-    )
-    work = exists().where(of_device, by_health, job_table.c.not_before <= store.now())
-    with store.read() as connection:
-        return frozenset(
-            connection.scalars(select(device_table.c.id).where(device_table.c.state.in_(_TAKES_JOBS), work))
-        )
-
-
 def files(round: Round) -> frozenset[str]:
     """SHA-256 of every file that a round needs: what its agent may download, and what must stay in the store."""
     plans = (round.candidate, round.reference) if round.reference else (round.candidate,)
@@ -263,31 +235,7 @@ def _worth_a_write(store: Store, device: str, agent: str) -> bool:
         now = store.now()
         row = devices.read(connection, device, agent=agent, held=False)
         quiet = row.state is DeviceState.IDLE and row.lease_until is None and row.last_seen > now - _HEARD_S
-        return not quiet or _next(connection, row, now, held=False) is not None
-
-
-def _next_job() -> Select[str]:
-    """Of the highest priority that there is, the oldest; one look each into the index, however long the queue."""
-
-    def ready(job: FromClause) -> ColumnElement[bool]:
-        queued = (job.c.device == bindparam("device")) & (job.c.state == JobState.QUEUED)
-        return queued & job.c.kind.in_(bindparam("kinds", expanding=True)) & (job.c.not_before <= bindparam("now"))
-
-    other = job_table.alias()
-    highest = select(other.c.priority).where(ready(other)).order_by(other.c.priority.desc()).limit(1).scalar_subquery()
-    first = ready(job_table) & (job_table.c.priority == highest)
-    return select(job_table.c.id).where(first).order_by(job_table.c.created, job_table.c.id).limit(1)
-
-
-# Made once: they are asked at every poll, and to make them costs more than to ask.
-_NEXT = _next_job()
-_NEXT_HELD = _NEXT.with_for_update(key_share=True, skip_locked=True)
-
-
-def _next(connection: Connection, device: DeviceRow, now: float, *, held: bool) -> str | None:
-    """Its id; who holds it then leaves out those that are being cancelled just now."""
-    wanted = {"device": device.id, "kinds": _KINDS[device.health], "now": now}
-    return connection.scalar(_NEXT_HELD if held else _NEXT, wanted)
+        return not quiet or queue.next_job(connection, row, now) is not None
 
 
 def _take_back(connection: Connection, device: str, now: float) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
-from store_support import StillClock, new_study, open_store
+from sqlalchemy import event
+from store_support import StillClock, add_device, new_study, open_store
 
 from nas.core.errors import InfrastructureFailed
-from nas.store import agents, studies
+from nas.store import agents, devices, queue, studies
 from nas.store.engine import WRITE_DEADLINE_S
 
 
@@ -46,3 +48,20 @@ def test_secrets_and_tokens_are_not_in_the_database(tmp_path: Path) -> None:
     assert b"host" in stored
     assert secret.encode() not in stored
     assert unspent.encode() not in stored
+
+
+def test_the_next_job_is_found_without_sorting_the_queue(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    box = devices.get(store, add_device(store))
+    asked: list[tuple[str, Any]] = []
+
+    def note(connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        asked.append((statement, parameters))
+
+    with store.read() as connection:
+        event.listen(connection, "before_cursor_execute", note)
+        assert queue.next_job(connection, box, 0.0) is None
+        statement, parameters = asked[0]
+        plan = [row.detail for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)]
+    assert len([step for step in plan if "ix_job_device_state_priority_created_id" in step]) == 2
+    assert not [step for step in plan if "B-TREE" in step]
