@@ -12,7 +12,7 @@ from pathlib import Path
 
 from setup_venv import ROOT, ensure_uv, pip_settings, run, uv_environment
 
-EXTRAS = ("search", "executorch", "build", "test")
+EXTRAS = ("search", "executorch", "postgres", "build", "test")
 FROM_TORCH = re.compile(r"(torch|triton|nvidia-[a-z0-9-]+|cuda-[a-z0-9-]+)\b")
 """Names of torch itself and of what only its CUDA build brings along."""
 

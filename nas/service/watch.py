@@ -13,7 +13,7 @@ from typing import Self
 
 from nas.core.errors import NasError
 from nas.service.doorbell import Doorbell
-from nas.store import jobs, outcomes, presence
+from nas.store import outcomes, presence, queue
 from nas.store.presence import Renewal
 from nas.store.store import Store
 
@@ -78,7 +78,7 @@ class Watch:
                     self._sweep()
                     sweep_at = time.monotonic() + _SWEEP_S
                 if waited_for := self.doorbell.waited_for():
-                    self.doorbell.call(waited_for & jobs.with_work(self._store))
+                    self.doorbell.call(waited_for & queue.with_work(self._store))
             except NasError as error:
                 log.warning("the job table cannot be looked at: %s", error)
             seen = self.doorbell.wait(seen, _LOOK_S)

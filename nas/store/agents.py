@@ -11,12 +11,12 @@ import re
 import secrets
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, select, update
+from sqlalchemy import Connection, Row, Select, case, delete, func, select, update
 
 from nas.core.errors import InvalidInput, UnknownName
-from nas.store.models import agent, enrol_token
+from nas.store.models import agent, device, enrol_token
 from nas.store.rows import Agent, AgentAccess
-from nas.store.store import Store
+from nas.store.store import Store, retried
 from nas.store.upsert import insert_if_absent
 
 TOKEN_S = 900.0
@@ -26,6 +26,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _REVOKED = ""
 
 
+@retried
 def issue_token(store: Store, ttl_s: float = TOKEN_S, *, name: str | None = None) -> str:
     """A one-time token that lets one agent enrol: `name`, or else one whose name is new.
 
@@ -43,6 +44,7 @@ def issue_token(store: Store, ttl_s: float = TOKEN_S, *, name: str | None = None
     return token
 
 
+@retried
 def enrol(store: Store, token: str, name: str) -> str:
     """Exchanges a token for the agent's own secret, and spends it; a refusal does not.
 
@@ -58,18 +60,18 @@ def enrol(store: Store, token: str, name: str) -> str:
             raise InvalidInput("the enrolment token is unknown, used or too old; get one with 'nas agent token'")
         if spent.agent not in (None, name):
             raise InvalidInput(f"the enrolment token is for agent {spent.agent!r}, not for {name!r}")
-        access = _access(connection, name)
-        _require_not_local(name, access)
-        if access is not None and spent.agent is None:
+        new = insert_if_absent(connection, agent, name=name, created=store.now())
+        _require_not_local(name, None if new else _access(connection, name))
+        if not new and spent.agent is None:
             raise InvalidInput(
                 f"there is an agent {name!r} already; choose another name, or, if this is to take its place, "
                 f"get a token for it with 'nas agent token --name {name}'"
             )
-        insert_if_absent(connection, agent, name=name, created=store.now())
         connection.execute(update(agent).where(agent.c.name == name).values(secret_hash=_hash(secret)))
     return secret
 
 
+@retried
 def revoke(store: Store, name: str) -> None:
     """Makes an agent's secret, and tokens for its name, worth nothing. What it holds runs out and is granted anew.
 
@@ -86,6 +88,7 @@ def revoke(store: Store, name: str) -> None:
         connection.execute(update(agent).where(agent.c.name == name).values(secret_hash=_REVOKED))
 
 
+@retried
 def register_local(store: Store, name: str) -> None:
     """Lets in an agent without a secret: it is on the coordinator's Unix socket, whose permissions guard it.
 
@@ -119,14 +122,13 @@ def matches(known: str | None, secret: str) -> bool:
 
 
 def all(store: Store) -> list[Agent]:
-    """Every agent, by name."""
+    """Every agent, by name. It is heard from when it registers, and whenever it speaks for one of its devices."""
+    devices = select(func.max(device.c.last_seen)).where(device.c.agent == agent.c.name).scalar_subquery()
+    last_seen = case((devices > agent.c.last_seen, devices), else_=agent.c.last_seen).label("last_seen")
+    columns = [column for column in agent.c if column is not agent.c.last_seen]
+    query: Select[Any] = select(*columns, last_seen).order_by(agent.c.name)
     with store.read() as connection:
-        return [_agent(row) for row in connection.execute(select(agent).order_by(agent.c.name))]
-
-
-def touch(connection: Connection, name: str, now: float) -> None:
-    """Notes that the agent was heard from."""
-    connection.execute(update(agent).where(agent.c.name == name).values(last_seen=now))
+        return [_agent(row) for row in connection.execute(query)]
 
 
 def _hash(secret: str) -> str:
@@ -135,7 +137,8 @@ def _hash(secret: str) -> str:
 
 
 def _access(connection: Connection, name: str) -> AgentAccess | None:
-    row = connection.execute(select(agent).where(agent.c.name == name)).first()
+    query = select(agent).where(agent.c.name == name)
+    row = connection.execute(query.with_for_update(key_share=True)).first()
     return _agent(row).access if row else None
 
 

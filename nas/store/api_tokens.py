@@ -12,7 +12,7 @@ from sqlalchemy import Row, delete, select, update
 from nas.core.errors import InvalidInput, UnknownName
 from nas.store.models import api_token
 from nas.store.rows import ApiToken, Role
-from nas.store.store import Store
+from nas.store.store import Store, retried
 from nas.store.upsert import insert_if_absent
 
 _PREFIX = "hilnas."
@@ -21,6 +21,7 @@ _NOTED_EVERY_S = 60.0
 """`last_used` is no finer than this, so that reading needs no write each time."""
 
 
+@retried
 def create(store: Store, name: str, role: Role) -> str:
     """A new token, `hilnas.NAME.SECRET`; it cannot be shown again.
 
@@ -43,6 +44,7 @@ def all(store: Store) -> list[ApiToken]:
         return [_token(row) for row in connection.execute(select(api_token).order_by(api_token.c.name))]
 
 
+@retried
 def revoke(store: Store, name: str) -> None:
     """Ends a token at once.
 

@@ -12,9 +12,10 @@ from sqlalchemy import delete, select
 
 from nas.core.errors import InfrastructureFailed
 from nas.store import artifacts, jobs
-from nas.store.models import artifact
+from nas.store.engine import lock_tables
+from nas.store.models import artifact, artifact_pin
 from nas.store.rows import Artifact
-from nas.store.store import Store
+from nas.store.store import Store, retried
 
 ABANDONED_S = 3600.0
 """Age after which a temporary file, or a file that no row knows, is what a killed process left behind."""
@@ -29,6 +30,7 @@ class Collected:
     kept_bytes: int
 
 
+@retried
 def collect(store: Store, limit_bytes: int) -> Collected:
     """Removes artifacts until they take at most `limit_bytes`, and what killed processes left behind.
 
@@ -37,6 +39,7 @@ def collect(store: Store, limit_bytes: int) -> Collected:
     """
     assert limit_bytes >= 0, limit_bytes
     with store.write() as connection:
+        lock_tables(connection, artifact, artifact_pin)
         known = artifacts.all(store)
         victims = _victims(
             known, limit_bytes, {sha256 for job in jobs.live(store) for sha256 in jobs.files(job.payload)}

@@ -23,7 +23,7 @@ from sqlalchemy import Row, delete, exists, select, update
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.store.models import artifact, artifact_pin
 from nas.store.rows import Artifact
-from nas.store.store import Store
+from nas.store.store import Store, retried
 from nas.store.upsert import insert_if_absent
 
 INCOMING = "incoming"
@@ -103,6 +103,7 @@ def verify(store: Store, sha256: str) -> Path:
     return found
 
 
+@retried
 def pin(store: Store, sha256: str, owner: str) -> None:
     """Keeps an artifact from being collected until `owner` (see `study_owner`) unpins it.
 
@@ -120,12 +121,14 @@ def study_owner(study: int) -> str:
     return f"study:{study}"
 
 
+@retried
 def unpin(store: Store, sha256: str, owner: str) -> None:
     """Takes back one pin."""
     with store.write() as connection:
         connection.execute(delete(artifact_pin).where(artifact_pin.c.sha256 == sha256, artifact_pin.c.owner == owner))
 
 
+@retried
 def pin_only(store: Store, owner: str, sha256s: Iterable[str]) -> None:
     """Makes `sha256s` all that `owner` pins: those of a study's present front, say.
 
@@ -134,7 +137,7 @@ def pin_only(store: Store, owner: str, sha256s: Iterable[str]) -> None:
     """
     with store.write() as connection:
         connection.execute(delete(artifact_pin).where(artifact_pin.c.owner == owner))
-        for sha256 in set(sha256s):
+        for sha256 in sorted(set(sha256s)):
             pin(store, sha256, owner)
 
 

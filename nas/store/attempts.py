@@ -8,9 +8,10 @@ from sqlalchemy import Connection, Select, select
 
 from nas.store.models import attempt
 from nas.store.rows import Attempt, Json, Stage
-from nas.store.store import Store
+from nas.store.store import Store, retried
 
 
+@retried
 def record(
     store: Store,
     kind: str,

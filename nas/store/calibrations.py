@@ -9,9 +9,10 @@ from dataclasses import asdict, dataclass
 from sqlalchemy import ColumnElement, Row, and_, delete, select
 
 from nas.core.measurement import DRIFT_LIMIT
+from nas.store import devices
 from nas.store.models import calibration, reference_run
 from nas.store.rows import Calibration, Json
-from nas.store.store import Store
+from nas.store.store import Store, retried
 from nas.store.upsert import insert_if_absent
 
 KEPT_S = 90 * 86_400.0
@@ -75,10 +76,12 @@ class Drift:
     recalibrate: bool
 
 
+@retried
 def put(store: Store, device: str, runtime: str, build: str, reference_ms: float, samples: Json) -> Calibration:
     """Keeps a calibration in place of an older one of the same device, runtime and build."""
     new = Calibration(device, runtime, build, reference_ms, samples, store.now())
     with store.write() as connection:
+        devices.read(connection, device)
         connection.execute(delete(calibration).where(_key(device, runtime, build)))
         connection.execute(calibration.insert().values(**asdict(new)))
     return new
@@ -107,6 +110,7 @@ def off_by(ratios: Sequence[float], limit: float) -> tuple[float, bool]:
     return off, abs(off) > limit
 
 
+@retried
 def note_runs(
     store: Store, place: Place, job: str, runs: Sequence[ReferenceRun], calibration_ms: float
 ) -> None:  # fmt: skip
@@ -127,6 +131,7 @@ def note_runs(
     columns, here = reference_run.c, _runs_of(*place)
     newest = select(columns.at).where(here).order_by(columns.at.desc()).offset(KEPT_ROUNDS - 1).limit(1)
     with store.write() as connection:
+        devices.read(connection, device)
         if insert_if_absent(connection, reference_run, job=job, runs=packed, **values):
             connection.execute(delete(reference_run).where(here, columns.at < now - KEPT_S))
             connection.execute(delete(reference_run).where(here, columns.at < newest.scalar_subquery()))

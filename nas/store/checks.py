@@ -10,7 +10,7 @@ from nas.store import device_log, devices
 from nas.store.models import device as device_table
 from nas.store.models import job as job_table
 from nas.store.rows import CheckOutcome, DeviceEventKind, DeviceRow, DeviceState, Health, JobKind, JobState
-from nas.store.store import Store
+from nas.store.store import Store, retried
 
 _UNREACHABLE = (DeviceState.OFFLINE, DeviceState.DRAINING)
 _CHECKED = (Health.UNKNOWN, Health.GOOD, Health.BAD)
@@ -24,9 +24,10 @@ def due(store: Store) -> list[DeviceRow]:
     reachable = device_table.c.state.not_in(_UNREACHABLE)
     query = select(device_table.c.id).where(wanted, reachable).order_by(device_table.c.check_due, device_table.c.id)
     with store.read() as connection:
-        return [devices.read(connection, id) for id in connection.scalars(query).all()]
+        return [devices.read(connection, id, held=False) for id in connection.scalars(query).all()]
 
 
+@retried
 def request(store: Store, id: str) -> DeviceRow:
     """Asks for a check now, whatever is thought of the device; one that runs already is the one asked for.
 
@@ -41,6 +42,7 @@ def request(store: Store, id: str) -> DeviceRow:
         return devices.read(connection, id)
 
 
+@retried
 def conclude(store: Store, id: str, number: int, outcome: CheckOutcome, reason: str | None, at: float) -> bool:
     """Ends check `number` of a device; False where somebody else ended it before.
 

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, exists, select, update
+from sqlalchemy import ColumnElement, Connection, Row, delete, exists, select, update
 
 from nas.core.device import Device
 from nas.core.errors import InvalidInput, UnknownName
-from nas.store import agents, device_log
+from nas.store import device_log
 from nas.store.models import agent as agent_table
 from nas.store.models import calibration, device_event, job
 from nas.store.models import device as device_table
 from nas.store.rows import DeviceEvent, DeviceEventKind, DeviceRow, DeviceState, Health, JobState
-from nas.store.store import Store
+from nas.store.store import Store, retried
 from nas.store.timeouts import LIMITS
 from nas.store.upsert import insert_if_absent
 
@@ -28,6 +28,7 @@ class NotServed(InvalidInput):
     """An agent speaks of a device that is another's."""
 
 
+@retried
 def register(store: Store, agent: str, devices: Sequence[Device], *, boot_id: str) -> list[DeviceRow]:
     """Replaces what `agent` serves. May be repeated: leases, health and calibrations stay.
 
@@ -41,7 +42,8 @@ def register(store: Store, agent: str, devices: Sequence[Device], *, boot_id: st
     ids = [device.id for device in devices]
     with store.write() as connection:
         now = store.now()
-        row = connection.execute(select(agent_table).where(agent_table.c.name == agent)).first()
+        known = select(agent_table).where(agent_table.c.name == agent)
+        row = connection.execute(known.with_for_update(key_share=True)).first()
         if row is None:
             raise InvalidInput(f"agent {agent!r} has not enrolled; run 'nas agent enrol' there")
         if row.boot_id not in (None, boot_id):
@@ -53,11 +55,11 @@ def register(store: Store, agent: str, devices: Sequence[Device], *, boot_id: st
         connection.execute(
             update(agent_table).where(agent_table.c.name == agent).values(boot_id=boot_id, last_seen=now)
         )
-        for device in devices:
+        for device in sorted(devices, key=lambda device: device.id):
             _register(connection, agent, device, now)
-        for each in connection.scalars(select(device_table.c.id).where(device_table.c.agent == agent)).all():
-            if each not in ids:
-                go_offline(connection, read(connection, each), now, f"agent {agent!r} does not serve it any more")
+        gone = (device_table.c.agent == agent) & device_table.c.id.not_in(ids)
+        for each in hold_all(connection, gone):
+            go_offline(connection, read(connection, each), now, f"agent {agent!r} does not serve it any more")
         return [read(connection, id) for id in ids]
 
 
@@ -68,7 +70,7 @@ def get(store: Store, id: str) -> DeviceRow:
         UnknownName: no such device.
     """
     with store.read() as connection:
-        return read(connection, id)
+        return read(connection, id, held=False)
 
 
 def all(store: Store) -> list[DeviceRow]:
@@ -77,6 +79,7 @@ def all(store: Store) -> list[DeviceRow]:
         return [_row(row) for row in connection.execute(select(device_table).order_by(device_table.c.id))]
 
 
+@retried
 def set_state(store: Store, id: str, state: DeviceState, reason: str | None = None) -> None:
     """What a person wants of the device. `draining` lets it finish its job and take no other; `idle` ends that.
 
@@ -93,6 +96,7 @@ def set_state(store: Store, id: str, state: DeviceState, reason: str | None = No
             move(connection, row, state if state is DeviceState.DRAINING else ends, store.now(), reason)
 
 
+@retried
 def set_health(store: Store, id: str, health: Health, reason: str | None = None) -> None:
     """What is thought of the device now, and why. `good` says that it passed a health check just now.
 
@@ -115,10 +119,11 @@ def history(store: Store, id: str, *, kind: DeviceEventKind | None = None, limit
     if kind is not None:
         query = query.where(device_event.c.kind == kind)
     with store.read() as connection:
-        read(connection, id)
+        read(connection, id, held=False)
         return [_event(row) for row in connection.execute(query)]
 
 
+@retried
 def remove(store: Store, id: str) -> None:
     """Retires a device and forgets its calibrations.
 
@@ -139,14 +144,17 @@ def remove(store: Store, id: str) -> None:
         move(connection, row, DeviceState.OFFLINE, store.now(), "removed")
 
 
-def read(connection: Connection, id: str, *, agent: str | None = None) -> DeviceRow:
-    """The device, held until the transaction ends; must be served by `agent`, if given.
+def read(connection: Connection, id: str, *, agent: str | None = None, held: bool = True) -> DeviceRow:
+    """The device, which must be served by `agent`, if given.
+
+    Held until the writing transaction ends, unless `held` is false: who holds a device is alone with its jobs, too.
 
     Raises:
         UnknownName: no such device; an agent is told of its own ones only.
         NotServed: another agent serves it.
     """
-    row = connection.execute(select(device_table).where(device_table.c.id == id).with_for_update()).first()
+    query = select(device_table).where(device_table.c.id == id)
+    row = connection.execute(query.with_for_update(key_share=True) if held else query).first()
     if row is None:
         valid = select(device_table.c.id)
         raise UnknownName(
@@ -157,13 +165,18 @@ def read(connection: Connection, id: str, *, agent: str | None = None) -> Device
     return _row(row)
 
 
+def hold_all(connection: Connection, *which: ColumnElement[bool], skip_held: bool = False) -> list[str]:
+    """The ids of the devices for which all of `which` hold, each held; those that others hold may be left out."""
+    query = select(device_table.c.id).where(*which).order_by(device_table.c.id)
+    return list(connection.scalars(query.with_for_update(key_share=True, skip_locked=skip_held)))
+
+
 def heard_from(connection: Connection, device: DeviceRow, now: float) -> DeviceRow:
     """Notes that the device's agent spoke for it; gives it as it is then.
 
     An offline device is idle again, or goes on with its job. After a long time away, good health is unknown.
     """
     change(connection, device.id, last_seen=now)
-    agents.touch(connection, device.agent, now)
     silent_s, heard = now - device.last_seen, replace(device, last_seen=now)
     if device.state is DeviceState.OFFLINE:
         state = DeviceState.LEASED if device.lease_holder else DeviceState.IDLE
@@ -242,14 +255,10 @@ def _register(connection: Connection, agent: str, device: Device, now: float) ->
 
 
 def _end_leases(connection: Connection, agent: str, now: float) -> None:
-    held = select(device_table.c.id).where(device_table.c.agent == agent)
-    leased = (job.c.state == JobState.LEASED) & job.c.device.in_(held)
+    ids = hold_all(connection, device_table.c.agent == agent, device_table.c.lease_until.is_not(None))
+    connection.execute(update(device_table).where(device_table.c.id.in_(ids)).values(lease_until=now))
+    leased = (job.c.state == JobState.LEASED) & job.c.device.in_(ids)
     connection.execute(update(job).where(leased).values(lease_until=now))
-    connection.execute(
-        update(device_table)
-        .where(device_table.c.agent == agent, device_table.c.lease_until.is_not(None))
-        .values(lease_until=now)
-    )
 
 
 def _row(row: Row[Any]) -> DeviceRow:

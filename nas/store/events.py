@@ -7,14 +7,14 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, func, select
 
-from nas.core.errors import UnknownName
 from nas.core.trial import Event, EventKind
-from nas.store.leases import fence
-from nas.store.models import event, study
+from nas.store.leases import lock_study
+from nas.store.models import event
 from nas.store.rows import StudyLease
-from nas.store.store import Store
+from nas.store.store import Store, retried
 
 
+@retried
 def append(store: Store, study: int, payload: Mapping[str, Any], *, lease: StudyLease | None = None) -> Event:
     """Logs something about the study as a whole. Events of trials go through `trials.add_event`.
 
@@ -23,8 +23,7 @@ def append(store: Store, study: int, payload: Mapping[str, Any], *, lease: Study
         UnknownName: no such study.
     """
     with store.write() as connection:
-        fence(connection, study, lease)
-        lock_study(connection, study)
+        lock_study(connection, study, lease)
         return insert_event(connection, Event(EventKind.STUDY, payload, None, study, at=store.now()))
 
 
@@ -50,16 +49,6 @@ def last_id(store: Store, study: int) -> int:
     """The id of the newest event, 0 where there is none."""
     with store.read() as connection:
         return connection.scalar(select(func.max(event.c.id)).where(event.c.study == study)) or 0
-
-
-def lock_study(connection: Connection, number: int) -> None:
-    """Makes this transaction the only one that appends to the study, so that ids become visible in their order.
-
-    Raises:
-        UnknownName: no such study.
-    """
-    if connection.scalar(select(study.c.id).where(study.c.id == number).with_for_update()) is None:
-        raise UnknownName("study", str(number), map(str, connection.scalars(select(study.c.id))))
 
 
 def insert_event(connection: Connection, new: Event) -> Event:

@@ -7,12 +7,13 @@ import secrets
 from sqlalchemy import select
 
 from nas.store.models import identity
-from nas.store.store import Store
+from nas.store.store import Store, retried
 from nas.store.upsert import insert_if_absent
 
 _ONLY = 1
 
 
+@retried
 def authority(store: Store) -> str:
     """A random name of 32 hex digits; the same for whoever opens this database, and another for its replacement."""
     query = select(identity.c.name).where(identity.c.id == _ONLY)

@@ -9,16 +9,23 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import Connection, Row, Update, exists, or_, select, update
+from sqlalchemy import (
+    Connection,
+    Row,
+    Update,
+    select,
+    update,
+)
 
 from nas.core.errors import InvalidInput
 from nas.core.plan import Plan, Round, RoundResult
 from nas.core.protocol import Phase
-from nas.store import agents, devices
+from nas.store import devices, queue
+from nas.store.engine import Conflict
 from nas.store.models import device as device_table
 from nas.store.models import job as job_table
-from nas.store.rows import Blame, DeviceRow, DeviceState, Health, JobKind, JobRow, JobState
-from nas.store.store import Store
+from nas.store.rows import Blame, DeviceState, JobKind, JobRow, JobState
+from nas.store.store import Store, retried
 from nas.store.timeouts import phase_limit_s, state_of
 from nas.store.upsert import insert_if_absent
 
@@ -36,17 +43,10 @@ _HEARD_S = 30.0
 CHECK_PRIORITY = 1000
 """Of health checks. Measurements do not wait for one, which nobody may be there to ask for: it goes before them."""
 
-_TAKES_JOBS = frozenset({DeviceState.IDLE, DeviceState.LEASED, DeviceState.PREPARING, DeviceState.COOLING})
 _PHASES: tuple[Phase | None, ...] = (None, "preparing", "cooling", "running")
-_KINDS = {
-    Health.GOOD: (JobKind.MEASURE, JobKind.CHECK),
-    Health.UNKNOWN: (JobKind.MEASURE, JobKind.CHECK),
-    Health.BAD: (JobKind.CHECK,),
-    Health.MAINTENANCE: (),
-    Health.RETIRED: (),
-}
 
 
+@retried
 def enqueue(
     store: Store,
     result_key: str,
@@ -91,9 +91,13 @@ def enqueue(
                     job_table.c.state == JobState.CANCELLED
                 )
             )
-        return read(connection, id)
+        stored = read(connection, id)
+        if stored is None:
+            raise Conflict(f"job {id!r} was there, and was deleted with its study")
+        return stored
 
 
+@retried
 def claim(store: Store, device: str, agent: str, *, lease_s: float = LEASE_S) -> JobRow | None:
     """Leases the next job for a device to its agent under a new epoch; None where there is nothing to do.
 
@@ -109,10 +113,11 @@ def claim(store: Store, device: str, agent: str, *, lease_s: float = LEASE_S) ->
     with store.write() as connection:
         now = store.now()
         row = devices.heard_from(connection, devices.read(connection, device, agent=agent), now)
-        if row.state not in _TAKES_JOBS:
+        if row.state not in queue.TAKES_JOBS:
             return None
-        _take_back(connection, device, now)
-        id = _next(connection, row, now)
+        if row.lease_until is not None:
+            _take_back(connection, device, now)
+        id = queue.next_job(connection, row, now, held=True)
         if id is None:
             devices.move(connection, row, DeviceState.IDLE, now, lease_holder=None, lease_until=None)
             return None
@@ -122,10 +127,11 @@ def claim(store: Store, device: str, agent: str, *, lease_s: float = LEASE_S) ->
         )  # fmt: skip
         lease = {"state": JobState.LEASED, "epoch": epoch, "lease_until": until, "phase": None}
         lease["phase_until"] = now + phase_limit_s(None, read(connection, id).payload)
-        connection.execute(_change(id, now, attempts=job_table.c.attempts + 1, **lease))
-        return read(connection, id)
+        taken = _change(id, now, attempts=job_table.c.attempts + 1, **lease)
+        return _row(connection.execute(taken.returning(*job_table.c)).one())
 
 
+@retried
 def renew(
     store: Store, id: str, device: str, agent: str, epoch: int, *, phase: Phase = "running", lease_s: float = LEASE_S
 ) -> bool:
@@ -143,7 +149,6 @@ def renew(
         now = store.now()
         row = devices.read(connection, device, agent=agent)
         job = find(connection, id)
-        agents.touch(connection, agent, now)
         if job is None or job.state not in LIVE or (job.device, job.epoch, row.epoch) != (device, epoch, epoch):
             return False
         entered = _PHASES.index(phase) > _PHASES.index(job.phase)
@@ -181,12 +186,14 @@ def live(store: Store, *, study: int | None = None) -> list[JobRow]:
         return [_row(row) for row in connection.execute(query)]
 
 
+@retried
 def cancel(store: Store, ids: Iterable[str]) -> None:
     """Takes back jobs that are not finished; an agent that runs one learns it from its next heartbeat."""
     with store.write() as connection:
         _cancel(connection, store.now(), job_table.c.id.in_(list(ids)))
 
 
+@retried
 def cancel_study(store: Store, study: int, *, trial: int | None = None) -> None:
     """Takes back all unfinished jobs of a study, or of one trial."""
     of_trial = [] if trial is None else [job_table.c.trial == trial]
@@ -194,6 +201,7 @@ def cancel_study(store: Store, study: int, *, trial: int | None = None) -> None:
         _cancel(connection, store.now(), job_table.c.study == study, *of_trial)
 
 
+@retried
 def retry(store: Store, id: str) -> None:
     """Queues a failed job anew, with a clean count of attempts.
 
@@ -224,19 +232,6 @@ def held(store: Store, agent: str) -> list[JobRow]:
         return [_row(row) for row in connection.execute(query)]
 
 
-def with_work(store: Store) -> frozenset[str]:
-    """Devices for which `claim` would find a job."""
-    of_device = (job_table.c.device == device_table.c.id) & (job_table.c.state == JobState.QUEUED)
-    by_health = or_(
-        *((device_table.c.health == health) & job_table.c.kind.in_(kinds) for health, kinds in _KINDS.items() if kinds)
-    )
-    work = exists().where(of_device, by_health, job_table.c.not_before <= store.now())
-    with store.read() as connection:
-        return frozenset(
-            connection.scalars(select(device_table.c.id).where(device_table.c.state.in_(_TAKES_JOBS), work))
-        )
-
-
 def files(round: Round) -> frozenset[str]:
     """SHA-256 of every file that a round needs: what its agent may download, and what must stay in the store."""
     plans = (round.candidate, round.reference) if round.reference else (round.candidate,)
@@ -245,13 +240,13 @@ def files(round: Round) -> frozenset[str]:
 
 def find(connection: Connection, id: str) -> JobRow | None:
     """The job `id`, if there is one, held until the transaction ends."""
-    row = connection.execute(select(job_table).where(job_table.c.id == id).with_for_update()).first()
+    row = connection.execute(select(job_table).where(job_table.c.id == id).with_for_update(key_share=True)).first()
     return _row(row) if row else None
 
 
 def read(connection: Connection, id: str) -> JobRow:
     """The job `id`, which exists, held until the transaction ends."""
-    return _row(connection.execute(select(job_table).where(job_table.c.id == id).with_for_update()).one())
+    return _row(connection.execute(select(job_table).where(job_table.c.id == id).with_for_update(key_share=True)).one())
 
 
 def _plan_files(plan: Plan) -> list[str]:
@@ -262,24 +257,9 @@ def _worth_a_write(store: Store, device: str, agent: str) -> bool:
     """Whether a claim would change anything; agents ask often, and most often for nothing."""
     with store.read() as connection:
         now = store.now()
-        row = devices.read(connection, device, agent=agent)
+        row = devices.read(connection, device, agent=agent, held=False)
         quiet = row.state is DeviceState.IDLE and row.lease_until is None and row.last_seen > now - _HEARD_S
-        return not quiet or _next(connection, row, now) is not None
-
-
-def _next(connection: Connection, device: DeviceRow, now: float) -> str | None:
-    return connection.scalar(
-        select(job_table.c.id)
-        .where(
-            job_table.c.device == device.id,
-            job_table.c.state == JobState.QUEUED,
-            job_table.c.kind.in_(_KINDS[device.health]),
-            job_table.c.not_before <= now,
-        )
-        .order_by(*_order())
-        .limit(1)
-        .with_for_update(skip_locked=True)
-    )
+        return not quiet or queue.next_job(connection, row, now) is not None
 
 
 def _take_back(connection: Connection, device: str, now: float) -> None:
@@ -297,8 +277,10 @@ def _order() -> tuple[Any, ...]:
 
 
 def _cancel(connection: Connection, now: float, *which: Any) -> None:
+    unfinished = select(job_table.c.id).where(job_table.c.state.in_(LIVE), *which).order_by(job_table.c.id)
+    ids = list(connection.scalars(unfinished.with_for_update(key_share=True)))
     end = {"state": JobState.CANCELLED, "epoch": None, "lease_until": None, "updated": now}
-    connection.execute(update(job_table).where(job_table.c.state.in_(LIVE), *which).values(**end))
+    connection.execute(update(job_table).where(job_table.c.id.in_(ids)).values(**end))
 
 
 def _change(id: str, now: float, **values: Any) -> Update:

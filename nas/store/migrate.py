@@ -11,14 +11,17 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlalchemy import Connection, Engine, inspect, text
+from sqlalchemy import Connection, Engine, func, inspect, select, text
 
 from nas.core.clock import Clock, SystemClock
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.store.engine import database_url, make_engine, sqlite_file, translated, writing
 
-REVISION = "0005"
+REVISION = "0006"
 """The newest of `migrations/versions`. Stated here so that opening a current database need not load Alembic."""
+
+_UPGRADE_LOCK = 0x68696C6E6173
+"""Any number that nobody else in the database uses for an advisory lock."""
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 
@@ -46,15 +49,18 @@ def ensure_current(engine: Engine, clock: Clock, *, create: bool) -> None:
         if revision is None and not create:
             raise InvalidInput(f"no hilnas tables in {_shown(connection)}")
         if revision is not None and _has_studies(connection):
+            copy = "which keeps a copy first" if sqlite_file(engine.url) else "after a copy by pg_dump"
             raise InvalidInput(
                 f"{_shown(connection)} is of an older hilnas (revision {revision}, now {REVISION}); "
-                "run 'nas db upgrade', which keeps a copy first"
+                f"run 'nas db upgrade', {copy}"
             )
     upgrade(engine.url.render_as_string(hide_password=False), clock=clock)
 
 
 def upgrade(url: str | None = None, *, clock: Clock | None = None) -> Upgrade:
     """Brings a database to this hilnas's revision in one transaction; SQLite files are copied beside themselves first.
+
+    A PostgreSQL database has its own means for copies (`pg_dump`).
 
     Raises:
         InvalidInput: a newer revision, not ours, or no such file.
@@ -66,6 +72,9 @@ def upgrade(url: str | None = None, *, clock: Clock | None = None) -> Upgrade:
     engine = make_engine(target, create=False, foreign_keys=False)
     try:
         with writing(engine, clock) as connection:
+            if connection.dialect.name == "postgresql":
+                # Whoever comes first upgrades, the others find it done. SQLite's write lock sees to the same.
+                connection.execute(select(func.pg_advisory_xact_lock(_UPGRADE_LOCK)))
             before = _revision(connection)
             if before == REVISION:
                 return Upgrade(before, REVISION, None)

@@ -269,7 +269,7 @@ job = Table(
     Column("phase_until", Float),
     _of_trial(),
     UniqueConstraint("result_key", "round"),
-    Index(None, "device", "state", "priority"),
+    Index(None, "device", "state", "priority", "created", "id"),
     Index(None, "state", "lease_until"),
     Index(None, "study", "trial"),
 )

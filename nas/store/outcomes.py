@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Select, func, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Select, exists, func, or_, select, update
 
 from nas.core.errors import FailureReason
 from nas.core.plan import RoundResult
@@ -24,7 +24,7 @@ from nas.store.models import attempt
 from nas.store.models import device as device_table
 from nas.store.models import job as job_table
 from nas.store.rows import Blame, DeviceEventKind, DeviceRow, DeviceState, Health, JobKind, JobRow, JobState
-from nas.store.store import Store
+from nas.store.store import Store, retried
 from nas.store.timeouts import LIMITS
 
 BAD_AFTER_JOBS = 3
@@ -39,6 +39,7 @@ _LOCAL = "local"
 
 _TELLING, _OTHER = "infrastructure", "interrupted"
 """Kinds of attempts: failures that may be the candidate's, and those that cannot."""
+_STAY = (DeviceState.DRAINING, DeviceState.OFFLINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class Verdict:
     reason: str | None = None
 
 
+@retried
 def submit(store: Store, id: str, device: str, agent: str, epoch: int, result: RoundResult) -> Verdict:
     """Ends a job with its result. Accepted under the device's current epoch, however late; again is accepted again.
 
@@ -72,6 +74,7 @@ def submit(store: Store, id: str, device: str, agent: str, epoch: int, result: R
         return Verdict(True)
 
 
+@retried
 def fail(store: Store, id: str, device: str, agent: str, epoch: int, failure: Failure) -> Verdict:
     """Ends a job's attempt without a result: queued again later, failed for good, or cancelled.
 
@@ -105,41 +108,58 @@ def expire(store: Store, *, local_only: bool = False) -> list[str]:
 
     With `local_only`, leases of agents that enrolled stay as they are: their coordinator may be another process.
     """
+    now = store.now()
+    over = or_(job_table.c.lease_until <= now, job_table.c.phase_until <= now)
+    lost = (job_table.c.state == JobState.LEASED) & over
+    if local_only:
+        lost &= job_table.c.device.in_(_local_devices())
+    silent = (device_table.c.last_seen <= now - OFFLINE_S) & device_table.c.state.not_in(_STAY)
+    with store.read() as connection:
+        gone = list(connection.execute(select(job_table.c.id, job_table.c.device).where(lost).order_by(job_table.c.id)))
+        quiet = connection.scalar(select(exists().where(silent)))
+    if quiet:
+        _put_offline(store, silent)
+    return [id for id, device in gone if _take_back(store, id, device)]
+
+
+@retried
+def _put_offline(store: Store, silent: ColumnElement[bool]) -> None:
     with store.write() as connection:
-        now = store.now()
-        over = or_(job_table.c.lease_until <= now, job_table.c.phase_until <= now)
-        lost = select(job_table.c.id).where(job_table.c.state == JobState.LEASED, over)
-        if local_only:
-            lost = lost.where(job_table.c.device.in_(_local_devices()))
-        ids = list(connection.scalars(lost.order_by(job_table.c.id)))
-        for id in ids:
-            job = jobs.read(connection, id)
-            row = devices.read(connection, job.device)
-            _free(connection, row, now)
-            _count(connection, _lost(job, row, now), now)
-        lasting = (DeviceState.OFFLINE, DeviceState.DRAINING)
-        silent = (device_table.c.last_seen <= now - OFFLINE_S) & device_table.c.state.not_in(lasting)
-        for device in connection.scalars(select(device_table.c.id).where(silent)).all():
-            row = devices.read(connection, device)
-            devices.go_offline(connection, row, now, f"nothing was heard from its agent {row.agent!r}")
-        return ids
+        # A device that somebody holds is not silent.
+        for id in devices.hold_all(connection, silent, skip_held=True):
+            row = devices.read(connection, id)
+            devices.go_offline(connection, row, store.now(), f"nothing was heard from its agent {row.agent!r}")
 
 
+@retried
+def _take_back(store: Store, id: str, device: str) -> bool:
+    """Ends a lease that ran out, unless it was renewed or the job ended meanwhile."""
+    with store.write() as connection:
+        now, row = store.now(), devices.read(connection, device)
+        job = jobs.find(connection, id)
+        if job is None or job.state is not JobState.LEASED:
+            return False
+        if all(until is None or until > now for until in (job.lease_until, job.phase_until)):
+            return False
+        _free(connection, row, now)
+        _count(connection, _lost(job, row, now), now)
+        return True
+
+
+@retried
 def extend_leases(store: Store, lease_s: float = jobs.LEASE_S) -> None:
     """Gives every lease its full time again: a coordinator that was down calls it before it first calls `expire`."""
     until = store.now() + lease_s
     with store.write() as connection:
-        leased = job_table.c.state == JobState.LEASED
+        ids = devices.hold_all(connection, device_table.c.lease_until.is_not(None))
+        connection.execute(update(device_table).where(device_table.c.id.in_(ids)).values(lease_until=until))
+        leased = (job_table.c.state == JobState.LEASED) & job_table.c.device.in_(ids)
         connection.execute(update(job_table).where(leased).values(lease_until=until))
         # Whatever phase they have come to, they could not tell.
-        late = job_table.c.phase_until < until
-        connection.execute(update(job_table).where(leased, late).values(phase_until=until))
-        connection.execute(
-            update(device_table).where(device_table.c.lease_until.is_not(None)).values(lease_until=until)
-        )
+        connection.execute(update(job_table).where(leased, job_table.c.phase_until < until).values(phase_until=until))
 
 
-def _local_devices() -> Select[tuple[str]]:
+def _local_devices() -> Select[str]:
     return select(device_table.c.id).join(agent_table).where(agent_table.c.secret_hash.is_(None))
 
 

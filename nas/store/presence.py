@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import BindParameter, Connection, bindparam, select, update
@@ -10,11 +10,10 @@ from sqlalchemy import BindParameter, Connection, bindparam, select, update
 from nas.core.protocol import Phase
 from nas.store import devices
 from nas.store.jobs import LEASE_S
-from nas.store.models import agent as agent_table
 from nas.store.models import device as device_table
 from nas.store.models import job as job_table
 from nas.store.rows import DeviceState, JobState
-from nas.store.store import Store
+from nas.store.store import Store, retried
 from nas.store.timeouts import LIMITS
 
 _LONG_S = LIMITS[DeviceState.OFFLINE].seconds
@@ -45,33 +44,31 @@ def held_until(store: Store, id: str, device: str, agent: str, epoch: int, phase
     return None if until is None else float(until)
 
 
-def note(store: Store, heard: Mapping[str, str], renewed: Sequence[Renewal], *, lease_s: float = LEASE_S) -> None:
-    """Writes down that devices (with their agents) were heard from, those of renewals too, and prolongs leases.
+@retried
+def note(store: Store, heard: Collection[str], renewed: Sequence[Renewal], *, lease_s: float = LEASE_S) -> None:
+    """Writes down that devices were heard from, those of renewals too, and prolongs leases.
 
     A lease that meanwhile ended, or is another's, stays as it is. So does what a device does: its agent may have said
     meanwhile that it is gone. `jobs.claim` and `jobs.renew` bring one back from offline.
     """
-    now = store.now()
+    everybody = {*heard, *(each.device for each in renewed)}
+    if not everybody:
+        return
+    now, of_heard = store.now(), device_table.c.id.in_(everybody)
     of_device = device_table.c.id == bindparam("of_device")
     of_epoch: BindParameter[int] = bindparam("of_epoch")
-    seen = update(device_table).where(of_device).values(last_seen=now)
+    seen = update(device_table).where(of_heard).values(last_seen=now)
     lease = update(device_table).where(of_device, device_table.c.epoch == of_epoch)
     lease = lease.where(device_table.c.lease_until.is_not(None)).values(lease_until=now + lease_s)
     job = update(job_table).where(job_table.c.id == bindparam("of_job"), job_table.c.epoch == of_epoch)
     job = job.where(job_table.c.state == JobState.LEASED).values(lease_until=now + lease_s)
-    agents = update(agent_table).where(agent_table.c.name == bindparam("of_agent")).values(last_seen=now)
-    everybody = dict(heard) | {each.device: each.agent for each in renewed}
-    if not everybody:
-        return
     with store.write() as connection:
-        # Rows in the order in which others lock them too: agents, devices, jobs, each by name.
-        connection.execute(agents, [{"of_agent": agent} for agent in sorted(set(everybody.values()))])
+        devices.hold_all(connection, of_heard)
         _check_returned(connection, everybody, now)
-        connection.execute(seen, [{"of_device": device} for device in sorted(everybody)])
+        connection.execute(seen)
         if renewed:
-            in_order = sorted(renewed, key=lambda each: each.job)
-            connection.execute(job, [{"of_job": each.job, "of_epoch": each.epoch} for each in in_order])
-            connection.execute(lease, [{"of_device": each.device, "of_epoch": each.epoch} for each in in_order])
+            connection.execute(lease, [{"of_device": each.device, "of_epoch": each.epoch} for each in renewed])
+            connection.execute(job, [{"of_job": each.job, "of_epoch": each.epoch} for each in renewed])
 
 
 def _check_returned(connection: Connection, heard: Collection[str], now: float) -> None:

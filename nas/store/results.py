@@ -10,12 +10,13 @@ from sqlalchemy import Connection, Row, func, select
 from nas.core.errors import InvalidInput
 from nas.store.models import result, result_use
 from nas.store.rows import Json, Result, Stage
-from nas.store.store import Store
+from nas.store.store import Store, retried
 from nas.store.upsert import insert_if_absent
 
 _KEYS_PER_QUERY = 500
 
 
+@retried
 def put(
     store: Store,
     key: str,
@@ -68,6 +69,7 @@ def get_many(store: Store, keys: Sequence[str]) -> dict[str, Result]:
     return found
 
 
+@retried
 def use(store: Store, key: str, trial: tuple[int, int]) -> None:
     """Notes that the result under `key` also serves (study, number), which did not have to do the work."""
     with store.write() as connection:

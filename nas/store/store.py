@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine
 
@@ -13,7 +16,22 @@ from nas.core.clock import Clock, SystemClock
 from nas.core.errors import InfrastructureFailed
 from nas.core.paths import home
 from nas.store import migrate
-from nas.store.engine import WRITE_DEADLINE_S, database_url, make_engine, translated, writing
+from nas.store.engine import (
+    WRITE_DEADLINE_S,
+    Conflict,
+    database_url,
+    make_engine,
+    snapshots,
+    sqlite_file,
+    translated,
+    writing,
+)
+
+_TRIES = 8
+_FIRST_PAUSE_S = 0.01
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Store:
@@ -30,8 +48,9 @@ class Store:
         self.clock = clock
         self.artifacts = artifacts
         self._local = threading.local()
+        self._snapshots = snapshots(engine)
         # SQLite has one write lock and waits for it by polling; threads queue for their turn instead.
-        self._turn = threading.Lock()
+        self._turn = threading.Lock() if sqlite_file(engine.url) else None
 
     @staticmethod
     def open(
@@ -77,7 +96,7 @@ class Store:
         if (outer := self._outer()) is not None:
             yield outer
             return
-        with translated(self.engine.url), self.engine.connect() as connection, connection.begin():
+        with translated(self.engine.url), self._snapshots.connect() as connection, connection.begin():
             yield connection
 
     @contextmanager
@@ -88,21 +107,53 @@ class Store:
         outer one catches). So several calls of this package become one transaction inside `with store.write():`.
 
         Raises:
-            InfrastructureFailed: the write lock was not free in time, the disk is full, or the server is gone.
+            InfrastructureFailed: a lock was not free in time, the disk is full, or the server is gone.
+            Conflict: the database undid it in favour of another one (`retried`).
         """
         if (outer := self._outer()) is not None:
             with outer.begin_nested():
                 yield outer
             return
-        if not self._turn.acquire(timeout=WRITE_DEADLINE_S):
-            raise InfrastructureFailed(f"another thread has been writing to the database for {WRITE_DEADLINE_S:.0f} s")
-        try:
-            with writing(self.engine, self.clock) as connection:
-                self._local.connection = connection
+        with self._own_turn(), writing(self.engine, self.clock) as connection:
+            self._local.connection = connection
+            try:
                 yield connection
-        finally:
-            self._local.connection = None
-            self._turn.release()
+            finally:
+                self._local.connection = None
 
     def _outer(self) -> Connection | None:
         return getattr(self._local, "connection", None)
+
+    @contextmanager
+    def _own_turn(self) -> Iterator[None]:
+        if self._turn is None:
+            yield
+            return
+        if not self._turn.acquire(timeout=WRITE_DEADLINE_S):
+            raise InfrastructureFailed(f"another thread has been writing to the database for {WRITE_DEADLINE_S:.0f} s")
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+
+def retried(function: Callable[Concatenate[Store, P], R]) -> Callable[Concatenate[Store, P], R]:
+    """Makes a function that is one transaction begin anew where the database undid it in favour of another one.
+
+    Inside a transaction of its caller there is no conflict yet: that one is undone as a whole.
+    """
+
+    @functools.wraps(function)
+    def call(store: Store, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        failures = 0
+        while True:
+            try:
+                return function(store, *args, **kwargs)
+            except Conflict:
+                failures += 1
+                if failures == _TRIES:
+                    raise
+            # Jitter: those who collided do not collide again.
+            store.clock.sleep(_FIRST_PAUSE_S * 2**failures * random.random())
+
+    return call

@@ -12,14 +12,17 @@ from nas.core.errors import InvalidInput, StudyBusy, UnknownName
 from nas.core.trial import Event, EventKind
 from nas.store import leases
 from nas.store.artifacts import pin_only, study_owner
-from nas.store.events import insert_event, lock_study
+from nas.store.events import insert_event
+from nas.store.leases import lock_study
 from nas.store.models import study
 from nas.store.rows import DesiredState, Json, Study, StudyLease, StudyState
-from nas.store.store import Store
+from nas.store.store import Store, retried
+from nas.store.upsert import insert_if_absent
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
+@retried
 def create(store: Store, name: str, space: Json, *, seed: int, version: str, scales: Json | None = None) -> Study:
     """A new study.
 
@@ -36,21 +39,21 @@ def create(store: Store, name: str, space: Json, *, seed: int, version: str, sca
     """
     check_name(name)
     with store.write() as connection:
-        if connection.scalar(select(study.c.id).where(study.c.name == name)) is not None:
-            raise InvalidInput(f"a study named {name!r} exists; choose another name, or continue it with --resume")
-        connection.execute(
-            study.insert().values(
-                name=name,
-                space=space,
-                space_hash=content_hash(space),
-                state=StudyState.NEW,
-                desired_state="run",
-                seed=seed,
-                version=version,
-                created=store.now(),
-                scales=scales,
-            )
+        made = insert_if_absent(
+            connection,
+            study,
+            name=name,
+            space=space,
+            space_hash=content_hash(space),
+            state=StudyState.NEW,
+            desired_state="run",
+            seed=seed,
+            version=version,
+            created=store.now(),
+            scales=scales,
         )
+        if not made:
+            raise InvalidInput(f"a study named {name!r} exists; choose another name, or continue it with --resume")
         return get(store, name)
 
 
@@ -80,11 +83,13 @@ def all(store: Store) -> list[Study]:
         return [_study(row) for row in connection.execute(select(study).order_by(study.c.id))]
 
 
+@retried
 def set_desired_state(store: Store, study_id: int, desired: DesiredState) -> None:
     """Tells the orchestrator what to do; it looks by polling."""
     _set(store, study_id, None, desired_state=desired)
 
 
+@retried
 def set_state(store: Store, study_id: int, state: StudyState, *, lease: StudyLease | None = None) -> None:
     """What the orchestrator does now; logged as an event where it changes.
 
@@ -92,6 +97,7 @@ def set_state(store: Store, study_id: int, state: StudyState, *, lease: StudyLea
         StudyBusy: the lease was lost.
     """
     with store.write() as connection:
+        lock_study(connection, study_id, lease)
         if get(store, study_id).state is not state:
             _set(store, study_id, lease, state=state)
             _log(connection, store, study_id, {"state": state.value})
@@ -115,6 +121,7 @@ def freeze_reference(store: Store, study_id: int, point: Json, *, lease: StudyLe
     return _freeze(store, study_id, "reference_point", point, lease)
 
 
+@retried
 def delete(store: Store, study_id: int) -> None:
     """Removes a study with its trials, events, attempts and jobs.
 
@@ -135,14 +142,14 @@ def delete(store: Store, study_id: int) -> None:
 
 def _set(store: Store, study_id: int, lease: StudyLease | None, **values: Any) -> None:
     with store.write() as connection:
-        leases.fence(connection, study_id, lease)
-        if connection.execute(update(study).where(study.c.id == study_id).values(**values)).rowcount == 0:
-            get(store, study_id)
+        lock_study(connection, study_id, lease)
+        connection.execute(update(study).where(study.c.id == study_id).values(**values))
 
 
+@retried
 def _freeze(store: Store, study_id: int, field: str, value: Json, lease: StudyLease | None) -> Study:
     with store.write() as connection:
-        lock_study(connection, study_id)
+        lock_study(connection, study_id, lease)
         frozen = getattr(get(store, study_id), field)
         if frozen is None:
             _set(store, study_id, lease, **{field: value})
@@ -153,7 +160,6 @@ def _freeze(store: Store, study_id: int, field: str, value: Json, lease: StudyLe
 
 
 def _log(connection: Connection, store: Store, study_id: int, payload: Json) -> None:
-    lock_study(connection, study_id)
     insert_event(connection, Event(EventKind.STUDY, payload, None, study_id, at=store.now()))
 
 

@@ -9,14 +9,15 @@ from sqlalchemy import Connection, Row, func, select, update
 
 from nas.core.errors import UnknownName
 from nas.core.trial import Event, EventKind, TrialState, TrialStatus, advance
-from nas.store.events import insert_event, lock_study
-from nas.store.leases import fence
+from nas.store.events import insert_event
+from nas.store.leases import lock_study
 from nas.store.models import study as study_table
 from nas.store.models import trial
 from nas.store.rows import Json, Proposal, StudyLease, Trial
-from nas.store.store import Store
+from nas.store.store import Store, retried
 
 
+@retried
 def propose(
     store: Store,
     study: int,
@@ -34,8 +35,7 @@ def propose(
         UnknownName: no such study.
     """
     with store.write() as connection:
-        fence(connection, study, lease)
-        lock_study(connection, study)
+        lock_study(connection, study, lease)
         trials = [_propose(connection, study, proposal, store.now()) for proposal in proposals]
         if proposer is not None:
             connection.execute(update(study_table).where(study_table.c.id == study).values(proposer=proposer))
@@ -74,6 +74,7 @@ def counts(store: Store, study: int) -> dict[TrialState, int]:
         return {TrialState(state): count for state, count in connection.execute(query)}
 
 
+@retried
 def add_event(
     store: Store,
     study: int,
@@ -91,8 +92,7 @@ def add_event(
         UnknownName: no such trial.
     """
     with store.write() as connection:
-        fence(connection, study, lease)
-        lock_study(connection, study)
+        lock_study(connection, study, lease)
         before = _get(connection, study, number).status
         event = Event(kind, payload or {}, number, study, at=store.now())
         if kind.value == before.state.value and event.payload.get("rung", before.rung) == before.rung:

@@ -11,5 +11,5 @@ from sqlalchemy.dialects import postgresql, sqlite
 def insert_if_absent(connection: Connection, table: Table, **values: Any) -> bool:
     """Inserts a row unless one with its key exists; whether it did."""
     dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    inserted = connection.execute(dialect.insert(table).values(**values).on_conflict_do_nothing())
-    return inserted.rowcount == 1
+    insert = dialect.insert(table).values(**values).on_conflict_do_nothing()
+    return connection.execute(insert.returning(*table.primary_key)).first() is not None

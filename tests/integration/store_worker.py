@@ -1,4 +1,4 @@
-"""One process of `test_store_processes.py`: argv is the database's URL, what to do, and its arguments."""
+"""One process of `test_store_processes.py`: argv is the database's URL, its artifacts, what to do, and arguments."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def claim(store: Store, device: int, number: int) -> None:
 
 def main() -> None:
     """Runs one of the functions above."""
-    url, what, worker, number = sys.argv[1:]
-    store = Store.open(url, artifacts=Path(url.removeprefix("sqlite:///")).parent / "artifacts")
+    url, folder, what, worker, number = sys.argv[1:]
+    store = Store.open(url, artifacts=Path(folder))
     {"propose": propose, "forever": forever, "claim": claim}[what](store, int(worker), int(number))
 
 

@@ -1,4 +1,4 @@
-"""Benchmarks of ExecuTorch at sizes where their times mean nothing: what they compare is comparable."""
+"""Benchmarks at sizes where their times mean nothing: what they compare is comparable, and nothing gets lost."""
 
 from __future__ import annotations
 
@@ -56,3 +56,14 @@ def test_experts_are_compared_with_dense_layers_of_as_many_active_weights(execut
     assert (dense["experts"], routed["experts"]) == ("dense", "4")
     assert "swiglu:128" in dense["layout"] and "moe:4x2:64" in routed["layout"]
     assert dense["executorch"]["over_dense"]["median"] == 1
+
+
+@pytest.mark.parametrize("database", [(), ("--postgres",)], ids=["sqlite", "postgresql"])
+def test_no_job_is_lost_under_the_load_of_agents(database: tuple[str, ...]) -> None:
+    """Agents that hold a job for longer than a heartbeat, and more of them than there are threads in the server."""
+    load = ("--agents", "20", "--processes", "1", "--job-seconds", "6", "--jobs", "1", "--ramp", "1", "--seconds", "5")
+    report = benchmark("farm_load", *load, *database)
+    assert report["problems"] == []
+    assert report["jobs"]["done"] == report["jobs"]["accepted"] == 20
+    assert report["latency_ms"]["heartbeat"]["n"] > 0
+    assert report["connections"] == 20

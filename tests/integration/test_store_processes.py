@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -19,30 +20,44 @@ from nas.core.trial import TrialState, derive
 from nas.store import agents, artifact_gc, artifacts, devices, events, jobs, results, studies, trials
 from nas.store.rows import JobState
 from nas.store.store import Store
+from nas.testing.postgres import Server
 
 WORKER = Path(__file__).with_name("store_worker.py")
 
 
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'nas.db'}"
+    server: Server = request.getfixturevalue("postgres")
+    return server.create("processes")
+
+
 @pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'nas.db'}"
+def start(url: str, tmp_path: Path) -> Start:
+    def start(what: str, worker: int, number: int = 0) -> subprocess.Popen[str]:
+        command = [sys.executable, str(WORKER), url, str(tmp_path / "artifacts"), what, str(worker), str(number)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    return start
 
 
-def start(url: str, what: str, worker: int, number: int = 0) -> subprocess.Popen[str]:
-    command = [sys.executable, str(WORKER), url, what, str(worker), str(number)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+@pytest.fixture
+def store(url: str, tmp_path: Path) -> Iterator[Store]:
+    """With a study."""
+    store = Store.open(url, artifacts=tmp_path / "artifacts")
+    studies.create(store, "shared", {"name": "tiny"}, seed=0, version="0")
+    yield store
+    store.close()
 
 
 def finish(processes: list[subprocess.Popen[str]]) -> list[str]:
     outputs = [process.communicate(timeout=120)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * len(processes)
     return outputs
-
-
-def open_with_study(url: str, folder: Path) -> Store:
-    store = Store.open(url, artifacts=folder / "artifacts")
-    studies.create(store, "shared", {"name": "tiny"}, seed=0, version="0")
-    return store
 
 
 def assert_consistent(store: Store) -> None:
@@ -56,26 +71,27 @@ def assert_consistent(store: Store) -> None:
     for artifact in artifacts.all(store):
         artifacts.verify(store, artifact.sha256)
     assert len(artifacts.all(store)) == len(found)
-    with closing(sqlite3.connect(str(store.engine.url.database))) as connection:
-        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+    if store.engine.dialect.name == "sqlite":
+        with closing(sqlite3.connect(str(store.engine.url.database))) as connection:
+            assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+            assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
 
 
-def test_four_writers_number_trials_without_gaps(url: str, tmp_path: Path) -> None:
-    store = open_with_study(url, tmp_path)
-    finish([start(url, "propose", worker, 40) for worker in range(1, 5)])
+def test_four_writers_number_trials_without_gaps(store: Store, start: Start) -> None:
+    finish([start("propose", worker, 40) for worker in range(1, 5)])
     assert_consistent(store)
     shared, own = 8, 32
     assert len(trials.all(store, 1)) == shared + 4 * own
 
 
-def test_a_new_database_is_built_once_by_whoever_comes_first(url: str) -> None:
-    finish([start(url, "propose", worker) for worker in range(4)])
-    assert studies.all(Store.open(url)) == []
+def test_a_new_database_is_built_once_by_whoever_comes_first(url: str, start: Start) -> None:
+    finish([start("propose", worker) for worker in range(4)])
+    store = Store.open(url, create=False)
+    assert studies.all(store) == []
+    store.close()
 
 
-def test_no_job_is_done_twice(url: str, tmp_path: Path) -> None:
-    store = open_with_study(url, tmp_path)
+def test_no_job_is_done_twice(store: Store, start: Start) -> None:
     agents.register_local(store, "local")
     boxes = [
         Device(id=f"dev{n}", model="m", cpu="c", target="x86_64-linux", cores=1, memory_mb=1, os="o") for n in range(2)
@@ -84,18 +100,15 @@ def test_no_job_is_done_twice(url: str, tmp_path: Path) -> None:
     runner = Runner(runtime="f", build="b", target="t", files={"r": PlanFile(sha256="0" * 64, size=1)}, main="r")
     round = Round(candidate=Plan(runner=runner, inputs={}, args=(), deadline_s=1), repetitions=1)
     queued = [jobs.enqueue(store, content_hash(n), round, device=f"dev{n % 2}").id for n in range(60)]
-    lines = [
-        line.split() for output in finish([start(url, "claim", n) for n in range(4)]) for line in output.splitlines()
-    ]
+    lines = [line.split() for output in finish([start("claim", n) for n in range(4)]) for line in output.splitlines()]
     assert Counter(line[0] for line in lines) == Counter(queued)
     assert max(Counter((device, epoch) for _, device, epoch in lines).values()) == 1
     assert all(job.state is JobState.DONE for id in queued if (job := jobs.get(store, id)) is not None)
 
 
-def test_killed_writers_leave_a_consistent_database(url: str, tmp_path: Path) -> None:
-    store = open_with_study(url, tmp_path)
+def test_killed_writers_leave_a_consistent_database(store: Store, start: Start) -> None:
     for number in range(6):
-        process = start(url, "forever", number + 1, number)
+        process = start("forever", number + 1, number)
         with process:
             assert process.stdout is not None
             assert process.stdout.readline() == "begun\n"

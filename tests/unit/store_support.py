@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -9,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from nas.core.canonical import content_hash
+from nas.core.clock import Clock
 from nas.core.device import Device
 from nas.core.layout import Layout
 from nas.core.plan import InputFile, Plan, PlanFile, Round, RoundResult, Runner
@@ -43,11 +45,20 @@ def _empty_database() -> bytes:
         return Path(folder, "nas.db").read_bytes()
 
 
-def open_store(folder: Path, clock: StillClock | None = None) -> Store:
+def sqlite_store(folder: Path, clock: Clock) -> Store:
     """The store in `folder`; a new one starts as a copy of an empty one, which is faster than building it."""
     if not (folder / "nas.db").exists():
         (folder / "nas.db").write_bytes(_empty_database())
-    return Store.open(f"sqlite:///{folder / 'nas.db'}", clock=clock or StillClock(), artifacts=folder / "artifacts")
+    return Store.open(f"sqlite:///{folder / 'nas.db'}", clock=clock, artifacts=folder / "artifacts")
+
+
+opener: Callable[[Path, Clock], Store] = sqlite_store
+"""Replaced where the same tests run on another database."""
+
+
+def open_store(folder: Path, clock: Clock | None = None) -> Store:
+    """The store of `folder`, empty when it is opened first."""
+    return opener(folder, clock or StillClock())
 
 
 def new_study(store: Store, name: str = "first") -> Study:

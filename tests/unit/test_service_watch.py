@@ -13,7 +13,7 @@ from store_support import StillClock, add_device, device, key, open_store, put, 
 from nas.core.errors import InfrastructureFailed
 from nas.service.doorbell import Doorbell
 from nas.service.watch import Watch
-from nas.store import agents, devices, jobs, presence
+from nas.store import agents, devices, jobs, presence, queue
 from nas.store.presence import Renewal
 from nas.store.rows import DeviceState, Health, JobKind, JobState
 from nas.store.store import Store
@@ -68,12 +68,12 @@ def test_work_is_what_a_claim_would_find(store: Store, clock: StillClock) -> Non
     for name in ("bad", "checked"):
         devices.set_health(store, name, Health.BAD, "it failed")
     devices.set_state(store, "off", DeviceState.DRAINING)
-    assert jobs.with_work(store) == {"box", "checked"}
+    assert queue.with_work(store) == {"box", "checked"}
     clock.time += 60
-    found = {name for name in ("box", "bad", "off", "later", "checked") if jobs.with_work(store) & {name}}
+    found = {name for name in ("box", "bad", "off", "later", "checked") if queue.with_work(store) & {name}}
     assert found == {"box", "later", "checked"}
     assert found == {row.id for row in devices.all(store) if jobs.claim(store, row.id, row.agent)}
-    assert jobs.with_work(store) == set()
+    assert queue.with_work(store) == set()
 
 
 def test_nobody_waits_any_more_once_the_bell_is_closed() -> None:

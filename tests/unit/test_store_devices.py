@@ -145,16 +145,6 @@ def test_a_revoked_agent_has_to_enrol_under_its_name_again(store: Store) -> None
         agents.revoke(store, "hots")
 
 
-def test_secrets_and_tokens_are_not_in_the_database(store: Store, tmp_path: Path) -> None:
-    unspent = agents.issue_token(store)
-    secret = agents.enrol(store, agents.issue_token(store), "host")
-    store.close()
-    stored = b"".join(file.read_bytes() for file in tmp_path.glob("nas.db*"))
-    assert b"host" in stored
-    assert secret.encode() not in stored
-    assert unspent.encode() not in stored
-
-
 def test_a_local_agent_has_no_secret_and_cannot_be_an_enrolled_one(store: Store) -> None:
     agents.register_local(store, "local")
     agents.register_local(store, "local")

@@ -1,0 +1,153 @@
+"""A PostgreSQL server for tests and benchmarks: data in a temporary folder, reached by a Unix socket.
+
+No service of this host is touched. PostgreSQL refuses to run as root, so then it runs as `nobody`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import psycopg
+from psycopg import sql
+
+from nas.store.models import metadata
+from nas.store.store import Store
+
+_TEMPLATE = "hilnas_template"
+_START_S = 30.0
+
+CARELESS = {"fsync": "off", "full_page_writes": "off"}
+"""Settings for what need not survive a power failure: tests."""
+
+
+class Server:
+    """A server that runs.
+
+    Args:
+        programs: folder of initdb and postgres.
+        folder: for data and socket; the server's user may enter it.
+        settings: as in postgresql.conf.
+    """
+
+    def __init__(self, programs: Path, folder: Path, settings: Mapping[str, str]) -> None:
+        self.folder = folder
+        self._programs = programs
+        self._settings = settings
+        self._made: set[str] = set()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of the process that starts the others."""
+        assert self._process is not None
+        return self._process.pid
+
+    def url(self, database: str) -> str:
+        """Of a database on this server."""
+        return f"postgresql://hilnas@/{database}?host={self.folder}"
+
+    def start(self) -> None:
+        """Starts it, and returns when it takes connections."""
+        options = [f"--{name}={value}" for name, value in {"listen_addresses": "", **self._settings}.items()]
+        argv = [self._programs / "postgres", "-D", self.folder / "data", "-k", self.folder, *options]
+        with (self.folder / "log").open("ab") as log:
+            # It goes down with the process that started it, however that ends.
+            self._process = subprocess.Popen(_as_server(*argv, death="INT"), cwd=self.folder, stdout=log, stderr=log)
+        deadline = time.monotonic() + _START_S
+        while True:
+            try:
+                return self._connect().close()
+            except psycopg.OperationalError as error:
+                assert time.monotonic() < deadline and self._process.poll() is None, (error, self.log())
+                time.sleep(0.02)
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """Ends every connection, then the server: SIGINT is the orderly way, SIGQUIT is that of a crash."""
+        assert self._process is not None
+        self._process.send_signal(how)
+        self._process.wait(_START_S)
+        self._process = None
+
+    def create(self, name: str) -> str:
+        """A new database without tables; gives its URL."""
+        self._execute("CREATE DATABASE {}", name)
+        self._made.add(name)
+        return self.url(name)
+
+    def create_empty(self, name: str) -> str:
+        """A new database with our tables, copied from one that was built once; gives its URL."""
+        if _TEMPLATE not in self._made:
+            Store.open(self.create(_TEMPLATE)).close()
+        self._execute("CREATE DATABASE {} TEMPLATE {}", name, _TEMPLATE)
+        self._made.add(name)
+        return self.url(name)
+
+    def empty(self, url: str) -> None:
+        """Takes all rows out of a database with our tables, whose names start over; faster than another database."""
+        tables = sql.SQL(", ").join(sql.Identifier(table.name) for table in metadata.sorted_tables)
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(sql.SQL("TRUNCATE {} RESTART IDENTITY").format(tables))
+
+    @contextlib.contextmanager
+    def dropping(self) -> Iterator[None]:
+        """Removes in the end the databases that were made meanwhile, whoever is connected to them."""
+        before = set(self._made)
+        try:
+            yield
+        finally:
+            for name in self._made - before - {_TEMPLATE}:
+                self._execute("DROP DATABASE {} WITH (FORCE)", name)
+                self._made.remove(name)
+
+    def log(self) -> str:
+        """What the server has said."""
+        return (self.folder / "log").read_text(errors="replace")
+
+    def _execute(self, statement: str, *names: str) -> None:
+        with self._connect() as connection:
+            connection.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
+
+    def _connect(self) -> psycopg.Connection[tuple[object, ...]]:
+        return psycopg.connect(host=str(self.folder), user="hilnas", dbname="postgres", autocommit=True)
+
+
+@contextlib.contextmanager
+def server(settings: Mapping[str, str]) -> Iterator[Server]:
+    """A new server with databases of its own, and `settings` as in postgresql.conf."""
+    programs = _programs()
+    folder = Path(tempfile.mkdtemp(prefix="hilnas-postgres-"))
+    try:
+        if os.geteuid() == 0:
+            shutil.chown(folder, "nobody", "nogroup")
+        options = ["--username=hilnas", "--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C"]
+        init = _as_server(programs / "initdb", "-D", folder / "data", *options)
+        done = subprocess.run(init, cwd=folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        made = Server(programs, folder, settings)
+        made.start()
+        try:
+            yield made
+        finally:
+            made.stop()
+    finally:
+        shutil.rmtree(folder)
+
+
+def _programs() -> Path:
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
+    on_path = shutil.which("initdb")
+    assert found or on_path, "no PostgreSQL server is installed here: apt install postgresql"
+    return found[-1].parent if found else Path(str(on_path)).resolve().parent
+
+
+def _as_server(*argv: object, death: str = "KILL") -> list[str]:
+    user = ["--reuid=nobody", "--regid=nogroup", "--clear-groups"] if os.geteuid() == 0 else []
+    return ["setpriv", *user, f"--pdeathsig={death}", *map(str, argv)]

@@ -1,0 +1,1 @@
+from test_store_artifacts import *  # noqa: F403

@@ -1,0 +1,1 @@
+from test_store_blame import *  # noqa: F403

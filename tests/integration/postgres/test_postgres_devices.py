@@ -1,0 +1,1 @@
+from test_store_devices import *  # noqa: F403

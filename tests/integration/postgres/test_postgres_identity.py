@@ -1,0 +1,1 @@
+from test_store_identity import *  # noqa: F403

@@ -1,0 +1,1 @@
+from test_store_jobs import *  # noqa: F403

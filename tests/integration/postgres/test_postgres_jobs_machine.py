@@ -1,0 +1,1 @@
+from test_store_jobs_machine import *  # noqa: F403

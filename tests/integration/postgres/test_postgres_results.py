@@ -1,0 +1,1 @@
+from test_store_results import *  # noqa: F403

@@ -1,0 +1,1 @@
+from test_store_studies import *  # noqa: F403

@@ -1,0 +1,1 @@
+from test_store_study_file import *  # noqa: F403

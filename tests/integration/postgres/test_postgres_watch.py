@@ -1,0 +1,1 @@
+from test_service_watch import *  # noqa: F403

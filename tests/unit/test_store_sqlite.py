@@ -1,0 +1,67 @@
+"""What is SQLite's own: its troubles, and what its file holds."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+from store_support import StillClock, add_device, new_study, open_store
+
+from nas.core.errors import InfrastructureFailed
+from nas.store import agents, devices, queue, studies
+from nas.store.engine import WRITE_DEADLINE_S
+
+
+def test_a_lock_that_is_never_freed_is_given_up_after_the_deadline(tmp_path: Path) -> None:
+    clock = StillClock()
+    store = open_store(tmp_path, clock)
+    with closing(sqlite3.connect(tmp_path / "nas.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        clock.sleep = lambda seconds: setattr(clock, "time", clock.time + WRITE_DEADLINE_S)
+        with pytest.raises(InfrastructureFailed, match="locked"):
+            new_study(store)
+        other.execute("ROLLBACK")
+    new_study(store)
+
+
+def test_a_full_disk_is_the_infrastructures_and_loses_nothing(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    new_study(store, "a")
+    with store.read() as connection:
+        pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
+        connection.exec_driver_sql(f"PRAGMA max_page_count={pages}")
+    with pytest.raises(InfrastructureFailed, match="full"):
+        studies.create(store, "b", {"ballast": "x" * (1 << 20)}, seed=0, version="0")
+    assert [study.name for study in studies.all(store)] == ["a"]
+
+
+def test_secrets_and_tokens_are_not_in_the_database(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    unspent = agents.issue_token(store)
+    secret = agents.enrol(store, agents.issue_token(store), "host")
+    store.close()
+    stored = b"".join(file.read_bytes() for file in tmp_path.glob("nas.db*"))
+    assert b"host" in stored
+    assert secret.encode() not in stored
+    assert unspent.encode() not in stored
+
+
+def test_the_next_job_is_found_without_sorting_the_queue(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    box = devices.get(store, add_device(store))
+    asked: list[tuple[str, Any]] = []
+
+    def note(connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        asked.append((statement, parameters))
+
+    with store.read() as connection:
+        event.listen(connection, "before_cursor_execute", note)
+        assert queue.next_job(connection, box, 0.0) is None
+        statement, parameters = asked[0]
+        plan = [row.detail for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)]
+    assert len([step for step in plan if "ix_job_device_state_priority_created_id" in step]) == 2
+    assert not [step for step in plan if "B-TREE" in step]
