@@ -117,9 +117,11 @@ def expire(store: Store, *, local_only: bool = False) -> list[str]:
     with store.read() as connection:
         gone = list(connection.execute(select(job_table.c.id, job_table.c.device).where(lost).order_by(job_table.c.id)))
         quiet = connection.scalar(select(exists().where(silent)))
+    # In this order: a device whose lease ends is idle, if somebody is there.
+    taken = [id for id, device in gone if _take_back(store, id, device)]
     if quiet:
         _put_offline(store, silent)
-    return [id for id, device in gone if _take_back(store, id, device)]
+    return taken
 
 
 @retried
