@@ -10,9 +10,9 @@ STUDY := demo-$(shell date +%Y%m%d-%H%M%S)
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$p && break; done)
 
-# Not among them: kill_campaign (kills processes for an hour), long_context (reads 32K tokens for two) and overhead
-# (wants a study).
-BENCHES ?= search_synthetic llama_cpp_equivalence first_number workloads against_llama_bench \
+# Not among them: kill_campaign (kills processes for an hour), fault_campaign (breaks a farm for half of one, as root),
+# long_context (reads 32K tokens for two), overhead (wants a study), and of search all but its timing (hours).
+BENCHES ?= llama_cpp_equivalence first_number workloads against_llama_bench \
 	attention_kernel executorch_blockwise
 
 .PHONY: help setup builds demo test lint bench lock docs clean
@@ -64,6 +64,7 @@ test: setup lint builds
 
 bench: setup
 	@for name in $(BENCHES); do $(BIN)/python benchmarks/$$name.py || exit 1; done
+	@$(BIN)/python -m benchmarks.search time
 
 docs: $(READY)
 	$(BIN)/python scripts/write_docs.py

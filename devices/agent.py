@@ -16,9 +16,10 @@ from pathlib import Path
 
 from nas.core.clock import Clock, SystemClock
 from nas.core.errors import InvalidInput, NasError
-from nas.devices.attachments import LOCAL, Attachment
+from nas.devices.attachments import Attachment
 from nas.devices.client import JobClient, NotAdmitted
 from nas.devices.execute import FileSource, KnownRunner
+from nas.devices.find import Host
 from nas.devices.hostlock import HostLock
 from nas.devices.outbox import Outbox
 from nas.devices.roster import Roster
@@ -44,7 +45,7 @@ class Agent:
         reach: makes the transport of an attachment.
         files: where plan files come from.
         known: the runners that may run here.
-        lock: the host lock, for this machine as a device.
+        lock: the host lock, for what is measured on this machine.
         outbox: folder for results not yet handed in.
         boot_id: of this host.
         clock: for deadlines and cool-downs.
@@ -64,7 +65,8 @@ class Agent:
         boot_id: str,
         clock: Clock | None = None,
     ) -> None:
-        self._name, self._client, self._attached, self._reach, self._lock = name, client, attached, reach, lock
+        self._name, self._client, self._attached, self._reach = name, client, attached, reach
+        self._host = Host(boot_id, lock)
         self._clock = clock or SystemClock()
         self._stop, self._abort = threading.Event(), threading.Event()
         self._roster = Roster(name, client, boot_id, self._clock)
@@ -134,7 +136,7 @@ class Agent:
             self._name,
             attachment,
             transport,
-            self._lock if attachment.address == LOCAL else None,
+            self._host,
             client=self._client,
             roster=self._roster,
             worker=self._worker,

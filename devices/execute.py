@@ -11,6 +11,7 @@ from typing import Protocol
 from nas.core.clock import Clock
 from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName, Unsupported
 from nas.core.plan import InputFile, Pair, Plan, PlanFile, RawRun, Round, RoundResult, Runner
+from nas.core.protocol import Phase
 from nas.devices.condition import Observer, foreign_cpu
 from nas.devices.transports.base import Cancelled, Transport, never
 
@@ -162,7 +163,7 @@ def run_round(
     *,
     observer: Observer,
     clock: Clock,
-    beat: Callable[[], None] = lambda: None,
+    enter: Callable[[Phase], None] = lambda phase: None,
     cancelled: Callable[[], bool] = never,
 ) -> RoundResult:
     """Runs reference and candidate in turn (R, C, R, C, ...), after pushing files and cooling down.
@@ -177,28 +178,28 @@ def run_round(
         known: the runners that may run.
         observer: reads the device's condition around each process.
         clock: times the push and the cool-down.
-        beat: called between processes and during the cool-down.
-        cancelled: asked at the same moments, and while a process runs.
+        enter: told of each phase as it begins.
+        cancelled: asked during the cool-down and while a process runs.
 
     Raises:
         Unsupported, InvalidInput: this agent will not run the plan.
         InfrastructureFailed: the device or a file failed.
         Cancelled: on request.
     """
+    enter("preparing")
     begun = clock.monotonic()
     candidate = prepare(batch.candidate, transport, files, known)
     reference = prepare(batch.reference, transport, files, known) if batch.reference else None
     push_s = clock.monotonic() - begun
 
-    def run(prepared: Prepared) -> RawRun:
-        beat()
-        return execute(prepared, transport, observer, cancelled)
-
-    _cool_down(batch.cool_down_s, clock, beat, cancelled)
+    if batch.cool_down_s:
+        enter("cooling")
+        _cool_down(batch.cool_down_s, clock, cancelled)
+    enter("running")
     pairs: list[Pair] = []
     for _ in range(batch.repetitions):
-        drift = run(reference) if reference else None
-        measured = run(candidate)
+        drift = execute(reference, transport, observer, cancelled) if reference else None
+        measured = execute(candidate, transport, observer, cancelled)
         foreign = foreign_cpu([*([drift] if drift else []), measured])
         pairs.append(Pair(reference=drift, candidate=measured, foreign_cpu=foreign))
         if _failed(measured) or (drift and _failed(drift)):
@@ -210,10 +211,9 @@ def _failed(raw: RawRun) -> bool:
     return raw.exit_code != 0 or raw.timed_out or raw.truncated
 
 
-def _cool_down(seconds: float, clock: Clock, beat: Callable[[], None], cancelled: Callable[[], bool]) -> None:
+def _cool_down(seconds: float, clock: Clock, cancelled: Callable[[], bool]) -> None:
     end = clock.monotonic() + seconds
     while (left := end - clock.monotonic()) > 0:
         if cancelled():
             raise Cancelled("cancelled while the device cooled down")
-        beat()
         clock.sleep(min(left, _COOL_DOWN_SLICE_S))

@@ -18,6 +18,19 @@ class AnotherDevice(NotTrusted):
 
 
 @dataclass(frozen=True, slots=True)
+class Host:
+    """The machine that the agent runs on.
+
+    Args:
+        boot_id: of its kernel.
+        lock: taken while something is measured on its processors.
+    """
+
+    boot_id: str
+    lock: HostLock
+
+
+@dataclass(frozen=True, slots=True)
 class Attached:
     """A device that was reached.
 
@@ -25,7 +38,7 @@ class Attached:
         device: what it is.
         transport: how it is reached.
         boot: which boot of it was described; None where it does not tell.
-        lock: the host lock, where the device is a machine that also computes.
+        lock: the host lock, where the device has the processors of the agent's own machine.
     """
 
     device: Device
@@ -43,8 +56,11 @@ class Attached:
             raise InfrastructureFailed(f"device {self.device.id} was restarted or exchanged")
 
 
-def find(attachment: Attachment, transport: Transport, lock: HostLock | None = None) -> Attached:
+def find(attachment: Attachment, transport: Transport, host: Host | None = None) -> Attached:
     """The device at the address, described.
+
+    What runs under the host's own kernel, reached by whatever way, is the host: a container, a login on localhost. Its
+    jobs take the host lock.
 
     Raises:
         AnotherDevice: it is another one than was attached.
@@ -64,6 +80,7 @@ def find(attachment: Attachment, transport: Transport, lock: HostLock | None = N
             f"{attachment.address} answers as device {device.id}, but {attachment.id} was attached: it is not served. "
             f"If that is meant: nas device remove {attachment.address}, then add it again"
         )
+    lock = host.lock if host is not None and host.boot_id == boot else None
     return Attached(device, transport, boot, lock)
 
 

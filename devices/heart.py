@@ -9,7 +9,7 @@ from typing import Self
 
 from nas.core.clock import Clock
 from nas.core.errors import InfrastructureFailed, NasError
-from nas.core.protocol import HeartbeatRequest
+from nas.core.protocol import HeartbeatRequest, Phase
 from nas.devices.client import JobClient
 
 log = logging.getLogger(__name__)
@@ -39,6 +39,7 @@ class Heart:
         self._client, self._request, self._interval_s = client, request, interval_s
         self._clock, self._end = clock, clock.monotonic() + deadline_s
         self._abort = abort
+        self._phase: Phase = "preparing"
         self._cancelled, self._done = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._beat, name=f"heart-{request.job}", daemon=True)
 
@@ -53,6 +54,16 @@ class Heart:
         self._thread.join()
 
     @property
+    def phase(self) -> Phase:
+        """How far the round has come."""
+        return self._phase
+
+    def enter(self, phase: Phase) -> None:
+        """The round has come to `phase`: the next beat tells it."""
+        # Not at once: a beat costs processor time here, which would be seen beside the first process.
+        self._phase = phase
+
+    @property
     def overdue(self) -> bool:
         """Whether the job's deadline is over."""
         return self._clock.monotonic() > self._end
@@ -64,7 +75,7 @@ class Heart:
     def _beat(self) -> None:
         while not self._done.wait(self._interval_s):
             try:
-                if self._client.heartbeat(self._request).cancel:
+                if self._client.heartbeat(self._request.model_copy(update={"phase": self._phase})).cancel:
                     self._cancelled.set()
             except InfrastructureFailed as error:
                 # The lease may expire, but until it is granted again a late result still counts.

@@ -13,8 +13,7 @@ from nas.core.protocol import Job, LeaseRequest, RegisterReply
 from nas.devices.attachments import Attachment
 from nas.devices.backoff import Backoff
 from nas.devices.client import JobClient, NotAdmitted
-from nas.devices.find import Attached, find
-from nas.devices.hostlock import HostLock
+from nas.devices.find import Attached, Host, find
 from nas.devices.roster import Registration, Roster
 from nas.devices.transports.base import Transport
 from nas.devices.work import Worker
@@ -38,7 +37,7 @@ class Station:
         agent: name.
         attachment: what to serve.
         transport: the way there; the station closes it.
-        lock: the host lock, where the device is this machine.
+        host: the machine of the agent.
         client: the coordinator.
         roster: what the coordinator knows of this agent.
         worker: runs the jobs.
@@ -51,7 +50,7 @@ class Station:
         agent: str,
         attachment: Attachment,
         transport: Transport,
-        lock: HostLock | None,
+        host: Host,
         *,
         client: JobClient,
         roster: Roster,
@@ -60,7 +59,7 @@ class Station:
         refused: Callable[[NotAdmitted], None],
     ) -> None:
         self.attachment = attachment
-        self._agent, self._transport, self._lock = agent, transport, lock
+        self._agent, self._transport, self._host = agent, transport, host
         self._client, self._roster, self._worker, self._clock, self._refused = client, roster, worker, clock, refused
         self._stop = threading.Event()
         self._last: Attached | None = None
@@ -104,7 +103,7 @@ class Station:
         address = self.attachment.address
         if self.attachment.id is not None:
             self._roster.check_free(self.attachment.id, address)
-        attached = find(self.attachment, self._transport, self._lock)
+        attached = find(self.attachment, self._transport, self._host)
         with log_fields(device=attached.device.id):
             registration = self._roster.join(attached.device, address)
             self._greet(attached)

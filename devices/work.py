@@ -132,17 +132,18 @@ class Worker:
                     self._known,
                     observer=Observer(transport),
                     clock=self._clock,
+                    enter=heart.enter,
                     cancelled=heart.must_end,
                 )
         except Cancelled as error:
             if heart.overdue:
-                return _failure("infrastructure", f"not done within {job.deadline_s:g} s of the lease")
-            return _failure("cancelled", error)
+                return _failure("infrastructure", f"not done within {job.deadline_s:g} s of the lease", heart)
+            return _failure("cancelled", error, heart)
         except (InfrastructureFailed, OSError) as error:
-            return _failure("infrastructure", error)
+            return _failure("infrastructure", error, heart)
         except NasError as error:
-            return _failure("refused", error)
+            return _failure("refused", error, heart)
 
 
-def _failure(kind: FailureKind, why: object) -> Failure:
-    return Failure(kind=kind, message=str(why)[:4000])
+def _failure(kind: FailureKind, why: object, heart: Heart) -> Failure:
+    return Failure(kind=kind, message=str(why)[:4000], phase=heart.phase, overdue=heart.overdue)

@@ -29,7 +29,7 @@ FREE_DISK_GB, FREE_MEMORY_MB = 5.0, 2000.0
 BUSY_SHARE = 0.2
 """CPU share of other processes, in cores, over the look of a quarter second, above which runs will be refused."""
 
-SEARCH_PACKAGES = ("torch", "ray", "sqlalchemy", "moocore", "sklearn", "gguf", "llama_cpp")
+SEARCH_PACKAGES = ("torch", "ray", "sqlalchemy", "moocore", "scipy", "gguf", "llama_cpp")
 GOOD_CLOCKS = ("tsc", "arch_sys_counter", "kvm-clock", "hyperv_clocksource_tsc_page")
 
 Status = Literal["ok", "warning", "failure"]

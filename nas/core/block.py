@@ -12,6 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, Literal
 
 from nas.core.block_text import format_args, parse_args
@@ -181,8 +182,7 @@ class Block:
 
     def resolve(self, d_model: builtins.int) -> Block:
         """A copy in which arguments that follow from the width are filled in."""
-        derived = self.spec.derived(self, d_model)
-        return Block(self.kind, tuple(sorted((derived | dict(self.given)).items())))
+        return _resolved(self, d_model)
 
     def canonical(self, d_model: builtins.int) -> Block:
         """A checked copy without arguments that follow from the width anyway.
@@ -190,14 +190,11 @@ class Block:
         Raises:
             InvalidInput: the arguments cannot stand together at this width.
         """
-        self.spec.check(self.resolve(d_model), d_model)
-        derived = self.spec.derived(self, d_model)
-        return Block(self.kind, tuple((k, v) for k, v in self.given if derived.get(k) != v))
+        return _canonical(self, d_model)
 
     def format(self) -> str:
         """The block's one-line form, such as 'A16/8' or 'moe:32x4:1792'."""
-        values = {arg.name: self.get(arg.name) for arg in self.spec.args}
-        return self.spec.letter + format_args(self.spec.syntax, values, dict(self.given))
+        return _formatted(self)
 
     @staticmethod
     def parse(text: str, role: Role) -> Block:
@@ -213,6 +210,26 @@ class Block:
             raise UnknownName(f"{role} block", text, kinds)
         kind = kinds[max(starts, key=len)]
         return Block.of(kind.name, **parse_args(kind.syntax, text[len(kind.letter) :], text))
+
+
+# A search asks for the same few blocks at the same few widths, some thousand times per proposal.
+@lru_cache(maxsize=1 << 14)
+def _resolved(block: Block, d_model: int) -> Block:
+    derived = block.spec.derived(block, d_model)
+    return Block(block.kind, tuple(sorted((derived | dict(block.given)).items())))
+
+
+@lru_cache(maxsize=1 << 14)
+def _canonical(block: Block, d_model: int) -> Block:
+    block.spec.check(block.resolve(d_model), d_model)
+    derived = block.spec.derived(block, d_model)
+    return Block(block.kind, tuple((k, v) for k, v in block.given if derived.get(k) != v))
+
+
+@lru_cache(maxsize=1 << 14)
+def _formatted(block: Block) -> str:
+    values = {arg.name: block.get(arg.name) for arg in block.spec.args}
+    return block.spec.letter + format_args(block.spec.syntax, values, dict(block.given))
 
 
 BLOCKS: Registry[BlockKind] = Registry(

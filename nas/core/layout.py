@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
-from nas.core.block import BLOCKS, Block, Role, Scalar
+from nas.core.block import BLOCKS, Block, Count, Role, Scalar
 from nas.core.canonical import content_hash
 from nas.core.errors import InvalidInput
 
@@ -158,7 +158,7 @@ class Layout:
         """Weight counts, equal to those of the torch module."""
         total = active = self.d_model  # the final norm
         for layer in self.layers:
-            counts = [block.spec.count(block, self.d_model) for block in layer.blocks]
+            counts = [_count(block, self.d_model) for block in layer.blocks]
             norms = self.d_model * (bool(layer.mixers) + (layer.ffn is not None))
             total += norms + sum(count.total for count in counts)
             active += norms + sum(count.active for count in counts)
@@ -187,7 +187,12 @@ class Layout:
 
 def _active(layer: Layer, d_model: int) -> int:
     norms = d_model * (bool(layer.mixers) + (layer.ffn is not None))
-    return norms + sum(block.spec.count(block, d_model).active for block in layer.blocks)
+    return norms + sum(_count(block, d_model).active for block in layer.blocks)
+
+
+@lru_cache(maxsize=1 << 14)
+def _count(block: Block, d_model: int) -> Count:
+    return block.spec.count(block, d_model)
 
 
 def _checked_layer(layer: Layer, index: int, layers: Sequence[Layer], d_model: int) -> Layer:
@@ -195,16 +200,22 @@ def _checked_layer(layer: Layer, index: int, layers: Sequence[Layer], d_model: i
         if layer.share is not None:
             return _checked_share(layer, index, layers)
         for block in layer.mixers:
-            _check_role(block, "mixer")
             _check_kv_source(block, index, layers, d_model)
-        if layer.ffn:
-            _check_role(layer.ffn, "ffn")
-        if not layer.blocks:
-            raise InvalidInput("a layer needs a mixer or a feed-forward")
-        mixers = tuple(block.canonical(d_model) for block in layer.mixers)
-        return Layer(mixers, layer.ffn.canonical(d_model) if layer.ffn else None)
+        return _canonical_layer(layer, d_model)
     except InvalidInput as error:
         raise InvalidInput(f"layer {index}: {error.message}") from error
+
+
+@lru_cache(maxsize=1 << 14)
+def _canonical_layer(layer: Layer, d_model: int) -> Layer:
+    for block in layer.mixers:
+        _check_role(block, "mixer")
+    if layer.ffn:
+        _check_role(layer.ffn, "ffn")
+    if not layer.blocks:
+        raise InvalidInput("a layer needs a mixer or a feed-forward")
+    mixers = tuple(block.canonical(d_model) for block in layer.mixers)
+    return Layer(mixers, layer.ffn.canonical(d_model) if layer.ffn else None)
 
 
 def _checked_share(layer: Layer, index: int, layers: Sequence[Layer]) -> Layer:

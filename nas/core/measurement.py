@@ -9,6 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from nas.core.plan import Conditions
 from nas.core.workload import Workload
 
+DRIFT_LIMIT = 0.05
+"""Share that a reference run may be off its calibration, unless a space says otherwise."""
+
 
 class Sample(BaseModel):
     """What a runner reports for one repetition, in the runtime-neutral form that every `Runtime.parse` returns."""

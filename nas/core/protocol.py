@@ -48,6 +48,9 @@ FailureKind = Literal["infrastructure", "refused", "cancelled"]
 """Why an agent has no result. infrastructure: host, device or network, another try can help. refused: this agent may
 not or cannot run the plan, another try on it is pointless. cancelled: it was told to stop."""
 
+Phase = Literal["preparing", "cooling", "running"]
+"""How far a round has come, in this order: files are pushed, the device cools down, processes run."""
+
 
 class _Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -114,6 +117,7 @@ class HeartbeatRequest(_Message):
     device: DeviceId
     job: JobId
     epoch: Epoch
+    phase: Phase = "running"
 
 
 class HeartbeatReply(_Message):
@@ -127,6 +131,8 @@ class Failure(_Message):
 
     kind: FailureKind
     message: str = Field(max_length=4000)
+    phase: Phase = Field("running", description="how far it had come: before 'running' it is never the candidate's")
+    overdue: bool = Field(False, description="whether the job's deadline was over")
 
 
 class ResultRequest(_Message):

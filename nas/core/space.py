@@ -14,6 +14,7 @@ from pydantic_core import InitErrorDetails
 from nas.core.block_space import BlockSpace, Knob, Scope, block_spaces, problem, refuse
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.layout import Layout
+from nas.core.measurement import DRIFT_LIMIT
 from nas.core.metrics import METRICS, metric
 from nas.core.quality_config import QualityConfig
 from nas.core.stats import P95_MIN_TOKENS
@@ -185,7 +186,7 @@ class Protocol(_Strict):
     cool_down_s: Finite = Field(
         5.0, ge=0, description="pause before refused repetitions are tried again; doubles each time"
     )
-    drift_limit: Finite = Field(0.05, gt=0, description="reference run off its calibration, as a share")
+    drift_limit: Finite = Field(DRIFT_LIMIT, gt=0, description="reference run off its calibration, as a share")
     foreign_cpu_limit: Finite = Field(0.05, gt=0, description="CPU of other processes, in cores")
     deadline_s: Finite = Field(600.0, gt=0, description="per process")
 
@@ -197,7 +198,7 @@ class SearchSettings(_Strict):
     trials: int = Field(40, ge=1, description="layouts that a study proposes unless `--trials` says otherwise")
     seed: int = Field(0, ge=0, description="of everything random in the search")
     seeds: int = Field(6, ge=0, description="heuristic layouts proposed before the surrogate has data")
-    pool: int = Field(256, ge=8, description="candidates scored per proposal")
+    pool: int = Field(512, ge=8, description="candidates scored per proposal")
 
 
 class SearchSpace(_Strict):

@@ -6,7 +6,8 @@
         ...  # measure and train proposal.layout
         proposer.tell(Observation(proposal.layout, "complete", objectives, constraints, rung=2))
 
-What stands in `__all__` is the public interface; it knows no Ray, no database and no torch.
+What stands in `__all__` is the public interface; it knows no Ray, no database and no torch. docs/search-engine.md shows
+the whole of it.
 """
 
 from nas.search.api import PROPOSERS, Observation, Proposal, Proposer, ProposerFactory, Status
@@ -15,6 +16,7 @@ from nas.search.heuristics import seed_layouts
 from nas.search.mutation import crossover, mutate
 from nas.search.sampling import Sampler
 from nas.search.state import BaseProposer, SearchState
+from nas.search.stopping import Volume, is_exhausted, volume
 
 __all__ = [
     "PROPOSERS",
@@ -27,10 +29,13 @@ __all__ = [
     "Sampler",
     "SearchState",
     "Status",
+    "Volume",
     "crossover",
+    "is_exhausted",
     "make_proposer",
     "mutate",
     "seed_layouts",
+    "volume",
 ]
 
 

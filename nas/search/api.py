@@ -28,22 +28,26 @@ class Proposal:
         number: counts the proposals of a study, from 0.
         operator: what made it: 'reference', 'seed', 'random', 'crossover', or the name of an edit.
         parents: ids of the layouts that it was made from.
+        engine: proposer and version that made it, such as 'ehvi/2': another one proposes something else.
     """
 
     layout: Layout
     number: int
     operator: str
     parents: tuple[str, ...] = ()
+    engine: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """JSON form."""
-        parents = list(self.parents)
-        return {"layout": self.layout.to_json(), "number": self.number, "operator": self.operator, "parents": parents}
+        """JSON form; without an engine where none is told."""
+        made = {"operator": self.operator, "parents": list(self.parents)}
+        engine = {"engine": self.engine} if self.engine else {}
+        return {"layout": self.layout.to_json(), "number": self.number, **made, **engine}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Proposal:
         """What `to_json` wrote."""
-        return Proposal(Layout.from_json(data["layout"]), data["number"], data["operator"], tuple(data["parents"]))
+        made = data["operator"], tuple(data["parents"]), data.get("engine", "")
+        return Proposal(Layout.from_json(data["layout"]), data["number"], *made)
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,7 @@ class Observation:
             no quality; a stopped one has the quality of the rung it reached.
         constraints: budget -> log(figure / limit), above 0 where it is broken, as far as known.
         rung: index of the rung that quality was taken at.
+        noise: standard deviations, by name of the coordinate or budget, as far as known. What is not known is learned.
     """
 
     layout: Layout
@@ -65,17 +70,20 @@ class Observation:
     objectives: Mapping[str, float] = field(default_factory=dict)
     constraints: Mapping[str, float] = field(default_factory=dict)
     rung: int | None = None
+    noise: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON form."""
+        """JSON form; without noise where none is known."""
         figures = {"objectives": dict(self.objectives), "constraints": dict(self.constraints)}
-        return {"layout": self.layout.to_json(), "status": self.status, "rung": self.rung, **figures}
+        noise = {"noise": dict(self.noise)} if self.noise else {}
+        return {"layout": self.layout.to_json(), "status": self.status, "rung": self.rung, **figures, **noise}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Observation:
         """What `to_json` wrote."""
         layout = Layout.from_json(data["layout"])
-        return Observation(layout, data["status"], data["objectives"], data["constraints"], data["rung"])
+        figures = data["objectives"], data["constraints"], data["rung"], data.get("noise", {})
+        return Observation(layout, data["status"], *figures)
 
 
 class Proposer(Protocol):
@@ -105,7 +113,7 @@ class Proposer(Protocol):
         """Takes up where a proposer of the same space and seed wrote `state`.
 
         Raises:
-            InvalidInput: the state is of another seed or version.
+            InvalidInput: the state is of another seed or version, or of another engine.
         """
 
 
@@ -122,6 +130,10 @@ PROPOSERS: Registry[ProposerFactory] = Registry(
         "random": "nas.search.random_search:RandomSearch",
         "evolution": "nas.search.evolution:Evolution",
         "ehvi": "nas.search.ehvi_search:EhviSearch",
+        "cache-evolution": "nas.search.cache_evolution:CacheEvolution",
+        "optuna-nsga2": "nas.search.optuna_sampler:nsga2",
+        "optuna-tpe": "nas.search.optuna_sampler:tpe",
+        "optuna-gp": "nas.search.optuna_sampler:gp",
     },
 )
 

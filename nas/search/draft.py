@@ -83,6 +83,8 @@ def resample(genes: Sequence[Gene], length: int) -> tuple[Gene, ...]:
 
 def closest(block: Block, options: Sequence[Block]) -> Block:
     """The option that differs least from `block` in its arguments, on logarithms."""
+    if block in options:
+        return block
     given = dict(block.given)
     return min(options, key=lambda option: _gap(given, dict(option.given)))
 

@@ -19,10 +19,16 @@ _RANDOM = 0.1
 class Evolution(BaseProposer):
     """A steady-state genetic search; infeasible layouts breed only until there are feasible ones to beat them."""
 
+    engine = "evolution/2"
+
     def propose(self, rng: Rng) -> Child:
         if rng.random() < _RANDOM:
             return self.sampler.draw(rng), "random", ()
-        return breed(stock(self.log, self.sampler), self.sampler, rng)
+        return breed(self.parents(), self.sampler, rng)
+
+    def parents(self) -> Stock:
+        """What is bred from."""
+        return stock(self.log, self.sampler)
 
 
 def stock(log: SearchState, sampler: Sampler) -> Stock:

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import itertools
 import math
+import zlib
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nas.core.block import Block
 from nas.core.layout import Layer, Layout
 from nas.core.space import SearchSpace
+from nas.search.gp import Array
 
+GROUPS = ("sizes", "heights", "neighbours", "pairs")
+"""Sorts of features; a surrogate learns how much each of them matters."""
 BYTES_PER_WEIGHT = 0.5625
 """Of Q4_0: 18 bytes a block of 32. Only a scale that puts weights and cache on one axis."""
+_HEIGHTS = (0.1, 0.3, 0.5, 0.7, 0.9)
+_BLUR = 0.12
+"""Standard deviation of the window around each height, as a share of the stack."""
+_PAIRS = 64
+"""Columns that pairs of neighbouring mixers, arguments included, are hashed into (Weinberger et al. 2009)."""
 
 
 class Features:
     """Layouts of one space as vectors.
 
-    Counts and positions are given per block kind of the space; sizes, caches and work on logarithms, since devices
-    respond to ratios.
+    Sizes, caches and work on logarithms, since devices respond to ratios; what stands at which height, for each kind of
+    block and each argument that varies; which kinds of mixers are neighbours; and which mixers are, arguments included.
 
     Args:
         space: says which kinds, which of their arguments vary, and at which contexts work is counted.
@@ -29,81 +38,107 @@ class Features:
 
     def __init__(self, space: SearchSpace) -> None:
         self._mixers = [block.kind for block in space.mixers]
-        self._ffn = [block.kind for block in space.ffn]
+        self._kinds = [block.kind for block in space.mixers + space.ffn]
         self._arguments = [
             (block.kind, "width" if name == "expansion" else name)
             for block in space.mixers + space.ffn
             for name, knob in block.knobs.items()
             if len(knob.choices) > 1
         ]
+        self._tracks = len(self._kinds) + len(self._arguments)
         self._contexts = sorted({workload.window for workload in space.workloads.values()})
-        self.names = [name for name, _ in self._named(next(iter(space.references.layouts().values())))]
+        self._seen: dict[str, Array] = {}
+        self._track = lru_cache(maxsize=1 << 14)(self._draw_track)
+        named = list(self._named())
+        self.names = [name for _, name in named]
+        self.groups = np.array([GROUPS.index(group) for group, _ in named])
+        """[len(names)] index into `GROUPS`."""
 
-    def vector(self, layout: Layout) -> NDArray[np.float64]:
-        """[len(names)] features of one layout."""
-        return np.array([value for _, value in self._named(layout)])
+    def vector(self, layout: Layout) -> Array:
+        """[len(names)] features of one layout; remembered."""
+        if layout.id not in self._seen:
+            self._seen[layout.id] = self._vector(layout)
+        return self._seen[layout.id]
 
-    def matrix(self, layouts: Sequence[Layout]) -> NDArray[np.float64]:
+    def matrix(self, layouts: Sequence[Layout]) -> Array:
         """[L, len(names)] features, one row a layout."""
         return np.array([self.vector(layout) for layout in layouts]).reshape(-1, len(self.names))
 
-    def _named(self, layout: Layout) -> Iterator[tuple[str, float]]:
+    def _named(self) -> Iterator[tuple[str, str]]:
+        """Group and name of each column, in the order of `_vector`."""
+        names = ["depth", "d_model", "vocab", "total", "active", "non_embedding", "state"]
+        names += [f"{name}@{context}" for context in self._contexts for name in ("flops", "resident", "read")]
+        tracks = self._kinds + [f"{kind}.{name}" for kind, name in self._arguments]
+        yield from (("sizes", name) for name in (*names, *(f"{track}.mean" for track in tracks)))
+        yield from (("heights", f"{track}@{height}") for height in _HEIGHTS for track in tracks)
+        yield from (("neighbours", f"{below}>{above}") for below in self._mixers for above in self._mixers)
+        yield from (("neighbours", f"{kind}.{name}") for kind in self._mixers for name in ("gap", "run"))
+        yield from (("pairs", f"pair{index}") for index in range(_PAIRS))
+
+    def _vector(self, layout: Layout) -> Array:
         layers = [layout.own(index) for index in range(layout.depth)]
-        yield from self._sizes(layout)
-        for kind in self._mixers:
-            yield from _placement(kind, layers)
-        yield from _neighbours(self._mixers, layers)
-        for kind in self._ffn:
-            yield (
-                f"{kind}.share",
-                sum(layer.ffn is not None and layer.ffn.kind == kind for layer in layers) / len(layers),
-            )
-        for kind, name in self._arguments:
-            yield f"{kind}.{name}", _mean_log(kind, name, layers, layout.d_model)
+        rows = np.array([self._track(layer, layout.d_model) for layer in layers])
+        tracks, work = rows[:, : self._tracks], rows[:, self._tracks :].sum(axis=0)
+        mixers = tracks[:, : len(self._mixers)]
+        steps = mixers[:-1].T @ mixers[1:] / max(1, len(layers) - 1)
+        parts = (
+            self._sizes(layout, work), tracks.mean(axis=0), (_windows(len(layers)) @ tracks).ravel(),
+            steps.ravel(), _stretches(mixers), _hashed_pairs(layers),
+        )  # fmt: skip
+        return np.concatenate(parts)
 
-    def _sizes(self, layout: Layout) -> Iterator[tuple[str, float]]:
-        yield "depth", layout.depth
-        yield "d_model", math.log(layout.d_model)
-        yield "vocab", math.log(layout.vocab)
-        yield "total", math.log(layout.params.total)
-        yield "active", math.log(layout.params.active)
-        yield "non_embedding", math.log(layout.params.non_embedding)
-        yield "state", math.log1p(layout.state_bytes())
+    def _sizes(self, layout: Layout, work: Array) -> list[float]:
+        counts = layout.params
+        sizes = [layout.depth, layout.d_model, layout.vocab, counts.total, counts.active, counts.non_embedding]
+        found = [math.log(size) for size in sizes] + [math.log1p(work[0])]
+        head = 2.0 * layout.d_model * layout.vocab
+        for flops, cache in zip(work[1::2], work[2::2], strict=True):
+            held, read = BYTES_PER_WEIGHT * counts.total + cache, BYTES_PER_WEIGHT * counts.active + cache
+            found += [math.log(flops + head), math.log(held), math.log(read)]
+        return found
+
+    def _draw_track(self, layer: Layer, d_model: int) -> tuple[float, ...]:
+        """Of one layer: whether each kind stands there, and the logarithm of each argument that varies, 0 without.
+
+        Behind these its bytes of state, and at each context its work and bytes of cache.
+        """
+        found = {block.kind: block.resolve(d_model) for block in layer.blocks}
+        present = [float(kind in found) for kind in self._kinds]
+        values = [found[kind].get(name) if kind in found else 0 for kind, name in self._arguments]
+        work = [sum(block.spec.state_bytes(block, d_model) for block in layer.blocks)]
         for context in self._contexts:
-            cache = layout.kv_bytes(context)
-            yield f"flops@{context}", math.log(layout.flops(context))
-            yield f"resident@{context}", math.log(BYTES_PER_WEIGHT * layout.params.total + cache)
-            yield f"read@{context}", math.log(BYTES_PER_WEIGHT * layout.params.active + cache)
+            work.append(sum(block.spec.flops(block, d_model, context) for block in layer.blocks))
+            work.append(sum(block.spec.kv_bytes(block, d_model, context, 2.0) for block in layer.blocks))
+        return (*present, *(math.log1p(float(value or 0)) for value in values), *work)
 
 
-def _placement(kind: str, layers: Sequence[Layer]) -> Iterator[tuple[str, float]]:
-    """How often a kind of mixer stands in the stack, and where."""
-    depth = len(layers)
-    at = [index for index, layer in enumerate(layers) if any(block.kind == kind for block in layer.mixers)]
-    ends = [-1, *at, depth]
-    yield f"{kind}.share", len(at) / depth
-    yield f"{kind}.log_count", math.log1p(len(at))
-    yield f"{kind}.first", (at[0] if at else depth) / depth
-    yield f"{kind}.last", (at[-1] + 1 if at else 0) / depth
-    yield f"{kind}.gap", (max(b - a for a, b in itertools.pairwise(ends)) - 1) / depth
-    for third in range(3):
-        yield f"{kind}.third{third}", sum(3 * index // depth == third for index in at) / depth
+@lru_cache
+def _windows(depth: int) -> Array:
+    """[len(_HEIGHTS), depth] weights of the layers around each height, each row sums to 1."""
+    places = (np.arange(depth) + 0.5) / depth
+    weights = np.exp(-0.5 * ((places - np.array(_HEIGHTS)[:, None]) / _BLUR) ** 2)
+    return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
 
-def _neighbours(kinds: Sequence[str], layers: Sequence[Layer]) -> Iterator[tuple[str, float]]:
-    """How often one kind of mixer stands right below another."""
-    found = [{block.kind for block in layer.mixers} for layer in layers]
-    pairs = list(itertools.pairwise(found))
-    for below, above in itertools.product(kinds, kinds):
-        count = sum(below in a and above in b for a, b in pairs)
-        yield f"{below}>{above}", count / max(1, len(pairs))
+def _stretches(present: Array) -> list[float]:
+    """For each column of [L, K] marks: the longest run of layers without, and with; as shares of the stack."""
+    found = []
+    for marks in present.T.tolist():
+        runs = [(mark, sum(1 for _ in run)) for mark, run in itertools.groupby(marks)]
+        found += [max((size for mark, size in runs if mark == wanted), default=0) / len(marks) for wanted in (0, 1)]
+    return found
 
 
-def _mean_log(kind: str, name: str, layers: Sequence[Layer], d_model: int) -> float:
-    """The argument's mean over the stack, on logarithms; 0 where the kind is absent."""
-    values = [_log(block, name, d_model) for layer in layers for block in layer.blocks if block.kind == kind]
-    return sum(values) / len(values) if values else 0.0
+def _hashed_pairs(layers: Sequence[Layer]) -> Array:
+    """[_PAIRS] signed counts of neighbours by the hash of both."""
+    counts = np.zeros(_PAIRS)
+    for below, above in itertools.pairwise(layers):
+        column, sign = _pair(below.mixers, above.mixers)
+        counts[column] += sign
+    return counts
 
 
-def _log(block: Block, name: str, d_model: int) -> float:
-    return math.log1p(float(block.resolve(d_model).get(name) or 0))
+@lru_cache(maxsize=1 << 16)
+def _pair(below: tuple[Block, ...], above: tuple[Block, ...]) -> tuple[int, float]:
+    code = zlib.crc32(">".join(" ".join(block.format() for block in mixers) for mixers in (below, above)).encode())
+    return code % _PAIRS, 1.0 if code >> 16 & 1 else -1.0

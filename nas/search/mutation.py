@@ -79,9 +79,20 @@ def _mixer_arguments(draft: Draft, sampler: Sampler, rng: Rng) -> Draft | None:
 
 
 def _feed_forward(draft: Draft, sampler: Sampler, rng: Rng) -> Draft | None:
-    """Another feed-forward in one layer; a frame with one kind and one width has none."""
+    """Another feed-forward in one layer, or in all that have the same; a frame with one kind and width has none."""
     index = _position(draft, rng)
-    return draft.with_gene(index, (draft.genes[index][0], sampler.gene(draft.frame, rng)[1]))
+    before, after = draft.genes[index][1], sampler.gene(draft.frame, rng)[1]
+    everywhere = rng.random() < 0.5
+    genes = tuple(
+        (mixer, after if position == index or (everywhere and ffn == before) else ffn)
+        for position, (mixer, ffn) in enumerate(draft.genes)
+    )
+    return replace(draft, genes=genes)
+
+
+def _lead(draft: Draft, sampler: Sampler, rng: Rng) -> Draft | None:
+    """Another dense feed-forward in the leading layers of a mixture of experts."""
+    return replace(draft, lead=sampler.lead(draft.frame, (), rng)) if draft.lead else None
 
 
 def _swap(draft: Draft, sampler: Sampler, rng: Rng) -> Draft | None:
@@ -139,6 +150,7 @@ EDITS: Mapping[str, Edit] = {
     "mixer_kind": _mixer_kind,
     "mixer_arguments": _mixer_arguments,
     "feed_forward": _feed_forward,
+    "lead": _lead,
     "swap": _swap,
     "move": _move,
     "insert": _insert,

@@ -10,6 +10,8 @@ from nas.search.state import BaseProposer, Child
 class RandomSearch(BaseProposer):
     """Draws of `Sampler.draw`. What it is told only keeps it from proposing a layout twice."""
 
+    engine = "random/1"
+
     def seeds(self) -> list[Layout]:
         """None: a baseline starts from nothing."""
         return []

@@ -83,7 +83,10 @@ class Sampler:
         )
 
     def settle(self, draft: Draft, rng: Rng) -> Layout | None:
-        """A layout inside the space, found from `draft` by small edits; None where they do not lead there."""
+        """A layout inside the space, found from `draft` by small edits; None where they do not lead there.
+
+        It is inside by construction, which is not checked here: of a thousand settled layouts one is proposed.
+        """
         found = self.depths(draft.frame)
         mixers, ffn = layer_kinds(self.frames, draft.frame)
         if not found or not mixers or not ffn:
@@ -96,7 +99,7 @@ class Sampler:
         )
         repaired = self._repaired(replace(settled, lead=self.lead(draft.frame, draft.lead, rng)), rng)
         layout = repaired.layout(self.space.model.tied) if repaired else None
-        return layout if layout is not None and not self.contains(layout) else None
+        return layout if layout is not None and self._supported(layout) else None
 
     def depths(self, frame: Frame) -> tuple[int, ...]:
         """Depths at which `frame` can meet the parameter budget."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,8 @@ class SearchState:
         self.proposals: list[Proposal] = []
         self._asked: set[str] = set()
         self.observations: dict[str, Observation] = {}
+        self.earlier: dict[str, Observation] = {}
+        """Of other studies: what a model learns from, never on this study's front."""
         self.reference_point: tuple[float, ...] | None = None
         self.revision = 0
         """Grows with each thing told, so that models know when they are old."""
@@ -53,6 +55,19 @@ class SearchState:
     def told(self) -> list[Observation]:
         """All observations, in the order of layout ids."""
         return [self.observations[key] for key in sorted(self.observations)]
+
+    def prior(self) -> list[Observation]:
+        """What earlier studies found, of layouts that this one does not know better, in the order of layout ids."""
+        return [self.earlier[key] for key in sorted(self.earlier) if key not in self.observations]
+
+    def finished(self) -> list[Observation]:
+        """Final ones: first those of layouts that were never proposed, then proposals up to the first unfinished."""
+        found = [seen for seen in self.told() if seen.layout.id not in self._asked and seen.status != "running"]
+        for proposal in self.proposals:
+            if self.status(proposal.layout) in (None, "running"):
+                break
+            found.append(self.observations[proposal.layout.id])
+        return found
 
     def complete(self) -> list[Observation]:
         """Complete ones with all objectives, in the order of layout ids."""
@@ -88,20 +103,31 @@ class SearchState:
         order = [(int(rank), seen.layout) for rank, seen in zip(ranks(self.points(complete)), complete, strict=True)]
         worst = max((rank for rank, _ in order), default=-1)
         order += [(worst + 1, seen.layout) for seen in self.told() if seen.status in ("stopped", "running")]
+        order += [(worst + 1, seen.layout) for seen in self.prior() if seen.status == "complete"]
         late = [seen for seen in self.told() if seen.status == "infeasible"]
         late.sort(key=lambda seen: (max(seen.constraints.values(), default=0.0), seen.layout.id))
         return order + [(worst + 2 + index, seen.layout) for index, seen in enumerate(late)]
 
     def tell(self, observation: Observation) -> None:
         """Records an observation; see `Proposer.tell`."""
+        self._check(observation)
+        if self.observations.get(observation.layout.id) != observation:
+            self.observations[observation.layout.id] = observation
+            self.revision += 1
+
+    def tell_earlier(self, observation: Observation) -> None:
+        """Records an observation of another study; see `BaseProposer.warm_start`."""
+        self._check(observation)
+        self.earlier[observation.layout.id] = observation
+        self.revision += 1
+
+    def _check(self, observation: Observation) -> None:
         for name in observation.objectives:
             if name not in self.objectives:
                 raise UnknownName("objective", name, self.objectives)
         check_finite(observation.objectives, "objective")
         check_finite(observation.constraints, "constraint")
-        if self.observations.get(observation.layout.id) != observation:
-            self.observations[observation.layout.id] = observation
-            self.revision += 1
+        check_finite(observation.noise, "noise of")
 
     def fix_reference_point(self, point: Mapping[str, float]) -> None:
         """Records the reference point; see `Proposer.fix_reference_point`."""
@@ -123,6 +149,7 @@ class SearchState:
             "reference_point": None if self.reference_point is None else list(self.reference_point),
             "proposals": [proposal.to_json() for proposal in self.proposals],
             "observations": [seen.to_json() for seen in self.told()],
+            "earlier": [self.earlier[key].to_json() for key in sorted(self.earlier)],
         }
 
     def read_json(self, data: Mapping[str, Any]) -> None:
@@ -141,6 +168,8 @@ class SearchState:
             self.add(Proposal.from_json(item))
         seen = [Observation.from_json(item) for item in data["observations"]]
         self.observations = {observation.layout.id: observation for observation in seen}
+        past = [Observation.from_json(item) for item in data.get("earlier", ())]
+        self.earlier = {observation.layout.id: observation for observation in past}
         self.revision += 1
 
 
@@ -150,7 +179,12 @@ class BaseProposer(ABC):
     Args:
         sampler: of the space.
         seed: of all random choices.
+
+    Attributes:
+        engine: name and version, which changes whenever the same log would lead to other proposals.
     """
+
+    engine: ClassVar[str] = ""
 
     def __init__(self, sampler: Sampler, seed: int) -> None:
         self.sampler = sampler
@@ -182,11 +216,25 @@ class BaseProposer(ABC):
 
     def state(self) -> dict[str, Any]:
         """See `Proposer.state`."""
-        return self.log.to_json()
+        return self.log.to_json() | {"engine": self.engine}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """See `Proposer.restore`."""
+        """See `Proposer.restore`. A log that names no engine may be of any."""
+        if (found := state.get("engine", self.engine)) != self.engine:
+            raise InvalidInput(f"search state of engine {found!r}; this is {self.engine!r}, which proposes otherwise")
         self.log.read_json(state)
+
+    def warm_start(self, earlier: Iterable[Observation]) -> None:
+        """Learns from an earlier study of this or a neighbouring space, before the first proposal.
+
+        Its layouts are bred from and modelled, with an offset of their own, since another study's references may give
+        the same figures other coordinates. They may be proposed again, and are on the front only if they are.
+
+        Raises:
+            InvalidInput: a coordinate that is not finite, or of no objective of the space.
+        """
+        for observation in earlier:
+            self.log.tell_earlier(observation)
 
     def seeds(self) -> list[Layout]:
         """Layouts to begin with; none of them needs a measurement to be chosen."""
@@ -198,13 +246,13 @@ class BaseProposer(ABC):
             self._seeds = self.seeds()
         for layout in self._seeds:
             if not self.log.knows(layout):
-                return Proposal(layout, number, "seed")
+                return Proposal(layout, number, "seed", engine=self.engine)
         rng = np.random.default_rng([self.log.seed, number])
         for _ in range(_REDRAWS):
             child = self.propose(rng)
             if child is None:
                 return None
             layout, operator, parents = child
-            if not self.log.knows(layout):
-                return Proposal(layout, number, operator, parents)
+            if not self.log.knows(layout) and self.sampler.admits(layout):
+                return Proposal(layout, number, operator, parents, self.engine)
         return None

@@ -1,32 +1,30 @@
 """Predictions of what a layout would measure, with their uncertainty, from what others measured.
 
-Each target (a coordinate, or a budget's log ratio) has a model of its own: ridge regression and extremely randomised
-trees (Geurts, Ernst and Wehenkel 2006), weighed by their out-of-sample errors. Device figures are near linear in
-logarithms of sizes, where ridge is best; quality has interactions between layers, where trees help.
+Each target (a coordinate, or a budget's log ratio) is a Gaussian process of its own over the kernels of `Kernels`. How
+much each kernel counts is learned, so that device figures come out nearly linear in sizes, while quality may depend on
+heights, on neighbours, or on neither.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nas.core.layout import Layout
 from nas.search.api import Observation
-from nas.search.features import Features
-from nas.search.ridge import Array, Ridge, fit_ridge
+from nas.search.gp import Array, Process, Weights, fit, tune
+from nas.search.kernels import Kernels
 
 MIN_POINTS = 4
-"""Values below which a target has its mean and a wide interval instead of a model."""
+"""Values below which a target has their mean and a wide interval instead of a model."""
 _PRIOR_SD = 0.3
-_TREES = 64
-_RUNG_WEIGHT = 0.5
-"""Weight of a quality figure per rung below the top; a constant offset of each rung is learned besides."""
+_RUNG_NOISE = 0.1
+"""Variance that a quality figure has more per rung below the top, as a share of that of all figures."""
 
-Tree = Callable[[NDArray[np.float32]], Array]
-"""[N, F] rows -> [N, 1] values."""
+Tuned = dict[str, Weights]
+"""Target -> hyperparameters."""
 
 
 @dataclass(frozen=True)
@@ -37,113 +35,154 @@ class Forecast:
     sd: Array
 
 
-class Surrogate:
-    """Models of all targets, fitted once.
+@dataclass(frozen=True)
+class Target:
+    """What one process learns from.
 
     Args:
-        features: of the space.
+        name: of the objective or the budget, which may be the same.
+        known: rows of the observations that have it.
+        values: [K] of these.
+        noise: [K] known variances.
+        by_rung: whether it depends on the rung it was taken at.
+    """
+
+    name: str
+    known: list[int]
+    values: Array
+    noise: Array
+    by_rung: bool
+
+    @property
+    def learnable(self) -> bool:
+        """Whether there is enough to learn from."""
+        return len(self.known) >= MIN_POINTS and float(self.values.std()) > 1e-9
+
+
+class Surrogate:
+    """Models of all targets.
+
+    Args:
+        kernels: of the space.
         observations: what has been told; values that one lacks are missing, not bad.
-        objectives: names of coordinates; those in `by_rung` depend on the rung they were taken at.
-        by_rung: see above.
+        worst: reference point: objective -> coordinate, which is expected of an objective without a value.
+        by_rung: objectives that depend on the rung they were taken at.
         top: index of the top rung, which is what is predicted.
-        seed: of the trees.
+        tuned: hyperparameters of an earlier surrogate; targets that it lacks are tuned here.
+        prior: of other studies, which share everything with this one's but an offset.
     """
 
     def __init__(
         self,
-        features: Features,
+        kernels: Kernels,
         observations: Sequence[Observation],
-        objectives: Sequence[str],
+        worst: Mapping[str, float],
         by_rung: frozenset[str],
         top: int,
-        seed: int,
+        tuned: Tuned | None = None,
+        prior: Sequence[Observation] = (),
     ) -> None:
-        self._features = features
-        self.objectives = tuple(objectives)
+        self.objectives = tuple(worst)
+        self._worst = tuple(worst.values())
         self.constraints = tuple(sorted({name for seen in observations for name in seen.constraints}))
-        rows = features.matrix([seen.layout for seen in observations])
-        self._models = []
-        for name in self.objectives:
-            values = [seen.objectives.get(name) for seen in observations]
-            rungs = [top if seen.rung is None else seen.rung for seen in observations] if name in by_rung else None
-            self._models.append(_fit(rows, values, rungs, top, seed))
-        for name in self.constraints:
-            self._models.append(_fit(rows, [seen.constraints.get(name) for seen in observations], None, top, seed))
+        self._kernels = kernels
+        own = [0 if seen.rung is None else top - seen.rung for seen in observations]
+        below, elsewhere = np.array([*own, *(top + 1 for _ in prior)]), np.arange(len(own) + len(prior)) >= len(own)
+        known = [*observations, *prior]
+        layouts = [seen.layout for seen in known]
+        self._plain, self._staged = kernels.rows(layouts, below * elsewhere), kernels.rows(layouts, below)
+        self._targets = _targets(known, self.objectives, self.constraints, by_rung, np.where(elsewhere, 1, below))
+        self._grams: dict[bool, Array] = {}
+        self.tuned: Tuned = dict(tuned or {})
+        self._models = self._fitted()
 
     def predict(self, layouts: Sequence[Layout]) -> tuple[Forecast, Forecast]:
         """Forecasts of the objectives and of the constraints, at the top rung."""
-        rows = self._features.matrix(layouts)
-        predicted = [model.predict(rows) for model in self._models]
-        mean = np.array([mean for mean, _ in predicted]).T.reshape(len(rows), -1)
-        sd = np.array([sd for _, sd in predicted]).T.reshape(len(rows), -1)
+        rows = self._kernels.rows(list(layouts))
+        own = self._kernels.own(rows)
+        cross = {staged: self._kernels.between(rows, self._rows(staged)) for staged in self._grams}
+        mean, sd = np.empty((2, len(rows), len(self._targets)))
+        done: dict[int, tuple[Array, Array]] = {}
+        for column, (target, model) in enumerate(zip(self._targets, self._models, strict=True)):
+            if model is None:
+                mean[:, column], sd[:, column] = self._prior(column, target.values)
+            else:
+                if id(model.solved) not in done:  # twins share it
+                    weights = self.tuned[target.name]
+                    between = weights.sum(cross[target.by_rung])[:, target.known]
+                    done[id(model.solved)] = model.predict(between, weights.sum(own))
+                centre, spread = done[id(model.solved)]
+                mean[:, column], sd[:, column] = model.offset + model.scale * centre, model.scale * spread
         count = len(self.objectives)
         return Forecast(mean[:, :count], sd[:, :count]), Forecast(mean[:, count:], sd[:, count:])
 
+    def _prior(self, column: int, values: Array) -> tuple[float, float]:
+        """Too few values to learn from: their mean, or what is assumed, and a wide interval."""
+        if len(values):
+            return float(values.mean()), max(_PRIOR_SD, float(values.std()))
+        return (self._worst[column] if column < len(self._worst) else 0.0), _PRIOR_SD
 
-@dataclass(frozen=True)
-class _Prior:
-    """Too few values to learn from."""
+    def _rows(self, staged: bool) -> Array:
+        return self._staged if staged else self._plain
 
-    mean: float
-    sd: float
+    def _gram(self, staged: bool) -> Array:
+        if staged not in self._grams:
+            rows = self._rows(staged)
+            self._grams[staged] = self._kernels.between(rows, rows)
+        return self._grams[staged]
 
-    def predict(self, rows: Array) -> tuple[Array, Array]:
-        return np.full(len(rows), self.mean), np.full(len(rows), self.sd)
+    def _fit(self, target: Target) -> Process:
+        gram, known = self._gram(target.by_rung), np.array(target.known)
+        if target.name not in self.tuned:
+            own = gram[:, known[:, None], known]
+            self.tuned[target.name] = tune(own, target.values, target.noise)
+        weights = self.tuned[target.name]
+        return fit(weights.sum(gram)[known[:, None], known], target.values, target.noise, weights.noise)
+
+    def _fitted(self) -> list[Process | None]:
+        """A process a target; one that differs from another by offset and scale alone shares its work."""
+        done: dict[tuple[object, ...], tuple[Process, str]] = {}
+        models: list[Process | None] = []
+        for target in self._targets:
+            if not target.learnable:
+                models.append(None)
+                continue
+            offset, scale = float(target.values.mean()), float(target.values.std())
+            shape = np.round((target.values - offset) / scale, 9).tobytes(), (target.noise / scale**2).tobytes()
+            key = (target.by_rung, tuple(target.known), *shape)
+            if key not in done:
+                done[key] = self._fit(target), target.name
+            process, twin = done[key]
+            self.tuned[target.name] = self.tuned[twin]
+            models.append(replace(process, offset=offset, scale=scale))
+        return models
 
 
-@dataclass(frozen=True)
-class _Blend:
-    """Ridge and trees. Columns behind the features say how far below the top rung a row was taken: 0 to predict.
-
-    The variance is that of the mixture of both: their own, and how far apart they are.
-    """
-
-    ridge: Ridge
-    trees: Sequence[Tree]
-    ridge_share: float
-    rung_columns: int
-    widest: float
-
-    def predict(self, rows: Array) -> tuple[Array, Array]:
-        whole = np.hstack([rows, np.zeros((len(rows), self.rung_columns))])
-        linear, linear_variance = self.ridge.predict(whole)
-        narrow = whole.astype(np.float32)
-        votes = np.array([tree(narrow)[:, 0] for tree in self.trees])
-        grown, grown_variance = votes.mean(axis=0), votes.var(axis=0)
-        a, b = self.ridge_share, 1 - self.ridge_share
-        mean = a * linear + b * grown
-        variance = a * (linear_variance + (linear - mean) ** 2) + b * (grown_variance + (grown - mean) ** 2)
-        return mean, np.clip(np.sqrt(variance), 1e-3 * self.widest, self.widest)
+def _targets(
+    observations: Sequence[Observation],
+    objectives: Sequence[str],
+    constraints: Sequence[str],
+    by_rung: frozenset[str],
+    below: Array,
+) -> list[Target]:
+    found = []
+    for name in objectives:
+        values = [seen.objectives.get(name) for seen in observations]
+        found.append(_target(f"objective {name}", values, _noise(observations, name), below, name in by_rung))
+    for name in constraints:
+        values = [seen.constraints.get(name) for seen in observations]
+        found.append(_target(f"constraint {name}", values, _noise(observations, name), below, False))
+    return found
 
 
-def _fit(
-    rows: Array, values: Sequence[float | None], rungs: Sequence[int] | None, top: int, seed: int
-) -> _Prior | _Blend:
+def _noise(observations: Sequence[Observation], name: str) -> list[float]:
+    return [seen.noise.get(name, 0.0) ** 2 for seen in observations]
+
+
+def _target(name: str, values: Sequence[float | None], noise: list[float], below: Array, by_rung: bool) -> Target:
     known = [index for index, value in enumerate(values) if value is not None]
-    targets = np.array([value for value in values if value is not None], dtype=np.float64)
-    spread = float(targets.std()) if len(targets) else 0.0
-    if len(known) < MIN_POINTS or spread < 1e-9:
-        return _Prior(float(targets.mean()) if len(targets) else 0.0, max(_PRIOR_SD, spread))
-    below = np.array([0 if rungs is None else top - rungs[index] for index in known])
-    columns = [(below == level).astype(np.float64) for level in range(1, top + 1) if rungs is not None]
-    whole = np.hstack([rows[known], np.array(columns).T.reshape(len(known), -1)])
-    weights = _RUNG_WEIGHT ** below.astype(np.float64)
-    ridge = fit_ridge(whole, targets, weights)
-    trees, error = _grow(whole, targets, weights, seed)
-    ridge_share = error / (error + ridge.error) if error + ridge.error > 0 else 1.0
-    return _Blend(ridge, trees, ridge_share, len(columns), max(2 * spread, 1e-3))
-
-
-def _grow(rows: Array, targets: Array, weights: Array, seed: int) -> tuple[Sequence[Tree], float]:
-    """The trees, and their out-of-bag mean squared error."""
-    from sklearn import config_context  # type: ignore[import-untyped]
-    from sklearn.ensemble import ExtraTreesRegressor  # type: ignore[import-untyped]
-
-    forest = ExtraTreesRegressor(
-        _TREES, bootstrap=True, oob_score=True, max_features=0.5, n_jobs=1, random_state=seed % (1 << 32)
-    )
-    # Checking each tree's parameters would take longer than growing it from the few rows there are.
-    with config_context(skip_parameter_validation=True, assume_finite=True):
-        forest.fit(rows, targets, sample_weight=weights)
-    error = float(weights @ (forest.oob_prediction_ - targets) ** 2 / weights.sum())
-    return [tree.tree_.predict for tree in forest.estimators_], error
+    figures = np.array([value for value in values if value is not None], dtype=np.float64)
+    variances = np.array(noise, dtype=np.float64)[known]
+    if by_rung and len(figures):
+        variances = variances + _RUNG_NOISE * float(figures.var()) * below[known]
+    return Target(name, known, figures, variances, by_rung)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.core.space import SearchSpace
 from nas.core.trial import Event, EventKind
@@ -111,6 +112,9 @@ def replay(
 
     Returns:
         Where it proposed something else than was recorded; empty where all proposals are equal.
+
+    Raises:
+        InvalidInput: another engine, or another version of it, made the recorded proposals.
     """
     proposer = make_proposer(space, supported)
     by_number = {trial.number: trial for trial in trials}
@@ -120,15 +124,25 @@ def replay(
             recorded = by_number[event.trial]
             if recorded.origin == "reference":
                 continue
-            asked = [proposal.layout for proposal in proposer.ask(1)]
-            if [layout.id for layout in asked] != [recorded.layout_id]:
-                shown = asked[0].format() if asked else "nothing"
+            proposals = proposer.ask(1)
+            _check_engine(recorded, proposals)
+            if [proposal.layout.id for proposal in proposals] != [recorded.layout_id]:
+                shown = proposals[0].layout.format() if proposals else "nothing"
                 differences.append(f"trial {event.trial}: {Layout.from_json(recorded.layout)} became {shown}")
         elif event.payload.get("what") == TOLD:
             proposer.tell(Observation.from_json(event.payload["observation"]))
         elif event.payload.get("what") == POINT:
             proposer.fix_reference_point(event.payload["point"])
     return differences
+
+
+def _check_engine(recorded: Trial, proposals: list[Proposal]) -> None:
+    made = (recorded.record or {}).get("engine", "")
+    if proposals and proposals[0].engine != made:
+        was, now = made or "an engine of an older hilnas", proposals[0].engine or "one without a name"
+        raise InvalidInput(
+            f"trial {recorded.number} was proposed by {was}; here is {now}, so the log cannot be replayed"
+        )
 
 
 def _record(ledger: Ledger, proposal: Proposal) -> Trial:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from nas.core.canonical import content_hash, result_key
+from nas.core.canonical import result_key
 from nas.core.device import Device
 from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName, Unsupported
 from nas.core.plan import Plan, Runner
@@ -17,20 +17,25 @@ from nas.core.space import Protocol, RuntimeSpace
 from nas.core.stats import coefficient_of_variation
 from nas.core.workload import Workload
 from nas.runtimes import RUNTIMES
-from nas.runtimes.base import Artifact, RandomWeights, Runtime
+from nas.runtimes.base import Artifact, Runtime
 from nas.service.farm import Farm
 from nas.service.judge import commonest, disturbance, total_ms
-from nas.service.keys import PROTOCOL_VERSION, export_key
+from nas.service.keys import PROTOCOL_VERSION
 from nas.service.measuring import Jobs, Reference, calibrate
+from nas.service.references import (
+    CALIBRATION_RUNS,
+    CHECK_RUNS,
+    DEADLINE_S,
+    calibration_name,
+    reference_model,
+    reference_plan,
+)
 from nas.service.stage_work import Bench
-from nas.store import artifacts, calibrations, devices, results
+from nas.store import calibrations, devices
+from nas.store.calibrations import off_by
 from nas.store.rows import Health
 
 Log = Callable[[str], None]
-
-_CHECK_RUNS = 3
-_CALIBRATION_RUNS = 10
-_REFERENCE_DEADLINE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +92,24 @@ class Preparer:
                 f"{runner.build[:12]} now; figures of two builds do not compare, so begin a new study"
             )
         self.farm.admit(runtime, runner)
-        model = self._reference_model(runtime, spec.quantisation)
+        model = reference_model(self.farm.store, self.scratch, runtime, spec.quantisation)
         self._require_workloads(runtime, model, runner, device)
-        plan = runtime.plan(model, runner, device.pinned(runtime.reference_workload()), _REFERENCE_DEADLINE_S)
+        plan = reference_plan(runtime, runner, model, device)
         if kept is None:
             ms = await self._calibration(device, runtime, runner, plan)
         else:
             ms = kept.ms
             if devices.get(self.farm.store, device.id).health is Health.BAD:
-                await self._time_reference(device, runtime, plan, _CHECK_RUNS)
-        return Bench(device, runtime, runner, spec.quantisation, Reference(plan, ms))
+                await self._time_reference(device, runtime, plan, CHECK_RUNS)
+        place = (device.id, runtime.name, calibration_name(plan))
+        note = partial(calibrations.note_runs, self.farm.store, place, calibration_ms=ms)
+        return Bench(device, runtime, runner, spec.quantisation, Reference(plan, ms, note))
 
     def _require_workloads(self, runtime: Runtime, model: Artifact, runner: Runner, device: Device) -> None:
         """Plans each once, so that what a runtime or a device lacks is told now and not after an hour."""
         for name, workload in self.workloads.items():
             try:
-                runtime.plan(model, runner, device.pinned(workload), _REFERENCE_DEADLINE_S)
+                runtime.plan(model, runner, device.pinned(workload), DEADLINE_S)
             except Unsupported as error:
                 raise Unsupported(f"workload {name!r} on {runtime.name}: {error}", where="workloads") from error
             except InvalidInput as error:
@@ -110,36 +117,19 @@ class Preparer:
             if pinning := device.pinning(workload):
                 self.log(f"{device.id}: {name} runs on {pinning}")
 
-    def _reference_model(self, runtime: Runtime, quantisation: str) -> Artifact:
-        layout, weights = runtime.reference_model(), RandomWeights()
-        key = export_key(layout, runtime, quantisation, weights.describe())
-        row = results.get(self.farm.store, key)
-        if row is not None:
-            artifact = Artifact.model_validate(row.payload["value"])
-            if artifacts.get(self.farm.store, artifact.stored.sha256) is not None:
-                return artifact
-        self.scratch.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=self.scratch) as folder:
-            destination = Path(folder) / "reference"
-            artifact = runtime.export(layout, quantisation, weights, destination, recipe=True)
-            artifacts.put_file(self.farm.store, destination)
-        artifacts.pin(self.farm.store, artifact.stored.sha256, f"reference:{runtime.name}")
-        results.put(self.farm.store, key, "export", {"value": artifact.model_dump(mode="json")})
-        return artifact
-
     async def _calibration(self, device: Device, runtime: Runtime, runner: Runner, plan: Plan) -> float:
         """The device's calibration, if the reference model still runs like that; else a new one for new studies."""
-        name = _calibration_name(plan)
+        name = calibration_name(plan)
         known = calibrations.get(self.farm.store, device.id, runtime.name, name)
         if known is not None:
-            now = statistics.median(await self._time_reference(device, runtime, plan, _CHECK_RUNS))
-            drift = now / known.reference_ms - 1
-            if abs(drift) <= self.protocol.drift_limit:
+            now = await self._time_reference(device, runtime, plan, CHECK_RUNS)
+            off, recalibrate = off_by([ms / known.reference_ms for ms in now], self.protocol.drift_limit)
+            if not recalibrate:
                 return known.reference_ms
-            self.log(f"{device.id}: the reference model runs {drift:+.1%} off its calibration; calibrating anew")
+            self.log(f"{device.id}: the reference model runs {off:+.1%} off its calibration; calibrating anew")
         else:
-            self.log(f"{device.id}: calibrating {runtime.name} ({_CALIBRATION_RUNS} runs of the reference model)")
-        times = await self._time_reference(device, runtime, plan, _CALIBRATION_RUNS)
+            self.log(f"{device.id}: calibrating {runtime.name} ({CALIBRATION_RUNS} runs of the reference model)")
+        times = await self._time_reference(device, runtime, plan, CALIBRATION_RUNS)
         ms, spread = statistics.median(times), coefficient_of_variation(times) or 0.0
         if self.accept_noise:
             return ms  # of this study alone
@@ -179,12 +169,6 @@ class Preparer:
             f"{device.id}: {len(refused)} runs of the reference model were refused: {commonest(refused)}. Calm the "
             "machine and start again, or keep noisy numbers with --accept-noise"
         )
-
-
-def _calibration_name(plan: Plan) -> str:
-    """Another runner, model or workload is another calibration, and so are other cores."""
-    named = {"build": plan.runner.build, "inputs": plan.model_dump(mode="json")["inputs"], "args": plan.args}
-    return content_hash(named | ({"affinity": plan.affinity} if plan.affinity else {}))
 
 
 def known_runtime(spec: RuntimeSpace) -> Runtime:

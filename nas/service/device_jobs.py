@@ -10,10 +10,14 @@ from nas.core.plan import Round, RoundResult
 from nas.service.doorbell import Doorbell
 from nas.store import devices, jobs
 from nas.store.outcomes import OFFLINE_S
-from nas.store.rows import Blame, Health, JobKind, JobRow, JobState
+from nas.store.rows import Blame, DeviceRow, DeviceState, Health, JobKind, JobRow, JobState
 from nas.store.store import Store
+from nas.store.timeouts import LIMITS
 
 _LOOK_S = 1.0
+_RECOVERS_WITHIN_S = 120.0
+"""A device that turned bad is waited for until its first check has ended, but no longer than this."""
+
 _CLOSED = {
     JobKind.MEASURE: (Health.BAD, Health.MAINTENANCE, Health.RETIRED),
     JobKind.CHECK: (Health.MAINTENANCE, Health.RETIRED),
@@ -76,17 +80,35 @@ class DeviceJobs:
             self._check()
             if row.state is JobState.QUEUED:
                 self._require_served(row, begun)
+            else:
+                self._require_watched(row)
             await asyncio.to_thread(self._doorbell.wait, seen, _LOOK_S)
 
     def _require_served(self, job: JobRow, begun: float) -> None:
         device = devices.get(self._store, job.device)
-        if device.health in _CLOSED[job.kind]:
+        if device.health in _CLOSED[job.kind] and not self._may_recover(device):
             raise InfrastructureFailed(f"device {device.id} takes no jobs: {device.health}, {device.health_reason}")
+        drained_s = self._store.now() - max(device.state_since, begun)
+        if device.state is DeviceState.DRAINING and drained_s > LIMITS[DeviceState.DRAINING].seconds:
+            raise InfrastructureFailed(f"device {device.id} is drained: it takes no jobs until somebody ends that")
         silence = self._store.now() - max(device.last_seen, begun)
         if silence > OFFLINE_S:
             raise InfrastructureFailed(
                 f"device {device.id} is offline: nothing was heard from its agent {device.agent!r} for {silence:.0f} s"
             )
+
+    def _require_watched(self, job: JobRow) -> None:
+        over_s = self._store.now() - (job.lease_until or self._store.now())
+        if over_s > OFFLINE_S:
+            raise InfrastructureFailed(
+                f"device {job.device} was leased until {over_s:.0f} s ago and nobody takes that back: "
+                "the coordinator of its agent is gone; start 'nas serve'"
+            )
+
+    def _may_recover(self, device: DeviceRow) -> bool:
+        """Whether a bad device may pass the check that comes next."""
+        waited_s = self._store.now() - device.health_since
+        return device.health is Health.BAD and device.checks_failed == 0 and waited_s < _RECOVERS_WITHIN_S
 
 
 def _result(row: JobRow) -> RoundResult:

@@ -17,7 +17,7 @@ from nas.service.api_models import (
     JobView,
     Lease,
 )
-from nas.store import agents, calibrations, devices, pages
+from nas.store import agents, calibrations, checks, devices, pages
 from nas.store.rows import DeviceRow, DeviceState, Health, JobState
 from nas.store.store import Store
 
@@ -141,12 +141,11 @@ def _device(row: DeviceRow) -> DeviceView:
 
 
 def _drain(store: Store, row: DeviceRow, reason: str) -> None:
-    devices.set_state(store, row.id, DeviceState.DRAINING)
+    devices.set_state(store, row.id, DeviceState.DRAINING, reason or None)
 
 
 def _resume(store: Store, row: DeviceRow, reason: str) -> None:
-    if row.state is DeviceState.DRAINING:
-        devices.set_state(store, row.id, DeviceState.LEASED if row.lease_holder else DeviceState.IDLE)
+    devices.set_state(store, row.id, DeviceState.IDLE, reason or None)
 
 
 def _quarantine(store: Store, row: DeviceRow, reason: str) -> None:
@@ -163,6 +162,7 @@ def _check(store: Store, row: DeviceRow, reason: str) -> None:
         raise InvalidInput(f"device {row.id!r} is in quarantine; release it first")
     if row.health is Health.GOOD:
         devices.set_health(store, row.id, Health.UNKNOWN, reason or "a check was asked for")
+    checks.request(store, row.id)
 
 
 _ORDERS = {"drain": _drain, "resume": _resume, "quarantine": _quarantine, "release": _release, "check": _check}

@@ -126,9 +126,9 @@ def _end(store: Store, job: str, request: p.ResultRequest) -> Verdict:
 
 def _renew(store: Store, watch: Watch, request: p.HeartbeatRequest) -> bool:
     of = (request.job, request.device, request.agent, request.epoch)
-    until = presence.held_until(store, *of)
+    until = presence.held_until(store, *of, request.phase)
     if until is None:
-        return jobs.renew(store, *of)
+        return jobs.renew(store, *of, phase=request.phase)
     if until - store.now() < _RENEW_BELOW_S:
         watch.renew(Renewal(request.job, request.device, request.agent, request.epoch))
     return True

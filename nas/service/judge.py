@@ -16,6 +16,7 @@ from nas.core.plan import Conditions, Pair, RawRun
 from nas.core.space import Protocol
 from nas.core.stats import p95_figure, repetition_figure
 from nas.core.workload import Workload
+from nas.store.calibrations import ReferenceRun
 
 _ENERGY_STEP_SHARE = 0.05
 """The step of an energy counter, as a share of what a run took, above which the figure is not told."""
@@ -60,6 +61,22 @@ def judge(
         valid=reason is None, reason=reason, attempt=attempt, sample=sample, reference=reference, drift=drift,
         conditions=conditions,
     ), None  # fmt: skip
+
+
+def reference_runs(
+    pairs: Sequence[Pair], repetitions: Sequence[Repetition], protocol: Protocol
+) -> list[ReferenceRun]:  # fmt: skip
+    """The reference runs of `pairs` that worked beside a candidate that did; each with its pair's verdict."""
+    return [
+        ReferenceRun(
+            ratio=1 + rep.drift,
+            temperature_c=pair.reference.conditions.temperature_c,
+            calm=disturbance([pair.reference.conditions, pair.candidate.conditions], pair.foreign_cpu, protocol)
+            is None,
+        )
+        for pair, rep in zip(pairs, repetitions, strict=True)
+        if pair.reference is not None and rep.drift is not None
+    ]
 
 
 def summarise(repetitions: Sequence[Repetition], workload: Workload, file_bytes: int) -> dict[str, Figure]:

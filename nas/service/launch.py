@@ -28,6 +28,7 @@ from nas.search_spaces import space_difference
 from nas.service.asking import Asker
 from nas.service.benches import Kept, Preparer, known_runtime
 from nas.service.farm import Farm, open_farm
+from nas.service.health import HealthKeeper
 from nas.service.ledger import Ledger, all_events
 from nas.service.orchestrator import Orchestrator
 from nas.service.progress import Snapshot
@@ -109,7 +110,9 @@ async def _run(
     with open_farm(ledger.store) as farm:
         benches = await _benches(options, ledger, farm, scratch, log)  # while nothing else runs here
         log("starting Ray" if options.ray_address is None else f"connecting to Ray at {options.ray_address}")
-        with RayCompute(options.ray_address, options.workers) as compute:
+        plans = {bench.device.id: bench.reference.plan for bench in benches.values()}
+        health = HealthKeeper(ledger.store, farm.doorbell.ring, lambda device: plans.get(device.id))
+        with health, RayCompute(options.ray_address, options.workers) as compute:
             work = StageWork(
                 space=space,
                 benches=benches,

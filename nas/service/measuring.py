@@ -8,6 +8,7 @@ wrong is the infrastructure's.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,7 +19,9 @@ from nas.core.plan import Pair, Plan, Round, RoundResult, Runner
 from nas.core.space import Protocol as MeasurementProtocol
 from nas.core.workload import Workload
 from nas.runtimes.base import Artifact, Runtime
-from nas.service.judge import commonest, judge, measurement, read_run
+from nas.service.judge import commonest, judge, measurement, read_run, reference_runs
+from nas.store import jobs as jobs_table
+from nas.store.calibrations import ReferenceRun
 
 _FAULTS_TO_FAIL = 2
 
@@ -37,10 +40,17 @@ class Jobs(Protocol):
 
 @dataclass(frozen=True)
 class Reference:
-    """The device's reference model, ready to stand next to candidates."""
+    """The device's reference model, ready to stand next to candidates.
+
+    Args:
+        plan: one run of it.
+        calibration_ms: what a run takes on the calm device.
+        note: keeps the runs that stood in one job, which it is told the id of.
+    """
 
     plan: Plan
     calibration_ms: float
+    note: Callable[[str, Sequence[ReferenceRun]], None] = lambda job, runs: None
 
 
 @dataclass(frozen=True)
@@ -86,11 +96,13 @@ async def measure(
         round_ = Round(candidate=plan, reference=reference.plan, repetitions=missing, cool_down_s=cool_down)
         result = await jobs.run(key, first_round + attempt, subject.device.id, round_, trial)
         wall_s += result.wall_s
-        for pair in result.pairs:
-            rep, fault = judge(pair, subject.runtime.parse, reference.calibration_ms, protocol, attempt)
-            done.append(rep)
-            if fault:
-                faults.append(fault)
+        judged = [
+            judge(pair, subject.runtime.parse, reference.calibration_ms, protocol, attempt) for pair in result.pairs
+        ]
+        reps = [rep for rep, _ in judged]
+        done += reps
+        faults += [fault for _, fault in judged if fault]
+        reference.note(jobs_table.job_id(key, first_round + attempt), reference_runs(result.pairs, reps, protocol))
         if len(faults) >= _FAULTS_TO_FAIL:
             raise _commonest(faults)
         if sum(rep.valid for rep in done) >= repetitions:

@@ -275,6 +275,7 @@ class Orchestrator:
             self.scales.known_coordinates(run),
             {check.name: check.log_excess for check in run.checks if check.log_excess is not None},
             run.rung if run.quality is not None else None,
+            self.scales.known_noise(run),
         )
 
     def _decide(self) -> None:

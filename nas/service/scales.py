@@ -121,6 +121,12 @@ class Scales:
         found = {name: self._axis(run, index) for index, name in enumerate(names)}
         return {name: each.coordinate for name, each in found.items() if each is not None}
 
+    def known_noise(self, run: TrialRun) -> dict[str, float]:
+        """Objective -> standard deviation of its coordinate, of those that were measured with an interval."""
+        names = [objective.name for objective in self._space.objectives]
+        found = {name: self._axis(run, index) for index, name in enumerate(names)}
+        return {name: each.sd for name, each in found.items() if each is not None and each.sd > 0}
+
     def coordinates(self, run: TrialRun) -> Sequence[float]:
         """All coordinates of a trial that finished a rung, quality first."""
         known = self.known_coordinates(run)

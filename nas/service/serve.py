@@ -20,6 +20,7 @@ from nas.service.addresses import names_of, url_of
 from nas.service.agent_access import SecretAccess
 from nas.service.coordinator import Server, listen_tcp
 from nas.service.farm import Farm, open_farm
+from nas.service.health import AnyDevice, HealthKeeper
 from nas.service.renewal import Renewal
 from nas.service.request_log import RequestLog
 from nas.service.submission_process import LaunchProcess
@@ -92,7 +93,9 @@ def serving(store: Store, options: ServeOptions) -> Iterator[Service]:
         with open_farm(store, serves_others=True) as farm:
             studies = SubmittedStudies(store, home, LaunchProcess(store, home), at_once=options.studies)
             service = Service(store, farm, home, certificates, url, studies)
-            with studies, Server(make_service_app(service), listening, renewal.context), renewal, _few_pauses():
+            health = HealthKeeper(store, farm.doorbell.ring, AnyDevice(store, farm.runners, home / "work").plan)
+            server = Server(make_service_app(service), listening, renewal.context)
+            with studies, server, renewal, health, _few_pauses():
                 address = Address(url=url, ca_sha256=certificates.ca_sha256)
                 write_durably(home / ADDRESS_FILE, address.model_dump_json().encode())
                 try:

@@ -119,7 +119,7 @@ class SubmissionFolder:
 
     def create(self, submission: Submission, space: str) -> None:
         """Keeps a new submission; it counts from the moment that its record is written, which is last."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_durably(self.space, space.encode())
         self.write(submission)
 

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, Row, delete, exists, select, update
 
 from nas.core.device import Device
 from nas.core.errors import InvalidInput, UnknownName
-from nas.store import agents
+from nas.store import agents, device_log
 from nas.store.models import agent as agent_table
-from nas.store.models import calibration, job
+from nas.store.models import calibration, device_event, job
 from nas.store.models import device as device_table
-from nas.store.rows import DeviceRow, DeviceState, Health, JobState
+from nas.store.rows import DeviceEvent, DeviceEventKind, DeviceRow, DeviceState, Health, JobState
 from nas.store.store import Store
+from nas.store.timeouts import LIMITS
 from nas.store.upsert import insert_if_absent
+
+_FIRST_CHECK_S, _CHECK_FACTOR, _RAREST_CHECK_S = 15.0, 4.0, 3600.0
+_LASTING = frozenset({DeviceState.OFFLINE, DeviceState.DRAINING})
+_BY_PERSON = frozenset({Health.MAINTENANCE, Health.RETIRED})
 
 
 class NotServed(InvalidInput):
@@ -40,13 +46,18 @@ def register(store: Store, agent: str, devices: Sequence[Device], *, boot_id: st
             raise InvalidInput(f"agent {agent!r} has not enrolled; run 'nas agent enrol' there")
         if row.boot_id not in (None, boot_id):
             _end_leases(connection, agent, now)
+            for each in connection.scalars(select(device_table.c.id).where(device_table.c.agent == agent)).all():
+                device_log.record(
+                    connection, each, now, DeviceEventKind.REGISTERED, agent, "the agent's host has restarted"
+                )
         connection.execute(
             update(agent_table).where(agent_table.c.name == agent).values(boot_id=boot_id, last_seen=now)
         )
         for device in devices:
             _register(connection, agent, device, now)
-        gone = (device_table.c.agent == agent) & device_table.c.id.not_in(ids)
-        connection.execute(update(device_table).where(gone).values(state=DeviceState.OFFLINE))
+        for each in connection.scalars(select(device_table.c.id).where(device_table.c.agent == agent)).all():
+            if each not in ids:
+                go_offline(connection, read(connection, each), now, f"agent {agent!r} does not serve it any more")
         return [read(connection, id) for id in ids]
 
 
@@ -66,15 +77,20 @@ def all(store: Store) -> list[DeviceRow]:
         return [_row(row) for row in connection.execute(select(device_table).order_by(device_table.c.id))]
 
 
-def set_state(store: Store, id: str, state: DeviceState) -> None:
-    """What the device does now. `draining` lets it finish its job and take no other; `idle` ends that.
+def set_state(store: Store, id: str, state: DeviceState, reason: str | None = None) -> None:
+    """What a person wants of the device. `draining` lets it finish its job and take no other; `idle` ends that.
 
     Raises:
+        InvalidInput: another state; those follow from what agents say and do not say.
         UnknownName: no such device.
     """
+    if state not in (DeviceState.DRAINING, DeviceState.IDLE):
+        raise InvalidInput(f"a device cannot be told to be {state}; tell it to drain, or to be idle again")
     with store.write() as connection:
-        read(connection, id)
-        connection.execute(update(device_table).where(device_table.c.id == id).values(state=state))
+        row = read(connection, id)
+        if DeviceState.DRAINING in (state, row.state):
+            ends = DeviceState.LEASED if row.lease_holder else DeviceState.IDLE
+            move(connection, row, state if state is DeviceState.DRAINING else ends, store.now(), reason)
 
 
 def set_health(store: Store, id: str, health: Health, reason: str | None = None) -> None:
@@ -84,11 +100,23 @@ def set_health(store: Store, id: str, health: Health, reason: str | None = None)
         UnknownName: no such device.
     """
     with store.write() as connection:
+        rate(connection, read(connection, id), health, reason, store.now())
+
+
+def history(store: Store, id: str, *, kind: DeviceEventKind | None = None, limit: int = 100) -> list[DeviceEvent]:
+    """What happened to a device, newest first: registrations, states, healths, checks, failures.
+
+    What jobs did to its state (leased, preparing, cooling, idle) is not in it: that is told by the jobs.
+
+    Raises:
+        UnknownName: no such device.
+    """
+    query = select(device_event).where(device_event.c.device == id).order_by(device_event.c.id.desc()).limit(limit)
+    if kind is not None:
+        query = query.where(device_event.c.kind == kind)
+    with store.read() as connection:
         read(connection, id)
-        values: dict[str, Any] = {"health": health, "health_reason": reason}
-        if health is Health.GOOD:
-            values["checked_at"] = store.now()
-        connection.execute(update(device_table).where(device_table.c.id == id).values(**values))
+        return [_event(row) for row in connection.execute(query)]
 
 
 def remove(store: Store, id: str) -> None:
@@ -102,13 +130,13 @@ def remove(store: Store, id: str) -> None:
         UnknownName: no such device.
     """
     with store.write() as connection:
-        read(connection, id)
+        row = read(connection, id)
         busy = exists().where(job.c.device == id, job.c.state.in_([JobState.QUEUED, JobState.LEASED]))
         if connection.scalar(select(busy)):
             raise InvalidInput(f"device {id!r} has jobs to do; drain it and stop the studies that use it first")
         connection.execute(delete(calibration).where(calibration.c.device == id))
-        retired = {"health": Health.RETIRED, "health_reason": "removed", "state": DeviceState.OFFLINE}
-        connection.execute(update(device_table).where(device_table.c.id == id).values(**retired))
+        rate(connection, row, Health.RETIRED, "removed", store.now())
+        move(connection, row, DeviceState.OFFLINE, store.now(), "removed")
 
 
 def read(connection: Connection, id: str, *, agent: str | None = None) -> DeviceRow:
@@ -129,30 +157,88 @@ def read(connection: Connection, id: str, *, agent: str | None = None) -> Device
     return _row(row)
 
 
-def heard_from(connection: Connection, device: DeviceRow, now: float) -> None:
-    """Notes that the device's agent spoke for it; an offline device is idle again."""
-    state = DeviceState.IDLE if device.state is DeviceState.OFFLINE else device.state
-    connection.execute(update(device_table).where(device_table.c.id == device.id).values(last_seen=now, state=state))
+def heard_from(connection: Connection, device: DeviceRow, now: float) -> DeviceRow:
+    """Notes that the device's agent spoke for it; gives it as it is then.
+
+    An offline device is idle again, or goes on with its job. After a long time away, good health is unknown.
+    """
+    change(connection, device.id, last_seen=now)
     agents.touch(connection, device.agent, now)
+    silent_s, heard = now - device.last_seen, replace(device, last_seen=now)
+    if device.state is DeviceState.OFFLINE:
+        state = DeviceState.LEASED if device.lease_holder else DeviceState.IDLE
+        move(connection, device, state, now, "heard from again")
+        heard = replace(heard, state=state, state_since=now)
+    if device.health is Health.GOOD and silent_s > LIMITS[DeviceState.OFFLINE].seconds:
+        rate(connection, device, Health.UNKNOWN, f"it was away for {silent_s / 3600:.0f} h", now)
+        heard = replace(heard, health=Health.UNKNOWN)
+    return heard
+
+
+def move(
+    connection: Connection, device: DeviceRow, state: DeviceState, now: float, reason: str | None = None, **more: Any
+) -> None:
+    """Changes what a device does, and `more` columns with it."""
+    if state is not device.state:
+        more |= {"state": state, "state_since": now}
+        if {state, device.state} & _LASTING:
+            device_log.record(connection, device.id, now, DeviceEventKind.STATE, state, reason)
+    if more:
+        change(connection, device.id, **more)
+
+
+def go_offline(connection: Connection, device: DeviceRow, now: float, reason: str) -> None:
+    """The device cannot be reached; that it drains is remembered until it can."""
+    if device.state is not DeviceState.DRAINING:
+        move(connection, device, DeviceState.OFFLINE, now, reason)
+
+
+def rate(
+    connection: Connection, device: DeviceRow, health: Health, reason: str | None, now: float, **more: Any
+) -> None:
+    """Changes what is thought of a device, and when it is checked; `more` columns override what follows from that."""
+    values: dict[str, Any] = {"health": health, "health_reason": reason, "check_due": None}
+    if health is Health.GOOD:
+        values |= {"checked_at": now, "checks_failed": 0}
+    elif health in (Health.UNKNOWN, Health.BAD):
+        values["check_due"] = now if health is Health.UNKNOWN else now + check_pause_s(0)
+    if health is not device.health:
+        values["health_since"] = now
+        device_log.record(connection, device.id, now, DeviceEventKind.HEALTH, health, reason)
+    change(connection, device.id, **values | more)
+
+
+def check_pause_s(failed: int) -> float:
+    """Seconds until the next health check after so many that were not passed."""
+    return min(_FIRST_CHECK_S * _CHECK_FACTOR ** min(failed, 8), _RAREST_CHECK_S)
+
+
+def change(connection: Connection, id: str, **values: Any) -> None:
+    """Sets columns of a device."""
+    connection.execute(update(device_table).where(device_table.c.id == id).values(**values))
 
 
 def _register(connection: Connection, agent: str, device: Device, now: float) -> None:
-    fresh = {"agent": agent, "device": device.model_dump(mode="json"), "health": Health.UNKNOWN, "checked_at": 0.0}
-    if insert_if_absent(
-        connection, device_table, id=device.id, state=DeviceState.IDLE, epoch=0, last_seen=now, **fresh
-    ):
+    described = device.model_dump(mode="json")
+    new = {"state": DeviceState.IDLE, "state_since": now, "epoch": 0, "last_seen": now, "health": Health.UNKNOWN}
+    new |= {"health_since": now, "checked_at": 0.0, "check_due": now, "check_number": 0, "checks_failed": 0}
+    if insert_if_absent(connection, device_table, id=device.id, agent=agent, device=described, **new):
+        device_log.record(connection, device.id, now, DeviceEventKind.REGISTERED, agent)
         return
     known = read(connection, device.id)
     if known.agent != agent and known.health is not Health.RETIRED:
         raise NotServed(f"device {device.id!r} is served by agent {known.agent!r}; remove it there first")
     heard_from(connection, known, now)
     if known.agent != agent:
-        fresh["health_reason"] = f"moved here from agent {known.agent!r}"
+        reason = f"moved here from agent {known.agent!r}"
     elif known.device != device:
-        fresh["health_reason"] = "it describes itself otherwise than before"
+        reason = "it describes itself otherwise than before"
     else:
         return
-    connection.execute(update(device_table).where(device_table.c.id == device.id).values(**fresh))
+    device_log.record(connection, device.id, now, DeviceEventKind.REGISTERED, agent, reason)
+    if known.health not in _BY_PERSON or known.agent != agent:
+        rate(connection, known, Health.UNKNOWN, reason, now, checked_at=0.0, checks_failed=0)
+    change(connection, device.id, agent=agent, device=described)
 
 
 def _end_leases(connection: Connection, agent: str, now: float) -> None:
@@ -179,4 +265,13 @@ def _row(row: Row[Any]) -> DeviceRow:
         row.lease_holder,
         row.lease_until,
         row.last_seen,
+        row.state_since,
+        row.health_since,
+        row.check_due,
+        row.check_number,
+        row.checks_failed,
     )
+
+
+def _event(row: Row[Any]) -> DeviceEvent:
+    return DeviceEvent(row.id, row.device, row.at, DeviceEventKind(row.kind), row.what, row.reason, row.job)

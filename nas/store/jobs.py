@@ -13,11 +13,13 @@ from sqlalchemy import Connection, Row, Update, exists, or_, select, update
 
 from nas.core.errors import InvalidInput
 from nas.core.plan import Plan, Round, RoundResult
-from nas.store import devices
+from nas.core.protocol import Phase
+from nas.store import agents, devices
 from nas.store.models import device as device_table
 from nas.store.models import job as job_table
 from nas.store.rows import Blame, DeviceRow, DeviceState, Health, JobKind, JobRow, JobState
 from nas.store.store import Store
+from nas.store.timeouts import phase_limit_s, state_of
 from nas.store.upsert import insert_if_absent
 
 LEASE_S = 30.0
@@ -31,7 +33,11 @@ LIVE = (JobState.QUEUED, JobState.LEASED)
 _HEARD_S = 30.0
 """A device that was heard from within this time need not be noted again."""
 
-_TAKES_JOBS = frozenset({DeviceState.IDLE, DeviceState.LEASED})
+CHECK_PRIORITY = 1000
+"""Of health checks. Measurements do not wait for one, which nobody may be there to ask for: it goes before them."""
+
+_TAKES_JOBS = frozenset({DeviceState.IDLE, DeviceState.LEASED, DeviceState.PREPARING, DeviceState.COOLING})
+_PHASES: tuple[Phase | None, ...] = (None, "preparing", "cooling", "running")
 _KINDS = {
     Health.GOOD: (JobKind.MEASURE, JobKind.CHECK),
     Health.UNKNOWN: (JobKind.MEASURE, JobKind.CHECK),
@@ -71,7 +77,7 @@ def enqueue(
     Raises:
         UnknownName: no such device.
     """
-    id = f"{result_key}.{number}"
+    id = job_id(result_key, number)
     with store.write() as connection:
         devices.read(connection, device)
         now = store.now()
@@ -102,36 +108,32 @@ def claim(store: Store, device: str, agent: str, *, lease_s: float = LEASE_S) ->
         return None
     with store.write() as connection:
         now = store.now()
-        devices.heard_from(connection, devices.read(connection, device, agent=agent), now)
-        row = devices.read(connection, device)
+        row = devices.heard_from(connection, devices.read(connection, device, agent=agent), now)
         if row.state not in _TAKES_JOBS:
             return None
         _take_back(connection, device, now)
-        free = {"state": DeviceState.IDLE, "lease_holder": None, "lease_until": None}
         id = _next(connection, row, now)
         if id is None:
-            connection.execute(update(device_table).where(device_table.c.id == device).values(**free))
+            devices.move(connection, row, DeviceState.IDLE, now, lease_holder=None, lease_until=None)
             return None
-        lease = {"state": DeviceState.LEASED, "lease_holder": agent, "lease_until": now + lease_s}
-        epoch = row.epoch + 1
-        connection.execute(update(device_table).where(device_table.c.id == device).values(epoch=epoch, **lease))
-        connection.execute(
-            _change(
-                id,
-                now,
-                state=JobState.LEASED,
-                epoch=epoch,
-                lease_until=now + lease_s,
-                attempts=job_table.c.attempts + 1,
-            )
-        )
+        epoch, until = row.epoch + 1, now + lease_s
+        devices.move(
+            connection, row, DeviceState.LEASED, now, epoch=epoch, lease_holder=agent, lease_until=until
+        )  # fmt: skip
+        lease = {"state": JobState.LEASED, "epoch": epoch, "lease_until": until, "phase": None}
+        lease["phase_until"] = now + phase_limit_s(None, read(connection, id).payload)
+        connection.execute(_change(id, now, attempts=job_table.c.attempts + 1, **lease))
         return read(connection, id)
 
 
-def renew(store: Store, id: str, device: str, agent: str, epoch: int, *, lease_s: float = LEASE_S) -> bool:
-    """Prolongs the lease of a running job; False where the agent should stop: cancelled, or an older epoch.
+def renew(
+    store: Store, id: str, device: str, agent: str, epoch: int, *, phase: Phase = "running", lease_s: float = LEASE_S
+) -> bool:
+    """Prolongs the lease of a job that has come to `phase`; False where the agent should stop.
 
-    A lease that expired is good again as long as the device was not leased anew.
+    That is so where the job was cancelled, the epoch is an older one, or the phase has lasted too long. Then it does
+    not count as a word from the device either: what hangs there may be what asks for jobs, too. A lease that expired is
+    good again as long as the device was not leased anew.
 
     Raises:
         UnknownName: no such device.
@@ -140,14 +142,19 @@ def renew(store: Store, id: str, device: str, agent: str, epoch: int, *, lease_s
     with store.write() as connection:
         now = store.now()
         row = devices.read(connection, device, agent=agent)
-        devices.heard_from(connection, row, now)
-        wanted = (job_table.c.epoch == epoch) & (job_table.c.device == device) & job_table.c.state.in_(LIVE)
-        change = _change(id, now, state=JobState.LEASED, lease_until=now + lease_s).where(wanted)
-        if row.epoch != epoch or connection.execute(change).rowcount != 1:
+        job = find(connection, id)
+        agents.touch(connection, agent, now)
+        if job is None or job.state not in LIVE or (job.device, job.epoch, row.epoch) != (device, epoch, epoch):
             return False
-        state = row.state if row.state is DeviceState.DRAINING else DeviceState.LEASED
-        lease = {"state": state, "lease_holder": agent, "lease_until": now + lease_s}
-        connection.execute(update(device_table).where(device_table.c.id == device).values(**lease))
+        entered = _PHASES.index(phase) > _PHASES.index(job.phase)
+        until = now + phase_limit_s(phase, job.payload) if entered else job.phase_until
+        if until is not None and until <= now:
+            return False
+        row = devices.heard_from(connection, row, now)
+        state = row.state if row.state is DeviceState.DRAINING else state_of(phase if entered else job.phase or phase)
+        devices.move(connection, row, state, now, lease_holder=agent, lease_until=now + lease_s)
+        told = {"phase": phase, "phase_until": until} if entered else {}
+        connection.execute(_change(id, now, state=JobState.LEASED, lease_until=now + lease_s, **told))
         return True
 
 
@@ -204,6 +211,11 @@ def retry(store: Store, id: str) -> None:
             raise InvalidInput(f"job {id!r} has not failed, so it cannot be retried")
 
 
+def job_id(result_key: str, number: int) -> str:
+    """The id of a measurement's round."""
+    return f"{result_key}.{number}"
+
+
 def held(store: Store, agent: str) -> list[JobRow]:
     """The jobs whose results are awaited from `agent`: leased, or leased until lately and not granted anew."""
     current = (job_table.c.epoch == device_table.c.epoch) & job_table.c.state.in_(LIVE)
@@ -229,6 +241,12 @@ def files(round: Round) -> frozenset[str]:
     """SHA-256 of every file that a round needs: what its agent may download, and what must stay in the store."""
     plans = (round.candidate, round.reference) if round.reference else (round.candidate,)
     return frozenset(sha256 for plan in plans for sha256 in _plan_files(plan))
+
+
+def find(connection: Connection, id: str) -> JobRow | None:
+    """The job `id`, if there is one, held until the transaction ends."""
+    row = connection.execute(select(job_table).where(job_table.c.id == id).with_for_update()).first()
+    return _row(row) if row else None
 
 
 def read(connection: Connection, id: str) -> JobRow:
@@ -309,4 +327,6 @@ def _row(row: Row[Any]) -> JobRow:
         Blame(row.blame) if row.blame else None,
         row.reason,
         row.message,
+        row.phase,
+        row.phase_until,
     )

@@ -17,7 +17,7 @@ from nas.core.clock import Clock, SystemClock
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.store.engine import database_url, make_engine, sqlite_file, translated, writing
 
-REVISION = "0004"
+REVISION = "0005"
 """The newest of `migrations/versions`. Stated here so that opening a current database need not load Alembic."""
 
 MIGRATIONS = Path(__file__).parent / "migrations"

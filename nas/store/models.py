@@ -218,6 +218,28 @@ device = Table(
     Column("lease_holder", _Name),
     Column("lease_until", Float),
     Column("last_seen", Float, nullable=False),
+    Column("state_since", Float, nullable=False),
+    Column("health_since", Float, nullable=False),
+    Column("check_due", Float),  # None: no health check is wanted
+    Column("check_number", Integer, nullable=False),
+    Column("checks_failed", Integer, nullable=False),  # since the last passed one
+    Index(None, "check_due"),
+)
+
+# What people ask of a device later. What jobs did is in `job`; failures are here too, because a study takes its jobs
+# and attempts with it when it is deleted.
+device_event = Table(
+    "device_event",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("device", ForeignKey("device.id", ondelete="CASCADE"), nullable=False),
+    Column("at", Float, nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("what", String(32), nullable=False),
+    Column("reason", Text),
+    Column("job", String(128)),
+    Index(None, "device", "kind", "id"),
+    sqlite_autoincrement=True,
 )
 
 job = Table(
@@ -243,6 +265,8 @@ job = Table(
     Column("blame", String(16)),
     Column("reason", String(32)),
     Column("message", Text),
+    Column("phase", String(16)),  # how far its agent says that it has come; None: it has not said yet
+    Column("phase_until", Float),
     _of_trial(),
     UniqueConstraint("result_key", "round"),
     Index(None, "device", "state", "priority"),
@@ -259,4 +283,18 @@ calibration = Table(
     Column("reference_ms", Float, nullable=False),
     Column("samples", JSON, nullable=False),
     Column("created", Float, nullable=False),
+)
+
+# One row per round of a measurement: compact, and a round that is read twice is noted once.
+reference_run = Table(
+    "reference_run",
+    metadata,
+    Column("job", String(128), primary_key=True),
+    Column("device", ForeignKey("device.id", ondelete="CASCADE"), nullable=False),
+    Column("runtime", _Name, nullable=False),
+    Column("build", String(128), nullable=False),
+    Column("at", Float, nullable=False),
+    Column("calibration_ms", Float, nullable=False),
+    Column("runs", JSON, nullable=False),
+    Index(None, "device", "runtime", "build", "at"),
 )

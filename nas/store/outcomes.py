@@ -1,8 +1,10 @@
 """How jobs end: with a result, with a failure, or with a lease that nobody renewed; and whose failure it is.
 
-A failure counts against the device first. It becomes the candidate's where the trial failed on two devices, or twice
-on one that passed its health check in between. A device turns bad once three different jobs failed on it since its
-last passed check.
+A failure counts against the device first. It becomes the candidate's where the trial failed before, while it ran, on a
+device that passed a health check since: on the same device, or on another. Until a check has passed, a failure says as
+much of the device. What failed before the candidate ran, jobs that were done in the end, and silence of an agent on
+another machine than the device say nothing of the candidate. A device turns bad once three different jobs failed on it
+since its last passed check.
 """
 
 from __future__ import annotations
@@ -10,27 +12,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, func, or_, select, update
+from sqlalchemy import Connection, Select, func, or_, select, update
 
 from nas.core.errors import FailureReason
 from nas.core.plan import RoundResult
-from nas.core.protocol import Failure
-from nas.store import devices, jobs
+from nas.core.protocol import Failure, Phase
+from nas.store import device_log, devices, jobs
 from nas.store.attempts import insert_attempt
 from nas.store.models import agent as agent_table
 from nas.store.models import attempt
 from nas.store.models import device as device_table
 from nas.store.models import job as job_table
-from nas.store.rows import Blame, DeviceRow, DeviceState, Health, JobKind, JobRow, JobState
+from nas.store.rows import Blame, DeviceEventKind, DeviceRow, DeviceState, Health, JobKind, JobRow, JobState
 from nas.store.store import Store
+from nas.store.timeouts import LIMITS
 
 BAD_AFTER_JOBS = 3
 """Different jobs that fail on a device before it turns bad."""
 
-OFFLINE_S = 60.0
+OFFLINE_S = LIMITS[DeviceState.IDLE].seconds
 """Seconds without a word from its agent after which a device is offline."""
 
 _BACKOFF_S = 5.0
+_LOCAL = "local"
+"""Transport of a device that its agent runs on."""
+
+_TELLING, _OTHER = "infrastructure", "interrupted"
+"""Kinds of attempts: failures that may be the candidate's, and those that cannot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +58,8 @@ def submit(store: Store, id: str, device: str, agent: str, epoch: int, result: R
     """
     with store.write() as connection:
         now = store.now()
-        row = devices.read(connection, device, agent=agent)
-        devices.heard_from(connection, row, now)
-        job = _find(connection, id)
+        row = devices.heard_from(connection, devices.read(connection, device, agent=agent), now)
+        job = jobs.find(connection, id)
         if job is not None and _finished_under(job, row, epoch):
             return Verdict(True)
         refusal = _refusal(job, row, epoch)
@@ -61,39 +68,33 @@ def submit(store: Store, id: str, device: str, agent: str, epoch: int, result: R
         end = {"state": JobState.DONE, "result": result.model_dump(mode="json"), "lease_until": None}
         end |= {"blame": None, "reason": None, "message": None}
         connection.execute(update(job_table).where(job_table.c.id == id).values(updated=now, **end))
-        _free(connection, row)
+        _free(connection, row, now)
         return Verdict(True)
 
 
-def fail(
-    store: Store,
-    id: str,
-    device: str,
-    agent: str,
-    epoch: int,
-    failure: Failure,
-    *,
-    reason: FailureReason = "crash",
-) -> Verdict:
+def fail(store: Store, id: str, device: str, agent: str, epoch: int, failure: Failure) -> Verdict:
     """Ends a job's attempt without a result: queued again later, failed for good, or cancelled.
-
-    `reason` is what the candidate failed of, should the failure turn out to be its own.
 
     Raises:
         UnknownName: no such device.
         InvalidInput: another agent serves it.
     """
     with store.write() as connection:
-        row = devices.read(connection, device, agent=agent)
-        devices.heard_from(connection, row, store.now())
-        job = _find(connection, id)
+        now = store.now()
+        row = devices.heard_from(connection, devices.read(connection, device, agent=agent), now)
+        job = jobs.find(connection, id)
         refusal = _refusal(job, row, epoch)
         if job is None or refusal is not None:
             return Verdict(False, refusal)
         if job.state not in jobs.LIVE:
             return Verdict(False, f"the job is {job.state.value} already")
-        _free(connection, row)
-        _count(connection, job, row, failure.kind, failure.message, reason, store.now())
+        _free(connection, row, now)
+        if failure.kind == "infrastructure":
+            reason: FailureReason = "timeout" if failure.overdue else "crash"
+            ran = failure.phase == "running"
+            _count(connection, _Failed(job, row, failure.message, failure.phase, ran, reason), now)
+        else:
+            _end(connection, job, row, failure, now)
         # Nothing more is expected under this epoch, unlike after a lease that ran out.
         connection.execute(update(job_table).where(job_table.c.id == id).values(epoch=None))
         return Verdict(True)
@@ -106,18 +107,21 @@ def expire(store: Store, *, local_only: bool = False) -> list[str]:
     """
     with store.write() as connection:
         now = store.now()
-        lost = select(job_table.c.id).where(job_table.c.state == JobState.LEASED, job_table.c.lease_until <= now)
+        over = or_(job_table.c.lease_until <= now, job_table.c.phase_until <= now)
+        lost = select(job_table.c.id).where(job_table.c.state == JobState.LEASED, over)
         if local_only:
             lost = lost.where(job_table.c.device.in_(_local_devices()))
         ids = list(connection.scalars(lost.order_by(job_table.c.id)))
         for id in ids:
             job = jobs.read(connection, id)
             row = devices.read(connection, job.device)
-            _free(connection, row)
-            silence = f"agent {row.agent!r} did not renew its lease of {row.id!r}"
-            _count(connection, job, row, "infrastructure", silence, "timeout", now)
-        silent = (device_table.c.last_seen <= now - OFFLINE_S) & (device_table.c.state != DeviceState.DRAINING)
-        connection.execute(update(device_table).where(silent).values(state=DeviceState.OFFLINE))
+            _free(connection, row, now)
+            _count(connection, _lost(job, row, now), now)
+        lasting = (DeviceState.OFFLINE, DeviceState.DRAINING)
+        silent = (device_table.c.last_seen <= now - OFFLINE_S) & device_table.c.state.not_in(lasting)
+        for device in connection.scalars(select(device_table.c.id).where(silent)).all():
+            row = devices.read(connection, device)
+            devices.go_offline(connection, row, now, f"nothing was heard from its agent {row.agent!r}")
         return ids
 
 
@@ -125,7 +129,11 @@ def extend_leases(store: Store, lease_s: float = jobs.LEASE_S) -> None:
     """Gives every lease its full time again: a coordinator that was down calls it before it first calls `expire`."""
     until = store.now() + lease_s
     with store.write() as connection:
-        connection.execute(update(job_table).where(job_table.c.state == JobState.LEASED).values(lease_until=until))
+        leased = job_table.c.state == JobState.LEASED
+        connection.execute(update(job_table).where(leased).values(lease_until=until))
+        # Whatever phase they have come to, they could not tell.
+        late = job_table.c.phase_until < until
+        connection.execute(update(job_table).where(leased, late).values(phase_until=until))
         connection.execute(
             update(device_table).where(device_table.c.lease_until.is_not(None)).values(lease_until=until)
         )
@@ -133,11 +141,6 @@ def extend_leases(store: Store, lease_s: float = jobs.LEASE_S) -> None:
 
 def _local_devices() -> Select[tuple[str]]:
     return select(device_table.c.id).join(agent_table).where(agent_table.c.secret_hash.is_(None))
-
-
-def _find(connection: Connection, id: str) -> JobRow | None:
-    exists = connection.scalar(select(job_table.c.id).where(job_table.c.id == id))
-    return jobs.read(connection, id) if exists else None
 
 
 def _finished_under(job: JobRow, device: DeviceRow, epoch: int) -> bool:
@@ -156,71 +159,92 @@ def _refusal(job: JobRow | None, device: DeviceRow, epoch: int) -> str | None:
     return None
 
 
-def _free(connection: Connection, device: DeviceRow) -> None:
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """A failed attempt: `ran` says whether it may have been the candidate that did it, and then of what it failed."""
+
+    job: JobRow
+    device: DeviceRow
+    message: str
+    phase: Phase | None
+    ran: bool
+    reason: FailureReason
+
+
+def _lost(job: JobRow, device: DeviceRow, now: float) -> _Failed:
+    """What a job failed of whose lease was taken back."""
+    if job.phase_until is not None and job.phase_until <= now:
+        phase = "not begun" if job.phase is None else job.phase
+        message = f"it was {phase} for longer than {device.id!r} may take for that"
+        return _Failed(job, device, message, job.phase, job.phase == "running", "timeout")
+    message = f"agent {device.agent!r} did not renew its lease of {device.id!r}, or its host restarted"
+    # An agent elsewhere would have lived to tell what became of the device.
+    ran = job.phase == "running" and device.device.transport == _LOCAL
+    return _Failed(job, device, message, job.phase, ran, "crash")
+
+
+def _free(connection: Connection, device: DeviceRow, now: float) -> None:
     state = device.state if device.state is DeviceState.DRAINING else DeviceState.IDLE
-    free = {"state": state, "lease_holder": None, "lease_until": None}
-    connection.execute(update(device_table).where(device_table.c.id == device.id).values(**free))
+    devices.move(connection, device, state, now, lease_holder=None, lease_until=None)
 
 
-def _count(
-    connection: Connection, job: JobRow, device: DeviceRow, kind: str, message: str, reason: FailureReason, now: float
-) -> None:
-    """Records a failed attempt and decides what becomes of its job and its device."""
-    note = {"kind": kind, "message": message, "at": now, "job": job.id, "device": device.id}
-    insert_attempt(connection, result_key=job.result_key, stage="measure", study=job.study, trial=job.trial, **note)
-    values: dict[str, Any] = {"updated": now, "lease_until": None, "message": message}
-    if kind == "infrastructure":
-        _doubt(connection, job, device, message)
-        values |= _verdict(connection, job, device, reason, now)
-    elif kind == "refused":
-        values |= {"state": JobState.FAILED, "blame": Blame.REFUSED}
-    else:
-        values |= {"state": JobState.CANCELLED}
+def _count(connection: Connection, failed: _Failed, now: float) -> None:
+    """Records a failure of the infrastructure and decides what becomes of its job and its device."""
+    job, device, message = failed.job, failed.device, failed.message
+    _record(connection, job, _TELLING if failed.ran else _OTHER, message, now)
+    told = failed.phase or "not begun"
+    device_log.record(connection, device.id, now, DeviceEventKind.FAILURE, told, message, job.id)
+    _doubt(connection, device, message, now)
+    values = {"updated": now, "lease_until": None, "message": message} | _verdict(connection, failed, now)
     connection.execute(update(job_table).where(job_table.c.id == job.id).values(**values))
 
 
-def _verdict(
-    connection: Connection, job: JobRow, device: DeviceRow, reason: FailureReason, now: float
-) -> dict[str, Any]:
-    failures = _failures(connection, job)
-    own = [failure for failure in failures if failure.job == job.id]
-    if job.kind is JobKind.MEASURE and _is_candidates(failures, own, device):
-        return {"state": JobState.FAILED, "blame": Blame.CANDIDATE, "reason": reason}
-    if len(own) >= jobs.MAX_FAILURES:
+def _end(connection: Connection, job: JobRow, device: DeviceRow, failure: Failure, now: float) -> None:
+    """A job that was refused or cancelled: nobody's failure."""
+    _record(connection, job, failure.kind, failure.message, now)
+    refused = {"state": JobState.FAILED, "blame": Blame.REFUSED}
+    values: dict[str, Any] = refused if failure.kind == "refused" else {"state": JobState.CANCELLED}
+    values |= {"updated": now, "lease_until": None, "message": failure.message}
+    connection.execute(update(job_table).where(job_table.c.id == job.id).values(**values))
+
+
+def _record(connection: Connection, job: JobRow, kind: str, message: str, now: float) -> None:
+    note = {"kind": kind, "message": message, "at": now, "job": job.id, "device": job.device}
+    insert_attempt(connection, result_key=job.result_key, stage="measure", study=job.study, trial=job.trial, **note)
+
+
+def _verdict(connection: Connection, failed: _Failed, now: float) -> dict[str, Any]:
+    job = failed.job
+    if job.kind is JobKind.MEASURE and failed.ran and _failed_on_a_good_device(connection, job):
+        return {"state": JobState.FAILED, "blame": Blame.CANDIDATE, "reason": failed.reason}
+    own = connection.scalar(select(func.count()).where(attempt.c.job == job.id, attempt.c.kind.in_((_TELLING, _OTHER))))
+    assert own is not None
+    if own >= jobs.MAX_FAILURES:
         return {"state": JobState.FAILED, "blame": Blame.INFRASTRUCTURE}
-    return {"state": JobState.QUEUED, "not_before": now + _BACKOFF_S * 2 ** (len(own) - 1)}
+    return {"state": JobState.QUEUED, "not_before": now + _BACKOFF_S * 2 ** (own - 1)}
 
 
-def _is_candidates(failures: list[Row[Any]], own: list[Row[Any]], device: DeviceRow) -> bool:
-    two_devices = len({failure.device for failure in failures}) > 1
-    checked_between = any(failure.device == device.id and failure.at < device.checked_at for failure in own)
-    return two_devices or checked_between
-
-
-def _failures(connection: Connection, job: JobRow) -> list[Row[Any]]:
-    """Infrastructure failures of the job, and of its trial's other measurements."""
-    of_job = attempt.c.job == job.id
+def _failed_on_a_good_device(connection: Connection, job: JobRow) -> bool:
+    """Whether this job, or another of its trial that is not done, failed on a device that passed a check since."""
     of_trial = (attempt.c.study == job.study) & (attempt.c.trial == job.trial)
-    query = select(attempt.c.job, attempt.c.device, attempt.c.at).where(
-        attempt.c.kind == "infrastructure", of_job if job.trial is None else or_(of_job, of_trial)
+    undone = job_table.c.state != JobState.DONE
+    query = (
+        select(attempt.c.id)
+        .join(device_table, device_table.c.id == attempt.c.device)
+        .join(job_table, job_table.c.id == attempt.c.job)
+        .where(attempt.c.kind == _TELLING, attempt.c.at < device_table.c.checked_at, undone)
+        .where(attempt.c.job == job.id if job.trial is None else or_(attempt.c.job == job.id, of_trial))
     )
-    return list(connection.execute(query.order_by(attempt.c.id)))
+    return connection.scalar(query.limit(1)) is not None
 
 
-def _doubt(connection: Connection, job: JobRow, device: DeviceRow, message: str) -> None:
+def _doubt(connection: Connection, device: DeviceRow, message: str, now: float) -> None:
     """After a failure a good device is unknown until it passes a check; after failures of three jobs it is bad."""
-    failed_jobs = connection.scalar(
-        select(func.count(attempt.c.job.distinct())).where(
-            attempt.c.device == device.id, attempt.c.kind == "infrastructure", attempt.c.at >= device.checked_at
-        )
-    )
-    assert failed_jobs is not None
-    if failed_jobs >= BAD_AFTER_JOBS:
-        health, reason = Health.BAD, f"{failed_jobs} jobs failed since its last passed check; last: {message}"
-    elif device.health is Health.GOOD:
-        health, reason = Health.UNKNOWN, f"a job failed: {message}"
-    else:
+    if device.health not in (Health.GOOD, Health.UNKNOWN):
         return
-    connection.execute(
-        update(device_table).where(device_table.c.id == device.id).values(health=health, health_reason=reason)
-    )
+    failed_jobs = device_log.failed_jobs(connection, device.id, device.checked_at)
+    if failed_jobs >= BAD_AFTER_JOBS:
+        reason = f"{failed_jobs} jobs failed since its last passed check; last: {message}"
+        devices.rate(connection, device, Health.BAD, reason, now)
+    elif device.health is Health.GOOD:
+        devices.rate(connection, device, Health.UNKNOWN, f"a job failed: {message}", now)

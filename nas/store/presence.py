@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import BindParameter, bindparam, case, select, update
+from sqlalchemy import BindParameter, Connection, bindparam, select, update
 
+from nas.core.protocol import Phase
+from nas.store import devices
 from nas.store.jobs import LEASE_S
 from nas.store.models import agent as agent_table
 from nas.store.models import device as device_table
 from nas.store.models import job as job_table
 from nas.store.rows import DeviceState, JobState
 from nas.store.store import Store
+from nas.store.timeouts import LIMITS
+
+_LONG_S = LIMITS[DeviceState.OFFLINE].seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,27 +30,31 @@ class Renewal:
     epoch: int
 
 
-def held_until(store: Store, id: str, device: str, agent: str, epoch: int) -> float | None:
-    """When the lease of job `id` runs out; None where `agent` does not hold it now, and `jobs.renew` says the rest."""
+def held_until(store: Store, id: str, device: str, agent: str, epoch: int, phase: Phase) -> float | None:
+    """When the lease of job `id` runs out; None where that is not all, and `jobs.renew` says the rest.
+
+    That is so where `agent` does not hold it just now, the device is taken to be offline, or the job has come to
+    another phase or was in it for too long.
+    """
     current = (device_table.c.epoch == epoch) & (job_table.c.epoch == epoch) & (job_table.c.state == JobState.LEASED)
+    current &= (job_table.c.phase == phase) & (job_table.c.phase_until > store.now())
     query = select(job_table.c.lease_until).join(device_table).where(job_table.c.id == id, current)
+    query = query.where(device_table.c.id == device, device_table.c.agent == agent)
     with store.read() as connection:
-        until = connection.scalar(query.where(device_table.c.id == device, device_table.c.agent == agent))
+        until = connection.scalar(query.where(device_table.c.state != DeviceState.OFFLINE))
     return None if until is None else float(until)
 
 
 def note(store: Store, heard: Mapping[str, str], renewed: Sequence[Renewal], *, lease_s: float = LEASE_S) -> None:
     """Writes down that devices (with their agents) were heard from, those of renewals too, and prolongs leases.
 
-    A lease that meanwhile ended, or is another's, stays as it is. An offline device comes back with its next claim, or
-    here where a job runs on it: of an idle one its agent may have said meanwhile that it is gone.
+    A lease that meanwhile ended, or is another's, stays as it is. So does what a device does: its agent may have said
+    meanwhile that it is gone. `jobs.claim` and `jobs.renew` bring one back from offline.
     """
     now = store.now()
     of_device = device_table.c.id == bindparam("of_device")
     of_epoch: BindParameter[int] = bindparam("of_epoch")
-    works = (device_table.c.state == DeviceState.OFFLINE) & device_table.c.lease_until.is_not(None)
-    back = case((works, DeviceState.LEASED), else_=device_table.c.state)
-    seen = update(device_table).where(of_device).values(last_seen=now, state=back)
+    seen = update(device_table).where(of_device).values(last_seen=now)
     lease = update(device_table).where(of_device, device_table.c.epoch == of_epoch)
     lease = lease.where(device_table.c.lease_until.is_not(None)).values(lease_until=now + lease_s)
     job = update(job_table).where(job_table.c.id == bindparam("of_job"), job_table.c.epoch == of_epoch)
@@ -57,8 +66,17 @@ def note(store: Store, heard: Mapping[str, str], renewed: Sequence[Renewal], *, 
     with store.write() as connection:
         # Rows in the order in which others lock them too: agents, devices, jobs, each by name.
         connection.execute(agents, [{"of_agent": agent} for agent in sorted(set(everybody.values()))])
+        _check_returned(connection, everybody, now)
         connection.execute(seen, [{"of_device": device} for device in sorted(everybody)])
         if renewed:
             in_order = sorted(renewed, key=lambda each: each.job)
             connection.execute(job, [{"of_job": each.job, "of_epoch": each.epoch} for each in in_order])
             connection.execute(lease, [{"of_device": each.device, "of_epoch": each.epoch} for each in in_order])
+
+
+def _check_returned(connection: Connection, heard: Collection[str], now: float) -> None:
+    """What was away for long, while nobody was there to note it, is to be checked."""
+    away = (device_table.c.state != DeviceState.OFFLINE) & (device_table.c.last_seen < now - _LONG_S)
+    for device in connection.scalars(select(device_table.c.id).where(away).order_by(device_table.c.id)).all():
+        if device in heard:
+            devices.heard_from(connection, devices.read(connection, device), now)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from nas.core.device import Device
 from nas.core.errors import FailureReason
 from nas.core.plan import Round, RoundResult
+from nas.core.protocol import Phase
 from nas.core.trial import TrialStatus
 
 Json = dict[str, Any]
@@ -64,6 +65,24 @@ class Health(StrEnum):
     BAD = "bad"
     MAINTENANCE = "maintenance"
     RETIRED = "retired"
+
+
+class CheckOutcome(StrEnum):
+    """How a health check ended. `unsure`: the device works, but not as when it was calibrated, or cannot be judged."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    UNSURE = "unsure"
+
+
+class DeviceEventKind(StrEnum):
+    """What can happen to a device."""
+
+    REGISTERED = "registered"
+    STATE = "state"
+    HEALTH = "health"
+    CHECK = "check"
+    FAILURE = "failure"
 
 
 class Role(StrEnum):
@@ -220,7 +239,9 @@ class ApiToken:
 class DeviceRow:
     """A registered device and its lease.
 
-    `epoch` grows with every lease; `checked_at` is when it last passed a health check, 0 for never.
+    `epoch` grows with every lease; `checked_at` is when it last passed a health check, 0 for never; `check_due` is when
+    the next one may run, None where none is wanted; `check_number` counts those that ended, `checks_failed` those since
+    the last that passed.
     """
 
     id: str
@@ -234,6 +255,28 @@ class DeviceRow:
     lease_holder: str | None
     lease_until: float | None
     last_seen: float
+    state_since: float
+    health_since: float
+    check_due: float | None
+    check_number: int
+    checks_failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceEvent:
+    """Something that happened to a device.
+
+    `what` is the new state or health, the end of a check, or how far a failed job had come; `job` is the job that
+    failed.
+    """
+
+    id: int
+    device: str
+    at: float
+    kind: DeviceEventKind
+    what: str
+    reason: str | None
+    job: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +284,7 @@ class JobRow:
     """One round of a measurement, for one device.
 
     `epoch` is that of the device's lease; None where no result is awaited. `blame`, `reason` and `message` say why a
-    failed job failed.
+    failed job failed. `phase` is how far its agent says that it has come, `phase_until` when that ends at the latest.
     """
 
     id: str
@@ -264,6 +307,8 @@ class JobRow:
     blame: Blame | None
     reason: FailureReason | None
     message: str | None
+    phase: Phase | None
+    phase_until: float | None
 
 
 @dataclass(frozen=True, slots=True)

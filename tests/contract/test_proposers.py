@@ -24,3 +24,23 @@ class TestEhviSearch(ProposerContract):
     @pytest.fixture
     def factory(self) -> ProposerFactory:
         return PROPOSERS["ehvi"]
+
+
+class TestCacheEvolution(ProposerContract):
+    @pytest.fixture
+    def factory(self) -> ProposerFactory:
+        return PROPOSERS["cache-evolution"]
+
+
+class TestOptunaNsga2(ProposerContract):
+    @pytest.fixture
+    def factory(self) -> ProposerFactory:
+        return PROPOSERS["optuna-nsga2"]
+
+
+class TestOptunaTpe(ProposerContract):
+    rounds = 7  # past the ten random ones that it starts with
+
+    @pytest.fixture
+    def factory(self) -> ProposerFactory:
+        return PROPOSERS["optuna-tpe"]

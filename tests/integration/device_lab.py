@@ -134,18 +134,49 @@ def _mirror() -> str:
 
 
 @dataclass
-class Machine:
+class Link:
+    """A network of its own, wired to this host.
+
+    Args:
+        name: of the network namespace, and of this host's end of the wire.
+        address: of the other end.
+    """
+
+    name: str
+    address: str
+
+    @property
+    def inside(self) -> tuple[str, ...]:
+        """What to put before a command that shall run on that network."""
+        return ("ip", "netns", "exec", self.name)
+
+    @contextlib.contextmanager
+    def cut(self) -> Iterator[None]:
+        """Nothing passes while the context is open, and neither side is told."""
+        _ip("link", "set", self.name, "down")
+        try:
+            yield
+        finally:
+            _ip("link", "set", self.name, "up")
+
+    def slow(self, megabits: int) -> None:
+        """No more than so many Mbit/s pass in either direction from now on."""
+        shape = ["root", "tbf", "rate", f"{megabits}mbit", "burst", "64kb", "latency", "100ms"]
+        subprocess.run(["tc", "qdisc", "replace", "dev", self.name, *shape], check=True)
+        subprocess.run(["tc", "-n", self.name, "qdisc", "replace", "dev", "eth0", *shape], check=True)
+
+
+@dataclass
+class Machine(Link):
     """A running device.
 
     Args:
-        name: of its network namespace, and of this host's end of the wire.
+        name: see `Link`.
         address: where its daemon listens.
         port: same.
         init: process id, on this host, of what started everything there.
     """
 
-    name: str
-    address: str
     port: int
     init: int
 
@@ -195,15 +226,6 @@ class Machine:
                 os.kill(pid, signal.SIGKILL)
 
     @contextlib.contextmanager
-    def cut(self) -> Iterator[None]:
-        """Nothing passes while the context is open, and neither side is told."""
-        subprocess.run(["ip", "link", "set", self.name, "down"], check=True)
-        try:
-            yield
-        finally:
-            subprocess.run(["ip", "link", "set", self.name, "up"], check=True)
-
-    @contextlib.contextmanager
     def small_disk(self, folder: str, megabytes: int) -> Iterator[None]:
         """One of its folders is an empty disk of that size while the context is open."""
         (self.root / folder).mkdir(parents=True, exist_ok=True)
@@ -240,32 +262,41 @@ def machine(folder: Path, daemon: str, port: int, setup: str, path: str = "/usr/
         setup: shell commands that run before, in the root folder of the machine.
         path: PATH of the daemon and its children.
     """
-    global _started
-    _started += 1
     _check_host()
     scratch = folder / "scratch"
     scratch.mkdir(parents=True)
-    name, net = f"hil{os.getpid() % 100000}-{_started}", f"10.{100 + os.getpid() % 100}.{_started}"
     boot = BOOT.format(scratch=scratch, image=image(), setup=setup, daemon=daemon, path=path)
     with contextlib.ExitStack() as stack:
-        _ip("netns", "add", name)
-        stack.callback(_ip, "netns", "delete", name)
+        link = stack.enter_context(wired())
+        log = stack.enter_context((folder / "log").open("wb"))
+        inside = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "bash", "-c", boot]
+        outer = subprocess.Popen([*link.inside, *inside], stdout=log, stderr=log)
+        stack.callback(outer.wait)
+        stack.callback(outer.kill)
+        children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children")
+        assert within(10, lambda: bool(children.read_text())), (folder / "log").read_text()
+        booted = Machine(link.name, link.address, port, int(children.read_text()))
+        assert within(20, lambda: _listens(booted)), (folder / "log").read_text()
+        yield booted
+
+
+@contextlib.contextmanager
+def wired() -> Iterator[Link]:
+    """A network namespace and the wire to it."""
+    global _started
+    _started += 1
+    name, net = f"hil{os.getpid() % 100000}-{_started}", f"10.{100 + os.getpid() % 100}.{_started}"
+    _ip("netns", "add", name)
+    try:
         _ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
         _ip("addr", "add", f"{net}.1/24", "dev", name)
         _ip("link", "set", name, "up")
         for arguments in (["addr", "add", f"{net}.2/24", "dev", "eth0"], ["link", "set", "eth0", "up"]):
             _ip("-n", name, *arguments)
         _ip("-n", name, "link", "set", "lo", "up")
-        log = stack.enter_context((folder / "log").open("wb"))
-        inside = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "bash", "-c", boot]
-        outer = subprocess.Popen(["ip", "netns", "exec", name, *inside], stdout=log, stderr=log)
-        stack.callback(outer.wait)
-        stack.callback(outer.kill)
-        children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children")
-        assert within(10, lambda: bool(children.read_text())), (folder / "log").read_text()
-        booted = Machine(name, f"{net}.2", port, int(children.read_text()))
-        assert within(20, lambda: _listens(booted)), (folder / "log").read_text()
-        yield booted
+        yield Link(name, f"{net}.2")
+    finally:
+        _ip("netns", "delete", name)
 
 
 def _ip(*arguments: str) -> None:
@@ -280,7 +311,7 @@ def _listens(machine: Machine) -> bool:
 
 @contextlib.contextmanager
 def sshd(folder: Path, keys: Path, *, port: int = 22, options: str = "", setup: str = "") -> Iterator[Machine]:
-    """A machine with sshd, which accepts the key that is made in `keys`.
+    """A machine with sshd, which accepts the key in `keys`; one is made where there is none.
 
     Args:
         folder: an empty one of this host.
@@ -302,7 +333,8 @@ Subsystem sftp /usr/lib/openssh/sftp-server
 {options}
 """
     keys.mkdir(parents=True, exist_ok=True)
-    new_key(keys / "id_ed25519")
+    if not (keys / "id_ed25519").exists():
+        new_key(keys / "id_ed25519")
     commands = f"""
 ssh-keygen -q -t ed25519 -N '' -f run/host_key
 cp {shlex.quote(str(keys))}/id_ed25519.pub run/authorized_keys
@@ -314,14 +346,15 @@ printf %s {shlex.quote(config)} >run/sshd_config
 
 
 @contextlib.contextmanager
-def adbd(folder: Path, public_key: str, *, port: int = 5555) -> Iterator[Machine]:
+def adbd(folder: Path, public_key: str, *, port: int = 5555, setup: str = "") -> Iterator[Machine]:
     """A machine with adbd, a shell and tools as phones have them: mksh and toybox, no others on PATH."""
-    setup = f"""
+    commands = f"""
 mount --bind usr/bin/mksh-static usr/bin/dash
 printf '%s\\n' {shlex.quote(public_key)} >data/misc/adb/adb_keys
+{setup}
 """
     daemon = f"ADBD_PORT={port} /{ADBD}-auth"
-    with machine(folder, daemon, port, setup, path="/android") as booted:
+    with machine(folder, daemon, port, commands, path="/android") as booted:
         yield booted
 
 

@@ -22,6 +22,7 @@ from nas.devices.attachments import THIS_MACHINE
 from nas.devices.backoff import Backoff
 from nas.devices.client import JobClient, NotAdmitted
 from nas.devices.content import ContentFolder
+from nas.devices.describe import boot_id
 from nas.devices.download import Downloads
 from nas.devices.execute import KnownRunner
 from nas.devices.hostlock import HostLock
@@ -55,7 +56,7 @@ def make(coordinator: FakeCoordinator, folder: Path, lock: HostLock, known: Know
         known,
         lock=lock,
         outbox=folder / "outbox",
-        boot_id="b",
+        boot_id=boot_id(LocalTransport(cache)),
     )
 
 
@@ -128,7 +129,8 @@ def test_wrong_bytes_are_an_infrastructure_failure(coordinator: FakeCoordinator,
     coordinator.offer(offered)
     start()
     coordinator.wait_for(results=1)
-    assert failure(coordinator.results["1"]).kind == "infrastructure"
+    told = failure(coordinator.results["1"])
+    assert (told.kind, told.phase, told.overdue) == ("infrastructure", "preparing", False)
 
 
 def test_beats_while_it_works_and_ends_when_told(coordinator: FakeCoordinator, start: Start) -> None:
@@ -137,7 +139,9 @@ def test_beats_while_it_works_and_ends_when_told(coordinator: FakeCoordinator, s
     coordinator.wait_for(heartbeats=3)
     coordinator.cancelled.add("1")
     coordinator.wait_for(results=1)
-    assert failure(coordinator.results["1"]).kind == "cancelled"
+    told = failure(coordinator.results["1"])
+    assert (told.kind, told.phase) == ("cancelled", "running")
+    assert coordinator.heartbeats[-1].phase == "running"
 
 
 def test_beats_while_it_waits_for_the_host(coordinator: FakeCoordinator, start: Start, lock: HostLock) -> None:

@@ -159,11 +159,12 @@ def test_a_failed_run_is_a_result_and_ends_the_round(
     assert result.pairs[0].candidate.model_dump(include=set(seen)) == seen
 
 
-def test_cool_down_and_beats(files: Folder, transport: LocalTransport) -> None:
-    beats, clock = [], FakeClock()
+def test_the_phases_of_a_round(files: Folder, transport: LocalTransport) -> None:
+    phases: list[tuple[str, float]] = []
+    clock = FakeClock()
     batch = Round(candidate=files.plan("exit 0"), repetitions=2, cool_down_s=2.5)
-    run_here(batch, transport, files, clock=clock, beat=lambda: beats.append(clock.time))
-    assert beats == [0.0, 1.0, 2.0, 2.5, 2.5]
+    run_here(batch, transport, files, clock=clock, enter=lambda phase: phases.append((phase, clock.time)))
+    assert phases == [("preparing", 0.0), ("cooling", 0.0), ("running", 2.5)]
 
 
 def test_cancelled_while_cooling_down(files: Folder, transport: LocalTransport) -> None:

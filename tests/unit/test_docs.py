@@ -100,6 +100,11 @@ def test_python_snippets_compile() -> None:
         compile(body, name, "exec")
 
 
+def test_the_example_of_the_search_engine_runs() -> None:
+    (example,) = (body for name, body in snippets("python") if name == "search-engine.md")
+    exec(compile(example, "search-engine.md", "exec"), {"__name__": "example"})
+
+
 def test_toml_snippets_name_known_groups() -> None:
     groups = {registry.group for registry in REGISTRIES}
     for name, body in snippets("toml"):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
-from nas.core.errors import UnknownName
+from nas.core.errors import InvalidInput, UnknownName
 from nas.search import Observation, Proposal, Sampler, make_proposer
 from nas.search.ehvi_search import EhviSearch
 from nas.search.random_search import RandomSearch
@@ -46,4 +47,24 @@ def test_json_round_trip() -> None:
     proposal = make_proposer(Sampler(SPACE)).ask(1)[0]
     assert Proposal.from_json(proposal.to_json()) == proposal
     seen = Observation(proposal.layout, "stopped", {"quality": 0.5}, {"ttft@chat": -0.1}, rung=1)
-    assert Observation.from_json(seen.to_json()) == seen
+    assert Observation.from_json(seen.to_json()) == seen and "noise" not in seen.to_json()
+    noisy = replace(seen, noise={"quality": 0.02})
+    assert Observation.from_json(noisy.to_json()) == noisy
+
+
+def test_what_an_older_version_wrote_is_read() -> None:
+    proposal = make_proposer(Sampler(SPACE)).ask(1)[0]
+    old = {key: value for key, value in proposal.to_json().items() if key != "engine"}
+    assert Proposal.from_json(old) == replace(proposal, engine="")
+
+
+def test_state_of_another_engine_is_refused() -> None:
+    state = make_proposer(Sampler(SPACE), "evolution").state()
+    with pytest.raises(InvalidInput, match=r"'evolution/\d'; this is 'ehvi/\d'"):
+        make_proposer(Sampler(SPACE), "ehvi").restore(state)
+
+
+def test_noise_that_is_no_number_is_refused() -> None:
+    layout = make_proposer(Sampler(SPACE)).ask(1)[0].layout
+    with pytest.raises(InvalidInput, match="noise of 'quality'"):
+        make_proposer(Sampler(SPACE)).tell(Observation(layout, "complete", noise={"quality": float("nan")}))

@@ -76,3 +76,47 @@ def test_pending_layouts_count_as_reached() -> None:
             proposer.tell(Observation(best.layout, "failed"))
         scores.append(proposer.score([best.layout])[0])
     assert scores[1] < 0.9 * scores[0]
+
+
+def told(proposer: EhviSearch, problem: SyntheticProblem, count: int) -> EhviSearch:
+    proposer.fix_reference_point(problem.reference_point)
+    for _ in range(count):
+        for proposal in proposer.ask(1):
+            proposer.tell(problem.observe(proposal.layout))
+    return proposer
+
+
+def test_a_warm_start_teaches_and_stays_off_the_front() -> None:
+    """Earlier figures, all shifted as another device would, tell which of two layouts is better."""
+    problem = SyntheticProblem(4, space=synthetic_space(pool=32))
+    sampler, rng = Sampler(problem.space), np.random.default_rng(8)
+    earlier = []
+    for layout in (sampler.draw(rng) for _ in range(60)):
+        figures = problem.truth(layout)
+        shifted = {"quality": figures["quality"], "latency": np.log(figures["decode"]) + 0.7}
+        earlier.append(Observation(layout, "complete", {**shifted, "memory": np.log(figures["memory"]) + 0.7}))
+    cold = told(EhviSearch(sampler, 0), problem, 8)
+    warm = EhviSearch(sampler, 0)
+    warm.warm_start(earlier)
+    told(warm, problem, 8)
+    unseen = [sampler.draw(rng) for _ in range(40)]
+    truth = [np.log(problem.truth(layout)["decode"]) for layout in unseen]
+    misses = [np.abs(each.surrogate().predict(unseen)[0].mean[:, 1] - truth).mean() for each in (cold, warm)]
+    assert misses[1] < 0.7 * misses[0]
+    assert {seen.layout.id for seen in warm.log.feasible()}.isdisjoint(seen.layout.id for seen in earlier[:1])
+    again = EhviSearch(sampler, 0)
+    again.restore(warm.state())
+    assert again.ask(1) == warm.ask(1)
+
+
+def test_expected_gain_shrinks_as_the_space_is_known() -> None:
+    problem = SyntheticProblem(2, space=synthetic_space(pool=32))
+    proposer = told(EhviSearch(Sampler(problem.space), 0), problem, 4)
+    assert proposer.expected_gain is None
+    gains = []
+    for _ in range(50):
+        for proposal in proposer.ask(1):
+            proposer.tell(problem.observe(proposal.layout))
+        if proposer.expected_gain is not None:
+            gains.append(proposer.expected_gain)
+    assert 0 < np.mean(gains[-10:]) < 0.5 * np.mean(gains[:10])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from sklearn.linear_model import Ridge as SklearnRidge  # type: ignore[import-untyped]
 
 from nas.core.layout import Layout
 from nas.search import Features, Observation, Sampler
-from nas.search.ridge import fit_ridge
+from nas.search.features import BYTES_PER_WEIGHT, GROUPS
+from nas.search.kernels import Kernels
 from nas.search.surrogate import Surrogate
 from nas.search_spaces import load_space
 from nas.testing.synthetic import OBJECTIVES, SyntheticProblem
@@ -20,8 +22,11 @@ LAYOUTS = [Sampler(PROBLEM.space).draw(RNG) for _ in range(140)]
 TOP = 2
 
 
+KERNELS = Kernels(FEATURES, Sampler(PROBLEM.space), TOP)
+
+
 def fit(observations: list[Observation]) -> Surrogate:
-    return Surrogate(FEATURES, observations, OBJECTIVES, frozenset({"quality"}), TOP, seed=0)
+    return Surrogate(KERNELS, observations, dict.fromkeys(OBJECTIVES, 9.0), frozenset({"quality"}), TOP)
 
 
 def whole(layout: Layout) -> Observation:
@@ -44,26 +49,18 @@ def test_features_are_finite_and_tell_layouts_apart() -> None:
 def test_features_of_a_known_stack() -> None:
     layout = Layout.parse("d512 v8192 ffn=swiglu:1152 [C3*2 A16/4 C5 A16/4 C7*3]")
     named = dict(zip(FEATURES.names, FEATURES.vector(layout), strict=True))
-    assert named["gqa.share"] == pytest.approx(2 / 8)
-    assert (named["gqa.first"], named["gqa.last"], named["gqa.gap"]) == pytest.approx((2 / 8, 5 / 8, 3 / 8))
+    assert named["gqa.mean"] == pytest.approx(2 / 8) and named["conv.mean"] == pytest.approx(6 / 8)
+    assert (named["gqa.gap"], named["gqa.run"], named["conv.run"]) == pytest.approx((3 / 8, 1 / 8, 3 / 8))
     assert named["conv>gqa"] == pytest.approx(2 / 7) and named["gqa>gqa"] == 0
-    assert [named[f"gqa.third{third}"] for third in range(3)] == pytest.approx([1 / 8, 1 / 8, 0])
-    assert named["swiglu.width"] == pytest.approx(np.log1p(1152)) and named["moe.width"] == 0
+    assert named["gqa@0.3"] > 0.4 > 0.01 > named["gqa@0.9"]
+    assert named["swiglu.width.mean"] == pytest.approx(np.log1p(1152)) and named["moe.width.mean"] == 0
+    assert sum(abs(named[f"pair{index}"]) for index in range(64)) in (3, 5, 7)  # seven pairs; two of a hash may cancel
 
 
-def test_ridge_is_ridge_and_its_error_is_leave_one_out() -> None:
-    rows = RNG.normal(size=(25, 6)) * [1, 2, 3, 4, 5, 0]
-    targets, weights = rows @ [1, -1, 0.5, 0, 0, 0] + RNG.normal(size=25), RNG.uniform(0.2, 1, 25)
-    found = fit_ridge(rows, targets, weights)
-    scaled = (rows - found.centre) / found.scale
-    model = SklearnRidge(alpha=found.penalty).fit(scaled, targets, sample_weight=weights)
-    assert found.predict(rows)[0] == pytest.approx(model.predict(scaled))
-    left_out = []
-    for index in range(25):
-        keep = np.arange(25) != index
-        model.fit(scaled[keep], targets[keep], sample_weight=weights[keep])
-        left_out.append(targets[index] - model.predict(scaled[[index]])[0])
-    assert found.error == pytest.approx(np.sum(weights * np.square(left_out)) / weights.sum(), rel=1e-6)
+def test_neighbours_with_other_arguments_are_other_pairs() -> None:
+    rows = FEATURES.matrix([Layout.parse(f"d512 v8192 ffn=swiglu:1152 [C3*6 {tail}]") for tail in ("C5*2", "C7*2")])
+    pairs = FEATURES.groups == GROUPS.index("pairs")
+    assert (rows[0, pairs] != rows[1, pairs]).any()
 
 
 def test_device_figures_and_quality_are_predicted() -> None:
@@ -110,4 +107,35 @@ def test_equal_data_gives_equal_predictions_and_few_points_give_a_prior() -> Non
     objectives, constraints = fit(told[:2]).predict(LAYOUTS[30:33])
     assert (objectives.sd >= 0.3).all() and (constraints.sd >= 0.3).all()
     nothing, none = fit([Observation(LAYOUTS[0], "failed")]).predict(LAYOUTS[:2])
-    assert (nothing.mean == 0).all() and none.mean.shape == (2, 0)
+    assert (nothing.mean == 9.0).all() and none.mean.shape == (2, 0)
+
+
+def test_known_noise_is_believed() -> None:
+    """One of two equal measurements is told to be noisy: predictions there follow it less."""
+    told = [whole(layout) for layout in LAYOUTS[:40]]
+    off = dict(told[0].objectives) | {"quality": told[0].objectives["quality"] + 0.4}
+    means = []
+    for noise in ({}, {"quality": 0.4}):
+        odd = Observation(LAYOUTS[0], "complete", off, told[0].constraints, TOP, noise)
+        means.append(fit([odd, *told[1:]]).predict([LAYOUTS[0]])[0].mean[0, 0])
+    assert means[1] < means[0]
+
+
+def test_targets_that_are_one_figure_share_one_model() -> None:
+    told = []
+    for layout in LAYOUTS[:20]:
+        seen = whole(layout)
+        told.append(replace(seen, constraints={"memory": seen.objectives["memory"] - 4.0}))
+    objectives, constraints = fit(told).predict(LAYOUTS[20:30])
+    assert constraints.mean[:, 0] == pytest.approx(objectives.mean[:, 2] - 4.0)
+    assert constraints.sd[:, 0] == pytest.approx(objectives.sd[:, 2])
+
+
+def test_sizes_are_those_of_the_layout() -> None:
+    for layout in LAYOUTS[:20]:
+        named = dict(zip(FEATURES.names, FEATURES.vector(layout), strict=True))
+        context = PROBLEM.space.workloads["chat"].window
+        cache = layout.kv_bytes(context)
+        assert named[f"flops@{context}"] == pytest.approx(np.log(layout.flops(context)))
+        assert named[f"read@{context}"] == pytest.approx(np.log(BYTES_PER_WEIGHT * layout.params.active + cache))
+        assert named["state"] == pytest.approx(np.log1p(layout.state_bytes()))

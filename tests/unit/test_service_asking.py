@@ -13,6 +13,7 @@ from service_support import Bed, tiny_space
 from store_support import open_store
 
 from nas.core.clock import SystemClock
+from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.core.trial import Event, EventKind
 from nas.search import PROPOSERS, BaseProposer, Observation
@@ -97,6 +98,14 @@ def test_a_log_that_lacks_something_does_not(bed: Bed) -> None:
     untold = [event for event in ledger.events() if event.payload.get("what") != TOLD]
     (line,) = differences(bed, ledger, untold)
     assert line.startswith("trial 1: d128")
+
+
+def test_a_log_of_another_engine_is_no_log_of_this_one(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = bed.ledger()
+    next_trial(asker(bed, ledger), ledger)
+    monkeypatch.setattr(Moody, "engine", "moody/2")
+    with pytest.raises(InvalidInput, match="older hilnas; here is moody/2"):
+        differences(bed, ledger)
 
 
 def test_what_comes_while_it_is_asked_is_told_and_logged_afterwards(bed: Bed) -> None:

@@ -25,7 +25,8 @@ from nas.service.local_agent import LocalAgent
 from nas.service.signing import SigningKey
 from nas.service.stage_work import Bench
 from nas.service.watch import Watch
-from nas.store import agents, artifacts, devices
+from nas.store import agents, artifacts, calibrations, devices
+from nas.store.calibrations import ReferenceRun
 from nas.store.rows import Health
 from nas.testing.fake_runtime import FakeRuntime
 
@@ -78,6 +79,14 @@ def test_a_new_device_is_calibrated_and_then_only_checked(lab: Lab) -> None:
     assert devices.get(lab.store, DEVICE.id).health is Health.GOOD
     assert lab.bench(runs(*[raw(sample(10.2, 1.02))] * 3)).reference.calibration_ms == pytest.approx(MS)
     assert lab.asked() == [3]
+
+
+def test_what_stands_beside_measurements_is_kept_under_the_calibration(lab: Lab) -> None:
+    place = lab.bench(runs(*[CALM] * 10))
+    place.reference.note("job.0", [ReferenceRun(1.01, 40.0, True)])
+    [drift] = calibrations.drift(lab.store, DEVICE.id)
+    assert drift.calibration is not None
+    assert (drift.runtime, drift.points[0].calibration_ms) == ("fake", pytest.approx(MS))
 
 
 def test_a_device_that_changed_is_calibrated_anew(lab: Lab) -> None:

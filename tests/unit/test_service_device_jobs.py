@@ -16,9 +16,10 @@ from nas.core.protocol import Failure
 from nas.service import device_jobs
 from nas.service.device_jobs import DeviceJobs
 from nas.service.doorbell import Doorbell
-from nas.store import devices, jobs, outcomes, studies, trials
-from nas.store.rows import Health, JobKind, JobState
+from nas.store import checks, devices, jobs, outcomes, studies, trials
+from nas.store.rows import CheckOutcome, DeviceState, Health, JobKind, JobState
 from nas.store.store import Store
+from nas.store.timeouts import LIMITS
 
 KEY = key("measurement")
 ROUND = round_of().model_copy(update={"reference": round_of().candidate})
@@ -102,13 +103,50 @@ def test_the_reference_alone_also_goes_to_a_doubtful_device(lab: Lab) -> None:
     assert lab.wait(during, round_of()) == RESULT
 
 
-def test_a_bad_device_is_not_waited_for(lab: Lab) -> None:
+def test_a_bad_device_is_waited_for_until_its_first_check_has_ended(lab: Lab) -> None:
     async def during() -> None:
         devices.set_health(lab.store, lab.device, Health.BAD, "three jobs failed")
+        await asyncio.sleep(0.05)
+        assert lab.job().state is JobState.QUEUED
+        checks.conclude(lab.store, lab.device, 0, CheckOutcome.FAILED, "the check crashed", lab.clock.time)
+
+    with pytest.raises(InfrastructureFailed, match=r"device box takes no jobs: bad, the check crashed"):
+        lab.wait(during)
+    assert lab.job().state is JobState.CANCELLED
+
+
+def test_a_bad_device_that_passes_its_check_goes_on(lab: Lab) -> None:
+    async def during() -> None:
+        devices.set_health(lab.store, lab.device, Health.BAD, "three jobs failed")
+        await asyncio.sleep(0.05)
+        assert jobs.claim(lab.store, lab.device, "local") is None
+        checks.conclude(lab.store, lab.device, 0, CheckOutcome.PASSED, None, lab.clock.time)
+        lab.work(RESULT)
+
+    assert lab.wait(during) == RESULT
+
+
+def test_a_bad_device_that_nobody_checks_is_not_waited_for_for_ever(lab: Lab) -> None:
+    async def during() -> None:
+        devices.set_health(lab.store, lab.device, Health.BAD, "three jobs failed")
+        await asyncio.sleep(0.05)
+        lab.clock.sleep(120)
 
     with pytest.raises(InfrastructureFailed, match=r"device box takes no jobs: bad, three jobs failed"):
         lab.wait(during)
-    assert lab.job().state is JobState.CANCELLED
+
+
+def test_a_draining_device_is_waited_for_for_a_while(lab: Lab) -> None:
+    async def during() -> None:
+        devices.set_state(lab.store, lab.device, DeviceState.DRAINING)
+        lab.clock.sleep(LIMITS[DeviceState.DRAINING].seconds)
+        assert jobs.claim(lab.store, lab.device, "local") is None
+        await asyncio.sleep(0.05)
+        assert lab.job().state is JobState.QUEUED
+        lab.clock.sleep(1)
+
+    with pytest.raises(InfrastructureFailed, match="device box is drained"):
+        lab.wait(during)
 
 
 def test_a_silent_device_is_not_waited_for_for_ever(lab: Lab) -> None:
@@ -197,3 +235,13 @@ def test_what_fails_again_after_a_passed_check_is_the_candidates(lab: Lab) -> No
 
     with pytest.raises(CandidateFailed, match="gone again"):
         lab.wait(during)
+
+
+def test_a_lease_that_no_coordinator_takes_back_is_not_waited_for(lab: Lab) -> None:
+    async def during() -> None:
+        assert jobs.claim(lab.store, lab.device, "local") is not None
+        lab.clock.time += jobs.LEASE_S + outcomes.OFFLINE_S + 1
+
+    with pytest.raises(InfrastructureFailed, match="start 'nas serve'"):
+        lab.wait(during)
+    assert lab.job().state is JobState.CANCELLED

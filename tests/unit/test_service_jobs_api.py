@@ -81,6 +81,20 @@ def test_a_job_is_leased_renewed_and_ended(client: TestClient, store: Store) -> 
     assert devices.get(store, "box").state is DeviceState.IDLE
 
 
+@pytest.mark.parametrize(
+    ("phase", "state"), [({"phase": "preparing"}, "preparing"), ({"phase": "cooling"}, "cooling"), ({}, "leased")]
+)
+def test_a_heartbeat_tells_how_far_the_job_has_come(
+    client: TestClient, store: Store, phase: dict[str, str], state: str
+) -> None:
+    jobs.enqueue(store, KEY, round_of(), device="box")
+    job = lease(client)
+    beat = {**WHO, "job": job["id"], "epoch": job["epoch"], **phase}
+    assert client.post("/v1/heartbeat", json=beat).json() == {"cancel": False}
+    assert devices.get(store, "box").state == state
+    assert client.post("/v1/heartbeat", json=beat | {"phase": "asleep"}).status_code == 422
+
+
 def test_an_older_epoch_is_refused(client: TestClient, store: Store) -> None:
     jobs.enqueue(store, KEY, round_of(), device="box")
     old, new = lease(client), lease(client)  # the agent restarted and asked again

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from nas.core.workload import Workload
 from nas.runtimes.base import RandomWeights
 from nas.service.judge import total_ms
 from nas.service.measuring import Reference, Subject, calibrate, measure
+from nas.store.calibrations import ReferenceRun
 from nas.testing.fake_runtime import FakeRuntime
 
 LIMITS = Protocol(max_attempts=2, cool_down_s=7.0)
@@ -46,6 +48,16 @@ def measured(subject: Subject, *script: Any, **options: Any) -> tuple[Measuremen
     jobs = ScriptedJobs(list(script))
     taken = asyncio.run(measure(subject, reference(subject), jobs, "key", 3, 2, LIMITS, **options))
     return taken, jobs
+
+
+def test_the_reference_runs_of_every_round_are_kept_whatever_the_round_was_good_for(subject: Subject) -> None:
+    noted: list[tuple[str, list[ReferenceRun]]] = []
+    told = replace(reference(subject), note=lambda job, runs: noted.append((job, list(runs))))
+    drifted, broken = raw(sample(20.0, 2.0), temperature_c=70.0), answer(CALM, beside=KILLED)
+    script = [answer(CALM, beside=drifted), broken, answer(CALM, NOISY, CALM)]
+    asyncio.run(measure(subject, told, ScriptedJobs(script), "key", 3, 2, LIMITS, first_round=5))
+    calm, noisy = ReferenceRun(1.0, None, True), ReferenceRun(1.0, None, False)
+    assert noted == [("key.5", [ReferenceRun(2.0, 70.0, True)]), ("key.6", []), ("key.7", [calm, noisy, calm])]
 
 
 def test_one_round_is_enough_on_a_calm_machine(subject: Subject) -> None:

@@ -17,6 +17,7 @@ from nas.store import agents, devices, jobs, presence
 from nas.store.presence import Renewal
 from nas.store.rows import DeviceState, Health, JobKind, JobState
 from nas.store.store import Store
+from nas.store.timeouts import LIMITS, phase_limit_s
 
 
 @pytest.fixture
@@ -142,11 +143,24 @@ def test_who_holds_a_lease(store: Store, clock: StillClock) -> None:
     put(store, "a")
     job = take(store)
     epoch = job.epoch or 0
-    assert presence.held_until(store, job.id, "box", "local", epoch) == clock.time + jobs.LEASE_S
+    assert presence.held_until(store, job.id, "box", "local", epoch, "running") is None, "it says so for the first time"
+    assert jobs.renew(store, job.id, "box", "local", epoch, phase="running")
+    until_s = clock.time + jobs.LEASE_S
+    assert presence.held_until(store, job.id, "box", "local", epoch, "running") == until_s
     for of in ((job.id, "box", "other", epoch), (job.id, "box", "local", epoch - 1), ("none.0", "box", "local", epoch)):
-        assert presence.held_until(store, *of) is None
+        assert presence.held_until(store, *of, "running") is None
+    clock.time += phase_limit_s("running", job.payload)
+    assert presence.held_until(store, job.id, "box", "local", epoch, "running") is None, "it runs for too long"
     assert [held.id for held in jobs.held(store, "local")] == [job.id]
     assert jobs.held(store, "other") == []
+
+
+def test_a_device_that_was_away_for_long_is_to_be_checked(store: Store, clock: StillClock) -> None:
+    add_device(store)
+    devices.set_health(store, "box", Health.GOOD)
+    clock.time += LIMITS[DeviceState.OFFLINE].seconds + 1
+    presence.note(store, {"box": "local"}, [])
+    assert devices.get(store, "box").health is Health.UNKNOWN
 
 
 def test_a_device_that_was_heard_from_is_seen(store: Store, clock: StillClock) -> None:
@@ -166,12 +180,18 @@ def test_an_older_word_of_a_device_does_not_bring_it_back(store: Store) -> None:
     assert devices.get(store, "box").state is DeviceState.IDLE
 
 
-def test_a_device_that_works_is_not_offline(store: Store) -> None:
+def test_an_offline_device_is_brought_back_by_what_its_agent_does(store: Store, clock: StillClock) -> None:
     add_device(store)
     put(store, "a")
-    take(store)
-    devices.set_state(store, "box", DeviceState.OFFLINE)
+    job = take(store)
+    devices.register(store, "local", [], boot_id="boot")
+    clock.time += 10
     presence.note(store, {"box": "local"}, [])
+    assert agents.all(store)[0].last_seen == clock.time
+    row = devices.get(store, "box")
+    assert (row.state, row.last_seen) == (DeviceState.OFFLINE, clock.time)
+    assert presence.held_until(store, job.id, "box", "local", job.epoch or 0, "preparing") is None
+    assert jobs.renew(store, job.id, "box", "local", job.epoch or 0)
     assert devices.get(store, "box").state is DeviceState.LEASED
 
 

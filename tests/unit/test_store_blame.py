@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 from store_support import (
+    BROKEN,
     RESULT,
     StillClock,
     add_device,
     break_down,
+    device,
     key,
     new_study,
     open_store,
@@ -77,7 +79,7 @@ def test_failing_again_without_a_check_is_the_infrastructures_in_the_end(store: 
         jobs.retry(store, again.id)
 
 
-def test_failing_on_two_devices_is_the_candidates(store: Store, clock: StillClock) -> None:
+def test_failing_on_two_devices_is_the_candidates_where_the_first_works(store: Store, clock: StillClock) -> None:
     add_device(store, "phone", agent="other")
     study = new_study(store).id
     trials.propose(store, study, [proposal(32), proposal(64)])
@@ -85,9 +87,97 @@ def test_failing_on_two_devices_is_the_candidates(store: Store, clock: StillCloc
     put(store, "b", trial=(study, 0), device="phone")
     put(store, "c", trial=(study, 1), device="phone", priority=-1)
     assert break_down(store, clock).state is JobState.QUEUED
+    clock.time += 1
+    devices.set_health(store, "box", Health.GOOD)
     failed = break_down(store, clock, "phone", "other")
     assert (failed.state, failed.blame) == (JobState.FAILED, Blame.CANDIDATE)
     assert break_down(store, clock, "phone", "other").state is JobState.QUEUED
+
+
+@pytest.fixture
+def two(store: Store) -> Store:
+    """Another device, and jobs of one trial on both."""
+    add_device(store, "phone", agent="other")
+    study = new_study(store).id
+    trials.propose(store, study, [proposal(32)])
+    put(store, "a", trial=(study, 0))
+    put(store, "b", trial=(study, 0), device="phone")
+    return store
+
+
+def test_what_takes_two_devices_down_at_once_is_not_the_candidates(two: Store, clock: StillClock) -> None:
+    assert break_down(two, clock).state is JobState.QUEUED
+    assert break_down(two, clock, "phone", "other").state is JobState.QUEUED
+
+
+def test_a_failure_of_a_job_that_was_done_in_the_end_is_forgotten(two: Store, clock: StillClock) -> None:
+    break_down(two, clock)
+    clock.time += 1000
+    devices.set_health(two, "box", Health.GOOD)
+    job = take(two)
+    assert outcomes.submit(two, job.id, "box", "local", job.epoch or 0, RESULT).accepted
+    assert break_down(two, clock, "phone", "other").state is JobState.QUEUED
+
+
+@pytest.mark.parametrize("phase", ["preparing", "cooling"])
+def test_what_fails_before_the_candidate_ran_is_never_its_fault(store: Store, clock: StillClock, phase: str) -> None:
+    put(store)
+    break_down(store, clock)
+    failure = Failure.model_validate({"kind": "infrastructure", "message": "cable", "phase": phase})
+    for _ in range(MAX_FAILURES - 1):
+        clock.time += 1000
+        devices.set_health(store, "box", Health.GOOD)
+        clock.time += 1
+        job = take(store)
+        assert outcomes.fail(store, job.id, "box", "local", job.epoch or 0, failure).accepted
+    after = jobs.get(store, job.id)
+    assert after is not None and after.blame is Blame.INFRASTRUCTURE
+
+
+@pytest.mark.parametrize(("transport", "blame"), [("local", Blame.CANDIDATE), ("ssh", Blame.INFRASTRUCTURE)])
+def test_silence_of_an_agent_says_something_only_where_the_candidate_runs_beside_it(
+    store: Store, clock: StillClock, transport: str, blame: Blame
+) -> None:
+    devices.register(store, "local", [device(transport=transport)], boot_id="boot")
+    put(store)
+    for _ in range(MAX_FAILURES):
+        clock.time += 1000
+        devices.set_health(store, "box", Health.GOOD)
+        clock.time += 1
+        job = jobs.claim(store, "box", "local")
+        if job is None:
+            break
+        assert jobs.renew(store, job.id, "box", "local", job.epoch or 0)
+        clock.time += jobs.LEASE_S
+        assert outcomes.expire(store) == [job.id]
+    [ended] = jobs.of_key(store, key("a"))
+    assert ended.blame is blame
+
+
+def test_a_job_that_overran_its_deadline_failed_of_time(store: Store, clock: StillClock) -> None:
+    put(store)
+    failure = Failure(kind="infrastructure", message="not done within 60 s", overdue=True)
+    for _ in range(2):
+        clock.time += 1000
+        devices.set_health(store, "box", Health.GOOD)
+        clock.time += 1
+        job = take(store)
+        outcomes.fail(store, job.id, "box", "local", job.epoch or 0, failure)
+    after = jobs.get(store, job.id)
+    assert after is not None and (after.blame, after.reason) == (Blame.CANDIDATE, "timeout")
+
+
+def test_what_a_person_decided_is_not_changed_by_failures(store: Store, clock: StillClock) -> None:
+    for n in range(BAD_AFTER_JOBS):
+        put(store, f"j{n}", priority=-n)
+    for _ in range(BAD_AFTER_JOBS - 1):
+        break_down(store, clock)
+    clock.time += 1000
+    job = take(store)
+    devices.set_health(store, "box", Health.MAINTENANCE, "new battery")
+    outcomes.fail(store, job.id, "box", "local", job.epoch or 0, BROKEN)
+    row = devices.get(store, "box")
+    assert (row.health, row.health_reason, row.check_due) == (Health.MAINTENANCE, "new battery", None)
 
 
 def test_a_check_is_never_the_candidates(store: Store, clock: StillClock) -> None:

@@ -11,11 +11,14 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from store_support import StillClock, add_device, key, open_store, round_of
 
 from nas.core.plan import RoundResult
-from nas.core.protocol import Failure
+from nas.core.protocol import Failure, Phase
 from nas.store import devices, jobs, outcomes
-from nas.store.rows import DeviceState, Health, JobRow, JobState
+from nas.store.rows import DeviceState, Health, JobKind, JobRow, JobState
+from nas.store.timeouts import LIMITS, phase_limit_s
 
 BOXES = ("box", "phone")
+BUSY = {DeviceState.LEASED, DeviceState.PREPARING, DeviceState.COOLING}
+PHASES = st.sampled_from(["preparing", "cooling", "running"])
 
 
 class Farm(RuleBasedStateMachine):
@@ -35,10 +38,10 @@ class Farm(RuleBasedStateMachine):
         self.store.close()
         self.folder.cleanup()
 
-    @rule(name=st.integers(0, 4), box=st.sampled_from(BOXES), priority=st.integers(0, 1))
-    def enqueue(self, name: int, box: str, priority: int) -> None:
+    @rule(name=st.integers(0, 4), box=st.sampled_from(BOXES), priority=st.integers(0, 1), kind=st.sampled_from(JobKind))
+    def enqueue(self, name: int, box: str, priority: int, kind: JobKind) -> None:
         known = jobs.get(self.store, f"{key(name)}.0")
-        job = jobs.enqueue(self.store, key(name), round_of(), device=box, priority=priority)
+        job = jobs.enqueue(self.store, key(name), round_of(), device=box, priority=priority, kind=kind)
         if known is None:
             assert (job.state, job.device) == (JobState.QUEUED, box)
         elif known.state is JobState.CANCELLED:
@@ -48,9 +51,11 @@ class Farm(RuleBasedStateMachine):
 
     @rule(target=claims, box=st.sampled_from(BOXES))
     def claim(self, box: str) -> object:
+        health = devices.get(self.store, box).health
         job = jobs.claim(self.store, box, f"agent-{box}")
         if job is None:
             return multiple()
+        assert health in (Health.GOOD, Health.UNKNOWN) or (health is Health.BAD and job.kind is JobKind.CHECK)
         assert job.device == box
         assert job.epoch is not None and job.epoch > self.epochs[box], "an epoch was given twice"
         self.epochs[box] = job.epoch
@@ -74,15 +79,16 @@ class Farm(RuleBasedStateMachine):
         if current and before.state is not JobState.DONE:
             self.kept[claim.id] = seconds
 
-    @rule(claim=claims, kind=st.sampled_from(["infrastructure", "refused", "cancelled"]))
-    def fail(self, claim: JobRow, kind: str) -> None:
-        failure = Failure.model_validate({"kind": kind, "message": "no"})
-        outcomes.fail(self.store, claim.id, claim.device, f"agent-{claim.device}", claim.epoch or 0, failure)
+    @rule(claim=claims, kind=st.sampled_from(["infrastructure", "refused", "cancelled"]), phase=PHASES)
+    def fail(self, claim: JobRow, kind: str, phase: Phase) -> None:
+        failure = Failure.model_validate({"kind": kind, "message": "no", "phase": phase})
+        who = (claim.device, f"agent-{claim.device}", claim.epoch or 0)
+        outcomes.fail(self.store, claim.id, *who, failure)
 
-    @rule(claim=claims)
-    def renew(self, claim: JobRow) -> None:
-        renewed = jobs.renew(self.store, claim.id, claim.device, f"agent-{claim.device}", claim.epoch or 0)
-        if renewed:
+    @rule(claim=claims, phase=PHASES)
+    def renew(self, claim: JobRow, phase: Phase) -> None:
+        who = (claim.device, f"agent-{claim.device}", claim.epoch or 0)
+        if jobs.renew(self.store, claim.id, *who, phase=phase):
             assert claim.epoch == self.epochs[claim.device]
             assert devices.get(self.store, claim.device).lease_until == self.clock.time + jobs.LEASE_S
 
@@ -95,9 +101,20 @@ class Farm(RuleBasedStateMachine):
         self.clock.time += seconds
         outcomes.expire(self.store)
 
-    @rule(box=st.sampled_from(BOXES))
-    def check(self, box: str) -> None:
-        devices.set_health(self.store, box, Health.GOOD)
+    @rule()
+    def everybody_falls_silent(self) -> None:
+        self.clock.time += max(LIMITS[DeviceState.IDLE].seconds, phase_limit_s(None, round_of()))
+        outcomes.expire(self.store)
+        assert all(job.state is JobState.QUEUED for job in jobs.live(self.store))
+        assert {devices.get(self.store, box).state for box in BOXES} <= {DeviceState.OFFLINE, DeviceState.DRAINING}
+
+    @rule(box=st.sampled_from(BOXES), health=st.sampled_from(Health))
+    def rate(self, box: str, health: Health) -> None:
+        devices.set_health(self.store, box, health, "a person")
+
+    @rule(box=st.sampled_from(BOXES), state=st.sampled_from([DeviceState.DRAINING, DeviceState.IDLE]))
+    def tell(self, box: str, state: DeviceState) -> None:
+        devices.set_state(self.store, box, state)
 
     @invariant()
     def holds(self) -> None:
@@ -110,7 +127,11 @@ class Farm(RuleBasedStateMachine):
             assert row.epoch == self.epochs[box]
             if held:
                 assert held[0].epoch == row.epoch
-                assert row.state in (DeviceState.LEASED, DeviceState.OFFLINE)
+                assert held[0].lease_until is not None and held[0].phase_until is not None, "a lease that never ends"
+            if row.state in BUSY:
+                assert row.lease_until is not None, "busy without a lease"
+            if row.health in (Health.UNKNOWN, Health.BAD):
+                assert row.check_due is not None, "doubtful for ever"
         for id, seconds in self.kept.items():
             job = jobs.get(self.store, id)
             assert job is not None and job.state is JobState.DONE

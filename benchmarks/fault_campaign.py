@@ -1,0 +1,80 @@
+"""Breaks a whole farm in every way we could think of, and checks after each time that nothing false came of it.
+
+    python benchmarks/fault_campaign.py --faults 300 --seed 0 --state campaign.jsonl > result.json
+
+The farm is real: `nas serve` over TLS on a network of its own, `nas agent run`, and machines with sshd and adbd made of
+namespaces (as root; see tests/integration/device_lab.py). Jobs have ends that are known beforehand. Each fault hits
+the job of one device at a moment of its life: while its files are fetched or pushed, while it runs, when it ends; some
+hit all devices. Killed agents and coordinators are started again after a second, as systemd does it, and nothing else
+is done for them. Faults of different devices overlap.
+
+Checked after each fault, and all again at the end: the job ends with the result that it must have, or failed for a
+reason that is true; nothing accepted is lost, changed or counted twice; nothing counts that is said under an old
+epoch; no runner is alive 5 s after its deadline on the device.
+
+What was done is written to the state file, one JSON object a line. A campaign that was itself killed goes on with
+`--resume FILE`. `--only N,N` does these faults of a campaign again. Exit code 1 if anything was found; then the folder
+with logs and databases stays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import NoReturn
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "integration"))
+
+ISOLATED = "HILNAS_FAULT_CAMPAIGN"
+NAMESPACES = ("unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
+ENTER = 'mkdir -p /run/netns && mount -t tmpfs tmpfs /run/netns && ip link set lo up && "$@"'
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--machines", type=int, default=4, help="devices, with sshd and adbd in turn")
+    parser.add_argument("--longest", type=float, default=60.0, help="seconds that a link may be down")
+    parser.add_argument("--state", type=Path, help="file that remembers what was done; default: in a temporary folder")
+    parser.add_argument("--resume", type=Path, help="state file of a campaign to go on with; its options hold")
+    parser.add_argument("--only", help="numbers of faults, with commas between")
+    options = parser.parse_args()
+    if ISOLATED not in os.environ:
+        go_apart()
+    from faults.campaign import Campaign
+    from faults.journal import Journal, Terms
+
+    if options.resume:
+        journal = Journal.open(options.resume)
+    else:
+        folder = Path(tempfile.mkdtemp(prefix="hilnas-faults-"))
+        terms = Terms(options.seed, options.faults, options.machines, options.longest, str(folder))
+        journal = Journal.begin(options.state or folder / "campaign.jsonl", terms)
+    only = [int(part) for part in options.only.split(",")] if options.only else None
+    report = Campaign(journal, only).run()
+    if report["violations"]:
+        report["folder"] = journal.terms.folder
+    print(json.dumps(report, indent=1))
+    if not report["violations"]:
+        shutil.rmtree(journal.terms.folder)
+    return 1 if report["violations"] else 0
+
+
+def go_apart() -> NoReturn:
+    """Runs this script with networks, processes and mounts of its own: however it ends, nothing of it stays."""
+    from device_lab import image
+
+    image()  # wants the network that is left behind
+    argv = [*NAMESPACES, "sh", "-c", ENTER, "sh", sys.executable, *sys.argv]
+    os.execvpe(argv[0], argv, os.environ | {ISOLATED: "1"})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,187 @@
+"""Does the faults, each device's in turn and all devices at once."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+from faults.journal import Journal, Line
+from faults.kinds import KINDS
+from faults.scene import Draw, Scene
+from faults.stage import Post, Stage, admissions, stage
+from faults.verify import end_problems, scene_problems
+from faults.watch import Watch
+from faults.weather import Weather
+from faults.work import Works, fingerprint
+from nas.store import jobs
+from nas.store.rows import JobState
+
+_SMALL, _BIG = 4096, 4 << 20
+_ENDS_WITHIN_S = 240.0
+_CALM_WITHIN_S = 240.0
+_MANY_VIOLATIONS = 25
+_LONG_SHARE = 0.08
+
+
+class Campaign:
+    """See `fault_campaign.py`.
+
+    Args:
+        journal: what it is, and what was done already.
+        only: numbers of the faults to do; None: all that were not done.
+    """
+
+    def __init__(self, journal: Journal, only: Sequence[int] | None = None) -> None:
+        self._journal, self._terms = journal, journal.terms
+        known = {line["number"] for line in journal.faults()}
+        self._numbers = [number for number in range(self._terms.faults) if number not in known]
+        if only is not None:
+            self._numbers = list(only)
+        self._plan = plan(self._terms.seed, self._terms.faults)
+        self._weather = Weather()
+
+    def run(self) -> Line:
+        """All of it; the report."""
+        begun, folder = time.monotonic(), Path(self._terms.folder)
+        with stage(folder, self._terms.machines) as farm:
+            works = Works(farm.store, self._terms.seed)
+            works.admit(admissions(farm.store))
+            with Watch({post.id: post.machine for post in farm.posts}) as watch:
+                with ThreadPoolExecutor(len(farm.posts)) as lanes:
+                    for lane in [lanes.submit(self._lane, farm, works, watch, i) for i in range(len(farm.posts))]:
+                        lane.result()
+                self._calm_down(farm, watch)
+                self._note_end(farm, watch, folder)
+                report = self._report(farm)
+        return report | {"seconds": round(time.monotonic() - begun, 1)}
+
+    def _lane(self, farm: Stage, works: Works, watch: Watch, lane: int) -> None:
+        """One device's share, one fault after the other."""
+        for number in self._numbers:
+            if number % len(farm.posts) != lane or len(self._violations()) > _MANY_VIOLATIONS:
+                continue
+            try:
+                self._journal.write(self._fault(farm, farm.posts[lane], works, watch, number))
+            except Exception:  # the other devices' faults go on; the report tells it
+                trouble = traceback.format_exc(limit=-4)
+                self._journal.write({"number": number, "kind": self._plan[number], "violations": [trouble]})
+
+    def _fault(self, farm: Stage, post: Post, works: Works, watch: Watch, number: int) -> Line:
+        drawn = draw(self._terms.seed, number, self._plan[number], self._terms.longest_s)
+        kind = KINDS[drawn.kind]
+        # One that was begun before is another job: what became of the first one, nobody watched.
+        name = f"{number}/{sum(line.get('begins') == number for line in self._journal.lines)}"
+        self._journal.write({"begins": number})
+        order = works.order(name, post.id, drawn.conduct, seconds=drawn.run_s, size=drawn.size)
+        act = partial(self._weather.disturbed, None if kind.everywhere else post.id, kind.tells)
+        scene = Scene(farm, post, works, watch, drawn, order, act)
+        begun = time.time()
+        kind.do(scene)
+        over = time.time()
+        ended = scene.until_ended(_ENDS_WITHIN_S)
+        problems = scene_problems(scene, self._weather)
+        row = scene.row()
+        if not ended:
+            jobs.cancel(farm.store, [order.job])
+        works.forget(order, farm.agent_cache, post.files)
+        line = scene.record() | {"begun": begun, "over": over, "recovery_s": max(0.0, row.updated - over)}
+        line |= {"state": row.state.value, "blame": row.blame, "tries": row.attempts, "violations": problems}
+        line["result"] = fingerprint(row) if row.state is JobState.DONE else None
+        took_s = row.updated - begun
+        say(f"{number:4d} {post.machine.name} {drawn.kind}, {drawn.moment}: {row.state.value} in {took_s:.1f} s")
+        for problem in problems:
+            say(f"     !! {problem}")
+        return line
+
+    def _calm_down(self, farm: Stage, watch: Watch) -> None:
+        end = time.monotonic() + _CALM_WITHIN_S
+        while time.monotonic() < end and not (farm.all_idle() and watch.quiet() and not jobs.live(farm.store)):
+            time.sleep(1.0)
+
+    def _note_end(self, farm: Stage, watch: Watch, folder: Path) -> None:
+        done = {line["job"]: line["result"] for line in self._journal.faults() if line.get("result")}
+        problems = [*watch.take_late(), *end_problems(farm, done, folder)]
+        self._journal.write({"end": time.time(), "violations": problems})
+
+    def _violations(self) -> list[str]:
+        return [problem for line in self._journal.lines for problem in line.get("violations", ())]
+
+    def _report(self, farm: Stage) -> Line:
+        faults = self._journal.faults()
+        return {
+            "seed": self._terms.seed,
+            "faults": len(faults),
+            "kinds": dict(sorted(Counter(line["kind"] for line in faults).items())),
+            "moments": dict(sorted(Counter(line["moment"] for line in faults if "moment" in line).items())),
+            "late": sum(line.get("late", False) for line in faults),
+            "jobs": dict(
+                Counter(f"{line['state']} {line['blame'] or ''}".strip() for line in faults if "state" in line)
+            ),
+            "tries": dict(sorted(Counter(line["tries"] for line in faults if "tries" in line).items())),
+            "recovery_s": recoveries(faults),
+            "restarts": {"agent": len(farm.agent.exits), "coordinator": len(farm.coordinator.exits)},
+            "violations": [
+                {"what": problem, "fault": {name: value for name, value in line.items() if name != "violations"}}
+                for line in self._journal.lines
+                for problem in line.get("violations", ())
+            ],
+        }
+
+
+def plan(seed: int, count: int) -> list[str]:
+    """Kinds of all faults: each kind once at first, then by weight."""
+    rng = random.Random(f"{seed}/plan")
+    deck = [name for name, kind in KINDS.items() for _ in range(kind.weight - 1)]
+    first = list(KINDS)
+    rng.shuffle(first)
+    rng.shuffle(deck)
+    return list(islice([*first, *islice(cycle(deck), count)], count))
+
+
+def draw(seed: int, number: int, kind: str, longest_s: float) -> Draw:
+    """What chance decides about a fault."""
+    rng = random.Random(f"{seed}/{number}")
+    moment = rng.choice(KINDS[kind].moments)
+    seconds = rng.uniform(1, 8) if rng.random() > _LONG_SHARE else rng.uniform(8, 60)
+    conduct = rng.choice(KINDS[kind].conducts)
+    return Draw(
+        number=number,
+        kind=kind,
+        moment=moment,
+        delay_s=round(rng.uniform(0, 0.05 if moment == "ending" else 0.4), 2),
+        seconds=round(min(seconds, longest_s), 2),
+        conduct=conduct,
+        run_s=round(rng.uniform(1.5, 3) if moment == "running" else rng.uniform(0.2, 1.5), 2),
+        size=_BIG if moment in ("fetching", "pushing") else _SMALL,
+        choice=round(rng.random(), 3),
+    )
+
+
+def recoveries(faults: Sequence[Line]) -> dict[str, Any]:
+    """Seconds from the end of a disturbance to that of the job that it hit."""
+    known = [line for line in faults if "recovery_s" in line and not line["late"]]
+    kinds = {name: [line["recovery_s"] for line in known if line["kind"] == name] for name in KINDS}
+    every = [line["recovery_s"] for line in known]
+    return {name: _spread(values) for name, values in {"all": every, **kinds}.items() if values}
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    ordered = sorted(values)
+    p90 = ordered[math.ceil(0.9 * len(ordered)) - 1]
+    return {"median": round(statistics.median(ordered), 1), "p90": round(p90, 1), "max": round(ordered[-1], 1)}
+
+
+def say(line: str) -> None:
+    """Progress, on stderr."""
+    print(line, file=sys.stderr, flush=True)

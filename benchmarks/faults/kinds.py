@@ -1,0 +1,236 @@
+"""The kinds of faults: what each does to the farm while its job is under way."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from faults.replay import replay_after_end, second_self
+from faults.runtime import MAIN
+from faults.scene import Moment, Scene
+from faults.work import Conduct
+
+WORKING: tuple[Moment, ...] = ("fetching", "pushing", "running")
+ANY: tuple[Moment, ...] = ("queued", *WORKING, "ending")
+
+MISBEHAVING: tuple[Conduct, ...] = ("crash", "hang", "garbage", "flood", "out_of_memory")
+MIXED: tuple[Conduct, ...] = (*("right",) * 12, "hang", "hang", *MISBEHAVING)
+RIGHT: tuple[Conduct, ...] = ("right",)
+"""Where it matters that the runner answers from the bytes it should."""
+
+SMALL_DISK_MB = 1
+_LEASE_S = 30.0
+_DAY_S = 86400.0
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of fault.
+
+    Args:
+        do: queues the job, and does it.
+        weight: how often it comes, beside the others.
+        moments: of the job's life when it may happen.
+        tells: causes (`weather.CAUSES`) that failures may truly name because of it.
+        everywhere: whether it concerns all devices.
+        kills: whether the runner's death from outside is a true end.
+        conducts: of the job's runner.
+    """
+
+    do: Callable[[Scene], None]
+    weight: int
+    moments: tuple[Moment, ...]
+    tells: frozenset[str] = frozenset()
+    everywhere: bool = False
+    kills: bool = False
+    conducts: tuple[Conduct, ...] = MIXED
+
+
+def runner_killed(scene: Scene) -> None:
+    scene.begin()
+    scene.until_moment()
+    with scene.act():
+        scene.slay("/bin/sh", f"/{MAIN}")
+
+
+def session_killed(scene: Scene) -> None:
+    """What serves the connection dies, or now and then the whole daemon."""
+    scene.begin()
+    scene.until_moment()
+    with scene.act():
+        scene.slay(scene.post.daemon if scene.draw.choice < 0.3 else scene.post.session)
+
+
+def supervisor_killed(scene: Scene) -> None:
+    """The shell on the device that watches the runner."""
+    scene.begin()
+    scene.until_moment()
+    with scene.act():
+        scene.slay("sh", "/content/", "run")
+
+
+def link_down(scene: Scene) -> None:
+    scene.begin()
+    scene.until_moment()
+    with scene.act(), scene.post.machine.cut():
+        time.sleep(scene.draw.seconds)
+
+
+def coordinator_link_down(scene: Scene) -> None:
+    with scene.stage.turn:
+        scene.begin()
+        scene.until_moment()
+        with scene.act(), scene.stage.coordinator_link.cut():
+            time.sleep(scene.draw.seconds)
+
+
+def disk_full(scene: Scene) -> None:
+    with scene.act(), scene.post.machine.small_disk(scene.post.folder, SMALL_DISK_MB):
+        scene.begin()
+        scene.until_failed()
+
+
+def push_truncated(scene: Scene) -> None:
+    """The file on its way to the device loses what it has."""
+    scene.begin()
+    scene.until_moment()
+    with scene.act():
+        for file in (scene.post.files / "tmp").glob("*/file"):
+            os.truncate(file, 1000)
+
+
+def damaged_after_push(scene: Scene) -> None:
+    """The model is on the device already, and rots there."""
+    _bring(scene)
+    with scene.act():
+        (scene.post.files / "content" / scene.order.model.sha256).write_bytes(b"rotten")
+    scene.begin()
+
+
+def runner_replaced(scene: Scene) -> None:
+    """Another program lies where the runner was, which an earlier job has brought."""
+    _bring(scene)
+    with scene.act():
+        for runner in scene.works.runner_files(scene.post.files, everywhere=scene.draw.choice < 0.5):
+            runner.write_bytes(b"#!/bin/sh\necho another program\n")
+    scene.begin()
+
+
+def damaged_in_store(scene: Scene) -> None:
+    """The coordinator's disk rots; a person restores the file after the first failure."""
+    path = scene.works.path(scene.order)
+    content = path.read_bytes()
+    with scene.act():
+        _replace(path, content[:-1] + bytes([content[-1] ^ 1]))
+        scene.begin()
+        scene.until_failed()
+        _replace(path, content)
+
+
+def agent_killed(scene: Scene) -> None:
+    with scene.stage.turn:
+        scene.begin()
+        scene.until_moment()
+        with scene.act():
+            scene.stage.agent.kill(scene.draw.seconds * (scene.draw.choice < 0.5))
+
+
+def coordinator_killed(scene: Scene) -> None:
+    with scene.stage.turn:
+        scene.begin()
+        scene.until_moment()
+        with scene.act():
+            scene.stage.coordinator.kill(scene.draw.seconds * (scene.draw.choice < 0.5))
+
+
+def both_killed(scene: Scene) -> None:
+    with scene.stage.turn:
+        scene.begin()
+        scene.until_moment()
+        with scene.act():
+            scene.stage.coordinator.kill()
+            scene.stage.agent.kill()
+
+
+def agent_frozen(scene: Scene) -> None:
+    """As on a host that sleeps: long enough for its leases to run out."""
+    with scene.stage.turn:
+        scene.begin()
+        scene.until_moment()
+        with scene.act(), scene.stage.agent.frozen():
+            time.sleep(_LEASE_S + scene.draw.seconds)
+
+
+def clock_jump(scene: Scene) -> None:
+    with scene.stage.turn:
+        scene.begin()
+        scene.until_moment()
+        with scene.act():
+            rng = random.Random(f"{scene.draw}")
+            scene.stage.set_clock(rng.choice([-1.0, 1.0]) * rng.choice([30.0, 3600.0, _DAY_S, 400 * _DAY_S]))
+            time.sleep(scene.draw.seconds)
+            scene.stage.set_clock(0.0)
+
+
+def duplicate(scene: Scene) -> None:
+    """What was handed in comes again, and other things under the same epoch."""
+    scene.begin()
+    scene.until(lambda: False)
+    replay_after_end(scene)
+
+
+def stale(scene: Scene) -> None:
+    """A second self of the agent leases the job away, so that all the first one says is of an old epoch."""
+    scene.begin()
+    scene.until_moment()
+    with scene.act():
+        second_self(scene)
+
+
+def misbehaving(scene: Scene) -> None:
+    """The candidate's own failure, which nothing disturbs."""
+    scene.begin()
+
+
+def _bring(scene: Scene) -> None:
+    """An earlier job with the same runner and the same model."""
+    known = scene.works.twin(scene.order)
+    scene.works.enqueue(known)
+    scene.works.await_end(known)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    new = path.with_name(f".{path.name}.new")
+    new.write_bytes(content)
+    new.replace(path)
+
+
+WIRE = frozenset({"wire", "lease"})
+UPWARD = frozenset({"coordinator", "lease"})
+
+KINDS: dict[str, Kind] = {
+    "runner killed": Kind(runner_killed, 20, ("running",), kills=True, conducts=RIGHT),
+    "session killed": Kind(session_killed, 24, ("queued", "pushing", "running", "ending"), WIRE),
+    "supervisor killed": Kind(supervisor_killed, 10, ("running",), WIRE),
+    "link down": Kind(link_down, 56, ("queued", "pushing", "running", "ending"), WIRE),
+    "coordinator's link down": Kind(coordinator_link_down, 24, ANY, UPWARD, everywhere=True),
+    "disk full": Kind(disk_full, 14, ("pushing",), WIRE | {"disk"}),
+    "push truncated": Kind(push_truncated, 14, ("pushing",), frozenset({"damage", "wire"}), conducts=RIGHT),
+    "damaged after the push": Kind(damaged_after_push, 12, ("queued",), frozenset({"damage"}), conducts=RIGHT),
+    "runner replaced": Kind(runner_replaced, 14, ("queued",), frozenset({"damage"}), conducts=RIGHT),
+    "damaged in the store": Kind(
+        damaged_in_store, 12, ("fetching",), frozenset({"coordinator", "damage"}), conducts=RIGHT
+    ),
+    "agent killed": Kind(agent_killed, 26, ANY, WIRE, everywhere=True),
+    "coordinator killed": Kind(coordinator_killed, 26, ANY, UPWARD, everywhere=True),
+    "both killed": Kind(both_killed, 8, ANY, UPWARD | WIRE, everywhere=True),
+    "agent frozen": Kind(agent_frozen, 5, WORKING, UPWARD | WIRE, everywhere=True),
+    "clock jump": Kind(clock_jump, 16, ANY, UPWARD, everywhere=True),
+    "duplicate": Kind(duplicate, 14, ("queued",), conducts=RIGHT),
+    "stale": Kind(stale, 16, ("fetching", "pushing", "running"), frozenset({"lease"})),
+    "misbehaving runner": Kind(misbehaving, 24, ("queued",), conducts=MISBEHAVING),
+}

@@ -1,0 +1,86 @@
+"""The campaign's runner as a runtime, so that the coordinator checks devices with it as with any other."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from nas.core.durable import write_durably
+from nas.core.errors import InfrastructureFailed
+from nas.core.layout import Layout
+from nas.core.plan import InputFile, Plan, PlanFile, Runner
+from nas.core.workload import Workload
+from nas.runtimes.base import Artifact, Weights
+from nas.testing.fake_runtime import FakeRuntime
+
+MAIN = "campaign-runner"
+OUTPUT_LIMIT = 1 << 16
+
+_SCRIPT = Path(__file__).with_name("runner.sh")
+_METADATA = "Metadata-Version: 2.1\nName: hilnas-campaign\nVersion: 1\n"
+_ENTRY_POINTS = f"[nas.runtimes]\ncampaign = {__name__}:RUNTIME\n"
+
+
+@dataclass(frozen=True)
+class CampaignRuntime(FakeRuntime):
+    """Models as the fake runtime makes them; its runner wants no interpreter but a device's own shell."""
+
+    name: str = "campaign"
+
+    def export(
+        self, layout: Layout, quantisation: str, weights: Weights, destination: Path, *, recipe: bool = False
+    ) -> Artifact:
+        """Always whole: the script makes no files."""
+        return super().export(layout, quantisation, weights, destination)
+
+    def plan(self, artifact: Artifact, runner: Runner, workload: Workload, deadline_s: float) -> Plan:
+        """One run that is right at once."""
+        return plan(runner, artifact.file, "right", 0.0, "check", deadline_s)
+
+    def runner(self, target: str, features: Collection[str] | None = None, patched: bool = False) -> Runner:
+        """The script."""
+        if patched:
+            raise InfrastructureFailed("the campaign's runner has no patched build")
+        content = _SCRIPT.read_bytes()
+        sha256 = hashlib.sha256(content).hexdigest()
+        files = {MAIN: PlanFile(sha256=sha256, size=len(content))}
+        return Runner(runtime=self.name, build=sha256, target=target, files=files, main=MAIN)
+
+    def runner_folder(self, runner: Runner) -> Path:
+        """Where the script lies under the name that runners have."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_durably(self.folder / MAIN, _SCRIPT.read_bytes())
+        return self.folder
+
+
+def plan(runner: Runner, model: InputFile, conduct: str, seconds: float, tag: str, deadline_s: float) -> Plan:
+    """One run of the script."""
+    options = {"seconds": seconds, "conduct": conduct, "tag": tag, "limit": deadline_s}
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    return Plan(
+        runner=runner,
+        inputs={"model": model},
+        args=("--model", "{model}", *words),
+        deadline_s=deadline_s,
+        output_limit=OUTPUT_LIMIT,
+    )
+
+
+def plugin(folder: Path) -> list[str]:
+    """What must be on PYTHONPATH for the registry of runtimes to know "campaign"."""
+    package = folder / "hilnas_campaign-1.dist-info"
+    package.mkdir(parents=True, exist_ok=True)
+    (package / "METADATA").write_text(_METADATA)
+    (package / "entry_points.txt").write_text(_ENTRY_POINTS)
+    return [str(folder), str(Path(__file__).parents[1])]
+
+
+def __getattr__(name: str) -> CampaignRuntime:
+    # Made when the registry asks, beside the home of the coordinator that asks.
+    if name != "RUNTIME":
+        raise AttributeError(name)
+    from nas.core import paths
+
+    return CampaignRuntime(paths.cache() / "campaign")

@@ -1,0 +1,250 @@
+"""The farm that faults happen to: a coordinator on a network of its own, an agent, and machines with sshd and adbd."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from device_lab import Link, Machine, adbd, sshd, wired, within
+
+from faults.kept import Kept
+from faults.runtime import plugin
+from nas.core.clock import SystemClock
+from nas.core.enrolment import Invitation
+from nas.devices.attachments import Attachment, Attachments
+from nas.devices.client import JobClient
+from nas.devices.enrolment import Enrolment, read_enrolment
+from nas.devices.transports.adb.key import AdbKey
+from nas.devices.transports.adb.wire import AdbWire
+from nas.devices.transports.shell import ShellTransport
+from nas.devices.transports.ssh import SshAddress, SshWire, host_key, pin
+from nas.service.admissions import Admissions
+from nas.service.signing import open_key
+from nas.store import devices
+from nas.store.rows import DeviceState
+from nas.store.store import Store
+
+NAS = (sys.executable, "-c", "from nas.cli.main import main; main()")
+AGENT = "campaign"
+ADBD = "adbd-auth"
+PORT = 7711
+MEGABITS = 40
+"""Of every wire, so that transfers take long enough to be hit."""
+
+_START_S = 90.0
+
+
+@dataclass(frozen=True)
+class Post:
+    """A device of the stage.
+
+    Args:
+        id: under which the coordinator knows it.
+        machine: itself.
+        keys: of the agent.
+        folder: of hilnas' files there, from its root.
+        session: words that find what serves a connection.
+        daemon: words that find that and what listens for connections.
+    """
+
+    id: str
+    machine: Machine
+    keys: Path
+    folder: str
+    session: str
+    daemon: str
+
+    @property
+    def files(self) -> Path:
+        """The folder, seen from this host."""
+        return self.machine.root / self.folder
+
+    def transport(self) -> ShellTransport:
+        """Another way there than the agent's own, with its keys."""
+        if self.session == ADBD:
+            return ShellTransport(AdbWire(f"adb:{self.machine.address}:{self.machine.port}", self.keys))
+        return ShellTransport(SshWire(SshAddress("root", self.machine.address, self.machine.port), self.keys))
+
+
+@dataclass(frozen=True)
+class Stage:
+    """All of it, running."""
+
+    store: Store
+    posts: list[Post]
+    coordinator: Kept
+    coordinator_link: Link
+    agent: Kept
+    agent_cache: Path
+    clock_file: Path
+    enrolment: Enrolment
+    turn: threading.Lock
+    """Held by a fault that concerns all devices: one at a time."""
+
+    def client(self) -> JobClient:
+        """Speaks to the coordinator as the agent does, with its secret."""
+        return self.enrolment.client()
+
+    def set_clock(self, offset_s: float) -> None:
+        """The agent's wall clock is off by so much from now on."""
+        set_offset(self.clock_file, offset_s)
+
+    def all_idle(self) -> bool:
+        """Whether every device can be reached and has nothing to do."""
+        rows = {row.id: row for row in devices.all(self.store)}
+        return all(post.id in rows and rows[post.id].state is DeviceState.IDLE for post in self.posts)
+
+
+@contextlib.contextmanager
+def stage(folder: Path, machines: int) -> Iterator[Stage]:
+    """Sets everything up.
+
+    Args:
+        folder: keeps databases, keys and logs; may be that of an earlier stage, which is then continued.
+        machines: how many devices, with sshd and adbd in turn.
+    """
+    keys, clock = folder / "agent" / "keys", folder / "clock"
+    set_offset(clock, 0.0)
+    with contextlib.ExitStack() as stack:
+        scratch = folder / "machines"
+        shutil.rmtree(scratch, ignore_errors=True)  # of the run that is resumed
+        booted = [stack.enter_context(_machine(scratch / str(i), keys, i)) for i in range(machines)]
+        link = stack.enter_context(wired())
+        for wire in (*booted, link):
+            wire.slow(MEGABITS)
+        home = folder / "coordinator"
+        home.mkdir(parents=True, exist_ok=True)
+        store = Store.open(f"sqlite:///{home / 'hilnas.db'}", artifacts=home / "artifacts")
+        stack.callback(store.close)
+        coordinator = stack.enter_context(start_coordinator(folder, link))
+        enrolment = enrol(folder, link)
+        attached = folder / "agent" / "agent" / "devices.json"
+        attached.unlink(missing_ok=True)
+        for i, machine in enumerate(booted):
+            Attachments(attached).add(_attachment(machine, keys, i))
+        agent = stack.enter_context(start_agent(folder, _shim(folder), clock))
+        ids = _registered(store, machines)
+        posts = [_post(machine, keys, ids[_tag(i)], i) for i, machine in enumerate(booted)]
+        cache = folder / "cache" / "agent"
+        yield Stage(store, posts, coordinator, link, agent, cache, clock, enrolment, threading.Lock())
+
+
+def start_coordinator(folder: Path, link: Link) -> Kept:
+    """`nas serve` on the far end of `link`."""
+    paths = os.pathsep.join([*plugin(folder / "plugin"), os.environ.get("PYTHONPATH", "")])
+    # A cache of its own: no other runtime has a build there, so devices are checked with the campaign's.
+    env = {"NAS_HOME": str(folder / "coordinator"), "NAS_CACHE": str(folder / "builds"), "PYTHONPATH": paths}
+    argv = [*link.inside, *NAS, "serve", "--host", link.address, "--port", str(PORT)]
+    return Kept(argv, os.environ | env, folder / "coordinator.log")
+
+
+def enrol(folder: Path, link: Link) -> Enrolment:
+    """Makes the agent's home known to the coordinator, with the line that a person would carry."""
+    coordinator, agent = (os.environ | {"NAS_HOME": str(folder / name)} for name in ("coordinator", "agent"))
+    known = read_enrolment(folder / "agent" / "agent")
+    if known is not None and known.url == f"https://{link.address}:{PORT}":
+        return known
+    assert within(_START_S, lambda: _listens(link)), f"no coordinator: see {folder / 'coordinator.log'}"
+    line = _output([*NAS, "agent", "token", "--json"], coordinator)
+    invitation = Invitation.parse(json.loads(line)["line"])
+    _output([*NAS, "agent", "enrol", invitation.format(), "--name", AGENT, "--replace"], agent)
+    enrolment = read_enrolment(folder / "agent" / "agent")
+    assert enrolment is not None, "enrolment left no trace"
+    return enrolment
+
+
+def start_agent(folder: Path, shim: Path, clock: Path) -> Kept:
+    """`nas agent run`, whose wall clock can be set."""
+    env = {"NAS_HOME": str(folder / "agent"), "NAS_CACHE": str(folder / "cache")}
+    env |= {"LD_PRELOAD": str(shim), "CLOCK_OFFSET": str(clock)}
+    return Kept([*NAS, "agent", "run"], os.environ | env, folder / "agent.log")
+
+
+def admissions(store: Store) -> Admissions:
+    """Where runners are admitted in the coordinator's home."""
+    home = store.artifacts.parent
+    return Admissions(home, open_key(home), SystemClock())
+
+
+def set_offset(file: Path, seconds: float) -> None:
+    """See `clock.c`."""
+    file.touch()
+    with file.open("r+b") as out:
+        out.write(struct.pack("d", seconds))
+
+
+@contextlib.contextmanager
+def _machine(folder: Path, keys: Path, number: int) -> Iterator[Machine]:
+    own_id = f"printf %032x {number + 1} >etc/machine-id"
+    if _is_phone(number):
+        with adbd(folder, AdbKey.load(keys / "adb").public(), setup=own_id) as machine:
+            yield machine
+    else:
+        with sshd(folder, keys, setup=own_id) as machine:
+            yield machine
+
+
+def _is_phone(number: int) -> bool:
+    return number % 2 == 1
+
+
+def _attachment(machine: Machine, keys: Path, number: int) -> Attachment:
+    """The machine's address, pinned as `nas device add` pins it."""
+    tags = (_tag(number),)
+    if _is_phone(number):
+        return Attachment(address=f"adb:{machine.address}:{machine.port}", tags=tags)
+    address = SshAddress("root", machine.address, machine.port)
+    pin(address, host_key(address), keys)
+    return Attachment(address=str(address), tags=tags)
+
+
+def _tag(number: int) -> str:
+    return f"lab-{number}"
+
+
+def _post(machine: Machine, keys: Path, id: str, number: int) -> Post:
+    if _is_phone(number):
+        return Post(id, machine, keys, AdbWire.folder.lstrip("/"), session=ADBD, daemon=ADBD)
+    return Post(id, machine, keys, f"root/{SshWire.folder}", session="sshd-session", daemon="sshd")
+
+
+def _registered(store: Store, count: int) -> dict[str, str]:
+    """Tag -> device id, once all are there."""
+    begun = time.time()
+
+    def named() -> dict[str, str]:
+        there = [row for row in devices.all(store) if row.last_seen >= begun]
+        return {tag: row.id for row in there for tag in row.device.tags}
+
+    assert within(_START_S, lambda: len(named()) == count), f"devices that registered: {named()}"
+    return named()
+
+
+def _shim(folder: Path) -> Path:
+    built = folder / "clock.so"
+    source = Path(__file__).with_name("clock.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", str(built), str(source)], check=True)
+    return built
+
+
+def _output(argv: list[str], env: dict[str, str]) -> str:
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{argv[3:]}: {done.stderr}"
+    return done.stdout
+
+
+def _listens(link: Link) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((link.address, PORT), 1):
+        return True
+    return False

@@ -1,0 +1,121 @@
+"""What must hold: of every job when it ends, and of everything at the end of the campaign."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from faults.kinds import KINDS
+from faults.scene import Scene
+from faults.stage import Stage
+from faults.weather import Weather, cause
+from faults.work import ENDS, KILLED, Order, fingerprint, judged
+from nas.store import attempts, devices, jobs
+from nas.store.rows import Attempt, Blame, CheckOutcome, DeviceEventKind, Health, JobRow, JobState
+from nas.store.store import Store
+
+_TROUBLE = re.compile(
+    r"^Traceback|^[A-Za-z_.]*(Error|Exception): |Exception in ASGI| 500 |result lost|kept in memory only"
+)
+_ACCEPTED = re.compile(r"job (\S+), epoch (\d+): accepted")
+_WHILE_IT_RAN = "infrastructure"
+_INFRASTRUCTURE = (_WHILE_IT_RAN, "interrupted")
+_MANY = 5
+
+
+def job_problems(store: Store, order: Order, kind: str, weather: Weather) -> Iterator[str]:
+    """What is wrong with the end of a job.
+
+    Args:
+        store: the coordinator's.
+        order: the job.
+        kind: of the fault that hit it.
+        weather: what else there was.
+    """
+    row = jobs.get(store, order.job)
+    assert row is not None, order
+    tries = [each for each in attempts.of_key(store, order.key) if each.job == order.job]
+    for each in tries:
+        told = cause(each.message)
+        if each.kind not in _INFRASTRUCTURE:
+            yield f"a try ended as {each.kind}: {each.message[:200]}"
+        elif told is None or not weather.excuses(told, order.device, each.at):
+            yield f"a failure without a cause ({told}): {each.message[:200]}"
+    yield from _end_problems(row, order, kind, tries, _passed_checks(store, order.device))
+
+
+def _end_problems(row: JobRow, order: Order, kind: str, tries: list[Attempt], passed: list[float]) -> Iterator[str]:
+    if row.state is JobState.DONE:
+        truth = {ENDS[order.conduct]} | ({KILLED} if KINDS[kind].kills else set())
+        if (found := judged(row, order)) not in truth:
+            yield f"done, and judged {found!r} instead of {' or '.join(sorted(truth))}"
+    elif row.state is not JobState.FAILED:
+        yield f"not ended: {row.state.value}, {len(tries)} failed tries"
+    elif row.blame is Blame.CANDIDATE:
+        running = [each.at for each in tries if each.kind == _WHILE_IT_RAN]
+        if not any(first < check < running[-1] for first in running for check in passed):
+            yield f"the candidate was blamed ({row.reason}) without a passed check between two failures: {row.message}"
+    elif row.blame is not Blame.INFRASTRUCTURE or len(tries) < _MANY:
+        yield f"given up after {len(tries)} failed tries, blame {row.blame}: {row.message}"
+
+
+def end_problems(stage: Stage, done: dict[str, str], folder: Path) -> Iterator[str]:
+    """What is wrong at the end.
+
+    Args:
+        stage: after the last job.
+        done: job id -> fingerprint of its result, when it was first seen.
+        folder: of the logs.
+    """
+    yield from changed(stage.store, done)
+    for row in jobs.live(stage.store):
+        yield f"job {row.id[:16]} ({row.kind.value}) is {row.state.value} at the end"
+    for post in stage.posts:
+        device = devices.get(stage.store, post.id)
+        if device.health in (Health.BAD, Health.MAINTENANCE, Health.RETIRED):
+            yield f"{post.id} is {device.health.value} at the end: {device.health_reason}"
+    for name in ("coordinator", "agent"):
+        yield from (f"{name}.log: {line}" for line in trouble((folder / f"{name}.log").read_text(errors="replace")))
+    yield from _acceptances(stage.store, (folder / "agent.log").read_text(errors="replace"))
+    waiting = [path.name for path in (folder / "agent" / "agent" / "outbox").glob("*.json")]
+    if waiting:
+        yield f"results that were never handed in: {waiting}"
+
+
+def changed(store: Store, done: dict[str, str]) -> Iterator[str]:
+    """Results that are not what they were when their jobs ended."""
+    for id, before in done.items():
+        row = jobs.get(store, id)
+        if row is None or row.state is not JobState.DONE:
+            yield f"the result of job {id[:16]} is lost"
+        elif fingerprint(row) != before:
+            yield f"job {id[:16]} was counted again after its end"
+
+
+def _acceptances(store: Store, log: str) -> Iterator[str]:
+    """What the agent was told of its results and failures: never of an epoch before one that was accepted."""
+    epochs: dict[str, list[int]] = {}
+    for job, epoch in _ACCEPTED.findall(log):
+        epochs.setdefault(job, []).append(int(epoch))
+    for job, accepted in epochs.items():
+        row = jobs.get(store, job)
+        ends = [row.epoch] if row is not None and row.state is JobState.DONE and row.epoch is not None else []
+        if sorted(accepted) != accepted or any(accepted[-1] > end for end in ends):
+            yield f"job {job[:16]} was accepted under the epochs {accepted}, and is done under {ends}"
+
+
+def trouble(log: str) -> list[str]:
+    """Lines that no fault explains."""
+    return sorted({line[:300] for line in log.splitlines() if _TROUBLE.search(line)})
+
+
+def scene_problems(scene: Scene, weather: Weather) -> list[str]:
+    """All of one fault."""
+    found = job_problems(scene.stage.store, scene.order, scene.draw.kind, weather)
+    return [*scene.problems, *found, *scene.watch.take_late()]
+
+
+def _passed_checks(store: Store, device: str) -> list[float]:
+    events = devices.history(store, device, kind=DeviceEventKind.CHECK)
+    return [event.at for event in events if event.what == CheckOutcome.PASSED]

@@ -1,0 +1,160 @@
+"""Jobs whose right end is known before they run."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from faults.runtime import MAIN, CampaignRuntime, plan
+from nas.core.canonical import content_hash
+from nas.core.errors import CandidateFailed, InfrastructureFailed
+from nas.core.plan import InputFile, RawRun, Round
+from nas.runtimes.output import read_sample
+from nas.service.admissions import Admissions
+from nas.store import artifacts, jobs
+from nas.store.rows import JobRow
+from nas.store.store import Store
+
+Conduct = Literal["right", "crash", "hang", "garbage", "flood", "out_of_memory"]
+
+ENDS: dict[Conduct, str] = {
+    "right": "right",
+    "crash": "crash",
+    "hang": "timeout",
+    "garbage": "garbage_output",
+    "flood": "garbage_output",
+    "out_of_memory": "out_of_memory",
+}
+"""What a run must be judged to be."""
+
+KILLED = "killed from outside"
+
+_PATIENCE_S, _LOOK_S = 180.0, 0.1
+_HANG_S, _PATIENT_S = 2, 20
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One job to do.
+
+    Args:
+        key: its result key.
+        device: id.
+        conduct: of the runner.
+        seconds: that it runs.
+        model: its input.
+    """
+
+    key: str
+    device: str
+    conduct: Conduct
+    seconds: float
+    model: InputFile
+
+    @property
+    def job(self) -> str:
+        """Id of the job row."""
+        return f"{self.key}.0"
+
+    @property
+    def tag(self) -> str:
+        """By which its processes are known."""
+        return self.key[:16]
+
+    @property
+    def deadline_s(self) -> int:
+        """On the device."""
+        return _HANG_S if self.conduct == "hang" else _PATIENT_S
+
+
+class Works:
+    """Where jobs and their files come from.
+
+    Args:
+        store: the coordinator's.
+        seed: of the campaign.
+    """
+
+    def __init__(self, store: Store, seed: int) -> None:
+        self._store, self._seed = store, seed
+        self._runtime = CampaignRuntime(store.artifacts.parent / "campaign")
+        self._runner = self._runtime.runner("x86_64-linux")
+
+    def admit(self, admissions: Admissions) -> None:
+        """Lets agents run the runner, as the runtimes' own are let."""
+        admissions.admit(self._runner, self._runtime.runner_folder(self._runner))
+
+    def order(
+        self, name: str, device: str, conduct: Conduct = "right", *, seconds: float = 0.5, size: int = 4096
+    ) -> Order:
+        """A job with a model of its own, which lies in the coordinator's store; not queued yet."""
+        content = random.Random(f"{self._seed}/{name}").randbytes(size)
+        sha256 = artifacts.put_bytes(self._store, content).sha256
+        key = content_hash({"campaign": self._seed, "job": name, "device": device})
+        return Order(key, device, conduct, round(seconds, 2), InputFile(sha256=sha256, size=size))
+
+    def enqueue(self, order: Order) -> None:
+        """Queues it, as a launch does."""
+        plan_ = plan(self._runner, order.model, order.conduct, order.seconds, order.tag, order.deadline_s)
+        jobs.enqueue(self._store, order.key, Round(candidate=plan_, repetitions=1), device=order.device)
+
+    def twin(self, order: Order) -> Order:
+        """Another job with the same model."""
+        return replace(order, key=content_hash({"twin": order.key}), conduct="right")
+
+    def await_end(self, order: Order) -> JobRow:
+        """The job, once it is done or failed, or after a while anyway."""
+        end = time.monotonic() + _PATIENCE_S
+        while True:
+            row = jobs.get(self._store, order.job)
+            assert row is not None, order
+            if row.state not in jobs.LIVE or time.monotonic() > end:
+                return row
+            time.sleep(_LOOK_S)
+
+    def runner_files(self, folder: Path, *, everywhere: bool) -> list[Path]:
+        """Where the runner lies on a device, ready to be run; and, if wanted, where it is copied from."""
+        (sha256,) = (file.sha256 for file in self._runner.files.values())
+        copies = [*folder.glob(f"bundles/*/{MAIN}"), *([folder / "content" / sha256] if everywhere else [])]
+        return [path for path in copies if path.exists()]
+
+    def path(self, order: Order) -> Path:
+        """Where its model lies in the coordinator's store."""
+        return artifacts.path(self._store, order.model.sha256)
+
+    def forget(self, order: Order, cache: Path, device: Path) -> None:
+        """Removes its model everywhere: a campaign should not fill a disk, and a device's is memory here."""
+        sha256 = order.model.sha256
+        with contextlib.suppress(InfrastructureFailed):
+            self.path(order).unlink()
+        for path in (cache / sha256[:2] / sha256, device / "content" / sha256):
+            path.unlink(missing_ok=True)
+
+
+def judged(row: JobRow, order: Order) -> str:
+    """What a done job's result says: "right", a reason of failure, `KILLED`, or what nobody ordered."""
+    assert row.result is not None, row
+    if len(row.result.pairs) != 1:
+        return f"{len(row.result.pairs)} runs instead of one"
+    return _judged(row.result.pairs[0].candidate, order)
+
+
+def fingerprint(row: JobRow) -> str:
+    """Of all that must not change once a job is done."""
+    assert row.result is not None, row
+    return content_hash([row.epoch, row.updated, row.result.model_dump(mode="json")])
+
+
+def _judged(raw: RawRun, order: Order) -> str:
+    try:
+        sample = read_sample(raw)
+    except CandidateFailed as error:
+        return error.reason
+    except InfrastructureFailed as error:
+        return KILLED if KILLED in str(error) else str(error)
+    answer = sample.info.get("answer")
+    return "right" if answer == order.model.sha256 else f"a wrong answer: {answer!r}"

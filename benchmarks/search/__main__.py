@@ -1,0 +1,97 @@
+"""Search engines on synthetic problems, and on recorded studies; JSON on stdout.
+
+`run --out FOLDER` takes hours of CPU and goes on where it was stopped; `report FOLDER` says what it found so far;
+`time` takes CPU seconds a proposal after 100, 500 and 2,000 layouts; `replay STUDY.json` compares engines on the table
+of a recorded study, as `nas study export STUDY -f json` writes it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from benchmarks.search.problems import FAMILY
+from benchmarks.search.replay import replay
+from benchmarks.search.report import report
+from benchmarks.search.results import REFERENCE, Key, fill, read
+from benchmarks.search.runs import ENGINES
+from benchmarks.search.table import tables
+from benchmarks.search.timing import seconds
+from nas.search_spaces import load_space
+
+MARKS = (50, 100, 200)
+OURS = "ehvi"
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    keys = [
+        Key(problem, engine, workers, seed)
+        for seed in range(args.first, args.first + args.seeds)
+        for problem in args.problems
+        for workers in args.workers
+        for engine in ([REFERENCE] if workers == 1 and args.reference else []) + args.engines
+    ]
+    done = fill(args.out, keys, args.evaluations, args.reference, args.cpu_minutes * 60, say)
+    return 0 if done else 1
+
+
+def reported(args: argparse.Namespace) -> int:
+    found = report(read(args.folder), MARKS, OURS)
+    print(tables(found, OURS) if args.markdown else json.dumps(found, indent=1))
+    return 0
+
+
+def clocked(args: argparse.Namespace) -> int:
+    rows = [seconds(problem, args.proposer, told) for problem in args.problems for told in args.told]
+    print(json.dumps(rows, indent=1))
+    return 0
+
+
+def replayed(args: argparse.Namespace) -> int:
+    recorded = json.loads(args.report.read_text(encoding="utf-8"))
+    engines = {name: ENGINES[name][0] for name in args.engines}
+    print(json.dumps(replay(recorded, load_space(args.space or recorded["space"]["name"]), engines, args.seeds)))
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(required=True, dest="verb")
+    campaign = verbs.add_parser("run", help="fill a folder with results")
+    campaign.add_argument("--out", type=Path, required=True)
+    campaign.add_argument("--problems", nargs="+", default=list(FAMILY), choices=list(FAMILY))
+    campaign.add_argument("--engines", nargs="+", default=[e for e in ENGINES if e != "gp"], choices=list(ENGINES))
+    campaign.add_argument("--first", type=int, default=1000, help="least seed; engines are developed below 1000")
+    campaign.add_argument("--seeds", type=int, default=10)
+    campaign.add_argument("--workers", type=int, nargs="+", default=[1])
+    campaign.add_argument("--evaluations", type=int, default=200)
+    campaign.add_argument("--reference", type=int, default=8000, help="evaluations of the long search; 0: none")
+    campaign.add_argument("--cpu-minutes", type=float, default=1e9, help="after which no further run is begun")
+    campaign.set_defaults(call=run)
+    table = verbs.add_parser("report", help="figures of a folder")
+    table.add_argument("folder", type=Path)
+    table.add_argument("--markdown", action="store_true", help="the tables of docs/search-engine.md instead of JSON")
+    table.set_defaults(call=reported)
+    clock = verbs.add_parser("time", help="CPU seconds a proposal")
+    clock.add_argument("--problems", nargs="+", default=["hybrid", "five"], choices=list(FAMILY))
+    clock.add_argument("--proposer", default=OURS)
+    clock.add_argument("--told", type=int, nargs="+", default=[100, 500, 2000])
+    clock.set_defaults(call=clocked)
+    again = verbs.add_parser("replay", help="engines on the table of a recorded study")
+    again.add_argument("report", type=Path, help="of `nas study export -f json`")
+    again.add_argument("--space", help="name or file; the study's own name of it if left out")
+    again.add_argument("--engines", nargs="+", default=["random", "evolution", "nsga2", "tpe", OURS])
+    again.add_argument("--seeds", type=int, default=10)
+    again.set_defaults(call=replayed)
+    args = parser.parse_args()
+    return int(args.call(args))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""From a folder of results to figures: fractions, the lead over the best baseline, the loss by parallel workers."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.search.results import REFERENCE, Key
+from nas.core.hypervolume import hypervolume
+from nas.core.stats import t_critical
+
+Results = Mapping[Key, Mapping[str, Any]]
+Fractions = dict[tuple[str, str, int], dict[int, dict[int, float]]]
+"""(problem, engine, workers) -> evaluations -> seed -> share of the reference hypervolume."""
+
+
+def report(results: Results, marks: tuple[int, ...], ours: str) -> dict[str, Any]:
+    """Everything, as JSON: see docs/search-engine.md for what the fields mean."""
+    found = fractions(results, marks)
+    problems = sorted({problem for problem, _, _ in found})
+    return {
+        "fractions": [
+            {"problem": problem, "engine": engine, "workers": workers}
+            | {f"@{mark}": _summary(list(by_seed.values())) for mark, by_seed in by_mark.items()}
+            | {"cpu_s": _cpu(results, problem, engine, workers)}
+            for (problem, engine, workers), by_mark in sorted(found.items())
+        ],
+        "leads": [lead for problem in problems for mark in marks if (lead := _lead(found, problem, mark, ours))],
+        "parallel": [loss for problem in problems for mark in marks if (loss := _loss(found, problem, mark, ours))],
+    }
+
+
+def fractions(results: Results, marks: tuple[int, ...]) -> Fractions:
+    """Hypervolume over that of the reference, which is the long search and every run on the instance together."""
+    best: dict[tuple[str, int], float] = {}
+    for problem, seed in sorted({(key.problem, key.seed) for key in results if key.engine == REFERENCE}):
+        group = [data for key, data in results.items() if (key.problem, key.seed) == (problem, seed)]
+        points = [point for data in group for point in data["points"] if point is not None]
+        best[problem, seed] = hypervolume(points, group[0]["corner"])
+    found: Fractions = {}
+    for key, data in results.items():
+        if key.engine == REFERENCE or (key.problem, key.seed) not in best:
+            continue
+        for mark in marks:
+            if data["costs"][-1] < mark - 1 and len(data["costs"]) < 2 * mark:
+                continue
+            inside = [p for p, cost in zip(data["points"], data["costs"], strict=True) if p and cost <= mark]
+            share = hypervolume(inside, data["corner"]) / best[key.problem, key.seed] if inside else 0.0
+            found.setdefault(key[:3], {}).setdefault(mark, {})[key.seed] = share
+    return found
+
+
+def _lead(found: Fractions, problem: str, mark: int, ours: str) -> dict[str, Any] | None:
+    """Ours minus the baseline of the best mean, seed by seed, on the seeds that both have."""
+    mine = found.get((problem, ours, 1), {}).get(mark)
+    others = {
+        engine: by_mark[mark]
+        for (name, engine, workers), by_mark in found.items()
+        if name == problem and engine != ours and workers == 1 and mark in by_mark
+    }
+    if not mine or not others:
+        return None
+    best = max(others, key=lambda engine: statistics.fmean(others[engine].values()))
+    paired = [mine[seed] - others[best][seed] for seed in mine.keys() & others[best].keys()]
+    return {"problem": problem, "evaluations": mark, "over": best} | _interval(paired)
+
+
+def _loss(found: Fractions, problem: str, mark: int, ours: str) -> dict[str, Any] | None:
+    """What several workers lose against one, relatively."""
+    alone = found.get((problem, ours, 1), {}).get(mark)
+    together = found.get((problem, ours, 8), {}).get(mark)
+    if not alone or not together:
+        return None
+    paired = [1 - together[seed] / alone[seed] for seed in alone.keys() & together.keys() if alone[seed]]
+    return {"problem": problem, "evaluations": mark, "workers": 8} | _interval(paired)
+
+
+def _interval(values: list[float]) -> dict[str, float]:
+    """Mean with its two-sided 95 % interval (Student's t)."""
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return {"mean": round(mean, 4), "n": len(values)}
+    half = t_critical(0.95, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
+    return {"mean": round(mean, 4), "low": round(mean - half, 4), "high": round(mean + half, 4), "n": len(values)}
+
+
+def _summary(values: list[float]) -> dict[str, float]:
+    spread = statistics.stdev(values) if len(values) > 1 else 0.0
+    return {"mean": round(statistics.fmean(values), 4), "sd": round(spread, 4), "n": len(values)}
+
+
+def _cpu(results: Results, problem: str, engine: str, workers: int) -> float:
+    spent = [data["cpu"] for key, data in results.items() if key[:3] == (problem, engine, workers)]
+    return round(statistics.fmean(spent), 4)

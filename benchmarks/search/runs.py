@@ -1,0 +1,83 @@
+"""One run: a proposer against a problem, with one worker or several that finish in any order."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks.search.problems import Problem
+from nas.search import Observation, Proposal, Sampler, make_proposer
+
+ENGINES = {
+    "random": ("random", "gated"),
+    "random-gated": ("random", "cheap"),
+    "evolution": ("evolution", "gated"),
+    "star": ("cache-evolution", "ungated"),
+    "nsga2": ("optuna-nsga2", "gated"),
+    "tpe": ("optuna-tpe", "gated"),
+    "gp": ("optuna-gp", "gated"),
+    "ehvi": ("ehvi", "gated"),
+}
+"""Name in results -> proposer, and how it is judged: 'gated' learns no quality of what breaks a budget, 'ungated' does;
+'cheap' as gated, and such a layout counts as a tenth of an evaluation, since it is measured but not trained."""
+_CHEAP = 0.1
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is written down of a run.
+
+    Args:
+        points: noise-free coordinates in the order of completion; None for what truly breaks a budget.
+        costs: evaluations spent after each.
+        cpu: seconds per proposal.
+    """
+
+    points: list[list[float] | None]
+    costs: list[float]
+    cpu: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {"points": self.points, "costs": self.costs, "cpu": self.cpu}
+
+
+def run(problem: Problem, engine: str, evaluations: int, workers: int = 1) -> Run:
+    """A run until `evaluations` are complete.
+
+    Args:
+        problem: its seed is the proposer's as well.
+        engine: in `ENGINES`.
+        evaluations: to be spent.
+        workers: layouts under way at a time; each takes a random time, and is told when it is done.
+    """
+    proposer_name, mode = ENGINES[engine]
+    proposer = make_proposer(Sampler(problem.space), proposer_name, problem.seed)
+    proposer.fix_reference_point(problem.reference_point)
+    clock = np.random.default_rng([89, problem.seed])
+    points: list[list[float] | None] = []
+    costs = [0.0]
+    begun, measuring = time.process_time(), 0.0
+    waiting: list[tuple[float, int, Proposal]] = []
+    now, asked = 0.0, 0
+    while costs[-1] < evaluations:
+        while len(waiting) < workers and (proposals := proposer.ask(1)):
+            heapq.heappush(waiting, (now + float(clock.lognormal(0.0, 0.5)), asked, proposals[0]))
+            asked += 1
+        if not waiting:
+            break  # the space has no more layouts
+        now, _, proposal = heapq.heappop(waiting)
+        at = time.process_time()
+        seen = problem.observe(proposal.layout, gated=mode != "ungated")
+        points.append(problem.point(proposal.layout))
+        measuring += time.process_time() - at
+        proposer.tell(seen)
+        costs.append(costs[-1] + _cost(seen, mode))
+    return Run(points, costs[1:], (time.process_time() - begun - measuring) / max(1, asked))
+
+
+def _cost(seen: Observation, mode: str) -> float:
+    return _CHEAP if mode == "cheap" and seen.status == "infeasible" else 1.0

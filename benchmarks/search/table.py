@@ -1,0 +1,50 @@
+"""The report of a campaign as tables of Markdown, as docs/search-engine.md shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def tables(report: Mapping[str, Any], ours: str) -> str:
+    """Fractions of ours with the lead over the best baseline, then of all engines at 100 evaluations."""
+    found = {(row["problem"], row["engine"], row["workers"]): row for row in report["fractions"]}
+    problems = list(dict.fromkeys(problem for problem, engine, workers in found if engine == ours and workers == 1))
+    leads = {lead["problem"]: lead for lead in report["leads"] if lead["evaluations"] == 100}
+    losses = {loss["problem"]: loss for loss in report["parallel"] if loss["evaluations"] == 100}
+    lines = _head(
+        "problem", "seeds", "@50", "@100", "@200", "lead @100 (95 %)", "over", "loss by 8 workers @100 (95 %)"
+    )
+    for problem in problems:
+        row, lead, loss = found[problem, ours, 1], leads.get(problem), losses.get(problem)
+        marks = [_share(row.get(f"@{mark}")) for mark in (50, 100, 200)]
+        over = lead["over"] if lead else ""
+        seeds = max(cell["n"] for name, cell in row.items() if name.startswith("@"))
+        lines.append(_line(f"`{problem}`", seeds, *marks, _interval(lead), over, _interval(loss)))
+    engines = sorted({engine for _, engine, workers in found if workers == 1})
+    lines += ["", *_head("@100", *engines)]
+    for problem in problems:
+        cells = (found.get((problem, engine, 1), {}).get("@100") for engine in engines)
+        lines.append(_line(f"`{problem}`", *(_share(cell) for cell in cells)))
+    return "\n".join(lines)
+
+
+def _head(*names: object) -> list[str]:
+    return [_line(*names), _line(*("---" for _ in names))]
+
+
+def _line(*cells: object) -> str:
+    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+
+
+def _share(summary: Mapping[str, float] | None) -> str:
+    if summary is None:
+        return ""
+    return f"{summary['mean']:.3f}" + (f" ± {summary['sd']:.3f}" if summary["n"] > 1 else "")
+
+
+def _interval(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return ""
+    between = f" ({found['low']:.3f} to {found['high']:.3f})" if "low" in found else ""
+    return f"{found['mean']:.3f}{between}"

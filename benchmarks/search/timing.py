@@ -1,0 +1,41 @@
+"""CPU seconds of a proposal after so many layouts are known, each followed by telling what it measured."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+
+from benchmarks.search.problems import Problem
+from nas.search import Sampler, make_proposer
+
+_ASKED = 8
+"""As often as hyperparameters are learned anew, so that the mean holds its share of that."""
+
+
+def seconds(problem_name: str, proposer_name: str, told: int) -> dict[str, Any]:
+    """Mean and greatest of a few proposals after `told` random layouts."""
+    problem = Problem(problem_name, 0)
+    sampler, rng = Sampler(problem.space), np.random.default_rng(97)
+    proposer = make_proposer(sampler, proposer_name, 0)
+    proposer.fix_reference_point(problem.reference_point)
+    for proposal in proposer.ask(problem.space.search.seeds):
+        proposer.tell(problem.observe(proposal.layout))
+    proposer.ask(1)  # imports what it needs
+    for _ in range(told - problem.space.search.seeds):
+        proposer.tell(problem.observe(sampler.draw(rng)))
+    spent = []
+    for _ in range(_ASKED):
+        begun = time.process_time()
+        asked = proposer.ask(1)
+        spent.append(time.process_time() - begun)
+        proposer.tell(problem.observe(asked[0].layout))
+    return {
+        "problem": problem_name,
+        "proposer": proposer_name,
+        "told": told,
+        "cpu_s": round(statistics.fmean(spent), 3),
+        "first_cpu_s": round(spent[0], 3),
+    }

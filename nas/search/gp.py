@@ -1,0 +1,131 @@
+"""Gaussian process regression whose kernel is a weighted sum of fixed ones (Rasmussen and Williams 2006, chapter 2).
+
+The weights and the noise are those of greatest posterior density (ibid., eq. 5.9 for the gradient), under a wide prior
+on their logarithms. Since the kernels themselves are fixed, one set of Gram matrices serves all targets and all steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+_PRIOR_MEAN, _PRIOR_SD = -2.0, 2.0
+"""Of the logarithm of a kernel's weight, for targets of unit variance."""
+_NOISE_MEAN, _NOISE_LOW, _NOISE_HIGH = -4.0, -9.0, 1.0
+_STEPS = 30
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Hyperparameters of one target.
+
+    Args:
+        kernels: [G] weights of the kernels.
+        noise: variance of the noise of an observation, besides what is known of it; targets have unit variance.
+    """
+
+    kernels: Array
+    noise: float
+
+    def sum(self, kernels: Array) -> Array:
+        """[...] the weighted sum of [G, ...] kernels."""
+        return np.tensordot(self.kernels, kernels, axes=1)
+
+
+@dataclass(frozen=True)
+class Process:
+    """A fitted process.
+
+    Args:
+        factor: [N, N] lower Cholesky factor of the covariance of the observations.
+        solved: [N] covariance^-1 targets.
+        offset: subtracted from the targets.
+        scale: the targets were divided by it.
+    """
+
+    factor: Array
+    solved: Array
+    offset: float
+    scale: float
+
+    def predict(self, between: Array, own: Array) -> tuple[Array, Array]:
+        """[P] means and standard deviations of the noise-free target, still without offset and scale.
+
+        Args:
+            between: [P, N] covariances of new points with observed ones: weighted sums of their kernels.
+            own: [P] variances of new points, likewise.
+        """
+        from scipy.linalg import solve_triangular  # type: ignore[import-untyped]
+
+        explained = solve_triangular(self.factor, between.T, lower=True, check_finite=False)
+        variance = own - (explained**2).sum(axis=0)
+        return between @ self.solved, np.sqrt(np.maximum(variance, 1e-6))
+
+
+def fit(covariance: Array, targets: Array, known_noise: Array, noise: float) -> Process:
+    """Conditions on observations.
+
+    Args:
+        covariance: [N, N] between them, for targets of unit variance, without noise: the weighted sum of the kernels.
+        targets: [N].
+        known_noise: [N] variances that are known, in units of the targets.
+        noise: variance of further noise, for targets of unit variance.
+    """
+    from scipy.linalg import cho_solve, cholesky
+
+    offset, scale = _standard(targets)
+    whole = covariance.copy()
+    whole[np.diag_indices_from(whole)] += noise + known_noise / scale**2 + 1e-8
+    factor = cholesky(whole, lower=True, check_finite=False)
+    solved = cho_solve((factor, True), (targets - offset) / scale, check_finite=False)
+    return Process(factor, solved, offset, scale)
+
+
+def tune(grams: Array, targets: Array, known_noise: Array) -> Weights:
+    """The weights of greatest posterior density.
+
+    Args:
+        grams: [G, N, N] kernels between observations.
+        targets: [N].
+        known_noise: [N] variances that are known, in units of the targets.
+    """
+    from scipy.optimize import minimize  # type: ignore[import-untyped]
+
+    offset, scale = _standard(targets)
+    count = len(grams)
+    start = np.full(count + 1, _PRIOR_MEAN)
+    start[count] = _NOISE_MEAN
+    found = minimize(
+        _loss, start, ((targets - offset) / scale, grams, known_noise / scale**2), "L-BFGS-B", jac=True,
+        bounds=[(-9.0, 3.0)] * count + [(_NOISE_LOW, _NOISE_HIGH)], options={"maxiter": _STEPS},
+    )  # fmt: skip
+    return Weights(np.exp(found.x[:count]), float(np.exp(found.x[count])))
+
+
+def _loss(logs: Array, targets: Array, grams: Array, known_noise: Array) -> tuple[float, Array]:
+    """Negative log posterior density and its gradient."""
+    from scipy.linalg import lapack
+
+    weights = np.exp(logs)
+    covariance = np.tensordot(weights[:-1], grams, axes=1)
+    covariance[np.diag_indices_from(covariance)] += weights[-1] + known_noise + 1e-8
+    factor, failed = lapack.dpotrf(covariance, lower=1)
+    assert not failed, "sums of kernels and noise are positive definite"
+    inverse, _ = lapack.dpotri(factor, lower=1)
+    inverse = np.tril(inverse) + np.tril(inverse, -1).T
+    solved = inverse @ targets
+    sensitivity = inverse - np.outer(solved, solved)
+    slope = np.append(np.tensordot(grams, sensitivity, axes=2), np.trace(sensitivity)) * weights / 2
+    gap = (logs - np.append(np.full(len(grams), _PRIOR_MEAN), _NOISE_MEAN)) / _PRIOR_SD
+    density = 0.5 * float(targets @ solved) + float(np.log(np.diag(factor)).sum()) + 0.5 * float(gap @ gap)
+    return density, slope + gap / _PRIOR_SD
+
+
+def _standard(targets: Array) -> tuple[float, float]:
+    """Mean and standard deviation; 1 for targets without spread."""
+    spread = float(targets.std())
+    return float(targets.mean()), spread if spread > 1e-9 else 1.0

@@ -1,0 +1,249 @@
+"""Optuna's samplers as proposers, to compare with: NSGA-II, TPE, Gaussian processes, and any other.
+
+A layout is written as a fixed number of parameters, since Optuna's samplers model conditional ones apart or not at all:
+its frame's choices, its depth, and for each of the most layers that the space allows, kind and variant of mixer and
+feed-forward. What parameters say is settled into the space as an edit would be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nas.core.frame import Frame
+from nas.core.layout import Layout
+from nas.search.api import Observation, Proposal
+from nas.search.draft import Draft, resample
+from nas.search.draft_of import draft_of
+from nas.search.sampling import Rng, Sampler
+from nas.search.state import BaseProposer, Child
+
+if TYPE_CHECKING:
+    from optuna import Study, Trial
+    from optuna.distributions import BaseDistribution
+    from optuna.samplers import BaseSampler
+
+SamplerFactory = Callable[[int], "BaseSampler"]
+"""A seed -> a fresh sampler; asked for each proposal anew, so that a proposal follows from the log alone."""
+_REPEATS = 3
+"""Known layouts that the sampler may name in a row before a random one takes their place."""
+
+
+class Encoding:
+    """Layouts of a space as Optuna's parameters, and back.
+
+    Args:
+        sampler: of the space.
+    """
+
+    def __init__(self, sampler: Sampler) -> None:
+        from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+        self._sampler = sampler
+        space = sampler.space
+        depths = [int(depth) for depth in space.model.depth.choices]
+        self._slots = max(depths)
+        self._mixers = [block.kind for block in space.mixers]
+        self._ffn = [block.kind for block in space.ffn]
+        self._axes = [index for index, axis in enumerate(sampler.frames.axes) if len(axis) > 1]
+        self.distributions: dict[str, BaseDistribution] = {"depth": IntDistribution(min(depths), max(depths))}
+        for index in self._axes:
+            self.distributions[f"frame{index}"] = CategoricalDistribution(range(len(sampler.frames.axes[index])))
+        for slot in range(self._slots):
+            for role, kinds in (("mixer", self._mixers), ("ffn", self._ffn)):
+                if len(kinds) > 1:
+                    self.distributions[f"{role}{slot}"] = CategoricalDistribution(kinds)
+                self.distributions[f"{role}{slot}.variant"] = FloatDistribution(0.0, 1.0)
+
+    def decode(self, params: Mapping[str, Any], rng: Rng) -> Layout | None:
+        """The layout that parameters say, settled; None where that leads nowhere."""
+        frames = self._sampler.frames
+        frame = frames.at([int(params.get(f"frame{index}", 0)) for index in range(len(frames.axes))])
+        depth = int(params["depth"])
+        length = min(frame.period, depth) or depth
+        genes = []
+        for slot in range(length):
+            pair = [self._block(params, role, slot, frame) for role in ("mixer", "ffn")]
+            if None in pair:
+                return None
+            genes.append((pair[0], pair[1]))
+        return self._sampler.settle(Draft(frame, depth, tuple(genes)), rng)
+
+    def encode(self, layout: Layout, rng: Rng) -> dict[str, Any]:
+        """Parameters of a layout of the space; what it does not show is at random, or repeats."""
+        frames, draft = self._sampler.frames, draft_of(layout, self._sampler, rng)
+        picks = frames.picks(draft.frame)
+        params: dict[str, Any] = {"depth": layout.depth} | {f"frame{index}": picks[index] for index in self._axes}
+        genes = draft.genes + resample(draft.genes, self._slots)[len(draft.genes) :]
+        for slot, gene in enumerate(genes):
+            for role, block in zip(("mixer", "ffn"), gene, strict=True):
+                options = frames.blocks(draft.frame, block.kind)
+                if f"{role}{slot}" in self.distributions:
+                    params[f"{role}{slot}"] = block.kind
+                params[f"{role}{slot}.variant"] = (options.index(block) + 0.5) / len(options)
+        return params
+
+    def _block(self, params: Mapping[str, Any], role: str, slot: int, frame: Frame) -> Any:
+        kinds = self._mixers if role == "mixer" else self._ffn
+        kind = frame.ffn if role == "ffn" and frame.ffn else params.get(f"{role}{slot}", kinds[0])
+        options = self._sampler.frames.blocks(frame, str(kind))
+        return options[min(int(params[f"{role}{slot}.variant"] * len(options)), len(options) - 1)] if options else None
+
+
+class OptunaSearch(BaseProposer):
+    """Asks an Optuna sampler, and tells it objectives and constraints (`trial.set_constraint`).
+
+    Optuna wants every objective of what it is told: a layout over a budget gets the worst quality seen, and its broken
+    constraint. Heuristic seeds come first, as with our own proposers. The state also keeps what was told before which
+    proposal, since evolution in generations depends on it.
+
+    Args:
+        sampler: of the space.
+        seed: of all random choices.
+        factory: of the Optuna sampler.
+    """
+
+    def __init__(self, sampler: Sampler, seed: int, factory: SamplerFactory) -> None:
+        super().__init__(sampler, seed)
+        self._factory = factory
+        self._encoding = Encoding(sampler)
+        self._study: Study | None = None
+        self._trials: dict[str, Trial] = {}
+        self._told: set[str] = set()
+        self._trail: list[tuple[list[str], dict[str, Any]]] = []
+
+    def state(self) -> dict[str, Any]:
+        """The log, and for each proposal its parameters and which layouts had been told since the one before."""
+        return super().state() | {"trail": [[ids, params] for ids, params in self._trail]}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """See `Proposer.restore`; a log without parameters counts as told in turn."""
+        super().restore(state)
+        self._study, self._trials, self._told, self._trail = None, {}, set(), []
+        layouts = [proposal.layout.id for proposal in self.log.proposals]
+        in_turn = [(before, None) for before in [[], *([layout] for layout in layouts[:-1])]]
+        for proposal, (ids, params) in zip(self.log.proposals, state.get("trail", in_turn), strict=False):
+            for layout_id in ids:
+                if layout_id in self.log.observations:
+                    self._report(self.log.observations[layout_id])
+            self._trail.append((list(ids), self._register(proposal, params)))
+
+    def ask(self, count: int) -> list[Proposal]:
+        asked = []
+        for _ in range(count):
+            ids = self._sync()
+            found = super().ask(1)
+            if not found:
+                break
+            self._trail.append((ids, self._register(found[0])))
+            asked += found
+        return asked
+
+    def propose(self, rng: Rng) -> Child | None:
+        study = self._live()
+        study.sampler = self._factory(int(rng.integers(1 << 31)))
+        for _ in range(_REPEATS):
+            trial = study.ask(self._encoding.distributions)
+            layout = self._encoding.decode(trial.params, rng)
+            if layout is not None and not self.log.knows(layout):
+                self._trials[layout.id] = trial
+                return layout, "optuna", ()
+            study.tell(trial, state=_failed())
+        return self.sampler.draw(rng), "random", ()
+
+    def _live(self) -> Study:
+        if self._study is None:
+            import optuna
+
+            optuna.logging.set_verbosity(optuna.logging.WARNING)
+            directions = [optuna.study.StudyDirection.MINIMIZE] * len(self.log.objectives)
+            self._study = optuna.create_study(directions=directions, sampler=self._factory(self.log.seed))
+        return self._study
+
+    def _register(self, proposal: Proposal, params: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Parameters of a proposal's trial, which is made where Optuna has not made the proposal itself."""
+        if proposal.layout.id not in self._trials:
+            study, rng = self._live(), np.random.default_rng([self.log.seed, proposal.number, 1])
+            study.sampler = self._factory(int(rng.integers(1 << 31)))
+            study.enqueue_trial(params or self._encoding.encode(proposal.layout, rng))
+            self._trials[proposal.layout.id] = study.ask(self._encoding.distributions)
+        return self._trials[proposal.layout.id].params
+
+    def _sync(self) -> list[str]:
+        """Tells Optuna what has become final, in the order of proposals; the ids of these."""
+        numbers = {proposal.layout.id: proposal.number for proposal in self.log.proposals}
+        fresh = [seen for seen in self.log.told() if seen.status != "running" and seen.layout.id not in self._told]
+        fresh.sort(key=lambda seen: (numbers.get(seen.layout.id, -1), seen.layout.id))
+        for seen in fresh:
+            self._report(seen)
+        return [seen.layout.id for seen in fresh]
+
+    def _report(self, seen: Observation) -> None:
+        """Tells Optuna one observation; one of a layout that was not proposed becomes a trial of its own."""
+        self._told.add(seen.layout.id)
+        study = self._live()
+        trial = self._trials.get(seen.layout.id)
+        if trial is None:
+            if not self.sampler.admits(seen.layout):
+                return
+            study.enqueue_trial(self._encoding.encode(seen.layout, np.random.default_rng([self.log.seed, 2])))
+            trial = study.ask(self._encoding.distributions)
+            self._trials[seen.layout.id] = trial
+        for name, value in seen.constraints.items():
+            trial.set_constraint(name, value)
+        values = self._values(seen)
+        if values is None:
+            study.tell(trial, state=_failed())
+        else:
+            study.tell(trial, values)
+
+    def _values(self, seen: Observation) -> list[float] | None:
+        """All objectives, missing ones as bad as the worst seen; None for what failed or stopped half-way."""
+        if seen.status not in ("complete", "infeasible"):
+            return None
+        values = []
+        for name in self.log.objectives:
+            known = [other.objectives[name] for other in self.log.told() if name in other.objectives]
+            values.append(seen.objectives.get(name, max(known, default=0.0)))
+        return values
+
+
+def nsga2(sampler: Sampler, seed: int) -> OptunaSearch:
+    """NSGA-II (Deb et al. 2002), with a population that suits a few hundred evaluations."""
+
+    def factory(seed: int) -> BaseSampler:
+        from optuna.samplers import NSGAIISampler
+
+        return NSGAIISampler(population_size=20, seed=seed)
+
+    return OptunaSearch(sampler, seed, factory)
+
+
+def tpe(sampler: Sampler, seed: int) -> OptunaSearch:
+    """Tree-structured Parzen estimators for several objectives (Ozaki et al. 2022)."""
+
+    def factory(seed: int) -> BaseSampler:
+        from optuna.samplers import TPESampler
+
+        return TPESampler(seed=seed)
+
+    return OptunaSearch(sampler, seed, factory)
+
+
+def gp(sampler: Sampler, seed: int) -> OptunaSearch:
+    """Expected hypervolume improvement on Gaussian processes of the parameters; wants torch, and seconds a proposal."""
+
+    def factory(seed: int) -> BaseSampler:
+        from optuna.samplers import GPSampler
+
+        return GPSampler(seed=seed)
+
+    return OptunaSearch(sampler, seed, factory)
+
+
+def _failed() -> Any:
+    from optuna.trial import TrialState
+
+    return TrialState.FAIL

@@ -1,0 +1,64 @@
+"""Layouts as Optuna's parameters: there and back, in any space."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from nas.core.space import SearchSpace
+from nas.search import Observation, Sampler, make_proposer
+from nas.search.cache_evolution import CacheEvolution
+from nas.search.optuna_sampler import Encoding, OptunaSearch
+from nas.search_spaces import load_space
+from nas.testing.synthetic import SyntheticProblem, synthetic_space
+
+SPACES = {"synthetic": synthetic_space(), "demo": load_space("lfm2-demo"), "mixed": load_space("lfm2-mixed")}
+
+
+@pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
+def test_a_layout_is_encoded_and_decoded(space: SearchSpace) -> None:
+    sampler, rng = Sampler(space), np.random.default_rng(4)
+    encoding = Encoding(sampler)
+    for layout in (sampler.draw(rng) for _ in range(30)):
+        params = encoding.encode(layout, rng)
+        assert params.keys() == encoding.distributions.keys()
+        decoded = encoding.decode(params, rng)
+        assert decoded is not None
+        assert [layer.mixers for layer in decoded.layers] == [layer.mixers for layer in layout.layers]
+
+
+def test_broken_budgets_are_constraints_and_need_a_quality() -> None:
+    problem = SyntheticProblem(1, space=synthetic_space(24, seeds=4))
+    proposer = make_proposer(Sampler(problem.space), "optuna-nsga2", 0)
+    assert isinstance(proposer, OptunaSearch)
+    seen = [problem.observe(proposal.layout) for proposal in proposer.ask(12)]
+    for observation in seen:
+        proposer.tell(observation)
+    proposer.ask(1)
+    trials = {trial.number: trial for trial in proposer._live().trials if trial.state.is_finished()}
+    assert len(trials) == 12 and all(len(trial.values) == 3 for trial in trials.values())
+    broken = sum(max(trial.constraints.values()) > 0 for trial in trials.values())
+    assert broken == sum(observation.status == "infeasible" for observation in seen) > 0
+
+
+def test_evolution_on_cache_and_quality_looks_at_nothing_else() -> None:
+    problem = SyntheticProblem(1, space=synthetic_space(24, seeds=4))
+    proposer = CacheEvolution(Sampler(problem.space), 0)
+    layouts = [proposal.layout for proposal in proposer.ask(6)]
+    layouts.sort(key=lambda layout: layout.kv_bytes(problem.space.workloads["chat"].window))
+    for quality, layout in enumerate(reversed(layouts)):  # the more cache, the better, as the front has it
+        proposer.tell(Observation(layout, "complete", {"quality": quality, "latency": 1.0 + quality, "memory": 1.0}))
+    assert {rank for rank, _ in proposer.parents()} == {0}
+
+
+def test_a_log_without_parameters_is_taken_up() -> None:
+    """What a study restores from: proposals and observations, no more."""
+    problem = SyntheticProblem(1, space=synthetic_space(24, seeds=4))
+    proposer = make_proposer(Sampler(problem.space), "optuna-nsga2", 0)
+    assert isinstance(proposer, OptunaSearch)
+    for proposal in proposer.ask(6):
+        proposer.tell(problem.observe(proposal.layout))
+    again = make_proposer(Sampler(problem.space), "optuna-nsga2", 0)
+    again.restore(proposer.log.to_json())
+    (fresh,) = again.ask(1)
+    assert fresh.number == 6 and fresh.layout.id not in proposer.log.observations

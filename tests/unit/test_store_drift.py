@@ -1,0 +1,109 @@
+"""Reference runs over time, and the rule that says when a device must be calibrated anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from store_support import StillClock, add_device, open_store
+
+from nas.store import calibrations
+from nas.store.calibrations import KEPT_S, LATEST_RUNS, ReferenceRun, drift, note_runs, off_by
+from nas.store.store import Store
+
+PLACE = ("box", "fake", "b1")
+
+
+@pytest.fixture
+def clock() -> StillClock:
+    return StillClock()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: StillClock) -> Store:
+    store = open_store(tmp_path, clock)
+    add_device(store)
+    return store
+
+
+def runs(*ratios: float, calm: bool = True, celsius: float | None = 40.0) -> list[ReferenceRun]:
+    return [ReferenceRun(ratio, celsius, calm) for ratio in ratios]
+
+
+@pytest.mark.parametrize(
+    ("ratios", "off", "recalibrate"),
+    [([1.0, 1.02, 0.99], 0.0, False), ([1.0, 1.06, 1.07], 0.06, True), ([0.9, 0.93, 3.0], -0.07, True)],
+)
+def test_the_median_decides(ratios: list[float], off: float, recalibrate: bool) -> None:
+    assert off_by(ratios, 0.05) == (pytest.approx(off), recalibrate)
+
+
+def test_points_come_back_in_order_with_what_was_noted(store: Store, clock: StillClock) -> None:
+    known = calibrations.put(store, *PLACE, 100.0, {})
+    note_runs(store, PLACE, "job.0", runs(1.001, 0.998), 100.0)
+    clock.time += 10
+    note_runs(store, PLACE, "job.1", runs(1.5, calm=False, celsius=None), 90.0)
+    [found] = drift(store, "box")
+    assert (found.device, found.runtime, found.build, found.calibration) == (*PLACE, known)
+    assert [(point.at, point.job, point.calibration_ms, point.run) for point in found.points] == [
+        (1000.0, "job.0", 100.0, ReferenceRun(1.001, 40.0, True)),
+        (1000.0, "job.0", 100.0, ReferenceRun(0.998, 40.0, True)),
+        (1010.0, "job.1", 90.0, ReferenceRun(1.5, None, False)),
+    ]
+    assert (found.off, found.recalibrate) == (None, False), "two calm runs say nothing yet"
+
+
+def test_a_round_that_is_read_again_is_noted_once(store: Store) -> None:
+    for _ in range(2):
+        note_runs(store, PLACE, "job.0", runs(1.0), 100.0)
+    note_runs(store, PLACE, "job.1", [], 100.0)
+    [found] = drift(store, "box")
+    assert len(found.points) == 1
+    assert found.calibration is None
+
+
+def test_the_latest_calm_runs_since_the_calibration_say_whether_to_recalibrate(store: Store, clock: StillClock) -> None:
+    note_runs(store, PLACE, "old", runs(*[2.0] * LATEST_RUNS), 50.0)
+    clock.time += 1
+    calibrations.put(store, *PLACE, 100.0, {})
+    note_runs(store, PLACE, "fine", runs(*[1.01] * LATEST_RUNS), 100.0)
+    note_runs(store, PLACE, "busy", runs(*[1.5] * LATEST_RUNS, calm=False), 100.0)
+    [found] = drift(store, "box")
+    assert (found.off, found.recalibrate) == (pytest.approx(0.01), False)
+    clock.time += 1
+    note_runs(store, PLACE, "hot", runs(*[1.08] * LATEST_RUNS), 100.0)
+    [found] = drift(store, "box")
+    assert (found.off, found.recalibrate) == (pytest.approx(0.08), True)
+    [lenient] = drift(store, "box", limit=0.1)
+    assert not lenient.recalibrate
+
+
+def test_runtimes_and_times_can_be_chosen(store: Store, clock: StillClock) -> None:
+    calibrations.put(store, "box", "idle", "b1", 5.0, {})
+    note_runs(store, PLACE, "job.0", runs(1.0), 100.0)
+    clock.time += 100
+    note_runs(store, ("box", "fake", "b2"), "job.1", runs(1.0), 100.0)
+    assert [(each.runtime, each.build, len(each.points)) for each in drift(store, "box")] == [
+        ("idle", "b1", 0), ("fake", "b2", 1), ("fake", "b1", 1),
+    ]  # fmt: skip
+    assert [each.build for each in drift(store, "box", runtime="fake", since=clock.time)] == ["b2"]
+    assert drift(store, "phone") == []
+
+
+def test_old_runs_go(store: Store, clock: StillClock) -> None:
+    other = ("box", "fake", "b2")
+    note_runs(store, PLACE, "old", runs(1.0), 100.0)
+    note_runs(store, other, "other", runs(1.0), 100.0)
+    clock.time += KEPT_S + 1
+    note_runs(store, PLACE, "new", runs(1.0), 100.0)
+    kept = {point.job for each in drift(store, "box") for point in each.points}
+    assert kept == {"new", "other"}
+
+
+def test_there_are_never_too_many(store: Store, clock: StillClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrations, "KEPT_ROUNDS", 5)
+    for n in range(12):
+        clock.time += 1
+        note_runs(store, PLACE, f"job.{n}", runs(1.0, 1.0), 100.0)
+    [found] = drift(store, "box")
+    assert [point.job for point in found.points][::2] == [f"job.{n}" for n in range(7, 12)]
