@@ -82,7 +82,7 @@ def test_a_refusal_says_why(client: JobClient) -> None:
 def test_a_refusal_of_the_coordinators_is_told_in_its_words(client: JobClient, coordinator: FakeCoordinator) -> None:
     body = {"error": "the token is used", "kind": "invalid_input", "request_id": "x"}
     coordinator.trouble.append(httpx.Response(422, json=body))
-    with pytest.raises(NasError, match="422 the token is used$"):
+    with pytest.raises(NasError, match=r"422 the token is used$"):
         client.register(REGISTER)
 
 
