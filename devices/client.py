@@ -39,6 +39,7 @@ _TIMEOUT_S = 10.0
 _KEPT_S = 60.0
 """Idle connections: longer than between heartbeats, so that they cost no handshakes; the coordinator keeps 75 s."""
 
+_LONGEST_WHY = 1000
 _RETRYABLE = {408, 425, 429}
 
 
@@ -153,9 +154,17 @@ def _explained() -> Iterator[None]:
 
 
 def _refusal(response: httpx.Response) -> NasError:
-    message = f"coordinator: {response.request.url.path}: {response.status_code} {response.text[:400]}"
+    message = f"coordinator: {response.request.url.path}: {response.status_code} {_why(response)}"
     if response.is_server_error or response.status_code in _RETRYABLE:
         return InfrastructureFailed(message)
     if response.status_code == httpx.codes.UNAUTHORIZED:
         return NotAdmitted(f"{message}; enrol this host again: get a line with 'nas agent token' at the coordinator")
     return NasError(message)
+
+
+def _why(response: httpx.Response) -> str:
+    """The coordinator's own words, or what somebody else said in its place."""
+    try:
+        return str(response.json()["error"])[:_LONGEST_WHY]
+    except (ValueError, KeyError, TypeError):
+        return response.text[:_LONGEST_WHY]

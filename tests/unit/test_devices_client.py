@@ -79,6 +79,13 @@ def test_a_refusal_says_why(client: JobClient) -> None:
         client.lease(LeaseRequest(agent="nobody", device="d", wait_s=0))
 
 
+def test_a_refusal_of_the_coordinators_is_told_in_its_words(client: JobClient, coordinator: FakeCoordinator) -> None:
+    body = {"error": "the token is used", "kind": "invalid_input", "request_id": "x"}
+    coordinator.trouble.append(httpx.Response(422, json=body))
+    with pytest.raises(NasError, match=r"422 the token is used$"):
+        client.register(REGISTER)
+
+
 @pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://host", "https://"])
 def test_other_urls(url: str) -> None:
     with pytest.raises(InvalidInput, match=r"http\+unix"):
