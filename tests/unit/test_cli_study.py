@@ -12,6 +12,7 @@ from cli_runner import nas
 
 from nas.core.layout import Layout
 from nas.core.trial import EventKind
+from nas.search.ehvi_search import EhviSearch
 from nas.search_spaces import load_space
 from nas.store import studies, trials
 from nas.store.rows import Proposal
@@ -30,7 +31,8 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     space = load_space("lfm2-demo").model_dump(mode="json")
     study = studies.create(store, "first", space, seed=0, version="0")
     layouts = [Layout.parse(text) for text in LAYOUTS]
-    trials.propose(store, study.id, [Proposal(layout.to_json(), layout.id) for layout in layouts])
+    told = {"engine": EhviSearch.engine}
+    trials.propose(store, study.id, [Proposal(layout.to_json(), layout.id, record=told) for layout in layouts])
     trials.add_event(store, study.id, 1, EventKind.FAILED, {"reason": "crash"})
     yield store
     store.close()
