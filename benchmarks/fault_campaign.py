@@ -69,7 +69,7 @@ def main() -> int:
 
 def go_apart() -> NoReturn:
     """Runs this script with networks, processes and mounts of its own: however it ends, nothing of it stays."""
-    from device_lab import image
+    from device_image import image
 
     image()  # wants the network that is left behind
     argv = [*NAMESPACES, "sh", "-c", ENTER, "sh", sys.executable, *sys.argv]

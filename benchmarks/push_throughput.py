@@ -44,7 +44,8 @@ from nas.devices.transports.wire import Wire
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "integration"))
 
-from device_lab import Machine, adbd, image, sshd, within
+from device_image import image
+from device_lab import Machine, adbd, sshd, within
 
 SERVER_PORT = 5099
 THERE = "/tmp/copy"
