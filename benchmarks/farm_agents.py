@@ -91,7 +91,7 @@ class Agent:
         """From its arrival until the end of its last job."""
         await asyncio.sleep(self._arrives - time.time())
         device = Device(
-            id=self._device, model="Simulated", cpu="none", target="x86_64-linux", cores=8, memory_mb=8192, os="Linux"
+            id=self._device, model="Simulated", cpu="none", target="simulated", cores=8, memory_mb=8192, os="Linux"
         )
         registration = p.RegisterRequest(agent=self._name, devices=(device,), boot_id="simulated")
         reply = await self._ask("register", p.REGISTER_PATH, registration)

@@ -148,9 +148,7 @@ def _prepare(setting: Setting, store: Store) -> list[list[tuple[str, str]]]:
     for number in range(setting.agents):
         name = f"agent-{number:05}"
         who.append((name, agents.enrol(store, agents.issue_token(store), name)))
-        device = Device(
-            id=name, model="Simulated", cpu="none", target="x86_64-linux", cores=8, memory_mb=8192, os="Linux"
-        )
+        device = Device(id=name, model="Simulated", cpu="none", target="simulated", cores=8, memory_mb=8192, os="Linux")
         devices.register(store, name, [device], boot_id="simulated")
     payload = _round(setting.repetitions).model_dump(mode="json")
     rows = []
@@ -253,10 +251,16 @@ def _latency(times: list[float]) -> dict[str, float]:
 def _audit(store: Store, seen: list[dict[str, Any]]) -> tuple[dict[str, int], list[str]]:
     """What became of the jobs, and what should not have."""
     accepted = Counter(_all(seen, "accepted"))
+    # This machine is a device, too, whose health the coordinator checks.
+    simulated = job_table.c.kind == JobKind.MEASURE
     with store.read() as connection:
-        states = dict(connection.execute(select(job_table.c.state, func.count()).group_by(job_table.c.state)).all())
+        states = dict(
+            connection.execute(
+                select(job_table.c.state, func.count()).where(simulated).group_by(job_table.c.state)
+            ).all()
+        )
         query = select(job_table.c.id, job_table.c.attempts, job_table.c.epoch, job_table.c.result)
-        done = list(connection.execute(query.where(job_table.c.state == JobState.DONE)))
+        done = list(connection.execute(query.where(simulated, job_table.c.state == JobState.DONE)))
     problems = [f"{n} jobs are {state}" for state, n in states.items() if state not in (JobState.DONE, JobState.QUEUED)]
     if lost := accepted.keys() - {row.id for row in done}:
         problems.append(f"{len(lost)} jobs whose result was accepted are not done")
