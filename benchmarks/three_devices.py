@@ -86,13 +86,13 @@ def _nas(env: dict[str, str], *arguments: str) -> str:
 
 
 def _told(report: dict[str, Any]) -> dict[str, Any]:
-    figures = ("ttft_ms", "decode_p50_ms", "peak_rss_mb")
+    figures = ("ttft", "decode_p50", "peak_rss")
     front = [
         {
             "layout": member["layout"],
             "objectives": member["objectives"],
             "measured": {
-                each["place"]["device"]: {name: each[name]["value"] for name in figures}
+                each["place"]["device"]: {name: each["figures"][name]["value"] for name in figures}
                 for each in member["measurements"]
             },
         }
