@@ -86,8 +86,7 @@ class HealthKeeper:
                 self._go_on(device, rounds)
 
     def _begin(self, device: DeviceRow) -> None:
-        live = jobs.live(self._store)
-        if any(job.device == device.id and job.kind is JobKind.CHECK for job in live):
+        if jobs.being_checked(self._store, device.id):
             return  # a study calibrates it just now, which says as much
         try:
             plan = self._plan_of(device)
