@@ -68,7 +68,7 @@ class Roster:
             return set(self._present)
 
     def expect(self, addresses: Iterable[str]) -> None:
-        """Devices to be looked for now. What is found soon is registered at once: the others would seem to be gone."""
+        """Begins the search for these devices. What is found soon is registered together; the rest would seem gone."""
         with self._changed:
             self._awaited = set(addresses)
             self._gather_until = self._clock.monotonic() + _GATHER_S

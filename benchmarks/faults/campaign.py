@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
+from subprocess import SubprocessError
 from typing import Any
 
 from faults.journal import Journal, Line
@@ -24,6 +25,7 @@ from faults.verify import end_problems, scene_problems
 from faults.watch import Watch
 from faults.weather import Weather
 from faults.work import Works, fingerprint
+from nas.core.errors import NasError
 from nas.store import jobs
 from nas.store.rows import JobState
 
@@ -73,7 +75,8 @@ class Campaign:
                 continue
             try:
                 self._journal.write(self._fault(farm, farm.posts[lane], works, watch, number))
-            except Exception:  # the other devices' faults go on; the report tells it
+            except (NasError, OSError, AssertionError, SubprocessError):
+                # The faults of other devices go on; the report tells of this one.
                 trouble = traceback.format_exc(limit=-4)
                 self._journal.write({"number": number, "kind": self._plan[number], "violations": [trouble]})
 

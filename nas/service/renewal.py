@@ -19,7 +19,7 @@ class Renewal:
 
     Args:
         certificates: issue it.
-        names: what it must be good for now; a machine's addresses change.
+        names: gives what it must be good for; asked each time, because a machine's addresses change.
         every_s: seconds between looks.
     """
 

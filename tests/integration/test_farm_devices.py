@@ -119,7 +119,7 @@ def come_and_go(host: Host, coordinator: TlsCoordinator) -> None:
     for name, device in (("on-box", box), ("on-phone", phone)):
         done = coordinator.ended(coordinator.queue(device, name, f"echo {name}"))
         assert done.result is not None and done.result.pairs[0].candidate.stdout == f"{name}\n"
-    there, here = "/root/.began", host.box.root / "root/.began"
+    there, here = "/began", host.box.root / "began"
     twice = coordinator.queue(box, "twice", f"[ -e {there} ] && echo again && exit; touch {there}; sleep 60")
     until(here.exists)
     with host.box.cut():
