@@ -161,7 +161,8 @@ def test_a_host_on_which_nothing_works_ends_the_study(bed: Bed) -> None:
         raise InfrastructureFailed("the disk is full")
 
     bed.compute.fail = fail
-    with pytest.raises(InfrastructureFailed, match=r"3 trials in a row.*the disk is full"):
+    # Trials run side by side: a fourth may have failed before the third was looked at.
+    with pytest.raises(InfrastructureFailed, match=r"[34] trials in a row.*the disk is full"):
         bed.run(30)
     assert len(trials.all(bed.store, 1)) < 12
     bed.compute.fail = lambda stage, spec: None
