@@ -62,9 +62,10 @@ lint: $(READY)
 	$(call timed,$(BIN)/lint-imports)
 	$(call timed,$(BIN)/python scripts/write_docs.py --check)
 
+# Tests with real processes wait more than they compute: three at a time keep two cores busy.
 test: setup lint builds
 	$(call timed,$(BIN)/python -m pytest -n 2 tests/unit tests/contract)
-	$(call timed,$(BIN)/python -m pytest tests/integration)
+	$(call timed,$(BIN)/python -m pytest -n 3 --dist worksteal tests/integration)
 
 bench: setup
 	@for name in $(BENCHES); do $(BIN)/python benchmarks/$$name.py || exit 1; done
