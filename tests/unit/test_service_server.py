@@ -30,7 +30,7 @@ def lab(tmp_path: Path) -> Coordinator:
     return Coordinator(tmp_path)
 
 
-def host(lab: Coordinator, url: str) -> httpx.Client:
+def enrolled(lab: Coordinator, url: str) -> httpx.Client:
     """An agent that is enrolled."""
     return httpx.Client(base_url=url, verify=lab.trusting(), auth=lab.enrol(), timeout=60)
 
@@ -38,7 +38,7 @@ def host(lab: Coordinator, url: str) -> httpx.Client:
 @pytest.fixture
 def client(lab: Coordinator) -> Iterator[httpx.Client]:
     """An agent with one device."""
-    with lab.listening() as url, host(lab, url) as client:
+    with lab.listening() as url, enrolled(lab, url) as client:
         assert client.post("/v1/agents/register", json=registration("host", "box")).status_code == 200
         yield client
 
@@ -129,7 +129,7 @@ def test_who_hung_up_is_given_no_job(lab: Coordinator, client: httpx.Client) -> 
 
 def test_a_server_that_ends_answers_those_who_wait(lab: Coordinator) -> None:
     with ThreadPoolExecutor() as threads:
-        with lab.listening() as url, host(lab, url) as client:
+        with lab.listening() as url, enrolled(lab, url) as client:
             client.post("/v1/agents/register", json=registration("host", "box"))
             answer = threads.submit(poll, client)
             waiting(lab, "box")
