@@ -1,8 +1,8 @@
 """Pauses between tries: random ones below a bound that doubles ("full jitter"), so that many agents spread out.
 
-Where nobody answers, the bound ends low: knocking at a closed port costs next to nothing, and a coordinator that is back
-should have its agents back. A thousand of them then come evenly over these seconds. A coordinator that answers, but is
-in trouble, is left alone for longer.
+Where nobody answers, the bound ends low: knocking at a closed port costs next to nothing, and a coordinator that is
+back should have its agents back. A thousand of them then come evenly over these seconds. A coordinator that answers,
+but is in trouble, is left alone for longer.
 
 Source: M. Brooker, Exponential Backoff And Jitter, AWS Architecture Blog, 2015 ("Full Jitter").
 """

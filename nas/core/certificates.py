@@ -6,6 +6,7 @@ import contextlib
 import socket
 import ssl
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 _TIMEOUT_S = 10.0
@@ -74,7 +75,7 @@ def _names(url: str, context: ssl.SSLContext) -> list[str]:
         socket.create_connection((parts.hostname or "", parts.port or 443), _TIMEOUT_S) as plain,
         whoever.wrap_socket(plain) as tls,
     ):
-        shown = (tls.getpeercert() or {}).get("subjectAltName", ())
+        shown: Any = (tls.getpeercert() or {}).get("subjectAltName", ())
         return [str(name) for kind, name in shown if kind in ("DNS", "IP Address")]
     return []
 

@@ -16,18 +16,26 @@ class Caller:
     Args:
         agent: that asks.
         loop: where it waits.
-        called: set once there may be work, or `dismissed`.
-        dismissed: the device is not served any more.
+        called: set once there may be work, or it is to go.
     """
 
     agent: str
     loop: asyncio.AbstractEventLoop
     called: asyncio.Event
-    dismissed: bool = False
+    _dismissed: bool = False
 
     def call(self) -> None:
         """From any thread."""
         self.loop.call_soon_threadsafe(self.called.set)
+
+    def dismiss(self) -> None:
+        """From any thread: the device is not served any more."""
+        self._dismissed = True
+        self.call()
+
+    def dismissed(self) -> bool:
+        """Whether nobody is there any more who could do the work."""
+        return self._dismissed
 
 
 class Doorbell:
@@ -99,8 +107,7 @@ class Doorbell:
             for device, callers in self._callers.items():
                 for caller in callers:
                     if caller.agent == agent and device not in served:
-                        caller.dismissed = True
-                        caller.call()
+                        caller.dismiss()
 
     def close(self) -> None:
         """Wakes all lease requests; from now on none waits."""

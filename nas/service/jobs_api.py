@@ -146,13 +146,13 @@ async def _claim(store: Store, watch: Watch, request: p.LeaseRequest, http: Requ
             row = await off_loop(jobs.claim, store, request.device, request.agent)
             watch.heard(request.agent, request.device)
             left = deadline - time.monotonic()
-            if row is not None or left <= 0 or doorbell.closed or caller.dismissed:
+            if row is not None or left <= 0 or doorbell.closed or caller.dismissed():
                 return row
             try:
                 await asyncio.wait_for(caller.called.wait(), left)
             except TimeoutError:
                 return None
-            if caller.dismissed:
+            if caller.dismissed():
                 return None
         if doorbell.closed or await http.is_disconnected():  # a job must not be leased to who is gone
             return None

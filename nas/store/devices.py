@@ -34,7 +34,7 @@ def register(store: Store, agent: str, devices: Sequence[Device], *, boot_id: st
     """Replaces what `agent` serves. May be repeated: leases, health and calibrations stay.
 
     Devices it no longer names go offline. A new `boot_id` ends the leases of its devices: nothing on them survived.
-    A device that describes itself otherwise than before has unknown health again.
+    A device that was restarted, or describes itself otherwise than before, has unknown health again.
 
     Raises:
         InvalidInput: the agent never enrolled.
@@ -253,13 +253,20 @@ def _register(connection: Connection, agent: str, device: Device, now: float) ->
     if known.agent != agent:
         reason = f"moved here from agent {known.agent!r}"
     elif known.device != device:
-        reason = "it describes itself otherwise than before"
+        reason = _change(known.device, device)
     else:
         return
     device_log.record(connection, device.id, now, DeviceEventKind.REGISTERED, agent, reason)
     if known.health not in _BY_PERSON or known.agent != agent:
         rate(connection, known, Health.UNKNOWN, reason, now, checked_at=0.0, checks_failed=0)
     change(connection, device.id, agent=agent, device=described)
+
+
+def _change(before: Device, now: Device) -> str:
+    """What is new about a device: what its processor does after a restart need not be what was calibrated."""
+    if None not in (before.boot, now.boot) and before.model_copy(update={"boot": now.boot}) == now:
+        return "it was restarted"
+    return "it describes itself otherwise than before"
 
 
 def _end_leases(connection: Connection, agent: str, now: float) -> None:

@@ -171,7 +171,7 @@ def test_a_certificate_for_other_names_is_told_with_its_names_and_not_tried_agai
     assert "nas serve --name localhost" in str(told.value)
     assert "ry again" not in str(told.value)
     made = enrol(line, "shelf-1", folder)  # the token was not spent
-    with pytest.raises(NotTheCoordinator, match="is for 127.0.0.1"):
+    with pytest.raises(NotTheCoordinator, match=r"is for 127\.0\.0\.1"):
         register(made.model_copy(update={"url": other.url}))
     with UsersClient(other.url, "token", made.ca) as people, pytest.raises(Refused, match=r"is for 127\.0\.0\.1"):
         people.get("/v1/server")
