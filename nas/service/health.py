@@ -172,7 +172,7 @@ class AnyDevice:
 
     def _plan(self, device: DeviceRow, runtime: Runtime, patched: bool) -> Plan:
         about = device.device
-        runner = runtime.runner(about.target, about.cpu_features, patched=patched)
+        runner = runtime.runner(about.target, about.cpu_features, patched=patched, libc=about.libc)
         self._runners.admit(runner, runtime.runner_folder(runner))
         model = reference_model(self._store, self._scratch, runtime, runtime.quantisations[0])
         return reference_plan(runtime, runner, model, about)

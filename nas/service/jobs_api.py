@@ -63,9 +63,13 @@ def router(store: Store, find_file: FindFile, watch: Watch, manifest: ReadManife
 
     @routes.post(p.REGISTER_PATH)
     async def register(request: p.RegisterRequest, caller: Caller) -> p.RegisterReply:
-        """Make an agent and its devices known; replaces what it said before."""
+        """Make an agent and its devices known; replaces what it said before.
+
+        A device that is not named any more is offline, and a lease request that waits for it is answered.
+        """
         require_own(caller, request.agent)
         reply = await off_loop(_register, store, request, local=caller is None)
+        watch.doorbell.dismiss(request.agent, {device.id for device in request.devices})
         watch.doorbell.ring()
         return reply
 
@@ -138,15 +142,17 @@ async def _claim(store: Store, watch: Watch, request: p.LeaseRequest, http: Requ
     doorbell = watch.doorbell
     deadline = time.monotonic() + min(request.wait_s, POLL_S)
     while True:
-        with doorbell.waiting(request.device) as called:
+        with doorbell.waiting(request.device, request.agent) as caller:
             row = await off_loop(jobs.claim, store, request.device, request.agent)
             watch.heard(request.agent, request.device)
             left = deadline - time.monotonic()
-            if row is not None or left <= 0 or doorbell.closed:
+            if row is not None or left <= 0 or doorbell.closed or caller.dismissed():
                 return row
             try:
-                await asyncio.wait_for(called.wait(), left)
+                await asyncio.wait_for(caller.called.wait(), left)
             except TimeoutError:
+                return None
+            if caller.dismissed():
                 return None
         if doorbell.closed or await http.is_disconnected():  # a job must not be leased to who is gone
             return None

@@ -21,6 +21,7 @@ from nas.store.upsert import insert_if_absent
 
 _FIRST_CHECK_S, _CHECK_FACTOR, _RAREST_CHECK_S = 15.0, 4.0, 3600.0
 _LASTING = frozenset({DeviceState.OFFLINE, DeviceState.DRAINING})
+"""States that outlast the silence of an agent."""
 _BY_PERSON = frozenset({Health.MAINTENANCE, Health.RETIRED})
 
 
@@ -33,7 +34,7 @@ def register(store: Store, agent: str, devices: Sequence[Device], *, boot_id: st
     """Replaces what `agent` serves. May be repeated: leases, health and calibrations stay.
 
     Devices it no longer names go offline. A new `boot_id` ends the leases of its devices: nothing on them survived.
-    A device that describes itself otherwise than before has unknown health again.
+    A device that was restarted, or describes itself otherwise than before, has unknown health again.
 
     Raises:
         InvalidInput: the agent never enrolled.
@@ -70,13 +71,14 @@ def get(store: Store, id: str) -> DeviceRow:
         UnknownName: no such device.
     """
     with store.read() as connection:
-        return read(connection, id, held=False)
+        return _now(read(connection, id, held=False), store.now())
 
 
 def all(store: Store) -> list[DeviceRow]:
     """Every device, by id."""
     with store.read() as connection:
-        return [_row(row) for row in connection.execute(select(device_table).order_by(device_table.c.id))]
+        rows = connection.execute(select(device_table).order_by(device_table.c.id))
+        return [_now(_row(row), store.now()) for row in rows]
 
 
 @retried
@@ -142,6 +144,12 @@ def remove(store: Store, id: str) -> None:
         connection.execute(delete(calibration).where(calibration.c.device == id))
         rate(connection, row, Health.RETIRED, "removed", store.now())
         move(connection, row, DeviceState.OFFLINE, store.now(), "removed")
+
+
+def silent(now: float) -> ColumnElement[bool]:
+    """Whether nothing was heard of a device for so long that it is offline, and that is not written down yet."""
+    quiet = device_table.c.last_seen <= now - LIMITS[DeviceState.IDLE].seconds
+    return quiet & device_table.c.state.not_in(_LASTING)
 
 
 def read(connection: Connection, id: str, *, agent: str | None = None, held: bool = True) -> DeviceRow:
@@ -245,7 +253,7 @@ def _register(connection: Connection, agent: str, device: Device, now: float) ->
     if known.agent != agent:
         reason = f"moved here from agent {known.agent!r}"
     elif known.device != device:
-        reason = "it describes itself otherwise than before"
+        reason = _change(known.device, device)
     else:
         return
     device_log.record(connection, device.id, now, DeviceEventKind.REGISTERED, agent, reason)
@@ -254,11 +262,26 @@ def _register(connection: Connection, agent: str, device: Device, now: float) ->
     change(connection, device.id, agent=agent, device=described)
 
 
+def _change(before: Device, now: Device) -> str:
+    """What is new about a device: what its processor does after a restart need not be what was calibrated."""
+    if None not in (before.boot, now.boot) and before.model_copy(update={"boot": now.boot}) == now:
+        return "it was restarted"
+    return "it describes itself otherwise than before"
+
+
 def _end_leases(connection: Connection, agent: str, now: float) -> None:
     ids = hold_all(connection, device_table.c.agent == agent, device_table.c.lease_until.is_not(None))
     connection.execute(update(device_table).where(device_table.c.id.in_(ids)).values(lease_until=now))
     leased = (job.c.state == JobState.LEASED) & job.c.device.in_(ids)
     connection.execute(update(job).where(leased).values(lease_until=now))
+
+
+def _now(device: DeviceRow, now: float) -> DeviceRow:
+    """A device that fell silent is offline, even where no coordinator runs that would have written it down."""
+    silent_at = device.last_seen + LIMITS[DeviceState.IDLE].seconds
+    if device.state in _LASTING or silent_at > now:
+        return device
+    return replace(device, state=DeviceState.OFFLINE, state_since=silent_at)
 
 
 def _row(row: Row[Any]) -> DeviceRow:

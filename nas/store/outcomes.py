@@ -113,7 +113,7 @@ def expire(store: Store, *, local_only: bool = False) -> list[str]:
     lost = (job_table.c.state == JobState.LEASED) & over
     if local_only:
         lost &= job_table.c.device.in_(_local_devices())
-    silent = (device_table.c.last_seen <= now - OFFLINE_S) & device_table.c.state.not_in(_STAY)
+    silent = devices.silent(now)
     with store.read() as connection:
         gone = list(connection.execute(select(job_table.c.id, job_table.c.device).where(lost).order_by(job_table.c.id)))
         quiet = connection.scalar(select(exists().where(silent)))
@@ -206,7 +206,7 @@ def _lost(job: JobRow, device: DeviceRow, now: float) -> _Failed:
 
 
 def _free(connection: Connection, device: DeviceRow, now: float) -> None:
-    state = device.state if device.state is DeviceState.DRAINING else DeviceState.IDLE
+    state = device.state if device.state in _STAY else DeviceState.IDLE
     devices.move(connection, device, state, now, lease_holder=None, lease_until=None)
 
 

@@ -87,6 +87,15 @@ class RemoteFaults:
             agent.send_signal(signal.SIGKILL)
             assert self.gone(device)
 
+    def test_the_supervisor_is_killed(self, device: Machine, transport: ShellTransport) -> None:
+        """Both sides notice it long before the deadline."""
+        with self.running(device, transport, 300) as result:
+            device.kill("sh", "content/", "run")
+            with pytest.raises(InfrastructureFailed):
+                result.result(timeout=60)
+            assert self.gone(device)
+        assert run(transport, "exit 0").exit_code == 0
+
     def test_the_supervisor_is_killed_and_the_link_is_down(self, device: Machine, transport: ShellTransport) -> None:
         """Nobody but the second process group is left to end the run."""
         with self.running(device, transport, 2) as result, device.cut():

@@ -18,11 +18,11 @@ from farm_support import Coordinator, registration
 from store_support import key, round_of
 
 from nas.core.errors import InfrastructureFailed
-from nas.service import patience
+from nas.service import jobs_api, patience
 from nas.service.body_limit import BodyLimit
 from nas.service.coordinator import listen_tcp, listen_unix
-from nas.store import jobs
-from nas.store.rows import JobState
+from nas.store import devices, jobs
+from nas.store.rows import DeviceState, JobState
 
 
 @pytest.fixture
@@ -125,6 +125,22 @@ def test_who_hung_up_is_given_no_job(lab: Coordinator, client: httpx.Client) -> 
     assert job is not None
     assert (job.state, job.attempts) == (JobState.QUEUED, 0)
     assert poll(client)["id"] == job.id
+
+
+def test_an_agent_that_lets_a_device_go_is_answered_at_once(
+    lab: Coordinator, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs_api, "POLL_S", 3600.0)
+    client.post("/v1/agents/register", json=registration("host", "box", "phone"))
+    with ThreadPoolExecutor() as threads:
+        box, phone = (threads.submit(poll, client, 3600.0, name) for name in ("box", "phone"))
+        waiting(lab, "box", "phone")
+        client.post("/v1/agents/register", json=registration("host", "phone"))
+        assert box.result() is None
+        jobs.enqueue(lab.store, key(1), round_of(), device="box")
+        jobs.enqueue(lab.store, key(2), round_of(), device="phone")
+        assert phone.result()["id"] == f"{key(2)}.0"
+    assert devices.get(lab.store, "box").state is DeviceState.OFFLINE
 
 
 def test_a_server_that_ends_answers_those_who_wait(lab: Coordinator) -> None:

@@ -35,7 +35,7 @@ def add_remote(store: Store, name: str = "phone", agent: str = "host") -> None:
     devices.register(store, agent, [device(name)], boot_id="boot")
 
 
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"did not happen within {seconds} s"
@@ -49,12 +49,12 @@ def test_who_waits_is_called_when_there_is_work(store: Store, tmp_path: Path, qu
 
     async def wait() -> list[bool]:
         bell = Doorbell()
-        with Watch(store, bell, local_only=True), bell.waiting("box") as box, bell.waiting("phone") as phone:
+        with Watch(store, bell, local_only=True), bell.waiting("box", "a") as box, bell.waiting("phone", "b") as phone:
             jobs.enqueue(store if queued_here else open_store(tmp_path), key(1), round_of(), device="box")
             if queued_here:
                 bell.ring()
-            await asyncio.wait_for(box.wait(), 60)
-            return [box.is_set(), phone.is_set()]
+            await asyncio.wait_for(box.called.wait(), 60)
+            return [box.called.is_set(), phone.called.is_set()]
 
     assert asyncio.run(wait()) == [True, False]
 
@@ -79,11 +79,11 @@ def test_work_is_what_a_claim_would_find(store: Store, clock: StillClock) -> Non
 def test_nobody_waits_any_more_once_the_bell_is_closed() -> None:
     async def wait() -> bool:
         bell = Doorbell()
-        with bell.waiting("box") as before:
+        with bell.waiting("box", "a") as before:
             bell.close()
-            await asyncio.wait_for(before.wait(), 60)
-        with bell.waiting("box") as after:
-            return after.is_set()
+            await asyncio.wait_for(before.called.wait(), 60)
+        with bell.waiting("box", "a") as after:
+            return after.called.is_set()
 
     assert asyncio.run(wait())
 
