@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, delete, exists, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, delete, exists, select, update
 
 from nas.core.device import Device
 from nas.core.errors import InvalidInput, UnknownName
@@ -75,8 +75,13 @@ def get(store: Store, id: str) -> DeviceRow:
 
 def all(store: Store) -> list[DeviceRow]:
     """Every device, by id."""
+    return select_rows(store, select(device_table).order_by(device_table.c.id))
+
+
+def select_rows(store: Store, query: Select[Any]) -> list[DeviceRow]:
+    """The devices that `query` selects, in its order."""
     with store.read() as connection:
-        return [_row(row) for row in connection.execute(select(device_table).order_by(device_table.c.id))]
+        return [_row(row) for row in connection.execute(query)]
 
 
 @retried

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import Connection, Row, Update, exists, select, update
+from sqlalchemy import Connection, Row, Update, select, update
 
 from nas.core.errors import InvalidInput
 from nas.core.plan import Plan, Round, RoundResult
@@ -178,13 +178,6 @@ def live(store: Store, *, study: int | None = None) -> list[JobRow]:
         query = query.where(job_table.c.study == study)
     with store.read() as connection:
         return [_row(row) for row in connection.execute(query)]
-
-
-def being_checked(store: Store, device: str) -> bool:
-    """Whether a health check or calibration of the device waits or runs."""
-    check = (job_table.c.kind == JobKind.CHECK) & job_table.c.state.in_(LIVE)
-    with store.read() as connection:
-        return bool(connection.scalar(select(exists().where(job_table.c.device == device, check))))
 
 
 @retried

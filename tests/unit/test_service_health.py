@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from nas.core.protocol import Failure
 from nas.core.registry import Registry
 from nas.runtimes.base import Runtime
 from nas.service.admissions import Admissions
-from nas.service.health import AnyDevice, HealthKeeper, PlanOf, check_key
+from nas.service.health import AnyDevice, HealthKeeper, check_key
 from nas.service.judge import total_ms
 from nas.service.references import calibration_name
 from nas.service.signing import SigningKey
@@ -42,10 +43,10 @@ class Lab:
         self.rung = 0
         self.any_device = AnyDevice(self.store, self.admissions, folder / "work")
         self.keeper = self.new_keeper()
-        self.plan = self.any_device.plan(devices.get(self.store, DEVICE.id))
+        self.plan = AnyDevice(self.store, self.admissions, folder / "work").plan(devices.get(self.store, DEVICE.id))
 
-    def new_keeper(self, plan_of: PlanOf | None = None, store: Store | None = None) -> HealthKeeper:
-        return HealthKeeper(store or self.store, self.ring, plan_of or self.any_device.plan)
+    def new_keeper(self, store: Store | None = None, among: Collection[str] | None = None) -> HealthKeeper:
+        return HealthKeeper(store or self.store, self.ring, self.any_device.plan, among)
 
     def ring(self) -> None:
         self.rung += 1
@@ -231,7 +232,7 @@ def test_the_first_runtime_that_has_a_build_checks(lab: Lab, monkeypatch: pytest
 
 
 def test_a_process_leaves_devices_alone_that_are_not_its_own(lab: Lab) -> None:
-    lab.keeper = lab.new_keeper(lambda device: None)
+    lab.keeper = lab.new_keeper(among=["another"])
     lab.look()
     assert (lab.device().check_number, jobs.live(lab.store)) == (0, [])
 
@@ -283,10 +284,10 @@ def test_the_thread_checks_by_itself_and_survives_a_database_in_trouble(
     monkeypatch.setattr("nas.service.health._LOOK_S", 0.01)
     troubles = [InfrastructureFailed("locked")] * 3
 
-    def due(store: Store) -> list[DeviceRow]:
+    def due(store: Store, *, among: Collection[str] | None, most: int) -> list[DeviceRow]:
         if troubles:
             raise troubles.pop()
-        return checks.due(store)
+        return checks.due(store, among=among, most=most)
 
     monkeypatch.setattr("nas.service.health.checks", Namespace(due=due, conclude=checks.conclude))
     with lab.keeper:
