@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, delete, exists, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, bindparam, delete, exists, select, update
 
 from nas.core.device import Device
 from nas.core.errors import InvalidInput, UnknownName
@@ -22,6 +22,11 @@ from nas.store.upsert import insert_if_absent
 _FIRST_CHECK_S, _CHECK_FACTOR, _RAREST_CHECK_S = 15.0, 4.0, 3600.0
 _LASTING = frozenset({DeviceState.OFFLINE, DeviceState.DRAINING})
 _BY_PERSON = frozenset({Health.MAINTENANCE, Health.RETIRED})
+
+# Made once: to make them costs more than to run them.
+_BY_ID = select(device_table).where(device_table.c.id == bindparam("of_device"))
+_BY_ID_HELD = _BY_ID.with_for_update(key_share=True)
+_CHANGE = update(device_table).where(device_table.c.id == bindparam("of_device"))
 
 
 class NotServed(InvalidInput):
@@ -158,8 +163,7 @@ def read(connection: Connection, id: str, *, agent: str | None = None, held: boo
         UnknownName: no such device; an agent is told of its own ones only.
         NotServed: another agent serves it.
     """
-    query = select(device_table).where(device_table.c.id == id)
-    row = connection.execute(query.with_for_update(key_share=True) if held else query).first()
+    row = connection.execute(_BY_ID_HELD if held else _BY_ID, {"of_device": id}).first()
     if row is None:
         valid = select(device_table.c.id)
         raise UnknownName(
@@ -176,12 +180,19 @@ def hold_all(connection: Connection, *which: ColumnElement[bool], skip_held: boo
     return list(connection.scalars(query.with_for_update(key_share=True, skip_locked=skip_held)))
 
 
-def heard_from(connection: Connection, device: DeviceRow, now: float) -> DeviceRow:
-    """Notes that the device's agent spoke for it; gives it as it is then.
+def heard_from(connection: Connection, device: DeviceRow, now: float, *, note: bool = True) -> DeviceRow:
+    """What follows from the device's agent having spoken for it; gives it as it is then.
 
     An offline device is idle again, or goes on with its job. After a long time away, good health is unknown.
+
+    Args:
+        connection: in a transaction that holds the device.
+        device: as it was.
+        now: when it spoke.
+        note: whether `last_seen` is written here, or by the caller, with what else it changes.
     """
-    change(connection, device.id, last_seen=now)
+    if note:
+        change(connection, device.id, last_seen=now)
     silent_s, heard = now - device.last_seen, replace(device, last_seen=now)
     if device.state is DeviceState.OFFLINE:
         state = DeviceState.LEASED if device.lease_holder else DeviceState.IDLE
@@ -233,7 +244,7 @@ def check_pause_s(failed: int) -> float:
 
 def change(connection: Connection, id: str, **values: Any) -> None:
     """Sets columns of a device."""
-    connection.execute(update(device_table).where(device_table.c.id == id).values(**values))
+    connection.execute(_CHANGE, {"of_device": id, **values})
 
 
 def _register(connection: Connection, agent: str, device: Device, now: float) -> None:
