@@ -16,6 +16,7 @@ from typing import Self
 from nas.core.canonical import result_key
 from nas.core.errors import InfrastructureFailed, NasError, Unsupported
 from nas.core.plan import Plan, Round, Runner
+from nas.core.protocol import on_the_way
 from nas.core.space import Protocol
 from nas.runtimes import RUNTIMES
 from nas.runtimes.base import Artifact, Runtime
@@ -216,6 +217,8 @@ def _not_run(last: JobRow) -> Verdict | None:
     """The end of a check whose job has no result."""
     if last.state is JobState.DONE:
         return None
+    if last.state is JobState.FAILED and on_the_way(last.message or ""):
+        return Verdict(CheckOutcome.UNSURE, f"the health check did not reach it: {last.message}")
     if last.state is JobState.FAILED and last.blame is not Blame.REFUSED:
         return Verdict(CheckOutcome.FAILED, f"the health check could not be run: {last.message}")
     return Verdict(CheckOutcome.UNSURE, f"the health check was {last.blame or last.state}: {last.message}")

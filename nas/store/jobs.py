@@ -214,6 +214,15 @@ def retry(store: Store, id: str) -> None:
             raise InvalidInput(f"job {id!r} has not failed, so it cannot be retried")
 
 
+@retried
+def give_up(store: Store, id: str, message: str) -> None:
+    """Ends a job that nobody can do as the infrastructure's failure, unless it has ended; `retry` queues it anew."""
+    end: dict[str, Any] = {"state": JobState.FAILED, "blame": Blame.INFRASTRUCTURE, "message": message}
+    with store.write() as connection:
+        for state in LIVE:
+            job_rows.change(connection, id, state, epoch=None, lease_until=None, updated=store.now(), **end)
+
+
 def job_id(result_key: str, number: int) -> str:
     """The id of a measurement's round."""
     return f"{result_key}.{number}"

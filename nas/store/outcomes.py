@@ -96,7 +96,8 @@ def fail(store: Store, id: str, device: str, agent: str, epoch: int, failure: Fa
         if failure.kind == "infrastructure":
             reason: FailureReason = "timeout" if failure.overdue else "crash"
             ran = failure.phase == "running"
-            _count(connection, _Failed(job, row, failure.message, failure.phase, ran, reason), now)
+            failed = _Failed(job, row, failure.message, failure.phase, ran, reason)
+            _count(connection, failed, now, of_device=failure.reached_device)
         else:
             _end(connection, job, row, failure, now)
         # Nothing more is expected under this epoch, unlike after a lease that ran out.
@@ -211,13 +212,14 @@ def _free(connection: Connection, device: DeviceRow, now: float, **more: Any) ->
     devices.move(connection, device, state, now, lease_holder=None, lease_until=None, **more)
 
 
-def _count(connection: Connection, failed: _Failed, now: float) -> None:
-    """Records a failure of the infrastructure and decides what becomes of its job and its device."""
+def _count(connection: Connection, failed: _Failed, now: float, *, of_device: bool = True) -> None:
+    """Records a failure of the infrastructure and decides what becomes of its job, and of its device if it was its."""
     job, device, message = failed.job, failed.device, failed.message
     _record(connection, job, _TELLING if failed.ran else _OTHER, message, now)
-    told = failed.phase or "not begun"
-    device_log.record(connection, device.id, now, DeviceEventKind.FAILURE, told, message, job.id)
-    _doubt(connection, device, message, now)
+    if of_device:
+        told = failed.phase or "not begun"
+        device_log.record(connection, device.id, now, DeviceEventKind.FAILURE, told, message, job.id)
+        _doubt(connection, device, message, now)
     values = {"updated": now, "lease_until": None, "message": message} | _verdict(connection, failed, now)
     job_rows.change(connection, job.id, **values)
 

@@ -200,6 +200,20 @@ def test_a_check_that_no_agent_can_finish_fails(lab: Lab) -> None:
     assert (row.health, row.health_reason) == (Health.BAD, "the health check could not be run: no device")
 
 
+def test_a_check_whose_files_got_lost_on_the_way_says_nothing_of_the_device(lab: Lab) -> None:
+    lab.look()
+    while jobs.live(lab.store):
+        lab.clock.time += 1000
+        job = jobs.claim(lab.store, DEVICE.id, "local")
+        assert job is not None
+        lost = Failure(kind="infrastructure", message="download of 0f: broken pipe", phase="preparing")
+        outcomes.fail(lab.store, job.id, DEVICE.id, "local", job.epoch or 0, lost)
+        lab.look()
+    row = lab.device()
+    assert row.health is Health.UNKNOWN
+    assert row.health_reason == "the health check did not reach it: download of 0f: broken pipe"
+
+
 def test_a_refused_check_says_nothing_of_the_device(lab: Lab) -> None:
     lab.look()
     job = jobs.claim(lab.store, DEVICE.id, "local")
