@@ -112,7 +112,7 @@ def make_service_app(service: Service) -> FastAPI:
     app.add_middleware(RequestLog)
     app.include_router(enrolling.router(store, service.home, service.certificates, access.forget))
     app.include_router(jobs_api.router(store, farm.find_file, farm.watch, farm.runners.signed, access, suspect))
-    app.include_router(users_api.router(store, service.studies, access.forget))
+    app.include_router(users_api.router(store, service.studies, access.forget, lambda: farm.doorbell.closed))
     return app
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, bindparam, delete, exists, select, update
@@ -18,6 +19,9 @@ from nas.store.rows import DeviceEvent, DeviceEventKind, DeviceRow, DeviceState,
 from nas.store.store import Store, retried
 from nas.store.timeouts import LIMITS
 from nas.store.upsert import insert_if_absent
+
+SETTLED_S = 1.0
+"""Age from which an event is followed by no other of a lower id."""
 
 _FIRST_CHECK_S, _CHECK_FACTOR, _RAREST_CHECK_S = 15.0, 4.0, 3600.0
 _LASTING = frozenset({DeviceState.OFFLINE, DeviceState.DRAINING})
@@ -131,6 +135,25 @@ def history(store: Store, id: str, *, kind: DeviceEventKind | None = None, limit
     with store.read() as connection:
         read(connection, id, held=False)
         return [_event(row) for row in connection.execute(query)]
+
+
+def events_since(store: Store, after: int, *, limit: int, device: str | None = None) -> list[DeviceEvent]:
+    """What happened to a device, or to any, behind the event `after`: at most `limit`, oldest first.
+
+    They end before the first that is newer than `SETTLED_S`: of transactions that run side by side, the later id may be
+    seen first, and who goes on behind it would miss the other.
+
+    Raises:
+        UnknownName: no such device.
+    """
+    settled = store.now() - SETTLED_S
+    query = select(device_event).where(device_event.c.id > after).order_by(device_event.c.id).limit(limit)
+    with store.read() as connection:
+        if device is not None:
+            read(connection, device, held=False)
+            query = query.where(device_event.c.device == device)
+        found = [_event(row) for row in connection.execute(query)]
+    return list(takewhile(lambda event: event.at <= settled, found))
 
 
 @retried
