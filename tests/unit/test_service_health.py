@@ -11,7 +11,7 @@ from service_support import DEVICE, raw, sample, until
 from store_support import StillClock, key, open_store, round_of
 
 from nas.core.errors import InfrastructureFailed
-from nas.core.plan import Pair, RawRun, RoundResult
+from nas.core.plan import Pair, RawRun, RoundResult, Runner
 from nas.core.protocol import Failure
 from nas.core.registry import Registry
 from nas.runtimes.base import Runtime
@@ -234,6 +234,32 @@ def test_a_device_for_which_nothing_was_built_says_so(lab: Lab, monkeypatch: pyt
         "it cannot be checked: no fake runner for x86_64-linux; no patched fake runner for x86_64-linux"
     )
     assert jobs.live(lab.store) == []
+
+
+def test_many_devices_are_checked_a_few_at_a_time_and_builds_are_looked_through_once_for_their_kind(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = [DEVICE.model_copy(update={"id": f"box-{number}"}) for number in range(5)]
+    devices.register(lab.store, "local", [DEVICE, *more], boot_id="boot")
+    looked: list[str] = []
+
+    class Counted(FakeRuntime):
+        def runner(self, target: str, features: Collection[str] | None = None, patched: bool = False) -> Runner:
+            looked.append(target)
+            return super().runner(target, features, patched)
+
+    install(monkeypatch, fake=Counted(lab.folder, targets=()))
+    monkeypatch.setattr("nas.service.health._AT_A_LOOK", 4)
+    lab.look()
+    assert sum(row.check_number for row in devices.all(lab.store)) == 4
+    lab.look()
+    assert [row.check_number for row in devices.all(lab.store)] == [1] * 6
+    assert len(looked) == 2, "stock and patched, once"
+    # A build that is made meanwhile is found soon.
+    install(monkeypatch, fake=FakeRuntime(lab.folder / "fake"))
+    lab.clock.time += 60
+    lab.look()
+    assert len(jobs.live(lab.store)) == 4
 
 
 def test_the_first_runtime_that_has_a_build_checks(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
