@@ -1,8 +1,9 @@
 """The coordinator's own files: damaged ones are noticed, said, and made anew where their inputs are known.
 
 When an agent could not get a file, or got other bytes than its name says, the files that its job needs are read here
-and compared with their names. An export is made anew: the same inputs write the same bytes. Where that cannot be, the
-job has failed and says so; its study can be resumed, which exports again.
+and compared with their names. An export is made anew: the same inputs write the same bytes. Where that cannot be, it is
+said, and somebody may put the file back; a job that fails for it again and again is ended with that reason, and its
+study can be resumed, which exports anew.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from nas.store.rows import JobRow
 from nas.store.store import Store
 
 log = logging.getLogger(__name__)
+
+_TRIES = 3
+"""After so many a job is ended whose file is damaged still."""
 
 _STOP_S = 5.0
 _SEED = "random:"
@@ -69,7 +73,7 @@ class OwnFiles:
                 log.warning("the files of job %s cannot be looked at: %s", job, error)
 
     def look(self, id: str) -> None:
-        """Makes the damaged files of a job anew; where that cannot be, the job has failed, and its message says why.
+        """Makes the damaged files of a job anew; where that cannot be, the job ends in time, and its message says why.
 
         Raises:
             InfrastructureFailed: the database or the disk cannot be used.
@@ -95,8 +99,9 @@ class OwnFiles:
             self._make(sha256)
         except InfrastructureFailed as error:
             message = f"{OWN_FILE}{fault}; {error}"
-            jobs.give_up(self._store, job.id, message)
-            self._ring()
+            if job.attempts >= _TRIES:
+                jobs.give_up(self._store, job.id, message)
+                self._ring()
         else:
             message = f"{OWN_FILE}{fault}; it was made anew"
         log.error("%s", message)
