@@ -111,7 +111,7 @@ async def _run(
         benches = await _benches(options, ledger, farm, scratch, log)  # while nothing else runs here
         log("starting Ray" if options.ray_address is None else f"connecting to Ray at {options.ray_address}")
         plans = {bench.device.id: bench.reference.plan for bench in benches.values()}
-        health = HealthKeeper(ledger.store, farm.doorbell.ring, lambda device: plans.get(device.id))
+        health = HealthKeeper(ledger.store, farm.doorbell.ring, lambda device: plans[device.id], among=plans)
         with health, RayCompute(options.ray_address, options.workers) as compute:
             work = StageWork(
                 space=space,
