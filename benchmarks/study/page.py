@@ -46,11 +46,12 @@ def _head(found: Json, command: str, conditions: str) -> str:
     seeds = sorted({study["seed"] for study in compared})
     trials = sorted({study["trials"] for study in found["studies"]})
     spent = sum(study["elapsed_s"] for study in found["studies"])
+    seeded = f"{'seeds' if len(seeds) > 1 else 'seed'} {_listed(map(str, seeds))}"
     return f"""# Real studies, engine against engine
 
     {command}
 
-Studies of `{found["space"]}` on a real machine: {_listed(engines)}, {"seeds" if len(seeds) > 1 else "seed"} {_listed(map(str, seeds))}, each \
+Studies of `{found["space"]}` on a real machine: {_listed(engines)}, {seeded}, each \
 {_listed(map(str, trials))} trials. Every layout was exported, measured by [the protocol](measurement-protocol.md) and,
 where it kept the budgets, trained in small. All studies together ran for {duration(spent)}. {conditions}
 
