@@ -23,6 +23,7 @@ from benchmarks.study.figures import figures
 from benchmarks.study.page import page
 from benchmarks.study.plot import draw
 from benchmarks.study.terms import ENGINES, Terms, campaign
+from nas.cli.launch import INTERRUPTED
 from nas.core.errors import NasError
 from nas.service.report import study_report
 
@@ -86,7 +87,10 @@ def main() -> int:
         show(studies, args)
     except NasError as error:
         say(f"error: {error}")
-        return 1
+        return error.exit_code
+    except KeyboardInterrupt:
+        say("interrupted; the same command goes on")
+        return INTERRUPTED
     return 0
 
 

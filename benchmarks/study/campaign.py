@@ -16,8 +16,9 @@ from pathlib import Path
 import yaml
 
 from benchmarks.study.terms import Terms, space_of
+from nas.cli.launch import INTERRUPTED
 from nas.cli.output import duration
-from nas.core.errors import InfrastructureFailed
+from nas.core.errors import InvalidInput, NasError
 from nas.store import leases, studies, trials
 from nas.store.rows import Study, StudyState
 from nas.store.store import Store
@@ -29,6 +30,8 @@ SECONDS_PER_STUDY = 20.0
 _TRIES = 4
 _PAUSE_S = 20.0
 _LOOK_S = 2.0
+_FOR_GOOD = (2, InvalidInput.exit_code)
+"""Exit codes of launches that another try would end with, too: wrong options or spaces."""
 
 
 class Campaign:
@@ -49,7 +52,8 @@ class Campaign:
         """Runs what is not finished.
 
         Raises:
-            InfrastructureFailed: a study does not come to its end; the message names the log.
+            NasError: a study does not come to its end; the message names the log.
+            KeyboardInterrupt: the launch was interrupted.
         """
         left = self.tell(planned)
         pace = 1.0
@@ -80,12 +84,21 @@ class Campaign:
     def _finish(self, terms: Terms) -> None:
         for attempt in range(_TRIES):
             if attempt:
-                self._say(f"{terms.study}: interrupted, going on in {_PAUSE_S:.0f} s; see {self._log}")
+                self._say(f"{terms.study}: {self._last_words()}; going on in {_PAUSE_S:.0f} s")
                 time.sleep(_PAUSE_S)
             self._wait_for_others(terms)
-            if self._finished(terms) or self._launch(terms) == 0:
+            code = 0 if self._finished(terms) else self._launch(terms)
+            if code == 0:
                 return
-        raise InfrastructureFailed(f"study {terms.study} did not come to its end in {_TRIES} tries; see {self._log}")
+            if code == INTERRUPTED:
+                raise KeyboardInterrupt
+            if code in _FOR_GOOD:
+                break
+        raise NasError(f"study {terms.study} did not come to its end: {self._last_words()} ({self._log})")
+
+    def _last_words(self) -> str:
+        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return next((line.strip() for line in reversed(lines) if line.strip()), "nothing was said")
 
     def _launch(self, terms: Terms) -> int:
         space = self.folder / "spaces" / f"{terms.study}.yaml"

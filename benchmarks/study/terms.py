@@ -58,5 +58,5 @@ def space_of(base: str, terms: Terms) -> dict[str, Any]:
     if terms.ablated:
         space["name"] = f"{space['name']}-ablated"
         space["mixers"] = {kind: knobs for kind, knobs in space["mixers"].items() if kind != ABLATED}
-    search = {**space.get("search", {}), "proposer": terms.engine, "seed": terms.seed, "trials": terms.trials}
+    search = {**space.get("search", {}), "proposer": terms.engine, "seed": terms.seed}
     return {**space, "search": search}

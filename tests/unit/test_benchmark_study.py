@@ -18,6 +18,7 @@ from benchmarks.study.page import page
 from benchmarks.study.plot import draw
 from benchmarks.study.stacks import built_of
 from benchmarks.study.terms import ABLATED, Terms, campaign, space_of
+from nas.core.errors import NasError
 from nas.core.layout import Layout
 from nas.core.space import SearchSpace
 from nas.search import Sampler
@@ -68,7 +69,8 @@ def test_the_ablated_space_lacks_state_space_blocks_and_nothing_else() -> None:
         SearchSpace.model_validate(space_of("lfm2-study", Terms("ehvi", 3, 60, cut))) for cut in (False, True)
     )
     assert {block.kind for block in whole.mixers} - {block.kind for block in ablated.mixers} == {ABLATED}
-    assert (whole.search.proposer, whole.search.seed, whole.search.trials) == ("ehvi", 3, 60)
+    assert (whole.search.proposer, whole.search.seed) == ("ehvi", 3)
+    assert space_of("lfm2-study", Terms("ehvi", 3, 90)) == space_of("lfm2-study", Terms("ehvi", 3, 60)), "cannot grow"
     same = whole.model_copy(update={"name": ablated.name, "mixers": ablated.mixers})
     assert same == ablated
     published = ablated.references.layouts()["published"]
@@ -145,3 +147,12 @@ def test_page_and_plot_come_from_the_table_alone(studies: list[Recorded], tmp_pa
     assert "nan" not in text and "None" not in text
     draw(read, found["corner"], found["union_hypervolume"], tmp_path / "img" / "plot.png")
     assert (tmp_path / "img" / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_study_that_cannot_be_run_is_not_tried_again(tmp_path: Path) -> None:
+    (tmp_path / "broken.yaml").write_text("v: 1\nname: broken\nmixers: {}\n")
+    said: list[str] = []
+    started = Campaign(tmp_path, str(tmp_path / "broken.yaml"), accept_noise=False, say=said.append)
+    with pytest.raises(NasError, match=r"study random-0 did not come to its end: .*random-0\.yaml"):
+        started.run([Terms("random", 0, 3)])
+    assert said[1:] == ["random-0: begins, 3 trials"]
