@@ -41,6 +41,7 @@ class TableSampler(Sampler):
         known = self._features.matrix(layouts)
         self._scale = np.maximum(known.std(axis=0), 1e-9)
         self._known = known / self._scale
+        self._lengths = (self._known**2).sum(axis=1)
 
     def drop(self, layout: Layout) -> None:
         """Takes out what was asked for."""
@@ -61,7 +62,8 @@ class TableSampler(Sampler):
         wanted = super().settle(draft, rng)
         if wanted is None:
             return None
-        away = ((self._known - self._features.vector(wanted) / self._scale) ** 2).sum(axis=1)
+        # The squared distance but for what is the same for all.
+        away = self._lengths - 2 * (self._known @ (self._features.vector(wanted) / self._scale))
         return self._layouts[int(np.argmin(np.where(self._left, away, np.inf)))]
 
 
