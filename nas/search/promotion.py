@@ -1,0 +1,143 @@
+"""Promotion by value: a candidate climbs where it is expected to gain more hypervolume than its seconds gain elsewhere.
+
+Each rung is an option on the next: after it, a candidate may still be stopped. So the value of climbing is found from
+the top down (backward induction over the qualities that the next rung may show), with every second charged at the rate
+that the study earns otherwise. That rate is the one at which a new candidate is worth exactly what it costs to bring it
+to the lowest rung (renewal reward; Charnov 1976, "Optimal foraging, the marginal value theorem"). It is found from the
+candidates that came last, so it falls by itself as the front fills and rises with the price of a stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from nas.search.halving import Shares
+from nas.search.ladder import Arrival, Decision, Ladder
+from nas.search.rung_model import Array, learn_steps
+from nas.search.slices import slices
+
+_RECENT = 24
+"""Candidates that say what a new one is worth."""
+_PATIENCE = 6
+"""Later arrivals at its rung that a candidate waits for: what is known of rungs and rates changes."""
+_NODES, _NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(9)
+_NODE_WEIGHTS = _NODE_WEIGHTS / _NODE_WEIGHTS.sum()
+_HALVINGS = 40
+
+
+class ByValue:
+    """Promotes whoever is worth it. Until the reference point is fixed, shares decide."""
+
+    def __init__(self) -> None:
+        self._shares = Shares()
+
+    def decide(self, ladder: Ladder, rung: int, last_call: bool) -> Decision | None:
+        """See `Policy.decide`."""
+        if ladder.reference_point is None:
+            return self._shares.decide(ladder, rung, last_call=False)
+        outlook = Outlook(ladder)
+        rate = outlook.rate()
+        waiting = ladder.waiting(rung)
+        worth = [outlook.option(ladder.arrived[rung][trial], rung).worth(rate) for trial in waiting]
+        best = int(np.argmax(worth))
+        nobody = last_call and not ladder.complete and not ladder.on_way and rung == _highest(ladder)
+        if worth[best] > 0 or nobody:
+            return Decision(waiting[best], rung, "promote", _why(worth[best], rate))
+        arrived = list(ladder.arrived[rung])
+        for trial, gain in zip(waiting, worth, strict=True):
+            if last_call or len(arrived) - arrived.index(trial) > _PATIENCE:
+                return Decision(trial, rung, "stop", _why(gain, rate))
+        return None
+
+
+@dataclass(frozen=True)
+class Option:
+    """What climbing from a rung may lead to.
+
+    Args:
+        gains: [9 ** n] expected gains in hypervolume at the top, for the qualities that the n rungs between may show.
+        costs: seconds of the next rung first, the top with its confirmation last: n + 1 of them.
+    """
+
+    gains: Array
+    costs: Sequence[float]
+
+    def worth(self, rate: float) -> float:
+        """Expected gain less all seconds at `rate`; the first step is taken, later ones only where they pay."""
+        value = self.gains - rate * self.costs[-1]
+        for seconds in reversed(self.costs[:-1]):
+            value = np.maximum(value, 0.0).reshape(-1, len(_NODES)) @ _NODE_WEIGHTS - rate * seconds
+        return float(value[0])
+
+
+class Outlook:
+    """What a ladder says of the future.
+
+    Args:
+        ladder: with a reference point, so that references have been on every rung; somebody is at the lowest.
+    """
+
+    def __init__(self, ladder: Ladder) -> None:
+        assert ladder.reference_point is not None, "gains are measured from the reference point"
+        self._ladder, self._reference = ladder, ladder.reference_point
+        self._steps = learn_steps(ladder.qualities())
+        costs = ladder.costs
+        self._costs = [costs.rung(rung) for rung in range(len(ladder.rungs))]
+        self._costs[-1] += costs.confirmation
+        top = [*ladder.arrived[-1].values(), *ladder.references[-1].values()]
+        self._noise = float(np.mean([seen.sd**2 for seen in top]))
+        self._reached = dict(ladder.complete) | self._expected()
+
+    def option(self, arrival: Arrival, rung: int, without: int | None = None) -> Option:
+        """What climbing from `rung` may lead to; trial `without` counts as not known."""
+        front = [point for trial, point in self._reached.items() if trial != without]
+        quality = np.array([arrival.coordinates[0]])
+        for step in self._steps[rung:-1]:
+            mean, sd = step.predict(quality)
+            quality = (mean[:, None] + sd[:, None] * _NODES).ravel()
+        mean, sd = self._steps[-1].predict(quality)
+        true = np.sqrt(np.maximum(sd**2 - self._noise, 0.01 * sd**2))
+        room = slices(arrival.coordinates[1:], np.array(front), self._reference)
+        return Option(room.expected(mean, true), self._costs[rung + 1 :])
+
+    def rate(self) -> float:
+        """Hypervolume per second at which one more candidate is worth what it costs."""
+        recent = list(self._ladder.arrived[0].items())[-_RECENT:]
+        options = [self.option(arrival, 0, without=trial) for trial, arrival in recent]
+        entry = self._ladder.costs.arrival
+        low, high = 0.0, float(np.mean([option.worth(0.0) for option in options])) / max(entry, 1e-9)
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            surplus = float(np.mean([max(0.0, option.worth(middle)) for option in options])) - middle * entry
+            low, high = (middle, high) if surplus > 0 else (low, middle)
+        return high
+
+    def _expected(self) -> dict[int, tuple[float, ...]]:
+        """Those that were promoted count as if they had reached what is expected of them."""
+        found = {}
+        for trial, rung in self._ladder.on_way.items():
+            if rung > 0 and (arrival := self._latest(trial, rung)) is not None:
+                quality = np.array([arrival[1].coordinates[0]])
+                for step in self._steps[arrival[0] :]:
+                    quality, _ = step.predict(quality)
+                found[trial] = (float(quality[0]), *arrival[1].coordinates[1:])
+        return found
+
+    def _latest(self, trial: int, rung: int) -> tuple[int, Arrival] | None:
+        for below in range(rung, -1, -1):
+            if trial in self._ladder.arrived[below]:
+                return below, self._ladder.arrived[below][trial]
+        return None
+
+
+def _highest(ladder: Ladder) -> int:
+    """The highest rung that somebody waits at."""
+    return max(rung for rung in range(ladder.top) if ladder.waiting(rung))
+
+
+def _why(worth: float, rate: float) -> str:
+    more = "more" if worth > 0 else "less"
+    return f"expected to gain {abs(worth):.2g} of hypervolume {more} than its seconds do elsewhere, at {rate:.2g} a second"
