@@ -1,5 +1,4 @@
-"""One study on a problem with rungs: trials are asked for, gated, trained rung by rung and confirmed by several workers
-that never wait for each other."""
+"""One study on a problem with rungs, by several workers that never wait for each other."""
 
 from __future__ import annotations
 
@@ -16,6 +15,7 @@ from nas.core.layout import Layout
 from nas.core.quality_config import Rung
 from nas.core.space import SearchSettings
 from nas.search import Observation, Sampler, make_proposer
+from nas.search.forecast import forecast
 from nas.search.halving import Shares
 from nas.search.ladder import Arrival, Ladder, Policy
 from nas.search.promotion import ByValue
@@ -100,7 +100,7 @@ class Study:
             return None
         self._layouts.append(proposals[0].layout)
         self._seen.append(Observation(proposals[0].layout, "running"))
-        self._ladder.enter(len(self._layouts) - 1)
+        self._ladder.enter(len(self._layouts) - 1, forecast(self._proposer, proposals[0].layout))
         return len(self._layouts) - 1, _ENTER
 
     def _finish(self, trial: int, stage: int, took: float) -> None:
@@ -127,18 +127,16 @@ class Study:
             costs.train(trial, stage, took)
             seen = self._seen[trial]
             values = {**seen.objectives, "quality": self.rungs.quality(layout, stage)}
-            noise = {"quality": self.rungs.sd(stage)}
+            self._ladder.finish(trial, stage, self._arrival(layout, stage))
+            noise = {"quality": math.hypot(self.rungs.sd(stage), self._ladder.noise(stage))}
             self._seen[trial] = Observation(layout, "running", values, seen.constraints, stage, noise)
             self._tell(trial, "running")
-            self._ladder.finish(trial, stage, self._arrival(layout, stage))
             if stage == self._ladder.top:
                 self._ready.append((trial, _CONFIRM))
 
     def _tell(self, trial: int, status: Any) -> None:
         seen = self._seen[trial]
-        self._proposer.tell(
-            Observation(seen.layout, status, seen.objectives, seen.constraints, seen.rung, seen.noise)
-        )
+        self._proposer.tell(Observation(seen.layout, status, seen.objectives, seen.constraints, seen.rung, seen.noise))
 
     def _arrival(self, layout: Layout, rung: int) -> Arrival:
         problem = self.rungs.problem

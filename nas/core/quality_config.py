@@ -41,7 +41,9 @@ class Rung(BaseModel):
     tasks: dict[str, TaskStage] = Field(default_factory=dict, description="quality task -> its training")
     seeds: tuple[Seed, ...] = Field((0,), min_length=1, description="one training each; scores are their mean")
     keep: int | float | None = Field(
-        None, description="who goes on: a fraction below 1, a number of candidates, or everyone (left out)"
+        None,
+        description="who goes on under `promote: share`, and until the references are done: a fraction below 1, a"
+        " number of candidates, or everyone (left out)",
     )
 
     @field_validator("keep")
@@ -110,6 +112,11 @@ class QualityConfig(BaseModel):
     eval_bytes: int = Field(16384, ge=1024, description="held-out bytes scored per domain")
     min_reference: float = Field(
         0.25, gt=0, description="a group where the reference scores less (bits or nats above chance) is left out"
+    )
+    promote: Literal["value", "share"] = Field(
+        "value",
+        description="who climbs: whoever is expected to gain more hypervolume than its seconds do elsewhere, or the"
+        " best `keep` of each rung",
     )
     rungs: tuple[Rung, ...] = Field(DEFAULT_RUNGS, min_length=1, description="the ladder, cheapest first")
 

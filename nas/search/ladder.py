@@ -6,11 +6,13 @@ told, and from nothing else, so a log that is told again leads to the same decis
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from nas.core.quality_config import Rung
+from nas.search.rung_model import learn_steps
 from nas.search.stage_costs import StageCosts
 
 Verdict = Literal["promote", "stop"]
@@ -73,6 +75,8 @@ class Ladder:
     """The same of the reference layouts, which climb by themselves and compete with nobody."""
     complete: dict[int, tuple[float, ...]] = field(default_factory=dict)
     """Trial -> coordinates as confirmed."""
+    forecasts: dict[int, float] = field(default_factory=dict)
+    """Trial -> the quality that was forecast of it when it was proposed."""
     decided: dict[tuple[int, int], Verdict] = field(default_factory=dict)
     """(trial, rung) -> what was decided."""
 
@@ -86,9 +90,11 @@ class Ladder:
         """Index of the top rung."""
         return len(self.rungs) - 1
 
-    def enter(self, trial: int) -> None:
-        """A candidate was proposed."""
+    def enter(self, trial: int, forecast: float | None = None) -> None:
+        """A candidate was proposed, of which its proposer forecast a (minimised) quality, or nothing."""
         self.on_way[trial] = 0
+        if forecast is not None:
+            self.forecasts[trial] = forecast
 
     def leave(self, trial: int) -> None:
         """A candidate is out or complete; whoever ends leaves."""
@@ -115,6 +121,14 @@ class Ladder:
         """For every rung, trial -> quality; references are among them."""
         both = zip(self.arrived, self.references, strict=True)
         return [{trial: seen.coordinates[0] for trial, seen in {**own, **ref}.items()} for own, ref in both]
+
+    def noise(self, rung: int) -> float:
+        """Standard deviation of what quality at `rung` says of quality at the top, besides a shift that all share.
+
+        That is more than its spread over seeds: a cheap rung errs by layout, and more seeds would not cure it.
+        """
+        seen = self.qualities()[rung:]
+        return math.sqrt(math.fsum(step.variance for step in learn_steps(seen, {}))) if all(seen[:-1]) else 0.0
 
     def decisions(self) -> list[Decision]:
         """What can be decided now and was not before, lowest rung first."""

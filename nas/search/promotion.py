@@ -9,11 +9,13 @@ candidates that came last, so it falls by itself as the front fills and rises wi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from nas.core.pareto import front_mask
 from nas.search.halving import Shares
 from nas.search.ladder import Arrival, Decision, Ladder
 from nas.search.rung_model import Array, learn_steps
@@ -41,7 +43,7 @@ class ByValue:
         outlook = Outlook(ladder)
         rate = outlook.rate()
         waiting = ladder.waiting(rung)
-        worth = [outlook.option(ladder.arrived[rung][trial], rung).worth(rate) for trial in waiting]
+        worth = [outlook.option(trial, rung).worth(rate) for trial in waiting]
         best = int(np.argmax(worth))
         nobody = last_call and not ladder.complete and not ladder.on_way and rung == _highest(ladder)
         if worth[best] > 0 or nobody:
@@ -83,30 +85,31 @@ class Outlook:
     def __init__(self, ladder: Ladder) -> None:
         assert ladder.reference_point is not None, "gains are measured from the reference point"
         self._ladder, self._reference = ladder, ladder.reference_point
-        self._steps = learn_steps(ladder.qualities())
+        self._steps = learn_steps(ladder.qualities(), ladder.forecasts)
         costs = ladder.costs
         self._costs = [costs.rung(rung) for rung in range(len(ladder.rungs))]
         self._costs[-1] += costs.confirmation
         top = [*ladder.arrived[-1].values(), *ladder.references[-1].values()]
-        self._noise = float(np.mean([seen.sd**2 for seen in top]))
+        self._noise = math.fsum(seen.sd**2 for seen in top) / len(top)
         self._reached = dict(ladder.complete) | self._expected()
+        self._front = self._front_without(None)
 
-    def option(self, arrival: Arrival, rung: int, without: int | None = None) -> Option:
-        """What climbing from `rung` may lead to; trial `without` counts as not known."""
-        front = [point for trial, point in self._reached.items() if trial != without]
+    def option(self, trial: int, rung: int) -> Option:
+        """What it may lead to that a trial climbs from `rung`, as far as was known there."""
+        arrival, forecast = self._ladder.arrived[rung][trial], self._ladder.forecasts.get(trial)
+        front = self._front if trial not in self._front else self._front_without(trial)
         quality = np.array([arrival.coordinates[0]])
         for step in self._steps[rung:-1]:
-            mean, sd = step.predict(quality)
+            mean, sd = step.predict(quality, forecast)
             quality = (mean[:, None] + sd[:, None] * _NODES).ravel()
-        mean, sd = self._steps[-1].predict(quality)
+        mean, sd = self._steps[-1].predict(quality, forecast)
         true = np.sqrt(np.maximum(sd**2 - self._noise, 0.01 * sd**2))
-        room = slices(arrival.coordinates[1:], np.array(front), self._reference)
+        room = slices(arrival.coordinates[1:], np.array(list(front.values())), self._reference)
         return Option(room.expected(mean, true), self._costs[rung + 1 :])
 
     def rate(self) -> float:
         """Hypervolume per second at which one more candidate is worth what it costs."""
-        recent = list(self._ladder.arrived[0].items())[-_RECENT:]
-        options = [self.option(arrival, 0, without=trial) for trial, arrival in recent]
+        options = [self.option(trial, 0) for trial in list(self._ladder.arrived[0])[-_RECENT:]]
         entry = self._ladder.costs.arrival
         low, high = 0.0, float(np.mean([option.worth(0.0) for option in options])) / max(entry, 1e-9)
         for _ in range(_HALVINGS):
@@ -115,6 +118,11 @@ class Outlook:
             low, high = (middle, high) if surplus > 0 else (low, middle)
         return high
 
+    def _front_without(self, trial: int | None) -> dict[int, tuple[float, ...]]:
+        points = {other: point for other, point in self._reached.items() if other != trial}
+        best = front_mask(list(points.values()))
+        return {other: point for (other, point), kept in zip(points.items(), best, strict=True) if kept}
+
     def _expected(self) -> dict[int, tuple[float, ...]]:
         """Those that were promoted count as if they had reached what is expected of them."""
         found = {}
@@ -122,7 +130,7 @@ class Outlook:
             if rung > 0 and (arrival := self._latest(trial, rung)) is not None:
                 quality = np.array([arrival[1].coordinates[0]])
                 for step in self._steps[arrival[0] :]:
-                    quality, _ = step.predict(quality)
+                    quality, _ = step.predict(quality, self._ladder.forecasts.get(trial))
                 found[trial] = (float(quality[0]), *arrival[1].coordinates[1:])
         return found
 
@@ -140,4 +148,6 @@ def _highest(ladder: Ladder) -> int:
 
 def _why(worth: float, rate: float) -> str:
     more = "more" if worth > 0 else "less"
-    return f"expected to gain {abs(worth):.2g} of hypervolume {more} than its seconds do elsewhere, at {rate:.2g} a second"
+    return (
+        f"expected to gain {abs(worth):.2g} of hypervolume {more} than its seconds do elsewhere, at {rate:.2g} a second"
+    )

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from nas.core.canonical import content_hash
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.core.space import SearchSpace
@@ -36,6 +38,7 @@ class Asker:
         self._lock = HostLock(lock)
         self._asking = self._pointed = False
         self._later: list[Callable[[], None]] = []
+        self._told: set[str] = set()
 
     def resume(self, trials: list[Trial], events: list[Event]) -> None:
         """Takes up where the log ends."""
@@ -43,11 +46,19 @@ class Asker:
         state.proposals = [Proposal.from_json(trial.record) for trial in trials if trial.record is not None]
         for event in events:
             if event.payload.get("what") == TOLD:
-                state.tell(Observation.from_json(event.payload["observation"]))
+                observation = Observation.from_json(event.payload["observation"])
+                if event.trial is not None:
+                    self._is_new(event.trial, observation)
+                state.tell(observation)
             elif event.payload.get("what") == POINT:
                 state.fix_reference_point(event.payload["point"])
         self._pointed = state.reference_point is not None
         self._proposer.restore(state.to_json())
+
+    @property
+    def expected_gain(self) -> float | None:
+        """In hypervolume, of the layout proposed last; None where no model chose it, or the proposer tells none."""
+        return getattr(self._proposer, "expected_gain", None)
 
     async def next(self, ledger: Ledger) -> Trial | None:
         """A new trial; None where the proposer has no more layouts. Waits for its turn on the machine."""
@@ -68,7 +79,8 @@ class Asker:
         """Tells the proposer and logs that; what comes while it is being asked is told afterwards."""
 
         def tell() -> None:
-            if ledger.note_once(trial, TOLD, observation=observation.to_json()):
+            if self._is_new(trial, observation):
+                ledger.note(trial, TOLD, observation=observation.to_json())
                 self._proposer.tell(observation)
 
         self._now_or_later(tell)
@@ -83,6 +95,13 @@ class Asker:
                 self._proposer.fix_reference_point(point)
 
         self._now_or_later(fix)
+
+    def _is_new(self, trial: int, observation: Observation) -> bool:
+        """How noisy a figure is, is learned; that alone is no news, so a resumed study tells what it told before."""
+        name = content_hash([trial, replace(observation, noise={}).to_json()])
+        new = name not in self._told
+        self._told.add(name)
+        return new
 
     def _now_or_later(self, action: Callable[[], None]) -> None:
         if self._asking:

@@ -112,7 +112,7 @@ def read_study(store: Store, name: str) -> StudyRecord:
         records=records,
         published=figures_from_json(scales["figures"][PUBLISHED]) if scales else None,
         reference_point=[point[objective.name] for objective in space.objectives] if point else None,
-        elapsed_s=_elapsed(log),
+        elapsed_s=elapsed(log),
         propose_seconds=_spent(event.payload for event in log),
     )
 
@@ -128,7 +128,7 @@ def _keep(record: Record, space: SearchSpace, devices: Iterable[tuple[str, str]]
                 record.measurements[place] = measurement
 
 
-def _elapsed(log: Sequence[Event]) -> float:
+def elapsed(log: Sequence[Event]) -> float:
     """Seconds from each launch to the last event before the next one."""
     total, begun = 0.0, None
     for before, event in zip([None, *log], log, strict=False):

@@ -19,6 +19,7 @@ from nas.core.scoring import BudgetCheck, Place, check_budgets
 from nas.core.trial import EventKind
 from nas.proxy.quality import Quality
 from nas.runtimes.base import Artifact
+from nas.search.ladder import Decision
 from nas.service.ledger import Ledger
 from nas.service.stage_work import SeedScores, StageWork
 
@@ -34,8 +35,8 @@ class Company(Protocol):
     async def quality(self, run: TrialRun, rung: int, scores: SeedScores) -> Quality:
         """A rung's quality, relative to the published reference's at that rung."""
 
-    async def climbs(self, run: TrialRun, rung: int) -> bool:
-        """Whether the trial is promoted from `rung`; may wait for other trials."""
+    async def climbs(self, run: TrialRun, rung: int) -> Decision:
+        """What becomes of the trial after `rung`; may wait for other trials."""
 
     def learned(self, run: TrialRun, status: str) -> None:
         """Something new is known of the trial."""
@@ -135,13 +136,16 @@ class TrialRun:
                 self.quality = await self.company.quality(self, rung, scores)
             self.company.learned(self, "rung")
             if rung < len(rungs) - 1 and not await self._climbs(rung):
-                self._end(EventKind.STOPPED, reason=f"not promoted from rung {rungs[rung].name}", rung=rung)
                 return False
         return True
 
     async def _climbs(self, rung: int) -> bool:
         with self._waiting():
-            return await self.company.climbs(self, rung)
+            decision = await self.company.climbs(self, rung)
+        if decision.verdict == "stop":
+            reason = f"not promoted from rung {self.work.space.quality.rungs[rung].name}"
+            self._end(EventKind.STOPPED, reason=f"{reason}: {decision.why}" if decision.why else reason, rung=rung)
+        return decision.verdict == "promote"
 
     async def _confirms(self, artifacts: dict[str, Artifact]) -> None:
         await self.work.gate(self.number, self.layout)
