@@ -80,6 +80,9 @@ class Ladder:
     decided: dict[tuple[int, int], Verdict] = field(default_factory=dict)
     """(trial, rung) -> what was decided."""
 
+    revision: int = 0
+    """Grows with all that is told and promoted, so that a policy knows what it worked out before."""
+
     def __post_init__(self) -> None:
         self.costs = StageCosts(self.rungs)
         self.arrived = [{} for _ in self.rungs]
@@ -92,16 +95,19 @@ class Ladder:
 
     def enter(self, trial: int, forecast: float | None = None) -> None:
         """A candidate was proposed, of which its proposer forecast a (minimised) quality, or nothing."""
+        self.revision += 1
         self.on_way[trial] = 0
         if forecast is not None:
             self.forecasts[trial] = forecast
 
     def leave(self, trial: int) -> None:
         """A candidate is out or complete; whoever ends leaves."""
+        self.revision += 1
         self.on_way.pop(trial, None)
 
     def finish(self, trial: int, rung: int, arrival: Arrival, *, reference: bool = False) -> None:
         """A candidate, or a reference layout, finished a rung."""
+        self.revision += 1
         if reference:
             self.references[rung][trial] = arrival
         else:
@@ -143,4 +149,5 @@ class Ladder:
     def _take(self, decision: Decision) -> None:
         self.decided[decision.trial, decision.rung] = decision.verdict
         if decision.verdict == "promote":
+            self.revision += 1
             self.on_way[decision.trial] = decision.rung + 1

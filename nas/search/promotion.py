@@ -35,15 +35,15 @@ class ByValue:
 
     def __init__(self) -> None:
         self._shares = Shares()
+        self._last: tuple[int, Outlook, float] | None = None
 
     def decide(self, ladder: Ladder, rung: int, last_call: bool) -> Decision | None:
         """See `Policy.decide`."""
         if ladder.reference_point is None:
             return self._shares.decide(ladder, rung, last_call=False)
-        outlook = Outlook(ladder)
-        rate = outlook.rate()
+        outlook, rate = self._outlook(ladder)
         waiting = ladder.waiting(rung)
-        worth = [outlook.option(trial, rung).worth(rate) for trial in waiting]
+        worth = outlook.options(waiting, rung).worth(rate).tolist()
         best = int(np.argmax(worth))
         nobody = last_call and not ladder.complete and not ladder.on_way and rung == _highest(ladder)
         if worth[best] > 0 or nobody:
@@ -54,25 +54,32 @@ class ByValue:
                 return Decision(trial, rung, "stop", _why(gain, rate))
         return None
 
+    def _outlook(self, ladder: Ladder) -> tuple[Outlook, float]:
+        """As the ladder stands; those who were stopped change nothing."""
+        if self._last is None or self._last[0] != ladder.revision:
+            outlook = Outlook(ladder)
+            self._last = ladder.revision, outlook, outlook.rate()
+        return self._last[1:]
+
 
 @dataclass(frozen=True)
-class Option:
-    """What climbing from a rung may lead to.
+class Options:
+    """What climbing from a rung may lead to, for several candidates.
 
     Args:
-        gains: [9 ** n] expected gains in hypervolume at the top, for the qualities that the n rungs between may show.
+        gains: [N, 9 ** n] expected gains in hypervolume at the top, by what the n rungs between may show.
         costs: seconds of the next rung first, the top with its confirmation last: n + 1 of them.
     """
 
     gains: Array
     costs: Sequence[float]
 
-    def worth(self, rate: float) -> float:
-        """Expected gain less all seconds at `rate`; the first step is taken, later ones only where they pay."""
+    def worth(self, rate: float) -> Array:
+        """[N] expected gain less all seconds at `rate`; the first step is taken, later ones only where they pay."""
         value = self.gains - rate * self.costs[-1]
         for seconds in reversed(self.costs[:-1]):
-            value = np.maximum(value, 0.0).reshape(-1, len(_NODES)) @ _NODE_WEIGHTS - rate * seconds
-        return float(value[0])
+            value = np.maximum(value, 0.0).reshape(len(value), -1, len(_NODES)) @ _NODE_WEIGHTS - rate * seconds
+        return value[:, 0]
 
 
 class Outlook:
@@ -94,8 +101,11 @@ class Outlook:
         self._reached = dict(ladder.complete) | self._expected()
         self._front = self._front_without(None)
 
-    def option(self, trial: int, rung: int) -> Option:
-        """What it may lead to that a trial climbs from `rung`, as far as was known there."""
+    def options(self, trials: Sequence[int], rung: int) -> Options:
+        """What it may lead to that trials climb from `rung`, as far as was known there; at least one trial."""
+        return Options(np.array([self._gains(trial, rung) for trial in trials]), self._costs[rung + 1 :])
+
+    def _gains(self, trial: int, rung: int) -> Array:
         arrival, forecast = self._ladder.arrived[rung][trial], self._ladder.forecasts.get(trial)
         front = self._front if trial not in self._front else self._front_without(trial)
         quality = np.array([arrival.coordinates[0]])
@@ -105,16 +115,16 @@ class Outlook:
         mean, sd = self._steps[-1].predict(quality, forecast)
         true = np.sqrt(np.maximum(sd**2 - self._noise, 0.01 * sd**2))
         room = slices(arrival.coordinates[1:], np.array(list(front.values())), self._reference)
-        return Option(room.expected(mean, true), self._costs[rung + 1 :])
+        return room.expected(mean, true)
 
     def rate(self) -> float:
         """Hypervolume per second at which one more candidate is worth what it costs."""
-        options = [self.option(trial, 0) for trial in list(self._ladder.arrived[0])[-_RECENT:]]
+        options = self.options(list(self._ladder.arrived[0])[-_RECENT:], 0)
         entry = self._ladder.costs.arrival
-        low, high = 0.0, float(np.mean([option.worth(0.0) for option in options])) / max(entry, 1e-9)
+        low, high = 0.0, float(options.worth(0.0).mean()) / max(entry, 1e-9)
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
-            surplus = float(np.mean([max(0.0, option.worth(middle)) for option in options])) - middle * entry
+            surplus = float(np.maximum(options.worth(middle), 0.0).mean()) - middle * entry
             low, high = (middle, high) if surplus > 0 else (low, middle)
         return high
 

@@ -16,6 +16,7 @@ from nas.core.space import SearchSpace
 from nas.core.trial import Event, EventKind
 from nas.devices.hostlock import HostLock
 from nas.search import PROPOSERS, Observation, Proposal, Proposer, Sampler, SearchState
+from nas.search.forecast import forecast
 from nas.service.ledger import Ledger
 from nas.store.rows import Trial
 
@@ -39,6 +40,10 @@ class Asker:
         self._asking = self._pointed = False
         self._later: list[Callable[[], None]] = []
         self._told: set[str] = set()
+        self.expected_gain: float | None = None
+        """In hypervolume, of the layout proposed last; None where no model chose it, or the proposer tells none."""
+        self.forecast: float | None = None
+        """The (minimised) quality that was forecast of it, likewise."""
 
     def resume(self, trials: list[Trial], events: list[Event]) -> None:
         """Takes up where the log ends."""
@@ -54,11 +59,6 @@ class Asker:
                 state.fix_reference_point(event.payload["point"])
         self._pointed = state.reference_point is not None
         self._proposer.restore(state.to_json())
-
-    @property
-    def expected_gain(self) -> float | None:
-        """In hypervolume, of the layout proposed last; None where no model chose it, or the proposer tells none."""
-        return getattr(self._proposer, "expected_gain", None)
 
     async def next(self, ledger: Ledger) -> Trial | None:
         """A new trial; None where the proposer has no more layouts. Waits for its turn on the machine."""
@@ -111,7 +111,10 @@ class Asker:
 
     def _ask(self) -> list[Proposal]:
         with self._lock.shared():
-            return self._proposer.ask(1)
+            proposals = self._proposer.ask(1)
+            self.expected_gain = getattr(self._proposer, "expected_gain", None)
+            self.forecast = forecast(self._proposer, proposals[0].layout) if proposals else None
+            return proposals
 
 
 def make_proposer(space: SearchSpace, supported: Callable[[Layout], bool]) -> Proposer:

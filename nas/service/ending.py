@@ -27,11 +27,13 @@ class Expected(NamedTuple):
         gain: in hypervolume; None where no model chose the layout.
         hypervolume: that was reached then.
         batch: layouts that are asked for side by side.
+        quality: minimised, that was forecast of the layout; None where no model did.
     """
 
     gain: float | None
     hypervolume: float
     batch: int
+    quality: float | None = None
 
     @property
     def of_batch(self) -> float | None:
@@ -39,10 +41,13 @@ class Expected(NamedTuple):
         return None if self.gain is None else self.gain * self.batch
 
 
-def expectations(log: Iterable[Event]) -> list[Expected]:
-    """What was expected of each proposal, in the order of the log."""
-    told = [event.payload for event in log if event.payload.get("what") == EXPECTED]
-    return [Expected(payload["gain"], payload["hypervolume"], payload["batch"]) for payload in told]
+def expectations(log: Iterable[Event]) -> dict[int, Expected]:
+    """Trial -> what was expected of it, in the order of the log."""
+    return {
+        event.trial: Expected(*(event.payload[name] for name in Expected._fields))
+        for event in log
+        if event.trial is not None and event.payload.get("what") == EXPECTED
+    }
 
 
 def why_end(
@@ -80,7 +85,7 @@ class Ending:
 
     def __init__(self, rules: StopRules, ledger: Ledger, wanted: int) -> None:
         self._rules, self._ledger, self._wanted = rules, ledger, wanted
-        self._expected: list[Expected] = []
+        self._expected: dict[int, Expected] = {}
         self._told: dict[str, Any] | None = None
         self._before_s, self._begun = 0.0, time.monotonic()
 
@@ -90,15 +95,22 @@ class Ending:
         self._told = ending(log)
         self._before_s = elapsed(log)
 
-    def expect(self, trial: int, gain: float | None, hypervolume: float, batch: int) -> None:
+    def expect(self, trial: int, expected: Expected) -> None:
         """A layout was proposed, of which so much was expected."""
-        self._expected.append(Expected(gain, hypervolume, batch))
-        self._ledger.note(trial, EXPECTED, gain=gain, hypervolume=hypervolume, batch=batch)
+        self._expected[trial] = expected
+        self._ledger.note(trial, EXPECTED, **expected._asdict())
+
+    def forecast(self, trial: int) -> float | None:
+        """The quality that was forecast of a trial when it was proposed."""
+        expected = self._expected.get(trial)
+        return expected.quality if expected else None
 
     def is_due(self, proposed: int) -> bool:
         """Whether a rule ends the study."""
         hours = (self._before_s + time.monotonic() - self._begun) / 3600
-        why = why_end(self._rules, proposed=proposed, wanted=self._wanted, hours=hours, expected=self._expected)
+        why = why_end(
+            self._rules, proposed=proposed, wanted=self._wanted, hours=hours, expected=[*self._expected.values()]
+        )
         if why is not None:
             self._tell(why)
         return why is not None

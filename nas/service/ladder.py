@@ -62,11 +62,11 @@ class Climb:
             elif event.payload.get("what") == "quality" and rung < self._ladder.top:
                 self._expected[event.trial, rung] = None
 
-    def enter(self, run: TrialRun) -> None:
-        """A candidate was proposed."""
+    def enter(self, run: TrialRun, forecast: float | None) -> None:
+        """A candidate was proposed, of which such a (minimised) quality was forecast."""
         if run.reference is None:
             self._left.discard(run.number)
-            self._ladder.enter(run.number)
+            self._ladder.enter(run.number, forecast)
 
     def close(self) -> None:
         """No more candidates will be proposed."""

@@ -17,7 +17,7 @@ from nas.proxy.quality import Quality
 from nas.search import Observation, Status
 from nas.search.ladder import Decision
 from nas.service.asking import Asker
-from nas.service.ending import Ending
+from nas.service.ending import Ending, Expected
 from nas.service.ladder import Climb
 from nas.service.ledger import Ledger
 from nas.service.progress import Snapshot, snapshot
@@ -105,7 +105,7 @@ class Orchestrator:
         layout = Layout.from_json(trial.layout)
         run = TrialRun(trial.number, layout, reference, self._work, self._ledger, self)
         self.runs[trial.number] = run
-        self._climb.enter(run)
+        self._climb.enter(run, self._ending.forecast(trial.number))
         task = asyncio.create_task(run.live(), name=f"trial {trial.number}")
         self._tasks[trial.number] = task
         task.add_done_callback(lambda _: self._ended(run))
@@ -190,7 +190,8 @@ class Orchestrator:
             self._ending.space_is_empty()
             self._climb.close()
         else:
-            self._ending.expect(trial.number, self._asker.expected_gain, self.scales.hypervolume or 0.0, self._batch)
+            gain, quality = self._asker.expected_gain, self._asker.forecast
+            self._ending.expect(trial.number, Expected(gain, self.scales.hypervolume or 0.0, self._batch, quality))
             self._start(trial)
 
     def _recall(self, known: list[Trial], log: list[Event]) -> None:

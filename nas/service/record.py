@@ -78,6 +78,7 @@ class StudyRecord:
     elapsed_s: float
     """While an orchestrator ran; nights in between do not count."""
     propose_seconds: float
+    log: Sequence[Event]
 
     @property
     def references(self) -> dict[str, Record]:
@@ -114,6 +115,7 @@ def read_study(store: Store, name: str) -> StudyRecord:
         reference_point=[point[objective.name] for objective in space.objectives] if point else None,
         elapsed_s=elapsed(log),
         propose_seconds=_spent(event.payload for event in log),
+        log=log,
     )
 
 
