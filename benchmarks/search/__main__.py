@@ -64,7 +64,7 @@ def replayed(args: argparse.Namespace) -> int:
 def climbed(args: argparse.Namespace) -> int:
     seeds = range(args.first, args.first + args.seeds)
     found = fidelity.compare(
-        args.problems, seeds, args.engine, pool=args.pool, whole=args.whole, out=args.out, say=say
+        args.problems, seeds, args.engine, pool=args.pool, whole=args.whole, longer=args.longer, out=args.out, say=say
     )  # fmt: skip
     print(fidelity.table(found) if args.markdown else json.dumps(found, indent=1))
     return 0
@@ -106,6 +106,7 @@ def main() -> int:
     climb.add_argument("--seeds", type=int, default=10)
     climb.add_argument("--pool", type=int, default=128, help="candidates scored per proposal")
     climb.add_argument("--whole", type=int, default=50, help="budget: the cost of so many layouts trained to the top")
+    climb.add_argument("--longer", type=float, default=1.0, help="times which the top rung takes longer")
     climb.add_argument("--out", type=Path, help="file of finished runs, to go on from")
     climb.add_argument("--markdown", action="store_true", help="a table instead of JSON")
     climb.set_defaults(call=climbed)

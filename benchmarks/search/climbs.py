@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.search.rungs import CONFIRM_S, ENTER_S, RUNG_S, RUNGS, RungProblem
+from benchmarks.search.rungs import CONFIRM_S, ENTER_S, RUNGS, RungProblem
 from nas.core.hypervolume import hypervolume
 from nas.core.layout import Layout
 from nas.core.quality_config import Rung
@@ -68,7 +68,7 @@ class Study:
         for name, layout in enumerate(problem.space.references.layouts().values()):
             for rung in range(len(RUNGS)):
                 self._ladder.finish(-1 - name, rung, self._arrival(layout, rung), reference=True)
-                self._ladder.costs.train(-1 - name, rung, self.rungs.seconds(layout, RUNG_S[rung]))
+                self._ladder.costs.train(-1 - name, rung, self.rungs.seconds(layout, self.rungs.rung_s[rung]))
 
     def run(self, seconds: float) -> Study:
         """Runs until `seconds` of work are done."""
@@ -76,7 +76,7 @@ class Study:
         while True:
             while len(self._running) < self.workers and (job := self._next()):
                 trial, stage = job
-                took = self.rungs.seconds(self._layouts[trial], _seconds(stage))
+                took = self.rungs.seconds(self._layouts[trial], self._seconds(stage))
                 heapq.heappush(self._running, (now + took, trial, stage, took))
             if not self._running:
                 return self
@@ -134,6 +134,9 @@ class Study:
             if stage == self._ladder.top:
                 self._ready.append((trial, _CONFIRM))
 
+    def _seconds(self, stage: int) -> float:
+        return (*self.rungs.rung_s, CONFIRM_S, ENTER_S)[stage]
+
     def _tell(self, trial: int, status: Any) -> None:
         seen = self._seen[trial]
         self._proposer.tell(Observation(seen.layout, status, seen.objectives, seen.constraints, seen.rung, seen.noise))
@@ -151,9 +154,5 @@ class Study:
         return hypervolume(inside, [problem.reference_point[name] for name in problem.axes]) if inside else 0.0
 
 
-def _seconds(stage: int) -> float:
-    return {_ENTER: ENTER_S, _CONFIRM: CONFIRM_S}.get(stage, RUNG_S[stage] if 0 <= stage < len(RUNGS) else math.nan)
-
-
 def _name(stage: int) -> str:
-    return {_ENTER: "entered", _CONFIRM: "complete"}.get(stage, RUNGS[stage].name if 0 <= stage < len(RUNGS) else "")
+    return (*(rung.name for rung in RUNGS), "complete", "entered")[stage]

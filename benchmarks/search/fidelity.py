@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.search.climbs import POLICIES, Study
 from benchmarks.search.problems import Problem
 from benchmarks.search.report import interval
-from benchmarks.search.rungs import WHOLE_S, RungProblem
+from benchmarks.search.rungs import RungProblem
 
 PROBLEMS = ("hybrid", "conflict", "placement", "conditional", "periodic", "noisy")
 BASE = "single"
@@ -20,7 +20,15 @@ _PARTS = (0.25, 0.5, 1.0)
 
 
 def compare(
-    problems: Iterable[str], seeds: Sequence[int], engine: str, *, pool: int, whole: int, out: Path | None, say: Any
+    problems: Iterable[str],
+    seeds: Sequence[int],
+    engine: str,
+    *,
+    pool: int,
+    whole: int,
+    longer: float,
+    out: Path | None,
+    say: Any,
 ) -> dict[str, Any]:
     """Runs every policy on every instance.
 
@@ -30,28 +38,30 @@ def compare(
         engine: proposer.
         pool: candidates scored per proposal.
         whole: the budget: what so many layouts cost that are trained to the top.
+        longer: times which the top rung takes longer than in the default ladder.
         out: a file of finished runs, a line each, that an interrupted campaign goes on from.
         say: told of each run.
     """
     rows = [json.loads(line) for line in out.read_text().splitlines()] if out and out.exists() else []
-    done = {(row["problem"], row["seed"], row["engine"], row["policy"]) for row in rows}
+    rows = [row for row in rows if (row["engine"], row["longer"]) == (engine, longer)]
+    done = {(row["problem"], row["seed"], row["policy"]) for row in rows}
     for seed in seeds:
         for problem in problems:
-            wanted = [policy for policy in POLICIES if (problem, seed, engine, policy) not in done]
-            instance = RungProblem(Problem(problem, seed)) if wanted else None
+            wanted = [policy for policy in POLICIES if (problem, seed, policy) not in done]
+            instance = RungProblem(Problem(problem, seed), longer) if wanted else None
             for policy in wanted:
                 assert instance is not None
-                rows.append(_run(instance, policy, engine, pool, whole))
+                rows.append(_run(instance, policy, engine, pool, whole) | {"longer": longer})
                 say(json.dumps(rows[-1]))
                 if out:
                     with out.open("a") as file:
                         file.write(json.dumps(rows[-1]) + "\n")
-    rows = [row for row in rows if row["engine"] == engine]
-    return {"engine": engine, "pool": pool, "whole": whole, "gains": summary(rows), "runs": rows}
+    conditions = {"engine": engine, "pool": pool, "whole": whole, "longer": longer}
+    return {**conditions, "gains": summary(rows), "runs": rows}
 
 
 def _run(instance: RungProblem, policy: str, engine: str, pool: int, whole: int) -> dict[str, Any]:
-    begun, budget = time.process_time(), whole * WHOLE_S
+    begun, budget = time.process_time(), whole * instance.whole_s
     study = Study(instance, policy, engine, pool, workers=4).run(budget)
     return {
         "problem": instance.problem.name,

@@ -114,7 +114,7 @@ class QualityConfig(BaseModel):
         0.25, gt=0, description="a group where the reference scores less (bits or nats above chance) is left out"
     )
     promote: Literal["value", "share"] = Field(
-        "value",
+        "share",
         description="who climbs: whoever is expected to gain more hypervolume than its seconds do elsewhere, or the"
         " best `keep` of each rung",
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from service_support import Bed, tiny_space
+from service_support import TINY, Bed, tiny_space
 from sqlalchemy import event
 from store_support import open_store
 
@@ -90,6 +90,45 @@ def test_running_a_finished_study_again_changes_nothing(bed: Bed) -> None:
     assert {**before, "elapsed_s": 0} == {**after, "elapsed_s": 0}
     added = [event.payload for event in all_events(bed.store, 1)[seen:]]
     assert added == [{"state": "running"}, {"state": "complete"}]
+
+
+@pytest.fixture
+def valued(tmp_path: Path) -> Bed:
+    """Promotes by value."""
+    quality = {**TINY["quality"], "promote": "value"}
+    return Bed(
+        open_store(tmp_path, SystemClock()),  # type: ignore[arg-type]
+        tmp_path,
+        tiny_space(quality=quality),
+        FakeRuntime(tmp_path / "fake"),
+    )
+
+
+def test_promotion_by_value_says_why_and_survives_a_kill(valued: Bed) -> None:
+    class Doomed(Mortal):
+        life = 90
+
+    with pytest.raises(Killed):
+        valued.run(12, Doomed)
+    assert valued.run(12) is StudyState.COMPLETE
+    check(valued, wanted=12)
+    rows = trials.all(valued.store, 1)
+    stopped = [row.status.reason for row in rows if row.status.state is TrialState.STOPPED]
+    assert all("a second" in (reason or "") for reason in stopped), stopped
+    before, seen = study_report(valued.store, "study"), len(all_events(valued.store, 1))
+    assert valued.run(12) is StudyState.COMPLETE
+    assert {**before, "elapsed_s": 0} == {**study_report(valued.store, "study"), "elapsed_s": 0}
+    assert len(all_events(valued.store, 1)) == seen + 2
+
+
+def test_a_study_out_of_time_proposes_no_more_and_says_so(tmp_path: Path) -> None:
+    space = tiny_space(search={**TINY["search"], "stop": {"hours": 1e-9}})
+    bed = Bed(open_store(tmp_path, SystemClock()), tmp_path, space, FakeRuntime(tmp_path / "fake"))  # type: ignore[arg-type]
+    assert bed.run(TRIALS) is StudyState.COMPLETE
+    report = study_report(bed.store, "study")
+    assert report["trials"]["proposed"] == 0
+    assert report["ended"]["rule"] == "hours"
+    assert report["hypervolume"] == 0.0
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
