@@ -118,7 +118,19 @@ class QualityConfig(BaseModel):
         description="who climbs: whoever is expected to gain more hypervolume than its seconds do elsewhere, or the"
         " best `keep` of each rung",
     )
+    further_seeds: int = Field(
+        0,
+        ge=0,
+        description="at most so many more seeds at the top rung, for candidates whose place on the front is unsure",
+    )
     rungs: tuple[Rung, ...] = Field(DEFAULT_RUNGS, min_length=1, description="the ladder, cheapest first")
+
+    def with_seeds(self, further: int) -> QualityConfig:
+        """The same ladder with `further` more seeds at the top: the least numbers that are not among them."""
+        top = self.rungs[-1]
+        free = [seed for seed in range(len(top.seeds) + further) if seed not in top.seeds][:further]
+        wider = top.model_copy(update={"seeds": (*top.seeds, *free)})
+        return self.model_copy(update={"rungs": (*self.rungs[:-1], wider)})
 
     @field_validator("corpus")
     @classmethod

@@ -180,6 +180,9 @@ class Protocol(_Strict):
 
     screen_repetitions: int = Field(3, ge=2, description="processes per workload before training")
     confirm_repetitions: int = Field(10, ge=2, description="processes per workload at the top rung")
+    further_measurements: int = Field(
+        0, ge=0, description="at most so many more, each of twice the repetitions, where a place on the front is unsure"
+    )
     max_attempts: int = Field(
         3, ge=1, description="further rounds per measurement, after refused repetitions, before it fails as retryable"
     )

@@ -112,9 +112,11 @@ class Outlook:
         for step in self._steps[rung:-1]:
             mean, sd = step.predict(quality, forecast)
             quality = (mean[:, None] + sd[:, None] * _NODES).ravel()
+        room = slices(arrival.coordinates[1:], np.array(list(front.values())), self._reference)
+        if rung == self._ladder.top:
+            return room.gain(quality)
         mean, sd = self._steps[-1].predict(quality, forecast)
         true = np.sqrt(np.maximum(sd**2 - self._noise, 0.01 * sd**2))
-        room = slices(arrival.coordinates[1:], np.array(list(front.values())), self._reference)
         return room.expected(mean, true)
 
     def rate(self) -> float:
@@ -127,6 +129,11 @@ class Outlook:
             surplus = float(np.maximum(options.worth(middle), 0.0).mean()) - middle * entry
             low, high = (middle, high) if surplus > 0 else (low, middle)
         return high
+
+    def mean_rate(self) -> float:
+        """Hypervolume per second of candidates that all go to the top."""
+        gains = [self._gains(trial, 0)[0] for trial in list(self._ladder.arrived[0])[-_RECENT:]]
+        return float(np.mean(gains)) / (self._ladder.costs.arrival + self._ladder.costs.confirmation)
 
     def _front_without(self, trial: int | None) -> dict[int, tuple[float, ...]]:
         points = {other: point for other, point in self._reached.items() if other != trial}
@@ -149,6 +156,15 @@ class Outlook:
             if trial in self._ladder.arrived[below]:
                 return below, self._ladder.arrived[below][trial]
         return None
+
+
+def earned(ladder: Ladder) -> float:
+    """Hypervolume that a second is worth; needs the reference point, and somebody at the lowest rung.
+
+    A ladder of one rung promotes nobody: there it is what a candidate that came last would gain at the top, a second.
+    """
+    outlook = Outlook(ladder)
+    return outlook.rate() if ladder.top else outlook.mean_rate()
 
 
 def _highest(ladder: Ladder) -> int:

@@ -49,6 +49,11 @@ class StageCosts:
         return _mean(self._confirmations or self._entries)
 
     @property
+    def training(self) -> float:
+        """Mean seconds of all rungs together."""
+        return math.fsum(self.rung(rung) for rung in range(len(self._rungs)))
+
+    @property
     def arrival(self) -> float:
         """Seconds for one more candidate at the lowest rung: with what was spent on those that the gate refused."""
         arrived = max(1, len(self._rungs[0].keys() & self._entries.keys()))

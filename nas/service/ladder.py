@@ -9,7 +9,8 @@ from nas.core.space import SearchSpace
 from nas.core.trial import Event, EventKind
 from nas.search.halving import Shares
 from nas.search.ladder import Arrival, Decision, Ladder, Policy, Verdict
-from nas.search.promotion import ByValue
+from nas.search.promotion import ByValue, earned
+from nas.search.stage_costs import StageCosts
 from nas.service.scales import Scales
 from nas.service.trial_run import TrialRun
 
@@ -90,6 +91,15 @@ class Climb:
                 self._ladder.complete[run.number] = tuple(self._scales.coordinates(run))
         elif run.rung is None and status in ("gated", "infeasible"):
             costs.enter(run.number, self._pay(run))
+
+    @property
+    def costs(self) -> StageCosts:
+        """What stages take."""
+        return self._ladder.costs
+
+    def rate(self) -> float:
+        """Hypervolume that a second earns, by what is known now."""
+        return earned(self._ladder)
 
     def noise(self, rung: int) -> float:
         """What quality at a rung is worth less, as a standard deviation, than quality at the top."""

@@ -21,6 +21,7 @@ from nas.service.ending import Ending, Expected
 from nas.service.ladder import Climb
 from nas.service.ledger import Ledger
 from nas.service.progress import Snapshot, snapshot
+from nas.service.refining import Refiner
 from nas.service.scales import Scales
 from nas.service.stage_work import SeedScores, StageWork
 from nas.service.trial_run import TakenFigures, TrialRun
@@ -49,6 +50,7 @@ class Orchestrator:
         self._on_update = on_update
         self.scales = Scales(work.space, ledger)
         self._climb = Climb(work.space, self.scales, work.stages.seconds)
+        self._refiner = Refiner(work, ledger, self.scales, self._climb)
         self._ending = Ending(work.space.search.stop, ledger, trials)
         self.runs: dict[int, TrialRun] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -90,6 +92,7 @@ class Orchestrator:
         log = self._ledger.recall()
         self._asker.resume(known, log)
         self._recall(known, log)
+        self._refiner.recall(log)
         self._ending.recall(log)
         for name, layout in self._work.space.references.layouts().items():
             trial = self._ledger.propose(layout, "reference")
@@ -248,6 +251,10 @@ class Orchestrator:
     async def climbs(self, run: TrialRun, rung: int) -> Decision:
         """What becomes of the trial; references are always promoted."""
         return Decision(run.number, rung, "promote") if run.reference else await self._climb.climbs(run, rung)
+
+    async def refine(self, run: TrialRun) -> None:
+        """Makes surer what is known of a trial at the top, where that is worth it."""
+        await self._refiner.refine(run)
 
     def learned(self, run: TrialRun, status: str) -> None:
         """Keeps what is known of a trial, and tells the proposer."""

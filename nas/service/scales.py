@@ -16,7 +16,7 @@ from nas.core.metrics import METRICS
 from nas.core.scoring import Axis, Place, QualityValue, axis, reference_point, require_figures
 from nas.core.space import SearchSpace
 from nas.proxy.ladder import proxy_of
-from nas.proxy.quality import QualityScale, fix_scale
+from nas.proxy.quality import Quality, QualityScale, fix_scale
 from nas.service.ledger import Ledger
 from nas.service.ranking import front_hypervolume
 from nas.service.stage_work import SeedScores
@@ -90,6 +90,28 @@ class Scales:
             self._rungs[rung] = fix_scale(
                 config.rungs[rung].name, scores[PUBLISHED], [scores[ATTENTION]], minimum=config.min_reference
             )
+
+    def refined(self, rung: int, scores: SeedScores, published: SeedScores) -> Quality:
+        """Quality with further seeds than the scale was made with.
+
+        All layouts share what a seed does to start values and data, and the scale knows that of its own seeds only. So
+        a further seed's score is taken as a multiple of what the published reference scores with that seed; where that
+        is nothing, the seed says nothing.
+
+        Args:
+            rung: where.
+            scores: of the candidate, with the seeds of the scale and further ones.
+            published: of the published reference, with the same seeds.
+        """
+        scale, own = self._rungs[rung], self._scores[rung][PUBLISHED]
+        fair: SeedScores = {seed: {} for seed in scores}
+        for seed, groups in scores.items():
+            for group, score in groups.items():
+                if group in own.get(seed, {}):
+                    fair[seed][group] = score
+                elif group in scale.reference and published[seed][group] > 0:
+                    fair[seed][group] = score * scale.reference[group] / published[seed][group]
+        return scale.quality(fair)
 
     def learn(self, run: TrialRun, status: str) -> None:
         """Takes what a trial has come to know."""

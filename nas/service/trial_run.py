@@ -38,6 +38,9 @@ class Company(Protocol):
     async def climbs(self, run: TrialRun, rung: int) -> Decision:
         """What becomes of the trial after `rung`; may wait for other trials."""
 
+    async def refine(self, run: TrialRun) -> None:
+        """Makes surer what is known of a trial at the top, where that is worth it."""
+
     def learned(self, run: TrialRun, status: str) -> None:
         """Something new is known of the trial."""
 
@@ -153,10 +156,17 @@ class TrialRun:
         protocol = self.work.space.protocol
         await self._measure(artifacts, self.work.space.measured, protocol.confirm_repetitions)
         await self._check(final=True)
+        if not self._broken():
+            await self.company.refine(self)
         if self._broken():
             self._infeasible()
         else:
             self._end(EventKind.COMPLETE)
+
+    async def measure_again(self, repetitions: int) -> None:
+        """Measures all workloads with other repetitions, and checks the budgets on what comes of it."""
+        await self._measure(self.artifacts, self.work.space.measured, repetitions)
+        await self._check(final=True)
 
     async def _measure(self, artifacts: dict[str, Artifact], workloads: Iterable[str], repetitions: int) -> None:
         wanted = self.work.places(workloads)
