@@ -18,8 +18,8 @@ from nas.core.clock import SystemClock
 from nas.core.errors import InfrastructureFailed, NasError
 from nas.core.trial import TrialState
 from nas.service.asking import replay
-from nas.service.launch import support_filter
 from nas.service.ladder import Climb
+from nas.service.launch import support_filter
 from nas.service.ledger import Ledger, all_events
 from nas.service.refining import REFINED
 from nas.service.report import study_report
