@@ -12,6 +12,7 @@ import json
 import sys
 from pathlib import Path
 
+from benchmarks.search import fidelity
 from benchmarks.search.problems import FAMILY
 from benchmarks.search.recorded import load, table
 from benchmarks.search.replay import replay
@@ -61,6 +62,15 @@ def replayed(args: argparse.Namespace) -> int:
     return 0
 
 
+def climbed(args: argparse.Namespace) -> int:
+    seeds = range(args.first, args.first + args.seeds)
+    found = fidelity.compare(
+        args.problems, seeds, args.engine, pool=args.pool, whole=args.whole, longer=args.longer, out=args.out, say=say
+    )  # fmt: skip
+    print(fidelity.table(found) if args.markdown else json.dumps(found, indent=1))
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(required=True, dest="verb")
@@ -91,6 +101,17 @@ def main() -> int:
     again.add_argument("--engines", nargs="+", default=["random", "evolution", "nsga2", "tpe", OURS])
     again.add_argument("--seeds", type=int, default=10)
     again.set_defaults(call=replayed)
+    climb = verbs.add_parser("fidelity", help="policies of the ladder against training everybody to the top")
+    climb.add_argument("--problems", nargs="+", default=list(fidelity.PROBLEMS), choices=list(FAMILY))
+    climb.add_argument("--engine", default=OURS, choices=["ehvi", "evolution", "random"])
+    climb.add_argument("--first", type=int, default=1000, help="least seed; policies are developed below 1000")
+    climb.add_argument("--seeds", type=int, default=10)
+    climb.add_argument("--pool", type=int, default=128, help="candidates scored per proposal")
+    climb.add_argument("--whole", type=int, default=50, help="budget: the cost of so many layouts trained to the top")
+    climb.add_argument("--longer", type=float, default=1.0, help="times which the top rung takes longer")
+    climb.add_argument("--out", type=Path, help="file of finished runs, to go on from")
+    climb.add_argument("--markdown", action="store_true", help="a table instead of JSON")
+    climb.set_defaults(call=climbed)
     args = parser.parse_args()
     return int(args.call(args))
 

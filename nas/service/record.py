@@ -86,6 +86,7 @@ class StudyRecord:
     elapsed_s: float
     """While an orchestrator ran; nights in between do not count."""
     propose_seconds: float
+    log: Sequence[Event]
 
     @property
     def references(self) -> dict[str, Record]:
@@ -115,7 +116,7 @@ def read_study(store: Store, name: str) -> StudyRecord:
             counted.add(row.result_key)
             seconds = records[number].seconds
             seconds[row.stage] = seconds.get(row.stage, 0.0) + row.seconds
-    running = _running(log)
+    running = elapsed(log)
     for event, after_s in zip(log, running, strict=True):
         if event.trial is not None:
             _learn(records[event.trial], event.payload, after_s)
@@ -128,6 +129,7 @@ def read_study(store: Store, name: str) -> StudyRecord:
         reference_point=[point[objective.name] for objective in space.objectives] if point else None,
         elapsed_s=running[-1] if running else 0.0,
         propose_seconds=_spent(event.payload for event in log),
+        log=log,
     )
 
 
@@ -150,8 +152,8 @@ def _learn(record: Record, payload: Mapping[str, Any], after_s: float) -> None:
         record.told, record.told_after_s = Observation.from_json(payload["observation"]), after_s
 
 
-def _running(log: Sequence[Event]) -> list[float]:
-    """How long an orchestrator had run at each event: from each launch to the last event before the next one."""
+def elapsed(log: Sequence[Event]) -> list[float]:
+    """Seconds that an orchestrator had run at each event: from each launch to the last event before the next one."""
     total, begun, found = 0.0, False, []
     for before, event in zip([None, *log], log, strict=False):
         launched = event.payload.get("what") == LAUNCHED

@@ -14,6 +14,7 @@ from nas.core.space import SearchSpace
 from nas.core.trial import TrialState
 from nas.proxy.ladder import proxy_of
 from nas.service.agreement import agreements
+from nas.service.course import course
 from nas.service.ranking import Ranked, front_hypervolume, rank_trials
 from nas.service.record import Record, StudyRecord, read_study
 from nas.store import results
@@ -41,6 +42,7 @@ def study_report(store: Store, name: str) -> Json:
         "state": record.study.state.value,
         "trials": _counts(record),
         "hypervolume": front_hypervolume(axes, point) if point is not None else None,
+        **course(record, axes),
         "reference_point": _named(record, point),
         "objectives": [_objective(record, index) for index in range(len(record.space.objectives))],
         "budgets": _budgets(record),

@@ -120,6 +120,23 @@ def test_the_published_reference_is_the_unit(report: Report) -> None:
     assert numbers.isdisjoint(row["trial"] for row in report["ranking"])
 
 
+def test_hypervolume_has_an_interval_and_a_history(report: Report) -> None:
+    told = report["hypervolume_ci95"]
+    assert told["hypervolume"] == pytest.approx(report["hypervolume"])
+    assert told["low"] <= told["high"]
+    history = report["history"]
+    assert [moment["complete"] for moment in history] == list(range(1, report["trials"]["complete"] + 1))
+    reached = [moment["hypervolume"] for moment in history]
+    assert reached == sorted(reached)
+    assert reached[-1] == pytest.approx(report["hypervolume"])
+    assert [moment["elapsed_s"] for moment in history] == sorted(moment["elapsed_s"] for moment in history)
+
+
+def test_why_a_study_ended_is_told(report: Report) -> None:
+    assert report["ended"] == {"rule": "trials", "message": f"all {TRIALS} layouts were proposed"}
+    assert report["expected_gain"] is None  # evolution tells none
+
+
 def test_seconds_are_told_by_stage(report: Report) -> None:
     assert {"export", "measure", "train", "propose"} <= report["stage_seconds"].keys()
     assert report["stage_seconds"]["train"] > 0
