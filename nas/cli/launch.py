@@ -52,6 +52,10 @@ def command(
     accept_noise: Annotated[
         bool, typer.Option("--accept-noise", help="Keep noisy measurements, marked and off the reported front.")
     ] = False,
+    warm_start: Annotated[
+        list[str] | None,
+        typer.Option("--warm-start", metavar="STUDY", help="Learn from this earlier study first; may be given again."),
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before starting.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and stop.")] = False,
     json: JsonFlag = False,
@@ -74,6 +78,7 @@ def command(
         resume=resume,
         accept_noise=accept_noise,
         workers=workers,
+        warm_start=tuple(warm_start or ()),
     )
     if server is not None and not dry_run:
         launch_there(options, space_text(space), server, json)

@@ -21,6 +21,8 @@ def report_fields(report: Report) -> Iterator[tuple[str, str]]:
     yield "state", report["state"]
     yield "trials", ", ".join(f"{count} {name}" for name, count in report["trials"].items() if count) or "none yet"
     yield "hypervolume", "null until the references are done" if volume is None else f"{volume:.4g}"
+    for row in report["warm_start"]:
+        yield "warm start", f"{row['layouts']} layouts of {row['study']}"
     yield "elapsed", duration(report["elapsed_s"])
     spent = {stage: seconds for stage, seconds in report["stage_seconds"].items() if seconds}
     yield "work", ", ".join(f"{stage} {duration(seconds)}" for stage, seconds in spent.items()) or "none yet"

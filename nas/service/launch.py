@@ -37,6 +37,7 @@ from nas.service.stage_work import Bench, StageWork
 from nas.service.stages import Stages
 from nas.service.tune import RayCompute
 from nas.service.turns import Turns
+from nas.service.warm_start import require_studies, warm_start
 from nas.store import jobs, leases, studies
 from nas.store.rows import Study, StudyLease, StudyState
 from nas.store.store import Store
@@ -59,6 +60,7 @@ class LaunchOptions:
         resume: go on with the study.
         accept_noise: keep refused repetitions, marked, off the reported front; a study that did so once goes on so.
         workers: trainings side by side on a local Ray.
+        warm_start: earlier studies of the database to learn from; a resumed study keeps those that it began with.
     """
 
     space: SearchSpace
@@ -70,6 +72,7 @@ class LaunchOptions:
     resume: bool = False
     accept_noise: bool = False
     workers: int = os.cpu_count() or 1
+    warm_start: tuple[str, ...] = ()
 
 
 def launch(
@@ -91,6 +94,7 @@ def launch(
     corpus = refer(options.space.quality.corpus, options.base)
     store = Store.open(options.db)
     try:
+        require_studies(store, options.warm_start, options.study)
         study = _study(store, options)
         lease = _lease(store, study, log)
         ledger = Ledger(store, study, lease, on_event)
@@ -109,6 +113,7 @@ async def _run(
     scratch = paths.home() / "work"
     with open_farm(ledger.store) as farm:
         benches = await _benches(options, ledger, farm, scratch, log)  # while nothing else runs here
+        warm_start(ledger, space, supported, options.warm_start, log)
         log("starting Ray" if options.ray_address is None else f"connecting to Ray at {options.ray_address}")
         plans = {bench.device.id: bench.reference.plan for bench in benches.values()}
         health = HealthKeeper(ledger.store, farm.doorbell.ring, lambda device: plans.get(device.id))
@@ -163,8 +168,12 @@ def _as_begun(options: LaunchOptions, ledger: Ledger) -> LaunchOptions:
     before = _notes(ledger, LAUNCHED)
     trials = options.trials or (before[-1]["trials"] if before else options.space.search.trials)
     accept_noise = options.accept_noise or any(payload["accept_noise"] for payload in before)
-    ledger.note(None, LAUNCHED, trials=trials, accept_noise=accept_noise)
-    return replace(options, trials=trials, accept_noise=accept_noise)
+    begun_with = tuple(before[-1].get("warm_start", ())) if before else options.warm_start
+    if options.warm_start not in ((), begun_with):
+        told = ", ".join(begun_with) or "no other study"
+        raise InvalidInput(f"the study began with {told}; that cannot be changed", where="--warm-start")
+    ledger.note(None, LAUNCHED, trials=trials, accept_noise=accept_noise, warm_start=list(begun_with))
+    return replace(options, trials=trials, accept_noise=accept_noise, warm_start=begun_with)
 
 
 def _notes(ledger: Ledger, what: str) -> list[Mapping[str, Any]]:

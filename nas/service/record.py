@@ -13,6 +13,7 @@ from nas.core.space import SearchSpace
 from nas.core.trial import Event
 from nas.proxy.ladder import proxy_of
 from nas.proxy.quality import Quality
+from nas.service.asking import WARM
 from nas.service.ledger import all_events
 from nas.service.scales import PUBLISHED, figures_from_json
 from nas.store import results, studies, trials
@@ -78,6 +79,8 @@ class StudyRecord:
     elapsed_s: float
     """While an orchestrator ran; nights in between do not count."""
     propose_seconds: float
+    warm_start: list[dict[str, Any]]
+    """What was learnt from earlier studies, one row each (`nas.service.warm_start`)."""
 
     @property
     def references(self) -> dict[str, Record]:
@@ -114,6 +117,7 @@ def read_study(store: Store, name: str) -> StudyRecord:
         reference_point=[point[objective.name] for objective in space.objectives] if point else None,
         elapsed_s=_elapsed(log),
         propose_seconds=_spent(event.payload for event in log),
+        warm_start=[row for event in log if event.payload.get("what") == WARM for row in event.payload["studies"]],
     )
 
 
