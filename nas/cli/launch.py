@@ -43,6 +43,10 @@ def command(
     server: ServerOption = None,
     db: DatabaseOption = None,
     ray_address: Annotated[str | None, typer.Option("--ray-address", help="Compute on this Ray cluster.")] = None,
+    train_gpus: Annotated[
+        float | None,
+        typer.Option("--train-gpus", min=0, help="GPUs that one training takes there; default: an even share."),
+    ] = None,
     workers: Annotated[
         int, typer.Option("--workers", min=1, help="Trainings side by side here.", show_default="all cores")
     ] = os.cpu_count() or 1,
@@ -75,6 +79,7 @@ def command(
         base=Path(space).parent if Path(space).is_file() else Path(),
         db=db,
         ray_address=ray_address,
+        train_gpus=train_gpus,
         resume=resume,
         accept_noise=accept_noise,
         workers=workers,

@@ -35,7 +35,7 @@ from nas.service.progress import Snapshot
 from nas.service.record import CALIBRATED, LAUNCHED
 from nas.service.stage_work import Bench, StageWork
 from nas.service.stages import Stages
-from nas.service.tune import RayCompute
+from nas.service.tune import ClusterCompute, RayCompute
 from nas.service.turns import Turns
 from nas.service.warm_start import require_studies, warm_start
 from nas.store import jobs, leases, studies
@@ -57,6 +57,7 @@ class LaunchOptions:
         base: folder that relative corpus paths are taken from.
         db: URL, or None for the default database.
         ray_address: of a running cluster, or None.
+        train_gpus: GPUs that a training takes on that cluster; None: CPU slots of nodes with GPUs share them evenly.
         resume: go on with the study.
         accept_noise: keep refused repetitions, marked, off the reported front; a study that did so once goes on so.
         workers: trainings side by side on a local Ray.
@@ -69,6 +70,7 @@ class LaunchOptions:
     base: Path
     db: str | None = None
     ray_address: str | None = None
+    train_gpus: float | None = None
     resume: bool = False
     accept_noise: bool = False
     workers: int = os.cpu_count() or 1
@@ -117,7 +119,7 @@ async def _run(
         log("starting Ray" if options.ray_address is None else f"connecting to Ray at {options.ray_address}")
         plans = {bench.device.id: bench.reference.plan for bench in benches.values()}
         health = HealthKeeper(ledger.store, farm.doorbell.ring, lambda device: plans.get(device.id))
-        with health, RayCompute(options.ray_address, options.workers) as compute:
+        with health, _compute(options) as compute:
             work = StageWork(
                 space=space,
                 benches=benches,
@@ -135,6 +137,12 @@ async def _run(
             orchestrator = Orchestrator(work, ledger, asker, options.trials, on_update)
             with _interrupts(orchestrator, log):
                 return await orchestrator.run()
+
+
+def _compute(options: LaunchOptions) -> RayCompute | ClusterCompute:
+    if options.ray_address is None:
+        return RayCompute(options.workers)
+    return ClusterCompute(options.ray_address, options.train_gpus)
 
 
 async def _benches(

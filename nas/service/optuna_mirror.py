@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from sqlalchemy import create_engine, inspect
 from sqlalchemy.engine import URL
@@ -116,7 +116,7 @@ def _open(storage: RDBStorage, record: StudyRecord, name: str) -> Study:
     return study
 
 
-def _direction(space: SearchSpace, objective: Objective) -> str:
+def _direction(space: SearchSpace, objective: Objective) -> Literal["maximize", "minimize"]:
     metric = METRICS[objective.metric]
     several = metric.source != "proxy" and len(places(space, objective)) > 1
     return "maximize" if metric.direction == "max" and not several else "minimize"
