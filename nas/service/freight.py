@@ -1,8 +1,8 @@
 """What a training takes along to another host of a Ray cluster, and what it brings back.
 
 Hosts of a cluster share nothing: neither `$NAS_HOME` nor a cache. So a training takes its corpus along and the
-checkpoint that it goes on from, trains below that host's own `$NAS_HOME`, and brings home its checkpoint and weights. There they lie
-where a training at home would have left them, and whatever comes next finds them.
+checkpoint that it goes on from, trains below that host's own `$NAS_HOME`, and brings home its checkpoint and weights.
+There they lie where a training at home would have left them, and whatever comes next finds them.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class ClusterCompute:
     """A Ray cluster that somebody else started, of which this machine is a node.
 
     Trainings run on any node that has what they ask for; a node that is lost costs the stages that it ran. Exports and
-    gates run on this machine, which has runtimes, lowered blocks and artifacts. Our code travels; libraries must be there.
+    gates run on this machine, which has runtimes, lowered blocks and artifacts. Our code travels; libraries do not.
 
     Args:
         address: of the cluster.
