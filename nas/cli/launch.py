@@ -43,6 +43,10 @@ def command(
     server: ServerOption = None,
     db: DatabaseOption = None,
     ray_address: Annotated[str | None, typer.Option("--ray-address", help="Compute on this Ray cluster.")] = None,
+    train_gpus: Annotated[
+        float | None,
+        typer.Option("--train-gpus", min=0, help="GPUs that one training takes there; default: an even share."),
+    ] = None,
     workers: Annotated[
         int, typer.Option("--workers", min=1, help="Trainings side by side here.", show_default="all cores")
     ] = os.cpu_count() or 1,
@@ -52,6 +56,10 @@ def command(
     accept_noise: Annotated[
         bool, typer.Option("--accept-noise", help="Keep noisy measurements, marked and off the reported front.")
     ] = False,
+    warm_start: Annotated[
+        list[str] | None,
+        typer.Option("--warm-start", metavar="STUDY", help="Learn from this earlier study first; may be given again."),
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before starting.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and stop.")] = False,
     json: JsonFlag = False,
@@ -71,9 +79,11 @@ def command(
         base=Path(space).parent if Path(space).is_file() else Path(),
         db=db,
         ray_address=ray_address,
+        train_gpus=train_gpus,
         resume=resume,
         accept_noise=accept_noise,
         workers=workers,
+        warm_start=tuple(warm_start or ()),
     )
     if server is not None and not dry_run:
         launch_there(options, space_text(space), server, json)

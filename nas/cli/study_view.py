@@ -26,6 +26,8 @@ def report_fields(report: Report) -> Iterator[tuple[str, str]]:
         yield "next batch", f"of {expected['batch']} is expected to add at most {expected['hypervolume']:.2g}{share}"
     if report["ended"] is not None:
         yield "proposals ended", report["ended"]["message"]
+    for row in report["warm_start"]:
+        yield "warm start", f"{row['layouts']} layouts of {row['study']}"
     yield "elapsed", duration(report["elapsed_s"])
     spent = {stage: seconds for stage, seconds in report["stage_seconds"].items() if seconds}
     yield "work", ", ".join(f"{stage} {duration(seconds)}" for stage, seconds in spent.items()) or "none yet"

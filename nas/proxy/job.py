@@ -12,6 +12,8 @@ from nas.core.task import Setting, make_task, task_settings
 from nas.proxy.corpus import CorpusRef
 from nas.proxy.tasks import SUITE_VERSION
 
+CHECKPOINT, WEIGHTS = "checkpoint.safetensors", "weights.safetensors"
+"""What a training leaves in the folder of its key: all that it could go on from, and the averaged weights."""
 TRAINER_VERSION = 1
 """Enters result keys: raise it whenever the same job gives other numbers."""
 

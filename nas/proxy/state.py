@@ -21,8 +21,6 @@ from nas.core.errors import InfrastructureFailed
 from nas.nn.model import Model
 from nas.proxy.job import TrainJob, proxy_layout
 
-CHECKPOINT = "checkpoint.safetensors"
-WEIGHTS = "weights.safetensors"
 _BETAS = (0.9, 0.95)
 
 

@@ -22,8 +22,8 @@ from nas.core.task import IGNORE
 from nas.nn.moe import balance_experts
 from nas.proxy.data import Data, open_data
 from nas.proxy.evaluate import evaluate
-from nas.proxy.job import TrainJob, TrainResult, run_inputs
-from nas.proxy.state import CHECKPOINT, WEIGHTS, TrainState, save_atomically, thinned
+from nas.proxy.job import CHECKPOINT, WEIGHTS, TrainJob, TrainResult, run_inputs
+from nas.proxy.state import TrainState, save_atomically, thinned
 
 BALANCE_RATE = 0.01
 """Step of the experts' load-balancing bias; ten times DeepSeek-V3's, for runs a thousand times shorter."""

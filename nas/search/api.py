@@ -7,7 +7,7 @@ of what it was told, nor from time. So a recorded log, replayed with the same se
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -104,6 +104,13 @@ class Proposer(Protocol):
 
         Raises:
             InvalidInput: an objective is missing, or another point was set before.
+        """
+
+    def warm_start(self, earlier: Iterable[Observation]) -> None:
+        """Learns from earlier studies, before the first proposal; their layouts are not on this study's front.
+
+        Raises:
+            InvalidInput: a coordinate that is not finite, or of no objective of the space.
         """
 
     def state(self) -> dict[str, Any]:

@@ -95,23 +95,26 @@ class Encoding:
 class OptunaSearch(BaseProposer):
     """Asks an Optuna sampler, and tells it objectives and constraints (`trial.set_constraint`).
 
-    Optuna wants every objective of what it is told: a layout over a budget gets the worst quality seen, and its broken
-    constraint. Heuristic seeds come first, as with our own proposers. The state also keeps what was told before which
-    proposal, since evolution in generations depends on it.
+    Optuna wants every objective of what it is told: a layout over a budget gets the worst quality seen so far, and its
+    broken constraint. Heuristic seeds come first, as with our own proposers; trials of earlier studies are told before
+    them. The state also keeps what was told before which proposal, since evolution in generations depends on it.
 
     Args:
         sampler: of the space.
         seed: of all random choices.
         factory: of the Optuna sampler.
+        one_constraint: tell the worst excess over any budget instead of one constraint a budget. Samplers that read
+            constraints by position need this, because a layout that breaks a budget is not measured further.
     """
 
-    def __init__(self, sampler: Sampler, seed: int, factory: SamplerFactory) -> None:
+    def __init__(self, sampler: Sampler, seed: int, factory: SamplerFactory, *, one_constraint: bool = False) -> None:
         super().__init__(sampler, seed)
         self._factory = factory
+        self._one_constraint = one_constraint
         self._encoding = Encoding(sampler)
         self._study: Study | None = None
         self._trials: dict[str, Trial] = {}
-        self._told: set[str] = set()
+        self._told: dict[str, Observation] = {}
         self._trail: list[tuple[list[str], dict[str, Any]]] = []
 
     def state(self) -> dict[str, Any]:
@@ -121,7 +124,7 @@ class OptunaSearch(BaseProposer):
     def restore(self, state: Mapping[str, Any]) -> None:
         """See `Proposer.restore`; a log without parameters counts as told in turn."""
         super().restore(state)
-        self._study, self._trials, self._told, self._trail = None, {}, set(), []
+        self._study, self._trials, self._told, self._trail = None, {}, {}, []
         layouts = [proposal.layout.id for proposal in self.log.proposals]
         in_turn = [(before, None) for before in [[], *([layout] for layout in layouts[:-1])]]
         for proposal, (ids, params) in zip(self.log.proposals, state.get("trail", in_turn), strict=False):
@@ -160,6 +163,11 @@ class OptunaSearch(BaseProposer):
             optuna.logging.set_verbosity(optuna.logging.WARNING)
             directions = [optuna.study.StudyDirection.MINIMIZE] * len(self.log.objectives)
             self._study = optuna.create_study(directions=directions, sampler=self._factory(self.log.seed))
+            for _, seen in sorted(self.log.earlier.items()):
+                self._report(seen)
+            # Of another study: this one may propose them, and is then told what they are here.
+            self._trials.clear()
+            self._told.clear()
         return self._study
 
     def _register(self, proposal: Proposal, params: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -182,8 +190,8 @@ class OptunaSearch(BaseProposer):
 
     def _report(self, seen: Observation) -> None:
         """Tells Optuna one observation; one of a layout that was not proposed becomes a trial of its own."""
-        self._told.add(seen.layout.id)
         study = self._live()
+        self._told[seen.layout.id] = seen
         trial = self._trials.get(seen.layout.id)
         if trial is None:
             if not self.sampler.admits(seen.layout):
@@ -191,7 +199,7 @@ class OptunaSearch(BaseProposer):
             study.enqueue_trial(self._encoding.encode(seen.layout, np.random.default_rng([self.log.seed, 2])))
             trial = study.ask(self._encoding.distributions)
             self._trials[seen.layout.id] = trial
-        for name, value in seen.constraints.items():
+        for name, value in self._constraints(seen).items():
             trial.set_constraint(name, value)
         values = self._values(seen)
         if values is None:
@@ -199,13 +207,19 @@ class OptunaSearch(BaseProposer):
         else:
             study.tell(trial, values)
 
+    def _constraints(self, seen: Observation) -> Mapping[str, float]:
+        """By budget; or the worst, 0 where none is known: references are exempt."""
+        if self._one_constraint:
+            return {"budgets": max(seen.constraints.values(), default=0.0)}
+        return seen.constraints
+
     def _values(self, seen: Observation) -> list[float] | None:
-        """All objectives, missing ones as bad as the worst seen; None for what failed or stopped half-way."""
+        """All objectives, missing ones as bad as the worst told so far; None for what failed or stopped half-way."""
         if seen.status not in ("complete", "infeasible"):
             return None
         values = []
         for name in self.log.objectives:
-            known = [other.objectives[name] for other in self.log.told() if name in other.objectives]
+            known = [other.objectives[name] for other in self._told.values() if name in other.objectives]
             values.append(seen.objectives.get(name, max(known, default=0.0)))
         return values
 
@@ -240,7 +254,7 @@ def gp(sampler: Sampler, seed: int) -> OptunaSearch:
 
         return GPSampler(seed=seed)
 
-    return OptunaSearch(sampler, seed, factory)
+    return OptunaSearch(sampler, seed, factory, one_constraint=True)
 
 
 def _failed() -> Any:

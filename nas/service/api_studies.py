@@ -52,7 +52,7 @@ def studies_router(store: Store, submitted: SubmittedStudies, access: Access, st
 
     @router.post("", summary="Submit a study", status_code=201, responses=documented(409))
     def submit(request: SubmitRequest, token: ApiToken = operate) -> StudyView:
-        wanted = {"trials": request.trials, "accept_noise": request.accept_noise}
+        wanted = {"trials": request.trials, "accept_noise": request.accept_noise, "warm_start": request.warm_start}
         submitted.submit(request.study, request.space, by=token.name, **wanted)  # type: ignore[arg-type]
         return _view(store, submitted, request.study)
 

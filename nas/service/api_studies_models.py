@@ -15,7 +15,7 @@ StudyName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 _SUBMISSION = {
     "submitted_by": "laptop", "submitted": 1763690000.0, "state": "running", "trials": 40, "accept_noise": False,
-    "tries": 0, "not_before": 0.0, "exit_code": None, "message": None,
+    "warm_start": [], "tries": 0, "not_before": 0.0, "exit_code": None, "message": None,
 }  # fmt: skip
 _STUDY = {
     "study": "phones", "space": "lfm2-demo", "state": "running", "desired_state": "run", "trials": 14,
@@ -47,6 +47,7 @@ class SubmitRequest(BaseModel):
     space: str = Field(max_length=MAX_CHARACTERS)
     trials: int | None = Field(None, ge=1, le=1_000_000, description="layouts to try; default: as the space says")
     accept_noise: bool = Field(False, description="keep noisy measurements, marked and off the reported front")
+    warm_start: tuple[StudyName, ...] = Field((), max_length=20, description="earlier studies to learn from first")
 
 
 class SubmissionView(BaseModel):
@@ -59,6 +60,7 @@ class SubmissionView(BaseModel):
     state: SubmissionState
     trials: int | None
     accept_noise: bool
+    warm_start: tuple[str, ...]
     tries: int = Field(description="processes in a row that ended soon without finishing it")
     not_before: float = Field(description="when it is tried again, in seconds since the epoch")
     exit_code: int | None

@@ -20,8 +20,8 @@ from nas.search.forecast import forecast
 from nas.service.ledger import Ledger
 from nas.store.rows import Trial
 
-TOLD, POINT = "told", "reference point told"
-"""Events that carry an observation or the reference point, in the order in which the proposer got them."""
+TOLD, POINT, WARM = "told", "reference point told", "warm start"
+"""Events that carry an observation, the reference point, or earlier studies, in the order the proposer got them."""
 
 
 class Asker:
@@ -57,6 +57,9 @@ class Asker:
                 state.tell(observation)
             elif event.payload.get("what") == POINT:
                 state.fix_reference_point(event.payload["point"])
+            elif event.payload.get("what") == WARM:
+                for seen in event.payload["observations"]:
+                    state.tell_earlier(Observation.from_json(seen))
         self._pointed = state.reference_point is not None
         self._proposer.restore(state.to_json())
 
@@ -155,6 +158,8 @@ def replay(
             proposer.tell(Observation.from_json(event.payload["observation"]))
         elif event.payload.get("what") == POINT:
             proposer.fix_reference_point(event.payload["point"])
+        elif event.payload.get("what") == WARM:
+            proposer.warm_start(map(Observation.from_json, event.payload["observations"]))
     return differences
 
 

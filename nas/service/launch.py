@@ -35,8 +35,9 @@ from nas.service.progress import Snapshot
 from nas.service.record import CALIBRATED, LAUNCHED
 from nas.service.stage_work import Bench, StageWork
 from nas.service.stages import Stages
-from nas.service.tune import RayCompute
+from nas.service.tune import ClusterCompute, RayCompute
 from nas.service.turns import Turns
+from nas.service.warm_start import require_studies, warm_start
 from nas.store import jobs, leases, studies
 from nas.store.rows import Study, StudyLease, StudyState
 from nas.store.store import Store
@@ -56,9 +57,11 @@ class LaunchOptions:
         base: folder that relative corpus paths are taken from.
         db: URL, or None for the default database.
         ray_address: of a running cluster, or None.
+        train_gpus: GPUs that a training takes on that cluster; None: CPU slots of nodes with GPUs share them evenly.
         resume: go on with the study.
         accept_noise: keep refused repetitions, marked, off the reported front; a study that did so once goes on so.
         workers: trainings side by side on a local Ray.
+        warm_start: earlier studies of the database to learn from; a resumed study keeps those that it began with.
     """
 
     space: SearchSpace
@@ -67,9 +70,11 @@ class LaunchOptions:
     base: Path
     db: str | None = None
     ray_address: str | None = None
+    train_gpus: float | None = None
     resume: bool = False
     accept_noise: bool = False
     workers: int = os.cpu_count() or 1
+    warm_start: tuple[str, ...] = ()
 
 
 def launch(
@@ -91,6 +96,7 @@ def launch(
     corpus = refer(options.space.quality.corpus, options.base)
     store = Store.open(options.db)
     try:
+        require_studies(store, options.warm_start, options.study)
         study = _study(store, options)
         lease = _lease(store, study, log)
         ledger = Ledger(store, study, lease, on_event)
@@ -109,10 +115,11 @@ async def _run(
     scratch = paths.home() / "work"
     with open_farm(ledger.store) as farm:
         benches = await _benches(options, ledger, farm, scratch, log)  # while nothing else runs here
+        warm_start(ledger, space, supported, options.warm_start, log)
         log("starting Ray" if options.ray_address is None else f"connecting to Ray at {options.ray_address}")
         plans = {bench.device.id: bench.reference.plan for bench in benches.values()}
         health = HealthKeeper(ledger.store, farm.doorbell.ring, lambda device: plans[device.id], among=plans)
-        with health, RayCompute(options.ray_address, options.workers) as compute:
+        with health, _compute(options) as compute:
             work = StageWork(
                 space=space,
                 benches=benches,
@@ -130,6 +137,12 @@ async def _run(
             orchestrator = Orchestrator(work, ledger, asker, options.trials, on_update)
             with _interrupts(orchestrator, log):
                 return await orchestrator.run()
+
+
+def _compute(options: LaunchOptions) -> RayCompute | ClusterCompute:
+    if options.ray_address is None:
+        return RayCompute(options.workers)
+    return ClusterCompute(options.ray_address, options.train_gpus)
 
 
 async def _benches(
@@ -163,8 +176,12 @@ def _as_begun(options: LaunchOptions, ledger: Ledger) -> LaunchOptions:
     before = _notes(ledger, LAUNCHED)
     trials = options.trials or (before[-1]["trials"] if before else options.space.search.trials)
     accept_noise = options.accept_noise or any(payload["accept_noise"] for payload in before)
-    ledger.note(None, LAUNCHED, trials=trials, accept_noise=accept_noise)
-    return replace(options, trials=trials, accept_noise=accept_noise)
+    begun_with = tuple(before[-1].get("warm_start", ())) if before else options.warm_start
+    if options.warm_start not in ((), begun_with):
+        told = ", ".join(begun_with) or "no other study"
+        raise InvalidInput(f"the study began with {told}; that cannot be changed", where="--warm-start")
+    ledger.note(None, LAUNCHED, trials=trials, accept_noise=accept_noise, warm_start=list(begun_with))
+    return replace(options, trials=trials, accept_noise=accept_noise, warm_start=begun_with)
 
 
 def _notes(ledger: Ledger, what: str) -> list[Mapping[str, Any]]:

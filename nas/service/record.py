@@ -14,7 +14,7 @@ from nas.core.trial import Event
 from nas.proxy.ladder import proxy_of
 from nas.proxy.quality import Quality
 from nas.search import Observation
-from nas.service.asking import TOLD
+from nas.service.asking import TOLD, WARM
 from nas.service.ledger import all_events
 from nas.service.scales import PUBLISHED, figures_from_json
 from nas.store import results, studies, trials
@@ -87,6 +87,8 @@ class StudyRecord:
     """While an orchestrator ran; nights in between do not count."""
     propose_seconds: float
     log: Sequence[Event]
+    warm_start: list[dict[str, Any]]
+    """What was learnt from earlier studies, one row each (`nas.service.warm_start`)."""
 
     @property
     def references(self) -> dict[str, Record]:
@@ -130,6 +132,7 @@ def read_study(store: Store, name: str) -> StudyRecord:
         elapsed_s=running[-1] if running else 0.0,
         propose_seconds=_spent(event.payload for event in log),
         log=log,
+        warm_start=[row for event in log if event.payload.get("what") == WARM for row in event.payload["studies"]],
     )
 
 

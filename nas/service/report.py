@@ -54,6 +54,7 @@ def study_report(store: Store, name: str) -> Json:
         "noisy_references": [name for name, each in record.references.items() if each.noisy],
         "noisy": [_row(record, each, None) for each in record.records.values() if _left_out(each)],
         "told": [_told(record.space, each) for each in record.records.values() if each.told is not None],
+        "warm_start": record.warm_start,
         "agreement": [each.model_dump(mode="json") for each in agreements(record)],
         "elapsed_s": record.elapsed_s,
         "stage_seconds": _stage_seconds(store, record),

@@ -44,6 +44,7 @@ class Submission(BaseModel):
         space_sha256: of the YAML text.
         trials: how many layouts to try; None: as the space says.
         accept_noise: keep noisy measurements, marked.
+        warm_start: earlier studies to learn from first.
         submitted_by: name of the API token.
         submitted: seconds since the epoch.
         state: queued, running or ended.
@@ -63,6 +64,7 @@ class Submission(BaseModel):
     space_sha256: str
     trials: int | None = None
     accept_noise: bool = False
+    warm_start: tuple[str, ...] = ()
     submitted_by: str
     submitted: float
     state: SubmissionState = SubmissionState.QUEUED
@@ -80,7 +82,7 @@ class Submission(BaseModel):
 
     def asks_for_the_same_as(self, other: Submission) -> bool:
         """Whether both ask for one study of one space with one set of options."""
-        wants = ("study", "space_sha256", "trials", "accept_noise")
+        wants = ("study", "space_sha256", "trials", "accept_noise", "warm_start")
         return all(getattr(self, name) == getattr(other, name) for name in wants)
 
 

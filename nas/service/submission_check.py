@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.space import SearchSpace
 from nas.devices.host import own_attachments
@@ -9,6 +11,7 @@ from nas.search_spaces import parse_space
 from nas.search_spaces.yaml_text import Document, read_yaml
 from nas.service.device_names import LOCAL, find_name, known_devices
 from nas.service.launch import support_filter
+from nas.service.warm_start import require_studies
 from nas.store.store import Store
 
 FILE = "space.yaml"
@@ -34,6 +37,14 @@ def check_space(store: Store, text: str) -> SearchSpace:
         # It is the text that is wrong, not the address that it was sent to.
         raise InvalidInput(error.message, where=error.where) from None
     return space
+
+
+def check_earlier(store: Store, names: Iterable[str], study: str) -> None:
+    """Raises `InvalidInput` where `study` cannot learn from all of `names`."""
+    try:
+        require_studies(store, names, study)
+    except UnknownName as error:
+        raise InvalidInput(error.message, where="warm_start") from None
 
 
 def _check_names(store: Store, space: SearchSpace, document: Document) -> None:

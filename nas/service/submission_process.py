@@ -39,6 +39,7 @@ class LaunchProcess:
         argv += ["--yes", "--json", *self._more]
         argv += ["--trials", str(submission.trials)] if submission.trials is not None else []
         argv += ["--accept-noise"] * submission.accept_noise + ["--resume"] * resume
+        argv += [part for name in submission.warm_start for part in ("--warm-start", name)]
         with folder.open_log() as out, folder.open_result() as result:
             return subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=result, stderr=out, env=self._environment,

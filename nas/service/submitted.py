@@ -17,7 +17,7 @@ from typing import IO, Literal, Protocol, Self
 from nas.core.errors import InfrastructureFailed, NasError, UnknownName
 from nas.service.api_errors import Conflict
 from nas.service.submission import Submission, SubmissionFolder, SubmissionState
-from nas.service.submission_check import check_space
+from nas.service.submission_check import check_earlier, check_space
 from nas.store import studies
 from nas.store.rows import Study, StudyState
 from nas.store.store import Store
@@ -73,8 +73,9 @@ class SubmittedStudies:
         self._thread.join()
 
     def submit(
-        self, study: str, space: str, *, trials: int | None = None, accept_noise: bool = False, by: str
-    ) -> Submission:
+        self, study: str, space: str, *, trials: int | None = None, accept_noise: bool = False,
+        warm_start: tuple[str, ...] = (), by: str,
+    ) -> Submission:  # fmt: skip
         """Takes a study; submitting the same again gives the one that is there.
 
         Args:
@@ -82,19 +83,23 @@ class SubmittedStudies:
             space: YAML text.
             trials: how many layouts to try; None: as the space says.
             accept_noise: keep noisy measurements, marked.
+            warm_start: earlier studies to learn from first.
             by: who submits.
 
         Raises:
-            InvalidInput: the space cannot be searched here; a line for each problem, as `space.yaml:line: message`.
+            InvalidInput: the space cannot be searched here, a line for each problem as `space.yaml:line: message`; or
+                there is no such earlier study.
             Conflict: another study has the name.
         """
         studies.check_name(study)
+        check_earlier(self._store, warm_start, study)
         new = Submission(
             study=study,
             space=check_space(self._store, space).name,
             space_sha256=hashlib.sha256(space.encode()).hexdigest(),
             trials=trials,
             accept_noise=accept_noise,
+            warm_start=warm_start,
             submitted_by=by,
             submitted=self._store.now(),
         )

@@ -22,7 +22,7 @@ def study_table(store: Store, name: str) -> tuple[list[str], list[Row]]:
     placed = {row["trial"]: row for row in study_report(store, name)["ranking"]}
     references = {each.trial.number: reference for reference, each in record.references.items()}
     rows = [
-        _trial(each, references.get(number)) | _place(placed.get(number)) | _figures(each)
+        _trial(each, references.get(number)) | _place(placed.get(number)) | measured(each)
         for number, each in record.records.items()
     ]
     return list(dict.fromkeys(column for row in rows for column in row)), rows
@@ -51,7 +51,8 @@ def _place(row: Row | None) -> Row:
     return {name: row[name] if row else None for name in ("rank", "hv_contribution", "p_front")}
 
 
-def _figures(each: Record) -> Row:
+def measured(each: Record) -> Row:
+    """The columns of a trial's figures."""
     return dict(_columns(each))
 
 

@@ -83,7 +83,7 @@ def export(spec: Spec, share: _Share) -> dict[str, Any]:
 
 @_stage
 def train(spec: Spec, share: _Share) -> dict[str, Any]:
-    """Trains a proxy: {job, checkpoints} -> TrainResult."""
+    """Trains a proxy: {job, checkpoints, device?} -> TrainResult."""
     from nas.proxy.job import TrainJob
     from nas.proxy.train import train as run
 
@@ -91,6 +91,7 @@ def train(spec: Spec, share: _Share) -> dict[str, Any]:
         TrainJob.model_validate(spec["job"]),
         yield_hook=share.yield_if_wanted,
         checkpoint_dir=Path(spec["checkpoints"]),
+        device=spec.get("device", "auto"),
         log=_log.info,
     )
     return result.model_dump(mode="json")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from nas.core.space import SearchSpace
 from nas.search import PROPOSERS, ProposerFactory
 from nas.testing.proposer_contract import ProposerContract
+from nas.testing.synthetic import SyntheticProblem, synthetic_space
 
 
 class TestRandomSearch(ProposerContract):
@@ -44,3 +46,20 @@ class TestOptunaTpe(ProposerContract):
     @pytest.fixture
     def factory(self) -> ProposerFactory:
         return PROPOSERS["optuna-tpe"]
+
+
+class TestOptunaGp(ProposerContract):
+    """On two layers: its proposals take a second even there, so the model comes in behind each short search only."""
+
+    rounds = 5
+
+    @pytest.fixture
+    def problem(self) -> SyntheticProblem:
+        data = synthetic_space(self.pool, seeds=4).model_dump()
+        data["model"] |= {"d_model": 512, "leading_dense": 0, "depth": 2, "params": {"total": {"max": "40M"}}}
+        data["ffn"] = {"swiglu": {"width": {"choices": [768, 1152, 1536, 2048], "scope": "layer"}}}
+        return SyntheticProblem(1, space=SearchSpace.model_validate(data))
+
+    @pytest.fixture
+    def factory(self) -> ProposerFactory:
+        return PROPOSERS["optuna-gp"]

@@ -62,3 +62,50 @@ def test_a_log_without_parameters_is_taken_up() -> None:
     again.restore(proposer.log.to_json())
     (fresh,) = again.ask(1)
     assert fresh.number == 6 and fresh.layout.id not in proposer.log.observations
+
+
+@pytest.fixture
+def problem() -> SyntheticProblem:
+    data = synthetic_space(24, seeds=4).model_dump()
+    data["model"] |= {"d_model": 512, "leading_dense": 0, "depth": 2, "params": {"total": {"max": "40M"}}}
+    data["ffn"] = {"swiglu": {"width": {"choices": [768, 1152, 1536, 2048], "scope": "layer"}}}
+    return SyntheticProblem(1, space=SearchSpace.model_validate(data))
+
+
+@pytest.mark.parametrize("engine", ["optuna-nsga2", "optuna-tpe", "optuna-gp"])
+def test_a_study_as_it_really_goes(problem: SyntheticProblem, engine: str) -> None:
+    """References without constraints, layouts that were measured in part, a failed one, and some still pending."""
+    proposer = make_proposer(Sampler(problem.space), engine, 0)
+    rng = np.random.default_rng(1)
+    reference = problem.observe(Sampler(problem.space).draw(rng))
+    proposer.tell(Observation(reference.layout, "complete", {"quality": 2.0} | dict(reference.objectives)))
+    asked = proposer.ask(16)
+    for proposal in asked[:13]:
+        seen = problem.observe(proposal.layout)
+        some = dict(list(seen.constraints.items())[: 1 + proposal.number % 3])
+        status = "infeasible" if max(some.values()) > 0 else "complete"
+        proposer.tell(Observation(seen.layout, status, {"quality": 2.0} | dict(seen.objectives), some))
+    proposer.tell(Observation(asked[13].layout, "failed"))
+    again = make_proposer(Sampler(problem.space), engine, 0)
+    again.restore(proposer.state())
+    fresh = proposer.ask(1)
+    assert fresh[0].operator == "optuna"
+    assert again.ask(1) == fresh
+    assert isinstance(proposer, OptunaSearch)
+    assert [trial.state.name for trial in proposer._live().trials].count("RUNNING") == 3
+
+
+def test_earlier_studies_are_trials_of_their_own(problem: SyntheticProblem) -> None:
+    proposer = make_proposer(Sampler(problem.space), "optuna-tpe", 0)
+    assert isinstance(proposer, OptunaSearch)
+    rng = np.random.default_rng(2)
+    earlier = [problem.observe(Sampler(problem.space).draw(rng)) for _ in range(12)]
+    proposer.warm_start(earlier)
+    proposer.ask(1)
+    assert sum(trial.state.is_finished() for trial in proposer._live().trials) == 12
+    proposer.tell(problem.observe(earlier[0].layout))  # here, it is as this study finds it
+    proposer.ask(1)
+    assert sum(trial.state.is_finished() for trial in proposer._live().trials) == 13
+    again = make_proposer(Sampler(problem.space), "optuna-tpe", 0)
+    again.restore(proposer.state())
+    assert again.ask(3) == proposer.ask(3)

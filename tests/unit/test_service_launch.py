@@ -191,6 +191,14 @@ def test_a_resumed_study_goes_on_as_it_was_begun(store: Store, study: Study) -> 
     assert as_begun(store, study) == (9, True)
 
 
+def test_a_resumed_study_keeps_what_it_learnt_from(store: Store, study: Study) -> None:
+    with (ours := ledger(store, study)).keep():
+        assert launch_module._as_begun(options(warm_start=("first",)), ours).warm_start == ("first",)
+        assert launch_module._as_begun(options(), ours).warm_start == ("first",)
+        with pytest.raises(InvalidInput, match="began with first"):
+            launch_module._as_begun(options(warm_start=("other",)), ours)
+
+
 def test_a_new_study_takes_the_space_s_number_of_trials(store: Store, study: Study) -> None:
     assert as_begun(store, study) == (tiny_space().search.trials, False)
 

@@ -1,0 +1,112 @@
+"""A study on a Ray cluster of two nodes, which share no folder, one of which is lost while it trains."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from service_lab import LIMIT_S, SPACE, Lab, finish
+
+from nas.core.layout import Layout
+from nas.devices.hostlock import HostLock
+from nas.devices.places import host_lock_folder
+from nas.proxy.corpus import refer
+from nas.proxy.job import WEIGHTS, TrainJob
+from nas.proxy.ladder import rung_jobs
+from nas.search_spaces import load_space
+from nas.service import work
+from nas.store import attempts, results, studies, trials
+from nas.store.rows import StudyState
+from nas.store.store import Store
+
+QUALITY = SPACE["quality"] | {
+    "rungs": [
+        {"name": "first", "lm_steps": 60, "keep": 2},
+        {"name": "second", "lm_steps": 120},
+    ]
+}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A head node with one CPU slot."""
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    from ray.cluster_utils import Cluster
+
+    store_bytes = {"object_store_memory": 100 << 20}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, **store_bytes})
+    yield cluster
+    cluster.shutdown()
+
+
+def test_a_node_is_lost_while_it_trains(cluster: Any, tmp_path: Path) -> None:
+    lab = Lab(tmp_path / "lab")
+    path = lab.space(quality=QUALITY)
+    there = {"NAS_HOME": str(tmp_path / "there"), "NAS_CACHE": str(tmp_path / "cache")}
+    node = cluster.add_node(num_cpus=1, object_store_memory=100 << 20, env_vars=there)
+    with lab.start(*lab.launch("far", "--trials", "3", "--ray-address", cluster.address)) as launch:
+        try:
+            lost = _kill_while_it_trains(cluster, node, tmp_path / "there" / "work" / "elsewhere")
+            finish(launch)
+        finally:
+            launch.kill()
+    store = lab.store()
+    study = studies.get(store, "far")
+    assert study.state is StudyState.COMPLETE
+    rows = trials.all(store, study.id)
+    assert len(rows) == 5
+    assert {row.status.state.value for row in rows} <= {"complete", "stopped", "infeasible"}
+    assert [each.stage for each in attempts.of_key(store, lost)] == ["train"]
+    _check_results(store, study.id, lost, path, tmp_path)
+
+
+def _kill_while_it_trains(cluster: Any, node: Any, folder: Path) -> str:
+    """Kills the node in the middle of a training, once another one has come home from it; the key of the training."""
+    seen: set[str] = set()
+    end = time.monotonic() + LIMIT_S
+    while time.monotonic() < end:
+        keys = {each.name for each in folder.glob("*")}
+        seen |= keys
+        if keys and seen - keys:
+            # Trainings stop at their next step for whoever measures, so that this one is neither done nor between two.
+            with HostLock(host_lock_folder()).exclusive(LIMIT_S):
+                inside = [key for key in keys if _at_work(folder / key)]
+                if inside:
+                    cluster.remove_node(node, allow_graceful=False)
+                    return inside[0]
+        time.sleep(0.02)
+    raise AssertionError("the second node did not train")
+
+
+def _at_work(place: Path) -> bool:
+    return place.is_dir() and not (place / place.name / WEIGHTS).exists()
+
+
+def _check_results(store: Store, study: int, lost: str, path: Path, folder: Path) -> None:
+    """All trainings came home, and the one that was lost has the numbers that it has on any host."""
+    space = load_space(str(path))
+    trained = {row.result_key: row.payload["value"] for _, row in results.of_study(store, study, stage="train")}
+    home = path.parent / "home"
+    for value in trained.values():
+        assert home in Path(value["weights"]).parents and Path(value["weights"]).is_file()
+    os.environ["NAS_CACHE"] = str(folder / "third")
+    corpus = refer(space.quality.corpus, path.parent)
+    jobs: list[TrainJob] = [
+        job
+        for row in trials.all(store, study)
+        for rung in range(len(space.quality.rungs))
+        for job in rung_jobs(space.quality, rung, Layout.from_json(row.layout), corpus)
+    ]
+    (job,) = {job.key: job for job in jobs if job.key == lost}.values()
+    spec = {"job": job.model_dump(mode="json"), "checkpoints": str(folder / "again"), "lock": str(folder / "lock")}
+    again = work.train(spec)["value"]
+    assert {name: again[name] for name in ("scores", "weights_sha256")} == {
+        name: trained[lost][name] for name in ("scores", "weights_sha256")
+    }
