@@ -168,8 +168,8 @@ class _Reference:
 class AnyDevice:
     """Reference runs for whatever device comes, with the first runtime that has a build for it.
 
-    Which build that is depends on the kind of device: its target, processor features and C library. To find out means to
-    go through all builds on the disk, so it is remembered for some seconds.
+    Which build that is depends on the kind of device: its target, processor features and C library. To find out means
+    to go through all builds on the disk, so it is remembered for some seconds.
 
     Args:
         store: keeps the reference models.
