@@ -105,10 +105,11 @@ def _front(found: Json) -> str:
     for winner in winners[:_WINNERS]:
         ratios = (f"{winner[name]:.3f}" for name in ("quality", "latency", "memory", "adds", "p_front"))
         rows.append([f"`{winner['layout']}`", *ratios, ", ".join(winner["found_by"])])
-    more = len(winners) - _WINNERS
+    verb = "is" if len(winners) == 1 else "are"
+    shown = f"; here are the {_WINNERS} that add most" if len(winners) > _WINNERS else ""
     return f"""## The front
 
-{len(winners)} layouts of all studies are on the front{f"; here are the {_WINNERS} that add most" if more > 0 else ""}.
+{_counted(len(winners), "layout")} of all studies {verb} on the front{shown}.
 Quality, latency and memory are ratios to the published reference; `adds` is the hypervolume that a layout alone adds;
 `p_front` is [how sure its place is](reading-the-front.md).
 
@@ -196,8 +197,8 @@ runner's build included, is equal.
 
 {_table(rows)}
 
-{_verdict(ablation)} Of the {front["layouts"]} layouts on the front of the studies with {_called(ABLATED)},
-{front["of_them_with_blocks"]} have such a layer; the others alone reach
+{_verdict(ablation)} Of {_counted(front["layouts"], "layout")} on the front of the studies with {_called(ABLATED)},
+{front["of_them_with_blocks"]} with such a layer; the others alone reach
 {_share(front["hypervolume_of_those_without_blocks"], front["hypervolume"])} of that front's hypervolume."""
 
 
@@ -213,6 +214,10 @@ def _verdict(ablation: Json) -> str:
         return f"{told}: less apart than two seeds of one of them ({spread:.3f}), so this does not tell them apart."
     better = "helps here" if gap > 0 else "does not pay here at this budget"
     return f"{told}: further apart than two seeds of one of them ({spread:.3f}). Having {_called(ABLATED)} {better}."
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _called(kind: str) -> str:
