@@ -81,6 +81,8 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for names in [[problem] for problem in problems] + ([problems] if len(problems) > 1 else []):
         for policy in POLICIES:
             inside = [row for row in rows if row["problem"] in names and row["policy"] == policy]
+            if not inside:
+                continue
             row: dict[str, Any] = {"problem": names[0] if len(names) == 1 else "all", "policy": policy}
             if policy != BASE:
                 row |= {f"gain@{part:g}": _gain(inside, rows, f"{part:g}") for part in _PARTS}
