@@ -213,7 +213,7 @@ class SearchSettings(_Strict):
     trials: int = Field(40, ge=1, description="layouts that a study proposes unless `--trials` says otherwise")
     seed: int = Field(0, ge=0, description="of everything random in the search")
     seeds: int = Field(6, ge=0, description="heuristic layouts proposed before the surrogate has data")
-    pool: int = Field(512, ge=8, description="candidates scored per proposal")
+    pool: int = Field(384, ge=8, description="candidates scored per proposal")
     stop: StopRules = Field(StopRules(), description="when a study ends before its trials are used up")
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -82,6 +85,31 @@ def test_a_campaign_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert lead["over"] == "random" and lead["mean"] == pytest.approx(np.mean(gaps), abs=1e-4)
     assert lead["low"] < lead["mean"] < lead["high"]
     assert f"| `attention` | 2 | {table['fractions'][0]['@50']['mean']:.3f} ± " in tables(table, "evolution")
+
+
+def test_two_processes_fill_one_folder_side_by_side(tmp_path: Path) -> None:
+    keys = [Key("attention", "random", 1, seed) for seed in range(4)]
+    script = (
+        "import sys; from pathlib import Path; from benchmarks.search.results import Key, fill\n"
+        "keys = [Key('attention', 'random', 1, seed) for seed in range(4)]\n"
+        "fill(Path(sys.argv[1]), keys, 50, 0, 1e9, print)"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    pair = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [line for one in pair for line in one.communicate()[0].splitlines()]
+    assert [one.returncode for one in pair] == [0, 0]
+    assert sorted(line.split()[0] for line in said) == sorted(key.file for key in keys)
+    assert {path.name for path in tmp_path.iterdir()} == {key.file for key in keys}
+
+
+def test_what_another_process_is_at_is_left_to_it(tmp_path: Path) -> None:
+    keys = [Key("attention", "random", 1, seed) for seed in range(2)]
+    said: list[str] = []
+    with (tmp_path / keys[0].file).with_suffix(".claim").open("w") as claim:
+        fcntl.flock(claim, fcntl.LOCK_EX)
+        assert not fill(tmp_path, keys, 50, 0, 1e9, said.append)
+    assert set(read(tmp_path)) == {keys[1]} and len(said) == 1
+    assert fill(tmp_path, keys, 50, 0, 1e9, said.append) and set(read(tmp_path)) == set(keys)
 
 
 def told(problem: Problem, count: int, seed: int) -> list[dict[str, Any]]:
