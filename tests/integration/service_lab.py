@@ -20,7 +20,7 @@ from nas.testing.fake_plugin import fake_environment
 from nas.testing.fake_runtime import Fault
 
 NAS = (sys.executable, "-c", "from nas.cli.main import main; main()")
-LIMIT_S = 240.0
+LIMIT_S = 540.0
 CHAT = {"workload": "chat"}
 SPACE: dict[str, Any] = {
     "v": 1,

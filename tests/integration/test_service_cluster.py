@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from collections.abc import Iterator
@@ -46,7 +45,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     cluster.shutdown()
 
 
-def test_a_node_is_lost_while_it_trains(cluster: Any, tmp_path: Path) -> None:
+def test_a_node_is_lost_while_it_trains(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lab = Lab(tmp_path / "lab")
     path = lab.space(quality=QUALITY)
     there = {"NAS_HOME": str(tmp_path / "there"), "NAS_CACHE": str(tmp_path / "cache")}
@@ -64,6 +63,7 @@ def test_a_node_is_lost_while_it_trains(cluster: Any, tmp_path: Path) -> None:
     assert len(rows) == 5
     assert {row.status.state.value for row in rows} <= {"complete", "stopped", "infeasible"}
     assert [each.stage for each in attempts.of_key(store, lost)] == ["train"]
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "third"))
     _check_results(store, study.id, lost, path, tmp_path)
 
 
@@ -96,7 +96,6 @@ def _check_results(store: Store, study: int, lost: str, path: Path, folder: Path
     home = path.parent / "home"
     for value in trained.values():
         assert home in Path(value["weights"]).parents and Path(value["weights"]).is_file()
-    os.environ["NAS_CACHE"] = str(folder / "third")
     corpus = refer(space.quality.corpus, path.parent)
     jobs: list[TrainJob] = [
         job

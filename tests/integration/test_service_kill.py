@@ -18,7 +18,7 @@ def test_killed_processes_lose_nothing_and_repeat_nothing(tmp_path: Path) -> Non
     options = {"--space": lab.space("killed", quality=quality), "--kills": 6, "--trials": 3, "--seed": 1, "--pause": 2}
     arguments = [str(part) for option in options.items() for part in option]
     ended = subprocess.run(
-        [sys.executable, str(CAMPAIGN), *arguments], env=lab.environment, capture_output=True, text=True, timeout=280
+        [sys.executable, str(CAMPAIGN), *arguments], env=lab.environment, capture_output=True, text=True, timeout=560
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     report = json.loads(ended.stdout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from nas.proxy.corpus import MIN_BYTES, packed, refer
 from nas.proxy.job import CHECKPOINT, WEIGHTS, LmRun, TrainJob
 from nas.service import freight, work
 from nas.service.slots import Node, Request
-from nas.service.tune import ClusterCompute
+from nas.service.tune import ClusterCompute, _connect
 
 SMALL, BIG = Node(cpus=4, gpus=0), Node(cpus=8, gpus=2)
 
@@ -41,6 +42,16 @@ def test_what_is_asked_for_counts() -> None:
 def test_the_launch_must_run_on_a_node() -> None:
     with pytest.raises(InvalidInput, match="must be a node"):
         ClusterCompute("ray://head:10001")
+
+
+def test_a_node_that_is_late_is_the_machines_fault() -> None:
+    """Ray has no class for that."""
+
+    def init(**options: Any) -> None:
+        raise Exception("The current node timed out during startup.")
+
+    with pytest.raises(InfrastructureFailed, match=r"Ray did not start.*timed out"):
+        _connect(SimpleNamespace(init=init), "local")
 
 
 class Host:
