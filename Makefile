@@ -16,6 +16,9 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; 
 BENCHES ?= llama_cpp_equivalence first_number workloads against_llama_bench \
 	attention_kernel executorch_blockwise
 
+# $(call timed,COMMAND): the command, what it is and how long it took.
+timed = @echo '$(1)'; begun=$$(date +%s); $(1) || exit; echo "took $$(($$(date +%s) - begun)) s"
+
 .PHONY: help setup builds demo test lint bench lock docs clean
 .DEFAULT_GOAL := help
 
@@ -52,16 +55,17 @@ demo: setup
 	$(BIN)/nas launch --space search_spaces/lfm2-demo.yaml --study $(STUDY) --yes
 
 lint: $(READY)
-	$(BIN)/ruff check $(PACKAGES)
-	$(BIN)/ruff format --check $(PACKAGES)
-	$(BIN)/mypy -p nas
-	$(BIN)/mypy scripts
-	$(BIN)/lint-imports
-	$(BIN)/python scripts/write_docs.py --check
+	$(call timed,$(BIN)/ruff check $(PACKAGES))
+	$(call timed,$(BIN)/ruff format --check $(PACKAGES))
+	$(call timed,$(BIN)/mypy -p nas)
+	$(call timed,$(BIN)/mypy scripts)
+	$(call timed,$(BIN)/lint-imports)
+	$(call timed,$(BIN)/python scripts/write_docs.py --check)
 
+# Tests with real processes wait more than they compute: three at a time keep two cores busy.
 test: setup lint builds
-	$(BIN)/python -m pytest -n 2 tests/unit tests/contract
-	$(BIN)/python -m pytest tests/integration
+	$(call timed,$(BIN)/python -m pytest -n 2 tests/unit tests/contract)
+	$(call timed,$(BIN)/python -m pytest -n 3 --dist worksteal tests/integration)
 
 bench: setup
 	@for name in $(BENCHES); do $(BIN)/python benchmarks/$$name.py || exit 1; done

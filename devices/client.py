@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from nas.core.certificates import certificate_fault
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
 from nas.core.manifest import SignedManifest
 from nas.core.protocol import (
@@ -43,8 +44,16 @@ _LONGEST_WHY = 1000
 _RETRYABLE = {408, 425, 429}
 
 
+class NotReached(InfrastructureFailed):
+    """Nobody answers at the coordinator's address."""
+
+
 class NotAdmitted(NasError):
     """The coordinator does not let this agent in: its secret was revoked, or was never good there."""
+
+
+class NotTheCoordinator(NotAdmitted):
+    """This agent does not let the coordinator in: its certificate is another's, or for other names."""
 
 
 class JobClient:
@@ -56,20 +65,21 @@ class JobClient:
     Args:
         http: a client whose base URL is the coordinator's; tests give one with a transport of their own.
         local: whether the coordinator is on this machine, so that files it names by path can be taken.
+        verify: whom `http` believes that it is the coordinator.
     """
 
-    def __init__(self, http: httpx.Client, *, local: bool = False) -> None:
-        self._http = http
+    def __init__(self, http: httpx.Client, *, local: bool = False, verify: ssl.SSLContext | None = None) -> None:
+        self._http, self._verify = http, verify
         self.local = local
 
     @classmethod
-    def open(cls, url: str, *, auth: tuple[str, str] | None = None, verify: ssl.SSLContext | bool = True) -> JobClient:
+    def open(cls, url: str, *, auth: tuple[str, str] | None = None, verify: ssl.SSLContext | None = None) -> JobClient:
         """A client for `http+unix:///path/of.sock`, `https://host` or `http://host`.
 
         Args:
             url: of the coordinator.
             auth: the agent's name and secret, where the coordinator asks for them.
-            verify: whom to believe that it is the coordinator.
+            verify: whom to believe that it is the coordinator; None: whom this machine believes.
 
         Raises:
             InvalidInput: another kind of URL.
@@ -82,10 +92,11 @@ class JobClient:
             http = httpx.Client(base_url="http://coordinator", transport=transport)
         elif parts.scheme in ("http", "https") and parts.netloc:
             # Proxies and passwords of the user's environment have no say here.
+            verify = verify or ssl.create_default_context()
             http = httpx.Client(base_url=url, verify=verify, auth=auth, limits=limits, trust_env=False)
         else:
             raise InvalidInput(f"server {url!r}: give http+unix:///path/of.sock, https://host or http://host")
-        return cls(http, local=parts.scheme == "http+unix")
+        return cls(http, local=parts.scheme == "http+unix", verify=verify)
 
     def close(self) -> None:
         """Ends the connections."""
@@ -113,7 +124,7 @@ class JobClient:
 
     def manifest(self) -> SignedManifest:
         """The runner manifest as it is now; whether to believe it is for the caller to find out."""
-        with _explained():
+        with self._explained():
             response = self._http.get(MANIFEST_PATH, timeout=_TIMEOUT_S)
         return _read(response, SignedManifest)
 
@@ -122,7 +133,7 @@ class JobClient:
         """The streamed answer to a download, from byte `start` where the coordinator can do that (status 206)."""
         headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
         path = FILE_PATH.format(sha256=sha256)
-        with _explained(), self._http.stream("GET", path, headers=headers, timeout=_TIMEOUT_S) as response:
+        with self._explained(), self._http.stream("GET", path, headers=headers, timeout=_TIMEOUT_S) as response:
             if response.is_error:
                 response.read()
                 raise _refusal(response)
@@ -130,9 +141,20 @@ class JobClient:
 
     def _post(self, path: str, request: BaseModel, reply: type[Reply], timeout_s: float = _TIMEOUT_S) -> Reply:
         headers = {"Content-Type": "application/json"}
-        with _explained():
+        with self._explained():
             response = self._http.post(path, content=request.model_dump_json(), headers=headers, timeout=timeout_s)
         return _read(response, reply)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx.HTTPError as error:
+            fault = certificate_fault(error, str(self._http.base_url), self._verify)
+            if fault is not None and fault.lasting:
+                raise NotTheCoordinator(f"coordinator: {fault}") from error
+            failure = NotReached if isinstance(error, httpx.ConnectError) else InfrastructureFailed
+            raise failure(f"coordinator: {fault or error or type(error).__name__}") from error
 
 
 def _read(response: httpx.Response, reply: type[Reply]) -> Reply:
@@ -143,14 +165,6 @@ def _read(response: httpx.Response, reply: type[Reply]) -> Reply:
     except ValidationError as error:
         path = response.request.url.path
         raise NasError(f"coordinator: {path}: not the protocol this agent speaks: {error}") from error
-
-
-@contextmanager
-def _explained() -> Iterator[None]:
-    try:
-        yield
-    except httpx.HTTPError as error:
-        raise InfrastructureFailed(f"coordinator: {error or type(error).__name__}") from error
 
 
 def _refusal(response: httpx.Response) -> NasError:

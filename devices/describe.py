@@ -24,11 +24,13 @@ _SIMD = re.compile(
 _TREE = "/sys/firmware/devicetree/base"
 _MODELS = (f"{_TREE}/model", "/sys/class/dmi/id/product_name")
 _SERIAL, _COMPATIBLE, _PAGES = f"{_TREE}/serial-number", f"{_TREE}/compatible", "/proc/self/smaps"
+_BOOT = "/proc/sys/kernel/random/boot_id"
 _FILES = (
     *("/proc/meminfo", "/proc/sys/kernel/osrelease", "/proc/sys/kernel/hostname", "/etc/os-release", "/etc/machine-id"),
-    *(*_MODELS, _SERIAL, _COMPATIBLE, _PAGES, *clusters.FILES, *energy.FILES),
+    *(*_MODELS, _SERIAL, _COMPATIBLE, _PAGES, _BOOT, *clusters.FILES, *energy.FILES),
 )
 _MACHINE = "uname -m"
+_LIBC = "getconf GNU_LIBC_VERSION"
 PROPERTIES = (
     "getprop | grep -E '^[[]ro[.](product[.](manufacturer|model|cpu[.]abilist)|soc|build[.](version|id)|.*serialno)'"
 )
@@ -59,7 +61,7 @@ def describe(
         Unread: no /proc/cpuinfo or /proc/meminfo, so this is no Linux.
         InvalidInput: a core of `pinned_to` is not there.
     """
-    there = Snapshot.take(reader, _FILES, (_MACHINE, PROPERTIES))
+    there = Snapshot.take(reader, _FILES, (_MACHINE, _LIBC, PROPERTIES))
     machine = machine or _machine(there)
     android = _properties(there)
     designs = clusters.designs(there, f"unnamed {machine} processor")
@@ -71,6 +73,8 @@ def describe(
     optional: dict[str, Callable[[], Any]] = {
         "soc": lambda: _soc(there, android),
         "page_size": lambda: _page_size(there),
+        "libc": lambda: _libc(there, android),
+        "boot": lambda: plain(read(there, _BOOT)),
         "energy_counter": lambda: energy.energy_counter(there).name,
     }
     values = {name: _unless_unread(name, probe, unread) for name, probe in optional.items()}
@@ -99,7 +103,7 @@ def boot_id(tree: Tree) -> str:
     Raises:
         Unread: no such file.
     """
-    return read(tree, "/proc/sys/kernel/random/boot_id")
+    return read(tree, _BOOT)
 
 
 def _unless_unread(name: str, probe: Callable[[], Any], unread: dict[str, str]) -> Any:
@@ -168,6 +172,19 @@ def _page_size(there: Snapshot) -> int:
     if not found:
         raise Unread(f"{_PAGES}: no KernelPageSize")
     return int(found[1]) * 1024
+
+
+def _libc(there: Snapshot, android: Mapping[str, str]) -> str:
+    """Which programs with shared libraries can run here at all."""
+    if android:
+        return "bionic"
+    try:
+        said = there.output(_LIBC).strip()
+    except OSError as error:
+        raise Unread(f"{_LIBC}: {error.strerror}") from error
+    if not re.fullmatch(r"glibc \d{1,3}\.\d{1,4}", said):
+        raise Unread(f"{_LIBC} says {said[:40]!r}")
+    return said
 
 
 def _os(there: Snapshot, android: Mapping[str, str]) -> str:

@@ -22,7 +22,7 @@ from nas.core.enrolment import Invitation
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
 from nas.core.manifest import PublicKey
 from nas.core.protocol import CA_PATH, AgentName, Authority, EnrolRequest
-from nas.devices.client import JobClient
+from nas.devices.client import JobClient, NotTheCoordinator
 
 FILE = "enrolment.json"
 
@@ -151,6 +151,8 @@ def _exchange(invitation: Invitation, name: str, ca: str) -> Enrolment:
     client = JobClient.open(invitation.url, verify=trusting(ca))
     try:
         reply = client.enrol(EnrolRequest(token=invitation.token, agent=name))
+    except NotTheCoordinator as error:
+        raise InvalidInput(f"{error}. The token was not sent") from error
     except InfrastructureFailed as error:
         raise InfrastructureFailed(
             f"{error}. Try again; if the token is then told to be used, the reply was lost on its way: {_again(name)}"

@@ -21,13 +21,14 @@ def agent_cache() -> Path:
 
 
 def host_lock_folder() -> Path:
-    """One per user and machine, whatever database or temporary folder a launch uses.
+    """One per user and machine, whatever database or temporary folder a launch uses. `$NAS_LOCK` overrides.
 
     Raises:
         InfrastructureFailed: somebody else has taken the folder's name.
     """
     session = Path(f"/run/user/{os.getuid()}")
-    folder = session / "hilnas" if session.is_dir() else Path(f"/tmp/hilnas-{os.getuid()}")
+    usual = session / "hilnas" if session.is_dir() else Path(f"/tmp/hilnas-{os.getuid()}")
+    folder = Path(os.environ.get("NAS_LOCK") or usual).expanduser()
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():

@@ -55,7 +55,7 @@ class Roster:
         self._gather_until = clock.monotonic()
         self._last: Registration | None = None
         self._spoke_at = clock.monotonic() - _LONGEST_SILENCE_S + _FIRST_WORD_S
-        self._closed = False
+        self._closed = self._deaf = False
 
     @property
     def authority(self) -> str | None:
@@ -117,25 +117,37 @@ class Roster:
             self._check_free(id, address)
 
     def leave(self, id: str) -> None:
-        """The device can no longer be reached. Where the coordinator cannot be either, `refresh` tells it later."""
+        """The device is not served any more. Where the coordinator cannot be reached, `refresh` tells it later."""
         with self._changed:
             self._present.pop(id, None)
-        self.refresh()
+            if not self._deaf:
+                self._last_word()
 
     def close(self) -> None:
-        """The agent ends, and its devices with it: an agent that soon starts again should not make them flicker."""
+        """The agent ends: a coordinator that does not hear one device's end is not told of the others'."""
         with self._changed:
             self._closed = True
+
+    def repeat(self) -> None:
+        """Tells once more which devices are there, where the coordinator may think otherwise meanwhile."""
+        with self._changed:
+            self._register_others()
 
     def refresh(self) -> None:
         """Tells the coordinator what it was not told yet; to be called from time to time."""
         with self._changed:
-            if self._closed:
-                return
             silent_s = self._clock.monotonic() - self._spoke_at
             gone = self._told.keys() - self._present.keys()
             if gone or (not self._present and silent_s > _LONGEST_SILENCE_S):
                 self._register_others()
+
+    def _last_word(self) -> None:
+        try:
+            self.refresh()
+        except InfrastructureFailed:
+            # It falls silent anyway; an agent of many devices should not wait for each of them.
+            self._deaf = self._closed
+            raise
 
     def _check_free(self, id: str, address: str) -> None:
         _, way = self._present.get(id, (None, address))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from nas.core.clock import Clock
 from nas.core.errors import InfrastructureFailed, NasError
@@ -14,17 +16,18 @@ from nas.devices.attachments import Attachment
 from nas.devices.backoff import Backoff
 from nas.devices.client import JobClient, NotAdmitted
 from nas.devices.find import Attached, Host, find
+from nas.devices.poll import Poll
 from nas.devices.roster import Registration, Roster
 from nas.devices.transports.base import Transport
 from nas.devices.work import Worker
 
 log = logging.getLogger(__name__)
 
-_LONGEST_POLL_S = 2.0
-"""An idle agent that is told to stop is gone after this time."""
-
 _LOOK_S = 5.0
 """An idle device is asked so often whether it is still there."""
+
+_ANSWER_S = 3.0
+"""A coordinator that was told of a device's end answers the poll about it at once, or cannot be reached."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
 """Between tries to find a device that is gone."""
@@ -61,9 +64,11 @@ class Station:
         self.attachment = attachment
         self._agent, self._transport, self._host = agent, transport, host
         self._client, self._roster, self._worker, self._clock, self._refused = client, roster, worker, clock, refused
-        self._stop = threading.Event()
+        self._stop, self._woken = threading.Event(), threading.Event()
+        self._poll: Poll | None = None
         self._last: Attached | None = None
         self._said = ""
+        self._asked_at = clock.monotonic()
         self._thread = threading.Thread(target=self._run, name=attachment.address, daemon=True)
 
     def start(self) -> None:
@@ -73,6 +78,7 @@ class Station:
     def retire(self) -> None:
         """Ends after the job that is held; `ended` tells when."""
         self._stop.set()
+        self._woken.set()
 
     @property
     def ended(self) -> bool:
@@ -95,7 +101,7 @@ class Station:
                 except (NasError, OSError) as error:
                     self._say(error)
                     self._roster.looked(self.attachment.address)
-                    self._stop.wait(backoff.pause_s())
+                    self._stop.wait(backoff.pause_s(error))
             self._transport.close()
 
     def _serve(self, backoff: Backoff) -> None:
@@ -113,20 +119,26 @@ class Station:
                 self._leave(attached.device.id)
 
     def _leave(self, device: str) -> None:
+        """Tells the coordinator, which then answers what it was asked for the device."""
         try:
             self._roster.leave(device)
         except InfrastructureFailed as error:
             log.warning("%s; the coordinator is told later that %s is gone", error, device)
+        finally:
+            if self._poll is not None:
+                self._poll.wait(_ANSWER_S)
+                self._poll.abandon()
+                self._poll = None
 
     def _take_jobs(self, attached: Attached, registration: Registration, lost: Backoff) -> None:
-        backoff, asked_at = Backoff(), self._clock.monotonic()
+        backoff, self._asked_at = Backoff(), self._clock.monotonic()
         while not self._stop.is_set():
-            if self._clock.monotonic() - asked_at > _LOOK_S:
-                attached.check()
-                lost.reset()
-                asked_at = self._clock.monotonic()
+            poll = self._poll = self._ask(attached.device.id, registration.reply)
+            self._look_after(attached, poll, lost)
+            if not poll.answered:
+                return
             try:
-                job = self._next_job(attached, registration.reply)
+                job = poll.job()
             except NotAdmitted:
                 raise
             except NasError as error:
@@ -138,13 +150,34 @@ class Station:
                 with log_fields(job=job.id, epoch=job.epoch):
                     if not self._worker.do(attached, job, registration.reply):
                         attached.check()
-                asked_at = self._clock.monotonic()
+                self._asked_at = self._clock.monotonic()
 
-    def _next_job(self, attached: Attached, reply: RegisterReply) -> Job | None:
-        device = attached.device.id
-        self._worker.hand_in(reply.authority, device)
-        wait_s = min(reply.poll_s, _LONGEST_POLL_S)
-        return self._client.lease(LeaseRequest(agent=self._agent, device=device, wait_s=wait_s)).job
+    def _ask(self, device: str, reply: RegisterReply) -> Poll:
+        """Asks for a job, after what is still to be handed in."""
+
+        def next_job() -> Job | None:
+            self._worker.hand_in(reply.authority, device)
+            return self._client.lease(LeaseRequest(agent=self._agent, device=device, wait_s=reply.poll_s)).job
+
+        self._woken.clear()
+        return Poll(next_job, self._woken, partial(self._give_back, device, reply))
+
+    def _look_after(self, attached: Attached, poll: Poll, lost: Backoff) -> None:
+        """Asks the device from time to time whether it is there, until the poll is answered or the station retires."""
+        while not (poll.answered or self._stop.is_set()):
+            left_s = self._asked_at + _LOOK_S - self._clock.monotonic()
+            if left_s > 0:
+                self._woken.wait(left_s)
+            else:
+                attached.check()
+                lost.reset()
+                self._asked_at = self._clock.monotonic()
+
+    def _give_back(self, device: str, reply: RegisterReply, job: Job) -> None:
+        """A job that was granted in the moment when the device left."""
+        self._worker.give_back(device, job, reply)
+        with contextlib.suppress(NasError):  # it was told of; this only corrects that it now seems to be there
+            self._roster.repeat()
 
     def _register_again(self, attached: Attached, seen: Registration, backoff: Backoff) -> Registration:
         """The coordinator may be another one by now, or have forgotten; to register once more is harmless."""
@@ -156,7 +189,7 @@ class Station:
         return seen
 
     def _pause(self, backoff: Backoff, error: NasError) -> None:
-        pause_s = backoff.pause_s()
+        pause_s = backoff.pause_s(error)
         log.warning("%s; next try in %.1f s", error, pause_s)
         self._stop.wait(pause_s)
 

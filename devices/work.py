@@ -79,6 +79,16 @@ class Worker:
             self.insist(reply.authority, device)
         return failure is None
 
+    def give_back(self, device: str, job: Job, reply: RegisterReply) -> None:
+        """A job that was granted and will not be begun: another try, or another device, can do it."""
+        why = Failure(kind="infrastructure", message=f"{device} was let go before the job began", phase="preparing")
+        request = ResultRequest(agent=self._agent, device=device, epoch=job.epoch, failure=why)
+        self._outbox.put(Parcel(authority=reply.authority, job=job.id, request=request))
+        try:
+            self.hand_in(reply.authority, device)
+        except NasError as error:
+            log.warning("job %s is given back later: %s", job.id, error)
+
     def hand_in(self, authority: str, device: str) -> None:
         """Hands in what waits about a device.
 
@@ -114,7 +124,7 @@ class Worker:
                     if self._clock.monotonic() - stopped_at > _LAST_TRIES_S:
                         log.warning("kept for the next start: what waits about %s: %s", device, error)
                         return None
-                pause_s = backoff.pause_s()
+                pause_s = backoff.pause_s(error)
                 log.warning("%s; next try in %.1f s", error, pause_s)
                 self._abort.wait(pause_s)
 

@@ -194,16 +194,21 @@ class Runtime(Protocol):
             InfrastructureFailed: that build is gone, or nothing here can run it.
         """
 
-    def runner(self, target: str, features: Collection[str] | None = None, patched: bool = False) -> Runner:
+    def runner(
+        self, target: str, features: Collection[str] | None = None, patched: bool = False, libc: str | None = None
+    ) -> Runner:
         """The best build at hand for a device.
 
         Args:
             target: the device's ABI, such as "x86_64-linux".
-            features: its CPU features, by the kernel's names; `None`: this machine's.
+            features: its CPU features, by the kernel's names; `None`: this machine's, or of another kind of machine
+                those that every one of its kind has.
             patched: whether the artifact needs the patched build.
+            libc: its C library, as `Device.libc`; `None`: not told.
 
         Raises:
-            InfrastructureFailed: no such build; the message names the command that makes it.
+            InfrastructureFailed: no such build, or none that runs with its C library; the message names the command
+                that makes one.
         """
 
     def runner_folder(self, runner: Runner) -> Path:

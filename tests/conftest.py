@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,15 @@ if TYPE_CHECKING:
 
 # Set before torch loads: its thread pools spin, and tests run beside each other on few cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A home and a host lock of this process: tests run beside each other, and beside studies of whoever runs them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NAS_HOME", str(tmp_path_factory.mktemp("home")))
+        patch.setenv("NAS_LOCK", str(tmp_path_factory.mktemp("lock")))
+        yield
 
 
 @pytest.fixture(scope="session")

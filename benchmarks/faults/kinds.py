@@ -145,6 +145,7 @@ def coordinator_killed(scene: Scene) -> None:
         scene.until_moment()
         with scene.act():
             scene.stage.coordinator.kill(scene.draw.seconds * (scene.draw.choice < 0.5))
+            scene.stage.until_serving()
 
 
 def both_killed(scene: Scene) -> None:
@@ -154,6 +155,7 @@ def both_killed(scene: Scene) -> None:
         with scene.act():
             scene.stage.coordinator.kill()
             scene.stage.agent.kill()
+            scene.stage.until_serving()
 
 
 def agent_frozen(scene: Scene) -> None:

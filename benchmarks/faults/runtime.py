@@ -39,7 +39,9 @@ class CampaignRuntime(FakeRuntime):
         """One run that is right at once."""
         return plan(runner, artifact.file, "right", 0.0, "check", deadline_s)
 
-    def runner(self, target: str, features: Collection[str] | None = None, patched: bool = False) -> Runner:
+    def runner(
+        self, target: str, features: Collection[str] | None = None, patched: bool = False, libc: str | None = None
+    ) -> Runner:
         """The script."""
         if patched:
             raise InfrastructureFailed("the campaign's runner has no patched build")

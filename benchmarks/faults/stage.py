@@ -100,6 +100,10 @@ class Stage:
         """The agent's wall clock is off by so much from now on."""
         set_offset(self.clock_file, offset_s)
 
+    def until_serving(self) -> None:
+        """Waits until a coordinator that was killed is there again: its absence is told until then."""
+        assert within(_START_S, lambda: _listens(self.coordinator_link)), "the coordinator did not come back"
+
     def all_idle(self) -> bool:
         """Whether every device can be reached and has nothing to do."""
         rows = {row.id: row for row in devices.all(self.store)}

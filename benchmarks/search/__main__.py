@@ -2,7 +2,7 @@
 
 `run --out FOLDER` takes hours of CPU and goes on where it was stopped; `report FOLDER` says what it found so far;
 `time` takes CPU seconds a proposal after 100, 500 and 2,000 layouts; `replay STUDY.json` compares engines on the table
-of a recorded study, as `nas study export STUDY -f json` writes it.
+of recorded studies, as `nas study export STUDY -f json` and `python -m benchmarks.real_study` write it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import json
 import sys
 from pathlib import Path
 
+from benchmarks.search import fidelity
 from benchmarks.search.problems import FAMILY
+from benchmarks.search.recorded import load, table
 from benchmarks.search.replay import replay
 from benchmarks.search.report import report
 from benchmarks.search.results import REFERENCE, Key, fill, read
@@ -54,9 +56,18 @@ def clocked(args: argparse.Namespace) -> int:
 
 
 def replayed(args: argparse.Namespace) -> int:
-    recorded = json.loads(args.report.read_text(encoding="utf-8"))
+    known = table(load(args.recorded))
     engines = {name: ENGINES[name][0] for name in args.engines}
-    print(json.dumps(replay(recorded, load_space(args.space or recorded["space"]["name"]), engines, args.seeds)))
+    print(json.dumps(replay(known, load_space(args.space or known.space), engines, args.seeds, args.evaluations)))
+    return 0
+
+
+def climbed(args: argparse.Namespace) -> int:
+    seeds = range(args.first, args.first + args.seeds)
+    found = fidelity.compare(
+        args.problems, seeds, args.engine, pool=args.pool, whole=args.whole, longer=args.longer, out=args.out, say=say
+    )  # fmt: skip
+    print(fidelity.table(found) if args.markdown else json.dumps(found, indent=1))
     return 0
 
 
@@ -74,21 +85,33 @@ def main() -> int:
     campaign.add_argument("--reference", type=int, default=8000, help="evaluations of the long search; 0: none")
     campaign.add_argument("--cpu-minutes", type=float, default=1e9, help="after which no further run is begun")
     campaign.set_defaults(call=run)
-    table = verbs.add_parser("report", help="figures of a folder")
-    table.add_argument("folder", type=Path)
-    table.add_argument("--markdown", action="store_true", help="the tables of docs/search-engine.md instead of JSON")
-    table.set_defaults(call=reported)
+    shown = verbs.add_parser("report", help="figures of a folder")
+    shown.add_argument("folder", type=Path)
+    shown.add_argument("--markdown", action="store_true", help="the tables of docs/search-engine.md instead of JSON")
+    shown.set_defaults(call=reported)
     clock = verbs.add_parser("time", help="CPU seconds a proposal")
     clock.add_argument("--problems", nargs="+", default=["hybrid", "five"], choices=list(FAMILY))
     clock.add_argument("--proposer", default=OURS)
     clock.add_argument("--told", type=int, nargs="+", default=[100, 500, 2000])
     clock.set_defaults(call=clocked)
-    again = verbs.add_parser("replay", help="engines on the table of a recorded study")
-    again.add_argument("report", type=Path, help="of `nas study export -f json`")
+    again = verbs.add_parser("replay", help="engines on the table of recorded studies")
+    again.add_argument("recorded", type=Path, help="a report of `nas study export -f json`, or a table of reports")
     again.add_argument("--space", help="name or file; the study's own name of it if left out")
+    again.add_argument("--evaluations", type=int, default=100, help="layouts that each engine is asked for")
     again.add_argument("--engines", nargs="+", default=["random", "evolution", "nsga2", "tpe", OURS])
     again.add_argument("--seeds", type=int, default=10)
     again.set_defaults(call=replayed)
+    climb = verbs.add_parser("fidelity", help="policies of the ladder against training everybody to the top")
+    climb.add_argument("--problems", nargs="+", default=list(fidelity.PROBLEMS), choices=list(FAMILY))
+    climb.add_argument("--engine", default=OURS, choices=["ehvi", "evolution", "random"])
+    climb.add_argument("--first", type=int, default=1000, help="least seed; policies are developed below 1000")
+    climb.add_argument("--seeds", type=int, default=10)
+    climb.add_argument("--pool", type=int, default=128, help="candidates scored per proposal")
+    climb.add_argument("--whole", type=int, default=50, help="budget: the cost of so many layouts trained to the top")
+    climb.add_argument("--longer", type=float, default=1.0, help="times which the top rung takes longer")
+    climb.add_argument("--out", type=Path, help="file of finished runs, to go on from")
+    climb.add_argument("--markdown", action="store_true", help="a table instead of JSON")
+    climb.set_defaults(call=climbed)
     args = parser.parse_args()
     return int(args.call(args))
 

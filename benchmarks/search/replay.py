@@ -1,17 +1,21 @@
-"""A recorded study as a table: engines choose among its layouts, and are told what was measured.
+"""Recorded studies as a table: engines choose among its layouts, and are told what became of them.
 
 Engines make layouts of their own; here, each becomes the recorded one that is most like it and was not asked for yet.
-So this compares how engines choose, on real figures, not how they invent.
+So this compares how engines choose, on real figures, not how they invent. Layouts that broke a budget, failed or were
+not promoted are in the table, too, and cost what others cost: a trial.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from benchmarks.search.recorded import Table
+from nas.core.errors import InvalidInput
 from nas.core.hypervolume import hypervolume
 from nas.core.layout import Layout
 from nas.core.space import SearchSpace
@@ -30,76 +34,88 @@ class TableSampler(Sampler):
 
     def __init__(self, space: SearchSpace, layouts: list[Layout]) -> None:
         super().__init__(space)
-        self._left = dict.fromkeys(layouts)
+        self._index = {layout: index for index, layout in enumerate(layouts)}
+        self._layouts = layouts
+        self._left = np.ones(len(layouts), dtype=bool)
         self._features = Features(space)
-        self._scale = np.maximum(self._features.matrix(layouts).std(axis=0), 1e-9)
+        known = self._features.matrix(layouts)
+        self._scale = np.maximum(known.std(axis=0), 1e-9)
+        self._known = known / self._scale
+        self._lengths = (self._known**2).sum(axis=1)
 
     def drop(self, layout: Layout) -> None:
         """Takes out what was asked for."""
-        del self._left[layout]
+        self._left[self._index[layout]] = False
 
     def contains(self, layout: Layout) -> list[str]:
-        return [] if layout in self._left else ["it is not in the table"]
+        index = self._index.get(layout)
+        return [] if index is not None and self._left[index] else ["it is not in the table"]
 
     def admits(self, layout: Layout) -> bool:
         return not super().contains(layout)
 
     def draw(self, rng: Rng) -> Layout:
-        return list(self._left)[int(rng.integers(len(self._left)))]
+        left = np.flatnonzero(self._left)
+        return self._layouts[int(left[int(rng.integers(len(left)))])]
 
     def settle(self, draft: Draft, rng: Rng) -> Layout | None:
         wanted = super().settle(draft, rng)
         if wanted is None:
             return None
-        left = list(self._left)
-        away = (self._features.matrix(left) - self._features.vector(wanted)) / self._scale
-        return left[int(np.argmin((away**2).sum(axis=1)))]
+        # The squared distance but for what is the same for all.
+        away = self._lengths - 2 * (self._known @ (self._features.vector(wanted) / self._scale))
+        return self._layouts[int(np.argmin(np.where(self._left, away, np.inf)))]
 
 
-def replay(report: Mapping[str, Any], space: SearchSpace, engines: Mapping[str, str], seeds: int) -> dict[str, Any]:
-    """Hypervolume over that of the whole table, after each tenth of it.
+def replay(
+    table: Table, space: SearchSpace, engines: Mapping[str, str], seeds: int, evaluations: int = 100
+) -> dict[str, Any]:
+    """Hypervolume over that of the whole table, after each tenth of the evaluations.
 
     Args:
-        report: what `nas study export -f json` wrote; its complete trials are the table.
-        space: of that study.
+        table: of the recorded studies.
+        space: of those studies.
         engines: name in the result -> proposer.
         seeds: how often each is run.
+        evaluations: layouts that each engine is asked for, at most as many as the table holds.
+
+    Raises:
+        InvalidInput: no layout of the table is better than the reference point on every axis.
     """
-    told = {Layout.parse(row["layout"]): _observation(row, space) for row in report["ranking"]}
-    point = report["reference_point"]
-    corner = [point[objective.name] for objective in space.objectives]
-    whole = _volume(list(told.values()), space, corner)
-    marks = [round(len(told) * tenth / 10) for tenth in range(1, 10)]
+    corner = [table.reference_point[objective.name] for objective in space.objectives]
+    whole = _volume(list(table.told.values()), space, corner)
+    if not whole:
+        raise InvalidInput("no layout of the table beats the reference point on every axis: there is nothing to find")
+    wanted = min(evaluations, len(table.told))
+    marks = sorted({max(1, round(wanted * tenth / 10)) for tenth in range(1, 11)})
     found = {}
     for name, proposer in engines.items():
-        runs = [_run(told, space, proposer, seed, point) for seed in range(seeds)]
+        runs = [_run(table, space, proposer, seed, wanted) for seed in range(seeds)]
         shares = [[_volume(run[:mark], space, corner) / whole for run in runs] for mark in marks]
         found[name] = [round(statistics.fmean(share), 4) for share in shares]
-    return {"study": report["study"], "layouts": len(told), "after": marks, "seeds": seeds, "fraction": found}
+    ended = Counter(seen.status for seen in table.told.values())
+    return {
+        "studies": list(table.studies), "layouts": len(table.told), "ended": dict(sorted(ended.items())),
+        "hypervolume": whole, "after": marks, "seeds": seeds, "fraction": found,
+    }  # fmt: skip
 
 
-def _run(
-    told: Mapping[Layout, Observation], space: SearchSpace, proposer_name: str, seed: int, point: Mapping[str, float]
-) -> list[Observation]:
-    sampler = TableSampler(space, list(told))
+def _run(table: Table, space: SearchSpace, proposer_name: str, seed: int, wanted: int) -> list[Observation]:
+    sampler = TableSampler(space, list(table.told))
     proposer = make_proposer(sampler, proposer_name, seed)
-    proposer.fix_reference_point(point)
-    seen = []
-    while len(seen) < len(told) and (asked := proposer.ask(1)):
+    for reference in table.references:
+        proposer.tell(reference)
+    proposer.fix_reference_point(table.reference_point)
+    seen: list[Observation] = []
+    while len(seen) < wanted and (asked := proposer.ask(1)):
         layout = asked[0].layout
-        proposer.tell(told[layout])
-        seen.append(told[layout])
+        proposer.tell(table.told[layout])
+        seen.append(table.told[layout])
         sampler.drop(layout)
     return seen
 
 
-def _observation(row: Mapping[str, Any], space: SearchSpace) -> Observation:
-    excess = {f"{check['budget']} on {'/'.join(check['place'])}": check["log_excess"] for check in row["budgets"]}
-    known = {name: value for name, value in excess.items() if value is not None}
-    top = len(space.quality.rungs) - 1
-    return Observation(Layout.parse(row["layout"]), "complete", row["coordinates"], known, top, row["sd"])
-
-
-def _volume(seen: list[Observation], space: SearchSpace, corner: list[float]) -> float:
+def _volume(seen: Sequence[Observation], space: SearchSpace, corner: list[float]) -> float:
     names = [objective.name for objective in space.objectives]
-    return hypervolume([[each.objectives[name] for name in names] for each in seen], corner)
+    complete = [each.objectives for each in seen if each.status == "complete"]
+    return hypervolume([[point[name] for name in names] for point in complete], corner)

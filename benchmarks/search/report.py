@@ -63,7 +63,7 @@ def _lead(found: Fractions, problem: str, mark: int, ours: str) -> dict[str, Any
         return None
     best = max(others, key=lambda engine: statistics.fmean(others[engine].values()))
     paired = [mine[seed] - others[best][seed] for seed in mine.keys() & others[best].keys()]
-    return {"problem": problem, "evaluations": mark, "over": best} | _interval(paired)
+    return {"problem": problem, "evaluations": mark, "over": best} | interval(paired)
 
 
 def _loss(found: Fractions, problem: str, mark: int, ours: str) -> dict[str, Any] | None:
@@ -73,10 +73,10 @@ def _loss(found: Fractions, problem: str, mark: int, ours: str) -> dict[str, Any
     if not alone or not together:
         return None
     paired = [1 - together[seed] / alone[seed] for seed in alone.keys() & together.keys() if alone[seed]]
-    return {"problem": problem, "evaluations": mark, "workers": 8} | _interval(paired)
+    return {"problem": problem, "evaluations": mark, "workers": 8} | interval(paired)
 
 
-def _interval(values: list[float]) -> dict[str, float]:
+def interval(values: list[float]) -> dict[str, float]:
     """Mean with its two-sided 95 % interval (Student's t)."""
     mean = statistics.fmean(values)
     if len(values) < 2:

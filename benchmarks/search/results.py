@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,25 +32,48 @@ class Key(NamedTuple):
 
 
 def fill(folder: Path, keys: list[Key], evaluations: int, reference: int, seconds: float, say: Any) -> bool:
-    """Runs what is missing, until `seconds` of CPU time are spent; whether all is there."""
+    """Runs what is missing, until `seconds` of CPU time are spent; whether all is there.
+
+    Several processes may fill one folder side by side: each run is made by one of them.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for key in keys:
         path = folder / key.file
-        if path.exists():
-            continue
-        if os.times().user > seconds:
-            return False
-        problem = Problem(key.problem, key.seed)
-        if key.engine == REFERENCE:
-            data: dict[str, Any] = {"points": long_search(problem, reference), "evaluations": reference}
-        else:
-            data = run(problem, key.engine, evaluations, key.workers).to_json()
-        corner = [problem.reference_point[name] for name in problem.axes]
-        fresh = path.with_suffix(".tmp")
-        fresh.write_text(json.dumps(data | {"corner": corner}))
-        fresh.replace(path)
-        say(f"{key.file} {data.get('cpu', 0.0):.3f} s a proposal")
-    return True
+        with _claimed(path) as mine:
+            if not mine:
+                continue
+            if os.times().user > seconds:
+                return False
+            problem = Problem(key.problem, key.seed)
+            if key.engine == REFERENCE:
+                data: dict[str, Any] = {"points": long_search(problem, reference), "evaluations": reference}
+            else:
+                data = run(problem, key.engine, evaluations, key.workers).to_json()
+            corner = [problem.reference_point[name] for name in problem.axes]
+            fresh = path.with_suffix(f".{os.getpid()}.tmp")
+            fresh.write_text(json.dumps(data | {"corner": corner}))
+            fresh.replace(path)
+            say(f"{key.file} {data.get('cpu', 0.0):.3f} s a proposal")
+    return all((folder / key.file).exists() for key in keys)
+
+
+@contextmanager
+def _claimed(path: Path) -> Iterator[bool]:
+    """Whether `path` is this process's to write: it is missing, and no other process that lives is at it."""
+    if path.exists():
+        yield False
+        return
+    claim = path.with_suffix(".claim")
+    with claim.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        try:
+            yield not path.exists()
+        finally:
+            claim.unlink(missing_ok=True)
 
 
 def read(folder: Path) -> dict[Key, dict[str, Any]]:

@@ -11,8 +11,10 @@
 #
 # The runner and all it starts inherit ROOT/lock, locked, as descriptor 9: nobody else runs while one of them lives, and
 # whoever has to be killed is found by it even after leaving the process group. A second process group, without the
-# lock, kills at the deadline or when standard input ends, whatever happens to this shell. FENCE is "-" or the name of
-# who counts epochs; ROOT/fences/FENCE holds the highest EPOCH that ran here, and an older one is refused.
+# lock, kills at the deadline or when standard input ends, whatever happens to this shell. It also kills when one of the
+# two shells of the first group is gone: each holds a lock of its own (ROOT/runs/RUN/alive and kept) that it waits for,
+# which costs nothing while nothing happens. FENCE is "-" or the name of who counts epochs; ROOT/fences/FENCE holds the
+# highest EPOCH that ran here, and an older one is refused.
 #
 # Plain sh, and of the tools only what dash, mksh, busybox and toybox agree on: mksh closes on exec what
 # `exec 9>file` opened, toybox's flock takes descriptors only, dash gives background jobs /dev/null as input.
@@ -39,6 +41,8 @@ holders() {
 # The second process group, which ends itself too.
 watch() {
     { sleep "$1"; finish late; } </dev/null &
+    { flock 6 && finish lost; } 6>"$here/alive" </dev/null &
+    { flock 6 && finish lost; } 6>"$here/kept" </dev/null &
     read -r _
     finish lost
 }
@@ -83,8 +87,10 @@ take_lock() {
     done
 }
 
-# Descriptor 3 is the agent, 5 takes the runner's errors, 7 is the lock while it is waited for: as 9 it would be killed.
+# Descriptor 3 is the agent, 5 takes the runner's errors, 6 says that this shell lives, 7 is the lock while it is waited
+# for: as 9 it would be killed.
 keep() {
+    flock 6
     [ "$fence" = - ] || admit || return
     take_lock || return
     # Somebody newer may have come while this one waited.
@@ -93,10 +99,10 @@ keep() {
     for old in "$root"/runs/*; do
         [ "$old" = "$here" ] || [ ! -e "$old/pid" ] || rm -rf "$old"
     done
-    setsid sh "$0" watch "$root" "$run" "$fence" "$epoch" "$seconds" <&3 >/dev/null 2>&1 3<&- 4>&- 5>&- 7>&- &
+    setsid sh "$0" watch "$root" "$run" "$fence" "$epoch" "$seconds" <&3 >/dev/null 2>&1 3<&- 4>&- 5>&- 6>&- 7>&- &
     watcher=$!
     from=$(uptime_s)
-    setsid "$@" </dev/null 2>&5 9>&7 3<&- 4>&- 5>&- 7>&- &
+    setsid "$@" </dev/null 2>&5 9>&7 3<&- 4>&- 5>&- 6>&- 7>&- &
     runner=$!
     echo $runner >"$here/pid"
     [ -e "$here/lost" ] && { kill -9 $runner; kill_run "$run"; }
@@ -127,8 +133,10 @@ run() {
     elif [ "$mask" != - ] && ! taskset "$mask" true 2>/dev/null; then
         echo "processors" >"$here/end"
     else
-        { { { keep "$@" 7>"$root/lock"; } 5>&1 >&4 2>/dev/null | tail -c "$tail" >"$here/errors"; } 4>&1 |
-            head -c "$limit"; } 3<&0
+        # `exec` closes for good: a shell keeps a copy of what it closes for one command only.
+        { flock 6; {
+            { exec 6>&-; { keep "$@" 6>"$here/kept" 7>"$root/lock"; } 5>&1 >&4 2>/dev/null |
+                tail -c "$tail" >"$here/errors"; } 4>&1 | head -c "$limit" 6>&-; } 3<&0; } 6>"$here/alive"
     fi
     times >"$here/all"
     [ -e "$here/errors" ] || : >"$here/errors"

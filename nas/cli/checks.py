@@ -15,6 +15,7 @@ from typing import Literal
 
 from nas.core import paths
 from nas.core.errors import NasError
+from nas.core.logs import without_passwords
 from nas.devices.probes.cpu import busy_s
 from nas.devices.probes.frequency import governor
 from nas.devices.probes.memory import free_memory_mb
@@ -114,7 +115,7 @@ def _database(url: str | None) -> Finding:
 
     try:
         target = database_url(url)
-        shown = target.render_as_string(hide_password=True)
+        shown = without_passwords(target.render_as_string(hide_password=True))
         path = sqlite_file(target)
         if path is not None and not path.exists():
             return Finding("database", "ok", f"{shown}: none yet, the first launch makes it")

@@ -65,6 +65,13 @@ def show(
         rows = [[each["runtime"], each["build"], f"{each['reference_ms']:.4g}", when(each["created"])]
                 for each in found["calibrations"]]  # fmt: skip
         print_table(("runtime", "build", "reference [ms]", "measured"), rows)
+    if found["drift"]:
+        typer.echo()
+        print_table(("runtime", "build", "runs", "off its calibration"), [_drift(each) for each in found["drift"]])
+    if found["history"]:
+        typer.echo()
+        rows = [[when(each["at"]), each["kind"], each["what"], each["reason"]] for each in found["history"]]
+        print_table(("at", "what", "", "reason"), rows)
     if found["jobs"]:
         typer.echo()
         columns = ("job", "kind", "study", "trial", "state", "updated", "message")
@@ -140,6 +147,12 @@ def _fields(found: dict[str, Any]) -> list[tuple[str, object]]:
         ("last seen", when(found["last_seen"])),
         ("lease", f"epoch {found['epoch']}, until {when(lease['until'])}" if lease else None),
     ]
+
+
+def _drift(drift: dict[str, Any]) -> list[object]:
+    off = "too few calm runs" if drift["off"] is None else f"{drift['off']:+.1%}"
+    told = f"{off}: the next study calibrates it anew" if drift["recalibrate"] else off
+    return [drift["runtime"], drift["build"][:12], len(drift["runs"]), told]
 
 
 def _job(job: dict[str, Any]) -> list[object]:

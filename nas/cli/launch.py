@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nas.cli.database import DatabaseOption, open_store
+from nas.cli.database import DatabaseOption, open_store, same_database
 from nas.cli.launch_there import launch_there
 from nas.cli.lazy import command_app
 from nas.cli.live import live_display
@@ -144,7 +144,7 @@ def _report(options: LaunchOptions, space: str, state: StudyState, json: bool) -
         print_agreement(report)
     png, svg = draw_front(report, paths.home() / "studies" / options.study)
     say(f"picture: {png}, {svg}")
-    database = f" --db {options.db}" if options.db else ""
+    database = same_database(options.db)
     if state is StudyState.STOPPED:
         say(f"stopped; go on with: nas launch --space {space} --study {options.study} --resume{database}")
         if not told_to_stop:

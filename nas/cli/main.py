@@ -14,6 +14,7 @@ import typer
 
 from nas.cli.lazy import LazyGroup
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
+from nas.core.logs import without_passwords
 from nas.core.visible import visible
 
 DEBUG = "NAS_DEBUG"
@@ -65,7 +66,7 @@ def main() -> None:
 def _fail(error: Exception, code: int) -> None:
     if os.environ.get(DEBUG):
         raise error
-    message = visible(str(error), keep="\n\t")
+    message = visible(without_passwords(str(error)), keep="\n\t")
     # Several problems in a file are told as `file:line: message`, a line each, as editors read them.
     typer.echo(message if "\n" in message else f"nas: {message}", err=True)
     sys.exit(code)

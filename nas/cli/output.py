@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from nas.core.logs import without_passwords
 from nas.core.visible import visible
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -20,8 +21,8 @@ LogJsonFlag = Annotated[bool, typer.Option("--log-json", help="Log JSON lines, f
 
 
 def say(message: str) -> None:
-    """A message for people, on stderr."""
-    typer.echo(visible(message, keep="\n\t"), err=True)
+    """A message for people, on stderr; never with the password of a URL."""
+    typer.echo(visible(without_passwords(message), keep="\n\t"), err=True)
 
 
 def print_json(value: Any) -> None:

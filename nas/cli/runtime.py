@@ -82,14 +82,18 @@ def build_runtime(
     tools: Annotated[
         bool, typer.Option("--tools", help="Also build the runtime's own benchmark and quantiser.")
     ] = False,
+    static: Annotated[
+        bool, typer.Option("--static", help="One file that needs no libraries, for machines with older ones.")
+    ] = False,
 ) -> None:
     """Build a runtime, unless the cache holds that build already.
 
-    The first build of llama.cpp downloads 77 MB and compiles for 2-5 minutes; for another machine it downloads a
-    compiler too (100 MB). That of executorch compiles one file against the libraries of the installed package; for
-    aarch64-linux it downloads the libraries (18 MB) and needs the package g++-aarch64-linux-gnu (Debian, Ubuntu).
+    The first build of llama.cpp downloads 77 MB and compiles for 2-5 minutes; for another machine, and for a static
+    file, it downloads a compiler too (100 MB). That of executorch compiles one file against the libraries of the
+    installed package; for aarch64-linux it downloads the libraries (18 MB) and needs the package g++-aarch64-linux-gnu
+    (Debian, Ubuntu).
     """
     if name not in BUILDS:
         raise UnknownName("runtime with a build", name, BUILDS)
-    build = BUILDS[name](target, log=say, patched=patched, variant=variant, tools=tools)
+    build = BUILDS[name](target, log=say, patched=patched, variant=variant, tools=tools, static=static)
     typer.echo(build.folder)

@@ -20,12 +20,22 @@ def report_fields(report: Report) -> Iterator[tuple[str, str]]:
     yield "space", report["space"]["name"]
     yield "state", report["state"]
     yield "trials", ", ".join(f"{count} {name}" for name, count in report["trials"].items() if count) or "none yet"
-    yield "hypervolume", "null until the references are done" if volume is None else f"{volume:.4g}"
+    yield "hypervolume", "null until the references are done" if volume is None else f"{volume:.4g}{_between(report)}"
+    if (expected := report["expected_gain"]) is not None:
+        share = "" if expected["share"] is None else f", {expected['share']:.1%} of what is reached"
+        yield "next batch", f"of {expected['batch']} is expected to add at most {expected['hypervolume']:.2g}{share}"
+    if report["ended"] is not None:
+        yield "proposals ended", report["ended"]["message"]
     for row in report["warm_start"]:
         yield "warm start", f"{row['layouts']} layouts of {row['study']}"
     yield "elapsed", duration(report["elapsed_s"])
     spent = {stage: seconds for stage, seconds in report["stage_seconds"].items() if seconds}
     yield "work", ", ".join(f"{stage} {duration(seconds)}" for stage, seconds in spent.items()) or "none yet"
+
+
+def _between(report: Report) -> str:
+    interval = report["hypervolume_ci95"]
+    return f", 95 % between {interval['low']:.4g} and {interval['high']:.4g}" if interval else ""
 
 
 def print_front(report: Report) -> None:

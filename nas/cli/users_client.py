@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import httpx
 
+from nas.core.certificates import certificate_fault
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
 
 Json = dict[str, Any]
@@ -23,7 +24,7 @@ def part(name: str) -> str:
 
 
 class Refused(NasError):
-    """The server does not let this user do what was asked for."""
+    """The server does not let this user do what was asked for, or this user does not believe that it is the server."""
 
 
 class UsersClient:
@@ -42,9 +43,9 @@ class UsersClient:
     def __init__(self, url: str, token: str, ca_pem: str, *, transport: httpx.BaseTransport | None = None) -> None:
         self.url = url
         headers = {"Authorization": f"Bearer {token}"}
-        context = ssl.create_default_context(cadata=ca_pem)
+        self._believed = ssl.create_default_context(cadata=ca_pem)
         self._http = httpx.Client(
-            base_url=url, headers=headers, verify=context, timeout=_TIMEOUT_S, transport=transport
+            base_url=url, headers=headers, verify=self._believed, timeout=_TIMEOUT_S, transport=transport
         )
 
     def __enter__(self) -> Self:
@@ -79,7 +80,10 @@ class UsersClient:
         try:
             answer = self._http.request(method, path, **request)
         except httpx.HTTPError as error:
-            raise InfrastructureFailed(f"{self.url}: {error or type(error).__name__}") from error
+            fault = certificate_fault(error, self.url, self._believed)
+            if fault is not None and fault.lasting:
+                raise Refused(str(fault)) from error
+            raise InfrastructureFailed(str(fault or f"{self.url}: {error or type(error).__name__}")) from error
         if answer.is_success:
             found: Json = answer.json()
             return found

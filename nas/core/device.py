@@ -56,6 +56,8 @@ class Device(BaseModel):
     memory_mb: int
     page_size: int | None = Field(None, description="bytes of a page of memory")
     os: Told
+    libc: Told | None = Field(None, description="C library of its programs, such as 'glibc 2.36' or 'bionic'")
+    boot: Told | None = Field(None, description="its kernel's random name of this boot: another one after a restart")
     energy_counter: Told | None = Field(None, description="what tells the energy that a run took")
     tags: tuple[Told, ...] = Field((), max_length=64)
     unread: dict[str, Told] = Field(

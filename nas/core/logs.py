@@ -13,7 +13,7 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TextIO
@@ -22,11 +22,14 @@ from nas.core.visible import visible
 
 _FIELDS: ContextVar[Mapping[str, object]] = ContextVar("log fields")
 _HIDDEN = "[hidden]"
+_IN_URLS = (re.compile(r"(?<=://)[^/@\s:]*:[^@\s'\"]+(?=@)"), re.compile(r"(?<=[?&]password=)[^&#\s'\"]+"))
+"""Passwords in URLs, those of databases above all, with the user before them."""
+
 _SECRETS = (
+    *_IN_URLS,
     re.compile(r"(?i)(?<=\bbearer )\S{16,}|(?<=authorization: basic )\S+"),
     re.compile(r"(?<=\bhilnas-enrol\.)[\w-]+"),
     re.compile(r"(?<=\bhilnas\.)[\w.-]+\.[\w-]{43}\b"),
-    re.compile(r"(?<=://)[^/@\s:]*:[^/@\s]+(?=@)"),
 )
 """What carries a secret: an Authorization header, an enrolment line, an API token, a password in a URL."""
 
@@ -52,7 +55,16 @@ def configure_logs(*, as_json: bool = False, level: int = logging.INFO, stream: 
 
 def without_secrets(text: str) -> str:
     """`text` with what looks like a secret replaced."""
-    for secret in _SECRETS:
+    return _without(_SECRETS, text)
+
+
+def without_passwords(text: str) -> str:
+    """`text` with the passwords in its URLs replaced; tokens and enrolment lines, which are meant to be read, stay."""
+    return _without(_IN_URLS, text)
+
+
+def _without(secrets: Iterable[re.Pattern[str]], text: str) -> str:
+    for secret in secrets:
         text = secret.sub(_HIDDEN, text)
     return text
 

@@ -126,6 +126,17 @@ class HeartbeatReply(_Message):
     cancel: bool = False
 
 
+OWN_FILE = "the coordinator's own "
+"""How the coordinator begins the message of a job that it gave up for a file that it has no more, or damaged."""
+
+_ON_THE_WAY = ("coordinator: ", "download", "content of ", OWN_FILE)
+
+
+def on_the_way(message: str) -> bool:
+    """Whether that went wrong before anything was sent to the device, which then had no part in it."""
+    return message.startswith(_ON_THE_WAY)
+
+
 class Failure(_Message):
     """Why there is no result. What a runner did (crash, timeout) is a result, not a failure."""
 
@@ -133,6 +144,11 @@ class Failure(_Message):
     message: str = Field(max_length=4000)
     phase: Phase = Field("running", description="how far it had come: before 'running' it is never the candidate's")
     overdue: bool = Field(False, description="whether the job's deadline was over")
+
+    @property
+    def reached_device(self) -> bool:
+        """Whether the device had a part in it: not where files got lost between the coordinator and its agent."""
+        return self.phase != "preparing" or not on_the_way(self.message)
 
 
 class ResultRequest(_Message):

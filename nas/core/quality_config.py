@@ -41,7 +41,9 @@ class Rung(BaseModel):
     tasks: dict[str, TaskStage] = Field(default_factory=dict, description="quality task -> its training")
     seeds: tuple[Seed, ...] = Field((0,), min_length=1, description="one training each; scores are their mean")
     keep: int | float | None = Field(
-        None, description="who goes on: a fraction below 1, a number of candidates, or everyone (left out)"
+        None,
+        description="who goes on under `promote: share`, and until the references are done: a fraction below 1, a"
+        " number of candidates, or everyone (left out)",
     )
 
     @field_validator("keep")
@@ -111,7 +113,24 @@ class QualityConfig(BaseModel):
     min_reference: float = Field(
         0.25, gt=0, description="a group where the reference scores less (bits or nats above chance) is left out"
     )
+    promote: Literal["value", "share"] = Field(
+        "share",
+        description="who climbs: whoever is expected to gain more hypervolume than its seconds do elsewhere, or the"
+        " best `keep` of each rung",
+    )
+    further_seeds: int = Field(
+        0,
+        ge=0,
+        description="at most so many more seeds at the top rung, for candidates whose place on the front is unsure",
+    )
     rungs: tuple[Rung, ...] = Field(DEFAULT_RUNGS, min_length=1, description="the ladder, cheapest first")
+
+    def with_seeds(self, further: int) -> QualityConfig:
+        """The same ladder with `further` more seeds at the top: the least numbers that are not among them."""
+        top = self.rungs[-1]
+        free = [seed for seed in range(len(top.seeds) + further) if seed not in top.seeds][:further]
+        wider = top.model_copy(update={"seeds": (*top.seeds, *free)})
+        return self.model_copy(update={"rungs": (*self.rungs[:-1], wider)})
 
     @field_validator("corpus")
     @classmethod

@@ -56,6 +56,8 @@ class BudgetCheck(BaseModel):
     unit: str
     log_excess: float | None
     """log(value / limit), turned so that above 0 is broken."""
+    log_sd: float = 0.0
+    """Standard deviation of `log_excess`; 0 where it is not known."""
     verdict: Verdict
     decided_by_median: bool = False
 
@@ -239,7 +241,7 @@ def _check(budget: Budget, place: Place, figure: Figure, limit: float, final: bo
             verdict = "borderline"
     return BudgetCheck(
         budget=budget.name, place=place, value=figure.value, low=low, high=high, limit=limit, unit=metric.unit,
-        log_excess=excess, verdict=verdict, decided_by_median=by_median,
+        log_excess=excess, log_sd=_log_sd(figure), verdict=verdict, decided_by_median=by_median,
     )  # fmt: skip
 
 

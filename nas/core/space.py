@@ -180,6 +180,9 @@ class Protocol(_Strict):
 
     screen_repetitions: int = Field(3, ge=2, description="processes per workload before training")
     confirm_repetitions: int = Field(10, ge=2, description="processes per workload at the top rung")
+    further_measurements: int = Field(
+        0, ge=0, description="at most so many more, each of twice the repetitions, where a place on the front is unsure"
+    )
     max_attempts: int = Field(
         3, ge=1, description="further rounds per measurement, after refused repetitions, before it fails as retryable"
     )
@@ -191,6 +194,18 @@ class Protocol(_Strict):
     deadline_s: Finite = Field(600.0, gt=0, description="per process")
 
 
+class StopRules(_Strict):
+    """When no more layouts are proposed, besides `trials`; what is under way then is finished."""
+
+    hours: Finite | None = Field(None, gt=0, description="of a running orchestrator, over all launches; none: no limit")
+    gain: Finite | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="expected gain of the next batch, as a share of the hypervolume; for proposers that tell one",
+    )
+
+
 class SearchSettings(_Strict):
     """How layouts are proposed."""
 
@@ -198,7 +213,8 @@ class SearchSettings(_Strict):
     trials: int = Field(40, ge=1, description="layouts that a study proposes unless `--trials` says otherwise")
     seed: int = Field(0, ge=0, description="of everything random in the search")
     seeds: int = Field(6, ge=0, description="heuristic layouts proposed before the surrogate has data")
-    pool: int = Field(512, ge=8, description="candidates scored per proposal")
+    pool: int = Field(384, ge=8, description="candidates scored per proposal")
+    stop: StopRules = Field(StopRules(), description="when a study ends before its trials are used up")
 
 
 class SearchSpace(_Strict):

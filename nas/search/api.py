@@ -28,7 +28,7 @@ class Proposal:
         number: counts the proposals of a study, from 0.
         operator: what made it: 'reference', 'seed', 'random', 'crossover', or the name of an edit.
         parents: ids of the layouts that it was made from.
-        engine: proposer and version that made it, such as 'ehvi/2': another one proposes something else.
+        engine: proposer and version that made it, such as 'ehvi/3': another one proposes something else.
     """
 
     layout: Layout

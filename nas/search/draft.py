@@ -61,8 +61,8 @@ def distance(draft: Draft, space: SearchSpace) -> float:
     A layer too many or too few counts 1, a weight count its relative distance from the range.
     """
     stack = draft.stack()
-    counts = Counter(block.kind for gene in stack for block in gene)
     far = 0.0
+    counts = Counter(block.kind for gene in stack for block in gene) if space.limits else Counter[str]()
     for kind, limit in space.limits.items():
         far += max(0, limit.min - counts[kind], counts[kind] - (counts[kind] if limit.max is None else limit.max))
     costs = [block_cost(block, draft.frame.d_model) for gene in stack for block in gene]

@@ -17,9 +17,9 @@ import numpy as np
 
 from nas.search.gp import Array
 
-_POINTS_LOG2 = {1: 8, 2: 10}
-_MANY_POINTS_LOG2 = 11
-"""Points over the other axes: 256 for one of them, 1,024 for two, 2,048 for more."""
+_POINTS_LOG2 = {1: 8}
+_MANY_POINTS_LOG2 = 10
+"""Points over the other axes: 256 for one of them, 1,024 for more."""
 _WIDE = 3.0
 """Standard deviations below the best mean that the integral reaches."""
 

@@ -46,7 +46,7 @@ class EhviSearch(BaseProposer):
     and a few layouts are finished, children of what is known are proposed without a model.
     """
 
-    engine = "ehvi/2"
+    engine = "ehvi/3"
 
     def __init__(self, sampler: Sampler, seed: int) -> None:
         super().__init__(sampler, seed)
@@ -57,7 +57,7 @@ class EhviSearch(BaseProposer):
         self._kernels: Kernels | None = None
         self.expected_gain: float | None = None
         """In hypervolume, of the layout proposed last; None where no model chose it."""
-        self._fitted: tuple[int, Surrogate] | None = None
+        self._fitted: tuple[tuple[int, int], Surrogate] | None = None
         self._tuned: tuple[list[Observation], Tuned] | None = None
 
     def propose(self, rng: Rng) -> Child:
@@ -88,22 +88,25 @@ class EhviSearch(BaseProposer):
         return self.log.reference_point is not None and known >= MIN_POINTS
 
     def surrogate(self) -> Surrogate:
-        """Fitted to what has been told by now."""
-        if self._fitted is None or self._fitted[0] != self.log.revision:
+        """Fitted to what has been told by now, and to what is expected of pending layouts."""
+        stage = self.log.revision, len(self.log.proposals)
+        if self._fitted is None or self._fitted[0] != stage:
             told = self.log.told()
             if len(told) > _MOST_ROWS:
                 best = {layout.id for _, layout in self.log.parents()[:_MOST_ROWS]}
                 told = [seen for seen in told if seen.layout.id in best]
-            self._fitted = self.log.revision, self._fit(told, self._hyperparameters())
+            self._fitted = stage, self._fit(told, self._hyperparameters(), self.log.pending())
         return self._fitted[1]
 
-    def _fit(self, observations: Sequence[Observation], tuned: Tuned | None = None) -> Surrogate:
+    def _fit(
+        self, observations: Sequence[Observation], tuned: Tuned | None = None, pending: Sequence[Layout] = ()
+    ) -> Surrogate:
         if self._kernels is None:
             self._kernels = Kernels(self._features, self.sampler, self._top + 1)
         point = self.log.reference_point
         assert point is not None, "what no layout has shown yet is assumed to be as at the reference point"
         worst = dict(zip(self.log.objectives, point, strict=True))
-        return Surrogate(self._kernels, observations, worst, self._by_rung, self._top, tuned, self.log.prior())
+        return Surrogate(self._kernels, observations, worst, self._by_rung, self._top, tuned, self.log.prior(), pending)
 
     def _hyperparameters(self) -> Tuned:
         """Learned from the first finished ones, up to the last multiple of a few: by the log alone, not too often."""
@@ -125,8 +128,8 @@ class EhviSearch(BaseProposer):
             random = rng.random() < _RANDOM
             child: Child = (self.sampler.draw(rng), "random", ()) if random else breed(parents, self.sampler, rng)
             layout, operator, parent_ids = child
-            if not random:
-                layout, operator = self._edited_again(layout, operator, rng)
+            if not random and rng.random() < _EDITED_AGAIN:
+                layout, operator = mutate(layout, self.sampler, rng, _EDITED_AGAIN)
             if not self.log.knows(layout):
                 found.setdefault(layout.id, (layout, operator, parent_ids))
         return list(found.values())
@@ -141,16 +144,11 @@ class EhviSearch(BaseProposer):
             if rng.random() < _CROSSED:
                 child, operator = crossover(layout, pool[best[int(rng.integers(len(best)))]][0], self.sampler, rng)
             else:
-                child, operator = self._edited_again(*mutate(layout, self.sampler, rng), rng)
+                child, operator = mutate(layout, self.sampler, rng, _EDITED_AGAIN)
             if child.id not in known and not self.log.knows(child):
                 known.add(child.id)
                 more.append((child, operator, parents))
         return more
-
-    def _edited_again(self, layout: Layout, operator: str, rng: Rng) -> tuple[Layout, str]:
-        while rng.random() < _EDITED_AGAIN:
-            layout, operator = mutate(layout, self.sampler, rng)
-        return layout, operator
 
 
 class Acquisition:

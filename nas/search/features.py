@@ -11,14 +11,17 @@ from functools import lru_cache
 import numpy as np
 
 from nas.core.block import Block
+from nas.core.block_space import EXPANSION
 from nas.core.layout import Layer, Layout
 from nas.core.space import SearchSpace
 from nas.search.gp import Array
 
-GROUPS = ("sizes", "heights", "neighbours", "pairs")
+GROUPS = ("sizes", "values", "heights", "neighbours", "pairs")
 """Sorts of features; a surrogate learns how much each of them matters."""
 BYTES_PER_WEIGHT = 0.5625
 """Of Q4_0: 18 bytes a block of 32. Only a scale that puts weights and cache on one axis."""
+_MOST_VALUES = 8
+"""Choices of an argument up to which each is a feature of its own: its effect need not follow its size."""
 _HEIGHTS = (0.1, 0.3, 0.5, 0.7, 0.9)
 _BLUR = 0.12
 """Standard deviation of the window around each height, as a share of the stack."""
@@ -29,8 +32,9 @@ _PAIRS = 64
 class Features:
     """Layouts of one space as vectors.
 
-    Sizes, caches and work on logarithms, since devices respond to ratios; what stands at which height, for each kind of
-    block and each argument that varies; which kinds of mixers are neighbours; and which mixers are, arguments included.
+    Sizes, caches and work on logarithms, since devices respond to ratios; how often each value is chosen; what stands
+    at which height, for each kind of block and each argument that varies; which kinds of mixers are neighbours; and
+    which mixers are, arguments included.
 
     Args:
         space: says which kinds, which of their arguments vary, and at which contexts work is counted.
@@ -40,12 +44,19 @@ class Features:
         self._mixers = [block.kind for block in space.mixers]
         self._kinds = [block.kind for block in space.mixers + space.ffn]
         self._arguments = [
-            (block.kind, "width" if name == "expansion" else name)
+            (block.kind, "width" if name == EXPANSION else name)
             for block in space.mixers + space.ffn
             for name, knob in block.knobs.items()
             if len(knob.choices) > 1
         ]
         self._tracks = len(self._kinds) + len(self._arguments)
+        self._values = [
+            (block.kind, name, choice)
+            for block in space.mixers + space.ffn
+            for name, knob in block.knobs.items()
+            if name != EXPANSION and 1 < len(knob.choices) <= _MOST_VALUES
+            for choice in knob.choices
+        ]
         self._contexts = sorted({workload.window for workload in space.workloads.values()})
         self._seen: dict[str, Array] = {}
         self._track = lru_cache(maxsize=1 << 14)(self._draw_track)
@@ -70,6 +81,7 @@ class Features:
         names += [f"{name}@{context}" for context in self._contexts for name in ("flops", "resident", "read")]
         tracks = self._kinds + [f"{kind}.{name}" for kind, name in self._arguments]
         yield from (("sizes", name) for name in (*names, *(f"{track}.mean" for track in tracks)))
+        yield from (("values", f"{kind}.{name}={choice}") for kind, name, choice in self._values)
         yield from (("heights", f"{track}@{height}") for height in _HEIGHTS for track in tracks)
         yield from (("neighbours", f"{below}>{above}") for below in self._mixers for above in self._mixers)
         yield from (("neighbours", f"{kind}.{name}") for kind in self._mixers for name in ("gap", "run"))
@@ -78,12 +90,13 @@ class Features:
     def _vector(self, layout: Layout) -> Array:
         layers = [layout.own(index) for index in range(layout.depth)]
         rows = np.array([self._track(layer, layout.d_model) for layer in layers])
-        tracks, work = rows[:, : self._tracks], rows[:, self._tracks :].sum(axis=0)
+        ends = self._tracks, self._tracks + len(self._values)
+        tracks, values, work = rows[:, : ends[0]], rows[:, ends[0] : ends[1]], rows[:, ends[1] :].sum(axis=0)
         mixers = tracks[:, : len(self._mixers)]
         steps = mixers[:-1].T @ mixers[1:] / max(1, len(layers) - 1)
         parts = (
-            self._sizes(layout, work), tracks.mean(axis=0), (_windows(len(layers)) @ tracks).ravel(),
-            steps.ravel(), _stretches(mixers), _hashed_pairs(layers),
+            self._sizes(layout, work), tracks.mean(axis=0), values.mean(axis=0),
+            (_windows(len(layers)) @ tracks).ravel(), steps.ravel(), _stretches(mixers), _hashed_pairs(layers),
         )  # fmt: skip
         return np.concatenate(parts)
 
@@ -100,16 +113,17 @@ class Features:
     def _draw_track(self, layer: Layer, d_model: int) -> tuple[float, ...]:
         """Of one layer: whether each kind stands there, and the logarithm of each argument that varies, 0 without.
 
-        Behind these its bytes of state, and at each context its work and bytes of cache.
+        Then whether each value stands there, its bytes of state, and at each context its work and bytes of cache.
         """
         found = {block.kind: block.resolve(d_model) for block in layer.blocks}
         present = [float(kind in found) for kind in self._kinds]
         values = [found[kind].get(name) if kind in found else 0 for kind, name in self._arguments]
+        chosen = [float(kind in found and found[kind].get(name) == choice) for kind, name, choice in self._values]
         work = [sum(block.spec.state_bytes(block, d_model) for block in layer.blocks)]
         for context in self._contexts:
             work.append(sum(block.spec.flops(block, d_model, context) for block in layer.blocks))
             work.append(sum(block.spec.kv_bytes(block, d_model, context, 2.0) for block in layer.blocks))
-        return (*present, *(math.log1p(float(value or 0)) for value in values), *work)
+        return (*present, *(math.log1p(float(value or 0)) for value in values), *chosen, *work)
 
 
 @lru_cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from nas.core.layout import Layout
@@ -10,8 +12,6 @@ from nas.search.gp import Array
 from nas.search.sampling import Sampler
 
 _CROWD = 64
-_SMOOTH = ((("sizes",), (2.0,)), (("sizes", "heights", "neighbours"), (1.0, 3.0)))
-"""Groups and length scales of the Matern kernels, in standard deviations of a random layout."""
 
 
 class Kernels:
@@ -33,9 +33,8 @@ class Kernels:
         self._features, self._rungs = features, rungs
         self._centre = crowd.mean(axis=0)
         self._scale = np.where(spread > 1e-9, spread, 1.0)
-        self._columns = [features.groups == index for index in range(len(GROUPS))]
-        named = [np.isin(features.groups, [GROUPS.index(name) for name in names]) for names, _ in _SMOOTH]
-        self._smooth = [(columns, lengths) for columns, (_, lengths) in zip(named, _SMOOTH, strict=True)]
+        columns = {group: features.groups == index for index, group in enumerate(GROUPS)}
+        self._columns = {group: mask for group, mask in columns.items() if mask.any()}
 
     def rows(self, layouts: list[Layout], below: Array | None = None) -> Array:
         """[L, F + rungs] scaled features; `below` [L] is how many rungs under the top each was taken."""
@@ -50,28 +49,42 @@ class Kernels:
         """[G, A, B] of [A, F] and [B, F] rows."""
         size = len(self._centre)
         parts = [np.ones((len(a), len(b))), a[:, size:] @ b[:, size:].T]
-        for columns in self._columns:
-            parts.append(a[:, :size][:, columns] @ b[:, :size][:, columns].T / columns.sum())
-        for columns, lengths in self._smooth:
-            distance = _distance(a[:, :size][:, columns], b[:, :size][:, columns])
-            parts += [_matern(distance / length) for length in lengths]
+        squared = {}
+        for group, columns in self._columns.items():
+            left, right = a[:, :size][:, columns], b[:, :size][:, columns]
+            dots = left @ right.T
+            parts.append(dots / columns.sum())
+            squared[group] = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1) - 2 * dots
+        for groups, length, form in _NONLINEAR:
+            columns_in = sum(self._columns[group].sum() for group in groups)
+            mean = sum((squared[group] for group in groups), np.zeros(parts[0].shape)) / columns_in
+            parts.append(form(np.sqrt(np.maximum(mean, 0.0)) / length))
         return np.array(parts)
 
     def own(self, a: Array) -> Array:
         """[G, A] of each row with itself."""
         size = len(self._centre)
         parts = [np.ones(len(a)), (a[:, size:] ** 2).sum(axis=1)]
-        parts += [(a[:, :size][:, columns] ** 2).mean(axis=1) for columns in self._columns]
-        return np.array(parts + [np.ones(len(a))] * sum(len(lengths) for _, lengths in self._smooth))
-
-
-def _distance(a: Array, b: Array) -> Array:
-    """[A, B] root mean square differences of rows."""
-    squared = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1) - 2 * a @ b.T
-    return np.asarray(np.sqrt(np.maximum(squared, 0.0) / a.shape[1]))
+        parts += [(a[:, :size][:, columns] ** 2).mean(axis=1) for columns in self._columns.values()]
+        return np.array(parts + [np.ones(len(a))] * len(_NONLINEAR))
 
 
 def _matern(distance: Array) -> Array:
     """Matern covariance with smoothness 5/2 at distances in length scales (Rasmussen and Williams 2006, eq. 4.17)."""
     scaled = np.sqrt(5) * distance
     return np.asarray((1 + scaled + scaled**2 / 3) * np.exp(-scaled))
+
+
+def _exponential(distance: Array) -> Array:
+    """Matern covariance with smoothness 1/2 (ibid., eq. 4.18)."""
+    return np.asarray(np.exp(-distance))
+
+
+_STRUCTURE = ("sizes", "heights", "neighbours")
+_NONLINEAR: tuple[tuple[tuple[str, ...], float, Callable[[Array], Array]], ...] = (
+    (("sizes",), 2.0, _matern),
+    (_STRUCTURE, 1.0, _exponential),
+    (_STRUCTURE, 2.0, _matern),
+)
+"""Groups, length scale in root mean square standard deviations of a random layout, and form: most effects are smooth,
+and yet layouts that are nearly alike may differ abruptly."""

@@ -14,19 +14,31 @@ from nas.search.sampling import Rng, Sampler
 _TRIES = 60
 
 
-def mutate(layout: Layout, sampler: Sampler, rng: Rng) -> tuple[Layout, str]:
+def mutate(layout: Layout, sampler: Sampler, rng: Rng, again: float = 0.0) -> tuple[Layout, str]:
     """A layout of the space one edit away from `layout`, and the edit's name.
 
     Where no edit of many leads to another layout inside the space, the result is a random layout ('random').
+
+    Args:
+        layout: one inside the space.
+        sampler: of the space.
+        rng: for all choices.
+        again: chance that an edit is followed by a further one, whose name it is then.
     """
     draft = draft_of(layout, sampler, rng)
     for _ in range(_TRIES):
-        name = list(EDITS)[int(rng.integers(len(EDITS)))]
-        edited = EDITS[name](draft, sampler, rng)
+        edited, name = _edited(draft, sampler, rng)
+        while edited and rng.random() < again:
+            edited, name = _edited(edited, sampler, rng)
         found = sampler.settle(edited, rng) if edited else None
         if found is not None and found != layout:
             return found, name
     return sampler.draw(rng), "random"
+
+
+def _edited(draft: Draft, sampler: Sampler, rng: Rng) -> tuple[Draft | None, str]:
+    name = list(EDITS)[int(rng.integers(len(EDITS)))]
+    return EDITS[name](draft, sampler, rng), name
 
 
 def crossover(first: Layout, second: Layout, sampler: Sampler, rng: Rng) -> tuple[Layout, str]:

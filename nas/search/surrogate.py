@@ -70,6 +70,7 @@ class Surrogate:
         top: index of the top rung, which is what is predicted.
         tuned: hyperparameters of an earlier surrogate; targets that it lacks are tuned here.
         prior: of other studies, which share everything with this one's but an offset.
+        pending: layouts that are taken to have shown what is expected of them, so that near them less is uncertain.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Surrogate:
         top: int,
         tuned: Tuned | None = None,
         prior: Sequence[Observation] = (),
+        pending: Sequence[Layout] = (),
     ) -> None:
         self.objectives = tuple(worst)
         self._worst = tuple(worst.values())
@@ -90,7 +92,11 @@ class Surrogate:
         below, elsewhere = np.array([*own, *(top + 1 for _ in prior)]), np.arange(len(own) + len(prior)) >= len(own)
         known = [*observations, *prior]
         layouts = [seen.layout for seen in known]
-        self._plain, self._staged = kernels.rows(layouts, below * elsewhere), kernels.rows(layouts, below)
+        believed = kernels.rows(list(pending))
+        self._plain = np.vstack([kernels.rows(layouts, below * elsewhere), believed])
+        self._staged = np.vstack([kernels.rows(layouts, below), believed])
+        self._has_rungs = bool((below > 0).any())
+        self._pending = [*range(len(known), len(self._plain))]
         self._targets = _targets(known, self.objectives, self.constraints, by_rung, np.where(elsewhere, 1, below))
         self._grams: dict[bool, Array] = {}
         self.tuned: Tuned = dict(tuned or {})
@@ -100,7 +106,7 @@ class Surrogate:
         """Forecasts of the objectives and of the constraints, at the top rung."""
         rows = self._kernels.rows(list(layouts))
         own = self._kernels.own(rows)
-        cross = {staged: self._kernels.between(rows, self._rows(staged)) for staged in self._grams}
+        cross = self._kernels.between(rows, self._plain)  # at the top rung, the rungs of others make no difference
         mean, sd = np.empty((2, len(rows), len(self._targets)))
         done: dict[int, tuple[Array, Array]] = {}
         for column, (target, model) in enumerate(zip(self._targets, self._models, strict=True)):
@@ -109,7 +115,7 @@ class Surrogate:
             else:
                 if id(model.solved) not in done:  # twins share it
                     weights = self.tuned[target.name]
-                    between = weights.sum(cross[target.by_rung])[:, target.known]
+                    between = weights.sum(cross)[:, target.known + self._pending]
                     done[id(model.solved)] = model.predict(between, weights.sum(own))
                 centre, spread = done[id(model.solved)]
                 mean[:, column], sd[:, column] = model.offset + model.scale * centre, model.scale * spread
@@ -122,22 +128,29 @@ class Surrogate:
             return float(values.mean()), max(_PRIOR_SD, float(values.std()))
         return (self._worst[column] if column < len(self._worst) else 0.0), _PRIOR_SD
 
-    def _rows(self, staged: bool) -> Array:
-        return self._staged if staged else self._plain
-
     def _gram(self, staged: bool) -> Array:
         if staged not in self._grams:
-            rows = self._rows(staged)
+            rows = self._staged if staged else self._plain
             self._grams[staged] = self._kernels.between(rows, rows)
         return self._grams[staged]
 
     def _fit(self, target: Target) -> Process:
-        gram, known = self._gram(target.by_rung), np.array(target.known)
+        gram, known = self._gram(target.by_rung and self._has_rungs), np.array(target.known)
         if target.name not in self.tuned:
             own = gram[:, known[:, None], known]
             self.tuned[target.name] = tune(own, target.values, target.noise)
         weights = self.tuned[target.name]
-        return fit(weights.sum(gram)[known[:, None], known], target.values, target.noise, weights.noise)
+        covariance = weights.sum(gram)
+        process = fit(covariance[np.ix_(known, known)], target.values, target.noise, weights.noise)
+        return self._believing(process, target, covariance, weights.noise) if self._pending else process
+
+    def _believing(self, process: Process, target: Target, covariance: Array, noise: float) -> Process:
+        """`process` after what it expects of pending layouts has come true (kriging believer)."""
+        rows = target.known + self._pending
+        between = covariance[np.ix_(self._pending, target.known)]
+        believed = process.offset + process.scale * (between @ process.solved)
+        values, noises = np.append(target.values, believed), np.append(target.noise, np.zeros(len(believed)))
+        return fit(covariance[np.ix_(rows, rows)], values, noises, noise, (process.offset, process.scale))
 
     def _fitted(self) -> list[Process | None]:
         """A process a target; one that differs from another by offset and scale alone shares its work."""

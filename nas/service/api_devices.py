@@ -7,14 +7,30 @@ from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Query
+from starlette.requests import Request
+from starlette.responses import Response
 
 from nas.core.protocol import AgentName, DeviceId
-from nas.service import fleet
+from nas.service import fleet, following
 from nas.service.agent_access import Access, guarded
 from nas.service.api_access import require
 from nas.service.api_errors import documented
-from nas.service.api_models import AgentPage, AgentView, DeviceDetail, DevicePage, DeviceView, JobPage, Limit, Reason
+from nas.service.api_models import (
+    AgentPage,
+    AgentView,
+    DeviceDetail,
+    DeviceEventPage,
+    DevicePage,
+    DeviceView,
+    EventId,
+    JobPage,
+    Limit,
+    Reason,
+    Wait,
+)
 from nas.service.api_studies_models import StudyName
+from nas.service.following import Streams, next_page, wants_stream
+from nas.service.off_loop import off_loop
 from nas.store.rows import JobState, Role
 from nas.store.store import Store
 
@@ -56,6 +72,27 @@ def devices_router(store: Store, access: Access) -> APIRouter:
     @router.post("/{id}/remove", summary="Retire a device", dependencies=[admin], responses=documented(404))
     def remove_device(id: DeviceId) -> DeviceView:
         return fleet.remove_device(store, id)
+
+    return router
+
+
+def device_events_router(store: Store, access: Access, streams: Streams) -> APIRouter:
+    """Following what happens to devices."""
+    router = APIRouter(prefix="/v1/device-events", tags=["devices"], route_class=guarded(access))
+
+    @router.get(
+        "", summary="Follow what happens to devices", dependencies=[require(Role.READ)],
+        response_model=DeviceEventPage, responses=following.DOCUMENTED | documented(404, 429),
+    )  # fmt: skip
+    async def follow_devices(
+        http: Request, device: DeviceId | None = None, after: EventId = 0, limit: Limit = 100, wait_s: Wait = 0.0
+    ) -> DeviceEventPage | Response:
+        async def look(after: int) -> DeviceEventPage:
+            return await off_loop(fleet.device_events, store, after=after, limit=limit, device=device)
+
+        if wants_stream(http):
+            return await streams.open(http, look, after)
+        return await next_page(look, after, wait_s)
 
     return router
 

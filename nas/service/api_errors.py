@@ -16,13 +16,13 @@ from nas.store.devices import NotServed
 
 ErrorKind = Literal[
     "invalid_input", "unknown_name", "conflict", "infrastructure", "unauthenticated", "forbidden", "not_found",
-    "method_not_allowed", "too_large", "internal",
+    "method_not_allowed", "too_large", "too_many", "internal",
 ]  # fmt: skip
 """infrastructure: the same request may succeed later. internal: a fault of the coordinator's, which it has logged."""
 
 _KIND_OF: dict[int, ErrorKind] = {
     401: "unauthenticated", 403: "forbidden", 404: "not_found", 405: "method_not_allowed", 409: "conflict",
-    413: "too_large", 500: "internal", 503: "infrastructure",
+    413: "too_large", 429: "too_many", 500: "internal", 503: "infrastructure",
 }  # fmt: skip
 
 

@@ -8,11 +8,14 @@ from fastapi import Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from nas.core.device import Device
-from nas.store.rows import AgentAccess, Blame, DeviceState, Health, JobKind, JobState, Role
+from nas.store.rows import AgentAccess, Blame, DeviceEventKind, DeviceState, Health, JobKind, JobState, Role
 
 MAX_PAGE = 500
 
 Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description="most entries of a page")]
+EventId = Annotated[int, Query(ge=0, lt=1 << 53, description="id of the last event that is known")]
+LONGEST_WAIT_S = 30.0
+Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT_S, description="longest wait for an event, seconds")]
 Time = Annotated[float, Field(description="seconds since the epoch, by the coordinator's clock")]
 
 
@@ -56,6 +59,11 @@ _JOB = {
 }
 _AGENT = {"name": "lab-1", "access": "enrolled", "created": 1763600000.0, "last_seen": 1763690400.0,
           "devices": ["pixel-7"]}  # fmt: skip
+_DEVICE_EVENT = {"id": 87, "device": "pixel-7", "at": 1763690400.0, "kind": "health", "what": "unknown",
+                 "reason": "a job failed: the cable fell out", "job": None}  # fmt: skip
+_RUN = {"at": 1763690100.0, "job": _JOB["id"], "ratio": 1.013, "temperature_c": 41.5, "calm": True}
+_DRIFT = {"runtime": "llama.cpp", "build": "b7000", "reference_ms": 212.5, "off": 0.011, "recalibrate": False,
+          "runs": [_RUN]}  # fmt: skip
 _CALIBRATION = {"runtime": "llama.cpp", "build": "b7000", "reference_ms": 212.5, "created": 1763683210.0}
 
 
@@ -117,12 +125,55 @@ class CalibrationView(BaseModel):
     created: Time
 
 
-class DeviceDetail(DeviceView):
-    """A device with its calibrations and its latest jobs, newest first."""
+class DeviceEventView(BaseModel):
+    """Something that happened to a device: `what` is the new state or health, how a check or a job ended."""
 
-    model_config = with_example(**_DEVICE, calibrations=[_CALIBRATION], jobs=[_JOB])
+    model_config = with_example(**_DEVICE_EVENT)
+
+    id: int
+    device: str
+    at: Time
+    kind: DeviceEventKind
+    what: str
+    reason: str | None
+    job: str | None
+
+
+class ReferenceRunView(BaseModel):
+    """A run of the reference model: its time as a ratio to the calibration, and under which conditions."""
+
+    model_config = with_example(**_RUN)
+
+    at: Time
+    job: str
+    ratio: float
+    temperature_c: float | None
+    calm: bool = Field(description="whether nothing disturbed the device meanwhile")
+
+
+class DriftView(BaseModel):
+    """How far a device runs off its calibration, with one build of a runtime; its latest runs, oldest first."""
+
+    model_config = with_example(**_DRIFT)
+
+    runtime: str
+    build: str
+    reference_ms: float | None = Field(description="the calibration; null where there is none")
+    off: float | None = Field(description="share by which the latest calm runs are off it; null: too few")
+    recalibrate: bool = Field(description="whether that is beyond the limit")
+    runs: list[ReferenceRunView]
+
+
+class DeviceDetail(DeviceView):
+    """A device with its calibrations and drift, and its latest events and jobs, newest first."""
+
+    model_config = with_example(
+        **_DEVICE, calibrations=[_CALIBRATION], drift=[_DRIFT], history=[_DEVICE_EVENT], jobs=[_JOB]
+    )
 
     calibrations: list[CalibrationView]
+    drift: list[DriftView]
+    history: list[DeviceEventView]
     jobs: list[JobView]
 
 
@@ -145,6 +196,20 @@ class DevicePage(BaseModel):
 
     devices: list[DeviceView]
     next: str | None
+
+
+class DeviceEventPage(BaseModel):
+    """Events of devices, oldest first. Ask again with `after` = `last`."""
+
+    model_config = with_example(events=[_DEVICE_EVENT], last=87)
+
+    events: list[DeviceEventView]
+    last: int
+
+    @property
+    def ended(self) -> bool:
+        """Never: something can always happen to a device."""
+        return False
 
 
 class AgentPage(BaseModel):

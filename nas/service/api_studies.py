@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from typing import Annotated
 
 from fastapi import APIRouter, Query
+from starlette.requests import Request
+from starlette.responses import Response
 
 from nas.core.errors import InvalidInput, UnknownName
+from nas.service import following
 from nas.service.agent_access import Access, guarded
 from nas.service.api_access import require
 from nas.service.api_errors import documented
-from nas.service.api_models import Limit
+from nas.service.api_models import EventId, Limit, Wait
 from nas.service.api_studies_models import (
     EventPage,
     EventView,
@@ -23,6 +24,7 @@ from nas.service.api_studies_models import (
     SubmissionView,
     SubmitRequest,
 )
+from nas.service.following import Streams, next_page, wants_stream
 from nas.service.off_loop import off_loop
 from nas.service.report import study_report
 from nas.service.submission import Submission, SubmissionState
@@ -32,14 +34,10 @@ from nas.store.pages import StudySummary
 from nas.store.rows import ApiToken, Role, StudyState
 from nas.store.store import Store
 
-LONGEST_WAIT_S = 30.0
-_LOOK_S = 0.5
 _OVER = (StudyState.COMPLETE, StudyState.STOPPED, StudyState.FAILED)
 
-EventId = Annotated[int, Query(ge=0, lt=1 << 53, description="id of the last event that is known")]
 
-
-def studies_router(store: Store, submitted: SubmittedStudies, access: Access) -> APIRouter:
+def studies_router(store: Store, submitted: SubmittedStudies, access: Access, streams: Streams) -> APIRouter:
     """Submitting, watching and steering studies."""
     router = APIRouter(prefix="/v1/studies", tags=["studies"], route_class=guarded(access))
     read, operate = require(Role.READ), require(Role.OPERATE)
@@ -78,20 +76,19 @@ def studies_router(store: Store, submitted: SubmittedStudies, access: Access) ->
     for order in ("pause", "run", "stop"):
         steer(order)
 
-    @router.get("/{name}/events", summary="Follow a study's log", dependencies=[read], responses=documented(404))
+    @router.get(
+        "/{name}/events", summary="Follow a study's log", dependencies=[read], response_model=EventPage,
+        responses=following.DOCUMENTED | documented(404, 429),
+    )  # fmt: skip
     async def follow(
-        name: StudyName,
-        after: EventId = 0,
-        limit: Limit = 100,
-        wait_s: Annotated[float, Query(ge=0, le=LONGEST_WAIT_S, description="longest wait for an event")] = 0.0,
-    ) -> EventPage:
-        deadline = time.monotonic() + wait_s
-        while True:
-            page = await off_loop(_events, store, submitted, name, after, limit)
-            if page.events or page.ended or time.monotonic() >= deadline:
-                return page
-            # Waiting takes no thread: those are for requests that can be answered.
-            await asyncio.sleep(_LOOK_S)
+        name: StudyName, http: Request, after: EventId = 0, limit: Limit = 100, wait_s: Wait = 0.0
+    ) -> EventPage | Response:
+        async def look(after: int) -> EventPage:
+            return await off_loop(_events, store, submitted, name, after, limit)
+
+        if wants_stream(http):
+            return await streams.open(http, look, after)
+        return await next_page(look, after, wait_s)
 
     return router
 

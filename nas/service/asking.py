@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from nas.core.canonical import content_hash
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.core.space import SearchSpace
 from nas.core.trial import Event, EventKind
 from nas.devices.hostlock import HostLock
 from nas.search import PROPOSERS, Observation, Proposal, Proposer, Sampler, SearchState
+from nas.search.forecast import forecast
 from nas.service.ledger import Ledger
 from nas.store.rows import Trial
 
@@ -36,6 +39,11 @@ class Asker:
         self._lock = HostLock(lock)
         self._asking = self._pointed = False
         self._later: list[Callable[[], None]] = []
+        self._told: set[str] = set()
+        self.expected_gain: float | None = None
+        """In hypervolume, of the layout proposed last; None where no model chose it, or the proposer tells none."""
+        self.forecast: float | None = None
+        """The (minimised) quality that was forecast of it, likewise."""
 
     def resume(self, trials: list[Trial], events: list[Event]) -> None:
         """Takes up where the log ends."""
@@ -43,7 +51,10 @@ class Asker:
         state.proposals = [Proposal.from_json(trial.record) for trial in trials if trial.record is not None]
         for event in events:
             if event.payload.get("what") == TOLD:
-                state.tell(Observation.from_json(event.payload["observation"]))
+                observation = Observation.from_json(event.payload["observation"])
+                if event.trial is not None:
+                    self._is_new(event.trial, observation)
+                state.tell(observation)
             elif event.payload.get("what") == POINT:
                 state.fix_reference_point(event.payload["point"])
             elif event.payload.get("what") == WARM:
@@ -71,7 +82,8 @@ class Asker:
         """Tells the proposer and logs that; what comes while it is being asked is told afterwards."""
 
         def tell() -> None:
-            if ledger.note_once(trial, TOLD, observation=observation.to_json()):
+            if self._is_new(trial, observation):
+                ledger.note(trial, TOLD, observation=observation.to_json())
                 self._proposer.tell(observation)
 
         self._now_or_later(tell)
@@ -87,6 +99,13 @@ class Asker:
 
         self._now_or_later(fix)
 
+    def _is_new(self, trial: int, observation: Observation) -> bool:
+        """How noisy a figure is, is learned; that alone is no news, so a resumed study tells what it told before."""
+        name = content_hash([trial, replace(observation, noise={}).to_json()])
+        new = name not in self._told
+        self._told.add(name)
+        return new
+
     def _now_or_later(self, action: Callable[[], None]) -> None:
         if self._asking:
             self._later.append(action)
@@ -95,7 +114,10 @@ class Asker:
 
     def _ask(self) -> list[Proposal]:
         with self._lock.shared():
-            return self._proposer.ask(1)
+            proposals = self._proposer.ask(1)
+            self.expected_gain = getattr(self._proposer, "expected_gain", None)
+            self.forecast = forecast(self._proposer, proposals[0].layout) if proposals else None
+            return proposals
 
 
 def make_proposer(space: SearchSpace, supported: Callable[[Layout], bool]) -> Proposer:

@@ -85,7 +85,8 @@ class Preparer:
         runtime = known_runtime(spec)
         device = self.farm.device(device_name)
         # The patched build carries what stock carries, too, so that one build measures all of a study.
-        runner = runtime.runner(device.target, device.cpu_features, patched=spec.build == "any")
+        patched = spec.build == "any"
+        runner = runtime.runner(device.target, device.cpu_features, patched=patched, libc=device.libc)
         if kept is not None and kept.build != runner.build:
             raise InvalidInput(
                 f"{device_name}: the study began with build {kept.build[:12]} of {runtime.name}, which is build "

@@ -4,15 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class _Caller:
+@dataclass(eq=False, slots=True)
+class Caller:
+    """Who waits for work.
+
+    Args:
+        agent: that asks.
+        loop: where it waits.
+        called: set once there may be work, or it is to go.
+    """
+
+    agent: str
     loop: asyncio.AbstractEventLoop
     called: asyncio.Event
+    _dismissed: bool = False
+
+    def call(self) -> None:
+        """From any thread."""
+        self.loop.call_soon_threadsafe(self.called.set)
+
+    def dismiss(self) -> None:
+        """From any thread: the device is not served any more."""
+        self._dismissed = True
+        self.call()
+
+    def dismissed(self) -> bool:
+        """Whether nobody is there any more who could do the work."""
+        return self._dismissed
 
 
 class Doorbell:
@@ -21,7 +44,7 @@ class Doorbell:
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._rung = 0
-        self._callers: dict[str, set[_Caller]] = {}
+        self._callers: dict[str, set[Caller]] = {}
         self._closed = False
 
     def ring(self) -> None:
@@ -47,18 +70,18 @@ class Doorbell:
         return self._closed
 
     @contextmanager
-    def waiting(self, device: str) -> Iterator[asyncio.Event]:
-        """An event that is set once there may be work for `device`. Costs no thread.
+    def waiting(self, device: str, agent: str) -> Iterator[Caller]:
+        """Waits as `agent` until there may be work for `device`. Costs no thread.
 
         To be entered before a look at the table, so that what is queued right after that look is not missed.
         """
-        caller = _Caller(asyncio.get_running_loop(), asyncio.Event())
+        caller = Caller(agent, asyncio.get_running_loop(), asyncio.Event())
         with self._condition:
             self._callers.setdefault(device, set()).add(caller)
             if self._closed:
                 caller.called.set()
         try:
-            yield caller.called
+            yield caller
         finally:
             with self._condition:
                 callers = self._callers[device]
@@ -76,7 +99,15 @@ class Doorbell:
         with self._condition:
             for device in devices:
                 for caller in self._callers.get(device, ()):
-                    caller.loop.call_soon_threadsafe(caller.called.set)
+                    caller.call()
+
+    def dismiss(self, agent: str, served: Collection[str]) -> None:
+        """Wakes the agent's lease requests for other devices than it serves: nobody is there for them."""
+        with self._condition:
+            for device, callers in self._callers.items():
+                for caller in callers:
+                    if caller.agent == agent and device not in served:
+                        caller.dismiss()
 
     def close(self) -> None:
         """Wakes all lease requests; from now on none waits."""

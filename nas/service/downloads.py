@@ -12,6 +12,7 @@ from fastapi import HTTPException
 from fastapi.responses import FileResponse
 from starlette.responses import Response
 
+from nas.core.errors import InfrastructureFailed
 from nas.core.protocol import LOCAL_PATH_HEADER
 from nas.store import jobs
 from nas.store.store import Store
@@ -38,11 +39,14 @@ def answer(store: Store, find_file: FindFile, sha256: str, caller: str | None) -
 
     Raises:
         HTTPException: 403, no job that the agent holds needs it; 404, there is no such file.
+        InfrastructureFailed: a job needs it, and it is gone.
     """
     if caller is not None and not _may_have(store, caller, sha256):
         raise HTTPException(403, f"no job that agent {caller!r} holds needs {sha256[:12]!r}")
     path = find_file(sha256) if _SHA256.fullmatch(sha256) else None
     if path is None or not path.exists():
+        if any(sha256 in jobs.files(job.payload) for job in jobs.live(store)):
+            raise InfrastructureFailed(f"file {sha256[:12]}, which a job needs, is not here any more")
         raise HTTPException(404, f"no file {sha256[:12]!r} here")
     if caller is None:
         # The agent shares this machine: it takes the file by path and verifies its hash.

@@ -27,6 +27,7 @@ from nas.service.device_names import LOCAL, find_name, known_devices
 from nas.service.doorbell import Doorbell
 from nas.service.jobs_api import make_app
 from nas.service.local_agent import LocalAgent
+from nas.service.own_files import OwnFiles
 from nas.service.signing import open_key
 from nas.service.watch import Watch
 from nas.store import artifacts, devices, outcomes
@@ -45,6 +46,7 @@ class Farm:
         watch: looks after the job table for this process.
         runners: what agents may run.
         attached: devices beside this machine that its agent serves.
+        own_files: looks after what agents get from here.
     """
 
     store: Store
@@ -52,6 +54,10 @@ class Farm:
     watch: Watch
     runners: Admissions
     attached: Attachments = field(default_factory=own_attachments)
+    own_files: OwnFiles = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.own_files = OwnFiles(self.store, self.find_file, self.doorbell.ring, host_lock_folder())
 
     @property
     def doorbell(self) -> Doorbell:
@@ -137,8 +143,8 @@ def open_farm(store: Store, *, serves_others: bool = False) -> Iterator[Farm]:
     watch = Watch(store, Doorbell(), local_only=not serves_others)
     farm = Farm(store, agent, watch, Admissions(home, key, store.clock), attached)
     try:
-        app = make_app(store, farm.find_file, farm.watch, farm.runners.signed)
-        with Server(app, listen_unix(socket)), farm.watch, agent:
+        app = make_app(store, farm.find_file, farm.watch, farm.runners.signed, farm.own_files.suspect)
+        with Server(app, listen_unix(socket)), farm.watch, farm.own_files, agent:
             try:
                 yield farm
             finally:

@@ -11,11 +11,15 @@ from nas.service.api_models import (
     AgentView,
     CalibrationView,
     DeviceDetail,
+    DeviceEventPage,
+    DeviceEventView,
     DevicePage,
     DeviceView,
+    DriftView,
     JobPage,
     JobView,
     Lease,
+    ReferenceRunView,
 )
 from nas.store import agents, calibrations, checks, devices, pages
 from nas.store.rows import DeviceRow, DeviceState, Health, JobState
@@ -24,7 +28,10 @@ from nas.store.store import Store
 DeviceOrder = Literal["drain", "resume", "quarantine", "release", "check"]
 
 HISTORY = 20
-"""Jobs that are shown with a device."""
+"""Jobs and events that are shown with a device."""
+
+RUNS = 50
+"""Reference runs that are shown of each build."""
 
 
 def list_devices(store: Store, *, after: str = "", limit: int) -> DevicePage:
@@ -35,7 +42,7 @@ def list_devices(store: Store, *, after: str = "", limit: int) -> DevicePage:
 
 
 def show_device(store: Store, id: str) -> DeviceDetail:
-    """One device, its calibrations and its latest jobs.
+    """One device, its calibrations and drift, and its latest events and jobs.
 
     Raises:
         UnknownName: no such device.
@@ -44,8 +51,21 @@ def show_device(store: Store, id: str) -> DeviceDetail:
     return DeviceDetail(
         **{name: getattr(view, name) for name in DeviceView.model_fields},
         calibrations=[CalibrationView.model_validate(each) for each in calibrations.of_device(store, id)],
+        drift=[_drift(each) for each in calibrations.drift(store, id)],
+        history=[DeviceEventView.model_validate(event) for event in devices.history(store, id, limit=HISTORY)],
         jobs=[JobView.model_validate(job) for job in pages.jobs(store, device=id, limit=HISTORY)],
     )
+
+
+def device_events(store: Store, *, after: int, limit: int, device: str | None = None) -> DeviceEventPage:
+    """What happened to devices behind the id `after`, oldest first: to one, or to all.
+
+    Raises:
+        UnknownName: no such device.
+    """
+    found = devices.events_since(store, after, limit=limit, device=device)
+    shown = [DeviceEventView.model_validate(event) for event in found]
+    return DeviceEventPage(events=shown, last=shown[-1].id if shown else after)
 
 
 def order(store: Store, id: str, what: DeviceOrder, reason: str = "") -> DeviceView:
@@ -122,6 +142,21 @@ def list_jobs(
     rows = pages.jobs(store, limit=limit + 1, after=place, state=state, device=device, study_name=study)
     shown = [JobView.model_validate(row) for row in rows[:limit]]
     return JobPage(jobs=shown, next=f"{shown[-1].created!r}~{shown[-1].id}" if len(rows) > limit else None)
+
+
+def _drift(found: calibrations.Drift) -> DriftView:
+    runs = [
+        ReferenceRunView(
+            at=point.at, job=point.job, ratio=point.run.ratio, temperature_c=point.run.temperature_c,
+            calm=point.run.calm,
+        )
+        for point in found.points[-RUNS:]
+    ]  # fmt: skip
+    reference_ms = found.calibration.reference_ms if found.calibration else None
+    return DriftView(
+        runtime=found.runtime, build=found.build, reference_ms=reference_ms, off=found.off,
+        recalibrate=found.recalibrate, runs=runs,
+    )  # fmt: skip
 
 
 def _place(cursor: str) -> pages.JobPlace:

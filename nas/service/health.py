@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from nas.core.canonical import result_key
 from nas.core.errors import InfrastructureFailed, NasError, Unsupported
-from nas.core.plan import Plan, Round
+from nas.core.plan import Plan, Round, Runner
+from nas.core.protocol import on_the_way
 from nas.core.space import Protocol
 from nas.runtimes import RUNTIMES
-from nas.runtimes.base import Runtime
+from nas.runtimes.base import Artifact, Runtime
 from nas.service.admissions import Admissions
 from nas.service.check_verdict import Verdict, judge_check
 from nas.service.references import (
@@ -35,12 +37,18 @@ from nas.store.store import Store
 log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
+_AT_A_LOOK = 25
+"""Devices whose check goes on at one look: where a thousand are due at once, agents need not wait for all of them."""
+
 _STOP_S = 5.0
+_REMEMBERED_S = 10.0
+"""So long `AnyDevice` goes by what it found for devices of a kind, before it looks through the builds again."""
+
 _PROTOCOL = Protocol()
 """Of no space: a device is checked alike whoever uses it."""
 
-PlanOf = Callable[[DeviceRow], Plan | None]
-"""A device's reference run; None where this process cannot check the device. Raises `NasError` where nobody can."""
+PlanOf = Callable[[DeviceRow], Plan]
+"""A device's reference run. Raises `NasError` where nobody can check it now."""
 
 
 class HealthKeeper:
@@ -50,10 +58,13 @@ class HealthKeeper:
         store: where devices and jobs are.
         ring: called after a job was queued.
         plan_of: gives the reference run of a device.
+        among: ids of the devices that this process checks; None: whatever comes.
     """
 
-    def __init__(self, store: Store, ring: Callable[[], None], plan_of: PlanOf) -> None:
-        self._store, self._ring, self._plan_of = store, ring, plan_of
+    def __init__(
+        self, store: Store, ring: Callable[[], None], plan_of: PlanOf, among: Collection[str] | None = None
+    ) -> None:
+        self._store, self._ring, self._plan_of, self._among = store, ring, plan_of, among
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="health", daemon=True)
 
@@ -73,12 +84,12 @@ class HealthKeeper:
                 log.warning("devices cannot be checked now: %s", error)
 
     def look(self) -> None:
-        """Brings the check of every device that is due one step further.
+        """Brings checks that are due one step further, those that waited longest first.
 
         Raises:
             InfrastructureFailed: the database cannot be used.
         """
-        for device in checks.due(self._store):
+        for device in checks.due(self._store, among=self._among, most=_AT_A_LOOK):
             rounds = jobs.of_key(self._store, check_key(device))
             if not rounds:
                 self._begin(device)
@@ -86,15 +97,12 @@ class HealthKeeper:
                 self._go_on(device, rounds)
 
     def _begin(self, device: DeviceRow) -> None:
-        if jobs.being_checked(self._store, device.id):
-            return  # a study calibrates it just now, which says as much
         try:
             plan = self._plan_of(device)
         except NasError as error:
             self._end(device, Verdict(CheckOutcome.UNSURE, f"it cannot be checked: {error}"), None)
             return
-        if plan is not None:
-            self._queue(device, plan, 0, CHECK_RUNS if self._known(device, plan) else CALIBRATION_RUNS)
+        self._queue(device, plan, 0, CHECK_RUNS if self._known(device, plan) else CALIBRATION_RUNS)
 
     def _go_on(self, device: DeviceRow, rounds: list[JobRow]) -> None:
         last = rounds[-1]
@@ -126,7 +134,7 @@ class HealthKeeper:
         with self._store.write():
             if checks.conclude(self._store, device.id, number, verdict.outcome, verdict.reason, at) and last:
                 self._keep(device, verdict, last)
-        if verdict.outcome is not CheckOutcome.PASSED:
+        if verdict.outcome is not CheckOutcome.PASSED and verdict.reason != device.health_reason:
             log.warning("%s: health check: %s", device.id, verdict.reason)
         self._ring()
 
@@ -143,8 +151,25 @@ class HealthKeeper:
         return calibrations.get(self._store, device.id, plan.runner.runtime, calibration_name(plan))
 
 
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    target: str
+    features: frozenset[str]
+    libc: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Reference:
+    runtime: Runtime
+    runner: Runner
+    model: Artifact
+
+
 class AnyDevice:
     """Reference runs for whatever device comes, with the first runtime that has a build for it.
+
+    Which build that is depends on the kind of device: its target, processor features and C library. To find out means
+    to go through all builds on the disk, so it is remembered for some seconds.
 
     Args:
         store: keeps the reference models.
@@ -154,6 +179,7 @@ class AnyDevice:
 
     def __init__(self, store: Store, runners: Admissions, scratch: Path) -> None:
         self._store, self._runners, self._scratch = store, runners, scratch
+        self._found: dict[_Kind, tuple[float, _Reference | str]] = {}
 
     def plan(self, device: DeviceRow) -> Plan:
         """The device's reference run.
@@ -161,21 +187,32 @@ class AnyDevice:
         Raises:
             InfrastructureFailed: no runtime has a build for it.
         """
+        about = device.device
+        found = self._remembered(_Kind(about.target, frozenset(about.cpu_features), about.libc))
+        if isinstance(found, str):
+            raise InfrastructureFailed(found)
+        return reference_plan(found.runtime, found.runner, found.model, about)
+
+    def _remembered(self, kind: _Kind) -> _Reference | str:
+        now = self._store.clock.monotonic()
+        self._found = {each: known for each, known in self._found.items() if now < known[0] + _REMEMBERED_S}
+        if kind not in self._found:
+            self._found[kind] = now, self._find(kind)
+        return self._found[kind][1]
+
+    def _find(self, kind: _Kind) -> _Reference | str:
+        """What a device of that kind runs, or why there is nothing."""
         reasons: list[str] = []
         for runtime in RUNTIMES.values():
             for patched in (False, True):
                 try:
-                    return self._plan(device, runtime, patched)
+                    runner = runtime.runner(kind.target, kind.features, patched=patched, libc=kind.libc)
+                    self._runners.admit(runner, runtime.runner_folder(runner))
+                    model = reference_model(self._store, self._scratch, runtime, runtime.quantisations[0])
+                    return _Reference(runtime, runner, model)
                 except (InfrastructureFailed, Unsupported) as error:
                     reasons.append(str(error))
-        raise InfrastructureFailed("; ".join(reasons))
-
-    def _plan(self, device: DeviceRow, runtime: Runtime, patched: bool) -> Plan:
-        about = device.device
-        runner = runtime.runner(about.target, about.cpu_features, patched=patched)
-        self._runners.admit(runner, runtime.runner_folder(runner))
-        model = reference_model(self._store, self._scratch, runtime, runtime.quantisations[0])
-        return reference_plan(runtime, runner, model, about)
+        return "; ".join(reasons)
 
 
 def check_key(device: DeviceRow) -> str:
@@ -187,6 +224,8 @@ def _not_run(last: JobRow) -> Verdict | None:
     """The end of a check whose job has no result."""
     if last.state is JobState.DONE:
         return None
+    if last.state is JobState.FAILED and on_the_way(last.message or ""):
+        return Verdict(CheckOutcome.UNSURE, f"the health check did not reach it: {last.message}")
     if last.state is JobState.FAILED and last.blame is not Blame.REFUSED:
         return Verdict(CheckOutcome.FAILED, f"the health check could not be run: {last.message}")
     return Verdict(CheckOutcome.UNSURE, f"the health check was {last.blame or last.state}: {last.message}")

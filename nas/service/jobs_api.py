@@ -39,16 +39,23 @@ _RENEW_BELOW_S = jobs.LEASE_S * 2 / 3
 _JOB_OVERHEAD_S = 120.0
 
 ReadManifest = Callable[[], SignedManifest | None]
+Suspect = Callable[[str], None]
+"""Takes the id of a job."""
 
 
-def make_app(store: Store, find_file: FindFile, watch: Watch, manifest: ReadManifest) -> FastAPI:
+def make_app(
+    store: Store, find_file: FindFile, watch: Watch, manifest: ReadManifest, suspect: Suspect | None = None
+) -> FastAPI:
     """The application for a Unix socket, whose permissions are its access control; see `router`."""
     app = web_app(openapi_url=None)
-    app.include_router(router(store, find_file, watch, manifest, SocketAccess()))
+    app.include_router(router(store, find_file, watch, manifest, SocketAccess(), suspect))
     return app
 
 
-def router(store: Store, find_file: FindFile, watch: Watch, manifest: ReadManifest, access: Access) -> APIRouter:
+def router(
+    store: Store, find_file: FindFile, watch: Watch, manifest: ReadManifest, access: Access,
+    suspect: Suspect | None = None,
+) -> APIRouter:  # fmt: skip
     """The routes of agents that may already speak.
 
     Args:
@@ -57,15 +64,20 @@ def router(store: Store, find_file: FindFile, watch: Watch, manifest: ReadManife
         watch: calls lease requests when there is work, and prolongs leases; its bell is rung when jobs end.
         manifest: reads the runner manifest; None before the first runner was admitted.
         access: tells which agent asks.
+        suspect: told of jobs whose files did not come to an agent as they should; None: nobody looks at them.
     """
     settings: dict[str, Any] = {"dependencies": [DOCUMENTED], "responses": documented(401, 403, 404)}
     routes = APIRouter(route_class=guarded(access), tags=["agents"], **settings)
 
     @routes.post(p.REGISTER_PATH)
     async def register(request: p.RegisterRequest, caller: Caller) -> p.RegisterReply:
-        """Make an agent and its devices known; replaces what it said before."""
+        """Make an agent and its devices known; replaces what it said before.
+
+        A device that is not named any more is offline, and a lease request that waits for it is answered.
+        """
         require_own(caller, request.agent)
         reply = await off_loop(_register, store, request, local=caller is None)
+        watch.doorbell.dismiss(request.agent, {device.id for device in request.devices})
         watch.doorbell.ring()
         return reply
 
@@ -87,6 +99,8 @@ def router(store: Store, find_file: FindFile, watch: Watch, manifest: ReadManife
         """Hand in a job's result or failure; the same again is accepted again and counts once."""
         require_own(caller, request.agent)
         verdict = await off_loop(_end, store, job, request)
+        if suspect is not None and request.failure is not None and not request.failure.reached_device:
+            suspect(job)
         watch.doorbell.ring()
         RESULTS.add("accepted" if verdict.accepted else "refused")
         return p.ResultReply(accepted=verdict.accepted, reason=verdict.reason)
@@ -138,15 +152,17 @@ async def _claim(store: Store, watch: Watch, request: p.LeaseRequest, http: Requ
     doorbell = watch.doorbell
     deadline = time.monotonic() + min(request.wait_s, POLL_S)
     while True:
-        with doorbell.waiting(request.device) as called:
+        with doorbell.waiting(request.device, request.agent) as caller:
             row = await off_loop(jobs.claim, store, request.device, request.agent)
             watch.heard(request.agent, request.device)
             left = deadline - time.monotonic()
-            if row is not None or left <= 0 or doorbell.closed:
+            if row is not None or left <= 0 or doorbell.closed or caller.dismissed():
                 return row
             try:
-                await asyncio.wait_for(called.wait(), left)
+                await asyncio.wait_for(caller.called.wait(), left)
             except TimeoutError:
+                return None
+            if caller.dismissed():
                 return None
         if doorbell.closed or await http.is_disconnected():  # a job must not be leased to who is gone
             return None

@@ -118,7 +118,7 @@ async def _run(
         warm_start(ledger, space, supported, options.warm_start, log)
         log("starting Ray" if options.ray_address is None else f"connecting to Ray at {options.ray_address}")
         plans = {bench.device.id: bench.reference.plan for bench in benches.values()}
-        health = HealthKeeper(ledger.store, farm.doorbell.ring, lambda device: plans.get(device.id))
+        health = HealthKeeper(ledger.store, farm.doorbell.ring, lambda device: plans[device.id], among=plans)
         with health, _compute(options) as compute:
             work = StageWork(
                 space=space,

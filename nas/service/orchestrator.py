@@ -12,14 +12,16 @@ from collections.abc import Callable
 
 from nas.core.errors import InfrastructureFailed, NasError
 from nas.core.layout import Layout
-from nas.core.trial import Event, EventKind, TrialState
+from nas.core.trial import Event, TrialState
 from nas.proxy.quality import Quality
 from nas.search import Observation, Status
+from nas.search.ladder import Decision
 from nas.service.asking import Asker
-from nas.service.ladder import Ladder, Verdict
+from nas.service.ending import Ending, Expected
+from nas.service.ladder import Climb
 from nas.service.ledger import Ledger
 from nas.service.progress import Snapshot, snapshot
-from nas.service.ranking import climbing_order
+from nas.service.refining import Refiner
 from nas.service.scales import Scales
 from nas.service.stage_work import SeedScores, StageWork
 from nas.service.trial_run import TakenFigures, TrialRun
@@ -47,11 +49,9 @@ class Orchestrator:
         self._work, self._ledger, self._asker, self._wanted = work, ledger, asker, trials
         self._on_update = on_update
         self.scales = Scales(work.space, ledger)
-        self._ladder = Ladder(work.space.quality.rungs, climbing_order)
-        self._climbing: dict[tuple[int, int], asyncio.Future[bool]] = {}
-        self._recalled: dict[tuple[int, int], Verdict] = {}
-        self._expected: set[tuple[int, int]] = set()
-        """Arrivals on the ladder that the log tells of and this process has not seen again."""
+        self._climb = Climb(work.space, self.scales, work.stages.seconds)
+        self._refiner = Refiner(work, ledger, self.scales, self._climb)
+        self._ending = Ending(work.space.search.stop, ledger, trials)
         self.runs: dict[int, TrialRun] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._asking: asyncio.Task[None] | None = None
@@ -92,6 +92,8 @@ class Orchestrator:
         log = self._ledger.recall()
         self._asker.resume(known, log)
         self._recall(known, log)
+        self._refiner.recall(log)
+        self._ending.recall(log)
         for name, layout in self._work.space.references.layouts().items():
             trial = self._ledger.propose(layout, "reference")
             # Known from the start, so that no seed proposes it again.
@@ -106,16 +108,14 @@ class Orchestrator:
         layout = Layout.from_json(trial.layout)
         run = TrialRun(trial.number, layout, reference, self._work, self._ledger, self)
         self.runs[trial.number] = run
-        if reference is None:
-            self._ladder.enter(trial.number)
+        self._climb.enter(run, self._ending.forecast(trial.number))
         task = asyncio.create_task(run.live(), name=f"trial {trial.number}")
         self._tasks[trial.number] = task
         task.add_done_callback(lambda _: self._ended(run))
 
     def _ended(self, run: TrialRun) -> None:
-        self._expected = {arrival for arrival in self._expected if arrival[0] != run.number}
-        self._ladder.leave(run.number)
-        self._decide()
+        if run.ended:  # not where the process ends, which decides nothing about others
+            self._climb.ended(run)
         self._failed_in_a_row = [*self._failed_in_a_row, run] if run.retryable else []
 
     async def _loop(self) -> StudyState:
@@ -128,7 +128,7 @@ class Orchestrator:
             if desired == "run" and self._may_ask():
                 self._asking = asyncio.create_task(self._propose(), name="proposer")
             pending = [task for task in self._all_tasks() if not task.done()]
-            if self._ladder.closed and not pending:
+            if self._climb.closed and not pending:
                 if self._retry_failed():
                     continue
                 return StudyState.COMPLETE
@@ -160,9 +160,8 @@ class Orchestrator:
         for run in self.runs.values():
             self._require_reference(run)
         self._require_sense()
-        if self._proposed() >= self._wanted and not self._ladder.closed:
-            self._ladder.closed = True
-            self._decide()
+        if not self._climb.closed and self._ending.is_due(self._proposed()):
+            self._climb.close()
         self._on_update(self._snapshot())
 
     def _show_state(self, state: StudyState) -> None:
@@ -178,19 +177,30 @@ class Orchestrator:
 
     def _may_ask(self) -> bool:
         asking = self._asking is not None and not self._asking.done()
-        if asking or self._ladder.closed or self._expected or not self.scales.figures_ready:
+        if asking or self._climb.closed or self._climb.recalling or not self.scales.figures_ready:
             return False
         busy = sum(not self._tasks[n].done() and not run.waiting for n, run in self.runs.items())
-        # Enough to keep each worker and each device at work, and no more: later proposals know more.
-        return busy < self._work.compute.workers + len(self._work.space.devices)
+        return busy < self._batch
+
+    @property
+    def _batch(self) -> int:
+        """Enough to keep each worker and each device at work, and no more: later proposals know more."""
+        return self._work.compute.workers + len(self._work.space.devices)
 
     async def _propose(self) -> None:
         trial = await self._asker.next(self._ledger)
         if trial is None:
-            self._ladder.closed = True
-            self._decide()
+            self._ending.space_is_empty()
+            self._climb.close()
         else:
+            gain, quality = self._asker.expected_gain, self._asker.forecast
+            self._ending.expect(trial.number, Expected(gain, self.scales.hypervolume or 0.0, self._batch, quality))
             self._start(trial)
+
+    def _recall(self, known: list[Trial], log: list[Event]) -> None:
+        cancelled = TrialState.CANCELLED
+        own = {trial.number for trial in known if trial.origin != "reference" and trial.status.state is not cancelled}
+        self._climb.recall(own, log)
 
     def _require_reference(self, run: TrialRun) -> None:
         if run.reference is None or run.failed is None:
@@ -209,7 +219,7 @@ class Orchestrator:
 
     def _refuse_deadlock(self, pending: list[asyncio.Task[None]]) -> None:
         running = [run for number, run in self.runs.items() if not self._tasks[number].done()]
-        stuck = self._ladder.closed and not self._expected and all(run.waiting for run in running)
+        stuck = self._climb.closed and not self._climb.recalling and all(run.waiting for run in running)
         assert not (stuck and pending), "trials wait for each other"
 
     def _keep_what_counts(self) -> None:
@@ -238,25 +248,19 @@ class Orchestrator:
         self._ledger.note_once(run.number, "quality", rung=rung, quality=quality.model_dump(mode="json"))
         return quality
 
-    async def climbs(self, run: TrialRun, rung: int) -> bool:
-        """Whether the trial is promoted; references always are."""
-        if run.reference is not None:
-            return True
-        self._ladder.finish(run.number, rung, self.scales.coordinates(run))
-        self._expected.discard((run.number, rung))
-        if verdict := self._recalled.get((run.number, rung)):
-            self._ladder.recall(run.number, rung, verdict)
-            self._decide()
-            return verdict == "promote"
-        decision: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._climbing[run.number, rung] = decision
-        self._decide()
-        return await decision
+    async def climbs(self, run: TrialRun, rung: int) -> Decision:
+        """What becomes of the trial; references are always promoted."""
+        return Decision(run.number, rung, "promote") if run.reference else await self._climb.climbs(run, rung)
+
+    async def refine(self, run: TrialRun) -> None:
+        """Makes surer what is known of a trial at the top, where that is worth it."""
+        await self._refiner.refine(run)
 
     def learned(self, run: TrialRun, status: str) -> None:
         """Keeps what is known of a trial, and tells the proposer."""
         before = self.scales.reference_point
         self.scales.learn(run, status)
+        self._climb.learn(run, status)
         if before is None and (point := self.scales.named_reference_point()):
             self._asker.fix_reference_point(self._ledger, point)
         if status != "failed" or not run.retryable:
@@ -269,37 +273,12 @@ class Orchestrator:
             "stopped": "stopped",
             "failed": "failed",
         }
+        rung = run.rung if run.quality is not None else None
         return Observation(
             run.layout,
             final.get(status, "running"),
             self.scales.known_coordinates(run),
             {check.name: check.log_excess for check in run.checks if check.log_excess is not None},
-            run.rung if run.quality is not None else None,
-            self.scales.known_noise(run),
+            rung,
+            self.scales.known_noise(run, 0.0 if rung is None else self._climb.noise(rung)),
         )
-
-    def _decide(self) -> None:
-        """Passes on what the ladder can decide."""
-        if self._expected or self._stop.is_set():
-            return
-        for decision in self._ladder.decisions():
-            waiting = self._climbing.pop((decision.trial, decision.rung), None)
-            if waiting is not None and not waiting.done():
-                waiting.set_result(decision.verdict == "promote")
-                self.runs[decision.trial].waiting = False
-
-    def _recall(self, known: list[Trial], log: list[Event]) -> None:
-        """Reads from the log who arrived where on the ladder, and what was decided."""
-        last = len(self._work.space.quality.rungs) - 1
-        cancelled = TrialState.CANCELLED
-        own = {trial.number for trial in known if trial.origin != "reference" and trial.status.state is not cancelled}
-        for event in log:
-            if event.trial is None or event.trial not in own:
-                continue
-            rung: int = event.payload.get("rung", 0)
-            if event.kind is EventKind.TRAINING and rung > 0:
-                self._recalled[event.trial, rung - 1] = "promote"
-            elif event.kind is EventKind.STOPPED:
-                self._recalled[event.trial, rung] = "stop"
-            elif event.payload.get("what") == "quality" and rung < last:
-                self._expected.add((event.trial, rung))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from nas.core.space import SearchSpace
 from nas.service.ledger import Ledger
-from nas.service.ranking import Ranked, front_hypervolume, rank_trials
+from nas.service.ranking import Ranked, rank_trials
 from nas.service.scales import Scales
 from nas.service.trial_run import TrialRun
 
@@ -67,17 +67,11 @@ def snapshot(
         wanted=wanted,
         active=tuple(_line(run) for run in runs.values() if not run.ended and not run.waiting),
         objectives=tuple(objective.name for objective in space.objectives),
-        hypervolume=_hypervolume(scales),
+        hypervolume=scales.hypervolume,
         front=_front(scales, runs),
         elapsed_s=elapsed,
         left_s=elapsed / ended * (wanted - ended) if ended >= _ENDED_TO_GUESS else None,
     )
-
-
-def _hypervolume(scales: Scales) -> float | None:
-    if scales.reference_point is None:
-        return None
-    return front_hypervolume(scales.complete, scales.reference_point)
 
 
 def _front(scales: Scales, runs: Mapping[int, TrialRun]) -> tuple[FrontRow, ...]:

@@ -74,14 +74,6 @@ def front_hypervolume(axes: Mapping[int, Sequence[Axis]], reference_point: Seque
     return hypervolume(_coordinates(axes, trials), reference_point) if trials else 0.0
 
 
-def climbing_order(points: Sequence[Sequence[float]]) -> list[int]:
-    """Who should climb the ladder first: by non-dominated rank, then by the first coordinate (minus quality)."""
-    if not points:
-        return []
-    rank = ranks(np.asarray(points, dtype=float))
-    return sorted(range(len(points)), key=lambda i: (int(rank[i]), points[i][0], i))
-
-
 def _coordinates(axes: Mapping[int, Sequence[Axis]], trials: Sequence[int]) -> NDArray[np.float64]:
     return np.array([[axis.coordinate for axis in axes[trial]] for trial in trials], dtype=np.float64)
 

@@ -13,7 +13,8 @@ from nas.core.space import SearchSpace
 from nas.core.trial import Event
 from nas.proxy.ladder import proxy_of
 from nas.proxy.quality import Quality
-from nas.service.asking import WARM
+from nas.search import Observation
+from nas.service.asking import TOLD, WARM
 from nas.service.ledger import all_events
 from nas.service.scales import PUBLISHED, figures_from_json
 from nas.store import results, studies, trials
@@ -37,6 +38,12 @@ class Record:
     measurements: dict[Place, Measurement] = field(default_factory=dict)
     """The one with the most repetitions that count, where there are several of a place."""
     quality: Quality | None = None
+    told: Observation | None = None
+    """What the proposer was last told of it."""
+    told_after_s: float | None = None
+    """When, in seconds while an orchestrator ran."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Stage -> what its results took, whoever worked for them; one that an earlier trial uses too is counted there."""
 
     @property
     def noisy(self) -> bool:
@@ -79,6 +86,7 @@ class StudyRecord:
     elapsed_s: float
     """While an orchestrator ran; nights in between do not count."""
     propose_seconds: float
+    log: Sequence[Event]
     warm_start: list[dict[str, Any]]
     """What was learnt from earlier studies, one row each (`nas.service.warm_start`)."""
 
@@ -102,12 +110,18 @@ def read_study(store: Store, name: str) -> StudyRecord:
     records = {row.number: Record(row, Layout.from_json(row.layout)) for row in trials.all(store, study.id)}
     log = all_events(store, study.id)
     devices = sorted({(e.payload["id"], e.payload["device"]) for e in log if e.payload.get("what") == CALIBRATED})
-    for number, row in results.of_study(store, study.id, stage="measure"):
-        if "value" in row.payload:
+    counted: set[str] = set()
+    for number, row in results.of_study(store, study.id):
+        if row.stage == "measure" and "value" in row.payload:
             _keep(records[number], space, devices, Measurement.model_validate(row.payload["value"]))
-    for event in log:
-        if event.payload.get("what") == "quality" and event.trial is not None:
-            records[event.trial].quality = Quality.model_validate(event.payload["quality"])
+        if row.result_key not in counted:
+            counted.add(row.result_key)
+            seconds = records[number].seconds
+            seconds[row.stage] = seconds.get(row.stage, 0.0) + row.seconds
+    running = elapsed(log)
+    for event, after_s in zip(log, running, strict=True):
+        if event.trial is not None:
+            _learn(records[event.trial], event.payload, after_s)
     scales, point = study.scales, study.reference_point
     return StudyRecord(
         study=study,
@@ -115,8 +129,9 @@ def read_study(store: Store, name: str) -> StudyRecord:
         records=records,
         published=figures_from_json(scales["figures"][PUBLISHED]) if scales else None,
         reference_point=[point[objective.name] for objective in space.objectives] if point else None,
-        elapsed_s=_elapsed(log),
+        elapsed_s=running[-1] if running else 0.0,
         propose_seconds=_spent(event.payload for event in log),
+        log=log,
         warm_start=[row for event in log if event.payload.get("what") == WARM for row in event.payload["studies"]],
     )
 
@@ -132,14 +147,24 @@ def _keep(record: Record, space: SearchSpace, devices: Iterable[tuple[str, str]]
                 record.measurements[place] = measurement
 
 
-def _elapsed(log: Sequence[Event]) -> float:
-    """Seconds from each launch to the last event before the next one."""
-    total, begun = 0.0, None
+def _learn(record: Record, payload: Mapping[str, Any], after_s: float) -> None:
+    what = payload.get("what")
+    if what == "quality":
+        record.quality = Quality.model_validate(payload["quality"])
+    elif what == TOLD:
+        record.told, record.told_after_s = Observation.from_json(payload["observation"]), after_s
+
+
+def elapsed(log: Sequence[Event]) -> list[float]:
+    """Seconds that an orchestrator had run at each event: from each launch to the last event before the next one."""
+    total, begun, found = 0.0, False, []
     for before, event in zip([None, *log], log, strict=False):
-        if event.payload.get("what") == LAUNCHED:
-            total += before.at - begun if before is not None and begun is not None else 0.0
-            begun = event.at
-    return total + (log[-1].at - begun if begun is not None else 0.0)
+        launched = event.payload.get("what") == LAUNCHED
+        if begun and before is not None and not launched:
+            total += event.at - before.at
+        begun = begun or launched
+        found.append(total)
+    return found
 
 
 def _spent(payloads: Iterable[Mapping[str, Any]]) -> float:

@@ -10,9 +10,11 @@ from nas.core.layout import Layout
 from nas.core.metrics import METRICS
 from nas.core.pareto import dominates
 from nas.core.scoring import Axis, check_budgets, places, ratio_of_limit
+from nas.core.space import SearchSpace
 from nas.core.trial import TrialState
 from nas.proxy.ladder import proxy_of
 from nas.service.agreement import agreements
+from nas.service.course import course
 from nas.service.ranking import Ranked, front_hypervolume, rank_trials
 from nas.service.record import Record, StudyRecord, read_study
 from nas.store import results
@@ -40,6 +42,7 @@ def study_report(store: Store, name: str) -> Json:
         "state": record.study.state.value,
         "trials": _counts(record),
         "hypervolume": front_hypervolume(axes, point) if point is not None else None,
+        **course(record, axes),
         "reference_point": _named(record, point),
         "objectives": [_objective(record, index) for index in range(len(record.space.objectives))],
         "budgets": _budgets(record),
@@ -50,6 +53,7 @@ def study_report(store: Store, name: str) -> Json:
         ],
         "noisy_references": [name for name, each in record.references.items() if each.noisy],
         "noisy": [_row(record, each, None) for each in record.records.values() if _left_out(each)],
+        "told": [_told(record.space, each) for each in record.records.values() if each.told is not None],
         "warm_start": record.warm_start,
         "agreement": [each.model_dump(mode="json") for each in agreements(record)],
         "elapsed_s": record.elapsed_s,
@@ -103,6 +107,22 @@ def _row(record: StudyRecord, each: Record, place: Ranked | None) -> Json:
         "origin": each.trial.origin,
         "operator": each.trial.operator,
         "parents": list(each.trial.parents),
+    }
+
+
+def _told(space: SearchSpace, each: Record) -> Json:
+    """What the proposer learned of a trial, whatever became of it, and what that cost."""
+    assert each.told is not None, "asked for what was told"
+    return {
+        **each.told.to_json(),
+        "trial": each.trial.number,
+        "layout": each.layout.format(),
+        "origin": each.trial.origin,
+        "operator": each.trial.operator,
+        "proxy_id": proxy_of(each.layout, space.quality).id,
+        "noisy": each.noisy,
+        "after_s": each.told_after_s,
+        "stage_seconds": each.seconds,
     }
 
 

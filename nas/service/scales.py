@@ -16,8 +16,9 @@ from nas.core.metrics import METRICS
 from nas.core.scoring import Axis, Place, QualityValue, axis, reference_point, require_figures
 from nas.core.space import SearchSpace
 from nas.proxy.ladder import proxy_of
-from nas.proxy.quality import QualityScale, fix_scale
+from nas.proxy.quality import Quality, QualityScale, fix_scale
 from nas.service.ledger import Ledger
+from nas.service.ranking import front_hypervolume
 from nas.service.stage_work import SeedScores
 from nas.service.trial_run import TakenFigures, TrialRun
 
@@ -53,6 +54,11 @@ class Scales:
         return dict(zip(names, self.reference_point, strict=True))
 
     @property
+    def hypervolume(self) -> float | None:
+        """Of the complete trials; None until the reference point is fixed."""
+        return None if self.reference_point is None else front_hypervolume(self.complete, self.reference_point)
+
+    @property
     def figures_ready(self) -> bool:
         """Whether the published reference has been measured."""
         return self._figures_taken.is_set()
@@ -84,6 +90,28 @@ class Scales:
             self._rungs[rung] = fix_scale(
                 config.rungs[rung].name, scores[PUBLISHED], [scores[ATTENTION]], minimum=config.min_reference
             )
+
+    def refined(self, rung: int, scores: SeedScores, published: SeedScores) -> Quality:
+        """Quality with further seeds than the scale was made with.
+
+        All layouts share what a seed does to start values and data, and the scale knows that of its own seeds only. So
+        a further seed's score is taken as a multiple of what the published reference scores with that seed; where that
+        is nothing, the seed says nothing.
+
+        Args:
+            rung: where.
+            scores: of the candidate, with the seeds of the scale and further ones.
+            published: of the published reference, with the same seeds.
+        """
+        scale, own = self._rungs[rung], self._scores[rung][PUBLISHED]
+        fair: SeedScores = {seed: {} for seed in scores}
+        for seed, groups in scores.items():
+            for group, score in groups.items():
+                if group in own.get(seed, {}):
+                    fair[seed][group] = score
+                elif group in scale.reference and published[seed][group] > 0:
+                    fair[seed][group] = score * scale.reference[group] / published[seed][group]
+        return scale.quality(fair)
 
     def learn(self, run: TrialRun, status: str) -> None:
         """Takes what a trial has come to know."""
@@ -121,17 +149,33 @@ class Scales:
         found = {name: self._axis(run, index) for index, name in enumerate(names)}
         return {name: each.coordinate for name, each in found.items() if each is not None}
 
-    def known_noise(self, run: TrialRun) -> dict[str, float]:
-        """Objective -> standard deviation of its coordinate, of those that were measured with an interval."""
-        names = [objective.name for objective in self._space.objectives]
-        found = {name: self._axis(run, index) for index, name in enumerate(names)}
-        return {name: each.sd for name, each in found.items() if each is not None and each.sd > 0}
+    def known_noise(self, run: TrialRun, rung_noise: float) -> dict[str, float]:
+        """Standard deviations of coordinates and budgets, by name, of those that were measured with an interval.
+
+        Args:
+            run: the trial.
+            rung_noise: what its quality is worth less for being of a rung below the top.
+        """
+        found = {check.name: check.log_sd for check in run.checks}
+        for index, objective in enumerate(self._space.objectives):
+            if (known := self._axis(run, index)) is not None:
+                extra = rung_noise if METRICS[objective.metric].source == "proxy" else 0.0
+                found[objective.name] = math.hypot(known.sd, extra)
+        return {name: sd for name, sd in found.items() if sd > 0}
+
+    def corner(self) -> tuple[float, ...] | None:
+        """The reference point in the order of `coordinates`, once it is fixed."""
+        point = self.named_reference_point()
+        return None if point is None else tuple(point[name] for name in self._quality_first())
 
     def coordinates(self, run: TrialRun) -> Sequence[float]:
         """All coordinates of a trial that finished a rung, quality first."""
         known = self.known_coordinates(run)
-        names = sorted(self._space.objectives, key=lambda each: METRICS[each.metric].source != "proxy")
-        return [known.get(each.name, math.inf) for each in names]
+        return [known.get(name, math.inf) for name in self._quality_first()]
+
+    def _quality_first(self) -> list[str]:
+        order = sorted(self._space.objectives, key=lambda each: METRICS[each.metric].source != "proxy")
+        return [each.name for each in order]
 
     def _axis(self, run: TrialRun, index: int) -> Axis | None:
         objective = self._space.objectives[index]

@@ -107,12 +107,12 @@ def serving(store: Store, options: ServeOptions) -> Iterator[Service]:
 def make_service_app(service: Service) -> FastAPI:
     """Everything that `nas serve` answers. A new API is a router, and a line here."""
     store, farm = service.store, service.farm
-    access = SecretAccess(store)
+    access, suspect = SecretAccess(store), farm.own_files.suspect
     app = web_app()
     app.add_middleware(RequestLog)
     app.include_router(enrolling.router(store, service.home, service.certificates, access.forget))
-    app.include_router(jobs_api.router(store, farm.find_file, farm.watch, farm.runners.signed, access))
-    app.include_router(users_api.router(store, service.studies, access.forget))
+    app.include_router(jobs_api.router(store, farm.find_file, farm.watch, farm.runners.signed, access, suspect))
+    app.include_router(users_api.router(store, service.studies, access.forget, lambda: farm.doorbell.closed))
     return app
 
 

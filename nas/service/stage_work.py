@@ -131,9 +131,9 @@ class StageWork:
         clean = key(False)
         return key(True) if self.accept_noise and self.ledger.result(clean, trial) is None else clean
 
-    async def train_rung(self, trial: int, layout: Layout, rung: int) -> SeedScores:
+    async def train_rung(self, trial: int, layout: Layout, rung: int, further_seeds: int = 0) -> SeedScores:
         """All proxy trainings that quality at `rung` is made of: seed -> evaluation group -> score."""
-        jobs = rung_jobs(self.space.quality, rung, layout, self.corpus)
+        jobs = rung_jobs(self.space.quality.with_seeds(further_seeds), rung, layout, self.corpus)
         results = await asyncio.gather(*(self._train(trial, job) for job in jobs))
         return seed_scores(jobs, {result.key: result for result in results})
 

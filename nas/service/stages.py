@@ -7,6 +7,7 @@ by the job table.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -34,6 +35,7 @@ class Stages:
         self._ledger = ledger
         self._first_pause_s = first_pause_s
         self._running: dict[str, asyncio.Task[Outcome]] = {}
+        self._seconds: dict[int, dict[str, float]] = {}
 
     async def run(self, stage: Stage, key: str, trial: int, action: Action) -> Any:
         """The stage's value, from the store where it is there already.
@@ -54,7 +56,12 @@ class Stages:
                 # Another trial has the same proxy: its work is ours. Its cancellation is not.
                 await asyncio.wait([task])
                 outcome = self._ledger.result(key, trial)
+        self._seconds.setdefault(trial, {})[key] = float(outcome.get("seconds", 0.0))
         return value_of(outcome)
+
+    def seconds(self, trial: int) -> float:
+        """What the stages that a trial went through take, whoever they were done for, each once."""
+        return math.fsum(self._seconds.get(trial, {}).values())
 
     async def _do(self, stage: Stage, key: str, trial: int, action: Action) -> Outcome:
         tries = _TRIES[stage]

@@ -19,6 +19,7 @@ from nas.core.scoring import BudgetCheck, Place, check_budgets
 from nas.core.trial import EventKind
 from nas.proxy.quality import Quality
 from nas.runtimes.base import Artifact
+from nas.search.ladder import Decision
 from nas.service.ledger import Ledger
 from nas.service.stage_work import SeedScores, StageWork
 
@@ -34,8 +35,11 @@ class Company(Protocol):
     async def quality(self, run: TrialRun, rung: int, scores: SeedScores) -> Quality:
         """A rung's quality, relative to the published reference's at that rung."""
 
-    async def climbs(self, run: TrialRun, rung: int) -> bool:
-        """Whether the trial is promoted from `rung`; may wait for other trials."""
+    async def climbs(self, run: TrialRun, rung: int) -> Decision:
+        """What becomes of the trial after `rung`; may wait for other trials."""
+
+    async def refine(self, run: TrialRun) -> None:
+        """Makes surer what is known of a trial at the top, where that is worth it."""
 
     def learned(self, run: TrialRun, status: str) -> None:
         """Something new is known of the trial."""
@@ -135,13 +139,16 @@ class TrialRun:
                 self.quality = await self.company.quality(self, rung, scores)
             self.company.learned(self, "rung")
             if rung < len(rungs) - 1 and not await self._climbs(rung):
-                self._end(EventKind.STOPPED, reason=f"not promoted from rung {rungs[rung].name}", rung=rung)
                 return False
         return True
 
     async def _climbs(self, rung: int) -> bool:
         with self._waiting():
-            return await self.company.climbs(self, rung)
+            decision = await self.company.climbs(self, rung)
+        if decision.verdict == "stop":
+            reason = f"not promoted from rung {self.work.space.quality.rungs[rung].name}"
+            self._end(EventKind.STOPPED, reason=f"{reason}: {decision.why}" if decision.why else reason, rung=rung)
+        return decision.verdict == "promote"
 
     async def _confirms(self, artifacts: dict[str, Artifact]) -> None:
         await self.work.gate(self.number, self.layout)
@@ -149,10 +156,17 @@ class TrialRun:
         protocol = self.work.space.protocol
         await self._measure(artifacts, self.work.space.measured, protocol.confirm_repetitions)
         await self._check(final=True)
+        if not self._broken():
+            await self.company.refine(self)
         if self._broken():
             self._infeasible()
         else:
             self._end(EventKind.COMPLETE)
+
+    async def measure_again(self, repetitions: int) -> None:
+        """Measures all workloads with other repetitions, and checks the budgets on what comes of it."""
+        await self._measure(self.artifacts, self.work.space.measured, repetitions)
+        await self._check(final=True)
 
     async def _measure(self, artifacts: dict[str, Artifact], workloads: Iterable[str], repetitions: int) -> None:
         wanted = self.work.places(workloads)

@@ -78,7 +78,7 @@ class Watch:
                     self._sweep()
                     sweep_at = time.monotonic() + _SWEEP_S
                 if waited_for := self.doorbell.waited_for():
-                    self.doorbell.call(waited_for & queue.with_work(self._store))
+                    self.doorbell.call(queue.with_work(self._store, waited_for))
             except NasError as error:
                 log.warning("the job table cannot be looked at: %s", error)
             seen = self.doorbell.wait(seen, _LOOK_S)

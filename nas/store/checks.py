@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import Connection, delete, exists, select
 
 from nas.store import device_log, devices
+from nas.store.jobs import LIVE
 from nas.store.models import device as device_table
 from nas.store.models import job as job_table
 from nas.store.rows import CheckOutcome, DeviceEventKind, DeviceRow, DeviceState, Health, JobKind, JobState
@@ -18,13 +20,23 @@ _ENDED = (JobState.DONE, JobState.FAILED, JobState.CANCELLED)
 _JOBS_KEPT_S = 86_400.0
 
 
-def due(store: Store) -> list[DeviceRow]:
-    """Devices that should be checked now and can be reached, those that waited longest first."""
-    wanted = (device_table.c.check_due <= store.now()) & device_table.c.health.in_(_CHECKED)
-    reachable = device_table.c.state.not_in(_UNREACHABLE)
-    query = select(device_table.c.id).where(wanted, reachable).order_by(device_table.c.check_due, device_table.c.id)
-    with store.read() as connection:
-        return [devices.read(connection, id, held=False) for id in connection.scalars(query).all()]
+def due(store: Store, *, among: Collection[str] | None = None, most: int = 1000) -> list[DeviceRow]:
+    """Devices that should be checked now and can be reached, those that waited longest first, at most `most`.
+
+    One that runs a check is not among them, nor one that a study calibrates just now, which says as much.
+
+    Args:
+        store: the database.
+        among: ids to choose from; None: all.
+        most: how many to give.
+    """
+    columns = device_table.c
+    wanted = [columns.check_due <= store.now(), columns.health.in_(_CHECKED), columns.state.not_in(_UNREACHABLE)]
+    if among is not None:
+        wanted.append(columns.id.in_(among))
+    of_device = (job_table.c.device == columns.id) & job_table.c.state.in_(LIVE)
+    query = select(device_table).where(*wanted, ~exists().where(of_device, job_table.c.kind == JobKind.CHECK))
+    return devices.select_rows(store, query.order_by(columns.check_due, columns.id).limit(most))
 
 
 @retried

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, delete, exists, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, bindparam, delete, exists, select, update
 
 from nas.core.device import Device
 from nas.core.errors import InvalidInput, UnknownName
@@ -19,9 +20,18 @@ from nas.store.store import Store, retried
 from nas.store.timeouts import LIMITS
 from nas.store.upsert import insert_if_absent
 
+SETTLED_S = 1.0
+"""Age from which an event is followed by no other of a lower id."""
+
 _FIRST_CHECK_S, _CHECK_FACTOR, _RAREST_CHECK_S = 15.0, 4.0, 3600.0
 _LASTING = frozenset({DeviceState.OFFLINE, DeviceState.DRAINING})
+"""States that outlast the silence of an agent."""
 _BY_PERSON = frozenset({Health.MAINTENANCE, Health.RETIRED})
+
+# Made once: to make them costs more than to run them.
+_BY_ID = select(device_table).where(device_table.c.id == bindparam("of_device"))
+_BY_ID_HELD = _BY_ID.with_for_update(key_share=True)
+_CHANGE = update(device_table).where(device_table.c.id == bindparam("of_device"))
 
 
 class NotServed(InvalidInput):
@@ -33,7 +43,7 @@ def register(store: Store, agent: str, devices: Sequence[Device], *, boot_id: st
     """Replaces what `agent` serves. May be repeated: leases, health and calibrations stay.
 
     Devices it no longer names go offline. A new `boot_id` ends the leases of its devices: nothing on them survived.
-    A device that describes itself otherwise than before has unknown health again.
+    A device that was restarted, or describes itself otherwise than before, has unknown health again.
 
     Raises:
         InvalidInput: the agent never enrolled.
@@ -70,13 +80,18 @@ def get(store: Store, id: str) -> DeviceRow:
         UnknownName: no such device.
     """
     with store.read() as connection:
-        return read(connection, id, held=False)
+        return _now(read(connection, id, held=False), store.now())
 
 
 def all(store: Store) -> list[DeviceRow]:
     """Every device, by id."""
+    return select_rows(store, select(device_table).order_by(device_table.c.id))
+
+
+def select_rows(store: Store, query: Select[Any]) -> list[DeviceRow]:
+    """The devices that `query` selects, in its order."""
     with store.read() as connection:
-        return [_row(row) for row in connection.execute(select(device_table).order_by(device_table.c.id))]
+        return [_now(_row(row), store.now()) for row in connection.execute(query)]
 
 
 @retried
@@ -123,6 +138,25 @@ def history(store: Store, id: str, *, kind: DeviceEventKind | None = None, limit
         return [_event(row) for row in connection.execute(query)]
 
 
+def events_since(store: Store, after: int, *, limit: int, device: str | None = None) -> list[DeviceEvent]:
+    """What happened to a device, or to any, behind the event `after`: at most `limit`, oldest first.
+
+    They end before the first that is newer than `SETTLED_S`: of transactions that run side by side, the later id may be
+    seen first, and who goes on behind it would miss the other.
+
+    Raises:
+        UnknownName: no such device.
+    """
+    settled = store.now() - SETTLED_S
+    query = select(device_event).where(device_event.c.id > after).order_by(device_event.c.id).limit(limit)
+    with store.read() as connection:
+        if device is not None:
+            read(connection, device, held=False)
+            query = query.where(device_event.c.device == device)
+        found = [_event(row) for row in connection.execute(query)]
+    return list(takewhile(lambda event: event.at <= settled, found))
+
+
 @retried
 def remove(store: Store, id: str) -> None:
     """Retires a device and forgets its calibrations.
@@ -144,6 +178,12 @@ def remove(store: Store, id: str) -> None:
         move(connection, row, DeviceState.OFFLINE, store.now(), "removed")
 
 
+def silent(now: float) -> ColumnElement[bool]:
+    """Whether nothing was heard of a device for so long that it is offline, and that is not written down yet."""
+    quiet = device_table.c.last_seen <= now - LIMITS[DeviceState.IDLE].seconds
+    return quiet & device_table.c.state.not_in(_LASTING)
+
+
 def read(connection: Connection, id: str, *, agent: str | None = None, held: bool = True) -> DeviceRow:
     """The device, which must be served by `agent`, if given.
 
@@ -153,8 +193,7 @@ def read(connection: Connection, id: str, *, agent: str | None = None, held: boo
         UnknownName: no such device; an agent is told of its own ones only.
         NotServed: another agent serves it.
     """
-    query = select(device_table).where(device_table.c.id == id)
-    row = connection.execute(query.with_for_update(key_share=True) if held else query).first()
+    row = connection.execute(_BY_ID_HELD if held else _BY_ID, {"of_device": id}).first()
     if row is None:
         valid = select(device_table.c.id)
         raise UnknownName(
@@ -171,12 +210,19 @@ def hold_all(connection: Connection, *which: ColumnElement[bool], skip_held: boo
     return list(connection.scalars(query.with_for_update(key_share=True, skip_locked=skip_held)))
 
 
-def heard_from(connection: Connection, device: DeviceRow, now: float) -> DeviceRow:
-    """Notes that the device's agent spoke for it; gives it as it is then.
+def heard_from(connection: Connection, device: DeviceRow, now: float, *, note: bool = True) -> DeviceRow:
+    """What follows from the device's agent having spoken for it; gives it as it is then.
 
     An offline device is idle again, or goes on with its job. After a long time away, good health is unknown.
+
+    Args:
+        connection: in a transaction that holds the device.
+        device: as it was.
+        now: when it spoke.
+        note: whether `last_seen` is written here, or by the caller, with what else it changes.
     """
-    change(connection, device.id, last_seen=now)
+    if note:
+        change(connection, device.id, last_seen=now)
     silent_s, heard = now - device.last_seen, replace(device, last_seen=now)
     if device.state is DeviceState.OFFLINE:
         state = DeviceState.LEASED if device.lease_holder else DeviceState.IDLE
@@ -228,7 +274,7 @@ def check_pause_s(failed: int) -> float:
 
 def change(connection: Connection, id: str, **values: Any) -> None:
     """Sets columns of a device."""
-    connection.execute(update(device_table).where(device_table.c.id == id).values(**values))
+    connection.execute(_CHANGE, {"of_device": id, **values})
 
 
 def _register(connection: Connection, agent: str, device: Device, now: float) -> None:
@@ -245,7 +291,7 @@ def _register(connection: Connection, agent: str, device: Device, now: float) ->
     if known.agent != agent:
         reason = f"moved here from agent {known.agent!r}"
     elif known.device != device:
-        reason = "it describes itself otherwise than before"
+        reason = _change(known.device, device)
     else:
         return
     device_log.record(connection, device.id, now, DeviceEventKind.REGISTERED, agent, reason)
@@ -254,11 +300,26 @@ def _register(connection: Connection, agent: str, device: Device, now: float) ->
     change(connection, device.id, agent=agent, device=described)
 
 
+def _change(before: Device, now: Device) -> str:
+    """What is new about a device: what its processor does after a restart need not be what was calibrated."""
+    if None not in (before.boot, now.boot) and before.model_copy(update={"boot": now.boot}) == now:
+        return "it was restarted"
+    return "it describes itself otherwise than before"
+
+
 def _end_leases(connection: Connection, agent: str, now: float) -> None:
     ids = hold_all(connection, device_table.c.agent == agent, device_table.c.lease_until.is_not(None))
     connection.execute(update(device_table).where(device_table.c.id.in_(ids)).values(lease_until=now))
     leased = (job.c.state == JobState.LEASED) & job.c.device.in_(ids)
     connection.execute(update(job).where(leased).values(lease_until=now))
+
+
+def _now(device: DeviceRow, now: float) -> DeviceRow:
+    """A device that fell silent is offline, even where no coordinator runs that would have written it down."""
+    silent_at = device.last_seen + LIMITS[DeviceState.IDLE].seconds
+    if device.state in _LASTING or silent_at > now:
+        return device
+    return replace(device, state=DeviceState.OFFLINE, state_since=silent_at)
 
 
 def _row(row: Row[Any]) -> DeviceRow:

@@ -60,7 +60,8 @@ def database_url(url: str | None = None) -> URL:
         parsed = make_url(url or f"sqlite:///{home() / 'hilnas.db'}")
     except ArgumentError:
         valid = "sqlite:////path/to/file.db or postgresql://user@host/name"
-        raise InvalidInput(f"{url!r} is no database URL; write {valid}") from None
+        # What was given is not repeated: it may hold a password all the same.
+        raise InvalidInput(f"this is no database URL; write {valid}", where="--db") from None
     if parsed.get_backend_name() not in ("sqlite", "postgresql"):
         raise InvalidInput(f"{parsed.get_backend_name()!r} databases are not supported; use sqlite or postgresql")
     if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):

@@ -7,14 +7,15 @@ however late it comes (`nas.store.outcomes`).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, Row, Update, exists, select, update
+from sqlalchemy import Connection, select, update
 
 from nas.core.errors import InvalidInput
-from nas.core.plan import Plan, Round, RoundResult
+from nas.core.plan import Plan, Round
 from nas.core.protocol import Phase
-from nas.store import devices, queue
+from nas.store import devices, job_rows, queue
 from nas.store.engine import Conflict
 from nas.store.models import device as device_table
 from nas.store.models import job as job_table
@@ -80,12 +81,9 @@ def enqueue(
         values |= {"not_before": not_before, "created": now, "updated": now}
         study, trial_number = trial or (None, None)
         if not insert_if_absent(connection, job_table, id=id, study=study, trial=trial_number, **values):
-            connection.execute(
-                _change(id, now, state=JobState.QUEUED, attempts=0, not_before=not_before).where(
-                    job_table.c.state == JobState.CANCELLED
-                )
-            )
-        stored = read(connection, id)
+            anew = {"state": JobState.QUEUED, "attempts": 0, "not_before": not_before, "updated": now}
+            job_rows.change(connection, id, JobState.CANCELLED, **anew)
+        stored = job_rows.find(connection, id)
         if stored is None:
             raise Conflict(f"job {id!r} was there, and was deleted with its study")
         return stored
@@ -102,27 +100,28 @@ def claim(store: Store, device: str, agent: str, *, lease_s: float = LEASE_S) ->
         UnknownName: no such device.
         InvalidInput: another agent serves it.
     """
-    if not _worth_a_write(store, device, agent):
+    if queue.quiet(store, device, agent, heard_within_s=_HEARD_S):
         return None
     with store.write() as connection:
         now = store.now()
-        row = devices.heard_from(connection, devices.read(connection, device, agent=agent), now)
+        # When it was heard from is written down with whatever else changes.
+        row = devices.heard_from(connection, devices.read(connection, device, agent=agent), now, note=False)
         if row.state not in queue.TAKES_JOBS:
+            devices.change(connection, device, last_seen=now)
             return None
         if row.lease_until is not None:
             _take_back(connection, device, now)
-        id = queue.next_job(connection, row, now, held=True)
-        if id is None:
-            devices.move(connection, row, DeviceState.IDLE, now, lease_holder=None, lease_until=None)
+        found = queue.next_job(connection, row, now)
+        if found is None:
+            devices.move(connection, row, DeviceState.IDLE, now, last_seen=now, lease_holder=None, lease_until=None)
             return None
-        epoch, until = row.epoch + 1, now + lease_s
-        devices.move(
-            connection, row, DeviceState.LEASED, now, epoch=epoch, lease_holder=agent, lease_until=until
-        )  # fmt: skip
-        lease = {"state": JobState.LEASED, "epoch": epoch, "lease_until": until, "phase": None}
-        lease["phase_until"] = now + phase_limit_s(None, read(connection, id).payload)
-        taken = _change(id, now, attempts=job_table.c.attempts + 1, **lease)
-        return _row(connection.execute(taken.returning(*job_table.c)).one())
+        job = job_rows.job_of(found)
+        lease: dict[str, Any] = {"epoch": row.epoch + 1, "lease_until": now + lease_s}
+        devices.move(connection, row, DeviceState.LEASED, now, last_seen=now, lease_holder=agent, **lease)
+        taken: dict[str, Any] = {"state": JobState.LEASED, "attempts": job.attempts + 1, "phase": None, "updated": now}
+        taken |= {"phase_until": now + phase_limit_s(None, job.payload), **lease}
+        job_rows.change(connection, job.id, **taken)
+        return replace(job, **taken)
 
 
 @retried
@@ -142,18 +141,18 @@ def renew(
     with store.write() as connection:
         now = store.now()
         row = devices.read(connection, device, agent=agent)
-        job = find(connection, id)
+        job = job_rows.find(connection, id)
         if job is None or job.state not in LIVE or (job.device, job.epoch, row.epoch) != (device, epoch, epoch):
             return False
         entered = _PHASES.index(phase) > _PHASES.index(job.phase)
         until = now + phase_limit_s(phase, job.payload) if entered else job.phase_until
         if until is not None and until <= now:
             return False
-        row = devices.heard_from(connection, row, now)
+        row = devices.heard_from(connection, row, now, note=False)
         state = row.state if row.state is DeviceState.DRAINING else state_of(phase if entered else job.phase or phase)
-        devices.move(connection, row, state, now, lease_holder=agent, lease_until=now + lease_s)
-        told = {"phase": phase, "phase_until": until} if entered else {}
-        connection.execute(_change(id, now, state=JobState.LEASED, lease_until=now + lease_s, **told))
+        devices.move(connection, row, state, now, last_seen=now, lease_holder=agent, lease_until=now + lease_s)
+        told: dict[str, Any] = {"phase": phase, "phase_until": until} if entered else {}
+        job_rows.change(connection, id, state=JobState.LEASED, updated=now, lease_until=now + lease_s, **told)
         return True
 
 
@@ -161,14 +160,14 @@ def get(store: Store, id: str) -> JobRow | None:
     """One job; None where there is none (any more: deleting a study deletes its jobs)."""
     with store.read() as connection:
         row = connection.execute(select(job_table).where(job_table.c.id == id)).first()
-        return _row(row) if row else None
+        return job_rows.job_of(row) if row else None
 
 
 def of_key(store: Store, result_key: str) -> list[JobRow]:
     """The rounds of one measurement, in order."""
     query = select(job_table).where(job_table.c.result_key == result_key).order_by(job_table.c.round)
     with store.read() as connection:
-        return [_row(row) for row in connection.execute(query)]
+        return [job_rows.job_of(row) for row in connection.execute(query)]
 
 
 def live(store: Store, *, study: int | None = None) -> list[JobRow]:
@@ -177,14 +176,7 @@ def live(store: Store, *, study: int | None = None) -> list[JobRow]:
     if study is not None:
         query = query.where(job_table.c.study == study)
     with store.read() as connection:
-        return [_row(row) for row in connection.execute(query)]
-
-
-def being_checked(store: Store, device: str) -> bool:
-    """Whether a health check or calibration of the device waits or runs."""
-    check = (job_table.c.kind == JobKind.CHECK) & job_table.c.state.in_(LIVE)
-    with store.read() as connection:
-        return bool(connection.scalar(select(exists().where(job_table.c.device == device, check))))
+        return [job_rows.job_of(row) for row in connection.execute(query)]
 
 
 @retried
@@ -210,14 +202,25 @@ def retry(store: Store, id: str) -> None:
         InvalidInput: it has not failed.
     """
     with store.write() as connection:
-        clean: dict[str, Any] = {"state": JobState.QUEUED, "attempts": 0, "blame": None, "reason": None}
-        changed = connection.execute(
-            _change(id, store.now(), message=None, not_before=store.now(), **clean).where(
-                job_table.c.state == JobState.FAILED
-            )
-        )
-        if changed.rowcount != 1:
+        now = store.now()
+        clean: dict[str, Any] = {
+            "state": JobState.QUEUED,
+            "attempts": 0,
+            "blame": None,
+            "reason": None,
+            "message": None,
+        }
+        if not job_rows.change(connection, id, JobState.FAILED, not_before=now, updated=now, **clean):
             raise InvalidInput(f"job {id!r} has not failed, so it cannot be retried")
+
+
+@retried
+def give_up(store: Store, id: str, message: str) -> None:
+    """Ends a job that nobody can do as the infrastructure's failure, unless it has ended; `retry` queues it anew."""
+    end: dict[str, Any] = {"state": JobState.FAILED, "blame": Blame.INFRASTRUCTURE, "message": message}
+    with store.write() as connection:
+        for state in LIVE:
+            job_rows.change(connection, id, state, epoch=None, lease_until=None, updated=store.now(), **end)
 
 
 def job_id(result_key: str, number: int) -> str:
@@ -230,7 +233,7 @@ def held(store: Store, agent: str) -> list[JobRow]:
     current = (job_table.c.epoch == device_table.c.epoch) & job_table.c.state.in_(LIVE)
     query = select(job_table).join(device_table).where(device_table.c.agent == agent, current)
     with store.read() as connection:
-        return [_row(row) for row in connection.execute(query)]
+        return [job_rows.job_of(row) for row in connection.execute(query)]
 
 
 def files(round: Round) -> frozenset[str]:
@@ -239,28 +242,8 @@ def files(round: Round) -> frozenset[str]:
     return frozenset(sha256 for plan in plans for sha256 in _plan_files(plan))
 
 
-def find(connection: Connection, id: str) -> JobRow | None:
-    """The job `id`, if there is one, held until the transaction ends."""
-    row = connection.execute(select(job_table).where(job_table.c.id == id).with_for_update(key_share=True)).first()
-    return _row(row) if row else None
-
-
-def read(connection: Connection, id: str) -> JobRow:
-    """The job `id`, which exists, held until the transaction ends."""
-    return _row(connection.execute(select(job_table).where(job_table.c.id == id).with_for_update(key_share=True)).one())
-
-
 def _plan_files(plan: Plan) -> list[str]:
     return [file.sha256 for file in (*(given.travels for given in plan.inputs.values()), *plan.runner.files.values())]
-
-
-def _worth_a_write(store: Store, device: str, agent: str) -> bool:
-    """Whether a claim would change anything; agents ask often, and most often for nothing."""
-    with store.read() as connection:
-        now = store.now()
-        row = devices.read(connection, device, agent=agent, held=False)
-        quiet = row.state is DeviceState.IDLE and row.lease_until is None and row.last_seen > now - _HEARD_S
-        return not quiet or queue.next_job(connection, row, now) is not None
 
 
 def _take_back(connection: Connection, device: str, now: float) -> None:
@@ -282,34 +265,3 @@ def _cancel(connection: Connection, now: float, *which: Any) -> None:
     ids = list(connection.scalars(unfinished.with_for_update(key_share=True)))
     end = {"state": JobState.CANCELLED, "epoch": None, "lease_until": None, "updated": now}
     connection.execute(update(job_table).where(job_table.c.id.in_(ids)).values(**end))
-
-
-def _change(id: str, now: float, **values: Any) -> Update:
-    return update(job_table).where(job_table.c.id == id).values(updated=now, **values)
-
-
-def _row(row: Row[Any]) -> JobRow:
-    return JobRow(
-        row.id,
-        row.result_key,
-        row.round,
-        JobKind(row.kind),
-        row.study,
-        row.trial,
-        row.device,
-        row.priority,
-        Round.model_validate(row.payload),
-        JobState(row.state),
-        row.attempts,
-        row.epoch,
-        row.lease_until,
-        row.not_before,
-        row.created,
-        row.updated,
-        RoundResult.model_validate(row.result) if row.result else None,
-        Blame(row.blame) if row.blame else None,
-        row.reason,
-        row.message,
-        row.phase,
-        row.phase_until,
-    )

@@ -17,7 +17,7 @@ from sqlalchemy import ColumnElement, Connection, Select, exists, func, or_, sel
 from nas.core.errors import FailureReason
 from nas.core.plan import RoundResult
 from nas.core.protocol import Failure, Phase
-from nas.store import device_log, devices, jobs
+from nas.store import device_log, devices, job_rows, jobs
 from nas.store.attempts import insert_attempt
 from nas.store.models import agent as agent_table
 from nas.store.models import attempt
@@ -60,17 +60,18 @@ def submit(store: Store, id: str, device: str, agent: str, epoch: int, result: R
     """
     with store.write() as connection:
         now = store.now()
-        row = devices.heard_from(connection, devices.read(connection, device, agent=agent), now)
-        job = jobs.find(connection, id)
-        if job is not None and _finished_under(job, row, epoch):
-            return Verdict(True)
-        refusal = _refusal(job, row, epoch)
-        if refusal is not None:
-            return Verdict(False, refusal)
-        end = {"state": JobState.DONE, "result": result.model_dump(mode="json"), "lease_until": None}
+        # When it was heard from is written down with whatever else changes.
+        row = devices.heard_from(connection, devices.read(connection, device, agent=agent), now, note=False)
+        job = job_rows.find(connection, id)
+        finished = job is not None and _finished_under(job, row, epoch)
+        refusal = None if finished else _refusal(job, row, epoch)
+        if finished or refusal is not None:
+            devices.change(connection, device, last_seen=now)
+            return Verdict(finished, refusal)
+        end: dict[str, Any] = {"state": JobState.DONE, "result": result.model_dump(mode="json"), "lease_until": None}
         end |= {"blame": None, "reason": None, "message": None}
-        connection.execute(update(job_table).where(job_table.c.id == id).values(updated=now, **end))
-        _free(connection, row, now)
+        job_rows.change(connection, id, updated=now, **end)
+        _free(connection, row, now, last_seen=now)
         return Verdict(True)
 
 
@@ -85,7 +86,7 @@ def fail(store: Store, id: str, device: str, agent: str, epoch: int, failure: Fa
     with store.write() as connection:
         now = store.now()
         row = devices.heard_from(connection, devices.read(connection, device, agent=agent), now)
-        job = jobs.find(connection, id)
+        job = job_rows.find(connection, id)
         refusal = _refusal(job, row, epoch)
         if job is None or refusal is not None:
             return Verdict(False, refusal)
@@ -95,11 +96,12 @@ def fail(store: Store, id: str, device: str, agent: str, epoch: int, failure: Fa
         if failure.kind == "infrastructure":
             reason: FailureReason = "timeout" if failure.overdue else "crash"
             ran = failure.phase == "running"
-            _count(connection, _Failed(job, row, failure.message, failure.phase, ran, reason), now)
+            failed = _Failed(job, row, failure.message, failure.phase, ran, reason)
+            _count(connection, failed, now, of_device=failure.reached_device)
         else:
             _end(connection, job, row, failure, now)
         # Nothing more is expected under this epoch, unlike after a lease that ran out.
-        connection.execute(update(job_table).where(job_table.c.id == id).values(epoch=None))
+        job_rows.change(connection, id, epoch=None)
         return Verdict(True)
 
 
@@ -113,7 +115,7 @@ def expire(store: Store, *, local_only: bool = False) -> list[str]:
     lost = (job_table.c.state == JobState.LEASED) & over
     if local_only:
         lost &= job_table.c.device.in_(_local_devices())
-    silent = (device_table.c.last_seen <= now - OFFLINE_S) & device_table.c.state.not_in(_STAY)
+    silent = devices.silent(now)
     with store.read() as connection:
         gone = list(connection.execute(select(job_table.c.id, job_table.c.device).where(lost).order_by(job_table.c.id)))
         quiet = connection.scalar(select(exists().where(silent)))
@@ -138,7 +140,7 @@ def _take_back(store: Store, id: str, device: str) -> bool:
     """Ends a lease that ran out, unless it was renewed or the job ended meanwhile."""
     with store.write() as connection:
         now, row = store.now(), devices.read(connection, device)
-        job = jobs.find(connection, id)
+        job = job_rows.find(connection, id)
         if job is None or job.state is not JobState.LEASED:
             return False
         if all(until is None or until > now for until in (job.lease_until, job.phase_until)):
@@ -205,20 +207,21 @@ def _lost(job: JobRow, device: DeviceRow, now: float) -> _Failed:
     return _Failed(job, device, message, job.phase, ran, "crash")
 
 
-def _free(connection: Connection, device: DeviceRow, now: float) -> None:
-    state = device.state if device.state is DeviceState.DRAINING else DeviceState.IDLE
-    devices.move(connection, device, state, now, lease_holder=None, lease_until=None)
+def _free(connection: Connection, device: DeviceRow, now: float, **more: Any) -> None:
+    state = device.state if device.state in _STAY else DeviceState.IDLE
+    devices.move(connection, device, state, now, lease_holder=None, lease_until=None, **more)
 
 
-def _count(connection: Connection, failed: _Failed, now: float) -> None:
-    """Records a failure of the infrastructure and decides what becomes of its job and its device."""
+def _count(connection: Connection, failed: _Failed, now: float, *, of_device: bool = True) -> None:
+    """Records a failure of the infrastructure and decides what becomes of its job, and of its device if it was its."""
     job, device, message = failed.job, failed.device, failed.message
     _record(connection, job, _TELLING if failed.ran else _OTHER, message, now)
-    told = failed.phase or "not begun"
-    device_log.record(connection, device.id, now, DeviceEventKind.FAILURE, told, message, job.id)
-    _doubt(connection, device, message, now)
+    if of_device:
+        told = failed.phase or "not begun"
+        device_log.record(connection, device.id, now, DeviceEventKind.FAILURE, told, message, job.id)
+        _doubt(connection, device, message, now)
     values = {"updated": now, "lease_until": None, "message": message} | _verdict(connection, failed, now)
-    connection.execute(update(job_table).where(job_table.c.id == job.id).values(**values))
+    job_rows.change(connection, job.id, **values)
 
 
 def _end(connection: Connection, job: JobRow, device: DeviceRow, failure: Failure, now: float) -> None:
@@ -227,7 +230,7 @@ def _end(connection: Connection, job: JobRow, device: DeviceRow, failure: Failur
     refused = {"state": JobState.FAILED, "blame": Blame.REFUSED}
     values: dict[str, Any] = refused if failure.kind == "refused" else {"state": JobState.CANCELLED}
     values |= {"updated": now, "lease_until": None, "message": failure.message}
-    connection.execute(update(job_table).where(job_table.c.id == job.id).values(**values))
+    job_rows.change(connection, job.id, **values)
 
 
 def _record(connection: Connection, job: JobRow, kind: str, message: str, now: float) -> None:

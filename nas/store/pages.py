@@ -7,9 +7,10 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, and_, case, func, or_, select
 
+from nas.store import devices
 from nas.store.models import device as device_table
 from nas.store.models import job, study, trial
-from nas.store.rows import Blame, JobKind, JobState, Study, StudyState
+from nas.store.rows import Blame, DeviceState, JobKind, JobState, Study, StudyState
 from nas.store.store import Store
 
 
@@ -95,9 +96,9 @@ def summary(store: Store, found: Study) -> StudySummary:
 
 def devices_by_condition(store: Store) -> dict[tuple[str, str], int]:
     """(state, health) -> how many devices; what no device is in is left out."""
-    query = select(device_table.c.state, device_table.c.health, func.count()).group_by(
-        device_table.c.state, device_table.c.health
-    )
+    silent = devices.silent(store.now()).self_group()
+    state = case((silent, DeviceState.OFFLINE.value), else_=device_table.c.state).label("state_now")
+    query = select(state, device_table.c.health, func.count()).group_by(state, device_table.c.health)
     with store.read() as connection:
         return {(state, health): count for state, health, count in connection.execute(query)}
 

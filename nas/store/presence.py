@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import BindParameter, Connection, bindparam, select, update
+from sqlalchemy import BindParameter, Connection, Select, bindparam, select, update
 
 from nas.core.protocol import Phase
 from nas.store import devices
@@ -17,6 +18,21 @@ from nas.store.store import Store, retried
 from nas.store.timeouts import LIMITS
 
 _LONG_S = LIMITS[DeviceState.OFFLINE].seconds
+
+
+def _held_until() -> Select[Any]:
+    of: dict[str, BindParameter[Any]] = {
+        name: bindparam(name) for name in ("job", "device", "agent", "epoch", "phase", "now")
+    }
+    serves = (device_table.c.id == of["device"]) & (device_table.c.agent == of["agent"])
+    serves &= (device_table.c.epoch == of["epoch"]) & (device_table.c.state != DeviceState.OFFLINE)
+    current = (job_table.c.epoch == of["epoch"]) & (job_table.c.state == JobState.LEASED)
+    current &= (job_table.c.phase == of["phase"]) & (job_table.c.phase_until > of["now"])
+    return select(job_table.c.lease_until).join(device_table).where(job_table.c.id == of["job"], serves, current)
+
+
+# Made once: each heartbeat asks, and to make it costs more than to ask.
+_HELD_UNTIL = _held_until()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +51,9 @@ def held_until(store: Store, id: str, device: str, agent: str, epoch: int, phase
     That is so where `agent` does not hold it just now, the device is taken to be offline, or the job has come to
     another phase or was in it for too long.
     """
-    current = (device_table.c.epoch == epoch) & (job_table.c.epoch == epoch) & (job_table.c.state == JobState.LEASED)
-    current &= (job_table.c.phase == phase) & (job_table.c.phase_until > store.now())
-    query = select(job_table.c.lease_until).join(device_table).where(job_table.c.id == id, current)
-    query = query.where(device_table.c.id == device, device_table.c.agent == agent)
+    of = {"job": id, "device": device, "agent": agent, "epoch": epoch, "phase": phase, "now": store.now()}
     with store.read() as connection:
-        until = connection.scalar(query.where(device_table.c.state != DeviceState.OFFLINE))
+        until = connection.scalar(_HELD_UNTIL, of)
     return None if until is None else float(until)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from sqlalchemy import ColumnElement, Connection, FromClause, Select, bindparam, exists, or_, select
+from collections.abc import Collection
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, FromClause, Row, Select, bindparam, exists, or_, select
 
 from nas.store.models import device as device_table
 from nas.store.models import job as job_table
@@ -21,20 +24,17 @@ _KINDS = {
 }
 
 
-def with_work(store: Store) -> frozenset[str]:
-    """Devices for which `jobs.claim` would find a job."""
+def _has_work() -> ColumnElement[bool]:
+    """Whether `jobs.claim` would find a job for a device."""
     of_device = (job_table.c.device == device_table.c.id) & (job_table.c.state == JobState.QUEUED)
     by_health = or_(
         *((device_table.c.health == health) & job_table.c.kind.in_(kinds) for health, kinds in _KINDS.items() if kinds)
     )
-    work = exists().where(of_device, by_health, job_table.c.not_before <= store.now())
-    with store.read() as connection:
-        return frozenset(
-            connection.scalars(select(device_table.c.id).where(device_table.c.state.in_(TAKES_JOBS), work))
-        )
+    due = job_table.c.not_before <= bindparam("now")
+    return device_table.c.state.in_(TAKES_JOBS) & exists().where(of_device, by_health, due)
 
 
-def _first() -> Select[str]:
+def _first() -> Select[Any]:
     """Of the highest priority that there is, the oldest; one look each into the index, however long the queue."""
 
     def ready(job: FromClause) -> ColumnElement[bool]:
@@ -44,15 +44,36 @@ def _first() -> Select[str]:
     other = job_table.alias()
     highest = select(other.c.priority).where(ready(other)).order_by(other.c.priority.desc()).limit(1).scalar_subquery()
     first = ready(job_table) & (job_table.c.priority == highest)
-    return select(job_table.c.id).where(first).order_by(job_table.c.created, job_table.c.id).limit(1)
+    return select(job_table).where(first).order_by(job_table.c.created, job_table.c.id).limit(1)
 
 
 # Made once: they are asked at every poll, and to make them costs more than to ask.
-_NEXT = _first()
-_NEXT_HELD = _NEXT.with_for_update(key_share=True, skip_locked=True)
+_WITH_WORK = select(device_table.c.id).where(device_table.c.id.in_(bindparam("among", expanding=True)), _has_work())
+_NEXT = _first().with_for_update(key_share=True, skip_locked=True)
+_QUIET = select(device_table.c.id).where(
+    device_table.c.id == bindparam("device"),
+    device_table.c.agent == bindparam("agent"),
+    device_table.c.state == DeviceState.IDLE,
+    device_table.c.lease_until.is_(None),
+    device_table.c.last_seen > bindparam("heard_since"),
+    ~_has_work(),
+)
 
 
-def next_job(connection: Connection, device: DeviceRow, now: float, *, held: bool = False) -> str | None:
-    """The id of the job that the device should do next; to hold one leaves out those that others hold."""
-    wanted = {"device": device.id, "kinds": _KINDS[device.health], "now": now}
-    return connection.scalar(_NEXT_HELD if held else _NEXT, wanted)
+def with_work(store: Store, among: Collection[str]) -> frozenset[str]:
+    """Those of the devices `among` for which `jobs.claim` would find a job."""
+    with store.read() as connection:
+        return frozenset(connection.scalars(_WITH_WORK, {"among": list(among), "now": store.now()}))
+
+
+def quiet(store: Store, device: str, agent: str, *, heard_within_s: float) -> bool:
+    """Whether a device of `agent` is idle, was heard from lately, and has nothing to do: a claim changes nothing."""
+    now = store.now()
+    with store.read() as connection:
+        of = {"device": device, "agent": agent, "heard_since": now - heard_within_s, "now": now}
+        return connection.scalar(_QUIET, of) is not None
+
+
+def next_job(connection: Connection, device: DeviceRow, now: float) -> Row[Any] | None:
+    """The job that the device should do next, held; one that somebody else holds is left out."""
+    return connection.execute(_NEXT, {"device": device.id, "kinds": _KINDS[device.health], "now": now}).first()

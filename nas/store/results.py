@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, select
+from sqlalchemy import Connection, Row, Text, cast, func, select
 
 from nas.core.errors import InvalidInput
 from nas.store.models import result, result_use
@@ -56,6 +56,15 @@ def get(store: Store, key: str) -> Result | None:
     """The result under `key`."""
     with store.read() as connection:
         return _get(connection, key)
+
+
+def find_export(store: Store, sha256: str) -> Result | None:
+    """What a stored file is the export of: the oldest result that names its content. Reads through all exports."""
+    names_it = cast(result.c.payload, Text).contains(sha256)
+    query = select(result).where(result.c.stage == "export", names_it).order_by(result.c.created).limit(1)
+    with store.read() as connection:
+        row = connection.execute(query).first()
+        return _result(row) if row else None
 
 
 def get_many(store: Store, keys: Sequence[str]) -> dict[str, Result]:

@@ -58,6 +58,13 @@ def by_layout(store: Store, study: int, layout_id: str) -> Trial | None:
         return _by_layout(connection, study, layout_id)
 
 
+def find_layout(store: Store, layout_id: str) -> Json | None:
+    """The layout of that id, from any study that has a trial of it."""
+    with store.read() as connection:
+        found: Json | None = connection.scalar(select(trial.c.layout).where(trial.c.layout_id == layout_id).limit(1))
+        return found
+
+
 def all(store: Store, study: int, *, states: Iterable[TrialState] | None = None) -> list[Trial]:
     """The study's trials in the order of their numbers; only those in one of `states`, if given."""
     query = select(trial).where(trial.c.study == study).order_by(trial.c.number)

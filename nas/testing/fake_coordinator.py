@@ -44,15 +44,19 @@ class FakeCoordinator:
         files: served by content hash.
         local_paths: answer downloads by naming the file instead of sending it.
         heartbeat_s: what agents are told.
+        poll_s: same.
     """
 
-    def __init__(self, files: Path, *, local_paths: bool = False, heartbeat_s: float = 0.05) -> None:
-        self.files, self.local_paths, self.heartbeat_s = files, local_paths, heartbeat_s
+    def __init__(
+        self, files: Path, *, local_paths: bool = False, heartbeat_s: float = 0.05, poll_s: float = 0.2
+    ) -> None:
+        self.files, self.local_paths, self.heartbeat_s, self.poll_s = files, local_paths, heartbeat_s, poll_s
         self.jobs: list[Job] = []
         self.manifest: SignedManifest | None = None
         """Served as it is; `nas.service.signing` makes good ones."""
         self.registered: list[RegisterRequest] = []
         self.heartbeats: list[HeartbeatRequest] = []
+        self.polls: list[LeaseRequest] = []
         self.results: dict[str, ResultRequest] = {}
         self.cancelled: set[str] = set()
         self.trouble: list[httpx.Response | httpx.TransportError] = []
@@ -65,7 +69,9 @@ class FakeCoordinator:
 
     def client(self) -> httpx.Client:
         """A client that reaches this coordinator without a network."""
-        return httpx.Client(base_url="http://coordinator", transport=httpx.MockTransport(self.handle))
+        return httpx.Client(
+            base_url="http://coordinator", transport=httpx.MockTransport(lambda request: self.handle(request))
+        )
 
     def offer(self, job: Job, device: str | None = None) -> None:
         """Queues a job, for one device or for any."""
@@ -115,16 +121,17 @@ class FakeCoordinator:
 
     def _register(self, request: RegisterRequest) -> httpx.Response:
         self.registered.append(request)
-        return _json(RegisterReply(authority="fake", poll_s=0.2, heartbeat_s=self.heartbeat_s))
+        return _json(RegisterReply(authority="fake", poll_s=self.poll_s, heartbeat_s=self.heartbeat_s))
 
     def _lease(self, request: LeaseRequest) -> httpx.Response:
         def mine() -> Job | None:
             return next((job for job in self.jobs if self._meant.get(job.id, request.device) == request.device), None)
 
-        self._changed.wait_for(lambda: mine() is not None, request.wait_s)
+        self.polls.append(request)
         known = {(agent.agent, device.id) for agent in self.registered for device in agent.devices}
         if (request.agent, request.device) not in known:
             return httpx.Response(404, text="unknown agent or device: register first")
+        self._changed.wait_for(lambda: mine() is not None or request.device not in self.serving(), request.wait_s)
         job = mine()
         if job:
             self.jobs.remove(job)

@@ -107,7 +107,9 @@ class FakeRuntime:
         """Passes: there is no graph that could be wrong."""
         return GateReport(errors=(0.0,), error=0.0, limit=0.01)
 
-    def runner(self, target: str, features: Collection[str] | None = None, patched: bool = False) -> Runner:
+    def runner(
+        self, target: str, features: Collection[str] | None = None, patched: bool = False, libc: str | None = None
+    ) -> Runner:
         """The script, which runs on any target that has this interpreter."""
         if patched or target not in self.targets:
             raise InfrastructureFailed(f"no {'patched ' * patched}{self.name} runner for {target}")

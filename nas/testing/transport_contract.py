@@ -86,8 +86,12 @@ class TransportContract:
         assert run(transport, "cat").stdout == b""
 
     def test_deadline_kills_and_is_told(self, transport: Transport) -> None:
-        result = run(transport, "echo before; sleep 300", deadline_s=0.3)
-        assert (result.timed_out, result.exit_code, result.stdout) == (True, -9, b"before\n")
+        for deadline_s in (0.3, 3, 30):  # a busy device may say nothing before the first is over
+            result = run(transport, "echo before; sleep 300", deadline_s=deadline_s)
+            assert (result.timed_out, result.exit_code) == (True, -9)
+            if result.stdout:
+                break
+        assert result.stdout == b"before\n"
 
     def test_deadline_also_ends_what_the_process_started(self, transport: Transport) -> None:
         """A grandchild holds the streams open; the run ends all the same."""
@@ -115,7 +119,7 @@ class TransportContract:
 
     def test_what_cannot_be_executed_is_not_retried(self, transport: Transport) -> None:
         with pytest.raises(Unsupported, match="no-such-program"):
-            transport.run(["/no-such-program"], env={}, deadline_s=5, output_limit=10)
+            transport.run(["/no-such-program"], env={}, deadline_s=60, output_limit=10)
 
     def test_an_older_epoch_is_refused(self, transport: Transport) -> None:
         transport.claim(Lease("coordinator", 7))
@@ -141,7 +145,7 @@ class TransportContract:
         transport.push(script, sha256)
         folder = transport.bundle({"script": sha256})
         with pytest.raises(Unsupported, match="script"):
-            transport.run([f"{folder}/script"], env={}, deadline_s=5, output_limit=10)
+            transport.run([f"{folder}/script"], env={}, deadline_s=60, output_limit=10)
 
     def test_push_is_by_content_and_idempotent(self, transport: Transport, local_file: tuple[Path, str]) -> None:
         path, sha256 = local_file
@@ -206,7 +210,7 @@ class TransportContract:
             transport.push(path, hashes[path.name])
         folder = transport.bundle(hashes)
         assert transport.bundle(hashes) == folder
-        result = transport.run([f"{folder}/script"], env={}, deadline_s=10, output_limit=100)
+        result = transport.run([f"{folder}/script"], env={}, deadline_s=60, output_limit=100)
         assert result.stdout == b"beside\n"
 
     def test_reads_the_devices_own_files(self, transport: Transport) -> None:

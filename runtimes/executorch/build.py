@@ -6,7 +6,6 @@ For another machine: against that machine's wheel, with Debian's cross compiler,
 from __future__ import annotations
 
 import errno
-import re
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -52,7 +51,13 @@ _TINY = Layout.parse("d64 v128 ffn=swiglu:64 [C3 A2/1]")
 
 
 def build(
-    target: str = "host", *, log: Log, patched: bool = False, variant: str | None = None, tools: bool = False
+    target: str = "host",
+    *,
+    log: Log,
+    patched: bool = False,
+    variant: str | None = None,
+    tools: bool = False,
+    static: bool = False,
 ) -> Build:
     """The runner for a machine, made now unless the cache has it.
 
@@ -63,22 +68,24 @@ def build(
         variant: instruction set of our own kernels; `None`: the best of this machine, of another one the best in the
             table.
         tools: there are none.
+        static: there is none: ExecuTorch's own libraries are shared ones.
 
     Raises:
         InfrastructureFailed: ExecuTorch or a compiler is missing, or a step failed; with the remedy.
         InvalidInput: unknown target or variant, or a build that does not exist.
     """
-    if patched or tools:
-        raise InvalidInput("ExecuTorch has one build: its own libraries and our runner")
+    if patched or tools or static:
+        raise InvalidInput("ExecuTorch has one build: its own shared libraries and our runner")
     target = host_target() if target == "host" else target
     kit = _for_this_machine(variant) if target == host_target() else _for_another(target, variant)
     build_id = content_hash(kit.details.model_dump(mode="json"))
     final = builds_folder() / build_id
     build_once(final, "the ExecuTorch runner", _DISK_BYTES, lambda work: _make(work, kit, build_id, log), log)
     log(f"ExecuTorch {kit.details.executorch} for {target} ({kit.details.variant}): {final}")
-    if kit.carried:
-        log(f"a device needs the GNU C library {needed_glibc(final)} or newer; all else is in that folder")
-    return load_build(final)
+    built = load_build(final)
+    also = "" if kit.carried else ", and libstdc++"
+    log(f"a device needs the GNU C library {built.glibc} or newer{also}; all else is in that folder")
+    return built
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +135,6 @@ def _details(
         compiler=compiler.version,
         carried=carried,
     )
-
-
-def needed_glibc(folder: Path) -> str:
-    """The newest version of GNU's C library that a file in `folder` asks for, such as "2.36"."""
-    asked = (re.findall(rb"\0GLIBC_2\.(\d+)(?=\0)", path.read_bytes()) for path in folder.iterdir() if path.is_file())
-    return f"2.{max(int(minor) for found in asked for minor in found)}"
 
 
 def _make(work: Path, kit: _Kit, build_id: str, log: Log) -> Path:

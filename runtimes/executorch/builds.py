@@ -15,6 +15,7 @@ from nas.core.plan import Runner
 from nas.runtimes.building import MANIFEST, is_whole, plan_file, write_runner
 from nas.runtimes.executorch.sdk import LIBRARIES
 from nas.runtimes.host import host_features, host_target
+from nas.runtimes.libc import first_that_runs, needed_glibc
 
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("runner.cpp", "attention.h", "recipe.h"))
 DETAILS = "build.json"
@@ -97,6 +98,11 @@ class Build:
         """The measuring runner."""
         return self.folder / self.runner.main
 
+    @property
+    def glibc(self) -> str | None:
+        """The version of GNU's C library that it asks for."""
+        return needed_glibc(tuple(self.folder / name for name in self.runner.files))
+
 
 def builds_folder() -> Path:
     """Where builds lie."""
@@ -139,24 +145,45 @@ def all_builds() -> Iterator[Build]:
     yield from sorted(current, key=lambda build: (rank.get(build.details.variant, len(rank)), build.runner.build))
 
 
-def find_build(target: str | None = None, features: Collection[str] | None = None) -> Build:
-    """The best build at hand that the processor can run.
+def find_build(target: str | None = None, features: Collection[str] | None = None, *, libc: str | None = None) -> Build:
+    """The best build at hand that the machine can run.
 
     Args:
         target: ABI; `None`: this machine's.
-        features: CPU features by the kernel's names; `None`: this machine's.
+        features: CPU features by the kernel's names; `None`: this machine's, or for another ABI those that the least
+            of its variants needs.
+        libc: the machine's C library, as `Device.libc`; `None`: not told.
 
     Raises:
-        InfrastructureFailed: none; the message names the command that makes one.
+        InfrastructureFailed: none; the message names the command that makes one, or what the device lacks.
     """
     target = target or host_target()
-    at_hand = frozenset(host_features() if features is None else features)
-    needs = {variant.name: variant.needs for variant in VARIANTS}
-    for build in all_builds():
-        if build.runner.target == target and needs[build.details.variant] <= at_hand:
-            return build
+    here = features is None and target == host_target()
+    at_hand = frozenset(features if features is not None else host_features() if here else _baseline(target))
+    needs = {(variant.name, variant.target): variant.needs for variant in VARIANTS}
+    fitting = [
+        build
+        for build in all_builds()
+        if build.runner.target == target and needs[build.details.variant, target] <= at_hand
+    ]
+    found = next(iter(fitting), None) if here else first_that_runs(fitting, libc, lambda build: build.glibc)
+    if found is not None:
+        return found
+    if fitting:
+        raise InfrastructureFailed(
+            f"the ExecuTorch runner for {target} needs glibc {fitting[0].glibc} or newer, and the device has {libc}; "
+            "it loads ExecuTorch's own libraries, so there is none without that: update the device's system, or "
+            "measure it with llama.cpp"
+        )
+    plain = f" (any, with {', '.join(sorted(at_hand))})" if features is None and not here and at_hand else ""
     option = "" if target == host_target() else f" --target {target}"
-    raise InfrastructureFailed(f"no ExecuTorch runner for {target} at hand: run `nas runtime build {NAME}{option}`")
+    raise InfrastructureFailed(
+        f"no ExecuTorch runner for {target}{plain} at hand: run `nas runtime build {NAME}{option}`"
+    )
+
+
+def _baseline(target: str) -> frozenset[str]:
+    return min((variant.needs for variant in VARIANTS if variant.target == target), key=len, default=frozenset())
 
 
 def load_build(folder: Path) -> Build:

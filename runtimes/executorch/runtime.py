@@ -120,9 +120,11 @@ class ExecuTorch:
         build = load_build(builds_folder() / runner.build)
         return run_gate(layout, model, here(build.executable, build.runner.target), Oracle(layout, checkpoint))
 
-    def runner(self, target: str, features: Collection[str] | None = None, patched: bool = False) -> Runner:
+    def runner(
+        self, target: str, features: Collection[str] | None = None, patched: bool = False, libc: str | None = None
+    ) -> Runner:
         """The runner of the best build at hand that such a processor can run; no artifact needs a patch."""
-        return find_build(target, features).runner
+        return find_build(target, features, libc=libc).runner
 
     def runner_folder(self, runner: Runner) -> Path:
         """See `Runtime.runner_folder`."""

@@ -33,7 +33,13 @@ _DISK_BYTES = 600 << 20
 
 
 def build(
-    target: str = "host", *, log: Log, patched: bool = False, variant: str | None = None, tools: bool = False
+    target: str = "host",
+    *,
+    log: Log,
+    patched: bool = False,
+    variant: str | None = None,
+    tools: bool = False,
+    static: bool = False,
 ) -> Build:
     """The build for a machine, made now unless the cache has it.
 
@@ -43,12 +49,14 @@ def build(
         patched: with our patches, for layouts that no stock architecture holds.
         variant: instruction set to build for; `None`: the best of this machine, of another one the best in the table.
         tools: also build llama-bench and llama-quantize; for this machine only.
+        static: also for this machine's ABI one file that needs nothing, for devices with an older C library or none of
+            GNU's.
 
     Raises:
         InfrastructureFailed: compiler, cmake, network or disk space is missing, or a step failed; with the remedy.
         InvalidInput: unknown target or variant, no instruction set in the table fits, or tools for another machine.
     """
-    details = _details(host_target() if target == "host" else target, patched, variant, tools)
+    details = _details(host_target() if target == "host" else target, patched, variant, tools, static)
     build_id = content_hash(details.model_dump(mode="json"))
     final = builds_folder() / build_id
     build_once(final, "llama.cpp", _DISK_BYTES, lambda work: _make(work, details, build_id, log), log)
@@ -56,12 +64,13 @@ def build(
     return load_build(final)
 
 
-def _details(target: str, patched: bool, variant: str | None, tools: bool) -> BuildDetails:
+def _details(target: str, patched: bool, variant: str | None, tools: bool, static: bool) -> BuildDetails:
     cross = target != host_target()
-    if cross and target not in zig.TRIPLES:
-        raise UnknownName("target to build for on this machine", target, (host_target(), *zig.TRIPLES))
-    if cross and tools:
-        raise InvalidInput(f"llama-bench and llama-quantize are built for {host_target()} only")
+    static = static or cross
+    if static and target not in zig.TRIPLES:
+        raise UnknownName("target to build for on this machine", target, dict.fromkeys((host_target(), *zig.TRIPLES)))
+    if static and tools:
+        raise InvalidInput(f"llama-bench and llama-quantize are built for {host_target()} only, with shared libraries")
     if variant:
         chosen = variant_called(variant, target)
     elif cross:
@@ -74,10 +83,10 @@ def _details(target: str, patched: bool, variant: str | None, tools: bool) -> Bu
         runner_c=runner_source_hash(),
         variant=chosen.name,
         target=target,
-        flags=library_flags(chosen, tools=tools, static=cross),
-        compiler=zig.COMPILER if cross else find_toolchain().version,
+        flags=library_flags(chosen, tools=tools, static=static),
+        compiler=zig.COMPILER if static else find_toolchain().version,
         tools=tools,
-        static=cross,
+        static=static,
     )
 
 

@@ -14,14 +14,15 @@ from nas.core.errors import InfrastructureFailed
 from nas.core.plan import Runner
 from nas.runtimes.building import MANIFEST, is_whole, plan_file, write_runner
 from nas.runtimes.host import host_features, host_target
+from nas.runtimes.libc import first_that_runs, needed_glibc
 from nas.runtimes.llama_cpp import source
-from nas.runtimes.llama_cpp.isa import VARIANTS
+from nas.runtimes.llama_cpp.isa import VARIANTS, baseline
 from nas.runtimes.llama_cpp.patches import patch_hashes
 
 RUNNER_SOURCE = Path(__file__).with_name("runner.c")
 DETAILS = "build.json"
 LIBRARIES = ("libllama.so", "libggml.so", "libggml-base.so", "libggml-cpu.so")
-"""What a runner loads from beside it; a static one, for another kind of machine, loads nothing."""
+"""What a runner loads from beside it; a static one, for machines of another kind or age, loads nothing."""
 TOOLS = ("llama-bench", "llama-quantize")
 
 
@@ -70,6 +71,11 @@ class Build:
         """The measuring runner."""
         return self.folder / self.runner.main
 
+    @property
+    def glibc(self) -> str | None:
+        """The version of GNU's C library that it asks for; None: it brings its own."""
+        return None if self.details.static else needed_glibc(tuple(self.folder / name for name in self.runner.files))
+
     def tool(self, name: str) -> Path:
         """llama-bench or llama-quantize of this build, which must have been built with tools."""
         assert name in TOOLS and self.details.tools
@@ -87,15 +93,17 @@ def runner_source_hash() -> str:
 
 
 def all_builds() -> Iterator[Build]:
-    """Every whole build of the pinned source and today's runner, best instruction set first, then without tools.
+    """Every whole build of the pinned source and today's runner, best instruction set first.
 
-    The order is fixed, so that another build of the same kind does not change what measures.
+    Of one instruction set, static builds and those with tools come last. The order is fixed, so that another build of
+    the same kind does not change what measures.
     """
     rank = {variant.name: place for place, variant in enumerate(VARIANTS)}
     builds = [build for build in every_build() if build.details.runner_c == runner_source_hash()]
 
-    def order(build: Build) -> tuple[int, bool, str]:
-        return rank.get(build.details.variant, len(rank)), build.details.tools, build.runner.build
+    def order(build: Build) -> tuple[int, bool, bool, str]:
+        about = build.details
+        return rank.get(about.variant, len(rank)), about.static, about.tools, build.runner.build
 
     yield from sorted(builds, key=order)
 
@@ -113,33 +121,57 @@ def find_build(
     *,
     patched: bool | None = False,
     tools: bool = False,
+    libc: str | None = None,
 ) -> Build:
-    """The best build at hand that the processor can run.
+    """The best build at hand that the machine can run.
 
     Args:
         target: ABI; `None`: this machine's.
-        features: CPU features by the kernel's names; `None`: this machine's.
+        features: CPU features by the kernel's names; `None`: this machine's, for use here, of which static builds are
+            none; or for another ABI those of its `baseline`.
         patched: whether it carries our patches; `None`: either.
         tools: whether it must have llama-bench and llama-quantize.
+        libc: the machine's C library, as `Device.libc`; `None`: not told.
 
     Raises:
         InfrastructureFailed: none; the message names the command that makes one.
     """
     target = target or host_target()
-    at_hand = frozenset(host_features() if features is None else features)
-    for build in all_builds():
-        needs = {variant.name: variant.needs for variant in VARIANTS}[build.details.variant]
-        fits = build.runner.target == target and patched in (None, build.runner.patched) and needs <= at_hand
-        if fits and (build.details.tools or not tools):
-            return build
+    here = features is None and target == host_target()
+    at_hand = frozenset(features if features is not None else host_features() if here else baseline(target))
+    needs = {(variant.name, variant.target): variant.needs for variant in VARIANTS}
+
+    def fits(build: Build) -> bool:
+        about = build.details
+        runs = about.target == target and needs[about.variant, target] <= at_hand and not (here and about.static)
+        return runs and patched in (None, build.runner.patched) and (about.tools or not tools)
+
+    fitting = [build for build in all_builds() if fits(build)]
+    found = next(iter(fitting), None) if here else first_that_runs(fitting, libc, lambda build: build.glibc)
+    if found is not None:
+        return found
     kind = "patched llama.cpp" if patched else "llama.cpp"
-    raise InfrastructureFailed(f"no {kind} build for {target} at hand: run `{build_command(target, bool(patched))}`")
+    if fitting:
+        static = build_command(target, bool(patched), fitting[0].details.variant, static=True)
+        raise InfrastructureFailed(
+            f"the {kind} builds at hand for {target} need glibc {fitting[0].glibc} or newer, and the device has "
+            f"{libc}: run `{static}` for one that needs none"
+        )
+    plain = f" (any, with {', '.join(sorted(at_hand))})" if features is None and not here and at_hand else ""
+    command = build_command(target, bool(patched), _oldest(target) if plain else None)
+    raise InfrastructureFailed(f"no {kind} build for {target}{plain} at hand: run `{command}`")
 
 
-def build_command(target: str, patched: bool) -> str:
+def build_command(target: str, patched: bool, variant: str | None = None, *, static: bool = False) -> str:
     """What a person types to make such a build here."""
     options = " --patched" * patched + ("" if target == host_target() else f" --target {target}")
+    options += " --static" * (static and target == host_target()) + (f" --variant {variant}" if variant else "")
     return f"nas runtime build llama.cpp{options}"
+
+
+def _oldest(target: str) -> str:
+    """The variant that runs on every processor of a target."""
+    return next(variant.name for variant in VARIANTS if (variant.target, variant.needs) == (target, baseline(target)))
 
 
 def load_build(folder: Path) -> Build:

@@ -110,9 +110,11 @@ class LlamaCpp:
             return run_runner_gate(layout, model, machine, oracle.exact, oracle.rounded, settled=settled)
         return run_gate(layout, model, build, oracle.exact, oracle.rounded)
 
-    def runner(self, target: str, features: Collection[str] | None = None, patched: bool = False) -> Runner:
+    def runner(
+        self, target: str, features: Collection[str] | None = None, patched: bool = False, libc: str | None = None
+    ) -> Runner:
         """The runner of the best build at hand that such a processor can run."""
-        return find_build(target, features, patched=patched).runner
+        return find_build(target, features, patched=patched, libc=libc).runner
 
     def runner_folder(self, runner: Runner) -> Path:
         """See `Runtime.runner_folder`."""

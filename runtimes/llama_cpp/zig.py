@@ -26,8 +26,8 @@ HASHES = (
 COMPILER = f"zig {VERSION}"
 """Part of a build's id."""
 
-TRIPLES = {"aarch64-linux": "aarch64-linux-musl"}
-"""Targets that are compiled for from elsewhere -> zig's name."""
+TRIPLES = {"aarch64-linux": "aarch64-linux-musl", "x86_64-linux": "x86_64-linux-musl"}
+"""Targets of static builds -> zig's name."""
 
 
 def zig_toolchain(variant: Variant, log: Callable[[str], None]) -> Toolchain:

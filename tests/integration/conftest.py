@@ -8,6 +8,25 @@ import pytest
 
 from nas.testing.postgres import CARELESS, Server, server
 
+LONGEST = (
+    "test_farm_faults",
+    "test_executorch_whole",
+    "test_service_two_runtimes",
+    "test_add_your_phone",
+    "test_benchmarks",
+    "test_submitted",
+    "test_service_kill",
+    "test_service_search",
+    "test_executorch_arm",
+    "test_executorch_private",
+)
+"""Files that take longest. They begin first, so that no process is left with one of them when the others are done."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    rank = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[Server]:

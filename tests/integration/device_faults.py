@@ -27,8 +27,8 @@ from nas.devices.transports.base import CommandResult, Lease, StaleLease
 from nas.devices.transports.shell import ShellTransport
 from nas.testing.transport_contract import run
 
-LATEST_S = 5.0
-"""A runner may be there for that long after its deadline, or after nobody waits for it any more."""
+LATEST_S = 60.0
+"""By then a runner that nobody ends would still be there; how soon it goes is not asserted."""
 
 RUNNER = ("sleep", "3217")
 BIG = 64 << 20
@@ -47,7 +47,7 @@ class RemoteFaults:
         """A runner that does not end by itself."""
         with ThreadPoolExecutor(1) as threads:
             result = threads.submit(transport.run, RUNNER, env={}, deadline_s=deadline_s, output_limit=100)
-            assert within(10, lambda: bool(device.processes(*RUNNER))) or result.result()
+            assert within(60, lambda: bool(device.processes(*RUNNER))) or result.result()
             yield result
 
     def gone(self, device: Machine, seconds: float = LATEST_S) -> bool:
@@ -59,7 +59,7 @@ class RemoteFaults:
             assert self.gone(device)
             with pytest.raises(InfrastructureFailed):
                 result.result()
-        assert within(10, lambda: reached(transport))
+        assert within(60, lambda: reached(transport))
         assert run(transport, "exit 0").exit_code == 0
 
     def test_the_link_is_down_at_the_deadline(self, device: Machine, transport: ShellTransport) -> None:
@@ -76,16 +76,25 @@ class RemoteFaults:
         transport.close()
         transport.claim(Lease("coordinator", 6))
         with self.running(device, transport, 300) as result, device.cut(), pytest.raises(InfrastructureFailed):
-            result.result(timeout=20)
+            result.result(timeout=60)
         transport.claim(Lease("coordinator", 7))
         assert not device.processes(*RUNNER)
 
     def test_the_agent_is_killed(self, device: Machine, transport: ShellTransport, code: str) -> None:
         begin = f"{code}.run({RUNNER!r}, env={{}}, deadline_s=300, output_limit=100)"
         with subprocess.Popen([sys.executable, "-c", begin]) as agent:
-            assert within(10, lambda: bool(device.processes(*RUNNER)))
+            assert within(60, lambda: bool(device.processes(*RUNNER)))
             agent.send_signal(signal.SIGKILL)
             assert self.gone(device)
+
+    def test_the_supervisor_is_killed(self, device: Machine, transport: ShellTransport) -> None:
+        """Both sides notice it long before the deadline."""
+        with self.running(device, transport, 300) as result:
+            device.kill("sh", "content/", "run")
+            with pytest.raises(InfrastructureFailed):
+                result.result(timeout=60)
+            assert self.gone(device)
+        assert run(transport, "exit 0").exit_code == 0
 
     def test_the_supervisor_is_killed_and_the_link_is_down(self, device: Machine, transport: ShellTransport) -> None:
         """Nobody but the second process group is left to end the run."""
@@ -125,12 +134,12 @@ class RemoteFaults:
         path, sha256 = big_file(tmp_path)
         with ThreadPoolExecutor(1) as threads:
             pushing = threads.submit(transport.push, path, sha256)
-            assert within(10, lambda: any((device.root / folder / "tmp").glob("*/file")))
+            assert within(60, lambda: any((device.root / folder / "tmp").glob("*/file")))
             device.kill(daemon)
             with pytest.raises(InfrastructureFailed):
                 pushing.result()
         assert not (device.root / folder / "content" / sha256).exists()
-        assert within(10, lambda: reached(transport))
+        assert within(60, lambda: reached(transport))
         assert transport.hash(transport.push(path, sha256)) == sha256
 
     def test_a_full_disk_is_told(self, device: Machine, transport: ShellTransport, folder: str, tmp_path: Path) -> None:

@@ -180,9 +180,9 @@ def machine(folder: Path, daemon: str, port: int, setup: str, path: str = "/usr/
         stack.callback(outer.wait)
         stack.callback(outer.kill)
         children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children")
-        assert within(10, lambda: bool(children.read_text())), (folder / "log").read_text()
+        assert within(60, lambda: bool(children.read_text())), (folder / "log").read_text()
         booted = Machine(link.name, link.address, port, int(children.read_text()))
-        assert within(20, lambda: _listens(booted)), (folder / "log").read_text()
+        assert within(60, lambda: _listens(booted)), (folder / "log").read_text()
         yield booted
 
 
@@ -191,16 +191,18 @@ def wired() -> Iterator[Link]:
     """A network namespace and the wire to it."""
     global _started
     _started += 1
-    name, net = f"hil{os.getpid() % 100000}-{_started}", f"10.{100 + os.getpid() % 100}.{_started}"
+    # Other processes have wires of their own: the process number is in the names and in the addresses.
+    pid, last = os.getpid(), 4 * (_started % 64)
+    name, net = f"hil{pid % 100000}-{_started}", f"10.{100 + pid % 100}.{pid // 100 % 256}"
     _ip("netns", "add", name)
     try:
         _ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
-        _ip("addr", "add", f"{net}.1/24", "dev", name)
+        _ip("addr", "add", f"{net}.{last + 1}/30", "dev", name)
         _ip("link", "set", name, "up")
-        for arguments in (["addr", "add", f"{net}.2/24", "dev", "eth0"], ["link", "set", "eth0", "up"]):
+        for arguments in (["addr", "add", f"{net}.{last + 2}/30", "dev", "eth0"], ["link", "set", "eth0", "up"]):
             _ip("-n", name, *arguments)
         _ip("-n", name, "link", "set", "lo", "up")
-        yield Link(name, f"{net}.2")
+        yield Link(name, f"{net}.{last + 2}")
     finally:
         _ip("netns", "delete", name)
 

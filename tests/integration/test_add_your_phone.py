@@ -71,7 +71,7 @@ def interrupt(process: subprocess.Popen[str]) -> None:
     """Ctrl-C, which every command of the page takes for a request to end well."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=LIMIT_S)
         assert process.returncode == 0, err
 
 
@@ -124,11 +124,11 @@ def test_a_phone_on_another_computer(phone: Machine, names: dict[str, str], tmp_
     accept(phone, shelf.folder)
     with coordinator.running, shelf.running:
         coordinator.start(f"{serve} --port 0")
-        until(lambda: (coordinator.folder / "serve.json").exists(), 30)
+        until(lambda: (coordinator.folder / "serve.json").exists())
         shelf.names["LINE"] = coordinator.give(token).stdout.strip()
         assert "enrolled as shelf" in shelf.give(enrol).stderr
         refused = shelf.give(enrol.replace("shelf", "thief") + " --replace", code=3)
         assert "used or too old" in refused.stderr
         shelf.give(add)
         shelf.start(run)
-        until(lambda: "\tidle\t" in (listed := coordinator.give(see).stdout) and "\tshelf\t" in listed, 30)
+        until(lambda: "\tidle\t" in (listed := coordinator.give(see).stdout) and "\tshelf\t" in listed)

@@ -13,7 +13,7 @@ import pytest
 from nas.runtimes.executorch.builds import Build
 from nas.runtimes.llama_cpp.builds import Build as LlamaBuild
 
-pytestmark = pytest.mark.timeout(600)  # blocks are lowered
+pytestmark = pytest.mark.timeout(900)  # blocks are lowered
 
 ROOT = Path(__file__).parents[2]
 

@@ -24,7 +24,7 @@ from nas.runtimes.executorch.programs import GROUP, Program, mixer_program, swig
 from nas.runtimes.executorch.sdk import installed_sdk
 from nas.runtimes.executorch.templates import _distinct, _distinct_int4, template_key
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 ROOT = Path(__file__).parents[2]
 CONV = mixer_program(Block.of("conv", kernel=3), 64)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 CAMPAIGN = Path(__file__).parents[2] / "benchmarks" / "fault_campaign.py"
 FAULTS, BEFORE_THE_KILL = 20, 4
-LIMIT_S = 540.0
+LIMIT_S = 840.0
 
 
 def start(*options: str) -> subprocess.Popen[str]:

@@ -10,8 +10,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from nas.core.layout import Layout
 from nas.proxy.job import TaskRun, TrainJob, TrainResult
 from nas.proxy.train import train
@@ -54,14 +52,13 @@ def numbers(result: TrainResult) -> dict[str, Any]:
 
 
 def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not path.exists():
         assert process.poll() is None, "it ended before it could be killed"
         assert time.monotonic() < deadline, f"{path} did not appear"
         time.sleep(0.01)
 
 
-@pytest.mark.timeout(300)
 def test_a_killed_training_ends_like_one_that_was_left_alone(tmp_path: Path) -> None:
     calm = train(JOB, yield_hook=lambda: None, checkpoint_dir=tmp_path / "calm", device="cpu", log=print)
     process = start(tmp_path, step_s=0.1)
@@ -70,7 +67,7 @@ def test_a_killed_training_ends_like_one_that_was_left_alone(tmp_path: Path) -> 
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL
-    out, _ = start(tmp_path).communicate(timeout=120)
+    out, _ = start(tmp_path).communicate(timeout=240)
     first, *_, last = out.splitlines()
     assert f"from step 0 to {JOB.steps}" not in first
     assert numbers(TrainResult.model_validate_json(last)) == numbers(calm)

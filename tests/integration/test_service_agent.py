@@ -124,7 +124,7 @@ def test_it_ends_when_its_parent_is_killed(store: Store) -> None:
         pid = int(launch.stdout.readline())
         assert alive(pid)
         launch.kill()
-    until(lambda: not alive(pid), seconds=15)
+    until(lambda: not alive(pid))
     with open_farm(store) as farm:
         farm.device("local")
 
@@ -154,7 +154,7 @@ def test_a_program_that_does_not_heed_is_killed(tmp_path: Path, monkeypatch: pyt
         until(lambda: (tmp_path / "log").exists() and "on" in (tmp_path / "log").read_text())
         pid = kept.pid
         assert pid is not None
-    until(lambda: not alive(pid), seconds=10)
+    until(lambda: not alive(pid))
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:

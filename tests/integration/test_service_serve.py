@@ -56,7 +56,7 @@ def clients() -> Iterator[ExitStack]:
 
 def enrol(invitation: Invitation, name: str, clients: ExitStack) -> httpx.Client:
     """What an agent does first: it believes the CA whose fingerprint it was told, and no other."""
-    pem = httpx.get(f"{invitation.url}/v1/ca", verify=False).text
+    pem = httpx.get(f"{invitation.url}/v1/ca", verify=False, timeout=60).text
     assert sha256(ssl.PEM_cert_to_DER_cert(pem)).hexdigest() == invitation.ca_sha256
     trust = ssl.create_default_context(cadata=pem)
     client = clients.enter_context(httpx.Client(base_url=invitation.url, verify=trust, timeout=60))
@@ -99,8 +99,9 @@ def test_it_serves_this_machine_and_others_until_it_is_told_to_stop(lab: Lab, cl
         assert job is not None
         assert job.id == id
         assert hand_in(client, job)
+        hasty = httpx.Timeout(60, read=0.2)
         with pytest.raises(httpx.ReadTimeout):
-            client.post("/v1/lease", json={"agent": "host", "device": "phone", "wait_s": 20}, timeout=0.2)
+            client.post("/v1/lease", json={"agent": "host", "device": "phone", "wait_s": 20}, timeout=hasty)
         process.send_signal(signal.SIGTERM)
         done = finish(process)
         assert time.monotonic() - begun < 60

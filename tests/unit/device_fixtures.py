@@ -145,4 +145,6 @@ def raspberry_pi(**changes: str | OSError) -> FakeReader:
 
 def laptop(**changes: str | OSError) -> FakeReader:
     """The laptop, on its battery, whose user may read RAPL."""
-    return FakeReader(LAPTOP_FILES | changes, {"uname -m": "x86_64\n", memory.DISK: DF})
+    files = LAPTOP_FILES | {"/proc/sys/kernel/random/boot_id": "6f1c2a9e-boot\n"} | changes
+    said = {"uname -m": "x86_64\n", "getconf GNU_LIBC_VERSION": "glibc 2.36\n", memory.DISK: DF}
+    return FakeReader(files, said)

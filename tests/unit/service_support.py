@@ -257,7 +257,7 @@ class Bed:
         asker = Asker(self.space, support_filter(self.space), self.folder / "lock")
         return Orchestrator(self.work(ledger), ledger, asker, trials, lambda snapshot: None)
 
-    def run(self, trials: int = 5, kind: type[Ledger] = Ledger, seconds: float = 60.0) -> StudyState:
+    def run(self, trials: int = 5, kind: type[Ledger] = Ledger, seconds: float = 200.0) -> StudyState:
         """Runs the study to its end."""
 
         async def go() -> StudyState:
@@ -275,7 +275,7 @@ def lm_job(steps: int = 3) -> TrainJob:
     )  # fmt: skip
 
 
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Waits for something that another thread or process does."""
     end = time.monotonic() + seconds
     while not condition():

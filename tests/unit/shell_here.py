@@ -37,7 +37,7 @@ class Pipe:
     def close(self) -> None:
         self.stdin.close()
         self.stdout.close()
-        self.process.wait(10)
+        self.process.wait(60)
 
 
 class ShellHere:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
+import subprocess
+import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +14,13 @@ import numpy as np
 import pytest
 
 from benchmarks.search.problems import BUDGETS, FAMILY, Problem
+from benchmarks.search.recorded import load, recorded, rounded, table, write
 from benchmarks.search.replay import replay
 from benchmarks.search.report import fractions, report
 from benchmarks.search.results import REFERENCE, Key, fill, read
 from benchmarks.search.runs import run
 from benchmarks.search.table import tables
+from nas.core.errors import InvalidInput
 from nas.core.space import SearchSettings
 from nas.search import Sampler
 
@@ -80,19 +87,92 @@ def test_a_campaign_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert f"| `attention` | 2 | {table['fractions'][0]['@50']['mean']:.3f} ± " in tables(table, "evolution")
 
 
-def test_a_recorded_study_is_replayed_from_its_table() -> None:
-    problem = Problem("hybrid", 2)
-    sampler, rng = Sampler(problem.space), np.random.default_rng(1)
+def test_two_processes_fill_one_folder_side_by_side(tmp_path: Path) -> None:
+    keys = [Key("attention", "random", 1, seed) for seed in range(4)]
+    script = (
+        "import sys; from pathlib import Path; from benchmarks.search.results import Key, fill\n"
+        "keys = [Key('attention', 'random', 1, seed) for seed in range(4)]\n"
+        "fill(Path(sys.argv[1]), keys, 50, 0, 1e9, print)"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    pair = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [line for one in pair for line in one.communicate()[0].splitlines()]
+    assert [one.returncode for one in pair] == [0, 0]
+    assert sorted(line.split()[0] for line in said) == sorted(key.file for key in keys)
+    assert {path.name for path in tmp_path.iterdir()} == {key.file for key in keys}
+
+
+def test_what_another_process_is_at_is_left_to_it(tmp_path: Path) -> None:
+    keys = [Key("attention", "random", 1, seed) for seed in range(2)]
+    said: list[str] = []
+    with (tmp_path / keys[0].file).with_suffix(".claim").open("w") as claim:
+        fcntl.flock(claim, fcntl.LOCK_EX)
+        assert not fill(tmp_path, keys, 50, 0, 1e9, said.append)
+    assert set(read(tmp_path)) == {keys[1]} and len(said) == 1
+    assert fill(tmp_path, keys, 50, 0, 1e9, said.append) and set(read(tmp_path)) == set(keys)
+
+
+def told(problem: Problem, count: int, seed: int) -> list[dict[str, Any]]:
+    """Rows of random layouts, as reports have them."""
+    sampler, rng = Sampler(problem.space), np.random.default_rng(seed)
     rows: list[dict[str, Any]] = []
-    while len(rows) < 20:
+    for trial in range(count):
         layout = sampler.draw(rng)
-        seen = problem.observe(layout)
-        if seen.status == "complete":
-            row = {"layout": layout.format(), "coordinates": dict(seen.objectives), "budgets": []}
-            rows.append(row | {"sd": dict.fromkeys(problem.axes, 0.01)})
-    recorded = {"study": "s", "ranking": rows, "reference_point": problem.reference_point}
+        row = problem.observe(layout).to_json()
+        row |= {"layout": layout.format(), "trial": trial, "origin": "reference" if trial == 0 else "proposal"}
+        rows.append(row | {"noisy": trial == 1})
+    return rows
+
+
+def study(problem: Problem, name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    kept = {"study": name, "state": "complete", "seed": 0, "version": "0", "elapsed_s": 1.0}
+    return recorded(kept | {"reference_point": problem.reference_point, "space": {"name": "s"}, "told": rows})
+
+
+def test_recorded_studies_are_replayed_from_their_table_incomplete_trials_too(tmp_path: Path) -> None:
+    problem = Problem("hybrid", 2)
+    one, other = (study(problem, name, told(problem, 60, seed)) for seed, name in enumerate("ab"))
+    write([one, other], tmp_path / "table.json")
+    known = table(load(tmp_path / "table.json"))
+    assert known.studies == ("a", "b") and known.space == "s" and len(known.references) == 2
+    ended = Counter(seen.status for seen in known.told.values())
+    assert ended["infeasible"] > ended["complete"] > 0
     space = problem.space.model_copy(update={"search": SearchSettings(pool=32)})
-    found = replay(recorded, space, {"random": "random", "ehvi": "ehvi"}, seeds=2)
-    assert found["layouts"] == 20 and found["after"][0] == 2
+    found = replay(known, space, {"random": "random", "ehvi": "ehvi"}, seeds=2, evaluations=20)
+    assert (found["layouts"], found["ended"]) == (len(known.told), dict(sorted(ended.items())))
+    assert found["after"] == list(range(2, 21, 2))
     for shares in found["fraction"].values():
         assert shares == sorted(shares) and shares[0] >= 0 and shares[-1] <= 1
+
+
+def test_all_of_a_table_replayed_is_all_of_its_hypervolume() -> None:
+    problem = Problem("attention", 1)
+    known = table([study(problem, "a", told(problem, 40, 3))])
+    found = replay(known, problem.space, {"random": "random"}, seeds=1)
+    assert found["after"][-1] == found["layouts"] and found["fraction"]["random"][-1] == 1
+
+
+def test_a_table_holds_of_each_layout_what_went_furthest(tmp_path: Path) -> None:
+    problem = Problem("hybrid", 2)
+    rows = [row for row in told(problem, 60, 0) if row["status"] == "complete" and row["origin"] != "reference"]
+    done = rows[-1]
+    stopped = done | {"status": "stopped", "rung": 0}
+    running = rows[-2] | {"status": "running"}
+    first, second = study(problem, "a", [stopped, running]), study(problem, "b", [done, stopped])
+    (seen,) = table([first, second]).told.values()
+    assert seen.status == "complete"
+    with pytest.raises(InvalidInput, match="nothing to find"):
+        replay(table([first]), problem.space, {"random": "random"}, seeds=1)
+
+
+def test_a_report_is_a_table_of_one_study(tmp_path: Path) -> None:
+    problem = Problem("hybrid", 2)
+    rows = told(problem, 5, 0)
+    report_ = study(problem, "a", rows) | {"space": {"name": "s"}, "front": []}
+    (tmp_path / "report.json").write_text(json.dumps(report_))
+    (found,) = load(tmp_path / "report.json")
+    assert found["told"] == rounded(rows_without_nulls(rows)) and "front" not in found
+
+
+def rows_without_nulls(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if value is not None} for row in rows]

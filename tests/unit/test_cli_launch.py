@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from cli_runner import nas
 
+from nas.cli.database import same_database
 from nas.search_spaces import load_space
 from nas.service.launch import LaunchOptions
 from nas.store import studies
@@ -99,3 +100,18 @@ def test_what_cannot_be_searched_is_refused(args: list[str]) -> None:
 
 def test_no_arguments_show_help() -> None:
     assert nas("launch").code == 2
+
+
+def test_what_to_do_next_names_the_database_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "postgresql://nas:secret@host/nas"
+    assert same_database(url) == " --db 'postgresql://[hidden]@host/nas'"
+    assert same_database("sqlite:////home/me/my.db") == " --db sqlite:////home/me/my.db"
+    monkeypatch.setenv("NAS_DB", url)
+    assert same_database(url) == same_database(None) == "", "it is known without"
+
+
+def test_an_error_does_not_tell_the_password() -> None:
+    for url in ("nas:secret@host", "x://nas:secret@host/", "postgresql://nas:secret@host.invalid/nas"):
+        told = nas("study", "list", "--db", url)
+        assert told.code != 0
+        assert "secret" not in told.err

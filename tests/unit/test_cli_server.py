@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import stat
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,8 +91,8 @@ def test_a_server_whose_certificate_is_another_ones_is_not_spoken_to(
     kept["servers"][server]["ca_pem"] = Certificates(tmp_path / "other").ca_pem
     servers_file().write_text(json.dumps(kept))
     done = nas("device", "list")
-    assert done.code == 4
-    assert "certificate" in done.err.lower()
+    assert done.code == 1, "another try cannot help"
+    assert "no certificate of the authority that was pinned" in done.err
 
 
 def test_a_wrong_token_is_not_kept(lab: Lab, url: str, certificates: Certificates) -> None:
@@ -127,6 +128,9 @@ def test_servers_have_a_default_port() -> None:
 
 def test_devices_are_shown_and_steered_as_with_a_database(lab: Lab, server: str) -> None:
     put(lab.store, "a")
+    # Readers of the database go by the time of day: by that, too, its agent was heard from just now.
+    lab.clock.time = time.time() + 3600
+    devices.register(lab.store, "local", [devices.get(lab.store, "box").device], boot_id="boot")
     database = str(lab.store.engine.url)
     for command in (("device", "list"), ("device", "show", "box"), ("device", "check", "box")):
         there = nas(*command, "--json")

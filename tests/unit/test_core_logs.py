@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nas.core.logs import configure_logs, log_fields
+from nas.core.logs import configure_logs, log_fields, without_passwords
 
 log = logging.getLogger("nas.test")
 SECRET = "s" * 43
@@ -74,12 +74,21 @@ def test_other_threads_have_fields_of_their_own() -> None:
         f"token hilnas.some.one.{SECRET} refused",
         f"line hilnas-enrol.{SECRET}",
         f"cannot reach postgresql://nas:{SECRET}@host/nas",
+        f"cannot reach postgresql://nas:a/{SECRET}@host/nas",
+        f"cannot reach postgresql://host/nas?user=nas&password={SECRET}&sslmode=require",
     ],
 )
 def test_secrets_are_hidden(text: str, as_json: bool) -> None:
     for line in (written(text, as_json=as_json), written("%s", text, as_json=as_json), written("x", where=text)):
         assert SECRET not in line
         assert "[hidden]" in line
+
+
+def test_only_the_password_of_a_url_is_hidden() -> None:
+    assert without_passwords("give postgresql://nas:pw@host/nas 'https://host:1/a' b@c") == (
+        "give postgresql://[hidden]@host/nas 'https://host:1/a' b@c"
+    )
+    assert without_passwords(f"hilnas-enrol.{SECRET}").endswith(SECRET)
 
 
 @pytest.mark.parametrize("as_json", [True, False])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import random
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,12 +16,13 @@ import httpx
 import psutil
 import pytest
 
+from nas.core.errors import InfrastructureFailed
 from nas.core.plan import InputFile, Plan, Round, Runner
 from nas.core.protocol import Failure, Job, ResultRequest
 from nas.devices.agent import Agent
 from nas.devices.attachments import THIS_MACHINE
-from nas.devices.backoff import Backoff
-from nas.devices.client import JobClient, NotAdmitted
+from nas.devices.backoff import NOBODY_THERE_S, Backoff
+from nas.devices.client import JobClient, NotAdmitted, NotReached
 from nas.devices.content import ContentFolder
 from nas.devices.describe import boot_id
 from nas.devices.download import Downloads
@@ -251,8 +253,15 @@ def device(coordinator: FakeCoordinator) -> str:
 
 
 def test_backoff_grows_with_jitter_and_resets() -> None:
-    backoff = Backoff(first_s=1.0, longest_s=8.0)
-    for longest in (1, 2, 4, 8, 8, 8):
-        assert longest / 2 <= backoff.pause_s() <= longest
+    highest = random.Random()
+    highest.random = lambda: 1.0  # type: ignore[method-assign]
+    backoff, trouble = Backoff(first_s=1.0, longest_s=32.0, rng=highest), InfrastructureFailed("503")
+    assert [backoff.pause_s(trouble) for _ in range(8)] == [1, 2, 4, 8, 16, 32, 32, 32]
+    assert backoff.pause_s(NotReached("connection refused")) == NOBODY_THERE_S
     backoff.reset()
-    assert backoff.pause_s() <= 1.0
+    assert backoff.pause_s(trouble) == 1.0
+    many = [Backoff(rng=random.Random(seed)) for seed in range(1000)]
+    for _ in range(12):
+        pauses = [each.pause_s(NotReached("connection refused")) for each in many]
+    spread = [sum(second <= pause < second + 1 for pause in pauses) for second in range(int(NOBODY_THERE_S))]
+    assert sum(spread) == 1000 and max(spread) < 250, "they would come back in step"

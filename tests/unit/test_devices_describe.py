@@ -113,6 +113,7 @@ def test_a_phone() -> None:
     ]
     assert device.cpu_features == ("asimd", "asimddp")  # i8mm is on the big cores only
     assert (device.cores, device.page_size, device.pinned_to, device.tags) == (8, 4096, (6, 7), ("pocket",))
+    assert device.libc == "bionic"
     assert device.energy_counter is None
     assert device.unread["energy_counter"].startswith("no power monitor")
     assert describe(pixel(**ODPM)).energy_counter == "power monitor, 3 rails"
@@ -142,6 +143,7 @@ def test_a_laptop_of_two_kinds_of_cores() -> None:
         ("E cores", tuple(range(8, 16))),
     ]
     assert device.energy_counter == "RAPL package"
+    assert (device.libc, device.boot) == ("glibc 2.36", "6f1c2a9e-boot")
     assert device.unread == {"soc": "/sys/firmware/devicetree/base/compatible: No such file or directory"}
 
 
@@ -162,3 +164,12 @@ def test_this_machine(tmp_path: Path) -> None:
     assert device == describe(local, platform.machine()) == describe(local)
     assert device.cores >= 1
     assert len(boot_id(local)) == 36
+
+
+@pytest.mark.parametrize("said", ["", "getconf: GNU_LIBC_VERSION: unknown variable", "glibc 2.36; rm -rf /", "glibc x"])
+def test_a_c_library_that_is_not_told(said: str) -> None:
+    device = laptop()
+    device.commands["getconf GNU_LIBC_VERSION"] = said
+    described = describe(device)
+    assert described.libc is None
+    assert described.unread["libc"].startswith("getconf GNU_LIBC_VERSION says")

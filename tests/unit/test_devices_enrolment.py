@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import socket
 import ssl
@@ -12,12 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from nas.cli.users_client import Refused, UsersClient
+from nas.core.certificates import certificate_fault
 from nas.core.clock import SystemClock
 from nas.core.enrolment import Invitation
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
 from nas.core.protocol import RegisterRequest
-from nas.devices.client import NotAdmitted
-from nas.devices.enrolment import FILE, Enrolment, enrol, read_enrolment
+from nas.devices.client import NotAdmitted, NotTheCoordinator
+from nas.devices.enrolment import FILE, Enrolment, enrol, read_enrolment, trusting
 from nas.service.coordinator import listen_tcp
 from nas.service.signing import open_key
 from nas.service.tls import Certificates
@@ -87,7 +90,7 @@ def test_somebody_in_between_learns_nothing(coordinator: TlsCoordinator, folder:
 
 def test_a_server_of_the_authority_must_have_the_right_name(tmp_path: Path, folder: Path) -> None:
     with TlsCoordinator(tmp_path / "elsewhere", "farm.example") as elsewhere:
-        with pytest.raises(InfrastructureFailed, match="IP address mismatch"):
+        with pytest.raises(InvalidInput, match=r"is for farm\.example, not for 127\.0\.0\.1"):
             enrol(elsewhere.invite(), "shelf-1", folder)
         assert agents.all(elsewhere.store) == []
 
@@ -155,3 +158,35 @@ def test_a_damaged_enrolment_is_told(coordinator: TlsCoordinator, folder: Path) 
     (folder / FILE).write_text(json.dumps({"v": 1}))
     with pytest.raises(NasError, match="nas agent enrol"):
         read_enrolment(folder)
+
+
+def test_a_certificate_for_other_names_is_told_with_its_names_and_not_tried_again(
+    coordinator: TlsCoordinator, folder: Path
+) -> None:
+    line = coordinator.invite()
+    other = dataclasses.replace(line, url=line.url.replace("127.0.0.1", "localhost"))
+    with pytest.raises(InvalidInput) as told:
+        enrol(other, "shelf-1", folder)
+    assert "is for 127.0.0.1, not for localhost" in str(told.value)
+    assert "nas serve --name localhost" in str(told.value)
+    assert "ry again" not in str(told.value)
+    made = enrol(line, "shelf-1", folder)  # the token was not spent
+    with pytest.raises(NotTheCoordinator, match=r"is for 127\.0\.0\.1"):
+        register(made.model_copy(update={"url": other.url}))
+    with UsersClient(other.url, "token", made.ca) as people, pytest.raises(Refused, match=r"is for 127\.0\.0\.1"):
+        people.get("/v1/server")
+
+
+def test_a_coordinator_that_was_set_up_anew_is_told(coordinator: TlsCoordinator, folder: Path, tmp_path: Path) -> None:
+    made = enrol(coordinator.invite(), "shelf-1", folder)
+    with TlsCoordinator(tmp_path / "other") as other, pytest.raises(NotTheCoordinator, match="set up anew"):
+        register(made.model_copy(update={"url": other.url}))
+
+
+def test_a_clock_that_is_wrong_can_be_set(coordinator: TlsCoordinator, folder: Path) -> None:
+    """Some hosts know the time only once they are on the network."""
+    made = enrol(coordinator.invite(), "shelf-1", folder)
+    error = ssl.SSLCertVerificationError("certificate is not yet valid")
+    error.verify_code, error.verify_message = 9, "certificate is not yet valid"
+    fault = certificate_fault(error, made.url, trusting(made.ca))
+    assert fault is not None and not fault.lasting and "clocks" in str(fault)

@@ -45,7 +45,7 @@ class Flood:
             self.sent += len(piece)
 
     def end(self) -> None:
-        self._thread.join(10)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
 

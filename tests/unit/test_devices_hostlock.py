@@ -17,6 +17,7 @@ import pytest
 from nas.core.clock import SystemClock
 from nas.core.errors import InfrastructureFailed
 from nas.devices.hostlock import HostLock
+from nas.devices.places import host_lock_folder
 from nas.devices.transports.base import Cancelled
 
 _SPAWN = multiprocessing.get_context("spawn")
@@ -194,3 +195,9 @@ def test_a_measurement_that_waits_can_be_cancelled(tmp_path: Path) -> None:
 def test_yield_is_free_when_nobody_waits(tmp_path: Path) -> None:
     with HostLock(tmp_path).shared() as hold:
         assert [hold.yield_if_wanted() for _ in range(100)] == [0.0] * 100
+
+
+def test_the_environment_says_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAS_LOCK", str(tmp_path / "shared"))
+    assert host_lock_folder() == tmp_path / "shared"
+    assert (tmp_path / "shared").stat().st_mode & 0o777 == 0o700

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 from shell_here import ShellHere
 
@@ -165,3 +169,38 @@ def test_what_is_written_lies_below_the_folder(here: ShellTransport, tmp_path: P
     write(here, "x", str(tmp_path / "device" / "runs" / "mark"))
     assert {path.name for path in (tmp_path / "device").iterdir()} >= {"content", "bundles", "runs", "fences", "tmp"}
     assert (tmp_path / "device").stat().st_mode & 0o777 == 0o700
+
+
+def processes(wanted: Callable[[list[str]], bool]) -> list[psutil.Process]:
+    """Those with such a command line, ancestors first."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if wanted(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append((len(process.parents()), process))
+    return [process for _, process in sorted(found, key=lambda pair: pair[0])]
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        pytest.param(slice(1), id="the one that reports"),
+        pytest.param(slice(-1, None), id="the one that waits for the runner"),
+        pytest.param(slice(None), id="all"),
+    ],
+)
+def test_a_supervisor_that_is_killed_is_noticed_at_once(here: ShellTransport, tmp_path: Path, chosen: slice) -> None:
+    """Not at the deadline only, and the runner is not left alone."""
+    here.connect()
+    runner, root = ["sleep", f"30{os.getpid()}"], str(tmp_path / "device")
+    with ThreadPoolExecutor(1) as threads:
+        result = threads.submit(here.run, runner, env={}, deadline_s=3600, output_limit=100)
+        while not processes(runner.__eq__):
+            assert not result.done()
+            threading.Event().wait(0.01)
+        for process in processes(lambda line: line[2:4] == ["run", root])[chosen]:
+            process.kill()
+        with pytest.raises(InfrastructureFailed, match="ended"):
+            result.result(timeout=60)
+    assert not processes(runner.__eq__)
+    assert run(here, "exit 3").exit_code == 3

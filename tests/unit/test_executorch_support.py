@@ -15,8 +15,8 @@ from nas.core.layout import Layout
 from nas.core.plan import PlanFile, Runner
 from nas.core.workload import Workload
 from nas.runtimes.base import Artifact
-from nas.runtimes.executorch.build import build, needed_glibc
-from nas.runtimes.executorch.builds import find_build, variant_for
+from nas.runtimes.executorch.build import build
+from nas.runtimes.executorch.builds import BuildDetails, find_build, runner_source_hash, variant_for, write_manifest
 from nas.runtimes.executorch.chain import build_chain
 from nas.runtimes.executorch.runtime import EXECUTORCH
 from nas.runtimes.executorch.sdk import LIBRARIES, VERSION
@@ -127,15 +127,31 @@ def test_wheels_are_of_the_pinned_version() -> None:
     assert f"executorch=={VERSION}" in pyproject["project"]["optional-dependencies"]["executorch"]
 
 
-def test_needed_c_library_is_the_newest_that_any_file_asks_for(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"\0GLIBC_2.17\0GLIBC_2.36\0GLIBC_2.4\0")
-    (tmp_path / "b").write_bytes(b"\0GLIBC_2.27\0GLIBC_2.99.1\0xGLIBC_2.98\0")
-    assert needed_glibc(tmp_path) == "2.36"
+def test_a_device_with_an_older_c_library_is_told_before_anything_is_pushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path))
+    folder = tmp_path / "runtimes" / "executorch" / "builds" / "b"
+    folder.mkdir(parents=True)
+    details = BuildDetails(
+        executorch=VERSION, libraries=(), runner=runner_source_hash(), variant="sse42", target="x86_64-linux",
+        flags=(), compiler="c++",
+    )  # fmt: skip
+    for name in details.files:
+        (folder / name).write_bytes(b"\0GLIBC_2.17\0GLIBC_2.34\0")
+    write_manifest(folder, details, "b")
+    assert find_build("x86_64-linux", ["sse4_2"], libc="glibc 2.34").runner.build == "b"
+    assert EXECUTORCH.runner("x86_64-linux", ["sse4_2"]).build == "b"
+    for libc in ("glibc 2.31", "bionic"):
+        with pytest.raises(InfrastructureFailed, match=rf"needs glibc 2\.34 or newer, and the device has {libc}"):
+            EXECUTORCH.runner("x86_64-linux", ["sse4_2"], libc=libc)
 
 
 def test_there_is_one_build() -> None:
     with pytest.raises(InvalidInput, match="one build"):
         build(log=print, patched=True)
+    with pytest.raises(InvalidInput, match="one build"):
+        build(log=print, static=True)
 
 
 def test_support_and_plans_load_no_torch() -> None:

@@ -7,15 +7,18 @@ from pathlib import Path
 import pytest
 
 from nas.core.errors import InfrastructureFailed
+from nas.runtimes.host import host_target
 from nas.runtimes.llama_cpp import source
 from nas.runtimes.llama_cpp.builds import (
     LIBRARIES,
     BuildDetails,
+    build_command,
     builds_folder,
     find_build,
     runner_source_hash,
     write_manifest,
 )
+from nas.runtimes.llama_cpp.isa import VARIANTS
 from nas.runtimes.llama_cpp.patches import patch_hashes
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
 
@@ -112,3 +115,50 @@ def test_folder_of_a_build_that_is_gone() -> None:
     (folder / "manifest.json").unlink()
     with pytest.raises(InfrastructureFailed, match="nas runtime build"):
         LLAMA_CPP.runner_folder(runner)
+
+
+def asks_for_glibc(folder: Path, *minors: int) -> None:
+    """As the dynamic section of a program does."""
+    path = folder / "runner"
+    names = b"".join(b"\0GLIBC_2.%d\0" % minor for minor in minors)
+    path.write_bytes(b"\x7fELF" + names + b" " * (path.stat().st_size))
+    details = BuildDetails.model_validate_json((folder / "build.json").read_bytes())
+    write_manifest(folder, details, folder.name)
+
+
+def test_a_device_with_an_older_c_library_gets_a_static_build() -> None:
+    asks_for_glibc(put_build("shared", "avx2"), 17, 34, 2)
+    with pytest.raises(InfrastructureFailed) as told:
+        find_build("x86_64-linux", AVX2, libc="glibc 2.31")
+    assert "need glibc 2.34 or newer, and the device has glibc 2.31" in str(told.value)
+    assert f"`{build_command('x86_64-linux', False, 'avx2', static=True)}`" in str(told.value)
+    put_build("static", "avx2", static=True)
+    for libc in ("glibc 2.31", "bionic"):
+        assert find_build("x86_64-linux", AVX2, libc=libc).runner.build == "static"
+    for libc in ("glibc 2.34", "glibc 2.41"):
+        assert find_build("x86_64-linux", AVX2, libc=libc).runner.build == "shared"
+
+
+def test_a_device_that_does_not_tell_its_c_library_gets_what_needs_none_if_there_is_one() -> None:
+    asks_for_glibc(put_build("shared", "avx2"), 34)
+    assert find_build("x86_64-linux", AVX2).runner.build == "shared"
+    put_build("static", "sse42", static=True)
+    assert find_build("x86_64-linux", AVX2).runner.build == "static"
+
+
+def test_nothing_here_uses_a_static_build() -> None:
+    """Its libraries cannot be loaded, and this machine has what it was built with."""
+    variant = next(each for each in VARIANTS if each.target == host_target())
+    put_build("static", variant.name, target=host_target(), static=True)
+    with pytest.raises(InfrastructureFailed, match="at hand"):
+        find_build()
+
+
+def test_another_kind_of_machine_without_features_is_a_plain_one() -> None:
+    target = "aarch64-linux" if host_target() == "x86_64-linux" else "x86_64-linux"
+    newest, *_, oldest = (each.name for each in VARIANTS if each.target == target)
+    put_build("new", newest, target=target, static=True)
+    with pytest.raises(InfrastructureFailed, match=rf"\(any, with .*--target {target} --variant {oldest}"):
+        find_build(target)
+    put_build("old", oldest, target=target, static=True)
+    assert find_build(target).runner.build == "old"

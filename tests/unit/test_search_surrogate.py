@@ -139,3 +139,22 @@ def test_sizes_are_those_of_the_layout() -> None:
         assert named[f"flops@{context}"] == pytest.approx(np.log(layout.flops(context)))
         assert named[f"read@{context}"] == pytest.approx(np.log(BYTES_PER_WEIGHT * layout.params.active + cache))
         assert named["state"] == pytest.approx(np.log1p(layout.state_bytes()))
+
+
+def test_near_pending_layouts_less_is_uncertain_and_all_is_expected_as_before() -> None:
+    told, pending, others = [whole(layout) for layout in LAYOUTS[:40]], LAYOUTS[40:44], LAYOUTS[44:60]
+    worst = dict.fromkeys(OBJECTIVES, 9.0)
+    before = fit(told)
+    after = Surrogate(KERNELS, told, worst, frozenset({"quality"}), TOP, before.tuned, pending=pending)
+    for old, new in zip(before.predict([*pending, *others]), after.predict([*pending, *others]), strict=True):
+        assert new.mean == pytest.approx(old.mean, abs=1e-5)
+        assert (new.sd <= old.sd * (1 + 1e-9)).all()
+        assert (new.sd[:4] < old.sd[:4]).all()
+        assert np.mean(new.sd[:4] / old.sd[:4]) < np.mean(new.sd[4:] / old.sd[4:])
+
+
+def test_a_value_may_have_an_effect_that_does_not_follow_its_size() -> None:
+    named = dict(
+        zip(FEATURES.names, FEATURES.vector(Layout.parse("d512 v8192 ffn=swiglu:1152 [C3*2 A16/4 C5]")), strict=True)
+    )
+    assert [named[f"conv.kernel={size}"] for size in (3, 5, 7)] == [0.5, 0.25, 0]

@@ -36,7 +36,7 @@ class Moody(BaseProposer):
         return []
 
     def propose(self, rng: Rng) -> tuple[Layout, str, tuple[str, ...]]:
-        Moody.gate.wait(20)
+        Moody.gate.wait(60)
         told, pointed = len(self.log.told()), self.log.reference_point is not None
         Moody.seen.append((told, pointed))
         depth = 2 + (told + pointed) % 3

@@ -60,7 +60,7 @@ class Lab:
             task = asyncio.create_task(self.jobs().run(KEY, 0, self.device, round_, 0))
             await asyncio.sleep(0.02)
             await during()
-            return await asyncio.wait_for(task, 20)
+            return await asyncio.wait_for(task, 60)
 
         return asyncio.run(go())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,12 @@ from service_support import DEVICE, raw, sample, until
 from store_support import StillClock, key, open_store, round_of
 
 from nas.core.errors import InfrastructureFailed
-from nas.core.plan import Pair, RawRun, RoundResult
+from nas.core.plan import Pair, RawRun, RoundResult, Runner
 from nas.core.protocol import Failure
 from nas.core.registry import Registry
 from nas.runtimes.base import Runtime
 from nas.service.admissions import Admissions
-from nas.service.health import AnyDevice, HealthKeeper, PlanOf, check_key
+from nas.service.health import AnyDevice, HealthKeeper, check_key
 from nas.service.judge import total_ms
 from nas.service.references import calibration_name
 from nas.service.signing import SigningKey
@@ -42,10 +43,10 @@ class Lab:
         self.rung = 0
         self.any_device = AnyDevice(self.store, self.admissions, folder / "work")
         self.keeper = self.new_keeper()
-        self.plan = self.any_device.plan(devices.get(self.store, DEVICE.id))
+        self.plan = AnyDevice(self.store, self.admissions, folder / "work").plan(devices.get(self.store, DEVICE.id))
 
-    def new_keeper(self, plan_of: PlanOf | None = None, store: Store | None = None) -> HealthKeeper:
-        return HealthKeeper(store or self.store, self.ring, plan_of or self.any_device.plan)
+    def new_keeper(self, store: Store | None = None, among: Collection[str] | None = None) -> HealthKeeper:
+        return HealthKeeper(store or self.store, self.ring, self.any_device.plan, among)
 
     def ring(self) -> None:
         self.rung += 1
@@ -199,6 +200,20 @@ def test_a_check_that_no_agent_can_finish_fails(lab: Lab) -> None:
     assert (row.health, row.health_reason) == (Health.BAD, "the health check could not be run: no device")
 
 
+def test_a_check_whose_files_got_lost_on_the_way_says_nothing_of_the_device(lab: Lab) -> None:
+    lab.look()
+    while jobs.live(lab.store):
+        lab.clock.time += 1000
+        job = jobs.claim(lab.store, DEVICE.id, "local")
+        assert job is not None
+        lost = Failure(kind="infrastructure", message="download of 0f: broken pipe", phase="preparing")
+        outcomes.fail(lab.store, job.id, DEVICE.id, "local", job.epoch or 0, lost)
+        lab.look()
+    row = lab.device()
+    assert row.health is Health.UNKNOWN
+    assert row.health_reason == "the health check did not reach it: download of 0f: broken pipe"
+
+
 def test_a_refused_check_says_nothing_of_the_device(lab: Lab) -> None:
     lab.look()
     job = jobs.claim(lab.store, DEVICE.id, "local")
@@ -221,6 +236,32 @@ def test_a_device_for_which_nothing_was_built_says_so(lab: Lab, monkeypatch: pyt
     assert jobs.live(lab.store) == []
 
 
+def test_many_devices_are_checked_a_few_at_a_time_and_builds_are_looked_through_once_for_their_kind(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = [DEVICE.model_copy(update={"id": f"box-{number}"}) for number in range(5)]
+    devices.register(lab.store, "local", [DEVICE, *more], boot_id="boot")
+    looked: list[str] = []
+
+    class Counted(FakeRuntime):
+        def runner(self, target: str, features: Collection[str] | None = None, patched: bool = False) -> Runner:
+            looked.append(target)
+            return super().runner(target, features, patched)
+
+    install(monkeypatch, fake=Counted(lab.folder, targets=()))
+    monkeypatch.setattr("nas.service.health._AT_A_LOOK", 4)
+    lab.look()
+    assert sum(row.check_number for row in devices.all(lab.store)) == 4
+    lab.look()
+    assert [row.check_number for row in devices.all(lab.store)] == [1] * 6
+    assert len(looked) == 2, "stock and patched, once"
+    # A build that is made meanwhile is found soon.
+    install(monkeypatch, fake=FakeRuntime(lab.folder / "fake"))
+    lab.clock.time += 60
+    lab.look()
+    assert len(jobs.live(lab.store)) == 4
+
+
 def test_the_first_runtime_that_has_a_build_checks(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     first = FakeRuntime(lab.folder, name="first", targets=("aarch64-linux",))
     install(monkeypatch, first=first, second=FakeRuntime(lab.folder / "second", name="second"))
@@ -231,7 +272,7 @@ def test_the_first_runtime_that_has_a_build_checks(lab: Lab, monkeypatch: pytest
 
 
 def test_a_process_leaves_devices_alone_that_are_not_its_own(lab: Lab) -> None:
-    lab.keeper = lab.new_keeper(lambda device: None)
+    lab.keeper = lab.new_keeper(among=["another"])
     lab.look()
     assert (lab.device().check_number, jobs.live(lab.store)) == (0, [])
 
@@ -283,10 +324,10 @@ def test_the_thread_checks_by_itself_and_survives_a_database_in_trouble(
     monkeypatch.setattr("nas.service.health._LOOK_S", 0.01)
     troubles = [InfrastructureFailed("locked")] * 3
 
-    def due(store: Store) -> list[DeviceRow]:
+    def due(store: Store, *, among: Collection[str] | None, most: int) -> list[DeviceRow]:
         if troubles:
             raise troubles.pop()
-        return checks.due(store)
+        return checks.due(store, among=among, most=most)
 
     monkeypatch.setattr("nas.service.health.checks", Namespace(due=due, conclude=checks.conclude))
     with lab.keeper:

@@ -134,8 +134,9 @@ def test_a_study_that_was_taken_is_noticed(store: Store, study: Study, monkeypat
     with ours.keep():
         current = leases.current(store, study.id)
         assert current is not None
-        leases.release(store, current)
-        theirs = leases.acquire(store, study.id, "elsewhere:1:abcd")
+        with store.write():  # between the two, ours would be renewed
+            leases.release(store, current)
+            theirs = leases.acquire(store, study.id, "elsewhere:1:abcd")
 
         def lost() -> bool:
             try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from service_support import Bed, tiny_space
+from service_support import TINY, Bed, tiny_space
 from sqlalchemy import event
 from store_support import open_store
 
@@ -18,8 +18,10 @@ from nas.core.clock import SystemClock
 from nas.core.errors import InfrastructureFailed, NasError
 from nas.core.trial import TrialState
 from nas.service.asking import replay
+from nas.service.ladder import Climb
 from nas.service.launch import support_filter
 from nas.service.ledger import Ledger, all_events
+from nas.service.refining import REFINED
 from nas.service.report import study_report
 from nas.store import results, studies, trials
 from nas.store.rows import StudyState
@@ -90,6 +92,77 @@ def test_running_a_finished_study_again_changes_nothing(bed: Bed) -> None:
     assert {**before, "elapsed_s": 0} == {**after, "elapsed_s": 0}
     added = [event.payload for event in all_events(bed.store, 1)[seen:]]
     assert added == [{"state": "running"}, {"state": "complete"}]
+
+
+@pytest.fixture
+def valued(tmp_path: Path) -> Bed:
+    """Promotes by value."""
+    quality = {**TINY["quality"], "promote": "value"}
+    return Bed(
+        open_store(tmp_path, SystemClock()),  # type: ignore[arg-type]
+        tmp_path,
+        tiny_space(quality=quality),
+        FakeRuntime(tmp_path / "fake"),
+    )
+
+
+def test_promotion_by_value_says_why_and_survives_a_kill(valued: Bed) -> None:
+    class Doomed(Mortal):
+        life = 90
+
+    with pytest.raises(Killed):
+        valued.run(12, Doomed)
+    assert valued.run(12) is StudyState.COMPLETE
+    check(valued, wanted=12)
+    rows = trials.all(valued.store, 1)
+    stopped = [row.status.reason for row in rows if row.status.state is TrialState.STOPPED]
+    assert all("a second" in (reason or "") for reason in stopped), stopped
+    before, seen = study_report(valued.store, "study"), len(all_events(valued.store, 1))
+    assert valued.run(12) is StudyState.COMPLETE
+    assert {**before, "elapsed_s": 0} == {**study_report(valued.store, "study"), "elapsed_s": 0}
+    assert len(all_events(valued.store, 1)) == seen + 2
+
+
+def test_an_unsure_place_on_the_front_is_made_surer_and_that_survives_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Climb, "rate", lambda climb: 0.0)  # seconds earn nothing elsewhere
+    space = tiny_space(
+        quality={**TINY["quality"], "further_seeds": 2},
+        protocol={**TINY["protocol"], "further_measurements": 1},
+    )
+    bed = Bed(open_store(tmp_path, SystemClock()), tmp_path, space, FakeRuntime(tmp_path / "fake"))  # type: ignore[arg-type]
+
+    class Doomed(Mortal):
+        life = 110
+
+    with pytest.raises(Killed):
+        bed.run(8, Doomed)
+    bed.run(8)
+    check(bed, wanted=8)
+    log = all_events(bed.store, 1)
+    refined = [
+        (each.trial, each.payload["nth"], each.payload["action"]) for each in log if each.payload.get("what") == REFINED
+    ]
+    assert len({(trial, nth) for trial, nth, _ in refined}) == len(refined)
+    complete = [
+        row.number for row in trials.all(bed.store, 1, states=[TrialState.COMPLETE]) if row.origin != "reference"
+    ]
+    seeds = {row["trial"]: row["quality"]["n_seeds"] for row in study_report(bed.store, "study")["ranking"]}
+    for trial in complete:
+        further = [action for number, _, action in refined if number == trial and action == "seed"]
+        assert seeds[trial] == 2 + len(further)
+    assert any(action == "seed" for _, _, action in refined)
+
+
+def test_a_study_out_of_time_proposes_no_more_and_says_so(tmp_path: Path) -> None:
+    space = tiny_space(search={**TINY["search"], "stop": {"hours": 1e-9}})
+    bed = Bed(open_store(tmp_path, SystemClock()), tmp_path, space, FakeRuntime(tmp_path / "fake"))  # type: ignore[arg-type]
+    assert bed.run(TRIALS) is StudyState.COMPLETE
+    report = study_report(bed.store, "study")
+    assert report["trials"]["proposed"] == 0
+    assert report["ended"]["rule"] == "hours"
+    assert report["hypervolume"] == 0.0
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
@@ -219,9 +292,12 @@ def test_told_to_stop_it_stops_and_goes_on_later(bed: Bed) -> None:
 def test_paused_it_proposes_nothing(bed: Bed) -> None:
     bed.ledger()
     studies.set_desired_state(bed.store, 1, "pause")
-    with pytest.raises(TimeoutError):
-        bed.run(TRIALS, seconds=1.5)
-    rows = trials.all(bed.store, 1)
+    for seconds in (1.5, 5.0, 30.0):  # as long as references take on a busy machine
+        with pytest.raises(TimeoutError):
+            bed.run(TRIALS, seconds=seconds)
+        rows = trials.all(bed.store, 1)
+        if all(row.status.terminal for row in rows):
+            break
     assert {row.origin for row in rows} == {"reference"}
     assert all(row.status.state is TrialState.COMPLETE for row in rows)
     assert studies.get(bed.store, "study").state is StudyState.PAUSED

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nas.core.scoring import Axis
-from nas.service.ranking import climbing_order, front_hypervolume, rank_trials
+from nas.search.halving import climbing_order
+from nas.service.ranking import front_hypervolume, rank_trials
 
 CORNER = [1.0, 1.0]
 

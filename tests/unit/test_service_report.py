@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from nas.core.errors import UnknownName
 from nas.core.hypervolume import hypervolume
 from nas.core.layout import Layout
 from nas.core.trial import TrialState
+from nas.search import Observation
 from nas.service.record import CALIBRATED, read_study
 from nas.service.report import study_report
 from nas.store import events, trials
@@ -118,10 +120,43 @@ def test_the_published_reference_is_the_unit(report: Report) -> None:
     assert numbers.isdisjoint(row["trial"] for row in report["ranking"])
 
 
+def test_hypervolume_has_an_interval_and_a_history(report: Report) -> None:
+    told = report["hypervolume_ci95"]
+    assert told["hypervolume"] == pytest.approx(report["hypervolume"])
+    assert told["low"] <= told["high"]
+    history = report["history"]
+    assert [moment["complete"] for moment in history] == list(range(1, report["trials"]["complete"] + 1))
+    reached = [moment["hypervolume"] for moment in history]
+    assert reached == sorted(reached)
+    assert reached[-1] == pytest.approx(report["hypervolume"])
+    assert [moment["elapsed_s"] for moment in history] == sorted(moment["elapsed_s"] for moment in history)
+
+
+def test_why_a_study_ended_is_told(report: Report) -> None:
+    assert report["ended"] == {"rule": "trials", "message": f"all {TRIALS} layouts were proposed"}
+    assert report["expected_gain"] is None  # evolution tells none
+
+
 def test_seconds_are_told_by_stage(report: Report) -> None:
     assert {"export", "measure", "train", "propose"} <= report["stage_seconds"].keys()
     assert report["stage_seconds"]["train"] > 0
     assert report["stage_seconds"]["measure"] > 0
+
+
+def test_whatever_became_of_a_trial_is_told_as_the_proposer_was(report: Report, bed: Bed) -> None:
+    told = report["told"]
+    assert [row["trial"] for row in told] == [trial.number for trial in trials.all(bed.store, 1)]
+    counts = Counter(row["status"] for row in told if row["origin"] != "reference")
+    assert counts == {state: count for state, count in report["trials"].items() if count and state != "proposed"}
+    ranked = {row["trial"]: row for row in report["ranking"]}
+    assert len(told) > len(ranked) + len(report["references"])
+    for row in told:
+        seen = Observation.from_json(row | {"layout": Layout.parse(row["layout"]).to_json()})
+        if row["trial"] in ranked:
+            assert seen.objectives == ranked[row["trial"]]["coordinates"]
+        assert 0 <= row["after_s"] <= report["elapsed_s"]
+    spent = [row["stage_seconds"].get("train", 0.0) for row in told]
+    assert sum(spent) == pytest.approx(report["stage_seconds"]["train"])
 
 
 def test_before_the_references_are_done_there_is_no_hypervolume(tmp_path: Path) -> None:

@@ -18,11 +18,11 @@ from farm_support import Coordinator, registration
 from store_support import key, round_of
 
 from nas.core.errors import InfrastructureFailed
-from nas.service import patience
+from nas.service import jobs_api, patience
 from nas.service.body_limit import BodyLimit
 from nas.service.coordinator import listen_tcp, listen_unix
-from nas.store import jobs
-from nas.store.rows import JobState
+from nas.store import devices, jobs
+from nas.store.rows import DeviceState, JobState
 
 
 @pytest.fixture
@@ -30,10 +30,15 @@ def lab(tmp_path: Path) -> Coordinator:
     return Coordinator(tmp_path)
 
 
+def enrolled(lab: Coordinator, url: str) -> httpx.Client:
+    """An agent that is enrolled."""
+    return httpx.Client(base_url=url, verify=lab.trusting(), auth=lab.enrol(), timeout=60)
+
+
 @pytest.fixture
 def client(lab: Coordinator) -> Iterator[httpx.Client]:
     """An agent with one device."""
-    with lab.listening() as url, httpx.Client(base_url=url, verify=lab.trusting(), auth=lab.enrol()) as client:
+    with lab.listening() as url, enrolled(lab, url) as client:
         assert client.post("/v1/agents/register", json=registration("host", "box")).status_code == 200
         yield client
 
@@ -54,7 +59,7 @@ def raw(client: httpx.Client, lab: Coordinator) -> ssl.SSLSocket:
     """A connection on which anything can be said."""
     host, port = client.base_url.host, client.base_url.port
     assert port is not None
-    plain = socket.create_connection((host, port), timeout=30)
+    plain = socket.create_connection((host, port), timeout=60)
     return lab.trusting().wrap_socket(plain, server_hostname=host)
 
 
@@ -108,8 +113,9 @@ def test_waiting_agents_take_no_threads(lab: Coordinator, client: httpx.Client) 
 
 
 def test_who_hung_up_is_given_no_job(lab: Coordinator, client: httpx.Client) -> None:
+    hasty = httpx.Timeout(60, read=0.5)
     with pytest.raises(httpx.ReadTimeout):
-        client.post("/v1/lease", json={"agent": "host", "device": "box", "wait_s": 20}, timeout=0.5)
+        client.post("/v1/lease", json={"agent": "host", "device": "box", "wait_s": 20}, timeout=hasty)
     waiting(lab, "box")
     jobs.enqueue(lab.store, key(1), round_of(), device="box")
     lab.watch.doorbell.ring()
@@ -121,31 +127,48 @@ def test_who_hung_up_is_given_no_job(lab: Coordinator, client: httpx.Client) -> 
     assert poll(client)["id"] == job.id
 
 
+def test_an_agent_that_lets_a_device_go_is_answered_at_once(
+    lab: Coordinator, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs_api, "POLL_S", 3600.0)
+    client.post("/v1/agents/register", json=registration("host", "box", "phone"))
+    with ThreadPoolExecutor() as threads:
+        box, phone = (threads.submit(poll, client, 3600.0, name) for name in ("box", "phone"))
+        waiting(lab, "box", "phone")
+        client.post("/v1/agents/register", json=registration("host", "phone"))
+        assert box.result() is None
+        jobs.enqueue(lab.store, key(1), round_of(), device="box")
+        jobs.enqueue(lab.store, key(2), round_of(), device="phone")
+        assert phone.result()["id"] == f"{key(2)}.0"
+    assert devices.get(lab.store, "box").state is DeviceState.OFFLINE
+
+
 def test_a_server_that_ends_answers_those_who_wait(lab: Coordinator) -> None:
     with ThreadPoolExecutor() as threads:
-        with lab.listening() as url, httpx.Client(base_url=url, verify=lab.trusting(), auth=lab.enrol()) as client:
+        with lab.listening() as url, enrolled(lab, url) as client:
             client.post("/v1/agents/register", json=registration("host", "box"))
             answer = threads.submit(poll, client)
             waiting(lab, "box")
             lab.watch.doorbell.close()
             assert answer.result() is None
         with pytest.raises(httpx.ConnectError):
-            httpx.get(url, verify=lab.trusting())
+            httpx.get(url, verify=lab.trusting(), timeout=60)
 
 
 @pytest.mark.parametrize("said", [b"", b"GET /v1/ca HTT", b"GET /v1/ca HTTP/1.1\r\nHost: box\r\nX-Slow: "])
 def test_a_connection_that_says_nothing_whole_is_closed(
     lab: Coordinator, client: httpx.Client, said: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "HEAD_S", 0.2)
+    with raw(client, lab) as second:  # nor after a first request that was all right
+        second.sendall(b"GET /v1/ca HTTP/1.1\r\nHost: box\r\n\r\n")
+        assert second.recv(4096).startswith(b"HTTP/1.1 200")
+        monkeypatch.setattr(patience, "HEAD_S", 0.2)
+        second.sendall(said or b"G")
+        until_closed(second)
     with raw(client, lab) as connection:
-        connection.sendall(said)
+        with contextlib.suppress(OSError):  # closed while it was still sending
+            connection.sendall(said)
         assert until_closed(connection) == b""
-    with raw(client, lab) as connection:  # nor after a first request that was all right
-        connection.sendall(b"GET /v1/ca HTTP/1.1\r\nHost: box\r\n\r\n")
-        assert connection.recv(4096).startswith(b"HTTP/1.1 200")
-        connection.sendall(said or b"G")
-        until_closed(connection)
 
 
 def test_a_body_that_never_comes_whole_is_given_up(lab: Coordinator, client: httpx.Client) -> None:
@@ -174,7 +197,7 @@ def test_a_stranger_cannot_send_much(lab: Coordinator, client: httpx.Client) -> 
 def test_an_agent_cannot_send_without_end(
     lab: Coordinator, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "HEAD_S", 0.2)
+    monkeypatch.setattr(patience, "HEAD_S", 2)
     limit_bodies(lab, limit=1 << 20)
 
     def endless() -> Iterator[bytes]:
@@ -189,7 +212,7 @@ def test_an_agent_cannot_send_without_end(
 def test_who_is_refused_and_goes_on_sending_is_cut_off(
     lab: Coordinator, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "HEAD_S", 0.2)
+    monkeypatch.setattr(patience, "HEAD_S", 2)
     with raw(client, lab) as connection:
         connection.sendall(b"POST /v1/lease HTTP/1.1\r\nHost: box\r\nContent-Length: 1000000000\r\n\r\n")
         assert connection.recv(4096).startswith(b"HTTP/1.1 401")

@@ -50,7 +50,7 @@ class Action:
 
 def run(test: Callable[[], Awaitable[Any]]) -> Any:
     async def go() -> Any:
-        return await asyncio.wait_for(test(), 30)
+        return await asyncio.wait_for(test(), 120)
 
     return asyncio.run(go())
 

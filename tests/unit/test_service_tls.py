@@ -31,6 +31,10 @@ def certificate(path: Path) -> x509.Certificate:
     return x509.load_pem_x509_certificate(path.read_bytes())
 
 
+def get(url: str, trust: ssl.SSLContext) -> httpx.Response:
+    return httpx.get(f"{url}/v1/ca", verify=trust, timeout=60)
+
+
 def test_the_authority_is_made_once(tmp_path: Path) -> None:
     made, again = (Certificates(tmp_path, SystemClock()) for _ in range(2))
     assert made.ca_pem == again.ca_pem
@@ -100,7 +104,7 @@ def test_the_url_is_one_that_others_can_use() -> None:
 
 def test_a_client_that_trusts_the_authority_is_served(tmp_path: Path) -> None:
     lab = Coordinator(tmp_path)
-    with lab.listening() as url, httpx.Client(verify=lab.trusting()) as client:
+    with lab.listening() as url, httpx.Client(verify=lab.trusting(), timeout=60) as client:
         assert client.get(f"{url}/v1/ca").text == lab.certificates.ca_pem
         assert client.get(f"{url.replace('localhost', '127.0.0.1')}/v1/runners").status_code == 401
 
@@ -113,11 +117,11 @@ def test_a_client_turns_away_from_what_it_does_not_trust(tmp_path: Path) -> None
             (ssl.create_default_context(), "certificate verify failed"),
         ):
             with pytest.raises(httpx.ConnectError, match=refusal):
-                httpx.get(f"{url}/v1/ca", verify=verify)
+                get(url, verify)
         old = lab.trusting()
         old.maximum_version = ssl.TLSVersion.TLSv1_2
         with pytest.raises(httpx.ConnectError, match="SSL"):
-            httpx.get(f"{url}/v1/ca", verify=old)
+            get(url, old)
 
 
 @pytest.mark.parametrize(("clock", "names", "refusal"), [
@@ -131,7 +135,7 @@ def test_a_certificate_that_is_not_good_now_and_here_is_refused(
     lab = Coordinator(tmp_path)
     wrong = Certificates(tmp_path, clock).context(names)
     with lab.listening(wrong) as url, pytest.raises(httpx.ConnectError, match=refusal):
-        httpx.get(f"{url}/v1/ca", verify=lab.trusting())
+        get(url, lab.trusting())
 
 
 def test_a_server_that_runs_on_gets_its_new_certificate(tmp_path: Path) -> None:
@@ -139,13 +143,13 @@ def test_a_server_that_runs_on_gets_its_new_certificate(tmp_path: Path) -> None:
     names = ["box.example"]
     with Renewal(lab.certificates, lambda: names, every_s=0.01) as renewal, lab.listening(renewal.context) as url:
         with pytest.raises(httpx.ConnectError, match="Hostname mismatch"):
-            httpx.get(f"{url}/v1/ca", verify=lab.trusting())
+            get(url, lab.trusting())
         names.append("localhost")
         while "localhost" not in str(certificate(tmp_path / "tls" / "server.pem").extensions):
             pass
         while True:
             try:
-                assert httpx.get(f"{url}/v1/ca", verify=lab.trusting()).status_code == 200
+                assert get(url, lab.trusting()).status_code == 200
             except httpx.ConnectError:
                 continue  # not switched to yet
             break

@@ -49,12 +49,12 @@ def test_who_waits_is_called_when_there_is_work(store: Store, tmp_path: Path, qu
 
     async def wait() -> list[bool]:
         bell = Doorbell()
-        with Watch(store, bell, local_only=True), bell.waiting("box") as box, bell.waiting("phone") as phone:
+        with Watch(store, bell, local_only=True), bell.waiting("box", "a") as box, bell.waiting("phone", "b") as phone:
             jobs.enqueue(store if queued_here else open_store(tmp_path), key(1), round_of(), device="box")
             if queued_here:
                 bell.ring()
-            await asyncio.wait_for(box.wait(), 20)
-            return [box.is_set(), phone.is_set()]
+            await asyncio.wait_for(box.called.wait(), 60)
+            return [box.called.is_set(), phone.called.is_set()]
 
     assert asyncio.run(wait()) == [True, False]
 
@@ -68,22 +68,23 @@ def test_work_is_what_a_claim_would_find(store: Store, clock: StillClock) -> Non
     for name in ("bad", "checked"):
         devices.set_health(store, name, Health.BAD, "it failed")
     devices.set_state(store, "off", DeviceState.DRAINING)
-    assert queue.with_work(store) == {"box", "checked"}
+    names = ("box", "bad", "off", "later", "checked")
+    assert queue.with_work(store, names) == {"box", "checked"}
     clock.time += 60
-    found = {name for name in ("box", "bad", "off", "later", "checked") if queue.with_work(store) & {name}}
+    found = {name for name in names if queue.with_work(store, [name])}
     assert found == {"box", "later", "checked"}
     assert found == {row.id for row in devices.all(store) if jobs.claim(store, row.id, row.agent)}
-    assert queue.with_work(store) == set()
+    assert queue.with_work(store, names) == set()
 
 
 def test_nobody_waits_any_more_once_the_bell_is_closed() -> None:
     async def wait() -> bool:
         bell = Doorbell()
-        with bell.waiting("box") as before:
+        with bell.waiting("box", "a") as before:
             bell.close()
-            await asyncio.wait_for(before.wait(), 20)
-        with bell.waiting("box") as after:
-            return after.is_set()
+            await asyncio.wait_for(before.called.wait(), 60)
+        with bell.waiting("box", "a") as after:
+            return after.called.is_set()
 
     assert asyncio.run(wait())
 

@@ -25,7 +25,7 @@ from nas.core.protocol import Failure
 from nas.store import attempts, devices, jobs, outcomes, trials
 from nas.store.jobs import MAX_FAILURES
 from nas.store.outcomes import BAD_AFTER_JOBS
-from nas.store.rows import Blame, Health, JobKind, JobState
+from nas.store.rows import Blame, DeviceEventKind, Health, JobKind, JobState
 from nas.store.store import Store
 
 
@@ -39,6 +39,39 @@ def store(tmp_path: Path, clock: StillClock) -> Store:
     store = open_store(tmp_path, clock)
     add_device(store)
     return store
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "coordinator: /v1/files/0f: 503 the disk",
+        "download broke off after 3 of 10 bytes; the next try goes on from there",
+        "content of 0f0f0f0f0f0f: the bytes have SHA-256 1e1e1e1e1e1e instead",
+    ],
+)
+def test_what_got_lost_before_the_device_is_neither_its_nor_the_candidates(
+    store: Store, clock: StillClock, message: str
+) -> None:
+    devices.set_health(store, "box", Health.GOOD)
+    put(store)
+    for _ in range(jobs.MAX_FAILURES):
+        clock.time += 1000
+        job = take(store)
+        failure = Failure(kind="infrastructure", message=message, phase="preparing")
+        assert outcomes.fail(store, job.id, "box", "local", job.epoch or 0, failure).accepted
+    ended = jobs.get(store, job.id)
+    assert ended is not None and (ended.state, ended.blame) == (JobState.FAILED, Blame.INFRASTRUCTURE)
+    assert devices.get(store, "box").health is Health.GOOD
+    assert devices.history(store, "box", kind=DeviceEventKind.FAILURE) == []
+
+
+def test_a_device_may_not_speak_of_the_coordinator_to_be_trusted(store: Store, clock: StillClock) -> None:
+    devices.set_health(store, "box", Health.GOOD)
+    put(store)
+    job = take(store)
+    failure = Failure(kind="infrastructure", message="coordinator: what a runner may print", phase="running")
+    outcomes.fail(store, job.id, "box", "local", job.epoch or 0, failure)
+    assert devices.get(store, "box").health is Health.UNKNOWN
 
 
 def test_an_infrastructure_failure_is_tried_again_later_and_makes_the_device_doubtful(

@@ -137,6 +137,20 @@ def test_only_what_can_be_reached_is_due(store: Store, clock: StillClock) -> Non
     assert due(store) == ["box"]
 
 
+def test_what_is_being_checked_is_not_due_besides_and_who_asks_may_choose(store: Store, clock: StillClock) -> None:
+    for name in ("one", "two"):
+        clock.time += 1
+        add_device(store, name, f"agent-{name}")
+    assert due(store) == ["box", "one", "two"]
+    jobs.enqueue(store, key("measurement"), round_of(), device="one")
+    jobs.enqueue(store, key("calibration"), round_of(), device="box", kind=JobKind.CHECK)
+    assert due(store) == ["one", "two"]
+    assert [row.id for row in checks.due(store, most=1)] == ["one"]
+    assert [row.id for row in checks.due(store, among=["two", "box"])] == ["two"]
+    jobs.cancel(store, [jobs.job_id(key("calibration"), 0)])
+    assert due(store) == ["box", "one", "two"]
+
+
 def test_a_failure_after_the_checks_runs_is_not_forgiven_by_it(store: Store, clock: StillClock) -> None:
     ran_at = clock.time
     put(store)

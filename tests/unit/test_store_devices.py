@@ -44,6 +44,18 @@ def test_registering_replaces_what_an_agent_serves(store: Store) -> None:
     }
 
 
+def test_a_device_that_was_restarted_has_to_be_checked_again(store: Store) -> None:
+    add_device(store)
+    before = device().model_copy(update={"boot": "1"})
+    devices.register(store, "local", [before], boot_id="boot")
+    devices.set_health(store, "box", Health.GOOD)
+    devices.register(store, "local", [before], boot_id="boot")
+    assert devices.get(store, "box").health is Health.GOOD
+    devices.register(store, "local", [before.model_copy(update={"boot": "2"})], boot_id="boot")
+    row = devices.get(store, "box")
+    assert (row.health, row.health_reason, row.check_due) == (Health.UNKNOWN, "it was restarted", store.now())
+
+
 def test_a_device_that_describes_itself_otherwise_has_to_be_checked_again(store: Store) -> None:
     add_device(store)
     devices.set_health(store, "box", Health.GOOD)

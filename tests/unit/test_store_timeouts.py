@@ -9,7 +9,7 @@ from store_support import RESULT, StillClock, add_device, device, open_store, pu
 
 from nas.core.errors import InvalidInput
 from nas.core.protocol import Phase
-from nas.store import devices, jobs, outcomes
+from nas.store import devices, jobs, outcomes, pages
 from nas.store.rows import DeviceEventKind, DeviceState, Health, JobRow, JobState
 from nas.store.store import Store
 from nas.store.timeouts import LIMITS, phase_limit_s, state_of
@@ -115,6 +115,35 @@ def test_an_agent_that_only_beats_for_what_is_over_does_not_keep_its_device_aliv
     assert not beat(store, job, "running")
     outcomes.expire(store)
     assert devices.get(store, "box").state is DeviceState.OFFLINE
+
+
+def test_a_device_that_fell_silent_reads_as_offline_though_nobody_wrote_it_down(
+    store: Store, clock: StillClock
+) -> None:
+    add_device(store, "drained", agent="other")
+    devices.set_state(store, "drained", DeviceState.DRAINING)
+    begun = clock.time
+    clock.time += IDLE_S - 1
+    assert [row.state for row in devices.all(store)] == [DeviceState.IDLE, DeviceState.DRAINING]
+    clock.time += 100
+    assert [row.state for row in devices.all(store)] == [DeviceState.OFFLINE, DeviceState.DRAINING]
+    row = devices.get(store, "box")
+    assert (row.state, row.state_since) == (DeviceState.OFFLINE, begun + IDLE_S)
+    assert pages.devices_by_condition(store) == {("offline", "unknown"): 1, ("draining", "unknown"): 1}
+    jobs.claim(store, "box", "local")
+    assert devices.get(store, "box").state is DeviceState.IDLE
+
+
+def test_a_device_whose_agent_said_goodbye_stays_offline_when_its_lease_runs_out(
+    store: Store, clock: StillClock
+) -> None:
+    put(store)
+    job = take(store)
+    devices.register(store, "local", [], boot_id="boot")
+    clock.time += jobs.LEASE_S
+    assert outcomes.expire(store) == [job.id]
+    assert devices.get(store, "box").state is DeviceState.OFFLINE
+    assert state(store, job) is JobState.QUEUED
 
 
 def test_a_draining_device_keeps_draining_through_silence_and_absence(store: Store, clock: StillClock) -> None:

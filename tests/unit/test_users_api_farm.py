@@ -35,8 +35,42 @@ def test_a_device_is_shown_with_its_lease_history_and_calibrations(lab: Lab) -> 
     assert (shown["state"], shown["epoch"], shown["device"]["model"]) == ("leased", 1, "Box")
     (listed,) = shown["jobs"]
     assert (listed["id"], listed["study"], listed["state"], listed["epoch"]) == (job.id, "first", "leased", 1)
+    [registered] = shown["history"]
+    assert (registered["kind"], registered["what"]) == ("registered", "local")
     (calibration,) = shown["calibrations"]
     assert (calibration["runtime"], calibration["reference_ms"]) == ("fake", 12.5)
+
+
+def test_a_device_is_shown_with_its_drift(lab: Lab) -> None:
+    calibrations.put(lab.store, "box", "fake", "b1", 12.5, {})
+    for number in range(3):
+        lab.clock.time += 60
+        runs = [calibrations.ReferenceRun(1.08, 41.5, True)] * 3
+        calibrations.note_runs(lab.store, ("box", "fake", "b1"), f"job {number}", runs, 12.5)
+    (drift,) = lab.get("/v1/devices/box")["drift"]
+    assert (drift["runtime"], drift["build"], drift["reference_ms"]) == ("fake", "b1", 12.5)
+    assert (drift["off"], drift["recalibrate"]) == (pytest.approx(0.08), True)
+    assert len(drift["runs"]) == 9
+    assert drift["runs"][0] == {
+        "at": lab.clock.time - 120, "job": "job 0", "ratio": 1.08, "temperature_c": 41.5, "calm": True
+    }  # fmt: skip
+
+
+def test_what_happens_to_devices_is_followed_by_id(lab: Lab) -> None:
+    add_device(lab.store, "phone", "lab-1")
+    assert lab.get("/v1/device-events")["events"] == [], "so new that another may come before it"
+    lab.clock.time += devices.SETTLED_S
+    page = lab.get("/v1/device-events", limit=1)
+    assert [(event["device"], event["what"]) for event in page["events"]] == [("box", "local")]
+    rest = lab.get("/v1/device-events", after=page["last"])
+    assert [event["device"] for event in rest["events"]] == ["phone"]
+    assert lab.get("/v1/device-events", after=rest["last"]) == {"events": [], "last": rest["last"]}
+    devices.set_health(lab.store, "box", Health.BAD, "it failed")
+    lab.clock.time += devices.SETTLED_S
+    [bad] = lab.get("/v1/device-events", device="box", after=rest["last"], wait_s=30)["events"]
+    assert (bad["kind"], bad["what"], bad["reason"]) == ("health", "bad", "it failed")
+    assert lab.get("/v1/device-events", device="phone", after=rest["last"])["events"] == []
+    refusal(lab.client().get("/v1/device-events?device=bxo"), 404, "unknown_name")
 
 
 def test_lists_come_in_pages(lab: Lab) -> None:

@@ -86,7 +86,10 @@ class Lab:
         self.revoked: list[None] = []
         self.app = web_app()
         self.app.add_middleware(RequestLog)
-        self.app.include_router(users_api.router(self.store, self.submitted, lambda: self.revoked.append(None)))
+        self.closing = False
+        self.app.include_router(
+            users_api.router(self.store, self.submitted, lambda: self.revoked.append(None), lambda: self.closing)
+        )
         self.tokens = {role: api_tokens.create(self.store, role.value, role) for role in Role}
 
     def client(self, role: Role | None = Role.ADMIN) -> TestClient:

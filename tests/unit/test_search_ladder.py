@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import pytest
 
 from nas.core.quality_config import Rung
-from nas.service.ladder import Decision, Ladder
-from nas.service.ranking import climbing_order
+from nas.search.halving import Shares
+from nas.search.ladder import Arrival, Decision, Ladder
 
 
 def ladder(*keeps: float | int | None, trials: int = 0) -> Ladder:
     """A ladder with a rung per share, and a last one; `trials` are on their way."""
     rungs = [Rung(name=f"r{i}", lm_steps=i + 1, keep=keep) for i, keep in enumerate((*keeps, None))]
-    made = Ladder(rungs, climbing_order)
+    made = Ladder(rungs, Shares())
     for trial in range(trials):
         made.enter(trial)
     return made
@@ -26,11 +26,11 @@ def verdicts(decisions: Sequence[Decision]) -> dict[int, str]:
 
 def test_while_more_may_come_the_share_is_rounded_down() -> None:
     each = ladder(0.5, trials=4)
-    each.finish(0, 0, (-1.0,))
+    each.finish(0, 0, Arrival((-1.0,)))
     assert each.decisions() == []
-    each.finish(1, 0, (-2.0,))
+    each.finish(1, 0, Arrival((-2.0,)))
     assert each.decisions() == [Decision(1, 0, "promote")]
-    each.finish(2, 0, (-3.0,))
+    each.finish(2, 0, Arrival((-3.0,)))
     assert each.decisions() == [Decision(2, 0, "promote")]  # half of three is one, and that one is better now
     assert each.decisions() == []
 
@@ -38,7 +38,7 @@ def test_while_more_may_come_the_share_is_rounded_down() -> None:
 def test_at_last_call_the_share_is_rounded_up_and_the_rest_stops() -> None:
     each = ladder(0.5, trials=3)
     for trial, quality in ((0, 1.0), (1, 2.0), (2, 3.0)):
-        each.finish(trial, 0, (-quality,))
+        each.finish(trial, 0, Arrival((-quality,)))
     assert verdicts(each.decisions()) == {2: "promote"}
     each.closed = True
     assert verdicts(each.decisions()) == {1: "promote", 0: "stop"}
@@ -47,18 +47,18 @@ def test_at_last_call_the_share_is_rounded_up_and_the_rest_stops() -> None:
 def test_a_rung_waits_for_those_still_below_it() -> None:
     each = ladder(0.5, 0.5, trials=2)
     each.closed = True
-    each.finish(0, 0, (-1.0,))
+    each.finish(0, 0, Arrival((-1.0,)))
     assert each.decisions() == []
     each.leave(1)
     assert verdicts(each.decisions()) == {0: "promote"}
-    each.finish(0, 1, (-1.0,))
+    each.finish(0, 1, Arrival((-1.0,)))
     assert verdicts(each.decisions()) == {0: "promote"}
 
 
 def test_a_rung_that_keeps_a_number_waits_for_all() -> None:
     each = ladder(2, trials=4)
     for trial in range(4):
-        each.finish(trial, 0, (float(-trial),))
+        each.finish(trial, 0, Arrival((float(-trial),)))
         assert each.decisions() == []
     each.closed = True
     assert verdicts(each.decisions()) == {3: "promote", 2: "promote", 1: "stop", 0: "stop"}
@@ -66,15 +66,15 @@ def test_a_rung_that_keeps_a_number_waits_for_all() -> None:
 
 def test_a_rung_that_keeps_everybody_lets_everybody_pass_at_once() -> None:
     each = ladder(None, trials=2)
-    each.finish(0, 0, (0.0,))
+    each.finish(0, 0, Arrival((0.0,)))
     assert verdicts(each.decisions()) == {0: "promote"}
 
 
 def test_of_equals_the_earlier_climbs() -> None:
     each = ladder(0.5, trials=2)
     each.closed = True
-    each.finish(1, 0, (-1.0, 2.0))
-    each.finish(0, 0, (-1.0, 2.0))
+    each.finish(1, 0, Arrival((-1.0, 2.0)))
+    each.finish(0, 0, Arrival((-1.0, 2.0)))
     assert verdicts(each.decisions()) == {1: "promote", 0: "stop"}
 
 
@@ -82,27 +82,27 @@ def test_the_front_climbs_before_what_it_dominates() -> None:
     each = ladder(0.5, trials=4)
     each.closed = True
     for trial, point in enumerate([(-2.0, 5.0), (-1.0, 1.0), (-1.9, 6.0), (-0.5, 2.0)]):
-        each.finish(trial, 0, point)
+        each.finish(trial, 0, Arrival(point))
     assert verdicts(each.decisions()) == {0: "promote", 1: "promote", 2: "stop", 3: "stop"}
 
 
 def test_decisions_of_an_earlier_process_stand() -> None:
     each = ladder(0.5, trials=4)
     for trial, quality in ((0, 1.0), (1, 2.0), (2, 3.0)):
-        each.finish(trial, 0, (-quality,))
+        each.finish(trial, 0, Arrival((-quality,)))
     each.recall(0, 0, "promote")
     each.recall(1, 0, "stop")
     each.leave(3)
     each.closed = True
     assert verdicts(each.decisions()) == {2: "promote"}
-    each.finish(2, 1, (-3.0,))
+    each.finish(2, 1, Arrival((-3.0,)))
     assert each.decisions() == []  # trial 0 is on its way to that rung
 
 
 def test_who_left_is_not_waited_for() -> None:
     each = ladder(0.5, trials=3)
     each.closed = True
-    each.finish(0, 0, (-1.0,))
+    each.finish(0, 0, Arrival((-1.0,)))
     each.leave(1)
     assert each.decisions() == []
     each.leave(2)
@@ -114,7 +114,7 @@ def test_at_the_end_everybody_has_a_verdict(keep: float | int | None) -> None:
     each = ladder(keep, trials=7)
     made = []
     for trial in range(7):
-        each.finish(trial, 0, (float(trial % 3), float(-trial)))
+        each.finish(trial, 0, Arrival((float(trial % 3), float(-trial))))
         made += each.decisions()
     each.closed = True
     made += each.decisions()

@@ -1,0 +1,116 @@
+"""Multi-fidelity against single fidelity at equal cost: hypervolume after so many worker seconds, paired by seed."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.search.climbs import POLICIES, Study
+from benchmarks.search.problems import Problem
+from benchmarks.search.report import interval
+from benchmarks.search.rungs import RungProblem
+
+PROBLEMS = ("hybrid", "conflict", "placement", "conditional", "periodic", "noisy")
+BASE = "single"
+_PARTS = (0.25, 0.5, 1.0)
+
+
+def compare(
+    problems: Iterable[str],
+    seeds: Sequence[int],
+    engine: str,
+    *,
+    pool: int,
+    whole: int,
+    longer: float,
+    out: Path | None,
+    say: Any,
+) -> dict[str, Any]:
+    """Runs every policy on every instance.
+
+    Args:
+        problems: in the family.
+        seeds: of the instances.
+        engine: proposer.
+        pool: candidates scored per proposal.
+        whole: the budget: what so many layouts cost that are trained to the top.
+        longer: times which the top rung takes longer than in the default ladder.
+        out: a file of finished runs, a line each, that an interrupted campaign goes on from.
+        say: told of each run.
+    """
+    rows = [json.loads(line) for line in out.read_text().splitlines()] if out and out.exists() else []
+    rows = [row for row in rows if (row["engine"], row["longer"]) == (engine, longer)]
+    done = {(row["problem"], row["seed"], row["policy"]) for row in rows}
+    for seed in seeds:
+        for problem in problems:
+            wanted = [policy for policy in POLICIES if (problem, seed, policy) not in done]
+            instance = RungProblem(Problem(problem, seed), longer) if wanted else None
+            for policy in wanted:
+                assert instance is not None
+                rows.append(_run(instance, policy, engine, pool, whole) | {"longer": longer})
+                say(json.dumps(rows[-1]))
+                if out:
+                    with out.open("a") as file:
+                        file.write(json.dumps(rows[-1]) + "\n")
+    conditions = {"engine": engine, "pool": pool, "whole": whole, "longer": longer}
+    return {**conditions, "gains": summary(rows), "runs": rows}
+
+
+def _run(instance: RungProblem, policy: str, engine: str, pool: int, whole: int) -> dict[str, Any]:
+    begun, budget = time.process_time(), whole * instance.whole_s
+    study = Study(instance, policy, engine, pool, workers=4).run(budget)
+    return {
+        "problem": instance.problem.name,
+        "seed": instance.problem.seed,
+        "engine": engine,
+        "policy": policy,
+        "hypervolume": {f"{part:g}": study.volume(part * budget) for part in _PARTS},
+        "reached": dict(study.reached),
+        "cpu_s": round(time.process_time() - begun, 1),
+    }
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Per problem and over all, what each policy gains over single fidelity, as shares of its hypervolume."""
+    found = []
+    problems = list(dict.fromkeys(row["problem"] for row in rows))
+    for names in [[problem] for problem in problems] + ([problems] if len(problems) > 1 else []):
+        for policy in POLICIES:
+            inside = [row for row in rows if row["problem"] in names and row["policy"] == policy]
+            if not inside:
+                continue
+            row: dict[str, Any] = {"problem": names[0] if len(names) == 1 else "all", "policy": policy}
+            if policy != BASE:
+                row |= {f"gain@{part:g}": _gain(inside, rows, f"{part:g}") for part in _PARTS}
+            trials = [{"entered": 0, "complete": 0} | each["reached"] for each in inside]
+            row |= {key: round(statistics.fmean(t[key] for t in trials), 1) for key in ("entered", "complete")}
+            found.append(row)
+    return found
+
+
+def _gain(inside: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]], part: str) -> dict[str, float] | None:
+    base = {(row["problem"], row["seed"]): row["hypervolume"][part] for row in rows if row["policy"] == BASE}
+    pairs = [(row["hypervolume"][part], base.get((row["problem"], row["seed"]), 0.0)) for row in inside]
+    shares = [own / other - 1 for own, other in pairs if other > 0]
+    return interval(shares) if shares else None
+
+
+def table(report: dict[str, Any]) -> str:
+    """The gains as a table of Markdown."""
+    lines = ["| problem | policy | proposed | complete | gain @25 % | @50 % | @100 % (95 %) |", "| --- " * 7 + "|"]
+    for row in report["gains"]:
+        gains = [_shown(row.get(f"gain@{part:g}"), part == _PARTS[-1]) for part in _PARTS]
+        head = [f"`{row['problem']}`", row["policy"], f"{row['entered']:.0f}", f"{row['complete']:.0f}"]
+        lines.append("| " + " | ".join([*head, *gains]) + " |")
+    return "\n".join(lines)
+
+
+def _shown(gain: dict[str, float] | None, whole: bool) -> str:
+    if gain is None:
+        return ""
+    between = f" ({gain['low']:+.1%} to {gain['high']:+.1%})" if whole and "low" in gain else ""
+    return f"{gain['mean']:+.1%}{between}"

@@ -1,0 +1,1 @@
+"""Engines compared on real studies of one space: what `benchmarks/real_study.py` is made of."""

@@ -1,0 +1,150 @@
+"""Runs the studies of a comparison one after the other through `nas launch`, in a folder of their own.
+
+What is finished is found in the folder's database, so a campaign that was killed goes on where it was.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import yaml
+
+from benchmarks.study.terms import Terms, space_of
+from nas.cli.launch import INTERRUPTED
+from nas.cli.output import duration
+from nas.core.errors import InvalidInput, NasError
+from nas.store import leases, studies, trials
+from nas.store.rows import Study, StudyState
+from nas.store.store import Store
+
+SECONDS_PER_TRIAL = 5.5
+"""Of lfm2-study on two calm cores, put together from what its stages took: the first guess, until a study has ended."""
+SECONDS_PER_STUDY = 20.0
+"""To start and to end one: Ray, torch, a check of the calibration, the last trials' trainings."""
+_TRIES = 4
+_PAUSE_S = 20.0
+_LOOK_S = 2.0
+_FOR_GOOD = (2, InvalidInput.exit_code)
+"""Exit codes of launches that another try would end with, too: wrong options or spaces."""
+
+
+class Campaign:
+    """Studies of one space in one folder.
+
+    Args:
+        folder: gets a home of its own with the database, the spaces and the log of the launches.
+        base: name or file of the space.
+        accept_noise: keep refused repetitions, marked and off the fronts.
+        say: told what goes on.
+    """
+
+    def __init__(self, folder: Path, base: str, accept_noise: bool, say: Callable[[str], None]) -> None:
+        self.folder, self._base, self._accept_noise, self._say = folder, base, accept_noise, say
+        self._home = folder / "home"
+
+    def run(self, planned: Sequence[Terms]) -> None:
+        """Runs what is not finished.
+
+        Raises:
+            NasError: a study does not come to its end; the message names the log.
+            KeyboardInterrupt: the launch was interrupted.
+        """
+        left = self.tell(planned)
+        pace = 1.0
+        for index, terms in enumerate(left):
+            begun = time.monotonic()
+            self._finish(terms)
+            took = time.monotonic() - begun
+            # The first study trains the references for all: later ones tell the pace.
+            pace = took / _guess_s(terms) if index < 2 else (pace + took / _guess_s(terms)) / 2
+            still = pace * sum(map(_guess_s, left[index + 1 :]))
+            self._say(f"{terms.study}: done in {duration(took)}; about {duration(still)} left")
+
+    def tell(self, planned: Sequence[Terms]) -> list[Terms]:
+        """Says how long it will take; gives what is not finished."""
+        left = [terms for terms in planned if not self._finished(terms)]
+        self._say(f"{len(left)} of {len(planned)} studies to run: about {duration(sum(map(_guess_s, left)))}")
+        return left
+
+    @contextmanager
+    def store(self) -> Iterator[Store]:
+        """The campaign's database."""
+        store = Store.open(f"sqlite:///{self._home / 'hilnas.db'}", artifacts=self._home / "artifacts")
+        try:
+            yield store
+        finally:
+            store.close()
+
+    def _finish(self, terms: Terms) -> None:
+        for attempt in range(_TRIES):
+            if attempt:
+                self._say(f"{terms.study}: {self._last_words()}; going on in {_PAUSE_S:.0f} s")
+                time.sleep(_PAUSE_S)
+            self._wait_for_others(terms)
+            code = 0 if self._finished(terms) else self._launch(terms)
+            if code == 0:
+                return
+            if code == INTERRUPTED:
+                raise KeyboardInterrupt
+            if code in _FOR_GOOD:
+                break
+        raise NasError(f"study {terms.study} did not come to its end: {self._last_words()} ({self._log})")
+
+    def _last_words(self) -> str:
+        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return next((line.strip() for line in reversed(lines) if line.strip()), "nothing was said")
+
+    def _launch(self, terms: Terms) -> int:
+        space = self.folder / "spaces" / f"{terms.study}.yaml"
+        space.parent.mkdir(parents=True, exist_ok=True)
+        space.write_text(yaml.safe_dump(space_of(self._base, terms), sort_keys=False), encoding="utf-8")
+        known = self._study(terms) is not None
+        self._say(f"{terms.study}: {'going on' if known else 'begins'}, {terms.trials} trials")
+        options = [*(["--resume"] if known else []), *(["--accept-noise"] if self._accept_noise else [])]
+        argv = [
+            sys.executable, "-m", "nas.cli", "launch", "--space", str(space), "--study", terms.study,
+            "--trials", str(terms.trials), "--yes", "--json", *options,
+        ]  # fmt: skip
+        with self._log.open("ab") as log:
+            return subprocess.run(
+                argv, env=os.environ | {"NAS_HOME": str(self._home)}, stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL, stderr=log,
+            ).returncode  # fmt: skip
+
+    @property
+    def _log(self) -> Path:
+        return self.folder / "launches.log"
+
+    def _study(self, terms: Terms) -> Study | None:
+        if not (self._home / "hilnas.db").is_file():
+            return None
+        with self.store() as store:
+            return next((study for study in studies.all(store) if study.name == terms.study), None)
+
+    def _finished(self, terms: Terms) -> bool:
+        study = self._study(terms)
+        if study is None or study.state is not StudyState.COMPLETE:
+            return False
+        with self.store() as store:
+            own = [trial for trial in trials.all(store, study.id) if trial.origin != "reference"]
+        return len(own) >= terms.trials
+
+    def _wait_for_others(self, terms: Terms) -> None:
+        """A launch that outlived a killed campaign works for this one, too."""
+        study = self._study(terms)
+        while study is not None:
+            with self.store() as store:
+                lease = leases.current(store, study.id)
+                if lease is None or lease.expires <= store.now():
+                    return
+            time.sleep(_LOOK_S)
+
+
+def _guess_s(terms: Terms) -> float:
+    return SECONDS_PER_STUDY + SECONDS_PER_TRIAL * terms.trials

@@ -1,0 +1,200 @@
+"""From recorded studies to figures: hypervolume over trials and time, the union front, what it is built of."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from benchmarks.search.recorded import Recorded, Row, counts, rounded, worst_point
+from benchmarks.study.stacks import Stacks, built_of
+from benchmarks.study.terms import ABLATED, OURS
+from nas.core.hypervolume import hypervolume
+from nas.core.layout import Layout
+from nas.core.pareto import front_mask
+from nas.core.scoring import Axis
+from nas.service.ranking import rank_trials
+
+Json = dict[str, Any]
+CURVES = ("trial", "device_s", "wall_s")
+"""What hypervolume is told over; see `curve`."""
+_MARKS = (10, 20, 30, 40, 50, 60, 80, 100)
+
+
+def figures(studies: Sequence[Recorded]) -> Json:
+    """Everything that the page shows, as JSON.
+
+    Hypervolume is taken from one corner for all: the worst of the studies' own reference points.
+
+    Args:
+        studies: of one comparison, as `recorded` makes them, with `engine` and `ablated`.
+    """
+    corner = worst_point(studies)
+    compared = [study for study in studies if not study["ablated"]]
+    whole = _volume(_front_rows(compared), corner)
+    return rounded(  # type: ignore[no-any-return]
+        {
+            "space": compared[0]["space"],
+            "corner": corner,
+            "union_hypervolume": whole,
+            "studies": [_study(study, corner, whole) for study in studies],
+            "front": _winners(compared, corner),
+            "stacks": {name: built.as_json() for name, built in _stacks(compared).items()},
+            "ablation": _ablation(studies, corner),
+        }
+    )
+
+
+def complete(study: Recorded) -> list[Row]:
+    """The trials that count for the front, in the order in which they were proposed."""
+    return [row for row in _own(study) if row["status"] == "complete" and counts(row)]
+
+
+def curve(study: Recorded, corner: Mapping[str, float], by: str) -> list[tuple[float, float]]:
+    """(how far, hypervolume) after each trial.
+
+    Args:
+        study: whose trials.
+        corner: objective -> reference coordinate.
+        by: 'trial', in the order of proposals; 'device_s', seconds of measuring until then, in that order; 'wall_s',
+            seconds since the launch, in the order in which trials ended.
+    """
+    rows = _own(study)
+    if by == "wall_s":
+        rows = sorted(rows, key=lambda row: float(row["after_s"]))
+    seen: list[Row] = []
+    spent, found = 0.0, []
+    for number, row in enumerate(rows, 1):
+        spent += row["stage_seconds"].get("measure", 0.0)
+        seen.append(row)
+        at = {"trial": float(number), "device_s": spent, "wall_s": float(row["after_s"])}[by]
+        found.append((at, _volume((each for each in seen if each["status"] == "complete" and counts(each)), corner)))
+    return found
+
+
+def _own(study: Recorded) -> list[Row]:
+    return [row for row in study["told"] if row["origin"] != "reference"]
+
+
+def _study(study: Recorded, corner: Mapping[str, float], whole: float) -> Json:
+    rows, done = _own(study), complete(study)
+    curves = {by: curve(study, corner, by) for by in CURVES}
+    by_trial = dict(curves["trial"])
+    reached = _volume(done, corner)
+    return {
+        "study": study["study"],
+        "engine": study["engine"],
+        "seed": study["seed"],
+        "ablated": study["ablated"],
+        "trials": len(rows),
+        "ended": dict(sorted(Counter(row["status"] for row in rows).items())),
+        "noisy": sum(row["noisy"] for row in rows),
+        "hypervolume": {str(mark): by_trial[mark] for mark in (*_MARKS, len(rows)) if mark in by_trial},
+        "reached": reached,
+        "share": reached / whole if whole else None,
+        "curves": {by: [list(point) for point in points] for by, points in curves.items()},
+        "elapsed_s": study["elapsed_s"],
+        "device_s": sum(row["stage_seconds"].get("measure", 0.0) for row in rows),
+        "training_s": sum(row["stage_seconds"].get("train", 0.0) for row in rows),
+    }
+
+
+def _winners(studies: Sequence[Recorded], corner: Mapping[str, float]) -> list[Json]:
+    """The front of all studies together, by what each layout alone adds."""
+    rows = _distinct(studies)
+    found: dict[str, list[str]] = {}
+    for study in studies:
+        for row in complete(study):
+            found.setdefault(row["layout"], []).append(study["study"])
+    axes = {index: [_axis(row, name) for name in corner] for index, row in enumerate(rows)}
+    return [
+        {
+            "layout": rows[place.trial]["layout"],
+            "adds": place.hv_contribution,
+            "p_front": place.p_front,
+            "ties": len(place.ties),
+            "quality": -rows[place.trial]["objectives"]["quality"],
+            **{name: math.exp(rows[place.trial]["objectives"][name]) for name in corner if name != "quality"},
+            "found_by": found[rows[place.trial]["layout"]],
+        }
+        for place in rank_trials(axes, list(corner.values()))
+        if place.rank == 0
+    ]
+
+
+def _axis(row: Row, name: str) -> Axis:
+    coordinate = row["objectives"][name]
+    source = row["proxy_id"] if name == "quality" else None
+    return Axis(value=coordinate, coordinate=coordinate, sd=row.get("noise", {}).get(name, 0.0), source=source)
+
+
+def _distinct(studies: Iterable[Recorded]) -> list[Row]:
+    """The complete trials of all studies; of a layout that several have, the first."""
+    rows: dict[str, Row] = {}
+    for study in studies:
+        for row in complete(study):
+            rows.setdefault(row["layout"], row)
+    return list(rows.values())
+
+
+def _front_rows(studies: Iterable[Recorded]) -> list[Row]:
+    rows = _distinct(studies)
+    mask = front_mask([list(row["objectives"].values()) for row in rows])
+    return [row for row, inside in zip(rows, mask, strict=True) if inside]
+
+
+def _stacks(studies: Sequence[Recorded]) -> dict[str, Stacks]:
+    """What the union front, and what all proposed layouts, are built of."""
+    proposed = {row["layout"] for study in studies for row in _own(study)}
+    at_random = {row["layout"] for study in studies if study["engine"] == "random" for row in _own(study)}
+    front = {row["layout"] for row in _front_rows(studies)}
+    groups = {"front": front, "proposed": proposed, "random": at_random}
+    return {name: built_of([Layout.parse(text) for text in sorted(group)]) for name, group in groups.items() if group}
+
+
+def _ablation(studies: Sequence[Recorded], corner: Mapping[str, float]) -> Json | None:
+    """The same engine, seeds and budget in the space with state-space blocks and in the one without."""
+    ours = [study for study in studies if study["engine"] == OURS]
+    full, ablated = ([study for study in ours if study["ablated"] is cut] for cut in (False, True))
+    if not full or not ablated:
+        return None
+    whole = _volume(_front_rows([*full, *ablated]), corner)
+    front = _front_rows(full)
+    without = [row for row in front if ABLATED not in _kinds(row)]
+    return {
+        "with": [_half(study, corner, whole) for study in full],
+        "without": [_half(study, corner, whole) for study in ablated],
+        "front_with": {
+            "layouts": len(front),
+            "of_them_with_blocks": len(front) - len(without),
+            "hypervolume": _volume(front, corner),
+            "hypervolume_of_those_without_blocks": _volume(without, corner),
+        },
+    }
+
+
+def _half(study: Recorded, corner: Mapping[str, float], whole: float) -> Json:
+    done = complete(study)
+    reached = _volume(done, corner)
+    attention = [sum(kind == "gqa" for kind in _kinds(row)) for row in _front_rows([study])]
+    return {
+        "seed": study["seed"],
+        "hypervolume": reached,
+        "share": reached / whole if whole else None,
+        "best_quality": max((-row["objectives"]["quality"] for row in done), default=None),
+        "attention_layers_on_front": statistics.fmean(attention) if attention else None,
+    }
+
+
+def _kinds(row: Row) -> list[str]:
+    return [mixer.kind for layer in Layout.parse(row["layout"]).layers for mixer in layer.mixers]
+
+
+def _points(rows: Iterable[Row], corner: Mapping[str, float]) -> list[list[float]]:
+    return [[row["objectives"][name] for name in corner] for row in rows]
+
+
+def _volume(rows: Iterable[Row], corner: Mapping[str, float]) -> float:
+    return hypervolume(_points(rows, corner), [corner[name] for name in corner])

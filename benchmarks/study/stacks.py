@@ -1,0 +1,70 @@
+"""What a set of layouts is built of: which mixers stand at which height, which feed-forwards, how deep."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from nas.core.layout import Layout
+
+HEIGHTS = ("bottom", "middle", "top")
+"""Thirds of a stack; the bottom is next to the embedding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stacks:
+    """Averages over layouts, each of which counts the same.
+
+    Args:
+        layouts: how many.
+        depth: mean number of layers.
+        mixers: third of the stack -> kind of mixer -> share of the layers there.
+        layers: kind of mixer -> mean number of layers that have it.
+        having: kind of mixer -> share of the layouts that have it at all.
+        experts: share of the layouts with a mixture of experts.
+    """
+
+    layouts: int
+    depth: float
+    mixers: dict[str, dict[str, float]]
+    layers: dict[str, float]
+    having: dict[str, float]
+    experts: float
+
+    def as_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return asdict(self)
+
+
+def built_of(layouts: Sequence[Layout]) -> Stacks:
+    """What `layouts`, of which there is at least one, are built of."""
+    counted = [_at_heights(layout) for layout in layouts]
+    kinds = sorted({kind for heights in counted for there in heights.values() for kind in there})
+    numbers = [Counter(kind for there in heights.values() for kind in there.elements()) for heights in counted]
+    return Stacks(
+        layouts=len(layouts),
+        depth=statistics.fmean(layout.depth for layout in layouts),
+        mixers={height: _shares([each[height] for each in counted], kinds) for height in HEIGHTS},
+        layers={kind: statistics.fmean(number[kind] for number in numbers) for kind in kinds},
+        having={kind: statistics.fmean(number[kind] > 0 for number in numbers) for kind in kinds},
+        experts=statistics.fmean(
+            any(layer.ffn is not None and layer.ffn.kind == "moe" for layer in layout.layers) for layout in layouts
+        ),
+    )
+
+
+def _at_heights(layout: Layout) -> dict[str, Counter[str]]:
+    found = {height: Counter[str]() for height in HEIGHTS}
+    for index in range(layout.depth):
+        height = HEIGHTS[int((index + 0.5) / layout.depth * len(HEIGHTS))]
+        found[height].update(mixer.kind for mixer in layout.own(index).mixers)
+    return found
+
+
+def _shares(counted: Sequence[Counter[str]], kinds: Sequence[str]) -> dict[str, float]:
+    """Kind -> mean share of the layers there, over the layouts that have a layer there: all of three layers or more."""
+    there = [each for each in counted if each.total()]
+    return {kind: statistics.fmean(each[kind] / each.total() for each in there) if there else 0.0 for kind in kinds}
