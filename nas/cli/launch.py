@@ -72,6 +72,8 @@ def command(
     """
     if resume and study is None:
         raise InvalidInput("--resume needs the name of the study", where="--study")
+    if train_gpus is not None and ray_address is None:
+        raise InvalidInput("says what trainings take on a cluster; give --ray-address, too", where="--train-gpus")
     options = LaunchOptions(
         space=load_space(space),
         study=study or f"{Path(space).stem}-{datetime.datetime.now():%Y%m%d-%H%M%S}",

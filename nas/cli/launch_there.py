@@ -40,10 +40,14 @@ def submit(client: UsersClient, options: LaunchOptions, space: str) -> None:
         client.post(f"/v1/studies/{part(options.study)}/run")
         say(f"{client.url} goes on with study {options.study}")
         return
-    wanted = {
-        "study": options.study, "space": space, "trials": options.trials, "accept_noise": options.accept_noise,
-        "warm_start": list(options.warm_start),
-    }  # fmt: skip
+    wanted: dict[str, object] = {
+        "study": options.study,
+        "space": space,
+        "trials": options.trials,
+        "accept_noise": options.accept_noise,
+    }
+    if options.warm_start:  # which older coordinators do not know
+        wanted["warm_start"] = list(options.warm_start)
     state = client.post("/v1/studies", wanted)["state"]
     say(f"study {options.study} is submitted to {client.url}: {state}")
 

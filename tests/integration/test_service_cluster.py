@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,34 +26,44 @@ from nas.store.store import Store
 
 QUALITY = SPACE["quality"] | {
     "rungs": [
-        {"name": "first", "lm_steps": 60, "keep": 2},
+        {"name": "first", "lm_steps": 60, "keep": 1},
         {"name": "second", "lm_steps": 120},
     ]
 }
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A head node with one CPU slot."""
+def lab(tmp_path: Path) -> Lab:
+    lab = Lab(tmp_path / "lab")
+    lab.space(quality=QUALITY)
+    return lab
+
+
+@pytest.fixture
+def cluster(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A head node with one CPU slot. The fake runtime tells by the environment where it is installed."""
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for name, value in lab.environment.items():
+        if name.startswith("HILNAS_FAKE"):
+            monkeypatch.setenv(name, value)
     from ray.cluster_utils import Cluster
 
-    store_bytes = {"object_store_memory": 100 << 20}
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, **store_bytes})
+    head = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 100 << 20}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     yield cluster
     cluster.shutdown()
 
 
-def test_a_node_is_lost_while_it_trains(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lab = Lab(tmp_path / "lab")
-    path = lab.space(quality=QUALITY)
-    there = {"NAS_HOME": str(tmp_path / "there"), "NAS_CACHE": str(tmp_path / "cache")}
+@pytest.mark.timeout(900)  # Ray takes its time to start, the more so beside other tests
+def test_a_node_is_lost_while_it_trains(
+    cluster: Any, lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = {"NAS_HOME": str(tmp_path / "there"), "NAS_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
     node = cluster.add_node(num_cpus=1, object_store_memory=100 << 20, env_vars=there)
-    with lab.start(*lab.launch("far", "--trials", "3", "--ray-address", cluster.address)) as launch:
+    with lab.start(*lab.launch("far", "--trials", "2", "--ray-address", cluster.address)) as launch:
         try:
-            lost = _kill_while_it_trains(cluster, node, tmp_path / "there" / "work" / "elsewhere")
+            lost = _kill_while_it_trains(launch, cluster, node, tmp_path / "there" / "work" / "elsewhere")
             finish(launch)
         finally:
             launch.kill()
@@ -60,18 +71,20 @@ def test_a_node_is_lost_while_it_trains(cluster: Any, tmp_path: Path, monkeypatc
     study = studies.get(store, "far")
     assert study.state is StudyState.COMPLETE
     rows = trials.all(store, study.id)
-    assert len(rows) == 5
+    assert len(rows) == 4
     assert {row.status.state.value for row in rows} <= {"complete", "stopped", "infeasible"}
     assert [each.stage for each in attempts.of_key(store, lost)] == ["train"]
     monkeypatch.setenv("NAS_CACHE", str(tmp_path / "third"))
-    _check_results(store, study.id, lost, path, tmp_path)
+    _check_results(store, study.id, lost, lab.folder / "tiny.yaml", tmp_path)
 
 
-def _kill_while_it_trains(cluster: Any, node: Any, folder: Path) -> str:
+def _kill_while_it_trains(launch: subprocess.Popen[str], cluster: Any, node: Any, folder: Path) -> str:
     """Kills the node in the middle of a training, once another one has come home from it; the key of the training."""
     seen: set[str] = set()
     end = time.monotonic() + LIMIT_S
     while time.monotonic() < end:
+        if launch.poll() is not None:
+            finish(launch)  # says why it ended
         keys = {each.name for each in folder.glob("*")}
         seen |= keys
         if keys and seen - keys:

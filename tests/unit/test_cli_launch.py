@@ -55,10 +55,17 @@ def test_dry_run_tells_the_plan_and_starts_nothing(monkeypatch: pytest.MonkeyPat
 def test_options_reach_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     (asked,) = [ends_with(StudyState.COMPLETE, monkeypatch)]
     args = ("--study", "first", "--resume", "--trials", "7", "--accept-noise", "--workers", "1", "--yes")
+    args += ("--warm-start", "one", "--warm-start", "two", "--ray-address", "auto", "--train-gpus", "0.5")
     assert nas("launch", "--space", "lfm2-demo", *args).code == 0
     (options,) = asked
     assert (options.study, options.resume, options.trials) == ("first", True, 7)
     assert (options.accept_noise, options.workers) == (True, 1)
+    assert (options.warm_start, options.train_gpus) == (("one", "two"), 0.5)
+
+
+def test_shares_of_gpus_are_those_of_a_cluster() -> None:
+    refused = nas("launch", "--space", "lfm2-demo", "--yes", "--train-gpus", "0.5")
+    assert refused.code == 3 and "--ray-address" in refused.err
 
 
 def test_the_end_names_the_picture_and_what_to_do_next(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import optuna
 import pytest
 from cli_runner import nas
 
@@ -51,6 +52,16 @@ def test_trials_and_their_states() -> None:
     (failed,) = json.loads(nas("study", "trials", "first", "--state", "failed", "--json").out)["trials"]
     assert (failed["trial"], failed["reason"]) == (1, "crash")
     assert len(nas("study", "trials", "first").out.splitlines()) == 3
+
+
+def test_mirror_for_optuna(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'optuna.db'}"
+    assert "first: 1 trials copied" in nas("study", "mirror", "first", "--optuna", url).err
+    assert "other: 1 trials copied" in nas("study", "mirror", "first", "--optuna", url, "--name", "other").err
+    (trial,) = optuna.load_study(study_name="first", storage=url).trials
+    assert (trial.state.name, trial.user_attrs["reason"]) == ("FAIL", "crash")
+    refused = nas("study", "mirror", "first", "--optuna", "sqlite://")
+    assert refused.code == 3 and "must be a file" in refused.err
 
 
 def test_show_and_front_of_a_study_that_has_just_begun(tmp_path: Path) -> None:

@@ -103,6 +103,6 @@ def test_the_example_runs(tmp_path: Path) -> None:
     of, results = names["search"](tmp_path)
     state = of.proposer.state()
     statuses = [seen["status"] for seen in state["observations"]]
-    assert len(state["proposals"]) == len(statuses) == len(results) == 8
+    assert len(state["proposals"]) == len(statuses) == len(results) == 6
     assert statuses.count("failed") == results.num_errors
     assert set(statuses) == {"complete", "infeasible", "failed"}

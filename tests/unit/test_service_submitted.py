@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from users_api_lab import Lab, ScriptedProcess, space_text
 
-from nas.core.errors import InfrastructureFailed
+from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.search_spaces import parse_space
 from nas.service import submission as records
+from nas.service.api_errors import Conflict
 from nas.service.submission import Submission, SubmissionFolder, SubmissionState
 from nas.service.submission_process import LaunchProcess
 from nas.service.submitted import SubmittedStudies
@@ -29,6 +30,15 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
 def submit(lab: Lab, study: str = "mine") -> None:
     lab.submitted.submit(study, space_text(), by="somebody")
     lab.clock.time += 1
+
+
+def test_it_can_learn_from_studies_that_are_there(lab: Lab) -> None:
+    with pytest.raises(InvalidInput, match="'one'"):
+        lab.submitted.submit("mine", space_text(), warm_start=("one",), by="somebody")
+    begin(lab, "one")
+    assert lab.submitted.submit("mine", space_text(), warm_start=("one",), by="somebody").warm_start == ("one",)
+    with pytest.raises(Conflict):
+        lab.submitted.submit("mine", space_text(), by="somebody")
 
 
 def begin(lab: Lab, study: str = "mine", state: StudyState = StudyState.RUNNING) -> int:
@@ -199,9 +209,10 @@ def test_the_process_is_a_plain_launch_over_the_same_database(lab: Lab, monkeypa
     folder = SubmissionFolder(lab.home / "studies" / "mine")
     with (folder.path / "launch.lock").open("ab") as lock:
         process = LaunchProcess(lab.store, lab.home, ["--workers", "3"])
-        process.start(folder, found(lab).model_copy(update={"trials": 9}), lock, resume=True)
+        process.start(folder, found(lab).model_copy(update={"trials": 9, "warm_start": ("one",)}), lock, resume=True)
     (argv, environment) = seen[0]
     options = ["--study", "mine", "--yes", "--json", "--workers", "3", "--trials", "9", "--resume"]
+    options += ["--warm-start", "one"]
     assert argv[1:] == ["-m", "nas.cli", "launch", "--space", str(folder.space), *options]
     assert environment["NAS_DB"] == str(lab.store.engine.url)
     assert environment["NAS_HOME"] == str(lab.home)
