@@ -102,9 +102,18 @@ class HardwareModel:
         noise = self.weights.noise * share
         self._process: Process = fit(self.weights.sum(kernels) * share, residual, measured.noise**2, noise)
 
+    def moved(self, measured: Measured) -> HardwareModel:
+        """A model of the same figure on another device, which starts from this one."""
+        return HardwareModel(self._costs, measured, self)
+
     def predict(self, layouts: Sequence[Layout]) -> Estimate:
         """Of `layouts`, with standard deviations no less than what the model was off by where it could be checked."""
         found = self._raw(layouts)
+        return Estimate(found.mean, found.sd * self._doubt)
+
+    def checked(self) -> Estimate:
+        """As `left_out`, with the standard deviations that `predict` would give."""
+        found = self.left_out()
         return Estimate(found.mean, found.sd * self._doubt)
 
     @cached_property
@@ -204,3 +213,8 @@ def _kernels(a: Array, b: Array) -> Array:
 def _spaced(count: int, most: int) -> list[int]:
     """At most `most` of `count` rows, evenly spaced."""
     return [index * count // most for index in range(most)] if count > most else list(range(count))
+
+
+def better(one: HardwareModel, other: HardwareModel) -> HardwareModel:
+    """The model that is off by less where each measured layout is left out; the first of equals."""
+    return min(one, other, key=lambda model: float(np.square(model.left_out().mean - model.measured.logs).mean()))

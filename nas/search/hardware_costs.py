@@ -26,7 +26,7 @@ class Costs:
 
     Args:
         workload: what is run: says how many tokens are seen, and how long the cache is.
-        kinds: of blocks that layouts may have.
+        kinds: of blocks that are told apart; others count with the whole only.
         unit: of the figure, which says what it may depend on.
     """
 
@@ -61,7 +61,8 @@ class Costs:
                 )
                 cache = spec.kv_bytes(block, d_model, workload.window, 2.0)
                 state = spec.state_bytes(block, d_model)
-                own[block.kind] += np.array([1.0, count.active, count.total, decode, cache, state])
+                if block.kind in own:
+                    own[block.kind] += np.array([1.0, count.active, count.total, decode, cache, state])
                 widest = max(widest, count.active / d_model)
                 whole[3:-1] += np.array([count.total, cache, state, count.active, prompt, decode])
         whole[:3], whole[-1] = (1.0, layout.depth, d_model * layout.vocab), widest
@@ -73,6 +74,6 @@ class Costs:
         sums = dict.fromkeys(names, 0.0)
         for index in range(layout.depth):
             for block in (each.resolve(layout.d_model) for each in layout.own(index).blocks):
-                for arg in block.spec.args:
+                for arg in block.spec.args if block.kind in self._kinds else ():
                     sums[block.kind, arg.name] += float(block.get(arg.name) or 0)
         return np.array(list(sums.values()))
