@@ -5,10 +5,10 @@ A figure (a time, a size) is a sum of costs of the parts of a layout times what 
     log figure(x) = log sum_j c_j a_j(x) + residual(x),    c_j >= 0
 
 The amounts a_j are arithmetic (`Costs`); the costs c_j are fitted by non-negative least squares on relative errors; the
-residual is a Gaussian process over the amounts of each kind of block. On another device that has a model, or on the same
-one with other threads, its forecast takes the place of the sum, so that a handful of measurements tells the rest: by how
-much the device is faster, whether differences are larger there, and on which kinds of blocks (a linear multi-task model:
-Bonilla, Chai and Williams 2008, with one task observed through its posterior).
+residual is a Gaussian process over the amounts of each kind of block. On another device, or on the same one with other
+threads, the forecast of a model that is there already takes the place of the sum. A handful of measurements then tells
+the rest: by how much the device is faster, whether differences are larger there, and on which kinds of blocks (a linear
+multi-task model: Bonilla, Chai and Williams 2008, with one task known through its forecast).
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class HardwareModel:
         if len(measured.layouts) > _MOST_ROWS:
             measured = measured.of(_spaced(len(measured.layouts), _MOST_ROWS))
         self._costs, self.measured, self.base = costs, measured, base
-        self._price = None if base else _prices(costs.terms(measured.layouts), measured.logs)
-        self._scale = base._scale if base else _standard(costs.tracks(measured.layouts))
+        self._prices = np.empty(0) if base else _prices(costs.terms(measured.layouts), measured.logs)
+        self._scale: tuple[Array, Array] = base._scale if base else _standard(costs.tracks(measured.layouts))
         expected = self._expected(measured.layouts)
         self._centre = float(expected.mean.mean())
         self._rows = self._placed(measured.layouts, expected)
@@ -165,7 +165,7 @@ class HardwareModel:
     def _expected(self, layouts: Sequence[Layout]) -> Estimate:
         if self.base is not None:
             return self.base.predict(layouts)
-        sums = self._costs.terms(layouts) @ self._price
+        sums = self._costs.terms(layouts) @ self._prices
         return Estimate(np.log(np.maximum(sums, 1e-12)), np.zeros(len(layouts)))
 
     def _placed(self, layouts: Sequence[Layout], expected: Estimate) -> Array:

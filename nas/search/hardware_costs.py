@@ -12,9 +12,9 @@ from nas.core.workload import Workload
 from nas.search.gp import Array
 
 TERMS = ("once", "layers", "table", "held", "cache", "state", "read", "prompt", "decode", "widest")
-"""Of a whole layout: 1; layers; weights of the embedding; all weights of blocks; bytes of cache; bytes of state; weights
-that a token passes through; work on tokens seen, without weights, while the prompt is read and while tokens are decoded;
-and the most that one block has of weights per number of its input, which is what buffers are made for."""
+"""Of a whole layout: 1; layers; weights of the embedding; all weights of blocks; bytes of cache; bytes of state;
+weights that a token passes through; work on tokens seen, without weights, while the prompt is read and while tokens are
+decoded; and the most that one block has of weights per number of its input, which is what buffers are made for."""
 _NOT_OF = {"MB": ("read", "prompt", "decode"), "ms": ("widest",)}
 """Unit of a figure -> what it does not depend on: memory on no work, time on no buffers."""
 _OWN = ("layers", "read", "held", "decode", "cache", "state")

@@ -93,8 +93,13 @@ def hardware_report(store: Store, name: str, start: str | None = None) -> Hardwa
     """
     if start == name:
         raise InvalidInput(f"study {name!r} cannot start from itself")
-    record = read_study(store, name)
-    earlier = _models(read_study(store, start), f" of study {start}") if start else {}
+    models = study_models(read_study(store, name), read_study(store, start) if start else None)
+    return HardwareReport(study=name, models=tuple(models))
+
+
+def study_models(record: StudyRecord, start: StudyRecord | None = None) -> list[ModelError]:
+    """The models of a study; `start`: of an earlier one, whose models they start from."""
+    earlier = _models(start, f" of study {start.study.name}") if start else {}
     own = _models(record, "")
     found = []
     for place in _places(record):
@@ -103,7 +108,7 @@ def hardware_report(store: Store, name: str, start: str | None = None) -> Hardwa
             base = _start(earlier, place, metric) or _start(own, place, metric, other=True)
             alone = own[place, metric].model if (place, metric) in own else None
             found.append(_error(record, place, metric, measured, alone, base))
-    return HardwareReport(study=record.study.name, models=tuple(found))
+    return found
 
 
 def _models(record: StudyRecord, suffix: str) -> dict[Key, _Base]:
