@@ -1,6 +1,6 @@
 """How well hardware models foretell layouts that they have not seen, on the table of hardware_layouts.py; JSON.
 
-    python benchmarks/hardware_model.py [--folder benchmarks/hardware] [--splits 20] [--markdown]
+    python benchmarks/hardware_model.py [--folder benchmarks/hardware] [--splits 20] [--markdown] [--page docs/hardware-model.md]
 
 Each split draws half of the layouts to learn from; errors are of the other half. `own`: a model of the measured half.
 `moved`: the same with one thread, moved to two threads by the two-thread figures of five of its layouts; `few`: a model
@@ -31,6 +31,7 @@ from nas.service.agreement import rank_correlation
 
 FIGURES = {"ttft_ms": "ms", "decode_p50_ms": "ms", "decode_p95_ms": "ms", "peak_rss_mb": "MB"}
 FEW = 5
+_BEGIN, _END = "<!-- results -->", "<!-- /results -->"
 Array = NDArray[np.float64]
 
 
@@ -39,6 +40,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--splits", type=int, default=20)
     parser.add_argument("--markdown", action="store_true", help="a table instead of JSON")
+    parser.add_argument("--page", type=Path, help="also write the table there, between the marks of its results")
     options = parser.parse_args()
     rows = read_rows(options.folder)
     layouts = read_layouts(options.folder)
@@ -48,8 +50,11 @@ def main() -> None:
         for runtime in sorted({row.runtime for row in rows})
         for figure in FIGURES
     ]
+    table = markdown([_shown(each) for each in found])
+    if options.page:
+        _insert(options.page, table)
     if options.markdown:
-        print(markdown([_shown(each) for each in found]))
+        print(table)
     else:
         foreign = statistics.median(row.foreign_cpu for row in rows)
         conditions = {"layouts": len(measured), "splits": options.splits, "foreign_cpu_median": foreign}
@@ -137,6 +142,12 @@ def _noise_mape(rounds: Sequence[Sequence[float]]) -> float:
         for index, value in enumerate(each)
     ]
     return statistics.fmean(off)
+
+
+def _insert(page: Path, table: str) -> None:
+    head, rest = page.read_text().split(_BEGIN)
+    _, tail = rest.split(_END)
+    page.write_text(f"{head}{_BEGIN}\n{table}{_END}{tail}")
 
 
 def _shown(found: Mapping[str, Any]) -> dict[str, str]:
