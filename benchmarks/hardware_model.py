@@ -1,6 +1,6 @@
 """How well hardware models foretell layouts that they have not seen, on the table of hardware_layouts.py; JSON.
 
-    python benchmarks/hardware_model.py [--folder benchmarks/hardware] [--splits 20] [--markdown] [--page docs/hardware-model.md]
+    python benchmarks/hardware_model.py [--folder FOLDER] [--splits 20] [--markdown] [--page docs/hardware-model.md]
 
 Each split draws half of the layouts to learn from; errors are of the other half. `own`: a model of the measured half.
 `moved`: the same with one thread, moved to two threads by the two-thread figures of five of its layouts; `few`: a model
