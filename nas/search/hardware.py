@@ -37,7 +37,7 @@ _ASSUMED_NOISE = 0.03**2
 kinds of blocks, of what is smooth in the amounts; and of noise. A device is any number of times as fast, stretches
 differences by a third, and handles a kind of block by a tenth better or worse than expected."""
 _LENGTHS = (1.0, 3.0)
-"""Length scales of the smooth kernels, in standard deviations of the layouts measured."""
+"""Length scales of the smooth kernels, in typical distances of a measured layout from their mean."""
 _FOLDS = 30
 _LEAST = 1e-9
 """Variance of log figures that is none."""
@@ -129,7 +129,7 @@ class HardwareModel:
         expected = self._expected(layouts)
         rows = self._placed(layouts, expected)
         between = self.weights.sum(_kernels(rows, self._rows))
-        own = np.array([self.weights.sum(_kernels(row[None], row[None]))[0, 0] for row in rows])
+        own = self.weights.sum(_own_kernels(rows))
         share = self._process.scale**2
         mean, sd = self._process.predict(between / share, own / share)
         away = self._process.offset + self._process.scale * mean
@@ -169,7 +169,7 @@ class HardwareModel:
         return Estimate(np.log(np.maximum(sums, 1e-12)), np.zeros(len(layouts)))
 
     def _placed(self, layouts: Sequence[Layout], expected: Estimate) -> Array:
-        """[L, 1 + T]: how far above the middle a layout is expected, and its amounts in standard deviations."""
+        """[L, 1 + T]: how far above the middle a layout is expected, and its amounts, centred and scaled."""
         centre, scale = self._scale
         tracks = (self._costs.tracks(layouts) - centre) / scale
         return np.column_stack([expected.mean - self._centre, tracks])
@@ -197,17 +197,24 @@ def _learned(kernels: Array, residual: Array, noise: Array) -> Weights:
 
 
 def _standard(tracks: Array) -> tuple[Array, Array]:
+    """Centre and scale of each amount, such that the mean layout is one from the centre; infinite without spread."""
     spread = tracks.std(axis=0)
-    return tracks.mean(axis=0), np.where(spread > 1e-9, spread, np.inf)
+    varies = spread > 1e-9
+    return tracks.mean(axis=0), np.where(varies, spread, np.inf) * np.sqrt(max(1, int(varies.sum())))
 
 
 def _kernels(a: Array, b: Array) -> Array:
     """[5, A, B]: a constant, linear in what is expected, linear in the amounts, and two smooth in the amounts."""
     amounts, others = a[:, 1:], b[:, 1:]
-    used = max(1, int((amounts.any(axis=0) | others.any(axis=0)).sum()))
-    squared = ((amounts[:, None] - others[None]) ** 2).sum(axis=2) / used
+    squared = ((amounts[:, None] - others[None]) ** 2).sum(axis=2)
     smooth = [np.exp(-squared / (2 * length**2)) for length in _LENGTHS]
-    return np.array([np.ones((len(a), len(b))), np.outer(a[:, 0], b[:, 0]), amounts @ others.T / used, *smooth])
+    return np.array([np.ones((len(a), len(b))), np.outer(a[:, 0], b[:, 0]), amounts @ others.T, *smooth])
+
+
+def _own_kernels(a: Array) -> Array:
+    """[5, A] of each row with itself."""
+    ones = np.ones(len(a))
+    return np.array([ones, a[:, 0] ** 2, (a[:, 1:] ** 2).sum(axis=1), ones, ones])
 
 
 def _spaced(count: int, most: int) -> list[int]:
