@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nas.cli import study_change, study_export, study_mirror
+from nas.cli import study_change, study_export, study_hardware, study_mirror
 from nas.cli.arguments import StudyArgument
 from nas.cli.database import DatabaseOption, open_store
 from nas.cli.follow import follow
@@ -30,6 +30,7 @@ app = command_app(help="List, show, steer and exchange studies.")
 study_change.register(app)
 study_export.register(app)
 study_mirror.register(app)
+study_hardware.register(app)
 
 
 @app.command("list")

@@ -138,7 +138,7 @@ def axis(
         ratio = figure.value / base.value
         ratios.append(ratio if metric.direction == "min" else 1 / ratio)
         values.append(figure.value)
-        sds.append(_log_sd(figure))
+        sds.append(log_sd(figure))
     worst = max(range(len(ratios)), key=ratios.__getitem__)
     if objective.aggregate == "worst":
         coordinate, sd = math.log(ratios[worst]), sds[worst]
@@ -210,6 +210,13 @@ def ratio_of_limit(budget: Budget, published: Figures, place: Place) -> float | 
     return limit / base.value if limit is not None and base is not None and base.value else None
 
 
+def log_sd(figure: Figure) -> float:
+    """Standard deviation of the logarithm of a figure, from its interval; 0 where it has none."""
+    if figure.low is None or figure.high is None or figure.low <= 0:
+        return 0.0
+    return math.log(figure.high / figure.low) / (2 * t_critical(0.95, max(1, figure.n - 1)))
+
+
 def tie(a: Sequence[Axis], b: Sequence[Axis]) -> bool:
     """Whether two trials cannot be told apart: on every axis closer than two standard deviations."""
     return all(abs(x.coordinate - y.coordinate) <= 2 * math.hypot(x.sd, y.sd) for x, y in zip(a, b, strict=True))
@@ -277,9 +284,3 @@ def _latency_limit(space: SearchSpace, place: Place, published: Figures) -> floa
     if ttft is None or token is None:
         return None
     return ttft + space.workloads[place.workload].gen * token
-
-
-def _log_sd(figure: Figure) -> float:
-    if figure.low is None or figure.high is None or figure.low <= 0:
-        return 0.0
-    return math.log(figure.high / figure.low) / (2 * t_critical(0.95, max(1, figure.n - 1)))

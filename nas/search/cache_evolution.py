@@ -16,6 +16,7 @@ class CacheEvolution(Evolution):
     """Parents by non-dominated rank on quality and bytes kept between tokens, at the space's longest context."""
 
     engine = "cache-evolution/1"
+    screened = True
 
     def __init__(self, sampler: Sampler, seed: int) -> None:
         super().__init__(sampler, seed)

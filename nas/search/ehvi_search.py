@@ -47,6 +47,7 @@ class EhviSearch(BaseProposer):
     """
 
     engine = "ehvi/3"
+    screened = True
 
     def __init__(self, sampler: Sampler, seed: int) -> None:
         super().__init__(sampler, seed)

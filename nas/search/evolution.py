@@ -20,6 +20,7 @@ class Evolution(BaseProposer):
     """A steady-state genetic search; infeasible layouts breed only until there are feasible ones to beat them."""
 
     engine = "evolution/2"
+    screened = True
 
     def propose(self, rng: Rng) -> Child:
         if rng.random() < _RANDOM:

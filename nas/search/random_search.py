@@ -11,6 +11,7 @@ class RandomSearch(BaseProposer):
     """Draws of `Sampler.draw`. What it is told only keeps it from proposing a layout twice."""
 
     engine = "random/1"
+    screened = True
 
     def seeds(self) -> list[Layout]:
         """None: a baseline starts from nothing."""

@@ -15,12 +15,15 @@ from nas.core.pareto import ranks
 from nas.search.api import Observation, Proposal, check_finite
 from nas.search.heuristics import seed_layouts
 from nas.search.sampling import Rng, Sampler
+from nas.search.screening import Screen
 
 Child = tuple[Layout, str, tuple[str, ...]]
 """A layout, what made it, and the ids of its parents."""
 
 _VERSION = 1
 _REDRAWS = 300
+_SCREENED = 32
+"""Layouts that the hardware model may refuse before the best of them is proposed all the same."""
 
 
 class SearchState:
@@ -185,10 +188,16 @@ class BaseProposer(ABC):
     """
 
     engine: ClassVar[str] = ""
+    screened: ClassVar[bool] = False
+    """Whether what `propose` returns may be dropped and `propose` called again, so that proposals can be screened."""
 
     def __init__(self, sampler: Sampler, seed: int) -> None:
         self.sampler = sampler
         self.log = SearchState(tuple(objective.name for objective in sampler.space.objectives), seed)
+        self._screen = Screen(sampler.space)
+        self._screened_at = -1
+        if sampler.space.search.screen and not self.screened:
+            raise InvalidInput(f"search.screen: proposals of {type(self).__name__} cannot be screened")
         self._seeds: list[Layout] | None = None
 
     @abstractmethod
@@ -248,11 +257,24 @@ class BaseProposer(ABC):
             if not self.log.knows(layout):
                 return Proposal(layout, number, "seed", engine=self.engine)
         rng = np.random.default_rng([self.log.seed, number])
+        found: list[tuple[float, Proposal]] = []
         for _ in range(_REDRAWS):
             child = self.propose(rng)
             if child is None:
-                return None
+                break
             layout, operator, parents = child
             if not self.log.knows(layout) and self.sampler.admits(layout):
-                return Proposal(layout, number, operator, parents, self.engine)
-        return None
+                chance = self._chance(layout)
+                found.append((chance, Proposal(layout, number, operator, parents, self.engine)))
+                if chance >= self.sampler.space.search.screen or len(found) == _SCREENED:
+                    break
+        return max(found, key=lambda each: each[0])[1] if found else None
+
+    def _chance(self, layout: Layout) -> float:
+        """The least over all budgets that `layout` is kept below it; 1 where proposals are not screened."""
+        if not self.sampler.space.search.screen:
+            return 1.0
+        if self._screened_at != self.log.revision:
+            self._screened_at = self.log.revision
+            self._screen.learn(self.log.told(), self.log.prior())
+        return float(self._screen.chances([layout])[0])

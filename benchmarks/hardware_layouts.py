@@ -1,0 +1,239 @@
+"""Measures random layouts on both runtimes with one and two threads: the table that hardware models are judged on.
+
+    python benchmarks/hardware_layouts.py [--layouts 60] [--minutes 10] [--foreign-cpu 0.2]
+
+Layouts are drawn from lfm2-mixed-demo, those that both runtimes carry, and kept in benchmarks/hardware/layouts.txt;
+runs are added to benchmarks/hardware/runs.csv. A layout's runs are taken side by side: in each of three rounds, every
+runtime with every number of threads in an order of its own, through the same code as on a farm's device, each beside a
+run of the runtime's reference model with as many threads. A run during which other processes took more of a core than
+allowed is made anew. A layout's rows are written when it has all of them, so the script may be stopped at any time, and
+goes on where it was; `--minutes` begins no layout after that time. Nothing else should run meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import numpy as np
+from runs import BUILDS, DEADLINE_S, say
+
+from nas.core import paths
+from nas.core.clock import SystemClock
+from nas.core.errors import InfrastructureFailed
+from nas.core.layout import Layout
+from nas.core.plan import Plan, PlanFile, Round
+from nas.core.space import Protocol
+from nas.core.stats import quantile
+from nas.core.workload import Workload
+from nas.devices.condition import Observer
+from nas.devices.execute import run_round
+from nas.devices.transports.local import LocalTransport
+from nas.runtimes.base import RandomWeights, Runtime
+from nas.runtimes.executorch.runtime import EXECUTORCH
+from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.search import Sampler
+from nas.search_spaces import load_space
+from nas.service.judge import judge, total_ms
+from nas.service.launch import support_filter
+
+SPACE = "lfm2-mixed-demo"
+FOLDER = Path(__file__).parent / "hardware"
+RUNTIMES: tuple[Runtime, ...] = (LLAMA_CPP, EXECUTORCH)
+THREADS = (1, 2)
+WORKLOAD = Workload(prompt=256, gen=100, context=4096)
+ROUNDS = 3
+Plans = dict[tuple[str, int], Plan]
+"""By runtime and threads."""
+_TRIES = 8
+"""Of one run, before the machine is too busy."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run beside a run of the reference model."""
+
+    layout: int
+    """Line of layouts.txt, from 0."""
+    runtime: str
+    threads: int
+    round: int
+    ttft_ms: float
+    decode_p50_ms: float
+    decode_p95_ms: float
+    peak_rss_mb: float
+    reference_ms: float
+    """Timed work of the reference run."""
+    foreign_cpu: float
+    """Of other processes, in cores."""
+
+
+@dataclass
+class Files:
+    """Where plans find their files: content -> path."""
+
+    known: dict[str, Path]
+
+    def fetch(self, file: PlanFile) -> Path:
+        """See `FileSource`."""
+        return self.known[file.sha256]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layouts", type=int, default=60, help="only in an empty folder: how many to draw")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=600.0)
+    parser.add_argument("--foreign-cpu", type=float, default=0.2, help="most that other processes may take, in cores")
+    parser.add_argument("--export-only", action="store_true", help="lower all shapes now; measure later")
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    layouts = _layouts(options.folder, options.layouts, options.seed)
+    done = {row.layout for row in read_rows(options.folder)}
+    ends = time.monotonic() + 60 * options.minutes
+    with tempfile.TemporaryDirectory(prefix="hilnas-benchmark-") as scratch:
+        bench = Bench(Path(scratch), options.foreign_cpu)
+        for index, layout in enumerate(layouts):
+            if index in done or time.monotonic() > ends:
+                continue
+            say(f"{index + 1} of {len(layouts)}: {layout}")
+            plans = bench.export(layout, f"{index}")
+            if not options.export_only:
+                append_rows(options.folder, list(bench.rows(index, plans)))
+            bench.drop(f"{index}")
+
+
+class Bench:
+    """This machine, with both runtimes.
+
+    Args:
+        scratch: folder for models.
+        foreign_cpu: see `--foreign-cpu`.
+    """
+
+    def __init__(self, scratch: Path, foreign_cpu: float) -> None:
+        self._scratch = scratch
+        self._protocol = Protocol(foreign_cpu_limit=foreign_cpu)
+        self._transport = LocalTransport(paths.cache() / "hardware-benchmark")
+        self._files = Files({})
+        self._builds = {
+            runtime.name: BUILDS[runtime.name](log=say, patched=runtime is LLAMA_CPP) for runtime in RUNTIMES
+        }
+        for build in self._builds.values():
+            for name, file in build.runner.files.items():
+                self._files.known[file.sha256] = build.folder / name
+        self._references = {
+            key: plan
+            for runtime in RUNTIMES
+            for key, plan in self._plans(runtime, runtime.reference_model(), "reference", WORKLOAD).items()
+        }
+
+    def export(self, layout: Layout, name: str) -> Plans:
+        """Its plans on every runtime; the files' names begin with `name`."""
+        return {key: plan for runtime in RUNTIMES for key, plan in self._plans(runtime, layout, name, WORKLOAD).items()}
+
+    def drop(self, name: str) -> None:
+        """Deletes the files of a layout."""
+        for path in self._scratch.glob(f"{name}-*"):
+            path.unlink()
+
+    def rows(self, index: int, plans: Plans) -> Iterator[Row]:
+        """All runs of one layout."""
+        order = random.Random(index)
+        for round_ in range(ROUNDS):
+            for runtime, threads in order.sample(sorted(plans), len(plans)):
+                yield self._run(index, round_, runtime, threads, plans[runtime, threads])
+
+    def _run(self, index: int, round_: int, runtime: str, threads: int, plan: Plan) -> Row:
+        parse = next(each.parse for each in RUNTIMES if each.name == runtime)
+        batch = Round(candidate=plan, reference=self._references[runtime, threads], repetitions=1)
+        why: str | None = None
+        for _ in range(_TRIES):
+            observer = Observer(self._transport)
+            result = run_round(
+                batch, self._transport, self._files, lambda runner: True, observer=observer, clock=SystemClock()
+            )
+            (pair,) = result.pairs
+            rep, fault = judge(pair, parse, None, self._protocol, 0)
+            if fault is not None:
+                raise fault
+            if rep.valid and rep.sample is not None and rep.reference is not None:
+                sample = rep.sample
+                tokens = [ns / 1e6 for ns in sample.decode_ns]
+                p95 = quantile(tokens, 0.95)
+                assert p95 is not None
+                assert sample.peak_rss_mb is not None, "the runner tells its own peak"
+                figures = (sample.ttft_ms, statistics.median(tokens), p95, sample.peak_rss_mb, total_ms(rep.reference))
+                shown = (round(figure, 4) for figure in (*figures, pair.foreign_cpu or 0.0))
+                return Row(index, runtime, threads, round_, *shown)
+            why = rep.reason
+        raise InfrastructureFailed(f"{_TRIES} runs were refused, the last one because {why}. Go on when it is calm")
+
+    def _plans(self, runtime: Runtime, layout: Layout, name: str, workload: Workload) -> Plans:
+        path = self._scratch / f"{name}-{runtime.name}"
+        artifact = runtime.export(layout, runtime.quantisations[0], RandomWeights(), path)
+        self._files.known[artifact.sha256] = path
+        runner = self._builds[runtime.name].runner
+        return {
+            (runtime.name, threads): runtime.plan(
+                artifact, runner, workload.model_copy(update={"threads": threads}), DEADLINE_S
+            )
+            for threads in THREADS
+        }
+
+
+def _layouts(folder: Path, count: int, seed: int) -> list[Layout]:
+    """Those of the folder; drawn now where it has none."""
+    path = folder / "layouts.txt"
+    if not path.exists():
+        space = load_space(SPACE)
+        carried = support_filter(space)
+        sampler = Sampler(space, lambda layout: carried(layout) and bool(EXECUTORCH.supports(layout)))
+        rng = np.random.default_rng(seed)
+        drawn: dict[str, Layout] = {}
+        while len(drawn) < count:
+            layout = sampler.draw(rng)
+            drawn[layout.id] = layout
+        path.write_text("".join(f"{layout}\n" for layout in drawn.values()))
+    return read_layouts(folder)
+
+
+def read_layouts(folder: Path = FOLDER) -> list[Layout]:
+    """The layouts of a table."""
+    return [Layout.parse(line) for line in (folder / "layouts.txt").read_text().splitlines()]
+
+
+def read_rows(folder: Path = FOLDER) -> list[Row]:
+    """The runs of a table."""
+    path = folder / "runs.csv"
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        rows = [
+            Row(int(row["layout"]), row["runtime"], int(row["threads"]), int(row["round"]),
+                *(float(row[field.name]) for field in fields(Row)[4:]))
+            for row in csv.DictReader(file)
+        ]  # fmt: skip
+    return rows
+
+
+def append_rows(folder: Path, rows: Sequence[Row]) -> None:
+    """Adds a layout's runs, all or none."""
+    path = folder / "runs.csv"
+    before = path.read_text() if path.exists() else ",".join(field.name for field in fields(Row)) + "\n"
+    added = "".join(",".join(map(str, asdict(row).values())) + "\n" for row in rows)
+    part = path.with_suffix(".part")
+    part.write_text(before + added)
+    part.replace(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""How well hardware models foretell layouts that they have not seen, on the table of hardware_layouts.py; JSON.
+
+    python benchmarks/hardware_model.py [--folder FOLDER] [--splits 20] [--markdown] [--page docs/hardware-model.md]
+
+Each split draws half of the layouts to learn from; errors are of the other half. `own`: a model of the measured half.
+`moved`: the same with one thread, moved to two threads by the two-thread figures of five of its layouts; `few`: a model
+of these five alone; `shift`: the one-thread model times the median ratio of the five. MAPE is the mean of |forecast /
+measured - 1|, Spearman's rho the rank correlation with what was measured; mean and standard deviation over splits.
+`noise` is what remains for a perfect model: the MAPE of one round against the median of the others. A figure is the
+median over rounds of time / reference run's time x the median of all reference runs; memory is taken as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hardware_layouts import FOLDER, SPACE, WORKLOAD, Row, read_layouts, read_rows
+from numpy.typing import NDArray
+from runs import markdown, print_json
+
+from nas.core.layout import Layout
+from nas.search.hardware import HardwareModel, Measured
+from nas.search.hardware_costs import Costs
+from nas.search_spaces import load_space
+from nas.service.agreement import rank_correlation
+
+FIGURES = {"ttft_ms": "ms", "decode_p50_ms": "ms", "decode_p95_ms": "ms", "peak_rss_mb": "MB"}
+FEW = 5
+_BEGIN, _END = "<!-- results -->", "<!-- /results -->"
+Array = NDArray[np.float64]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument("--splits", type=int, default=20)
+    parser.add_argument("--markdown", action="store_true", help="a table instead of JSON")
+    parser.add_argument("--page", type=Path, help="also write the table there, between the marks of its results")
+    options = parser.parse_args()
+    rows = read_rows(options.folder)
+    layouts = read_layouts(options.folder)
+    measured = sorted({row.layout for row in rows})
+    found = [
+        {"runtime": runtime, "figure": figure} | _judge(layouts, measured, rows, runtime, figure, options.splits)
+        for runtime in sorted({row.runtime for row in rows})
+        for figure in FIGURES
+    ]
+    table = markdown([_shown(each) for each in found])
+    if options.page:
+        _insert(options.page, table)
+    if options.markdown:
+        print(table)
+    else:
+        foreign = statistics.median(row.foreign_cpu for row in rows)
+        conditions = {"layouts": len(measured), "splits": options.splits, "foreign_cpu_median": foreign}
+        print_json({"space": SPACE, "workload": WORKLOAD.key(), **conditions, "models": found})
+
+
+def _judge(
+    layouts: Sequence[Layout], measured: Sequence[int], rows: Sequence[Row], runtime: str, figure: str, splits: int
+) -> dict[str, Any]:
+    """Errors of all ways to make a model, by number of threads."""
+    taken = {
+        threads: _figures([row for row in rows if (row.runtime, row.threads) == (runtime, threads)], figure)
+        for threads in sorted({row.threads for row in rows})
+    }
+    one, two = sorted(taken)
+    space = load_space(SPACE)
+    costs = Costs(WORKLOAD, [block.kind for block in space.mixers + space.ffn], FIGURES[figure])
+
+    def known(threads: int, which: Sequence[int]) -> Measured:
+        logs = np.array([taken[threads][index] for index in which])
+        return Measured([layouts[index] for index in which], np.log(np.median(logs, axis=1)), _noise(logs))
+
+    ways: dict[str, list[tuple[float, float]]] = {}
+    for split in range(splits):
+        drawn = [measured[at] for at in np.random.default_rng(split).permutation(len(measured))]
+        seen, unseen = drawn[: len(drawn) // 2], drawn[len(drawn) // 2 :]
+        few = seen[:FEW]
+        base = HardwareModel(costs, known(one, seen))
+        models: dict[str, tuple[int, Callable[[Sequence[Layout]], Array]]] = {
+            "own one": (one, _forecast(base)),
+            "own two": (two, _forecast(HardwareModel(costs, known(two, seen)))),
+            "moved": (two, _forecast(base.moved(known(two, few)))),
+            "few": (two, _forecast(HardwareModel(costs, known(two, few)))),
+            "shift": (two, _shifted(base, known(two, few))),
+        }
+        for name, (threads, forecast) in models.items():
+            truth = known(threads, unseen)
+            ways.setdefault(name, []).append(_errors(forecast(truth.layouts), truth.logs))
+    noise = {str(threads): _noise_mape(list(taken[threads].values())) for threads in taken}
+    return {"noise": noise} | {name: _summary(errors) for name, errors in ways.items()}
+
+
+def _forecast(model: HardwareModel) -> Callable[[Sequence[Layout]], Array]:
+    return lambda some: model.predict(some).mean
+
+
+def _shifted(base: HardwareModel, few: Measured) -> Callable[[Sequence[Layout]], Array]:
+    shift = float(np.median(few.logs - base.predict(few.layouts).mean))
+    return lambda some: base.predict(some).mean + shift
+
+
+def _errors(forecast: Array, logs: Array) -> tuple[float, float]:
+    found = rank_correlation(forecast.tolist(), logs.tolist()).spearman
+    return float(np.abs(np.expm1(forecast - logs)).mean()), found.value if found else float("nan")
+
+
+def _summary(errors: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    mape, rho = np.array(errors).T
+    return {
+        "mape": {"mean": float(mape.mean()), "sd": float(mape.std(ddof=1))},
+        "spearman": {"mean": float(rho.mean()), "sd": float(rho.std(ddof=1))},
+    }
+
+
+def _figures(rows: Sequence[Row], figure: str) -> dict[int, list[float]]:
+    """Layout -> one value a round; times as beside the median reference run."""
+    calm = statistics.median(row.reference_ms for row in rows)
+    found: dict[int, list[float]] = {}
+    for row in rows:
+        scale = calm / row.reference_ms if FIGURES[figure] == "ms" else 1.0
+        found.setdefault(row.layout, []).append(getattr(row, figure) * scale)
+    return found
+
+
+def _noise(rounds: Array) -> Array:
+    """[L] standard deviations of the logarithm of the median over [L, R] rounds, the same for all layouts."""
+    spread = float(np.sqrt(np.log(rounds).var(axis=1, ddof=1).mean()))
+    return np.full(len(rounds), spread / np.sqrt(rounds.shape[1]))
+
+
+def _noise_mape(rounds: Sequence[Sequence[float]]) -> float:
+    off = [
+        abs(value / statistics.median([*each[:index], *each[index + 1 :]]) - 1)
+        for each in rounds
+        for index, value in enumerate(each)
+    ]
+    return statistics.fmean(off)
+
+
+def _insert(page: Path, table: str) -> None:
+    head, rest = page.read_text().split(_BEGIN)
+    _, tail = rest.split(_END)
+    page.write_text(f"{head}{_BEGIN}\n{table}{_END}{tail}")
+
+
+def _shown(found: Mapping[str, Any]) -> dict[str, str]:
+    heads = {
+        "own one": "one thread", "own two": "two threads", "moved": f"two, moved by {FEW}",
+        "few": f"two, these {FEW} alone", "shift": f"two, shifted by {FEW}",
+    }  # fmt: skip
+    cells = {
+        head: "{:.1%} ± {:.1%}, {:.2f}".format(
+            found[name]["mape"]["mean"], found[name]["mape"]["sd"], found[name]["spearman"]["mean"]
+        )
+        for name, head in heads.items()
+    }
+    noise = " / ".join(f"{each:.1%}" for each in found["noise"].values())
+    return {"runtime": found["runtime"], "figure": found["figure"], "noise, one / two": noise, **cells}
+
+
+if __name__ == "__main__":
+    main()

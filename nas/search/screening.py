@@ -1,0 +1,106 @@
+"""Screening: what a device would surely refuse is not proposed. A forecast is no measurement: it never enters a log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from nas.core.layout import Layout
+from nas.core.metrics import METRICS
+from nas.core.space import Budget, SearchSpace
+from nas.search.api import Observation
+from nas.search.gp import Array
+from nas.search.hardware import MIN_POINTS, HardwareModel, Measured, better
+from nas.search.hardware_costs import Costs
+
+TRUSTED = 8
+"""Measurements of a budget's figure on its own device from which the model is asked; 3 where another has a model."""
+_ON = " on "
+"""Between a budget and the place of a constraint's name, as in 'ttft@chat on laptop/llama.cpp'."""
+
+
+class Screen:
+    """Forecasts of all budgets' figures from what has been told.
+
+    Each constraint's figure is learned as far as limits go: log(figure / limit) differs from log(figure) by a constant.
+    One that has few measurements starts from the same budget's at another place, this study's or an earlier one's.
+
+    Args:
+        space: its budgets, and the workloads that they name.
+    """
+
+    def __init__(self, space: SearchSpace) -> None:
+        self._space = space
+        self._budgets: Mapping[str, Budget] = {_budget(budget.name): budget for budget in space.budgets}
+        self._costs: dict[str, Costs] = {}
+        self.models: dict[str, HardwareModel] = {}
+        """Constraint -> model of log(figure / limit), of those with enough measurements."""
+
+    def chances(self, layouts: Sequence[Layout]) -> Array:
+        """[L] the least chance over all budgets that a layout keeps it; 1 while no figure is known well enough."""
+        from scipy.special import ndtr  # type: ignore[import-untyped]
+
+        least = np.ones(len(layouts))
+        for model in self.models.values():
+            found = model.predict(layouts)
+            least = np.minimum(least, ndtr(-found.mean / found.sd))
+        return least
+
+    def learn(self, told: Sequence[Observation], earlier: Sequence[Observation]) -> None:
+        """Fits all models anew.
+
+        Args:
+            told: of this study, in an order that does not depend on time.
+            earlier: of other studies.
+        """
+        own = _by_constraint(told)
+        known = _by_constraint(earlier) | own
+        alone = {
+            name: HardwareModel(self._costs_of(name), measured)
+            for name, measured in known.items()
+            if len(measured.layouts) >= TRUSTED
+        }
+        self.models = {}
+        for name, measured in own.items():
+            base = _nearest(name, alone)
+            if base is not None and len(measured.layouts) >= MIN_POINTS:
+                moved = base.moved(measured)
+                self.models[name] = better(alone[name], moved) if name in alone else moved
+            elif name in alone:
+                self.models[name] = alone[name]
+
+    def _costs_of(self, constraint: str) -> Costs:
+        name = _budget(constraint)
+        if name not in self._costs:
+            budget = self._budgets.get(name)
+            workload = (budget.workload if budget else None) or self._space.measured[0]
+            kinds = [block.kind for block in self._space.mixers + self._space.ffn]
+            unit = METRICS[budget.metric].unit if budget else ""
+            self._costs[name] = Costs(self._space.workloads[workload], kinds, unit)
+        return self._costs[name]
+
+
+def _by_constraint(observations: Sequence[Observation]) -> dict[str, Measured]:
+    names = sorted({name for seen in observations for name in seen.constraints})
+    found = {}
+    for name in names:
+        seen = [each for each in observations if name in each.constraints]
+        logs = np.array([each.constraints[name] for each in seen])
+        found[name] = Measured(
+            [each.layout for each in seen], logs, np.array([each.noise.get(name, 0.0) for each in seen])
+        )
+    return found
+
+
+def _nearest(constraint: str, models: Mapping[str, HardwareModel]) -> HardwareModel | None:
+    """The model of the same budget at another place: of the same runtime if there is one, of the most measurements."""
+    others = [other for other in models if other != constraint and _budget(other) == _budget(constraint)]
+    runtime = constraint.rpartition("/")[2]
+    others.sort(key=lambda other: (other.rpartition("/")[2] != runtime, -len(models[other].measured.layouts), other))
+    return models[others[0]] if others else None
+
+
+def _budget(constraint: str) -> str:
+    """The budget that a constraint is of, wherever it is kept."""
+    return constraint.partition(_ON)[0].partition("/")[0]

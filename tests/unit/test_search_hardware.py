@@ -1,0 +1,98 @@
+"""Hardware models, on made-up devices whose truth is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hardware_devices import CHAT, costs, draw, measured
+
+from nas.core.layout import Layout
+from nas.search.hardware import Estimate, HardwareModel, Measured, better
+from nas.search.hardware_costs import TERMS, Costs
+
+LAYOUTS = draw(60)
+SEEN, UNSEEN = LAYOUTS[:30], LAYOUTS[30:]
+EXACT = measured(UNSEEN, noise=0.0)
+
+
+def off(found: Estimate, truth: Measured) -> float:
+    return float(np.abs(np.expm1(found.mean - truth.logs)).mean())
+
+
+def test_thirty_measurements_tell_thirty_others() -> None:
+    found = HardwareModel(costs(), measured(SEEN)).predict(UNSEEN)
+    constant = Estimate(np.full(30, measured(SEEN).logs.mean()), np.zeros(30))
+    assert off(found, EXACT) < 0.02 < 0.1 < off(constant, EXACT)
+    assert np.corrcoef(found.mean, EXACT.logs)[0, 1] > 0.98
+
+
+def test_a_handful_moves_a_model_to_another_device() -> None:
+    there = {"fast": 1.8, "attention": 1.3}
+    truth, few = measured(UNSEEN, noise=0.0, **there), measured(SEEN[:5], seed=1, **there)
+    base = HardwareModel(costs(), measured(SEEN))
+    moved = base.moved(few)
+    assert off(moved.predict(UNSEEN), truth) < 0.04
+    assert off(moved.predict(UNSEEN), truth) < off(HardwareModel(costs(), few).predict(UNSEEN), truth)
+    assert off(base.predict(UNSEEN), truth) > 0.3  # as it was, it is of no use there
+
+
+def test_more_measurements_make_a_moved_model_as_good_as_one_of_its_own() -> None:
+    there = {"fast": 0.5, "attention": 2.0}
+    truth = measured(UNSEEN, noise=0.0, **there)
+    moved = HardwareModel(costs(), measured(SEEN)).moved(measured(SEEN, seed=1, **there))
+    assert off(moved.predict(UNSEEN), truth) < 0.03
+
+
+def test_what_is_left_out_is_not_seen() -> None:
+    taken = measured(SEEN[:12])
+    before = HardwareModel(costs(), taken)
+    logs = taken.logs.copy()
+    logs[4] += 3.0
+    after = HardwareModel(costs(), Measured(taken.layouts, logs, taken.noise), weights=before.weights)
+    assert after.left_out().mean[4] == pytest.approx(before.left_out().mean[4])
+    assert after.left_out().mean[5] != pytest.approx(before.left_out().mean[5])
+
+
+def test_doubt_covers_what_the_model_cannot_tell() -> None:
+    """A figure that follows from nothing that the model knows: its intervals must say so."""
+    rng = np.random.default_rng(0)
+    chance = Measured(SEEN, 0.2 * rng.standard_normal(30), np.full(30, 0.001))
+    model = HardwareModel(costs(), chance)
+    unseen = 0.2 * rng.standard_normal(30)
+    inside = np.abs(model.predict(UNSEEN).mean - unseen) < 2 * model.predict(UNSEEN).sd
+    assert inside.mean() > 0.8
+
+
+def test_the_same_measurements_in_another_order_give_the_same_model() -> None:
+    taken = measured(SEEN)
+    turned = HardwareModel(costs(), taken.of(range(29, -1, -1))).predict(UNSEEN)
+    assert turned.mean == pytest.approx(HardwareModel(costs(), taken).predict(UNSEEN).mean, abs=2e-3)
+
+
+def test_better_is_what_errs_less() -> None:
+    here = HardwareModel(costs(), measured(SEEN))
+    misled = HardwareModel(costs(), Measured(SEEN, measured(SEEN).logs[::-1].copy(), np.zeros(30)))
+    assert better(misled.moved(measured(SEEN)), here) is here
+
+
+def test_terms_are_those_of_the_layout() -> None:
+    layout = Layout.parse("d512 v8192 ffn=swiglu:1024 [C3 A8/4+swiglu:2048]")
+    (found,) = Costs(CHAT, ["conv", "gqa", "swiglu"]).terms([layout])
+    named = dict(zip(TERMS, found, strict=True))
+    assert layout.params.non_embedding - named["held"] == 5 * 512  # norms
+    assert named["table"] == 512 * 8192 == layout.params.total - layout.params.non_embedding
+    assert named["cache"] == layout.kv_bytes(4096)
+    assert named["state"] == layout.state_bytes()
+    assert named["widest"] == 3 * 2048
+    assert named["decode"] > named["prompt"] > 0
+
+
+def test_memory_depends_on_no_work_and_time_on_no_buffers() -> None:
+    counts = {unit: costs(unit=unit).terms(SEEN[:2]).shape[1] for unit in ("MB", "ms", "")}
+    assert counts == {"MB": len(TERMS) - 3, "ms": len(TERMS) - 1, "": len(TERMS)}
+
+
+def test_kinds_that_are_not_told_apart_count_with_the_whole() -> None:
+    some, all_ = Costs(CHAT, ["conv"]), costs(unit="")
+    assert some.terms(SEEN) == pytest.approx(all_.terms(SEEN))
+    assert some.tracks(SEEN).shape[1] < all_.tracks(SEEN).shape[1]
