@@ -248,7 +248,7 @@ def _check(budget: Budget, place: Place, figure: Figure, limit: float, final: bo
             verdict = "borderline"
     return BudgetCheck(
         budget=budget.name, place=place, value=figure.value, low=low, high=high, limit=limit, unit=metric.unit,
-        log_excess=excess, log_sd=_log_sd(figure), verdict=verdict, decided_by_median=by_median,
+        log_excess=excess, log_sd=log_sd(figure), verdict=verdict, decided_by_median=by_median,
     )  # fmt: skip
 
 
