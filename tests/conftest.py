@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from nas.runtimes.executorch.builds import Build as ExecuTorchBuild
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
 
 # Set before torch loads: its thread pools spin, and tests run beside each other on few cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# How long an example takes is the machine's business.
+settings.register_profile("hilnas", deadline=None)
+settings.load_profile("hilnas")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -95,7 +95,7 @@ def agreement(*pairs: tuple[float | None, float | None], noisy: int = 0, **more:
         records[number] = Record(cast(Trial, None), LAYOUT, taken)
     records[99] = Record(cast(Trial, None), LAYOUT, {Place("local", "left", "chat"): measurement("left", False)})
     space = tiny_space(runtimes=[{"name": name, "quantisation": "q4_0"} for name in more.pop("names", RUNTIMES)])
-    record = StudyRecord(cast(Study, None), space, records, None, None, 0.0, 0.0, [])
+    record = StudyRecord(cast(Study, None), space, records, None, None, 0.0, 0.0, [], [])
     return {each.metric: each for each in agreements(record)}
 
 
@@ -124,4 +124,4 @@ def test_one_runtime_has_nothing_to_agree_with() -> None:
 
 def _three() -> StudyRecord:
     space = tiny_space(runtimes=[{"name": name, "quantisation": "q4_0"} for name in "abc"])
-    return StudyRecord(cast(Study, None), space, {}, None, None, 0.0, 0.0, [])
+    return StudyRecord(cast(Study, None), space, {}, None, None, 0.0, 0.0, [], [])

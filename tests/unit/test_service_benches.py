@@ -19,6 +19,7 @@ from nas.runtimes import RUNTIMES
 from nas.runtimes.base import Artifact
 from nas.service.admissions import Admissions
 from nas.service.benches import Kept, Preparer
+from nas.service.doorbell import Doorbell
 from nas.service.farm import Farm
 from nas.service.judge import total_ms
 from nas.service.local_agent import LocalAgent
@@ -44,7 +45,8 @@ class Lab:
         devices.register(self.store, "local", [DEVICE], boot_id="boot")
         self.folder = folder
         admissions = Admissions(folder, SigningKey.generate(), self.store.clock)
-        self.farm = Farm(self.store, cast(LocalAgent, None), cast(Watch, None), admissions)
+        watch = Watch(self.store, Doorbell(), local_only=True)  # looks at nothing until it is entered
+        self.farm = Farm(self.store, cast(LocalAgent, None), watch, admissions)
         self.jobs = ScriptedJobs([])
 
     def bench(

@@ -244,9 +244,11 @@ def test_many_devices_are_checked_a_few_at_a_time_and_builds_are_looked_through_
     looked: list[str] = []
 
     class Counted(FakeRuntime):
-        def runner(self, target: str, features: Collection[str] | None = None, patched: bool = False) -> Runner:
+        def runner(
+            self, target: str, features: Collection[str] | None = None, patched: bool = False, libc: str | None = None
+        ) -> Runner:
             looked.append(target)
-            return super().runner(target, features, patched)
+            return super().runner(target, features, patched, libc)
 
     install(monkeypatch, fake=Counted(lab.folder, targets=()))
     monkeypatch.setattr("nas.service.health._AT_A_LOOK", 4)
