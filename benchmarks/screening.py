@@ -4,7 +4,7 @@
     python -m benchmarks.screening --markdown result.json ...
 
 The same seeds with and without `search.screen`. `kept`: share of proposals that truly keep all budgets; `hypervolume`:
-noise-free, relative to the same run without screening in `gain`. Intervals are of the mean over seeds.
+noise-free, means over seeds; `gain`: of the run with screening over that without, with the 95 % interval of its mean.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def _compared(engine: str, problem: str, seeds: int, evaluations: int, screen: f
         "seeds": seeds,
         "kept": [statistics.fmean(each["kept"] for each in runs) for runs in (plain, screened)],
         "cpu_s": [statistics.fmean(each["cpu"] for each in runs) for runs in (plain, screened)],
-        "gain": _interval([b["hypervolume"] / a["hypervolume"] for a, b in pairs]),
+        "hypervolume": [statistics.fmean(each["hypervolume"] for each in runs) for runs in (plain, screened)],
+        "gain": _interval([b["hypervolume"] - a["hypervolume"] for a, b in pairs]),
         "runs": pairs,
     }
 
@@ -83,13 +84,14 @@ def _interval(values: Sequence[float]) -> list[float]:
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
     lines = [
-        "| engine | problem | seeds | kept budgets, without / with | hypervolume with / without (95 %) |",
-        "| --- | --- | --- | --- | --- |",
+        "| engine | problem | seeds | kept budgets, without / with | hypervolume, without / with | gain (95 %) |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
         kept = " / ".join(f"{share:.0%}" for share in row["kept"])
-        gain = "{:.2f} [{:.2f}, {:.2f}]".format(*row["gain"])
-        lines.append(f"| `{row['engine']}` | `{row['problem']}` | {row['seeds']} | {kept} | {gain} |")
+        volume = " / ".join(f"{each:.4f}" for each in row["hypervolume"])
+        gain = "{:+.4f} [{:+.4f}, {:+.4f}]".format(*row["gain"])
+        lines.append(f"| `{row['engine']}` | `{row['problem']}` | {row['seeds']} | {kept} | {volume} | {gain} |")
     return "\n".join(lines)
 
 
