@@ -54,11 +54,5 @@ def draw(studies: Sequence[Recorded], corner: Mapping[str, float], whole: float,
 
 def _step(panel: Axes, points: Sequence[tuple[float, float]], whole: float, colour: str, line: str, label: str) -> None:
     at, volumes = zip((0.0, 0.0), *points, strict=True)
-    panel.step(
-        at,
-        [volume / whole if whole else 0.0 for volume in volumes],
-        where="post",
-        color=colour,
-        linestyle=line,
-        label=label,
-    )
+    shares = [volume / whole if whole else 0.0 for volume in volumes]
+    panel.step(at, shares, where="post", color=colour, linestyle=line, label=label)
