@@ -42,7 +42,7 @@ def study(*taken: tuple[Place, Sequence[Layout], float], noisy: int = 0) -> Stud
         for number, each in records.items():
             if each.layout in layouts:
                 each.measurements[place] = measurement(place, time_ms(each.layout, fast=fast), number < noisy)
-    return StudyRecord(cast(Study, None), SPACE, records, None, None, 0.0, 0.0)
+    return StudyRecord(cast(Study, None), SPACE, records, None, None, 0.0, 0.0, [], [])
 
 
 def decode(models: Sequence[ModelError], device: str) -> ModelError:
