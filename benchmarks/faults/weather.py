@@ -14,7 +14,7 @@ CAUSES = {
     "coordinator": r"^(coordinator:|download|the coordinator's own )",
     "disk": r"No space left|MB are free",
     "damage": r"damaged|the bytes have SHA-256",
-    "wire": r"^(ssh://|adb:|\d+\.\d+\.\d+\.\d+:)|restarted or exchanged",
+    "wire": r"^(ssh://|adb:|\d+\.\d+\.\d+\.\d+:)|restarted or exchanged|was let go before the job began",
 }
 """Kinds of reasons for a failure, by what its message says. The first that fits counts."""
 

@@ -109,7 +109,7 @@ def test_a_phone_on_this_computer(phone: Machine, names: dict[str, str], tmp_pat
         report = json.loads(told.stdout)
         assert report["ttft_ms"]["median"] > 0 and len(report["reps"]) == 3
         computer.names["DEVICE"] = report["device"]["id"]
-        assert f"{report['device']['id']}\tidle\tgood" in computer.give(see).stdout
+        assert f"{report['device']['id']}\toffline\tgood" in computer.give(see).stdout
         out = computer.give(launch).stdout
         assert "published" in out and "attention" in out
         assert "complete" in computer.give(study).stdout
