@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nas.core.layout import Layer, Layout
+from nas.core.layout import Layout
 
 Row = tuple[int | None, ...]
 """For each layout the index of its layer, or None for a gap."""
@@ -36,7 +36,7 @@ def align(layouts: Sequence[Layout]) -> list[Row]:
 
 def differs(layouts: Sequence[Layout], row: Row) -> bool:
     """Whether a row's layers are not all the same: of another kind or shape, or missing in one."""
-    return len({None if index is None else _own(layout, index) for layout, index in zip(layouts, row, strict=True)}) > 1
+    return len({None if index is None else layout.own(index) for layout, index in zip(layouts, row, strict=True)}) > 1
 
 
 def _against(first: Layout, other: Layout) -> tuple[list[int | None], list[list[int]]]:
@@ -74,9 +74,5 @@ def _costs(first: Layout, other: Layout) -> list[list[int]]:
 
 
 def _cost(first: Layout, i: int, other: Layout, j: int) -> int:
-    a, b = _own(first, i), _own(other, j)
+    a, b = first.own(i), other.own(j)
     return int(a.mixers != b.mixers) + int(a.ffn != b.ffn)
-
-
-def _own(layout: Layout, index: int) -> Layer:
-    return layout.own(index)

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from nas.core.layout import Layout
 from nas.dashboard.pictures.curves import Curve, training_curves
 from nas.dashboard.pictures.distribution import cumulative, histogram
-from nas.dashboard.pictures.plot import HEIGHT, TOP, WIDTH, Limit
+from nas.dashboard.pictures.plot import TOP, Limit
 from nas.dashboard.pictures.scale import Scale, ticks
 from nas.dashboard.pictures.sparkline import sparkline
 from nas.dashboard.pictures.strip import hue, layout_strip, tallest
@@ -203,4 +203,3 @@ def test_ticks_are_few_and_inside(low: float, width: float) -> None:
 
 def test_one_figure_lies_in_the_middle_of_its_scale() -> None:
     assert Scale.over([3.0], 0, 10)(3.0) == 5
-    assert (WIDTH, HEIGHT) > (0, 0)
