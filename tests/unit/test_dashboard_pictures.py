@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markupsafe import Markup
 
+import nas.dashboard
 from nas.core.layout import Layout
 from nas.dashboard.pictures.curves import Curve, training_curves
 from nas.dashboard.pictures.distribution import cumulative, histogram
@@ -72,6 +74,17 @@ def test_a_picture_says_what_it_shows(kind: str) -> None:
     assert "what" in root.get("aria-label", "")
     assert root[0].tag == SVG + "title" and root[0].text == root.get("aria-label")
     assert f"picture-{kind}" in root.get("class", "").split()
+
+
+PLAIN = {"picture", "layer", "key", "line", "dot"}
+"""Classes whose looks others decide."""
+
+
+@pytest.mark.parametrize("kind", PICTURES)
+def test_every_class_is_known_to_the_style_sheet(kind: str) -> None:
+    styles = Path(nas.dashboard.__file__).with_name("assets").joinpath("pictures.css").read_text()
+    classes = {name for each in parsed(PICTURES[kind]("what")).iter() for name in each.get("class", "").split()}
+    assert {name for name in classes - PLAIN if f".{name} " not in styles and f".{name}," not in styles} == set()
 
 
 @pytest.mark.parametrize(
