@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import anyio
 from fastapi import APIRouter, Path, Query
 from fastapi.templating import Jinja2Templates
 from starlette.requests import Request
@@ -19,6 +20,7 @@ from nas.service.candidate_models import CandidateView
 from nas.service.candidate_view import candidate_views
 from nas.service.comparison import MOST, ComparisonView, comparison_view
 from nas.service.forecasts import Forecasts, ForecastsView
+from nas.service.off_loop import off_loop
 from nas.store.store import Store
 
 _LAST = 2**31 - 1
@@ -44,7 +46,12 @@ def candidate_router(store: Store, templates: Jinja2Templates, access: Any) -> A
         access: a dependency that lets readers in.
     """
     router = APIRouter(prefix="/studies/{name}", dependencies=[access], responses=documented(404))
-    forecasts = Forecasts(store)
+    forecasts, fitting = Forecasts(store), anyio.Lock()
+
+    async def foretold(name: str, number: int) -> ForecastsView:
+        # Who waits for a fit waits here, and not in one of the few threads that answer everybody.
+        async with fitting:
+            return await off_loop(forecasts.of_trial, name, number)
 
     def page(request: Request, template: str, view: Any) -> Response:
         return templates.TemplateResponse(request, template, {"view": view, **SHOWN})
@@ -59,12 +66,12 @@ def candidate_router(store: Store, templates: Jinja2Templates, access: Any) -> A
         return page(request, "candidate.html", candidate_views(store, name, [number])[0])
 
     @router.get("/trials/{number}/forecasts.json", summary="Show what a candidate's figures were foretold to be")
-    def forecasts_json(name: StudyName, number: Number) -> ForecastsView:
-        return forecasts.of_trial(name, number)
+    async def forecasts_json(name: StudyName, number: Number) -> ForecastsView:
+        return await foretold(name, number)
 
     @router.get("/trials/{number}/forecasts", include_in_schema=False)
-    def forecasts_part(request: Request, name: StudyName, number: Number) -> Response:
-        return page(request, "forecasts.html", forecasts.of_trial(name, number))
+    async def forecasts_part(request: Request, name: StudyName, number: Number) -> Response:
+        return page(request, "forecasts.html", await foretold(name, number))
 
     @router.get("/compare.json", summary="Show several candidates side by side")
     def compare_json(name: StudyName, numbers: Numbers) -> ComparisonView:

@@ -68,7 +68,7 @@ def cumulative(samples: Mapping[str, Sequence[float]], label: str, unit: str, li
         if figures
     ]
     names = [name if figures else f"{name}: no samples" for name, figures in samples.items()]
-    shapes = [*frame(x, y, unit, "share of samples"), *lines, *limit_lines(limits, x=x), *key(names)]
+    shapes = [*frame(x, y, unit, "share of samples"), *lines, *limit_lines(limits, x=x), *key(names, low=True)]
     return picture("cumulative", f"{label} of {', '.join(samples)}", WIDTH, HEIGHT, shapes)
 
 

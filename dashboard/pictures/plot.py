@@ -12,6 +12,7 @@ WIDTH, HEIGHT = 640.0, 240.0
 LEFT, RIGHT, TOP, BOTTOM = 56.0, 48.0, 14.0, 36.0
 SERIES = 6
 """Colours of series; a seventh has the first one's."""
+_KEY_ROW = 13.0
 
 Point = tuple[float, float]
 
@@ -85,11 +86,12 @@ def limit_lines(limits: Iterable[Limit], *, x: Scale | None = None, y: Scale | N
     return shapes
 
 
-def key(names: Sequence[str]) -> list[Element]:
-    """Which colour is which series, inside the frame's upper right."""
+def key(names: Sequence[str], *, low: bool = False) -> list[Element]:
+    """Which colour is which series, inside the frame's upper right, or `low` in its lower right."""
+    top = HEIGHT - BOTTOM - 8 - _KEY_ROW * len(names) if low else TOP
     shapes = []
     for number, name in enumerate(names):
-        y = TOP + 10 + 13 * number
+        y = top + 10 + _KEY_ROW * number
         shapes.append(element("circle", cx=WIDTH - RIGHT - 6, cy=y - 3.5, r=4, class_=f"dot {series(number)}"))
         shapes.append(
             element("text", text=name, x=WIDTH - RIGHT - 14, y=y, text_anchor="end", class_=f"key {series(number)}")

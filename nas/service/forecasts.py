@@ -13,8 +13,8 @@ from nas.service.hardware_report import ModelError, hardware_report
 from nas.store import events, studies, trials
 from nas.store.store import Store
 
-MOST_TRIALS = 3000
-"""Of a study whose models are fitted for a page: the time grows with the cube of what was measured."""
+MOST_TRIALS = 500
+"""Of a study whose models are fitted for a page: beyond, fitting and checking takes too long to wait for."""
 _STUDIES = 4
 _FRESH_S = 60.0
 
