@@ -54,7 +54,7 @@ class FrontArchive:
         for start in range(0, len(values), _CHUNK):
             chunk = values[start : start + _CHUNK]
             # What the front beats already, it will beat when the point's turn comes.
-            for i in start + np.flatnonzero(~dominates(self._points, chunk).any(axis=0)):
+            for i in (start + np.flatnonzero(~dominates(self._points, chunk).any(axis=0))).tolist():
                 gains[i] = self._take(int(keys[i]), values[i])
         return gains
 

@@ -93,7 +93,9 @@ def points(study: LiveStudy, since: int = 0) -> Points:
             status=_decoded(rows["state"][told], STATES),
             origin=_decoded(rows["origin"][told], ORIGINS),
             rung=_nullable(rows["rung"][told], NO_RUNG),
-            feasible=[None if code is None else bool(code) for code in _nullable(study.table.feasible()[told], UNKNOWN)],
+            feasible=[
+                None if code is None else bool(code) for code in _nullable(study.table.feasible()[told], UNKNOWN)
+            ],
             noisy=rows["noisy"][told].tolist(),
             layout=[id.decode() for id in rows["layout_id"][told].tolist()],
             axes=axes(study.space, study.corner),
@@ -113,7 +115,9 @@ def axes(space: SearchSpace, corner: Sequence[float] | None) -> list[AxisView]:
 def course(study: LiveStudy) -> CourseView:
     """How the hypervolume grew; the study's lock is held."""
     steps = study.course.steps
-    by_name = dict(zip(Step._fields, zip(*steps, strict=True), strict=True)) if steps else dict.fromkeys(Step._fields, ())
+    by_name = (
+        dict(zip(Step._fields, zip(*steps, strict=True), strict=True)) if steps else dict.fromkeys(Step._fields, ())
+    )
     spent = study.device_seconds.until([step.at for step in steps]).tolist()
     return CourseView(**by_name, device_seconds=spent)
 

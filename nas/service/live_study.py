@@ -10,6 +10,9 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from pydantic import ValidationError
+
+from nas.core.errors import InvalidInput
 from nas.core.space import SearchSpace
 from nas.core.trial import Event, EventKind
 from nas.service.live_course import DeviceSeconds, LiveCourse
@@ -21,7 +24,7 @@ from nas.store.columns import Completion
 from nas.store.rows import Study, StudyState
 from nas.store.store import Store
 
-KEPT = 16
+KEPT = 32
 """Studies in memory; the least recently looked at goes first."""
 
 _FROZEN = ("scales", "reference_point")
@@ -46,6 +49,7 @@ class LiveStudy:
         """Takes over what has happened.
 
         Raises:
+            InvalidInput: its space is none of this version's.
             UnknownName: the study is gone.
         """
         with self.lock:
@@ -70,7 +74,7 @@ class LiveStudy:
 
     def _know(self, study: Study, revision: int) -> None:
         self.name, self.state = study.name, study.state
-        self.space = space = SearchSpace.model_validate(study.space)
+        self.space = space = _space(study)
         notes = columns.notes(self._store, self.id, (CALIBRATED, LAUNCHED), _FROZEN, up_to=revision)
         told = [note.payload for note in notes]
         devices = sorted({(note["id"], note["device"]) for note in told if note.get("what") == CALIBRATED})
@@ -123,6 +127,7 @@ class LiveStudies:
         """The study of that name as it is now.
 
         Raises:
+            InvalidInput: its space is none of this version's.
             UnknownName: no such study.
         """
         id = studies.find_id(self._store, name)
@@ -134,6 +139,15 @@ class LiveStudies:
         # Not under the lock of all: a large study takes seconds when it is looked at first.
         found.refresh()
         return found
+
+
+def _space(study: Study) -> SearchSpace:
+    try:
+        return SearchSpace.model_validate(study.space)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise InvalidInput(f"study {study.name}: this version cannot read its space: {where}: {first['msg']}") from None
 
 
 def _changes_all(event: Event) -> bool:

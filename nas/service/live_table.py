@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,7 +81,7 @@ class LiveTable:
 
     def feasible(self) -> NDArray[np.int8]:
         """[N] whether the device gate found that the budgets are kept."""
-        return _FEASIBLE[self.rows["state"]]
+        return np.asarray(_FEASIBLE[self.rows["state"]])
 
     def states(self) -> dict[str, int]:
         """State -> trials in it, references not counted; states without trials are left out."""
@@ -126,8 +126,9 @@ class LiveTable:
         for row in measured:
             rows_of.setdefault(row.trial, []).append(row)
         quality_of = {row.trial: row for row in qualities}
+        places: dict[str, list[Place]] = {}
         for number in rows_of.keys() | quality_of.keys():
-            kept = _by_place(rows_of.get(number, ()), constants)
+            kept = _by_place(rows_of.get(number, ()), constants, places)
             self._rows[number]["noisy"] = any(row.noisy for row in kept.values())
             self._rows[number]["axes"] = [
                 (math.nan,) * 3 if each is None else (each.value, each.coordinate, each.sd)
@@ -143,11 +144,22 @@ class LiveTable:
         self._size = max(size, self._size)
 
 
-def _by_place(rows: Iterable[MeasuredRow], constants: Constants) -> dict[Place, MeasuredRow]:
-    """The one with the most repetitions that count at every place, as `nas.service.record` has it."""
+def _by_place(
+    rows: Iterable[MeasuredRow], constants: Constants, known: dict[str, list[Place]]
+) -> dict[Place, MeasuredRow]:
+    """The one with the most repetitions that count at every place, as `nas.service.record` has it.
+
+    Args:
+        rows: of one trial.
+        constants: name the places.
+        known: what a place was found for before; there are few, and looking costs more than the rest.
+    """
     kept: dict[Place, MeasuredRow] = {}
     for row in rows:
-        for place in _places(row, constants):
+        where = f"{row.device} {row.runtime} {row.workload}"
+        if where not in known:
+            known[where] = [*_places(row, constants)]
+        for place in known[where]:
             before = kept.get(place)
             if before is None or row.figures["ttft"]["n"] >= before.figures["ttft"]["n"]:
                 kept[place] = row

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, and_, func, or_, select
 
@@ -91,7 +91,7 @@ def measured(store: Store, study: int, trials: Sequence[int]) -> list[MeasuredRo
         .order_by(result_use.c.trial, result.c.created, result.c.result_key)
     )
     with store.read() as connection:
-        return [MeasuredRow(*row) for row in connection.execute(query)]
+        return [MeasuredRow._make(row) for row in connection.execute(query)]
 
 
 def qualities(store: Store, study: int, trials: Sequence[int]) -> list[QualityRow]:
