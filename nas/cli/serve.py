@@ -36,7 +36,7 @@ def serve(
         typer.Option(
             "--proxy",
             metavar="ADDRESS",
-            help="Let people look at the pages whom a proxy at this address names in X-Forwarded-User; may be repeated.",
+            help="Let in, to look, whom a proxy at this address names in X-Forwarded-User; may be repeated.",
         ),
     ] = None,
     log_json: LogJsonFlag = False,
