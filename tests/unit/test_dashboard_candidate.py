@@ -7,10 +7,7 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
-import jinja2
 import pytest
-from fastapi import Depends, HTTPException
-from fastapi.templating import Jinja2Templates
 from service_support import Bed, tiny_space
 from starlette.testclient import TestClient
 from store_support import open_store
@@ -18,7 +15,10 @@ from store_support import open_store
 import nas.dashboard
 from nas.core.clock import SystemClock
 from nas.core.trial import TrialState
-from nas.dashboard.candidate import SHOWN, candidate_router
+from nas.dashboard.access import LOOPBACK_HOSTS, AccessRules
+from nas.dashboard.app import dashboard_router
+from nas.dashboard.candidate import SHOWN
+from nas.dashboard.pages import _templates
 from nas.service.candidate_view import candidate_views
 from nas.service.comparison import comparison_view
 from nas.service.web import web_app
@@ -26,7 +26,6 @@ from nas.store import trials
 from nas.testing.fake_runtime import FakeRuntime
 
 DASHBOARD = Path(nas.dashboard.__file__).parent
-BASE = "<!doctype html><title>{% block title %}{% endblock %}</title><main>{% block content %}{% endblock %}</main>"
 HOSTILE = "<script>alert(1)</script>\"'"
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 
@@ -72,17 +71,11 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Bed:
     return made
 
 
-def templates() -> Jinja2Templates:
-    files = jinja2.FileSystemLoader(DASHBOARD / "templates")
-    loader = jinja2.ChoiceLoader([jinja2.DictLoader({"base.html": BASE}), files])
-    return Jinja2Templates(env=jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined))
-
-
 @pytest.fixture(scope="module")
 def client(bed: Bed) -> Iterator[TestClient]:
     app = web_app()
-    app.include_router(candidate_router(bed.store, templates(), Depends(lambda: None)))
-    with TestClient(app, raise_server_exceptions=False) as opened:
+    app.include_router(dashboard_router(bed.store, AccessRules(open_hosts=LOOPBACK_HOSTS, secure=False)))
+    with TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False) as opened:
         yield opened
 
 
@@ -95,11 +88,12 @@ def page(client: TestClient, path: str) -> Page:
 
 def harmless(found: Page) -> None:
     """Nothing runs, styles itself, or is fetched from elsewhere."""
-    assert {"script", "style", "iframe", "object", "embed"}.isdisjoint(found.tags)
+    assert {"style", "iframe", "object", "embed"}.isdisjoint(found.tags)
+    assert found.tags.count("script") == found.values("src").count("/assets/copy.js") * 2
     for _, name, value in found.given:
         assert name != "style" and not name.startswith("on")
         if name in ("href", "src", "hx-get"):
-            assert value.startswith("/studies/")
+            assert value == "#main" or value.startswith(("/studies", "/assets/"))
 
 
 def test_every_trial_has_a_page(client: TestClient, bed: Bed) -> None:
@@ -159,18 +153,13 @@ def test_what_cannot_be_shown_is_refused(client: TestClient, path: str, status: 
     assert client.get(path).status_code == status
 
 
-def test_nobody_sees_a_page_whom_access_does_not_let_in(bed: Bed) -> None:
-    def closed() -> None:
-        raise HTTPException(401, "log in")
-
-    app, router = web_app(), candidate_router(bed.store, templates(), Depends(closed))
-    app.include_router(router)
-    client = TestClient(app)
-    paths = [str(getattr(route, "path", "")) for route in router.routes]
-    assert len(paths) == 6
-    for path in paths:
-        url = path.replace("{name}", "study").replace("{number}", "0")
-        assert client.get(url, params={"trial": [0, 1]}).status_code == 401
+def test_strangers_see_nothing(bed: Bed) -> None:
+    app = web_app()
+    app.include_router(dashboard_router(bed.store, AccessRules(open_hosts=frozenset(), secure=False)))
+    client = TestClient(app, base_url="http://127.0.0.1")
+    for path in ("trials/0", "trials/0/forecasts", "compare"):
+        for twin in (path, f"{path}.json"):
+            assert client.get(f"/studies/study/{twin}", params={"trial": [0, 1]}).status_code == 401
 
 
 @pytest.mark.parametrize("template", ["candidate.html", "compare.html"])
@@ -180,7 +169,7 @@ def test_stored_text_is_never_markup(bed: Bed, template: str) -> None:
     place = first.places[0].model_copy(update={"device_id": HOSTILE, "build": HOSTILE})
     hostile = first.model_copy(update={"name": HOSTILE, "reason": HOSTILE, "operator": HOSTILE, "places": (place,)})
     view = hostile if template == "candidate.html" else comparison.model_copy(update={"candidates": (hostile, hostile)})
-    found = Page(templates().get_template(template).render(view=view, **SHOWN))
+    found = Page(_templates.get_template(template).render(view=view, visitor=None, path="/", **SHOWN))
     harmless(found)
     assert HOSTILE.lower() in found.text.lower()
 
