@@ -10,7 +10,7 @@ import pytest
 import vendor_assets
 from vendor_assets import ASSETS, LOCK, WANTED
 
-OWN = {"dashboard.css", "dashboard.js", "copy.js", "pictures.css", "icon.svg", LOCK.name}
+OWN = {"dashboard.css", "dashboard.js", "candidate.js", "pictures.css", "icon.svg", LOCK.name}
 ENTRIES = json.loads(LOCK.read_text())
 
 

@@ -89,10 +89,10 @@ def page(client: TestClient, path: str) -> Page:
 def harmless(found: Page) -> None:
     """Nothing runs, styles itself, or is fetched from elsewhere."""
     assert {"style", "iframe", "object", "embed"}.isdisjoint(found.tags)
-    assert found.tags.count("script") == found.values("src").count("/assets/copy.js") * 2
+    assert found.tags.count("script") == found.values("src").count("/assets/candidate.js") * 2
     for _, name, value in found.given:
         assert name != "style" and not name.startswith("on")
-        if name in ("href", "src", "hx-get"):
+        if name in ("href", "src", "data-load"):
             assert value == "#main" or value.startswith(("/studies", "/assets/"))
 
 
