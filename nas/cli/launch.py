@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import sys
-from collections.abc import Mapping
+import webbrowser
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -60,6 +62,9 @@ def command(
         list[str] | None,
         typer.Option("--warm-start", metavar="STUDY", help="Learn from this earlier study first; may be given again."),
     ] = None,
+    open_pages: Annotated[
+        bool, typer.Option("--open", help="Show the study in a browser while it runs; on this machine only.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before starting.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and stop.")] = False,
     json: JsonFlag = False,
@@ -87,6 +92,8 @@ def command(
         workers=workers,
         warm_start=tuple(warm_start or ()),
     )
+    if open_pages and server is not None:
+        raise InvalidInput("the server has the study's pages; leave it out with --server", where="--open")
     if server is not None and not dry_run:
         launch_there(options, space_text(space), server, json)
         return
@@ -97,8 +104,20 @@ def command(
     if sys.stdin.isatty() and not (yes or resume or json):
         _show_plan(options, json)
         typer.confirm("start?", default=True, abort=True, err=True)
-    state = _run(options)
+    with _pages(options.db) if open_pages else contextlib.nullcontext():
+        state = _run(options)
     _report(options, space, state, json)
+
+
+@contextlib.contextmanager
+def _pages(db: str | None) -> Iterator[None]:
+    """Serves the dashboard, and opens a browser where there is one."""
+    from nas.dashboard.here import dashboard_here  # FastAPI takes half a second to load
+
+    with open_store(db, create=True) as store, dashboard_here(store) as url:
+        say(f"dashboard: {url}")
+        webbrowser.open(url)
+        yield
 
 
 def _trials(options: LaunchOptions) -> int:

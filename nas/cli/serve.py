@@ -13,6 +13,8 @@ from nas.cli.database import DatabaseOption, open_store
 from nas.cli.lazy import command_app
 from nas.cli.output import LogJsonFlag, print_fields, say
 from nas.core.logs import configure_logs
+from nas.dashboard.access import AccessRules
+from nas.dashboard.app import dashboard_router
 from nas.service.serve import PORT, ServeOptions, serving
 
 app = command_app()
@@ -29,10 +31,20 @@ def serve(
         typer.Option("--name", help="A further name or address of this server, for its certificate; may be repeated."),
     ] = None,
     studies: Annotated[int, typer.Option("--studies", min=1, help="Submitted studies that run side by side.")] = 2,
+    proxy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--proxy",
+            metavar="ADDRESS",
+            help="Let in, to look, whom a proxy at this address names in X-Forwarded-User; may be repeated.",
+        ),
+    ] = None,
     log_json: LogJsonFlag = False,
     db: DatabaseOption = None,
 ) -> None:
     """Serve device agents of other hosts, and people, over TLS, until it is told to stop.
+
+    People log in at the printed URL with an API token, and see the studies.
 
     Without --host only this machine can connect. The first --name is what agents are told to connect to. Ctrl-C or
     SIGTERM lets requests end; agents finish what they run, and hand it in when the coordinator is back. Studies go
@@ -41,7 +53,11 @@ def serve(
     configure_logs(as_json=log_json)
     stop = _stop_on_signals()
     options = ServeOptions(host, port, tuple(name or ()), studies)
-    with open_store(db, create=True) as store, serving(store, options) as service:
+    rules = AccessRules(secure=True, proxies=frozenset(proxy or ()))
+    with (
+        open_store(db, create=True) as store,
+        serving(store, options, lambda service: dashboard_router(service.store, rules)) as service,
+    ):
         print_fields([("url", service.url), ("ca", service.certificates.ca_sha256)])
         say("enrol an agent: run 'nas agent token' here, and 'nas agent enrol LINE' on its host")
         say(f"let somebody in: run 'nas token create NAME' here, and 'nas server add {service.url}' on their machine")

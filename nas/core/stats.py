@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from statistics import fmean, geometric_mean, median, stdev
 
 from nas.core.measurement import Figure
@@ -27,6 +28,7 @@ P95_MIN_TOKENS = 1000
 """Decoded tokens over all repetitions below which no p95 is reported."""
 
 
+@cache
 def t_critical(confidence: float, dof: int) -> float:
     """The t with P(|T| <= t) = `confidence` for Student's distribution with `dof` degrees of freedom.
 

@@ -57,6 +57,13 @@ def install_errors(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _http)
 
 
+def answer_to(request: Request, error: NasError | HTTPException | RequestValidationError) -> JSONResponse:
+    """The answer to a request that failed so."""
+    if isinstance(error, NasError):
+        return _refused(request, error)
+    return _malformed(request, error) if isinstance(error, RequestValidationError) else _http(request, error)
+
+
 def fault(request: Request) -> JSONResponse:
     """The answer where something failed that nobody foresaw; what it was stands in the log only."""
     return _answer(request, 500, "the coordinator failed; its log says why, under this request's id")

@@ -32,7 +32,7 @@ from nas.service.health import HealthKeeper
 from nas.service.ledger import Ledger, all_events
 from nas.service.orchestrator import Orchestrator
 from nas.service.progress import Snapshot
-from nas.service.record import CALIBRATED, LAUNCHED
+from nas.service.record import CALIBRATED, CORPUS, LAUNCHED
 from nas.service.stage_work import Bench, StageWork
 from nas.service.stages import Stages
 from nas.service.tune import ClusterCompute, RayCompute
@@ -101,7 +101,9 @@ def launch(
         lease = _lease(store, study, log)
         ledger = Ledger(store, study, lease, on_event)
         with ledger.keep(), _failure_shown(ledger):
-            return asyncio.run(_run(_as_begun(options, ledger), ledger, corpus, supported, on_update, log))
+            begun = _as_begun(options, ledger)
+            ledger.note(None, CORPUS, hash=corpus.hash)
+            return asyncio.run(_run(begun, ledger, corpus, supported, on_update, log))
     finally:
         store.close()
 

@@ -17,14 +17,16 @@ from nas.search import Observation
 from nas.service.asking import TOLD, WARM
 from nas.service.ledger import all_events
 from nas.service.scales import PUBLISHED, figures_from_json
-from nas.store import results, studies, trials
-from nas.store.rows import Study, Trial
+from nas.store import events, results, studies, trials
+from nas.store.rows import Result, Study, Trial
 from nas.store.store import Store
 
 LAUNCHED = "launched"
 """Events that say when a process began to run the study, and with which options."""
 CALIBRATED = "calibrated"
 """Events that say which device a name of the space means, and its calibration."""
+CORPUS = "corpus"
+"""Events that say what language models are trained on."""
 
 Figures = dict[Place, dict[str, Figure]]
 
@@ -42,6 +44,8 @@ class Record:
     """What the proposer was last told of it."""
     told_after_s: float | None = None
     """When, in seconds while an orchestrator ran."""
+    rungs: dict[str, Quality] = field(default_factory=dict)
+    """Rung -> quality there, in the order in which they were reached."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Stage -> what its results took, whoever worked for them; one that an earlier trial uses too is counted there."""
 
@@ -109,11 +113,10 @@ def read_study(store: Store, name: str) -> StudyRecord:
     space = SearchSpace.model_validate(study.space)
     records = {row.number: Record(row, Layout.from_json(row.layout)) for row in trials.all(store, study.id)}
     log = all_events(store, study.id)
-    devices = sorted({(e.payload["id"], e.payload["device"]) for e in log if e.payload.get("what") == CALIBRATED})
+    devices = _devices(event for event in log if event.payload.get("what") == CALIBRATED)
     counted: set[str] = set()
     for number, row in results.of_study(store, study.id):
-        if row.stage == "measure" and "value" in row.payload:
-            _keep(records[number], space, devices, Measurement.model_validate(row.payload["value"]))
+        _keep(records[number], space, devices, row)
         if row.result_key not in counted:
             counted.add(row.result_key)
             seconds = records[number].seconds
@@ -136,8 +139,40 @@ def read_study(store: Store, name: str) -> StudyRecord:
     )
 
 
-def _keep(record: Record, space: SearchSpace, devices: Iterable[tuple[str, str]], measurement: Measurement) -> None:
+def read_trials(store: Store, study: Study, space: SearchSpace, numbers: Iterable[int]) -> dict[int, Record]:
+    """Reads some trials of a study, whatever its size; without when they were told and what they took.
+
+    Args:
+        store: the database.
+        study: its row.
+        space: of the study.
+        numbers: of the trials, each once.
+
+    Raises:
+        UnknownName: no such trial.
+    """
+    devices = _devices(events.notes(store, study.id, CALIBRATED))
+    found = {}
+    for number in numbers:
+        row = trials.get(store, study.id, number)
+        record = found[number] = Record(row, Layout.from_json(row.layout))
+        for result in results.of_trial(store, study.id, number):
+            _keep(record, space, devices, result)
+        for event in events.of_trial(store, study.id, number):
+            _learn(record, event.payload, None)
+    return found
+
+
+def _devices(calibrated: Iterable[Event]) -> list[tuple[str, str]]:
+    """(id, name in the space) of every device that took part."""
+    return sorted({(event.payload["id"], event.payload["device"]) for event in calibrated})
+
+
+def _keep(record: Record, space: SearchSpace, devices: Iterable[tuple[str, str]], result: Result) -> None:
     """Files a measurement under every place that it is of: a space may name one device or workload twice."""
+    if result.stage != "measure" or "value" not in result.payload:
+        return
+    measurement = Measurement.model_validate(result.payload["value"])
     key = measurement.workload.key()
     for device in (name for id, name in devices if id == measurement.device):
         for workload in (name for name, each in space.workloads.items() if each.key() == key):
@@ -147,10 +182,11 @@ def _keep(record: Record, space: SearchSpace, devices: Iterable[tuple[str, str]]
                 record.measurements[place] = measurement
 
 
-def _learn(record: Record, payload: Mapping[str, Any], after_s: float) -> None:
+def _learn(record: Record, payload: Mapping[str, Any], after_s: float | None) -> None:
     what = payload.get("what")
     if what == "quality":
         record.quality = Quality.model_validate(payload["quality"])
+        record.rungs[record.quality.rung] = record.quality
     elif what == TOLD:
         record.told, record.told_after_s = Observation.from_json(payload["observation"]), after_s
 

@@ -6,11 +6,11 @@ import contextlib
 import fcntl
 import gc
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from nas.core.durable import write_durably
@@ -75,8 +75,15 @@ class Service:
 
 
 @contextlib.contextmanager
-def serving(store: Store, options: ServeOptions) -> Iterator[Service]:
+def serving(
+    store: Store, options: ServeOptions, more: Callable[[Service], APIRouter] | None = None
+) -> Iterator[Service]:  # fmt: skip
     """The coordinator, while the context is open; at its end requests are answered first, long polls at once.
+
+    Args:
+        store: where everything is.
+        options: how to serve.
+        more: routes of what stands above the services, such as pages for people.
 
     Raises:
         InvalidInput: a name is neither a host name nor an address.
@@ -94,7 +101,7 @@ def serving(store: Store, options: ServeOptions) -> Iterator[Service]:
             studies = SubmittedStudies(store, home, LaunchProcess(store, home), at_once=options.studies)
             service = Service(store, farm, home, certificates, url, studies)
             health = HealthKeeper(store, farm.doorbell.ring, AnyDevice(store, farm.runners, home / "work").plan)
-            server = Server(make_service_app(service), listening, renewal.context)
+            server = Server(make_service_app(service, more), listening, renewal.context)
             with studies, server, renewal, health, _few_pauses():
                 address = Address(url=url, ca_sha256=certificates.ca_sha256)
                 write_durably(home / ADDRESS_FILE, address.model_dump_json().encode())
@@ -104,7 +111,7 @@ def serving(store: Store, options: ServeOptions) -> Iterator[Service]:
                     farm.doorbell.close()
 
 
-def make_service_app(service: Service) -> FastAPI:
+def make_service_app(service: Service, more: Callable[[Service], APIRouter] | None = None) -> FastAPI:
     """Everything that `nas serve` answers. A new API is a router, and a line here."""
     store, farm = service.store, service.farm
     access, suspect = SecretAccess(store), farm.own_files.suspect
@@ -113,6 +120,8 @@ def make_service_app(service: Service) -> FastAPI:
     app.include_router(enrolling.router(store, service.home, service.certificates, access.forget))
     app.include_router(jobs_api.router(store, farm.find_file, farm.watch, farm.runners.signed, access, suspect))
     app.include_router(users_api.router(store, service.studies, access.forget, lambda: farm.doorbell.closed))
+    if more is not None:
+        app.include_router(more(service))
     return app
 
 

@@ -45,6 +45,15 @@ def of_trial(store: Store, study: int, number: int) -> list[Event]:
         return [_event(row) for row in rows]
 
 
+def notes(store: Store, study: int, what: str) -> list[Event]:
+    """Events of the study as a whole whose payload has that `what`, oldest first."""
+    query = select(event).where(
+        event.c.study == study, event.c.trial.is_(None), event.c.payload["what"].as_string() == what
+    )
+    with store.read() as connection:
+        return [_event(row) for row in connection.execute(query.order_by(event.c.id))]
+
+
 def last_id(store: Store, study: int) -> int:
     """The id of the newest event, 0 where there is none."""
     with store.read() as connection:

@@ -76,7 +76,16 @@ def jobs(
 
 def studies(store: Store, *, limit: int, after: int = 0) -> list[StudySummary]:
     """At most `limit` studies behind the id `after`, oldest first."""
-    query = select(study).where(study.c.id > after).order_by(study.c.id).limit(limit)
+    return _summaries(store, select(study).where(study.c.id > after).order_by(study.c.id).limit(limit))
+
+
+def latest_studies(store: Store, *, limit: int, before: int | None = None) -> list[StudySummary]:
+    """At most `limit` studies that are older than the id `before`, newest first."""
+    query = select(study).order_by(study.c.id.desc()).limit(limit)
+    return _summaries(store, query if before is None else query.where(study.c.id < before))
+
+
+def _summaries(store: Store, query: Select[Any]) -> list[StudySummary]:
     with store.read() as connection:
         rows = connection.execute(query).all()
         counts = _trials_of(connection, [row.id for row in rows])

@@ -77,6 +77,17 @@ def get(store: Store, study_or_name: int | str) -> Study:
         return _study(row)
 
 
+def find_id(store: Store, name: str) -> int:
+    """The id of the study of that name, without reading what it holds.
+
+    Raises:
+        UnknownName: there is none.
+    """
+    with store.read() as connection:
+        id: int | None = connection.scalar(select(study.c.id).where(study.c.name == name))
+    return get(store, name).id if id is None else id
+
+
 def all(store: Store) -> list[Study]:
     """Every study, oldest first."""
     with store.read() as connection:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from cli_runner import nas
 
@@ -61,6 +62,22 @@ def test_options_reach_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (options.study, options.resume, options.trials) == ("first", True, 7)
     assert (options.accept_noise, options.workers) == (True, 1)
     assert (options.warm_start, options.train_gpus) == (("one", "two"), 0.5)
+
+
+def test_the_pages_are_served_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+
+    def search(options: LaunchOptions, *callbacks: object) -> StudyState:
+        (url,) = opened
+        assert '"name":"first"' in httpx.get(f"{url}.json").text
+        return StudyState.COMPLETE
+
+    monkeypatch.setattr("nas.cli.launch.launch", search)
+    told = nas("launch", "--space", "lfm2-demo", "--study", "first", "--resume", "--yes", "--open")
+    assert told.code == 0, told.err
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(opened[0])
 
 
 def test_shares_of_gpus_are_those_of_a_cluster() -> None:

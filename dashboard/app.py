@@ -1,0 +1,47 @@
+"""The dashboard: pages over the database, for an application of `nas.service.web.web_app`."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, HTTPException
+from starlette.responses import Response
+
+from nas.dashboard.access import AccessRules, PageAccess
+from nas.dashboard.asset_files import assets_router
+from nas.dashboard.candidate import candidate_router
+from nas.dashboard.login import login_router
+from nas.dashboard.pages import page_route
+from nas.dashboard.sessions import Sessions
+from nas.dashboard.studies_page import studies_router
+from nas.service.live_study import LiveStudies
+from nas.store.store import Store
+
+
+def dashboard_router(store: Store, rules: AccessRules) -> APIRouter:
+    """All pages. A new page is a router, and a line here.
+
+    Args:
+        store: what they show.
+        rules: who may see them.
+    """
+    access, live = PageAccess(rules, Sessions(store)), LiveStudies(store)
+    whole = APIRouter()
+    for part in (
+        assets_router(access),
+        login_router(access),
+        studies_router(store, live, access),
+        candidate_router(store, access),
+    ):
+        whole.include_router(part)
+    whole.include_router(_nowhere(access))  # the last, for paths that no other has
+    return whole
+
+
+def _nowhere(access: PageAccess) -> APIRouter:
+    """Tells people in a page, and not in JSON, that there is none."""
+    router = APIRouter(route_class=page_route(access), include_in_schema=False)
+
+    @router.get("/studies/{rest:path}")
+    def show_nothing(rest: str) -> Response:
+        raise HTTPException(404, "there is no such page")
+
+    return router

@@ -1,0 +1,24 @@
+// Keeps every part of a page up that says so: <section id="..." data-refresh="seconds"> is fetched again with the
+// page's own address, and replaced where it changed. Hidden pages rest.
+
+async function refresh(id) {
+  const answer = await fetch(location.href, { headers: { Accept: "text/html" }, redirect: "error" });
+  if (!answer.ok) return;
+  const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+  const now = document.getElementById(id);
+  const next = page.getElementById(id);
+  if (now && next && !now.isEqualNode(next) && !now.contains(document.activeElement)) {
+    now.replaceWith(document.adoptNode(next));
+  }
+}
+
+function keepUp(part) {
+  const { id } = part;
+  setInterval(() => {
+    if (document.visibilityState === "visible") {
+      refresh(id).catch((error) => console.info(`not refreshed: ${error.message}`));
+    }
+  }, 1000 * Number(part.dataset.refresh));
+}
+
+document.querySelectorAll("[data-refresh][id]").forEach(keepUp);

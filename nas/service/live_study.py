@@ -1,0 +1,158 @@
+"""Studies as the live pages see them: in memory, kept up from the event log, never computed anew for a request.
+
+A table is read whole once, in bounded pieces; from then on only the trials that new events speak of are read again.
+What a study holds is a function of the database alone: a table that was kept up equals one that is read whole.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from pydantic import ValidationError
+
+from nas.core.errors import InvalidInput
+from nas.core.space import SearchSpace
+from nas.core.trial import Event, EventKind
+from nas.service.live_course import DeviceSeconds, LiveCourse
+from nas.service.live_table import Constants, LiveTable
+from nas.service.record import CALIBRATED, LAUNCHED
+from nas.service.scales import PUBLISHED, figures_from_json
+from nas.store import columns, events, studies
+from nas.store.columns import Completion
+from nas.store.rows import Study, StudyState
+from nas.store.store import Store
+
+KEPT = 32
+"""Studies in memory; the least recently looked at goes first."""
+
+_FROZEN = ("scales", "reference_point")
+_EVENTS_PER_READ = 1000
+
+
+class LiveStudy:
+    """One study; there is nothing to read of it before it was refreshed. Who reads it holds its lock.
+
+    Args:
+        store: where it is.
+        id: its id.
+    """
+
+    def __init__(self, store: Store, id: int) -> None:
+        self._store, self.id = store, id
+        self.lock = threading.RLock()
+        self.revision = 0
+        """The newest event that is taken into account."""
+
+    def refresh(self) -> None:
+        """Takes over what has happened.
+
+        Raises:
+            InvalidInput: its space is none of this version's.
+            UnknownName: the study is gone.
+        """
+        with self.lock:
+            if self.revision == 0:
+                self._read_whole()
+            while news := events.since(self._store, self.id, self.revision, limit=_EVENTS_PER_READ):
+                if any(_changes_all(event) for event in news):
+                    self._read_whole()
+                else:
+                    self._read_news(news)
+
+    def _read_whole(self) -> None:
+        revision = events.last_id(self._store, self.id)
+        study = studies.get(self._store, self.id)
+        self._know(study, revision)
+        self.table = LiveTable(len(self.space.objectives))
+        self.device_seconds = DeviceSeconds()
+        self.course = LiveCourse(self.corner)
+        self._read(range(columns.count(self._store, self.id)))
+        self.course.complete(columns.completions(self._store, self.id, up_to=revision), self.table)
+        self.course_changed, self.revision = revision, revision
+
+    def _know(self, study: Study, revision: int) -> None:
+        self.name, self.state = study.name, study.state
+        self.space = space = _space(study)
+        notes = columns.notes(self._store, self.id, (CALIBRATED, LAUNCHED), _FROZEN, up_to=revision)
+        told = [note.payload for note in notes]
+        devices = sorted({(note["id"], note["device"]) for note in told if note.get("what") == CALIBRATED})
+        figures = figures_from_json(study.scales["figures"][PUBLISHED]) if study.scales else None
+        self._constants = Constants(space, devices, figures)
+        self.wanted = next((note["trials"] for note in reversed(told) if note.get("what") == LAUNCHED), None)
+        """Trials that it is to have, references not counted; None where it was never launched."""
+        point = study.reference_point
+        self.corner = [point[objective.name] for objective in space.objectives] if point else None
+        self.judged = max((note.id for note in notes if note.payload.get("what") != LAUNCHED), default=0)
+        """The event by which all trials are judged as they are."""
+
+    def _read_news(self, news: Sequence[Event]) -> None:
+        touched = sorted({event.trial for event in news if event.trial is not None})
+        self._read(touched)
+        new = [Completion(e.id, e.trial, e.at) for e in news if e.kind is EventKind.COMPLETE and e.trial is not None]
+        if self.course.revise(touched, self.table) or new:
+            self.course_changed = news[-1].id
+        self.course.complete(new, self.table)
+        if any(event.kind is EventKind.STUDY and "state" in event.payload for event in news):
+            self.state = studies.get(self._store, self.id).state
+        self.revision = news[-1].id
+
+    def _read(self, trials: Sequence[int]) -> None:
+        self.device_seconds.add(self.table.read(self._store, self.id, trials, self._constants))
+
+    @property
+    def over(self) -> bool:
+        """Whether no orchestrator is expected to go on."""
+        return self.state in (StudyState.COMPLETE, StudyState.STOPPED, StudyState.FAILED)
+
+
+class LiveStudies:
+    """The studies that are looked at.
+
+    Args:
+        store: where they are.
+        kept: how many are kept in memory at most.
+    """
+
+    def __init__(self, store: Store, kept: int = KEPT) -> None:
+        self._store, self._kept = store, kept
+        self._lock = threading.Lock()
+        self._studies: OrderedDict[int, LiveStudy] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._studies)
+
+    def get(self, name: str) -> LiveStudy:
+        """The study of that name as it is now.
+
+        Raises:
+            InvalidInput: its space is none of this version's.
+            UnknownName: no such study.
+        """
+        id = studies.find_id(self._store, name)
+        with self._lock:
+            found = self._studies.pop(id, None) or LiveStudy(self._store, id)
+            self._studies[id] = found
+            if len(self._studies) > self._kept:
+                self._studies.popitem(last=False)
+        # Not under the lock of all: a large study takes seconds when it is looked at first.
+        found.refresh()
+        return found
+
+
+def _space(study: Study) -> SearchSpace:
+    try:
+        return SearchSpace.model_validate(study.space)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise InvalidInput(f"study {study.name}: this version cannot read its space: {where}: {first['msg']}") from None
+
+
+def _changes_all(event: Event) -> bool:
+    """Whether all trials may be judged otherwise after it."""
+    told = event.payload
+    return event.kind is EventKind.STUDY and (
+        told.get("what") in (CALIBRATED, LAUNCHED) or any(field in told for field in _FROZEN)
+    )

@@ -1,0 +1,94 @@
+"""Fetches the front-end libraries that pages load, with the user's npm client, and holds them to `assets.lock`.
+
+    python scripts/vendor_assets.py            fetch what the lock names; refuse what has another hash
+    python scripts/vendor_assets.py --relock   fetch the versions below, and write the lock anew
+
+No Node program is run, and none is needed to build, test or serve: what was fetched is committed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import subprocess
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ASSETS = Path(__file__).resolve().parent.parent / "dashboard" / "assets"
+LOCK = ASSETS / "assets.lock"
+
+
+class Wanted(NamedTuple):
+    """A file of a package; `member` is its path there, `name` what it is called here."""
+
+    package: str
+    version: str
+    member: str
+    name: str
+
+
+WANTED = (
+    Wanted("htmx.org", "4.0.1", "dist/htmx.min.js", "htmx.min.js"),
+    Wanted("uplot", "1.6.32", "dist/uPlot.esm.js", "uplot.esm.js"),
+    Wanted("uplot", "1.6.32", "dist/uPlot.min.css", "uplot.min.css"),
+)
+
+
+def main() -> None:
+    """Fetches, verifies, and writes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--relock", action="store_true", help="write the lock anew from what is fetched")
+    relock = parser.parse_args().relock
+    locked = {} if relock else {entry["file"]: entry for entry in json.loads(LOCK.read_text())}
+    entries = []
+    with tempfile.TemporaryDirectory() as folder:
+        for wanted in WANTED:
+            content, licence = _fetch(wanted, Path(folder))
+            entry = _entry(wanted, licence, content)
+            if not relock and locked.get(wanted.name) != entry:
+                raise SystemExit(f"{wanted.name}: not what assets.lock says: {entry} != {locked.get(wanted.name)}")
+            (ASSETS / wanted.name).write_bytes(content)
+            entries.append(entry)
+    if relock:
+        LOCK.write_text(json.dumps(entries, indent=2) + "\n")
+
+
+def _fetch(wanted: Wanted, folder: Path) -> tuple[bytes, str]:
+    """The file, and its package's licence."""
+    archive = folder / f"{wanted.package}-{wanted.version}.tgz"
+    if not archive.exists():
+        _pack(wanted, folder)
+    with tarfile.open(archive) as packed:
+        package = json.loads(_read(packed, "package.json"))
+        assert (package["name"], package["version"]) == (wanted.package, wanted.version), package["name"]
+        return _read(packed, wanted.member), package["license"]
+
+
+def _pack(wanted: Wanted, folder: Path) -> None:
+    spec = f"{wanted.package}@{wanted.version}"
+    command = ["npm", "pack", "--ignore-scripts", "--silent", "--pack-destination", str(folder), spec]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=300)
+
+
+def _read(packed: tarfile.TarFile, member: str) -> bytes:
+    found = packed.extractfile(f"package/{member}")
+    assert found is not None, f"{member} is no file"
+    return found.read()
+
+
+def _entry(wanted: Wanted, licence: str, content: bytes) -> dict[str, Any]:
+    return {
+        "file": wanted.name,
+        "package": wanted.package,
+        "version": wanted.version,
+        "source": wanted.member,
+        "licence": licence,
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+
+
+if __name__ == "__main__":
+    main()

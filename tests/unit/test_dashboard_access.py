@@ -1,0 +1,215 @@
+"""Who may see the pages, what browsers are told about them, and which actions are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+from live_lab import LiveLab
+
+from nas.dashboard import sessions
+from nas.dashboard.access import LOOPBACK_HOSTS, AccessRules
+from nas.dashboard.app import dashboard_router
+from nas.dashboard.here import dashboard_here
+from nas.dashboard.pages import CONTENT_SECURITY_POLICY
+from nas.service.request_log import RequestLog
+from nas.service.web import web_app
+from nas.store import api_tokens
+from nas.store.rows import Role
+
+HOST = "https://lab.example:7711"
+PAGES = ("/studies", "/studies.json", "/studies/study/points")
+OPEN = AccessRules(open_hosts=LOOPBACK_HOSTS, secure=False)
+HTML = {"Accept": "text/html"}
+
+
+class Form(HTMLParser):
+    """The hidden fields of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.fields: dict[str, str] = {}
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        named = dict(attrs)
+        if tag == "input" and named.get("type") == "hidden":
+            self.fields[str(named["name"])] = str(named["value"])
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> LiveLab:
+    made = LiveLab(tmp_path)
+    made.study()
+    return made
+
+
+def client(lab: LiveLab, rules: AccessRules | None = None, base: str = HOST, peer: str = "10.0.0.9") -> TestClient:
+    app = web_app()
+    app.add_middleware(RequestLog)
+    app.include_router(dashboard_router(lab.store, rules or AccessRules()))
+    return TestClient(app, base_url=base, raise_server_exceptions=False, follow_redirects=False, client=(peer, 50_000))
+
+
+def log_in(visitor: TestClient, token: str, **form: str) -> httpx.Response:
+    return visitor.post("/login", data={"token": token, **form}, headers={"Origin": HOST} | HTML)
+
+
+@pytest.fixture
+def visitor(lab: LiveLab) -> Iterator[TestClient]:
+    """Somebody with a session."""
+    with client(lab) as made:
+        assert log_in(made, api_tokens.create(lab.store, "ann", Role.OPERATE)).status_code == 303
+        yield made
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_strangers_see_nothing(lab: LiveLab, path: str) -> None:
+    stranger = client(lab)
+    assert stranger.get(path).status_code == 401
+    answer = stranger.get(path, headers=HTML)
+    assert answer.status_code == (401 if path.endswith(".json") else 303)
+    assert "tiny" not in answer.text
+
+
+def test_a_stranger_is_sent_to_log_in_and_back(lab: LiveLab) -> None:
+    stranger = client(lab)
+    goal = stranger.get("/studies?before=7", headers=HTML).headers["Location"]
+    fields = Form(stranger.get(goal).text).fields
+    assert fields == {"next": "/studies?before=7"}
+    answer = log_in(stranger, api_tokens.create(lab.store, "ann", Role.READ), **fields)
+    assert (answer.status_code, answer.headers["Location"]) == (303, "/studies?before=7")
+    assert stranger.get("/studies").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "goal", ["//evil.example/", "https://evil.example", "/\\evil.example", "javascript:1", "/a\nb"]
+)
+def test_logging_in_leads_to_no_other_host(lab: LiveLab, goal: str) -> None:
+    token = api_tokens.create(lab.store, "ann", Role.READ)
+    assert log_in(client(lab), token, next=goal).headers["Location"] == "/studies"
+
+
+def test_the_cookie_is_out_of_reach_of_scripts_and_other_sites(lab: LiveLab) -> None:
+    answer = log_in(client(lab), token := api_tokens.create(lab.store, "ann", Role.READ))
+    cookie = answer.headers["Set-Cookie"]
+    assert cookie.startswith("__Host-hilnas=")
+    attributes = {part.strip().lower() for part in cookie.split(";")[1:]}
+    assert {"httponly", "secure", "samesite=strict", "path=/"} <= attributes
+    assert not any(part.startswith("domain") for part in attributes)
+    assert token not in cookie
+
+
+def test_a_wrong_token_opens_no_session(lab: LiveLab) -> None:
+    stranger = client(lab)
+    answer = log_in(stranger, "hilnas.ann.wrong")
+    assert answer.status_code == 403 and "Set-Cookie" not in answer.headers
+    assert stranger.get("/studies").status_code == 401
+
+
+@pytest.mark.parametrize("headers", [{}, {"Origin": "https://evil.example"}, {"Origin": "null"},
+                                     {"Sec-Fetch-Site": "cross-site"}])  # fmt: skip
+def test_other_sites_cannot_log_anybody_in(lab: LiveLab, headers: dict[str, str]) -> None:
+    token = api_tokens.create(lab.store, "ann", Role.READ)
+    answer = client(lab).post("/login", data={"token": token}, headers=headers)
+    assert answer.status_code == 403 and "Set-Cookie" not in answer.headers
+
+
+def test_a_revoked_token_ends_its_sessions(lab: LiveLab, visitor: TestClient) -> None:
+    assert visitor.get("/studies").status_code == 200
+    api_tokens.revoke(lab.store, "ann")
+    assert visitor.get("/studies").status_code == 401
+
+
+def test_a_session_ends_in_time(lab: LiveLab, visitor: TestClient) -> None:
+    lab.clock.time += sessions.LASTS_S + 1
+    assert visitor.get("/studies").status_code == 401
+
+
+def test_logging_out_ends_the_session_itself(visitor: TestClient) -> None:
+    cookies = dict(visitor.cookies)
+    fields = Form(visitor.get("/studies").text).fields
+    assert visitor.post("/logout", data=fields, headers={"Origin": HOST}).status_code == 303
+    visitor.cookies.update(cookies)
+    assert visitor.get("/studies").status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("token", "headers"),
+    [("", {"Origin": HOST}), ("0" * 64, {"Origin": HOST}), (None, {"Origin": "https://evil.example"}), (None, {})],
+)
+def test_an_action_needs_our_page_and_its_form(visitor: TestClient, token: str | None, headers: dict[str, str]) -> None:
+    fields = Form(visitor.get("/studies").text).fields
+    sent = fields if token is None else {"form_token": token}
+    assert visitor.post("/logout", data=sent, headers=headers).status_code == 403
+    assert visitor.get("/studies").status_code == 200
+
+
+def test_a_form_token_is_of_one_session(lab: LiveLab, visitor: TestClient) -> None:
+    mine = Form(visitor.get("/studies").text).fields
+    assert log_in(visitor, api_tokens.create(lab.store, "bob", Role.ADMIN)).status_code == 303
+    assert visitor.post("/logout", data=mine, headers={"Origin": HOST}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "sent", [{"content": b"\xff=1"}, {"content": b"a" * (2 << 20)}, {"json": {}}, {"content": b"x"}]
+)
+def test_what_is_no_form_is_refused(lab: LiveLab, sent: dict[str, Any]) -> None:
+    headers = {"Origin": HOST} | ({} if "json" in sent else {"Content-Type": "application/x-www-form-urlencoded"})
+    assert client(lab).post("/login", headers=headers, **sent).status_code in (403, 413, 415, 422)
+
+
+def test_only_configured_proxies_name_users(lab: LiveLab) -> None:
+    rules = AccessRules(proxies=frozenset({"10.0.0.1"}))
+    named = {"X-Forwarded-User": "carol"} | HTML
+    assert "carol (read)" in client(lab, rules, peer="10.0.0.1").get("/studies", headers=named).text
+    assert client(lab, rules, peer="10.0.0.2").get("/studies", headers=named).status_code == 303
+    assert client(lab, rules, peer="10.0.0.1").get("/studies", headers=HTML).status_code == 303
+    assert client(lab, peer="10.0.0.1").get("/studies", headers=named).status_code == 303
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8000", "localhost:1", "localhost", "[::1]:8000", "LOCALHOST:8000"])
+def test_on_loopback_everybody_may_look(lab: LiveLab, host: str) -> None:
+    assert client(lab, OPEN, "http://127.0.0.1:8000").get("/studies", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil:80", ""]
+)
+@pytest.mark.parametrize("path", [*PAGES, "/login", "/assets/dashboard.js", "/"])
+def test_another_name_for_loopback_is_refused(lab: LiveLab, path: str, host: str) -> None:
+    answer = client(lab, OPEN, "http://127.0.0.1:8000").get(path, headers={"Host": host})
+    assert answer.status_code == 421 and "tiny" not in answer.text
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/studies", "/studies.json", "/login", "/assets/dashboard.css", "/studies/none/points", "/studies?before=x", "/"],
+)
+def test_every_answer_has_the_security_headers(lab: LiveLab, path: str) -> None:
+    for accept in ("text/html", "*/*"):
+        answer = client(lab, OPEN, "http://127.0.0.1:8000").get(path, headers={"Accept": accept})
+        assert answer.headers["Content-Security-Policy"] == CONTENT_SECURITY_POLICY
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert answer.headers["Referrer-Policy"] == "same-origin"
+        assert answer.headers["Cache-Control"] in ("no-store", "no-cache")
+
+
+def test_the_policy_allows_nothing_inline_and_no_other_host() -> None:
+    rules = dict(part.strip().split(" ", 1) for part in CONTENT_SECURITY_POLICY.split(";"))
+    assert rules["default-src"] == "'none'"
+    assert rules["script-src"] == rules["style-src"] == rules["connect-src"] == rules["form-action"] == "'self'"
+    assert rules["frame-ancestors"] == rules["base-uri"] == "'none'"
+    assert "unsafe" not in CONTENT_SECURITY_POLICY and "http" not in CONTENT_SECURITY_POLICY
+
+
+def test_it_is_served_on_this_machine(lab: LiveLab) -> None:
+    with dashboard_here(lab.store) as url, httpx.Client() as browser:
+        assert "tiny" in browser.get(url, headers=HTML).text
+        assert browser.get(url, headers={"Host": "evil.example"}).status_code == 421
+        assert browser.post(url).status_code == 405

@@ -1,0 +1,41 @@
+"""The libraries that pages load: what the lock says, and nothing that the security policy forbids."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+
+import pytest
+import vendor_assets
+from vendor_assets import ASSETS, LOCK, WANTED
+
+OWN = {"dashboard.css", "dashboard.js", "candidate.js", "pictures.css", "icon.svg", LOCK.name}
+ENTRIES = json.loads(LOCK.read_text())
+
+
+def test_every_file_is_ours_or_locked() -> None:
+    assert {file.name for file in ASSETS.iterdir()} == OWN | {entry["file"] for entry in ENTRIES}
+    assert [(e["package"], e["version"], e["source"], e["file"]) for e in ENTRIES] == [tuple(each) for each in WANTED]
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: str(entry["file"]))
+def test_a_file_is_what_was_locked(entry: dict[str, str]) -> None:
+    content = (ASSETS / entry["file"]).read_bytes()
+    assert hashlib.sha256(content).hexdigest() == entry["sha256"]
+    assert entry["licence"]
+
+
+@pytest.mark.parametrize("name", [each.name for each in WANTED if each.name.endswith(".js")])
+def test_no_script_is_made_of_text(name: str) -> None:
+    text = (ASSETS / name).read_text(encoding="utf-8")
+    assert not re.search(r"(?<![\w.$])(?:eval|Function)\(", text)
+
+
+def test_another_content_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["vendor_assets.py"])
+    monkeypatch.setattr(vendor_assets, "_fetch", lambda wanted, folder: (b"something else", "MIT"))
+    before = {file.name: file.read_bytes() for file in ASSETS.iterdir()}
+    with pytest.raises(SystemExit, match="not what assets.lock says"):
+        vendor_assets.main()
+    assert {file.name: file.read_bytes() for file in ASSETS.iterdir()} == before

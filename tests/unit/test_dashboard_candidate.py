@@ -1,0 +1,183 @@
+"""The pages of a candidate and of a comparison, and their JSON twins."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from service_support import Bed, tiny_space
+from starlette.testclient import TestClient
+from store_support import open_store
+
+import nas.dashboard
+from nas.core.clock import SystemClock
+from nas.core.trial import TrialState
+from nas.dashboard.access import LOOPBACK_HOSTS, AccessRules
+from nas.dashboard.app import dashboard_router
+from nas.dashboard.candidate import SHOWN
+from nas.dashboard.pages import _templates
+from nas.service.candidate_view import candidate_views
+from nas.service.comparison import comparison_view
+from nas.service.web import web_app
+from nas.store import trials
+from nas.testing.fake_runtime import FakeRuntime
+
+DASHBOARD = Path(nas.dashboard.__file__).parent
+HOSTILE = "<script>alert(1)</script>\"'"
+VOID = {"meta", "link", "br", "hr", "img", "input"}
+
+
+class Page(HTMLParser):
+    """Checks that what is opened is closed, and keeps elements, attributes and text."""
+
+    def __init__(self, markup: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.given: list[tuple[str, str, str]] = []
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(markup)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.given += [(tag, name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.given += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def values(self, name: str) -> list[str]:
+        return [value for _, given, value in self.given if given == name]
+
+
+@pytest.fixture(scope="module")
+def bed(tmp_path_factory: pytest.TempPathFactory) -> Bed:
+    folder = tmp_path_factory.mktemp("candidate")
+    made = Bed(open_store(folder, SystemClock()), folder, tiny_space(), FakeRuntime(folder / "fake"))  # type: ignore[arg-type]
+    made.run(4)
+    return made
+
+
+@pytest.fixture(scope="module")
+def client(bed: Bed) -> Iterator[TestClient]:
+    app = web_app()
+    app.include_router(dashboard_router(bed.store, AccessRules(open_hosts=LOOPBACK_HOSTS, secure=False)))
+    with TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False) as opened:
+        yield opened
+
+
+def page(client: TestClient, path: str) -> Page:
+    answer = client.get(path)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("text/html")
+    return Page(answer.text)
+
+
+def harmless(found: Page) -> None:
+    """Nothing runs, styles itself, or is fetched from elsewhere."""
+    assert {"style", "iframe", "object", "embed"}.isdisjoint(found.tags)
+    assert found.tags.count("script") == found.values("src").count("/assets/candidate.js") * 2
+    for _, name, value in found.given:
+        assert name != "style" and not name.startswith("on")
+        if name in ("href", "src", "data-load"):
+            assert value == "#main" or value.startswith(("/studies", "/assets/"))
+
+
+def test_every_trial_has_a_page(client: TestClient, bed: Bed) -> None:
+    for row in trials.all(bed.store, 1):
+        found = page(client, f"/studies/study/trials/{row.number}")
+        harmless(found)
+        assert row.status.state in found.text
+        ids = found.values("id")
+        assert len(ids) == len(set(ids))
+        assert set(found.values("aria-labelledby")) | set(found.values("data-copy")) <= set(ids)
+
+
+def test_a_complete_trial_s_page_shows_what_its_json_tells(client: TestClient, bed: Bed) -> None:
+    (view,) = candidate_views(bed.store, "study", [0])
+    assert view.state == TrialState.COMPLETE
+    found = page(client, "/studies/study/trials/0")
+    assert view.layout.text in found.text
+    pictures = {name for value in found.values("class") for name in value.split() if name.startswith("picture-")}
+    assert pictures == {"picture-strip", "picture-curves", "picture-trace", "picture-histogram"}
+    for command in view.commands:
+        assert command.command in found.text
+    for each in view.artifacts:
+        assert each.sha256 in found.values("title")
+    assert client.get("/studies/study/trials/0.json").json() == view.model_dump(mode="json")
+
+
+def test_a_comparison_shows_what_its_json_tells(client: TestClient, bed: Bed) -> None:
+    found = page(client, "/studies/study/compare?trial=1&trial=0&trial=2")
+    harmless(found)
+    classes = found.values("class")
+    assert sum("picture-strip" in value for value in classes) == 3
+    assert any("picture-cumulative" in value for value in classes)
+    told = client.get("/studies/study/compare.json?trial=1&trial=0&trial=2").json()
+    assert told == comparison_view(bed.store, "study", [1, 0, 2]).model_dump(mode="json")
+    assert "/studies/study/compare.json?trial=1&trial=0&trial=2" in found.values("href")
+
+
+def test_forecasts_are_a_part_of_a_page(client: TestClient) -> None:
+    found = page(client, "/studies/study/trials/2/forecasts")
+    harmless(found)
+    told = client.get("/studies/study/trials/2/forecasts.json").json()
+    assert found.tags.count("tr") == 1 + len(told["forecasts"])
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/studies/nobody/trials/0", 404), ("/studies/study/trials/999", 404), ("/studies/study/trials/999.json", 404),
+        ("/studies/study/trials/-1", 422), ("/studies/study/trials/x.json", 422),
+        ("/studies/study/trials/99999999999999999999", 422), ("/studies/study/trials/" + "9" * 5000, 422),
+        ("/studies/%3Cb%3E/trials/0", 422), ("/studies/study/compare", 422), ("/studies/study/compare?trial=0", 422),
+        ("/studies/study/compare?trial=0&trial=0", 422), ("/studies/study/compare.json?trial=0&trial=77", 404),
+        ("/studies/study/compare?" + "&".join(f"trial={n}" for n in range(7)), 422),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_shown_is_refused(client: TestClient, path: str, status: int) -> None:
+    assert client.get(path).status_code == status
+
+
+def test_strangers_see_nothing(bed: Bed) -> None:
+    app = web_app()
+    app.include_router(dashboard_router(bed.store, AccessRules(open_hosts=frozenset(), secure=False)))
+    client = TestClient(app, base_url="http://127.0.0.1")
+    for path in ("trials/0", "trials/0/forecasts", "compare"):
+        for twin in (path, f"{path}.json"):
+            assert client.get(f"/studies/study/{twin}", params={"trial": [0, 1]}).status_code == 401
+
+
+@pytest.mark.parametrize("template", ["candidate.html", "compare.html"])
+def test_stored_text_is_never_markup(bed: Bed, template: str) -> None:
+    comparison = comparison_view(bed.store, "study", [0, 1])
+    first = comparison.candidates[0]
+    place = first.places[0].model_copy(update={"device_id": HOSTILE, "build": HOSTILE})
+    hostile = first.model_copy(update={"name": HOSTILE, "reason": HOSTILE, "operator": HOSTILE, "places": (place,)})
+    view = hostile if template == "candidate.html" else comparison.model_copy(update={"candidates": (hostile, hostile)})
+    found = Page(_templates.get_template(template).render(view=view, visitor=None, path="/", **SHOWN))
+    harmless(found)
+    assert HOSTILE.lower() in found.text.lower()
+
+
+def test_every_class_of_the_pictures_that_takes_a_colour_has_one() -> None:
+    styles = (DASHBOARD / "assets" / "pictures.css").read_text()
+    for number in range(10):
+        assert f".hue-{number} " in styles
+    for number in range(6):
+        assert f".series-{number} " in styles
+    assert not re.search(r"@import|url\(", styles)

@@ -1,0 +1,169 @@
+"""The pages: what they show, as HTML and as JSON, and that nothing in them runs."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from live_lab import LiveLab
+from test_dashboard_access import HTML, OPEN, client
+
+from nas.service import studies_view
+from nas.store import studies
+
+LOOPBACK = "http://127.0.0.1:8000"
+NOTHING = "\N{EN DASH}"
+HOSTILE = "<script>alert(1)</script>\" onload='x' {{ 7*7 }}"
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> LiveLab:
+    return LiveLab(tmp_path)
+
+
+@pytest.fixture
+def visitor(lab: LiveLab) -> TestClient:
+    return client(lab, OPEN, LOOPBACK)
+
+
+class Page(HTMLParser):
+    """What stands in a page; refuses what the security policy would."""
+
+    VOID = frozenset({"meta", "link", "input", "br", "img"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        named = dict(attrs)
+        assert tag != "style" and "style" not in named, f"inline style in <{tag}>"
+        assert not any(name.startswith("on") for name in named), f"inline script in <{tag}>"
+        assert tag != "script" or named["src"], "inline script"
+        for name in ("href", "src", "action"):
+            assert (named.get(name) or "/").startswith(("/", "#")), f"{name} leads elsewhere"
+        self.tags.append((tag, named))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def listed(visitor: TestClient, query: str = "") -> Any:
+    answer = visitor.get(f"/studies.json{query}")
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_without_studies_it_says_how_one_begins(visitor: TestClient) -> None:
+    assert "nas launch" in Page(visitor.get("/studies", headers=HTML).text).text
+    assert listed(visitor) == {"studies": [], "next": None}
+
+
+def test_a_study_is_listed_with_its_progress(lab: LiveLab, visitor: TestClient) -> None:
+    study = lab.study()
+    lab.complete(study, 1.0, 1.5, 1.5)
+    lab.complete(study, 1.2, 1.2, 1.2)
+    lab.propose(study)
+    (line,) = listed(visitor)["studies"]
+    assert line["name"] == "study" and line["state"] == "running"
+    assert (line["wanted"], line["proposed"], line["ended"], line["front"]) == (4, 3, 2, 1)
+    assert [complete for complete, _ in line["course"]] == [1, 2]
+    assert line["course"][-1][1] == line["hypervolume"] > 0
+    assert line["device_seconds"] == 4.0
+    page = Page(visitor.get("/studies", headers=HTML).text)
+    assert "2/4" in page.text and f"{line['hypervolume']:.4g}" in page.text
+    (bar,) = [attributes for tag, attributes in page.tags if tag == "progress"]
+    assert (bar["value"], bar["max"]) == ("2", "4")
+    assert any(tag == "polyline" for tag, _ in page.tags)
+
+
+def test_without_a_reference_point_no_hypervolume_is_told(lab: LiveLab, visitor: TestClient) -> None:
+    lab.study(judged=False)
+    (line,) = listed(visitor)["studies"]
+    assert line["hypervolume"] is None and line["course"] == []
+    assert NOTHING in Page(visitor.get("/studies", headers=HTML).text).text
+
+
+def test_the_list_comes_in_pages_newest_first(
+    lab: LiveLab, visitor: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setattr(studies_view, "PAGE", 2)
+    for name in "abcde":
+        lab.study(name)
+    seen: list[str] = []
+    path = "/studies"
+    while path:
+        told = visitor.get(path.replace("/studies", "/studies.json")).json()
+        seen += [line["name"] for line in told["studies"]]
+        tags = Page(visitor.get(path, headers=HTML).text).tags
+        path = next((str(named["href"]) for tag, named in tags if named.get("rel") == "next"), "")
+        assert (told["next"] is None) == (path == "")
+    assert seen == list("edcba")
+
+
+def test_what_is_stored_never_runs(lab: LiveLab, visitor: TestClient) -> None:
+    space = studies.get(lab.store, lab.study()).space
+    studies.create(lab.store, "hostile", space | {"name": HOSTILE}, seed=0, version="0")
+    text = visitor.get("/studies", headers=HTML).text
+    assert HOSTILE in Page(text).text
+    assert "<script>alert" not in text
+
+
+def test_a_study_that_cannot_be_read_hides_no_other(lab: LiveLab, visitor: TestClient) -> None:
+    lab.study()
+    studies.create(lab.store, "older", {"name": "of another version"}, seed=0, version="0")
+    older, readable = listed(visitor)["studies"]
+    assert "cannot read its space" in older["problem"] and readable["problem"] is None
+    assert older["problem"] in Page(visitor.get("/studies", headers=HTML).text).text
+    assert visitor.get("/studies/older/points").status_code == 422
+
+
+@pytest.mark.parametrize("path", ["/studies/%3Cscript%3Ealert(1)%3C%2Fscript%3E/points", "/assets/%3Cscript%3E",
+                                  "/assets/..%2Fapp.py", "/studies?before=%3Cscript%3E"])  # fmt: skip
+def test_errors_are_pages_for_people_and_json_for_programs(visitor: TestClient, path: str) -> None:
+    shown = visitor.get(path, headers=HTML)
+    assert shown.status_code in (404, 422) and shown.headers["Content-Type"].startswith("text/html")
+    assert "<script>" not in shown.text and Page(shown.text).text
+    told = visitor.get(path)
+    assert told.status_code == shown.status_code
+    assert set(told.json()) == {"error", "kind", "request_id"}
+
+
+def test_points_are_told_by_revision(lab: LiveLab, visitor: TestClient) -> None:
+    study = lab.study()
+    lab.complete(study, 1.0, 1.5, 1.5)
+    whole = visitor.get("/studies/study/points").json()
+    assert whole["trial"] == [0] and whole["front"] == [0] and len(whole["columns"]) == 3
+    delta = visitor.get(f"/studies/study/points?since={whole['revision']}").json()
+    assert delta["trial"] == [] and delta["course"] is None and delta["revision"] == whole["revision"]
+    assert visitor.get("/studies/study/points?since=-1").status_code == 422
+
+
+def test_files_are_sent_once(visitor: TestClient) -> None:
+    first = visitor.get("/assets/dashboard.js")
+    assert first.headers["Content-Type"] == "text/javascript; charset=utf-8"
+    again = visitor.get("/assets/dashboard.js", headers={"If-None-Match": first.headers["ETag"]})
+    assert (again.status_code, again.content) == (304, b"")
+
+
+def test_our_own_scripts_stay_small_and_ask_nobody_else() -> None:
+    own = (files("nas.dashboard") / "assets" / "dashboard.js").read_text()
+    assert len(own.splitlines()) < 500
+    assert not re.search(r"https?:|\beval\b|\bFunction\(|innerHTML|\.style\b", own)
