@@ -18,6 +18,8 @@ from nas.service.studies_view import studies_view
 from nas.store.store import Store
 
 StudyName = Annotated[str, Path(max_length=64)]
+AxisKeys = Annotated[str, Query(max_length=4000)]
+AxisKeys = Annotated[str, Query(max_length=4000)]
 StudyId = Annotated[int | None, Query(ge=1, le=(1 << 53) - 1)]
 
 
@@ -35,7 +37,8 @@ def studies_router(store: Store, live: LiveStudies, access: PageAccess) -> APIRo
         return answer("studies.html", request, studies_view(store, live, before), sparkline=sparkline)
 
     @router.get("/studies/{name}/points")
-    def show_points(name: StudyName, since: EventId = 0) -> Response:
-        return Response(points(live.get(name), since).model_dump_json(), media_type="application/json")
+    def show_points(name: StudyName, since: EventId = 0, axes: AxisKeys = "") -> Response:
+        keys = [key for key in axes.split(",") if key]
+        return Response(points(live.get(name), since, keys).model_dump_json(), media_type="application/json")
 
     return router

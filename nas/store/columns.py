@@ -1,4 +1,4 @@
-"""Narrow reads of many trials at once: what a table of a study needs, without layouts and raw samples.
+"""Narrow reads of many trials at once: what a table of a study needs, without raw samples.
 
 `trials` are everywhere the numbers that are wanted: a few hundred, or a `range`, which is one condition however long.
 """
@@ -24,6 +24,14 @@ class TrialRow(NamedTuple):
     origin: str
     state: str
     rung: int | None
+
+
+class LayoutRow(NamedTuple):
+    """A trial's layout, in its JSON form."""
+
+    number: int
+    origin: str
+    layout: Json
 
 
 class MeasuredRow(NamedTuple):
@@ -77,6 +85,14 @@ def states(store: Store, study: int, trials: Sequence[int]) -> list[TrialRow]:
     query = select(*columns).where(trial.c.study == study, _among(trial.c.number, trials)).order_by(trial.c.number)
     with store.read() as connection:
         return [TrialRow(*row) for row in connection.execute(query)]
+
+
+def layouts(store: Store, study: int, trials: Sequence[int]) -> list[LayoutRow]:
+    """The trials' layouts, by number."""
+    columns = (trial.c.number, trial.c.origin, trial.c.layout)
+    query = select(*columns).where(trial.c.study == study, _among(trial.c.number, trials)).order_by(trial.c.number)
+    with store.read() as connection:
+        return [LayoutRow(*row) for row in connection.execute(query)]
 
 
 def measured(store: Store, study: int, trials: Sequence[int]) -> list[MeasuredRow]:
