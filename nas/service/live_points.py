@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -125,9 +125,9 @@ def points(study: LiveStudy, since: int = 0, axes: Sequence[str] = ()) -> Points
         )
 
 
-def front_entries(study: LiveStudy, keys: Sequence[str]) -> list[FrontEntry]:
-    """The front, best first, and what is tied with it; the study's lock is held."""
-    rows = study.front()
+def front_entries(study: LiveStudy, keys: Sequence[str], most: int | None = None) -> list[FrontEntry]:
+    """The front, best first, and what is tied with it, at most so many; the study's lock is held."""
+    rows = study.front()[:most]
     trials = [row.trial for row in rows]
     bounds = _bounds(study, trials, keys)
     layouts = study.details.layouts(trials)
@@ -188,12 +188,12 @@ def _told(study: LiveStudy, told: NDArray[np.intp], keys: Sequence[str]) -> Told
     )
 
 
-def _bounds(study: LiveStudy, trials: Sequence[int], keys: Sequence[str]) -> list[Mapping[str, Any]]:
+def _bounds(study: LiveStudy, trials: Sequence[int], keys: Sequence[str]) -> list[dict[str, Any]]:
     """`Bounds` of each of a few trials."""
     intervals = study.details.intervals(trials, study.table)
     known = [axis.key for axis in study.axes]
     objectives = len(study.space.objectives)
-    told: list[dict[str, dict[str, float | None]]] = [{"values": {}, "low": {}, "high": {}} for _ in trials]
+    told: list[dict[str, Any]] = [{"values": {}, "low": {}, "high": {}} for _ in trials]
     for key in keys:
         index, column = known.index(key), rounded(values(study, key)[list(trials)]).tolist()
         lows, highs = _objective_interval(study, trials, index) if index < objectives else ([], [])
