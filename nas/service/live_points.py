@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -106,8 +106,7 @@ def points(study: LiveStudy, since: int = 0, axes: Sequence[str] = ()) -> Points
     Raises:
         UnknownName: the study has no such axis.
     """
-    if set(STRUCTURE) & set(axes):
-        study.structure.read(len(study.table))  # before the lock: it may take long
+    read_layouts(study, axes)
     with study.lock:
         rows = study.table.rows
         told = np.flatnonzero(rows["changed"] > since) if study.judged <= since else np.arange(len(rows))
@@ -127,6 +126,12 @@ def points(study: LiveStudy, since: int = 0, axes: Sequence[str] = ()) -> Points
             device_seconds=study.device_seconds.total,
             course=course(study) if study.course_changed > since else None,
         )
+
+
+def read_layouts(study: LiveStudy, keys: Iterable[str]) -> None:
+    """Reads the layouts where an axis needs them; not under the study's lock, for it may take long."""
+    if not set(STRUCTURE).isdisjoint(keys):
+        study.structure.read(len(study.table))
 
 
 def front_entries(study: LiveStudy, keys: Sequence[str], most: int | None = None) -> list[FrontEntry]:
