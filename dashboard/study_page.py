@@ -11,7 +11,7 @@ from starlette.responses import Response, StreamingResponse
 
 from nas.dashboard import study_pictures
 from nas.dashboard.access import PageAccess
-from nas.dashboard.pages import answer, page_route
+from nas.dashboard.pages import answer, page, page_route
 from nas.dashboard.pictures.scale import shown
 from nas.dashboard.pictures.sparkline import sparkline
 from nas.dashboard.pictures.strip import hue
@@ -63,6 +63,10 @@ def study_router(store: Store, live: LiveStudies, access: PageAccess) -> APIRout
     def export_front(name: StudyName) -> Response:
         content = front_file(live.get(name)).model_dump_json()
         return Response(content, headers=_download(f"{name}-front.json"), media_type="application/json")
+
+    @router.get("/now")
+    def show_now(request: Request, name: StudyName) -> Response:
+        return page("study_live.html", request, view=views.view(name, {}), **SHOWN)
 
     # The last decorator is the first route: '{name}' would take 'NAME.json', too.
     @router.get("")

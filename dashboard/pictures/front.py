@@ -120,15 +120,16 @@ def _square(figures: NDArray[np.float64], scale: Scale) -> NDArray[np.int64]:
 
 
 def _bars(mark: Mark, x: Scale, y: Scale) -> Iterable[Element]:
-    at = x(mark.at[0]), y(mark.at[1])
+    across, up = x(mark.at[0]), y(mark.at[1])
     for axis, scale in enumerate((x, y)):
         low, high = mark.low[axis], mark.high[axis]
-        if low is not None and high is not None:
-            one, other = (scale(min(max(each, scale.low), scale.high)) for each in (low, high))
-            ends = {"x1": one, "x2": other, "y1": at[1], "y2": at[1]}
-            if axis:
-                ends = {"x1": at[0], "x2": at[0], "y1": one, "y2": other}
-            yield element("line", class_="error", **ends)
+        if low is None or high is None:
+            continue
+        one, other = (scale(min(max(each, scale.low), scale.high)) for each in (low, high))
+        if axis == 0:
+            yield element("line", x1=one, x2=other, y1=up, y2=up, class_="error")
+        else:
+            yield element("line", x1=across, x2=across, y1=one, y2=other, class_="error")
 
 
 def _disc(mark: Mark, x: Scale, y: Scale) -> Element:

@@ -110,8 +110,7 @@ def _ranks(values: Sequence[float] | Floats) -> Floats:
     """Twice the rank's distance from the middle one, a whole number; ties share the mean of theirs."""
     _, where, counts = np.unique(np.asarray(values, np.float64), return_inverse=True, return_counts=True)
     below = np.cumsum(counts) - counts
-    ranks: Floats = (2.0 * below + counts - len(values))[where]
-    return ranks
+    return np.asarray((2.0 * below + counts - len(values))[where], np.float64)
 
 
 def _signs(values: Sequence[float]) -> Floats:

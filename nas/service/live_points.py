@@ -18,6 +18,8 @@ from nas.service.live_table import NO_RUNG, ORIGINS, STATES, UNKNOWN
 
 _DIGITS = 6
 """That count: finer than any figure is known."""
+_MOST_BEHIND = 22
+"""Digits behind the point: greater powers of ten are no exact numbers."""
 _NORMAL_95 = 1.96
 
 Numbers = list[float | None]
@@ -222,6 +224,7 @@ def rounded(numbers: Floats) -> Floats:
     """The numbers with so many digits that count; NaN stays."""
     with np.errstate(divide="ignore", invalid="ignore"):
         digits = np.nan_to_num(_DIGITS - 1 - np.floor(np.log10(np.abs(numbers))), nan=0.0, posinf=0.0, neginf=0.0)
+    digits = np.minimum(digits, _MOST_BEHIND)
     # Powers of ten above 1 are exact, those below are not: only then is the result the nearest number to the decimal.
     scale, large = 10.0 ** np.abs(digits), digits < 0
     return np.asarray(np.where(large, np.round(numbers / scale) * scale, np.round(numbers * scale) / scale))
