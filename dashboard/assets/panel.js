@@ -1,47 +1,41 @@
 // One panel: a study's trials over two axes. The cloud is pixels; the front and the references are drawn over it.
 import uPlot from "./uplot.esm.js";
-import { listen } from "./brushes.js";
+import { gestures } from "./gestures.js";
 import { axis, colour, extent, label } from "./plotting.js";
 import { Raster } from "./raster.js";
 
 const SIDES = ["x", "y"];
 
 export class Panel {
-  // `page` has the study's `data`, the viewer's `choice`, and `picked`, a 1 for each trial that is.
+  // `page` has the study's `data`, the viewer's `choice`, and which trials are `shown` and `picked`.
   constructor(figure, page) {
-    Object.assign(this, { page, number: figure.dataset.panel, box: figure.querySelector(".plot"), zoomed: {}, outline: [] });
-    this.tip = Object.assign(document.createElement("div"), { className: "tip", hidden: true });
-    listen(this);
-    new ResizeObserver(() => this.plot?.setSize(this.size)).observe(this.box);
+    const [box, tip] = [".plot", ".tip"].map((part) => figure.querySelector(part));
+    Object.assign(this, { page, box, tip, number: figure.dataset.panel });
+    new ResizeObserver(() => this.plot?.setSize(this.size)).observe(box);
   }
 
   get size() {
     return { width: this.box.clientWidth, height: this.box.clientHeight };
   }
 
-  key(side) {
-    return this.page.choice.key(side + this.number);
-  }
-
   // Lays the panel out anew, for other axes or other scales.
   build() {
     this.plot?.destroy();
+    const { page: { choice, data } } = this;
+    this.keys = Object.fromEntries(SIDES.map((side) => [side, choice.key(side + this.number)]));
+    const logs = SIDES.map((side) => choice.log.has(this.keys[side]));
+    const names = SIDES.map((side) => label(data.axis(this.keys[side])));
+    const [x, y] = SIDES.map((side, i) => ({ time: false, distr: logs[i] ? 3 : 1, range: () => this.range(side) }));
     this.zoomed = {};
-    const { choice, data } = this.page;
-    const log = (side) => choice.log.has(this.key(side));
-    const name = (side) => label(data.axis(this.key(side)));
-    const scale = (side) => ({ time: false, distr: log(side) ? 3 : 1, range: () => this.range(side) });
     this.plot = new uPlot({
-      ...this.size, legend: { show: false }, cursor: { show: false }, series: [{}, { show: false }],
-      axes: SIDES.map((side) => axis(side, name(side), log(side))), scales: { x: scale("x"), y: scale("y") },
-      hooks: { draw: [() => this.draw()] },
+      ...this.size, ...gestures(this), legend: { show: false }, series: [{}, { show: false }], scales: { x, y },
+      axes: SIDES.map((side, i) => axis(side, names[i], logs[i])),
     }, [[1, 2], [1, 2]], this.box);
-    this.box.append(this.tip);
-    this.box.setAttribute("aria-label", `${name("y")} over ${name("x")}: arrow keys move, + and - zoom, 0 shows all`);
+    this.box.setAttribute("aria-label", `${names[1]} over ${names[0]}: arrow keys move, + and - zoom, 0 shows all`);
   }
 
   range(side) {
-    return this.zoomed[side] ?? extent(this.page, this.key(side));
+    return this.zoomed[side] ?? extent(this.page, this.keys[side]);
   }
 
   // Shows new data, another part of the axes, or what else was picked.
@@ -50,87 +44,83 @@ export class Panel {
       const [min, max] = this.range(side);
       this.plot.setScale(side, { min, max });
     }));
-    this.plot.redraw(false);
   }
 
-  // Where a value is on a side, in pixels of the canvas; NaN for none.
-  at(value, side) {
-    return this.plot.valToPos(value ?? NaN, side, true);
+  // Where a point is, or an end of its interval, on a side, in pixels of the canvas; NaN where it is nowhere.
+  at(ends, side) {
+    return this.plot.valToPos(ends[this.keys[side]] ?? NaN, side, true);
   }
 
   draw() {
-    const { plot: { ctx: context, bbox }, page: { data } } = this;
+    const { plot: { ctx: context, bbox: area }, page: { data } } = this;
     context.save();
     context.beginPath();
-    context.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+    context.rect(area.left, area.top, area.width, area.height);
     context.clip();
-    this.drawCloud(context, bbox);
-    this.drawLines(context, bbox);
+    this.drawCloud(context, area);
+    this.drawLines(context, area);
     for (const point of data.front) this.drawFront(context, point);
     for (const point of data.references) this.drawStar(context, point);
     context.restore();
   }
 
-  drawCloud(context, { left, top, width, height }) {
-    const { data: { feasible, trials, values }, picked, choice } = this.page;
-    if (this.raster?.image.width !== width || this.raster.image.height !== height) this.raster = new Raster(width, height);
-    const place = (side, start) => Float32Array.from({ length: trials }, (_, i) => this.at(values[this.key(side)][i], side) - start);
-    this.cloud = [place("x", left), place("y", top)];
-    if (choice.infeasible) this.raster.add(...this.cloud, (i) => feasible[i] === 0, colour("bad"), true);
-    this.raster.add(...this.cloud, (i) => feasible[i] !== 0, colour(choice.brushed ? "line" : "hue-4"));
-    if (choice.brushed) this.raster.add(...this.cloud, (i) => picked[i], colour("link"));
-    this.raster.onto(context, left, top);
+  drawCloud(context, area) {
+    const { data: { feasible, values }, choice: { ranges }, shown, picked } = this.page;
+    this.cloud = SIDES.map((side) => {
+      const [key, log] = [this.keys[side], this.plot.scales[side].distr === 3];
+      const [start, one] = (log ? [1, Math.E] : [0, 1]).map((value) => this.at({ [key]: value }, side));
+      const from = start - (side === "x" ? area.left : area.top);
+      return Float32Array.from(values[key], (value) => from + (one - start) * (log ? Math.log(value) : value));
+    });
+    const raster = new Raster(area);
+    raster.add(this.cloud, (i) => shown[i] && feasible[i] === 0, colour("bad"), true);
+    raster.add(this.cloud, (i) => shown[i] && feasible[i] !== 0, colour(ranges.size ? "line" : "hue-4"));
+    if (ranges.size) raster.add(this.cloud, (i) => picked[i], colour("link"));
+    raster.onto(context, area);
   }
 
-  // Budgets, and what is brushed here.
+  // Budgets, and the ends of what is picked.
   drawLines(context, { left, top, width, height }) {
-    const { choice: { ranges, lasso }, data } = this.page;
-    const [right, bottom, [x, y]] = [left + width, top + height, SIDES.map((side) => this.key(side))];
-    const line = (points, name, ...dashes) => {
-      context.strokeStyle = colour(name);
-      context.setLineDash(dashes);
-      context.beginPath();
-      for (const point of points) context.lineTo(...point);
-      context.stroke();
-      context.setLineDash([]);
-    };
-    for (const [key, side] of [[x, "x"], [y, "y"]]) {
-      const ends = (at) => (side === "x" ? [[at, top], [at, bottom]] : [[left, at], [right, at]]);
-      line(ends(this.at(data.axis(key).budget, side)), "bad", 6, 4);
-      for (const value of ranges.get(key) ?? []) line(ends(this.at(value, side)), "link", 2, 2);
+    const { choice: { ranges }, data } = this.page;
+    for (const [side, key] of Object.entries(this.keys)) {
+      const line = (value, name) => {
+        const at = this.at({ [key]: value }, side);
+        context.strokeStyle = colour(name);
+        stroke(context, ...(side === "x" ? [[at, top], [at, top + height]] : [[left, at], [left + width, at]]));
+      };
+      context.setLineDash([6, 4]);
+      line(data.axis(key).budget, "bad");
+      context.setLineDash([2, 2]);
+      for (const end of ranges.get(key) ?? []) line(end, "link");
     }
-    const drawn = lasso?.x === x && lasso.y === y ? lasso.corners : [];
-    for (const corners of [drawn, this.outline]) {
-      line([...corners, ...corners.slice(0, 1)].map(([a, b]) => [this.at(a, "x"), this.at(b, "y")]), "link", 2, 2);
-    }
+    context.setLineDash([]);
   }
 
   // A dot with its 95 % intervals; hollow where it is not on the front, but tied with it.
   drawFront(context, { trial, on, values, low, high }) {
-    const [x, y] = SIDES.map((side) => (ends) => this.at(ends[this.key(side)], side));
-    context.globalAlpha = this.page.picked[trial] ? 1 : 0.25;
-    context.strokeStyle = colour("hue-1");
+    const [x, y] = SIDES.map((side) => this.at(values, side));
+    Object.assign(context, { globalAlpha: this.page.picked[trial] ? 1 : 0.25, strokeStyle: colour("hue-1") });
+    stroke(context, [this.at(low, "x"), y], [this.at(high, "x"), y]);
+    stroke(context, [x, this.at(low, "y")], [x, this.at(high, "y")]);
     context.fillStyle = colour(on ? "hue-1" : "ground");
     context.beginPath();
-    for (const [a, b] of [[x(low), y(values)], [x(high), y(values)]]) context.lineTo(a, b);
-    context.moveTo(x(values), y(low));
-    context.lineTo(x(values), y(high));
-    context.stroke();
-    context.beginPath();
-    context.arc(x(values), y(values), 4 * uPlot.pxRatio, 0, 2 * Math.PI);
+    context.arc(x, y, 4 * uPlot.pxRatio, 0, 2 * Math.PI);
     context.fill();
     context.stroke();
     context.globalAlpha = 1;
   }
 
   drawStar(context, { name, values }) {
-    const [x, y] = SIDES.map((side) => this.at(values[this.key(side)], side));
-    context.fillStyle = colour("ink");
-    context.font = `${20 * uPlot.pxRatio}px system-ui`;
-    context.textAlign = "center";
-    context.textBaseline = "middle";
-    context.fillText("★", x, y);
-    context.font = `${11 * uPlot.pxRatio}px system-ui`;
-    context.fillText(name, x, y - 14 * uPlot.pxRatio);
+    Object.assign(context, { fillStyle: colour("ink"), textAlign: "center", textBaseline: "middle" });
+    for (const [text, size, above] of [["★", 20, 0], [name, 11, 14]]) {
+      context.font = `${size * uPlot.pxRatio}px system-ui`;
+      context.fillText(text, this.at(values, "x"), this.at(values, "y") - above * uPlot.pxRatio);
+    }
   }
+}
+
+function stroke(context, ...points) {
+  context.beginPath();
+  for (const point of points) context.lineTo(...point);
+  context.stroke();
 }

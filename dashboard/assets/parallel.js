@@ -1,4 +1,5 @@
 // Parallel coordinates: an axis for each column at hand, brushed by dragging along it or by its two number fields.
+import { short } from "./choice.js";
 import { colour, extent, label, show } from "./plotting.js";
 
 const MOST = 1500; // lines of trials off the front: more are slow, and no clearer
@@ -6,107 +7,90 @@ const [TOP, BOTTOM] = [24, 14];
 
 export class Parallel {
   constructor(box, page) {
-    Object.assign(this, { page, held: null, canvas: document.createElement("canvas") });
-    const [inner, fields, note] = ["div", "div", "p"].map((tag) => document.createElement(tag));
-    Object.assign(this, { fields, note });
-    inner.append(this.canvas, fields);
-    box.append(inner, note);
-    this.canvas.setAttribute("aria-hidden", "true");
-    this.canvas.addEventListener("pointerdown", ({ offsetX, offsetY, pointerId }) => {
-      this.held = { key: this.keys[Math.floor((offsetX / this.canvas.clientWidth) * this.keys.length)], from: offsetY };
-      this.canvas.setPointerCapture(pointerId);
-    });
-    this.canvas.addEventListener("pointermove", ({ offsetY }) => this.held && this.drag(this.held, offsetY));
-    this.canvas.addEventListener("pointerup", ({ offsetY }) => {
-      if (this.held?.from === offsetY) page.pick(this.held.key, null); // a click lets go
-      this.held = null;
-    });
-    new ResizeObserver(() => this.keys && this.update()).observe(box);
+    const [canvas, fields, note] = ["canvas", ".fields", ".note"].map((part) => box.querySelector(part));
+    Object.assign(this, { page, canvas, fields, note });
+    let held = null;
+    canvas.onpointerdown = ({ offsetX, offsetY, pointerId }) => {
+      held = { axis: this.axes[Math.floor((offsetX / canvas.clientWidth) * this.axes.length)], from: offsetY };
+      canvas.setPointerCapture(pointerId);
+    };
+    canvas.onpointermove = ({ offsetY }) => held && page.pick([held.axis.key, [held.from, offsetY].map(held.axis.value)]);
+    canvas.onpointerup = ({ offsetY }) => {
+      if (held?.from === offsetY) page.pick([held.axis.key, null]); // a click lets go
+      held = null;
+    };
+    fields.onchange = ({ target: { parentElement: { children, dataset: { key } } } }) => {
+      const given = [...children].slice(1).map((input) => input.valueAsNumber);
+      const ends = extent(page, key).map((end, i) => (Number.isNaN(given[i]) ? end : given[i]));
+      page.pick([key, given.every(Number.isNaN) ? null : ends]);
+    };
+    new ResizeObserver(() => this.axes && this.update()).observe(box);
   }
 
   // Lays the axes out anew.
   build() {
     const { data } = this.page;
-    this.keys = data.axes.map((axis) => axis.key).filter((key) => key in data.values);
-    this.fields.replaceChildren(...this.keys.map((key) => {
-      const group = document.createElement("fieldset");
-      const legend = Object.assign(document.createElement("legend"), { textContent: label(data.axis(key)) });
-      group.append(legend, ...["from", "to"].map((which, end) => this.field(key, which, end)));
+    this.fields.replaceChildren(...data.axes.filter(({ key }) => key in data.values).map((axis) => {
+      const group = document.getElementById("range-fields").content.firstElementChild.cloneNode(true);
+      group.dataset.key = axis.key;
+      group.firstElementChild.textContent = label(axis);
       return group;
     }));
-  }
-
-  field(key, which, end) {
-    const input = Object.assign(document.createElement("input"), { type: "number", step: "any", placeholder: which });
-    input.setAttribute("aria-label", which);
-    input.dataset.range = `${end}${key}`;
-    input.addEventListener("change", () => {
-      const ends = [...(this.page.choice.ranges.get(key) ?? extent(this.page, key))];
-      ends[end] = input.value === "" ? extent(this.page, key)[end] : Number(input.value);
-      this.page.pick(key, ends[0] <= ends[1] ? ends : null);
-    });
-    return input;
-  }
-
-  drag({ key, from }, to) {
-    const [log, height] = [this.page.choice.log.has(key), this.canvas.clientHeight - TOP - BOTTOM];
-    const [low, high] = extent(this.page, key).map(log ? Math.log : Number);
-    const values = [from, to].map((at) => low + (high - low) * Math.min(1, Math.max(0, (height + TOP - at) / height)));
-    if (from !== to) this.page.pick(key, values.map(log ? Math.exp : Number).sort((a, b) => a - b));
+    this.update();
   }
 
   update() {
-    const { page: { data, choice }, canvas, keys } = this;
-    for (const input of this.fields.querySelectorAll("input")) {
-      const value = choice.ranges.get(input.dataset.range.slice(1))?.[Number(input.dataset.range[0])];
-      input.value = value === undefined ? "" : Number(value.toPrecision(6));
-    }
-    Object.assign(canvas, { width: canvas.clientWidth * devicePixelRatio, height: canvas.clientHeight * devicePixelRatio });
+    const { canvas, fields, page: { choice, data } } = this;
+    const [width, height] = [canvas.clientWidth, canvas.clientHeight - TOP - BOTTOM];
+    this.axes = [...fields.children].map(({ children, dataset: { key } }, i, all) => {
+      const [of, back] = choice.log.has(key) ? [Math.log, Math.exp] : [Number, Number];
+      const [ends, range] = [extent(this.page, key), choice.ranges.get(key)];
+      const [low, high] = ends.map(of);
+      const y = (value) => TOP + ((high - of(value)) / (high - low)) * height;
+      const value = (at) => back(high - (high - low) * Math.min(1, Math.max(0, (at - TOP) / height)));
+      [...children].slice(1).forEach((input, end) => { input.value = range ? short(range[end]) : ""; });
+      return { key, x: ((i + 0.5) * width) / all.length, y, value, name: label(data.axis(key)), ends, range };
+    });
+    Object.assign(canvas, { width: width * devicePixelRatio, height: canvas.clientHeight * devicePixelRatio });
     const context = canvas.getContext("2d");
     context.scale(devicePixelRatio, devicePixelRatio);
-    const [bottom, width] = [canvas.clientHeight - BOTTOM, canvas.clientWidth / keys.length];
-    const axes = keys.map((key, i) => {
-      const [ends, of] = [extent(this.page, key), choice.log.has(key) ? Math.log : Number];
-      const [low, high] = ends.map(of);
-      return { key, ends, x: (i + 0.5) * width, y: (value) => bottom - ((of(value) - low) / (high - low)) * (bottom - TOP) };
-    });
-    this.drawLines(context, axes);
-    for (const { key, ends, x, y } of axes) {
-      context.fillStyle = context.strokeStyle = colour("ink");
-      context.strokeRect(x, TOP, 0, bottom - TOP);
-      [context.font, context.textAlign] = ["11px system-ui", "center"];
-      [[label(data.axis(key)), 10], [show(ends[1]), 21], [show(ends[0]), bottom + 12]].forEach(([text, at]) => context.fillText(text, x, at));
-      const [least, most] = (choice.ranges.get(key) ?? []).map((value) => Math.min(bottom, Math.max(TOP, y(value))));
-      context.fillStyle = colour("link");
-      context.globalAlpha = 0.35;
-      context.fillRect(x - 6, most, 12, least - most);
+    this.drawLines(context);
+    for (const { x, y, name, ends, range } of this.axes) {
+      Object.assign(context, { fillStyle: colour("ink"), strokeStyle: colour("ink"), font: "11px system-ui", textAlign: "center" });
+      context.strokeRect(x, TOP, 0, height);
+      [[name, 10], [show(ends[1]), 21], [show(ends[0]), height + TOP + 12]].forEach(([text, at]) => context.fillText(text, x, at));
+      const [low, high] = (range ?? []).map((value) => Math.min(TOP + height, Math.max(TOP, y(value))));
+      Object.assign(context, { fillStyle: colour("link"), globalAlpha: 0.35 });
+      context.fillRect(x - 6, high, 12, low - high);
       context.globalAlpha = 1;
     }
   }
 
-  drawLines(context, axes) {
-    const { data, choice, picked } = this.page;
-    const line = (value, name, strength) => {
-      [context.strokeStyle, context.globalAlpha] = [colours[name], strength];
+  drawLines(context) {
+    const { data, choice: { ranges }, shown, picked } = this.page;
+    const lines = (points, name, strength) => points.forEach(({ trial, values }) => {
+      Object.assign(context, { strokeStyle: colour(name), globalAlpha: strength(trial) });
       context.beginPath();
       let gap = true; // nothing is drawn through a missing value
-      for (const { key, x, y } of axes) {
-        const at = y(value(key) ?? NaN);
+      for (const { key, x, y } of this.axes) {
+        const at = y(values ? values[key] ?? NaN : data.values[key][trial]);
         if (Number.isFinite(at)) context[gap ? "moveTo" : "lineTo"](x, at);
         gap = !Number.isFinite(at);
       }
       context.stroke();
-    };
-    const colours = Object.fromEntries(["bad", "soft", "link", "hue-1", "ink"].map((name) => [name, colour(name)]));
-    const shown = [...data.feasible.subarray(0, data.trials).keys()].filter((i) => choice.infeasible || data.feasible[i] !== 0);
-    const thin = (trials) => trials.filter((_, i) => i % Math.ceil(trials.length / MOST) === 0);
-    const [others, chosen] = [shown.filter((i) => !choice.brushed || !picked[i]), shown.filter((i) => choice.brushed && picked[i])].map(thin);
-    for (const i of others) line((key) => data.values[key][i], data.feasible[i] === 0 ? "bad" : "soft", 0.15);
-    for (const i of chosen) line((key) => data.values[key][i], "link", 0.4);
-    for (const { trial, values } of data.front) line((key) => values[key], "hue-1", picked[trial] ? 1 : 0.15);
-    for (const { values } of data.references) line((key) => values[key], "ink", 0.8);
+    });
+    const kinds = { bad: [], soft: [], link: [] };
+    shown.forEach((yes, trial) => {
+      const others = data.feasible[trial] === 0 ? "bad" : "soft";
+      if (yes) kinds[ranges.size && picked[trial] ? "link" : others].push({ trial });
+    });
+    const every = Object.values(kinds).map((points) => Math.ceil(points.length / MOST));
+    Object.entries(kinds).forEach(([name, points], i) => {
+      lines(points.filter((_, n) => n % every[i] === 0), name, () => (name === "link" ? 0.4 : 0.15));
+    });
+    lines(data.front, "hue-1", (trial) => (picked[trial] ? 1 : 0.15));
+    lines(data.references, "ink", () => 0.8);
     context.globalAlpha = 1;
-    const drawn = others.length + chosen.length;
-    this.note.textContent = drawn < shown.length ? `Lines of ${drawn} of ${shown.length} trials, and of all on the front.` : "";
+    this.note.textContent = Math.max(...every) > 1 ? `Of the trials, ${MOST} of a kind are drawn here; of the front, all.` : "";
   }
 }
