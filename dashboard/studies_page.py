@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
@@ -12,13 +12,13 @@ from nas.dashboard.access import PageAccess
 from nas.dashboard.pages import answer, page_route
 from nas.dashboard.pictures.sparkline import sparkline
 from nas.service.api_models import EventId
+from nas.service.api_studies_models import StudyName
 from nas.service.live_points import points
 from nas.service.live_study import LiveStudies
 from nas.service.studies_view import studies_view
 from nas.service.submitted import SubmittedStudies
 from nas.store.store import Store
 
-StudyName = Annotated[str, Path(max_length=64)]
 StudyId = Annotated[int | None, Query(ge=1, le=(1 << 53) - 1)]
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import httpx
+from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 from live_lab import LiveLab
 from store_support import add_device
@@ -96,3 +99,20 @@ class Visitor:
         """Posts a form as our pages do; with other `headers` than theirs if given."""
         sent = {"form_token": self.form_token} | fields
         return self.client.post(path, data=sent, headers=OURS if headers is None else headers)
+
+
+def page_routes(router: Any) -> Iterator[APIRoute]:
+    """Every route of the pages, those of the routers inside of `router` too."""
+    for each in router.routes:
+        if isinstance(each, APIRoute):
+            yield each
+        elif (inside := getattr(each, "original_router", None)) is not None:
+            yield from page_routes(inside)
+
+
+def all_routes() -> list[APIRoute]:
+    """Every route of a coordinator's pages."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = list(page_routes(DashboardLab(Path(folder)).app))
+    assert {"/studies", "/login", "/devices/{id}", "/launch"} <= {route.path for route in found}
+    return found
