@@ -15,6 +15,7 @@ from nas.dashboard.pages import page_route
 from nas.dashboard.sessions import Sessions
 from nas.dashboard.studies_page import studies_router
 from nas.dashboard.study_actions import study_actions_router
+from nas.dashboard.study_page import study_router
 from nas.service.live_study import LiveStudies
 from nas.service.submitted import SubmittedStudies
 from nas.store.store import Store
@@ -36,6 +37,7 @@ def dashboard_router(store: Store, rules: AccessRules, submitted: SubmittedStudi
         studies_router(store, live, access, submitted),
         candidate_router(store, access),
         devices_router(store, access),
+        study_router(store, live, access),
     ):
         whole.include_router(part)
     if submitted is not None:

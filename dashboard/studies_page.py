@@ -1,4 +1,4 @@
-"""The list of studies, and the points of one: what its page draws and keeps up."""
+"""The list of studies."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from starlette.responses import RedirectResponse, Response
 from nas.dashboard.access import PageAccess
 from nas.dashboard.pages import answer, page_route
 from nas.dashboard.pictures.sparkline import sparkline
-from nas.service.api_models import EventId
-from nas.service.api_studies_models import StudyName
-from nas.service.live_points import points
 from nas.service.live_study import LiveStudies
 from nas.service.studies_view import studies_view
 from nas.service.submitted import SubmittedStudies
@@ -36,9 +33,5 @@ def studies_router(
     @router.get("/studies.json")
     def list_studies(request: Request, before: StudyId = None) -> Response:
         return answer("studies.html", request, studies_view(store, live, before, submitted), sparkline=sparkline)
-
-    @router.get("/studies/{name}/points")
-    def show_points(name: StudyName, since: EventId = 0) -> Response:
-        return Response(points(live.get(name), since).model_dump_json(), media_type="application/json")
 
     return router

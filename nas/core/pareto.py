@@ -13,8 +13,12 @@ def dominates(points: ArrayLike, others: ArrayLike) -> NDArray[np.bool_]:
         points: [P, M].
         others: [O, M].
     """
-    a, b = np.asarray(points, dtype=float)[:, None], np.asarray(others, dtype=float)[None]
-    return np.asarray(np.all(a <= b, axis=2) & np.any(a < b, axis=2), dtype=np.bool_)
+    a, b = np.asarray(points, dtype=float), np.asarray(others, dtype=float)
+    no_worse, better = np.ones((len(a), len(b)), dtype=np.bool_), np.zeros((len(a), len(b)), dtype=np.bool_)
+    for mine, theirs in zip(a.T, b.T, strict=True):  # a few axes of many points: several times faster than at once
+        no_worse &= mine[:, None] <= theirs
+        better |= mine[:, None] < theirs
+    return no_worse & better
 
 
 def front_mask(points: ArrayLike) -> NDArray[np.bool_]:

@@ -210,6 +210,19 @@ def ratio_of_limit(budget: Budget, published: Figures, place: Place) -> float | 
     return limit / base.value if limit is not None and base is not None and base.value else None
 
 
+def limit_at(space: SearchSpace, name: str, place: Place, published: Figures) -> float | None:
+    """The tightest limit that budgets set to a metric at a place; None where none does, or it is not known yet."""
+    limits = []
+    for budget in space.budgets:
+        if budget.metric == name and place in places(space, budget):
+            limit = _limit(budget, published.get(place, {}).get(name))
+            if limit is not None:
+                limits.append(limit)
+    if not limits:
+        return None
+    return min(limits) if METRICS[name].direction == "min" else max(limits)
+
+
 def log_sd(figure: Figure) -> float:
     """Standard deviation of the logarithm of a figure, from its interval; 0 where it has none."""
     if figure.low is None or figure.high is None or figure.low <= 0:
@@ -256,7 +269,7 @@ def _bound(space: SearchSpace, objective: Objective, place: Place, published: Fi
     metric = METRICS[objective.metric]
     base = published[place][objective.metric].value
     assert base is not None, "references are checked before the reference point is fixed"
-    limit = _limit_at(space, objective.metric, place, published)
+    limit = limit_at(space, objective.metric, place, published)
     if limit is None and objective.metric == "latency":
         limit = _latency_limit(space, place, published)
     if limit is None:
@@ -266,21 +279,9 @@ def _bound(space: SearchSpace, objective: Objective, place: Place, published: Fi
     return math.log(limit / base) if metric.direction == "min" else math.log(base / limit)
 
 
-def _limit_at(space: SearchSpace, name: str, place: Place, published: Figures) -> float | None:
-    limits = []
-    for budget in space.budgets:
-        if budget.metric == name and place in places(space, budget):
-            limit = _limit(budget, published.get(place, {}).get(name))
-            if limit is not None:
-                limits.append(limit)
-    if not limits:
-        return None
-    return min(limits) if METRICS[name].direction == "min" else max(limits)
-
-
 def _latency_limit(space: SearchSpace, place: Place, published: Figures) -> float | None:
-    ttft = _limit_at(space, "ttft", place, published)
-    token = _limit_at(space, "decode_p50", place, published)
+    ttft = limit_at(space, "ttft", place, published)
+    token = limit_at(space, "decode_p50", place, published)
     if ttft is None or token is None:
         return None
     return ttft + space.workloads[place.workload].gen * token

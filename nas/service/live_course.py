@@ -40,13 +40,13 @@ class LiveCourse:
     """
 
     def __init__(self, corner: Sequence[float] | None) -> None:
-        self._corner = corner
+        self.corner = corner
         self._order: list[Completion] = []
         self._complete: set[int] = set()
         self._begin()
 
     def _begin(self) -> None:
-        self._archive = None if self._corner is None else FrontArchive(self._corner)
+        self._archive = None if self.corner is None else FrontArchive(self.corner)
         self._entered: dict[int, bytes] = {}
         self.steps: list[Step] = []
 
@@ -59,6 +59,14 @@ class LiveCourse:
     def front(self) -> list[int]:
         """The trials on it, by number."""
         return [] if self._archive is None else sorted(self._archive.keys.tolist())
+
+    def counts(self, trials: Iterable[int]) -> bool:
+        """Whether one of the trials has become complete."""
+        return not self._complete.isdisjoint(trials)
+
+    def entered(self) -> list[int]:
+        """The complete trials that count, by number."""
+        return sorted(self._entered)
 
     def complete(self, new: Sequence[Completion], table: LiveTable) -> None:
         """Takes trials that became complete."""

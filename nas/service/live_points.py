@@ -9,40 +9,63 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from nas.core.errors import UnknownName
 from nas.core.metrics import METRICS
-from nas.core.scoring import places
-from nas.core.space import Objective, SearchSpace
+from nas.service.live_axes import STRUCTURE, AxisView
 from nas.service.live_course import Step
 from nas.service.live_study import LiveStudy
 from nas.service.live_table import NO_RUNG, ORIGINS, STATES, UNKNOWN
 
 _DIGITS = 6
-"""Behind the point: finer than any figure, in its unit, is known."""
+"""That count: finer than any figure is known."""
+_MOST_BEHIND = 22
+"""Digits behind the point: greater powers of ten are no exact numbers."""
 _NORMAL_95 = 1.96
 
 Numbers = list[float | None]
+Floats = NDArray[np.float64]
 
 
-class AxisColumns(BaseModel):
-    """An objective of the trials that are told; null where it is not known."""
+class Told(BaseModel):
+    """Trials, a column for each of their properties."""
 
     model_config = ConfigDict(ser_json_inf_nan="null")
 
-    value: list[float] = Field(description="in the axis' unit")
-    low: list[float] = Field(description="lower end of the value's 95 % interval")
-    high: list[float]
-    coordinate: list[float] = Field(description="minimised: what dominance and hypervolume are of")
+    trial: list[int]
+    status: list[int] = Field(description="places in `statuses`")
+    statuses: tuple[str, ...] = STATES
+    origin: list[int] = Field(description="places in `origins`")
+    origins: tuple[str, ...] = ORIGINS
+    rung: list[int | None]
+    feasible: list[int | None] = Field(description="1 or 0: the device gate found the budgets kept; null: not known")
+    noisy: list[int] = Field(description="1: a figure rests on refused repetitions; such trials are on no front")
+    values: dict[str, list[float]] = Field(description="axis -> values in its unit; null where one is not known")
 
 
-class AxisView(BaseModel):
-    """What an axis is of."""
+class Bounds(BaseModel):
+    """Values and 95 % intervals by axis; null where one is not known, or there is none."""
+
+    values: dict[str, float | None]
+    low: dict[str, float | None]
+    high: dict[str, float | None]
+
+
+class FrontEntry(Bounds):
+    """A trial on the front, or tied with one that is."""
+
+    trial: int
+    on: bool = Field(description="on the front itself")
+    p_front: float | None = Field(description="share of draws from the noise that have it on the front")
+    hv_contribution: float
+    ties: tuple[int, ...] = Field(description="trials that no objective tells apart from it")
+    layout: str
+
+
+class ReferenceEntry(Bounds):
+    """A reference layout."""
 
     name: str
-    metric: str
-    unit: str = Field(description="'x' for a ratio to the published reference, over several devices or runtimes")
-    direction: str
-    transform: str
-    reference: float | None = Field(description="the reference point's coordinate; null until it is fixed")
+    trial: int
 
 
 class CourseView(BaseModel):
@@ -56,60 +79,85 @@ class CourseView(BaseModel):
 
 
 class Points(BaseModel):
-    """A study's trials that changed since a revision, a column for each of their properties."""
+    """A study's trials that changed since a revision, and its front."""
 
     study: int = Field(description="id; where it is another one, the study was made anew: begin at revision 0")
     name: str
     state: str
     revision: int = Field(description="to be asked for next")
     trials: int = Field(description="how many the study has")
-    trial: list[int]
-    status: list[str]
-    origin: list[str]
-    rung: list[int | None]
-    feasible: list[bool | None] = Field(description="whether the device gate found the budgets kept; null: not known")
-    noisy: list[bool]
-    layout: list[str] = Field(description="the first digits of the layout's id")
-    axes: list[AxisView]
-    columns: list[AxisColumns] = Field(description="of each of `axes`")
-    front: list[int] = Field(description="all trials on the front, by number")
+    axes: list[AxisView] = Field(description="all that can be asked for")
+    told: Told
+    front: list[FrontEntry] = Field(description="all of it, best first; the objectives and the axes asked for")
+    references: list[ReferenceEntry]
     hypervolume: float | None
     device_seconds: float
     course: CourseView | None = Field(description="whole; null where it is as it was")
 
 
-def points(study: LiveStudy, since: int = 0) -> Points:
-    """What changed behind the revision `since`; everything for 0."""
+def points(study: LiveStudy, since: int = 0, axes: Sequence[str] = ()) -> Points:
+    """What changed behind the revision `since`; everything for 0.
+
+    Args:
+        study: refreshed.
+        since: a revision.
+        axes: keys of the axes whose values are told; none: the objectives.
+
+    Raises:
+        UnknownName: the study has no such axis.
+    """
+    if set(STRUCTURE) & set(axes):
+        study.structure.read(len(study.table))  # before the lock: it may take long
     with study.lock:
         rows = study.table.rows
         told = np.flatnonzero(rows["changed"] > since) if study.judged <= since else np.arange(len(rows))
+        keys = _checked(study, axes)
+        objectives = [axis.key for axis in study.axes if axis.objective]
         return Points(
             study=study.id,
             name=study.name,
             state=study.state.value,
             revision=study.revision,
             trials=len(rows),
-            trial=told.tolist(),
-            status=_decoded(rows["state"][told], STATES),
-            origin=_decoded(rows["origin"][told], ORIGINS),
-            rung=_nullable(rows["rung"][told], NO_RUNG),
-            feasible=[
-                None if code is None else bool(code) for code in _nullable(study.table.feasible()[told], UNKNOWN)
-            ],
-            noisy=rows["noisy"][told].tolist(),
-            layout=[id.decode() for id in rows["layout_id"][told].tolist()],
-            axes=axes(study.space, study.corner),
-            columns=_columns(study.space, rows["axes"][told]),
-            front=study.course.front,
+            axes=study.axes,
+            told=_told(study, told, keys or objectives),
+            front=front_entries(study, list(dict.fromkeys([*objectives, *keys]))),
+            references=reference_entries(study, list(dict.fromkeys([*objectives, *keys]))),
             hypervolume=study.course.hypervolume,
             device_seconds=study.device_seconds.total,
             course=course(study) if study.course_changed > since else None,
         )
 
 
-def axes(space: SearchSpace, corner: Sequence[float] | None) -> list[AxisView]:
-    """The space's objectives."""
-    return [_axis(space, each, corner[i] if corner else None) for i, each in enumerate(space.objectives)]
+def front_entries(study: LiveStudy, keys: Sequence[str], most: int | None = None) -> list[FrontEntry]:
+    """The front, best first, and what is tied with it, at most so many; the study's lock is held."""
+    rows = study.front()[:most]
+    trials = [row.trial for row in rows]
+    bounds = _bounds(study, trials, keys)
+    layouts = study.details.texts(trials)
+    return [
+        FrontEntry(**row._asdict(), layout=layouts[row.trial], **told) for row, told in zip(rows, bounds, strict=True)
+    ]
+
+
+def reference_entries(study: LiveStudy, keys: Sequence[str]) -> list[ReferenceEntry]:
+    """The reference layouts that have been proposed; the study's lock is held."""
+    found = study.references()
+    told = _bounds(study, list(found.values()), keys)
+    return [
+        ReferenceEntry(name=name, trial=trial, **bounds)
+        for (name, trial), bounds in zip(found.items(), told, strict=True)
+    ]
+
+
+def values(study: LiveStudy, key: str) -> Floats:
+    """[N] an axis' value of every trial, in its unit, NaN where it is not known; the study's lock is held."""
+    index = [axis.key for axis in study.axes].index(key)
+    if key in STRUCTURE:
+        return study.structure.column(key, len(study.table))
+    objectives = len(study.space.objectives)
+    rows = study.table.rows
+    return np.asarray(rows["axes"][:, index, 0] if index < objectives else rows["further"][:, index - objectives])
 
 
 def course(study: LiveStudy) -> CourseView:
@@ -122,35 +170,65 @@ def course(study: LiveStudy) -> CourseView:
     return CourseView(**by_name, device_seconds=spent)
 
 
-def _axis(space: SearchSpace, objective: Objective, reference: float | None) -> AxisView:
-    metric = METRICS[objective.metric]
-    ratio = metric.source != "proxy" and len(places(space, objective)) > 1
-    return AxisView(
-        name=objective.name,
-        metric=objective.metric,
-        unit="x" if ratio else metric.unit,
-        direction="min" if ratio else metric.direction,
-        transform=metric.transform,
-        reference=reference,
+def _checked(study: LiveStudy, axes: Sequence[str]) -> list[str]:
+    known = [axis.key for axis in study.axes]
+    for key in axes:
+        if key not in known:
+            raise UnknownName(f"axis of study {study.name}", key[:128], known)
+    return list(dict.fromkeys(axes))
+
+
+def _told(study: LiveStudy, told: NDArray[np.intp], keys: Sequence[str]) -> Told:
+    rows = study.table.rows[told]
+    return Told(
+        trial=told.tolist(),
+        status=rows["state"].tolist(),
+        origin=rows["origin"].tolist(),
+        rung=_nullable(rows["rung"], NO_RUNG),
+        feasible=_nullable(study.table.feasible()[told], UNKNOWN),
+        noisy=rows["noisy"].astype(int).tolist(),
+        values={key: rounded(values(study, key)[told]).tolist() for key in keys},
     )
 
 
-def _columns(space: SearchSpace, numbers: NDArray[np.float64]) -> list[AxisColumns]:
-    told = []
-    for index, objective in enumerate(space.objectives):
-        value, coordinate, sd = numbers[:, index].T
-        half = _NORMAL_95 * sd
-        if METRICS[objective.metric].transform == "log":
-            low, high = value * np.exp(-half), value * np.exp(half)
-        else:
-            low, high = value - half, value + half
-        rounded = [np.round(column, _DIGITS).tolist() for column in (value, low, high, coordinate)]
-        told.append(AxisColumns(value=rounded[0], low=rounded[1], high=rounded[2], coordinate=rounded[3]))
+def _bounds(study: LiveStudy, trials: Sequence[int], keys: Sequence[str]) -> list[dict[str, Any]]:
+    """`Bounds` of each of a few trials."""
+    intervals = study.details.intervals(trials, study.table)
+    known = [axis.key for axis in study.axes]
+    objectives = len(study.space.objectives)
+    told: list[dict[str, Any]] = [{"values": {}, "low": {}, "high": {}} for _ in trials]
+    for key in keys:
+        index, column = known.index(key), rounded(values(study, key)[list(trials)]).tolist()
+        lows, highs = _objective_interval(study, trials, index) if index < objectives else ([], [])
+        for i, trial in enumerate(trials):
+            low = high = None
+            if index < objectives:
+                low, high = lows[i], highs[i]
+            elif key not in STRUCTURE:
+                low, high = intervals[trial][index - objectives]
+            for name, number in (("values", column[i]), ("low", low), ("high", high)):
+                told[i][name][key] = None if number is None or number != number else number
     return told
 
 
-def _decoded(codes: NDArray[np.uint8], names: Sequence[str]) -> list[str]:
-    return [names[code] for code in codes.tolist()]
+def _objective_interval(study: LiveStudy, trials: Sequence[int], index: int) -> tuple[list[float], list[float]]:
+    value, _, sd = study.table.rows["axes"][list(trials), index].T
+    half = _NORMAL_95 * sd
+    if METRICS[study.space.objectives[index].metric].transform == "log":
+        low, high = value * np.exp(-half), value * np.exp(half)
+    else:
+        low, high = value - half, value + half
+    return rounded(low).tolist(), rounded(high).tolist()
+
+
+def rounded(numbers: Floats) -> Floats:
+    """The numbers with so many digits that count; NaN stays."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        digits = np.nan_to_num(_DIGITS - 1 - np.floor(np.log10(np.abs(numbers))), nan=0.0, posinf=0.0, neginf=0.0)
+    digits = np.minimum(digits, _MOST_BEHIND)
+    # Powers of ten above 1 are exact, those below are not: only then is the result the nearest number to the decimal.
+    scale, large = 10.0 ** np.abs(digits), digits < 0
+    return np.asarray(np.where(large, np.round(numbers / scale) * scale, np.round(numbers * scale) / scale))
 
 
 def _nullable(codes: NDArray[Any], null: int) -> list[int | None]:

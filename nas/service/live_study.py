@@ -10,9 +10,16 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
+import numpy as np
+
 from nas.core.trial import Event, EventKind
+from nas.search import Volume
+from nas.service.live_axes import axis_views, cache_context, place_figures
 from nas.service.live_course import DeviceSeconds, LiveCourse
-from nas.service.live_table import Constants, LiveTable
+from nas.service.live_details import LiveDetails
+from nas.service.live_front import FrontRow, LiveFront
+from nas.service.live_structure import LiveStructure
+from nas.service.live_table import ID_DIGITS, ORIGINS, Constants, LiveTable
 from nas.service.record import CALIBRATED, LAUNCHED
 from nas.service.scales import PUBLISHED, figures_from_json
 from nas.service.stored_space import stored_space
@@ -62,12 +69,15 @@ class LiveStudy:
         revision = events.last_id(self._store, self.id)
         study = studies.get(self._store, self.id)
         self._know(study, revision)
-        self.table = LiveTable(len(self.space.objectives))
+        self.table = LiveTable(len(self.space.objectives), len(self.constants.further))
+        self.structure = LiveStructure(self._store, self.id, cache_context(self.space))
+        self.details = LiveDetails(self._store, self.id, self.constants)
+        self._front = LiveFront(self.space, self.details)
         self.device_seconds = DeviceSeconds()
         self.course = LiveCourse(self.corner)
         self._read(range(columns.count(self._store, self.id)))
         self.course.complete(columns.completions(self._store, self.id, up_to=revision), self.table)
-        self.course_changed, self.revision = revision, revision
+        self.course_changed = self._counted_changed = self.revision = revision
 
     def _know(self, study: Study, revision: int) -> None:
         self.name, self.state = study.name, study.state
@@ -76,11 +86,12 @@ class LiveStudy:
         told = [note.payload for note in notes]
         devices = sorted({(note["id"], note["device"]) for note in told if note.get("what") == CALIBRATED})
         figures = figures_from_json(study.scales["figures"][PUBLISHED]) if study.scales else None
-        self._constants = Constants(space, devices, figures)
+        self.constants = Constants(space, devices, figures, place_figures(space))
         self.wanted = next((note["trials"] for note in reversed(told) if note.get("what") == LAUNCHED), None)
         """Trials that it is to have, references not counted; None where it was never launched."""
         point = study.reference_point
         self.corner = [point[objective.name] for objective in space.objectives] if point else None
+        self.axes = axis_views(space, figures, self.corner)
         self.judged = max((note.id for note in notes if note.payload.get("what") != LAUNCHED), default=0)
         """The event by which all trials are judged as they are."""
 
@@ -88,6 +99,8 @@ class LiveStudy:
         touched = sorted({event.trial for event in news if event.trial is not None})
         self._read(touched)
         new = [Completion(e.id, e.trial, e.at) for e in news if e.kind is EventKind.COMPLETE and e.trial is not None]
+        if new or self.course.counts(touched):
+            self._counted_changed = news[-1].id
         if self.course.revise(touched, self.table) or new:
             self.course_changed = news[-1].id
         self.course.complete(new, self.table)
@@ -96,7 +109,22 @@ class LiveStudy:
         self.revision = news[-1].id
 
     def _read(self, trials: Sequence[int]) -> None:
-        self.device_seconds.add(self.table.read(self._store, self.id, trials, self._constants))
+        self.device_seconds.add(self.table.read(self._store, self.id, trials, self.constants))
+
+    def front(self) -> list[FrontRow]:
+        """The front, best first, and what is tied with it."""
+        return self._front.rows(self.table, self.course, self._counted_changed)
+
+    def volume(self) -> Volume | None:
+        """The hypervolume with its 95 % interval; None where it cannot be told."""
+        return self._front.volume(self.table, self.course, self._counted_changed)
+
+    def references(self) -> dict[str, int]:
+        """Reference layout -> its trial, of those that have been proposed."""
+        names = {layout.id[:ID_DIGITS]: name for name, layout in self.space.references.layouts().items()}
+        rows = self.table.rows
+        trials = np.flatnonzero(rows["origin"] == ORIGINS.index("reference")).tolist()
+        return {names[rows["layout_id"][trial].decode()]: trial for trial in trials}
 
     @property
     def over(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from nas.core.scoring import Axis, Place, QualityValue, axis
 from nas.core.space import SearchSpace
 from nas.core.trial import TrialState
 from nas.core.workload import Workload
+from nas.service.live_axes import PlaceFigure
 from nas.service.record import Figures
 from nas.store import columns
 from nas.store.columns import MeasuredRow, QualityRow, TrialRow
@@ -45,28 +46,32 @@ class Constants(NamedTuple):
         space: the study's.
         devices: (a device's id, what the space calls it).
         published: the published reference's figures; None until they are taken.
+        further: figures to be kept beside the objectives.
     """
 
     space: SearchSpace
     devices: Collection[tuple[str, str]]
     published: Figures | None
+    further: Sequence[PlaceFigure]
 
 
 class LiveTable:
-    """The rows of one study: about 40 + 24 A bytes each.
+    """The rows of one study: about 40 + 24 A + 8 F bytes each.
 
     `rows` has the columns `state` and `origin` (codes), `rung`, `noisy`, `layout_id` (the digits that people see),
-    `changed` (id of the event by which the row is what it is), and `axes` [A, 3]: value, coordinate, and the
-    coordinate's standard deviation of each objective, NaN where it is not known.
+    `changed` (id of the event by which the row is what it is), `axes` [A, 3]: value, coordinate, and the coordinate's
+    standard deviation of each objective, and `further` [F]: the values of the figures beside them; NaN where it is not
+    known.
 
     Args:
         axes: A, the number of objectives.
+        further: F, the number of figures beside them.
     """
 
-    def __init__(self, axes: int) -> None:
+    def __init__(self, axes: int, further: int) -> None:
         kinds = [
             ("state", "u1"), ("origin", "u1"), ("rung", "i2"), ("noisy", "?"), ("layout_id", f"S{ID_DIGITS}"),
-            ("changed", "i8"), ("axes", "f8", (axes, 3)),
+            ("changed", "i8"), ("axes", "f8", (axes, 3)), ("further", "f8", (further,)),
         ]  # fmt: skip
         self._rows = np.zeros(0, dtype=kinds)
         self._size = 0
@@ -128,8 +133,12 @@ class LiveTable:
         quality_of = {row.trial: row for row in qualities}
         places: dict[str, list[Place]] = {}
         for number in rows_of.keys() | quality_of.keys():
-            kept = _by_place(rows_of.get(number, ()), constants, places)
+            kept = by_place(rows_of.get(number, ()), constants, places)
             self._rows[number]["noisy"] = any(row.noisy for row in kept.values())
+            self._rows[number]["further"] = [
+                math.nan if (taken := figure_at(kept, each)) is None or taken["value"] is None else taken["value"]
+                for each in constants.further
+            ]
             self._rows[number]["axes"] = [
                 (math.nan,) * 3 if each is None else (each.value, each.coordinate, each.sd)
                 for each in _axes(kept, quality_of.get(number), constants)
@@ -138,13 +147,13 @@ class LiveTable:
     def _make_room(self, size: int) -> None:
         if size > len(self._rows):
             larger = np.zeros(max(size, 2 * self._size), dtype=self._rows.dtype)
-            larger["axes"] = math.nan
+            larger["axes"] = larger["further"] = math.nan
             larger[: self._size] = self.rows
             self._rows = larger
         self._size = max(size, self._size)
 
 
-def _by_place(
+def by_place(
     rows: Iterable[MeasuredRow], constants: Constants, known: dict[str, list[Place]]
 ) -> dict[Place, MeasuredRow]:
     """The one with the most repetitions that count at every place, as `nas.service.record` has it.
@@ -164,6 +173,15 @@ def _by_place(
             if before is None or row.figures["ttft"]["n"] >= before.figures["ttft"]["n"]:
                 kept[place] = row
     return kept
+
+
+def figure_at(kept: Mapping[Place, MeasuredRow], wanted: PlaceFigure) -> Mapping[str, Any] | None:
+    """A figure of a trial as it was stored, of what `by_place` gives; what needs no workload is of any of them."""
+    for place, row in kept.items():
+        if wanted.place in (place, place._replace(workload="")) and wanted.metric in row.figures:
+            found: Mapping[str, Any] = row.figures[wanted.metric]
+            return found
+    return None
 
 
 def _places(row: MeasuredRow, constants: Constants) -> Iterator[Place]:

@@ -54,7 +54,7 @@ def rank_trials(
     for level in range(int(rank.max()) + 1):
         members = rank == level
         parts[members] = contributions(points[members], reference_point)
-    sure = _p_front(points, [axes[trial] for trial in trials], draws)
+    sure = front_chances(points, [axes[trial] for trial in trials], draws)
     placed = [
         Ranked(
             trial=trial,
@@ -78,7 +78,14 @@ def _coordinates(axes: Mapping[int, Sequence[Axis]], trials: Sequence[int]) -> N
     return np.array([[axis.coordinate for axis in axes[trial]] for trial in trials], dtype=np.float64)
 
 
-def _p_front(points: NDArray[np.float64], axes: Sequence[Sequence[Axis]], draws: int) -> NDArray[np.float64]:
+def front_chances(points: NDArray[np.float64], axes: Sequence[Sequence[Axis]], draws: int) -> NDArray[np.float64]:
+    """[P] the share of draws from the noise in which each point is on the front.
+
+    Args:
+        points: [P, M].
+        axes: of each point.
+        draws: 0: 1 on the front and 0 behind it.
+    """
     if not draws:
         return front_mask(points).astype(np.float64)
     sd = np.array([[axis.sd for axis in row] for row in axes])

@@ -150,9 +150,10 @@ def test_points_are_told_by_revision(lab: LiveLab, visitor: TestClient) -> None:
     study = lab.study()
     lab.complete(study, 1.0, 1.5, 1.5)
     whole = visitor.get("/studies/study/points").json()
-    assert whole["trial"] == [0] and whole["front"] == [0] and len(whole["columns"]) == 3
+    assert whole["told"]["trial"] == [0] and [entry["trial"] for entry in whole["front"]] == [0]
+    assert list(whole["told"]["values"]) == ["quality", "latency", "memory"]
     delta = visitor.get(f"/studies/study/points?since={whole['revision']}").json()
-    assert delta["trial"] == [] and delta["course"] is None and delta["revision"] == whole["revision"]
+    assert delta["told"]["trial"] == [] and delta["course"] is None and delta["revision"] == whole["revision"]
     assert visitor.get("/studies/study/points?since=-1").status_code == 422
 
 

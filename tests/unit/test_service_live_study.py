@@ -93,16 +93,26 @@ def take(lab: LiveLab, study: int, step: tuple[str, float, float, float, int], c
 
 
 def check_against_report(told: Points, report: dict[str, Any]) -> None:
-    assert told.front == sorted(row["trial"] for row in report["front"])
+    ranking = {row["trial"]: row for row in report["ranking"]}
+    on = [entry for entry in told.front if entry.on]
+    assert [entry.trial for entry in on] == [row["trial"] for row in report["front"]]
+    assert {entry.trial for entry in told.front} == {
+        trial for row in report["front"] for trial in (row["trial"], *row["ties"])
+    }
+    for entry in told.front:
+        row = ranking[entry.trial]
+        assert (entry.p_front, list(entry.ties), entry.layout) == (row["p_front"], row["ties"], row["layout"])
+        assert entry.values == pytest.approx(row["objectives"], rel=1e-5)
+        assert all(entry.low[name] <= value <= entry.high[name] for name, value in entry.values.items())
+    assert {entry.name for entry in told.references} == {row["name"] for row in report["references"]}
     assert told.hypervolume == (None if (volume := report["hypervolume"]) is None else pytest.approx(volume, abs=1e-9))
     assert told.device_seconds == pytest.approx(report["stage_seconds"]["measure"])
     assert told.course is not None
     if told.course.hypervolume:
         assert told.course.hypervolume[-1] == told.hypervolume
-    for row in report["ranking"]:
-        for column, axis in zip(told.columns, told.axes, strict=True):
-            assert column.value[row["trial"]] == pytest.approx(row["objectives"][axis.name], abs=1e-6)
-            assert column.coordinate[row["trial"]] == pytest.approx(row["coordinates"][axis.name], abs=1e-6)
+    for trial, row in ranking.items():
+        for name, value in row["objectives"].items():
+            assert told.told.values[name][trial] == pytest.approx(value, rel=1e-5)
 
 
 @settings(max_examples=25)
@@ -113,40 +123,39 @@ def test_what_is_kept_up_is_what_is_read_whole_and_what_a_report_says(steps: lis
         study = lab.study(judged=judged)
         lab.complete(study, 1.0, 0.5, 0.5, "reference")
         live, complete = LiveStudies(lab.store), list[int]()
-        shown = viewed(None, points(live.get("study")))
+        shown = viewed(None, points(live.get("study"), axes=ASKED))
         for step in steps:
             take(lab, study, step, complete)
             if step[0] == "looked at":
-                shown = viewed(shown, points(live.get("study"), shown.revision))
-        shown = viewed(shown, points(live.get("study"), shown.revision))
-        whole = points(LiveStudies(lab.store).get("study"))
+                shown = viewed(shown, points(live.get("study"), shown.revision, ASKED))
+        shown = viewed(shown, points(live.get("study"), shown.revision, ASKED))
+        whole = points(LiveStudies(lab.store).get("study"), axes=ASKED)
         assert shown.model_dump_json() == whole.model_dump_json()
-        check_against_report(whole, study_report(lab.store, "study"))
+        check_against_report(points(LiveStudies(lab.store).get("study")), study_report(lab.store, "study"))
         lab.store.close()
+
+
+ASKED = ("latency", "quality", "decode_p50.chat@local.fake", "params_total", "kv_bytes")
 
 
 def viewed(before: Points | None, delta: Points) -> Points:
     """What a viewer has after a delta."""
     if before is None:
         return delta
-    rows = {trial: _row(before, i) for i, trial in enumerate(before.trial)}
-    rows |= {trial: _row(delta, i) for i, trial in enumerate(delta.trial)}
-    merged = delta.model_copy(deep=True, update={"course": delta.course or before.course, "trial": sorted(rows)})
-    for i, name in enumerate(_PLAIN):
-        setattr(merged, name, [rows[trial][0][i] for trial in merged.trial])
-    for a, column in enumerate(merged.columns):
-        for i, name in enumerate(_OF_AXIS):
-            setattr(column, name, [rows[trial][1][a][i] for trial in merged.trial])
+    merged = delta.model_copy(deep=True, update={"course": delta.course or before.course})
+    for name in ("trial", *_PLAIN):
+        setattr(merged.told, name, _merged(getattr(before.told, name), getattr(delta.told, name), before, delta))
+    for key, column in delta.told.values.items():
+        merged.told.values[key] = _merged(before.told.values[key], column, before, delta)
     return merged
 
 
-_PLAIN = ("status", "origin", "rung", "feasible", "noisy", "layout")
-_OF_AXIS = ("value", "low", "high", "coordinate")
+_PLAIN = ("status", "origin", "rung", "feasible", "noisy")
 
 
-def _row(told: Points, i: int) -> tuple[list[Any], list[list[float]]]:
-    axes = [[getattr(column, name)[i] for name in _OF_AXIS] for column in told.columns]
-    return [getattr(told, name)[i] for name in _PLAIN], axes
+def _merged(old: list[Any], new: list[Any], before: Points, delta: Points) -> list[Any]:
+    rows = dict(zip(before.told.trial, old, strict=True)) | dict(zip(delta.told.trial, new, strict=True))
+    return [rows[trial] for trial in sorted(rows)]
 
 
 def test_what_did_not_change_is_not_told_again(lab: LiveLab) -> None:
@@ -156,10 +165,10 @@ def test_what_did_not_change_is_not_told_again(lab: LiveLab) -> None:
     lab.complete(study, 1.0, 1.2, 1.2)
     seen = points(live.get("study")).revision
     nothing = points(live.get("study"), seen)
-    assert (nothing.trial, nothing.course, nothing.revision) == ([], None, seen)
+    assert (nothing.told.trial, nothing.course, nothing.revision) == ([], None, seen)
     lab.note_quality(study, first, 1.1)
     delta = points(live.get("study"), seen)
-    assert delta.trial == [first]
+    assert delta.told.trial == [first]
     assert delta.trials == 2
 
 
