@@ -12,6 +12,7 @@ from nas.dashboard.login import login_router
 from nas.dashboard.pages import page_route
 from nas.dashboard.sessions import Sessions
 from nas.dashboard.studies_page import studies_router
+from nas.dashboard.study_page import study_router
 from nas.service.live_study import LiveStudies
 from nas.store.store import Store
 
@@ -30,6 +31,7 @@ def dashboard_router(store: Store, rules: AccessRules) -> APIRouter:
         login_router(access),
         studies_router(store, live, access),
         candidate_router(store, access),
+        study_router(store, live, access),
     ):
         whole.include_router(part)
     whole.include_router(_nowhere(access))  # the last, for paths that no other has

@@ -1,25 +1,20 @@
-"""The list of studies, and the points of one: what its page draws and keeps up."""
+"""The list of studies."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from nas.dashboard.access import PageAccess
 from nas.dashboard.pages import answer, page_route
 from nas.dashboard.pictures.sparkline import sparkline
-from nas.service.api_models import EventId
-from nas.service.live_points import points
 from nas.service.live_study import LiveStudies
 from nas.service.studies_view import studies_view
 from nas.store.store import Store
 
-StudyName = Annotated[str, Path(max_length=64)]
-AxisKeys = Annotated[str, Query(max_length=4000)]
-AxisKeys = Annotated[str, Query(max_length=4000)]
 StudyId = Annotated[int | None, Query(ge=1, le=(1 << 53) - 1)]
 
 
@@ -35,10 +30,5 @@ def studies_router(store: Store, live: LiveStudies, access: PageAccess) -> APIRo
     @router.get("/studies.json")
     def list_studies(request: Request, before: StudyId = None) -> Response:
         return answer("studies.html", request, studies_view(store, live, before), sparkline=sparkline)
-
-    @router.get("/studies/{name}/points")
-    def show_points(name: StudyName, since: EventId = 0, axes: AxisKeys = "") -> Response:
-        keys = [key for key in axes.split(",") if key]
-        return Response(points(live.get(name), since, keys).model_dump_json(), media_type="application/json")
 
     return router

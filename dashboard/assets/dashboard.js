@@ -1,8 +1,9 @@
-// Keeps every part of a page up that says so: <section id="..." data-refresh="seconds"> is fetched again with the
-// page's own address, and replaced where it changed. Hidden pages rest.
+// Keeps every part of a page up that says so: <section id="..." data-refresh="seconds"> is fetched again, from
+// data-from or the page's own address, and replaced where it changed. Hidden pages rest.
 
 async function refresh(id) {
-  const answer = await fetch(location.href, { headers: { Accept: "text/html" }, redirect: "error" });
+  const from = document.getElementById(id)?.dataset.from ?? location.href;
+  const answer = await fetch(from, { headers: { Accept: "text/html" }, redirect: "error" });
   if (!answer.ok) return;
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
   const now = document.getElementById(id);

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from nas.dashboard.pictures.scale import Scale, shown, ticks
+from nas.dashboard.pictures.scale import Scale, shown
 from nas.dashboard.pictures.svg import Element, element, points, titled
 
 WIDTH, HEIGHT = 640.0, 240.0
@@ -44,7 +44,7 @@ def frame(x: Scale, y: Scale, x_label: str, y_label: str) -> list[Element]:
         element("text", text=x_label, x=(x.start + x.end) / 2, y=HEIGHT - 4, text_anchor="middle", class_="label"),
         element("text", text=y_label, x=x.start, y=y.end - 4, text_anchor="start", class_="label"),
     ]
-    for tick in ticks(x.low, x.high):
+    for tick in x.ticks():
         at = x(tick)
         shapes.append(element("line", x1=at, x2=at, y1=y.start, y2=y.start + 4, class_="axis"))
         shapes.append(element("text", text=shown(tick), x=at, y=y.start + 15, text_anchor="middle", class_="tick"))
@@ -55,7 +55,7 @@ def upright_ticks(y: Scale, at: float, *, left: bool) -> list[Element]:
     """Marks and figures of a y axis that stands at `at`, on its left or right side."""
     out, anchor = (-4, "end") if left else (4, "start")
     shapes = []
-    for tick in ticks(y.low, y.high):
+    for tick in y.ticks():
         shapes.append(element("line", x1=at, x2=at + out, y1=y(tick), y2=y(tick), class_="axis"))
         shapes.append(
             element("text", text=shown(tick), x=at + 1.5 * out, y=y(tick) + 3.5, text_anchor=anchor, class_="tick")

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+_MOST_FINE = 7
+
 
 @dataclass(frozen=True, slots=True)
 class Scale:
@@ -34,9 +36,33 @@ class Scale:
             return (self.start + self.end) / 2
         return self.start + (figure - self.low) / (self.high - self.low) * (self.end - self.start)
 
+    def ticks(self) -> list[float]:
+        """Round figures on it."""
+        return ticks(self.low, self.high)
+
     def inside(self, figure: float) -> bool:
         """Whether the figure has a place on the scale."""
         return self.low <= figure <= self.high
+
+
+@dataclass(frozen=True, slots=True)
+class LogScale(Scale):
+    """Equal ratios are equal distances; figures are above 0."""
+
+    def __call__(self, figure: float) -> float:
+        if self.high == self.low:
+            return (self.start + self.end) / 2
+        share = math.log(figure / self.low) / math.log(self.high / self.low)
+        return self.start + share * (self.end - self.start)
+
+    def ticks(self) -> list[float]:
+        """Multiples of 1, 2 and 5 where they are few, else powers of ten; over less than a factor of 3 as elsewhere."""
+        if self.high < 3 * self.low:
+            return ticks(self.low, self.high)
+        powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+        fine = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
+        inside = [figure for figure in fine if self.inside(figure)]
+        return inside if len(inside) <= _MOST_FINE else [10.0**power for power in powers if self.inside(10.0**power)]
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:

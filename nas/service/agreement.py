@@ -83,23 +83,34 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> RankCor
     (n - 3)) and sqrt(0.437 / (n - 4)). A perfect order has an infinite z: its interval is that of the next one,
     in which two neighbours have changed places, up to 1.
     """
+    found, n = spearman(first, second), len(first)
+    if found.spearman is None:
+        return found
+    tau = _cosine(_signs(first), _signs(second))
+    kendall = _coefficient(tau, 1 - 4 / (n * (n - 1)), math.sqrt(0.437 / (n - 4)))
+    return found.model_copy(update={"kendall": kendall})
+
+
+def spearman(first: Sequence[float] | Floats, second: Sequence[float] | Floats) -> RankCorrelation:
+    """Spearman's rho alone, which takes n log n of time for n layouts."""
     n = len(first)
     assert n == len(second)
     if n < FEWEST:
         return RankCorrelation(layouts=n, reason=f"{n} layouts; a rank correlation needs {FEWEST}")
-    # Sign matrices hold both: their products are Kendall's pairs, their row sums ranks with ties shared.
-    a, b = _signs(first), _signs(second)
+    a, b = _ranks(first), _ranks(second)
     if not a.any() or not b.any():
         return RankCorrelation(layouts=n, reason="all layouts have the same value on one of the two")
-    rho = _cosine(a.sum(axis=1), b.sum(axis=1))
-    tau = _cosine(a, b)
-    swapped_rho, swapped_tau = 1 - 12 / (n * (n * n - 1)), 1 - 4 / (n * (n - 1))
-    near = min(abs(rho), swapped_rho)
-    return RankCorrelation(
-        layouts=n,
-        spearman=_coefficient(rho, swapped_rho, math.sqrt((1 + near * near / 2) / (n - 3))),
-        kendall=_coefficient(tau, swapped_tau, math.sqrt(0.437 / (n - 4))),
-    )
+    rho, swapped = _cosine(a, b), 1 - 12 / (n * (n * n - 1))
+    near = min(abs(rho), swapped)
+    error = math.sqrt((1 + near * near / 2) / (n - 3))
+    return RankCorrelation(layouts=n, spearman=_coefficient(rho, swapped, error))
+
+
+def _ranks(values: Sequence[float] | Floats) -> Floats:
+    """Twice the rank's distance from the middle one, a whole number; ties share the mean of theirs."""
+    _, where, counts = np.unique(np.asarray(values, np.float64), return_inverse=True, return_counts=True)
+    below = np.cumsum(counts) - counts
+    return np.asarray((2.0 * below + counts - len(values))[where], np.float64)
 
 
 def _signs(values: Sequence[float]) -> Floats:

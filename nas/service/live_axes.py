@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 from nas.core.metrics import METRICS
 from nas.core.scoring import Figures, Place, limit_at, places, ratio_of_limit
-from nas.core.space import Objective, SearchSpace
+from nas.core.space import Budget, Objective, SearchSpace
 
 PARAMS_TOTAL, PARAMS_ACTIVE, KV_BYTES = STRUCTURE = ("params_total", "params_active", "kv_bytes")
 """Keys of the axes that a layout alone gives."""
@@ -50,8 +50,9 @@ def place_name(place: Place) -> str:
 
 def place_figures(space: SearchSpace) -> list[PlaceFigure]:
     """The figures at every place that objectives and budgets name, but those that are an objective as they are."""
-    items = [item for item in (*space.objectives, *space.budgets) if METRICS[item.metric].source != "proxy"]
-    named = dict.fromkeys((item.metric, item.workload or "") for item in items)
+    items: tuple[Budget | Objective, ...] = (*space.objectives, *space.budgets)
+    measured = [item for item in items if METRICS[item.metric].source != "proxy"]
+    named = dict.fromkeys((item.metric, item.workload or "") for item in measured)
     own = {PlaceFigure(each.metric, place) for each in space.objectives if (place := only_place(space, each))}
     everywhere = [(device, runtime.name) for device in space.devices for runtime in space.runtimes]
     found = [PlaceFigure(metric, Place(*where, workload)) for where in everywhere for metric, workload in named]

@@ -56,18 +56,15 @@ class LiveDetails:
     def intervals(self, trials: Iterable[int], table: LiveTable) -> Mapping[int, Sequence[Interval]]:
         """Trial -> the 95 % intervals of the figures beside the objectives, as the table's `changed` has it."""
         changed = {trial: int(table.rows["changed"][trial]) for trial in sorted(set(trials))}
-        known = {
-            trial: self._intervals[trial]
-            for trial, event in changed.items()
-            if trial in self._intervals and self._intervals[trial][0] == event
-        }
-        for some in _in_pieces([trial for trial in changed if trial not in known]):
+        missing = [trial for trial, event in changed.items() if self._intervals.get(trial, (-1,))[0] != event]
+        for some in _in_pieces(missing):
             rows: dict[int, list[MeasuredRow]] = {trial: [] for trial in some}
             for row in columns.measured(self._store, self._study, some):
                 rows[row.trial].append(row)
-            known |= {trial: (changed[trial], self._of(rows[trial])) for trial in some}
-        self._intervals = known
-        return {trial: intervals for trial, (_, intervals) in known.items()}
+            self._intervals |= {trial: (changed[trial], self._of(rows[trial])) for trial in some}
+        if len(self._intervals) > _MOST_KEPT:
+            self._intervals = {trial: self._intervals[trial] for trial in changed}
+        return {trial: self._intervals[trial][1] for trial in changed}
 
     def _of(self, rows: Sequence[MeasuredRow]) -> list[Interval]:
         kept = by_place(rows, self._constants, {})

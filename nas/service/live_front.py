@@ -16,11 +16,13 @@ from nas.core.hypervolume import contributions
 from nas.core.metrics import METRICS
 from nas.core.scoring import Axis
 from nas.core.space import SearchSpace
+from nas.search import Volume, volume
 from nas.service.live_course import LiveCourse
 from nas.service.live_details import LiveDetails
 from nas.service.live_table import LiveTable
 from nas.service.ranking import DRAWS, front_chances
 
+VOLUME_DRAWS = 400
 MOST_NEAR = 256
 """Trials beside each other in draws from the noise, unless more are on the front itself."""
 
@@ -61,7 +63,9 @@ class LiveFront:
         self._quality = [METRICS[objective.metric].source == "proxy" for objective in space.objectives]
         self._details = details
         self._of = -1
+        self._near: NDArray[np.int64] = np.empty(0, np.int64)
         self._rows: list[FrontRow] = []
+        self._volume: Volume | None = None
 
     def rows(self, table: LiveTable, course: LiveCourse, changed: int) -> list[FrontRow]:
         """Best first: the front by contribution, then what is tied with it.
@@ -72,18 +76,26 @@ class LiveFront:
             changed: the event by which they are what they are.
         """
         if changed != self._of:
+            self._volume, self._near = None, _near(table, course)
             self._rows = self._rank(table, course) if course.front else []
             self._of = changed
         return self._rows
 
+    def volume(self, table: LiveTable, course: LiveCourse, changed: int) -> Volume | None:
+        """The hypervolume with its interval; None without a front, and where too many trials are on it to draw."""
+        self.rows(table, course, changed)
+        draws = _draws(VOLUME_DRAWS, len(self._near))
+        if self._volume is None and draws and course.corner is not None:
+            numbers = table.rows["axes"][self._near]
+            self._volume = volume(numbers[:, :, 1], numbers[:, :, 2], course.corner, draws)
+        return self._volume
+
     def _rank(self, table: LiveTable, course: LiveCourse) -> list[FrontRow]:
-        counted = np.array(course.entered())
-        on = np.isin(counted, course.front)
-        numbers = table.rows["axes"][counted]
-        near = near_front(numbers[:, :, 1], numbers[:, :, 2], on, MOST_NEAR)
-        trials, numbers, on = counted[near].tolist(), numbers[near], on[near]
+        trials, numbers = self._near.tolist(), table.rows["axes"][self._near]
+        on = np.isin(self._near, course.front)
         points, sd = numbers[:, :, 1], numbers[:, :, 2]
         added = np.zeros(len(trials))
+        assert course.corner is not None, "without a reference point there is no front"
         added[on] = contributions(points[on], course.corner)
         chances = self._chances(trials, numbers)
         tied = [np.flatnonzero(_tied(points, sd, i)).tolist() for i in range(len(trials))]
@@ -101,8 +113,8 @@ class LiveFront:
         return sorted(rows, key=lambda row: (not row.on, -row.hv_contribution, row.trial))
 
     def _chances(self, trials: Sequence[int], numbers: Floats) -> Floats | None:
-        draws = min(DRAWS, DRAWS * MOST_NEAR**2 // len(trials) ** 2)
-        if draws < _FEWEST_DRAWS:
+        draws = _draws(DRAWS, len(trials))
+        if not draws:
             return None
         proxies = self._details.proxies(trials)
         axes = [
@@ -113,6 +125,19 @@ class LiveFront:
             for trial, row in zip(trials, numbers.tolist(), strict=True)
         ]
         return front_chances(numbers[:, :, 1], axes, draws)
+
+
+def _near(table: LiveTable, course: LiveCourse) -> NDArray[np.int64]:
+    counted = np.array(course.entered(), np.int64)
+    numbers = table.rows["axes"][counted]
+    on = np.isin(counted, course.front)
+    return np.asarray(counted[near_front(numbers[:, :, 1], numbers[:, :, 2], on, MOST_NEAR)])
+
+
+def _draws(most: int, trials: int) -> int:
+    """As many as take no longer than `most` of `MOST_NEAR` trials; 0 where that is too few to tell by."""
+    draws = min(most, most * MOST_NEAR**2 // max(1, trials) ** 2)
+    return draws if draws >= _FEWEST_DRAWS and trials else 0
 
 
 def near_front(points: Floats, sd: Floats, front: NDArray[np.bool_], most: int) -> NDArray[np.int64]:

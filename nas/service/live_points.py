@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,8 @@ from nas.service.live_table import NO_RUNG, ORIGINS, STATES, UNKNOWN
 
 _DIGITS = 6
 """That count: finer than any figure is known."""
+_MOST_BEHIND = 22
+"""Digits behind the point: greater powers of ten are no exact numbers."""
 _NORMAL_95 = 1.96
 
 Numbers = list[float | None]
@@ -125,9 +127,9 @@ def points(study: LiveStudy, since: int = 0, axes: Sequence[str] = ()) -> Points
         )
 
 
-def front_entries(study: LiveStudy, keys: Sequence[str]) -> list[FrontEntry]:
-    """The front, best first, and what is tied with it; the study's lock is held."""
-    rows = study.front()
+def front_entries(study: LiveStudy, keys: Sequence[str], most: int | None = None) -> list[FrontEntry]:
+    """The front, best first, and what is tied with it, at most so many; the study's lock is held."""
+    rows = study.front()[:most]
     trials = [row.trial for row in rows]
     bounds = _bounds(study, trials, keys)
     layouts = study.details.layouts(trials)
@@ -188,12 +190,12 @@ def _told(study: LiveStudy, told: NDArray[np.intp], keys: Sequence[str]) -> Told
     )
 
 
-def _bounds(study: LiveStudy, trials: Sequence[int], keys: Sequence[str]) -> list[Mapping[str, Any]]:
+def _bounds(study: LiveStudy, trials: Sequence[int], keys: Sequence[str]) -> list[dict[str, Any]]:
     """`Bounds` of each of a few trials."""
     intervals = study.details.intervals(trials, study.table)
     known = [axis.key for axis in study.axes]
     objectives = len(study.space.objectives)
-    told: list[dict[str, dict[str, float | None]]] = [{"values": {}, "low": {}, "high": {}} for _ in trials]
+    told: list[dict[str, Any]] = [{"values": {}, "low": {}, "high": {}} for _ in trials]
     for key in keys:
         index, column = known.index(key), rounded(values(study, key)[list(trials)]).tolist()
         lows, highs = _objective_interval(study, trials, index) if index < objectives else ([], [])
@@ -222,6 +224,7 @@ def rounded(numbers: Floats) -> Floats:
     """The numbers with so many digits that count; NaN stays."""
     with np.errstate(divide="ignore", invalid="ignore"):
         digits = np.nan_to_num(_DIGITS - 1 - np.floor(np.log10(np.abs(numbers))), nan=0.0, posinf=0.0, neginf=0.0)
+    digits = np.minimum(digits, _MOST_BEHIND)
     # Powers of ten above 1 are exact, those below are not: only then is the result the nearest number to the decimal.
     scale, large = 10.0 ** np.abs(digits), digits < 0
     return np.asarray(np.where(large, np.round(numbers / scale) * scale, np.round(numbers * scale) / scale))

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from nas.core.errors import InvalidInput
 from nas.core.space import SearchSpace
 from nas.core.trial import Event, EventKind
+from nas.search import Volume
 from nas.service.live_axes import axis_views, cache_context, place_figures
 from nas.service.live_course import DeviceSeconds, LiveCourse
 from nas.service.live_details import LiveDetails
@@ -115,6 +116,10 @@ class LiveStudy:
     def front(self) -> list[FrontRow]:
         """The front, best first, and what is tied with it."""
         return self._front.rows(self.table, self.course, self._counted_changed)
+
+    def volume(self) -> Volume | None:
+        """The hypervolume with its 95 % interval; None where it cannot be told."""
+        return self._front.volume(self.table, self.course, self._counted_changed)
 
     def references(self) -> dict[str, int]:
         """Reference layout -> its trial, of those that have been proposed."""

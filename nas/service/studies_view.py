@@ -91,11 +91,12 @@ def _told(row: StudySummary, study: LiveStudy) -> StudyLine:
             states=states,
             front=len(study.course.front),
             hypervolume=study.course.hypervolume,
-            course=_thinned([Moment(step.complete, step.hypervolume) for step in study.course.steps]),
+            course=thinned([Moment(step.complete, step.hypervolume) for step in study.course.steps]),
             device_seconds=study.device_seconds.total,
         )
 
 
-def _thinned(course: Sequence[Moment]) -> list[Moment]:
+def thinned(course: Sequence[Moment]) -> list[Moment]:
+    """Evenly many of the moments, with the last one among them."""
     every = -(-len(course) // _MOMENTS) or 1
     return [*course[::-1][::every]][::-1]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, and_, func, or_, select
 
-from nas.core.trial import EventKind
+from nas.core.trial import TERMINAL, EventKind, TrialState
 from nas.store.models import event, result, result_use, trial
 from nas.store.rows import Json
 from nas.store.store import Store
@@ -27,11 +27,25 @@ class TrialRow(NamedTuple):
 
 
 class LayoutRow(NamedTuple):
-    """A trial's layout, in its JSON form."""
+    """A trial's layout, in its JSON form, where it came from and why it ended so."""
 
     number: int
     origin: str
+    operator: str | None
+    reason: str | None
     layout: Json
+
+
+class ActiveRow(NamedTuple):
+    """A trial that has not ended; `updated` is when it came into its state."""
+
+    number: int
+    state: str
+    rung: int | None
+    origin: str
+    operator: str | None
+    layout: Json
+    updated: float
 
 
 class MeasuredRow(NamedTuple):
@@ -89,10 +103,33 @@ def states(store: Store, study: int, trials: Sequence[int]) -> list[TrialRow]:
 
 def layouts(store: Store, study: int, trials: Sequence[int]) -> list[LayoutRow]:
     """The trials' layouts, by number."""
-    columns = (trial.c.number, trial.c.origin, trial.c.layout)
+    columns = [trial.c[name] for name in LayoutRow._fields]
     query = select(*columns).where(trial.c.study == study, _among(trial.c.number, trials)).order_by(trial.c.number)
     with store.read() as connection:
         return [LayoutRow(*row) for row in connection.execute(query)]
+
+
+def active(store: Store, study: int, limit: int) -> list[ActiveRow]:
+    """At most so many trials that have not ended, by number."""
+    columns = [trial.c[name] for name in ActiveRow._fields]
+    going_on = [state for state in TrialState if state not in TERMINAL]  # named one by one: so the index finds them
+    query = select(*columns).where(trial.c.study == study, trial.c.state.in_(going_on)).order_by(trial.c.number)
+    with store.read() as connection:
+        return [ActiveRow(*row) for row in connection.execute(query.limit(limit))]
+
+
+def last_progress(store: Store, study: int, trials: Sequence[int], what: str) -> Json | None:
+    """The newest of the trials' events of progress that has this `what`; None where none has."""
+    query = (
+        select(event.c.payload)
+        .where(event.c.study == study, _among(event.c.trial, trials), event.c.kind == EventKind.PROGRESS)
+        .where(event.c.payload["what"].as_string() == what)
+        .order_by(event.c.id.desc())
+        .limit(1)
+    )
+    with store.read() as connection:
+        found: Json | None = connection.scalar(query)
+        return found
 
 
 def measured(store: Store, study: int, trials: Sequence[int]) -> list[MeasuredRow]:

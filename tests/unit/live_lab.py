@@ -12,6 +12,7 @@ from store_support import StillClock, key, open_store, proposal
 
 from nas.core.measurement import Figure, Measurement
 from nas.core.scoring import Place
+from nas.core.space import SearchSpace
 from nas.core.trial import EventKind
 from nas.service.record import CALIBRATED, LAUNCHED
 from nas.service.scales import ATTENTION, PUBLISHED, figures_json
@@ -46,9 +47,10 @@ class LiveLab:
         self.store: Store = open_store(folder, self.clock)
         self._made = 0
 
-    def study(self, name: str = "study", *, judged: bool = True) -> int:
-        """A running study of four trials to come; `judged`: the references have their figures."""
-        id = studies.create(self.store, name, tiny_space().model_dump(mode="json"), seed=0, version="0").id
+    def study(self, name: str = "study", *, judged: bool = True, **changes: Any) -> int:
+        """A running study of four trials to come, of the tiny space with `changes`; `judged`: see `judge`."""
+        space = tiny_space(**changes).model_dump(mode="json")
+        id = studies.create(self.store, name, space, seed=0, version="0").id
         events.append(self.store, id, {"what": CALIBRATED, "id": "box", "device": "local"})
         events.append(self.store, id, {"what": LAUNCHED, "trials": 4, "accept_noise": False})
         studies.set_state(self.store, id, StudyState.RUNNING)
@@ -58,7 +60,9 @@ class LiveLab:
 
     def judge(self, study: int) -> None:
         """The references have been measured: from now on there are coordinates and a reference point."""
-        taken = figures_json({_PLACE: figures(1.0, 1.0), _PLACE._replace(workload=""): {}})
+        runtimes = SearchSpace.model_validate(studies.get(self.store, study).space).runtimes
+        places = [_PLACE._replace(runtime=runtime.name) for runtime in runtimes]
+        taken = figures_json({place: figures(1.0, 1.0) for place in places})
         studies.set_scales(self.store, study, {"figures": {PUBLISHED: taken, ATTENTION: taken}})
         studies.freeze_reference(self.store, study, CORNER)
 
@@ -77,12 +81,13 @@ class LiveLab:
         trials.add_event(self.store, study, trial, EventKind.PROGRESS, {"what": "quality", "quality": told})
 
     def measure(
-        self, study: int, trial: int, latency: float, memory: float, *, n: int = 3, noisy: bool = False
+        self, study: int, trial: int, latency: float, memory: float, *, n: int = 3, noisy: bool = False,
+        runtime: str = "fake",
     ) -> None:  # fmt: skip
         """A measurement of the trial is kept; it took two seconds."""
         self._made += 1
         made = Measurement(
-            artifact="a", runtime="fake", build="b", patched=False, device="box",
+            artifact="a", runtime=runtime, build="b", patched=False, device="box",
             workload=tiny_space().workloads["chat"], figures=figures(latency, memory, n), repetitions=[],
             refused_share=0.0, noisy=noisy,
         )  # fmt: skip

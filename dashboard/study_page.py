@@ -1,0 +1,83 @@
+"""The page of one study with its JSON twin, and what can be taken away from there."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from nas.dashboard import study_pictures
+from nas.dashboard.access import PageAccess
+from nas.dashboard.pages import answer, page, page_route
+from nas.dashboard.pictures.scale import shown
+from nas.dashboard.pictures.sparkline import sparkline
+from nas.dashboard.pictures.strip import hue
+from nas.service.api_models import EventId
+from nas.service.api_studies_models import StudyName
+from nas.service.comparison import FEWEST, MOST
+from nas.service.live_points import points
+from nas.service.live_study import LiveStudies
+from nas.service.study_cloud import first_panel
+from nas.service.study_tables import front_file, trials_csv
+from nas.service.study_view import StudyViews
+from nas.store.store import Store
+
+AxisKeys = Annotated[str, Query(max_length=4000)]
+
+SHOWN: dict[str, Any] = {
+    "shown": shown,
+    "hue": hue,
+    "sparkline": sparkline,
+    "pictures": study_pictures,
+    "fewest": FEWEST,
+    "most": MOST,
+}
+"""What the template calls."""
+
+
+def study_router(store: Store, live: LiveStudies, access: PageAccess) -> APIRouter:
+    """The page; nothing here changes anything.
+
+    Args:
+        store: the database.
+        live: the studies in memory.
+        access: tells visitors apart.
+    """
+    router = APIRouter(prefix="/studies/{name}", route_class=page_route(access), include_in_schema=False)
+    views = StudyViews(store, live)
+
+    @router.get("/points")
+    def show_points(name: StudyName, since: EventId = 0, axes: AxisKeys = "") -> Response:
+        keys = [key for key in axes.split(",") if key]
+        return Response(points(live.get(name), since, keys).model_dump_json(), media_type="application/json")
+
+    @router.get("/trials.csv")
+    def export_trials(name: StudyName) -> Response:
+        lines = trials_csv(store, live.get(name))
+        return StreamingResponse(lines, headers=_download(f"{name}-trials.csv"), media_type="text/csv; charset=utf-8")
+
+    @router.get("/front.json")
+    def export_front(name: StudyName) -> Response:
+        content = front_file(live.get(name)).model_dump_json()
+        return Response(content, headers=_download(f"{name}-front.json"), media_type="application/json")
+
+    @router.get("/now")
+    def show_now(request: Request, name: StudyName) -> Response:
+        return page("study_live.html", request, view=views.view(name, {}), **SHOWN)
+
+    # The last decorator is the first route: '{name}' would take 'NAME.json', too.
+    @router.get("")
+    @router.get(".json")
+    def show_study(request: Request, name: StudyName) -> Response:
+        view = views.view(name, request.query_params)
+        panel = partial(first_panel, live.get(name), view.page)
+        return answer("study.html", request, view, panel=panel, **SHOWN)
+
+    return router
+
+
+def _download(name: str) -> dict[str, str]:
+    return {"Content-Disposition": f'attachment; filename="{name}"'}

@@ -1,0 +1,53 @@
+"""What a study's page tells of all trials at once, kept until the study goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import NamedTuple
+
+from nas.service.live_structure import ShareView, share_views
+from nas.service.live_study import KEPT, LiveStudy
+from nas.service.place_agreement import PlaceAgreement, place_agreements
+
+
+class Summary(NamedTuple):
+    """Of one study at one revision.
+
+    Args:
+        blocks: where which kind of block stands.
+        agreement: between places.
+    """
+
+    blocks: list[ShareView]
+    agreement: list[PlaceAgreement]
+
+
+class Summaries:
+    """The last summaries of the studies that are looked at."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[int, tuple[int, Summary]] = OrderedDict()
+
+    def of(self, study: LiveStudy) -> Summary:
+        """The study's; its lock is held."""
+        with self._lock:
+            revision, kept = self._kept.get(study.id, (-1, None))
+        if kept is None or revision != study.revision:
+            kept = _summary(study)
+        with self._lock:
+            self._kept[study.id] = study.revision, kept
+            self._kept.move_to_end(study.id)
+            if len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        return kept
+
+
+def _summary(study: LiveStudy) -> Summary:
+    study.structure.read(len(study.table))
+    front = study.details.layouts(row.trial for row in study.front() if row.on)
+    return Summary(
+        blocks=share_views(study.structure.blocks, [front[trial] for trial in study.course.front]),
+        agreement=place_agreements(study),
+    )
