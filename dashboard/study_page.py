@@ -66,13 +66,17 @@ def study_router(store: Store, live: LiveStudies, access: PageAccess) -> APIRout
 
     @router.get("/now")
     def show_now(request: Request, name: StudyName) -> Response:
-        return page("study_live.html", request, view=views.view(name, {}), **SHOWN)
+        return page("study_live.html", request, view=views.view(name, {}, whole=False), **SHOWN)
+
+    @router.get("/blocks")
+    def show_blocks(request: Request, name: StudyName) -> Response:
+        return page("study_blocks.html", request, view=views.view(name, {}), **SHOWN)
 
     # The last decorator is the first route: '{name}' would take 'NAME.json', too.
     @router.get("")
     @router.get(".json")
     def show_study(request: Request, name: StudyName) -> Response:
-        view = views.view(name, request.query_params)
+        view = views.view(name, request.query_params, whole=request.url.path.endswith(".json"))
         panel = partial(first_panel, live.get(name), view.page)
         return answer("study.html", request, view, panel=panel, **SHOWN)
 

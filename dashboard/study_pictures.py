@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
@@ -12,7 +12,7 @@ from nas.dashboard.pictures.front import Mark, PanelAxis, front_picture
 from nas.dashboard.pictures.plot import Limit
 from nas.service.live_axes import AxisView
 from nas.service.live_points import Bounds
-from nas.service.live_structure import NONE
+from nas.service.live_structure import NONE, ShareView
 from nas.service.study_cloud import PanelData
 from nas.service.study_models import StudyView
 
@@ -32,18 +32,18 @@ def panel(view: StudyView, data: PanelData) -> Markup:
     return front_picture(data.cloud, front, stars, x, y, label)
 
 
-def depth(view: StudyView, role: str) -> Markup:
+def depth(blocks: Sequence[ShareView], role: str) -> Markup:
     """Where the kinds of a role stand."""
-    own = [each for each in view.blocks if each.role == role]
+    own = [each for each in blocks if each.role == role]
     rows: dict[str, Mapping[str, list[float]]] = {"all trials": {each.kind: each.all for each in own}}
     if own[0].front is not None:
         rows = {"front": {each.kind: each.front or [] for each in own}} | rows
     return depth_shares(rows, NONE, f"{ROLES[role]} by relative depth")
 
 
-def legend(view: StudyView, role: str) -> list[tuple[str, str]]:
+def legend(blocks: Sequence[ShareView], role: str) -> list[tuple[str, str]]:
     """(kind of block, what it is)."""
-    return [(each.kind, BLOCKS[each.kind].doc) for each in view.blocks if each.role == role and each.kind != NONE]
+    return [(each.kind, BLOCKS[each.kind].doc) for each in blocks if each.role == role and each.kind != NONE]
 
 
 def _known(each: Bounds, data: PanelData) -> bool:

@@ -70,11 +70,10 @@ def front_picture(
         y: the upright one.
         label: what it shows, in words.
     """
-    known = [tuple(each) for each in cloud.tolist()] + [mark.at for mark in (*front, *stars)]
-    if not known:
+    known = np.vstack([cloud.reshape(-1, 2), *(mark.at for mark in (*front, *stars))])
+    if not len(known):
         return picture("front", f"{label}: no trial has both figures yet", WIDTH, HEIGHT, [])
-    across = _scale([each for each, _ in known], x, LEFT, WIDTH - RIGHT)
-    up = _scale([each for _, each in known], y, HEIGHT - BOTTOM, TOP)
+    across, up = _scale(known[:, 0], x, LEFT, WIDTH - RIGHT), _scale(known[:, 1], y, HEIGHT - BOTTOM, TOP)
     shapes = frame(across, up, x.label, y.label)
     shapes += _dots(cloud, across, up)
     shapes += limit_lines([x.limit] if x.limit else [], x=across) + limit_lines([y.limit] if y.limit else [], y=up)
@@ -85,8 +84,8 @@ def front_picture(
     return picture("front", label, WIDTH, HEIGHT, shapes)
 
 
-def _scale(figures: Sequence[float], axis: PanelAxis, start: float, end: float) -> Scale:
-    low, high = min(figures), max(figures)
+def _scale(figures: NDArray[np.float64], axis: PanelAxis, start: float, end: float) -> Scale:
+    low, high = float(figures.min()), float(figures.max())
     if axis.log and low > 0:
         room = (high / low) ** _EDGE
         return LogScale(low / room, high * room, start, end)

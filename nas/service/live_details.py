@@ -29,6 +29,7 @@ class LiveDetails:
     def __init__(self, store: Store, study: int, constants: Constants) -> None:
         self._store, self._study, self._constants = store, study, constants
         self._layouts: dict[int, Layout] = {}
+        self._texts: dict[int, str] = {}
         self._proxies: dict[int, str] = {}
         self._intervals: dict[int, tuple[int, list[Interval]]] = {}
 
@@ -44,7 +45,14 @@ class LiveDetails:
         if len(self._layouts) > _MOST_KEPT:
             self._layouts = {trial: self._layouts[trial] for trial in wanted}
             self._proxies = {trial: proxy for trial, proxy in self._proxies.items() if trial in self._layouts}
+            self._texts = {trial: text for trial, text in self._texts.items() if trial in self._layouts}
         return self._layouts
+
+    def texts(self, trials: Collection[int]) -> Mapping[int, str]:
+        """Trial -> its layout's one-line string."""
+        layouts = self.layouts(trials)
+        self._texts |= {trial: layouts[trial].format() for trial in trials if trial not in self._texts}
+        return self._texts
 
     def proxies(self, trials: Collection[int]) -> Mapping[int, str]:
         """Trial -> id of what is trained for it: trials with one proxy share the error of its quality."""

@@ -26,6 +26,8 @@ VOLUME_DRAWS = 400
 MOST_NEAR = 256
 """Trials beside each other in draws from the noise, unless more are on the front itself."""
 
+ALL_DRAWS = 128
+"""Trials up to which all draws are made; their cost grows with the square."""
 _FEWEST_DRAWS = 50
 _SURELY = 3.0
 """Standard deviations."""
@@ -135,8 +137,8 @@ def _near(table: LiveTable, course: LiveCourse) -> NDArray[np.int64]:
 
 
 def _draws(most: int, trials: int) -> int:
-    """As many as take no longer than `most` of `MOST_NEAR` trials; 0 where that is too few to tell by."""
-    draws = min(most, most * MOST_NEAR**2 // max(1, trials) ** 2)
+    """As many as take no longer than `most` of `ALL_DRAWS` trials; 0 where that is too few to tell by."""
+    draws = min(most, most * ALL_DRAWS**2 // max(1, trials) ** 2)
     return draws if draws >= _FEWEST_DRAWS and trials else 0
 
 

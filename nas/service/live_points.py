@@ -106,6 +106,8 @@ def points(study: LiveStudy, since: int = 0, axes: Sequence[str] = ()) -> Points
     Raises:
         UnknownName: the study has no such axis.
     """
+    if set(STRUCTURE) & set(axes):
+        study.structure.read(len(study.table))  # before the lock: it may take long
     with study.lock:
         rows = study.table.rows
         told = np.flatnonzero(rows["changed"] > since) if study.judged <= since else np.arange(len(rows))
@@ -132,10 +134,9 @@ def front_entries(study: LiveStudy, keys: Sequence[str], most: int | None = None
     rows = study.front()[:most]
     trials = [row.trial for row in rows]
     bounds = _bounds(study, trials, keys)
-    layouts = study.details.layouts(trials)
+    layouts = study.details.texts(trials)
     return [
-        FrontEntry(**row._asdict(), layout=layouts[row.trial].format(), **told)
-        for row, told in zip(rows, bounds, strict=True)
+        FrontEntry(**row._asdict(), layout=layouts[row.trial], **told) for row, told in zip(rows, bounds, strict=True)
     ]
 
 

@@ -1,10 +1,12 @@
 """What the layouts of a study's trials say by themselves: sizes of each, and where which block stands in all of them.
 
-A layout never changes, and trials are numbered without gaps: what has been read is never read again.
+A layout never changes, and trials are numbered without gaps: what has been read is never read again. Reading takes
+long in a large study, so it has a lock of its own.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
@@ -73,8 +75,10 @@ class LiveStructure:
 
     def __init__(self, store: Store, study: int, context: int) -> None:
         self._store, self._study, self._context = store, study, context
+        self._lock = threading.Lock()
         self._sizes = np.zeros((0, 3))
-        self._known = 0
+        self.known = 0
+        """Trials that have been read: those numbered below."""
         self.blocks = BlockCounts()
         """Of all trials that have been read, references not counted."""
 
@@ -85,19 +89,25 @@ class LiveStructure:
 
     def read(self, trials: int) -> None:
         """Makes sure that so many trials are known."""
+        with self._lock:
+            self._make_room(trials)
+            for start in range(self.known, trials, _TRIALS_PER_READ):
+                some = range(start, min(trials, start + _TRIALS_PER_READ))
+                for row in columns.layouts(self._store, self._study, some):
+                    self._take(row.number, Layout.from_json(row.layout), own=row.origin != "reference")
+                self.known = some.stop
+
+    def _take(self, number: int, layout: Layout, *, own: bool) -> None:
+        params = layout.params
+        self._sizes[number] = params.total, params.active, layout.kv_bytes(self._context)
+        if own:
+            self.blocks.add(layout)
+
+    def _make_room(self, trials: int) -> None:
         if trials > len(self._sizes):
             larger = np.zeros((max(trials, 2 * len(self._sizes)), 3))
-            larger[: self._known] = self._sizes[: self._known]
+            larger[: self.known] = self._sizes[: self.known]
             self._sizes = larger
-        for start in range(self._known, trials, _TRIALS_PER_READ):
-            some = range(start, min(trials, start + _TRIALS_PER_READ))
-            for row in columns.layouts(self._store, self._study, some):
-                layout = Layout.from_json(row.layout)
-                params = layout.params
-                self._sizes[row.number] = params.total, params.active, layout.kv_bytes(self._context)
-                if row.origin != "reference":
-                    self.blocks.add(layout)
-            self._known = some.stop
 
 
 def share_views(everything: BlockCounts, front: Iterable[Layout]) -> list[ShareView]:

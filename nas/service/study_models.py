@@ -110,5 +110,5 @@ class StudyView(BaseModel):
     front: int = Field(description="trials on it")
     ranked: list[RankedView] = Field(description="the best of the front, then what is tied with it")
     references: list[ReferenceEntry]
-    blocks: list[ShareView]
+    blocks: list[ShareView] | None = Field(description="null: the layouts of a large study were not read yet")
     agreement: list[PlaceAgreement]

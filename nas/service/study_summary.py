@@ -15,11 +15,11 @@ class Summary(NamedTuple):
     """Of one study at one revision.
 
     Args:
-        blocks: where which kind of block stands.
+        blocks: where which kind of block stands; None where the layouts were not read yet.
         agreement: between places.
     """
 
-    blocks: list[ShareView]
+    blocks: list[ShareView] | None
     agreement: list[PlaceAgreement]
 
 
@@ -32,10 +32,11 @@ class Summaries:
 
     def of(self, study: LiveStudy) -> Summary:
         """The study's; its lock is held."""
+        known = study.structure.known >= len(study.table)
         with self._lock:
             revision, kept = self._kept.get(study.id, (-1, None))
-        if kept is None or revision != study.revision:
-            kept = _summary(study)
+        if kept is None or revision != study.revision or (known and kept.blocks is None):
+            kept = Summary(_blocks(study) if known else None, place_agreements(study))
         with self._lock:
             self._kept[study.id] = study.revision, kept
             self._kept.move_to_end(study.id)
@@ -44,10 +45,6 @@ class Summaries:
         return kept
 
 
-def _summary(study: LiveStudy) -> Summary:
-    study.structure.read(len(study.table))
-    front = study.details.layouts(row.trial for row in study.front() if row.on)
-    return Summary(
-        blocks=share_views(study.structure.blocks, [front[trial] for trial in study.course.front]),
-        agreement=place_agreements(study),
-    )
+def _blocks(study: LiveStudy) -> list[ShareView]:
+    front = study.details.layouts(study.course.front)
+    return share_views(study.structure.blocks, [front[trial] for trial in study.course.front])

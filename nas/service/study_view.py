@@ -32,6 +32,8 @@ from nas.store.store import Store
 
 MOST_RANKED = 50
 MOST_ACTIVE = 50
+MOST_AT_ONCE = 2000
+"""Layouts that are read before a page is answered, unless it needs them all."""
 _LAST_PROPOSALS = 50
 """Trials among which the last expectation is looked for."""
 
@@ -48,18 +50,22 @@ class StudyViews:
         self._store, self._live = store, live
         self._summaries = Summaries()
 
-    def view(self, name: str, query: Mapping[str, str]) -> StudyView:
+    def view(self, name: str, query: Mapping[str, str], *, whole: bool = True) -> StudyView:
         """The view of a study.
 
         Args:
             name: of the study.
             query: of the page's address.
+            whole: all layouts are read, however long that takes; else no more than a page can wait for.
 
         Raises:
             InvalidInput: its space is none of this version's, or the query says what none can.
             UnknownName: no such study, axis or place.
         """
         study, row = self._live.get(name), studies.get(self._store, name)
+        trials = len(study.table)
+        if whole or trials - study.structure.known <= MOST_AT_ONCE:
+            study.structure.read(trials)
         with study.lock:
             return self._view(study, row, query)
 

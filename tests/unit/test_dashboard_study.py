@@ -16,6 +16,7 @@ from test_dashboard_access import HTML, OPEN, client
 from test_dashboard_pages import HOSTILE, LOOPBACK, Page
 
 from nas.core.trial import EventKind
+from nas.service import study_view
 from nas.service.ending import CLOSED, EXPECTED
 from nas.service.report import study_report
 from nas.service.study_tables import harmless
@@ -222,9 +223,22 @@ def test_what_is_stored_never_runs(lab: LiveLab, visitor: TestClient) -> None:
     events.append(lab.store, study, {"what": CLOSED, "rule": "trials", "message": HOSTILE})
     page = shown(visitor)
     assert HOSTILE in page.text
-    assert sum(tag == "script" for tag, _ in page.tags) == 2
+    assert all(str(named["src"]).startswith("/assets/") for tag, named in page.tags if tag == "script")
 
 
 def test_who_is_not_there_has_no_page(visitor: TestClient) -> None:
     for path in ("/studies/nobody", "/studies/nobody.json", "/studies/nobody/trials.csv", "/studies/nobody/front.json"):
         assert visitor.get(path, headers=HTML).status_code == 404
+
+
+def test_the_layouts_of_a_large_study_do_not_hold_its_page_up(
+    lab: LiveLab, visitor: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(lab)
+    monkeypatch.setattr(study_view, "MOST_AT_ONCE", 3)
+    page = shown(visitor)
+    (later,) = [named["data-load"] for _, named in page.tags if "data-load" in named]
+    assert later == "/studies/study/blocks" and "swiglu" not in page.text.partition("Which block")[2][:200]
+    assert "swiglu" in Page(visitor.get(later, headers=HTML).text).text
+    assert not [named for _, named in shown(visitor).tags if "data-load" in named]
+    assert told(visitor)["blocks"]

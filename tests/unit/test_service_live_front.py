@@ -85,7 +85,7 @@ def test_noise_is_drawn_anew_only_for_trials_that_count(lab: LiveLab, monkeypatc
 
 
 def test_a_front_of_too_many_says_so(lab: LiveLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_front, "MOST_NEAR", 2)
+    monkeypatch.setattr(live_front, "ALL_DRAWS", 2)
     study = lab.study()
     for step in range(20):
         lab.complete(study, 1.0 + step / 10, 0.5 + step / 10, 0.5)
