@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -110,7 +110,7 @@ def points(study: LiveStudy, since: int = 0, axes: Sequence[str] = ()) -> Points
     Raises:
         UnknownName: the study has no such axis.
     """
-    _read_structure(study, axes)
+    read_layouts(study, axes)
     with study.lock:
         changed = study.table.rows["changed"]
         told = np.arange(len(changed)) if study.judged > since else np.flatnonzero(changed > since)
@@ -120,7 +120,7 @@ def points(study: LiveStudy, since: int = 0, axes: Sequence[str] = ()) -> Points
 
 def points_json(study: LiveStudy, since: int = 0, axes: Sequence[str] = ()) -> bytes:
     """`points` as JSON; where all trials are told, nearly all of the text was written before."""
-    _read_structure(study, axes)
+    read_layouts(study, axes)
     with study.lock:
         if 0 < since >= study.judged:
             return points(study, since, axes).model_dump_json().encode()
@@ -139,12 +139,18 @@ def _points(study: LiveStudy, since: int, keys: Sequence[str], told: Told) -> Po
         trials=len(study.table),
         axes=study.axes,
         told=told,
-        front=front_entries(study, front_keys) if study.counted_changed > since else None,
+        front=front_entries(study, front_keys) if study.counted_changed > since or not since else None,
         references=reference_entries(study, front_keys),
         hypervolume=study.course.hypervolume,
         device_seconds=study.device_seconds.total,
         course=course(study) if study.course_changed > since else None,
     )
+
+
+def read_layouts(study: LiveStudy, keys: Iterable[str]) -> None:
+    """Reads the layouts where an axis needs them; not under the study's lock, for it may take long."""
+    if not set(STRUCTURE).isdisjoint(keys):
+        study.structure.read(len(study.table))
 
 
 def front_entries(study: LiveStudy, keys: Sequence[str], most: int | None = None) -> list[FrontEntry]:
@@ -186,12 +192,6 @@ def course(study: LiveStudy) -> CourseView:
     )
     spent = study.device_seconds.until([step.at for step in steps]).tolist()
     return CourseView(**by_name, device_seconds=spent)
-
-
-def _read_structure(study: LiveStudy, axes: Sequence[str]) -> None:
-    """Before the study's lock is taken: it may take long."""
-    if set(STRUCTURE) & set(axes):
-        study.structure.read(len(study.table))
 
 
 def _keys(study: LiveStudy, axes: Sequence[str]) -> list[str]:
