@@ -20,6 +20,7 @@ from nas.service.live_details import LiveDetails
 from nas.service.live_front import FrontRow, LiveFront
 from nas.service.live_structure import LiveStructure
 from nas.service.live_table import ID_DIGITS, ORIGINS, Constants, LiveTable
+from nas.service.live_text import ColumnTexts
 from nas.service.record import CALIBRATED, LAUNCHED
 from nas.service.scales import PUBLISHED, figures_from_json
 from nas.service.stored_space import stored_space
@@ -70,6 +71,7 @@ class LiveStudy:
         study = studies.get(self._store, self.id)
         self._know(study, revision)
         self.table = LiveTable(len(self.space.objectives), len(self.constants.further))
+        self.texts = ColumnTexts()
         self.structure = LiveStructure(self._store, self.id, cache_context(self.space))
         self.details = LiveDetails(self._store, self.id, self.constants)
         self._front = LiveFront(self.space, self.details)
@@ -77,7 +79,7 @@ class LiveStudy:
         self.course = LiveCourse(self.corner)
         self._read(range(columns.count(self._store, self.id)))
         self.course.complete(columns.completions(self._store, self.id, up_to=revision), self.table)
-        self.course_changed = self._counted_changed = self.revision = revision
+        self.course_changed = self.counted_changed = self.revision = revision
 
     def _know(self, study: Study, revision: int) -> None:
         self.name, self.state = study.name, study.state
@@ -98,9 +100,10 @@ class LiveStudy:
     def _read_news(self, news: Sequence[Event]) -> None:
         touched = sorted({event.trial for event in news if event.trial is not None})
         self._read(touched)
+        self.texts.forget(touched)
         new = [Completion(e.id, e.trial, e.at) for e in news if e.kind is EventKind.COMPLETE and e.trial is not None]
         if new or self.course.counts(touched):
-            self._counted_changed = news[-1].id
+            self.counted_changed = news[-1].id
         if self.course.revise(touched, self.table) or new:
             self.course_changed = news[-1].id
         self.course.complete(new, self.table)
@@ -113,11 +116,11 @@ class LiveStudy:
 
     def front(self) -> list[FrontRow]:
         """The front, best first, and what is tied with it."""
-        return self._front.rows(self.table, self.course, self._counted_changed)
+        return self._front.rows(self.table, self.course, self.counted_changed)
 
     def volume(self) -> Volume | None:
         """The hypervolume with its 95 % interval; None where it cannot be told."""
-        return self._front.volume(self.table, self.course, self._counted_changed)
+        return self._front.volume(self.table, self.course, self.counted_changed)
 
     def references(self) -> dict[str, int]:
         """Reference layout -> its trial, of those that have been proposed."""

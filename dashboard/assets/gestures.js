@@ -1,0 +1,76 @@
+// What mouse and keys do to a panel: hovering tells, a click opens, dragging picks, Ctrl and the wheel zoom, a double
+// click shows all; with the keyboard + and - zoom, arrows move, 0 shows all.
+import { label, show } from "./plotting.js";
+
+const ARROWS = { ArrowLeft: [-0.1, 0], ArrowRight: [0.1, 0], ArrowDown: [0, 0.1], ArrowUp: [0, -0.1] };
+const ZOOMS = { "+": 0.8, "-": 1.25, 0: 0 };
+const REACH = 8; // pixels
+
+// The options of uPlot by which it does that.
+export function gestures(panel) {
+  const init = ({ over }) => {
+    over.addEventListener("click", ({ offsetX, offsetY }) => panel.page.open(nearest(panel, offsetX, offsetY)));
+    over.addEventListener("wheel", (event) => {
+      if (!event.ctrlKey) return;
+      event.preventDefault();
+      view(panel, event.deltaY < 0 ? 0.8 : 1.25, [event.offsetX, event.offsetY]);
+    }, { passive: false });
+  };
+  const setSelect = (plot) => {
+    const { left, top, width, height } = plot.select;
+    plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+    const ends = { x: [left, left + width], y: [top + height, top] };
+    panel.page.pick(...Object.entries(ends).map(([side, places]) => [panel.keys[side], places.map((at) => plot.posToVal(at, side))]));
+  };
+  panel.box.onkeydown = (event) => {
+    if (!(event.key in ARROWS || event.key in ZOOMS)) return;
+    event.preventDefault();
+    const { clientWidth: width, clientHeight: height } = panel.plot.over;
+    const [right, down] = ARROWS[event.key] ?? [0, 0];
+    view(panel, ZOOMS[event.key] ?? 1, [width * (0.5 + right), height * (0.5 + down)], [width / 2, height / 2]);
+  };
+  return {
+    cursor: {
+      x: false, y: false, points: { show: false }, bind: { dblclick: () => () => view(panel, 0) },
+      drag: { x: true, y: true, setScale: false, dist: REACH / 2 },
+    },
+    hooks: { init: [init], draw: [() => panel.draw()], setSelect: [setSelect], setCursor: [({ cursor }) => tell(panel, cursor)] },
+  };
+}
+
+// Shows a part of the axes `factor` times as wide, in which the place `from` comes to lie at `to`; all for 0.
+function view(panel, factor, from = [0, 0], to = from) {
+  const { over, posToVal } = panel.plot;
+  const ends = (side, i, ...edges) => edges.map((edge) => posToVal(from[i] + (edge - to[i]) * factor, side));
+  panel.zoomed = factor ? { x: ends("x", 0, 0, over.clientWidth), y: ends("y", 1, over.clientHeight, 0) } : {};
+  panel.update();
+}
+
+// What lies at a place: of the front and the references, else of the cloud.
+function nearest(panel, left, top) {
+  const { cloud: [xs, ys], page: { data, shown }, plot: { bbox } } = panel;
+  const [x, y, reach] = [left, top, REACH].map((each) => each * devicePixelRatio);
+  const far = ({ values }) => Math.hypot(panel.at(values, "x") - bbox.left - x, panel.at(values, "y") - bbox.top - y);
+  const [first] = [...data.front, ...data.references].filter((each) => far(each) < reach).sort((a, b) => far(a) - far(b));
+  const trial = xs.findIndex((at, i) => shown[i] && Math.hypot(at - x, ys[i] - y) < reach / 2);
+  return first ?? (trial < 0 ? null : { trial });
+}
+
+function tell(panel, { left, top }) {
+  const { page: { data, choice }, tip, plot: { over } } = panel;
+  const point = nearest(panel, left, top);
+  tip.hidden = !point;
+  if (!point) return;
+  const { trial, name, layout, on, p_front: chance, ties = [], low = {}, high = {} } = point;
+  const interval = (key) => (Number.isFinite(low[key]) ? ` (${show(low[key])} to ${show(high[key])})` : "");
+  tip.textContent = [
+    `${name ? `${name} reference, ` : ""}trial ${trial}, ${data.statuses[data.status[trial]]}`,
+    on !== undefined && `${on ? "on" : "tied with"} the front, P(front) ${show(chance ?? NaN)}`,
+    ties.length > 0 && `tied with ${ties.slice(0, 8).join(", ")}${ties.length > 8 ? ", …" : ""}`,
+    ...choice.keys.map((key) => `${label(data.axis(key))}: ${show(data.values[key][trial])}${interval(key)}`), layout,
+  ].filter(Boolean).join("\n");
+  const before = left > over.clientWidth / 2;
+  tip.style.top = `${top + 20}px`;
+  tip.style.left = before ? "" : `${left + 70}px`;
+  tip.style.right = before ? `${over.clientWidth - left + 10}px` : "";
+}

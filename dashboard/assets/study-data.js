@@ -1,0 +1,39 @@
+// A study's trials in columns, as `/studies/NAME/points` tells them, kept up by what changed since.
+export class StudyData {
+  constructor(url) {
+    Object.assign(this, { url, axes: [] });
+  }
+
+  axis(key) {
+    return this.axes.find((axis) => axis.key === key);
+  }
+
+  get objectives() {
+    return this.axes.filter((axis) => axis.objective).map((axis) => axis.key);
+  }
+
+  // Asks for what is new in the columns `keys`; whether anything is.
+  async update(keys, whole = keys.some((key) => !(key in (this.values ?? {})))) {
+    const query = new URLSearchParams({ since: whole ? 0 : this.revision, axes: keys.join(",") });
+    const answer = await fetch(`${this.url}?${query}`, { headers: { Accept: "application/json" }, redirect: "error" });
+    const { told: rows, ...told } = await answer.json();
+    if (!answer.ok) throw new Error(told.error);
+    if (!whole && told.study !== this.study) return this.update(keys, true); // another one of the same name
+    const news = whole || told.revision !== this.revision || told.state !== this.state;
+    const known = whole ? {} : this;
+    const put = (column, none, values) => {
+      const longer = new Float64Array(told.trials).fill(none);
+      longer.set(column ?? []);
+      values.forEach((value, i) => { longer[rows.trial[i]] = value ?? none; });
+      return longer;
+    };
+    if (news) Object.assign(this, told, {
+      statuses: rows.statuses,
+      course: told.course ?? known.course,
+      status: put(known.status, 0, rows.status),
+      feasible: put(known.feasible, -1, rows.feasible),
+      values: Object.fromEntries(keys.map((key) => [key, put(known.values?.[key], NaN, rows.values[key])])),
+    });
+    return news;
+  }
+}

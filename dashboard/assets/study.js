@@ -1,0 +1,88 @@
+// A study's page: linked panels, parallel coordinates and the course of the hypervolume, kept up while one looks.
+import { AXES, Choice } from "./choice.js";
+import { Course } from "./course.js";
+import { Panel } from "./panel.js";
+import { Parallel } from "./parallel.js";
+import { savePng } from "./picture.js";
+import { StudyData } from "./study-data.js";
+
+const EVERY = 3000; // milliseconds between questions for what is new
+const byId = (id) => document.getElementById(id);
+
+class StudyPage {
+  constructor(section) {
+    const controls = Object.fromEntries([...section.querySelectorAll("[name]")].map((each) => [each.name, each]));
+    const data = new StudyData(section.dataset.points);
+    Object.assign(this, { section, data, controls, choice: new Choice(controls, data) });
+    this.panels = [...section.querySelectorAll(".panel")].map((figure) => new Panel(figure, this));
+    this.parallel = new Parallel(byId("parallel"), this);
+    this.courses = [
+      new Course(byId("course-trials"), "complete trials", ({ course, status, statuses }) => [
+        ...course.complete, status.filter((code) => statuses[code] === "complete").length]),
+      new Course(byId("course-hours"), "hours of device time", ({ course, device_seconds: now }) => [
+        ...course.device_seconds, now].map((seconds) => seconds / 3600)),
+    ];
+    section.addEventListener("change", ({ target: { name, checked } }) => {
+      if (name.startsWith("log")) this.choice.log[checked ? "add" : "delete"](this.choice.key(name.slice(3)));
+      if (name) this.load();
+    });
+    byId("clear").addEventListener("click", () => this.clear());
+    byId("png").addEventListener("click", () => savePng([...section.querySelectorAll("canvas")], data.name));
+    document.addEventListener("keydown", ({ key }) => key === "Escape" && this.clear());
+    document.addEventListener("visibilitychange", () => this.keepUp());
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.load());
+  }
+  // Picks what is within the ranges: of each axis, by its key, two ends, or null for all.
+  pick(...ranges) {
+    for (const [key, ends] of ranges) this.choice.ranges[ends ? "set" : "delete"](key, ends?.sort((a, b) => a - b));
+    this.show();
+  }
+
+  clear() {
+    this.choice.ranges.clear();
+    this.show();
+  }
+
+  open(point) {
+    if (point) location.assign(`${location.pathname}/trials/${point.trial}`);
+  }
+
+  // Fetches what the chosen axes need, and lays everything out for them.
+  async load() {
+    do await this.data.update(this.choice.keys); while (this.choice.keys.some((key) => !(key in this.data.values)));
+    for (const name of AXES) this.controls[`log${name}`].checked = this.choice.log.has(this.choice.key(name));
+    this.show("build");
+  }
+
+  show(how = "update") {
+    const { choice, data } = this;
+    choice.write();
+    this.shown = choice.shown();
+    this.picked = choice.picked(this.shown);
+    const [brushed, count] = [choice.ranges.size > 0, this.picked.reduce((sum, one) => sum + one, 0)];
+    byId("picked").textContent = brushed ? `${count} of ${data.trials} trials picked` : "";
+    for (const row of document.querySelectorAll("#ranked [data-trial]")) {
+      row.classList.toggle("picked", brushed && this.picked[row.dataset.trial] === 1);
+    }
+    for (const each of [...this.panels, this.parallel]) each[how]();
+    for (const each of this.courses) each.update(data);
+  }
+
+  // Asks again and again while the page is seen; where that fails, the page says so.
+  async keepUp() {
+    clearTimeout(this.timer);
+    if (document.visibilityState === "hidden") return;
+    try {
+      if (await this.data.update(this.choice.keys)) this.show();
+      this.section.dataset.live = "yes";
+    } catch (error) {
+      this.section.dataset.live = "no";
+      console.info(`not kept up: ${error.message}`);
+    }
+    this.timer = setTimeout(() => this.keepUp(), EVERY);
+  }
+}
+
+export const page = new StudyPage(byId("panels"));
+await page.load();
+page.keepUp();

@@ -1,0 +1,76 @@
+"""A study that goes on while one looks at its page."""
+
+from __future__ import annotations
+
+import re
+
+from conftest import Watched, fill
+from live_lab import LiveLab
+from playwright.sync_api import Page, Route, expect
+from study_page import picked, show, state, until
+
+from nas.store import studies
+
+TRIALS = "page.data.trials"
+
+
+def test_new_trials_appear(lab: LiveLab, live: str, live_page: Page) -> None:
+    show(live_page, f"{live}/study?pick=quality:0.5:9")
+    before, front = state(live_page, TRIALS), state(live_page, "page.data.front.length")
+    count = picked(live_page)
+    best = lab.complete(studies.find_id(lab.store, "study"), 2.0, 0.2, 0.2)
+    expect(live_page.locator("#picked")).to_have_text(f"{count + 1} of {before + 1} trials picked")
+    assert state(live_page, "page.data.front.map(({ trial }) => trial)") == [best] and front > 1
+    assert state(live_page, "page.panels[0].cloud[0].length") == before + 1
+    assert state(live_page, "page.data.course.trial.at(-1)") == best
+    expect(live_page.locator("#now")).to_contain_text(re.compile(r"Front\s*1\s*trials"))
+
+
+def test_only_what_is_new_is_asked_for(lab: LiveLab, live: str, live_page: Page) -> None:
+    asked: list[str] = []
+    live_page.on("request", lambda request: asked.append(request.url) if "/points?" in request.url else None)
+    show(live_page, f"{live}/study")
+    lab.complete(studies.find_id(lab.store, "study"), 1.0, 1.0, 1.0)
+    until(live_page, "page.data.trials === 43")
+    assert sum("since=0&" in url for url in asked) == 1 and len(asked) > 1
+
+
+def test_a_study_made_anew_begins_anew(lab: LiveLab, live: str, live_page: Page) -> None:
+    show(live_page, f"{live}/study")
+    old = state(live_page, "page.data.study")
+    studies.delete(lab.store, old)
+    fill(lab, lab.study())
+    until(live_page, f"page.data.study !== {old} && page.data.trials === 42")
+
+
+def test_a_hidden_page_rests(lab: LiveLab, live: str, live_page: Page) -> None:
+    live_page.clock.install()
+    asked: list[str] = []
+    live_page.on("request", lambda request: asked.append(request.url))
+    show(live_page, f"{live}/study")
+    hide = """(state) => {
+      Object.defineProperty(document, "visibilityState", { get: () => state, configurable: true });
+      document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    live_page.evaluate(hide, "hidden")
+    asked.clear()
+    live_page.clock.run_for(60_000)
+    assert asked == []
+    live_page.evaluate(hide, "visible")
+    live_page.clock.run_for(10_000)
+    until(live_page, "page.section.dataset.live === 'yes'")
+    assert any("/points?since=" in url for url in asked)
+
+
+def test_it_says_when_the_server_does_not_answer(lab: LiveLab, live: str, live_page: Page, watched: Watched) -> None:
+    watched.expected = ["503"]
+    show(live_page, f"{live}/study")
+    broken = {"status": 503, "content_type": "application/json", "body": '{"error": "busy"}'}
+    live_page.route("**/points?*", lambda route: answer(route, broken))
+    expect(live_page.locator("#panels")).to_have_attribute("data-live", "no")
+    live_page.unroute("**/points?*")
+    expect(live_page.locator("#panels")).to_have_attribute("data-live", "yes")
+
+
+def answer(route: Route, told: dict[str, object]) -> None:
+    route.fulfill(**told)  # type: ignore[arg-type]

@@ -1,0 +1,85 @@
+"""The other pages in a browser: nothing that the policy forbids, and what one can do there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import Watched
+from live_lab import LiveLab
+from playwright.sync_api import BrowserContext, Page, expect
+
+from nas.dashboard.access import AccessRules
+from nas.dashboard.app import dashboard_router
+from nas.service.coordinator import Server, listen_tcp
+from nas.service.web import web_app
+from nas.store import api_tokens
+from nas.store.rows import Role
+
+SCHEMES = ("light", "dark")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(
+    ("path", "title"),
+    [("", "Studies"), ("/study", "study"), ("/study/trials/2", "Trial 2"), ("/study/compare?trial=2&trial=3", "Trial 2")],
+)
+def test_every_page_stands_for_itself(page: Page, finished: str, path: str, title: str, scheme: str) -> None:
+    page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+    page.goto(finished + path, wait_until="networkidle")
+    expect(page.get_by_role("heading", level=1)).to_contain_text(title)
+    assert page.evaluate("[...document.styleSheets].every((sheet) => sheet.cssRules.length)")
+
+
+def test_from_the_list_to_a_comparison(page: Page, finished: str) -> None:
+    page.goto(finished)
+    page.get_by_role("link", name="wide").first.click()
+    expect(page).to_have_url(re.compile("/studies/wide"))
+    boxes = page.locator("#ranked input[type=checkbox]")
+    for nth in (0, 1):
+        boxes.nth(nth).check()
+    page.get_by_role("button", name="Compare").click()
+    expect(page).to_have_url(re.compile(r"/compare\?trial=\d+&trial=\d+"))
+    page.get_by_role("link", name=re.compile("[Tt]rial")).first.click()
+    expect(page).to_have_url(re.compile(r"/trials/\d+$"))
+
+
+def test_a_candidate_can_be_copied_and_its_forecasts_come(page: Page, finished: str) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.goto(f"{finished}/study/trials/2")
+    layout = page.locator("#layout-text").text_content()
+    page.locator("button[data-copy=layout-text]").click()
+    expect(page.locator("button[data-copy=layout-text]")).to_have_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == layout
+    part = page.locator("[data-load]")
+    part.scroll_into_view_if_needed()
+    expect(part).not_to_contain_text("are fitted when asked for")
+
+
+@pytest.fixture
+def guarded(tmp_path: Path, watched: Watched) -> Iterator[tuple[LiveLab, str]]:
+    """A store, and the address of its pages, which want to know who asks."""
+    lab = LiveLab(tmp_path)
+    lab.study()
+    app = web_app()
+    app.include_router(dashboard_router(lab.store, AccessRules(secure=False)))
+    with listen_tcp("127.0.0.1", 0) as listening, Server(app, listening) as server:
+        watched.origin = f"http://127.0.0.1:{server.port}"
+        yield lab, watched.origin
+
+
+def test_logging_in_and_out(guarded: tuple[LiveLab, str], context: BrowserContext, watched: Watched) -> None:
+    lab, origin = guarded
+    watched.expected = ["403"]  # the wrong token
+    page = context.new_page()
+    page.goto(f"{origin}/studies/study?infeasible=1")
+    for token in ("hilnas.ann.wrong", api_tokens.create(lab.store, "ann", Role.READ)):
+        page.get_by_label("API token").fill(token)
+        page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile(r"/studies/study\?.*infeasible=1"))
+    expect(page.locator("#panels")).to_have_attribute("data-live", "yes")
+    page.get_by_role("button", name="Log out").click()
+    page.goto(f"{origin}/studies")
+    expect(page.get_by_label("API token")).to_be_visible()
