@@ -18,7 +18,7 @@ from nas.dashboard.pictures.strip import hue
 from nas.service.api_models import EventId
 from nas.service.api_studies_models import StudyName
 from nas.service.comparison import FEWEST, MOST
-from nas.service.live_points import points
+from nas.service.live_points import points_json
 from nas.service.live_study import LiveStudies
 from nas.service.study_cloud import first_panel
 from nas.service.study_tables import front_file, trials_csv
@@ -52,7 +52,7 @@ def study_router(store: Store, live: LiveStudies, access: PageAccess) -> APIRout
     @router.get("/points")
     def show_points(name: StudyName, since: EventId = 0, axes: AxisKeys = "") -> Response:
         keys = [key for key in axes.split(",") if key]
-        return Response(points(live.get(name), since, keys).model_dump_json(), media_type="application/json")
+        return Response(points_json(live.get(name), since, keys), media_type="application/json")
 
     @router.get("/trials.csv")
     def export_trials(name: StudyName) -> Response:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import to_json
 
 from nas.core.errors import UnknownName
 from nas.core.metrics import METRICS
@@ -23,6 +24,7 @@ _MOST_BEHIND = 22
 _NORMAL_95 = 1.96
 
 Numbers = list[float | None]
+Some = slice | NDArray[np.intp]
 Floats = NDArray[np.float64]
 
 
@@ -88,7 +90,9 @@ class Points(BaseModel):
     trials: int = Field(description="how many the study has")
     axes: list[AxisView] = Field(description="all that can be asked for")
     told: Told
-    front: list[FrontEntry] = Field(description="all of it, best first; the objectives and the axes asked for")
+    front: list[FrontEntry] | None = Field(
+        description="all of it, best first, with the objectives and the axes asked for; null where it is as it was"
+    )
     references: list[ReferenceEntry]
     hypervolume: float | None
     device_seconds: float
@@ -106,27 +110,47 @@ def points(study: LiveStudy, since: int = 0, axes: Sequence[str] = ()) -> Points
     Raises:
         UnknownName: the study has no such axis.
     """
-    if set(STRUCTURE) & set(axes):
-        study.structure.read(len(study.table))  # before the lock: it may take long
+    read_layouts(study, axes)
     with study.lock:
-        rows = study.table.rows
-        told = np.flatnonzero(rows["changed"] > since) if study.judged <= since else np.arange(len(rows))
-        keys = _checked(study, axes)
-        objectives = [axis.key for axis in study.axes if axis.objective]
-        return Points(
-            study=study.id,
-            name=study.name,
-            state=study.state.value,
-            revision=study.revision,
-            trials=len(rows),
-            axes=study.axes,
-            told=_told(study, told, keys or objectives),
-            front=front_entries(study, list(dict.fromkeys([*objectives, *keys]))),
-            references=reference_entries(study, list(dict.fromkeys([*objectives, *keys]))),
-            hypervolume=study.course.hypervolume,
-            device_seconds=study.device_seconds.total,
-            course=course(study) if study.course_changed > since else None,
-        )
+        changed = study.table.rows["changed"]
+        told = np.arange(len(changed)) if study.judged > since else np.flatnonzero(changed > since)
+        keys = _keys(study, axes)
+        return _points(study, since, keys, _told(study, told, keys))
+
+
+def points_json(study: LiveStudy, since: int = 0, axes: Sequence[str] = ()) -> bytes:
+    """`points` as JSON; where all trials are told, nearly all of the text was written before."""
+    read_layouts(study, axes)
+    with study.lock:
+        if 0 < since >= study.judged:
+            return points(study, since, axes).model_dump_json().encode()
+        keys = _keys(study, axes)
+        rest = _points(study, since, keys, _told(study, np.arange(0), keys)).model_dump_json(exclude={"told"})
+        return b"".join([rest[:-1].encode(), b',"told":', _all_told(study, keys), b"}"])
+
+
+def _points(study: LiveStudy, since: int, keys: Sequence[str], told: Told) -> Points:
+    front_keys = list(dict.fromkeys([*_keys(study, ()), *keys]))
+    return Points(
+        study=study.id,
+        name=study.name,
+        state=study.state.value,
+        revision=study.revision,
+        trials=len(study.table),
+        axes=study.axes,
+        told=told,
+        front=front_entries(study, front_keys) if study.counted_changed > since or not since else None,
+        references=reference_entries(study, front_keys),
+        hypervolume=study.course.hypervolume,
+        device_seconds=study.device_seconds.total,
+        course=course(study) if study.course_changed > since else None,
+    )
+
+
+def read_layouts(study: LiveStudy, keys: Iterable[str]) -> None:
+    """Reads the layouts where an axis needs them; not under the study's lock, for it may take long."""
+    if not set(STRUCTURE).isdisjoint(keys):
+        study.structure.read(len(study.table))
 
 
 def front_entries(study: LiveStudy, keys: Sequence[str], most: int | None = None) -> list[FrontEntry]:
@@ -170,25 +194,47 @@ def course(study: LiveStudy) -> CourseView:
     return CourseView(**by_name, device_seconds=spent)
 
 
-def _checked(study: LiveStudy, axes: Sequence[str]) -> list[str]:
+def _keys(study: LiveStudy, axes: Sequence[str]) -> list[str]:
+    """The axes' keys, each once; those of the objectives for none."""
     known = [axis.key for axis in study.axes]
     for key in axes:
         if key not in known:
             raise UnknownName(f"axis of study {study.name}", key[:128], known)
-    return list(dict.fromkeys(axes))
+    return list(dict.fromkeys(axes)) or [axis.key for axis in study.axes if axis.objective]
 
 
 def _told(study: LiveStudy, told: NDArray[np.intp], keys: Sequence[str]) -> Told:
-    rows = study.table.rows[told]
-    return Told(
-        trial=told.tolist(),
-        status=rows["state"].tolist(),
-        origin=rows["origin"].tolist(),
-        rung=_nullable(rows["rung"], NO_RUNG),
-        feasible=_nullable(study.table.feasible()[told], UNKNOWN),
-        noisy=rows["noisy"].astype(int).tolist(),
-        values={key: rounded(values(study, key)[told]).tolist() for key in keys},
-    )
+    plain = {name: column(told) for name, column in _columns(study).items()}
+    return Told(**plain, values={key: rounded(values(study, key)[told]).tolist() for key in keys})
+
+
+def _all_told(study: LiveStudy, keys: Sequence[str]) -> bytes:
+    """`Told` of all trials, as JSON."""
+    texts, size = study.texts, len(study.table)
+    numbers = {
+        key: texts.column(f"values {key}", size, lambda some, key=key: rounded(values(study, key)[some]).tolist())
+        for key in keys
+    }
+    plain = {name: texts.column(name, size, column) for name, column in _columns(study).items()}
+    names = {"statuses": to_json(STATES), "origins": to_json(ORIGINS)}
+    return _object({**plain, **names, "values": _object(numbers)})
+
+
+def _object(parts: Mapping[str, bytes]) -> bytes:
+    return b"{" + b",".join(to_json(name) + b":" + text for name, text in parts.items()) + b"}"
+
+
+def _columns(study: LiveStudy) -> dict[str, Callable[[Some], list[Any]]]:
+    """Fields of `Told` that are columns -> their values in some rows."""
+    rows, feasible = study.table.rows, study.table.feasible()
+    return {
+        "trial": lambda some: np.arange(len(rows))[some].tolist(),
+        "status": lambda some: rows["state"][some].tolist(),
+        "origin": lambda some: rows["origin"][some].tolist(),
+        "rung": lambda some: _nullable(rows["rung"][some], NO_RUNG),
+        "feasible": lambda some: _nullable(feasible[some], UNKNOWN),
+        "noisy": lambda some: rows["noisy"][some].astype(int).tolist(),
+    }
 
 
 def _bounds(study: LiveStudy, trials: Sequence[int], keys: Sequence[str]) -> list[dict[str, Any]]:

@@ -11,10 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
-from pydantic import ValidationError
 
-from nas.core.errors import InvalidInput
-from nas.core.space import SearchSpace
 from nas.core.trial import Event, EventKind
 from nas.search import Volume
 from nas.service.live_axes import axis_views, cache_context, place_figures
@@ -23,8 +20,10 @@ from nas.service.live_details import LiveDetails
 from nas.service.live_front import FrontRow, LiveFront
 from nas.service.live_structure import LiveStructure
 from nas.service.live_table import ID_DIGITS, ORIGINS, Constants, LiveTable
+from nas.service.live_text import ColumnTexts
 from nas.service.record import CALIBRATED, LAUNCHED
 from nas.service.scales import PUBLISHED, figures_from_json
+from nas.service.stored_space import stored_space
 from nas.store import columns, events, studies
 from nas.store.columns import Completion
 from nas.store.rows import Study, StudyState
@@ -72,6 +71,7 @@ class LiveStudy:
         study = studies.get(self._store, self.id)
         self._know(study, revision)
         self.table = LiveTable(len(self.space.objectives), len(self.constants.further))
+        self.texts = ColumnTexts()
         self.structure = LiveStructure(self._store, self.id, cache_context(self.space))
         self.details = LiveDetails(self._store, self.id, self.constants)
         self._front = LiveFront(self.space, self.details)
@@ -79,11 +79,11 @@ class LiveStudy:
         self.course = LiveCourse(self.corner)
         self._read(range(columns.count(self._store, self.id)))
         self.course.complete(columns.completions(self._store, self.id, up_to=revision), self.table)
-        self.course_changed = self._counted_changed = self.revision = revision
+        self.course_changed = self.counted_changed = self.revision = revision
 
     def _know(self, study: Study, revision: int) -> None:
         self.name, self.state = study.name, study.state
-        self.space = space = _space(study)
+        self.space = space = stored_space(study)
         notes = columns.notes(self._store, self.id, (CALIBRATED, LAUNCHED), _FROZEN, up_to=revision)
         told = [note.payload for note in notes]
         devices = sorted({(note["id"], note["device"]) for note in told if note.get("what") == CALIBRATED})
@@ -100,9 +100,10 @@ class LiveStudy:
     def _read_news(self, news: Sequence[Event]) -> None:
         touched = sorted({event.trial for event in news if event.trial is not None})
         self._read(touched)
+        self.texts.forget(touched)
         new = [Completion(e.id, e.trial, e.at) for e in news if e.kind is EventKind.COMPLETE and e.trial is not None]
         if new or self.course.counts(touched):
-            self._counted_changed = news[-1].id
+            self.counted_changed = news[-1].id
         if self.course.revise(touched, self.table) or new:
             self.course_changed = news[-1].id
         self.course.complete(new, self.table)
@@ -115,11 +116,11 @@ class LiveStudy:
 
     def front(self) -> list[FrontRow]:
         """The front, best first, and what is tied with it."""
-        return self._front.rows(self.table, self.course, self._counted_changed)
+        return self._front.rows(self.table, self.course, self.counted_changed)
 
     def volume(self) -> Volume | None:
         """The hypervolume with its 95 % interval; None where it cannot be told."""
-        return self._front.volume(self.table, self.course, self._counted_changed)
+        return self._front.volume(self.table, self.course, self.counted_changed)
 
     def references(self) -> dict[str, int]:
         """Reference layout -> its trial, of those that have been proposed."""
@@ -166,15 +167,6 @@ class LiveStudies:
         # Not under the lock of all: a large study takes seconds when it is looked at first.
         found.refresh()
         return found
-
-
-def _space(study: Study) -> SearchSpace:
-    try:
-        return SearchSpace.model_validate(study.space)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise InvalidInput(f"study {study.name}: this version cannot read its space: {where}: {first['msg']}") from None
 
 
 def _changes_all(event: Event) -> bool:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from nas.core.measurement import Figure
 from nas.core.metrics import METRICS
-from nas.core.scoring import Axis, Place, QualityValue, axis
+from nas.core.scoring import Place, QualityValue, axis
 from nas.core.space import SearchSpace
 from nas.core.trial import TrialState
 from nas.core.workload import Workload
@@ -34,6 +34,11 @@ _PASSED = ("gated_in", "training", "confirming", "complete", "stopped")
 _FEASIBLE = np.array([KEPT if s in _PASSED else BROKEN if s == "infeasible" else UNKNOWN for s in STATES], np.int8)
 _STATE_CODE = {state: code for code, state in enumerate(STATES)}
 _ORIGIN_CODE = {origin: code for code, origin in enumerate(ORIGINS)}
+
+_NOT_KNOWN = (math.nan,) * 3
+
+_Where = tuple[str, str, str]
+"""A device's id, a runtime, and the JSON of a workload."""
 
 _TRIALS_PER_READ = 1000
 """Bounds what is in memory of a study's figures at once."""
@@ -131,18 +136,16 @@ class LiveTable:
         for row in measured:
             rows_of.setdefault(row.trial, []).append(row)
         quality_of = {row.trial: row for row in qualities}
-        places: dict[str, list[Place]] = {}
-        for number in rows_of.keys() | quality_of.keys():
-            kept = by_place(rows_of.get(number, ()), constants, places)
-            self._rows[number]["noisy"] = any(row.noisy for row in kept.values())
-            self._rows[number]["further"] = [
-                math.nan if (taken := figure_at(kept, each)) is None or taken["value"] is None else taken["value"]
-                for each in constants.further
-            ]
-            self._rows[number]["axes"] = [
-                (math.nan,) * 3 if each is None else (each.value, each.coordinate, each.sd)
-                for each in _axes(kept, quality_of.get(number), constants)
-            ]
+        places: dict[_Where, list[Place]] = {}
+        known = [*(rows_of.keys() | quality_of.keys())]
+        if not known:
+            return
+        kept = [by_place(rows_of.get(number, ()), constants, places) for number in known]
+        axes = [_axes(each, quality_of.get(number), constants) for number, each in zip(known, kept, strict=True)]
+        # Whole columns: row by row, writing would take as long as reckoning.
+        self._rows["noisy"][known] = [any(row.noisy for row in each.values()) for each in kept]
+        self._rows["further"][known] = [_further(each, constants) for each in kept]
+        self._rows["axes"][known] = np.reshape(axes, (len(known), -1, 3))
 
     def _make_room(self, size: int) -> None:
         if size > len(self._rows):
@@ -154,7 +157,7 @@ class LiveTable:
 
 
 def by_place(
-    rows: Iterable[MeasuredRow], constants: Constants, known: dict[str, list[Place]]
+    rows: Iterable[MeasuredRow], constants: Constants, known: dict[_Where, list[Place]]
 ) -> dict[Place, MeasuredRow]:
     """The one with the most repetitions that count at every place, as `nas.service.record` has it.
 
@@ -165,7 +168,7 @@ def by_place(
     """
     kept: dict[Place, MeasuredRow] = {}
     for row in rows:
-        where = f"{row.device} {row.runtime} {row.workload}"
+        where = row.device, row.runtime, row.workload
         if where not in known:
             known[where] = [*_places(row, constants)]
         for place in known[where]:
@@ -177,36 +180,45 @@ def by_place(
 
 def figure_at(kept: Mapping[Place, MeasuredRow], wanted: PlaceFigure) -> Mapping[str, Any] | None:
     """A figure of a trial as it was stored, of what `by_place` gives; what needs no workload is of any of them."""
-    for place, row in kept.items():
-        if wanted.place in (place, place._replace(workload="")) and wanted.metric in row.figures:
-            found: Mapping[str, Any] = row.figures[wanted.metric]
-            return found
-    return None
+    row = kept.get(wanted.place)
+    if row is None and not wanted.place.workload:
+        row = next((row for place, row in kept.items() if place._replace(workload="") == wanted.place), None)
+    return None if row is None else row.figures.get(wanted.metric)
 
 
 def _places(row: MeasuredRow, constants: Constants) -> Iterator[Place]:
-    key = Workload.model_validate(row.workload).key()
+    key = Workload.model_validate_json(row.workload).key()
     for device in (name for id, name in constants.devices if id == row.device):
         for workload, each in constants.space.workloads.items():
             if each.key() == key:
                 yield Place(device, row.runtime, workload)
 
 
-def _axes(kept: Mapping[Place, MeasuredRow], quality: QualityRow | None, constants: Constants) -> list[Axis | None]:
+def _further(kept: Mapping[Place, MeasuredRow], constants: Constants) -> list[float]:
+    """[F]."""
+    taken = [figure_at(kept, each) or {"value": None} for each in constants.further]
+    return [math.nan if each["value"] is None else each["value"] for each in taken]
+
+
+def _axes(
+    kept: Mapping[Place, MeasuredRow], quality: QualityRow | None, constants: Constants
+) -> list[tuple[float, float, float]]:
+    """[A] value, coordinate and standard deviation of each objective."""
     space, published = constants.space, constants.published
     if published is None:
-        return [None] * len(space.objectives)
+        return [_NOT_KNOWN] * len(space.objectives)
     wanted = {objective.metric for objective in space.objectives}
     figures: Figures = {}
     for place, row in kept.items():
         taken = {name: Figure.model_validate(row.figures[name]) for name in wanted & row.figures.keys()}
         figures[place] = taken
-        # What needs no workload stands under none, too.
-        figures[place._replace(workload="")] = {name: each for name, each in taken.items() if name == "file_size"}
+        if "file_size" in taken:  # what needs no workload stands under none, too
+            figures[place._replace(workload="")] = {"file_size": taken["file_size"]}
     proxy = QualityValue(quality.value, quality.sd, "") if quality else QualityValue(0.0, 0.0, "")
-    return [
+    found = [
         None
         if quality is None and METRICS[objective.metric].source == "proxy"
         else axis(space, objective, figures, published, proxy)
         for objective in space.objectives
     ]
+    return [_NOT_KNOWN if each is None else (each.value, each.coordinate, each.sd) for each in found]

@@ -8,7 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nas.service.live_axes import AxisView
-from nas.service.live_points import FrontEntry, ReferenceEntry, front_entries, reference_entries, values
+from nas.service.live_points import (
+    FrontEntry,
+    ReferenceEntry,
+    front_entries,
+    read_layouts,
+    reference_entries,
+    values,
+)
 from nas.service.live_study import LiveStudy
 from nas.service.live_table import BROKEN, ORIGINS
 from nas.service.study_state import PageState
@@ -34,8 +41,9 @@ class PanelData(NamedTuple):
 
 def first_panel(study: LiveStudy, page: PageState) -> PanelData:
     """The first panel as the page's address has it."""
+    x, y = (page.shown(key, study.axes) for key in (page.panels[0].x, page.panels[0].y))
+    read_layouts(study, (x.key, y.key))
     with study.lock:
-        x, y = (page.shown(key, study.axes) for key in (page.panels[0].x, page.panels[0].y))
         rows = study.table.rows
         own = rows["origin"] != ORIGINS.index("reference")
         if not page.infeasible:

@@ -9,8 +9,16 @@ from collections.abc import Iterator, Sequence
 from pydantic import BaseModel
 
 from nas.core.layout import Layout
-from nas.service.live_axes import AxisView
-from nas.service.live_points import FrontEntry, ReferenceEntry, front_entries, reference_entries, rounded, values
+from nas.service.live_axes import STRUCTURE, AxisView
+from nas.service.live_points import (
+    FrontEntry,
+    ReferenceEntry,
+    front_entries,
+    read_layouts,
+    reference_entries,
+    rounded,
+    values,
+)
 from nas.service.live_study import LiveStudy
 from nas.service.live_table import NO_RUNG, ORIGINS, STATES, UNKNOWN
 from nas.store import columns
@@ -36,6 +44,7 @@ class FrontFile(BaseModel):
 
 def front_file(study: LiveStudy) -> FrontFile:
     """The front of a study."""
+    read_layouts(study, STRUCTURE)
     with study.lock:
         keys = [axis.key for axis in study.axes]
         return FrontFile(
@@ -53,6 +62,7 @@ def trials_csv(store: Store, study: LiveStudy) -> Iterator[str]:
 
     Texts are such that no spreadsheet takes them for a formula.
     """
+    read_layouts(study, STRUCTURE)
     with study.lock:
         keys = [axis.key for axis in study.axes]
         units = [axis.unit for axis in study.axes]

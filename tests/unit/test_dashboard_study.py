@@ -161,6 +161,14 @@ def test_values_of_any_axis_can_be_asked_for(lab: LiveLab, visitor: TestClient) 
     assert visitor.get("/studies/study/points?axes=nothing").status_code in (404, 422)
 
 
+def test_a_figure_without_a_workload_is_that_of_the_file(lab: LiveLab, visitor: TestClient) -> None:
+    study = lab.study(budgets=[{"metric": "file_size", "max": "3MB"}])
+    lab.complete(study, 1.0, 0.5, 0.5)
+    answer = visitor.get("/studies/study/points?axes=file_size@local.fake").json()
+    assert answer["told"]["values"]["file_size@local.fake"] == [1.0]
+    assert answer["front"][0]["high"]["file_size@local.fake"] == 1.0
+
+
 def test_places_that_order_trials_alike_agree(lab: LiveLab, visitor: TestClient) -> None:
     study = lab.study(**TWO)
     for step in range(7):

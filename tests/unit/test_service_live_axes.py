@@ -14,6 +14,7 @@ from nas.core.layout import Layout
 from nas.core.scoring import Place
 from nas.core.space import SearchSpace
 from nas.service.live_axes import AxisView, axis_views, place_figures
+from nas.service.live_structure import TENTHS, BlockCounts, share_views
 from nas.service.study_state import page_state
 
 TWO = {"runtimes": [{"name": "fake", "quantisation": "q4_0"}, {"name": "other", "quantisation": "q4_0"}]}
@@ -61,6 +62,11 @@ def test_keys_are_safe_in_addresses_and_differ() -> None:
     keys = [axis.key for axis in found]
     assert len(set(keys)) == len(keys) == 3 + len(place_figures(space)) + 3
     assert all(re.fullmatch(r"[A-Za-z0-9._@-]+", key) for key in keys)
+
+
+def test_what_needs_no_workload_has_none() -> None:
+    found = axes(tiny_space(budgets=[{"metric": "file_size", "max": "3MB"}]))["file_size@local.fake"]
+    assert (found.workload, found.place, found.budget) == (None, "local/fake", 3.0)
 
 
 def test_limits_on_parameters_are_budgets() -> None:
@@ -117,9 +123,7 @@ def test_what_an_address_cannot_say_is_refused(query: dict[str, str], error: typ
         state(query)
 
 
-def test_sizes_are_those_of_the_layouts() -> None:
-    from nas.service.live_structure import TENTHS, BlockCounts, share_views
-
+def test_shares_of_the_depth_are_exact_and_whole() -> None:
     layouts = [
         Layout.parse(text) for text in ("d128 v256 ffn=swiglu:320 [C3 A2/1 C3]", "d128 v256 ffn=swiglu:320 [A2/1*2]")
     ]

@@ -94,6 +94,7 @@ def take(lab: LiveLab, study: int, step: tuple[str, float, float, float, int], c
 
 def check_against_report(told: Points, report: dict[str, Any]) -> None:
     ranking = {row["trial"]: row for row in report["ranking"]}
+    assert told.front is not None
     on = [entry for entry in told.front if entry.on]
     assert [entry.trial for entry in on] == [row["trial"] for row in report["front"]]
     assert {entry.trial for entry in told.front} == {
@@ -142,7 +143,8 @@ def viewed(before: Points | None, delta: Points) -> Points:
     """What a viewer has after a delta."""
     if before is None:
         return delta
-    merged = delta.model_copy(deep=True, update={"course": delta.course or before.course})
+    kept = {"course": delta.course or before.course, "front": before.front if delta.front is None else delta.front}
+    merged = delta.model_copy(deep=True, update=kept)
     for name in ("trial", *_PLAIN):
         setattr(merged.told, name, _merged(getattr(before.told, name), getattr(delta.told, name), before, delta))
     for key, column in delta.told.values.items():

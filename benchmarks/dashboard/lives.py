@@ -1,0 +1,97 @@
+"""The lives of trials that never ran: what an orchestrator would log and keep of each, step by step.
+
+A trial has its measurements on two devices, its qualities on a ladder of three rungs, and what the proposer was told of
+it. Exports, trainings and artifacts are left out: nothing that lists trials reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.dashboard.candidates import DEVICES, RUNGS, Candidate, Judge
+from nas.core.layout import Layout
+from nas.core.trial import EventKind
+from nas.search import Observation
+from nas.search.sampling import Rng, Sampler
+
+_PROMOTED_ABOVE = (0.7, 0.75)
+_FAILED, _CANCELLED, _NOISY = 0.010, 0.012, 0.020
+"""Shares of the trials, each on top of the one before."""
+
+
+class Logged(NamedTuple):
+    """An event of the trial."""
+
+    kind: EventKind
+    payload: dict[str, Any]
+
+
+class Kept(NamedTuple):
+    """A measurement: the payload of its result."""
+
+    device: str
+    payload: dict[str, Any]
+
+
+Step = Logged | Kept
+
+
+def new_layouts(sampler: Sampler, rng: Rng, known: set[str]) -> Iterator[Layout]:
+    """Layouts whose ids are not among the known ones, each once."""
+    while True:
+        layout = sampler.draw(rng)
+        if layout.id not in known:
+            known.add(layout.id)
+            yield layout
+
+
+def life(judge: Judge, layout: Layout, rng: Rng, *, reference: bool = False) -> Iterator[Step]:
+    """What happens to a trial of the layout; a reference goes all the way, whatever its figures are."""
+    candidate = judge.candidate(layout, rng)
+    luck = 1.0 if reference else rng.random()
+    yield Logged(EventKind.EXPORTED, {})
+    if luck < _CANCELLED:
+        kind = EventKind.FAILED if luck < _FAILED else EventKind.CANCELLED
+        yield Logged(kind, {"reason": "crash: the runner ended with status 139"})
+        return
+    yield Logged(EventKind.MEASURING, {})
+    for device in DEVICES:
+        yield Kept(device, judge.measurement(candidate, device, rng, noisy=luck < _NOISY))
+        reason = None if reference else judge.broken(candidate, device)
+        if reason is not None:
+            yield Logged(EventKind.INFEASIBLE, {"reason": reason})
+            yield _told(Observation(layout, "infeasible"))
+            return
+    yield Logged(EventKind.GATED_IN, {})
+    yield from _ladder(judge, candidate, rng, reference=reference)
+
+
+def cut_short(steps: Iterator[Step], rng: Rng) -> Iterator[Step]:
+    """The first few of a trial's steps: it has not ended."""
+    return (step for step, _ in zip(steps, range(int(rng.integers(8))), strict=False))
+
+
+def rng_of(*what: int) -> Rng:
+    """Random numbers that belong to this and nothing else."""
+    return np.random.default_rng([41, *what])
+
+
+def _ladder(judge: Judge, candidate: Candidate, rng: Rng, *, reference: bool) -> Iterator[Step]:
+    for rung, name in enumerate(RUNGS):
+        yield Logged(EventKind.TRAINING, {"rung": rung})
+        quality = judge.scored(candidate, rung, rng)
+        yield Logged(EventKind.PROGRESS, {"what": "quality", "quality": quality.model_dump(mode="json")})
+        if not reference and rung < len(_PROMOTED_ABOVE) and quality.value < _PROMOTED_ABOVE[rung]:
+            yield Logged(EventKind.STOPPED, {"reason": f"not promoted from rung {name}", "rung": rung})
+            yield _told(Observation(candidate.layout, "stopped", rung=rung))
+            return
+    yield Logged(EventKind.CONFIRMING, {})
+    yield Logged(EventKind.COMPLETE, {})
+    yield _told(Observation(candidate.layout, "complete", rung=len(RUNGS) - 1))
+
+
+def _told(observation: Observation) -> Logged:
+    return Logged(EventKind.PROGRESS, {"what": "told", "observation": observation.to_json()})

@@ -1,0 +1,120 @@
+"""People who look at a study, as far as a server can tell: the page, its points, and what is new every few seconds."""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+POINTS_EVERY_S = 3
+"""Between a viewer's questions for new points, as in `dashboard/assets/study.js`."""
+PARTS_EVERY_S = 5
+"""Between fetches of each of the page's two parts that are kept up as HTML."""
+_PATIENCE_S = 300.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer, and how long it took until its last byte was there."""
+
+    seconds: float
+    body: bytes
+
+
+class Client:
+    """One connection that is kept, as a browser keeps it."""
+
+    def __init__(self, port: int) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_PATIENCE_S)
+
+    def get(self, path: str, accept: str = "*/*") -> Answer:
+        """What is under the path; it must be there."""
+        began = time.perf_counter()
+        self._connection.request("GET", path, headers={"Accept": accept})
+        response = self._connection.getresponse()
+        body = response.read()
+        seconds = time.perf_counter() - began
+        assert response.status == 200, (path, response.status, body[:300])
+        return Answer(seconds, body)
+
+    def json(self, path: str) -> tuple[Answer, Any]:
+        """The same, understood."""
+        answer = self.get(path, "application/json")
+        return answer, json.loads(answer.body)
+
+
+@dataclass
+class Seen:
+    """How long answers took, by what was asked for."""
+
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def note(self, what: str, answer: Answer) -> None:
+        """One more."""
+        with self.lock:
+            self.seconds.setdefault(what, []).append(answer.seconds)
+
+    def told(self) -> dict[str, dict[str, float]]:
+        """In milliseconds."""
+        return {what: percentiles_ms(each) for what, each in sorted(self.seconds.items())}
+
+
+def percentiles_ms(seconds: list[float]) -> dict[str, float]:
+    """Count, median, 95th percentile and largest, in milliseconds."""
+    p50, p95 = np.percentile(seconds, [50, 95], method="higher")
+    return {
+        "n": len(seconds), "p50": round(1e3 * p50, 2), "p95": round(1e3 * p95, 2), "max": round(1e3 * max(seconds), 2)
+    }  # fmt: skip
+
+
+def look(port: int, study: str, axes: str, seen: Seen, until: Callable[[], bool], late: float) -> None:
+    """One viewer: opens the page `late` seconds from now, and stays.
+
+    Args:
+        port: of the server.
+        study: its name.
+        axes: keys of the axes that it draws.
+        seen: where to note how long answers took.
+        until: whether it is time to go.
+        late: seconds before it comes.
+    """
+    time.sleep(late)
+    client = Client(port)
+    seen.note("page", client.get(f"/studies/{study}", "text/html"))
+    answer, told = client.json(f"/studies/{study}/points?since=0&axes={axes}")
+    seen.note("all points", answer)
+    began = time.monotonic()
+    for tick in itertools.count(1):
+        time.sleep(max(0.0, began + tick - time.monotonic()))
+        if until():
+            return
+        if tick % POINTS_EVERY_S == 0:
+            answer, told = client.json(f"/studies/{study}/points?since={told['revision']}&axes={axes}")
+            seen.note("new points", answer)
+        if tick % PARTS_EVERY_S == 0:
+            for _ in range(2):
+                seen.note("refreshed part", client.get(f"/studies/{study}/now", "text/html"))
+
+
+def crowd(port: int, study: str, axes: str, viewers: int, seconds: float, arrive_s: float) -> Seen:
+    """So many viewers at once; they come within `arrive_s` and go after `seconds`."""
+    seen, end = Seen(), time.monotonic() + arrive_s + seconds
+    threads = [
+        threading.Thread(
+            target=look, args=(port, study, axes, seen, lambda: time.monotonic() > end, arrive_s * i / viewers)
+        )
+        for i in range(viewers)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return seen
