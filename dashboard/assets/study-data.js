@@ -26,6 +26,7 @@ export class StudyData {
     if (news) Object.assign(this, told, {
       statuses: rows.statuses,
       course: told.course ?? known.course,
+      front: told.front ?? known.front,
       status: put(known.status, 0, rows.status),
       feasible: put(known.feasible, -1, rows.feasible),
       values: Object.fromEntries(keys.map((key) => [key, put(known.values?.[key], NaN, rows.values[key])])),
