@@ -1,4 +1,7 @@
-"""The dashboard with many trials: `serve` measures its server; JSON on stdout."""
+"""The dashboard with many trials: `serve` measures its server, `browse` a browser; JSON on stdout.
+
+Both make their studies first, which takes a quarter of an hour for 100,000 trials, and keep them under `--home`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import argparse
 import json
 from pathlib import Path
 
-from benchmarks.dashboard import made, serving
+from benchmarks.dashboard import browsing, made, serving
 
 HOME = Path.home() / ".cache" / "hilnas" / "dashboard"
 
@@ -15,17 +18,21 @@ def main() -> None:
     """One run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(required=True, dest="verb")
-    for verb, told in (("make", "only make the studies"), ("serve", "measure the server")):
-        each = verbs.add_parser(verb, help=told)
+    told = {"make": "only make the studies", "serve": "measure the server", "browse": "measure a browser"}
+    parsers = {verb: verbs.add_parser(verb, help=help) for verb, help in told.items()}
+    for each in parsers.values():
         each.add_argument("--home", type=Path, default=HOME, help=f"keeps the studies that were made (default: {HOME})")
         each.add_argument("--trials", type=int, default=100_000)
         each.add_argument("--small", type=int, default=100, help="studies of 40 trials beside the large one")
-    each.add_argument("--viewers", type=int, nargs="+", default=[1, 20])
-    each.add_argument("--seconds", type=float, default=60.0, help="that each crowd of viewers stays")
-    each.add_argument("--again", type=int, default=30, help="times that each single answer is asked for")
+    parsers["serve"].add_argument("--viewers", type=int, nargs="+", default=[1, 20])
+    parsers["serve"].add_argument("--seconds", type=float, default=60.0, help="that each crowd of viewers stays")
+    parsers["serve"].add_argument("--again", type=int, default=30, help="times that each single answer is asked for")
+    parsers["browse"].add_argument("--again", type=int, default=10, help="times that each thing is done")
     args = parser.parse_args()
     if args.verb == "make":
         print(made.made(args.home, args.trials, args.small))
+    elif args.verb == "browse":
+        print(json.dumps(browsing.measure(args.home, args.trials, args.small, args.again), indent=1))
     else:
         found = serving.measure(args.home, args.trials, args.small, args.viewers, args.seconds, args.again)
         print(json.dumps(found, indent=1))

@@ -8,10 +8,6 @@ export class StudyData {
     return this.axes.find((axis) => axis.key === key);
   }
 
-  get objectives() {
-    return this.axes.filter((axis) => axis.objective).map((axis) => axis.key);
-  }
-
   // Asks for what is new in the columns `keys`; whether anything is.
   async update(keys, whole = keys.some((key) => !(key in (this.values ?? {})))) {
     const query = new URLSearchParams({ since: whole ? 0 : this.revision, axes: keys.join(",") });
@@ -30,6 +26,7 @@ export class StudyData {
     if (news) Object.assign(this, told, {
       statuses: rows.statuses,
       course: told.course ?? known.course,
+      front: told.front ?? known.front,
       status: put(known.status, 0, rows.status),
       feasible: put(known.feasible, -1, rows.feasible),
       values: Object.fromEntries(keys.map((key) => [key, put(known.values?.[key], NaN, rows.values[key])])),

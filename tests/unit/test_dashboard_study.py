@@ -23,7 +23,9 @@ from nas.service.study_tables import harmless
 from nas.store import events, studies, trials
 from nas.store.rows import StudyState
 
-TWO = {"runtimes": [{"name": "fake", "quantisation": "q4_0"}, {"name": "other", "quantisation": "q4_0"}]}
+TWO: dict[str, Any] = {
+    "runtimes": [{"name": "fake", "quantisation": "q4_0"}, {"name": "other", "quantisation": "q4_0"}]
+}
 
 
 @pytest.fixture

@@ -1,0 +1,49 @@
+"""The studies that the dashboard's benchmark makes are such as a search could have left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from store_support import open_store
+
+from benchmarks.dashboard.candidates import Judge
+from benchmarks.dashboard.maker import FLYING, Orchestrator, add_study
+from nas.core.measurement import Measurement
+from nas.core.trial import TERMINAL, derive
+from nas.service.live_points import points
+from nas.service.live_study import LiveStudies
+from nas.store import events, results, trials
+from nas.store.store import Store
+
+TRIALS = 120
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, int]:
+    folder = tmp_path_factory.mktemp("made")
+    store = open_store(folder)
+    file = folder / "study.jsonl"
+    return store, add_study(store, "many", Judge(), file, trials=TRIALS, seed=0, running=True)
+
+
+def test_trials_end_in_many_ways_and_the_last_have_not_ended(made: tuple[Store, int]) -> None:
+    store, study = made
+    states = {trial.number: trial.status.state for trial in trials.all(store, study)}
+    assert len(states) == TRIALS + 2
+    assert {"complete", "infeasible", "stopped"} < set(states.values())
+    going_on = [number for number, state in states.items() if state not in TERMINAL]
+    assert going_on and min(going_on) >= TRIALS + 2 - FLYING
+    for number in (0, 1, 5, TRIALS):
+        assert derive(events.of_trial(store, study, number)).state is states[number]
+    measured = [Measurement.model_validate(kept.payload["value"]) for kept in results.of_trial(store, study, 0)]
+    assert {each.device for each in measured} == {"phone-3f1c", "laptop-90b2"}
+
+
+def test_one_more_trial_is_news_to_a_viewer(made: tuple[Store, int]) -> None:
+    store, study = made
+    live = LiveStudies(store)
+    before = points(live.get("many"))
+    assert before.hypervolume and before.front
+    number = Orchestrator(store, study, Judge()).add()
+    assert points(live.get("many"), before.revision).told.trial == [number]
