@@ -109,7 +109,7 @@ def test_everything_that_can_be_operated_has_a_name(lab: LiveLab, visitor: TestC
     for tag, named in page.tags:
         if tag == "select" and named["name"] != "place":
             assert named["id"] in labelled
-        if tag == "input" and named["name"] == "trial":
+        if tag == "input" and named.get("name") == "trial":
             assert named["aria-label"]
         if tag == "th":
             assert named["scope"] in ("row", "col")
