@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from nas.core.errors import UnknownName
 from nas.core.layout import Layout
 from nas.proxy.ladder import proxy_of
 from nas.service.live_table import Constants, LiveTable, by_place, figure_at
@@ -34,13 +35,16 @@ class LiveDetails:
         self._intervals: dict[int, tuple[int, list[Interval]]] = {}
 
     def layouts(self, trials: Iterable[int]) -> Mapping[int, Layout]:
-        """Trial -> layout; a layout never changes."""
+        """Trial -> layout; a layout never changes.
+
+        Raises:
+            UnknownName: the study was deleted meanwhile.
+        """
         wanted = sorted(set(trials))
-        rows = [
-            row
-            for some in _in_pieces([trial for trial in wanted if trial not in self._layouts])
-            for row in columns.layouts(self._store, self._study, some)
-        ]
+        missing = [trial for trial in wanted if trial not in self._layouts]
+        rows = [row for some in _in_pieces(missing) for row in columns.layouts(self._store, self._study, some)]
+        if len(rows) < len(missing):
+            raise UnknownName("study with the id", str(self._study), ())
         self._layouts |= {row.number: Layout.from_json(row.layout) for row in rows}
         if len(self._layouts) > _MOST_KEPT:
             self._layouts = {trial: self._layouts[trial] for trial in wanted}

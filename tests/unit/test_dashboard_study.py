@@ -23,7 +23,9 @@ from nas.service.study_tables import harmless
 from nas.store import events, studies, trials
 from nas.store.rows import StudyState
 
-TWO = {"runtimes": [{"name": "fake", "quantisation": "q4_0"}, {"name": "other", "quantisation": "q4_0"}]}
+TWO: dict[str, Any] = {
+    "runtimes": [{"name": "fake", "quantisation": "q4_0"}, {"name": "other", "quantisation": "q4_0"}]
+}
 
 
 @pytest.fixture
@@ -116,9 +118,8 @@ def test_everything_that_can_be_operated_has_a_name(lab: LiveLab, visitor: TestC
     levels = [int(tag[1]) for tag, _ in page.tags if tag in ("h1", "h2", "h3")]
     assert levels[0] == 1 and levels.count(1) == 1
     assert all(below - above <= 1 for above, below in itertools.pairwise(levels))
-    assert sum("tabindex" in named for _, named in page.tags) == sum(
-        named.get("class") == "wide" for _, named in page.tags
-    ), "what scrolls can be scrolled with the keyboard"
+    wide = [named for _, named in page.tags if named.get("class") == "wide"]
+    assert wide and all(named["tabindex"] == "0" and named["aria-label"] for named in wide), "the keyboard scrolls, too"
 
 
 def test_without_scripts_the_front_is_a_picture(lab: LiveLab, visitor: TestClient) -> None:

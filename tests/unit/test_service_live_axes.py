@@ -17,7 +17,9 @@ from nas.service.live_axes import AxisView, axis_views, place_figures
 from nas.service.live_structure import TENTHS, BlockCounts, share_views
 from nas.service.study_state import page_state
 
-TWO = {"runtimes": [{"name": "fake", "quantisation": "q4_0"}, {"name": "other", "quantisation": "q4_0"}]}
+TWO: dict[str, Any] = {
+    "runtimes": [{"name": "fake", "quantisation": "q4_0"}, {"name": "other", "quantisation": "q4_0"}]
+}
 
 
 def axes(space: SearchSpace, latency: float = 1.0, memory: float = 1.0) -> dict[str, AxisView]:

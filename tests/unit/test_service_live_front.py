@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from live_lab import LiveLab
 
+from nas.core.errors import UnknownName
 from nas.core.pareto import dominates, front_mask
 from nas.core.scoring import Axis
 from nas.service import live_front
@@ -18,6 +19,7 @@ from nas.service.live_front import near_front
 from nas.service.live_points import points, rounded
 from nas.service.live_study import LiveStudies
 from nas.service.ranking import rank_trials
+from nas.store import studies
 
 GRID = st.integers(0, 6).map(lambda step: step / 4)
 ROWS = st.lists(st.tuples(GRID, GRID, GRID), min_size=1, max_size=20)
@@ -93,6 +95,15 @@ def test_a_front_of_too_many_says_so(lab: LiveLab, monkeypatch: pytest.MonkeyPat
     told = points(live)
     assert len(told.front) == 20 and {entry.p_front for entry in told.front} == {None}
     assert live.volume() is None
+
+
+def test_a_study_that_is_deleted_while_it_is_told_is_gone(lab: LiveLab) -> None:
+    study = lab.study()
+    lab.complete(study, 1.0, 0.5, 0.5)
+    live = LiveStudies(lab.store).get("study")
+    studies.delete(lab.store, study)
+    with pytest.raises(UnknownName):
+        points(live)
 
 
 def test_trials_that_no_objective_tells_apart_are_told_with_the_front(lab: LiveLab) -> None:
