@@ -1,3 +1,5 @@
+import { fetchPage } from "./dashboard.js";
+
 // Buttons with data-copy="ID" put that element's text on the clipboard, and say so for a moment.
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("button[data-copy]");
@@ -14,10 +16,7 @@ document.addEventListener("click", async (event) => {
 
 // Parts with data-load="URL" are fetched when they come into sight; until then, and where that fails, they stay.
 async function load(part) {
-  const answer = await fetch(part.dataset.load, { headers: { Accept: "text/html" }, redirect: "error" });
-  if (!answer.ok) return;
-  const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-  part.replaceChildren(...page.body.childNodes);
+  part.replaceChildren(...(await fetchPage(part.dataset.load)).body.childNodes);
 }
 
 const inSight = new IntersectionObserver((entries) => {

@@ -5,21 +5,22 @@ export class Choice {
   constructor(controls, data) {
     const listed = (name) => (new URLSearchParams(location.search).get(name) ?? "").split(",").filter(Boolean);
     Object.assign(this, { controls, data, log: new Set(listed("log")) });
-    this.ranges = new Map(listed("pick").map((part) => part.split(":")).map(([key, ...ends]) => [key, ends.map(Number)]));
+    const picks = listed("pick").map((part) => part.split(":"));
+    this.ranges = new Map(picks.map(([key, ...ends]) => [key, ends.map(Number)]));
   }
 
   // The key of the axis that a panel shows on a side: where a place is chosen, of the figure there.
   key(name) {
-    const { axes } = this.data;
     const [key, place] = [this.controls[name].value, this.controls.place.value];
     const { metric, workload, place: own } = this.data.axis(key) ?? {};
-    const there = axes.find((axis) => axis.metric === metric && axis.workload === workload && axis.place === place);
-    return (own && there?.key) ?? key;
+    const alike = this.data.axes.filter((axis) => own && axis.metric === metric && axis.workload === workload);
+    return alike.find((axis) => axis.place === place)?.key ?? key;
   }
 
   // The columns that it takes to draw and to pick.
   get keys() {
-    return [...new Set([...this.data.objectives, ...AXES.map((name) => this.key(name)), ...this.ranges.keys()])];
+    const objectives = this.data.axes.filter((axis) => axis.objective).map((axis) => axis.key);
+    return [...new Set([...objectives, ...AXES.map((name) => this.key(name)), ...this.ranges.keys()])];
   }
 
   // The history keeps one entry of the page, whatever is chosen there.
@@ -33,18 +34,13 @@ export class Choice {
     history.replaceState(null, "", `?${query}`.replaceAll("%2C", ",").replaceAll("%3A", ":") + location.hash);
   }
 
-  // [trials] 1 for each that the switches let be seen.
-  shown() {
-    return Uint8Array.from(this.data.feasible, (known) => known !== 0 || this.controls.infeasible.checked);
-  }
-
-  // [trials] 1 for each of the `shown` that is within all ranges.
-  picked(shown) {
-    const mask = shown.slice();
-    for (const [key, [low, high]] of this.ranges) {
-      this.data.values[key].forEach((value, i) => { mask[i] &= value >= low && value <= high; });
-    }
-    return mask;
+  // For each trial a 1 where the switches let it be seen, and one where it is also within all ranges.
+  masks() {
+    const { feasible, values } = this.data;
+    const shown = new Uint8Array(feasible.map((known) => known !== 0 || this.controls.infeasible.checked));
+    const picked = shown.slice();
+    this.ranges.forEach(([low, high], key) => values[key].forEach((value, i) => { picked[i] &= value >= low && value <= high; }));
+    return { shown, picked };
   }
 }
 

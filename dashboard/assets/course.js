@@ -1,20 +1,17 @@
 // The course of a study's hypervolume: its steps, and where things stand now.
 import uPlot from "./uplot.esm.js";
-import { axis, colour } from "./plotting.js";
+import { axis, colour, sizeOf } from "./plotting.js";
 
-export class Course {
-  // `places` gives the steps' places on the horizontal axis, and where the study has come to.
-  constructor(box, title, places) {
-    const size = () => ({ width: box.clientWidth, height: box.clientHeight });
-    const line = { stroke: () => colour("hue-0"), width: 2, paths: uPlot.paths.stepped({ align: 1 }), points: { show: false } };
-    const plot = new uPlot({
-      ...size(), legend: { show: false }, cursor: { show: false }, scales: { x: { time: false } },
-      axes: [axis("x", title), axis("y", "hypervolume")], series: [{}, line],
-    }, [[0, 1], [null, null]], box);
-    this.update = (data) => {
-      const steps = data.course.hypervolume;
-      plot.setData(steps.length ? [places(data), [...steps, steps.at(-1)]] : [[0, 1], [null, null]]);
-    };
-    new ResizeObserver(() => plot.setSize(size())).observe(box);
-  }
+// The function that shows a study's data; `places`: the steps' places on the horizontal axis, and what came since.
+export function course(box, title, places) {
+  const [paths, points] = [uPlot.paths.stepped({ align: 1 }), { show: false }];
+  const plot = new uPlot({
+    ...sizeOf(box), legend: { show: false }, cursor: { show: false }, scales: { x: { time: false } },
+    axes: [axis("x", title), axis("y", "hypervolume")], series: [{}, { stroke: () => colour("hue-0"), width: 2, paths, points }],
+  }, [[0, 1], [null, null]], box);
+  new ResizeObserver(() => plot.setSize(sizeOf(box))).observe(box);
+  return (data) => {
+    const { hypervolume: steps } = data.course;
+    plot.setData(steps.length ? [places(data), [...steps, steps.at(-1)]] : [[0, 1], [null, null]]);
+  };
 }

@@ -2,14 +2,18 @@
 // click shows all; with the keyboard + and - zoom, arrows move, 0 shows all.
 import { label, show } from "./plotting.js";
 
-const ARROWS = { ArrowLeft: [-0.1, 0], ArrowRight: [0.1, 0], ArrowDown: [0, 0.1], ArrowUp: [0, -0.1] };
-const ZOOMS = { "+": 0.8, "-": 1.25, 0: 0 };
+// Zoom, and by what shares of the panel to go right and down.
+const KEYS = { ArrowLeft: [1, -0.1, 0], ArrowRight: [1, 0.1, 0], ArrowDown: [1, 0, 0.1], ArrowUp: [1, 0, -0.1],
+  "+": [0.8, 0, 0], "-": [1.25, 0, 0], 0: [0, 0, 0] };
 const REACH = 8; // pixels
 
 // The options of uPlot by which it does that.
 export function gestures(panel) {
   const init = ({ over }) => {
-    over.addEventListener("click", ({ offsetX, offsetY }) => panel.page.open(nearest(panel, offsetX, offsetY)));
+    over.addEventListener("click", ({ offsetX, offsetY }) => {
+      const point = nearest(panel, offsetX, offsetY);
+      if (point) location.assign(`${location.pathname}/trials/${point.trial}`);
+    });
     over.addEventListener("wheel", (event) => {
       if (!event.ctrlKey) return;
       event.preventDefault();
@@ -20,22 +24,20 @@ export function gestures(panel) {
     const { left, top, width, height } = plot.select;
     plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
     const ends = { x: [left, left + width], y: [top + height, top] };
-    panel.page.pick(...Object.entries(ends).map(([side, places]) => [panel.keys[side], places.map((at) => plot.posToVal(at, side))]));
+    const value = (side) => (at) => plot.posToVal(at, side);
+    panel.page.pick(...["x", "y"].map((side) => [panel.keys[side], ends[side].map(value(side))]));
   };
   panel.box.onkeydown = (event) => {
-    if (!(event.key in ARROWS || event.key in ZOOMS)) return;
+    if (!(event.key in KEYS)) return;
     event.preventDefault();
     const { clientWidth: width, clientHeight: height } = panel.plot.over;
-    const [right, down] = ARROWS[event.key] ?? [0, 0];
-    view(panel, ZOOMS[event.key] ?? 1, [width * (0.5 + right), height * (0.5 + down)], [width / 2, height / 2]);
+    const [factor, right, down] = KEYS[event.key];
+    view(panel, factor, [width * (0.5 + right), height * (0.5 + down)], [width / 2, height / 2]);
   };
-  return {
-    cursor: {
-      x: false, y: false, points: { show: false }, bind: { dblclick: () => () => view(panel, 0) },
-      drag: { x: true, y: true, setScale: false, dist: REACH / 2 },
-    },
-    hooks: { init: [init], draw: [() => panel.draw()], setSelect: [setSelect], setCursor: [({ cursor }) => tell(panel, cursor)] },
-  };
+  const cursor = { x: false, y: false, points: { show: false }, drag: { x: true, y: true, setScale: false, dist: REACH / 2 },
+    bind: { dblclick: () => () => view(panel, 0) } };
+  const setCursor = ({ cursor: place }) => tell(panel, place);
+  return { cursor, hooks: { init: [init], draw: [() => panel.draw()], setSelect: [setSelect], setCursor: [setCursor] } };
 }
 
 // Shows a part of the axes `factor` times as wide, in which the place `from` comes to lie at `to`; all for 0.
@@ -57,7 +59,7 @@ function nearest(panel, left, top) {
 }
 
 function tell(panel, { left, top }) {
-  const { page: { data, choice }, tip, plot: { over } } = panel;
+  const { page: { data, choice }, tip } = panel;
   const point = nearest(panel, left, top);
   tip.hidden = !point;
   if (!point) return;
@@ -69,8 +71,4 @@ function tell(panel, { left, top }) {
     ties.length > 0 && `tied with ${ties.slice(0, 8).join(", ")}${ties.length > 8 ? ", …" : ""}`,
     ...choice.keys.map((key) => `${label(data.axis(key))}: ${show(data.values[key][trial])}${interval(key)}`), layout,
   ].filter(Boolean).join("\n");
-  const before = left > over.clientWidth / 2;
-  tip.style.top = `${top + 20}px`;
-  tip.style.left = before ? "" : `${left + 70}px`;
-  tip.style.right = before ? `${over.clientWidth - left + 10}px` : "";
 }

@@ -1,8 +1,8 @@
 // One panel: a study's trials over two axes. The cloud is pixels; the front and the references are drawn over it.
 import uPlot from "./uplot.esm.js";
+import { drawCloud } from "./cloud.js";
 import { gestures } from "./gestures.js";
-import { axis, colour, extent, label } from "./plotting.js";
-import { Raster } from "./raster.js";
+import { axis, colour, extent, label, sizeOf, stroke } from "./plotting.js";
 
 const SIDES = ["x", "y"];
 
@@ -11,11 +11,7 @@ export class Panel {
   constructor(figure, page) {
     const [box, tip] = [".plot", ".tip"].map((part) => figure.querySelector(part));
     Object.assign(this, { page, box, tip, number: figure.dataset.panel });
-    new ResizeObserver(() => this.plot?.setSize(this.size)).observe(box);
-  }
-
-  get size() {
-    return { width: this.box.clientWidth, height: this.box.clientHeight };
+    new ResizeObserver(() => this.plot?.setSize(sizeOf(box))).observe(box);
   }
 
   // Lays the panel out anew, for other axes or other scales.
@@ -28,7 +24,7 @@ export class Panel {
     const [x, y] = SIDES.map((side, i) => ({ time: false, distr: logs[i] ? 3 : 1, range: () => this.range(side) }));
     this.zoomed = {};
     this.plot = new uPlot({
-      ...this.size, ...gestures(this), legend: { show: false }, series: [{}, { show: false }], scales: { x, y },
+      ...sizeOf(this.box), ...gestures(this), legend: { show: false }, series: [{}, { show: false }], scales: { x, y },
       axes: SIDES.map((side, i) => axis(side, names[i], logs[i])),
     }, [[1, 2], [1, 2]], this.box);
     this.box.setAttribute("aria-label", `${names[1]} over ${names[0]}: arrow keys move, + and - zoom, 0 shows all`);
@@ -57,10 +53,10 @@ export class Panel {
     context.beginPath();
     context.rect(area.left, area.top, area.width, area.height);
     context.clip();
+    context.textAlign = "center";
     this.drawCloud(context, area);
     this.drawLines(context, area);
-    for (const point of data.front) this.drawFront(context, point);
-    for (const point of data.references) this.drawStar(context, point);
+    for (const point of [...data.front, ...data.references]) this.drawPoint(context, point);
     context.restore();
   }
 
@@ -70,13 +66,13 @@ export class Panel {
       const [key, log] = [this.keys[side], this.plot.scales[side].distr === 3];
       const [start, one] = (log ? [1, Math.E] : [0, 1]).map((value) => this.at({ [key]: value }, side));
       const from = start - (side === "x" ? area.left : area.top);
-      return Float32Array.from(values[key], (value) => from + (one - start) * (log ? Math.log(value) : value));
+      return values[key].map((value) => from + (one - start) * (log ? Math.log(value) : value));
     });
-    const raster = new Raster(area);
-    raster.add(this.cloud, (i) => shown[i] && feasible[i] === 0, colour("bad"), true);
-    raster.add(this.cloud, (i) => shown[i] && feasible[i] !== 0, colour(ranges.size ? "line" : "hue-4"));
-    if (ranges.size) raster.add(this.cloud, (i) => picked[i], colour("link"));
-    raster.onto(context, area);
+    drawCloud(context, area, this.cloud, [
+      { wanted: (i) => shown[i] && feasible[i] === 0, colour: colour("bad"), crossed: true },
+      { wanted: (i) => shown[i] && feasible[i] !== 0, colour: colour(ranges.size ? "line" : "hue-4") },
+      { wanted: (i) => ranges.size && picked[i], colour: colour("link") },
+    ]);
   }
 
   // Budgets, and the ends of what is picked.
@@ -86,7 +82,7 @@ export class Panel {
       const line = (value, name) => {
         const at = this.at({ [key]: value }, side);
         context.strokeStyle = colour(name);
-        stroke(context, ...(side === "x" ? [[at, top], [at, top + height]] : [[left, at], [left + width, at]]));
+        stroke(context, side === "x" ? [[at, top], [at, top + height]] : [[left, at], [left + width, at]]);
       };
       context.setLineDash([6, 4]);
       line(data.axis(key).budget, "bad");
@@ -96,31 +92,21 @@ export class Panel {
     context.setLineDash([]);
   }
 
-  // A dot with its 95 % intervals; hollow where it is not on the front, but tied with it.
-  drawFront(context, { trial, on, values, low, high }) {
+  // A dot for a trial of the front, hollow where it is only tied with it, or a reference's star; with 95 % intervals.
+  drawPoint(context, { trial, on, name, values, low, high }) {
     const [x, y] = SIDES.map((side) => this.at(values, side));
-    Object.assign(context, { globalAlpha: this.page.picked[trial] ? 1 : 0.25, strokeStyle: colour("hue-1") });
-    stroke(context, [this.at(low, "x"), y], [this.at(high, "x"), y]);
-    stroke(context, [x, this.at(low, "y")], [x, this.at(high, "y")]);
-    context.fillStyle = colour(on ? "hue-1" : "ground");
+    context.globalAlpha = name || this.page.picked[trial] ? 1 : 0.25;
+    context.strokeStyle = colour(name ? "ink" : "hue-1");
+    context.fillStyle = on === false ? colour("ground") : context.strokeStyle;
+    stroke(context, [[this.at(low, "x"), y], [this.at(high, "x"), y]]);
+    stroke(context, [[x, this.at(low, "y")], [x, this.at(high, "y")]]);
     context.beginPath();
-    context.arc(x, y, 4 * uPlot.pxRatio, 0, 2 * Math.PI);
+    context.arc(x, y, name ? 0 : 4 * uPlot.pxRatio, 0, 2 * Math.PI);
     context.fill();
     context.stroke();
-    context.globalAlpha = 1;
-  }
-
-  drawStar(context, { name, values }) {
-    Object.assign(context, { fillStyle: colour("ink"), textAlign: "center", textBaseline: "middle" });
-    for (const [text, size, above] of [["★", 20, 0], [name, 11, 14]]) {
+    for (const [text, size, above] of name ? [["★", 20, -7], [name, 11, 12]] : []) {
       context.font = `${size * uPlot.pxRatio}px system-ui`;
-      context.fillText(text, this.at(values, "x"), this.at(values, "y") - above * uPlot.pxRatio);
+      context.fillText(text, x, y - above * uPlot.pxRatio);
     }
   }
-}
-
-function stroke(context, ...points) {
-  context.beginPath();
-  for (const point of points) context.lineTo(...point);
-  context.stroke();
 }

@@ -1,20 +1,20 @@
 // Parallel coordinates: an axis for each column at hand, brushed by dragging along it or by its two number fields.
 import { short } from "./choice.js";
-import { colour, extent, label, show } from "./plotting.js";
+import { colour, extent, label, show, stroke } from "./plotting.js";
 
 const MOST = 1500; // lines of trials off the front: more are slow, and no clearer
 const [TOP, BOTTOM] = [24, 14];
 
 export class Parallel {
   constructor(box, page) {
-    const [canvas, fields, note] = ["canvas", ".fields", ".note"].map((part) => box.querySelector(part));
-    Object.assign(this, { page, canvas, fields, note });
+    const [canvas, fields] = ["canvas", ".fields"].map((part) => box.querySelector(part));
+    Object.assign(this, { page, canvas, fields });
     let held = null;
     canvas.onpointerdown = ({ offsetX, offsetY, pointerId }) => {
       held = { axis: this.axes[Math.floor((offsetX / canvas.clientWidth) * this.axes.length)], from: offsetY };
       canvas.setPointerCapture(pointerId);
     };
-    canvas.onpointermove = ({ offsetY }) => held && page.pick([held.axis.key, [held.from, offsetY].map(held.axis.value)]);
+    canvas.onpointermove = ({ offsetY: to }) => held && page.pick([held.axis.key, [held.from, to].map(held.axis.value)]);
     canvas.onpointerup = ({ offsetY }) => {
       if (held?.from === offsetY) page.pick([held.axis.key, null]); // a click lets go
       held = null;
@@ -54,11 +54,13 @@ export class Parallel {
     Object.assign(canvas, { width: width * devicePixelRatio, height: canvas.clientHeight * devicePixelRatio });
     const context = canvas.getContext("2d");
     context.scale(devicePixelRatio, devicePixelRatio);
+    Object.assign(context, { font: "11px system-ui", textAlign: "center" });
     this.drawLines(context);
     for (const { x, y, name, ends, range } of this.axes) {
-      Object.assign(context, { fillStyle: colour("ink"), strokeStyle: colour("ink"), font: "11px system-ui", textAlign: "center" });
+      context.fillStyle = context.strokeStyle = colour("ink");
       context.strokeRect(x, TOP, 0, height);
-      [[name, 10], [show(ends[1]), 21], [show(ends[0]), height + TOP + 12]].forEach(([text, at]) => context.fillText(text, x, at));
+      const texts = [[name, 10], [show(ends[1]), 21], [show(ends[0]), height + TOP + 12]];
+      for (const [text, at] of texts) context.fillText(text, x, at);
       const [low, high] = (range ?? []).map((value) => Math.min(TOP + height, Math.max(TOP, y(value))));
       Object.assign(context, { fillStyle: colour("link"), globalAlpha: 0.35 });
       context.fillRect(x - 6, high, 12, low - high);
@@ -68,29 +70,23 @@ export class Parallel {
 
   drawLines(context) {
     const { data, choice: { ranges }, shown, picked } = this.page;
-    const lines = (points, name, strength) => points.forEach(({ trial, values }) => {
-      Object.assign(context, { strokeStyle: colour(name), globalAlpha: strength(trial) });
-      context.beginPath();
-      let gap = true; // nothing is drawn through a missing value
-      for (const { key, x, y } of this.axes) {
-        const at = y(values ? values[key] ?? NaN : data.values[key][trial]);
-        if (Number.isFinite(at)) context[gap ? "moveTo" : "lineTo"](x, at);
-        gap = !Number.isFinite(at);
+    const lines = (points, name, strength) => {
+      context.strokeStyle = colour(name);
+      for (const { trial, values } of points) {
+        context.globalAlpha = strength(trial);
+        const value = (key) => (values ? values[key] ?? NaN : data.values[key][trial]);
+        stroke(context, this.axes.map(({ key, x, y }) => [x, y(value(key))]));
       }
-      context.stroke();
-    });
-    const kinds = { bad: [], soft: [], link: [] };
-    shown.forEach((yes, trial) => {
-      const others = data.feasible[trial] === 0 ? "bad" : "soft";
-      if (yes) kinds[ranges.size && picked[trial] ? "link" : others].push({ trial });
-    });
-    const every = Object.values(kinds).map((points) => Math.ceil(points.length / MOST));
-    Object.entries(kinds).forEach(([name, points], i) => {
-      lines(points.filter((_, n) => n % every[i] === 0), name, () => (name === "link" ? 0.4 : 0.15));
-    });
+    };
+    const kind = (trial) => (ranges.size && picked[trial] ? "link" : data.feasible[trial] === 0 ? "bad" : "soft");
+    const trials = [...shown.keys()].filter((trial) => shown[trial]);
+    for (const name of ["bad", "soft", "link"]) {
+      const points = trials.filter((trial) => kind(trial) === name);
+      const drawn = points.filter((_, i) => i % Math.ceil(points.length / MOST) === 0);
+      lines(drawn.map((trial) => ({ trial })), name, () => (name === "link" ? 0.4 : 0.15));
+    }
     lines(data.front, "hue-1", (trial) => (picked[trial] ? 1 : 0.15));
     lines(data.references, "ink", () => 0.8);
     context.globalAlpha = 1;
-    this.note.textContent = Math.max(...every) > 1 ? `Of the trials, ${MOST} of a kind are drawn here; of the front, all.` : "";
   }
 }

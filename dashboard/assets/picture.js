@@ -9,7 +9,6 @@ export async function savePng(canvases, name) {
   context.fillStyle = getComputedStyle(document.body).backgroundColor;
   context.fillRect(0, 0, right - left, bottom - top);
   boxes.forEach(({ x, y, width, height }, i) => context.drawImage(canvases[i], x - left, y - top, width, height));
-  const link = Object.assign(document.createElement("a"), { download: `${name}.png` });
-  link.href = URL.createObjectURL(await whole.convertToBlob());
-  link.click();
+  const href = URL.createObjectURL(await whole.convertToBlob());
+  Object.assign(document.createElement("a"), { href, download: `${name}.png` }).click();
 }

@@ -8,10 +8,6 @@ export class StudyData {
     return this.axes.find((axis) => axis.key === key);
   }
 
-  get objectives() {
-    return this.axes.filter((axis) => axis.objective).map((axis) => axis.key);
-  }
-
   // Asks for what is new in the columns `keys`; whether anything is.
   async update(keys, whole = keys.some((key) => !(key in (this.values ?? {})))) {
     const query = new URLSearchParams({ since: whole ? 0 : this.revision, axes: keys.join(",") });

@@ -1,6 +1,6 @@
 // A study's page: linked panels, parallel coordinates and the course of the hypervolume, kept up while one looks.
 import { AXES, Choice } from "./choice.js";
-import { Course } from "./course.js";
+import { course } from "./course.js";
 import { Panel } from "./panel.js";
 import { Parallel } from "./parallel.js";
 import { savePng } from "./picture.js";
@@ -17,18 +17,19 @@ class StudyPage {
     this.panels = [...section.querySelectorAll(".panel")].map((figure) => new Panel(figure, this));
     this.parallel = new Parallel(byId("parallel"), this);
     this.courses = [
-      new Course(byId("course-trials"), "complete trials", ({ course, status, statuses }) => [
+      course(byId("course-trials"), "complete trials", ({ course, status, statuses }) => [
         ...course.complete, status.filter((code) => statuses[code] === "complete").length]),
-      new Course(byId("course-hours"), "hours of device time", ({ course, device_seconds: now }) => [
+      course(byId("course-hours"), "hours of device time", ({ course, device_seconds: now }) => [
         ...course.device_seconds, now].map((seconds) => seconds / 3600)),
     ];
     section.addEventListener("change", ({ target: { name, checked } }) => {
       if (name.startsWith("log")) this.choice.log[checked ? "add" : "delete"](this.choice.key(name.slice(3)));
       if (name) this.load();
     });
-    byId("clear").addEventListener("click", () => this.clear());
+    const clear = () => this.pick(...[...this.choice.ranges.keys()].map((key) => [key, null]));
+    byId("clear").addEventListener("click", clear);
     byId("png").addEventListener("click", () => savePng([...section.querySelectorAll("canvas")], data.name));
-    document.addEventListener("keydown", ({ key }) => key === "Escape" && this.clear());
+    document.addEventListener("keydown", ({ key }) => key === "Escape" && clear());
     document.addEventListener("visibilitychange", () => this.keepUp());
     document.addEventListener("refreshed", () => this.showRows());
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.load());
@@ -37,15 +38,6 @@ class StudyPage {
   pick(...ranges) {
     for (const [key, ends] of ranges) this.choice.ranges[ends ? "set" : "delete"](key, ends?.sort((a, b) => a - b));
     this.show();
-  }
-
-  clear() {
-    this.choice.ranges.clear();
-    this.show();
-  }
-
-  open(point) {
-    if (point) location.assign(`${location.pathname}/trials/${point.trial}`);
   }
 
   // Fetches what the chosen axes need, and lays everything out for them.
@@ -58,13 +50,12 @@ class StudyPage {
   show(how = "update") {
     const { choice, data } = this;
     choice.write();
-    this.shown = choice.shown();
-    this.picked = choice.picked(this.shown);
+    Object.assign(this, choice.masks());
     const count = this.picked.reduce((sum, one) => sum + one, 0);
-    byId("picked").textContent = choice.ranges.size > 0 ? `${count} of ${data.trials} trials picked` : "";
+    byId("picked").textContent = choice.ranges.size ? `${count} of ${data.trials} trials picked` : "";
     this.showRows();
     for (const each of [...this.panels, this.parallel]) each[how]();
-    for (const each of this.courses) each.update(data);
+    for (const show of this.courses) show(data);
   }
 
   // Marks what is picked in the ranked list, which is replaced as the study goes on.
