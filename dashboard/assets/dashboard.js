@@ -1,5 +1,6 @@
 // Keeps every part of a page up that says so: <section id="..." data-refresh="seconds"> is fetched again, from
-// data-from or the page's own address, and replaced where it changed. Hidden pages rest.
+// data-from or the page's own address, and replaced where the server has it otherwise. What is marked in it stays
+// marked, and nothing is replaced in which somebody is at work. Hidden pages rest.
 
 export async function fetchPage(url) {
   const answer = await fetch(url, { headers: { Accept: "text/html" }, redirect: "error" });
@@ -7,21 +8,28 @@ export async function fetchPage(url) {
   return new DOMParser().parseFromString(await answer.text(), "text/html");
 }
 
-async function refresh(id) {
-  const page = await fetchPage(document.getElementById(id)?.dataset.from ?? location.href);
-  const [now, next] = [document, page].map((each) => each.getElementById(id));
-  if (now && next && !now.isEqualNode(next) && !now.contains(document.activeElement)) {
-    now.replaceWith(document.adoptNode(next));
-  }
+function replace(part, next) {
+  const marked = new Set([...part.querySelectorAll("input:checked")].map((box) => box.value));
+  for (const box of next.querySelectorAll("input[type=checkbox]")) box.checked = marked.has(box.value);
+  const across = [...part.querySelectorAll(".wide")].map((wide) => wide.scrollLeft);
+  part.replaceWith(document.adoptNode(next));
+  next.querySelectorAll(".wide").forEach((wide, place) => { wide.scrollLeft = across[place] ?? 0; });
+  document.dispatchEvent(new CustomEvent("refreshed"));
 }
 
-function keepUp(part) {
-  const { id } = part;
-  setInterval(() => {
-    if (document.visibilityState === "visible") {
-      refresh(id).catch((error) => console.info(`not refreshed: ${error.message}`));
+function keepUp({ id, outerHTML, dataset: { refresh, from = location.href } }) {
+  let known = outerHTML; // as the server had it last, whatever scripts made of it here
+  setInterval(async () => {
+    if (document.visibilityState === "hidden") return;
+    try {
+      const [part, next] = [document, await fetchPage(from)].map((page) => page.getElementById(id));
+      if (!part || !next || next.outerHTML === known || part.contains(document.activeElement)) return;
+      known = next.outerHTML;
+      replace(part, next);
+    } catch (error) {
+      console.info(`not refreshed: ${error.message}`);
     }
-  }, 1000 * Number(part.dataset.refresh));
+  }, 1000 * Number(refresh));
 }
 
 document.querySelectorAll("[data-refresh][id]").forEach(keepUp);

@@ -31,6 +31,7 @@ class StudyPage {
     byId("png").addEventListener("click", () => savePng(section, data.name));
     document.addEventListener("keydown", ({ key }) => key === "Escape" && clear());
     document.addEventListener("visibilitychange", () => this.keepUp());
+    document.addEventListener("refreshed", () => this.showRows());
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.load());
   }
   // Picks what is within the ranges: of each axis, by its key, two ends, or null for all.
@@ -50,12 +51,18 @@ class StudyPage {
     const { choice, data } = this;
     choice.write();
     Object.assign(this, choice.masks());
-    const [brushed, count] = [choice.ranges.size > 0, this.picked.reduce((sum, one) => sum + one, 0)];
-    byId("picked").textContent = brushed ? `${count} of ${data.trials} trials picked` : "";
-    for (const row of document.querySelectorAll("#ranked [data-trial]"))
-      row.classList.toggle("picked", brushed && this.picked[row.dataset.trial] === 1);
+    const count = this.picked.reduce((sum, one) => sum + one, 0);
+    byId("picked").textContent = choice.ranges.size ? `${count} of ${data.trials} trials picked` : "";
+    this.showRows();
     for (const each of [...this.panels, this.parallel]) each[how]();
     for (const show of this.courses) show(data);
+  }
+
+  // Marks what is picked in the ranked list, which is replaced as the study goes on.
+  showRows() {
+    for (const row of document.querySelectorAll("#ranked [data-trial]")) {
+      row.classList.toggle("picked", this.choice.ranges.size > 0 && this.picked?.[row.dataset.trial] === 1);
+    }
   }
 
   // Asks again and again while the page is seen; where that fails, the page says so.

@@ -26,6 +26,18 @@ def test_new_trials_appear(lab: LiveLab, live: str, live_page: Page) -> None:
     expect(live_page.locator("#now")).to_contain_text(re.compile(r"Front\s*1\s*trials"))
 
 
+def test_the_ranked_list_goes_on_and_keeps_its_marks(lab: LiveLab, live: str, live_page: Page) -> None:
+    show(live_page, f"{live}/study?pick=quality:0.5:9")
+    row = live_page.locator("#ranked tr[data-trial]").first
+    marked = row.get_attribute("data-trial")
+    row.get_by_role("checkbox").check()
+    live_page.locator("h1").click()
+    best = lab.complete(studies.find_id(lab.store, "study"), 2.0, 5.0, 5.0)
+    expect(live_page.locator(f"#ranked tr[data-trial='{best}']")).to_have_class("picked")
+    expect(live_page.locator("#ranked input:checked")).to_have_count(1)
+    expect(live_page.locator(f"#ranked tr[data-trial='{marked}'] input")).to_be_checked()
+
+
 def test_only_what_is_new_is_asked_for(lab: LiveLab, live: str, live_page: Page) -> None:
     asked: list[str] = []
     live_page.on("request", lambda request: asked.append(request.url) if "/points?" in request.url else None)
