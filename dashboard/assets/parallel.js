@@ -1,8 +1,8 @@
 // Parallel coordinates: an axis for each column at hand, brushed by dragging along it or by its two number fields.
 import { colour, extent, label, show, stroke } from "./plotting.js";
 
-const MOST = 1500; // lines of trials off the front: more are slow, and no clearer
-const [TOP, BOTTOM] = [24, 14];
+// Pixels above and below the axes; and how many trials of a colour are drawn: more are slow, and no clearer.
+const [TOP, BOTTOM, MOST] = [24, 14, 1500];
 
 export class Parallel {
   constructor(box, page) {
@@ -47,7 +47,7 @@ export class Parallel {
       const [low, high] = ends.map(of);
       const y = (value) => TOP + ((high - of(value)) / (high - low)) * height;
       const value = (at) => back(high - (high - low) * Math.min(1, Math.max(0, (at - TOP) / height)));
-      [...children].slice(1).forEach((input, end) => { input.value = range ? Number(range[end].toPrecision(6)) : ""; });
+      [...children].slice(1).forEach((input, end) => { input.value = range?.[end] ?? ""; });
       return { key, x: ((i + 0.5) * width) / all.length, y, value, name: label(data.axis(key)), ends, range };
     });
     Object.assign(canvas, { width: width * devicePixelRatio, height: canvas.clientHeight * devicePixelRatio });
@@ -77,10 +77,10 @@ export class Parallel {
       }
     };
     const kind = (trial) => (ranges.size && picked[trial] ? "link" : data.feasible[trial] === 0 ? "bad" : "soft");
-    const thinned = (trials) => trials.filter((_, i) => i % Math.ceil(trials.length / MOST) === 0);
     const trials = [...shown.keys()].filter((trial) => shown[trial]);
     for (const [name, strength] of [["bad", 0.15], ["soft", 0.15], ["link", 0.4]]) {
-      lines(thinned(trials.filter((trial) => kind(trial) === name)), name, () => strength);
+      const thinned = (_, i, all) => i % Math.ceil(all.length / MOST) === 0;
+      lines(trials.filter((trial) => kind(trial) === name).filter(thinned), name, () => strength);
     }
     lines(data.front.map(({ trial }) => trial), "hue-1", (trial) => (picked[trial] ? 1 : 0.15));
     lines(data.references.map(({ trial }) => trial), "ink", () => 0.8);
