@@ -14,7 +14,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 from fastapi import HTTPException
 from starlette.requests import Request
@@ -27,9 +27,6 @@ LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 FORM_TOKEN = "form_token"
 LONGEST_NAME = 128
 
-_FORM = "application/x-www-form-urlencoded"
-_MAX_FORM = 1 << 20
-_MAX_FIELDS = 64
 _RANK = {Role.READ: 0, Role.OPERATE: 1, Role.ADMIN: 2}
 
 
@@ -76,7 +73,16 @@ class Visitor:
     @property
     def may_operate(self) -> bool:
         """Whether they may steer studies and devices."""
-        return _RANK[self.role] >= _RANK[Role.OPERATE]
+        return self.may(Role.OPERATE)
+
+    @property
+    def may_administer(self) -> bool:
+        """Whether they may remove devices, too."""
+        return self.may(Role.ADMIN)
+
+    def may(self, needed: Role) -> bool:
+        """Whether their role goes as far as `needed`."""
+        return _RANK[self.role] >= _RANK[needed]
 
 
 class PageAccess:
@@ -110,7 +116,7 @@ class PageAccess:
 
     def require_action(self, visitor: Visitor, needed: Role, request: Request, form: Mapping[str, str]) -> None:
         """Refuses an action (403) that was not asked for on one of our pages by somebody whose role allows it."""
-        if _RANK[visitor.role] < _RANK[needed]:
+        if not visitor.may(needed):
             raise HTTPException(403, f"this needs role {needed}; {visitor.name or 'who looks only'} has {visitor.role}")
         require_same_origin(request)
         if not hmac.compare_digest(form.get(FORM_TOKEN, "").encode(), visitor.form_token.encode()):
@@ -129,26 +135,6 @@ def require_same_origin(request: Request) -> None:
         ours = urlsplit(origin).netloc.lower() == request.headers.get("Host", "").lower() != ""
     if not ours:
         raise HTTPException(403, "this was not sent by a page of this server")
-
-
-async def read_form(request: Request) -> dict[str, str]:
-    """The fields of a posted form; of fields that stand twice the first counts.
-
-    Raises:
-        HTTPException: 413, 415 or 422, it is none that our pages send.
-    """
-    if request.headers.get("Content-Type", "").partition(";")[0].strip().lower() != _FORM:
-        raise HTTPException(415, f"send a form ({_FORM})")
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > _MAX_FORM:
-            raise HTTPException(413, f"more than {_MAX_FORM} bytes")
-    try:
-        fields = parse_qs(body.decode(), keep_blank_values=True, strict_parsing=True, max_num_fields=_MAX_FIELDS)
-    except ValueError:  # UnicodeDecodeError is one, too
-        raise HTTPException(422, "this is no form") from None
-    return {name: values[0] for name, values in fields.items()}
 
 
 def _host(request: Request) -> str:

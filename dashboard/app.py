@@ -8,32 +8,41 @@ from starlette.responses import Response
 from nas.dashboard.access import AccessRules, PageAccess
 from nas.dashboard.asset_files import assets_router
 from nas.dashboard.candidate import candidate_router
+from nas.dashboard.devices_page import devices_router
+from nas.dashboard.launch_page import launch_router
 from nas.dashboard.login import login_router
 from nas.dashboard.pages import page_route
 from nas.dashboard.sessions import Sessions
 from nas.dashboard.studies_page import studies_router
+from nas.dashboard.study_actions import study_actions_router
 from nas.dashboard.study_page import study_router
 from nas.service.live_study import LiveStudies
+from nas.service.submitted import SubmittedStudies
 from nas.store.store import Store
 
 
-def dashboard_router(store: Store, rules: AccessRules) -> APIRouter:
+def dashboard_router(store: Store, rules: AccessRules, submitted: SubmittedStudies | None = None) -> APIRouter:
     """All pages. A new page is a router, and a line here.
 
     Args:
         store: what they show.
         rules: who may see them.
+        submitted: runs the studies that people launch; None where nobody may act, as `rules` must say, too.
     """
     access, live = PageAccess(rules, Sessions(store)), LiveStudies(store)
     whole = APIRouter()
     for part in (
         assets_router(access),
         login_router(access),
-        studies_router(store, live, access),
+        studies_router(store, live, access, submitted),
         candidate_router(store, access),
+        devices_router(store, access),
         study_router(store, live, access),
     ):
         whole.include_router(part)
+    if submitted is not None:
+        whole.include_router(launch_router(store, submitted, access))
+        whole.include_router(study_actions_router(submitted, access))
     whole.include_router(_nowhere(access))  # the last, for paths that no other has
     return whole
 

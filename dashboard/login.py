@@ -8,7 +8,8 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from nas.dashboard.access import PageAccess, read_form, require_same_origin
+from nas.dashboard.access import PageAccess, require_same_origin
+from nas.dashboard.forms import read_form
 from nas.dashboard.pages import is_local_path, page, page_route
 from nas.dashboard.sessions import LASTS_S
 from nas.service.off_loop import off_loop

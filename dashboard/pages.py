@@ -21,7 +21,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from nas.core.errors import NasError
 from nas.dashboard.access import PageAccess, Visitor
-from nas.dashboard.shown import FILTERS
+from nas.dashboard.shown import FILTERS, harmless
 from nas.service.api_errors import answer_to
 
 CONTENT_SECURITY_POLICY = (
@@ -44,6 +44,7 @@ _templates = Environment(
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
+    finalize=harmless,
 )
 _templates.filters |= FILTERS
 

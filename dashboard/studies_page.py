@@ -13,13 +13,16 @@ from nas.dashboard.pages import answer, page_route
 from nas.dashboard.pictures.sparkline import sparkline
 from nas.service.live_study import LiveStudies
 from nas.service.studies_view import studies_view
+from nas.service.submitted import SubmittedStudies
 from nas.store.store import Store
 
 StudyId = Annotated[int | None, Query(ge=1, le=(1 << 53) - 1)]
 
 
-def studies_router(store: Store, live: LiveStudies, access: PageAccess) -> APIRouter:
-    """The pages about all studies."""
+def studies_router(
+    store: Store, live: LiveStudies, access: PageAccess, submitted: SubmittedStudies | None = None
+) -> APIRouter:  # fmt: skip
+    """The pages about all studies, also about those that were `submitted` and have not begun."""
     router = APIRouter(route_class=page_route(access), include_in_schema=False)
 
     @router.get("/")
@@ -29,6 +32,6 @@ def studies_router(store: Store, live: LiveStudies, access: PageAccess) -> APIRo
     @router.get("/studies")
     @router.get("/studies.json")
     def list_studies(request: Request, before: StudyId = None) -> Response:
-        return answer("studies.html", request, studies_view(store, live, before), sparkline=sparkline)
+        return answer("studies.html", request, studies_view(store, live, before, submitted), sparkline=sparkline)
 
     return router

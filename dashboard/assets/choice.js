@@ -44,4 +44,4 @@ export class Choice {
   }
 }
 
-export const short = (value) => Number(value.toPrecision(6));
+const short = (value) => Number(value.toPrecision(6));

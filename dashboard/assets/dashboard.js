@@ -9,8 +9,7 @@ export async function fetchPage(url) {
 
 async function refresh(id) {
   const page = await fetchPage(document.getElementById(id)?.dataset.from ?? location.href);
-  const now = document.getElementById(id);
-  const next = page.getElementById(id);
+  const [now, next] = [document, page].map((each) => each.getElementById(id));
   if (now && next && !now.isEqualNode(next) && !now.contains(document.activeElement)) {
     now.replaceWith(document.adoptNode(next));
   }

@@ -55,8 +55,8 @@ export class Panel {
     context.clip();
     context.textAlign = "center";
     this.drawCloud(context, area);
-    this.drawLines(context, area);
     for (const point of [...data.front, ...data.references]) this.drawPoint(context, point);
+    this.drawLines(context, area);
     context.restore();
   }
 
@@ -78,6 +78,7 @@ export class Panel {
   // Budgets, and the ends of what is picked.
   drawLines(context, { left, top, width, height }) {
     const { choice: { ranges }, data } = this.page;
+    context.globalAlpha = 1;
     for (const [side, key] of Object.entries(this.keys)) {
       const line = (value, name) => {
         const at = this.at({ [key]: value }, side);
@@ -89,7 +90,6 @@ export class Panel {
       context.setLineDash([2, 2]);
       for (const end of ranges.get(key) ?? []) line(end, "link");
     }
-    context.setLineDash([]);
   }
 
   // A dot for a trial of the front, hollow where it is only tied with it, or a reference's star; with 95 % intervals.

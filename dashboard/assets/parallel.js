@@ -1,5 +1,4 @@
 // Parallel coordinates: an axis for each column at hand, brushed by dragging along it or by its two number fields.
-import { short } from "./choice.js";
 import { colour, extent, label, show, stroke } from "./plotting.js";
 
 const MOST = 1500; // lines of trials off the front: more are slow, and no clearer
@@ -48,7 +47,7 @@ export class Parallel {
       const [low, high] = ends.map(of);
       const y = (value) => TOP + ((high - of(value)) / (high - low)) * height;
       const value = (at) => back(high - (high - low) * Math.min(1, Math.max(0, (at - TOP) / height)));
-      [...children].slice(1).forEach((input, end) => { input.value = range ? short(range[end]) : ""; });
+      [...children].slice(1).forEach((input, end) => { input.value = range ? Number(range[end].toPrecision(6)) : ""; });
       return { key, x: ((i + 0.5) * width) / all.length, y, value, name: label(data.axis(key)), ends, range };
     });
     Object.assign(canvas, { width: width * devicePixelRatio, height: canvas.clientHeight * devicePixelRatio });
@@ -70,23 +69,21 @@ export class Parallel {
 
   drawLines(context) {
     const { data, choice: { ranges }, shown, picked } = this.page;
-    const lines = (points, name, strength) => {
+    const lines = (trials, name, strength) => {
       context.strokeStyle = colour(name);
-      for (const { trial, values } of points) {
+      for (const trial of trials) {
         context.globalAlpha = strength(trial);
-        const value = (key) => (values ? values[key] ?? NaN : data.values[key][trial]);
-        stroke(context, this.axes.map(({ key, x, y }) => [x, y(value(key))]));
+        stroke(context, this.axes.map(({ key, x, y }) => [x, y(data.values[key][trial])]));
       }
     };
     const kind = (trial) => (ranges.size && picked[trial] ? "link" : data.feasible[trial] === 0 ? "bad" : "soft");
+    const thinned = (trials) => trials.filter((_, i) => i % Math.ceil(trials.length / MOST) === 0);
     const trials = [...shown.keys()].filter((trial) => shown[trial]);
-    for (const name of ["bad", "soft", "link"]) {
-      const points = trials.filter((trial) => kind(trial) === name);
-      const drawn = points.filter((_, i) => i % Math.ceil(points.length / MOST) === 0);
-      lines(drawn.map((trial) => ({ trial })), name, () => (name === "link" ? 0.4 : 0.15));
+    for (const [name, strength] of [["bad", 0.15], ["soft", 0.15], ["link", 0.4]]) {
+      lines(thinned(trials.filter((trial) => kind(trial) === name)), name, () => strength);
     }
-    lines(data.front, "hue-1", (trial) => (picked[trial] ? 1 : 0.15));
-    lines(data.references, "ink", () => 0.8);
+    lines(data.front.map(({ trial }) => trial), "hue-1", (trial) => (picked[trial] ? 1 : 0.15));
+    lines(data.references.map(({ trial }) => trial), "ink", () => 0.8);
     context.globalAlpha = 1;
   }
 }

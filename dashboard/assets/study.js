@@ -28,7 +28,7 @@ class StudyPage {
     });
     const clear = () => this.pick(...[...this.choice.ranges.keys()].map((key) => [key, null]));
     byId("clear").addEventListener("click", clear);
-    byId("png").addEventListener("click", () => savePng([...section.querySelectorAll("canvas")], data.name));
+    byId("png").addEventListener("click", () => savePng(section, data.name));
     document.addEventListener("keydown", ({ key }) => key === "Escape" && clear());
     document.addEventListener("visibilitychange", () => this.keepUp());
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.load());
@@ -52,9 +52,8 @@ class StudyPage {
     Object.assign(this, choice.masks());
     const [brushed, count] = [choice.ranges.size > 0, this.picked.reduce((sum, one) => sum + one, 0)];
     byId("picked").textContent = brushed ? `${count} of ${data.trials} trials picked` : "";
-    for (const row of document.querySelectorAll("#ranked [data-trial]")) {
+    for (const row of document.querySelectorAll("#ranked [data-trial]"))
       row.classList.toggle("picked", brushed && this.picked[row.dataset.trial] === 1);
-    }
     for (const each of [...this.panels, this.parallel]) each[how]();
     for (const show of this.courses) show(data);
   }

@@ -56,7 +56,7 @@ def serve(
     rules = AccessRules(secure=True, proxies=frozenset(proxy or ()))
     with (
         open_store(db, create=True) as store,
-        serving(store, options, lambda service: dashboard_router(service.store, rules)) as service,
+        serving(store, options, lambda service: dashboard_router(service.store, rules, service.studies)) as service,
     ):
         print_fields([("url", service.url), ("ca", service.certificates.ca_sha256)])
         say("enrol an agent: run 'nas agent token' here, and 'nas agent enrol LINE' on its host")

@@ -18,11 +18,11 @@ from nas.cli.studies import read_report, read_studies
 from nas.cli.study_view import print_agreement, print_front, report_fields
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
-from nas.core.space import SearchSpace
 from nas.core.trial import TrialState
 from nas.service.asking import replay as replay_log
 from nas.service.launch import support_filter
 from nas.service.ledger import all_events
+from nas.service.stored_space import stored_space
 from nas.store import studies, trials
 from nas.store.rows import Trial
 
@@ -115,7 +115,7 @@ def replay(study: StudyArgument, db: DatabaseOption = None, json: JsonFlag = Fal
     """Ask the proposer again along the study's log, and fail where it would propose something else."""
     with open_store(db) as store:
         found = studies.get(store, study)
-        space = SearchSpace.model_validate(found.space)
+        space = stored_space(found)
         recorded = trials.all(store, found.id)
         differences = replay_log(space, support_filter(space), recorded, all_events(store, found.id))
     own = sum(trial.origin != "reference" for trial in recorded)

@@ -28,8 +28,10 @@ _DEVICE = {
     "id": "pixel-7",
     "agent": "lab-1",
     "state": "leased",
+    "state_since": 1763690380.0,
     "health": "good",
     "health_reason": None,
+    "health_since": 1763683200.0,
     "checked_at": 1763683200.0,
     "last_seen": 1763690400.0,
     "epoch": 41,
@@ -82,8 +84,10 @@ class DeviceView(BaseModel):
     id: str
     agent: str
     state: DeviceState
+    state_since: Time
     health: Health
     health_reason: str | None
+    health_since: Time
     checked_at: float = Field(description="when it last passed a health check; 0 for never")
     last_seen: Time
     epoch: int = Field(description="number of its last lease")

@@ -26,6 +26,7 @@ from nas.service.candidate_models import (
 from nas.service.layout_view import layout_view
 from nas.service.record import CORPUS, Figures, Record, read_trials
 from nas.service.scales import PUBLISHED, figures_from_json
+from nas.service.stored_space import stored_space
 from nas.service.trainings import trainings
 from nas.store import artifacts, events, results, studies, trials
 from nas.store.rows import Result, Study
@@ -52,6 +53,7 @@ def candidate_views(store: Store, name: str, numbers: Sequence[int]) -> list[Can
 
     Raises:
         UnknownName: no such study, or no such trial.
+        InvalidInput: its space is none of this version's.
     """
     study = _read(store, name)
     records = read_trials(store, study.row, study.space, dict.fromkeys(numbers))
@@ -60,7 +62,7 @@ def candidate_views(store: Store, name: str, numbers: Sequence[int]) -> list[Can
 
 def _read(store: Store, name: str) -> _Study:
     row = studies.get(store, name)
-    space = SearchSpace.model_validate(row.space)
+    space = stored_space(row)
     rows = {
         reference: trials.by_layout(store, row.id, layout.id)
         for reference, layout in space.references.layouts().items()

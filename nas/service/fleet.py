@@ -41,8 +41,14 @@ def list_devices(store: Store, *, after: str = "", limit: int) -> DevicePage:
     return DevicePage(devices=shown, next=shown[-1].id if len(rows) > limit else None)
 
 
-def show_device(store: Store, id: str) -> DeviceDetail:
+def show_device(store: Store, id: str, *, history: int = HISTORY, runs: int = RUNS) -> DeviceDetail:
     """One device, its calibrations and drift, and its latest events and jobs.
+
+    Args:
+        store: where it is registered.
+        id: the device's.
+        history: at most so many events, and so many jobs.
+        runs: at most so many reference runs of each build.
 
     Raises:
         UnknownName: no such device.
@@ -51,9 +57,9 @@ def show_device(store: Store, id: str) -> DeviceDetail:
     return DeviceDetail(
         **{name: getattr(view, name) for name in DeviceView.model_fields},
         calibrations=[CalibrationView.model_validate(each) for each in calibrations.of_device(store, id)],
-        drift=[_drift(each) for each in calibrations.drift(store, id)],
-        history=[DeviceEventView.model_validate(event) for event in devices.history(store, id, limit=HISTORY)],
-        jobs=[JobView.model_validate(job) for job in pages.jobs(store, device=id, limit=HISTORY)],
+        drift=[_drift(each, runs) for each in calibrations.drift(store, id)],
+        history=[DeviceEventView.model_validate(event) for event in devices.history(store, id, limit=history)],
+        jobs=[JobView.model_validate(job) for job in pages.jobs(store, device=id, limit=history)],
     )
 
 
@@ -144,13 +150,13 @@ def list_jobs(
     return JobPage(jobs=shown, next=f"{shown[-1].created!r}~{shown[-1].id}" if len(rows) > limit else None)
 
 
-def _drift(found: calibrations.Drift) -> DriftView:
+def _drift(found: calibrations.Drift, most: int) -> DriftView:
     runs = [
         ReferenceRunView(
             at=point.at, job=point.job, ratio=point.run.ratio, temperature_c=point.run.temperature_c,
             calm=point.run.calm,
         )
-        for point in found.points[-RUNS:]
+        for point in found.points[-most:]
     ]  # fmt: skip
     reference_ms = found.calibration.reference_ms if found.calibration else None
     return DriftView(

@@ -35,6 +35,7 @@ from nas.service.progress import Snapshot
 from nas.service.record import CALIBRATED, CORPUS, LAUNCHED
 from nas.service.stage_work import Bench, StageWork
 from nas.service.stages import Stages
+from nas.service.stored_space import stored_space
 from nas.service.tune import ClusterCompute, RayCompute
 from nas.service.turns import Turns
 from nas.service.warm_start import require_studies, warm_start
@@ -234,8 +235,7 @@ def _study(store: Store, options: LaunchOptions) -> Study:
 
 
 def _require_same_space(study: Study, space: SearchSpace) -> None:
-    begun = SearchSpace.model_validate(study.space)
-    if changes := space_difference(begun, space):
+    if changes := space_difference(stored_space(study), space):
         shown = "\n  ".join(changes[:_SHOWN_CHANGES] + ["..."] * (len(changes) > _SHOWN_CHANGES))
         raise InvalidInput(
             f"study {study.name!r} began with another search space; it cannot be resumed:\n  {shown}", where="--resume"

@@ -11,10 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
-from pydantic import ValidationError
 
-from nas.core.errors import InvalidInput
-from nas.core.space import SearchSpace
 from nas.core.trial import Event, EventKind
 from nas.search import Volume
 from nas.service.live_axes import axis_views, cache_context, place_figures
@@ -26,6 +23,7 @@ from nas.service.live_table import ID_DIGITS, ORIGINS, Constants, LiveTable
 from nas.service.live_text import ColumnTexts
 from nas.service.record import CALIBRATED, LAUNCHED
 from nas.service.scales import PUBLISHED, figures_from_json
+from nas.service.stored_space import stored_space
 from nas.store import columns, events, studies
 from nas.store.columns import Completion
 from nas.store.rows import Study, StudyState
@@ -85,7 +83,7 @@ class LiveStudy:
 
     def _know(self, study: Study, revision: int) -> None:
         self.name, self.state = study.name, study.state
-        self.space = space = _space(study)
+        self.space = space = stored_space(study)
         notes = columns.notes(self._store, self.id, (CALIBRATED, LAUNCHED), _FROZEN, up_to=revision)
         told = [note.payload for note in notes]
         devices = sorted({(note["id"], note["device"]) for note in told if note.get("what") == CALIBRATED})
@@ -170,15 +168,6 @@ class LiveStudies:
         # Not under the lock of all: a large study takes seconds when it is looked at first.
         found.refresh()
         return found
-
-
-def _space(study: Study) -> SearchSpace:
-    try:
-        return SearchSpace.model_validate(study.space)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise InvalidInput(f"study {study.name}: this version cannot read its space: {where}: {first['msg']}") from None
 
 
 def _changes_all(event: Event) -> bool:

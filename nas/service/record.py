@@ -17,6 +17,7 @@ from nas.search import Observation
 from nas.service.asking import TOLD, WARM
 from nas.service.ledger import all_events
 from nas.service.scales import PUBLISHED, figures_from_json
+from nas.service.stored_space import stored_space
 from nas.store import events, results, studies, trials
 from nas.store.rows import Result, Study, Trial
 from nas.store.store import Store
@@ -108,9 +109,10 @@ def read_study(store: Store, name: str) -> StudyRecord:
 
     Raises:
         UnknownName: no such study.
+        InvalidInput: its space is none of this version's.
     """
     study = studies.get(store, name)
-    space = SearchSpace.model_validate(study.space)
+    space = stored_space(study)
     records = {row.number: Record(row, Layout.from_json(row.layout)) for row in trials.all(store, study.id)}
     log = all_events(store, study.id)
     devices = _devices(event for event in log if event.payload.get("what") == CALIBRATED)

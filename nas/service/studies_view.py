@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.trial import TERMINAL
 from nas.service.live_study import LiveStudies, LiveStudy
+from nas.service.submission import SubmissionState
+from nas.service.submitted import SubmittedStudies
 from nas.store import pages
 from nas.store.pages import StudySummary
 from nas.store.store import Store
@@ -45,20 +47,39 @@ class StudyLine(BaseModel):
     problem: str | None = Field(None, description="why nothing but its name can be told")
 
 
+class WaitingLine(BaseModel):
+    """A submitted study that has not begun, or ended before it did."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    study: str
+    space: str
+    submitted: float = Field(description="seconds since the epoch")
+    submitted_by: str
+    state: SubmissionState
+    message: str | None
+
+
 class StudiesView(BaseModel):
     """A page of the list."""
 
     studies: list[StudyLine]
     next: int | None = Field(description="`before` of the next page; null on the last one")
+    waiting: list[WaitingLine] = Field(description="on the first page only")
 
 
-def studies_view(store: Store, live: LiveStudies, before: int | None = None) -> StudiesView:
-    """The newest studies, or those that are older than the study of id `before`."""
+def studies_view(
+    store: Store, live: LiveStudies, before: int | None = None, submitted: SubmittedStudies | None = None
+) -> StudiesView:  # fmt: skip
+    """The newest studies, and what waits of those `submitted`; or those that are older than the study `before`."""
     rows = pages.latest_studies(store, limit=PAGE + 1, before=before)
     shown = rows[:PAGE]
     lines = [_line(row, live) for row in shown]
+    waiting = submitted.not_begun() if submitted is not None and before is None else []
     return StudiesView(
-        studies=[line for line in lines if line is not None], next=shown[-1].id if len(rows) > PAGE else None
+        studies=[line for line in lines if line is not None],
+        next=shown[-1].id if len(rows) > PAGE else None,
+        waiting=[WaitingLine.model_validate(each) for each in waiting],
     )
 
 

@@ -24,6 +24,7 @@ from nas.search import Observation, Sampler
 from nas.service.asking import TOLD, WARM
 from nas.service.ledger import Ledger, all_events
 from nas.service.record import CALIBRATED
+from nas.service.stored_space import stored_space
 from nas.store import studies
 from nas.store.store import Store
 
@@ -166,7 +167,7 @@ def warm_line(row: Mapping[str, Any]) -> str:
 def _learn(store: Store, name: str, new: Named, sampler: Sampler) -> tuple[list[Observation], Json]:
     study = studies.get(store, name)
     events = all_events(store, study.id)
-    old = Named(SearchSpace.model_validate(study.space), _devices(events))
+    old = Named(stored_space(study), _devices(events))
     shared = Shared.between(old, new)
     found, left_out = [], Counter[str]()
     for seen in _last_told(events):

@@ -40,6 +40,6 @@ def test_another_content_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["vendor_assets.py"])
     monkeypatch.setattr(vendor_assets, "_fetch", lambda wanted, folder: (b"something else", "MIT"))
     before = {file.name: file.read_bytes() for file in ASSETS.iterdir()}
-    with pytest.raises(SystemExit, match="not what assets.lock says"):
+    with pytest.raises(SystemExit, match=r"not what assets\.lock says"):
         vendor_assets.main()
     assert {file.name: file.read_bytes() for file in ASSETS.iterdir()} == before

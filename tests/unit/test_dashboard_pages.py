@@ -73,7 +73,7 @@ def listed(visitor: TestClient, query: str = "") -> Any:
 
 def test_without_studies_it_says_how_one_begins(visitor: TestClient) -> None:
     assert "nas launch" in Page(visitor.get("/studies", headers=HTML).text).text
-    assert listed(visitor) == {"studies": [], "next": None}
+    assert listed(visitor) == {"studies": [], "next": None, "waiting": []}
 
 
 def test_a_study_is_listed_with_its_progress(lab: LiveLab, visitor: TestClient) -> None:

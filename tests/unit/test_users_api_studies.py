@@ -87,6 +87,12 @@ def test_studies_have_plain_names(lab: Lab, name: str) -> None:
     assert not list(lab.home.glob("**/*"))
 
 
+def test_a_study_of_another_version_is_said_to_be_one(lab: Lab) -> None:
+    studies.create(lab.store, "older", {"name": "old", "layers": 3}, seed=0, version="0")
+    message = refusal(lab.client(Role.READ).get("/v1/studies/older"), 422, "invalid_input")
+    assert "this version cannot read its space" in message
+
+
 def test_the_list_holds_what_runs_and_what_waits(lab: Lab) -> None:
     for number in range(3):
         new_study(lab.store, f"study-{number}")

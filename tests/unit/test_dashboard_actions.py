@@ -1,0 +1,164 @@
+"""Every action of the pages: who may have it done, from where, and that nothing is done otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dashboard_lab import HOST, HTML, OURS, DashboardLab, Inputs, all_routes
+from fastapi.testclient import TestClient
+from users_api_lab import space_text
+
+from nas.dashboard.access import LOOPBACK_HOSTS, AccessRules
+from nas.store import devices, studies
+from nas.store.rows import DeviceState, Health, Role, StudyState
+
+ROUTES = all_routes()
+LOGGING_IN = {"/login", "/logout"}
+"""What strangers may post to, and who leaves; tests/unit/test_dashboard_access.py has their tests."""
+
+ACTIONS = sorted(route.path for route in ROUTES if "POST" in route.methods and route.path not in LOGGING_IN)
+FOR_ADMINS = {"/devices/{id}/remove"}
+FROM_ELSEWHERE = (
+    HTML,
+    OURS | {"Origin": "https://evil.example"},
+    OURS | {"Origin": "null"},
+    OURS | {"Origin": f"{HOST}0"},
+    HTML | {"Sec-Fetch-Site": "same-site"},
+)
+FIELDS = {"study": "new", "space": space_text(), "reason": "for a test", "next": "/studies"}
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> DashboardLab:
+    made = DashboardLab(tmp_path)
+    made.study()
+    return made
+
+
+def path_of(action: str) -> str:
+    """Of an action on something that is there."""
+    return action.replace("{name}", "study").replace("{id}", "box")
+
+
+def everything(lab: DashboardLab) -> Any:
+    """What actions change."""
+    kept = [(row.name, row.state, row.desired_state) for row in studies.all(lab.store)]
+    return kept, devices.all(lab.store), devices.history(lab.store, "box"), lab.submitted.not_begun()
+
+
+def test_there_is_no_other_way_to_change_something_than_to_post() -> None:
+    assert {method for route in ROUTES for method in route.methods} == {"GET", "POST"}
+    expected = {f"/studies/{{name}}/{order}" for order in ("pause", "run", "stop")} | {"/launch"}
+    expected |= {f"/devices/{{id}}/{order}" for order in ("drain", "resume", "quarantine", "release", "check")}
+    assert expected | FOR_ADMINS <= set(ACTIONS)
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_an_action_takes_its_role(lab: DashboardLab, action: str) -> None:
+    before = everything(lab)
+    too_low = [Role.READ, Role.OPERATE] if action in FOR_ADMINS else [Role.READ]
+    for role in too_low:
+        assert lab.visitor(role).post(path_of(action), **FIELDS).status_code == 403
+    assert lab.stranger().post(path_of(action), data=FIELDS, headers=OURS).headers["Location"] == "/login"
+    assert lab.stranger().post(path_of(action), data=FIELDS, headers={"Origin": HOST}).status_code == 401
+    assert everything(lab) == before
+    enough = Role.ADMIN if action in FOR_ADMINS else Role.OPERATE
+    assert lab.visitor(enough).post(path_of(action), **FIELDS).status_code in (303, 409)
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_an_action_of_another_site_is_refused(lab: DashboardLab, action: str) -> None:
+    visitor, before = lab.visitor(Role.ADMIN), everything(lab)
+    for headers in FROM_ELSEWHERE:
+        assert visitor.post(path_of(action), headers, **FIELDS).status_code == 403
+    assert everything(lab) == before
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_an_action_takes_the_form_of_its_session(lab: DashboardLab, action: str) -> None:
+    visitor, another = lab.visitor(Role.ADMIN), lab.visitor(Role.ADMIN)
+    before = everything(lab)
+    for token in ("", "0" * 64, another.form_token, "\u00e9"):
+        assert visitor.post(path_of(action), form_token=token, **FIELDS).status_code == 403
+    assert visitor.client.post(path_of(action), data=FIELDS, headers=OURS).status_code == 403
+    assert visitor.client.post(path_of(action), json=FIELDS, headers=OURS).status_code == 415
+    assert everything(lab) == before
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_nobody_acts_where_everybody_may_look(tmp_path: Path, action: str) -> None:
+    lab = DashboardLab(tmp_path, AccessRules(open_hosts=LOOPBACK_HOSTS, secure=False))
+    lab.study()
+    before = everything(lab)
+    browser = TestClient(lab.app, base_url="http://127.0.0.1:8000", follow_redirects=False)
+    answer = browser.post(path_of(action), data=FIELDS, headers=HTML | {"Origin": "http://127.0.0.1:8000"})
+    assert answer.status_code == 403
+    assert everything(lab) == before
+    page = browser.get("/studies", headers=HTML).text
+    assert Inputs(page).actions == [] and "Read only" in page
+
+
+def test_studies_are_paused_resumed_and_stopped(lab: DashboardLab) -> None:
+    visitor = lab.visitor(Role.OPERATE)
+    for order, offered in (("pause", {"run", "stop"}), ("run", {"pause", "stop"}), ("stop", {"run"})):
+        assert visitor.post(f"/studies/study/{order}").headers["Location"] == "/studies/study"
+        assert studies.get(lab.store, "study").desired_state == order
+        shown = Inputs(visitor.page("/studies").text)
+        assert set(shown.actions) == {f"/studies/study/{each}" for each in offered}
+        assert shown.fields["next"] == "/studies"
+        for path in ("/studies/study", "/studies/study/now"):
+            own = Inputs(visitor.page(path).text)
+            assert own.actions == shown.actions and own.fields["next"] == "/studies/study"
+
+
+def test_what_makes_no_sense_is_said(lab: DashboardLab) -> None:
+    visitor = lab.visitor(Role.OPERATE)
+    studies.set_state(lab.store, studies.get(lab.store, "study").id, StudyState.STOPPED)
+    answer = visitor.post("/studies/study/run")
+    assert answer.status_code == 409 and "nas launch --resume" in answer.text
+    answer = visitor.post("/studies/studi/stop")
+    assert answer.status_code == 404 and "did you mean" in answer.text
+    assert Inputs(visitor.page("/studies").text).actions == ["/studies/study/run"]
+
+
+@pytest.mark.parametrize("goal", ["//evil.example/", "https://evil.example", "/\\evil.example", "javascript:1"])
+def test_an_action_leads_to_no_other_host(lab: DashboardLab, goal: str) -> None:
+    visitor = lab.visitor(Role.OPERATE)
+    assert visitor.post("/studies/study/pause", next="/studies?before=7").headers["Location"] == "/studies?before=7"
+    assert visitor.post("/studies/study/pause", next=goal).headers["Location"] == "/studies/study"
+
+
+def test_devices_are_steered_and_the_reason_is_kept(lab: DashboardLab) -> None:
+    visitor = lab.visitor(Role.OPERATE)
+
+    def after(order: str) -> tuple[DeviceState, Health, str | None]:
+        answer = visitor.post(f"/devices/box/{order}", reason=f"for {order}")
+        assert (answer.status_code, answer.headers["Location"]) == (303, "/devices/box")
+        row = devices.get(lab.store, "box")
+        return row.state, row.health, row.health_reason
+
+    assert after("drain")[0] is DeviceState.DRAINING
+    assert "/devices/box/resume" in Inputs(visitor.page("/devices/box").text).actions
+    assert after("resume")[0] is DeviceState.IDLE
+    assert after("quarantine")[1:] == (Health.MAINTENANCE, "for quarantine")
+    refused = visitor.post("/devices/box/check")
+    assert refused.status_code == 422 and "release it first" in refused.text
+    page = visitor.page("/devices/box").text
+    assert "for quarantine" in page and "for drain" in page
+    assert set(Inputs(page).actions) == {"/devices/box/drain", "/devices/box/release"}
+    assert after("release")[1:] == (Health.UNKNOWN, "for release")
+    after("check")
+    assert visitor.post("/devices/box/drain", reason="x\ny").status_code == 422
+    assert visitor.post("/devices/box/drain", reason="x" * 501).status_code == 422
+
+
+def test_only_admins_are_offered_to_remove_devices(lab: DashboardLab) -> None:
+    for role, offered in ((Role.READ, False), (Role.OPERATE, False), (Role.ADMIN, True)):
+        actions = Inputs(lab.visitor(role).page("/devices/box").text).actions
+        assert ("/devices/box/remove" in actions) == offered
+        assert bool(actions) == (role is not Role.READ)
+    assert lab.visitor(Role.ADMIN).post("/devices/box/remove").status_code == 303
+    assert devices.get(lab.store, "box").health is Health.RETIRED
+    assert Inputs(lab.visitor(Role.ADMIN).page("/devices/box").text).actions == ["/devices/box/release"]

@@ -1,0 +1,126 @@
+"""The pages of devices: what they show, as HTML and as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from dashboard_lab import DashboardLab, Visitor
+from store_support import add_device, break_down, key, put, round_of, take
+from test_dashboard_pages import Page
+
+from nas.core.measurement import DRIFT_LIMIT
+from nas.dashboard import devices_page
+from nas.dashboard.pictures.drift import drift_chart
+from nas.service import fleet
+from nas.service.api_models import ReferenceRunView
+from nas.store import calibrations, devices, jobs
+from nas.store.calibrations import ReferenceRun
+from nas.store.rows import Health, Role
+
+CALM = ReferenceRun(ratio=1.01, temperature_c=41.5, calm=True)
+PLACE = ("box", "llama.cpp", "b7000")
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> DashboardLab:
+    return DashboardLab(tmp_path)
+
+
+@pytest.fixture
+def visitor(lab: DashboardLab) -> Visitor:
+    return lab.visitor(Role.READ)
+
+
+def shown(visitor: Visitor, path: str) -> Page:
+    answer = visitor.page(path)
+    assert answer.status_code == 200, answer.text
+    return Page(answer.text)
+
+
+def test_the_list_and_its_twin_say_the_same(lab: DashboardLab, visitor: Visitor) -> None:
+    devices.set_health(lab.store, "box", Health.MAINTENANCE, "battery swollen")
+    (told,) = visitor.client.get("/devices.json").json()["devices"]
+    assert told == fleet.list_devices(lab.store, limit=9).model_dump(mode="json")["devices"][0]
+    text = shown(visitor, "/devices").text
+    assert "box" in text and "maintenance: battery swollen" in text and "never" in text
+
+
+def test_without_devices_it_says_how_one_is_attached(lab: DashboardLab, visitor: Visitor) -> None:
+    with lab.store.write() as connection:
+        connection.exec_driver_sql("DELETE FROM device")
+    assert "nas device add" in shown(visitor, "/devices").text
+
+
+def test_many_devices_come_in_pages(
+    lab: DashboardLab, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setattr(devices_page, "PAGE", 2)
+    for name in "acde":
+        add_device(lab.store, name, agent=f"of-{name}")
+    seen, path = [], "/devices"
+    while path:
+        seen += [each["id"] for each in visitor.client.get(path.replace("/devices", "/devices.json")).json()["devices"]]
+        tags = shown(visitor, path).tags
+        path = next((str(named["href"]) for tag, named in tags if named.get("rel") == "next"), "")
+    assert seen == ["a", "box", "c", "d", "e"]
+
+
+def test_a_lease_says_who_has_it_and_until_when(lab: DashboardLab, visitor: Visitor) -> None:
+    put(lab.store)
+    devices.set_health(lab.store, "box", Health.GOOD)
+    held = take(lab.store)
+    assert held.lease_until == lab.clock.time + jobs.LEASE_S
+    until = f"00:{held.lease_until // 60:02.0f}:{held.lease_until % 60:02.0f} UTC"
+    assert f"local, until 1970-01-01 {until}" in shown(visitor, "/devices").text
+    text = shown(visitor, "/devices/box").text
+    assert f"local, epoch 1, until 1970-01-01 {until} unless renewed" in text
+    assert held.id[:12] in text and "leased" in text
+
+
+def test_failures_stand_in_the_history(lab: DashboardLab, visitor: Visitor) -> None:
+    put(lab.store)
+    devices.set_health(lab.store, "box", Health.GOOD)
+    break_down(lab.store, lab.clock)
+    text = shown(visitor, "/devices/box").text
+    assert "failure" in text and "cable fell out" in text and "unknown since" in text
+
+
+def test_jobs_lead_to_their_trials(lab: DashboardLab, visitor: Visitor) -> None:
+    study = lab.study()
+    trial = lab.propose(study)
+    jobs.enqueue(lab.store, key("of the trial"), round_of(), device="box", trial=(study, trial))
+    links = [named["href"] for tag, named in shown(visitor, "/devices/box").tags if tag == "a"]
+    assert f"/studies/study/trials/{trial}" in links
+
+
+def test_drift_and_temperature_are_drawn(lab: DashboardLab, visitor: Visitor) -> None:
+    calibrations.put(lab.store, *PLACE, 212.5, {})
+    for number in range(10):
+        lab.clock.time += 600
+        calibrations.note_runs(lab.store, PLACE, f"job-{number}", [CALM, replace(CALM, calm=False)], 212.5)
+    told = visitor.client.get("/devices/box.json").json()
+    assert len(told["drift"][0]["runs"]) == 20
+    page = shown(visitor, "/devices/box")
+    assert "The reference takes 212.5 ms." in page.text and "+1.0 % off" in page.text
+    dots = [named["class"] for tag, named in page.tags if tag == "circle"]
+    assert (dots.count("run"), dots.count("run refused")) == (10, 10)
+    assert [named["class"] for tag, named in page.tags if tag == "polyline"] == ["temperature"]
+
+
+def test_a_device_that_tells_no_temperature_has_none_drawn() -> None:
+    runs = [ReferenceRunView(at=at, job="j", ratio=1.2, temperature_c=None, calm=True) for at in (0.0, 3600.0)]
+    drawn = drift_chart(runs, "box", 7200.0)
+    assert "°C" not in drawn and "hours, 0 is now" in drawn
+    assert drawn.count('class="limit"') == 2 and f"limit: {100 * DRIFT_LIMIT:g} %" in drawn
+    assert "days, 0 is now" in drift_chart(runs, "box", 90 * 86_400.0)
+    assert "no reference runs yet" in drift_chart([], "box", 0.0)
+    assert "+20.00 %" in drift_chart(runs[:1], "box", 0.0)
+
+
+def test_a_device_that_is_not_there_is_said_with_the_nearest(visitor: Visitor) -> None:
+    answer = visitor.page("/devices/bxo")
+    assert answer.status_code == 404 and "did you mean &#39;box&#39;" in answer.text
+    assert visitor.client.get("/devices/bxo.json").json()["kind"] == "unknown_name"
+    assert visitor.page("/devices/B%00x").status_code == 422

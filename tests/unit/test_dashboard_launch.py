@@ -1,0 +1,158 @@
+"""Launching a study from a page: what is taken, and what is said where it cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from dashboard_lab import OURS, DashboardLab, Inputs, Visitor
+from users_api_lab import space_text
+
+from nas.search_spaces import list_spaces, load_space, parse_space
+from nas.store import studies
+from nas.store.rows import Role
+
+TYPED = "v: 1\r\nname: x\r\nmodle: {}  # \u202eright <b>&amp;\r\n"
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> DashboardLab:
+    return DashboardLab(tmp_path)
+
+
+@pytest.fixture
+def visitor(lab: DashboardLab) -> Visitor:
+    return lab.visitor(Role.OPERATE)
+
+
+def launch(visitor: Visitor, study: str = "mine", **fields: Any) -> httpx.Response:
+    return visitor.post("/launch", **{"study": study, "space": space_text()} | fields)
+
+
+def test_a_packaged_space_is_shown_to_begin_with(visitor: Visitor) -> None:
+    page = visitor.page("/launch").text
+    assert all(name in page for name in list_spaces())
+    text = Inputs(visitor.page("/launch?space=lfm2-demo").text).areas["space"]
+    assert parse_space(text, "space.yaml") == load_space("lfm2-demo")
+    answer = visitor.page("/launch?space=lfm2-dem")
+    assert answer.status_code == 404 and "did you mean &#39;lfm2-demo&#39;" in answer.text
+    assert visitor.page("/launch?space=/etc/passwd").status_code == 404
+
+
+def test_a_study_is_launched_and_waits_until_it_begins(lab: DashboardLab, visitor: Visitor) -> None:
+    answer = launch(visitor, trials="7", accept_noise="on")
+    assert (answer.status_code, answer.headers["Location"]) == (303, "/submissions/mine")
+    found = lab.submitted.find("mine")
+    assert found is not None
+    assert (found.trials, found.accept_noise, found.submitted_by) == (7, True, "operate")
+    assert (lab.home / "studies" / "mine" / "space.yaml").read_text() == space_text()
+    assert "for a place to run" in visitor.page("/submissions/mine").text
+    assert [each["study"] for each in visitor.client.get("/studies.json").json()["waiting"]] == ["mine"]
+    assert "/submissions/mine" in visitor.page("/studies").text
+    space = parse_space(space_text(), "space.yaml").model_dump(mode="json")
+    studies.create(lab.store, "mine", space, seed=0, version="0")
+    assert '<a href="/studies/mine">' in visitor.page("/submissions/mine").text
+    assert visitor.client.get("/studies.json").json()["waiting"] == []
+    assert launch(visitor, trials="7", accept_noise="on").headers["Location"] == "/studies/mine"
+
+
+def test_one_that_waits_is_stopped_and_taken_up_again(lab: DashboardLab, visitor: Visitor) -> None:
+    launch(visitor)
+    (stop,) = Inputs(visitor.page("/submissions/mine").text).actions
+    assert visitor.post(stop, next="/submissions/mine").headers["Location"] == "/submissions/mine"
+    page = visitor.page("/submissions/mine").text
+    assert "stopped while it waited" in page
+    assert Inputs(page).actions == ["/studies/mine/run"]
+    visitor.post("/studies/mine/run")
+    told = visitor.client.get("/submissions/mine.json").json()
+    assert (told["begun"], told["submission"]["state"]) == (False, "queued")
+    assert visitor.page("/submissions/mien").status_code == 404
+
+
+def test_problems_are_told_at_their_line_and_the_text_is_kept(lab: DashboardLab, visitor: Visitor) -> None:
+    lab.study()
+    answer = launch(visitor, space=TYPED, trials="9", warm_start="study", accept_noise="on")
+    assert answer.status_code == 422
+    assert "Line 3: modle: unknown key &#39;modle&#39;; did you mean &#39;model&#39;?" in answer.text
+    assert "<code>modle: {}  # \\u202eright &lt;b&gt;&amp;amp;</code>" in answer.text
+    kept = Inputs(answer.text)
+    assert kept.areas["space"] == TYPED.replace("\r\n", "\n")
+    assert (kept.fields["study"], kept.fields["trials"], kept.fields["warm_start"]) == ("mine", "9", "study")
+    assert 'name="accept_noise" type="checkbox" checked' in answer.text
+    assert lab.submitted.not_begun() == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "id", "message"),
+    [
+        ({"study": "../x"}, "study", "use up to 64 letters"),
+        ({"study": ""}, "study", "use up to 64 letters"),
+        ({"trials": "many"}, "trials", "valid integer"),
+        ({"trials": "0"}, "trials", "greater than or equal to 1"),
+        ({"warm_start": "studi"}, "warm_start", "did you mean &#39;study&#39;?"),
+        ({"warm_start": "a b, <c>"}, "warm_start", "use up to 64 letters"),
+        ({"space": ""}, "space", "Line 1"),
+        ({"space": "a: [1\n"}, "space", "not YAML"),
+        ({"space": "!!python/object/apply:os.system [id]"}, "space", "Line 1"),
+        ({"space": "a: &x [*x]\n"}, "space", "Line 1"),
+        ({"space": space_text(devices=["local", "bxo"])}, "space", "did you mean &#39;box&#39;?"),
+        ({"space": space_text(quality={"corpus": ["/etc/passwd"]})}, "space", "cannot name files"),
+        ({"space": "x" * 1_000_001}, "space", "at most 1000000 characters"),
+    ],
+)
+def test_each_problem_stands_at_its_field(
+    lab: DashboardLab, visitor: Visitor, fields: dict[str, str], id: str, message: str
+) -> None:  # fmt: skip
+    lab.study()
+    answer = launch(visitor, **fields)
+    assert answer.status_code == 422
+    told = answer.text.partition(f'id="{id}-problems">')[2].partition("</ul>")[0]
+    assert message in told
+    assert 'aria-invalid="true"' in answer.text
+    assert lab.submitted.not_begun() == []
+
+
+def test_a_name_that_is_taken_is_a_conflict(lab: DashboardLab, visitor: Visitor) -> None:
+    lab.study()
+    answer = launch(visitor, "study")
+    assert answer.status_code == 409 and 'id="study-problems"' in answer.text
+
+
+def test_a_file_counts_in_place_of_the_text(lab: DashboardLab, visitor: Visitor) -> None:
+    def send(content: bytes, **fields: str) -> httpx.Response:
+        files = {"file": ("my space.yaml", content, "application/yaml")}
+        data = {"form_token": visitor.form_token, "study": "mine", "space": TYPED} | fields
+        return visitor.client.post("/launch", data=data, files=files, headers=OURS)
+
+    refused = send(b"v: 1\nnmae: \xc3\xa9\n")
+    assert refused.status_code == 422
+    assert Inputs(refused.text).areas["space"] == "v: 1\nnmae: \xe9\n"
+    assert send(b"\xff\xfe").status_code == 422
+    assert send(b"x" * (5 << 20)).status_code == 413
+    assert send(b"", space=space_text()).headers["Location"] == "/submissions/mine"
+    assert send(space_text().encode(), study="second", space="").headers["Location"] == "/submissions/second"
+    assert (lab.home / "studies" / "second" / "space.yaml").read_text() == space_text()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"--x", b"--x--", b"--x\r\n\r\n--x--", b'--x\r\nContent-Disposition: form-data; name="study"\r\n\r\nmine',
+     b"--x\r\nContent-Disposition: form-data\r\n\r\nmine\r\n--x--", b"y--x\r\n--x--", b"\r\n--x" * 500],
+)  # fmt: skip
+def test_what_is_no_form_of_parts_is_refused(visitor: Visitor, body: bytes) -> None:
+    for kind in ("multipart/form-data; boundary=x", "multipart/form-data"):
+        answer = visitor.client.post("/launch", content=body, headers=OURS | {"Content-Type": kind})
+        assert answer.status_code in (403, 422)
+
+
+def test_who_may_only_look_is_told_so(lab: DashboardLab) -> None:
+    page = lab.visitor(Role.READ).page("/launch").text
+    assert "it needs the role operate" in page and "<button>Launch</button>" not in page
+
+
+def test_programs_are_told_what_a_study_can_be_made_of(visitor: Visitor) -> None:
+    told = visitor.client.get("/launch.json?space=lfm2-demo").json()
+    assert told["spaces"] == list_spaces() and told["devices"] == ["local", "box"]
+    assert "name: lfm2-demo" in told["form"]["space"]
