@@ -15,7 +15,7 @@ from nas.core.trial import EventKind
 from nas.search.sampling import Sampler
 from nas.service.record import CALIBRATED, LAUNCHED
 from nas.service.scales import ATTENTION, PUBLISHED, figures_json
-from nas.store import results, studies, trials
+from nas.store import columns, results, studies, trials
 from nas.store.rows import Proposal, StudyState
 from nas.store.store import Store
 from nas.store.study_file import FORMAT, VERSION
@@ -73,7 +73,7 @@ class Orchestrator:
 
     def __init__(self, store: Store, study: int, judge: Judge) -> None:
         self._store, self._study, self._judge = store, study, judge
-        known = {trial.layout_id for trial in trials.all(store, study)}
+        known = {row.layout_id for row in columns.states(store, study, range(columns.count(store, study)))}
         self._rng = rng_of(study, len(known))
         self._layouts = new_layouts(Sampler(judge.space), self._rng, known)
 

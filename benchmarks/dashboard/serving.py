@@ -65,9 +65,10 @@ def _alone(server: Served, orchestrator: Orchestrator, again: int) -> dict[str, 
         "first_page_cpu_s": round(server.cpu_s() - started, 2),
         "rss_mb": {"empty": round(before), "study": round(server.rss_mb())},
     }
-    _, view = client.json(f"/studies/{LIVE}.json")
-    report["axes"] = axes = ",".join(dict.fromkeys(panel[side] for panel in view["page"]["panels"] for side in "xy"))
-    report["front"] = view["front"]
+    _, told = client.json(f"/studies/{LIVE}/points")
+    report["axes"] = axes = ",".join(axis["key"] for axis in told["axes"] if axis["objective"])
+    report["front"] = sum(entry["on"] for entry in told["front"])
+    report["beside_the_front"] = len(told["front"]) - report["front"]
     whole = f"/studies/{LIVE}/points?since=0&axes={axes}"
     answer, told = client.json(whole)
     report["points_mb"] = round(len(answer.body) / 1e6, 2)

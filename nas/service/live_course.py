@@ -104,13 +104,17 @@ class DeviceSeconds:
 
     def __init__(self) -> None:
         self._seen: set[bytes] = set()
-        self._at: list[float] = []
-        self._seconds: list[float] = []
+        self._new: list[tuple[float, float]] = []
+        self._rows = np.zeros((0, 2))
+        """[M, 2] when each was made, in this order, and its seconds."""
+        self._spent = np.zeros(1)
+        """[M + 1] seconds of the first so many of them."""
 
     @property
     def total(self) -> float:
         """Seconds so far."""
-        return float(np.sum(self._seconds))
+        self._settle()
+        return float(self._spent[-1])
 
     def add(self, measured: Iterable[MeasuredRow]) -> None:
         """Takes what was measured; what it has seen counts once."""
@@ -118,11 +122,21 @@ class DeviceSeconds:
             key = bytes.fromhex(row.key)
             if key not in self._seen:
                 self._seen.add(key)
-                self._at.append(row.created)
-                self._seconds.append(row.seconds)
+                self._new.append((row.created, row.seconds))
 
     def until(self, moments: Sequence[float]) -> NDArray[np.float64]:
         """What had been spent by each of the moments."""
-        order = np.argsort(self._at, kind="stable")
-        spent = np.concatenate([[0.0], np.cumsum(np.asarray(self._seconds)[order])])
-        return np.asarray(spent[np.searchsorted(np.asarray(self._at)[order], moments, side="right")])
+        self._settle()
+        return np.asarray(self._spent[np.searchsorted(self._rows[:, 0], moments, side="right")])
+
+    def _settle(self) -> None:
+        """Puts what is new in its place: nearly always behind all the rest, which is then not reckoned again."""
+        if not self._new:
+            return
+        kept = int(np.searchsorted(self._rows[:, 0], min(self._new)[0], side="left"))
+        rest = np.concatenate([self._rows[kept:], np.array(self._new)])
+        rest = rest[np.lexsort(rest.T[::-1])]
+        self._new = []
+        self._rows = np.concatenate([self._rows[:kept], rest])
+        # One sum after the other, as over all rows at once: both are the same to the last digit.
+        self._spent = np.concatenate([self._spent[:kept], np.cumsum([self._spent[kept], *rest[:, 1]])])

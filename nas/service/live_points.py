@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -205,16 +206,18 @@ def _keys(study: LiveStudy, axes: Sequence[str]) -> list[str]:
 
 def _told(study: LiveStudy, told: NDArray[np.intp], keys: Sequence[str]) -> Told:
     plain = {name: column(told) for name, column in _columns(study).items()}
-    return Told(**plain, values={key: rounded(values(study, key)[told]).tolist() for key in keys})
+    return Told(**plain, values={key: _numbers(study, key, told) for key in keys})
+
+
+def _numbers(study: LiveStudy, key: str, some: Some) -> list[float]:
+    numbers: list[float] = rounded(values(study, key)[some]).tolist()
+    return numbers
 
 
 def _all_told(study: LiveStudy, keys: Sequence[str]) -> bytes:
     """`Told` of all trials, as JSON."""
     texts, size = study.texts, len(study.table)
-    numbers = {
-        key: texts.column(f"values {key}", size, lambda some, key=key: rounded(values(study, key)[some]).tolist())
-        for key in keys
-    }
+    numbers = {key: texts.column(f"values {key}", size, partial(_numbers, study, key)) for key in keys}
     plain = {name: texts.column(name, size, column) for name, column in _columns(study).items()}
     names = {"statuses": to_json(STATES), "origins": to_json(ORIGINS)}
     return _object({**plain, **names, "values": _object(numbers)})

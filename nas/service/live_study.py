@@ -89,6 +89,8 @@ class LiveStudy:
         devices = sorted({(note["id"], note["device"]) for note in told if note.get("what") == CALIBRATED})
         figures = figures_from_json(study.scales["figures"][PUBLISHED]) if study.scales else None
         self.constants = Constants(space, devices, figures, place_figures(space))
+        layouts = space.references.layouts()
+        self._references = {layout.id[:ID_DIGITS]: name for name, layout in layouts.items()}
         self.wanted = next((note["trials"] for note in reversed(told) if note.get("what") == LAUNCHED), None)
         """Trials that it is to have, references not counted; None where it was never launched."""
         point = study.reference_point
@@ -124,10 +126,9 @@ class LiveStudy:
 
     def references(self) -> dict[str, int]:
         """Reference layout -> its trial, of those that have been proposed."""
-        names = {layout.id[:ID_DIGITS]: name for name, layout in self.space.references.layouts().items()}
         rows = self.table.rows
         trials = np.flatnonzero(rows["origin"] == ORIGINS.index("reference")).tolist()
-        return {names[rows["layout_id"][trial].decode()]: trial for trial in trials}
+        return {self._references[rows["layout_id"][trial].decode()]: trial for trial in trials}
 
     @property
     def over(self) -> bool:

@@ -161,7 +161,7 @@ def measured(store: Store, study: int, trials: Sequence[int]) -> list[MeasuredRo
     )
     with store.read() as connection:
         # The figures are most of it; this parser takes a third of the time of the database layer's own.
-        return [MeasuredRow(*row[:5], from_json(row[5]), *row[6:]) for row in connection.execute(query)]
+        return [MeasuredRow._make((*row[:5], from_json(row[5]), *row[6:])) for row in connection.execute(query)]
 
 
 def qualities(store: Store, study: int, trials: Sequence[int]) -> list[QualityRow]:

@@ -13,7 +13,7 @@ from live_lab import LiveLab
 from nas.core.errors import UnknownName
 from nas.core.pareto import dominates, front_mask
 from nas.core.scoring import Axis
-from nas.service import live_front
+from nas.service import live_front, ranking
 from nas.service.agreement import rank_correlation, spearman
 from nas.service.live_front import near_front
 from nas.service.live_points import points, rounded
@@ -64,7 +64,7 @@ def test_of_too_many_near_ones_the_nearest_stay() -> None:
 
 def test_noise_is_drawn_anew_only_for_trials_that_count(lab: LiveLab, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[int] = []
-    real = live_front.front_chances
+    real = ranking.front_chances
 
     def counted(points: object, axes: list[object], draws: int) -> object:
         drawn.append(draws)
