@@ -59,7 +59,7 @@ export class Panel {
   }
 
   drawCloud(context, area) {
-    const { data: { feasible, values }, choice: { ranges }, shown, picked } = this.page;
+    const { data: { feasible, status, statuses, values }, choice: { ranges }, shown, picked } = this.page;
     this.cloud = SIDES.map((side) => {
       const [key, log] = [this.keys[side], this.plot.scales[side].distr === 3];
       const [start, one] = (log ? [1, Math.E] : [0, 1]).map((value) => this.at({ [key]: value }, side));
@@ -68,7 +68,8 @@ export class Panel {
     });
     drawCloud(context, area, this.cloud, [
       { wanted: (i) => shown[i] && feasible[i] === 0, colour: colour("bad"), crossed: true },
-      { wanted: (i) => shown[i] && feasible[i] !== 0, colour: colour(ranges.size ? "line" : "hue-4") },
+      { wanted: (i) => shown[i] && feasible[i] !== 0, colour: colour(ranges.size ? "line" : "hue-6") },
+      { wanted: (i) => !ranges.size && shown[i] && statuses[status[i]] === "complete", colour: colour("hue-4") },
       { wanted: (i) => ranges.size && picked[i], colour: colour("link") },
     ]);
   }

@@ -56,14 +56,13 @@ export class Parallel {
     Object.assign(context, { font: "11px system-ui", textAlign: "center" });
     this.drawLines(context);
     for (const { x, y, name, ends, range } of this.axes) {
-      context.fillStyle = context.strokeStyle = colour("ink");
+      Object.assign(context, { fillStyle: colour("ink"), strokeStyle: colour("ink"), globalAlpha: 1 });
       context.strokeRect(x, TOP, 0, height);
       const texts = [[name, 10], [show(ends[1]), 21], [show(ends[0]), height + TOP + 12]];
       for (const [text, at] of texts) context.fillText(text, x, at);
       const [low, high] = (range ?? []).map((value) => Math.min(TOP + height, Math.max(TOP, y(value))));
       Object.assign(context, { fillStyle: colour("link"), globalAlpha: 0.35 });
       context.fillRect(x - 6, high, 12, low - high);
-      context.globalAlpha = 1;
     }
   }
 
@@ -84,6 +83,5 @@ export class Parallel {
     }
     lines(data.front.map(({ trial }) => trial), "hue-1", (trial) => (picked[trial] ? 1 : 0.15));
     lines(data.references.map(({ trial }) => trial), "ink", () => 0.8);
-    context.globalAlpha = 1;
   }
 }

@@ -6,7 +6,8 @@ import { Parallel } from "./parallel.js";
 import { savePng } from "./picture.js";
 import { StudyData } from "./study-data.js";
 
-const EVERY = 3000; // milliseconds between questions for what is new
+// Milliseconds between questions for what is new.
+const EVERY = 3000;
 const short = (value) => Number(value.toPrecision(6));
 const byId = (id) => document.getElementById(id);
 
