@@ -73,7 +73,9 @@ def served(database: Path, folder: Path) -> Iterator[str]:
     rules = AccessRules(secure=False, proxies=frozenset({LOOPBACK}), proxy_roles={VISITOR: Role.OPERATE})
     with closing(Store.open(f"sqlite:///{copy}", artifacts=database.parent / "artifacts")) as store:
         app = web_app()
-        app.include_router(dashboard_router(store, rules, SubmittedStudies(store, folder, LaunchProcess(store, folder))))
+        app.include_router(
+            dashboard_router(store, rules, SubmittedStudies(store, folder, LaunchProcess(store, folder)))
+        )
         with closing(listen_tcp(LOOPBACK, 0)) as listening, Server(app, listening) as server:
             yield f"http://{LOOPBACK}:{server.port}"
 
