@@ -66,6 +66,7 @@ class LiveFront:
         self._details = details
         self._of = -1
         self._near: NDArray[np.int64] = np.empty(0, np.int64)
+        self._numbers: Floats = np.empty(0)
         self._rows: list[FrontRow] = []
         self._volume: Volume | None = None
 
@@ -78,8 +79,12 @@ class LiveFront:
             changed: the event by which they are what they are.
         """
         if changed != self._of:
-            self._volume, self._near = None, _near(table, course)
-            self._rows = self._rank(table, course) if course.front else []
+            near = _near(table, course)
+            numbers = table.rows["axes"][near]
+            # Most trials that complete come nowhere near the front: then nothing of it changes.
+            if not np.array_equal(near, self._near) or not np.array_equal(numbers, self._numbers):
+                self._volume, self._near, self._numbers = None, near, numbers
+                self._rows = self._rank(table, course) if course.front else []
             self._of = changed
         return self._rows
 

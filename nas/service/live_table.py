@@ -13,7 +13,7 @@ from nas.core.measurement import Figure
 from nas.core.metrics import METRICS
 from nas.core.scoring import Place, QualityValue, axis
 from nas.core.space import SearchSpace
-from nas.core.trial import TrialState
+from nas.core.trial import TERMINAL, TrialState
 from nas.core.workload import Workload
 from nas.service.live_axes import PlaceFigure
 from nas.service.record import Figures
@@ -32,6 +32,7 @@ ID_DIGITS = 12
 
 _PASSED = ("gated_in", "training", "confirming", "complete", "stopped")
 _FEASIBLE = np.array([KEPT if s in _PASSED else BROKEN if s == "infeasible" else UNKNOWN for s in STATES], np.int8)
+_GOING_ON = np.array([state not in TERMINAL for state in STATES])
 _STATE_CODE = {state: code for code, state in enumerate(STATES)}
 _ORIGIN_CODE = {origin: code for code, origin in enumerate(ORIGINS)}
 
@@ -98,6 +99,11 @@ class LiveTable:
         own = self.rows["state"][self.rows["origin"] != _ORIGIN_CODE["reference"]]
         counts = np.bincount(own, minlength=len(STATES)).tolist()
         return {state: count for state, count in zip(STATES, counts, strict=True) if count}
+
+    def going_on(self, most: int) -> list[int]:
+        """The first trials that have not ended, by number."""
+        found: list[int] = np.flatnonzero(_GOING_ON[self.rows["state"]])[:most].tolist()
+        return found
 
     def points(self, trials: Sequence[int]) -> tuple[list[int], NDArray[np.float64]]:
         """Those of the trials that count for the front once they are complete, and their coordinates [P, A]."""

@@ -169,7 +169,7 @@ def _queue(store: Store, study: LiveStudy, states: Mapping[str, int]) -> QueueVi
             since=row.updated,
             layout=Layout.from_json(row.layout).format(),
         )
-        for row in columns.active(store, study.id, MOST_ACTIVE)
+        for row in columns.active(store, study.id, study.table.going_on(MOST_ACTIVE))
     ]
     own = sum(each.origin != "reference" for each in active)
     under_way = sum(count for state, count in states.items() if state not in TERMINAL)

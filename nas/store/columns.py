@@ -11,7 +11,7 @@ from typing import NamedTuple
 from pydantic_core import from_json
 from sqlalchemy import ColumnElement, and_, func, or_, select
 
-from nas.core.trial import TERMINAL, EventKind, TrialState
+from nas.core.trial import EventKind
 from nas.store.models import event, result, result_use, trial
 from nas.store.rows import Json
 from nas.store.store import Store
@@ -123,13 +123,12 @@ def layouts(store: Store, study: int, trials: Sequence[int]) -> list[LayoutRow]:
         return [LayoutRow(*row) for row in connection.execute(query)]
 
 
-def active(store: Store, study: int, limit: int) -> list[ActiveRow]:
-    """At most so many trials that have not ended, by number."""
+def active(store: Store, study: int, trials: Sequence[int]) -> list[ActiveRow]:
+    """What there is to say of trials that have not ended, by number."""
     columns = [trial.c[name] for name in ActiveRow._fields]
-    going_on = [state for state in TrialState if state not in TERMINAL]  # named one by one: so the index finds them
-    query = select(*columns).where(trial.c.study == study, trial.c.state.in_(going_on)).order_by(trial.c.number)
+    query = select(*columns).where(trial.c.study == study, _among(trial.c.number, trials)).order_by(trial.c.number)
     with store.read() as connection:
-        return [ActiveRow(*row) for row in connection.execute(query.limit(limit))]
+        return [ActiveRow(*row) for row in connection.execute(query)]
 
 
 def last_progress(store: Store, study: int, trials: Sequence[int], what: str) -> Json | None:
