@@ -31,7 +31,6 @@ class Wanted(NamedTuple):
 
 
 WANTED = (
-    Wanted("htmx.org", "4.0.1", "dist/htmx.min.js", "htmx.min.js"),
     Wanted("uplot", "1.6.32", "dist/uPlot.esm.js", "uplot.esm.js"),
     Wanted("uplot", "1.6.32", "dist/uPlot.min.css", "uplot.min.css"),
 )
