@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from accessible import grave_findings
 from conftest import Watched
 from live_lab import LiveLab
 from playwright.sync_api import BrowserContext, Page, expect
@@ -27,6 +28,7 @@ SCHEMES = ("light", "dark")
     [
         ("", "Studies"),
         ("/study", "study"),
+        ("/wide?infeasible=1", "wide"),
         ("/study/trials/2", "Trial 2"),
         ("/study/compare?trial=2&trial=3", "Trial 2"),
     ],
@@ -36,6 +38,7 @@ def test_every_page_stands_for_itself(page: Page, finished: str, path: str, titl
     page.goto(finished + path, wait_until="networkidle")
     expect(page.get_by_role("heading", level=1)).to_contain_text(title)
     assert page.evaluate("[...document.styleSheets].every((sheet) => sheet.cssRules.length)")
+    assert grave_findings(page) == []
 
 
 def test_from_the_list_to_a_comparison(page: Page, finished: str) -> None:

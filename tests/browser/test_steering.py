@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from accessible import grave_findings
 from conftest import PATIENCE_MS, Watched
 from dashboard_lab import DashboardLab
 from playwright.sync_api import BrowserContext, Page, expect
@@ -108,3 +109,4 @@ def test_on_a_phone_in_the_dark(operator: Page, watched: Watched) -> None:
     for path in ("/devices", "/devices/box", "/launch?space=lfm2-demo", "/studies"):
         operator.goto(watched.origin + path)
         fits(operator)
+        assert grave_findings(operator) == []
