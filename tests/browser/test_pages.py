@@ -39,6 +39,8 @@ def test_every_page_stands_for_itself(page: Page, finished: str, path: str, titl
     expect(page.get_by_role("heading", level=1)).to_contain_text(title)
     assert page.evaluate("[...document.styleSheets].every((sheet) => sheet.cssRules.length)")
     assert grave_findings(page) == []
+    page.set_viewport_size({"width": 360, "height": 800})
+    page.wait_for_function("document.documentElement.scrollWidth <= 360")
 
 
 def test_from_the_list_to_a_comparison(page: Page, finished: str) -> None:
