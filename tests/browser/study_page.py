@@ -41,10 +41,8 @@ def query(page: Page) -> dict[str, str]:
 
 def corner(page: Page, panel: int, across: float, up: float) -> tuple[float, float]:
     """A place in a panel's plotting area, as shares of its width and height from the lower left, on the screen."""
-    area = page.locator(f".panel[data-panel='{panel}'] .u-over")
-    page.locator(f".panel[data-panel='{panel}']").scroll_into_view_if_needed()  # stays when the plot is made anew
-    box = area.bounding_box()
-    assert box is not None
+    page.locator(f".panel[data-panel='{panel}']").scroll_into_view_if_needed()
+    box = state(page, f"page.panels[{panel - 1}].plot.over.getBoundingClientRect().toJSON()")
     return box["x"] + across * box["width"], box["y"] + (1 - up) * box["height"]
 
 

@@ -75,10 +75,11 @@ def test_clear_lets_everything_go(wide: Page) -> None:
 
 def test_the_address_brings_everything_back(wide: Page) -> None:
     wide.select_option("select[name=x2]", "params_total")
+    expect(wide.locator(".panel[data-panel='2'] .plot")).to_have_attribute(
+        "aria-label", re.compile("parameters")
+    )  # it was fetched and drawn
     wide.check("input[name=logx2]")
     wide.check("input[name=infeasible]")
-    expect(wide.locator(".panel[data-panel='2'] .plot")).to_have_attribute("aria-label", re.compile("parameters"))
-    until(wide, "page.data.has(page.choice.keys)")
     brush(wide, 3, (0.2, 0.2), (0.9, 0.9))
     count, address = picked(wide), wide.url
     wide.goto("about:blank")
