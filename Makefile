@@ -66,6 +66,7 @@ lint: $(READY)
 test: setup lint builds
 	$(call timed,$(BIN)/python -m pytest -n 2 tests/unit tests/contract)
 	$(call timed,$(BIN)/python -m pytest -n 3 --dist worksteal tests/integration)
+	$(call timed,$(BIN)/python -m pytest -n 2 --dist loadfile tests/browser)
 
 bench: setup
 	@for name in $(BENCHES); do $(BIN)/python benchmarks/$$name.py || exit 1; done

@@ -15,15 +15,11 @@ document.addEventListener("click", async (event) => {
 });
 
 // Parts with data-load="URL" are fetched when they come into sight; until then, and where that fails, they stay.
-async function load(part) {
-  part.replaceChildren(...(await fetchPage(part.dataset.load)).body.childNodes);
-}
-
 const inSight = new IntersectionObserver((entries) => {
-  for (const { target, isIntersecting } of entries) {
-    if (!isIntersecting) continue;
+  for (const { target } of entries.filter((each) => each.isIntersecting)) {
     inSight.unobserve(target);
-    load(target).catch((error) => console.info(`not loaded: ${error.message}`));
+    fetchPage(target.dataset.load).then((page) => target.replaceChildren(...page.body.childNodes))
+      .catch((error) => console.info(`not loaded: ${error.message}`));
   }
 });
 document.querySelectorAll("[data-load]").forEach((part) => inSight.observe(part));

@@ -29,7 +29,7 @@ export class Choice {
     for (const name of [...AXES, "place"]) query.set(name, this.controls[name].value);
     query.set("infeasible", Number(this.controls.infeasible.checked));
     query.set("log", [...this.log].join());
-    query.set("pick", [...this.ranges].map(([key, ends]) => [key, ...ends.map(short)].join(":")).join());
+    query.set("pick", [...this.ranges].map(([key, ends]) => [key, ...ends].join(":")).join());
     for (const [name, value] of [...query]) if (value === "") query.delete(name);
     history.replaceState(null, "", `?${query}`.replaceAll("%2C", ",").replaceAll("%3A", ":") + location.hash);
   }
@@ -43,5 +43,3 @@ export class Choice {
     return { shown, picked };
   }
 }
-
-const short = (value) => Number(value.toPrecision(6));

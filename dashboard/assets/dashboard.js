@@ -15,13 +15,9 @@ async function refresh(id) {
   }
 }
 
-function keepUp(part) {
-  const { id } = part;
-  setInterval(() => {
-    if (document.visibilityState === "visible") {
-      refresh(id).catch((error) => console.info(`not refreshed: ${error.message}`));
-    }
-  }, 1000 * Number(part.dataset.refresh));
+function keepUp({ id, dataset }) {
+  const failed = (error) => console.info(`not refreshed: ${error.message}`);
+  setInterval(() => document.visibilityState === "visible" && refresh(id).catch(failed), 1000 * Number(dataset.refresh));
 }
 
 document.querySelectorAll("[data-refresh][id]").forEach(keepUp);

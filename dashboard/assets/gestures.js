@@ -23,9 +23,8 @@ export function gestures(panel) {
   const setSelect = (plot) => {
     const { left, top, width, height } = plot.select;
     plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
-    const ends = { x: [left, left + width], y: [top + height, top] };
-    const value = (side) => (at) => plot.posToVal(at, side);
-    panel.page.pick(...["x", "y"].map((side) => [panel.keys[side], ends[side].map(value(side))]));
+    const range = (side, ...places) => [panel.keys[side], places.map((at) => plot.posToVal(at, side))];
+    panel.page.pick(range("x", left, left + width), range("y", top + height, top));
   };
   panel.box.onkeydown = (event) => {
     if (!(event.key in KEYS)) return;

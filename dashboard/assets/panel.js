@@ -36,10 +36,8 @@ export class Panel {
 
   // Shows new data, another part of the axes, or what else was picked.
   update() {
-    this.plot.batch(() => SIDES.forEach((side) => {
-      const [min, max] = this.range(side);
-      this.plot.setScale(side, { min, max });
-    }));
+    const ends = ([min, max]) => ({ min, max });
+    this.plot.batch(() => SIDES.forEach((side) => this.plot.setScale(side, ends(this.range(side)))));
   }
 
   // Where a point is, or an end of its interval, on a side, in pixels of the canvas; NaN where it is nowhere.
@@ -61,7 +59,7 @@ export class Panel {
   }
 
   drawCloud(context, area) {
-    const { data: { feasible, values }, choice: { ranges }, shown, picked } = this.page;
+    const { data: { feasible, status, statuses, values }, choice: { ranges }, shown, picked } = this.page;
     this.cloud = SIDES.map((side) => {
       const [key, log] = [this.keys[side], this.plot.scales[side].distr === 3];
       const [start, one] = (log ? [1, Math.E] : [0, 1]).map((value) => this.at({ [key]: value }, side));
@@ -70,7 +68,8 @@ export class Panel {
     });
     drawCloud(context, area, this.cloud, [
       { wanted: (i) => shown[i] && feasible[i] === 0, colour: colour("bad"), crossed: true },
-      { wanted: (i) => shown[i] && feasible[i] !== 0, colour: colour(ranges.size ? "line" : "hue-4") },
+      { wanted: (i) => shown[i] && feasible[i] !== 0, colour: colour(ranges.size ? "line" : "hue-6") },
+      { wanted: (i) => !ranges.size && shown[i] && statuses[status[i]] === "complete", colour: colour("hue-4") },
       { wanted: (i) => ranges.size && picked[i], colour: colour("link") },
     ]);
   }
@@ -80,15 +79,13 @@ export class Panel {
     const { choice: { ranges }, data } = this.page;
     context.globalAlpha = 1;
     for (const [side, key] of Object.entries(this.keys)) {
-      const line = (value, name) => {
+      const picks = (ranges.get(key) ?? []).map((end) => [end, "link", [2, 2]]);
+      for (const [value, name, dashes] of [[data.axis(key).budget, "bad", [6, 4]], ...picks]) {
         const at = this.at({ [key]: value }, side);
         context.strokeStyle = colour(name);
+        context.setLineDash(dashes);
         stroke(context, side === "x" ? [[at, top], [at, top + height]] : [[left, at], [left + width, at]]);
-      };
-      context.setLineDash([6, 4]);
-      line(data.axis(key).budget, "bad");
-      context.setLineDash([2, 2]);
-      for (const end of ranges.get(key) ?? []) line(end, "link");
+      }
     }
   }
 

@@ -1,8 +1,8 @@
 // Parallel coordinates: an axis for each column at hand, brushed by dragging along it or by its two number fields.
 import { colour, extent, label, show, stroke } from "./plotting.js";
 
-const MOST = 1500; // lines of trials off the front: more are slow, and no clearer
-const [TOP, BOTTOM] = [24, 14];
+// Pixels above and below the axes; and how many trials of a colour are drawn: more are slow, and no clearer.
+const [TOP, BOTTOM, MOST] = [24, 14, 1500];
 
 export class Parallel {
   constructor(box, page) {
@@ -47,7 +47,7 @@ export class Parallel {
       const [low, high] = ends.map(of);
       const y = (value) => TOP + ((high - of(value)) / (high - low)) * height;
       const value = (at) => back(high - (high - low) * Math.min(1, Math.max(0, (at - TOP) / height)));
-      [...children].slice(1).forEach((input, end) => { input.value = range ? Number(range[end].toPrecision(6)) : ""; });
+      [...children].slice(1).forEach((input, end) => { input.value = range?.[end] ?? ""; });
       return { key, x: ((i + 0.5) * width) / all.length, y, value, name: label(data.axis(key)), ends, range };
     });
     Object.assign(canvas, { width: width * devicePixelRatio, height: canvas.clientHeight * devicePixelRatio });
@@ -56,14 +56,13 @@ export class Parallel {
     Object.assign(context, { font: "11px system-ui", textAlign: "center" });
     this.drawLines(context);
     for (const { x, y, name, ends, range } of this.axes) {
-      context.fillStyle = context.strokeStyle = colour("ink");
+      Object.assign(context, { fillStyle: colour("ink"), strokeStyle: colour("ink"), globalAlpha: 1 });
       context.strokeRect(x, TOP, 0, height);
       const texts = [[name, 10], [show(ends[1]), 21], [show(ends[0]), height + TOP + 12]];
       for (const [text, at] of texts) context.fillText(text, x, at);
       const [low, high] = (range ?? []).map((value) => Math.min(TOP + height, Math.max(TOP, y(value))));
       Object.assign(context, { fillStyle: colour("link"), globalAlpha: 0.35 });
       context.fillRect(x - 6, high, 12, low - high);
-      context.globalAlpha = 1;
     }
   }
 
@@ -77,13 +76,12 @@ export class Parallel {
       }
     };
     const kind = (trial) => (ranges.size && picked[trial] ? "link" : data.feasible[trial] === 0 ? "bad" : "soft");
-    const thinned = (trials) => trials.filter((_, i) => i % Math.ceil(trials.length / MOST) === 0);
     const trials = [...shown.keys()].filter((trial) => shown[trial]);
     for (const [name, strength] of [["bad", 0.15], ["soft", 0.15], ["link", 0.4]]) {
-      lines(thinned(trials.filter((trial) => kind(trial) === name)), name, () => strength);
+      const thinned = (_, i, all) => i % Math.ceil(all.length / MOST) === 0;
+      lines(trials.filter((trial) => kind(trial) === name).filter(thinned), name, () => strength);
     }
     lines(data.front.map(({ trial }) => trial), "hue-1", (trial) => (picked[trial] ? 1 : 0.15));
     lines(data.references.map(({ trial }) => trial), "ink", () => 0.8);
-    context.globalAlpha = 1;
   }
 }

@@ -10,6 +10,6 @@ export async function savePng(part, name) {
     const box = canvas.getBoundingClientRect();
     context.drawImage(canvas, box.left - left, box.top - top, box.width, box.height);
   }
-  const href = URL.createObjectURL(await whole.convertToBlob());
-  Object.assign(document.createElement("a"), { href, download: `${name}.png` }).click();
+  const link = { href: URL.createObjectURL(await whole.convertToBlob()), download: `${name}.png` };
+  Object.assign(document.createElement("a"), link).click();
 }

@@ -8,12 +8,18 @@ export class StudyData {
     return this.axes.find((axis) => axis.key === key);
   }
 
+  has(keys) {
+    return keys.every((key) => key in (this.values ?? {}));
+  }
+
   // Asks for what is new in the columns `keys`; whether anything is.
-  async update(keys, whole = keys.some((key) => !(key in (this.values ?? {})))) {
+  async update(keys, whole = !this.has(keys)) {
+    const { values } = this;
     const query = new URLSearchParams({ since: whole ? 0 : this.revision, axes: keys.join(",") });
     const answer = await fetch(`${this.url}?${query}`, { headers: { Accept: "application/json" }, redirect: "error" });
     const { told: rows, ...told } = await answer.json();
     if (!answer.ok) throw new Error(told.error);
+    if (values !== this.values) return false; // another answer was faster
     if (!whole && told.study !== this.study) return this.update(keys, true); // another one of the same name
     const news = whole || told.revision !== this.revision || told.state !== this.state;
     const known = whole ? {} : this;

@@ -6,7 +6,9 @@ import { Parallel } from "./parallel.js";
 import { savePng } from "./picture.js";
 import { StudyData } from "./study-data.js";
 
-const EVERY = 3000; // milliseconds between questions for what is new
+// Milliseconds between questions for what is new.
+const EVERY = 3000;
+const short = (value) => Number(value.toPrecision(6));
 const byId = (id) => document.getElementById(id);
 
 class StudyPage {
@@ -35,13 +37,13 @@ class StudyPage {
   }
   // Picks what is within the ranges: of each axis, by its key, two ends, or null for all.
   pick(...ranges) {
-    for (const [key, ends] of ranges) this.choice.ranges[ends ? "set" : "delete"](key, ends?.sort((a, b) => a - b));
+    for (const [key, ends] of ranges) this.choice.ranges[ends ? "set" : "delete"](key, ends?.map(short).sort((a, b) => a - b));
     this.show();
   }
 
   // Fetches what the chosen axes need, and lays everything out for them.
   async load() {
-    do await this.data.update(this.choice.keys); while (this.choice.keys.some((key) => !(key in this.data.values)));
+    while (!this.data.has(this.choice.keys)) await this.data.update(this.choice.keys);
     for (const name of AXES) this.controls[`log${name}`].checked = this.choice.log.has(this.choice.key(name));
     this.show("build");
   }
@@ -62,13 +64,9 @@ class StudyPage {
   async keepUp() {
     clearTimeout(this.timer);
     if (document.visibilityState === "hidden") return;
-    try {
-      if (await this.data.update(this.choice.keys)) this.show();
-      this.section.dataset.live = "yes";
-    } catch (error) {
-      this.section.dataset.live = "no";
-      console.info(`not kept up: ${error.message}`);
-    }
+    const news = await this.data.update(this.choice.keys).catch((error) => console.info(`not kept up: ${error.message}`));
+    this.section.dataset.live = news === undefined ? "no" : "yes";
+    if (news) this.show();
     this.timer = setTimeout(() => this.keepUp(), EVERY);
   }
 }

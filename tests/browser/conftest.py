@@ -32,7 +32,9 @@ TWO_RUNTIMES = {"runtimes": [{"name": "fake", "quantisation": "q4_0"}, {"name": 
 _FLAGS = ("--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--disable-dev-shm-usage")
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _REPORT_VIOLATIONS = """
-addEventListener("securitypolicyviolation", (event) => console.error(`policy: ${event.violatedDirective} ${event.blockedURI}`));
+addEventListener("securitypolicyviolation", ({ violatedDirective, blockedURI }) => {
+  console.error(`policy: ${violatedDirective} ${blockedURI}`);
+});
 """
 
 
@@ -77,7 +79,7 @@ def browser(finished: str) -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of the pages of two finished studies: `study`, run with a fake runtime, and `wide`, with figures as wanted."""
+    """URL of the pages of two finished studies: `study`, run with a fake runtime, and `wide`, with given figures."""
     folder = tmp_path_factory.mktemp("finished")
     lab = LiveLab(folder)
     Bed(lab.store, folder, tiny_space(), FakeRuntime(folder / "fake")).run(4)  # type: ignore[arg-type]

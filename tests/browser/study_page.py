@@ -42,7 +42,7 @@ def query(page: Page) -> dict[str, str]:
 def corner(page: Page, panel: int, across: float, up: float) -> tuple[float, float]:
     """A place in a panel's plotting area, as shares of its width and height from the lower left, on the screen."""
     area = page.locator(f".panel[data-panel='{panel}'] .u-over")
-    area.scroll_into_view_if_needed()
+    page.locator(f".panel[data-panel='{panel}']").scroll_into_view_if_needed()  # stays when the plot is made anew
     box = area.bounding_box()
     assert box is not None
     return box["x"] + across * box["width"], box["y"] + (1 - up) * box["height"]
@@ -65,11 +65,14 @@ def brush(page: Page, panel: int, low: tuple[float, float], high: tuple[float, f
 def where(page: Page, panel: int, trial: int) -> tuple[float, float]:
     """Where a panel shows a trial, on the screen."""
     corner(page, panel, 0, 0)
-    x, y = state(page, f"""(() => {{
+    x, y = state(
+        page,
+        f"""(() => {{
       const panel = page.panels[{panel - 1}], {{ left, top }} = panel.plot.over.getBoundingClientRect();
       const at = (side) => panel.plot.valToPos(page.data.values[panel.keys[side]][{trial}], side);
       return [left + at("x"), top + at("y")];
-    }})()""")
+    }})()""",
+    )
     return x, y
 
 

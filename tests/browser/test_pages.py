@@ -24,7 +24,12 @@ SCHEMES = ("light", "dark")
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize(
     ("path", "title"),
-    [("", "Studies"), ("/study", "study"), ("/study/trials/2", "Trial 2"), ("/study/compare?trial=2&trial=3", "Trial 2")],
+    [
+        ("", "Studies"),
+        ("/study", "study"),
+        ("/study/trials/2", "Trial 2"),
+        ("/study/compare?trial=2&trial=3", "Trial 2"),
+    ],
 )
 def test_every_page_stands_for_itself(page: Page, finished: str, path: str, title: str, scheme: str) -> None:
     page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]

@@ -19,7 +19,9 @@ def wide(page: Page, finished: str) -> Page:
 
 def test_it_draws_what_it_is_told(wide: Page) -> None:
     assert state(wide, "page.panels.map((panel) => panel.cloud[0].filter(Number.isFinite).length)") == [42, 42, 42]
-    colours = "[...new Set(new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer))].length"
+    colours = (
+        "[...new Set(new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer))].length"
+    )
     for canvas in wide.locator("#panels canvas").all():
         assert canvas.evaluate(f"(c) => {colours}") > 3
     assert wide.locator("#panels canvas").count() == 6
@@ -76,6 +78,7 @@ def test_the_address_brings_everything_back(wide: Page) -> None:
     wide.check("input[name=logx2]")
     wide.check("input[name=infeasible]")
     expect(wide.locator(".panel[data-panel='2'] .plot")).to_have_attribute("aria-label", re.compile("parameters"))
+    until(wide, "page.data.has(page.choice.keys)")
     brush(wide, 3, (0.2, 0.2), (0.9, 0.9))
     count, address = picked(wide), wide.url
     wide.goto("about:blank")
@@ -104,7 +107,9 @@ def test_logarithms_are_of_an_axis_wherever_it_stands(wide: Page) -> None:
     wide.check("input[name=logx1]")
     expect(wide).to_have_url(re.compile("log="))
     assert query(wide)["log"] == x
-    same = state(wide, f"Object.keys(page.choice.controls).filter((name) => page.choice.controls[name].value === '{x}')")
+    same = state(
+        wide, f"Object.keys(page.choice.controls).filter((name) => page.choice.controls[name].value === '{x}')"
+    )
     assert len(same) > 1 and all(wide.is_checked(f"input[name=log{name}]") for name in same)
     assert state(wide, "page.panels[0].plot.scales.x.distr") == 3
 
@@ -177,7 +182,9 @@ def test_the_plots_can_be_saved_as_a_picture(wide: Page, tmp_path: Path) -> None
     assert box is not None and width > 0.9 * box["width"]
 
 
-@pytest.mark.parametrize("context", [{"viewport": {"width": 390, "height": 800}, "color_scheme": "dark"}], indirect=True)
+@pytest.mark.parametrize(
+    "context", [{"viewport": {"width": 390, "height": 800}, "color_scheme": "dark"}], indirect=True
+)
 def test_on_a_phone_in_the_dark(wide: Page) -> None:
     assert wide.evaluate("document.documentElement.scrollWidth") <= 390
     assert wide.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(13, 17, 23)"
