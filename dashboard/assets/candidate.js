@@ -1,17 +1,11 @@
 import { fetchPage } from "./dashboard.js";
 
-// Buttons with data-copy="ID" put that element's text on the clipboard, and say so for a moment.
-document.addEventListener("click", async (event) => {
-  const button = event.target.closest("button[data-copy]");
-  if (!button) return;
-  const label = button.textContent;
-  try {
-    await navigator.clipboard.writeText(document.getElementById(button.dataset.copy).textContent);
-    button.textContent = "Copied";
-  } catch {
-    button.textContent = "Select it by hand: the browser refuses";
-  }
-  setTimeout(() => { button.textContent = label; }, 2000);
+// Buttons with data-copy="ID" put that element's text on the clipboard, and say so.
+const copy = async (id) => navigator.clipboard.writeText(document.getElementById(id).textContent);
+document.addEventListener("click", ({ target }) => {
+  const button = target.closest("button[data-copy]");
+  const told = (text) => () => { button.textContent = text; };
+  if (button) copy(button.dataset.copy).then(told("Copied"), told("Select it by hand: the browser refuses"));
 });
 
 // Parts with data-load="URL" are fetched when they come into sight; until then, and where that fails, they stay.

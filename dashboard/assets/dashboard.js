@@ -19,17 +19,14 @@ function replace(part, next) {
 
 function keepUp({ id, outerHTML, dataset: { refresh, from = location.href } }) {
   let known = outerHTML; // as the server had it last, whatever scripts made of it here
-  setInterval(async () => {
-    if (document.visibilityState === "hidden") return;
-    try {
-      const [part, next] = [document, await fetchPage(from)].map((page) => page.getElementById(id));
-      if (!part || !next || next.outerHTML === known || part.contains(document.activeElement)) return;
-      known = next.outerHTML;
-      replace(part, next);
-    } catch (error) {
-      console.info(`not refreshed: ${error.message}`);
-    }
-  }, 1000 * Number(refresh));
+  const ask = async () => {
+    const [part, next] = [document, await fetchPage(from)].map((page) => page.getElementById(id));
+    if (!part || !next || next.outerHTML === known || part.contains(document.activeElement)) return;
+    known = next.outerHTML;
+    replace(part, next);
+  };
+  const failed = (error) => console.info(`not refreshed: ${error.message}`);
+  setInterval(() => document.visibilityState === "visible" && ask().catch(failed), 1000 * Number(refresh));
 }
 
 document.querySelectorAll("[data-refresh][id]").forEach(keepUp);

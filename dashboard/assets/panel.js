@@ -30,9 +30,7 @@ export class Panel {
     this.box.setAttribute("aria-label", `${names[1]} over ${names[0]}: arrow keys move, + and - zoom, 0 shows all`);
   }
 
-  range(side) {
-    return this.zoomed[side] ?? extent(this.page, this.keys[side]);
-  }
+  range = (side) => this.zoomed[side] ?? extent(this.page, this.keys[side]);
 
   // Shows new data, another part of the axes, or what else was picked.
   update() {
@@ -41,9 +39,7 @@ export class Panel {
   }
 
   // Where a point is, or an end of its interval, on a side, in pixels of the canvas; NaN where it is nowhere.
-  at(ends, side) {
-    return this.plot.valToPos(ends[this.keys[side]] ?? NaN, side, true);
-  }
+  at = (ends, side) => this.plot.valToPos(ends[this.keys[side]] ?? NaN, side, true);
 
   draw() {
     const { plot: { ctx: context, bbox: area }, page: { data } } = this;

@@ -4,13 +4,8 @@ export class StudyData {
     Object.assign(this, { url, axes: [] });
   }
 
-  axis(key) {
-    return this.axes.find((axis) => axis.key === key);
-  }
-
-  has(keys) {
-    return keys.every((key) => key in (this.values ?? {}));
-  }
+  axis = (key) => this.axes.find((axis) => axis.key === key);
+  has = (keys) => keys.every((key) => key in (this.values ?? {}));
 
   // Asks for what is new in the columns `keys`; whether anything is.
   async update(keys, whole = !this.has(keys)) {

@@ -40,7 +40,7 @@ def test_every_page_stands_for_itself(page: Page, finished: str, path: str, titl
     assert page.evaluate("[...document.styleSheets].every((sheet) => sheet.cssRules.length)")
     assert grave_findings(page) == []
     page.set_viewport_size({"width": 360, "height": 800})
-    page.wait_for_function("document.documentElement.scrollWidth <= 360")
+    expect(page.locator("html")).to_have_js_property("scrollWidth", 360)
 
 
 def test_from_the_list_to_a_comparison(page: Page, finished: str) -> None:
