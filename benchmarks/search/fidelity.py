@@ -93,9 +93,17 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _gain(inside: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]], part: str) -> dict[str, float] | None:
+    """Mean difference to the base on the same instance, over the base's mean on that problem.
+
+    Not the mean of ratios: early in a search some instance has next to nothing, and its ratio would be all that counts.
+    """
     base = {(row["problem"], row["seed"]): row["hypervolume"][part] for row in rows if row["policy"] == BASE}
-    pairs = [(row["hypervolume"][part], base.get((row["problem"], row["seed"]), 0.0)) for row in inside]
-    shares = [own / other - 1 for own, other in pairs if other > 0]
+    means = {
+        problem: statistics.fmean(volume for (name, _), volume in base.items() if name == problem)
+        for problem in {problem for problem, _ in base}
+    }
+    pairs = [row for row in inside if (row["problem"], row["seed"]) in base and means[row["problem"]] > 0]
+    shares = [(row["hypervolume"][part] - base[row["problem"], row["seed"]]) / means[row["problem"]] for row in pairs]
     return interval(shares) if shares else None
 
 
