@@ -14,11 +14,12 @@ from nas.core.layout import Layout
 from nas.runtimes.base import Checkpoint, Weights
 from nas.runtimes.llama_cpp.checkpoint import CheckpointTensors
 from nas.runtimes.llama_cpp.layers import mixers
-from nas.runtimes.llama_cpp.metadata import add_metadata
+from nas.runtimes.llama_cpp.metadata import CONTEXT, add_metadata
 from nas.runtimes.llama_cpp.random_weights import random_recipe
 from nas.runtimes.llama_cpp.recipe import ALIGNMENT
 from nas.runtimes.llama_cpp.support import Quantisation, architecture
 from nas.runtimes.llama_cpp.tensors import Tensor, storage_type, stored_bytes, tensors
+from nas.runtimes.llama_cpp.vocabulary import Vocabulary
 from nas.runtimes.writing import Piece, Written, hashed, replacing, write_drawn
 
 WRITER_VERSION = "2"
@@ -28,7 +29,14 @@ _Stored = list[tuple[Tensor, GGMLQuantizationType]]
 
 
 def write_gguf(
-    layout: Layout, quantisation: Quantisation, weights: Weights, destination: Path, *, recipe: bool = False
+    layout: Layout,
+    quantisation: Quantisation,
+    weights: Weights,
+    destination: Path,
+    *,
+    recipe: bool = False,
+    vocabulary: Vocabulary | None = None,
+    context: int = CONTEXT,
 ) -> Written:
     """Writes the file, or the recipe of it, beside `destination` and renames it into place.
 
@@ -38,6 +46,8 @@ def write_gguf(
         weights: random or trained.
         destination: where to.
         recipe: write the recipe only, where weights are random.
+        vocabulary: for text; None: the file knows token ids only, which is all that measuring needs.
+        context: tokens that the model is meant for.
 
     Raises:
         Unsupported: neither build carries the layout.
@@ -47,7 +57,9 @@ def write_gguf(
     arch = architecture(layout)
     stored = [(tensor, storage_type(tensor, layout, quantisation)) for tensor in tensors(layout, arch)]
     with replacing(destination) as partial:
-        header = _header(partial, layout, arch, stored, quantisation)
+        with contextlib.closing(GGUFWriter(partial, arch)) as writer:
+            add_metadata(writer, layout, quantisation, vocabulary, context)
+            header = _header(writer, partial, stored)
         if isinstance(weights, Checkpoint):
             with CheckpointTensors(weights.path) as checkpoint:
                 checkpoint.check(tensor for tensor, _ in stored)
@@ -55,19 +67,17 @@ def write_gguf(
         return write_drawn(random_recipe(header, stored, weights.seed), partial, recipe=recipe)
 
 
-def _header(scratch: Path, layout: Layout, arch: str, stored: _Stored, quantisation: Quantisation) -> bytes:
+def _header(writer: GGUFWriter, scratch: Path, stored: _Stored) -> bytes:
     """The file up to its first tensor; gguf's writer wants a file, which is `scratch`."""
-    writer = GGUFWriter(scratch, arch)
-    add_metadata(writer, layout, quantisation)
     for tensor, storage in stored:
         # The dtype only has to differ from uint8, which would say that `shape` counts bytes.
         writer.add_tensor_info(
             tensor.name, tensor.shape, np.dtype(np.float32), stored_bytes(tensor.shape, storage), raw_dtype=storage
         )
-    with contextlib.closing(writer):
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.flush()
     header = scratch.read_bytes()
     return header + bytes(-len(header) % ALIGNMENT)
 
