@@ -42,7 +42,7 @@ def card(name: str, layout: Layout, files: MemberFiles, options: FileOptions) ->
             * bool(options.budgets)
         ),
         "## Provenance\n\n" + _table(("", ""), _provenance(files, options)),
-        "## Use\n\n" + "\n\n".join(_use(name, files)),
+        "## Use\n\n" + "\n\n".join(_use(files)),
         "## Files\n\n" + _table(("file", "bytes", "SHA-256"), _listed(files.files)),
     )
     return "\n\n".join(sections) + "\n"
@@ -98,13 +98,14 @@ def _provenance(files: MemberFiles, options: FileOptions) -> Iterator[tuple[str,
     yield "weights", f"`{files.weights}`"
 
 
-def _use(name: str, files: MemberFiles) -> Iterator[str]:
-    remote = ", trust_remote_code=True" if "trust_remote_code" in files.loads["transformers"] else ""
-    yield (
-        "transformers:\n\n```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-        f'model = AutoModelForCausalLM.from_pretrained("transformers"{remote})\n'
-        'tokenizer = AutoTokenizer.from_pretrained("transformers")\n```'
-    )
+def _use(files: MemberFiles) -> Iterator[str]:
+    if any(file.kind == "transformers" for file in files.files):
+        remote = ", trust_remote_code=True" if "trust_remote_code" in files.loads["transformers"] else ""
+        yield (
+            "transformers:\n\n```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+            f'model = AutoModelForCausalLM.from_pretrained("transformers"{remote})\n'
+            f'tokenizer = AutoTokenizer.from_pretrained("transformers"{remote})\n```'
+        )
     if gguf := next((file for file in files.files if file.kind == "gguf"), None):
         patched = " with the patches of hilnas" if "patched" in files.loads["llama.cpp"] else ""
         yield f"llama.cpp{patched}:\n\n```sh\nllama-cli -m {gguf.path}\n```"

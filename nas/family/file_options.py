@@ -13,7 +13,6 @@ from nas.core.family import Measured
 
 Dtype = Literal["float16", "bfloat16", "float32"]
 QUANTISATIONS = ("q4_0", "f16", "q8_0", "q4_k_m", "f32")
-LEAST_CONTEXT = 16
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -26,6 +25,7 @@ class FileOptions:
         name: what files are called; None: as the member's folder.
         tokenizer: a tokenizer.json; None: tokens are bytes.
         dtype: of the matrices in the transformers folder. With float16 they are the numbers of the F16 GGUF file.
+        transformers: whether to write the transformers folder.
         gguf: quantisations to write GGUF files of.
         pte_context: most tokens of a text in the .pte; None: no .pte.
         context: tokens that the model is meant for.
@@ -38,6 +38,7 @@ class FileOptions:
     name: str | None = None
     tokenizer: Path | None = None
     dtype: Dtype = "float16"
+    transformers: bool = True
     gguf: tuple[str, ...] = ("q4_0", "f16", "q8_0", "q4_k_m")
     pte_context: int | None = None
     context: int = 32768

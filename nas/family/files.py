@@ -12,7 +12,6 @@ second run does nothing, and one that was killed goes on: until files.json is th
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -30,9 +29,10 @@ from nas.core.layout import Layout
 from nas.family import gguf_files, transformers_folder
 from nas.family.card import write_card
 from nas.family.file_options import FileOptions
-from nas.family.member_weights import checkpoint_of
+from nas.family.member_weights import checkpoint_of, open_weights
 from nas.family.tokenizer import MemberTokenizer, byte_tokenizer, read_tokenizer, require_fit
-from nas.runtimes.base import Checkpoint, Weights
+from nas.runtimes.base import Weights
+from nas.runtimes.checkpoint_file import StateDict
 from nas.runtimes.executorch.runtime import EXECUTORCH
 from nas.runtimes.llama_cpp import source
 from nas.runtimes.llama_cpp.patches import patch_hashes
@@ -55,12 +55,12 @@ class _Part:
     Args:
         name: for the log.
         inputs: all that their bytes follow from.
-        write: writes them, from a checkpoint.
+        write: writes them.
     """
 
     name: str
     inputs: Any
-    write: Callable[[Checkpoint], Iterable[MemberFile]]
+    write: Callable[[StateDict], Iterable[MemberFile]]
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,12 @@ class _Member:
     weights: Weights
     tokenizer: MemberTokenizer
     options: FileOptions
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What matrices are released in."""
+        dtype: torch.dtype = getattr(torch, self.options.dtype)
+        return dtype
 
     @property
     def model(self) -> dict[str, Any]:
@@ -128,23 +134,28 @@ def _tokenizer(layout: Layout, options: FileOptions) -> MemberTokenizer:
 
 def _plan(member: _Member) -> tuple[dict[str, str], list[_Part]]:
     """What loads the member, and the parts to write."""
+    parts: list[_Part] = []
+    loads = {
+        "transformers": _transformers(member, parts),
+        "llama.cpp": _llama_cpp(member, parts),
+        "executorch": _executorch(member, parts),
+    }
+    return loads, parts
+
+
+def _transformers(member: _Member, parts: list[_Part]) -> str:
     target = transformers_folder.target_of(member.layout)
     code = {name: hashlib.sha256(content).hexdigest() for name, content in transformers_folder.code_files()}
-    parts = [
-        _Part(
-            "transformers",
-            [member.model, dict(target.config), member.options.shard_bytes, code if target.why_own else None],
-            lambda checkpoint: transformers_folder.write_transformers(
-                member.folder, member.layout, checkpoint, member.tokenizer, member.options
-            ),
+
+    def write(state: StateDict) -> Iterator[MemberFile]:
+        return transformers_folder.write_transformers(
+            member.folder, member.layout, state, member.tokenizer, member.options
         )
-    ]
-    loads = {"transformers": target.name}
-    if target.why_own:
-        loads["transformers"] += f" with trust_remote_code: {target.why_own}"
-    loads["llama.cpp"] = _llama_cpp(member, parts)
-    loads["executorch"] = _executorch(member, parts)
-    return loads, parts
+
+    if member.options.transformers:
+        inputs = [member.model, dict(target.config), member.options.shard_bytes, code if target.why_own else None]
+        parts.append(_Part("transformers", inputs, write))
+    return f"{target.name} with trust_remote_code: {target.why_own}" if target.why_own else target.name
 
 
 def _llama_cpp(member: _Member, parts: list[_Part]) -> str:
@@ -152,13 +163,13 @@ def _llama_cpp(member: _Member, parts: list[_Part]) -> str:
     if support.arch is None:
         return f"none: {'; '.join(support.reasons)}"
 
-    def write(quantisation: str, checkpoint: Checkpoint) -> Iterator[MemberFile]:
+    def write(quantisation: str, state: StateDict) -> Iterator[MemberFile]:
         yield gguf_files.write_gguf_file(
             member.folder,
             member.name,
             quantisation,
             member.layout,
-            checkpoint,
+            state,
             member.tokenizer,
             member.options,
         )
@@ -182,10 +193,11 @@ def _executorch(member: _Member, parts: list[_Part]) -> str:
         return f"none: {'; '.join(support.reasons)}"
     name = f"executorch/{member.name}-{PTE_QUANTISATION}.pte"
 
-    def write(checkpoint: Checkpoint) -> Iterator[MemberFile]:
-        path = member.folder / name
+    def write(_: StateDict) -> Iterator[MemberFile]:
+        path, scratch = member.folder / name, member.folder / "weights.partial"
         path.parent.mkdir(exist_ok=True)
-        made = EXECUTORCH.export_whole(member.layout, PTE_QUANTISATION, checkpoint, context, path)
+        with checkpoint_of(member.layout, member.weights, member.dtype, scratch) as checkpoint:
+            made = EXECUTORCH.export_whole(member.layout, PTE_QUANTISATION, checkpoint, context, path)
         yield MemberFile(path=name, kind="pte", quantisation=PTE_QUANTISATION, sha256=made.sha256, size=made.size)
 
     parts.append(_Part(".pte", [member.model, EXECUTORCH.writer_version, context, name], write))
@@ -195,19 +207,14 @@ def _executorch(member: _Member, parts: list[_Part]) -> str:
 def _written(
     member: _Member, parts: list[_Part], record: MemberFiles, before: tuple[MemberFile, ...], log: Log
 ) -> MemberFiles:
-    dtype: torch.dtype = getattr(torch, member.options.dtype)
-    with contextlib.ExitStack() as stack:
-        checkpoint: Checkpoint | None = None
+    with open_weights(member.layout, member.weights, member.dtype) as state:
         for part in parts:
             key = content_hash(part.inputs)
             files = tuple(file for file in before if file.key == key)
             if not files or not all(_is_there(member.folder, file) for file in files):
-                if checkpoint is None:
-                    scratch = member.folder / "weights.partial"
-                    checkpoint = stack.enter_context(checkpoint_of(member.layout, member.weights, dtype, scratch))
                 log(f"{member.name}: writing {part.name}")
                 try:
-                    files = tuple(file.model_copy(update={"key": key}) for file in part.write(checkpoint))
+                    files = tuple(file.model_copy(update={"key": key}) for file in part.write(state))
                 except Unsupported as error:
                     record = _without(record, part, error)
                     continue

@@ -13,7 +13,7 @@ from nas.core.layout import Layout
 from nas.core.plan import PlanFile
 from nas.family.file_options import FileOptions
 from nas.family.tokenizer import MemberTokenizer
-from nas.runtimes.base import Checkpoint
+from nas.runtimes.checkpoint_file import StateDict
 from nas.runtimes.llama_cpp.builds import find_build
 from nas.runtimes.llama_cpp.quantise import FILE_TYPES, quantise_file
 from nas.runtimes.llama_cpp.support import PATCHED, Quantisation, supports
@@ -32,7 +32,7 @@ def write_gguf_file(
     name: str,
     quantisation: str,
     layout: Layout,
-    checkpoint: Checkpoint,
+    state: StateDict,
     tokenizer: MemberTokenizer,
     options: FileOptions,
 ) -> MemberFile:
@@ -50,7 +50,7 @@ def write_gguf_file(
     def write(quantisation: str, path: Path) -> PlanFile:
         known = cast(Quantisation, quantisation)
         vocabulary = tokenizer.vocabulary()
-        return write_gguf(layout, known, checkpoint, path, vocabulary=vocabulary, context=options.context).file
+        return write_gguf(layout, known, state, path, vocabulary=vocabulary, context=options.context).file
 
     if quantisation not in FILE_TYPES:
         written = write(quantisation, path)

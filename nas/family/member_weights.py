@@ -1,10 +1,11 @@
-"""A member's weights as one checkpoint file, whatever they are, and its tensors one at a time."""
+"""A member's weights, trained or random, one tensor at a time."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from nas.nn.model import Model
 from nas.nn.primitives import Weights as Part
 from nas.nn.primitives import generator_of
 from nas.runtimes.base import Checkpoint, RandomWeights, Weights
-from nas.runtimes.checkpoint_file import CheckpointFile
+from nas.runtimes.checkpoint_file import CheckpointFile, Floats, StateDict
 
 _SMALL = ("conv.weight", "router.weight", "feed_forward.gate.weight")
 """Matrices that GGUF files keep in float32: taps of convolutions and routers, under our names and transformers'."""
@@ -27,92 +28,114 @@ def released_type(name: str, dimensions: int, dtype: torch.dtype) -> torch.dtype
     return torch.float32 if dimensions == 1 or name.endswith(_SMALL) else dtype
 
 
-class CheckpointTensors(Mapping[str, Tensor]):
-    """The tensors of a checkpoint, each read when it is asked for, as float32."""
+class DrawnWeights:
+    """The values of `Model(layout, seed)`, rounded as released; each tensor is drawn when it is asked for.
 
-    def __init__(self, file: CheckpointFile) -> None:
-        self._file = file
+    A `StateDict`, which takes no more memory than its largest tensor.
 
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self._file.names:
-            raise KeyError(name)
-        return torch.from_numpy(self._file.floats(name))
+    Args:
+        layout: whose weights.
+        seed: of them.
+        dtype: what matrices are released in.
+    """
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._file.names
+    def __init__(self, layout: Layout, seed: int, dtype: torch.dtype) -> None:
+        self.place = f"random weights of seed {seed}"
+        self._seed, self._depth, self._dtype = seed, layout.depth, dtype
+        model = _empty_model(layout)
+        self._owners = {
+            f"{name}.{own}": (name, part, own)
+            for name, part in model.named_modules()
+            if isinstance(part, Part)
+            for own in _own(part)
+        }
+        self.names = frozenset(self._owners)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._file.names))
+    def shape(self, name: str) -> tuple[int, ...]:
+        """See `StateDict`."""
+        _, part, own = self._owners[name]
+        return tuple(_own(part)[own].shape)
 
-    def __len__(self) -> int:
-        return len(self._file.names)
-
-    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Name and shape of each; reads the header only."""
-        return ((name, self._file.shape(name)) for name in self)
+    def floats(self, name: str, cut: tuple[Any, ...] = ()) -> Floats:
+        """See `StateDict`."""
+        owner, part, own = self._owners[name]
+        part.to_empty(device="cpu", recurse=False)
+        part.draw(generator_of(self._seed, owner), self._depth)
+        drawn = _own(part)[own]
+        part.to_empty(device="meta", recurse=False)
+        rounded: Floats = drawn.to(released_type(name, drawn.dim(), self._dtype)).float().numpy()
+        return rounded[cut] if cut else rounded
 
 
 @contextlib.contextmanager
-def checkpoint_of(layout: Layout, weights: Weights, dtype: torch.dtype, scratch: Path) -> Iterator[Checkpoint]:
-    """A checkpoint of `weights`: theirs, or one in `scratch` that lasts as long as the context.
-
-    Random weights are those of `Model(layout, seed)`, drawn tensor by tensor and rounded to `dtype` as released.
+def open_weights(layout: Layout, weights: Weights, dtype: torch.dtype) -> Iterator[StateDict]:
+    """The tensors of `weights`.
 
     Raises:
         InvalidInput: the checkpoint does not fit the layout.
     """
+    if isinstance(weights, RandomWeights):
+        yield DrawnWeights(layout, weights.seed, dtype)
+        return
+    with CheckpointFile(weights.path) as file:
+        _require_fit(layout, file)
+        yield file
+
+
+@contextlib.contextmanager
+def checkpoint_of(layout: Layout, weights: Weights, dtype: torch.dtype, scratch: Path) -> Iterator[Checkpoint]:
+    """A checkpoint file of `weights`: theirs, or one at `scratch` that lasts as long as the context."""
     if isinstance(weights, Checkpoint):
-        _require_fit(layout, weights.path)
         yield weights
         return
+    tensors = LazyTensors(DrawnWeights(layout, weights.seed, dtype))
+    # Its readers know no bfloat16, which float32 holds exactly.
+    planned = [Planned(name, shape, torch.float32) for name, shape in tensors.shapes()]
     try:
-        yield _drawn(layout, weights, dtype, scratch)
+        written = write_safetensors(scratch, planned, tensors.values(), {"layout": layout.format()})
+        yield Checkpoint(scratch, written.sha256)
     finally:
         scratch.unlink(missing_ok=True)
 
 
-def _drawn(layout: Layout, weights: RandomWeights, dtype: torch.dtype, path: Path) -> Checkpoint:
-    # Readers of checkpoints know float16 and float32, which holds bfloat16 exactly.
-    stored = torch.float32 if dtype == torch.bfloat16 else dtype
+class LazyTensors(Mapping[str, Tensor]):
+    """A state dict as torch's tensors, float32, each read when it is asked for."""
+
+    def __init__(self, state: StateDict) -> None:
+        self._state = state
+
+    def __getitem__(self, name: str) -> Tensor:
+        return torch.from_numpy(self._state.floats(name))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._state.names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._state.names))
+
+    def __len__(self) -> int:
+        return len(self._state.names)
+
+    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Name and shape of each; reads no data."""
+        return ((name, self._state.shape(name)) for name in self)
+
+
+def _empty_model(layout: Layout) -> Model:
     with torch.device("meta"):
-        model = Model(layout, seed=None)
-    planned = [
-        Planned(f"{name}.{own}", tuple(tensor.shape), released_type(f"{name}.{own}", tensor.dim(), stored))
-        for name, part in _parts(model)
-        for own, tensor in _own(part).items()
-    ]
-    data = (
-        tensor.to(released_type(f"{name}.{own}", tensor.dim(), dtype))
-        for name, part in _parts(model)
-        for own, tensor in _draw(part, name, weights.seed, layout.depth)
-    )
-    written = write_safetensors(path, planned, data, {"layout": layout.format()})
-    return Checkpoint(path, written.sha256)
-
-
-def _parts(model: Model) -> Iterator[tuple[str, Part]]:
-    return ((name, part) for name, part in model.named_modules() if isinstance(part, Part))
+        return Model(layout, seed=None)
 
 
 def _own(part: Part) -> dict[str, Tensor]:
+    """What is in the state dict under the part's own name."""
     return {name: tensor for name, tensor in part.state_dict().items() if "." not in name}
 
 
-def _draw(part: Part, name: str, seed: int, depth: int) -> Iterator[tuple[str, Tensor]]:
-    """The part's tensors, which exist only while they are used."""
-    part.to_empty(device="cpu", recurse=False)
-    part.draw(generator_of(seed, name), depth)
-    yield from _own(part).items()
-    part.to_empty(device="meta", recurse=False)
-
-
-def _require_fit(layout: Layout, path: Path) -> None:
-    with torch.device("meta"):
-        wanted = {name: tuple(tensor.shape) for name, tensor in Model(layout, seed=None).state_dict().items()}
-    with CheckpointFile(path) as file:
-        if difference := sorted(file.names ^ wanted.keys()):
-            state = "lacks" if difference[0] in wanted else "has, but the layout has not,"
-            raise InvalidInput(f"checkpoint {state} {difference[0]}", where=str(path))
-        for name, shape in wanted.items():
-            if (found := file.shape(name)) != shape:
-                raise InvalidInput(f"{name} has shape {found}, the layout needs {shape}", where=str(path))
+def _require_fit(layout: Layout, file: CheckpointFile) -> None:
+    wanted = {name: tuple(tensor.shape) for name, tensor in _empty_model(layout).state_dict().items()}
+    if difference := sorted(file.names ^ wanted.keys()):
+        state = "lacks" if difference[0] in wanted else "has, but the layout has not,"
+        raise InvalidInput(f"checkpoint {state} {difference[0]}", where=file.place)
+    for name, shape in wanted.items():
+        if (found := file.shape(name)) != shape:
+            raise InvalidInput(f"{name} has shape {found}, the layout needs {shape}", where=file.place)

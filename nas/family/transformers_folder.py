@@ -18,13 +18,12 @@ from nas.core.family import MemberFile
 from nas.core.layout import Layout
 from nas.core.plan import PlanFile
 from nas.family.file_options import FileOptions
-from nas.family.member_weights import CheckpointTensors, released_type
+from nas.family.member_weights import LazyTensors, released_type
 from nas.family.safetensors_file import Planned, shards, write_safetensors
 from nas.family.tokenizer import BOS, END_OF_TEXT, END_OF_TURN, PAD, MemberTokenizer, chat_template
 from nas.nn.transformers_config import transformers_config
 from nas.nn.transformers_names import each_of_transformers
-from nas.runtimes.base import Checkpoint
-from nas.runtimes.checkpoint_file import CheckpointFile
+from nas.runtimes.checkpoint_file import StateDict
 from nas.runtimes.writing import hashed, replacing
 
 FOLDER = "transformers"
@@ -65,7 +64,7 @@ def code_files() -> Iterator[tuple[str, bytes]]:
 
 
 def write_transformers(
-    folder: Path, layout: Layout, checkpoint: Checkpoint, tokenizer: MemberTokenizer, options: FileOptions
+    folder: Path, layout: Layout, state: StateDict, tokenizer: MemberTokenizer, options: FileOptions
 ) -> Iterator[MemberFile]:
     """Writes the folder `transformers` below `folder`, file by file.
 
@@ -75,8 +74,7 @@ def write_transformers(
     """
     target, place = target_of(layout), folder / FOLDER
     place.mkdir(parents=True, exist_ok=True)
-    with CheckpointFile(checkpoint.path) as file:
-        yield from _weights(place, layout, target, CheckpointTensors(file), options)
+    yield from _weights(place, layout, target, LazyTensors(state), options)
     small = {
         "config.json": _json({**target.config, **_common_config(tokenizer, options)}),
         "generation_config.json": _json(_generation_config(tokenizer)),
@@ -89,7 +87,7 @@ def write_transformers(
 
 
 def _weights(
-    place: Path, layout: Layout, target: Target, tensors: CheckpointTensors, options: FileOptions
+    place: Path, layout: Layout, target: Target, tensors: LazyTensors, options: FileOptions
 ) -> Iterator[MemberFile]:
     dtype: torch.dtype = getattr(torch, options.dtype)
     # Shapes follow from the same renaming on tensors that hold nothing.

@@ -30,7 +30,7 @@ _SIZES = (
 def add_metadata(
     writer: GGUFWriter, layout: Layout, quantisation: Quantisation, vocabulary: Vocabulary | None, context: int
 ) -> None:
-    """Describes `layout` to the architecture that the writer was opened for; without a vocabulary ids are all it has."""
+    """Describes `layout` to the architecture that the writer was opened for; without a vocabulary it has ids only."""
     writer.add_file_type(_FILE_TYPE[quantisation])
     writer.add_quantization_version(_QUANTISATION_VERSION)
     if vocabulary is None:

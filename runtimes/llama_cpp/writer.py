@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,8 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from numpy.typing import NDArray
 
 from nas.core.layout import Layout
-from nas.runtimes.base import Checkpoint, Weights
+from nas.runtimes.base import Checkpoint, RandomWeights, Weights
+from nas.runtimes.checkpoint_file import CheckpointFile, StateDict
 from nas.runtimes.llama_cpp.checkpoint import CheckpointTensors
 from nas.runtimes.llama_cpp.layers import mixers
 from nas.runtimes.llama_cpp.metadata import CONTEXT, add_metadata
@@ -31,7 +32,7 @@ _Stored = list[tuple[Tensor, GGMLQuantizationType]]
 def write_gguf(
     layout: Layout,
     quantisation: Quantisation,
-    weights: Weights,
+    weights: Weights | StateDict,
     destination: Path,
     *,
     recipe: bool = False,
@@ -43,7 +44,7 @@ def write_gguf(
     Args:
         layout: what to write.
         quantisation: of the matrices.
-        weights: random or trained.
+        weights: random, trained, or any other state dict of `nas.nn.model`.
         destination: where to.
         recipe: write the recipe only, where weights are random.
         vocabulary: for text; None: the file knows token ids only, which is all that measuring needs.
@@ -57,14 +58,15 @@ def write_gguf(
     arch = architecture(layout)
     stored = [(tensor, storage_type(tensor, layout, quantisation)) for tensor in tensors(layout, arch)]
     with replacing(destination) as partial:
-        with contextlib.closing(GGUFWriter(partial, arch)) as writer:
+        with closing(GGUFWriter(partial, arch)) as writer:
             add_metadata(writer, layout, quantisation, vocabulary, context)
             header = _header(writer, partial, stored)
-        if isinstance(weights, Checkpoint):
-            with CheckpointTensors(weights.path) as checkpoint:
-                checkpoint.check(tensor for tensor, _ in stored)
-                return Written(hashed(_trained(header, layout, arch, stored, checkpoint), partial))
-        return write_drawn(random_recipe(header, stored, weights.seed), partial, recipe=recipe)
+        if isinstance(weights, RandomWeights):
+            return write_drawn(random_recipe(header, stored, weights.seed), partial, recipe=recipe)
+        with CheckpointFile(weights.path) if isinstance(weights, Checkpoint) else nullcontext(weights) as state:
+            contents = CheckpointTensors(state)
+            contents.check(tensor for tensor, _ in stored)
+            return Written(hashed(_trained(header, layout, arch, stored, contents), partial))
 
 
 def _header(writer: GGUFWriter, scratch: Path, stored: _Stored) -> bytes:

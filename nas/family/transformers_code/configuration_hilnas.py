@@ -17,7 +17,7 @@ class HilnasConfig(PretrainedConfig):
     """
 
     model_type = "hilnas"
-    keys_to_ignore_at_inference = ["past_key_values"]
+    keys_to_ignore_at_inference = ("past_key_values",)
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ _CHUNK = 64
 
 
 class HilnasCache:
-    """State per depth and mixer: keys and values, or the inputs that a convolution still sees and what a scan remembers.
+    """State per depth and mixer: keys and values, or what a convolution still sees and what a scan remembers.
 
     A mixer that reads another layer's cache has none of its own.
     """
@@ -180,12 +180,9 @@ class Mamba2(nn.Module):
 def _scan(u, log_decay, b, c, memory):
     """memory <- exp(log_decay) memory + u b^T, y = memory c; [B, T, H, ...], in chunks of masked attention."""
     out = []
-    for parts in zip(*(x.split(_CHUNK, 1) for x in (u, log_decay, b, c))):
-        u, total, b, c = (
-            parts[0].transpose(1, 2),
-            parts[1].transpose(1, 2).cumsum(-1),
-            *(part.transpose(1, 2) for part in parts[2:]),
-        )
+    chunks = (x.transpose(1, 2).split(_CHUNK, 2) for x in (u, log_decay, b, c))
+    for u, log_decay, b, c in zip(*chunks, strict=True):
+        total = log_decay.cumsum(-1)
         later = torch.ones(u.shape[2], u.shape[2], dtype=torch.bool, device=u.device).triu(1)
         spans = (total[..., :, None] - total[..., None, :]).masked_fill(later, -torch.inf).exp()
         within = (c @ b.mT * spans) @ u
@@ -267,7 +264,7 @@ class HilnasForCausalLM(PreTrainedModel, GenerationMixin):
     """A language model of `config.layers`."""
 
     config_class = HilnasConfig
-    _no_split_modules = ["Layer"]
+    _no_split_modules = ("Layer",)
 
     def __init__(self, config):
         super().__init__(config)
@@ -324,7 +321,7 @@ class HilnasForCausalLM(PreTrainedModel, GenerationMixin):
             if layer.mixer_norm is not None:
                 h = layer.mixer_norm(x)
                 blocks = self.config.layers[depth if share is None else share]["mixers"]
-                for place, (block, mixer) in enumerate(zip(blocks, layer.mixers)):
+                for place, (block, mixer) in enumerate(zip(blocks, layer.mixers, strict=True)):
                     source = block.get("reads")
                     state = after[tuple(source)] if source else cache.states.get((depth, place))
                     y, state = mixer(h, state, past)
