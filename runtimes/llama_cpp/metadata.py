@@ -9,8 +9,8 @@ from nas.core.layout import Layout
 from nas.runtimes.llama_cpp.layers import ATTENTION, feed_forwards, mixers, of_kind
 from nas.runtimes.llama_cpp.support import PATCHED, Quantisation
 
-_FILE_TYPE = {"f32": 0, "f16": 1, "q4_0": 2}  # llama_ftype of include/llama.h
-_QUANTISATION_VERSION = 2  # GGML_QNT_VERSION
+FILE_TYPE = {"f32": 0, "f16": 1, "q4_0": 2}  # llama_ftype of include/llama.h
+QUANTISATION_VERSION = 2  # GGML_QNT_VERSION
 _CONTEXT = 32768
 _RMS_EPS = 1e-5  # of nas.nn.primitives.RMSNorm, and of the published LFM2
 
@@ -28,8 +28,8 @@ _SIZES = (
 
 def add_metadata(writer: GGUFWriter, layout: Layout, quantisation: Quantisation) -> None:
     """Describes `layout` to the architecture that the writer was opened for."""
-    writer.add_file_type(_FILE_TYPE[quantisation])
-    writer.add_quantization_version(_QUANTISATION_VERSION)
+    writer.add_file_type(FILE_TYPE[quantisation])
+    writer.add_quantization_version(QUANTISATION_VERSION)
     writer.add_tokenizer_model("none")
     writer.add_vocab_size(layout.vocab)
     writer.add_block_count(layout.depth)

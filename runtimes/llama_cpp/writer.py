@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,12 +12,13 @@ from numpy.typing import NDArray
 from nas.core.layout import Layout
 from nas.runtimes.base import Checkpoint, Weights
 from nas.runtimes.llama_cpp.checkpoint import CheckpointTensors
+from nas.runtimes.llama_cpp.header import header_bytes
 from nas.runtimes.llama_cpp.layers import mixers
 from nas.runtimes.llama_cpp.metadata import add_metadata
 from nas.runtimes.llama_cpp.random_weights import random_recipe
 from nas.runtimes.llama_cpp.recipe import ALIGNMENT
 from nas.runtimes.llama_cpp.support import Quantisation, architecture
-from nas.runtimes.llama_cpp.tensors import Tensor, storage_type, stored_bytes, tensors
+from nas.runtimes.llama_cpp.tensors import Tensor, storage_type, tensors
 from nas.runtimes.writing import Piece, Written, hashed, replacing, write_drawn
 
 WRITER_VERSION = "2"
@@ -56,20 +56,9 @@ def write_gguf(
 
 
 def _header(scratch: Path, layout: Layout, arch: str, stored: _Stored, quantisation: Quantisation) -> bytes:
-    """The file up to its first tensor; gguf's writer wants a file, which is `scratch`."""
     writer = GGUFWriter(scratch, arch)
     add_metadata(writer, layout, quantisation)
-    for tensor, storage in stored:
-        # The dtype only has to differ from uint8, which would say that `shape` counts bytes.
-        writer.add_tensor_info(
-            tensor.name, tensor.shape, np.dtype(np.float32), stored_bytes(tensor.shape, storage), raw_dtype=storage
-        )
-    with contextlib.closing(writer):
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
-    header = scratch.read_bytes()
-    return header + bytes(-len(header) % ALIGNMENT)
+    return header_bytes(writer, scratch, stored)
 
 
 def _trained(
