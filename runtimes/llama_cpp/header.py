@@ -13,9 +13,7 @@ from nas.runtimes.llama_cpp.recipe import ALIGNMENT
 from nas.runtimes.llama_cpp.tensors import Tensor, stored_bytes
 
 
-def header_bytes(
-    writer: GGUFWriter, scratch: Path, stored: Iterable[tuple[Tensor, GGMLQuantizationType]]
-) -> bytes:
+def header_bytes(writer: GGUFWriter, scratch: Path, stored: Iterable[tuple[Tensor, GGMLQuantizationType]]) -> bytes:
     """The header, padding included.
 
     Args:

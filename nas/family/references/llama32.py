@@ -30,6 +30,10 @@ class Llama(Transformer):
 _PAGE = "https://huggingface.co/meta-llama/{}/blob/main/config.json"
 
 MODELS = (
-    Reference("Llama-3.2-1B", _PAGE.format("Llama-3.2-1B"), "1.23B", Llama(layers=16, width=2048, heads=32, head_dim=64)),
-    Reference("Llama-3.2-3B", _PAGE.format("Llama-3.2-3B"), "3.21B", Llama(layers=28, width=3072, heads=24, head_dim=128)),
+    Reference(
+        "Llama-3.2-1B", _PAGE.format("Llama-3.2-1B"), "1.23B", Llama(layers=16, width=2048, heads=32, head_dim=64)
+    ),
+    Reference(
+        "Llama-3.2-3B", _PAGE.format("Llama-3.2-3B"), "3.21B", Llama(layers=28, width=3072, heads=24, head_dim=128)
+    ),
 )

@@ -65,5 +65,7 @@ MODELS = (
         "https://huggingface.co/PLM-Team/PLM-1.8B-Base/blob/main/config.json",
         "1.83B",
         PLM(layers=32, width=2048, vocab=151936, context=4096, heads=16, ffn=8192),
+        flash_attn=False,
     ),
 )
+"""With fused attention llama.cpp 0c1e57098 aborts: its graph hands the cache values that are not split into heads."""

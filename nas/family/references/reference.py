@@ -17,12 +17,14 @@ class Reference:
         source: page of the published configuration.
         told: how many parameters it has, in its publisher's words.
         config: its sizes; a layout where ours describes it.
+        flash_attn: whether its stock graph works with fused attention.
     """
 
     name: str
     source: str
     told: str
     config: Decoder | Layout
+    flash_attn: bool = True
 
     @property
     def architecture(self) -> str:
