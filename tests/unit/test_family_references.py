@@ -29,6 +29,7 @@ PUBLISHED = {
     "Granite-4.0-350M": 352_379_904,
     "Granite-4.0-1B": 1_631_750_144,
     "Granite-4.0-Micro": 3_402_836_480,
+    "Granite-4.0-H-350M": 340_332_224,
     "Granite-4.0-H-Micro": 3_191_396_096,
     "Granite-4.0-H-Tiny": 6_939_037_248,
     "Qwen3-0.6B": 596_049_920,
@@ -37,9 +38,8 @@ PUBLISHED = {
     "Llama-3.2-1B": 1_235_814_400,
     "Llama-3.2-3B": 3_212_749_824,
     "Gemma-3-1B": 999_885_952,
-    "Gemma-3-4B": 4_300_079_472 - 419_816_304,  # without what sees pictures
+    "Gemma-3-4B": 3_880_263_168,  # of its text model
     "SmolLM3-3B": 3_075_098_624,
-    "Mamba2-130M": 128_989_632,
 }
 
 

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parent.parent / "unit"))
-
 from family_references_tiny import kinds, tiny
 
 from nas.family.references.decoder import Decoder
