@@ -25,6 +25,7 @@ def compare(
         list[str] | None,
         typer.Option("--class", help="350M, 700M, 1B or 3B: its reference models, and only its members; repeat it."),
     ] = None,
+    alone: Annotated[bool, typer.Option("--no-references", help="Only members and layouts.")] = False,
     device: Annotated[str, typer.Option("--device", "-d", help="Device; 'local' is this machine.")] = "local",
     threads: Annotated[int, typer.Option("--threads", "-t", min=1, help="Compute threads.")] = 1,
     reps: Annotated[int, typer.Option("--reps", min=1, max=100, help="Repetitions per model and prompt length.")] = 3,
@@ -52,7 +53,7 @@ def compare(
         from nas.family.comparison_plot import check_suffix
 
         check_suffix(plot)
-    asked = Asked(family, tuple(reference or ()), tuple(layout or ()), tuple(size_class or ()))
+    asked = Asked(family, tuple(reference or ()), tuple(layout or ()), tuple(size_class or ()), alone)
     options = CompareOptions(
         asked, device=device, threads=threads, repetitions=reps, flash_attn=flash_attn, accept_noise=accept_noise,
         replicate=replicate, db=db,

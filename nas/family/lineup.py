@@ -24,15 +24,17 @@ class Asked:
 
     Args:
         family: name of a built family.
-        references: names of reference models.
+        references: names of reference models; none: those of the others' size classes.
         layouts: one-line strings or published names.
         classes: size classes: their reference models, and only their members.
+        alone: no reference models but those that are named.
     """
 
     family: str | None = None
     references: tuple[str, ...] = ()
     layouts: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
+    alone: bool = False
 
 
 def families_folder() -> Path:
@@ -67,7 +69,7 @@ def line_up(asked: Asked, runtime: Runtime, device: str) -> list[Contender]:
         if not classes or not each.member or size_class(each.parameters) in classes
     ]
     references = [of_reference(find_reference(name)) for name in asked.references]
-    if not references:
+    if not references and not asked.alone:
         references = _of_classes(classes or [size_class(each.parameters) for each in own])
     if not own and not references:
         raise InvalidInput(

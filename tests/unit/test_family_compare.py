@@ -245,6 +245,7 @@ def test_a_family_meets_the_reference_models_of_its_members_classes(home: Path) 
     assert names(Asked(family="demo", classes=("700M",))) == [
         "demo-S1", "LFM2-700M", "Qwen3-0.6B", "Mamba2-780M"
     ]  # fmt: skip
+    assert names(Asked(family="demo", alone=True)) == ["demo-S0", "demo-S1"]
     assert names(Asked(family="demo", references=("gemma-3-1b",))) == ["demo-S0", "demo-S1", "Gemma-3-1B"]
 
 

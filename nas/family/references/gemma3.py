@@ -29,12 +29,10 @@ class Gemma3(Transformer):
     rope_factor: float = 1.0
 
     def metadata(self) -> dict[str, Value]:
-        scaling = {"rope.scaling.type": "linear", "rope.scaling.factor": self.rope_factor}
-        return (
-            super().metadata()
-            | {"attention.sliding_window": self.window, "rope.freq_base_swa": 1e4}
-            | (scaling if self.rope_factor != 1 else {})
-        )
+        told = super().metadata() | {"attention.sliding_window": self.window, "rope.freq_base_swa": 1e4}
+        if self.rope_factor != 1:
+            told |= {"rope.scaling.type": "linear", "rope.scaling.factor": self.rope_factor}
+        return told
 
     def layer(self, index: int) -> Iterator[Part]:
         yield from super().layer(index)
