@@ -17,7 +17,9 @@ from nas.core.block_space import BlockSpace, Knob
 from nas.core.metrics import METRICS
 from nas.core.space import SearchSpace
 from nas.core.task import TASKS
-from nas.core.units import parse_count
+from nas.core.units import parse_count, show_count
+from nas.family.references import NOT_CARRIED, REFERENCES
+from nas.family.size_classes import size_class
 
 _SIGNS: dict[type, str] = {Ge: "ge", Gt: "gt", Le: "le", Lt: "lt", MultipleOf: "multiple_of"}
 _WORDS = {"ge": ">= {}", "gt": "> {}", "le": "<= {}", "lt": "< {}", "multiple_of": "multiple of {}"}
@@ -47,6 +49,23 @@ def block_tables() -> str:
 
 
 _ARGS = ("knob", "value", "default", "meaning")
+
+
+def reference_table() -> str:
+    """The models that a family is compared with, and those that nothing carries."""
+    rows = [
+        (
+            f"[{name}]({reference.source})",
+            size_class(reference.parameters),
+            f"{reference.parameters:,}",
+            show_count(reference.active),
+            f"`{reference.architecture}`",
+        )
+        for name, reference in REFERENCES.items()
+    ]
+    table = _table(("model", "class", "parameters", "active", "llama.cpp's architecture"), rows)
+    missing = "\n".join(f"- {name} is not carried: {reason}." for name, reason in NOT_CARRIED.items())
+    return f"{table}\n\n{missing}"
 
 
 def metric_table() -> str:

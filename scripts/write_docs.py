@@ -1,4 +1,4 @@
-"""Writes the generated parts of docs/: the command reference, and the tables of the search-space reference.
+"""Writes the generated parts of docs/: the command reference, and the tables of the search space and of models.
 
 `--check` writes nothing and fails where a file is not what it would write.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from docs_tables import block_tables, metric_table, model_tables, task_table
+from docs_tables import block_tables, metric_table, model_tables, reference_table, task_table
 
 from nas.cli.main import app
 
@@ -48,7 +48,9 @@ def generated() -> dict[Path, str]:
     parts = {"keys": model_tables(), "blocks": block_tables(), "metrics": metric_table(), "tasks": task_table()}
     for name, part in parts.items():
         text = _replaced(text, name, part)
-    return {reference: text, DOCS / "cli.md": cli_reference()}
+    compared = DOCS / "family-comparison.md"
+    models = _replaced(compared.read_text(encoding="utf-8"), "references", reference_table())
+    return {reference: text, compared: models, DOCS / "cli.md": cli_reference()}
 
 
 def _replaced(text: str, name: str, part: str) -> str:
@@ -56,7 +58,7 @@ def _replaced(text: str, name: str, part: str) -> str:
     begin = BEGIN.format(name)
     before, found, rest = text.partition(begin)
     _, ended, after = rest.partition(END)
-    assert found and ended, f"search-space.md lacks {begin} ... {END}"
+    assert found and ended, f"no {begin} ... {END}"
     return f"{before}{begin}\n\n{part.strip()}\n\n{END}{after}"
 
 

@@ -10,8 +10,8 @@ from nas.runtimes.llama_cpp.layers import ATTENTION, feed_forwards, mixers, of_k
 from nas.runtimes.llama_cpp.support import PATCHED, Quantisation
 from nas.runtimes.llama_cpp.vocabulary import Vocabulary, add_vocabulary
 
-_FILE_TYPE = {"f32": 0, "f16": 1, "q4_0": 2}  # llama_ftype of include/llama.h
-_QUANTISATION_VERSION = 2  # GGML_QNT_VERSION
+FILE_TYPE = {"f32": 0, "f16": 1, "q4_0": 2}  # llama_ftype of include/llama.h
+QUANTISATION_VERSION = 2  # GGML_QNT_VERSION
 CONTEXT = 32768
 _RMS_EPS = 1e-5  # of nas.nn.primitives.RMSNorm, and of the published LFM2
 
@@ -31,8 +31,8 @@ def add_metadata(
     writer: GGUFWriter, layout: Layout, quantisation: Quantisation, vocabulary: Vocabulary | None, context: int
 ) -> None:
     """Describes `layout` to the architecture that the writer was opened for; without a vocabulary it has ids only."""
-    writer.add_file_type(_FILE_TYPE[quantisation])
-    writer.add_quantization_version(_QUANTISATION_VERSION)
+    writer.add_file_type(FILE_TYPE[quantisation])
+    writer.add_quantization_version(QUANTISATION_VERSION)
     if vocabulary is None:
         writer.add_tokenizer_model("none")
     else:

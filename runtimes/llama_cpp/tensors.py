@@ -129,7 +129,7 @@ def storage_type(tensor: Tensor, layout: Layout, quantisation: Quantisation) -> 
         return Type.F32
     if quantisation == "f16":
         return Type.F16
-    return _that_fits(_wanted(tensor, layout), tensor.shape[-1])
+    return type_that_fits(_wanted(tensor, layout), tensor.shape[-1])
 
 
 def _wanted(tensor: Tensor, layout: Layout) -> Type:
@@ -142,7 +142,7 @@ def _wanted(tensor: Tensor, layout: Layout) -> Type:
     return Type.Q4_0
 
 
-def _that_fits(wanted: Type, columns: int) -> Type:
+def type_that_fits(wanted: Type, columns: int) -> Type:
     """Blocks lie along rows: where rows are no multiple of a block, Q6_K falls back to Q8_0, and 32-blocks to F16."""
     for candidate in (wanted, Type.Q8_0) if wanted == Type.Q6_K else (wanted,):
         if columns % GGML_QUANT_SIZES[candidate][0] == 0:

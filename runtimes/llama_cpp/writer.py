@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +14,13 @@ from nas.core.layout import Layout
 from nas.runtimes.base import Checkpoint, RandomWeights, Weights
 from nas.runtimes.checkpoint_file import CheckpointFile, StateDict
 from nas.runtimes.llama_cpp.checkpoint import CheckpointTensors
+from nas.runtimes.llama_cpp.header import header_bytes
 from nas.runtimes.llama_cpp.layers import mixers
 from nas.runtimes.llama_cpp.metadata import CONTEXT, add_metadata
 from nas.runtimes.llama_cpp.random_weights import random_recipe
 from nas.runtimes.llama_cpp.recipe import ALIGNMENT
 from nas.runtimes.llama_cpp.support import Quantisation, architecture
-from nas.runtimes.llama_cpp.tensors import Tensor, storage_type, stored_bytes, tensors
+from nas.runtimes.llama_cpp.tensors import Tensor, storage_type, tensors
 from nas.runtimes.llama_cpp.vocabulary import Vocabulary
 from nas.runtimes.writing import Piece, Written, hashed, replacing, write_drawn
 
@@ -58,30 +59,15 @@ def write_gguf(
     arch = architecture(layout)
     stored = [(tensor, storage_type(tensor, layout, quantisation)) for tensor in tensors(layout, arch)]
     with replacing(destination) as partial:
-        with closing(GGUFWriter(partial, arch)) as writer:
-            add_metadata(writer, layout, quantisation, vocabulary, context)
-            header = _header(writer, partial, stored)
+        writer = GGUFWriter(partial, arch)
+        add_metadata(writer, layout, quantisation, vocabulary, context)
+        header = header_bytes(writer, partial, stored)
         if isinstance(weights, RandomWeights):
             return write_drawn(random_recipe(header, stored, weights.seed), partial, recipe=recipe)
         with CheckpointFile(weights.path) if isinstance(weights, Checkpoint) else nullcontext(weights) as state:
             contents = CheckpointTensors(state)
             contents.check(tensor for tensor, _ in stored)
             return Written(hashed(_trained(header, layout, arch, stored, contents), partial))
-
-
-def _header(writer: GGUFWriter, scratch: Path, stored: _Stored) -> bytes:
-    """The file up to its first tensor; gguf's writer wants a file, which is `scratch`."""
-    for tensor, storage in stored:
-        # The dtype only has to differ from uint8, which would say that `shape` counts bytes.
-        writer.add_tensor_info(
-            tensor.name, tensor.shape, np.dtype(np.float32), stored_bytes(tensor.shape, storage), raw_dtype=storage
-        )
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    writer.flush()
-    header = scratch.read_bytes()
-    return header + bytes(-len(header) % ALIGNMENT)
 
 
 def _trained(

@@ -1,0 +1,45 @@
+"""Puts what `nas family compare` wrote on docs/family-comparison.md, in place of earlier results.
+
+python benchmarks/family_comparison.py COMPARISON.json [COMPARISON.json ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from nas.core.errors import InvalidInput
+from nas.core.family import Comparison, read_record
+from nas.family.comparison_tables import as_markdown
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "family-comparison.md"
+BEGIN, END = "<!-- results -->", "<!-- /results -->"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("comparison", nargs="+", type=Path, help="what `nas family compare` wrote")
+    parser.add_argument("--page", type=Path, default=PAGE)
+    arguments = parser.parse_args()
+    fill(arguments.page, [_read(path) for path in arguments.comparison])
+
+
+def fill(page: Path, comparisons: list[Comparison]) -> None:
+    """Replaces what stands between the page's markers."""
+    before, begun, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, ended, after = rest.partition(END)
+    if not (begun and ended):
+        raise InvalidInput(f"no {BEGIN} ... {END}", where=str(page))
+    parts = [f"### {each.family or 'Reference models'} on {each.device}\n\n{as_markdown(each)}" for each in comparisons]
+    page.write_text(f"{before}{BEGIN}\n\n{chr(10).join(f'{part}{chr(10)}' for part in parts)}\n{END}{after}", "utf-8")
+
+
+def _read(path: Path) -> Comparison:
+    found = read_record(path, Comparison)
+    if found is None:
+        raise InvalidInput("no such file", where=str(path))
+    return found
+
+
+if __name__ == "__main__":
+    main()

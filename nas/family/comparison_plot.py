@@ -1,0 +1,79 @@
+"""A comparison as a picture like the report's Figure 4: tokens per second against size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from nas.core.errors import InvalidInput
+from nas.core.family import ComparedModel, Comparison, Metric
+from nas.core.published import LFM2
+from nas.family.ratios import figure_of
+
+# Okabe and Ito's palette, which people with colour-vision deficiencies can tell apart.
+_KINDS = {"member": ("#0072B2", "*", 150), "LFM2": ("#D55E00", "o", 50), "reference": ("#999999", "s", 36)}
+_PANELS: tuple[tuple[Metric, int, str], ...] = (
+    ("prefill_tps", 4096, "prefill at 4K [tokens/s]"),
+    ("decode_tps", 4096, "decode at 4K [tokens/s]"),
+)
+_SUFFIXES = (".png", ".svg", ".pdf")
+_DPI = 160
+
+
+def draw_comparison(comparison: Comparison, path: Path) -> None:
+    """Writes the picture, whole or not at all; its kind follows from the file's suffix.
+
+    Raises:
+        InvalidInput: a suffix that is none of .png, .svg and .pdf.
+    """
+    check_suffix(path)
+    figure = Figure(figsize=(11, 4.8), layout="constrained")
+    for panel, (metric, prompt, title) in zip(figure.subplots(1, len(_PANELS)), _PANELS, strict=True):
+        _draw_panel(panel, comparison, metric, prompt)
+        panel.set_ylabel(title)
+    figure.suptitle(f"{comparison.device}, {comparison.conditions.get('threads', '?')} thread(s), Q4_0", fontsize=11)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    with matplotlib.rc_context({"svg.hashsalt": "hilnas", "svg.fonttype": "none"}):
+        # No date in the file: equal results give equal bytes.
+        metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix)
+        figure.savefig(partial, format=path.suffix[1:], dpi=_DPI, metadata=metadata)
+    partial.replace(path)
+
+
+def check_suffix(path: Path) -> None:
+    """Refuses a file name that no picture can have.
+
+    Raises:
+        InvalidInput: its suffix is none of .png, .svg and .pdf.
+    """
+    if path.suffix not in _SUFFIXES:
+        raise InvalidInput(f"{path}: write {', '.join(_SUFFIXES)}", where="--plot")
+
+
+def _draw_panel(panel: Axes, comparison: Comparison, metric: Metric, prompt: int) -> None:
+    panel.set_xscale("log")
+    panel.set_yscale("log")
+    for kind, (colour, marker, size) in _KINDS.items():
+        points = [
+            (model.name, model.parameters / 1e9, figure.value)
+            for model in comparison.models
+            if _kind(model) == kind and (figure := figure_of(model, metric, prompt)) and figure.value is not None
+        ]
+        if points:
+            _, x, y = zip(*points, strict=True)
+            panel.scatter(x, y, s=size, color=colour, marker=marker, label=kind, zorder=3)
+        for name, *at in points:
+            panel.annotate(name, (at[0], at[1]), xytext=(4, 3), textcoords="offset points", fontsize=7)
+    panel.set_xlabel("parameters [billions]")
+    panel.grid(alpha=0.25, which="both")
+    panel.margins(0.15)
+    if panel.get_legend_handles_labels()[0]:
+        panel.legend(frameon=False, fontsize=9)
+
+
+def _kind(model: ComparedModel) -> str:
+    return "member" if model.member else "LFM2" if model.name in LFM2 else "reference"

@@ -1,0 +1,286 @@
+"""Contenders side by side: in turn, once each, and with a reason where there is no figure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from service_support import DEVICE, InlineJobs
+from store_support import open_store
+
+from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName, Unsupported
+from nas.core.family import FAMILY, FILES, Comparison, Family, Measured, Member, MemberFile, MemberFiles, write_record
+from nas.core.layout import Layout
+from nas.core.plan import Round, RoundResult
+from nas.core.space import Protocol
+from nas.core.workload import Workload
+from nas.family.comparison import Setting, comparison
+from nas.family.contender import Contender, artifact_of, of_layout
+from nas.family.contest import Contest, Standings, Task, tasks
+from nas.family.expected import expected_seconds
+from nas.family.lineup import Asked, line_up
+from nas.runtimes.base import Artifact
+from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.service.judge import total_ms
+from nas.service.measuring import Reference
+from nas.service.stage_work import Bench
+from nas.store.store import Store
+from nas.testing.fake_runtime import FakeRuntime
+
+SMALL = "d128 v256 ffn=swiglu:320 [C3 A2/1 C3]"
+LARGE = "d128 v256 ffn=swiglu:512 [A2/1*6]"
+TASKS = (
+    Task(32768, Workload(prompt=64, gen=4, context=32768), ("peak_rss_mb",), 1),
+    Task(64, Workload(prompt=64, gen=16), ("prefill_tps", "decode_tps", "ttft_ms"), 3),
+)
+
+
+@dataclass
+class WatchedJobs:
+    """Runs rounds here, and remembers whose; `gone_after` so many, the device is gone."""
+
+    inner: InlineJobs
+    gone_after: int = 1_000
+    candidates: list[str] = field(default_factory=list)
+
+    async def run(self, key: str, number: int, device: str, round_: Round, trial: int | None = None) -> RoundResult:
+        if len(self.candidates) == self.gone_after:
+            raise InfrastructureFailed(f"{device}: offline")
+        self.candidates.append(round_.candidate.inputs["model"].sha256)
+        return await self.inner.run(key, number, device, round_, trial)
+
+
+class Lab:
+    def __init__(self, folder: Path, crashing: Sequence[str] = ()) -> None:
+        faults = {Layout.parse(text).id: "crash" for text in crashing}
+        self.runtime = FakeRuntime(folder / "fake", faults=faults)  # type: ignore[arg-type]
+        self.store: Store = open_store(folder)
+        self.folder = folder
+        runner = self.runtime.runner(DEVICE.target)
+        reference = self.contenders(SMALL)[0][1]
+        plan = self.runtime.plan(reference, runner, Workload(prompt=16, gen=4), 60.0)
+        self.jobs = WatchedJobs(InlineJobs(self.store))
+        alone = Round(candidate=plan, repetitions=1, reference=None)
+        calibrated = asyncio.run(self.jobs.inner.run("calibration", 0, DEVICE.id, alone)).pairs[0].candidate
+        self.bench = Bench(
+            DEVICE, self.runtime, runner, "q4_0", Reference(plan, total_ms(self.runtime.parse(calibrated)))
+        )
+        self.told: list[str] = []
+
+    def contenders(self, *texts: str) -> list[tuple[Contender, Artifact]]:
+        entries = [of_layout(text, Layout.parse(text), self.runtime) for text in texts]
+        return [(each, artifact_of(each, self.store, self.runtime, self.folder / "work")) for each in entries]
+
+    def hold(self, *texts: str, replicate: int = 0) -> Standings:
+        contest = Contest(
+            self.bench, self.jobs, self.store, Protocol(max_attempts=1, cool_down_s=0), replicate=replicate
+        )
+        return asyncio.run(contest.hold(self.contenders(*texts), TASKS, lambda standings, what: self.told.append(what)))
+
+    def record(self, standings: Standings, *texts: str) -> Comparison:
+        setting = Setting(None, self.bench, 1, True, TASKS, "2026-01-01T00:00:00+00:00")
+        return comparison(setting, [each for each, _ in self.contenders(*texts)], standings)
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    return Lab(tmp_path)
+
+
+def figures(record: Comparison, model: int) -> dict[tuple[str, int], float | None]:
+    return {(each.metric, each.prompt): each.value for each in record.models[model].measured.figures}
+
+
+def test_models_take_turns(lab: Lab) -> None:
+    lab.hold(SMALL, LARGE)
+    small, large = (artifact.sha256 for _, artifact in lab.contenders(SMALL, LARGE))
+    assert lab.jobs.candidates == [small, large] * 4
+    assert [line.rsplit(" at ")[-1] for line in lab.told[:3]] == ["32768 tokens, 1 of 1"] * 2 + ["64 tokens, 1 of 3"]
+
+
+def test_figures_say_what_was_measured(lab: Lab) -> None:
+    standings = lab.hold(SMALL, LARGE)
+    record = lab.record(standings, SMALL, LARGE)
+    small, large = figures(record, 0), figures(record, 1)
+    assert set(small) == {("peak_rss_mb", 32768), ("prefill_tps", 64), ("decode_tps", 64), ("ttft_ms", 64)}
+    assert small["prefill_tps", 64] == pytest.approx(64e3 / small["ttft_ms", 64])  # type: ignore[operator]
+    summary = standings[SMALL, 64].summary()
+    assert summary is not None
+    assert small["decode_tps", 64] == pytest.approx(1e3 / summary.figures["decode_mean"].value)  # type: ignore[operator]
+    assert summary.figures["ttft"].n == 3
+    assert small["decode_tps", 64] > large["decode_tps", 64]  # type: ignore[operator]
+    assert small["peak_rss_mb", 32768] < large["peak_rss_mb", 32768]  # type: ignore[operator]
+    ((low, high),) = {each.ci95 for each in record.models[0].measured.figures if each.metric == "decode_tps"}  # type: ignore[misc]
+    assert low <= small["decode_tps", 64] <= high  # type: ignore[operator]
+    assert {each.measured.noisy for each in record.models} == {False}
+
+
+def test_a_second_comparison_measures_what_is_new_only(lab: Lab) -> None:
+    first = lab.record(lab.hold(SMALL), SMALL)
+    lab.jobs.candidates.clear()
+    both = lab.record(lab.hold(SMALL, LARGE), SMALL, LARGE)
+    ((_, large),) = lab.contenders(LARGE)
+    assert lab.jobs.candidates == [large.sha256] * 4
+    assert both.models[0] == first.models[0]
+    lab.jobs.candidates.clear()
+    lab.hold(SMALL, replicate=1)
+    assert len(lab.jobs.candidates) == 4
+
+
+def test_a_device_that_goes_midway_is_said_and_the_same_command_goes_on(lab: Lab) -> None:
+    lab.jobs.gone_after = 5
+    with pytest.raises(InfrastructureFailed, match=r"box: offline.*the same command goes on from here"):
+        lab.hold(SMALL, LARGE)
+    assert len(lab.told) == 5
+    lab.jobs.gone_after = 1_000
+    lab.jobs.candidates.clear()
+    standings = lab.hold(SMALL, LARGE)
+    assert len(lab.jobs.candidates) == 3
+    assert all(len(standings[text, 64].taken) == 3 for text in (SMALL, LARGE))
+
+
+def test_a_model_that_crashes_has_reasons_and_the_others_have_figures(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, crashing=[LARGE])
+    record = lab.record(lab.hold(SMALL, LARGE), SMALL, LARGE)
+    assert all(value is not None for value in figures(record, 0).values())
+    assert all(value is None for value in figures(record, 1).values())
+    assert {each.reason for each in record.models[1].measured.figures} == {"crash: killed by signal 11: no message"}
+    tried = len(lab.jobs.candidates)
+    lab.hold(SMALL, LARGE)
+    assert len(lab.jobs.candidates) == tried, "a failure was tried again"
+
+
+def test_a_model_larger_than_the_memory_is_not_tried(lab: Lab) -> None:
+    ((contender, artifact),) = lab.contenders(SMALL)
+    vast = artifact.model_copy(update={"size": 9_000_000_000})
+    contest = Contest(lab.bench, lab.jobs, lab.store, Protocol())
+    standings = asyncio.run(contest.hold([(contender, vast)], TASKS, lambda standings, what: None))
+    record = lab.record(standings, SMALL)
+    assert {each.reason for each in record.models[0].measured.figures} == {
+        "too large: 9,000 MB of weights, 1,024 MB of memory on the device"
+    }
+    assert lab.jobs.candidates == []
+
+
+def test_what_is_still_to_come_says_so(lab: Lab) -> None:
+    lab.jobs.gone_after = 1
+    kept: list[Comparison] = []
+    contest = Contest(lab.bench, lab.jobs, lab.store, Protocol())
+    with pytest.raises(InfrastructureFailed):
+        asyncio.run(
+            contest.hold(
+                lab.contenders(SMALL), TASKS, lambda standings, what: kept.append(lab.record(standings, SMALL))
+            )
+        )
+    values = figures(kept[-1], 0)
+    assert values.pop(("peak_rss_mb", 32768)) is not None
+    assert set(values.values()) == {None}
+    assert {each.reason for each in kept[-1].models[0].measured.figures} == {"", "not measured yet"}
+
+
+def test_the_workloads_are_the_reports() -> None:
+    allocated, short, long = tasks(2, 5, flash_attn=False)
+    assert (short.workload.prompt, long.workload.prompt) == (1024, 4096)
+    assert (short.workload.gen, long.workload.gen) == (100, 100)
+    assert (allocated.workload.context, allocated.repetitions, allocated.metrics) == (32768, 1, ("peak_rss_mb",))
+    assert {task.workload.threads for task in (allocated, short, long)} == {2}
+    assert not any(task.workload.flash_attn for task in (allocated, short, long))
+
+
+def test_the_estimate_grows_with_models_and_repetitions(lab: Lab) -> None:
+    small, large = (each for each, _ in lab.contenders(SMALL, LARGE))
+    one = expected_seconds([small], TASKS, lab.bench)
+    assert 0 < one < expected_seconds([large], TASKS, lab.bench) < expected_seconds([small, large], TASKS, lab.bench)
+
+
+def family(folder: Path, *layouts: str, files: bool = False) -> None:
+    members = []
+    for number, text in enumerate(layouts):
+        layout = Layout.parse(text)
+        found = Measured(
+            device="box", runtime="llama.cpp", quantisation="q4_0", threads=1, figures=(), searched=number == 0
+        )
+        members.append(
+            Member(
+                size=f"S{number}", layout=text, parameters=layout.params.total, active=layout.params.active,
+                non_embedding=layout.params.non_embedding, decisions=(), tried=(), measured=(found,),
+            )
+        )  # fmt: skip
+    made = Family(name="demo", made="", seed=0, pattern="", sources=(), decisions=(), members=tuple(members))
+    write_record(folder / "families" / "demo" / FAMILY, made)
+    if files:
+        place = folder / "families" / "demo" / "S0"
+        (place / "gguf").mkdir(parents=True)
+        (place / "gguf" / "model.gguf").write_bytes(b"weights")
+        kinds = [("gguf/f16.gguf", "F16"), ("gguf/model.gguf", "Q4_0")]
+        written = [MemberFile(path=path, kind="gguf", quantisation=q, sha256="0" * 64, size=7) for path, q in kinds]
+        write_record(place / FILES, MemberFiles(layout=layouts[0], weights="random:0", loads={}, files=tuple(written)))
+
+
+MEMBERS = (
+    "d1024 v65536 ffn=swiglu:4608 [C3*2 A16/8 C3*2 A16/8 C3*2 A16/8 C3 A16/8 C3 A16/8 C3 A16/8 C3]",
+    "d1536 v65536 ffn=swiglu:6912 [C3*2 A24/8 C3*2 A24/8 C3*2 A24/8 C3 A24/8 C3 A24/8 C3 A24/8 C3]",
+)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("NAS_HOME", str(tmp_path))
+    return tmp_path
+
+
+def names(asked: Asked) -> list[str]:
+    return [each.name for each in line_up(asked, LLAMA_CPP, "box")]
+
+
+def test_a_family_meets_the_reference_models_of_its_members_classes(home: Path) -> None:
+    family(home, *MEMBERS)
+    assert names(Asked(family="demo")) == [
+        "demo-S0", "demo-S1", "LFM2-350M", "LFM2-700M", "Granite-4.0-350M", "Granite-4.0-H-350M", "Qwen3-0.6B",
+        "Mamba2-130M", "Mamba2-370M", "Mamba2-780M",
+    ]  # fmt: skip
+    assert names(Asked(family="demo", classes=("700M",))) == [
+        "demo-S1", "LFM2-700M", "Qwen3-0.6B", "Mamba2-780M"
+    ]  # fmt: skip
+    assert names(Asked(family="demo", alone=True)) == ["demo-S0", "demo-S1"]
+    assert names(Asked(family="demo", references=("gemma-3-1b",))) == ["demo-S0", "demo-S1", "Gemma-3-1B"]
+
+
+def test_members_know_whether_the_search_used_the_device(home: Path) -> None:
+    family(home, *MEMBERS)
+    there = line_up(Asked(family="demo", references=("Qwen3-0.6B",)), LLAMA_CPP, "box")
+    elsewhere = line_up(Asked(family="demo", references=("Qwen3-0.6B",)), LLAMA_CPP, "phone")
+    assert [each.searched for each in there] == [True, False, False]
+    assert not any(each.searched for each in elsewhere)
+
+
+def test_a_member_takes_part_with_its_own_file(home: Path, lab: Lab) -> None:
+    family(home, MEMBERS[0], files=True)
+    member = line_up(Asked(family="demo", references=("Qwen3-0.6B",)), LLAMA_CPP, "box")[0]
+    assert member.subject == home / "families" / "demo" / "S0" / "gguf" / "model.gguf"
+    artifact = artifact_of(member, lab.store, lab.runtime, home / "work")
+    assert (artifact.weights, artifact.size, artifact.recipe) == ("file:model.gguf", 7, None)
+
+
+def test_layouts_and_published_names_take_part(home: Path) -> None:
+    tiny = "d256 v512 ffn=swiglu:512 [C3 A4/2]"
+    asked = Asked(layouts=(tiny, "LFM2-1.2B"), references=("LFM2-1.2B", "PLM-1.8B"))
+    assert names(asked) == [f"layout {Layout.parse(tiny).id[:12]}", "LFM2-1.2B", "PLM-1.8B"]
+    assert [each.flash_attn for each in line_up(asked, LLAMA_CPP, "box")] == [True, True, False]
+
+
+def test_what_cannot_take_part_is_refused_with_what_can(home: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"nothing to compare: .*Qwen3-0\.6B.*700M"):
+        names(Asked())
+    with pytest.raises(UnknownName, match="unknown family 'demo'"):
+        names(Asked(family="demo"))
+    family(home, MEMBERS[0])
+    with pytest.raises(UnknownName, match="--family: unknown family 'dmo'; did you mean 'demo'"):
+        names(Asked(family="dmo"))
+    with pytest.raises(UnknownName, match="--class: unknown size class '2B'"):
+        names(Asked(classes=("2B",)))
+    with pytest.raises(Unsupported, match=r"llama\.cpp does not carry layout"):
+        names(Asked(layouts=("d256 v512 ffn=swiglu:512 [-]",)))
