@@ -16,6 +16,7 @@ COMMANDS = {
     "launch": "Search a space and report its Pareto front.",
     "space": "List, show, validate and sample search spaces.",
     "study": "List, show, steer and exchange studies.",
+    "family": "Grow a front's winners into a family of sizes.",
     "device": "Attach, list, show, check and steer devices.",
     "bench": "Measure one layout or model file on a device.",
     "export": "Write a layout as a model file of a runtime.",
