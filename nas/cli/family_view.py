@@ -42,10 +42,11 @@ def print_members(view: FamilyView) -> None:
         title="members",
     )  # fmt: skip
     rows = [
-        (each.member.size, taken.device + ("" if taken.searched else " (not searched)"), _runtime(taken), _NAMES[figure.metric],
-         figure.prompt, figure_text(figure) + (" (noisy)" if taken.noisy else ""))
-        for each in view.members for taken in each.member.measured for figure in taken.figures
-    ]  # fmt: skip
+        (each.member.size, _device(taken), _runtime(taken), _NAMES[figure.metric], figure.prompt, _noted(figure, taken))
+        for each in view.members
+        for taken in each.member.measured
+        for figure in taken.figures
+    ]
     if rows:
         print_table(("size", "device", "runtime", "figure", "tokens", "value"), rows, title="measured")
 
@@ -100,6 +101,14 @@ def figure_text(figure: Figure) -> str:
         return f"not known: {figure.reason or 'not read'}"
     interval = f" ({figure.ci95[0]:.4g} to {figure.ci95[1]:.4g})" if figure.ci95 else ""
     return f"{figure.value:.4g} {_UNITS[figure.metric]}{interval}"
+
+
+def _device(taken: Measured) -> str:
+    return taken.device + ("" if taken.searched else " (not searched)")
+
+
+def _noted(figure: Figure, taken: Measured) -> str:
+    return figure_text(figure) + (" (noisy)" if taken.noisy else "")
 
 
 def _runtime(taken: Measured) -> str:

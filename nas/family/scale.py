@@ -73,6 +73,8 @@ class _Shape:
 def candidates(parent: Layout, size: Size, vocab: int) -> list[Scaled]:
     """Layouts of the size in the parent's pattern, nearest first: one for each width and what attention keeps there.
 
+    A parent that is of this size stands alone: the search that found it has tried other shapes, with their quality.
+
     Args:
         parent: whose pattern it is.
         size: the weights that are wanted.
@@ -81,6 +83,9 @@ def candidates(parent: Layout, size: Size, vocab: int) -> list[Scaled]:
     Raises:
         InvalidInput: no shape has these weights; the message says what the nearest has.
     """
+    own = moe_of(parent)
+    if size.admits(parent.params) and vocab == parent.vocab and (own is None) == (size.active is None):
+        return [Scaled(parent, 0.0, "heads", own)]
     nearest: dict[tuple[int, Caches], _Shape] = {}
     for shape in sorted(_shapes(parent, size, vocab, _SPREAD), key=lambda shape: shape.deviation):
         if size.admits(shape.params):
@@ -180,11 +185,12 @@ def _fitted(sketch: Sketch, size: Size) -> _Shape:
 def _deviation(sketch: Sketch, size: Size, params: Params, ratio: float) -> float:
     """Log ratios of feed-forward and aspect to the parent's, and of the weights to the size's, which count double.
 
-    The aspect counts half, since it matters least; experts other than the parent's or the published ones, a tenth.
+    The aspect counts half, since it matters least; what attention should keep and does not, a fifth; experts other than
+    the parent's or the published ones, a tenth.
     """
     parent = sketch.frame.parent
     aspect = (sketch.frame.width / len(sketch.order)) / (parent.d_model / parent.depth)
-    found = abs(math.log(aspect)) / 2 + 2 * _off(size, params)
+    found = abs(math.log(aspect)) / 2 + 2 * _off(size, params) + sketch.frame.strain / 5
     if ffn_ratio(parent):
         found += abs(math.log(ratio / ffn_ratio(parent)))
     if sketch.experts is not None:

@@ -78,7 +78,8 @@ class SizeSearch:
             decisions=(
                 *member_decisions(chosen, parent, size),
                 *_support_decisions(terms.space, chosen.layout),
-                *_choice_decisions(terms, chosen.layout, choice, measured=self.measurer is not None),
+                _layout_decision(chosen.layout, parent, choice),
+                *_quality_decisions(terms, chosen.layout, choice, measured=self.measurer is not None),
                 *where,
             ),
             tried=tried_of(judged, choice, terms.space),
@@ -153,8 +154,12 @@ def _support_decisions(space: SearchSpace, layout: Layout) -> Iterator[Decision]
         yield Decision(what=spec.name, value=f"{support.arch} on the {support.verdict} build", reason=reason)
 
 
-def _choice_decisions(terms: Terms, layout: Layout, choice: Choice, *, measured: bool) -> Iterator[Decision]:
-    yield Decision(what="layout", value=layout.format(), reason=choice.reason())
+def _layout_decision(layout: Layout, parent: Layout, choice: Choice) -> Decision:
+    own = "the parent itself, which is of this size: the search that found it has tried other shapes"
+    return Decision(what="layout", value=layout.format(), reason=own if layout == parent else choice.reason())
+
+
+def _quality_decisions(terms: Terms, layout: Layout, choice: Choice, *, measured: bool) -> Iterator[Decision]:
     if trained := terms.trained(layout):
         yield Decision(
             what="quality",

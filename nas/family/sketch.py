@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
+from nas.blocks.attention import AttentionKind
 from nas.core.block import Block
 from nas.core.layout import Layout, Params
 from nas.family.pattern import active_width, ffn_ratio, is_sparse
-from nas.family.stack import Caches, scaled_mixer
+from nas.family.stack import Caches, scaled_mixer, strain
 
 DENSE = "swiglu"
 """The feed-forward of dense layers where the parent has none: the one of the experts, and of lfm2moe's first layers."""
@@ -35,7 +36,8 @@ class Frame:
         caches: what attention keeps.
         mixers: of each of the parent's layers.
         weights: of these mixers and of the layer's norms.
-        ffns: of each of the parent's layers, its width / the mean; 0: it has none.
+        ffns: of each of the parent's layers, its width / the mean; 0: it has none. Beside experts all count alike.
+        strain: how far attention is from what it should keep, mean over its layers.
     """
 
     parent: Layout
@@ -45,6 +47,7 @@ class Frame:
     mixers: tuple[tuple[Block, ...], ...]
     weights: tuple[int, ...]
     ffns: tuple[float, ...]
+    strain: float
 
     @staticmethod
     def of(parent: Layout, vocab: int, width: int, caches: Caches) -> Frame:
@@ -58,15 +61,8 @@ class Frame:
             + width * (bool(blocks) + (layer.ffn is not None))
             for blocks, layer in zip(mixers, parent.layers, strict=True)
         )
-        mean = ffn_ratio(parent) * parent.d_model or 1.0
         return Frame(
-            parent,
-            vocab,
-            width,
-            caches,
-            mixers,
-            weights,
-            tuple(active_width(layer.ffn) / mean for layer in parent.layers),
+            parent, vocab, width, caches, mixers, weights, _ffn_shares(parent), _strain(parent, width, mixers, caches)
         )
 
 
@@ -133,6 +129,23 @@ class Sketch:
     def _width(self, ffn: float, share: float, step: int) -> int:
         """In a mixture shares are whole, and dense layers exactly as wide as the experts of a token."""
         return rounded(ffn * share, step) if self.experts is None else rounded(ffn, step) * round(share)
+
+
+def _ffn_shares(parent: Layout) -> tuple[float, ...]:
+    if moe_of(parent) is not None:
+        return tuple(float(layer.ffn is not None) for layer in parent.layers)
+    mean = ffn_ratio(parent) * parent.d_model or 1.0
+    return tuple(active_width(layer.ffn) / mean for layer in parent.layers)
+
+
+def _strain(parent: Layout, width: int, mixers: tuple[tuple[Block, ...], ...], caches: Caches) -> float:
+    pairs = [
+        (block.resolve(parent.d_model), scaled.resolve(width))
+        for layer, blocks in zip(parent.layers, mixers, strict=True)
+        for block, scaled in zip(layer.mixers, blocks, strict=True)
+    ]
+    attention = [pair for pair in pairs if isinstance(pair[0].spec, AttentionKind)]
+    return sum(strain(*pair, caches) for pair in attention) / max(1, len(attention))
 
 
 def rounded(width: float, step: int) -> int:

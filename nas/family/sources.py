@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -66,7 +67,7 @@ def study_origin(
     corner = report["reference_point"]
     terms = Terms(own, tuple(corner[each.name] for each in own.objectives) if corner else None, 1.0, proxies)
     known = terms.trained(pattern.parent.layout)
-    decided = [_terms_decision(own, f"study {study}"), _corner_decision(corner)]
+    decided = [_terms_decision(own, f"study {study}"), _corner_decision(own, corner)]
     if space.budgets:
         decided.append(_budget_decision(space))
     searched = {event.payload["id"] for event in events.notes(store, row.id, CALIBRATED)}
@@ -80,7 +81,7 @@ def given_origin(
     """Given layouts, which count alike, under the terms of a space."""
     pattern = find_pattern([Winner(layout) for layout in layouts])
     own = narrowed(space, devices, _runtimes(space, pattern.parent.layout, runtime))
-    decided = (_terms_decision(own, f"space {space.name}"), _corner_decision(None))
+    decided = (_terms_decision(own, f"space {space.name}"), _corner_decision(own, None))
     return Origin(pattern, Terms(own, None, 1.0, {}, decided))
 
 
@@ -146,18 +147,21 @@ def _terms_decision(space: SearchSpace, whose: str) -> Decision:
     )
 
 
-def _corner_decision(corner: dict[str, float] | None) -> Decision:
+def _corner_decision(space: SearchSpace, corner: dict[str, float] | None) -> Decision:
     if corner is None:
         return Decision(
             what="corner",
             value=f"{CORNER_RATIO} times the nearest candidate's figures, {CORNER_QUALITY} times its quality",
             reason="no study froze a reference point",
         )
-    told = ", ".join(f"{name} {value:.4g}" for name, value in corner.items())
+    told = [
+        f"{each.name} {-corner[each.name]:.3g}"
+        if each.metric == "quality"
+        else f"{each.name} {math.exp(corner[each.name]):.2f}x the nearest candidate's"
+        for each in space.objectives
+    ]
     return Decision(
-        what="corner",
-        value=told,
-        reason="the study's reference point in its own coordinates; ratios are to the size's nearest candidate now",
+        what="corner", value=", ".join(told), reason="the study's reference point, with another layout as 1x"
     )
 
 

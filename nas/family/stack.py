@@ -17,8 +17,8 @@ from nas.core.layout import Layer
 Caches = Literal["heads", "ratio"]
 """What attention keeps as the width grows: its key-value heads, and so the cache of a token, or its ratio of heads."""
 
-MAX_GROUP = 4
-"""Query heads to a key-value head up to which `heads` keeps the number of these: as in LFM2-1.2B, Llama 3 8B."""
+MAX_GROUP = 8
+"""Query heads to a key-value head up to which `heads` keeps the number of these: as in Llama 3 70B."""
 
 
 def stretched(layers: Sequence[Layer], depth: int) -> tuple[int, ...]:
@@ -76,6 +76,16 @@ def width_step(blocks: Sequence[Block]) -> int:
     """Widths that the heads of `blocks` (resolved) fit into, as multiples of the quantisers' 32."""
     sizes = {block.int("head_dim") for block in blocks if isinstance(block.spec, AttentionKind)}
     return math.lcm(32, *sizes)
+
+
+def strain(block: Block, scaled: Block, caches: Caches) -> float:
+    """How far attention is from what it should keep, as a logarithm; 0 for other kinds. Both blocks are resolved."""
+    if not isinstance(block.spec, AttentionKind):
+        return 0.0
+    if caches == "heads" and scaled.int("heads") > block.int("heads"):
+        return abs(math.log(scaled.int("kv_heads") / block.int("kv_heads")))
+    before, now = (each.int("heads") / each.int("kv_heads") for each in (block, scaled))
+    return abs(math.log(now / before))
 
 
 def scaled_mixer(block: Block, d_model: int, to: int, caches: Caches) -> Block:

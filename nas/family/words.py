@@ -142,12 +142,12 @@ def _ffn(layout: Layout, parent: Layout, scaled: Scaled) -> Decision:
 
 
 def _mixers_in_words(layout: Layout) -> str:
-    return ", ".join(_blocks(layout, kind) for kind in mixer_counts(layout))
+    return ", ".join(_blocks(layout, kind) for kind in sorted(mixer_counts(layout)))
 
 
 def _blocks(layout: Layout, kind: str) -> str:
     """A kind's different blocks, such as 'grouped-query attention A16/8 A16/4'."""
-    texts = dict.fromkeys(block.canonical(layout.d_model).format() for block in mixer_blocks(layout, kind))
+    texts = sorted({block.canonical(layout.d_model).format() for block in mixer_blocks(layout, kind)})
     return f"{BLOCKS[kind].doc} {' '.join(texts)}"
 
 
