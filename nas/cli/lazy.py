@@ -17,6 +17,7 @@ COMMANDS = {
     "space": "List, show, validate and sample search spaces.",
     "study": "List, show, steer and exchange studies.",
     "device": "Attach, list, show, check and steer devices.",
+    "family": "Build a model family from winners, train and compare its members.",
     "bench": "Measure one layout or model file on a device.",
     "export": "Write a layout as a model file of a runtime.",
     "generate": "Write text with a trained proxy.",
