@@ -1,8 +1,8 @@
 """Weights of a block from those of a smaller block of the same kind.
 
 Every function takes both blocks, resolved, the smaller one's tensors, the larger one's start values, the map of the
-residual stream and a generator, and returns the larger one's tensors. What computes the same is said by `Anew`: where a
-block cannot be carried over without changing what it computes, it raises it.
+residual stream and a generator, and returns the larger one's tensors, which compute the same. Where a block cannot be
+carried over so, it raises `Anew`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SPARK = 1e-3
 which are zero where both are."""
 
 
-class Anew(Exception):  # noqa: N818 - an outcome, no error
+class Anew(Exception):
     """The block is not carried over, and why."""
 
 
@@ -168,8 +168,10 @@ def grow_swiglu(
 def grow_moe(
     a: Block, b: Block, small: Tensors, start: Tensors, width: Tensor, rng: torch.Generator
 ) -> dict[str, Tensor]:
-    """Hidden units of each expert are copied. More experts are copies that no token chooses until balancing lets them
-    in: two equal ones would take two places among the chosen."""
+    """Hidden units of each expert are copied, and so are experts where there are more of them.
+
+    Those no token chooses until balancing lets them in: two equal ones would take two places among the chosen.
+    """
     if a.int("top_k") != b.int("top_k"):
         raise Anew("experts per token differ")
     old, new = a.int("experts"), b.int("experts")

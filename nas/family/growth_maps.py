@@ -1,8 +1,8 @@
 """Index maps from the units of a larger model to those of a smaller one, and weights taken through them.
 
-Net2Net (Chen et al. 2016, section 2.2): a unit that is copied has its outgoing weights split among the copies. The split
-is uneven, by random shares that add up to one: the function stays, and copies get different gradients, while even ones
-would stay copies for ever.
+Net2Net (Chen et al. 2016, section 2.2): a unit that is copied has its outgoing weights split among the copies. The
+split is uneven, by random shares that add up to one: the function stays, and copies get different gradients, while even
+ones would stay copies for ever.
 """
 
 from __future__ import annotations

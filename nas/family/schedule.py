@@ -57,6 +57,6 @@ def _left(done: float, final: float, shape: Shape) -> float:
         case "sqrt":
             return 1 - math.sqrt(done)
         case "exponential":
-            # A true exponential from 1 to `final`, which must not be 0 then: one that ends at a thousandth stands for it.
+            # From 1 to `final`; no exponential reaches 0, so one that ends at a thousandth stands for that.
             end = max(final, 1e-3)
             return (end**done - end) / (1 - end) if end < 1 else 0.0

@@ -1,7 +1,8 @@
 """One worker's part of a training. Workers are numbered; each takes its share of every step's sequences.
 
-A training can be killed at any moment: it goes on from the last checkpoint and ends with the same weights. On a CPU that
-holds bit for bit; on a GPU, whose kernels add in any order, up to rounding, and so it does for another number of workers.
+A training can be killed at any moment: it goes on from the last checkpoint and ends with the same weights. On a CPU
+that holds bit for bit; on a GPU, whose kernels add in any order, up to rounding, and so it does where it goes on with
+another number of workers.
 """
 
 from __future__ import annotations
@@ -189,8 +190,10 @@ class Session:
         return self._loss.no_sync()
 
     def _pause(self) -> None:
-        """Lets measurements go first. Several workers do so together, between steps, or one would wait with its share
-        of the machine for another that has given up its own."""
+        """Lets measurements go first where there are several workers: together, between steps.
+
+        Else one would wait with its share of the machine for another that has given up its own.
+        """
         if self.worker.world > 1:
             if self.worker.rank == 0:
                 self.worker.yield_hook()

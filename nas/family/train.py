@@ -19,7 +19,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,7 @@ class Order:
     """
 
     corpus: tuple[Path, ...]
-    settings: Settings = Settings()
+    settings: Settings = field(default_factory=Settings)
     tokenizer: Path | None = None
     teacher: Path | None = None
     start: Path | None = None

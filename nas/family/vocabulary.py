@@ -53,8 +53,8 @@ class Vocabulary:
         self.size: int = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
         if self.size > rows:
             raise InvalidInput(
-                f"{path} has {self.size:,} tokens, but the member's vocabulary is {rows:,}: train a tokenizer of that size,"
-                " or build the family for this vocabulary",
+                f"{path} has {self.size:,} tokens, but the member's vocabulary is {rows:,}: train a tokenizer of"
+                " that size, or build the family for this vocabulary",
                 where="--tokenizer",
             )
         self.start, self.end = self._mark(START), self._mark(END)
