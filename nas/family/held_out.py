@@ -54,7 +54,8 @@ def _nats(logits: Tensor, labels: Tensor, marks: tuple[int, ...]) -> float:
     text = ~torch.isin(labels, torch.tensor(marks, device=labels.device))
     piece = max(1, _LOGITS_AT_ONCE // logits.shape[-1])
     total = 0.0
-    for part, label, counted in zip(logits.split(piece), labels.split(piece), text.split(piece), strict=True):
+    parts = (torch.split(tensor, piece) for tensor in (logits, labels, text))
+    for part, label, counted in zip(*parts, strict=True):
         loss = F.cross_entropy(part.float(), label, reduction="none").double()
         total += float(loss[counted].sum())
     return total

@@ -105,7 +105,8 @@ def decoupled_top_k(logits: Tensor, teacher: TopK, tau: float) -> Tensor:
     member = mass.exp() * (mass - inside) + torch.special.xlogy(rest, rest) - rest * outside
     theirs, ours = (teacher.log_p / tau).log_softmax(-1), (known / tau).log_softmax(-1)
     conditional = (theirs.exp() * (theirs - ours)).sum(-1)
-    return member + mass.exp() * tau**2 * conditional
+    loss: Tensor = member + mass.exp() * tau**2 * conditional
+    return loss
 
 
 def reference_decoupled_top_k(student: Tensor, teacher: Tensor, k: int, tau: float) -> Tensor:

@@ -110,13 +110,11 @@ class Session:
             CandidateFailed: the loss is no longer finite.
         """
         state, began = self.state, 0
+        state.model.train()
         self._log(f"training {self.key[:12]} from step {state.step:,} to {self.steps:,}")
         saved = said = time.monotonic()
         for number, (stage, steps) in enumerate(self._plan):
-            batches = Packed(
-                stage.name, self.data.stages[number], stage.length, self.recipe.sequences(stage),
-                self.recipe.seed * 1000 + number,
-            )  # fmt: skip
+            batches = packed(self.recipe, number, self.data.stages[number])
             while state.step < began + steps:
                 loss, rate = self._step(stage, batches, state.step - began, steps)
                 if self._due(saved, checkpoint_s):
@@ -135,7 +133,8 @@ class Session:
         @torch.no_grad()
         def logits(tokens: Tensor) -> Tensor:
             with self._precision():
-                return model(tokens.to(self.worker.device))[0]
+                whole: Tensor = model(tokens.to(self.worker.device))
+            return whole[0]
 
         length = self.recipe.stages[0].length
         return bits_per_byte(logits, self.data.scored, self.data.vocabulary, length, self.worker.yield_hook)
@@ -169,7 +168,7 @@ class Session:
     def _gradients(self, pair: Pair, tokens: int) -> Tensor:
         """Adds up gradients of the step's mean loss, and returns that mean over all workers."""
         rows = max(1, _TOKENS_AT_ONCE[self.worker.device.type] // pair[0].shape[1])
-        parts = list(zip(*(tensor.split(rows) for tensor in pair), strict=True))
+        parts = list(zip(*(torch.split(tensor, rows) for tensor in pair), strict=True))
         total = torch.zeros((), device=self.worker.device)
         for number, (inputs, labels) in enumerate(parts):
             if self.worker.world == 1:
@@ -231,6 +230,16 @@ class Session:
     def _log(self, line: str) -> None:
         if self.worker.rank == 0:
             self.worker.log(line)
+
+
+def packed(recipe: Recipe, number: int, sources: Sequence[Tokens]) -> Packed:
+    """The batches of stage `number`.
+
+    Raises:
+        InvalidInput: the sources do not fill a sequence.
+    """
+    stage = recipe.stages[number]
+    return Packed(stage.name, sources, stage.length, recipe.sequences(stage), recipe.seed * 1000 + number)
 
 
 class _Loss(nn.Module):

@@ -36,7 +36,7 @@ from nas.family.documents import read_sources
 from nas.family.growth import grow_checkpoint
 from nas.family.place import find_member, tokenizer_of
 from nas.family.recipe import Recipe, Settings, complete
-from nas.family.session import CHECKPOINT, Data, Session, Worker
+from nas.family.session import CHECKPOINT, Data, Session, Worker, packed
 from nas.family.tokens import Tokens, open_tokens, tokenise
 from nas.family.vocabulary import Vocabulary
 from nas.nn.model import Model
@@ -196,7 +196,10 @@ def _tokenised(recipe: Recipe, corpus: Sequence[Path], vocabulary: Vocabulary) -
         path: tokenise(source, vocabulary, recipe.fim, recipe.seed, recipe.eval_bytes)
         for path, source in sources.items()
     }
-    return [[made[path] for path in stage] for stage in wanted]
+    stages = [[made[path] for path in stage] for stage in wanted]
+    for number, each in enumerate(stages):
+        packed(recipe, number, each)  # says now whether a stage lacks text, not after the stages before
+    return stages
 
 
 def _check_teacher(teacher: Path | None, layout: Layout, recipe: Recipe) -> None:

@@ -28,7 +28,23 @@ SETTINGS = Settings(
         Stage(name="long", length=128, share=0.2, schedule=Schedule(decay=1.0)),
     ),
 )
-_WORDS = "the a small large model layer reads writes one two tokens of and in with".split()
+_WORDS = ("the", "a", "small", "large", "model", "reads", "writes", "one", "two", "tokens", "of", "and", "in", "with")
+    "the",
+    "a",
+    "small",
+    "large",
+    "model",
+    "layer",
+    "reads",
+    "writes",
+    "one",
+    "two",
+    "tokens",
+    "of",
+    "and",
+    "in",
+    "with",
+]
 
 
 def write_corpus(folder: Path, files: int = 4, size: int = 6000) -> Path:

@@ -166,7 +166,7 @@ def test_what_does_not_fit_is_refused_before_anything_starts(tmp_path: Path, cor
     with pytest.raises(UnknownName, match="unknown family 'tiny'"):
         train_member("tiny", "1M", order, lambda line: None)
     write_family()
-    assert "did you mean '1M'" in problem(size="1m0")
+    assert "unknown size of tiny '2M'; valid: 1M" in problem(size="2M")
     assert "1M has no tokenizer yet" in problem(tokenizer=None)
     assert "name at least one file or folder" in problem(corpus=())
     teacher = Model(Layout.parse("d32 v256 ffn=swiglu:32 [C3 A2/1]"))
