@@ -29,22 +29,6 @@ SETTINGS = Settings(
     ),
 )
 _WORDS = ("the", "a", "small", "large", "model", "reads", "writes", "one", "two", "tokens", "of", "and", "in", "with")
-    "the",
-    "a",
-    "small",
-    "large",
-    "model",
-    "layer",
-    "reads",
-    "writes",
-    "one",
-    "two",
-    "tokens",
-    "of",
-    "and",
-    "in",
-    "with",
-]
 
 
 def write_corpus(folder: Path, files: int = 4, size: int = 6000) -> Path:
