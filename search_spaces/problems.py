@@ -15,21 +15,21 @@ from nas.core.space import SearchSpace
 from nas.search_spaces.yaml_text import Document, KeyPath
 
 
-def describe(error: ValidationError, document: Document) -> list[str]:
-    """One line per problem, in the order of the file."""
+def describe(error: ValidationError, document: Document, model: type[BaseModel] = SearchSpace) -> list[str]:
+    """One line per problem, in the order of the file, which was to be a `model`."""
     errors = error.errors()
-    found = sorted({_problem(details, document) for details in errors if not _follows(details, errors)})
+    found = sorted({_problem(details, document, model) for details in errors if not _follows(details, errors)})
     return [f"{where}: {text}" for _, where, text in found]
 
 
-def _problem(details: ErrorDetails, document: Document) -> tuple[int, str, str]:
+def _problem(details: ErrorDetails, document: Document, model: type[BaseModel]) -> tuple[int, str, str]:
     path = _in_file(details["loc"], document)
     cause = details.get("ctx", {}).get("error")
     if isinstance(cause, InvalidInput) and cause.where:
         path += tuple(int(key) if key.isdigit() else key for key in cause.where.split("."))
     where = document.where(path)
     keys = ".".join(map(str, path))
-    text = _message(details, cause)
+    text = _message(details, cause, model)
     return int(where.rpartition(":")[2]), where, f"{keys}: {text}" if keys else text
 
 
@@ -40,12 +40,12 @@ def _follows(details: ErrorDetails, errors: list[ErrorDetails]) -> bool:
     return details["type"] == "too_short" and any(loc[: len(place)] == place for loc in inside)
 
 
-def _message(details: ErrorDetails, cause: object) -> str:
+def _message(details: ErrorDetails, cause: object, model: type[BaseModel]) -> str:
     if isinstance(cause, InvalidInput):
         return cause.message
     name = str(details["loc"][-1]) if details["loc"] else ""
     if details["type"] == "extra_forbidden":
-        return f"unknown key {name!r}{nearest(name, _keys_beside(details['loc']))}"
+        return f"unknown key {name!r}{nearest(name, _keys_beside(details['loc'], model))}"
     if details["type"] == "missing":
         return "is missing"
     if isinstance(cause, ValueError):
@@ -74,9 +74,9 @@ def _child(value: Any, key: str | int) -> Any:
     return _NOTHING
 
 
-def _keys_beside(loc: KeyPath) -> list[str]:
-    """The keys that are valid where the last one of `loc` stands."""
-    here: list[Any] = [SearchSpace]
+def _keys_beside(loc: KeyPath, model: type[BaseModel]) -> list[str]:
+    """The keys of `model` that are valid where the last one of `loc` stands."""
+    here: list[Any] = [model]
     for key in loc[:-1]:
         here = [found for kind in here for found in _step(kind, key)]
     return sorted({name for kind in here if _is_model(kind) for name in kind.model_fields})

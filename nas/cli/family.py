@@ -6,16 +6,18 @@ from typing import Annotated
 
 import typer
 
-from nas.cli import family_build
+from nas.cli.family_build import build
 from nas.cli.family_compare import compare
 from nas.cli.family_tokenizer import tokenizer
+from nas.cli.family_train import train
 from nas.cli.family_view import family_fields, print_comparisons, print_decisions, print_members, print_training
 from nas.cli.lazy import command_app
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table
 from nas.service.families import family_view, list_families
 
 app = command_app(help="Grow a front's winners into a family of sizes, and show it.")
-family_build.register(app)
+app.command("build")(build)
+app.command("train")(train)
 app.command("compare")(compare)
 app.command("tokenizer")(tokenizer)
 

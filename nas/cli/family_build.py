@@ -19,11 +19,6 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command to `nas family`."""
-    app.command("build")(build)
-
-
 def build(
     sizes: Annotated[
         str, typer.Option("--sizes", help="Such as 350M,700M,1.2B,8B-A1B: weights, and active ones of experts.")
