@@ -19,7 +19,7 @@ from nas.service.api_models import EventId
 from nas.service.api_studies_models import StudyName
 from nas.service.comparison import FEWEST, MOST
 from nas.service.live_points import points_json
-from nas.service.live_study import LiveStudies
+from nas.service.live_studies import LiveStudies
 from nas.service.study_cloud import first_panel
 from nas.service.study_tables import front_file, trials_csv
 from nas.service.study_view import StudyViews
@@ -70,7 +70,7 @@ def study_router(store: Store, live: LiveStudies, access: PageAccess) -> APIRout
 
     @router.get("/blocks")
     def show_blocks(request: Request, name: StudyName) -> Response:
-        return page("study_blocks.html", request, view=views.view(name, {}), **SHOWN)
+        return page("study_blocks.html", request, view=views.view(name, {}, whole=False), **SHOWN)
 
     # The last decorator is the first route: '{name}' would take 'NAME.json', too.
     @router.get("")

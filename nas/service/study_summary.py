@@ -7,7 +7,8 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from nas.service.live_structure import ShareView, share_views
-from nas.service.live_study import KEPT, LiveStudy
+from nas.service.live_studies import KEPT
+from nas.service.live_study import LiveStudy
 from nas.service.place_agreement import PlaceAgreement, place_agreements
 
 

@@ -11,8 +11,10 @@ from nas.core.trial import TERMINAL
 from nas.service.ending import CLOSED, EXPECTED, Expected
 from nas.service.live_axes import only_place
 from nas.service.live_points import front_entries, reference_entries
-from nas.service.live_study import LiveStudies, LiveStudy
-from nas.service.studies_view import Moment, thinned
+from nas.service.live_reading import PATIENCE_S, BeingRead
+from nas.service.live_studies import LiveStudies
+from nas.service.live_study import LiveStudy
+from nas.service.studies_view import Moment, ReadingView, thinned
 from nas.service.study_models import (
     ActiveJob,
     ActiveTrial,
@@ -32,8 +34,6 @@ from nas.store.store import Store
 
 MOST_RANKED = 50
 MOST_ACTIVE = 50
-MOST_AT_ONCE = 2000
-"""Layouts that are read before a page is answered, unless it needs them all."""
 _LAST_PROPOSALS = 50
 """Trials among which the last expectation is looked for."""
 
@@ -56,20 +56,27 @@ class StudyViews:
         Args:
             name: of the study.
             query: of the page's address.
-            whole: all layouts are read, however long that takes; else no more than a page can wait for.
+            whole: with what all layouts say; else without, where they have not been read: that is begun.
 
         Raises:
+            BeingRead: the study, or its layouts for `whole`.
             InvalidInput: its space is none of this version's, or the query says what none can.
             UnknownName: no such study, axis or place.
         """
         study, row = self._live.get(name), studies.get(self._store, name)
-        trials = len(study.table)
-        if whole or trials - study.structure.known <= MOST_AT_ONCE:
-            study.structure.read(trials)
+        reading = None
+        try:
+            study.read_layouts(PATIENCE_S if whole else 0.0)
+        except BeingRead as error:
+            if whole:
+                raise
+            reading = ReadingView(done=error.done, total=error.total)
         with study.lock:
-            return self._view(study, row, query)
+            return self._view(study, row, query, reading)
 
-    def _view(self, study: LiveStudy, row: Study, query: Mapping[str, str]) -> StudyView:
+    def _view(
+        self, study: LiveStudy, row: Study, query: Mapping[str, str], reading: ReadingView | None
+    ) -> StudyView:  # fmt: skip
         states = study.table.states()
         objectives = [axis.key for axis in study.axes if axis.objective]
         entries = front_entries(study, objectives, MOST_RANKED)
@@ -104,6 +111,7 @@ class StudyViews:
             ],
             references=reference_entries(study, objectives),
             blocks=summary.blocks,
+            reading=reading,
             agreement=summary.agreement,
         )
 
