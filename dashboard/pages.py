@@ -14,6 +14,7 @@ from urllib.parse import quote
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -57,6 +58,11 @@ def page(template: str, request: Request, status: int = 200, **values: Any) -> H
     visitor: Visitor | None = getattr(request.state, "visitor", None)
     text = _templates.get_template(template).render(visitor=visitor, path=request.url.path, **values)
     return HTMLResponse(text, status)
+
+
+def part(template: str, **values: Any) -> Markup:
+    """A part of pages, the same for every visitor."""
+    return Markup(_templates.get_template(template).render(**values))
 
 
 def answer(template: str, request: Request, view: BaseModel, **values: Any) -> Response:

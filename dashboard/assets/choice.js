@@ -46,7 +46,7 @@ export class Choice {
       (feasible[i] === 0 ? bad : others).push(i);
       if (ranges.length ? picked[i] : status[i] === complete) marked.push(i);
     }
-    const [cloud, top] = ranges.length ? ["line", "link"] : ["hue-6", "hue-4"];
-    return { shown, picked, layers: [["bad", bad], [cloud, others], [top, marked]] };
+    const [below, top] = ranges.length ? ["line", "link"] : ["hue-6", "hue-4"];
+    return { shown, picked, layers: [["bad", bad], [below, others], [top, marked]] };
   }
 }

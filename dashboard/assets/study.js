@@ -65,9 +65,8 @@ class StudyPage {
 
   // Marks what is picked in the ranked list, which is replaced as the study goes on.
   showRows() {
-    for (const row of document.querySelectorAll("#ranked [data-trial]")) {
-      row.classList.toggle("picked", this.choice.ranges.size > 0 && this.picked?.[row.dataset.trial] === 1);
-    }
+    const marked = ({ trial }) => this.choice.ranges.size > 0 && this.picked?.[trial] === 1;
+    for (const row of document.querySelectorAll("#ranked [data-trial]")) row.classList.toggle("picked", marked(row.dataset));
   }
 
   // Asks again and again while the page is seen; where that fails, the page says so.
