@@ -9,6 +9,7 @@ from nas.dashboard.access import AccessRules, PageAccess
 from nas.dashboard.asset_files import assets_router
 from nas.dashboard.candidate import candidate_router
 from nas.dashboard.devices_page import devices_router
+from nas.dashboard.families_page import families_router
 from nas.dashboard.launch_page import launch_router
 from nas.dashboard.login import login_router
 from nas.dashboard.pages import page_route
@@ -40,6 +41,7 @@ def dashboard_router(
         studies_router(store, live, access, submitted),
         candidate_router(store, access),
         devices_router(store, access),
+        families_router(access),
         study_router(store, live, access),
     ):
         whole.include_router(part)
