@@ -9,6 +9,7 @@ from nas.dashboard.access import AccessRules, PageAccess
 from nas.dashboard.asset_files import assets_router
 from nas.dashboard.candidate import candidate_router
 from nas.dashboard.devices_page import devices_router
+from nas.dashboard.families_page import families_router
 from nas.dashboard.launch_page import launch_router
 from nas.dashboard.login import login_router
 from nas.dashboard.pages import page_route
@@ -16,20 +17,23 @@ from nas.dashboard.sessions import Sessions
 from nas.dashboard.studies_page import studies_router
 from nas.dashboard.study_actions import study_actions_router
 from nas.dashboard.study_page import study_router
-from nas.service.live_study import LiveStudies
+from nas.service.live_studies import LiveStudies
 from nas.service.submitted import SubmittedStudies
 from nas.store.store import Store
 
 
-def dashboard_router(store: Store, rules: AccessRules, submitted: SubmittedStudies | None = None) -> APIRouter:
+def dashboard_router(
+    store: Store, rules: AccessRules, submitted: SubmittedStudies | None = None, live: LiveStudies | None = None
+) -> APIRouter:  # fmt: skip
     """All pages. A new page is a router, and a line here.
 
     Args:
         store: what they show.
         rules: who may see them.
         submitted: runs the studies that people launch; None where nobody may act, as `rules` must say, too.
+        live: the studies in memory; None: there are none yet.
     """
-    access, live = PageAccess(rules, Sessions(store)), LiveStudies(store)
+    access, live = PageAccess(rules, Sessions(store)), LiveStudies(store) if live is None else live
     whole = APIRouter()
     for part in (
         assets_router(access),
@@ -37,6 +41,7 @@ def dashboard_router(store: Store, rules: AccessRules, submitted: SubmittedStudi
         studies_router(store, live, access, submitted),
         candidate_router(store, access),
         devices_router(store, access),
+        families_router(access),
         study_router(store, live, access),
     ):
         whole.include_router(part)

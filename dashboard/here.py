@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from nas.dashboard.access import LOOPBACK_HOSTS, AccessRules
 from nas.dashboard.app import dashboard_router
 from nas.service.coordinator import Server, listen_tcp
+from nas.service.live_studies import LiveStudies
 from nas.service.request_log import RequestLog
 from nas.service.web import web_app
 from nas.store.store import Store
@@ -22,8 +23,9 @@ def dashboard_here(store: Store) -> Iterator[str]:
     Raises:
         InfrastructureFailed: the server does not start.
     """
-    app = web_app()
+    app, rules = web_app(), AccessRules(open_hosts=LOOPBACK_HOSTS, secure=False)
     app.add_middleware(RequestLog)
-    app.include_router(dashboard_router(store, AccessRules(open_hosts=LOOPBACK_HOSTS, secure=False)))
-    with contextlib.closing(listen_tcp(_LOOPBACK, 0)) as listening, Server(app, listening) as server:
-        yield f"http://{_LOOPBACK}:{server.port}/studies"
+    with LiveStudies(store) as live, contextlib.closing(listen_tcp(_LOOPBACK, 0)) as listening:
+        app.include_router(dashboard_router(store, rules, live=live))
+        with Server(app, listening) as server:
+            yield f"http://{_LOOPBACK}:{server.port}/studies"

@@ -14,6 +14,7 @@ from urllib.parse import quote
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -23,6 +24,7 @@ from nas.core.errors import NasError
 from nas.dashboard.access import PageAccess, Visitor
 from nas.dashboard.shown import FILTERS, harmless
 from nas.service.api_errors import answer_to
+from nas.service.live_reading import BeingRead
 
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
@@ -37,6 +39,8 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
 _KEPT_NOWHERE = "no-store"
+_AGAIN_S = "1"
+"""Until a page asks again that shows how far the reading is."""
 
 _templates = Environment(
     loader=PackageLoader("nas.dashboard"),
@@ -54,6 +58,11 @@ def page(template: str, request: Request, status: int = 200, **values: Any) -> H
     visitor: Visitor | None = getattr(request.state, "visitor", None)
     text = _templates.get_template(template).render(visitor=visitor, path=request.url.path, **values)
     return HTMLResponse(text, status)
+
+
+def part(template: str, **values: Any) -> Markup:
+    """A part of pages, the same for every visitor."""
+    return Markup(_templates.get_template(template).render(**values))
 
 
 def answer(template: str, request: Request, view: BaseModel, **values: Any) -> Response:
@@ -117,6 +126,11 @@ def _error(request: Request, error: NasError | HTTPException | RequestValidation
     told = answer_to(request, error)
     if not _wants_page(request):
         return told
+    if isinstance(error, BeingRead):
+        # Not an error to people: the page comes by itself. Scripts asked for JSON, and got 503 with Retry-After.
+        shown = page("reading.html", request, 202, reading=error)
+        shown.headers["Refresh"] = _AGAIN_S
+        return shown
     message = json.loads(bytes(told.body))["error"]
     title = HTTPStatus(told.status_code).phrase
     shown = page("error.html", request, told.status_code, title=title, message=message)

@@ -11,7 +11,7 @@ from starlette.responses import RedirectResponse, Response
 from nas.dashboard.access import PageAccess
 from nas.dashboard.pages import answer, page_route
 from nas.dashboard.pictures.sparkline import sparkline
-from nas.service.live_study import LiveStudies
+from nas.service.live_studies import LiveStudies
 from nas.service.studies_view import studies_view
 from nas.service.submitted import SubmittedStudies
 from nas.store.store import Store

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
+from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from nas.dashboard import study_pictures
 from nas.dashboard.access import PageAccess
-from nas.dashboard.pages import answer, page, page_route
+from nas.dashboard.pages import answer, page, page_route, part
 from nas.dashboard.pictures.scale import shown
 from nas.dashboard.pictures.sparkline import sparkline
 from nas.dashboard.pictures.strip import hue
+from nas.dashboard.shared_parts import SharedParts
 from nas.service.api_models import EventId
 from nas.service.api_studies_models import StudyName
 from nas.service.comparison import FEWEST, MOST
 from nas.service.live_points import points_json
-from nas.service.live_study import LiveStudies
+from nas.service.live_studies import LiveStudies
 from nas.service.study_cloud import first_panel
+from nas.service.study_models import StudyView
 from nas.service.study_tables import front_file, trials_csv
 from nas.service.study_view import StudyViews
 from nas.store.store import Store
@@ -47,7 +49,17 @@ def study_router(store: Store, live: LiveStudies, access: PageAccess) -> APIRout
         access: tells visitors apart.
     """
     router = APIRouter(prefix="/studies/{name}", route_class=page_route(access), include_in_schema=False)
-    views = StudyViews(store, live)
+    views, parts = StudyViews(store, live), SharedParts()
+
+    def shared(template: str, view: StudyView) -> Markup:
+        # The queue is another object in each view that was found anew, and the same in its copies.
+        return parts.part((view.name, template), view.queue, lambda: part(template, view=view, **SHOWN))
+
+    def first(view: StudyView) -> Markup:
+        def render() -> Markup:
+            return study_pictures.panel(view, first_panel(live.get(view.name), view.page))
+
+        return parts.part((view.name, view.page.model_dump_json(exclude={"pick"})), view.queue, render)
 
     @router.get("/points")
     def show_points(name: StudyName, since: EventId = 0, axes: AxisKeys = "") -> Response:
@@ -66,19 +78,18 @@ def study_router(store: Store, live: LiveStudies, access: PageAccess) -> APIRout
 
     @router.get("/now")
     def show_now(request: Request, name: StudyName) -> Response:
-        return page("study_live.html", request, view=views.view(name, {}, whole=False), **SHOWN)
+        return page("study_live.html", request, view=views.view(name, {}, whole=False), shared=shared, **SHOWN)
 
     @router.get("/blocks")
     def show_blocks(request: Request, name: StudyName) -> Response:
-        return page("study_blocks.html", request, view=views.view(name, {}), **SHOWN)
+        return page("study_blocks.html", request, view=views.view(name, {}, whole=False), **SHOWN)
 
     # The last decorator is the first route: '{name}' would take 'NAME.json', too.
     @router.get("")
     @router.get(".json")
     def show_study(request: Request, name: StudyName) -> Response:
         view = views.view(name, request.query_params, whole=request.url.path.endswith(".json"))
-        panel = partial(first_panel, live.get(name), view.page)
-        return answer("study.html", request, view, panel=panel, **SHOWN)
+        return answer("study.html", request, view, shared=shared, first=first, **SHOWN)
 
     return router
 

@@ -34,15 +34,25 @@ class Client:
     def __init__(self, port: int) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_PATIENCE_S)
 
+    def wait(self, path: str, meanwhile: str) -> list[float]:
+        """Waits for a page whose study is being read; how long each answer about something else took meanwhile."""
+        waited = []
+        while self._ask(path, "text/html")[0] != http.client.OK:
+            waited.append(self.get(meanwhile, "text/html").seconds)
+        return waited
+
     def get(self, path: str, accept: str = "*/*") -> Answer:
         """What is under the path; it must be there."""
+        status, answer = self._ask(path, accept)
+        assert status == http.client.OK, (path, status, answer.body[:300])
+        return answer
+
+    def _ask(self, path: str, accept: str) -> tuple[int, Answer]:
         began = time.perf_counter()
         self._connection.request("GET", path, headers={"Accept": accept})
         response = self._connection.getresponse()
         body = response.read()
-        seconds = time.perf_counter() - began
-        assert response.status == 200, (path, response.status, body[:300])
-        return Answer(seconds, body)
+        return response.status, Answer(time.perf_counter() - began, body)
 
     def json(self, path: str) -> tuple[Answer, Any]:
         """The same, understood."""

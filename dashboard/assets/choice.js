@@ -4,9 +4,8 @@ export const AXES = ["x1", "y1", "x2", "y2", "x3", "y3"];
 export class Choice {
   constructor(controls, data) {
     const listed = (name) => (new URLSearchParams(location.search).get(name) ?? "").split(",").filter(Boolean);
-    Object.assign(this, { controls, data, log: new Set(listed("log")) });
-    const picks = listed("pick").map((part) => part.split(":"));
-    this.ranges = new Map(picks.map(([key, ...ends]) => [key, ends.map(Number)]));
+    const ranges = listed("pick").map((part) => part.split(":")).map(([key, ...ends]) => [key, ends.map(Number)]);
+    Object.assign(this, { controls, data, log: new Set(listed("log")), ranges: new Map(ranges) });
   }
 
   // The key of the axis that a panel shows on a side: where a place is chosen, of the figure there.
@@ -34,12 +33,20 @@ export class Choice {
     history.replaceState(null, "", `?${query}`.replaceAll("%2C", ",").replaceAll("%3A", ":") + location.hash);
   }
 
-  // For each trial a 1 where the switches let it be seen, and one where it is also within all ranges.
+  // For each trial a 1 where the switches let it be seen, and one where it is also within all ranges; and the layers in
+  // which those that are seen are drawn: what breaks a budget, all others, and on top what is picked, or is complete.
   masks() {
-    const { feasible, values } = this.data;
-    const shown = new Uint8Array(feasible.map((known) => known !== 0 || this.controls.infeasible.checked));
-    const picked = shown.slice();
-    this.ranges.forEach(([low, high], key) => values[key].forEach((value, i) => { picked[i] &= value >= low && value <= high; }));
-    return { shown, picked };
+    const { data: { feasible, status, statuses, values }, controls: { infeasible: { checked } } } = this;
+    const [ranges, complete, { length }] = [[...this.ranges], statuses.indexOf("complete"), feasible];
+    const [shown, picked, bad, others, marked] = [new Uint8Array(length), new Uint8Array(length), [], [], []];
+    const within = (i) => ranges.every(([key, [low, high]]) => values[key][i] >= low && values[key][i] <= high);
+    for (let i = 0; i < length; i++) {
+      if (!checked && feasible[i] === 0) continue;
+      [shown[i], picked[i]] = [1, within(i)];
+      (feasible[i] === 0 ? bad : others).push(i);
+      if (ranges.length ? picked[i] : status[i] === complete) marked.push(i);
+    }
+    const [below, top] = ranges.length ? ["line", "link"] : ["hue-6", "hue-4"];
+    return { shown, picked, layers: [["bad", bad], [below, others], [top, marked]] };
   }
 }

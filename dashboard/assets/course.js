@@ -10,8 +10,6 @@ export function course(box, title, places) {
     axes: [axis("x", title), axis("y", "hypervolume")], series: [{}, { stroke: () => colour("hue-0"), width: 2, paths, points }],
   }, [[0, 1], [null, null]], box);
   new ResizeObserver(() => plot.setSize(sizeOf(box))).observe(box);
-  return (data) => {
-    const { hypervolume: steps } = data.course;
-    plot.setData(steps.length ? [places(data), [...steps, steps.at(-1)]] : [[0, 1], [null, null]]);
-  };
+  const line = (data, steps) => (steps.length ? [places(data), [...steps, steps.at(-1)]] : [[0, 1], [null, null]]);
+  return (data) => plot.setData(line(data, data.course.hypervolume));
 }

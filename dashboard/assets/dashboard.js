@@ -24,9 +24,10 @@ function keepUp({ id, outerHTML, dataset: { refresh, from = location.href } }) {
     if (!part || !next || next.outerHTML === known || part.contains(document.activeElement)) return;
     known = next.outerHTML;
     replace(part, next);
+    if (!next.dataset.refresh) clearInterval(timer);
   };
   const failed = (error) => console.info(`not refreshed: ${error.message}`);
-  setInterval(() => document.visibilityState === "visible" && ask().catch(failed), 1000 * Number(refresh));
+  const timer = setInterval(() => document.visibilityState === "visible" && ask().catch(failed), 1000 * Number(refresh));
 }
 
 document.querySelectorAll("[data-refresh][id]").forEach(keepUp);

@@ -35,8 +35,8 @@ export function gestures(panel) {
   };
   const cursor = { x: false, y: false, points: { show: false }, drag: { x: true, y: true, setScale: false, dist: REACH / 2 },
     bind: { dblclick: () => () => view(panel, 0) } };
-  const [draw, setCursor] = [[() => panel.draw()], [(plot) => tell(panel, plot.cursor)]];
-  return { cursor, hooks: { init: [init], draw, setSelect: [setSelect], setCursor } };
+  const setCursor = (plot) => tell(panel, plot.cursor);
+  return { cursor, hooks: { init: [init], draw: [() => panel.draw()], setSelect: [setSelect], setCursor: [setCursor] } };
 }
 
 // Shows a part of the axes `factor` times as wide, in which the place `from` comes to lie at `to`; all for 0.

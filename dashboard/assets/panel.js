@@ -47,7 +47,6 @@ export class Panel {
     context.beginPath();
     context.rect(area.left, area.top, area.width, area.height);
     context.clip();
-    context.textAlign = "center";
     this.drawCloud(context, area);
     for (const point of [...data.front, ...data.references]) this.drawPoint(context, point);
     this.drawLines(context, area);
@@ -55,19 +54,14 @@ export class Panel {
   }
 
   drawCloud(context, area) {
-    const { data: { feasible, status, statuses, values }, choice: { ranges }, shown, picked } = this.page;
     this.cloud = SIDES.map((side) => {
-      const [key, log] = [this.keys[side], this.plot.scales[side].distr === 3];
-      const [start, one] = (log ? [1, Math.E] : [0, 1]).map((value) => this.at({ [key]: value }, side));
-      const from = start - (side === "x" ? area.left : area.top);
-      return values[key].map((value) => from + (one - start) * (log ? Math.log(value) : value));
+      const [column, log] = [this.page.data.values[this.keys[side]], this.plot.scales[side].distr === 3];
+      const [start, one] = (log ? [1, Math.E] : [0, 1]).map((value) => this.plot.valToPos(value, side, true));
+      const [from, at] = [start - (side === "x" ? area.left : area.top), new Float64Array(column.length)];
+      for (let i = 0; i < at.length; i++) at[i] = from + (one - start) * (log ? Math.log(column[i]) : column[i]);
+      return at;
     });
-    drawCloud(context, area, this.cloud, [
-      { wanted: (i) => shown[i] && feasible[i] === 0, colour: colour("bad"), crossed: true },
-      { wanted: (i) => shown[i] && feasible[i] !== 0, colour: colour(ranges.size ? "line" : "hue-6") },
-      { wanted: (i) => !ranges.size && shown[i] && statuses[status[i]] === "complete", colour: colour("hue-4") },
-      { wanted: (i) => ranges.size && picked[i], colour: colour("link") },
-    ]);
+    drawCloud(context, area, this.cloud, this.page.layers);
   }
 
   // Budgets, and the ends of what is picked.
@@ -97,7 +91,10 @@ export class Panel {
     context.arc(x, y, name ? 0 : 4 * uPlot.pxRatio, 0, 2 * Math.PI);
     context.fill();
     context.stroke();
-    for (const [text, size, above] of name ? [["★", 20, -7], [name, 11, 12]] : []) {
+    const [{ left, top, width }, near] = [this.plot.bbox, 60 * uPlot.pxRatio]; // its name stays inside
+    const [align, up] = [x < left + near ? "left" : x > left + width - near ? "right" : "center", y < top + near / 2 ? -22 : 12];
+    for (const [text, size, above, textAlign] of name ? [["★", 20, -7, "center"], [name, 11, up, align]] : []) {
+      context.textAlign = textAlign;
       context.font = `${size * uPlot.pxRatio}px system-ui`;
       context.fillText(text, x, y - above * uPlot.pxRatio);
     }

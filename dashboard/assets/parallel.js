@@ -58,8 +58,7 @@ export class Parallel {
     for (const { x, y, name, ends, range } of this.axes) {
       Object.assign(context, { fillStyle: colour("ink"), strokeStyle: colour("ink"), globalAlpha: 1 });
       context.strokeRect(x, TOP, 0, height);
-      const texts = [[name, 10], [show(ends[1]), 21], [show(ends[0]), height + TOP + 12]];
-      for (const [text, at] of texts) context.fillText(text, x, at);
+      for (const [text, at] of [[name, 10], [show(ends[1]), 21], [show(ends[0]), height + TOP + 12]]) context.fillText(text, x, at);
       const [low, high] = (range ?? []).map((value) => Math.min(TOP + height, Math.max(TOP, y(value))));
       Object.assign(context, { fillStyle: colour("link"), globalAlpha: 0.35 });
       context.fillRect(x - 6, high, 12, low - high);
@@ -67,20 +66,16 @@ export class Parallel {
   }
 
   drawLines(context) {
-    const { data, choice: { ranges }, shown, picked } = this.page;
-    const lines = (trials, name, strength) => {
+    const { data, choice: { ranges }, picked, layers } = this.page;
+    const lines = (trials, name, strength, step = 1) => {
       context.strokeStyle = colour(name);
-      for (const trial of trials) {
-        context.globalAlpha = strength(trial);
-        stroke(context, this.axes.map(({ key, x, y }) => [x, y(data.values[key][trial])]));
+      for (let i = 0; i < trials.length; i += step) {
+        context.globalAlpha = strength(trials[i]);
+        stroke(context, this.axes.map(({ key, x, y }) => [x, y(data.values[key][trials[i]])]));
       }
     };
-    const kind = (trial) => (ranges.size && picked[trial] ? "link" : data.feasible[trial] === 0 ? "bad" : "soft");
-    const trials = [...shown.keys()].filter((trial) => shown[trial]);
-    for (const [name, strength] of [["bad", 0.15], ["soft", 0.15], ["link", 0.4]]) {
-      const thinned = (_, i, all) => i % Math.ceil(all.length / MOST) === 0;
-      lines(trials.filter((trial) => kind(trial) === name).filter(thinned), name, () => strength);
-    }
+    const names = ranges.size ? ["bad", "soft", "link"] : ["bad", "soft"];
+    names.forEach((name, i) => lines(layers[i][1], name, () => (i < 2 ? 0.15 : 0.4), Math.ceil(layers[i][1].length / MOST)));
     lines(data.front.map(({ trial }) => trial), "hue-1", (trial) => (picked[trial] ? 1 : 0.15));
     lines(data.references.map(({ trial }) => trial), "ink", () => 0.8);
   }

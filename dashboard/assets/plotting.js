@@ -1,5 +1,6 @@
 // What the plots share: colours of the page, ends and ticks of axes, numbers as people read them.
-export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+const [page, dark, colours] = [document.documentElement, matchMedia("(prefers-color-scheme: dark)"), {}];
+export const colour = (name) => (colours[name + dark.matches] ??= getComputedStyle(page).getPropertyValue(`--${name}`).trim());
 export const label = ({ label, unit, direction }) => `${label}${unit && ` [${unit}]`} ${direction === "max" ? "↑" : "↓"}`;
 
 export const sizeOf = (box) => ({ width: box.clientWidth, height: box.clientHeight });
@@ -11,7 +12,9 @@ export function show(value) {
 }
 
 // From where to where an axis goes: over all that is shown, its budget too where that is not far off.
-export function extent({ data, choice, shown }, key) {
+export const extent = (page, key) => (page.extents[key] ??= extentOf(page, key));
+
+function extentOf({ data, choice, shown }, key) {
   const [log, { budget }, column] = [choice.log.has(key), data.axis(key), data.values[key]];
   let [low, high] = [Infinity, -Infinity];
   const take = (value) => {
@@ -20,7 +23,7 @@ export function extent({ data, choice, shown }, key) {
   };
   for (let i = 0; i < column.length; i++) if (shown[i]) take(column[i]);
   const marked = [...data.front, ...data.references].flatMap(({ values, low, high }) => [values, low, high]);
-  for (const ends of marked) take(ends[key] ?? NaN);
+  marked.forEach((ends) => take(ends[key] ?? NaN));
   if (!(low <= high)) return log ? [1, 10] : [0, 1];
   if (budget !== null && Math.abs(budget - (low + high) / 2) < 1.5 * (high - low)) take(budget);
   const room = log ? (high / low) ** 0.05 * 1.001 : 0.05 * (high - low) || 0.05 * Math.abs(high) || 1;

@@ -44,7 +44,11 @@ class StudyPage {
 
   // Fetches what the chosen axes need, and lays everything out for them.
   async load() {
-    while (!this.data.has(this.choice.keys)) await this.data.update(this.choice.keys);
+    const later = ({ message }) => {
+      byId("picked").textContent = message;
+      return new Promise((done) => setTimeout(done, EVERY / 3));
+    };
+    while (!this.data.has(this.choice.keys)) await this.data.update(this.choice.keys).catch(later);
     for (const name of AXES) this.controls[`log${name}`].checked = this.choice.log.has(this.choice.key(name));
     this.show("build");
   }
@@ -52,9 +56,8 @@ class StudyPage {
   show(how = "update") {
     const { choice, data } = this;
     choice.write();
-    Object.assign(this, choice.masks());
-    const count = this.picked.reduce((sum, one) => sum + one, 0);
-    byId("picked").textContent = choice.ranges.size ? `${count} of ${data.trials} trials picked` : "";
+    Object.assign(this, choice.masks(), { extents: {} });
+    byId("picked").textContent = choice.ranges.size ? `${this.layers[2][1].length} of ${data.trials} trials picked` : "";
     this.showRows();
     for (const each of [...this.panels, this.parallel]) each[how]();
     for (const show of this.courses) show(data);
@@ -62,9 +65,8 @@ class StudyPage {
 
   // Marks what is picked in the ranked list, which is replaced as the study goes on.
   showRows() {
-    for (const row of document.querySelectorAll("#ranked [data-trial]")) {
-      row.classList.toggle("picked", this.choice.ranges.size > 0 && this.picked?.[row.dataset.trial] === 1);
-    }
+    const marked = ({ trial }) => this.choice.ranges.size > 0 && this.picked?.[trial] === 1;
+    for (const row of document.querySelectorAll("#ranked [data-trial]")) row.classList.toggle("picked", marked(row.dataset));
   }
 
   // Asks again and again while the page is seen; where that fails, the page says so.

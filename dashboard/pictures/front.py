@@ -105,9 +105,10 @@ def _dots(cloud: NDArray[np.float64], x: Scale, y: Scale) -> list[Element]:
 def _thinned(cloud: NDArray[np.float64], x: Scale, y: Scale) -> NDArray[np.float64]:
     if len(cloud) <= MOST_DOTS:
         return cloud
-    squares = np.column_stack([_square(cloud[:, 0], x), _square(cloud[:, 1], y)])
-    _, first = np.unique(squares, axis=0, return_index=True)
-    return np.asarray(cloud[np.sort(first)])
+    across, up = (each - each.min() for each in (_square(cloud[:, 0], x), _square(cloud[:, 1], y)))
+    first = np.full((across.max() + 1, up.max() + 1), -1)
+    first[across[::-1], up[::-1]] = np.arange(len(cloud))[::-1]  # what is written last stays: no sorting
+    return np.asarray(cloud[np.sort(first[first >= 0])])
 
 
 def _square(figures: NDArray[np.float64], scale: Scale) -> NDArray[np.int64]:

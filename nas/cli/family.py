@@ -15,7 +15,7 @@ from nas.cli.lazy import command_app
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table
 from nas.service.families import family_view, list_families
 
-app = command_app(help="Grow a front's winners into a family of sizes, and show it.")
+app = command_app(help="Build, train, compare and show families of models.")
 app.command("build")(build)
 app.command("train")(train)
 app.command("compare")(compare)

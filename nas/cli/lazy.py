@@ -18,7 +18,6 @@ COMMANDS = {
     "study": "List, show, steer and exchange studies.",
     "family": "Build, train and compare families of models.",
     "device": "Attach, list, show, check and steer devices.",
-    "family": "Build a model family from winners, train and compare its members.",
     "bench": "Measure one layout or model file on a device.",
     "export": "Write a layout as a model file of a runtime.",
     "generate": "Write text with a trained proxy.",

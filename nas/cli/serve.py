@@ -15,6 +15,7 @@ from nas.cli.output import LogJsonFlag, print_fields, say
 from nas.core.logs import configure_logs
 from nas.dashboard.access import AccessRules
 from nas.dashboard.app import dashboard_router
+from nas.service.live_studies import LiveStudies
 from nas.service.serve import PORT, ServeOptions, serving
 
 app = command_app()
@@ -56,7 +57,8 @@ def serve(
     rules = AccessRules(secure=True, proxies=frozenset(proxy or ()))
     with (
         open_store(db, create=True) as store,
-        serving(store, options, lambda service: dashboard_router(service.store, rules, service.studies)) as service,
+        LiveStudies(store) as live,
+        serving(store, options, lambda service: dashboard_router(store, rules, service.studies, live)) as service,
     ):
         print_fields([("url", service.url), ("ca", service.certificates.ca_sha256)])
         say("enrol an agent: run 'nas agent token' here, and 'nas agent enrol LINE' on its host")

@@ -149,9 +149,13 @@ def _points(study: LiveStudy, since: int, keys: Sequence[str], told: Told) -> Po
 
 
 def read_layouts(study: LiveStudy, keys: Iterable[str]) -> None:
-    """Reads the layouts where an axis needs them; not under the study's lock, for it may take long."""
+    """Reads the layouts where an axis needs them; not under the study's lock, for it may take long.
+
+    Raises:
+        BeingRead: it takes longer than a request waits.
+    """
     if not set(STRUCTURE).isdisjoint(keys):
-        study.structure.read(len(study.table))
+        study.read_layouts()
 
 
 def front_entries(study: LiveStudy, keys: Sequence[str], most: int | None = None) -> list[FrontEntry]:

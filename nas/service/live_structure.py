@@ -7,7 +7,7 @@ long in a large study, so it has a lock of its own.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -71,10 +71,11 @@ class LiveStructure:
         store: where the study is.
         study: its id.
         context: tokens that key-value caches are told for.
+        check: called between pieces; what it raises ends the reading.
     """
 
-    def __init__(self, store: Store, study: int, context: int) -> None:
-        self._store, self._study, self._context = store, study, context
+    def __init__(self, store: Store, study: int, context: int, check: Callable[[], None]) -> None:
+        self._store, self._study, self._context, self._check = store, study, context, check
         self._lock = threading.Lock()
         self._sizes = np.zeros((0, 3))
         self.known = 0
@@ -92,6 +93,7 @@ class LiveStructure:
         with self._lock:
             self._make_room(trials)
             for start in range(self.known, trials, _TRIALS_PER_READ):
+                self._check()
                 some = range(start, min(trials, start + _TRIALS_PER_READ))
                 for row in columns.layouts(self._store, self._study, some):
                     self._take(row.number, Layout.from_json(row.layout), own=row.origin != "reference")

@@ -1,4 +1,4 @@
-"""Studies as the live pages see them: in memory, kept up from the event log, never computed anew for a request.
+"""A study as the live pages see it: in memory, kept up from the event log, never computed anew for a request.
 
 A table is read whole once, in bounded pieces; from then on only the trials that new events speak of are read again.
 What a study holds is a function of the database alone: a table that was kept up equals one that is read whole.
@@ -7,7 +7,6 @@ What a study holds is a function of the database alone: a table that was kept up
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,6 +17,7 @@ from nas.service.live_axes import axis_views, cache_context, place_figures
 from nas.service.live_course import DeviceSeconds, LiveCourse
 from nas.service.live_details import LiveDetails
 from nas.service.live_front import FrontRow, LiveFront
+from nas.service.live_reading import PATIENCE_S, BeingRead, Readers
 from nas.service.live_structure import LiveStructure
 from nas.service.live_table import ID_DIGITS, ORIGINS, Constants, LiveTable
 from nas.service.live_text import ColumnTexts
@@ -29,11 +29,12 @@ from nas.store.columns import Completion
 from nas.store.rows import Study, StudyState
 from nas.store.store import Store
 
-KEPT = 32
-"""Studies in memory; the least recently looked at goes first."""
+LAYOUTS_AT_ONCE = 2000
+"""Layouts that a request reads itself."""
 
 _FROZEN = ("scales", "reference_point")
 _EVENTS_PER_READ = 1000
+_TRIALS_PER_PIECE = 1000
 
 
 class LiveStudy:
@@ -42,13 +43,16 @@ class LiveStudy:
     Args:
         store: where it is.
         id: its id.
+        readers: read its layouts beside requests, and say when to stop.
     """
 
-    def __init__(self, store: Store, id: int) -> None:
-        self._store, self.id = store, id
+    def __init__(self, store: Store, id: int, readers: Readers) -> None:
+        self._store, self.id, self._readers = store, id, readers
         self.lock = threading.RLock()
         self.revision = 0
-        """The newest event that is taken into account."""
+        """The newest event that is taken into account; 0 until all of it was read once."""
+        self.known = self.trials = 0
+        """How many of how many trials have been read, while it is read whole. Needs no lock."""
 
     def refresh(self) -> None:
         """Takes over what has happened.
@@ -61,25 +65,34 @@ class LiveStudy:
             if self.revision == 0:
                 self._read_whole()
             while news := events.since(self._store, self.id, self.revision, limit=_EVENTS_PER_READ):
-                if any(_changes_all(event) for event in news):
+                if any(_may_change_all(event) for event in news) and self._changes(news[-1].id):
                     self._read_whole()
                 else:
                     self._read_news(news)
 
     def _read_whole(self) -> None:
         revision = events.last_id(self._store, self.id)
-        study = studies.get(self._store, self.id)
-        self._know(study, revision)
+        self._know(studies.get(self._store, self.id), revision)
         self.table = LiveTable(len(self.space.objectives), len(self.constants.further))
         self.texts = ColumnTexts()
-        self.structure = LiveStructure(self._store, self.id, cache_context(self.space))
+        self.structure = LiveStructure(self._store, self.id, cache_context(self.space), self._readers.check)
         self.details = LiveDetails(self._store, self.id, self.constants)
         self._front = LiveFront(self.space, self.details)
         self.device_seconds = DeviceSeconds()
         self.course = LiveCourse(self.corner)
-        self._read(range(columns.count(self._store, self.id)))
+        self.trials = columns.count(self._store, self.id)
+        for start in range(0, self.trials, _TRIALS_PER_PIECE):
+            self._readers.check()
+            self.known = start
+            self._read(range(start, min(self.trials, start + _TRIALS_PER_PIECE)))
         self.course.complete(columns.completions(self._store, self.id, up_to=revision), self.table)
         self.course_changed = self.counted_changed = self.revision = revision
+
+    def _changes(self, revision: int) -> bool:
+        """Whether trials are judged otherwise than before; a study that is launched again judges them as it did."""
+        before = self.constants, self.corner
+        self._know(studies.get(self._store, self.id), revision)
+        return before != (self.constants, self.corner)
 
     def _know(self, study: Study, revision: int) -> None:
         self.name, self.state = study.name, study.state
@@ -116,6 +129,21 @@ class LiveStudy:
     def _read(self, trials: Sequence[int]) -> None:
         self.device_seconds.add(self.table.read(self._store, self.id, trials, self.constants))
 
+    def read_layouts(self, patience_s: float = PATIENCE_S) -> None:
+        """Makes sure that the layouts of all trials are known; not to be called under the study's lock.
+
+        Args:
+            patience_s: seconds that are waited where many are to be read.
+
+        Raises:
+            BeingRead: it takes longer.
+        """
+        trials = len(self.table)
+        if trials - self.structure.known <= LAYOUTS_AT_ONCE:
+            self.structure.read(trials)
+        elif not self._readers.read(("layouts", self.id), lambda: self.structure.read(trials), patience_s):
+            raise BeingRead(f"layouts of study {self.name!r}", self.structure.known, trials)
+
     def front(self) -> list[FrontRow]:
         """The front, best first, and what is tied with it."""
         return self._front.rows(self.table, self.course, self.counted_changed)
@@ -136,41 +164,7 @@ class LiveStudy:
         return self.state in (StudyState.COMPLETE, StudyState.STOPPED, StudyState.FAILED)
 
 
-class LiveStudies:
-    """The studies that are looked at.
-
-    Args:
-        store: where they are.
-        kept: how many are kept in memory at most.
-    """
-
-    def __init__(self, store: Store, kept: int = KEPT) -> None:
-        self._store, self._kept = store, kept
-        self._lock = threading.Lock()
-        self._studies: OrderedDict[int, LiveStudy] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._studies)
-
-    def get(self, name: str) -> LiveStudy:
-        """The study of that name as it is now.
-
-        Raises:
-            InvalidInput: its space is none of this version's.
-            UnknownName: no such study.
-        """
-        id = studies.find_id(self._store, name)
-        with self._lock:
-            found = self._studies.pop(id, None) or LiveStudy(self._store, id)
-            self._studies[id] = found
-            if len(self._studies) > self._kept:
-                self._studies.popitem(last=False)
-        # Not under the lock of all: a large study takes seconds when it is looked at first.
-        found.refresh()
-        return found
-
-
-def _changes_all(event: Event) -> bool:
+def _may_change_all(event: Event) -> bool:
     """Whether all trials may be judged otherwise after it."""
     told = event.payload
     return event.kind is EventKind.STUDY and (

@@ -9,7 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.trial import TERMINAL
-from nas.service.live_study import LiveStudies, LiveStudy
+from nas.service.live_reading import BeingRead
+from nas.service.live_studies import LiveStudies
+from nas.service.live_study import LiveStudy
 from nas.service.submission import SubmissionState
 from nas.service.submitted import SubmittedStudies
 from nas.store import pages
@@ -26,6 +28,13 @@ class Moment(NamedTuple):
 
     complete: int
     hypervolume: float
+
+
+class ReadingView(BaseModel):
+    """How far the reading of something large is."""
+
+    done: int
+    total: int
 
 
 class StudyLine(BaseModel):
@@ -45,6 +54,7 @@ class StudyLine(BaseModel):
     course: list[Moment] = Field(description="of the hypervolume; the last moment is always among them")
     device_seconds: float = Field(description="of the study's own measurements")
     problem: str | None = Field(None, description="why nothing but its name can be told")
+    reading: ReadingView | None = Field(None, description="trials, while they are read: nothing else is known yet")
 
 
 class WaitingLine(BaseModel):
@@ -86,15 +96,21 @@ def studies_view(
 def _line(row: StudySummary, live: LiveStudies) -> StudyLine | None:
     """None for a study that was deleted meanwhile."""
     try:
-        return _told(row, live.get(row.name))
+        return _told(row, live.get(row.name, patience_s=0.0))
     except UnknownName:
         return None
+    except BeingRead as error:
+        return _untold(row, reading=ReadingView(done=error.done, total=error.total))
     except InvalidInput as error:
-        return StudyLine(
-            name=row.name, space=row.space, state=row.state.value, desired_state=row.desired_state,
-            created=row.created, wanted=None, proposed=0, ended=0, states={}, front=0, hypervolume=None, course=[],
-            device_seconds=0.0, problem=str(error),
-        )  # fmt: skip
+        return _untold(row, problem=str(error))
+
+
+def _untold(row: StudySummary, *, problem: str | None = None, reading: ReadingView | None = None) -> StudyLine:
+    return StudyLine(
+        name=row.name, space=row.space, state=row.state.value, desired_state=row.desired_state, created=row.created,
+        wanted=None, proposed=0, ended=0, states={}, front=0, hypervolume=None, course=[], device_seconds=0.0,
+        problem=problem, reading=reading,
+    )  # fmt: skip
 
 
 def _told(row: StudySummary, study: LiveStudy) -> StudyLine:

@@ -8,7 +8,7 @@ from nas.service.live_axes import AxisView
 from nas.service.live_points import FrontEntry, ReferenceEntry
 from nas.service.live_structure import ShareView
 from nas.service.place_agreement import PlaceAgreement
-from nas.service.studies_view import Moment
+from nas.service.studies_view import Moment, ReadingView
 from nas.service.study_state import PageState
 
 
@@ -111,4 +111,5 @@ class StudyView(BaseModel):
     ranked: list[RankedView] = Field(description="the best of the front, then what is tied with it")
     references: list[ReferenceEntry]
     blocks: list[ShareView] | None = Field(description="null: the layouts of a large study were not read yet")
+    reading: ReadingView | None = Field(description="how many layouts have been read, while they are")
     agreement: list[PlaceAgreement]

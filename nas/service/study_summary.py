@@ -1,14 +1,19 @@
-"""What a study's page tells of all trials at once, kept until the study goes on."""
+"""What a study's page tells of all trials at once, kept until the study goes on and it is worth while."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from typing import NamedTuple
 
 from nas.service.live_structure import ShareView, share_views
-from nas.service.live_study import KEPT, LiveStudy
+from nas.service.live_studies import KEPT
+from nas.service.live_study import LiveStudy
 from nas.service.place_agreement import PlaceAgreement, place_agreements
+
+_TIMES_ITS_COST = 100.0
+"""A summary is kept for so many times what it took: 3 s where there are 100,000 trials, nothing where there are few."""
 
 
 class Summary(NamedTuple):
@@ -23,26 +28,40 @@ class Summary(NamedTuple):
     agreement: list[PlaceAgreement]
 
 
+class _Kept(NamedTuple):
+    """A summary that was found at a revision; it stands in for those of later ones until a moment."""
+
+    revision: int
+    until: float
+    summary: Summary
+
+
 class Summaries:
     """The last summaries of the studies that are looked at."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[int, tuple[int, Summary]] = OrderedDict()
+        self._kept: OrderedDict[int, _Kept] = OrderedDict()
 
     def of(self, study: LiveStudy) -> Summary:
         """The study's; its lock is held."""
         known = study.structure.known >= len(study.table)
         with self._lock:
-            revision, kept = self._kept.get(study.id, (-1, None))
-        if kept is None or revision != study.revision or (known and kept.blocks is None):
-            kept = Summary(_blocks(study) if known else None, place_agreements(study))
+            kept = self._kept.get(study.id)
+        now = time.monotonic()
+        if (
+            kept is None
+            or (kept.revision != study.revision and now > kept.until)
+            or (known and kept.summary.blocks is None)
+        ):
+            summary = Summary(_blocks(study) if known else None, place_agreements(study))
+            kept = _Kept(study.revision, now + _TIMES_ITS_COST * (time.monotonic() - now), summary)
         with self._lock:
-            self._kept[study.id] = study.revision, kept
+            self._kept[study.id] = kept
             self._kept.move_to_end(study.id)
             if len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
-        return kept
+        return kept.summary
 
 
 def _blocks(study: LiveStudy) -> list[ShareView]:

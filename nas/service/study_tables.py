@@ -61,8 +61,15 @@ def trials_csv(store: Store, study: LiveStudy) -> Iterator[str]:
     """The lines of all trials, as they are when the first is asked for; a bounded number at a time.
 
     Texts are such that no spreadsheet takes them for a formula.
+
+    Raises:
+        BeingRead: the layouts are not known yet.
     """
     read_layouts(study, STRUCTURE)
+    return _lines(store, study)
+
+
+def _lines(store: Store, study: LiveStudy) -> Iterator[str]:
     with study.lock:
         keys = [axis.key for axis in study.axes]
         units = [axis.unit for axis in study.axes]

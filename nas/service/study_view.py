@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
+from collections import OrderedDict
 from collections.abc import Mapping
+from typing import NamedTuple
 
-from nas.core.layout import Layout
 from nas.core.metrics import METRICS
 from nas.core.trial import TERMINAL
 from nas.service.ending import CLOSED, EXPECTED, Expected
 from nas.service.live_axes import only_place
 from nas.service.live_points import front_entries, reference_entries
-from nas.service.live_study import LiveStudies, LiveStudy
-from nas.service.studies_view import Moment, thinned
+from nas.service.live_reading import PATIENCE_S, BeingRead
+from nas.service.live_studies import KEPT, LiveStudies
+from nas.service.live_study import LiveStudy
+from nas.service.studies_view import Moment, ReadingView, thinned
 from nas.service.study_models import (
     ActiveJob,
     ActiveTrial,
@@ -32,10 +37,20 @@ from nas.store.store import Store
 
 MOST_RANKED = 50
 MOST_ACTIVE = 50
-MOST_AT_ONCE = 2000
-"""Layouts that are read before a page is answered, unless it needs them all."""
 _LAST_PROPOSALS = 50
 """Trials among which the last expectation is looked for."""
+
+
+_TIMES_ITS_COST, _LONGEST_S = 20.0, 1.0
+"""A view is kept for so many times what it took, and so many seconds, at most: jobs change without an event."""
+
+
+class _Kept(NamedTuple):
+    """A view that was found, for what it holds, and until when."""
+
+    version: tuple[object, ...]
+    until: float
+    view: StudyView
 
 
 class StudyViews:
@@ -49,6 +64,8 @@ class StudyViews:
     def __init__(self, store: Store, live: LiveStudies) -> None:
         self._store, self._live = store, live
         self._summaries = Summaries()
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[int, _Kept] = OrderedDict()
 
     def view(self, name: str, query: Mapping[str, str], *, whole: bool = True) -> StudyView:
         """The view of a study.
@@ -56,20 +73,43 @@ class StudyViews:
         Args:
             name: of the study.
             query: of the page's address.
-            whole: all layouts are read, however long that takes; else no more than a page can wait for.
+            whole: with what all layouts say; else without, where they have not been read: that is begun.
 
         Raises:
+            BeingRead: the study, or its layouts for `whole`.
             InvalidInput: its space is none of this version's, or the query says what none can.
             UnknownName: no such study, axis or place.
         """
         study, row = self._live.get(name), studies.get(self._store, name)
-        trials = len(study.table)
-        if whole or trials - study.structure.known <= MOST_AT_ONCE:
-            study.structure.read(trials)
+        reading = None
+        try:
+            study.read_layouts(PATIENCE_S if whole else 0.0)
+        except BeingRead as error:
+            if whole:
+                raise
+            reading = ReadingView(done=error.done, total=error.total)
         with study.lock:
-            return self._view(study, row, query)
+            view = self._shared(study, row, reading)
+            return view.model_copy(update={"page": page_state(study.axes, query)})
 
-    def _view(self, study: LiveStudy, row: Study, query: Mapping[str, str]) -> StudyView:
+    def _shared(self, study: LiveStudy, row: Study, reading: ReadingView | None) -> StudyView:
+        """What all who look see: for a moment after it was found, as long as nothing is known otherwise."""
+        version = study.revision, row.desired_state, reading
+        with self._lock:
+            kept = self._kept.get(study.id)
+        now = time.monotonic()
+        if kept is None or kept.version != version or now > kept.until:
+            view = self._view(study, row, reading)
+            cost = time.monotonic() - now
+            kept = _Kept(version, now + min(_LONGEST_S, _TIMES_ITS_COST * cost), view)
+        with self._lock:
+            self._kept[study.id] = kept
+            self._kept.move_to_end(study.id)
+            if len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        return kept.view
+
+    def _view(self, study: LiveStudy, row: Study, reading: ReadingView | None) -> StudyView:
         states = study.table.states()
         objectives = [axis.key for axis in study.axes if axis.objective]
         entries = front_entries(study, objectives, MOST_RANKED)
@@ -96,7 +136,7 @@ class StudyViews:
             expected_gain=_expected_gain(self._store, study),
             axes=study.axes,
             places=place_names(study.axes),
-            page=page_state(study.axes, query),
+            page=page_state(study.axes, {}),
             queue=_queue(self._store, study, states),
             front=len(study.course.front),
             ranked=[
@@ -104,6 +144,7 @@ class StudyViews:
             ],
             references=reference_entries(study, objectives),
             blocks=summary.blocks,
+            reading=reading,
             agreement=summary.agreement,
         )
 
@@ -159,6 +200,8 @@ def _expected_gain(store: Store, study: LiveStudy) -> GainView | None:
 
 
 def _queue(store: Store, study: LiveStudy, states: Mapping[str, int]) -> QueueView:
+    rows = columns.active(store, study.id, study.table.going_on(MOST_ACTIVE))
+    layouts = study.details.texts([row.number for row in rows])
     active = [
         ActiveTrial(
             trial=row.number,
@@ -167,9 +210,9 @@ def _queue(store: Store, study: LiveStudy, states: Mapping[str, int]) -> QueueVi
             origin=row.origin,
             operator=row.operator,
             since=row.updated,
-            layout=Layout.from_json(row.layout).format(),
+            layout=layouts[row.number],
         )
-        for row in columns.active(store, study.id, study.table.going_on(MOST_ACTIVE))
+        for row in rows
     ]
     own = sum(each.origin != "reference" for each in active)
     under_way = sum(count for state, count in states.items() if state not in TERMINAL)

@@ -45,7 +45,6 @@ class ActiveRow(NamedTuple):
     rung: int | None
     origin: str
     operator: str | None
-    layout: Json
     updated: float
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from family_lab import SETTINGS, session, write_corpus, write_family, write_tokenizer
+from family_training_lab import SETTINGS, session, write_corpus, write_family, write_tokenizer
 from safetensors.torch import load_file
 
 from nas.family.session import CHECKPOINT
@@ -21,7 +21,7 @@ from nas.family.session import CHECKPOINT
 PROGRAM = """
 import json, sys
 from pathlib import Path
-from family_lab import SETTINGS
+from family_training_lab import SETTINGS
 from nas.family.train import Order, train_member
 
 corpus, tokenizer, workers = sys.argv[1:]

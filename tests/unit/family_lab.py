@@ -1,90 +1,107 @@
-"""A small family to train: text, a tokenizer and a member, and trainings of it in this process."""
+"""What tests of families share: one with two members, files, a training and a comparison."""
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
-from random import Random
 
-import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-from nas.core.family import FAMILY, Family, Member, write_record
-from nas.core.layout import Layout
-from nas.family.documents import read_sources
-from nas.family.place import families_folder
-from nas.family.recipe import Recipe, Schedule, Settings, Stage, complete
-from nas.family.session import Data, Session, Worker
-from nas.family.tokens import tokenise
-from nas.family.vocabulary import FIM_MARKS, Vocabulary
-from nas.nn.model import Model
-
-LAYOUT = Layout.parse("d64 v320 ffn=swiglu:96 [C3 A4/2 C3+moe:4x2:32]")
-SETTINGS = Settings(
-    tokens=30 * 256,
-    batch_tokens=256,
-    lr=5e-3,
-    stages=(
-        Stage(name="short", length=64, share=0.8, schedule=Schedule(warmup=0.1)),
-        Stage(name="long", length=128, share=0.2, schedule=Schedule(decay=1.0)),
-    ),
+from nas.core.family import (
+    FAMILY,
+    FILES,
+    TRAINING,
+    ComparedModel,
+    Comparison,
+    Decision,
+    Family,
+    Figure,
+    Measured,
+    Member,
+    MemberFile,
+    MemberFiles,
+    MemberTraining,
+    Metric,
+    Ratio,
+    Source,
+    Tried,
+    write_record,
 )
-_WORDS = ("the", "a", "small", "large", "model", "reads", "writes", "one", "two", "tokens", "of", "and", "in", "with")
+
+SMALL = "d64 v256 ffn=swiglu:128 [C3 A4/2]"
+LARGE = "d128 v256 ffn=swiglu:256 [C3 C3 A4/2]"
+CONTENT = b"GGUF of random weights"
 
 
-def write_corpus(folder: Path, files: int = 4, size: int = 6000) -> Path:
-    """Made-up sentences, a .py file among the .txt ones."""
-    folder.mkdir(parents=True)
-    for number in range(files):
-        rng = Random(number)
-        text = ""
-        while len(text) < size:
-            text += " ".join(rng.choices(_WORDS, k=rng.randint(3, 9))).capitalize() + ".\n"
-        (folder / f"{number}{'.py' if number == 0 else '.txt'}").write_text(text)
-    return folder
+def write_family(home: Path, name: str = "demo", text: str = "because it is faster") -> Family:
+    """A family below `home`, whose 4M member has everything and whose 12M member nothing; the larger one comes first.
 
-
-def write_tokenizer(path: Path, corpus: Path, size: int = 320) -> Path:
-    """Byte-level BPE with the marks that training needs."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size,
-        special_tokens=["<|startoftext|>", "<|endoftext|>", *FIM_MARKS],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train([str(file) for file in sorted(corpus.iterdir())], trainer)
-    tokenizer.save(str(path))
-    return path
-
-
-def write_family(layout: Layout = LAYOUT) -> None:
-    """Family `tiny` with the member `1M`, in the home of this process."""
-    member = Member(
-        size="1M", layout=layout.format(), parameters=layout.params.total, active=layout.params.active,
-        non_embedding=layout.params.non_embedding, decisions=(), tried=(),
+    Args:
+        home: `$NAS_HOME`.
+        name: of the family.
+        text: stands wherever a record has words.
+    """
+    folder = home / "families" / name
+    choice = Decision(what=text, value=text, reason=text)
+    tried = Tried(layout=SMALL, parameters=4_000_000, active=4_000_000, chosen=True, verdict=text)
+    members = (
+        Member(size="12M", layout=LARGE, parameters=12_000_000, active=12_000_000, non_embedding=11_000_000,
+               decisions=(), tried=()),
+        Member(size="4M", layout=SMALL, parameters=4_000_000, active=4_000_000, non_embedding=3_000_000,
+               decisions=(choice,), tried=(tried,), measured=(measured("laptop", 90.0, text),)),
     )  # fmt: skip
-    family = Family(name="tiny", made="2026-01-01", seed=0, pattern="CAC", sources=(), decisions=(), members=(member,))
-    write_record(families_folder() / "tiny" / FAMILY, family)
+    made = Family(
+        name=name, study="study", made="2026-01-02T03:04:05Z", seed=0, pattern=text, members=members,
+        sources=(Source(layout=SMALL, trial=0, objectives={"quality": 1.5}),), decisions=(choice,),
+        provenance={"hilnas": "0", "space": text},
+    )  # fmt: skip
+    write_record(folder / FAMILY, made)
+    write_record(folder / "4M" / FILES, files(folder / "4M", text))
+    training = MemberTraining(
+        checkpoint="c" * 64, config={}, start=text, tokens=2_000_000, steps=20, seconds=7200.0, device=text,
+        curve=((0, 5.5), (10, 4.0), (20, 3.5)), held_out={text: 1.25},
+    )  # fmt: skip
+    write_record(folder / "4M" / TRAINING, training)
+    write_record(folder / "comparison-laptop.json", comparison(name, text))
+    return made
 
 
-def data_of(corpus: Path, tokenizer: Path, recipe: Recipe, rows: int = LAYOUT.vocab) -> Data:
-    """The corpus as every stage's."""
-    vocabulary = Vocabulary(tokenizer, rows, fim=recipe.fim is not None)
-    (source,) = read_sources([corpus], recipe.held_out)
-    tokens = tokenise(source, vocabulary, recipe.fim, recipe.seed, recipe.eval_bytes)
-    return Data([[tokens]] * len(recipe.stages), [tokens], vocabulary)
+def files(folder: Path, text: str = "") -> MemberFiles:
+    """A member's files, which are there, and the record of them."""
+    path = folder / "gguf" / "model q4_0.gguf"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(CONTENT)
+    (folder / "secret.txt").write_text("no file of the member")
+    listed = MemberFile(
+        path="gguf/model q4_0.gguf", kind="gguf", quantisation="q4_0", sha256=hashlib.sha256(CONTENT).hexdigest(),
+        size=len(CONTENT),
+    )  # fmt: skip
+    return MemberFiles(layout=SMALL, weights="random:0", loads={"llama.cpp": text or "lfm2"}, files=(listed,))
 
 
-def session(folder: Path, corpus: Path, tokenizer: Path, *, worker: Worker | None = None, **more: object) -> Session:
-    """A training of the small member; `teacher` and `settings` may be given."""
-    settings = more.get("settings", SETTINGS)
-    assert isinstance(settings, Settings)
-    teacher = more.get("teacher")
-    assert teacher is None or isinstance(teacher, Model)
-    recipe, _ = complete(settings, LAYOUT)
-    folder.mkdir(parents=True, exist_ok=True)
-    alone = Worker(0, 1, torch.device("cpu"), lambda: None, lambda line: None)
-    data = data_of(corpus, tokenizer, recipe)
-    return Session(Model(LAYOUT, recipe.seed), recipe, data, "k" * 64, folder, worker or alone, teacher)
+def measured(device: str, decode: float, text: str) -> Measured:
+    """Figures of one model; the last one could not be read."""
+    speeds: list[tuple[Metric, int, float]] = [("decode_tps", 0, decode), ("prefill_tps", 1024, 12 * decode)]
+    figures = [Figure(metric=m, prompt=p, value=v, ci95=(0.9 * v, 1.1 * v)) for m, p, v in speeds]
+    figures.append(Figure(metric="peak_rss_mb", prompt=4096, reason=text))
+    return Measured(
+        device=device, runtime="llama.cpp", quantisation="q4_0", threads=2, figures=tuple(figures), noisy=decode < 50
+    )
+
+
+def comparison(family: str, text: str) -> Comparison:
+    """Both members and two others."""
+    models = (
+        ("demo 12M", True, 12_000_000, 40.0), ("other 10M", False, 10_000_000, 30.0),
+        ("demo 4M", True, 4_000_000, 90.0), ("other 5M", False, 5_000_000, 60.0),
+    )  # fmt: skip
+    compared = [
+        ComparedModel(name=name, member=member, parameters=size, architecture=text, source=text,
+                      measured=measured("laptop", speed, text))
+        for name, member, size, speed in models
+    ]  # fmt: skip
+    ratio = Ratio(
+        model="demo 4M", other="other 5M", metric="decode_tps", prompt=0, here=1.5, report={"phone": 2.25}
+    )  # fmt: skip
+    return Comparison(
+        family=family, device="laptop", conditions={"threads": "2", "cpu": text}, made="2026-01-03T00:00:00Z",
+        models=tuple(compared), ratios=(ratio,), notes=(text,),
+    )  # fmt: skip

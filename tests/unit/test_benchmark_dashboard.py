@@ -10,7 +10,7 @@ from benchmarks.dashboard.maker import FLYING, Orchestrator, add_study
 from nas.core.measurement import Measurement
 from nas.core.trial import TERMINAL, derive
 from nas.service.live_points import points
-from nas.service.live_study import LiveStudies
+from nas.service.live_studies import LiveStudies
 from nas.store import events, results, trials
 from nas.store.store import Store
 

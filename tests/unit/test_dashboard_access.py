@@ -17,6 +17,7 @@ from nas.dashboard.access import LOOPBACK_HOSTS, AccessRules
 from nas.dashboard.app import dashboard_router
 from nas.dashboard.here import dashboard_here
 from nas.dashboard.pages import CONTENT_SECURITY_POLICY
+from nas.service.live_studies import LiveStudies
 from nas.service.request_log import RequestLog
 from nas.service.web import web_app
 from nas.store import api_tokens
@@ -49,10 +50,13 @@ def lab(tmp_path: Path) -> LiveLab:
     return made
 
 
-def client(lab: LiveLab, rules: AccessRules | None = None, base: str = HOST, peer: str = "10.0.0.9") -> TestClient:
+def client(
+    lab: LiveLab, rules: AccessRules | None = None, base: str = HOST, peer: str = "10.0.0.9",
+    live: LiveStudies | None = None,
+) -> TestClient:  # fmt: skip
     app = web_app()
     app.add_middleware(RequestLog)
-    app.include_router(dashboard_router(lab.store, rules or AccessRules()))
+    app.include_router(dashboard_router(lab.store, rules or AccessRules(), live=live))
     return TestClient(app, base_url=base, raise_server_exceptions=False, follow_redirects=False, client=(peer, 50_000))
 
 

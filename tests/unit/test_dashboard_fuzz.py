@@ -8,19 +8,22 @@ from urllib.parse import quote, urlencode
 import httpx
 import pytest
 from dashboard_lab import HOST, OURS, DashboardLab, Visitor, all_routes
+from family_lab import write_family
 from fastapi.routing import APIRoute
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from test_dashboard_pages import Page
 from users_api_lab import space_text
 
+from nas.core import paths
 from nas.dashboard.pages import HEADERS
 from nas.store import events
 from nas.store.rows import Role
 
 EXAMPLES = 12
 ROUTES = {f"{method} {route.path}": route for route in all_routes() for method in sorted(route.methods)}
-THERE = {"name": ["study", "mine"], "id": ["box"], "number": ["0", "1"], "trial": ["0", "1"], "space": ["lfm2-demo"]}
+THERE = {"name": ["study", "mine"], "id": ["box"], "number": ["0", "1"], "trial": ["0", "1"], "space": ["lfm2-demo"],
+         "size": ["4M", "12M"], "path": ["gguf/model q4_0.gguf"]}  # fmt: skip
 """Parameter -> what is there."""
 FIELDS = ["next", "reason", "study", "space", "trials", "warm_start", "accept_noise", "file", "token"]
 
@@ -41,6 +44,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> DashboardLab:
     study = made.study()
     made.complete(study, 1.0, 1.5, 1.5)
     made.propose(study)
+    write_family(paths.home(), "study")
     made.submitted.submit("mine", space_text(), by="somebody")
     events.append(made.store, study, {"what": "something that no page knows"})
     return made

@@ -5,6 +5,10 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +20,14 @@ from test_dashboard_access import HTML, OPEN, client
 from test_dashboard_pages import HOSTILE, LOOPBACK, Page
 
 from nas.core.trial import EventKind
-from nas.service import study_view
+from nas.service import live_study
 from nas.service.ending import CLOSED, EXPECTED
+from nas.service.live_studies import LiveStudies
 from nas.service.report import study_report
 from nas.service.study_tables import harmless
-from nas.store import events, studies, trials
+from nas.store import columns, events, studies, trials
 from nas.store.rows import StudyState
+from nas.store.store import Store
 
 TWO: dict[str, Any] = {
     "runtimes": [{"name": "fake", "quantisation": "q4_0"}, {"name": "other", "quantisation": "q4_0"}]
@@ -244,10 +250,58 @@ def test_the_layouts_of_a_large_study_do_not_hold_its_page_up(
     lab: LiveLab, visitor: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled(lab)
-    monkeypatch.setattr(study_view, "MOST_AT_ONCE", 3)
-    page = shown(visitor)
-    (later,) = [named["data-load"] for _, named in page.tags if "data-load" in named]
-    assert later == "/studies/study/blocks" and "swiglu" not in page.text.partition("Which block")[2][:200]
-    assert "swiglu" in Page(visitor.get(later, headers=HTML).text).text
-    assert not [named for _, named in shown(visitor).tags if "data-load" in named]
+    monkeypatch.setattr(live_study, "LAYOUTS_AT_ONCE", 3)
+    with held(monkeypatch, "layouts") as go_on:
+        page = shown(visitor)
+        (later,) = [named["data-from"] for _, named in page.tags if named.get("id") == "blocks-part"]
+        assert later == "/studies/study/blocks" and "0 of 8" in page.text
+        assert "0 of 8" in visitor.get(str(later), headers=HTML).text
+        for path in (".json", "/points?axes=params_total", "/trials.csv", "/front.json"):
+            answer = visitor.get(f"/studies/study{path}")
+            assert (answer.status_code, answer.headers["Retry-After"]) == (503, "5")
+            assert answer.json()["error"] == "layouts of study 'study' are being read: 0 of 8"
+        go_on.set()
+        until(lambda: "swiglu" in visitor.get(str(later), headers=HTML).text)
+    assert not [named for _, named in shown(visitor).tags if "data-from" in named and named["id"] == "blocks-part"]
     assert told(visitor)["blocks"]
+
+
+def test_a_large_study_that_is_being_read_says_how_far_it_is(lab: LiveLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(lab)
+    with LiveStudies(lab.store, at_once=3) as live, held(monkeypatch, "states") as go_on:
+        visitor = client(lab, OPEN, LOOPBACK, live=live)
+        page = visitor.get("/studies/study", headers=HTML)
+        assert (page.status_code, page.headers["Refresh"]) == (202, "1")
+        assert "trials of study &#39;study&#39;" in page.text and "0 of 8" in page.text
+        for path in (".json", "/points", "/trials.csv"):
+            answer = visitor.get(f"/studies/study{path}")
+            assert answer.status_code == 503 and "Retry-After" in answer.headers and "0 of 8" in answer.text
+        assert "0 of 8 trials" in visitor.get("/studies", headers=HTML).text
+        (line,) = visitor.get("/studies.json").json()["studies"]
+        assert (line["reading"], line["problem"]) == ({"done": 0, "total": 8}, None)
+        go_on.set()
+        until(lambda: visitor.get("/studies/study", headers=HTML).status_code == 200)
+        assert visitor.get("/studies.json").json()["studies"][0]["reading"] is None
+
+
+@contextmanager
+def held(monkeypatch: pytest.MonkeyPatch, name: str) -> Iterator[threading.Event]:
+    """What reads all trials in turn waits, until the event is set or the context ends."""
+    go_on, read = threading.Event(), getattr(columns, name)
+
+    def wait(store: Store, study: int, some: Sequence[int]) -> Any:
+        assert not isinstance(some, range) or go_on.wait(60)
+        return read(store, study, some)
+
+    monkeypatch.setattr(columns, name, wait)
+    try:
+        yield go_on
+    finally:
+        go_on.set()
+
+
+def until(so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from family_lab import write_corpus, write_tokenizer
+from family_training_lab import write_corpus, write_tokenizer
 from tokenizers import Tokenizer, normalizers
 
 from nas.core.errors import InvalidInput, UnknownName

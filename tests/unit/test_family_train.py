@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from family_lab import LAYOUT, SETTINGS, session, write_corpus, write_family, write_tokenizer
+from family_training_lab import LAYOUT, SETTINGS, session, write_corpus, write_family, write_tokenizer
 from safetensors.torch import load_file
 
 from nas.core.errors import CandidateFailed, InvalidInput, UnknownName

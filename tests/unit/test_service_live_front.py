@@ -17,7 +17,7 @@ from nas.service import live_front, ranking
 from nas.service.agreement import rank_correlation, spearman
 from nas.service.live_front import near_front
 from nas.service.live_points import points, rounded
-from nas.service.live_study import LiveStudies
+from nas.service.live_studies import LiveStudies
 from nas.service.ranking import rank_trials
 from nas.store import studies
 

@@ -22,10 +22,11 @@ from nas.core.errors import UnknownName
 from nas.core.scoring import Axis
 from nas.core.trial import EventKind
 from nas.service.live_points import Points, points
-from nas.service.live_study import LiveStudies
+from nas.service.live_studies import LiveStudies
 from nas.service.ranking import front_hypervolume, rank_trials
+from nas.service.record import CALIBRATED, LAUNCHED
 from nas.service.report import study_report
-from nas.store import studies, trials
+from nas.store import events, studies, trials
 from nas.store.rows import StudyState
 
 # Few distinct values, so that ties and equal points are common.
@@ -181,7 +182,7 @@ def test_reading_again_costs_no_more_than_what_is_new(lab: LiveLab) -> None:
     trial = lab.complete(study, 1.0, 1.5, 1.5)
     lab.multiply(study, trial, 3000)
     live = LiveStudies(lab.store)
-    live.get("study")
+    live.get("study", patience_s=120.0)
     with counted(lab) as rows:
         live.get("study")
     assert len(rows) <= 3
@@ -196,13 +197,23 @@ def test_many_trials_are_read_in_pieces(lab: LiveLab) -> None:
     trial = lab.complete(study, 1.0, 1.5, 1.5)
     lab.multiply(study, trial, 20_000)
     with counted(lab) as statements:
-        live = LiveStudies(lab.store).get("study")
+        live = LiveStudies(lab.store).get("study", patience_s=120.0)
     assert len(statements) < 100
     assert live.table.states() == {"complete": 20_001}
     rows = live.table.rows["axes"][:, :, 1]
     axes = {i: [Axis(value=0.0, coordinate=each, sd=0.0) for each in rows[i]] for i in live.course.front}
     assert front_hypervolume(axes, live.corner or []) == pytest.approx(live.course.hypervolume)
     assert live.device_seconds.total == pytest.approx(2.0 * 20_001)
+
+
+def test_a_study_that_is_launched_again_is_not_read_whole_again(lab: LiveLab) -> None:
+    study, live = lab.study(), LiveStudies(lab.store)
+    lab.complete(study, 1.0, 1.5, 1.5)
+    table = live.get("study").table
+    events.append(lab.store, study, {"what": LAUNCHED, "trials": 9, "accept_noise": False})
+    assert live.get("study").table is table and live.get("study").wanted == 9
+    events.append(lab.store, study, {"what": CALIBRATED, "id": "box-2", "device": "local"})
+    assert live.get("study").table is not table
 
 
 @contextmanager

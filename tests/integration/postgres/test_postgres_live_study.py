@@ -9,7 +9,7 @@ import store_support
 from live_lab import LiveLab
 
 from nas.service.live_points import Points, points
-from nas.service.live_study import LiveStudies
+from nas.service.live_studies import LiveStudies
 
 
 def test_both_databases_tell_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

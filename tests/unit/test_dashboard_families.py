@@ -1,0 +1,168 @@
+"""Pages of families: what stands in them, and that nothing but a member's listed files can be fetched."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from family_lab import CONTENT, write_family
+from fastapi.testclient import TestClient
+from live_lab import LiveLab
+from test_dashboard_access import HTML, OPEN, client
+from test_dashboard_pages import HOSTILE, LOOPBACK, Page
+
+from nas.core.family import FAMILY, FILES, MemberFiles, read_record, write_record
+from nas.dashboard.pictures.sizes import Model, sizes_picture
+
+FILE = "/families/demo/4M/files/gguf/model%20q4_0.gguf"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("NAS_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def visitor(tmp_path: Path, home: Path) -> TestClient:
+    return client(LiveLab(tmp_path), OPEN, LOOPBACK)
+
+
+def shown(visitor: TestClient, path: str) -> Page:
+    answer = visitor.get(path, headers=HTML)
+    assert answer.status_code == 200, answer.text
+    return Page(answer.text)
+
+
+def told(visitor: TestClient, path: str) -> Any:
+    answer = visitor.get(path)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_without_families_the_page_says_how_to_build_one(visitor: TestClient) -> None:
+    assert "nas family build" in shown(visitor, "/families").text
+    assert told(visitor, "/families.json") == {"families": []}
+
+
+def test_the_list_names_sizes_trainings_and_devices(visitor: TestClient, home: Path) -> None:
+    write_family(home)
+    (line,) = told(visitor, "/families.json")["families"]
+    assert (line["sizes"], line["trained"], line["compared"]) == (["12M", "4M"], ["4M"], ["laptop"])
+    page = shown(visitor, "/families")
+    assert "12M, 4M" in page.text and "laptop" in page.text
+    assert "/families/demo" in [named.get("href") for _, named in page.tags]
+
+
+def test_a_family_shows_members_and_models_by_size(visitor: TestClient, home: Path) -> None:
+    write_family(home)
+    view = told(visitor, "/families/demo.json")
+    assert [each["member"]["size"] for each in view["members"]] == ["4M", "12M"]
+    (compared,) = view["comparisons"]
+    names = ["demo 4M", "other 5M", "other 10M", "demo 12M"]
+    assert [each["model"]["name"] for each in compared["models"]] == names
+    assert [kind["label"] for kind in compared["kinds"]] == ["decode at 0 tokens", "prefill at 1,024 tokens",
+                                                             "memory at 4,096 tokens"]  # fmt: skip
+    assert str(home) not in json.dumps(view)
+    page = shown(visitor, "/families/demo")
+    for text in ("because it is faster", "81 to 99", "\N{EN DASH} because it is faster", "2.25", "1.50", "noisy", "random:0",
+                 "2M tokens in 20 steps", "2.0 h", hashlib.sha256(CONTENT).hexdigest(), "No files of it"):  # fmt: skip
+        assert text in page.text
+    labels = [str(named["aria-label"]) for tag, named in page.tags if tag == "svg"]
+    assert [label for label in labels if label.endswith("on laptop: 4 models")] and "training of 4M" in labels
+    assert len([label for label in labels if "over parameters" in label]) == 2  # decode and prefill, not memory
+
+
+def test_links_of_a_page_lead_somewhere(visitor: TestClient, home: Path) -> None:
+    write_family(home)
+    page = shown(visitor, "/families/demo")
+    links = [str(named["href"]) for tag, named in page.tags if tag == "a" and "href" in named]
+    ids = {named.get("id") for _, named in page.tags}
+    for link in links:
+        if link.startswith("#"):
+            assert link[1:] in ids
+        elif not link.startswith("/studies/study"):
+            assert visitor.get(link, headers=HTML).status_code == 200, link
+
+
+def test_a_listed_file_is_sent_as_it_is(visitor: TestClient, home: Path) -> None:
+    write_family(home)
+    answer = visitor.get(FILE)
+    assert (answer.status_code, answer.content) == (200, CONTENT)
+    assert answer.headers["Content-Disposition"].startswith("attachment;")
+    assert answer.headers["Content-Type"] == "application/octet-stream"
+    assert answer.headers["ETag"] == f'"{hashlib.sha256(CONTENT).hexdigest()}"'
+    assert visitor.get(FILE, headers={"Range": "bytes=5-7"}).content == CONTENT[5:8]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "demo/4M/files/secret.txt", "demo/4M/files/files.json", "demo/4M/files/gguf", "demo/4M/files/",
+        "demo/4M/files/gguf/../secret.txt", "demo/4M/files/..%2f..%2ffamily.json", "demo/4M/files//etc/passwd",
+        "demo/4M/files/gguf%2f..%2f..%2ffamily.json", "demo/12M/files/gguf/model%20q4_0.gguf", "demo/..%2f4M/files/x",
+        "demo/5M/files/x", "..%2fdemo/4M/files/x", "other/4M/files/x", "demo/4M/files/%00",
+    ],
+)  # fmt: skip
+def test_nothing_else_is_sent(visitor: TestClient, home: Path, path: str) -> None:
+    write_family(home)
+    assert visitor.get(f"/families/{path}").status_code in (404, 422)
+
+
+@pytest.mark.parametrize("path", ["../../family.json", "/etc/passwd", "link"])
+def test_a_record_cannot_name_what_is_not_the_members(visitor: TestClient, home: Path, path: str) -> None:
+    write_family(home)
+    folder = home / "families" / "demo" / "4M"
+    (folder / "link").symlink_to(home / "families" / "demo" / FAMILY)
+    record = read_record(folder / FILES, MemberFiles)
+    assert record is not None
+    outside = record.files[0].model_copy(update={"path": path})
+    write_record(folder / FILES, record.model_copy(update={"files": (outside,)}))
+    answer = visitor.get(f"/families/demo/4M/files/{path.replace('/', '%2F')}")
+    assert answer.status_code == 422 and "outside of its folder" in answer.text
+
+
+def test_a_file_that_is_not_what_was_written_is_not_sent(visitor: TestClient, home: Path) -> None:
+    write_family(home)
+    file = home / "families" / "demo" / "4M" / "gguf" / "model q4_0.gguf"
+    file.write_bytes(CONTENT + b"!")
+    assert visitor.get(FILE).status_code == 409
+    file.unlink()
+    assert visitor.get(FILE).status_code == 409
+
+
+def test_what_records_say_never_runs(visitor: TestClient, home: Path) -> None:
+    write_family(home, text=HOSTILE)
+    page = shown(visitor, "/families/demo")
+    assert HOSTILE in page.text
+    assert all(str(named["src"]).startswith("/assets/") for tag, named in page.tags if tag == "script")
+    assert HOSTILE in shown(visitor, "/families").text
+
+
+def test_who_is_not_there_and_what_is_damaged_is_told(visitor: TestClient, home: Path) -> None:
+    write_family(home)
+    assert visitor.get("/families/demo-1", headers=HTML).status_code == 404
+    assert visitor.get("/families/..%2f..", headers=HTML).status_code in (404, 422)
+    (home / "families" / "demo" / FAMILY).write_text("{}")
+    for path in ("/families", "/families/demo", "/families/demo.json"):
+        answer = visitor.get(path, headers=HTML)
+        assert answer.status_code == 422 and "family.json" in answer.text
+
+
+def test_strangers_fetch_nothing(tmp_path: Path, home: Path) -> None:
+    write_family(home)
+    stranger = client(LiveLab(tmp_path))
+    assert stranger.get(FILE).status_code == 401
+    assert stranger.get("/families", headers=HTML).status_code == 303
+
+
+def test_names_in_the_picture_do_not_lie_on_each_other() -> None:
+    models = [Model(f"model {i}", 1000 + i, 50.0 + i / 100, None, None, member=i == 0) for i in range(4)]
+    svg = Page(str(sizes_picture(models, "tok/s", "models")))
+    names = [(float(str(named["x"])), float(str(named["y"]))) for tag, named in svg.tags
+             if tag == "text" and str(named["class"]).endswith("-name")]  # fmt: skip
+    assert len({y for _, y in names}) == 4
+    assert "nothing was measured" in str(sizes_picture([], "tok/s", "models"))
