@@ -7,6 +7,7 @@ from pathlib import Path
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from nas.core.errors import InvalidInput
 from nas.core.family import ComparedModel, Comparison, Metric
@@ -57,6 +58,10 @@ def check_suffix(path: Path) -> None:
 def _draw_panel(panel: Axes, comparison: Comparison, metric: Metric, prompt: int) -> None:
     panel.set_xscale("log")
     panel.set_yscale("log")
+    for axis in (panel.xaxis, panel.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axis.set_minor_formatter(NullFormatter())
     for kind, (colour, marker, size) in _KINDS.items():
         points = [
             (model.name, model.parameters / 1e9, figure.value)
@@ -70,7 +75,7 @@ def _draw_panel(panel: Axes, comparison: Comparison, metric: Metric, prompt: int
             panel.annotate(name, (at[0], at[1]), xytext=(4, 3), textcoords="offset points", fontsize=7)
     panel.set_xlabel("parameters [billions]")
     panel.grid(alpha=0.25, which="both")
-    panel.margins(0.15)
+    panel.margins(x=0.25, y=0.15)  # room for the names on the right
     if panel.get_legend_handles_labels()[0]:
         panel.legend(frameon=False, fontsize=9)
 
