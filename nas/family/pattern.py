@@ -40,7 +40,7 @@ class Pattern:
 
     Args:
         parent: the winner that is nearest to what all have in common.
-        distance: its share of layers that would have to be others to have the common shares.
+        distance: share of its mixers and feed-forwards that would have to be others to have the common shares.
         shares: kind of mixer -> [DEPTHS] its share of the layers there, over the winners by their weights.
         winners: whom it was found in.
     """

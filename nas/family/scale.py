@@ -9,7 +9,7 @@ section 3.1 and Figure 5); beyond them no candidate is made.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from nas.core.errors import InvalidInput
@@ -34,7 +34,8 @@ PUBLISHED_EXPERTS = Experts(32, 4, 2)
 
 _BLOCK = 32
 _SPREAD, _WIDE_SPREAD = 2.0, 6.0
-"""Widths are tried up to so many times the one that the size suggests, either way; then, for what is nearest."""
+"""Widths are tried up to so many times the one that the size suggests, either way; where all have too large tables,
+up to the other, for what is nearest."""
 _MAX_EXPERTS = 1024
 
 
@@ -87,11 +88,12 @@ def candidates(parent: Layout, size: Size, vocab: int) -> list[Scaled]:
     if size.admits(parent.params) and vocab == parent.vocab and (own is None) == (size.active is None):
         return [Scaled(parent, 0.0, "heads", own)]
     nearest: dict[tuple[int, Caches], _Shape] = {}
-    for shape in sorted(_shapes(parent, size, vocab, _SPREAD), key=lambda shape: shape.deviation):
+    shapes = sorted(_shapes(parent, size, vocab, _SPREAD), key=lambda shape: shape.deviation)
+    for shape in shapes:
         if size.admits(shape.params):
             nearest.setdefault((shape.sketch.frame.width, shape.sketch.frame.caches), shape)
     if not nearest:
-        raise InvalidInput(_unreached(parent, size, vocab), where="--sizes")
+        raise InvalidInput(_unreached(parent, size, vocab, shapes), where="--sizes")
     return [shape.scaled() for shape in nearest.values()]
 
 
@@ -206,10 +208,10 @@ def _off(size: Size, params: Params) -> float:
     return total + (abs(math.log(params.active / size.active_goal)) / 4 if size.active else 0.0)
 
 
-def _unreached(parent: Layout, size: Size, vocab: int) -> str:
+def _unreached(parent: Layout, size: Size, vocab: int, shapes: Sequence[_Shape]) -> str:
     """Why no shape has the size's weights, and what comes nearest."""
     told = f"{size.name}: no layout of this pattern has {size.budget()}"
-    shapes = list(_shapes(parent, size, vocab, _WIDE_SPREAD))
+    shapes = shapes or list(_shapes(parent, size, vocab, _WIDE_SPREAD))
     if shapes:
         nearest = min(shapes, key=lambda shape: _short(size, shape.params))
         active = f" and {show_count(nearest.params.active)} active" if size.active else ""

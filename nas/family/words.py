@@ -50,7 +50,7 @@ def pattern_decisions(pattern: Pattern) -> Iterator[Decision]:
     yield Decision(what="feed-forward", value=_over(layouts, _ffn_in_words), reason=_alike(layouts, _ffn_in_words))
     parent = pattern.parent
     who = "the given layout" if parent.trial is None else f"trial {parent.trial}"
-    near = f"{pattern.distance:.0%} of its layers would have to be others to have the common shares"
+    near = f"{pattern.distance:.0%} of its blocks would have to be others to have the common shares"
     yield Decision(
         what="parent",
         value=f"{who}: {parent.layout}",
