@@ -33,7 +33,7 @@ from nas.core.measurement import Sample
 from nas.core.workload import Workload
 from nas.family.documents import read_sources
 from nas.family.held_out import ALL, bits_per_byte
-from nas.family.place import families_folder
+from nas.service.families import families_folder
 from nas.family.recipe import Recipe, Settings, complete
 from nas.family.session import Data, Session, Worker
 from nas.family.tokens import Tokens, tokenise

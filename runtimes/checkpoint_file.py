@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,28 @@ from safetensors import SafetensorError, safe_open
 from nas.core.errors import InvalidInput
 
 Floats = NDArray[np.float32]
+
+
+class StateDict(Protocol):
+    """Tensors of a state dict of `nas.nn.model`, one at a time."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of all tensors."""
+
+    @property
+    def place(self) -> str:
+        """Where they are from, for messages."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a tensor that is there."""
+
+    def floats(self, name: str, cut: tuple[Any, ...] = ()) -> Floats:
+        """A tensor, or the part of it that `cut` indexes.
+
+        Raises:
+            InvalidInput: it is missing, or its values cannot be used.
+        """
 
 
 class CheckpointFile:
@@ -33,6 +55,7 @@ class CheckpointFile:
             raise InvalidInput(f"not a safetensors file: {error}", where=str(path)) from error
         self._file = file
         self.names: frozenset[str] = frozenset(file.keys())
+        self.place = str(path)
 
     def __enter__(self) -> Self:
         self._file.__enter__()

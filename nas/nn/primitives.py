@@ -42,8 +42,13 @@ def draw_weights(module: nn.Module, seed: int, depth: int) -> None:
     """Fills all weights under `module`; each part's values follow from seed, the part's name, and `depth`."""
     for name, part in module.named_modules():
         if isinstance(part, Weights):
-            digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-            part.draw(torch.Generator().manual_seed(int.from_bytes(digest[:4])), depth)
+            part.draw(generator_of(seed, name), depth)
+
+
+def generator_of(seed: int, name: str) -> torch.Generator:
+    """What the part called `name` draws its values from."""
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:4]))
 
 
 class Linear(Weights):

@@ -1,4 +1,6 @@
-"""Our state dict <-> that of transformers' Lfm2ForCausalLM and Lfm2MoeForCausalLM. No transformers here: names only.
+"""Our state dict <-> that of a stock transformers class. No transformers here: names only.
+
+Lfm2ForCausalLM and Lfm2MoeForCausalLM:
 
     embed.weight                       model.embed_tokens.weight
     norm.weight                        model.embedding_norm.weight
@@ -14,6 +16,14 @@
     layers.i.ffn.{gate,up} [E, F, D]   model.layers.i.feed_forward.experts.gate_up_proj [E, 2F, D]
     layers.i.ffn.down [E, D, F]        model.layers.i.feed_forward.experts.down_proj
 
+Qwen3ForCausalLM and LlamaForCausalLM, for layouts of attention alone:
+
+    norm.weight                        model.norm.weight
+    layers.i.{mixer,ffn}_norm          model.layers.i.{input_layernorm,post_attention_layernorm}
+    layers.i.mixers.0.{q,k,v,o}        model.layers.i.self_attn.{q,k,v,o}_proj
+    layers.i.mixers.0.{q,k}_norm       model.layers.i.self_attn.{q,k}_norm (Qwen3)
+    layers.i.ffn.{gate,up,down}        model.layers.i.mlp.{gate,up,down}_proj
+
 Where one of their tensors holds several of ours, they lie one after another in the order written.
 """
 
@@ -28,6 +38,7 @@ from torch import Tensor
 from nas.core.block import Block
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layout
+from nas.nn.transformers_config import is_attention_only
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,37 +99,52 @@ _BLOCKS: dict[str, tuple[_Name, ...]] = {
 }
 
 
+_NORMS = (("mixer_norm", "operator_norm"), ("ffn_norm", "ffn_norm"))
+
+_ATTENTION_NORMS = (("mixer_norm", "input_layernorm"), ("ffn_norm", "post_attention_layernorm"))
+_ATTENTION = tuple(_weight(name, f"self_attn.{name}_proj") for name in "qkvo")
+_QK_NORM = tuple(_weight(f"{name}_norm", f"self_attn.{name}_norm") for name in "qk")
+_DENSE = tuple(_weight(name, f"mlp.{name}_proj") for name in ("gate", "up", "down"))
+
+
 def to_transformers(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Our state dict of `layout` under transformers' names.
 
     Raises:
-        Unsupported: the layout has a layer that transformers' LFM2 classes cannot hold.
+        Unsupported: the layout has a layer that transformers' stock classes cannot hold.
         InvalidInput: a tensor is missing.
     """
-    return {name.theirs: name.join(tensors) for name in _names(layout)}
+    return dict(each_of_transformers(layout, tensors))
+
+
+def each_of_transformers(layout: Layout, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The same one by one, so that `tensors` may read each from a file when it is asked for."""
+    return ((name.theirs, name.join(tensors)) for name in _names(layout))
 
 
 def from_transformers(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Transformers' state dict of `layout` under our names; the alias `lm_head.weight` of a tied head is dropped.
 
     Raises:
-        Unsupported: the layout has a layer that transformers' LFM2 classes cannot hold.
+        Unsupported: the layout has a layer that transformers' stock classes cannot hold.
         InvalidInput: a tensor is missing.
     """
     return {ours: tensor for name in _names(layout) for ours, tensor in name.split(tensors).items()}
 
 
 def _names(layout: Layout) -> Iterator[_Name]:
+    attention_only = is_attention_only(layout)
     yield _weight("embed", "model.embed_tokens")
     for i, layer in enumerate(layout.layers):
         if len(layer.mixers) != 1 or layer.ffn is None:
             raise Unsupported(f"layer {i}: transformers' LFM2 layers have one mixer, one feed-forward and own weights")
         ours, theirs = f"layers.{i}", f"model.layers.{i}"
-        yield _weight("mixer_norm", "operator_norm").under(ours, theirs)
-        yield _weight("ffn_norm", "ffn_norm").under(ours, theirs)
+        for norm in _ATTENTION_NORMS if attention_only else _NORMS:
+            yield _weight(*norm).under(ours, theirs)
         for block, place in ((layer.mixers[0], "mixers.0"), (layer.ffn, "ffn")):
-            yield from (name.under(f"{ours}.{place}", theirs) for name in _block_names(block, i))
-    yield _weight("norm", "model.embedding_norm")
+            named = _attention_only_names(block, i) if attention_only else _block_names(block, i)
+            yield from (name.under(f"{ours}.{place}", theirs) for name in named)
+    yield _weight("norm", "model.norm" if attention_only else "model.embedding_norm")
     if not layout.tied:
         yield _weight("head", "lm_head")
 
@@ -127,6 +153,14 @@ def _block_names(block: Block, index: int) -> tuple[_Name, ...]:
     if block.kind not in _BLOCKS or {"kv", "qk_norm"} & dict(block.given).keys():
         raise Unsupported(f"layer {index}: transformers' LFM2 classes have no {block.format()}")
     return _BLOCKS[block.kind]
+
+
+def _attention_only_names(block: Block, index: int) -> tuple[_Name, ...]:
+    if block.kind == "swiglu":
+        return _DENSE
+    if {"kv", "sink"} & dict(block.given).keys():
+        raise Unsupported(f"layer {index}: transformers' stock classes have no {block.format()}")
+    return _ATTENTION + (_QK_NORM if block.get("qk_norm") else ())
 
 
 def _take(tensors: Mapping[str, Tensor], name: str) -> Tensor:

@@ -28,7 +28,9 @@ _KEPT = ("PATH", "HOME", "PYTHONPATH", "LANG", "TMPDIR")
 _LIBRARIES = "LLAMA_CPP_LIB_PATH"
 
 
-def run_module(build: Build, module: str, model: Path, arguments: Sequence[str]) -> None:
+def run_module(
+    build: Build, module: str, model: Path, arguments: Sequence[str], *, deadline_s: float = _DEADLINE_S
+) -> None:
     """Runs `python -m MODULE MODEL ARGUMENTS` on the libraries of `build`.
 
     Raises:
@@ -37,7 +39,7 @@ def run_module(build: Build, module: str, model: Path, arguments: Sequence[str])
     environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
     environment[_LIBRARIES] = str(build.folder)
     argv = [sys.executable, "-m", module, str(model), *arguments]
-    code, tail = stream(argv, deadline_s=_DEADLINE_S, env=environment)
+    code, tail = stream(argv, deadline_s=deadline_s, env=environment)
     if code != 0:
         raise CandidateFailed("crash", f"llama.cpp died on {model.name} (exit code {code}):\n{tail}")
 

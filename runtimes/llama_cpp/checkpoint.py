@@ -1,17 +1,16 @@
-"""Trained weights: a safetensors file of `nas.nn.model`'s state dict, as the tensors of a GGUF file."""
+"""A state dict of `nas.nn.model`, as the tensors of a GGUF file."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from pathlib import Path
 
 import numpy as np
 from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
 from nas.core.errors import InvalidInput
-from nas.runtimes.checkpoint_file import CheckpointFile
+from nas.runtimes.checkpoint_file import StateDict
 from nas.runtimes.llama_cpp.builds import find_build
 from nas.runtimes.llama_cpp.ggml import Quantiser
 from nas.runtimes.llama_cpp.tensors import Tensor, stored_bytes
@@ -64,15 +63,15 @@ def state_dict_shape(tensor: Tensor) -> tuple[int, ...]:
     return (math.prod(tensor.shape),) if tensor.part in ("ssm_a", "ssm_d", "ssm_norm") else tensor.shape
 
 
-class CheckpointTensors(CheckpointFile):
-    """Contents for tensors, from a checkpoint.
+class CheckpointTensors:
+    """Contents for tensors, from a state dict.
 
     Args:
-        path: the safetensors file.
+        state: an open checkpoint, most often.
     """
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
+    def __init__(self, state: StateDict) -> None:
+        self._state = state
         self._quantiser: Quantiser | None = None
 
     def check(self, tensors: Iterable[Tensor]) -> None:
@@ -82,12 +81,12 @@ class CheckpointTensors(CheckpointFile):
             InvalidInput: a tensor is missing, left over, or of another shape.
         """
         wanted = {state_dict_name(tensor): state_dict_shape(tensor) for tensor in tensors}
-        if difference := sorted(self.names ^ wanted.keys()):
+        if difference := sorted(self._state.names ^ wanted.keys()):
             state = "lacks" if difference[0] in wanted else "has, but the layout has not,"
-            raise InvalidInput(f"checkpoint {state} {difference[0]}", where=str(self.path))
+            raise InvalidInput(f"checkpoint {state} {difference[0]}", where=self._state.place)
         for name, shape in wanted.items():
-            if (found := self.shape(name)) != shape:
-                raise InvalidInput(f"{name} has shape {found}, the layout needs {shape}", where=str(self.path))
+            if (found := self._state.shape(name)) != shape:
+                raise InvalidInput(f"{name} has shape {found}, the layout needs {shape}", where=self._state.place)
 
     def data(self, tensor: Tensor, storage: GGMLQuantizationType) -> NDArray[np.uint8]:
         """The bytes of `tensor`, shape [stored bytes].
@@ -95,7 +94,7 @@ class CheckpointTensors(CheckpointFile):
         Raises:
             InvalidInput: values that are no float16 or float32, or not finite.
         """
-        values = self.floats(state_dict_name(tensor))
+        values = self._state.floats(state_dict_name(tensor))
         if tensor.role == "decay":
             values = -np.exp(values)  # GGUF stores A, the state dict its logarithm
         if storage in _PLAIN:

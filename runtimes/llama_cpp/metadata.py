@@ -8,10 +8,11 @@ from nas.core.block import Block
 from nas.core.layout import Layout
 from nas.runtimes.llama_cpp.layers import ATTENTION, feed_forwards, mixers, of_kind
 from nas.runtimes.llama_cpp.support import PATCHED, Quantisation
+from nas.runtimes.llama_cpp.vocabulary import Vocabulary, add_vocabulary
 
 _FILE_TYPE = {"f32": 0, "f16": 1, "q4_0": 2}  # llama_ftype of include/llama.h
 _QUANTISATION_VERSION = 2  # GGML_QNT_VERSION
-_CONTEXT = 32768
+CONTEXT = 32768
 _RMS_EPS = 1e-5  # of nas.nn.primitives.RMSNorm, and of the published LFM2
 
 _SIZES = (
@@ -26,14 +27,19 @@ _SIZES = (
 """Key of our architecture, the mixers it is about, and their argument."""
 
 
-def add_metadata(writer: GGUFWriter, layout: Layout, quantisation: Quantisation) -> None:
-    """Describes `layout` to the architecture that the writer was opened for."""
+def add_metadata(
+    writer: GGUFWriter, layout: Layout, quantisation: Quantisation, vocabulary: Vocabulary | None, context: int
+) -> None:
+    """Describes `layout` to the architecture that the writer was opened for; without a vocabulary it has ids only."""
     writer.add_file_type(_FILE_TYPE[quantisation])
     writer.add_quantization_version(_QUANTISATION_VERSION)
-    writer.add_tokenizer_model("none")
+    if vocabulary is None:
+        writer.add_tokenizer_model("none")
+    else:
+        add_vocabulary(writer, vocabulary)
     writer.add_vocab_size(layout.vocab)
     writer.add_block_count(layout.depth)
-    writer.add_context_length(_CONTEXT)
+    writer.add_context_length(context)
     writer.add_embedding_length(layout.d_model)
     writer.add_layer_norm_rms_eps(_RMS_EPS)
     if writer.arch == PATCHED:

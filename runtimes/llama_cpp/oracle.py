@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from nas.core.layout import Layout
 from nas.nn.model import Model
 from nas.runtimes.base import Checkpoint
+from nas.runtimes.checkpoint_file import CheckpointFile
 from nas.runtimes.llama_cpp.checkpoint import CheckpointTensors, state_dict_name
 from nas.runtimes.llama_cpp.experts import Choices
 from nas.runtimes.llama_cpp.following import FollowedExperts
@@ -45,7 +46,8 @@ class Oracle:
         self._model = Model(layout, seed=None)
         state = self._model.state_dict()
         self._types: dict[int, GGMLQuantizationType] = {}
-        with CheckpointTensors(checkpoint.path) as contents:
+        with CheckpointFile(checkpoint.path) as file:
+            contents = CheckpointTensors(file)
             contents.check(listed)
             for tensor in listed:
                 storage = storage_type(tensor, layout, quantisation)

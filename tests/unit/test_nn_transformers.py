@@ -1,4 +1,4 @@
-"""Same weights, same logits as transformers' Lfm2ForCausalLM and Lfm2MoeForCausalLM; same counts where published."""
+"""Same weights, same logits as transformers' own classes; same counts where published."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Lfm2Config, Lfm2ForCausalLM, Lfm2MoeConfig, Lfm2MoeForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layout
@@ -27,14 +27,20 @@ MIXTURES = [
     "d64 v128 ffn=moe:4x4:16 [C4 A4/1]",
     "d64 v128 untied ffn=moe:4x1:48 [C3+swiglu:64 A4/4 C3]",
 ]
+ATTENTION_ONLY = [
+    "d64 v128 ffn=swiglu:96 [A4/2*3]",
+    "d64 v128 untied ffn=swiglu:96 [A4/4:32*2]",
+    "d64 v128 ffn=swiglu:96 [A8/2(rope_theta=10000) W8/2@16(rope_theta=10000)*2]",
+    "d64 v128 ffn=swiglu:96 [A4/2(qk_norm=0)*3]",
+]
 
 
 def theirs_of(layout: Layout) -> Any:
     """Transformers' own module of `layout`."""
     config = transformers_config(layout)
-    if config["architectures"] == ["Lfm2MoeForCausalLM"]:
-        return Lfm2MoeForCausalLM(Lfm2MoeConfig(**config))
-    return Lfm2ForCausalLM(Lfm2Config(**config))
+    theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    assert [type(theirs).__name__] == config["architectures"]
+    return theirs
 
 
 def random_pair(layout: Layout) -> tuple[Model, Any]:
@@ -50,7 +56,7 @@ def random_pair(layout: Layout) -> tuple[Model, Any]:
     return ours, theirs
 
 
-@pytest.mark.parametrize("text", DENSE + MIXTURES)
+@pytest.mark.parametrize("text", DENSE + MIXTURES + ATTENTION_ONLY)
 @torch.no_grad()
 def test_logits_are_those_of_transformers(text: str) -> None:
     layout = Layout.parse(text)
@@ -61,7 +67,7 @@ def test_logits_are_those_of_transformers(text: str) -> None:
     assert logits.std() > 0.1, "too flat to tell models apart"
 
 
-@pytest.mark.parametrize("text", [DENSE[0], MIXTURES[0]])
+@pytest.mark.parametrize("text", [DENSE[0], MIXTURES[0], ATTENTION_ONLY[0], ATTENTION_ONLY[3]])
 @torch.no_grad()
 def test_their_weights_come_back(text: str) -> None:
     layout = Layout.parse(text)
@@ -94,7 +100,12 @@ def test_published_counts_are_those_of_transformers(name: str) -> None:
         ("d64 v128 ffn=swiglu:96 [C3+none C3]", "feed-forward in each layer"),
         ("d64 v128 ffn=swiglu:96 [C3&A4/2]", "exactly one mixer"),
         ("d64 v128 ffn=swiglu:96 [C3 ^0]", "layer 1"),
-        ("d64 v128 ffn=swiglu:96 [A4/2(qk_norm=0)]", "QK-norm"),
+        ("d64 v128 ffn=swiglu:96 [C3 A4/2(qk_norm=0)]", "QK-norm"),
+        ("d64 v128 ffn=swiglu:96 [A4/2 W4/2@8 W4/2@16]", "one window"),
+        ("d64 v128 ffn=swiglu:96 [W4/2@8(sink=1)]", "sinks"),
+        ("d64 v128 ffn=swiglu:96 [W4/2@8(qk_norm=0)]", "no sliding windows"),
+        ("d64 v128 ffn=swiglu:96 [A4/2 A4/2(kv=0)]", "cache of its own"),
+        ("d64 v128 ffn=swiglu:96 [A4/2(rope_theta=0)]", "positions"),
     ],
 )
 def test_what_transformers_cannot_hold_is_said(text: str, message: str) -> None:
@@ -102,7 +113,7 @@ def test_what_transformers_cannot_hold_is_said(text: str, message: str) -> None:
         transformers_config(Layout.parse(text))
 
 
-@pytest.mark.parametrize("text", ["d64 v9 ffn=none [C3]", "d64 v9 ffn=swiglu:32 [A4/2(qk_norm=0)]"])
+@pytest.mark.parametrize("text", ["d64 v9 ffn=none [C3]", "d64 v9 ffn=swiglu:32 [A4/2(qk_norm=0) C3]"])
 def test_layers_without_names_of_theirs_are_refused(text: str) -> None:
     layout = Layout.parse(text)
     with pytest.raises(Unsupported, match="layer 0"):

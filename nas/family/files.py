@@ -1,0 +1,258 @@
+"""The files of a member: what stock transformers, stock llama.cpp and stock ExecuTorch load.
+
+    MEMBER/transformers/     config, weights, tokeniser, chat template, and code of ours where no stock class will do
+    MEMBER/gguf/             NAME-Q4_0.gguf ..., with the tokeniser in each
+    MEMBER/executorch/       NAME-8da4w.pte, where asked for
+    MEMBER/README.md         the model card
+    MEMBER/files.json        what was written, last
+
+Every file has a key, the hash of all that it is made from. What is there under its key and has its hash is kept, so a
+second run does nothing, and one that was killed goes on: until files.json is there, files.partial.json says how far.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nas.core.canonical import content_hash
+from nas.core.durable import locked
+from nas.core.errors import Unsupported
+from nas.core.family import FILES, MemberFile, MemberFiles, read_record, write_record
+from nas.core.layout import Layout
+from nas.family import gguf_files, transformers_folder
+from nas.family.card import write_card
+from nas.family.file_options import FileOptions
+from nas.family.member_weights import checkpoint_of, open_weights
+from nas.family.tokenizer import MemberTokenizer, byte_tokenizer, read_tokenizer, require_fit
+from nas.runtimes.base import Weights
+from nas.runtimes.checkpoint_file import StateDict
+from nas.runtimes.executorch.runtime import EXECUTORCH
+from nas.runtimes.llama_cpp import source
+from nas.runtimes.llama_cpp.patches import patch_hashes
+from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
+
+Log = Callable[[str], None]
+
+FILES_VERSION = 1
+"""Raise it with every change of this package that changes the bytes of a file."""
+PTE_QUANTISATION = "8da4w"
+
+_PARTIAL = "files.partial.json"
+_LOCK_S = 4 * 3600.0
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Files that are written together.
+
+    Args:
+        name: for the log.
+        inputs: all that their bytes follow from.
+        write: writes them.
+    """
+
+    name: str
+    inputs: Any
+    write: Callable[[StateDict], Iterable[MemberFile]]
+
+
+@dataclass(frozen=True)
+class _Member:
+    folder: Path
+    name: str
+    layout: Layout
+    weights: Weights
+    tokenizer: MemberTokenizer
+    options: FileOptions
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What matrices are released in."""
+        dtype: torch.dtype = getattr(torch, self.options.dtype)
+        return dtype
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """What the bytes of every model file follow from."""
+        return {
+            "v": FILES_VERSION,
+            "layout": self.layout.to_json(),
+            "weights": self.weights.describe(),
+            "dtype": self.options.dtype,
+            "tokenizer": self.tokenizer.describe(),
+            "context": self.options.context,
+        }
+
+
+def write_files(folder: Path, layout: Layout, weights: Weights, options: FileOptions, log: Log) -> MemberFiles:
+    """Writes what of a member's files is not there yet, and removes what an earlier run wrote and this one does not.
+
+    Args:
+        folder: the member's own.
+        layout: what it is.
+        weights: random or trained; all files hold the same ones.
+        options: what to write.
+        log: gets a line at a time.
+
+    Returns:
+        What is there now, as files.json has it.
+
+    Raises:
+        InvalidInput: the tokeniser does not match the layout's vocabulary, the checkpoint not its weights, or an option
+            cannot be used.
+        InfrastructureFailed: a build or package is missing, the disk is full, or another process writes these files.
+        CandidateFailed: a runtime's tools cannot write the file (export, crash).
+    """
+    member = _Member(folder, options.checked_name(folder), layout, weights, _tokenizer(layout, options), options)
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder / ".files.lock", _LOCK_S, waiting=lambda: log(f"{folder}: another process writes its files")):
+        loads, parts = _plan(member)
+        _remove_partial(folder)
+        before = _before(folder)
+        written = MemberFiles(layout=layout.format(), weights=weights.describe(), loads=loads, files=())
+        written = _written(member, parts, written, before, log)
+        card = write_card(folder, member.name, layout, written, options)
+        done = written.model_copy(update={"files": (*written.files, card)})
+        _finish(folder, before, done)
+    return done
+
+
+def _tokenizer(layout: Layout, options: FileOptions) -> MemberTokenizer:
+    if options.tokenizer is None:
+        return byte_tokenizer(layout.vocab)
+    tokenizer = read_tokenizer(options.tokenizer)
+    require_fit(tokenizer, layout, str(options.tokenizer))
+    return tokenizer
+
+
+def _plan(member: _Member) -> tuple[dict[str, str], list[_Part]]:
+    """What loads the member, and the parts to write."""
+    parts: list[_Part] = []
+    loads = {
+        "transformers": _transformers(member, parts),
+        "llama.cpp": _llama_cpp(member, parts),
+        "executorch": _executorch(member, parts),
+    }
+    return loads, parts
+
+
+def _transformers(member: _Member, parts: list[_Part]) -> str:
+    target = transformers_folder.target_of(member.layout)
+    code = {name: hashlib.sha256(content).hexdigest() for name, content in transformers_folder.code_files()}
+
+    def write(state: StateDict) -> Iterator[MemberFile]:
+        return transformers_folder.write_transformers(
+            member.folder, member.layout, state, member.tokenizer, member.options
+        )
+
+    if member.options.transformers:
+        inputs = [member.model, dict(target.config), member.options.shard_bytes, code if target.why_own else None]
+        parts.append(_Part("transformers", inputs, write))
+    return f"{target.name} with trust_remote_code: {target.why_own}" if target.why_own else target.name
+
+
+def _llama_cpp(member: _Member, parts: list[_Part]) -> str:
+    support = LLAMA_CPP.supports(member.layout)
+    if support.arch is None:
+        return f"none: {'; '.join(support.reasons)}"
+
+    def write(quantisation: str, state: StateDict) -> Iterator[MemberFile]:
+        yield gguf_files.write_gguf_file(
+            member.folder,
+            member.name,
+            quantisation,
+            member.layout,
+            state,
+            member.tokenizer,
+            member.options,
+        )
+
+    build = [LLAMA_CPP.writer_version, source.SHA256, patch_hashes() if support.verdict == "patched" else None]
+    # The float16 file comes first: llama.cpp's quantiser reads it.
+    for quantisation in sorted(member.options.gguf, key=lambda name: name != "f16"):
+        inputs = [member.model, build, quantisation, gguf_files.file_name(member.name, quantisation)]
+        parts.append(_Part(quantisation.upper(), inputs, partial(write, quantisation)))
+    if support.verdict == "patched":
+        return f"{support.arch} (patched build): {'; '.join(support.reasons)}"
+    return support.arch
+
+
+def _executorch(member: _Member, parts: list[_Part]) -> str:
+    context = member.options.pte_context
+    if context is None:
+        return "none: not asked for"
+    support = EXECUTORCH.supports(member.layout)
+    if not support:
+        return f"none: {'; '.join(support.reasons)}"
+    name = f"executorch/{member.name}-{PTE_QUANTISATION}.pte"
+
+    def write(_: StateDict) -> Iterator[MemberFile]:
+        path, scratch = member.folder / name, member.folder / "weights.partial"
+        path.parent.mkdir(exist_ok=True)
+        with checkpoint_of(member.layout, member.weights, member.dtype, scratch) as checkpoint:
+            made = EXECUTORCH.export_whole(member.layout, PTE_QUANTISATION, checkpoint, context, path)
+        yield MemberFile(path=name, kind="pte", quantisation=PTE_QUANTISATION, sha256=made.sha256, size=made.size)
+
+    parts.append(_Part(".pte", [member.model, EXECUTORCH.writer_version, context, name], write))
+    return f"standard .pte for texts of {context:,} tokens"
+
+
+def _written(
+    member: _Member, parts: list[_Part], record: MemberFiles, before: tuple[MemberFile, ...], log: Log
+) -> MemberFiles:
+    with open_weights(member.layout, member.weights, member.dtype) as state:
+        for part in parts:
+            key = content_hash(part.inputs)
+            files = tuple(file for file in before if file.key == key)
+            if not files or not all(_is_there(member.folder, file) for file in files):
+                log(f"{member.name}: writing {part.name}")
+                try:
+                    files = tuple(file.model_copy(update={"key": key}) for file in part.write(state))
+                except Unsupported as error:
+                    record = _without(record, part, error)
+                    continue
+            record = record.model_copy(update={"files": record.files + files})
+            write_record(member.folder / _PARTIAL, record)
+    return record
+
+
+def _without(record: MemberFiles, part: _Part, error: Unsupported) -> MemberFiles:
+    """A whole program may lack what artifacts have; the rest of the member is none the worse."""
+    if part.name != ".pte":
+        raise error
+    return record.model_copy(update={"loads": {**record.loads, "executorch": f"none: {error.message}"}})
+
+
+def _before(folder: Path) -> tuple[MemberFile, ...]:
+    """What earlier runs wrote, whole or killed."""
+    records = (read_record(folder / name, MemberFiles) for name in (FILES, _PARTIAL))
+    found = {file.path: file for record in records if record for file in record.files}  # the later run's holds
+    return tuple(found.values())
+
+
+def _is_there(folder: Path, file: MemberFile) -> bool:
+    path = folder / file.path
+    if not path.is_file() or path.stat().st_size != file.size:
+        return False
+    with path.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest() == file.sha256
+
+
+def _remove_partial(folder: Path) -> None:
+    """What a killed run left half written."""
+    for path in folder.rglob("*.partial"):
+        path.unlink()
+
+
+def _finish(folder: Path, before: tuple[MemberFile, ...], done: MemberFiles) -> None:
+    write_record(folder / FILES, done)
+    for path in {file.path for file in before} - {file.path for file in done.files}:
+        (folder / path).unlink(missing_ok=True)
+    (folder / _PARTIAL).unlink(missing_ok=True)

@@ -1,0 +1,55 @@
+"""A user of transformers: loads a folder, and nothing of hilnas. Reads JSON, prints JSON.
+
+    python stock_transformers.py FOLDER LOGITS.npy < {"ids": [[...]], "texts": [...], "tokens": N, "chat": {...}}
+
+Logits are of `ids` [B, T]; what follows is greedy, with the cache and without it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+
+@torch.no_grad()
+def main() -> None:
+    folder, out = sys.argv[1:]
+    asked = json.load(sys.stdin)
+    saved = AutoConfig.from_pretrained(folder, trust_remote_code=True).dtype
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=True)
+    ids, count = torch.tensor(asked["ids"]), asked["tokens"]
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    np.save(out, model(ids).logits.numpy())
+    model.generation_config.eos_token_id = None
+    followed, uncached = (
+        model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, use_cache=cached
+        )
+        for cached in (True, False)
+    )
+    beams = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, do_sample=False, num_beams=3, use_cache=True
+    )
+    slow = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, do_sample=False, num_beams=3, use_cache=False
+    )
+    answer = {
+        "class": type(model).__name__,
+        "dtype": str(saved),
+        "followed": followed[:, ids.shape[1] :].tolist(),
+        "uncached": uncached[:, ids.shape[1] :].tolist(),
+        "beams_agree": torch.equal(beams, slow),
+        "ids": [tokenizer(text).input_ids for text in asked["texts"]],
+        "chat": tokenizer.apply_chat_template(**asked["chat"], tokenize=False) if tokenizer.chat_template else None,
+        "vocab": len(tokenizer),
+    }
+    json.dump(answer, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
