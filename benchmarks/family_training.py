@@ -29,10 +29,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from nas.core.durable import write_durably
 from nas.core.family import FAMILY, Family, Member, MemberTraining, write_record
 from nas.core.layout import Layer, Layout
+from nas.core.measurement import Sample
 from nas.core.workload import Workload
 from nas.family.documents import read_sources
 from nas.family.held_out import ALL, bits_per_byte
-from nas.family.place import families_folder
+from nas.service.families import families_folder
 from nas.family.recipe import Recipe, Settings, complete
 from nas.family.session import Data, Session, Worker
 from nas.family.tokens import Tokens, tokenise
@@ -70,10 +71,12 @@ def main() -> None:
     recipe, _ = complete(settings.model_copy(update={"tokens": plan["tokens"]}), hybrid)
     settings = Settings.model_validate(recipe.model_dump())
     _write_family(layouts)
-    found = {
+    trained = {
         name: _trained(name, layout, Order(corpus, settings, tokenizer), options) for name, layout in layouts.items()
     }
-    result = {"minutes": options.minutes, "recipe": recipe.model_dump(mode="json"), "members": found}
+    speeds = _speeds({name: model for name, (_, model) in trained.items()}, options.repetitions)
+    members = {name: found | {"speed": speeds[name]} for name, (found, _) in trained.items()}
+    result = {"minutes": options.minutes, "recipe": recipe.model_dump(mode="json"), "members": members}
     if options.page:
         _write_page(options.page, result)
     print_json(result)
@@ -166,8 +169,8 @@ def _write_family(layouts: dict[str, Layout]) -> None:
     write_record(families_folder() / "benchmark" / FAMILY, family)
 
 
-def _trained(name: str, layout: Layout, order: Order, options: argparse.Namespace) -> dict[str, Any]:
-    """A member's training, its scores in every number format, and its speed."""
+def _trained(name: str, layout: Layout, order: Order, options: argparse.Namespace) -> tuple[dict[str, Any], Model]:
+    """A member's training, its scores in every number format, and its Q4_0 file."""
     record = train_member("benchmark", name, order, say, lambda trained, log: None)
     runs = families_folder() / "benchmark" / name / "training"
     weights = runs / record.config["key"][:12] / "weights.safetensors"
@@ -186,15 +189,13 @@ def _trained(name: str, layout: Layout, order: Order, options: argparse.Namespac
             bits = _quantised(file, layout, vocabulary, _sources(order.corpus, vocabulary, recipe), recipe)
             write_durably(scores, json.dumps(bits).encode())
         held_out[quantisation.upper()] = json.loads(scores.read_text())
-    model = Model(LLAMA_CPP, layout, artifact, file, build)
     return {
         "layout": layout.format(),
         "parameters": layout.params.total,
         "non_embedding": layout.params.non_embedding,
         "held_out": {form: _short(bits) for form, bits in held_out.items()},
-        "speed": _speed(model, options.repetitions),
         **_course(record),
-    }
+    }, Model(LLAMA_CPP, layout, artifact, file, build)
 
 
 def _quantised(
@@ -214,13 +215,20 @@ def _short(bits: dict[str, float]) -> dict[str, float]:
     return {Path(name).name: value for name, value in bits.items()}
 
 
-def _speed(model: Model, repetitions: int) -> dict[str, float]:
-    samples = [model.run(Workload(prompt=512, gen=100, threads=1)) for _ in range(repetitions)]
+def _speeds(models: dict[str, Model], repetitions: int) -> dict[str, dict[str, float]]:
+    """Runs of every model in turn, and in turn who begins."""
+    samples: dict[str, list[Sample]] = {name: [] for name in models}
+    for number in range(repetitions):
+        for name in sorted(models, reverse=bool(number % 2)):
+            samples[name].append(models[name].run(Workload(prompt=512, gen=100, threads=1)))
     return {
-        "ttft_ms": statistics.median(sample.ttft_ms for sample in samples),
-        "decode_p50_ms": statistics.median(statistics.median(decode_ms(sample)) for sample in samples),
-        "peak_rss_mb": statistics.median(sample.peak_rss_mb or float("nan") for sample in samples),
-        "file_mb": model.file.stat().st_size / 1e6,
+        name: {
+            "ttft_ms": statistics.median(sample.ttft_ms for sample in each),
+            "decode_p50_ms": statistics.median(statistics.median(decode_ms(sample)) for sample in each),
+            "peak_rss_mb": statistics.median(sample.peak_rss_mb or float("nan") for sample in each),
+            "file_mb": models[name].file.stat().st_size / 1e6,
+        }
+        for name, each in samples.items()
     }
 
 

@@ -11,6 +11,11 @@ from nas.cli.output import JsonFlag, duration, print_fields, print_json, say
 from nas.core.layout import Layout
 
 
+def register(app: typer.Typer) -> None:
+    """Adds the command to `nas family`."""
+    app.command("train")(train)
+
+
 def train(
     name: Annotated[str, typer.Argument(help="Family.", show_default=False)],
     size: Annotated[str, typer.Option("--size", help="Member, such as 350M.", show_default=False)],
@@ -45,6 +50,8 @@ def train(
         int | None,
         typer.Option("--workers", min=1, help="Processes. Default: one per GPU, or one.", show_default=False),
     ] = None,
+    pte: Annotated[bool, typer.Option("--pte", help="Write a standard ExecuTorch program, too.")] = False,
+    pte_context: Annotated[int, typer.Option("--pte-context", min=16, help="Tokens of a text in it.")] = 2048,
     json: JsonFlag = False,
 ) -> None:
     """Pre-train a member on text of yours, and write its files with the trained weights.
@@ -52,6 +59,7 @@ def train(
     The recipe is the LFM2 report's, scaled down where the training is small; docs/family-training.md has the keys of a
     settings file. May be killed at any moment: the same command goes on from the last checkpoint.
     """
+    from nas.family.file_options import FileOptions
     from nas.family.recipe import Settings, read_settings
     from nas.family.train import Order, train_member
 
@@ -66,6 +74,7 @@ def train(
         start=start,
         start_layout=None if start_layout is None else Layout.parse(start_layout),
         workers=workers,
+        files=FileOptions(pte_context=pte_context if pte else None),
     )
     record = train_member(name, size, order, say)
     if json:

@@ -19,7 +19,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ from nas.core.layout import Layout
 from nas.devices.hostlock import HostLock
 from nas.devices.places import host_lock_folder
 from nas.family.documents import read_sources
+from nas.family.file_options import FileOptions
+from nas.family.files import write_files
 from nas.family.growth import grow_checkpoint
 from nas.family.place import find_member, tokenizer_of
 from nas.family.recipe import Recipe, Settings, complete
@@ -67,6 +69,7 @@ class Trained:
         layout: what it is.
         weights: the new ones.
         tokenizer: the tokenizer.json that they go with.
+        files: what to write.
     """
 
     family: Family
@@ -75,6 +78,7 @@ class Trained:
     layout: Layout
     weights: Checkpoint
     tokenizer: Path
+    files: FileOptions
 
 
 Write = Callable[[Trained, Log], object]
@@ -94,6 +98,7 @@ class Order:
         start_layout: its layout, where its header names none.
         workers: processes; None: one per GPU, or one.
         checkpoint_s: seconds between checkpoints.
+        files: what is written for the member then; name, tokenizer and what the card says are the member's.
     """
 
     corpus: tuple[Path, ...]
@@ -104,18 +109,20 @@ class Order:
     start_layout: Layout | None = None
     workers: int | None = None
     checkpoint_s: float = 60.0
+    files: FileOptions = FileOptions()
 
 
 def write_files_of(trained: Trained, log: Log) -> None:
     """All files of a member, with its new weights."""
-    from nas.family.file_options import FileOptions
-    from nas.family.files import write_files
-
-    origin = {"family": trained.family.name, "trained": trained.weights.describe()}
-    options = FileOptions(
+    family, member = trained.family, trained.member
+    origin = {"family": family.name, "study": family.study or "given layouts"}
+    options = replace(
+        trained.files,
+        name=f"{family.name}-{member.size}",
         tokenizer=trained.tokenizer,
-        measured=trained.member.measured,
-        provenance={**trained.family.provenance, **origin},
+        measured=member.measured,
+        budgets={each.what: f"{each.value}: {each.reason}" for each in member.decisions if each.what == "weights"},
+        provenance={**origin, **family.provenance},
     )
     write_files(trained.folder, trained.layout, trained.weights, options, log)
 
@@ -181,7 +188,7 @@ def train_member(family: str, size: str, order: Order, log: Log, write: Write = 
         **outcome,
     )
     checkpoint = Checkpoint(weights, record.checkpoint)
-    write(Trained(made, member, folder, layout, checkpoint, vocabulary.path), log)
+    write(Trained(made, member, folder, layout, checkpoint, vocabulary.path, order.files), log)
     write_record(folder / TRAINING, record)
     (own / CHECKPOINT).unlink(missing_ok=True)
     return record

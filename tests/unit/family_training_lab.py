@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from nas.core.family import FAMILY, Family, Member, write_record
 from nas.core.layout import Layout
 from nas.family.documents import read_sources
-from nas.family.place import families_folder
+from nas.service.families import families_folder
 from nas.family.recipe import Recipe, Schedule, Settings, Stage, complete
 from nas.family.session import Data, Session, Worker
 from nas.family.tokens import tokenise
