@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Sequence
 from types import FrameType
 from typing import Annotated
 
@@ -12,11 +13,13 @@ import typer
 from nas.cli.database import DatabaseOption, open_store
 from nas.cli.lazy import command_app
 from nas.cli.output import LogJsonFlag, print_fields, say
+from nas.core.errors import InvalidInput, UnknownName
 from nas.core.logs import configure_logs
 from nas.dashboard.access import AccessRules
 from nas.dashboard.app import dashboard_router
 from nas.service.live_studies import LiveStudies
 from nas.service.serve import PORT, ServeOptions, serving
+from nas.store.rows import Role
 
 app = command_app()
 
@@ -40,6 +43,14 @@ def serve(
             help="Let in, to look, whom a proxy at this address names in X-Forwarded-User; may be repeated.",
         ),
     ] = None,
+    proxy_role: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--proxy-role",
+            metavar="USER=ROLE",
+            help="What somebody whom the proxy names may do: read, operate or admin; may be repeated.",
+        ),
+    ] = None,
     log_json: LogJsonFlag = False,
     db: DatabaseOption = None,
 ) -> None:
@@ -54,7 +65,9 @@ def serve(
     configure_logs(as_json=log_json)
     stop = _stop_on_signals()
     options = ServeOptions(host, port, tuple(name or ()), studies)
-    rules = AccessRules(secure=True, proxies=frozenset(proxy or ()))
+    rules = AccessRules(secure=True, proxies=frozenset(proxy or ()), proxy_roles=proxy_roles(proxy_role or ()))
+    if proxy_role and not proxy:
+        raise InvalidInput("whose header gives roles? Name the proxy's address with --proxy", where="--proxy-role")
     with (
         open_store(db, create=True) as store,
         LiveStudies(store) as live,
@@ -65,6 +78,25 @@ def serve(
         say(f"let somebody in: run 'nas token create NAME' here, and 'nas server add {service.url}' on their machine")
         stop.wait()
         say("stopping")
+
+
+def proxy_roles(given: Sequence[str]) -> dict[str, Role]:
+    """User -> role, of texts such as 'ann=admin'; a user's name may hold '='.
+
+    Raises:
+        InvalidInput: one is no such text, or names somebody a second time.
+    """
+    roles: dict[str, Role] = {}
+    for text in given:
+        user, equals, role = text.rpartition("=")
+        if not equals or not user:
+            raise InvalidInput(f"write USER=ROLE, such as ann=operate, not {text!r}", where="--proxy-role")
+        if role not in {*Role}:
+            raise UnknownName("role", role, [each.value for each in Role], where="--proxy-role")
+        if user in roles:
+            raise InvalidInput(f"{user!r} has a role already, {roles[user]}", where="--proxy-role")
+        roles[user] = Role(role)
+    return roles
 
 
 def _stop_on_signals() -> threading.Event:

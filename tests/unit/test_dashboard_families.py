@@ -17,6 +17,7 @@ from test_dashboard_pages import HOSTILE, LOOPBACK, Page
 from nas.core.family import FAMILY, FILES, MemberFiles, read_record, write_record
 from nas.dashboard.pictures.sizes import Model, sizes_picture
 
+HASH = hashlib.sha256(CONTENT).hexdigest()
 FILE = "/families/demo/4M/files/gguf/model%20q4_0.gguf"
 
 
@@ -68,8 +69,8 @@ def test_a_family_shows_members_and_models_by_size(visitor: TestClient, home: Pa
                                                              "memory at 4,096 tokens"]  # fmt: skip
     assert str(home) not in json.dumps(view)
     page = shown(visitor, "/families/demo")
-    for text in ("because it is faster", "81 to 99", "\N{EN DASH} because it is faster", "2.25", "1.50", "noisy", "random:0",
-                 "2M tokens in 20 steps", "2.0 h", hashlib.sha256(CONTENT).hexdigest(), "No files of it"):  # fmt: skip
+    for text in ("because it is faster", "81 to 99", "\N{EN DASH} because it is faster", "2.25", "1.50", "noisy",
+                 "random:0", "2M tokens in 20 steps", "2.0 h", "No files of it", HASH):  # fmt: skip
         assert text in page.text
     labels = [str(named["aria-label"]) for tag, named in page.tags if tag == "svg"]
     assert [label for label in labels if label.endswith("on laptop: 4 models")] and "training of 4M" in labels
@@ -94,7 +95,7 @@ def test_a_listed_file_is_sent_as_it_is(visitor: TestClient, home: Path) -> None
     assert (answer.status_code, answer.content) == (200, CONTENT)
     assert answer.headers["Content-Disposition"].startswith("attachment;")
     assert answer.headers["Content-Type"] == "application/octet-stream"
-    assert answer.headers["ETag"] == f'"{hashlib.sha256(CONTENT).hexdigest()}"'
+    assert answer.headers["ETag"] == f'"{HASH}"'
     assert visitor.get(FILE, headers={"Range": "bytes=5-7"}).content == CONTENT[5:8]
 
 

@@ -1,0 +1,97 @@
+"""A study that really ran, from the table of `benchmarks/recorded/`, written anew through the store's own calls.
+
+The table keeps layouts, coordinates, budgets, noise and times, but neither samples nor what the published reference took:
+figures are such that they give the recorded coordinates, with `BASE` for the reference.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from store_support import StillClock, key
+
+from nas.core.layout import Layout
+from nas.core.measurement import Figure, Measurement
+from nas.core.scoring import Place
+from nas.core.space import SearchSpace
+from nas.core.trial import EventKind
+from nas.search_spaces import load_space
+from nas.service.record import CALIBRATED, LAUNCHED
+from nas.service.scales import ATTENTION, PUBLISHED, figures_json
+from nas.store import events, results, studies, trials
+from nas.store.rows import Proposal, StudyState
+from nas.store.store import Store
+
+TABLE = Path(__file__).resolve().parents[2] / "benchmarks" / "recorded" / "lfm2-study.json"
+BASE = {"latency": (1000.0, "ms"), "peak_rss": (60.0, "MB"), "ttft": (250.0, "ms"), "decode_p50": (7.5, "ms")}
+"""Of the published reference; a guess."""
+
+_AT = "@chat on local/llama.cpp"
+_LIMIT = 1.1
+_WAYS = {
+    "complete": (EventKind.GATED_IN, EventKind.TRAINING, EventKind.CONFIRMING, EventKind.COMPLETE),
+    "stopped": (EventKind.GATED_IN, EventKind.TRAINING, EventKind.STOPPED),
+    "infeasible": (EventKind.INFEASIBLE,),
+}
+
+
+def add_recorded_study(store: Store, clock: StillClock, device: str, name: str = "recorded") -> int:
+    """The first study of the table, as complete; its id."""
+    record = json.loads(TABLE.read_text())["studies"][0]
+    space, began = load_space(record["space"]), clock.time
+    study = studies.create(store, name, space.model_dump(mode="json"), seed=record["seed"], version="0").id
+    events.append(store, study, {"what": CALIBRATED, "id": device, "device": "local"})
+    events.append(store, study, {"what": LAUNCHED, "trials": len(record["told"]) - 2, "accept_noise": False})
+    taken = figures_json({Place("local", "llama.cpp", "chat"): _figures({"objectives": {}, "noise": {}})})
+    studies.set_scales(store, study, {"figures": {PUBLISHED: taken, ATTENTION: taken}})
+    studies.freeze_reference(store, study, record["reference_point"])
+    proposed = trials.propose(store, study, [_proposal(each) for each in record["told"]])
+    numbers = {trial.layout_id: trial.number for trial in proposed}
+    for each in sorted(record["told"], key=lambda each: each["after_s"]):
+        clock.time = began + each["after_s"]
+        _tell(store, study, numbers[Layout.parse(each["layout"]).id], each, space, device)
+    studies.set_state(store, study, StudyState.COMPLETE)
+    return study
+
+
+def _proposal(told: dict[str, Any]) -> Proposal:
+    layout = Layout.parse(told["layout"])
+    return Proposal(layout.to_json(), layout.id, origin=told["origin"], operator=told.get("operator"))
+
+
+def _tell(store: Store, study: int, trial: int, told: dict[str, Any], space: SearchSpace, device: str) -> None:
+    made = Measurement(
+        artifact=told["layout"], runtime="llama.cpp", build="0" * 64, patched=False, device=device, repetitions=[],
+        workload=space.workloads["chat"], figures=_figures(told), refused_share=0.0, noisy=told["noisy"],
+    )  # fmt: skip
+    seconds = told["stage_seconds"]["measure"]
+    payload = {"value": made.model_dump(mode="json"), "seconds": seconds}
+    results.put(store, key(study, trial), "measure", payload, seconds=seconds, trial=(study, trial))
+    for kind in (EventKind.EXPORTED, EventKind.MEASURING, *_WAYS[told["status"]]):
+        trials.add_event(store, study, trial, kind, {"rung": told["rung"]} if kind is EventKind.TRAINING else {})
+        if kind is EventKind.TRAINING:
+            value, sd = -told["objectives"]["quality"], told["noise"]["quality"]
+            quality = {"rung": "first", "value": value, "per_group": {}, "sd": sd, "n_seeds": 1}
+            trials.add_event(store, study, trial, EventKind.PROGRESS, {"what": "quality", "quality": quality})
+
+
+def _figures(told: dict[str, Any]) -> dict[str, Figure]:
+    logs = {
+        "latency": told["objectives"].get("latency", 0.0),
+        "peak_rss": told["objectives"].get("memory", 0.0),
+    } | {
+        name: math.log(_LIMIT) + told.get("constraints", {}).get(f"{name}{_AT}", -math.log(_LIMIT))
+        for name in ("ttft", "decode_p50")
+    }  # fmt: skip
+    noise = {"peak_rss": told["noise"].get("memory", 0.0), **told["noise"]}
+    return {name: _figure(name, logs[name], noise.get(name, noise.get(f"{name}{_AT}", 0.0))) for name in BASE}
+
+
+def _figure(name: str, log: float, sd: float) -> Figure:
+    base, unit = BASE[name]
+    value, half = base * math.exp(log), 2 * sd
+    low, high = value * math.exp(-half), value * math.exp(half)
+    return Figure(value=value, low=low, high=high, minimum=low, maximum=high, n=5, unit=unit)

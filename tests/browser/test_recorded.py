@@ -1,0 +1,125 @@
+"""Every page over a study that really ran, a device with a past, and a family."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from accessible import grave_findings
+from conftest import Watched
+from family_lab import CONTENT, write_family
+from live_lab import LiveLab
+from playwright.sync_api import BrowserContext, Page, expect
+from recorded_study import add_recorded_study
+from store_support import add_device
+from study_page import show, state
+
+from nas.dashboard.here import dashboard_here
+from nas.store import calibrations
+from nas.store.calibrations import ReferenceRun
+
+BUILD = "0" * 64
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of the server of these pages."""
+    lab = LiveLab(tmp_path_factory.mktemp("recorded"))
+    device = add_device(lab.store)
+    add_recorded_study(lab.store, lab.clock, device)
+    add_past(lab, device)
+    write_family(Path(os.environ["NAS_HOME"]))
+    with dashboard_here(lab.store) as url:
+        yield url.removesuffix("/studies")
+
+
+def add_past(lab: LiveLab, device: str) -> None:
+    """A device that was calibrated, and warmed up and drifted since."""
+    calibrations.put(lab.store, device, "llama.cpp", BUILD, 361.0, {})
+    for job in range(30):
+        lab.clock.time += 600
+        runs = [ReferenceRun(1 + 0.01 * math.sin(job + i), 40.0 + job / 4, job != 7) for i in range(3)]
+        calibrations.note_runs(lab.store, (device, "llama.cpp", BUILD), f"job-{job}", runs, 361.0)
+
+
+@pytest.fixture
+def page(context: BrowserContext, watched: Watched, recorded: str) -> Page:
+    watched.origin = recorded
+    return context.new_page()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("path", "title"),
+    [
+        ("/studies", "Studies"),
+        ("/studies/recorded", "recorded"),
+        ("/studies/recorded/trials/0", "published"),
+        ("/studies/recorded/trials/2", "Trial 2"),
+        ("/studies/recorded/trials/60", "Trial 60"),
+        ("/studies/recorded/compare?trial=0&trial=60&trial=61", "Trial"),
+        ("/devices", "Devices"),
+        ("/devices/box", "box"),
+        ("/families", "Families"),
+        ("/families/demo", "demo"),
+    ],
+)
+def test_every_page_opens(page: Page, recorded: str, path: str, title: str, scheme: str) -> None:
+    page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+    page.goto(recorded + path, wait_until="networkidle")
+    expect(page.get_by_role("heading", level=1)).to_contain_text(title)
+    assert grave_findings(page) == []
+    page.set_viewport_size({"width": 360, "height": 800})
+    expect(page.locator("html")).to_have_js_property("scrollWidth", 360)
+
+
+def test_the_study_is_drawn(page: Page, recorded: str) -> None:
+    show(page, f"{recorded}/studies/recorded")
+    assert state(page, "page.data.trials") == 62
+    assert state(page, "page.data.front.filter(({ on }) => on).length") == page.locator("#ranked tbody").first.locator(
+        "tr:not(.tied)"
+    ).count()  # fmt: skip
+    assert state(page, "page.data.references.map(({ name }) => name).sort()") == ["attention", "published"]
+    assert page.locator("#blocks-part svg").count() == 2
+
+
+def test_names_of_references_stay_inside_their_panel(page: Page, recorded: str) -> None:
+    page.add_init_script("""
+      window.drawn = [];
+      const fill = CanvasRenderingContext2D.prototype.fillText;
+      CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+        if (["attention", "published"].includes(text)) {
+          const { width } = this.measureText(text), { a } = this.getTransform();
+          const left = { left: 0, center: -width / 2, right: -width }[this.textAlign];
+          window.drawn.push([text, (x + left) * a, (x + left + width) * a, y, this.canvas.width]);
+        }
+        return fill.apply(this, arguments);
+      };
+    """)
+    show(page, f"{recorded}/studies/recorded")
+    boxes = state(page, "page.panels.map(({ plot: { bbox } }) => [bbox.left, bbox.left + bbox.width, bbox.top])")
+    drawn = state(page, "window.drawn")
+    assert {text for text, *_ in drawn} == {"attention", "published"}
+    left, right, top = (min(each) for each in zip(*boxes, strict=True))
+    right = max(box[1] for box in boxes)
+    for text, start, end, y, _ in drawn:
+        assert left <= start and end <= right and y > top, text
+
+
+def test_a_family_is_read_with_the_keyboard_and_its_files_come(page: Page, recorded: str) -> None:
+    page.goto(f"{recorded}/families")
+    page.get_by_role("link", name="demo").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_have_text("demo")
+    assert page.locator("svg.picture-sizes").count() == 2
+    considered = page.get_by_text("Layouts that were considered: 1")
+    considered.focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("region", name="Layouts considered for 4M")).to_be_visible()
+    with page.expect_download() as coming:
+        page.get_by_role("link", name="gguf/model q4_0.gguf").click()
+    assert Path(coming.value.path()).read_bytes() == CONTENT
+    assert coming.value.suggested_filename == "demo-4M-model q4_0.gguf"

@@ -1,0 +1,54 @@
+"""`nas serve`: what its options say of people whom a proxy names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli_runner import nas
+from dashboard_lab import HTML, DashboardLab, Inputs
+
+from nas.cli.serve import proxy_roles
+from nas.core.errors import InvalidInput
+from nas.dashboard.access import AccessRules
+from nas.store import studies
+from nas.store.rows import Role
+
+
+def test_roles_are_given_by_name() -> None:
+    assert proxy_roles([]) == {}
+    given = ["ann=admin", "bob=operate", "cn=carol,ou=lab=read"]
+    assert proxy_roles(given) == {"ann": Role.ADMIN, "bob": Role.OPERATE, "cn=carol,ou=lab": Role.READ}
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (["ann"], "write USER=ROLE"),
+        (["=admin"], "write USER=ROLE"),
+        (["ann=admn"], "did you mean 'admin'"),
+        (["ann=read", "ann=admin"], "has a role already, read"),
+    ],
+)
+def test_what_is_no_role_is_told(given: list[str], problem: str) -> None:
+    with pytest.raises(InvalidInput, match=problem):
+        proxy_roles(given)
+
+
+def test_roles_without_a_proxy_are_refused() -> None:
+    done = nas("serve", "--proxy-role", "ann=admin")
+    assert done.code == 3 and "--proxy-role" in done.err and "--proxy" in done.err
+
+
+def test_whom_the_proxy_names_may_do_what_the_role_says(tmp_path: Path) -> None:
+    proxy = "testclient"
+    rules = AccessRules(proxies=frozenset({proxy}), proxy_roles=proxy_roles(["ann=operate"]))
+    lab = DashboardLab(tmp_path, rules)
+    study = lab.study()
+    visitor = lab.stranger()
+    for user, status in (("bob", 403), ("ann", 303)):
+        named = {"X-Forwarded-User": user, "Origin": str(visitor.base_url)} | HTML
+        token = Inputs(visitor.get("/studies", headers=named).text).fields.get("form_token", "")
+        answer = visitor.post("/studies/study/pause", data={"form_token": token}, headers=named)
+        assert answer.status_code == status, answer.text
+    assert studies.get(lab.store, study).desired_state == "pause"
