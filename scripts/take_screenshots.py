@@ -4,7 +4,7 @@
 
 DATABASE is the file of a finished study's store, which is only read: a copy of it is served. The pages are that of all
 studies, the study's, that of the best candidate of its front, a comparison of the three best, the devices and the form
-that launches. Needs Chromium and the package `playwright`.
+that launches; of the device that was seen last, and of a family in `$NAS_HOME` if there is one. Needs Chromium and the package `playwright`.
 """
 
 from __future__ import annotations
@@ -84,9 +84,12 @@ def take(browser: Browser, origin: str, study: str, scheme: Literal["light", "da
     """All pages in one colour scheme."""
     page = browser.new_page(viewport=SIZE, color_scheme=scheme, extra_http_headers={"X-Forwarded-User": VISITOR})
     page.set_default_timeout(PATIENCE_MS)
-    told = page.request.get(f"{origin}/studies/{study}.json").json()
-    best = [row["trial"] for row in told["ranked"] if row["on"]][:3]
-    for name, path in pages(study, best):
+    told = [page.request.get(f"{origin}{path}.json").json() for path in (f"/studies/{study}", "/devices", "/families")]
+    best = [row["trial"] for row in told[0]["ranked"] if row["on"]][:3]
+    devices = sorted(told[1]["devices"], key=lambda device: device["last_seen"], reverse=True)
+    for name, path in pages(
+        study, best, [device["id"] for device in devices], [family["name"] for family in told[2]["families"]]
+    ):
         page.goto(origin + path, wait_until="networkidle")
         if name == "study":
             page.locator("#panels[data-live=yes]").wait_for()
@@ -103,7 +106,7 @@ def take(browser: Browser, origin: str, study: str, scheme: Literal["light", "da
     page.close()
 
 
-def pages(study: str, best: list[int]) -> Iterator[tuple[str, str]]:
+def pages(study: str, best: list[int], devices: list[str], families: list[str]) -> Iterator[tuple[str, str]]:
     """What a picture is called, and the path of its page."""
     yield "studies", "/studies"
     yield "study", f"/studies/{study}"
@@ -112,6 +115,10 @@ def pages(study: str, best: list[int]) -> Iterator[tuple[str, str]]:
     if len(best) > 1:
         yield "compare", f"/studies/{study}/compare?" + "&".join(f"trial={trial}" for trial in best)
     yield "devices", "/devices"
+    if devices:
+        yield "device", f"/devices/{devices[0]}"
+    if families:
+        yield "family", f"/families/{families[0]}"
     yield "launch", "/launch"
 
 

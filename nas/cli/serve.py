@@ -76,6 +76,7 @@ def serve(
         print_fields([("url", service.url), ("ca", service.certificates.ca_sha256)])
         say("enrol an agent: run 'nas agent token' here, and 'nas agent enrol LINE' on its host")
         say(f"let somebody in: run 'nas token create NAME' here, and 'nas server add {service.url}' on their machine")
+        live.warm()
         stop.wait()
         say("stopping")
 

@@ -1,4 +1,4 @@
-"""The studies that are looked at, in memory; large ones are read beside the requests, and when the server starts."""
+"""The studies that are looked at, in memory; large ones are read beside the requests, the latest before anybody asks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_WARMED = 500_000
 
 
 class LiveStudies:
-    """The studies that are looked at. As a context it reads the latest at once; at its end all reading is abandoned.
+    """The studies that are looked at; at the end of the context all reading is abandoned.
 
     Args:
         store: where they are.
@@ -42,11 +42,14 @@ class LiveStudies:
         return len(self._studies)
 
     def __enter__(self) -> Self:
-        self._readers.read("the latest studies", self._warm, 0.0)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._readers.__exit__()
+
+    def warm(self) -> None:
+        """Begins to read the latest studies, before anybody looks at them."""
+        self._readers.read("the latest studies", self._warm, 0.0)
 
     def get(self, name: str, patience_s: float = PATIENCE_S) -> LiveStudy:
         """The study of that name as it is now.

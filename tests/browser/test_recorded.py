@@ -57,10 +57,10 @@ def page(context: BrowserContext, watched: Watched, recorded: str) -> Page:
     [
         ("/studies", "Studies"),
         ("/studies/recorded", "recorded"),
-        ("/studies/recorded/trials/0", "published"),
+        ("/studies/recorded/trials/0", "Published"),
         ("/studies/recorded/trials/2", "Trial 2"),
         ("/studies/recorded/trials/60", "Trial 60"),
-        ("/studies/recorded/compare?trial=0&trial=60&trial=61", "Trial"),
+        ("/studies/recorded/compare?trial=0&trial=60&trial=61", "trial 60"),
         ("/devices", "Devices"),
         ("/devices/box", "box"),
         ("/families", "Families"),

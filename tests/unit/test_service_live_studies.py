@@ -54,6 +54,7 @@ def wait(order: list[str], count: int) -> None:
 @pytest.mark.parametrize("at_once", [2, 100])
 def test_those_that_go_on_are_read_first_and_once(lab: LiveLab, order: list[str], at_once: int) -> None:
     with LiveStudies(lab.store, at_once=at_once) as live:
+        live.warm()
         wait(order, 3)
         assert {live.get(name).name for name in order} == {"live", "new", "old"}
     assert order == ["live", "new", "old"]
@@ -62,10 +63,12 @@ def test_those_that_go_on_are_read_first_and_once(lab: LiveLab, order: list[str]
 def test_memory_is_bounded(lab: LiveLab, order: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_studies, "MOST_WARMED", 11)
     with LiveStudies(lab.store) as live:
+        live.warm()
         wait(order, 2)
         assert live.get("old").name == "old"  # what did not fit is read when it is looked at
     assert order == ["live", "new", "old"]
     with LiveStudies(lab.store, kept=1) as live:
+        live.warm()
         wait(order, 4)
     assert len(live) == 1
 
@@ -82,6 +85,7 @@ def test_the_end_abandons_what_is_being_read(lab: LiveLab, monkeypatch: pytest.M
     monkeypatch.setattr("nas.service.live_study._TRIALS_PER_PIECE", 1)
     live = LiveStudies(lab.store, at_once=2)
     with live:
+        live.warm()
         assert begun.wait(60)
         with pytest.raises(BeingRead, match=r"trials of study 'live' are being read: 0 of 4"):
             live.get("live", patience_s=0.01)
