@@ -61,7 +61,7 @@ def _pieces(planned: Sequence[Planned], tensors: Iterable[Tensor], metadata: Map
     yield len(header).to_bytes(8, "little") + header
     for one, tensor in zip(planned, tensors, strict=True):
         assert tuple(tensor.shape) == one.shape, f"{one.name}: {tuple(tensor.shape)} where {one.shape} was planned"
-        yield memoryview(tensor.to(one.dtype).contiguous().view(-1).view(torch.uint8).numpy())
+        yield tensor.to(one.dtype).contiguous().view(-1).view(torch.uint8).numpy().data
 
 
 def shards(planned: Sequence[Planned], limit: int) -> list[list[Planned]]:

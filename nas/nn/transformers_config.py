@@ -69,6 +69,7 @@ def _attention_only(layout: Layout) -> dict[str, Any]:
     }
 
 
+_SHAPE = ("heads", "kv_heads", "head_dim", "rope_theta", "qk_norm")
 _LAYER_TYPES = {"gqa": "full_attention", "swa": "sliding_attention"}
 
 
@@ -76,8 +77,7 @@ def _attention_shape(blocks: list[Block]) -> Block:
     """What all layers have in common besides windows."""
     if any(dict(block.given).get("sink") for block in blocks):
         raise Unsupported("transformers' Qwen3 has no attention sinks")
-    names = ("heads", "kv_heads", "head_dim", "rope_theta", "qk_norm")
-    shapes = {Block("gqa", tuple((name, block.get(name)) for name in names)) for block in blocks}
+    shapes = {Block.of("gqa", **{name: block.get(name) for name in _SHAPE}) for block in blocks}
     shape = _same(shapes, "attention", "Qwen3 and Llama")
     assert shape is not None
     _check_attention(shape, blocks)

@@ -11,6 +11,7 @@ from nas.testing.postgres import CARELESS, Server, server
 LONGEST = (
     "test_farm_faults",
     "test_executorch_whole",
+    "test_family_stock",
     "test_service_two_runtimes",
     "test_add_your_phone",
     "test_benchmarks",

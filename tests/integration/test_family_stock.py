@@ -39,7 +39,9 @@ LAYOUTS = {
     "LlamaForCausalLM": f"d64 v{VOCAB} ffn=swiglu:160 [A4/2(qk_norm=0)*3]",
     "HilnasForCausalLM": f"d128 v{VOCAB} ffn=swiglu:160 [C3 M16(groups=2) W4/2@8(sink=1) A4/2+moe:8x2:64]",
 }
-OURS_ONLY = f"d64 v{VOCAB} ffn=moe:4x2:32 [C4&A2/1 M16+none W4/2@8(sink=1)+swiglu:64 ^0 A4/2(rope_theta=0) A4/2(kv=4)]"
+OURS_ONLY = (
+    f"d64 v{VOCAB} ffn=moe:4x2:32 [C4&A2/1 M16+none W4/2@8(sink=1)+swiglu:64 ^0 A4/2(rope_theta=0) A4/2 A4/2(kv=5)]"
+)
 
 LETTERS = (
     "aeiouxyzAST  '\"\n\r\t0123456789.,;:!?-_<>|()[]{}éüßñ日本語ひらカ한글العἀ😀\u200d\u0301\u00a0\u3000\u0085½²Ⅷ٣"
