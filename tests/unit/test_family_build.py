@@ -1,0 +1,268 @@
+"""`nas family build`: what is recorded, what is kept, and what stops it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from cli_runner import nas
+from service_support import DEVICE, Bed, ScriptedJobs, tiny_space
+from store_support import add_device, open_store
+
+from nas.core.clock import SystemClock
+from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput, UnknownName, Unsupported
+from nas.core.family import FAMILY, TRAINING, Family, Member, MemberTraining, write_record
+from nas.core.layout import Layout
+from nas.core.published import LFM2
+from nas.family.build import BuildOptions, build, plan
+from nas.family.measure import Measurer
+from nas.family.scale import candidates
+from nas.family.search import SizeSearch
+from nas.family.sizes import parse_size, parse_sizes
+from nas.family.sources import study_origin
+from nas.service.families import family_folder, member_folder, read_family
+from nas.service.farm import Farm
+from nas.service.measuring import Jobs
+from nas.store import devices, studies
+from nas.store.rows import Health
+from nas.store.store import Store
+from nas.testing.fake_runtime import FakeRuntime
+
+
+@pytest.fixture(scope="module")
+def bed(tmp_path_factory: pytest.TempPathFactory) -> Bed:
+    folder = tmp_path_factory.mktemp("family")
+    made = Bed(open_store(folder, SystemClock()), folder, tiny_space(), FakeRuntime(folder / "fake"))
+    made.run(5)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("NAS_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def options(bed: Bed, sizes: str = "1M,2M", **more: Any) -> BuildOptions:
+    values = {"name": "tiny", "sizes": parse_sizes(sizes), "study": "study", "measure": False, **more}
+    return BuildOptions(db=str(bed.store.engine.url), **values)
+
+
+@dataclass
+class Told:
+    """What a build said; writes files by remembering, and fails where it is told to."""
+
+    lines: list[str] = field(default_factory=list)
+    wrote: list[str] = field(default_factory=list)
+    fails_at: str = ""
+
+    def __call__(self, line: str) -> None:
+        self.lines.append(line)
+
+    def check(self, layout: Layout) -> None:
+        if self.fails_at == "check":
+            raise InvalidInput("the tokenizer has 300 tokens, the layout 256")
+
+    def write(self, folder: Path, family: Family, member: Member, log: object) -> None:
+        assert family.members[-1].size == member.size or member in family.members
+        if member.size == self.fails_at:
+            raise KeyboardInterrupt
+        self.wrote.append(member.size)
+
+
+def test_members_and_every_decision_are_recorded_and_told(bed: Bed) -> None:
+    told = Told()
+    family = build(options(bed), told)
+    assert read_family("tiny") == family
+    assert [member.size for member in family.members] == ["1M", "2M"]
+    assert {source.trial for source in family.sources} <= set(range(20))
+    for member, wanted in zip(family.members, parse_sizes("1M,2M"), strict=True):
+        assert wanted.admits(Layout.parse(member.layout).params)
+        assert [each.layout for each in member.tried if each.chosen] == [member.layout]
+        assert all(each.objectives["quality"] > 0 for each in member.tried)
+        assert {"weights", "width and depth", "order", "layout", "measured"} <= {each.what for each in member.decisions}
+        assert not member.measured
+    for decision in (*family.decisions, *family.members[0].decisions):
+        assert any(decision.value in line and decision.reason in line for line in told.lines)
+
+
+def test_a_second_build_keeps_what_was_decided_and_adds_sizes(bed: Bed) -> None:
+    first = build(options(bed, "2M"), Told())
+    told = Told()
+    second = build(options(bed, "1M,2M"), told)
+    assert [member.size for member in second.members] == ["1M", "2M"]
+    assert second.members[1] == first.members[0]
+    assert second.made == first.made
+    assert any(line.startswith("2M: decided already") for line in told.lines)
+
+
+def test_another_family_of_that_name_is_not_overwritten(bed: Bed) -> None:
+    first = build(options(bed, "1M"), Told())
+    with pytest.raises(InvalidInput, match="family tiny was built from other winners or with other options"):
+        build(options(bed, "1M", seed=1), Told())
+    assert read_family("tiny") == first
+
+
+def test_a_build_that_was_interrupted_goes_on(bed: Bed) -> None:
+    told = Told(fails_at="2M")
+    with pytest.raises(KeyboardInterrupt):
+        build(options(bed, "1M,2M,4M", files=told), told)
+    stopped = read_family("tiny")
+    assert ([member.size for member in stopped.members], told.wrote) == (["1M", "2M"], ["1M"])
+    told.fails_at = ""
+    family = build(options(bed, "1M,2M,4M", files=told), told)
+    assert family.members[:2] == stopped.members
+    assert told.wrote == ["1M", "1M", "2M", "4M"]  # the writer keeps what is there
+
+
+def test_files_of_a_trained_member_stay(bed: Bed) -> None:
+    told = Told()
+    build(options(bed, "1M", files=told), told)
+    training = MemberTraining(
+        checkpoint="0" * 64, config={}, start="random:0", tokens=1, steps=1, curve=(), held_out={}, seconds=1.0,
+        device="cpu",
+    )  # fmt: skip
+    write_record(member_folder("tiny", "1M") / TRAINING, training)
+    build(options(bed, "1M", files=told), told)
+    assert told.wrote == ["1M"]
+    assert told.lines[-1] == "1M: it was trained; its files stay as they are"
+
+
+def test_a_tokenizer_of_another_vocabulary_is_told_before_anything_is_measured(bed: Bed) -> None:
+    told = Told(fails_at="check")
+    with pytest.raises(InvalidInput, match="the tokenizer has 300 tokens"):
+        build(options(bed, "1M", files=told, measure=True), told)
+    assert not (family_folder("tiny") / FAMILY).exists()
+
+
+def test_a_size_that_no_scaling_reaches_stops_the_build_before_the_others(bed: Bed) -> None:
+    with pytest.raises(InvalidInput, match=r"1M: no layout of this pattern has .* nearest"):
+        build(options(bed, "1M,2M", vocab=65536), Told())
+    assert not (family_folder("tiny") / FAMILY).exists()
+
+
+def test_a_study_without_a_front_is_told_with_its_counts(bed: Bed) -> None:
+    studies.create(bed.store, "begun", bed.space.model_dump(mode="json"), seed=0, version="0")
+    with pytest.raises(InvalidInput, match=r"study begun has no front .*0 complete, .* --layout"):
+        plan(options(bed, study="begun"))
+
+
+def test_winners_have_to_come_from_somewhere(bed: Bed) -> None:
+    with pytest.raises(InvalidInput, match=r"--study.*--layout"):
+        plan(options(bed, study=None))
+    with pytest.raises(UnknownName, match="unknown study"):
+        plan(options(bed, study="stud"))
+    with pytest.raises(UnknownName, match="runtime"):
+        plan(options(bed, runtime="llama"))
+
+
+def test_given_layouts_are_scaled_under_the_terms_of_a_space(bed: Bed) -> None:
+    given = options(bed, "700M,8B-A1B", study=None, layouts=(Layout.parse(LFM2["LFM2-350M"]),), name="given")
+    family = build(given, Told())
+    assert (family.study, family.provenance["space"]) == (None, "lfm2")
+    assert [member.active < member.parameters for member in family.members] == [False, True]
+
+
+def test_a_pattern_that_the_runtime_does_not_carry_is_told(bed: Bed) -> None:
+    parallel = Layout.parse("d128 v256 ffn=swiglu:256 [C3&A2/1 C3]")
+    with pytest.raises(Unsupported, match=r"llama\.cpp does not carry the pattern: layer 0 has parallel mixers"):
+        plan(options(bed, study=None, layouts=(parallel,)))
+
+
+# The measured search, with the fake runtime's runs in this process.
+
+
+@dataclass
+class Here:
+    """As much of a farm as measuring needs."""
+
+    store: Store
+    own: Jobs
+
+    def jobs(self, study: int | None) -> Jobs:
+        return self.own
+
+
+def search(bed: Bed, jobs: Jobs | None = None, log: Told | None = None) -> SizeSearch:
+    origin = study_origin(bed.store, "study", (), (), None)
+    farm = cast(Farm, Here(bed.store, jobs or bed.jobs))
+    told = log or Told()
+    measurer = Measurer(farm, origin.terms.space, 2, False, told, {("local", "fake"): bed.bench()})
+    return SizeSearch(origin, measurer, told)
+
+
+def shapes(bed: Bed, size: str) -> list[Any]:
+    parent = study_origin(bed.store, "study", (), (), None).pattern.parent.layout
+    return candidates(parent, parse_size(size), 256)[:3]
+
+
+def test_candidates_are_measured_and_the_winners_figures_kept(bed: Bed) -> None:
+    tried = shapes(bed, "1M")
+    member = search(bed).member(parse_size("1M"), tried)
+    assert [each.layout for each in member.tried] == [each.layout.format() for each in tried]
+    assert all(each.measured[0].device == DEVICE.id and each.objectives["latency"] > 0 for each in member.tried)
+    (measured,) = member.measured
+    assert (measured.runtime, measured.quantisation, measured.searched) == ("fake", "q4_0", True)
+    figures = {(figure.metric, figure.prompt): figure.value for figure in measured.figures}
+    assert {("prefill_tps", 64), ("ttft_ms", 64), ("decode_tps", 64), ("peak_rss_mb", 256)} <= figures.keys()
+    assert all(value and value > 0 for value in figures.values())
+    assert [each.value for each in member.decisions if each.what == "another device"] == ["none"]
+
+
+def test_what_was_measured_is_found_again(bed: Bed) -> None:
+    before = search(bed).member(parse_size("2M"), shapes(bed, "2M"))
+    assert search(bed, ScriptedJobs([])).member(parse_size("2M"), shapes(bed, "2M")) == before
+
+
+def test_a_device_that_goes_away_is_named_and_what_is_left_is_measured_later(bed: Bed) -> None:
+    gone = InfrastructureFailed("device box is offline: nothing was heard from its agent 'a' for 60 s")
+    told = Told()
+    with pytest.raises(InfrastructureFailed, match="device box is offline"):
+        search(bed, ScriptedJobs([gone]), told).member(parse_size("3M"), shapes(bed, "3M"))
+    assert search(bed).member(parse_size("3M"), shapes(bed, "3M")).measured
+
+
+def test_candidates_that_crash_are_recorded_and_not_chosen(bed: Bed) -> None:
+    tried = shapes(bed, "4M")
+    crash = CandidateFailed("out_of_memory", "the runner was killed: out of memory")
+    scripted = ScriptedJobs([crash])
+
+    @dataclass
+    class Once:
+        async def run(self, *args: Any, **more: Any) -> Any:
+            return await (scripted if scripted.script else bed.jobs).run(*args, **more)
+
+    member = search(bed, cast(Jobs, Once())).member(parse_size("4M"), tried)
+    assert member.tried[0].verdict == "failed: the runner was killed: out of memory"
+    assert member.layout != tried[0].layout.format()
+
+
+def test_the_winner_is_measured_on_a_device_that_the_search_did_not_use(bed: Bed) -> None:
+    other = DEVICE.model_copy(update={"id": add_device(bed.store, "other", "elsewhere")})
+    found = search(bed)
+    assert found.measurer is not None
+    found.measurer.benches["other", "fake"] = replace(bed.bench(), device=other)
+    try:
+        member = found.member(parse_size("5M"), shapes(bed, "5M"))
+    finally:
+        devices.set_health(bed.store, "other", Health.RETIRED)
+    assert [(each.device, each.searched) for each in member.measured] == [(DEVICE.id, True), ("other", False)]
+    assert [each.value for each in member.decisions if each.what == "another device"] == ["other"]
+
+
+def test_the_command_builds_and_shows(bed: Bed) -> None:
+    db = ("--db", str(bed.store.engine.url))
+    sizes = ("--sizes", "1M,2M")
+    done = nas("family", "build", "--study", "study", *sizes, "--no-measure", "--no-files", "--name", "mine", *db)
+    assert done.code == 0, done.err
+    assert [line.split("\t")[0] for line in done.out.splitlines()] == ["size", "1M", "2M"]
+    assert "quality:" in done.err
+    shown = nas("family", "show", "mine")
+    assert shown.code == 0
+    assert all(f"\t{word}\t" in shown.out for word in ("feed-forward", "width and depth", "decided"))
+    listed = nas("family", "show")
+    assert "mine\tstudy\t1M 2M" in listed.out
+    assert nas("family", "show", "../mine").code == 3
+    assert nas("family", "build", "--sizes", "1B-A2B", "--layout", "LFM2-350M").code == 3
