@@ -33,7 +33,6 @@ from nas.core.measurement import Sample
 from nas.core.workload import Workload
 from nas.family.documents import read_sources
 from nas.family.held_out import ALL, bits_per_byte
-from nas.service.families import families_folder
 from nas.family.recipe import Recipe, Settings, complete
 from nas.family.session import Data, Session, Worker
 from nas.family.tokens import Tokens, tokenise
@@ -44,6 +43,7 @@ from nas.proxy.corpus import build_corpus
 from nas.runtimes.base import Checkpoint
 from nas.runtimes.llama_cpp.logits import evaluate
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.service.families import families_folder
 
 HYBRID = "d256 v4096 ffn=swiglu:768 [C3*2 A4/2 C3*2 A4/2 C3*2]"
 FILES = ("f16", "q4_0")

@@ -11,12 +11,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from nas.core.family import FAMILY, Family, Member, write_record
 from nas.core.layout import Layout
 from nas.family.documents import read_sources
-from nas.service.families import families_folder
 from nas.family.recipe import Recipe, Schedule, Settings, Stage, complete
 from nas.family.session import Data, Session, Worker
 from nas.family.tokens import tokenise
 from nas.family.vocabulary import FIM_MARKS, Vocabulary
 from nas.nn.model import Model
+from nas.service.families import families_folder
 
 LAYOUT = Layout.parse("d64 v320 ffn=swiglu:96 [C3 A4/2 C3+moe:4x2:32]")
 SETTINGS = Settings(
