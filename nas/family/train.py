@@ -109,7 +109,7 @@ class Order:
     start_layout: Layout | None = None
     workers: int | None = None
     checkpoint_s: float = 60.0
-    files: FileOptions = FileOptions()
+    files: FileOptions = field(default_factory=FileOptions)
 
 
 def write_files_of(trained: Trained, log: Log) -> None:
