@@ -3,8 +3,9 @@
     python scripts/take_screenshots.py DATABASE STUDY
 
 DATABASE is the file of a finished study's store, which is only read: a copy of it is served. The pages are that of all
-studies, the study's, that of the best candidate of its front, a comparison of the three best, the devices and the form
-that launches; of the device that was seen last, and of a family in `$NAS_HOME` if there is one. Needs Chromium and the package `playwright`.
+studies, the study's, that of the best candidate of its front, a comparison of the three best, the devices, the one that
+was seen last, a family in `$NAS_HOME` if there is one, and the form that launches. Needs Chromium and the package
+`playwright`.
 """
 
 from __future__ import annotations

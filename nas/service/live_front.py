@@ -53,6 +53,21 @@ class FrontRow(NamedTuple):
     ties: tuple[int, ...]
 
 
+class _Before(NamedTuple):
+    """What was found last.
+
+    Args:
+        front: the trials on it.
+        left: those, and all that were not surely worse than one of them.
+    """
+
+    front: NDArray[np.int64]
+    left: NDArray[np.int64]
+
+
+_NOTHING = _Before(np.empty(0, np.int64), np.empty(0, np.int64))
+
+
 class LiveFront:
     """The rows of one study's front, kept until a trial that counts changes.
 
@@ -65,6 +80,7 @@ class LiveFront:
         self._quality = [METRICS[objective.metric].source == "proxy" for objective in space.objectives]
         self._details = details
         self._of = -1
+        self._before = _NOTHING
         self._near: NDArray[np.int64] = np.empty(0, np.int64)
         self._numbers: Floats = np.empty(0)
         self._rows: list[FrontRow] = []
@@ -79,7 +95,7 @@ class LiveFront:
             changed: the event by which they are what they are.
         """
         if changed != self._of:
-            near = _near(table, course)
+            near = self._find_near(table, course)
             numbers = table.rows["axes"][near]
             # Most trials that complete come nowhere near the front: then nothing of it changes.
             if not np.array_equal(near, self._near) or not np.array_equal(numbers, self._numbers):
@@ -96,6 +112,29 @@ class LiveFront:
             numbers = table.rows["axes"][self._near]
             self._volume = volume(numbers[:, :, 1], numbers[:, :, 2], course.corner, draws)
         return self._volume
+
+    def _find_near(self, table: LiveTable, course: LiveCourse) -> NDArray[np.int64]:
+        """The trials on the front, and those that noise may bring there, by number.
+
+        What was surely worse than a trial of the front still is, as long as that one is there and is known as it was:
+        then only what is new is looked at beside what was left before.
+        """
+        front, pool, rows = np.array(course.front, np.int64), np.array(course.entered(), np.int64), table.rows
+        if len(pool) <= MOST_NEAR:
+            self._before = _NOTHING
+            return pool
+        news = np.flatnonzero(rows["changed"] > self._of)
+        if self._stays(front, news):
+            pool = pool[np.isin(pool, np.concatenate([self._before.left, news, front]))]
+        numbers = rows["axes"][pool]
+        near, margins = near_front(numbers[:, :, 1], numbers[:, :, 2], np.isin(pool, front))
+        self._before = _Before(front, pool[near])
+        return pool[nearest(near, margins, MOST_NEAR)]
+
+    def _stays(self, front: NDArray[np.int64], news: NDArray[np.int64]) -> bool:
+        """Whether all of the front is still there, and nothing else is known of it."""
+        before = self._before.front
+        return bool(len(before) and np.isin(before, front).all() and not np.isin(before, news).any())
 
     def _rank(self, table: LiveTable, course: LiveCourse) -> list[FrontRow]:
         trials, numbers = self._near.tolist(), table.rows["axes"][self._near]
@@ -134,21 +173,14 @@ class LiveFront:
         return front_chances(numbers[:, :, 1], axes, draws)
 
 
-def _near(table: LiveTable, course: LiveCourse) -> NDArray[np.int64]:
-    counted = np.array(course.entered(), np.int64)
-    numbers = table.rows["axes"][counted]
-    on = np.isin(counted, course.front)
-    return np.asarray(counted[near_front(numbers[:, :, 1], numbers[:, :, 2], on, MOST_NEAR)])
-
-
 def _draws(most: int, trials: int) -> int:
     """As many as take no longer than `most` of `ALL_DRAWS` trials; 0 where that is too few to tell by."""
     draws = min(most, most * ALL_DRAWS**2 // max(1, trials) ** 2)
     return draws if draws >= _FEWEST_DRAWS and trials else 0
 
 
-def near_front(points: Floats, sd: Floats, front: NDArray[np.bool_], most: int) -> NDArray[np.int64]:
-    """Indices of the points on the front, and of those that noise may bring there: at most `most` in all.
+def near_front(points: Floats, sd: Floats, front: NDArray[np.bool_]) -> tuple[NDArray[np.int64], Floats]:
+    """Indices of the points on the front, and of those that noise may bring there, in order; and how far off they are.
 
     A point that is surely worse than one on the front, on every axis, is left out: where noise brings it before a third
     one, that one is before it all the more.
@@ -157,10 +189,11 @@ def near_front(points: Floats, sd: Floats, front: NDArray[np.bool_], most: int) 
         points: [P, M], minimised.
         sd: [P, M], their standard deviations.
         front: [P] whether they are on the front.
-        most: points, unless more are on the front.
+
+    Returns:
+        [N], and for each by how many standard deviations it is worse, on its best axis, than the one of the front that
+        is furthest ahead of it; minus infinity for the front itself.
     """
-    if len(points) <= most:
-        return np.arange(len(points))
     on, near = np.flatnonzero(front), np.flatnonzero(~front)
     margins = np.full(len(near), -np.inf)
     for i in on.tolist():
@@ -170,8 +203,15 @@ def near_front(points: Floats, sd: Floats, front: NDArray[np.bool_], most: int) 
         margins = np.maximum(margins, np.nan_to_num(apart, nan=0.0).min(axis=1))
         left = margins < _SURELY
         near, margins = near[left], margins[left]
-    nearest = near[np.argsort(margins, kind="stable")][: max(0, most - len(on))]
-    return np.sort(np.concatenate([on, nearest]))
+    found = np.concatenate([on, near])
+    order = np.argsort(found)
+    return found[order], np.concatenate([np.full(len(on), -np.inf), margins])[order]
+
+
+def nearest(found: NDArray[np.int64], margins: Floats, most: int) -> NDArray[np.int64]:
+    """At most so many of what `near_front` found, unless more are on the front: the nearest, in order."""
+    kept = np.argsort(margins, kind="stable")[: max(most, int(np.isneginf(margins).sum()))]
+    return np.sort(found[kept])
 
 
 def _tied(points: Floats, sd: Floats, i: int) -> NDArray[np.bool_]:

@@ -1,4 +1,4 @@
-"""The studies that are looked at, in memory; large ones are read beside the requests, the latest ahead of any."""
+"""The studies that are looked at, in memory; large ones are read beside the requests, or before any."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from nas.core.pareto import dominates, front_mask
 from nas.core.scoring import Axis
 from nas.service import live_front, ranking
 from nas.service.agreement import rank_correlation, spearman
-from nas.service.live_front import near_front
+from nas.service.live_front import near_front, nearest
 from nas.service.live_points import points, rounded
 from nas.service.live_studies import LiveStudies
 from nas.service.ranking import rank_trials
@@ -44,7 +44,7 @@ def test_what_noise_cannot_bring_to_the_front_is_left_out_and_changes_no_chance(
     points = rng.random((300, 3))
     sd = np.full_like(points, 0.02)
     on = front_mask(points)
-    near = near_front(points, sd, on, 200)
+    near = nearest(*near_front(points, sd, on), 200)
     assert set(np.flatnonzero(on)) <= set(near.tolist()) and len(near) < 200
     axes = {i: [Axis(value=0.0, coordinate=x, sd=0.02) for x in row] for i, row in enumerate(points.tolist())}
     whole = {row.trial: row.p_front for row in rank_trials(axes, [2.0] * 3)}
@@ -56,9 +56,9 @@ def test_what_noise_cannot_bring_to_the_front_is_left_out_and_changes_no_chance(
 
 def test_of_too_many_near_ones_the_nearest_stay() -> None:
     points = np.column_stack([np.linspace(0, 1, 50), np.linspace(0, 1, 50)])
-    near = near_front(points, np.full_like(points, 1.0), front_mask(points), 10)
+    near = nearest(*near_front(points, np.full_like(points, 1.0), front_mask(points)), 10)
     assert near.tolist() == list(range(10))
-    exact = near_front(points, np.zeros_like(points), front_mask(points), 10)
+    exact = nearest(*near_front(points, np.zeros_like(points), front_mask(points)), 10)
     assert exact.tolist() == [0]
 
 
