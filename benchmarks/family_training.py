@@ -33,10 +33,10 @@ from nas.core.measurement import Sample
 from nas.core.workload import Workload
 from nas.family.documents import read_sources
 from nas.family.held_out import ALL, bits_per_byte
+from nas.family.member_training import Order, train_member
 from nas.family.recipe import Recipe, Settings, complete
 from nas.family.session import Data, Session, Worker
 from nas.family.tokens import Tokens, tokenise
-from nas.family.train import Order, train_member
 from nas.family.vocabulary import END, FIM_MARKS, START, Vocabulary
 from nas.nn.model import Model as Network
 from nas.proxy.corpus import build_corpus

@@ -60,8 +60,8 @@ def train(
     settings file. May be killed at any moment: the same command goes on from the last checkpoint.
     """
     from nas.family.file_options import FileOptions
+    from nas.family.member_training import Order, train_member
     from nas.family.recipe import Settings, read_settings
-    from nas.family.train import Order, train_member
 
     settings = Settings() if config is None else read_settings(config)
     if tokens is not None:

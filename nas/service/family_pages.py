@@ -194,5 +194,5 @@ def _kinds(measured: list[Measured] | tuple[Measured, ...]) -> list[FigureKind]:
 
 
 def _figures(measured: Measured, kinds: list[FigureKind]) -> list[Figure | None]:
-    known = {(each.metric, each.prompt): each for each in measured.figures}
-    return [known.get((kind.metric, kind.prompt)) for kind in kinds]  # type: ignore[call-overload]
+    known: dict[tuple[str, int], Figure] = {(each.metric, each.prompt): each for each in measured.figures}
+    return [known.get((kind.metric, kind.prompt)) for kind in kinds]

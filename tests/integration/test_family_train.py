@@ -22,7 +22,7 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 from family_training_lab import SETTINGS
-from nas.family.train import Order, train_member
+from nas.family.member_training import Order, train_member
 
 corpus, tokenizer, workers = sys.argv[1:]
 order = Order((Path(corpus),), SETTINGS, Path(tokenizer), workers=int(workers), checkpoint_s=0)

@@ -9,9 +9,9 @@ from safetensors.torch import load_file
 
 from nas.core.errors import CandidateFailed, InvalidInput, UnknownName
 from nas.core.layout import Layout
+from nas.family.member_training import Order, train_member
 from nas.family.recipe import REPORT_LENGTHS, Recipe, Settings, complete, read_settings
 from nas.family.session import CHECKPOINT, Session, Worker
-from nas.family.train import Order, train_member
 from nas.nn.model import Model
 from nas.nn.weights import save_weights
 

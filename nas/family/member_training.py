@@ -1,0 +1,230 @@
+"""Pre-trains a member of a family: from what was asked for to a training, and from its weights to the member's files.
+
+Everything that decides the result is hashed into the training's key. The same command again goes on with the same
+training; another corpus, recipe or start is another training, in a folder of its own (`nas.family.train`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nas.core.canonical import result_key
+from nas.core.errors import InvalidInput
+from nas.core.family import TRAINING, Family, Member, MemberTraining, read_record, write_record
+from nas.core.layout import Layout
+from nas.devices.places import host_lock_folder
+from nas.family.documents import read_sources
+from nas.family.file_options import FileOptions
+from nas.family.files import write_files
+from nas.family.growth import grow_checkpoint
+from nas.family.place import find_member, tokenizer_of
+from nas.family.recipe import Recipe, Settings, complete
+from nas.family.session import CHECKPOINT, packed
+from nas.family.tokens import Tokens, tokenise
+from nas.family.train import START, WEIGHTS, Log, run_workers
+from nas.family.vocabulary import Vocabulary
+from nas.nn.weights import checkpoint_layout, save_weights
+from nas.runtimes.base import Checkpoint
+
+TRAINER_VERSION = 1
+"""Enters keys: raise it whenever the same training gives other numbers."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A member with new weights.
+
+    Args:
+        family: of which it is one.
+        member: its record.
+        folder: its own.
+        layout: what it is.
+        weights: the new ones.
+        tokenizer: the tokenizer.json that they go with.
+        files: what to write.
+    """
+
+    family: Family
+    member: Member
+    folder: Path
+    layout: Layout
+    weights: Checkpoint
+    tokenizer: Path
+    files: FileOptions
+
+
+Write = Callable[[Trained, Log], object]
+"""Writes a member's files anew."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a training is asked for.
+
+    Args:
+        corpus: files and folders of text.
+        settings: of the recipe.
+        tokenizer: tokenizer.json; None: the member's own.
+        teacher: checkpoint to distil from.
+        start: checkpoint of a smaller model to grow from; None: random weights.
+        start_layout: its layout, where its header names none.
+        workers: processes; None: one per GPU, or one.
+        checkpoint_s: seconds between checkpoints.
+        files: what is written for the member then; name, tokenizer and what the card says are the member's.
+    """
+
+    corpus: tuple[Path, ...]
+    settings: Settings = field(default_factory=Settings)
+    tokenizer: Path | None = None
+    teacher: Path | None = None
+    start: Path | None = None
+    start_layout: Layout | None = None
+    workers: int | None = None
+    checkpoint_s: float = 60.0
+    files: FileOptions = field(default_factory=FileOptions)
+
+
+def write_files_of(trained: Trained, log: Log) -> None:
+    """All files of a member, with its new weights."""
+    family, member = trained.family, trained.member
+    origin = {"family": family.name, "study": family.study or "given layouts"}
+    options = replace(
+        trained.files,
+        name=f"{family.name}-{member.size}",
+        tokenizer=trained.tokenizer,
+        measured=member.measured,
+        budgets={each.what: f"{each.value}: {each.reason}" for each in member.decisions if each.what == "weights"},
+        provenance={**origin, **family.provenance},
+    )
+    write_files(trained.folder, trained.layout, trained.weights, options, log)
+
+
+def train_member(family: str, size: str, order: Order, log: Log, write: Write = write_files_of) -> MemberTraining:
+    """Trains a member from its checkpoint, where there is one, to the end of the recipe; then writes its files.
+
+    Raises:
+        UnknownName: no such family or size, or the tokenizer lacks a special token.
+        InvalidInput: tokenizer, corpus, teacher or start do not fit.
+        CandidateFailed: the loss is no longer finite.
+        InfrastructureFailed: a worker died, or another process trains this member with the same settings.
+    """
+    folder, made, member = find_member(family, size)
+    layout = Layout.parse(member.layout)
+    recipe, reasons = complete(order.settings, layout)
+    for reason in reasons:
+        log(f"{reason.what}: {reason.value} ({reason.reason})")
+    vocabulary = Vocabulary(order.tokenizer or tokenizer_of(folder), layout.vocab, fim=recipe.fim is not None)
+    stages = _tokenised(recipe, order.corpus, vocabulary)
+    _check_teacher(order.teacher, layout, recipe)
+    start = f"random:{recipe.seed}" if order.start is None else f"grown:{_sha256(order.start)}"
+    key = result_key(
+        "family-train",
+        trainer=TRAINER_VERSION,
+        layout=layout.to_json(),
+        recipe=_hashed(recipe),
+        corpus=[[source.key for source in sources] for sources in stages],
+        tokenizer=vocabulary.sha256,
+        teacher=None if order.teacher is None else _sha256(order.teacher),
+        start=start,
+    )
+    done = read_record(folder / TRAINING, MemberTraining)
+    if done is not None and done.config.get("key") == key:
+        log(f"{size} is trained with these settings already")
+        return done
+    own = folder / "training" / key[:12]
+    own.mkdir(parents=True, exist_ok=True)
+    if order.start is not None:
+        start = (
+            f"grown from {order.start.name}, {_grow(order.start, order.start_layout, layout, recipe.seed, own, log)}"
+        )
+    workers = order.workers or max(1, torch.cuda.device_count())
+    spec = {
+        "layout": layout.to_json(),
+        "recipe": recipe.model_dump(mode="json"),
+        "stages": [[[source.name, source.key] for source in sources] for sources in stages],
+        "tokenizer": str(vocabulary.path.resolve()),
+        "teacher": None if order.teacher is None else str(order.teacher.resolve()),
+        "start": str(own / START) if order.start is not None else None,
+        "key": key,
+        "folder": str(own),
+        "lock": str(host_lock_folder()),
+        "threads": max(1, len(os.sched_getaffinity(0)) // workers),
+        "checkpoint_s": order.checkpoint_s,
+    }
+    outcome = run_workers(spec, workers, recipe, own, log)
+    weights = own / WEIGHTS
+    record = MemberTraining(
+        checkpoint=_sha256(weights),
+        config=_config(recipe, order, key, vocabulary, workers),
+        start=start,
+        **outcome,
+    )
+    checkpoint = Checkpoint(weights, record.checkpoint)
+    write(Trained(made, member, folder, layout, checkpoint, vocabulary.path, order.files), log)
+    write_record(folder / TRAINING, record)
+    (own / CHECKPOINT).unlink(missing_ok=True)
+    return record
+
+
+def _tokenised(recipe: Recipe, corpus: Sequence[Path], vocabulary: Vocabulary) -> list[list[Tokens]]:
+    """The sources of every stage. All paths are cut together: what one stage holds out no other one trains on."""
+    wanted = [[Path(each) for each in stage.corpus] or list(corpus) for stage in recipe.stages]
+    paths = list(dict.fromkeys(path for stage in wanted for path in stage))
+    sources = dict(zip(paths, read_sources(paths, recipe.held_out), strict=True))
+    made = {
+        path: tokenise(source, vocabulary, recipe.fim, recipe.seed, recipe.eval_bytes)
+        for path, source in sources.items()
+    }
+    stages = [[made[path] for path in stage] for stage in wanted]
+    for number, each in enumerate(stages):
+        packed(recipe, number, each)  # says now whether a stage lacks text, not after the stages before
+    return stages
+
+
+def _check_teacher(teacher: Path | None, layout: Layout, recipe: Recipe) -> None:
+    if teacher is None:
+        return
+    vocab = checkpoint_layout(teacher).vocab
+    if vocab != layout.vocab:
+        raise InvalidInput(
+            f"{teacher} has a vocabulary of {vocab:,}, the member one of {layout.vocab:,}: its predictions are of other"
+            " tokens",
+            where="--teacher",
+        )
+    if recipe.distillation.k >= vocab:
+        raise InvalidInput(f"distillation.k is {recipe.distillation.k}, of a vocabulary of {vocab:,}", where="--config")
+
+
+def _grow(start: Path, start_layout: Layout | None, layout: Layout, seed: int, own: Path, log: Log) -> str:
+    model, growth = grow_checkpoint(start, start_layout, layout, seed)
+    log(f"grown from {start}: {growth.describe()}")
+    save_weights(model, own / START)
+    return growth.describe()
+
+
+def _config(recipe: Recipe, order: Order, key: str, vocabulary: Vocabulary, workers: int) -> dict[str, Any]:
+    return {
+        "key": key,
+        "recipe": recipe.model_dump(mode="json"),
+        "corpus": [str(path) for path in order.corpus],
+        "tokenizer": vocabulary.sha256,
+        "teacher": None if order.teacher is None else _sha256(order.teacher),
+        "workers": workers,
+    }
+
+
+def _hashed(recipe: Recipe) -> dict[str, Any]:
+    """The recipe without the paths of its corpora, whose content stands in the key."""
+    return recipe.model_dump(mode="json", exclude={"stages": {"__all__": {"corpus"}}})
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
