@@ -122,7 +122,7 @@ def _heads(block: Block, layout: Layout, parent: Layout, scaled: Scaled) -> Deci
     how = "the ratio of heads is kept as nearly as they divide"
     if scaled.caches == "heads" and heads > own.int("heads"):
         how = (
-            f"{own.int('kv_heads')} key-value heads are kept as nearly as the heads divide, up to {MAX_GROUP} query heads "
+            f"{own.int('kv_heads')} key-value heads are kept as nearly as heads divide, up to {MAX_GROUP} query heads "
             "each: a token's cache stays what the search found worth it, as in LFM2 and Llama 3"
         )
     return Decision(
