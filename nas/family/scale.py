@@ -175,7 +175,7 @@ def _fitted(sketch: Sketch, size: Size) -> _Shape:
     low, high = (bound * ratio * sketch.frame.width / top_k for bound in FFN_RATIO)
     wanted = min(max(sketch.fitted(size.total), low), high)
     coarse = {rounded(wanted + side, STEP) for side in (-STEP / 2, STEP / 2)} if wanted > 3 * STEP else set()
-    made = [(ffn, STEP, sketch.params(ffn, STEP)) for ffn in sorted(coarse) if low <= ffn <= high]
+    made = [(float(ffn), STEP, sketch.params(ffn, STEP)) for ffn in sorted(coarse) if low <= ffn <= high]
     admitted = [each for each in made if size.admits(each[2])]
     ffn, step, params = min(
         admitted or [(wanted, _BLOCK, sketch.params(wanted, _BLOCK))], key=lambda each: _off(size, each[2])

@@ -119,16 +119,16 @@ def _order_reason(layout: Layout, parent: Layout) -> str:
 def _heads(block: Block, layout: Layout, parent: Layout, scaled: Scaled) -> Decision:
     heads, kv_heads, size = (block.int(name) for name in ("heads", "kv_heads", "head_dim"))
     own = _kinds_once(mixer_blocks(parent, block.kind))[0]
-    kept = f"{own.int('kv_heads')} key-value heads" if scaled.caches == "heads" else "the ratio of heads"
-    how = {
-        "heads": f"{kept} are kept as nearly as the heads divide, up to {MAX_GROUP} query heads each: a token's cache "
-        "stays what the search found worth it, as in LFM2 and Llama 3",
-        "ratio": f"{kept} is kept as nearly as they divide",
-    }
+    how = "the ratio of heads is kept as nearly as they divide"
+    if scaled.caches == "heads" and heads > own.int("heads"):
+        how = (
+            f"{own.int('kv_heads')} key-value heads are kept as nearly as heads divide, up to {MAX_GROUP} query heads "
+            "each: a token's cache stays what the search found worth it, as in LFM2 and Llama 3"
+        )
     return Decision(
         what=f"heads of {block.kind}",
         value=f"{heads} of {size}, {kv_heads} key-value heads",
-        reason=f"the head size is kept (the parent has {own.int('heads')}/{own.int('kv_heads')}); {how[scaled.caches]}",
+        reason=f"the head size is kept (the parent has {own.int('heads')}/{own.int('kv_heads')}); {how}",
     )
 
 
