@@ -9,17 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from live_lab import LiveLab
+from service_support import tiny_space
 
 from nas.core.errors import UnknownName
 from nas.core.pareto import dominates, front_mask
 from nas.core.scoring import Axis
 from nas.service import live_front, ranking
 from nas.service.agreement import rank_correlation, spearman
-from nas.service.live_front import near_front, nearest
+from nas.service.live_course import LiveCourse
+from nas.service.live_front import LiveFront, near_front, nearest
 from nas.service.live_points import points, rounded
 from nas.service.live_studies import LiveStudies
+from nas.service.live_table import ORIGINS, LiveTable
 from nas.service.ranking import rank_trials
 from nas.store import studies
+from nas.store.columns import Completion
 
 GRID = st.integers(0, 6).map(lambda step: step / 4)
 ROWS = st.lists(st.tuples(GRID, GRID, GRID), min_size=1, max_size=20)
@@ -60,6 +64,29 @@ def test_of_too_many_near_ones_the_nearest_stay() -> None:
     assert near.tolist() == list(range(10))
     exact = nearest(*near_front(points, np.zeros_like(points), front_mask(points)), 10)
     assert exact.tolist() == [0]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_near_is_kept_up_as_it_would_be_found_anew(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_front, "MOST_NEAR", 64)
+    rng, space = np.random.default_rng(seed), tiny_space()
+    table, course, kept = LiveTable(3, 0), LiveCourse([2.0] * 3), LiveFront(space, None)  # type: ignore[arg-type]
+    for event in range(1, 400):
+        new = event <= 200 or rng.random() < 0.3
+        trial = len(table) if new else int(rng.choice(course.front if event % 2 else len(table)))
+        table._make_room(len(table) + new)
+        table.rows["origin"][trial] = ORIGINS.index("proposal")
+        # What is on the front often stays there when it is known better.
+        point = rng.random(3) + 0.3 if new or event % 2 == 0 else table.rows["axes"][trial, :, 1] + 0.1 * rng.random(3)
+        table.rows["axes"][trial] = np.column_stack([point, point, rng.random(3) * 0.05])
+        table.rows["changed"][trial] = event
+        course.complete([Completion(event, trial, float(event))], table) if new else course.revise([trial], table)
+        if rng.random() < 0.7:  # else nobody looks
+            near = kept._find_near(table, course)
+            kept._of = event
+            anew = LiveFront(space, None)._find_near(table, course)  # type: ignore[arg-type]
+            assert near.tolist() == anew.tolist()
+    assert len(course.front) < min(64, len(kept._before.left)) and len(kept._before.left) < len(table)
 
 
 def test_noise_is_drawn_anew_only_for_trials_that_count(lab: LiveLab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -22,7 +21,6 @@ from nas.core.archive import FrontArchive
 from nas.core.errors import UnknownName
 from nas.core.scoring import Axis
 from nas.core.trial import EventKind
-from nas.service import live_front
 from nas.service.live_points import Points, points
 from nas.service.live_studies import LiveStudies
 from nas.service.ranking import front_hypervolume, rank_trials
@@ -119,21 +117,6 @@ def check_against_report(told: Points, report: dict[str, Any]) -> None:
     for trial, row in ranking.items():
         for name, value in row["objectives"].items():
             assert told.told.values[name][trial] == pytest.approx(value, rel=1e-5)
-
-
-@settings(max_examples=25)
-@given(STEPS)
-def test_of_many_near_trials_the_same_are_kept_step_by_step(steps: list[Any]) -> None:
-    with tempfile.TemporaryDirectory() as folder, patch.object(live_front, "MOST_NEAR", 2):
-        lab = LiveLab(Path(folder))
-        study = lab.study()
-        live, complete = LiveStudies(lab.store), list[int]()
-        for step in steps:
-            take(lab, study, step, complete)
-            kept_up = points(live.get("study")).front
-        if steps:
-            assert kept_up == points(LiveStudies(lab.store).get("study")).front
-        lab.store.close()
 
 
 @settings(max_examples=25)
