@@ -284,7 +284,7 @@ def _plot(path: Path, members: dict[str, Any]) -> None:
         per_step = one["tokens"] / one["steps"]
         axes.plot([step * per_step / 1e6 for step, _ in one["curve"]], [loss for _, loss in one["curve"]], label=name)
     axes.set(xlabel="million tokens", ylabel="training loss (nats per token)")
-    axes.legend()
+    axes.legend(loc="upper right")
     path.parent.mkdir(exist_ok=True)
     figure.savefig(path, dpi=120)
 

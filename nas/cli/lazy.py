@@ -16,7 +16,7 @@ COMMANDS = {
     "launch": "Search a space and report its Pareto front.",
     "space": "List, show, validate and sample search spaces.",
     "study": "List, show, steer and exchange studies.",
-    "family": "Build, train and compare families of models.",
+    "family": "Build, train, compare and show families of models.",
     "device": "Attach, list, show, check and steer devices.",
     "bench": "Measure one layout or model file on a device.",
     "export": "Write a layout as a model file of a runtime.",
