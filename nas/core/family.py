@@ -117,6 +117,7 @@ class MemberFile(Record):
     quantisation: str = ""
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     size: int = Field(ge=0, description="bytes")
+    key: str = Field("", description="hash of all that it was made from: the same key, the same file")
 
 
 class MemberFiles(Record):
