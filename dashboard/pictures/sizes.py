@@ -15,6 +15,7 @@ from nas.dashboard.pictures.svg import Element, element, picture, titled
 _ROOM = 1.25
 """Factor between the outermost models and the ends of the axes."""
 _LETTER = 5.5
+_MILLION = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +49,10 @@ def sizes_picture(models: Sequence[Model], unit: str, label: str) -> Markup:
     """
     if not models:
         return picture("sizes", f"{label}: nothing was measured", WIDTH, HEIGHT, [])
-    sizes, values = [each.parameters for each in models], [each.value for each in models]
+    sizes, values = [each.parameters / _MILLION for each in models], [each.value for each in models]
     x = LogScale(min(sizes) / _ROOM, max(sizes) * _ROOM, LEFT, WIDTH - RIGHT)
     y = LogScale(min(values) / _ROOM, max(values) * _ROOM, HEIGHT - BOTTOM, TOP)
-    shapes = frame(x, y, "parameters", unit)
+    shapes = frame(x, y, "million parameters", unit)
     taken: list[tuple[float, float]] = []
     for each in sorted(models, key=lambda model: (not model.member, model.name)):
         shapes += _point(each, x, y, unit, taken)
@@ -59,7 +60,7 @@ def sizes_picture(models: Sequence[Model], unit: str, label: str) -> Markup:
 
 
 def _point(each: Model, x: LogScale, y: LogScale, unit: str, taken: list[tuple[float, float]]) -> list[Element]:
-    at = x(each.parameters), y(each.value)
+    at = x(each.parameters / _MILLION), y(each.value)
     kind = "member" if each.member else "other"
     shapes = []
     if each.low and each.high:

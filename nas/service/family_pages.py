@@ -7,10 +7,21 @@ from pathlib import Path
 from pydantic import BaseModel, Field
 
 from nas.core.errors import InvalidInput, UnknownName
-from nas.core.family import FILES, ComparedModel, Family, Figure, Measured, MemberFile, MemberFiles, Ratio, read_record
+from nas.core.family import (
+    FAMILY,
+    FILES,
+    ComparedModel,
+    Family,
+    Figure,
+    Measured,
+    MemberFile,
+    MemberFiles,
+    Ratio,
+    read_record,
+)
 from nas.core.layout import Layout
 from nas.service.api_errors import Conflict
-from nas.service.families import MemberView, family_view, list_families, member_folder, read_family
+from nas.service.families import MemberView, families_folder, family_view, member_folder, read_family
 from nas.service.layout_view import LayerView, layout_view
 
 _CONTEXT = 4096
@@ -27,12 +38,13 @@ class FamilyLine(BaseModel):
     """A family in the list."""
 
     name: str
-    study: str | None = Field(description="whose front it was built from")
-    made: str
-    pattern: str
-    sizes: list[str]
-    trained: list[str] = Field(description="sizes whose weights were trained")
-    compared: list[str] = Field(description="devices on which members and reference models were compared")
+    study: str | None = Field(None, description="whose front it was built from")
+    made: str = ""
+    pattern: str = ""
+    sizes: list[str] = []
+    trained: list[str] = Field([], description="sizes whose weights were trained")
+    compared: list[str] = Field([], description="devices on which members and reference models were compared")
+    problem: str | None = Field(None, description="why nothing but its name can be told")
 
 
 class FamiliesView(BaseModel):
@@ -94,12 +106,9 @@ class FamilyPage(BaseModel):
 
 
 def families_view() -> FamiliesView:
-    """All families, by name.
-
-    Raises:
-        InvalidInput: a record is damaged.
-    """
-    return FamiliesView(families=[_line(each.name) for each in list_families()])
+    """All families, by name; of one with a damaged record that, and why."""
+    names = sorted(path.parent.name for path in families_folder().glob(f"*/{FAMILY}"))
+    return FamiliesView(families=[_line(name) for name in names])
 
 
 def family_page(name: str) -> FamilyPage:
@@ -163,7 +172,10 @@ def member_file(family: str, size: str, path: str) -> tuple[Path, MemberFile]:
 
 
 def _line(name: str) -> FamilyLine:
-    view = family_view(name)
+    try:
+        view = family_view(name)
+    except InvalidInput as error:
+        return FamilyLine(name=name, problem=str(error))
     return FamilyLine(
         name=view.family.name,
         study=view.family.study,

@@ -148,9 +148,13 @@ def test_who_is_not_there_and_what_is_damaged_is_told(visitor: TestClient, home:
     assert visitor.get("/families/demo-1", headers=HTML).status_code == 404
     assert visitor.get("/families/..%2f..", headers=HTML).status_code in (404, 422)
     (home / "families" / "demo" / FAMILY).write_text("{}")
-    for path in ("/families", "/families/demo", "/families/demo.json"):
+    write_family(home, "sound")
+    for path in ("/families/demo", "/families/demo.json"):
         answer = visitor.get(path, headers=HTML)
         assert answer.status_code == 422 and "family.json" in answer.text
+    damaged, sound = told(visitor, "/families.json")["families"]
+    assert "family.json" in damaged["problem"] and (sound["problem"], sound["name"]) == (None, "sound")
+    assert "family.json" in shown(visitor, "/families").text
 
 
 def test_strangers_fetch_nothing(tmp_path: Path, home: Path) -> None:
