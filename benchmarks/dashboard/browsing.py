@@ -76,7 +76,7 @@ def measure(home: Path, trials: int, small: int, again: int) -> dict[str, Any]:
         store = Store.open(url, artifacts=Path(folder) / "artifacts")
         orchestrator = Orchestrator(store, studies.find_id(store, LIVE), Judge())
         with served(url, Path(folder)) as server, sync_playwright() as playwright:
-            Client(server.port).wait(f"/studies/{LIVE}", "/studies")  # the first look reads the study
+            Client(server.port).wait(f"/studies/{LIVE}.json", "/studies")  # until trials and layouts are read
             browser = playwright.chromium.launch(executable_path=_chromium(), args=_flags(), timeout=_PATIENCE_MS)
             report = _measured(browser, server, orchestrator, again)
             browser.close()

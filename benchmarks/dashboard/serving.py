@@ -63,6 +63,8 @@ def _alone(server: Served, orchestrator: Orchestrator, again: int) -> dict[str, 
     report: dict[str, Any] = {
         "read_s": round(time.monotonic() - began, 2),
         "read_cpu_s": round(server.cpu_s() - started, 2),
+        "page_while_layouts_are_read_ms": percentiles_ms(client.wait(f"/studies/{LIVE}.json", f"/studies/{LIVE}")),
+        "layouts_s": round(time.monotonic() - began, 2),
         "studies_list_while_reading_ms": percentiles_ms(meanwhile),
         "rss_mb": {"empty": round(before), "study": round(server.rss_mb())},
     }

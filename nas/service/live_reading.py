@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Hashable
 from typing import Self
@@ -13,6 +14,10 @@ log = logging.getLogger(__name__)
 
 PATIENCE_S = 0.5
 """A request waits so long before it is told to come again."""
+
+
+_SWITCH_S = 0.0005
+"""How long a reader runs before a request may. A page waits for its turn some fifty times: 5 ms each are 0.3 s."""
 
 
 class BeingRead(InfrastructureFailed):
@@ -36,6 +41,7 @@ class Readers:
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._threads: dict[Hashable, threading.Thread] = {}
+        self._usual_s = sys.getswitchinterval()
 
     def __enter__(self) -> Self:
         return self
@@ -68,6 +74,7 @@ class Readers:
             if thread is None:
                 thread = threading.Thread(target=self._run, args=(key, read), name=f"reading {key}", daemon=True)
                 self._threads[key] = thread
+                sys.setswitchinterval(_SWITCH_S)
                 thread.start()
         thread.join(patience_s)
         return not thread.is_alive()
@@ -81,3 +88,5 @@ class Readers:
         finally:
             with self._lock:
                 del self._threads[key]
+                if not self._threads:
+                    sys.setswitchinterval(self._usual_s)

@@ -87,17 +87,25 @@ class LiveStudies:
     def _warm(self) -> None:
         """Those that go on first, then the newest: as many as the list shows at once, and as memory allows."""
         latest = pages.latest_studies(self._store, limit=min(WARMED, self._kept))
-        room = MOST_WARMED
+        room, wanted = MOST_WARMED, []
         for row in sorted(latest, key=lambda row: (row.state is not StudyState.RUNNING, -row.id)):
-            self._readers.check()
             room -= row.trials
             if room >= 0:
-                self._warm_one(row.id)
+                wanted.append(row.id)
+        # Layouts after all trials: only a part of a study's page waits for them.
+        for id in wanted:
+            self._warm_one(id, layouts=False)
+        for id in wanted:
+            self._warm_one(id, layouts=True)
 
-    def _warm_one(self, id: int) -> None:
+    def _warm_one(self, id: int, *, layouts: bool) -> None:
+        self._readers.check()
         found = self._of(id)
-        if self._read(found, None):
-            try:
-                found.refresh()
-            except NasError:
-                return  # who looks at it is told why
+        if not self._read(found, None):
+            return
+        try:
+            found.refresh()
+            if layouts:
+                found.read_layouts(None)
+        except NasError:
+            return  # who looks at it is told why

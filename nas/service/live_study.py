@@ -129,11 +129,11 @@ class LiveStudy:
     def _read(self, trials: Sequence[int]) -> None:
         self.device_seconds.add(self.table.read(self._store, self.id, trials, self.constants))
 
-    def read_layouts(self, patience_s: float = PATIENCE_S) -> None:
+    def read_layouts(self, patience_s: float | None = PATIENCE_S) -> None:
         """Makes sure that the layouts of all trials are known; not to be called under the study's lock.
 
         Args:
-            patience_s: seconds that are waited where many are to be read.
+            patience_s: seconds that are waited where many are to be read; None: however long that takes.
 
         Raises:
             BeingRead: it takes longer.
