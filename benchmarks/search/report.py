@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from benchmarks.search.results import REFERENCE, Key
@@ -13,6 +14,8 @@ from nas.core.stats import t_critical
 Results = Mapping[Key, Mapping[str, Any]]
 Fractions = dict[tuple[str, str, int], dict[int, dict[int, float]]]
 """(problem, engine, workers) -> evaluations -> seed -> share of the reference hypervolume."""
+ALL = "all"
+"""Stands for every problem at once."""
 
 
 def report(results: Results, marks: tuple[int, ...], ours: str) -> dict[str, Any]:
@@ -27,7 +30,7 @@ def report(results: Results, marks: tuple[int, ...], ours: str) -> dict[str, Any
             for (problem, engine, workers), by_mark in sorted(found.items())
         ],
         "leads": [lead for problem in problems for mark in marks if (lead := _lead(found, problem, mark, ours))],
-        "parallel": [loss for problem in problems for mark in marks if (loss := _loss(found, problem, mark, ours))],
+        "parallel": [loss for mark in marks for loss in _losses(found, problems, mark, ours)],
     }
 
 
@@ -66,14 +69,19 @@ def _lead(found: Fractions, problem: str, mark: int, ours: str) -> dict[str, Any
     return {"problem": problem, "evaluations": mark, "over": best} | interval(paired)
 
 
-def _loss(found: Fractions, problem: str, mark: int, ours: str) -> dict[str, Any] | None:
-    """What several workers lose against one, relatively."""
-    alone = found.get((problem, ours, 1), {}).get(mark)
-    together = found.get((problem, ours, 8), {}).get(mark)
-    if not alone or not together:
-        return None
-    paired = [1 - together[seed] / alone[seed] for seed in alone.keys() & together.keys() if alone[seed]]
-    return {"problem": problem, "evaluations": mark, "workers": 8} | interval(paired)
+def _losses(found: Fractions, problems: list[str], mark: int, ours: str) -> Iterator[dict[str, Any]]:
+    """What eight workers lose against one, relatively: on each problem, and over all pairs of runs."""
+    pairs = {problem: paired for problem in problems if (paired := _paired(found, problem, mark, ours))}
+    for problem, paired in pairs.items():
+        yield {"problem": problem, "evaluations": mark, "workers": 8} | interval(paired)
+    if pairs:
+        yield {"problem": ALL, "evaluations": mark, "workers": 8} | interval([*chain(*pairs.values())])
+
+
+def _paired(found: Fractions, problem: str, mark: int, ours: str) -> list[float]:
+    alone = found.get((problem, ours, 1), {}).get(mark, {})
+    together = found.get((problem, ours, 8), {}).get(mark, {})
+    return [1 - together[seed] / alone[seed] for seed in alone.keys() & together.keys() if alone[seed]]
 
 
 def interval(values: list[float]) -> dict[str, float]:

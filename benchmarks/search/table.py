@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.search.report import ALL
+
 
 def tables(report: Mapping[str, Any], ours: str) -> str:
-    """Fractions of ours with the lead over the best baseline, then of all engines at 100 evaluations."""
+    """Fractions of ours with the lead over the best baseline, then of all engines at 100 evaluations.
+
+    The row of all problems is about the loss by parallel workers only; its seeds are pairs of runs.
+    """
     found = {(row["problem"], row["engine"], row["workers"]): row for row in report["fractions"]}
     problems = list(dict.fromkeys(problem for problem, engine, workers in found if engine == ours and workers == 1))
     leads = {lead["problem"]: lead for lead in report["leads"] if lead["evaluations"] == 100}
@@ -21,6 +26,8 @@ def tables(report: Mapping[str, Any], ours: str) -> str:
         over = lead["over"] if lead else ""
         seeds = max(cell["n"] for name, cell in row.items() if name.startswith("@"))
         lines.append(_line(f"`{problem}`", seeds, *marks, _interval(lead), over, _interval(loss)))
+    if ALL in losses:
+        lines.append(_line(ALL, losses[ALL]["n"], "", "", "", "", "", _interval(losses[ALL])))
     engines = sorted({engine for _, engine, workers in found if workers == 1})
     lines += ["", *_head("@100", *engines)]
     for problem in problems:
