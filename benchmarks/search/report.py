@@ -55,17 +55,17 @@ def fractions(results: Results, marks: tuple[int, ...]) -> Fractions:
 
 
 def _lead(found: Fractions, problem: str, mark: int, ours: str) -> dict[str, Any] | None:
-    """Ours minus the baseline of the best mean, seed by seed, on the seeds that both have."""
-    mine = found.get((problem, ours, 1), {}).get(mark)
+    """Ours minus the baseline of the best mean, seed by seed; baselines without all seeds of ours do not count."""
+    mine = found.get((problem, ours, 1), {}).get(mark, {})
     others = {
         engine: by_mark[mark]
         for (name, engine, workers), by_mark in found.items()
-        if name == problem and engine != ours and workers == 1 and mark in by_mark
+        if name == problem and engine != ours and workers == 1 and by_mark.get(mark, {}).keys() >= mine.keys()
     }
     if not mine or not others:
         return None
     best = max(others, key=lambda engine: statistics.fmean(others[engine].values()))
-    paired = [mine[seed] - others[best][seed] for seed in mine.keys() & others[best].keys()]
+    paired = [mine[seed] - others[best][seed] for seed in mine]
     return {"problem": problem, "evaluations": mark, "over": best} | interval(paired)
 
 
