@@ -7,6 +7,7 @@ wrong is the infrastructure's.
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -111,9 +112,17 @@ async def measure(
             return _result(subject, reference, done, wall_s, noisy=True)
     refused = [rep.reason for rep in done if rep.reason]
     raise InfrastructureFailed(
-        f"{subject.device.id}: {len(refused)} of {len(done)} repetitions were refused: {commonest(refused)}. Calm the "
-        "machine and resume, or keep such numbers with --accept-noise"
+        f"{subject.device.id}: {len(refused)} of {len(done)} repetitions were refused: {commonest(refused)}. "
+        f"{_remedy(done, protocol)}, or keep such numbers with --accept-noise"
     )
+
+
+def _remedy(done: Sequence[Repetition], protocol: MeasurementProtocol) -> str:
+    """What helps: calm, but not where the calibration itself was taken when the device was slow."""
+    drifts = [rep.drift for rep in done if rep.drift is not None]
+    if drifts and statistics.median(drifts) < -protocol.drift_limit:
+        return "The device was slower when it was calibrated: begin another study, which calibrates it anew"
+    return "Calm the machine and resume"
 
 
 async def calibrate(

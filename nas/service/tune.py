@@ -239,6 +239,7 @@ async def _result(ray: Any, task: Any, check: Callable[[], None] = lambda: None)
         result: dict[str, Any] = future.result()
         return result
     except (asyncio.CancelledError, InfrastructureFailed):
+        future.add_done_callback(_heard)  # nobody waits for it any more
         ray.cancel(task, force=True)
         raise
     except ray.exceptions.RayTaskError as error:
@@ -247,6 +248,12 @@ async def _result(ray: Any, task: Any, check: Callable[[], None] = lambda: None)
         raise  # a bug in the work: its own traceback says where
     except ray.exceptions.RayError as error:
         raise InfrastructureFailed(f"a worker died: {_first_line(error)}") from error
+
+
+def _heard(future: asyncio.Future[Any]) -> None:
+    """Takes note of its exception, which asyncio would print otherwise."""
+    if not future.cancelled():
+        future.exception()
 
 
 def _checked(result: dict[str, Any]) -> dict[str, Any]:

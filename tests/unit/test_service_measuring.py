@@ -86,6 +86,12 @@ def test_after_all_attempts_it_fails_as_the_infrastructures_and_says_what_helps(
         measured(subject, *script)
 
 
+def test_a_device_that_was_calibrated_when_it_was_slow_needs_another_study(subject: Subject) -> None:
+    fast = raw(sample(5.0, 0.5))
+    with pytest.raises(InfrastructureFailed, match="ran -50.0% off its calibration.*begin another study"):
+        measured(subject, *[answer(CALM, CALM, beside=fast)] * 3)
+
+
 def test_a_later_try_uses_rounds_of_its_own(subject: Subject) -> None:
     _, jobs = measured(subject, answer(NOISY, NOISY), answer(CALM, CALM), first_round=3)
     assert [number for _, number, _ in jobs.asked] == [3, 4]
