@@ -88,7 +88,7 @@ def test_after_all_attempts_it_fails_as_the_infrastructures_and_says_what_helps(
 
 def test_a_device_that_was_calibrated_when_it_was_slow_needs_another_study(subject: Subject) -> None:
     fast = raw(sample(5.0, 0.5))
-    with pytest.raises(InfrastructureFailed, match="ran -50.0% off its calibration.*begin another study"):
+    with pytest.raises(InfrastructureFailed, match=r"ran -50\.0% off its calibration.*begin another study"):
         measured(subject, *[answer(CALM, CALM, beside=fast)] * 3)
 
 
