@@ -65,11 +65,14 @@ def apportion(counts: Sequence[int], seats: int) -> list[int]:
 
 
 def _quantile(members: Sequence[int], depth: int, share: float) -> float:
-    """Relative depth below which `share` of a class stands, each member spread evenly to halfway to its neighbours."""
+    """Relative depth below which `share` of a class stands, each member spread evenly to halfway to its neighbours.
+
+    One that stands alone is spread to halfway to the ends: what was near the end stays there, without coming in pairs.
+    """
     middle = (np.array(members) + 0.5) / depth
     between = (middle[1:] + middle[:-1]) / 2
-    first = max(0.0, 2 * middle[0] - between[0]) if len(between) else 0.0
-    last = min(1.0, 2 * middle[-1] - between[-1]) if len(between) else 1.0
+    first = max(0.0, 2 * middle[0] - between[0]) if len(between) else middle[0] / 2
+    last = min(1.0, 2 * middle[-1] - between[-1]) if len(between) else (middle[-1] + 1) / 2
     edges = np.concatenate([[first], between, [last]])
     return float(np.interp(share, np.linspace(0, 1, len(edges)), edges))
 

@@ -45,6 +45,12 @@ def test_a_stack_of_its_own_depth_stays_as_it_is(layout: Layout) -> None:
     assert after == tuple(range(layout.depth))
 
 
+@pytest.mark.parametrize(("depth", "order"), [(2, "CA"), (3, "CCA"), (5, "CCCCA"), (7, "CCCCACA")])
+def test_attention_that_stands_alone_at_the_top_stays_near_it(depth: int, order: str) -> None:
+    parent = Layout.parse("d512 v8192 ffn=swiglu:1024 [C3*3 A8/2]")
+    assert "".join("CCCA"[i] for i in stretched(parent.layers, depth)) == order
+
+
 @pytest.mark.parametrize("depth", [2, 5, 8, 15, 24, 30, 48])
 def test_attention_keeps_its_share_and_does_not_come_in_pairs(depth: int) -> None:
     kinds = ["gqa" if PARENT.layers[i].mixers[0].kind == "gqa" else "conv" for i in stretched(PARENT.layers, depth)]
