@@ -63,7 +63,8 @@ def _alone(server: Served, orchestrator: Orchestrator, again: int) -> dict[str, 
     report: dict[str, Any] = {
         "read_s": round(time.monotonic() - began, 2),
         "read_cpu_s": round(server.cpu_s() - started, 2),
-        "studies_list_while_reading_ms": percentiles_ms(meanwhile),
+        "studies_list_while_reading_ms": percentiles_ms(meanwhile) if meanwhile else None,
+        "layouts_cpu_s": round(_wait_for_layouts(client, server), 2),
         "rss_mb": {"empty": round(before), "study": round(server.rss_mb())},
     }
     _, told = client.json(f"/studies/{LIVE}/points")
@@ -90,6 +91,14 @@ def _alone(server: Served, orchestrator: Orchestrator, again: int) -> dict[str, 
             "new points, of a new trial": percentiles_ms(deltas),
         }
     }
+
+
+def _wait_for_layouts(client: Client, server: Served) -> float:
+    """Seconds of CPU from the first look at the study's page until it says which block sits where."""
+    started = server.cpu_s()
+    while b"data-refresh" in client.get(f"/studies/{LIVE}/blocks", "text/html").body:
+        time.sleep(0.5)
+    return server.cpu_s() - started
 
 
 def _crowd(server: Served, orchestrator: Orchestrator, axes: str, viewers: int, seconds: float) -> dict[str, Any]:
