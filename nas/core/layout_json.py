@@ -9,6 +9,7 @@ Version 1 never changes the meaning of a key or a default: new behaviour is a ne
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from nas.core.block import Block, Scalar
@@ -60,7 +61,13 @@ def _layer_from_json(data: Any) -> Layer:
 def _block_from_json(data: Any) -> Block:
     if not isinstance(data, Mapping) or not isinstance(data.get("kind"), str):
         raise InvalidInput(f"a block is an object with a kind, not {data!r}")
-    return Block.of(**data)
+    return Block.of(**data) if any(isinstance(value, list | dict) for value in data.values()) else _checked(**data)
+
+
+@lru_cache(maxsize=1 << 14, typed=True)
+def _checked(kind: str, **args: Scalar) -> Block:
+    """A study has some hundred blocks in all its layouts: each is checked once."""
+    return Block.of(kind, **args)
 
 
 def _object(data: Any, known: set[str], what: str) -> Mapping[str, Any]:
