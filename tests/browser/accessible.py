@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 GRAVE = ("serious", "critical")
 
@@ -17,3 +19,14 @@ def grave_findings(page: Page) -> list[str]:
         if rule["impact"] in GRAVE
         for element in rule["nodes"]
     ]
+
+
+def expect_readable(page: Page, url: str, title: str, scheme: Literal["light", "dark"]) -> None:
+    """The page opens in that colour scheme under that heading, styled, without a grave finding, and fits a phone."""
+    page.emulate_media(color_scheme=scheme)
+    page.goto(url, wait_until="networkidle")
+    expect(page.get_by_role("heading", level=1)).to_contain_text(title)
+    assert page.evaluate("[...document.styleSheets].every((sheet) => sheet.cssRules.length)")
+    assert grave_findings(page) == []
+    page.set_viewport_size({"width": 360, "height": 800})
+    expect(page.locator("html")).to_have_js_property("scrollWidth", 360)

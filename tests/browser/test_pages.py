@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
-from accessible import grave_findings
+from accessible import expect_readable
 from conftest import Watched
 from live_lab import LiveLab
 from playwright.sync_api import BrowserContext, Page, expect
@@ -33,14 +34,10 @@ SCHEMES = ("light", "dark")
         ("/study/compare?trial=2&trial=3", "Trial 2"),
     ],
 )
-def test_every_page_stands_for_itself(page: Page, finished: str, path: str, title: str, scheme: str) -> None:
-    page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-    page.goto(finished + path, wait_until="networkidle")
-    expect(page.get_by_role("heading", level=1)).to_contain_text(title)
-    assert page.evaluate("[...document.styleSheets].every((sheet) => sheet.cssRules.length)")
-    assert grave_findings(page) == []
-    page.set_viewport_size({"width": 360, "height": 800})
-    expect(page.locator("html")).to_have_js_property("scrollWidth", 360)
+def test_every_page_stands_for_itself(
+    page: Page, finished: str, path: str, title: str, scheme: Literal["light", "dark"]
+) -> None:
+    expect_readable(page, finished + path, title, scheme)
 
 
 def test_from_the_list_to_a_comparison(page: Page, finished: str) -> None:
