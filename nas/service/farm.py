@@ -31,7 +31,9 @@ from nas.service.own_files import OwnFiles
 from nas.service.signing import open_key
 from nas.service.watch import Watch
 from nas.store import artifacts, devices, outcomes
+from nas.store.rows import DeviceState
 from nas.store.store import Store
+from nas.store.timeouts import LIMITS
 
 _REGISTERS_WITHIN_S = 60.0
 
@@ -105,9 +107,11 @@ class Farm:
         begun, deadline = self.store.now(), time.monotonic() + _REGISTERS_WITHIN_S
         while time.monotonic() < deadline:
             self.agent.check()
+            # An older word is of an earlier launch's agent, and the device may have changed since; but an agent that
+            # another launch keeps running has nothing new to say before it asks for its next job.
+            since = begun - LIMITS[DeviceState.IDLE].seconds if self.agent.stands_by else begun
             for row in devices.all(self.store):
-                # An older word is of an earlier launch's agent, and the device may have changed since.
-                if row.id == id and row.last_seen >= begun:
+                if row.id == id and row.last_seen >= since and row.state is not DeviceState.OFFLINE:
                     return row.device
             time.sleep(0.05)
         raise InfrastructureFailed(

@@ -54,6 +54,8 @@ class LocalAgent:
         self._process: subprocess.Popen[bytes] | None = None
         self._watcher = threading.Thread(target=self._watch, name="local-agent", daemon=True)
         self._failed: str | None = None
+        self.stands_by = False
+        """Whether another launch over this database runs the agent."""
 
     def __enter__(self) -> Self:
         self._watcher.start()
@@ -80,8 +82,10 @@ class LocalAgent:
                     try:
                         fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     except BlockingIOError:
+                        self.stands_by = True
                         self._stopping.wait(_STAND_BY_S)
                     else:
+                        self.stands_by = False
                         return self._keep_running()
         except OSError as error:
             self._failed = str(error)

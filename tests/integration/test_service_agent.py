@@ -108,13 +108,19 @@ def test_a_killed_agent_is_started_again_and_registers(store: Store) -> None:
 
 
 def test_two_launches_share_one_agent_and_the_second_takes_over(store: Store) -> None:
-    first = ExitStack()
-    device = first.enter_context(open_farm(store)).device("local")
+    stack = ExitStack()
+    first = stack.enter_context(open_farm(store))
+    device = first.device("local")
+    assert first.agent.pid is not None
     with open_farm(store) as second:
+        until(lambda: second.agent.stands_by)
+        os.kill(first.agent.pid, signal.SIGSTOP)  # the second asks the database, not the agent
         assert second.device("local") == device
+        os.kill(first.agent.pid, signal.SIGCONT)
         assert second.agent.pid is None
-        first.close()
+        stack.close()
         until(lambda: second.agent.pid is not None)
+        assert not second.agent.stands_by
         assert second.device("local") == device
 
 

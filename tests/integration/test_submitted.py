@@ -34,6 +34,27 @@ def coordinator(lab: Lab, *options: str) -> Iterator[subprocess.Popen[str]]:
             process.communicate()
 
 
+@contextlib.contextmanager
+def running(lab: Lab, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A command that does not outlive the test."""
+    with lab.start(*arguments) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@contextlib.contextmanager
+def log_shown(lab: Lab) -> Iterator[None]:
+    """Shows what the study's process said where the test fails, for it says so to nobody else."""
+    try:
+        yield
+    except AssertionError:
+        for path in sorted((lab.home / "studies").glob("*/*.log")):
+            print(f"{path.name}:\n{path.read_text()}")
+        raise
+
+
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     monkeypatch.setenv("NAS_CONFIG", str(tmp_path / "config"))
@@ -58,13 +79,14 @@ def test_a_study_outlives_the_coordinator_that_started_it(lab: Lab, monkeypatch:
         monkeypatch.setenv("NAS_TOKEN", token)
         lab.run("server", "add", address.url, "--fingerprint", address.ca_sha256, "--token", token)
         monkeypatch.setenv("NAS_SERVER", address.url)
-        launch = lab.start("launch", "--space", str(lab.folder / "tiny.yaml"), "--study", "mine", "-n", "1", "--json")
-        until(lambda: (lab.home / "hilnas.db").exists() and proposed(lab) > 0)
-        first.send_signal(signal.SIGKILL)
-        first.wait()
-        with coordinator(lab, "--port", address.url.rpartition(":")[2]):
-            done = finish(launch)
-            shown = lab.json("study", "show", "mine")
+        space = str(lab.folder / "tiny.yaml")
+        with log_shown(lab), running(lab, "launch", "--space", space, "--study", "mine", "-n", "1", "--json") as launch:
+            until(lambda: proposed(lab) > 0)
+            first.send_signal(signal.SIGKILL)
+            first.wait()
+            with coordinator(lab, "--port", address.url.rpartition(":")[2]):
+                done = finish(launch)
+                shown = lab.json("study", "show", "mine")
     assert json.loads(done.stdout) == shown
     assert (shown["state"], shown["trials"]["proposed"]) == ("complete", 1)
     assert "next try in" in done.stderr
