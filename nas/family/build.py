@@ -108,6 +108,10 @@ def build(options: BuildOptions, log: Log) -> Family:
         InfrastructureFailed: a device went away or is too noisy; what was decided and measured is kept.
     """
     origin = _origin(options)
+    shapes = _shapes(options, origin)  # what is refused here leaves nothing behind
+    if options.files is not None:
+        for candidates in shapes.values():
+            options.files.check(candidates[0].layout)
     folder = family_folder(options.name)
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / "build.lock", _LOCK_S):
@@ -116,7 +120,7 @@ def build(options: BuildOptions, log: Log) -> Family:
             log(f"pattern: {family.pattern}")
             for decision in family.decisions:
                 _tell(log, "family", decision)
-        return _built(options, origin, family, folder, log)
+        return _built(options, origin, family, shapes, folder, log)
 
 
 def plan(options: BuildOptions) -> list[tuple[Size, list[Scaled]]]:
@@ -125,8 +129,11 @@ def plan(options: BuildOptions) -> list[tuple[Size, list[Scaled]]]:
     Raises:
         InvalidInput: a size that no scaling reaches, or a study without a front.
     """
-    origin = _origin(options)
-    return [(size, size_candidates(origin, size, options.vocab, options.candidates)) for size in options.sizes]
+    return list(_shapes(options, _origin(options)).items())
+
+
+def _shapes(options: BuildOptions, origin: Origin) -> dict[Size, list[Scaled]]:
+    return {size: size_candidates(origin, size, options.vocab, options.candidates) for size in options.sizes}
 
 
 def _origin(options: BuildOptions) -> Origin:
@@ -192,26 +199,20 @@ def _inputs(options: BuildOptions, origin: Origin) -> str:
     )
 
 
-def _built(options: BuildOptions, origin: Origin, family: Family, folder: Path, log: Log) -> Family:
+def _built(
+    options: BuildOptions, origin: Origin, family: Family, shapes: dict[Size, list[Scaled]], folder: Path, log: Log
+) -> Family:
     known = {member.size: member for member in family.members}
-    # All sizes first: one that no scaling reaches is told before hours of measuring.
-    planned = {
-        size: size_candidates(origin, size, options.vocab, options.candidates)
-        for size in options.sizes
-        if size.name not in known
-    }
-    if options.files is not None:
-        for shapes in planned.values():
-            options.files.check(shapes[0].layout)
+    planned = {size: each for size, each in shapes.items() if size.name not in known}
     for size in options.sizes:
         if size.name in known:
             log(f"{size.name}: decided already: {known[size.name].layout}")
             _write_files(options, family, known[size.name], log)
     with _measurer(options, origin, bool(planned), folder, log) as measurer:
         search = SizeSearch(origin, measurer, log)
-        for size, shapes in planned.items():
+        for size, candidates in planned.items():
             with _kept(folder, size.name):
-                member = search.member(size, shapes)
+                member = search.member(size, candidates)
             for decision in member.decisions:
                 _tell(log, size.name, decision)
             family = _with(family, member, _builds(measurer))

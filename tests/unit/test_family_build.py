@@ -13,7 +13,7 @@ from store_support import add_device, open_store
 
 from nas.core.clock import SystemClock
 from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput, UnknownName, Unsupported
-from nas.core.family import FAMILY, TRAINING, Family, Member, MemberTraining, write_record
+from nas.core.family import TRAINING, Family, Member, MemberTraining, write_record
 from nas.core.layout import Layout
 from nas.core.published import LFM2
 from nas.family.build import BuildOptions, build, plan
@@ -134,13 +134,13 @@ def test_a_tokenizer_of_another_vocabulary_is_told_before_anything_is_measured(b
     told = Told(fails_at="check")
     with pytest.raises(InvalidInput, match="the tokenizer has 300 tokens"):
         build(options(bed, "1M", files=told, measure=True), told)
-    assert not (family_folder("tiny") / FAMILY).exists()
+    assert not family_folder("tiny").exists()
 
 
 def test_a_size_that_no_scaling_reaches_stops_the_build_before_the_others(bed: Bed) -> None:
     with pytest.raises(InvalidInput, match=r"1M: no layout of this pattern has .* nearest"):
         build(options(bed, "1M,2M", vocab=65536), Told())
-    assert not (family_folder("tiny") / FAMILY).exists()
+    assert not family_folder("tiny").exists()
 
 
 def test_a_study_without_a_front_is_told_with_its_counts(bed: Bed) -> None:

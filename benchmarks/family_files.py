@@ -1,0 +1,192 @@
+"""What stock transformers, llama.cpp and ExecuTorch make of a built family's files, beside PyTorch; JSON.
+
+    python benchmarks/family_files.py NAME [--page docs/family-files.md] > result.json
+
+For every member: largest difference of transformers' logits from those of `nas.nn` on the same weights, greedy tokens
+of transformers (with its cache and without) and of llama.cpp's F16 file, which must be `nas.nn`'s, the quantised files,
+which must load, and the .pte, whose logits must be as near to PyTorch with 8da4w's rounding as rounding itself allows.
+The apps that load the files know nothing of hilnas; the tests use the same ones. Ends with 1 where something differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from runs import built, markdown, print_json, say
+
+from nas.core.durable import write_durably
+from nas.core.family import MemberFile
+from nas.core.layout import Layout
+from nas.family.member_weights import LazyTensors, checkpoint_of, open_weights, released_type
+from nas.nn.model import Model
+from nas.runtimes.base import Checkpoint, RandomWeights, Weights
+from nas.runtimes.executorch.gate import DISTURBANCES, STEPS, compare
+from nas.runtimes.executorch.oracle import Oracle
+from nas.runtimes.llama_cpp.builds import Build
+from nas.runtimes.llama_cpp.greedy import greedy_tokens
+from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.runtimes.runner_logits import Feed
+from nas.service.families import MemberView, family_view, member_folder
+
+APPS = Path(__file__).resolve().parent.parent / "tests" / "integration"
+BEGIN, END = "<!-- measured: family_files -->", "<!-- end -->"
+LOGITS_WITHIN = 1e-4
+"""Two orders of summation in float32, through 16M weights."""
+_PROMPT, _TOKENS = 24, 24
+_PTE = Feed(prompt=40, gen=STEPS, batch=17)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("family", help="one of `nas family show`")
+    parser.add_argument("--page", type=Path, help="Markdown page that gets the table")
+    options = parser.parse_args()
+    members = {}
+    for view in family_view(options.family).members:
+        say(f"{view.member.size}: {view.member.layout}")
+        members[view.member.size] = _checked(member_folder(options.family, view.member.size), view)
+    if options.page:
+        _write_page(options.page, members)
+    print_json({"family": options.family, "members": members})
+    sys.exit(not all(member["same"] for member in members.values()))
+
+
+def _checked(folder: Path, view: MemberView) -> dict[str, Any]:
+    if view.files is None:
+        raise SystemExit(f"{view.member.size}: no files were written; see `nas family build --help`")
+    layout, weights = Layout.parse(view.member.layout), _weights(folder, view)
+    prompt = Feed(_PROMPT, 0, _PROMPT).ids(layout.vocab).tolist()
+    logits, followed = _ours(layout, weights, prompt)
+    theirs, answer = _transformers(folder / "transformers", prompt)
+    difference = float(np.abs(theirs - logits).max())
+    build = built(LLAMA_CPP, layout)
+    assert isinstance(build, Build)
+    ggufs = {
+        file.quantisation.upper(): greedy_tokens(build, folder / file.path, prompt, _TOKENS)
+        for file in _of(view, "gguf")
+    }
+    same = {
+        "logits": difference <= LOGITS_WITHIN,
+        "transformers": answer["followed"] == answer["uncached"] == [followed],
+        "llama_cpp": ggufs["F16"] == followed,
+    }
+    found: dict[str, Any] = {
+        "layout": view.member.layout,
+        "parameters": layout.params.total,
+        "class": answer["class"],
+        "loads": view.files.loads,
+        "logits": {"difference": difference, "sd": float(logits.std())},
+        "greedy_tokens": len(followed),
+        "quantised_same_tokens": {name: _alike(ids, followed) for name, ids in ggufs.items() if name != "F16"},
+    }
+    for file in _of(view, "pte"):
+        found["pte"] = _executorch(layout, weights, folder / file.path)
+        same["pte"] = found["pte"]["error"] <= found["pte"]["limit"]
+    return found | {"same": all(same.values()), "same_by": same}
+
+
+def _weights(folder: Path, view: MemberView) -> Weights:
+    assert view.files is not None
+    kind, _, value = view.files.weights.partition(":")
+    if kind == "random":
+        return RandomWeights(int(value))
+    [path] = (folder / "training").glob("*/weights.safetensors")
+    return Checkpoint(path, value)
+
+
+def _of(view: MemberView, kind: str) -> list[MemberFile]:
+    assert view.files is not None
+    return [file for file in view.files.files if file.kind == kind]
+
+
+@torch.no_grad()
+def _ours(layout: Layout, weights: Weights, prompt: list[int]) -> tuple[np.ndarray[Any, Any], list[int]]:
+    """Logits [1, T, V] and the greedy tokens behind them, without a cache, on the numbers that are released."""
+    model = Model(layout, seed=None).eval()
+    with open_weights(layout, weights, torch.float16) as state:
+        tensors = LazyTensors(state)
+        types = {name: released_type(name, len(shape), torch.float16) for name, shape in tensors.shapes()}
+        model.load_state_dict({name: tensors[name].to(dtype).float() for name, dtype in types.items()})
+    ids = torch.tensor([prompt])
+    logits = model(ids).numpy()
+    for _ in range(_TOKENS):
+        ids = torch.cat([ids, model(ids)[:, -1:].argmax(-1)], 1)
+    return logits, ids[0, len(prompt) :].tolist()
+
+
+def _transformers(folder: Path, prompt: list[int]) -> tuple[np.ndarray[Any, Any], dict[str, Any]]:
+    chat = {"conversation": [{"role": "user", "content": "Hello"}]}
+    question = {"ids": [prompt], "texts": ["Hello"], "tokens": _TOKENS, "chat": chat}
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch) / "logits.npy"
+        home = {"HF_HOME": scratch, "HF_HUB_OFFLINE": "1", "HOME": scratch, "PATH": os.environ["PATH"]}
+        answer = json.loads(_app("stock_transformers.py", [folder, out], json.dumps(question), home))
+        return np.load(out), answer
+
+
+def _executorch(layout: Layout, weights: Weights, file: Path) -> dict[str, float]:
+    """The relative error of a prompt in chunks and the steps behind it, and the gate's limit for it."""
+    ids = _PTE.ids(layout.vocab)
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        np.save(scratch / "ids.npy", ids)
+        sizes = [str(_PTE.prompt), str(_PTE.batch)]
+        _app("stock_runtime.py", [file, scratch / "ids.npy", *sizes, scratch / "logits.npy"], "", dict(os.environ))
+        with checkpoint_of(layout, weights, torch.float16, scratch / "weights") as checkpoint:
+            oracle = Oracle(layout, checkpoint)
+        texts = [oracle.exact(ids), *(oracle.disturbed(ids, seed) for seed in range(DISTURBANCES))]
+        exact, *disturbed = (text[-STEPS - 1 :] for text in texts)
+        routed = any(block.kind == "moe" for layer in layout.layers for block in layer.blocks)
+        report = compare(np.load(scratch / "logits.npy"), exact, disturbed, routed=routed)
+    return {"error": report.error, "limit": report.limit}
+
+
+def _app(name: str, arguments: list[Path | str], given: str, environment: dict[str, str]) -> str:
+    argv = [sys.executable, "-P", str(APPS / name), *map(str, arguments)]
+    done = subprocess.run(argv, input=given, capture_output=True, text=True, env=environment, timeout=600)
+    if done.returncode:
+        raise SystemExit(f"{name} failed:\n{done.stderr[-3000:]}")
+    return done.stdout
+
+
+def _alike(ids: list[int], followed: list[int]) -> int:
+    """How many tokens from the first are the same."""
+    return next((at for at, (one, other) in enumerate(zip(ids, followed, strict=True)) if one != other), len(ids))
+
+
+def _write_page(page: Path, members: dict[str, dict[str, Any]]) -> None:
+    head, begun, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, ended, tail = rest.partition(END)
+    if not (begun and ended):
+        raise SystemExit(f"{page}: no {BEGIN} ... {END}")
+    rows = [_row(size, member) for size, member in members.items()]
+    write_durably(page, f"{head}{BEGIN}\n\n{markdown(rows)}\n{END}{tail}".encode())
+    page.chmod(0o644)
+
+
+def _row(size: str, member: dict[str, Any]) -> dict[str, str]:
+    logits, pte, count = member["logits"], member.get("pte"), member["greedy_tokens"]
+    return {
+        "member": f"{size}: `{member['layout']}`",
+        "class": f"`{member['class']}`",
+        "logits differ by at most": f"{logits['difference']:.1e} (sd {logits['sd']:.2f})",
+        "greedy tokens, transformers": f"{count} of {count}" if member["same_by"]["transformers"] else "differ",
+        "llama.cpp, F16": f"{count} of {count}" if member["same_by"]["llama_cpp"] else "differ",
+        "quantised: same tokens at first": ", ".join(
+            f"{name} {alike}" for name, alike in member["quantised_same_tokens"].items()
+        ),
+        ".pte: error (limit)": f"{pte['error']:.2%} ({pte['limit']:.2%})" if pte else "not written",
+    }
+
+
+if __name__ == "__main__":
+    main()
