@@ -3,17 +3,17 @@
     FAMILY/family.json              what `nas family build` decided          Family
     FAMILY/SIZE/files.json          what was written for a member            MemberFiles
     FAMILY/SIZE/training.json       how its weights were trained             MemberTraining
-    FAMILY/comparison-DEVICE.json   members and reference models on a device Comparison
+    FAMILY/comparison-DEVICE-KEY.json   members and reference models on a device   Comparison
 
 Each is replaced as a whole, so that a build, a training and a comparison that run side by side lose nothing.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from nas.core.durable import write_durably
 from nas.core.errors import InvalidInput
@@ -84,7 +84,10 @@ class Tried(Record):
 class Member(Record):
     """One size of a family."""
 
-    size: str = Field(description="as asked for, such as '350M' or '8B-A1B'; also the name of its folder")
+    size: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+        description="as asked for, such as '350M' or '8B-A1B'; also the name of its folder",
+    )
     layout: str = Field(description="one-line string")
     parameters: int
     active: int
@@ -118,6 +121,15 @@ class MemberFile(Record):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     size: int = Field(ge=0, description="bytes")
     key: str = Field("", description="hash of all that it was made from: the same key, the same file")
+
+    @field_validator("path")
+    @classmethod
+    def _stays_below(cls, path: str) -> str:
+        """A family may come from somebody else, and what a record lists is read, sent and removed."""
+        parts = PurePosixPath(path).parts
+        if not parts or parts[0] == "/" or ".." in parts:
+            raise ValueError(f"{path!r} leaves the member's folder")
+        return path
 
 
 class MemberFiles(Record):

@@ -9,26 +9,27 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from nas.core import paths
-from nas.core.canonical import result_key
+from nas.core.canonical import content_hash
+from nas.core.durable import locked
 from nas.core.device import Device
 from nas.core.family import Comparison, write_record
 from nas.core.space import Protocol, RuntimeSpace
+from nas.family.calibrated import calibrated_bench
 from nas.family.comparison import Setting, comparison
 from nas.family.contender import Contender, artifact_of
 from nas.family.contest import DEADLINE_S, Contest, Standings, Task, tasks
 from nas.family.expected import expected_seconds
-from nas.family.lineup import Asked, family_folder, line_up
+from nas.family.lineup import Asked, line_up
 from nas.runtimes import RUNTIMES
 from nas.runtimes.llama_cpp.stock_model import QUANTISATION
-from nas.service.benches import Kept, Preparer
+from nas.service.benches import Preparer
+from nas.service.families import family_folder, read_family
 from nas.service.farm import Farm, open_farm
-from nas.service.measuring import Jobs
-from nas.service.stage_work import Bench
-from nas.store import results
 from nas.store.store import Store
 
 Log = Callable[[str], None]
 RUNTIME = "llama.cpp"
+_LOCK_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -63,36 +64,44 @@ class CompareOptions:
 def compare(options: CompareOptions, log: Log, progress: Log) -> tuple[Comparison, Path]:
     """Measures what is missing, and gives the comparison and the file that it was written to.
 
-    The file is written anew after every repetition, so that a page can follow.
+    The file is written anew after every repetition, so that a page can follow. Another device, line-up or condition has
+    another file.
 
     Raises:
         InvalidInput: what was asked for does not exist, or nothing here carries it.
-        InfrastructureFailed: the device is gone or too noisy; asked again, the comparison goes on from there.
+        InfrastructureFailed: the device is gone or too noisy, or another process makes this comparison; asked again,
+            it goes on from there.
     """
     store = Store.open(options.db)
     try:
         with open_farm(store) as farm:
             device = farm.device(options.device)
             contenders = line_up(options.asked, RUNTIMES[options.runtime], device.id)
-            return asyncio.run(_compare(options, contenders, device, farm, farm.jobs(None), log, progress))
+            destination = comparison_path(options, device.id)
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            with locked(destination.with_suffix(".lock"), _LOCK_S):
+                made = _compare(options, contenders, device, farm, destination, log, progress)
+                return asyncio.run(made), destination
     finally:
         store.close()
 
 
 async def _compare(
-    options: CompareOptions, contenders: Sequence[Contender], device: Device, farm: Farm, jobs: Jobs, log: Log,
+    options: CompareOptions, contenders: Sequence[Contender], device: Device, farm: Farm, destination: Path, log: Log,
     progress: Log,
-) -> tuple[Comparison, Path]:  # fmt: skip
+) -> Comparison:  # fmt: skip
+    jobs = farm.jobs(None)
     asked = options.workloads or tasks(options.threads, options.repetitions, flash_attn=options.flash_attn)
     scratch = paths.home() / "work"
     protocol = Protocol(deadline_s=DEADLINE_S)
     workloads = {f"{task.at} tokens": task.workload for task in asked}
     preparer = Preparer(farm, jobs, protocol, scratch, log, options.accept_noise, workloads)
-    bench = await _bench(options, preparer, contenders, device, farm.store)
+    patched = any(each.patched for each in contenders)
+    spec = RuntimeSpace(name=options.runtime, quantisation=QUANTISATION, build="any" if patched else "stock")
+    bench = await calibrated_bench(preparer, options.device, spec, "compare", replicate=options.replicate)
     log(f"{len(contenders)} models on {device.id}: about {_told(expected_seconds(contenders, asked, bench))}")
     entries = [(each, artifact_of(each, farm.store, bench.runtime, scratch)) for each in contenders]
     contest = Contest(bench, jobs, farm.store, protocol, options.accept_noise, options.replicate)
-    destination = comparison_path(options.asked.family, device.id)
     setting = Setting(options.asked.family, bench, options.threads, options.flash_attn, tuple(asked), _now())
 
     def keep(standings: Standings, what: str) -> None:
@@ -100,29 +109,30 @@ async def _compare(
         write_record(destination, comparison(setting, contenders, standings))
 
     standings = await contest.hold(entries, asked, keep)
-    return comparison(setting, contenders, standings), destination
+    return comparison(setting, contenders, standings)
 
 
-async def _bench(
-    options: CompareOptions, preparer: Preparer, contenders: Sequence[Contender], device: Device, store: Store
-) -> Bench:
-    """On a noisy machine every calibration is another one: what a comparison began with, it goes on with."""
-    patched = any(each.patched for each in contenders)
-    spec = RuntimeSpace(name=options.runtime, quantisation=QUANTISATION, build="any" if patched else "stock")
-    if not options.accept_noise:
-        return await preparer.bench(options.device, spec)
-    runner = RUNTIMES[spec.name].runner(device.target, device.cpu_features, patched=patched, libc=device.libc)
-    key = result_key("compare", device=device.id, build=runner.build, replicate=options.replicate)
-    row = results.get(store, key)
-    bench = await preparer.bench(options.device, spec, Kept(runner.build, row.payload["ms"]) if row else None)
-    results.put(store, key, "measure", {"ms": bench.reference.calibration_ms})
-    return bench
+def comparison_path(options: CompareOptions, device: str) -> Path:
+    """Where a comparison is kept, in the family's folder or by itself: one file for each question.
 
-
-def comparison_path(family: str | None, device: str) -> Path:
-    """Where a comparison is kept: in the family's folder, or by itself."""
-    folder = family_folder(family) if family else paths.home() / "comparisons"
-    return folder / f"comparison-{device}.json"
+    Raises:
+        UnknownName: no such family.
+    """
+    family, asked = options.asked.family, options.asked
+    folder = paths.home() / "comparisons" if family is None else family_folder(read_family(family).name)
+    key = content_hash(
+        {
+            "references": sorted(asked.references),
+            "layouts": sorted(asked.layouts),
+            "classes": sorted(asked.classes),
+            "alone": asked.alone,
+            "threads": options.threads,
+            "flash_attn": options.flash_attn,
+            "replicate": options.replicate,
+            "runtime": options.runtime,
+        }
+    )
+    return folder / f"comparison-{device}-{key[:8]}.json"
 
 
 def _now() -> str:

@@ -42,10 +42,17 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A path of the corpus and its documents."""
+    """A path of the corpus and its documents.
+
+    Args:
+        name: what a path is called.
+        documents: in the order of their content's hash.
+        shared: whether another path holds some of them, too, and decided what of those is held out.
+    """
 
     name: str
     documents: tuple[Document, ...]
+    shared: bool = False
 
     @property
     def hash(self) -> str:
@@ -73,21 +80,26 @@ def read_sources(paths: Sequence[Path], held_out: float) -> tuple[Source, ...]:
 
 def _source(path: Path, held_out: float, cuts: dict[str, int]) -> Source:
     """The source at `path`; a text that another source cut before, in `cuts`, is cut in the same place again."""
-    files = {sha256: (file, size) for file, sha256, size in map(_checked, _files(path))}  # equal texts count once
+    files = {sha256: (file, size) for file, sha256, size in map(_checked, text_files(path))}  # equal texts count once
     if not files:
         raise InvalidInput(f"{path} holds no file", where="--corpus")
     left = round(held_out * sum(size for _, size in files.values()))
-    documents = []
+    documents, shared = [], not cuts.keys().isdisjoint(files)
     for sha256, (file, size) in sorted(files.items(), reverse=True):
         if sha256 not in cuts:
             away = min(left, size)
             cuts[sha256] = _boundary(file, size - away) if 0 < away < size else size - away
         left = max(0, left - (size - cuts[sha256]))
         documents.append(Document(file, sha256, cuts[sha256]))
-    return Source(str(path), tuple(reversed(documents)))
+    return Source(str(path), tuple(reversed(documents)), shared)
 
 
-def _files(path: Path) -> Iterator[Path]:
+def text_files(path: Path) -> Iterator[Path]:
+    """The file at `path`, or those of the folder, without names that begin with a dot and what lies below such ones.
+
+    Raises:
+        InvalidInput: nothing is there.
+    """
     if path.is_file():
         yield path
         return

@@ -41,7 +41,7 @@ def _figures(taken: Measurement) -> Iterator[Figure]:
     workload, figures = taken.workload, taken.figures
     yield _figure("prefill_tps", workload.prompt, figures["prefill_tps"])
     yield _figure("ttft_ms", workload.prompt, figures["ttft"])
-    yield _per_second(workload.prompt, figures["decode_p50"])
+    yield _per_second(workload.prompt, figures["decode_mean"])
     yield _figure("peak_rss_mb", workload.window, figures["peak_rss"])
 
 
@@ -51,7 +51,7 @@ def _figure(metric: Metric, prompt: int, taken: Taken) -> Figure:
 
 
 def _per_second(prompt: int, token_ms: Taken) -> Figure:
-    """Decode speed from the median time per token."""
+    """Decode speed: tokens over their time, hence from the mean."""
     interval = None if not token_ms.low or not token_ms.high else (1e3 / token_ms.high, 1e3 / token_ms.low)
     value = 1e3 / token_ms.value if token_ms.value else None
     return Figure(metric="decode_tps", prompt=prompt, value=value, ci95=interval, reason=token_ms.reason or "")

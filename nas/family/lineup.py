@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nas.core import paths
-from nas.core.errors import InvalidInput, UnknownName
-from nas.core.family import FAMILY, FILES, Family, Member, MemberFiles, read_record
+from nas.core.errors import InvalidInput
+from nas.core.family import FILES, Member, MemberFiles, read_record
 from nas.core.layout import Layout
 from nas.core.published import LFM2
 from nas.family.contender import Contender, of_layout, of_reference
@@ -16,6 +15,7 @@ from nas.family.references import REFERENCES, find_reference
 from nas.family.size_classes import SIZE_CLASSES, known_class, size_class
 from nas.runtimes.base import Runtime
 from nas.runtimes.llama_cpp.stock_model import QUANTISATION
+from nas.service.families import member_folder, read_family
 
 
 @dataclass(frozen=True)
@@ -35,23 +35,6 @@ class Asked:
     layouts: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
     alone: bool = False
-
-
-def families_folder() -> Path:
-    """Where families lie."""
-    return paths.home() / "families"
-
-
-def family_folder(name: str) -> Path:
-    """The folder of a built family.
-
-    Raises:
-        UnknownName: no such family; the message offers the nearest.
-    """
-    known = [path.parent.name for path in families_folder().glob(f"*/{FAMILY}")]
-    if name not in known:
-        raise UnknownName("family", name, known, where="--family")
-    return families_folder() / name
 
 
 def line_up(asked: Asked, runtime: Runtime, device: str) -> list[Contender]:
@@ -103,11 +86,8 @@ def _layouts(texts: Sequence[str], runtime: Runtime) -> Iterator[Contender]:
 def _members(family: str | None, runtime: Runtime, device: str) -> Iterator[Contender]:
     if family is None:
         return
-    folder = family_folder(family)
-    record = read_record(folder / FAMILY, Family)
-    assert record is not None, folder
-    for member in record.members:
-        yield _member(record.name, folder / member.size, member, runtime, device)
+    for member in read_family(family).members:
+        yield _member(family, member_folder(family, member.size), member, runtime, device)
 
 
 def _member(family: str, folder: Path, member: Member, runtime: Runtime, device: str) -> Contender:

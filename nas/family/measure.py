@@ -16,6 +16,7 @@ from nas.core.measurement import Measurement
 from nas.core.scoring import Place, require_sensors
 from nas.core.space import SearchSpace
 from nas.core.workload import Workload
+from nas.family.calibrated import calibrated_bench
 from nas.runtimes.base import Artifact, RandomWeights
 from nas.service.benches import Preparer
 from nas.service.farm import Farm, open_farm
@@ -66,7 +67,7 @@ class Measurer:
         scratch, jobs = paths.home() / "work", self.farm.jobs(None)
         preparer = Preparer(self.farm, jobs, self.space.protocol, scratch, self.log, self.accept_noise, workloads)
         for spec in self.space.runtimes:
-            self.benches[device, spec.name] = asyncio.run(preparer.bench(device, spec))
+            self.benches[device, spec.name] = asyncio.run(calibrated_bench(preparer, device, spec, "family"))
 
     def id(self, device: str) -> str:
         """The id of a device that is ready."""

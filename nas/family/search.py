@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from nas.core.errors import CandidateFailed, NasError, Unsupported
+from nas.core.errors import CandidateFailed, InfrastructureFailed, NasError, Unsupported
 from nas.core.family import Decision, Measured, Member
 from nas.core.layout import Layout
 from nas.core.space import SearchSpace
@@ -48,7 +48,7 @@ class SizeSearch:
         origin: pattern and terms.
         measurer: None: nothing is measured.
         log: told what is tried.
-        refused: device that the search does not use -> why it cannot be measured on.
+        refused: device that the search does not use -> why it could not be made ready.
     """
 
     origin: Origin
@@ -116,18 +116,26 @@ class SizeSearch:
         if device is None:
             told = "no device besides those that were searched on is registered and there"
             return (), [Decision(what="another device", value="none", reason=told)]
+        self.log(f"measuring the winner on {device}, which the search did not use")
         try:
-            if device not in self.refused:
-                self.log(f"measuring the winner on {device}, which the search did not use")
-                measurer.prepare(device)
-                taken = measurer.measure(layout, [device])
-                found = measured_of(taken, terms.space, searched=False)
-                return found, [Decision(what="another device", value=device, reason="the search did not use it")]
+            self._prepare_once(measurer, device)
+            taken = measurer.measure(layout, [device])
         except NasError as error:  # the choice stands without it
+            told = f"not measured on {device}: {error}"
+            self.log(told)
+            return (), [Decision(what="another device", value="none", reason=told)]
+        found = measured_of(taken, terms.space, searched=False)
+        return found, [Decision(what="another device", value=device, reason="the search did not use it")]
+
+    def _prepare_once(self, measurer: Measurer, device: str) -> None:
+        """A device that could not be made ready is not tried again for every size: that takes minutes."""
+        if device in self.refused:
+            raise InfrastructureFailed(self.refused[device])
+        try:
+            measurer.prepare(device)
+        except NasError as error:
             self.refused[device] = str(error)
-        told = f"not measured on {device}: {self.refused[device]}"
-        self.log(told)
-        return (), [Decision(what="another device", value="none", reason=told)]
+            raise
 
 
 def _verdicts(space: SearchSpace, layout: Layout) -> set[str]:

@@ -67,6 +67,8 @@ def study_origin(
     corner = report["reference_point"]
     terms = Terms(own, tuple(corner[each.name] for each in own.objectives) if corner else None, 1.0, proxies)
     known = terms.trained(pattern.parent.layout)
+    if known is None:  # figures of trained proxies beside an assumed one would decide by who was trained
+        terms = replace(terms, proxies={})
     decided = [_terms_decision(own, f"study {study}"), _corner_decision(own, corner)]
     if space.budgets:
         decided.append(_budget_decision(space))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from tokenizers import Tokenizer, models, trainers
 
 from nas.core.durable import write_durably
 from nas.core.errors import InvalidInput
+from nas.family.documents import text_files
 from nas.family.tokenizer import LEAST, SPECIAL, MemberTokenizer, assembled, byte_letters, filled_up, finished
 from nas.proxy.corpus import build_corpus
 
@@ -83,22 +83,16 @@ def _default_texts() -> Iterator[str]:
 
 def _texts(corpus: Sequence[Path]) -> Iterator[str]:
     for place in corpus:
-        for file in _files(place):
+        files = list(text_files(place))
+        if not files:
+            raise InvalidInput("a folder without files", where=str(place))
+        for file in files:
             try:
                 yield from _pieces(file.read_text("utf-8"))
             except OSError as error:
                 raise InvalidInput(f"cannot read it: {error.strerror}", where=str(file)) from error
             except UnicodeDecodeError as error:
                 raise InvalidInput(f"is not UTF-8 text (byte {error.start})", where=str(file)) from error
-
-
-def _files(place: Path) -> list[Path]:
-    if not place.is_dir():
-        return [place]
-    found = [Path(folder) / name for folder, _, names in os.walk(place) for name in names if not name.startswith(".")]
-    if not found:
-        raise InvalidInput("a folder without files", where=str(place))
-    return sorted(found)
 
 
 def _pieces(text: str) -> Iterator[str]:

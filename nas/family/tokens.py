@@ -43,7 +43,7 @@ class Tokens:
         key: over text, tokenizer and settings.
         train: ids of the training part.
         held_out: ids of the held-out part, or of its beginning.
-        held_out_bytes: of text behind `held_out`.
+        held_out_bytes: of text behind `held_out`; below `MIN_HELD_OUT` too few to score a model on.
     """
 
     name: str
@@ -72,7 +72,8 @@ def tokenise(source: Source, vocabulary: Vocabulary, fim: Fim | None, seed: int,
         eval_bytes: largest part of the held-out text that is kept.
 
     Raises:
-        InvalidInput: the held-out text is too small, or the tokenizer loses some of it.
+        InvalidInput: the held-out text is too small (of a path that shares texts with another it may be: the other's
+            share was held out), or the tokenizer loses some of it.
     """
     cuts = None if fim is None else [fim.share, sorted(fim.suffixes), seed]
     names = sorted(document.path.suffix for document in source.documents) if fim else []
@@ -94,10 +95,16 @@ def open_tokens(name: str, key: str) -> Tokens:
     return Tokens(
         name,
         key,
-        np.memmap(folder / "train.bin", index.dtype, "r", shape=(index.train,)),
-        np.memmap(folder / "heldout.bin", index.dtype, "r", shape=(index.held_out,)),
+        _mapped(folder / "train.bin", index.dtype, index.train),
+        _mapped(folder / "heldout.bin", index.dtype, index.held_out),
         index.held_out_bytes,
     )
+
+
+def _mapped(path: Path, dtype: str, count: int) -> Stored:
+    """An empty file cannot be mapped."""
+    mapped: Stored = np.memmap(path, dtype, "r", shape=(count,)) if count else np.zeros(0, dtype)
+    return mapped
 
 
 @dataclass(frozen=True)
@@ -119,7 +126,7 @@ def _make(folder: Path, source: Source, vocabulary: Vocabulary, cutter: _Cutter,
     """Writes the folder beside its place and renames it: it is whole or not there."""
     held_out = list(_limited((document.held_out for document in source.documents), eval_bytes))
     size = sum(len(text.encode()) for text in held_out)
-    if size < MIN_HELD_OUT:
+    if size < MIN_HELD_OUT and not source.shared:
         raise InvalidInput(
             f"{source.name}: {size:,} bytes would be held out; at least {MIN_HELD_OUT:,} are needed to score a model,"
             " so give more text or hold out a larger share",

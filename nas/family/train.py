@@ -26,7 +26,7 @@ from nas.core.layout import Layout
 from nas.devices.hostlock import HostLock
 from nas.family.recipe import Recipe
 from nas.family.session import Data, Session, Worker
-from nas.family.tokens import open_tokens
+from nas.family.tokens import MIN_HELD_OUT, open_tokens
 from nas.family.vocabulary import Vocabulary
 from nas.nn.model import Model
 from nas.nn.weights import checkpoint_layout, load_weights, save_weights
@@ -126,7 +126,8 @@ def _alone(own: Path, rank: int) -> Iterator[None]:
 def _train(spec: Mapping[str, Any], worker: Worker, own: Path) -> None:
     layout, recipe = Layout.from_json(spec["layout"]), Recipe.model_validate(spec["recipe"])
     stages = [[open_tokens(*source) for source in sources] for sources in spec["stages"]]
-    scored = list({source.key: source for sources in stages for source in sources}.values())
+    every = {source.key: source for sources in stages for source in sources}.values()
+    scored = [source for source in every if source.held_out_bytes >= MIN_HELD_OUT]
     vocabulary = Vocabulary(Path(spec["tokenizer"]), layout.vocab, fim=recipe.fim is not None)
     model = Model(layout, recipe.seed)
     if spec["start"] is not None:

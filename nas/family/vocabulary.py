@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,8 @@ START, END = "<|startoftext|>", "<|endoftext|>"
 FIM_MARKS = ("<|fim_pre|>", "<|fim_suf|>", "<|fim_mid|>")
 """As LFM2's tokenizer names them."""
 
-_PIECE = 1 << 20
+_PIECE, _AT_ONCE = 1 << 20, 16
+"""Characters of a piece, and pieces that are encoded side by side: an encoding is many times larger than its ids."""
 
 Ids = NDArray[np.int64]
 
@@ -77,8 +79,11 @@ class Vocabulary:
 
     def encode(self, text: str) -> Ids:
         """Ids of `text`, without marks."""
-        encodings = self._tokenizer.encode_batch_fast(list(_pieces(text)), add_special_tokens=False)
-        return np.concatenate([np.zeros(0, np.int64), *(np.asarray(each.ids, np.int64) for each in encodings)])
+        pieces, ids = _pieces(text), [np.zeros(0, np.int64)]
+        while some := list(islice(pieces, _AT_ONCE)):
+            encodings = self._tokenizer.encode_batch_fast(some, add_special_tokens=False)
+            ids += [np.asarray(each.ids, np.int64) for each in encodings]
+        return np.concatenate(ids)
 
     def check_lossless(self, text: str) -> None:
         """Bits per byte count the bytes of a text, so its ids must hold every one of them.

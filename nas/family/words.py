@@ -63,16 +63,24 @@ def pattern_decisions(pattern: Pattern) -> Iterator[Decision]:
 def quality_decision(terms: Terms, parent: Layout, *, studied: bool) -> Decision:
     """What stands in for the quality of layouts that nobody trained."""
     told = f"{terms.quality:.4g} x (weights outside the tables / the nearest candidate's)^{EXPONENT}"
-    source = "the parent's proxy quality in the study" if studied else "1, since no study trained the pattern"
     return Decision(
         what="quality",
         value=told,
         reason=(
-            f"{source}; a candidate whose own proxy the study trained has that one's instead. That more weights of one "
+            f"{_source_of_quality(terms, parent, studied=studied)}. That more weights of one "
             "pattern are better by that power is an assumption (Kaplan et al. 2020, equation 1.1), as is that shape "
             "matters little; of experts the geometric mean of all and active weights counts. No candidate was trained"
         ),
     )
+
+
+def _source_of_quality(terms: Terms, parent: Layout, *, studied: bool) -> str:
+    if not studied:
+        return "1, since no study trained the pattern"
+    if terms.trained(parent) is None:
+        return "1 for all, since the study did not train the pattern, and one assumed with some trained would not compare"
+    own = "a candidate whose own proxy the study trained has that one's instead"
+    return f"the parent's proxy quality in the study; {own}"
 
 
 def member_decisions(scaled: Scaled, parent: Layout, size: Size) -> Iterator[Decision]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -15,13 +17,18 @@ from nas.core.clock import SystemClock
 from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput, UnknownName, Unsupported
 from nas.core.family import TRAINING, Family, Member, MemberTraining, write_record
 from nas.core.layout import Layout
+from nas.core.measurement import Figure, Measurement
 from nas.core.published import LFM2
+from nas.core.scoring import Place
+from nas.core.workload import Workload
 from nas.family.build import BuildOptions, build, plan
+from nas.family.figures import measured_of
 from nas.family.measure import Measurer
 from nas.family.scale import candidates
 from nas.family.search import SizeSearch
 from nas.family.sizes import parse_size, parse_sizes
 from nas.family.sources import study_origin
+from nas.family.words import quality_decision
 from nas.service.families import family_folder, member_folder, read_family
 from nas.service.farm import Farm
 from nas.service.measuring import Jobs
@@ -211,6 +218,19 @@ def test_candidates_are_measured_and_the_winners_figures_kept(bed: Bed) -> None:
     assert [each.value for each in member.decisions if each.what == "another device"] == ["none"]
 
 
+def test_decode_speed_is_tokens_over_their_time(bed: Bed) -> None:
+    """A slow tail counts, as in comparisons; the median would hide it."""
+    number = {name: Figure(value=1.0, unit="-") for name in ("prefill_tps", "ttft", "peak_rss")}
+    tail = {"decode_p50": Figure(value=10.0, unit="ms"), "decode_mean": Figure(value=20.0, low=16.0, high=25.0, unit="ms")}
+    taken = SimpleNamespace(
+        device="box", runtime="fake", workload=Workload(prompt=64, gen=16), figures=number | tail, noisy=False
+    )
+    place = Place("box", "fake", "chat")
+    (measured,) = measured_of({place: cast(Measurement, taken)}, bed.space)
+    (speed,) = (each for each in measured.figures if each.metric == "decode_tps")
+    assert (speed.value, speed.ci95) == (50.0, (40.0, 62.5))
+
+
 def test_what_was_measured_is_found_again(bed: Bed) -> None:
     before = search(bed).member(parse_size("2M"), shapes(bed, "2M"))
     assert search(bed, ScriptedJobs([])).member(parse_size("2M"), shapes(bed, "2M")) == before
@@ -250,6 +270,41 @@ def test_the_winner_is_measured_on_a_device_that_the_search_did_not_use(bed: Bed
         devices.set_health(bed.store, "other", Health.RETIRED)
     assert [(each.device, each.searched) for each in member.measured] == [(DEVICE.id, True), ("other", False)]
     assert [each.value for each in member.decisions if each.what == "another device"] == ["other"]
+
+
+def test_another_device_that_fails_once_is_tried_again_at_the_next_size(bed: Bed) -> None:
+    other = DEVICE.model_copy(update={"id": add_device(bed.store, "third", "elsewhere")})
+    found = search(bed)
+    assert found.measurer is not None
+    found.measurer.benches["third", "fake"] = replace(bed.bench(), device=other)
+    whole = found.measurer.measure
+
+    def busy(layout: Layout, on: Sequence[str]) -> Any:
+        if list(on) == ["third"]:
+            raise InfrastructureFailed("somebody compiles there")
+        return whole(layout, on)
+
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(found.measurer, "measure", busy)
+            first = found.member(parse_size("6M"), shapes(bed, "6M"))
+        second = found.member(parse_size("7M"), shapes(bed, "7M"))
+    finally:
+        devices.set_health(bed.store, "third", Health.RETIRED)
+    assert [each.reason for each in first.decisions if each.what == "another device"] == [
+        "not measured on third: somebody compiles there"
+    ]
+    assert [each.value for each in second.decisions if each.what == "another device"] == ["third"]
+
+
+def test_a_pattern_that_the_study_did_not_train_is_told_and_all_quality_assumed(bed: Bed) -> None:
+    trained = study_origin(bed.store, "study", (), (), None).terms
+    assert trained.proxies
+    other = Layout.parse("d128 v256 ffn=swiglu:448 [A2/2 C4 A2/2 C4]")
+    origin = study_origin(bed.store, "study", (other,), (), None)
+    assert (origin.terms.quality, dict(origin.terms.proxies)) == (1.0, {})
+    decision = quality_decision(origin.terms, other, studied=True)
+    assert decision.reason.startswith("1 for all, since the study did not train the pattern")
 
 
 def test_the_command_builds_and_shows(bed: Bed) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from service_support import DEVICE, InlineJobs
@@ -15,8 +17,10 @@ from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName, Uns
 from nas.core.family import FAMILY, FILES, Comparison, Family, Measured, Member, MemberFile, MemberFiles, write_record
 from nas.core.layout import Layout
 from nas.core.plan import Round, RoundResult
-from nas.core.space import Protocol
+from nas.core.space import Protocol, RuntimeSpace
 from nas.core.workload import Workload
+from nas.family.calibrated import calibrated_bench
+from nas.family.compare import CompareOptions, comparison_path
 from nas.family.comparison import Setting, comparison
 from nas.family.contender import Contender, artifact_of, of_layout
 from nas.family.contest import Contest, Standings, Task, tasks
@@ -24,6 +28,7 @@ from nas.family.expected import expected_seconds
 from nas.family.lineup import Asked, line_up
 from nas.runtimes.base import Artifact
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.service.benches import Kept, Preparer
 from nas.service.judge import total_ms
 from nas.service.measuring import Reference
 from nas.service.stage_work import Bench
@@ -265,6 +270,42 @@ def test_a_member_takes_part_with_its_own_file(home: Path, lab: Lab) -> None:
     assert (artifact.weights, artifact.size, artifact.recipe) == ("file:model.gguf", 7, None)
 
 
+def test_every_question_has_a_record_of_its_own(home: Path) -> None:
+    family(home, *MEMBERS)
+    both = CompareOptions(Asked(family="demo"))
+    one = replace(both, asked=Asked(family="demo", classes=("350M",)))
+    alone = CompareOptions(Asked(classes=("350M",)))
+    asked = [both, one, replace(both, threads=4), replace(both, flash_attn=False), replace(both, replicate=1), alone]
+    found = [comparison_path(each, "box") for each in asked]
+    assert len(set(found)) == len(asked)
+    assert {path.parent for path in found[:-1]} == {home / "families" / "demo"}
+    assert comparison_path(replace(both, repetitions=9, accept_noise=True), "box") == found[0]
+
+
+def test_a_noisy_machine_keeps_the_calibration_that_a_command_began_with(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nas.family.calibrated.known_runtime", lambda spec: lab.runtime)
+    given: list[Kept | None] = []
+
+    class Noisy:
+        accept_noise, farm = True, SimpleNamespace(device=lambda name: DEVICE, store=lab.store)
+
+        async def bench(self, device: str, spec: RuntimeSpace, kept: Kept | None = None) -> Bench:
+            given.append(kept)
+            ms = kept.ms if kept else float(len(given))
+            return replace(lab.bench, reference=replace(lab.bench.reference, calibration_ms=ms))
+
+    spec = RuntimeSpace(name="fake", quantisation="q4_0")
+
+    def calibrated(purpose: str, replicate: int = 0) -> float:
+        made = calibrated_bench(cast(Preparer, Noisy()), "local", spec, purpose, replicate=replicate)
+        return asyncio.run(made).reference.calibration_ms
+
+    assert [calibrated("family"), calibrated("family"), calibrated("compare"), calibrated("family", 1)] == [1, 1, 3, 4]
+    assert [each is not None for each in given] == [False, True, False, False]
+
+
 def test_layouts_and_published_names_take_part(home: Path) -> None:
     tiny = "d256 v512 ffn=swiglu:512 [C3 A4/2]"
     asked = Asked(layouts=(tiny, "LFM2-1.2B"), references=("LFM2-1.2B", "PLM-1.8B"))
@@ -278,7 +319,7 @@ def test_what_cannot_take_part_is_refused_with_what_can(home: Path) -> None:
     with pytest.raises(UnknownName, match="unknown family 'demo'"):
         names(Asked(family="demo"))
     family(home, MEMBERS[0])
-    with pytest.raises(UnknownName, match="--family: unknown family 'dmo'; did you mean 'demo'"):
+    with pytest.raises(UnknownName, match="unknown family 'dmo'; did you mean 'demo'"):
         names(Asked(family="dmo"))
     with pytest.raises(UnknownName, match="--class: unknown size class '2B'"):
         names(Asked(classes=("2B",)))

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from nas.family.fim import cut
 from nas.family.held_out import bits_per_byte
 from nas.family.packing import Packed, held_out_windows
 from nas.family.recipe import Fim
-from nas.family.tokens import Tokens, tokenise
+from nas.family.tokens import MIN_HELD_OUT, Tokens, tokenise
 from nas.family.vocabulary import Vocabulary
 
 
@@ -160,6 +162,37 @@ def test_a_held_out_part_of_a_few_bytes_is_refused(tmp_path: Path, tokenizer: Pa
     (source,) = read_sources([tmp_path / "t"], 0.05)
     with pytest.raises(InvalidInput, match="30 bytes would be held out; at least 1,024"):
         tokenise(source, Vocabulary(tokenizer, 320), None, 0, 1 << 20)
+
+
+def test_a_path_within_another_has_its_share_held_out_there(tmp_path: Path, tokenizer: Path) -> None:
+    whole, vocabulary = tmp_path / "whole", Vocabulary(tokenizer, 320)
+    (whole / "books").mkdir(parents=True)
+    texts = sorted((f"text {number} " * 400 for number in range(8)), key=lambda text: sha256(text.encode()).digest())
+    for number, text in enumerate(texts):
+        (whole / f"{number}.txt").write_text(text)
+    held_out = whole / "7.txt"  # the last by hash
+    (whole / "0.txt").rename(whole / "books" / "0.txt")
+    outer, kept, gone = read_sources([whole, whole / "books", held_out], 1 / 8)
+    assert [outer.shared, kept.shared, gone.shared] == [False, True, True]
+    made = [tokenise(each, vocabulary, None, 0, 1 << 20) for each in (outer, kept, gone)]
+    assert [len(each.train) > 0 for each in made] == [True, True, False]
+    assert [each.held_out_bytes >= MIN_HELD_OUT for each in made] == [True, False, True]
+
+
+def test_a_long_text_is_encoded_some_pieces_at_a_time(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nas.family.vocabulary._PIECE", 8)
+    vocabulary, text = Vocabulary(tokenizer, 320), "some words\n" * 100
+    seen: list[int] = []
+
+    class Counted:
+        def encode_batch_fast(self, pieces: list[str], add_special_tokens: bool) -> list[SimpleNamespace]:
+            seen.append(len(pieces))
+            return [SimpleNamespace(ids=list(piece.encode())) for piece in pieces]
+
+    monkeypatch.setattr(vocabulary, "_tokenizer", Counted())
+    assert bytes(vocabulary.encode(text).tolist()).decode() == text
+    assert max(seen) == 16 and sum(seen) > 100
+    assert vocabulary.encode("").shape == (0,)
 
 
 def test_bits_per_byte_of_a_guess(corpus: Path, tokenizer: Path) -> None:

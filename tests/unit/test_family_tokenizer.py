@@ -76,6 +76,16 @@ def test_what_a_small_corpus_lacks_is_reserved_and_told(corpus: Path, tmp_path: 
     assert made.tokenizer.decode(made.tokenizer.encode(text).ids) == text
 
 
+def test_what_a_repository_hides_is_no_text(corpus: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "repository"
+    (folder / ".git").mkdir(parents=True)
+    (folder / ".git" / "index").write_bytes(b"\xff\xfe")
+    with pytest.raises(InvalidInput, match="repository: a folder without files"):
+        train_tokenizer([folder], 300, tmp_path / "none.json", quiet)
+    (corpus / "a.txt").rename(folder / "a.txt")
+    assert len(train_tokenizer([folder], 300, tmp_path / "some.json", quiet).tokens) == 300
+
+
 @pytest.mark.parametrize("vocab", [256, 300])
 @given(text=st.text())
 def test_every_text_comes_back_from_bytes(vocab: int, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -60,8 +61,24 @@ def test_no_name_leads_out_of_the_folder(name: str) -> None:
 
 
 def test_a_size_in_a_record_leads_nowhere_else() -> None:
-    write_family("one", size="../../x")
+    write_family("one")
+    record = family_folder("one") / FAMILY
+    record.write_text(record.read_text().replace('"4M"', '"../../x"'))
+    with pytest.raises(InvalidInput, match=r"family\.json: members.*size"):
+        family_view("one")
     with pytest.raises(InvalidInput, match="a size has"):
+        member_folder("one", "../../x")
+
+
+@pytest.mark.parametrize("path", ["../x", "/etc/passwd", "gguf/../../x", "", "."])
+def test_a_file_in_a_record_lies_nowhere_else(path: str) -> None:
+    write_family("one")
+    file = {"path": path, "kind": "gguf", "sha256": "0" * 64, "size": 1}
+    text = json.dumps({"layout": LAYOUT, "weights": "random:0", "loads": {}, "files": [file]})
+    folder = member_folder("one", "4M")
+    folder.mkdir()
+    (folder / FILES).write_text(text)
+    with pytest.raises(InvalidInput, match=r"files\.json: files.*leaves the member's folder"):
         family_view("one")
 
 
