@@ -56,9 +56,7 @@ def train(
     ] = None,
     pte: Annotated[
         bool | None,
-        typer.Option(
-            "--pte/--no-pte", help="Write a standard ExecuTorch program, too.", show_default="if its files have one"
-        ),
+        typer.Option("--pte/--no-pte", help="Write a standard ExecuTorch program, too.", show_default="as its files"),
     ] = None,
     pte_context: Annotated[
         int | None,

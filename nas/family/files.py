@@ -243,8 +243,8 @@ def _with_parts(member: _Member, parts: list[_Part], record: MemberFiles, ledger
             key = content_hash(part.inputs)
             files = ledger.kept(key)
             if not files:
-                log(f"{member.name}: writing {part.name}")
                 ledger.open()
+                log(f"{member.name}: writing {part.name}")
                 try:
                     files = tuple(file.model_copy(update={"key": key}) for file in part.write(state))
                 except Unsupported as error:
