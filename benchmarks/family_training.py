@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 from runs import Model, built, decode_ms, markdown, print_json, say
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from nas.core.durable import write_durably
 from nas.core.family import FAMILY, Family, Member, MemberTraining, write_record
@@ -36,8 +35,9 @@ from nas.family.held_out import ALL, bits_per_byte
 from nas.family.member_training import Order, train_member
 from nas.family.recipe import Recipe, Settings, complete
 from nas.family.session import Data, Session, Worker
+from nas.family.tokenizer_training import train_tokenizer
 from nas.family.tokens import Tokens, tokenise
-from nas.family.vocabulary import END, FIM_MARKS, START, Vocabulary
+from nas.family.vocabulary import Vocabulary
 from nas.nn.model import Model as Network
 from nas.proxy.corpus import build_corpus
 from nas.runtimes.base import Checkpoint
@@ -108,19 +108,13 @@ def _corpus(folder: Path) -> tuple[Path, ...]:
 def _tokenizer(path: Path, corpus: tuple[Path, ...], size: int) -> Path:
     if path.exists():
         return path
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size,
-        special_tokens=[START, END, *FIM_MARKS],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
     # Of what is trained on alone: merges of held-out words would know them.
-    texts = [doc.train for source in read_sources(corpus, Settings().held_out) for doc in source.documents]
-    tokenizer.train_from_iterator((line for text in texts for line in text.splitlines(keepends=True)), trainer)
-    write_durably(path, tokenizer.to_str().encode())
+    texts = path.with_name("tokenizer-corpus")
+    texts.mkdir(exist_ok=True)
+    for number, source in enumerate(read_sources(corpus, Settings().held_out)):
+        for document in source.documents:
+            write_durably(texts / f"{number}-{document.sha256}.txt", document.train.encode())
+    train_tokenizer([texts], size, path, say)
     return path
 
 

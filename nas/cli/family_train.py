@@ -50,8 +50,18 @@ def train(
         int | None,
         typer.Option("--workers", min=1, help="Processes. Default: one per GPU, or one.", show_default=False),
     ] = None,
-    pte: Annotated[bool, typer.Option("--pte", help="Write a standard ExecuTorch program, too.")] = False,
-    pte_context: Annotated[int, typer.Option("--pte-context", min=16, help="Tokens of a text in it.")] = 2048,
+    context: Annotated[
+        int | None,
+        typer.Option("--context", min=16, help="Tokens that it is meant for.", show_default="as its files, or 32768"),
+    ] = None,
+    pte: Annotated[
+        bool | None,
+        typer.Option("--pte/--no-pte", help="Write a standard ExecuTorch program, too.", show_default="as its files"),
+    ] = None,
+    pte_context: Annotated[
+        int | None,
+        typer.Option("--pte-context", min=16, help="Tokens of a text in it.", show_default="as its files, or 2048"),
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Pre-train a member on text of yours, and write its files with the trained weights.
@@ -59,13 +69,16 @@ def train(
     The recipe is the LFM2 report's, scaled down where the training is small; docs/family-training.md has the keys of a
     settings file. May be killed at any moment: the same command goes on from the last checkpoint.
     """
-    from nas.family.file_options import FileOptions
+    from nas.family.file_ledger import files_of
+    from nas.family.file_options import kept_options
     from nas.family.member_training import Order, train_member
+    from nas.family.place import find_member
     from nas.family.recipe import Settings, read_settings
 
     settings = Settings() if config is None else read_settings(config)
     if tokens is not None:
         settings = settings.model_copy(update={"tokens": tokens})
+    folder, _, _ = find_member(name, size)
     order = Order(
         corpus=tuple(corpus),
         settings=settings,
@@ -74,7 +87,7 @@ def train(
         start=start,
         start_layout=None if start_layout is None else Layout.parse(start_layout),
         workers=workers,
-        files=FileOptions(pte_context=pte_context if pte else None),
+        files=kept_options(files_of(folder), context, pte, pte_context),
     )
     record = train_member(name, size, order, say)
     if json:

@@ -141,6 +141,8 @@ class MemberFiles(Record):
         description="transformers, llama.cpp, executorch -> the class or architecture that loads it, or why none does"
     )
     files: tuple[MemberFile, ...]
+    context: int | None = Field(None, description="tokens that the model is meant for; None: not on record")
+    pte_context: int | None = Field(None, description="tokens of a text in the .pte that was asked for; None: none was")
 
 
 class MemberTraining(Record):

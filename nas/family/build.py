@@ -20,7 +20,6 @@ from nas.core.durable import locked
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.family import (
     FAMILY,
-    TRAINING,
     Decision,
     Family,
     Member,
@@ -54,7 +53,7 @@ class FilesWriter(Protocol):
         """
 
     def write(self, folder: Path, family: Family, member: Member, log: Log) -> object:
-        """Writes a member's files with random weights; what is there already stays."""
+        """Writes a member's files with random weights; what is there already stays, and all of a trained member's."""
 
 
 @dataclass(frozen=True)
@@ -257,14 +256,8 @@ def _builds(measurer: Measurer | None) -> dict[str, str]:
 
 
 def _write_files(options: BuildOptions, family: Family, member: Member, log: Log) -> None:
-    """Writes a member's files, unless it was trained: its files have other weights then."""
-    if options.files is None:
-        return
-    folder = member_folder(family.name, member.size)
-    if (folder / TRAINING).exists():
-        log(f"{member.size}: it was trained; its files stay as they are")
-    else:
-        options.files.write(folder, family, member, log)
+    if options.files is not None:
+        options.files.write(member_folder(family.name, member.size), family, member, log)
 
 
 def _tell(log: Log, whose: str, decision: Decision) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -21,14 +22,16 @@ _UNITS = {
 }
 
 
-def write_card(folder: Path, name: str, layout: Layout, files: MemberFiles, options: FileOptions) -> MemberFile:
+def card_key(text: str) -> str:
+    """The key of the file that holds this card."""
+    return content_hash(hashlib.sha256(text.encode()).hexdigest())
+
+
+def write_card(folder: Path, text: str) -> MemberFile:
     """Writes README.md, atomically."""
-    content = card(name, layout, files, options).encode()
     with replacing(folder / NAME) as partial:
-        written = hashed([content], partial)
-    return MemberFile(
-        path=NAME, kind="card", sha256=written.sha256, size=written.size, key=content_hash(written.sha256)
-    )
+        written = hashed([text.encode()], partial)
+    return MemberFile(path=NAME, kind="card", sha256=written.sha256, size=written.size, key=card_key(text))
 
 
 def card(name: str, layout: Layout, files: MemberFiles, options: FileOptions) -> str:

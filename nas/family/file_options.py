@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from nas.core.errors import InvalidInput, UnknownName
-from nas.core.family import Measured
+from nas.core.family import Measured, MemberFiles
 
 Dtype = Literal["float16", "bfloat16", "float32"]
 QUANTISATIONS = ("q4_0", "f16", "q8_0", "q4_k_m", "f32")
+
+DEFAULT_CONTEXT, DEFAULT_PTE_CONTEXT = 32768, 2048
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -41,7 +43,7 @@ class FileOptions:
     transformers: bool = True
     gguf: tuple[str, ...] = ("q4_0", "f16", "q8_0", "q4_k_m")
     pte_context: int | None = None
-    context: int = 32768
+    context: int = DEFAULT_CONTEXT
     shard_bytes: int = 50 * 10**9
     measured: tuple[Measured, ...] = ()
     budgets: Mapping[str, str] = field(default_factory=dict)
@@ -62,3 +64,23 @@ class FileOptions:
         if self.dtype not in get_args(Dtype):
             raise UnknownName("type of weights", self.dtype, get_args(Dtype))
         return name
+
+
+def kept_options(
+    before: MemberFiles | None, context: int | None, pte: bool | None, pte_context: int | None
+) -> FileOptions:
+    """What is written for a member again: what is not said stays as it was asked for before.
+
+    Args:
+        before: its files; None: it has none.
+        context: tokens that it is meant for.
+        pte: whether to write a .pte.
+        pte_context: most tokens of a text in it.
+    """
+    known = before.context if before else None
+    known_pte = before.pte_context if before else None
+    wanted = known_pte is not None if pte is None else pte
+    return FileOptions(
+        context=context or known or DEFAULT_CONTEXT,
+        pte_context=(pte_context or known_pte or DEFAULT_PTE_CONTEXT) if wanted else None,
+    )

@@ -7,13 +7,14 @@
     MEMBER/files.json        what was written, last
 
 Every file has a key, the hash of all that it is made from. What is there under its key and has its hash is kept, so a
-second run does nothing, and one that was killed goes on: until files.json is there, files.partial.json says how far.
+second run does nothing, and one that was killed goes on (`nas.family.file_ledger`).
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,14 +25,15 @@ import torch
 from nas.core.canonical import content_hash
 from nas.core.durable import locked
 from nas.core.errors import Unsupported
-from nas.core.family import FILES, MemberFile, MemberFiles, read_record, write_record
+from nas.core.family import TRAINING, MemberFile, MemberFiles
 from nas.core.layout import Layout
 from nas.family import gguf_files, transformers_folder
-from nas.family.card import write_card
+from nas.family.card import card, card_key, write_card
+from nas.family.file_ledger import FileLedger
 from nas.family.file_options import FileOptions
 from nas.family.member_weights import checkpoint_of, open_weights
 from nas.family.tokenizer import MemberTokenizer, byte_tokenizer, read_tokenizer, require_fit
-from nas.runtimes.base import Weights
+from nas.runtimes.base import RandomWeights, Weights
 from nas.runtimes.checkpoint_file import StateDict
 from nas.runtimes.executorch.runtime import EXECUTORCH
 from nas.runtimes.llama_cpp import source
@@ -44,7 +46,6 @@ FILES_VERSION = 1
 """Raise it with every change of this package that changes the bytes of a file."""
 PTE_QUANTISATION = "8da4w"
 
-_PARTIAL = "files.partial.json"
 _LOCK_S = 4 * 3600.0
 
 
@@ -110,18 +111,32 @@ def write_files(folder: Path, layout: Layout, weights: Weights, options: FileOpt
         InfrastructureFailed: a build or package is missing, the disk is full, or another process writes these files.
         CandidateFailed: a runtime's tools cannot write the file (export, crash).
     """
-    member = _Member(folder, options.checked_name(folder), layout, weights, _tokenizer(layout, options), options)
+    member = _member(folder, layout, weights, options)
+    with _alone(folder, log):
+        return _brought_about(member, log)
+
+
+def write_random_files(
+    folder: Path, layout: Layout, weights: RandomWeights, options: FileOptions, log: Log
+) -> MemberFiles | None:
+    """As `write_files`, but leaves a member that was trained as it is; None then."""
+    member = _member(folder, layout, weights, options)
+    with _alone(folder, log):
+        if (folder / TRAINING).exists():
+            log(f"{folder.name}: it was trained; its files stay as they are")
+            return None
+        return _brought_about(member, log)
+
+
+@contextmanager
+def _alone(folder: Path, log: Log) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / ".files.lock", _LOCK_S, waiting=lambda: log(f"{folder}: another process writes its files")):
-        loads, parts = _plan(member)
-        _remove_partial(folder)
-        before = _before(folder)
-        written = MemberFiles(layout=layout.format(), weights=weights.describe(), loads=loads, files=())
-        written = _written(member, parts, written, before, log)
-        card = write_card(folder, member.name, layout, written, options)
-        done = written.model_copy(update={"files": (*written.files, card)})
-        _finish(folder, before, done)
-    return done
+        yield
+
+
+def _member(folder: Path, layout: Layout, weights: Weights, options: FileOptions) -> _Member:
+    return _Member(folder, options.checked_name(folder), layout, weights, _tokenizer(layout, options), options)
 
 
 def _tokenizer(layout: Layout, options: FileOptions) -> MemberTokenizer:
@@ -204,14 +219,31 @@ def _executorch(member: _Member, parts: list[_Part]) -> str:
     return f"standard .pte for texts of {context:,} tokens"
 
 
-def _written(
-    member: _Member, parts: list[_Part], record: MemberFiles, before: tuple[MemberFile, ...], log: Log
-) -> MemberFiles:
+def _brought_about(member: _Member, log: Log) -> MemberFiles:
+    loads, parts = _plan(member)
+    _remove_partial(member.folder)
+    ledger = FileLedger(member.folder)
+    record = MemberFiles(
+        layout=member.layout.format(),
+        weights=member.weights.describe(),
+        loads=loads,
+        files=(),
+        context=member.options.context,
+        pte_context=member.options.pte_context,
+    )
+    record = _with_card(member, _with_parts(member, parts, record, ledger, log), ledger)
+    ledger.close(record)
+    return record
+
+
+def _with_parts(member: _Member, parts: list[_Part], record: MemberFiles, ledger: FileLedger, log: Log) -> MemberFiles:
     with open_weights(member.layout, member.weights, member.dtype) as state:
+        ledger.save(record)
         for part in parts:
             key = content_hash(part.inputs)
-            files = tuple(file for file in before if file.key == key)
-            if not files or not all(_is_there(member.folder, file) for file in files):
+            files = ledger.kept(key)
+            if not files:
+                ledger.open()
                 log(f"{member.name}: writing {part.name}")
                 try:
                     files = tuple(file.model_copy(update={"key": key}) for file in part.write(state))
@@ -219,8 +251,17 @@ def _written(
                     record = _without(record, part, error)
                     continue
             record = record.model_copy(update={"files": record.files + files})
-            write_record(member.folder / _PARTIAL, record)
+            ledger.save(record)
     return record
+
+
+def _with_card(member: _Member, record: MemberFiles, ledger: FileLedger) -> MemberFiles:
+    text = card(member.name, member.layout, record, member.options)
+    files = ledger.kept(card_key(text))
+    if not files:
+        ledger.open()
+        files = (write_card(member.folder, text),)
+    return record.model_copy(update={"files": record.files + files})
 
 
 def _without(record: MemberFiles, part: _Part, error: Unsupported) -> MemberFiles:
@@ -230,29 +271,8 @@ def _without(record: MemberFiles, part: _Part, error: Unsupported) -> MemberFile
     return record.model_copy(update={"loads": {**record.loads, "executorch": f"none: {error.message}"}})
 
 
-def _before(folder: Path) -> tuple[MemberFile, ...]:
-    """What earlier runs wrote, whole or killed."""
-    records = (read_record(folder / name, MemberFiles) for name in (FILES, _PARTIAL))
-    found = {file.path: file for record in records if record for file in record.files}  # the later run's holds
-    return tuple(found.values())
-
-
-def _is_there(folder: Path, file: MemberFile) -> bool:
-    path = folder / file.path
-    if not path.is_file() or path.stat().st_size != file.size:
-        return False
-    with path.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest() == file.sha256
-
-
 def _remove_partial(folder: Path) -> None:
     """What a killed run left half written."""
     for path in folder.rglob("*.partial"):
         path.unlink()
 
-
-def _finish(folder: Path, before: tuple[MemberFile, ...], done: MemberFiles) -> None:
-    write_record(folder / FILES, done)
-    for path in {file.path for file in before} - {file.path for file in done.files}:
-        (folder / path).unlink(missing_ok=True)
-    (folder / _PARTIAL).unlink(missing_ok=True)

@@ -38,6 +38,8 @@ def write_gguf_file(
 ) -> MemberFile:
     """Writes one file; llama.cpp's own quantiser makes those types that our writer has not, from float16.
 
+    Where `options` ask for float16 as well, that file has to be written first.
+
     Raises:
         Unsupported: neither build of llama.cpp carries the layout.
         InvalidInput: the checkpoint's values are not finite.
@@ -56,7 +58,7 @@ def write_gguf_file(
         written = write(quantisation, path)
     else:
         build = find_build(patched=supports(layout).arch == PATCHED)
-        with _half(folder / file_name(name, "f16")) as (half, is_there):
+        with _half(folder / file_name(name, "f16"), "f16" in options.gguf) as (half, is_there):
             if not is_there:
                 write("f16", half)
             written = quantise_file(build, half, quantisation, path, os.cpu_count() or 1)
@@ -70,9 +72,12 @@ def write_gguf_file(
 
 
 @contextmanager
-def _half(wanted: Path) -> Iterator[tuple[Path, bool]]:
-    """The float16 file, if the member has one, else a place for one that does not last."""
-    if wanted.is_file():
+def _half(wanted: Path, is_there: bool) -> Iterator[tuple[Path, bool]]:
+    """The float16 file, if it is one of those asked for, else a place for one that does not last.
+
+    A file of that name that was not asked for may be of other weights.
+    """
+    if is_there:
         yield wanted, True
         return
     scratch = wanted.with_name(f"{wanted.name}.partial")

@@ -33,9 +33,9 @@ class MemberFilesWriter:
         if self.options.tokenizer is not None:
             require_fit(read_tokenizer(self.options.tokenizer), layout, str(self.options.tokenizer))
 
-    def write(self, folder: Path, family: Family, member: Member, log: Callable[[str], None]) -> MemberFiles:
-        """Writes what of a member's files is not there yet; raises as `nas.family.files.write_files`."""
-        from nas.family.files import write_files
+    def write(self, folder: Path, family: Family, member: Member, log: Callable[[str], None]) -> MemberFiles | None:
+        """Writes what of a member's files is not there yet, unless it was trained; see `write_random_files`."""
+        from nas.family.files import write_random_files
 
         source = {"family": family.name, "study": family.study or "given layouts", "seed": str(family.seed)}
         options = replace(
@@ -45,4 +45,4 @@ class MemberFilesWriter:
             budgets={each.what: f"{each.value}: {each.reason}" for each in member.decisions if each.what == "weights"},
             provenance={**source, **family.provenance},
         )
-        return write_files(folder, Layout.parse(member.layout), RandomWeights(family.seed), options, log)
+        return write_random_files(folder, Layout.parse(member.layout), RandomWeights(family.seed), options, log)

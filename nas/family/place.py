@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from nas.core.errors import InvalidInput, UnknownName
-from nas.core.family import FILES, Family, Member, MemberFiles, read_record
+from nas.core.family import Family, Member
+from nas.family.file_ledger import files_of
 from nas.service.families import member_folder, read_family
 
 
@@ -29,7 +30,7 @@ def tokenizer_of(member: Path) -> Path:
     Raises:
         InvalidInput: there is none yet.
     """
-    files = read_record(member / FILES, MemberFiles)
+    files = files_of(member)
     for file in files.files if files else ():
         path = (member / file.path).resolve()
         if file.kind == "tokenizer" and path.name == "tokenizer.json" and path.is_relative_to(member.resolve()):

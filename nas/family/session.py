@@ -34,6 +34,8 @@ from nas.nn.moe import ExpertBias, balance_experts
 CHECKPOINT = "checkpoint.safetensors"
 _TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 32768}
 """Of a forward pass: enough to keep the processor busy; a step's other tokens are added up from further passes."""
+_PAUSE_SAVES = 20
+"""Least time between checkpoints, in what writing one takes: that of a billion weights holds 12 GB."""
 
 Log = Callable[[str], None]
 
@@ -104,7 +106,11 @@ class Session:
             self._loss = DistributedDataParallel(self._loss, broadcast_buffers=False)
 
     def run(self, checkpoint_s: float = 60.0, log_s: float = 10.0) -> None:
-        """Trains the steps that are left; saves every `checkpoint_s` seconds and at the end.
+        """Trains the steps that are left; saves now and then and at the end.
+
+        Args:
+            checkpoint_s: least seconds between checkpoints, see `pause_s`.
+            log_s: least seconds between lines of progress.
 
         Raises:
             CandidateFailed: the loss is no longer finite.
@@ -113,12 +119,13 @@ class Session:
         state.model.train()
         self._log(f"training {self.key[:12]} from step {state.step:,} to {self.steps:,}")
         saved = said = time.monotonic()
+        pause = checkpoint_s
         for number, (stage, steps) in enumerate(self._plan):
             batches = packed(self.recipe, number, self.data.stages[number])
             while state.step < began + steps:
                 loss, rate = self._step(stage, batches, state.step - began, steps)
-                if self._due(saved, checkpoint_s):
-                    self._save()
+                if self._due(saved, pause):
+                    pause = pause_s(checkpoint_s, self._save())
                     saved = time.monotonic()
                 if time.monotonic() - said > log_s or state.step == began + steps:
                     self._log(f"{stage.name}: step {state.step:,} of {self.steps:,}, loss {loss:.3f}, lr {rate:.2e}")
@@ -223,13 +230,21 @@ class Session:
     def _due(self, saved: float, every_s: float) -> bool:
         return self.worker.rank == 0 and time.monotonic() - saved >= every_s
 
-    def _save(self) -> None:
+    def _save(self) -> float:
+        """The seconds that it took."""
+        began = time.monotonic()
         if self.worker.rank == 0:
             self.state.save(self.folder / CHECKPOINT, self.key)
+        return time.monotonic() - began
 
     def _log(self, line: str) -> None:
         if self.worker.rank == 0:
             self.worker.log(line)
+
+
+def pause_s(least: float, saving: float) -> float:
+    """Seconds to the next checkpoint, where the last one took `saving` seconds; a `least` of 0: after every step."""
+    return max(least, _PAUSE_SAVES * saving) if least else 0.0
 
 
 def packed(recipe: Recipe, number: int, sources: Sequence[Tokens]) -> Packed:

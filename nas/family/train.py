@@ -1,7 +1,7 @@
 """Runs the workers of a member's training by Ray Train. The only file of the family that imports ray.
 
 FAMILY/SIZE/training/KEY/checkpoint.safetensors   what an unfinished training goes on from
-start.safetensors        weights grown from a smaller model
+start.safetensors        weights grown from a smaller model, until the training has ended
 weights.safetensors      the result
 outcome.json             what worker 0 found
 log.txt                  its progress
@@ -25,7 +25,7 @@ from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput,
 from nas.core.layout import Layout
 from nas.devices.hostlock import HostLock
 from nas.family.recipe import Recipe
-from nas.family.session import Data, Session, Worker
+from nas.family.session import CHECKPOINT, Data, Session, Worker
 from nas.family.tokens import MIN_HELD_OUT, open_tokens
 from nas.family.vocabulary import Vocabulary
 from nas.nn.model import Model
@@ -106,7 +106,7 @@ def _work(spec: Mapping[str, Any]) -> None:
                 lambda line: print(line, file=file, flush=True),
             )  # fmt: skip
             with _alone(own, worker.rank):
-                _train(spec, worker, own)
+                train_part(spec, worker, own)
     except NasError as error:
         failure = {"failed": type(error).__name__, "message": str(error)}
         write_durably(own / _OUTCOME, json.dumps(failure).encode())
@@ -123,7 +123,10 @@ def _alone(own: Path, rank: int) -> Iterator[None]:
         yield
 
 
-def _train(spec: Mapping[str, Any], worker: Worker, own: Path) -> None:
+def train_part(spec: Mapping[str, Any], worker: Worker, own: Path) -> None:
+    """What a worker does in a process that has nothing else to do; worker 0 is alone in `own`, and writes there."""
+    if not worker.rank:
+        _remove_leftovers(own)
     layout, recipe = Layout.from_json(spec["layout"]), Recipe.model_validate(spec["recipe"])
     stages = [[open_tokens(*source) for source in sources] for sources in spec["stages"]]
     every = {source.key: source for sources in stages for source in sources}.values()
@@ -150,6 +153,13 @@ def _train(spec: Mapping[str, Any], worker: Worker, own: Path) -> None:
         "device": _describe(worker),
     }
     write_durably(own / _OUTCOME, json.dumps(outcome).encode())
+
+
+def _remove_leftovers(own: Path) -> None:
+    """Files of killed workers that were to become a checkpoint or the result: each is as large as what it was to be."""
+    for name in (CHECKPOINT, WEIGHTS):
+        for path in own.glob(f".{name}.*"):
+            path.unlink()
 
 
 def _describe(worker: Worker) -> str:

@@ -23,7 +23,7 @@ from nas.family.files import write_files
 from nas.family.member_weights import LazyTensors, open_weights
 from nas.family.tokenizer_training import train_tokenizer
 from nas.nn.model import Model
-from nas.runtimes.base import Checkpoint
+from nas.runtimes.base import Checkpoint, RandomWeights
 from nas.runtimes.executorch.gate import DISTURBANCES, STEPS, compare
 from nas.runtimes.executorch.oracle import Oracle
 from nas.runtimes.llama_cpp.builds import Build
@@ -192,6 +192,15 @@ def test_quantised_files_load(made: Made, llama_build: Build, patched_build: Bui
     assert len(answer["followed"]) == TOKENS
     if quantisation == "Q8_0":
         assert answer["followed"][0] == made.answer["followed"][0][0]
+
+
+def test_a_float16_file_of_other_weights_is_not_quantised(llama_build: Build, tmp_path: Path) -> None:
+    layout = Layout.parse(LAYOUTS["Lfm2ForCausalLM"])
+    write_files(tmp_path / "a" / "m", layout, RandomWeights(1), FileOptions(transformers=False, gguf=("f16",)), print)
+    wanted = FileOptions(transformers=False, gguf=("q8_0",))
+    found = [write_files(tmp_path / name / "m", layout, RandomWeights(2), wanted, print) for name in ("a", "b")]
+    assert found[0] == found[1]
+    assert [path.name for path in (tmp_path / "a" / "m" / "gguf").iterdir()] == ["m-Q8_0.gguf"]
 
 
 def test_the_pte_runs_in_stock_executorch(tmp_path: Path) -> None:

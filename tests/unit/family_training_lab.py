@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from nas.core.family import FAMILY, Family, Member, write_record
 from nas.core.layout import Layout
 from nas.family.documents import read_sources
 from nas.family.recipe import Recipe, Schedule, Settings, Stage, complete
 from nas.family.session import Data, Session, Worker
+from nas.family.tokenizer_training import train_tokenizer
 from nas.family.tokens import tokenise
-from nas.family.vocabulary import FIM_MARKS, Vocabulary
+from nas.family.train import train_part
+from nas.family.vocabulary import Vocabulary
 from nas.nn.model import Model
 from nas.service.families import families_folder
 
@@ -44,18 +48,8 @@ def write_corpus(folder: Path, files: int = 4, size: int = 6000) -> Path:
 
 
 def write_tokenizer(path: Path, corpus: Path, size: int = 320) -> Path:
-    """Byte-level BPE with the marks that training needs."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size,
-        special_tokens=["<|startoftext|>", "<|endoftext|>", *FIM_MARKS],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train([str(file) for file in sorted(corpus.iterdir())], trainer)
-    tokenizer.save(str(path))
+    """One that the small member's files can hold."""
+    train_tokenizer([corpus], size, path, lambda line: None)
     return path
 
 
@@ -88,3 +82,12 @@ def session(folder: Path, corpus: Path, tokenizer: Path, *, worker: Worker | Non
     alone = Worker(0, 1, torch.device("cpu"), lambda: None, lambda line: None)
     data = data_of(corpus, tokenizer, recipe)
     return Session(Model(LAYOUT, recipe.seed), recipe, data, "k" * 64, folder, worker or alone, teacher)
+
+
+def run_here(
+    spec: Mapping[str, Any], workers: int, recipe: Recipe, own: Path, log: Callable[[str], None]
+) -> dict[str, Any]:
+    """`nas.family.train.run_workers` without Ray: one worker, in this process."""
+    train_part(spec, Worker(0, 1, torch.device("cpu"), lambda: None, log), own)
+    outcome: dict[str, Any] = json.loads((own / "outcome.json").read_text())
+    return outcome

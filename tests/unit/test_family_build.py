@@ -23,7 +23,9 @@ from nas.core.scoring import Place
 from nas.core.workload import Workload
 from nas.family.build import BuildOptions, build, plan
 from nas.family.figures import measured_of
+from nas.family.file_options import FileOptions
 from nas.family.measure import Measurer
+from nas.family.member_files import MemberFilesWriter
 from nas.family.scale import candidates
 from nas.family.search import SizeSearch
 from nas.family.sizes import parse_size, parse_sizes
@@ -126,15 +128,18 @@ def test_a_build_that_was_interrupted_goes_on(bed: Bed) -> None:
 
 def test_files_of_a_trained_member_stay(bed: Bed) -> None:
     told = Told()
-    build(options(bed, "1M", files=told), told)
+    asked = options(bed, "1M", files=MemberFilesWriter(FileOptions(gguf=())))
+    build(asked, told)
+    folder = member_folder("tiny", "1M")
     training = MemberTraining(
         checkpoint="0" * 64, config={}, start="random:0", tokens=1, steps=1, curve=(), held_out={}, seconds=1.0,
         device="cpu",
     )  # fmt: skip
-    write_record(member_folder("tiny", "1M") / TRAINING, training)
-    build(options(bed, "1M", files=told), told)
-    assert told.wrote == ["1M"]
+    write_record(folder / TRAINING, training)
+    (folder / "transformers" / "model.safetensors").write_bytes(b"trained")
+    build(asked, told)
     assert told.lines[-1] == "1M: it was trained; its files stay as they are"
+    assert (folder / "transformers" / "model.safetensors").read_bytes() == b"trained"
 
 
 def test_a_tokenizer_of_another_vocabulary_is_told_before_anything_is_measured(bed: Bed) -> None:

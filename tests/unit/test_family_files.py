@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,9 +19,11 @@ from nas.core.errors import InvalidInput, UnknownName
 from nas.core.family import Figure, Measured, MemberFiles, read_record
 from nas.core.layout import Layout
 from nas.family.card import card
-from nas.family.file_options import FileOptions
+from nas.family.file_ledger import files_of
+from nas.family.file_options import FileOptions, kept_options
 from nas.family.files import write_files
 from nas.family.member_weights import DrawnWeights, LazyTensors, open_weights
+from nas.family.place import tokenizer_of
 from nas.family.safetensors_file import Planned, shards
 from nas.nn.model import Model
 from nas.nn.transformers_names import from_transformers
@@ -121,15 +125,8 @@ def test_what_is_damaged_is_written_again(tmp_path: Path, damage: object) -> Non
 
 
 def test_a_run_that_was_killed_is_taken_up(tmp_path: Path) -> None:
-    class Killed(BaseException):
-        pass
-
-    def kill(line: str) -> None:
-        if "F16" in line:
-            raise Killed
-
-    with pytest.raises(Killed):
-        write_files(tmp_path / "m", STOCK, FIRST, LIGHT, kill)
+    with pytest.raises(_KilledError):
+        write_files(tmp_path / "m", STOCK, FIRST, LIGHT, kill_at("F16"))
     assert not (tmp_path / "m" / "files.json").exists()
     half = tmp_path / "m" / "gguf" / "m-F16.gguf.0123.partial"
     half.parent.mkdir()
@@ -138,6 +135,87 @@ def test_a_run_that_was_killed_is_taken_up(tmp_path: Path) -> None:
     assert said == ["m: writing F16"], "what was there is kept"
     assert write(tmp_path / "n")[0].files[:3] == record.files[:3]
     assert not list((tmp_path / "m").rglob("*.partial*"))
+
+
+class _KilledError(BaseException):
+    pass
+
+
+def kill_at(word: str) -> Callable[[str], None]:
+    """A log that kills the run when it says `word`."""
+
+    def log(line: str) -> None:
+        if word in line:
+            raise _KilledError
+
+    return log
+
+
+def test_a_folder_with_files_json_is_whole_whenever_a_rewrite_is_killed(tmp_path: Path) -> None:
+    folder, other = tmp_path / "m", RandomWeights(4)
+    write(folder, options=FileOptions(gguf=("f16", "q4_0")))
+    for word in ("transformers", "F16", "Q4_0"):
+        with pytest.raises(_KilledError):
+            write_files(folder, STOCK, other, FileOptions(gguf=("f16", "q4_0")), kill_at(f"writing {word}"))
+        assert not (folder / "files.json").exists()
+        left = files_of(folder)
+        assert left is not None and "gguf/m-Q4_0.gguf" in {file.path for file in left.files}
+        assert tokenizer_of(folder) == (folder / "transformers" / "tokenizer.json").resolve()
+    said: list[str] = []
+    record = write_files(folder, STOCK, other, LIGHT, said.append)
+    assert said == [], "what the killed runs had done is kept"
+    assert not (folder / "gguf" / "m-Q4_0.gguf").exists(), "what was there before them is known, and gone"
+    assert record == read_record(folder / "files.json", MemberFiles)
+    assert record == write_files(tmp_path / "new" / "m", STOCK, other, LIGHT, quiet)
+
+
+def test_a_rewrite_that_fails_leaves_no_files_json(tmp_path: Path) -> None:
+    first, _ = write(tmp_path / "m")
+    (tmp_path / "m" / "gguf" / "m-F16.gguf").unlink()
+    (tmp_path / "m" / "gguf").rmdir()
+    (tmp_path / "m" / "gguf").write_text("in the way")
+    with pytest.raises(OSError, match="gguf"):
+        write(tmp_path / "m")
+    assert not (tmp_path / "m" / "files.json").exists()
+    (tmp_path / "m" / "gguf").unlink()
+    assert write(tmp_path / "m") == (first, ["m: writing F16"])
+
+
+def test_what_is_left_of_files_made_together_does_not_pass_for_all(tmp_path: Path) -> None:
+    sharded = FileOptions(gguf=("f16",), shard_bytes=40_000)
+    first, _ = write(tmp_path / "m", options=sharded)
+    with pytest.raises(_KilledError):
+        write_files(tmp_path / "m", STOCK, RandomWeights(4), LIGHT, kill_at("writing F16"))
+    assert list((tmp_path / "m" / "transformers").glob("model-*.safetensors")), "shards of the first run"
+    assert write(tmp_path / "m", options=sharded) == (first, ["m: writing transformers"])
+
+
+def test_a_card_that_changes_is_not_there_before_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "m")
+
+    def killed(folder: Path, text: str) -> None:
+        raise _KilledError
+
+    monkeypatch.setattr("nas.family.files.write_card", killed)
+    with pytest.raises(_KilledError):
+        write(tmp_path / "m", options=replace(LIGHT, provenance={"study": "demo"}))
+    assert not (tmp_path / "m" / "files.json").exists()
+
+
+def test_weights_that_do_not_fit_leave_the_record_alone(tmp_path: Path) -> None:
+    first, _ = write(tmp_path / "m")
+    other = checkpoint(Layout.parse("d64 v300 ffn=swiglu:128 [C3 A4/2]"), tmp_path / "w")
+    with pytest.raises(InvalidInput, match="has shape"):
+        write_files(tmp_path / "m", STOCK, other, LIGHT, quiet)
+    assert files_of(tmp_path / "m") == read_record(tmp_path / "m" / "files.json", MemberFiles) == first
+
+
+def test_what_was_asked_for_is_on_record(tmp_path: Path) -> None:
+    record, _ = write(tmp_path / "m", options=FileOptions(gguf=(), context=4096))
+    assert (record.context, record.pte_context) == (4096, None)
+    asked = kept_options(record.model_copy(update={"pte_context": 128}), None, None, None)
+    assert (asked.context, asked.pte_context) == (4096, 128)
+    assert kept_options(None, None, None, None) == FileOptions()
 
 
 def test_other_options_change_what_depends_on_them(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from nas.core.errors import CandidateFailed, InvalidInput, UnknownName
 from nas.core.layout import Layout
 from nas.family.member_training import Order, train_member
 from nas.family.recipe import REPORT_LENGTHS, Recipe, Settings, complete, read_settings
-from nas.family.session import CHECKPOINT, Session, Worker
+from nas.family.session import CHECKPOINT, Session, Worker, pause_s
 from nas.nn.model import Model
 from nas.nn.weights import save_weights
 
@@ -82,6 +83,29 @@ def test_a_damaged_checkpoint_starts_anew(tmp_path: Path, corpus: Path, tokenize
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / CHECKPOINT).write_bytes(b"half a fi")
     assert session(tmp_path / "run", corpus, tokenizer).state.step == 0
+
+
+def test_checkpoints_that_take_long_are_rare(
+    tmp_path: Path, corpus: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    saves: list[float] = []
+
+    def save(path: Path, key: str) -> None:
+        saves.append(now[0])
+        now[0] += 0.5
+
+    def step() -> None:
+        now[0] += 1.0
+
+    steps = Worker(0, 1, torch.device("cpu"), step, lambda line: None)
+    trained = session(tmp_path / "run", corpus, tokenizer, worker=steps)
+    monkeypatch.setattr("nas.family.session.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(trained.state, "save", save)
+    trained.run(checkpoint_s=2.0)
+    assert saves == [2.0, 12.5, 23.0, 31.5]  # at least twenty times what the last one took, and at the end
+    assert [pause_s(60.0, seconds) for seconds in (1.0, 10.0)] == [60.0, 200.0]
+    assert pause_s(0.0, 10.0) == 0.0
 
 
 def test_a_teacher_changes_what_is_learned(tmp_path: Path, corpus: Path, tokenizer: Path) -> None:
