@@ -233,13 +233,14 @@ def _conclude(trained: Trained, tokenizer_sha256: str, record: MemberTraining, w
 def _tokenised(recipe: Recipe, corpus: Sequence[Path], vocabulary: Vocabulary) -> list[list[Tokens]]:
     """The sources of every stage. All paths are cut together: what one stage holds out no other one trains on."""
     wanted = [[Path(each) for each in stage.corpus] or list(corpus) for stage in recipe.stages]
-    paths = list(dict.fromkeys(path for stage in wanted for path in stage))
-    sources = dict(zip(paths, read_sources(paths, recipe.held_out), strict=True))
+    named: dict[Path, Path] = {}
+    for path in (path for stage in wanted for path in stage):
+        named.setdefault(path.resolve(), path)  # stages may spell one folder in two ways
+    sources = zip(named, read_sources(list(named.values()), recipe.held_out), strict=True)
     made = {
-        path: tokenise(source, vocabulary, recipe.fim, recipe.seed, recipe.eval_bytes)
-        for path, source in sources.items()
+        place: tokenise(source, vocabulary, recipe.fim, recipe.seed, recipe.eval_bytes) for place, source in sources
     }
-    stages = [[made[path] for path in stage] for stage in wanted]
+    stages = [[made[path.resolve()] for path in stage] for stage in wanted]
     for number, each in enumerate(stages):
         packed(recipe, number, each)  # says now whether a stage lacks text, not after the stages before
     return stages
