@@ -10,8 +10,8 @@ from pathlib import Path
 
 from nas.core import paths
 from nas.core.canonical import content_hash
-from nas.core.durable import locked
 from nas.core.device import Device
+from nas.core.durable import locked
 from nas.core.family import Comparison, write_record
 from nas.core.space import Protocol, RuntimeSpace
 from nas.family.calibrated import calibrated_bench

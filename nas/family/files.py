@@ -275,4 +275,3 @@ def _remove_partial(folder: Path) -> None:
     """What a killed run left half written."""
     for path in folder.rglob("*.partial"):
         path.unlink()
-

@@ -78,7 +78,7 @@ def _source_of_quality(terms: Terms, parent: Layout, *, studied: bool) -> str:
     if not studied:
         return "1, since no study trained the pattern"
     if terms.trained(parent) is None:
-        return "1 for all, since the study did not train the pattern, and one assumed with some trained would not compare"
+        return "1 for all, since the study did not train the pattern: trained ones beside it would not compare"
     own = "a candidate whose own proxy the study trained has that one's instead"
     return f"the parent's proxy quality in the study; {own}"
 

@@ -159,7 +159,7 @@ def test_corpora_that_cannot_be_used_are_told(corpus: Path, tmp_path: Path) -> N
     (corpus / "c.txt").write_bytes(b"abc\xff")
     with pytest.raises(InvalidInput, match=r"c\.txt: is not UTF-8 text \(byte 3\)"):
         train_tokenizer([corpus], 300, out, quiet)
-    with pytest.raises(InvalidInput, match=r"gone: cannot read it"):
+    with pytest.raises(InvalidInput, match=r"gone: no such file or folder"):
         train_tokenizer([tmp_path / "gone"], 300, out, quiet)
     (tmp_path / "empty").mkdir()
     with pytest.raises(InvalidInput, match="a folder without files"):
