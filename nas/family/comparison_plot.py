@@ -22,6 +22,8 @@ _PANELS: tuple[tuple[Metric, int, str], ...] = (
 )
 _SUFFIXES = (".png", ".svg", ".pdf")
 _DPI = 160
+_SIZE, _LINE, _LETTER = 7, 9.0, 4.2
+"""Of the points' names, in points of 1/72 inch: font, least distance of lines, width of a letter."""
 
 
 def draw_comparison(comparison: Comparison, path: Path) -> None:
@@ -62,6 +64,7 @@ def _draw_panel(panel: Axes, comparison: Comparison, metric: Metric, prompt: int
         axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axis.set_minor_formatter(NullFormatter())
+    named: list[tuple[str, float, float]] = []
     for kind, (colour, marker, size) in _KINDS.items():
         points = [
             (model.name, model.parameters / 1e9, figure.value)
@@ -71,13 +74,30 @@ def _draw_panel(panel: Axes, comparison: Comparison, metric: Metric, prompt: int
         if points:
             _, x, y = zip(*points, strict=True)
             panel.scatter(x, y, s=size, color=colour, marker=marker, label=kind, zorder=3)
-        for name, *at in points:
-            panel.annotate(name, (at[0], at[1]), xytext=(4, 3), textcoords="offset points", fontsize=7)
+        named += points
     panel.set_xlabel("parameters [billions]")
     panel.grid(alpha=0.25, which="both")
-    panel.margins(x=0.25, y=0.15)  # room for the names on the right
+    panel.margins(x=0.32, y=0.15)  # room for the names on the right
+    _write_names(panel, named)
     if panel.get_legend_handles_labels()[0]:
         panel.legend(loc="upper right", frameon=False, fontsize=9)  # speed falls with size: free
+
+
+def _write_names(panel: Axes, points: list[tuple[str, float, float]]) -> None:
+    """A name to the right of each point, further down where another one stands, with a line to its point."""
+    panel.autoscale_view()
+    per_inch = panel.figure.dpi
+    taken: list[tuple[float, float, float]] = []  # left, right, height of names, in points of 1/72 inch
+    for name, x, y in sorted(points, key=lambda point: -point[2]):
+        left, height = (float(each) * 72 / per_inch for each in panel.transData.transform((x, y)))
+        right, free = left + _LETTER * len(name), height
+        while any(left < other[1] and other[0] < right and abs(free - other[2]) < _LINE for other in taken):
+            free -= 1
+        taken.append((left, right, free))
+        panel.annotate(
+            name, (x, y), xytext=(6, free - height - _SIZE / 3), textcoords="offset points", fontsize=_SIZE,
+            arrowprops={"arrowstyle": "-", "lw": 0.4, "color": "#999999"} if free < height else None,
+        )  # fmt: skip
 
 
 def _kind(model: ComparedModel) -> str:

@@ -7,10 +7,11 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from matplotlib.figure import Figure
 
 from nas.core.errors import InvalidInput
 from nas.core.family import ComparedModel, Comparison, Figure, Measured
-from nas.family.comparison_plot import draw_comparison
+from nas.family.comparison_plot import _write_names, draw_comparison
 from nas.family.comparison_tables import as_markdown, figures_table, ratios_table, reasons
 from nas.family.ratios import ratios
 from nas.family.report_tables import COLUMNS, HX370, REPORT, S25, report_ratios
@@ -145,6 +146,16 @@ def test_the_picture_names_every_model_that_has_figures(tmp_path: Path, suffix: 
         assert "Granite" not in text
         draw_comparison(record(MEMBER, LFM2, GONE), path)
         assert path.read_bytes() == first
+
+
+def test_names_of_models_that_are_alike_stand_one_below_the_other() -> None:
+    panel = Figure().subplots()
+    panel.scatter([1, 1, 1, 5], [1, 1, 1.001, 9])
+    _write_names(panel, [("one", 1, 1), ("two", 1, 1), ("three", 1, 1.001), ("alone", 5, 9)])
+    below = {text.get_text(): text.xyann[1] for text in panel.texts}  # type: ignore[attr-defined]
+    assert below["alone"] == below["three"] > below["one"] > below["two"]
+    assert below["one"] - below["two"] >= 9
+    assert [text.arrow_patch is None for text in panel.texts] == [True, True, False, False]  # type: ignore[attr-defined]
 
 
 def test_a_picture_of_another_kind_is_refused(tmp_path: Path) -> None:
