@@ -118,8 +118,10 @@ def comparison_path(options: CompareOptions, device: str) -> Path:
     Raises:
         UnknownName: no such family.
     """
-    family, asked = options.asked.family, options.asked
-    folder = paths.home() / "comparisons" if family is None else family_folder(read_family(family).name)
+    asked = options.asked
+    folder = paths.home() / "comparisons"
+    if asked.family is not None:
+        folder = family_folder(read_family(asked.family).name)
     key = content_hash(
         {
             "references": sorted(asked.references),
