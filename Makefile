@@ -19,18 +19,19 @@ BENCHES ?= llama_cpp_equivalence first_number workloads against_llama_bench \
 # $(call timed,COMMAND): the command, what it is and how long it took.
 timed = @echo '$(1)'; begun=$$(date +%s); $(1) || exit; echo "took $$(($$(date +%s) - begun)) s"
 
-.PHONY: help setup builds demo test lint bench lock docs clean
+.PHONY: help setup builds demo test test-all lint bench lock docs clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make setup   .venv with everything the demo and the tests need, and the llama.cpp build (first time: 3-5 min)"
 	@echo "make demo    search a small space on this machine and show its Pareto front"
 	@echo "make builds  every runtime build that the tests need: patched and arm64 beside the stock one (first time: 5-8 min)"
-	@echo "make test    lint, types, import rules, documentation checks, these builds and all tests"
+	@echo "make test    lint, types, import rules, documentation checks, these builds and the tests"
+	@echo "make test-all  the same with the exhaustive tests: more layouts, faults and kills, all store tests on PostgreSQL"
 	@echo "make lint    the same without builds and tests"
 	@echo "make bench   performance and search-efficiency benchmarks, as JSON"
-	@echo "make docs    write the generated parts of docs/ anew"
-	@echo "make lock    resolve requirements.lock anew"
+	@echo "make docs    write the generated parts of docs/"
+	@echo "make lock    resolve requirements.lock again"
 	@echo "make clean   remove build products and tool caches from the checkout; .venv, studies and downloads stay"
 
 $(READY): pyproject.toml requirements.lock scripts/setup_venv.py
@@ -67,6 +68,9 @@ test: setup lint builds
 	$(call timed,$(BIN)/python -m pytest -n 2 tests/unit tests/contract)
 	$(call timed,$(BIN)/python -m pytest -n 3 --dist worksteal tests/integration)
 	$(call timed,$(BIN)/python -m pytest -n 2 --dist loadfile tests/browser)
+
+test-all: export HILNAS_TEST_ALL = 1
+test-all: test
 
 bench: setup
 	@for name in $(BENCHES); do $(BIN)/python benchmarks/$$name.py || exit 1; done

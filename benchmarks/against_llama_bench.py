@@ -1,10 +1,10 @@
-"""Do we measure what llama-bench measures? Same file, same libraries, same settings, in interleaved pairs; JSON.
+"""Compares our measurements with llama-bench's: same file, libraries and settings, in interleaved pairs; JSON.
 
     python benchmarks/against_llama_bench.py [--contexts 1024,4096] [--pairs 5] [--threads 1] > result.json
 
 Needs a calm machine. A pair is three fresh processes: our runner (prompt of C tokens, then 100 decoded), llama-bench's
-prompt test of C tokens, and its generation test of 100 tokens at depth C. Who comes first alternates. Every process
-measures once, so no side profits from a longer life. What llama-bench (of the pinned source) does otherwise:
+prompt test of C tokens, and its generation test of 100 tokens at depth C. The order alternates. Every process
+measures once, so no side profits from a longer life. Differences of llama-bench (of the pinned source):
 
 - its prompt test is warmed up by the whole prompt, ours by 16 tokens: the first touch of cache and buffers is in our
   TTFT, as it is in a user's;
@@ -14,7 +14,7 @@ measures once, so no side profits from a longer life. What llama-bench (of the p
 Alike: no memory mapping, repacked weights, flash attention, f16 cache, batches of 2048 and 512, a context no longer
 than the request, logits of the last position only, random tokens.
 
-Beside that, `--repeatability` times `nas bench` as a whole: how much its decode p50 spreads over invocations, with
+In addition, `--repeatability` times `nas bench` as a whole: how much its decode p50 spreads over invocations, with
 drift correction and without.
 """
 
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def _compared(model: Model, context: int, pairs: int, threads: int) -> dict[str, Any]:
-    """Pairs at one context, and the ratios ours / theirs."""
+    """Returns pairs at one context, and the ratios ours / theirs."""
     rows = []
     for number in range(pairs):
         sides = [lambda: _ours(model, context, threads), lambda: _theirs(model, context, threads)]
@@ -91,16 +91,16 @@ def _theirs(model: Model, context: int, threads: int) -> dict[str, float]:
 
 
 def _llama_bench(model: Model, threads: int, *test: str) -> float:
-    """Nanoseconds of one test, run once."""
+    """Returns nanoseconds of one test, run once."""
     alike = ("-lm", "none", "--repack", "1", "-fa", "on", "-ctk", "f16", "-ctv", "f16", "-b", "2048", "-ub", "512")
-    command = [str(model.build.tool("llama-bench")), "-m", str(model.file), *test, *alike]
+    command = [str(model.build.folder / "llama-bench"), "-m", str(model.file), *test, *alike]
     command += ["-t", str(threads), "-r", "1", "-o", "json"]
     (row,) = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
     return float(row["avg_ns"])
 
 
 def _repeatability(model: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Coefficient of variation of decode p50 over whole invocations of `nas bench`."""
+    """Returns the coefficient of variation of decode p50 over whole invocations of `nas bench`."""
     runs = []
     for number in range(options.repeatability):
         runs.append(_nas_bench(model, options))

@@ -1,12 +1,12 @@
-"""Our attention kernel against llama.cpp's flash attention, on the same numbers, shapes and threads; JSON.
+"""Compares our attention kernel with llama.cpp's flash attention, on the same numbers, shapes and threads; JSON.
 
     python benchmarks/attention_kernel.py [--tokens 4096] [--threads 1,2] [--pairs 5] > result.json
 
 Needs a calm machine. Two small programs (benchmarks/attention_kernel/) are compiled against what the runners use: one
 our header with ExecuTorch's thread pool, flags as the runner's; one ggml's CPU backend of our llama.cpp build. Each
 reads a text of 4,096 tokens from an empty float16 cache, in the chunks that its runner takes (128 here, 512 there),
-then lets one query look at all 4,096, again and again. Defaults are a layer of LFM2-350M: 16 heads, 8 of keys and
-values, of 64 numbers. Processes of both sides take turns, and who begins alternates. `ratio` is ours / theirs, below 1
+then repeats one query over all 4,096. Defaults are a layer of LFM2-350M: 16 heads, 8 of keys and
+values, of 64 numbers. Processes of both sides alternate, and so does their order. `ratio` is ours / theirs, below 1
 where ours is faster; `difference` is the relative L2 distance of the results, which rounding to float16 explains.
 
 Timed are writing keys and values into the cache and attention. Not timed: the rest of a layer. In a model weights push
@@ -28,9 +28,9 @@ import numpy as np
 from runs import counts, print_json, say
 
 from nas.runtimes.executorch.build import build as build_executorch
+from nas.runtimes.executorch.build import installed_sdk
 from nas.runtimes.executorch.builds import SOURCES
 from nas.runtimes.executorch.programs import CHUNK
-from nas.runtimes.executorch.sdk import installed_sdk
 from nas.runtimes.llama_cpp import source
 from nas.runtimes.llama_cpp.build import build as build_llama_cpp
 from nas.runtimes.toolchain import find_compiler
@@ -107,7 +107,7 @@ def _compared(programs: dict[str, Path], threads: int, options: argparse.Namespa
 
 
 def _run(program: Path, chunk: int, threads: int, options: argparse.Namespace) -> tuple[dict[str, float], Any]:
-    """One process: milliseconds of the whole prompt and of a step, both medians, and what was computed."""
+    """Runs one process: returns median milliseconds of the prompt and of a step, and the result of both."""
     sizes = (options.heads, options.kv_heads, options.head_dim, options.tokens, chunk, threads, 1, options.steps)
     out = program.with_suffix(".out")
     done = subprocess.run([str(program), *map(str, sizes), str(out)], check=True, capture_output=True)

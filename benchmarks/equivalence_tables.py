@@ -1,4 +1,4 @@
-"""What the benchmarks of equivalence gates have in common: layouts, numbers, and tables on a Markdown page."""
+"""Shared parts of the benchmarks of equivalence gates: layouts, numbers, and tables on a Markdown page."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FULL = {"LFM2-350M": LFM2["LFM2-350M"]}
 
 
 def write_tables(page: Path, tables: Sequence[str]) -> None:
-    """Replaces what stands between the page's markers."""
+    """Replaces the text between the page's markers."""
     begin, end = "<!-- measured -->", "<!-- end -->"
     before, _, rest = page.read_text(encoding="utf-8").partition(begin)
     _, found, after = rest.partition(end)
@@ -44,21 +44,21 @@ def write_tables(page: Path, tables: Sequence[str]) -> None:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Markdown."""
+    """Returns a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
 def yes(row: Row) -> str:
-    """Whether it is as it should be; loud if not."""
+    """Returns 'yes', or 'NO' for an unexpected result."""
     return "yes" if row["as_it_should"] else "NO"
 
 
 def digits(value: float) -> float | None:
-    """Three of them; None: not finite, which JSON cannot say."""
+    """Rounds to three significant digits; None for a value that is not finite, which JSON cannot hold."""
     return float(f"{value:.3g}") if np.isfinite(value) else None
 
 
 def say(line: str) -> None:
-    """Progress, to stderr."""
+    """Prints progress to stderr."""
     print(line, file=sys.stderr)

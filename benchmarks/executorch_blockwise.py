@@ -1,4 +1,4 @@
-"""Blocks against one whole graph in ExecuTorch: what export, loading, the prompt and tokens cost; JSON.
+"""Compares blocks with one whole graph in ExecuTorch: costs of export, loading, prompt and tokens; JSON.
 
     python benchmarks/executorch_blockwise.py [--layout LFM2-350M] [--prompts 512,1024,4096] [--markdown] > result.json
 
@@ -35,8 +35,8 @@ from nas.runtimes.executorch.build import build
 from nas.runtimes.executorch.builds import Build
 from nas.runtimes.executorch.gate import BATCH, EXACT_CACHE, PROMPT, STEPS
 from nas.runtimes.executorch.runtime import EXECUTORCH
-from nas.runtimes.pip import sha256_of
-from nas.runtimes.runner_logits import Feed, here, runner_logits
+from nas.runtimes.runner import Feed, here, runner_logits
+from nas.runtimes.toolchain import sha256_of
 from nas.testing.run_plan import run_plan
 
 GEN = 100
@@ -45,7 +45,7 @@ FIGURES = ("load_ms", "ttft_ms", "decode_p50_ms", "peak_rss_mb")
 
 @dataclass(frozen=True)
 class Form:
-    """A file, and the number format of the cache that it is run with."""
+    """A file, and the number format of the cache to run it with."""
 
     file: Path
     kv: str
@@ -96,7 +96,7 @@ def _exports(layout: Layout, files: dict[str, Path], cache: Path, context: int) 
 
 
 def _export(layout: Layout, file: Path, cache: Path, *more: str) -> dict[str, float]:
-    """One process of `nas export`, and what the kernel says that it used."""
+    """Runs one process of `nas export`; returns its resource usage."""
     command = [str(Path(sys.executable).with_name("nas")), "export", layout.format(), "--runtime", "executorch"]
     environment = os.environ | {"NAS_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
     begun = time.perf_counter()
@@ -123,7 +123,7 @@ def _logits(file: Path, made: Build, vocab: int, scratch: Path) -> NDArray[np.fl
 def _prompt(
     layout: Layout, made: Build, forms: dict[str, Form], prompt: int, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Runs of every form in turn, and in turn who begins."""
+    """Runs every form in turn, in rotating order."""
     samples: dict[str, list[dict[str, float]]] = {name: [] for name in forms}
     for number in range(options.repetitions):
         for name in sorted(forms, reverse=bool(number % 2)):

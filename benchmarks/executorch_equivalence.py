@@ -1,9 +1,10 @@
-"""Does ExecuTorch compute what layouts mean, on this machine and on arm64? Prints JSON.
+"""Checks that ExecuTorch computes what layouts define, on this machine and on arm64; prints JSON.
 
-    python benchmarks/executorch_equivalence.py [--page docs/equivalence-executorch.md] [--small] [--target TARGET]
+    python benchmarks/executorch_equivalence.py [--page docs/measured/equivalence-executorch.md] [--small]
+        [--target TARGET]
 
 Error and limit of the equivalence gate in 8da4w, for each block kind alone, for layouts that mix them and for
-LFM2-350M, and of planted faults, each of which must be caught. Builds are made where missing; another machine's runs
+LFM2-350M, and of planted faults, each of which must be detected. Missing builds are made; another machine's runs
 by emulation (qemu-user), so the full-size layout takes a while there. `--page` writes the tables into a Markdown page,
 `--small` leaves LFM2-350M out.
 """
@@ -24,7 +25,7 @@ from equivalence_tables import ALONE, FULL, MIXED, Row, digits, say, table, writ
 from nas.core.layout import Layout
 from nas.runtimes.executorch.build import build
 from nas.runtimes.executorch.builds import Build
-from nas.runtimes.host import host_target
+from nas.runtimes.toolchain import host_target
 from nas.testing.executorch_gate import gate
 from nas.testing.planted_faults import FAULTS, MOE_FAULTS, PLANTED, PLANTED_MOE
 

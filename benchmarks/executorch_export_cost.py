@@ -1,4 +1,4 @@
-"""What ExecuTorch exports cost in a search: CPU seconds and memory per candidate, and how often programs are at hand.
+"""Measures ExecuTorch exports in a search: CPU seconds and memory per candidate, and how often programs are cached.
 
     python benchmarks/executorch_export_cost.py [--space lfm2-mixed] [--layouts 30] [--seed 0] > result.json
 
@@ -31,7 +31,7 @@ from nas.core.stats import quantile
 from nas.runtimes.executorch.runtime import EXECUTORCH
 from nas.search import Sampler
 from nas.search_spaces import load_space
-from nas.service.launch import support_filter
+from nas.study.launch import support_filter
 
 QUANTISATION = "8da4w"
 STRETCHES = 5
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def _pass(name: str, layouts: Sequence[Layout], cache: Path) -> dict[str, Any]:
-    """All layouts by a fresh worker."""
+    """Exports all layouts in a new worker."""
     context = multiprocessing.get_context("spawn")
     rows = []
     with ProcessPoolExecutor(1, mp_context=context, initializer=_begin, initargs=(str(cache),)) as pool:
@@ -71,7 +71,7 @@ def _begin(cache: str) -> None:
 
 
 def _export(text: str, scratch: str) -> dict[str, Any]:
-    """In the worker: one candidate as a study exports it."""
+    """Exports one candidate in the worker, as a study does."""
     from nas.runtimes.base import RandomWeights
     from nas.runtimes.executorch.chain import build_chain
     from nas.runtimes.executorch.templates import template_key, templates_folder

@@ -1,9 +1,9 @@
-"""Decode time against the number of chosen experts, on both runtimes, beside dense layers with the same active weights.
+"""Decode time by the number of chosen experts, on both runtimes, compared with dense layers of equal active weights.
 
     python benchmarks/experts.py [--experts 8,32] [--top-k 1,2,4,8] [--repetitions 5] [--threads 1] > result.json
 
 Layouts differ in their feed-forward only: `moe:EXPERTSxTOPK:WIDTH` against `swiglu:TOPK*WIDTH`. Each round runs every
-layout on every runtime in fresh processes, in an order drawn anew; a first round, which warms the file cache, is
+layout on every runtime in fresh processes, in random order; a first round, which warms the file cache, is
 thrown away. `over_dense` is the decode time over that of the dense layout with as many active weights: what routing
 costs. `over_llama_cpp` is the median over rounds of the ratio within one round. Files are about 260 MB with 32 experts.
 """
@@ -64,7 +64,7 @@ def _layouts(experts: Sequence[int], chosen: Sequence[int], width: int) -> dict[
 
 
 def _measure(models: Mapping[Place, Model], workload: Workload, repetitions: int) -> dict[Place, list[float]]:
-    """Median milliseconds per decoded token of each round."""
+    """Returns median milliseconds per decoded token of each round."""
     order, rng = list(models), random.Random(0)
     taken: dict[Place, list[float]] = {place: [] for place in models}
     for number in range(repetitions + 1):

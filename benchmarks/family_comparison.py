@@ -1,4 +1,4 @@
-"""Puts what `nas family compare` wrote on docs/family-comparison.md, in place of earlier results.
+"""Writes results of `nas family compare` into docs/measured/family-comparison.md, in place of earlier ones.
 
 python benchmarks/family_comparison.py COMPARISON.json [COMPARISON.json ...]
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from nas.compare.tables import as_markdown
 from nas.core.errors import InvalidInput
 from nas.core.family import Comparison, read_record
-from nas.family.comparison_tables import as_markdown
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "family-comparison.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "measured/family-comparison.md"
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 
 
@@ -25,7 +25,7 @@ def main() -> None:
 
 
 def fill(page: Path, comparisons: list[Comparison]) -> None:
-    """Replaces what stands between the page's markers."""
+    """Replaces the text between the page's markers."""
     before, begun, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, ended, after = rest.partition(END)
     if not (begun and ended):

@@ -1,6 +1,6 @@
-"""What stock transformers, llama.cpp and ExecuTorch make of a built family's files, beside PyTorch; JSON.
+"""Compares stock transformers, llama.cpp and ExecuTorch on a built family's files with PyTorch; JSON.
 
-    python benchmarks/family_files.py NAME [--page docs/family-files.md] > result.json
+    python benchmarks/family_files.py NAME [--page docs/measured/family-files.md] > result.json
 
 For every member: largest difference of transformers' logits from those of `nas.nn` on the same weights, greedy tokens
 of transformers (with its cache and without) and of llama.cpp's F16 file, which must be `nas.nn`'s, the quantised files,
@@ -24,18 +24,17 @@ import torch
 from runs import built, markdown, print_json, say
 
 from nas.core.durable import write_durably
-from nas.core.family import MemberFile
+from nas.core.family import MemberFile, member_folder
 from nas.core.layout import Layout
-from nas.family.member_weights import LazyTensors, checkpoint_of, open_weights, released_type
 from nas.nn.model import Model
+from nas.release.huggingface import LazyTensors, checkpoint_of, open_weights, released_type
 from nas.runtimes.base import Checkpoint, RandomWeights, Weights
-from nas.runtimes.executorch.gate import DISTURBANCES, STEPS, compare
-from nas.runtimes.executorch.oracle import Oracle
-from nas.runtimes.llama_cpp.builds import Build
-from nas.runtimes.llama_cpp.greedy import greedy_tokens
+from nas.runtimes.builds import Build
+from nas.runtimes.executorch.gate import DISTURBANCES, STEPS, Oracle, compare
+from nas.runtimes.llama_cpp.binding import greedy_tokens
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.runtimes.runner_logits import Feed
-from nas.service.families import MemberView, family_view, member_folder
+from nas.runtimes.runner import Feed
+from nas.views.family import MemberView, family_view
 
 APPS = Path(__file__).resolve().parent.parent / "tests" / "integration"
 BEGIN, END = "<!-- measured: family_files -->", "<!-- end -->"
@@ -110,7 +109,7 @@ def _of(view: MemberView, kind: str) -> list[MemberFile]:
 
 @torch.no_grad()
 def _ours(layout: Layout, weights: Weights, prompt: list[int]) -> tuple[np.ndarray[Any, Any], list[int]]:
-    """Logits [1, T, V] and the greedy tokens behind them, without a cache, on the numbers that are released."""
+    """Returns logits [1, T, V] and the greedy tokens after them, without a cache, on the released numbers."""
     model = Model(layout, seed=None).eval()
     with open_weights(layout, weights, torch.float16) as state:
         tensors = LazyTensors(state)
@@ -134,7 +133,7 @@ def _transformers(folder: Path, prompt: list[int]) -> tuple[np.ndarray[Any, Any]
 
 
 def _executorch(layout: Layout, weights: Weights, file: Path) -> dict[str, float]:
-    """The relative error of a prompt in chunks and the steps behind it, and the gate's limit for it."""
+    """Returns the relative error of a prompt in chunks and the steps after it, and the gate's limit."""
     ids = _PTE.ids(layout.vocab)
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
@@ -159,7 +158,7 @@ def _app(name: str, arguments: list[Path | str], given: str, environment: dict[s
 
 
 def _alike(ids: list[int], followed: list[int]) -> int:
-    """How many tokens from the first are the same."""
+    """Returns the length of the common prefix."""
     return next((at for at, (one, other) in enumerate(zip(ids, followed, strict=True)) if one != other), len(ids))
 
 

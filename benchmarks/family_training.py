@@ -1,12 +1,13 @@
-"""A small hybrid member against an attention-only one: equal non-embedding weights, equal tokens; JSON.
+"""Compares a small hybrid member with an attention-only one: equal non-embedding weights, equal tokens; JSON.
 
-    python benchmarks/family_training.py --state FOLDER --minutes 120 [--page docs/family-training.md] > result.json
+    python benchmarks/family_training.py --state FOLDER --minutes 120
+        [--page docs/measured/family-training.md] > result.json
 
 Both are trained by what `nas family train` runs, on the default corpus (the source and documentation of Python's
-library, and generated text) with a tokenizer trained on it, one after the other. `--minutes` is what both trainings may
-take together: a few steps tell how many tokens that is, and the folder keeps the number. Killed and called again with
-the same folder, it goes on where it was. Then held-out text is scored: with PyTorch, and with llama.cpp's F16 and Q4_0
-files of both. At last both Q4_0 files are run in turn on this machine, which should be calm then.
+library, and generated text) with a tokenizer trained on it, one after the other. `--minutes` is the time of both
+trainings together: a few steps show how many tokens that is, and the folder keeps the number. Started again with
+the same folder after a kill, it continues. Then held-out text is scored: with PyTorch, and with llama.cpp's F16 and
+Q4_0 files of both. At last both Q4_0 files are run in turn on this machine, which should be calm then.
 
 `--page` writes tables and plot between the marks in a Markdown page.
 """
@@ -26,24 +27,21 @@ import torch
 from runs import Model, built, decode_ms, markdown, print_json, say
 
 from nas.core.durable import write_durably
-from nas.core.family import FAMILY, Family, Member, MemberTraining, write_record
+from nas.core.family import FAMILY, Family, Member, MemberTraining, families_folder, write_record
 from nas.core.layout import Layer, Layout
 from nas.core.measurement import Sample
 from nas.core.workload import Workload
-from nas.family.documents import read_sources
-from nas.family.held_out import ALL, bits_per_byte
-from nas.family.member_training import Order, train_member
-from nas.family.recipe import Recipe, Settings, complete
-from nas.family.session import Data, Session, Worker
-from nas.family.tokenizer_training import train_tokenizer
-from nas.family.tokens import Tokens, tokenise
-from nas.family.vocabulary import Vocabulary
+from nas.nn.fit import Worker
 from nas.nn.model import Model as Network
+from nas.pretrain.data import Tokens, Vocabulary, read_sources, tokenise
+from nas.pretrain.member_training import MemberToTrain, train_member, train_plan
+from nas.pretrain.next_token import ALL, PretrainingRequest, bits_per_byte
+from nas.pretrain.recipe import Recipe, Settings, complete
+from nas.pretrain.tokenizer_training import train_tokenizer
 from nas.proxy.corpus import build_corpus
 from nas.runtimes.base import Checkpoint
-from nas.runtimes.llama_cpp.logits import evaluate
+from nas.runtimes.llama_cpp.binding import evaluate
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.service.families import families_folder
 
 HYBRID = "d256 v4096 ffn=swiglu:768 [C3*2 A4/2 C3*2 A4/2 C3*2]"
 FILES = ("f16", "q4_0")
@@ -72,7 +70,8 @@ def main() -> None:
     settings = Settings.model_validate(recipe.model_dump())
     _write_family(layouts)
     trained = {
-        name: _trained(name, layout, Order(corpus, settings, tokenizer), options) for name, layout in layouts.items()
+        name: _trained(name, layout, PretrainingRequest(corpus, settings, tokenizer=tokenizer), options)
+        for name, layout in layouts.items()
     }
     speeds = _speeds({name: model for name, (_, model) in trained.items()}, options.repetitions)
     members = {name: found | {"speed": speeds[name]} for name, (found, _) in trained.items()}
@@ -83,7 +82,7 @@ def main() -> None:
 
 
 def attention_only(layout: Layout) -> Layout:
-    """Every mixer becomes the layout's first attention; the feed-forward's width makes up for the weights."""
+    """Returns the layout with its first attention as every mixer; the feed-forward's width keeps the weights equal."""
     attention = next(block for layer in layout.layers for block in layer.mixers if block.kind == "gqa")
 
     def of_width(width: int) -> Layout:
@@ -96,7 +95,7 @@ def attention_only(layout: Layout) -> Layout:
 
 
 def _corpus(folder: Path) -> tuple[Path, ...]:
-    """The default corpus as text files, one per domain."""
+    """Writes the default corpus as text files, one per domain."""
     domains = build_corpus("default", folder).domains
     folder.mkdir(parents=True, exist_ok=True)
     for name, domain in domains.items():
@@ -128,22 +127,17 @@ def _sources(corpus: tuple[Path, ...], vocabulary: Vocabulary, recipe: Recipe) -
 def _plan(
     path: Path, layout: Layout, corpus: tuple[Path, ...], tokenizer: Path, settings: Settings, minutes: float
 ) -> dict[str, Any]:
-    """How many tokens each training gets; measured once, then kept."""
+    """Returns the tokens of each training; measured once, then read from the folder."""
     if not path.exists():
         recipe, _ = complete(settings.model_copy(update={"tokens": 10**7}), layout)
-        vocabulary = Vocabulary(tokenizer, layout.vocab)
-        sources = _sources(corpus, vocabulary, recipe)
         torch.set_num_threads(len(os.sched_getaffinity(0)))
-        alone = Worker(0, 1, torch.device("cpu"), lambda: None, say)
+        short = Settings.model_validate(recipe.model_dump() | {"tokens": _TRIAL_STEPS * recipe.batch_tokens})
         with tempfile.TemporaryDirectory() as scratch:
-            short = recipe.model_copy(update={"tokens": _TRIAL_STEPS * recipe.batch_tokens})
-            trial = Session(
-                Network(layout, 0), short, Data([sources] * len(short.stages), sources, vocabulary), "trial",
-                Path(scratch), alone,
-            )  # fmt: skip
+            trial = PretrainingRequest(corpus, short).plan(MemberToTrain(Path(scratch), layout, tokenizer, ()), say)
             began = time.monotonic()
-            trial.run()
-            speed = trial.tokens / (time.monotonic() - began)
+            worker = Worker(torch.device("cpu"), say)
+            _, tokens = train_plan(trial, Network(layout, 0), Path(scratch), "trial", worker)
+            speed = tokens / (time.monotonic() - began)
         tokens = round(minutes * 60 / 2 * speed)
         write_durably(path, json.dumps({"tokens": tokens, "tokens_per_s": speed}).encode())
     plan: dict[str, Any] = json.loads(path.read_text())
@@ -163,15 +157,17 @@ def _write_family(layouts: dict[str, Layout]) -> None:
     write_record(families_folder() / "benchmark" / FAMILY, family)
 
 
-def _trained(name: str, layout: Layout, order: Order, options: argparse.Namespace) -> tuple[dict[str, Any], Model]:
-    """A member's training, its scores in every number format, and its Q4_0 file."""
-    record = train_member("benchmark", name, order, say, lambda trained, log: None)
+def _trained(
+    name: str, layout: Layout, request: PretrainingRequest, options: argparse.Namespace
+) -> tuple[dict[str, Any], Model]:
+    """Trains a member, scores it in every number format, and writes its Q4_0 file."""
+    record = train_member("benchmark", name, request, say, lambda trained, log: None)
     runs = families_folder() / "benchmark" / name / "training"
     weights = runs / record.config["key"][:12] / "weights.safetensors"
     checkpoint = Checkpoint(weights, record.checkpoint)
     recipe = Recipe.model_validate(record.config["recipe"])
-    assert order.tokenizer is not None
-    vocabulary = Vocabulary(order.tokenizer, layout.vocab)
+    assert request.tokenizer is not None
+    vocabulary = Vocabulary(request.tokenizer, layout.vocab)
     build = built(LLAMA_CPP, layout)
     held_out = {"PyTorch": record.held_out}
     for quantisation in FILES:
@@ -180,7 +176,7 @@ def _trained(name: str, layout: Layout, order: Order, options: argparse.Namespac
         artifact = LLAMA_CPP.export(layout, quantisation, checkpoint, file)
         if not scores.exists():
             say(f"scoring {file.name}")
-            bits = _quantised(file, layout, vocabulary, _sources(order.corpus, vocabulary, recipe), recipe)
+            bits = _quantised(file, layout, vocabulary, _sources(request.corpus, vocabulary, recipe), recipe)
             write_durably(scores, json.dumps(bits).encode())
         held_out[quantisation.upper()] = json.loads(scores.read_text())
     return {
@@ -210,7 +206,7 @@ def _short(bits: dict[str, float]) -> dict[str, float]:
 
 
 def _speeds(models: dict[str, Model], repetitions: int) -> dict[str, dict[str, float]]:
-    """Runs of every model in turn, and in turn who begins."""
+    """Runs every model in turn, in rotating order."""
     samples: dict[str, list[Sample]] = {name: [] for name in models}
     for number in range(repetitions):
         for name in sorted(models, reverse=bool(number % 2)):
@@ -236,9 +232,9 @@ def _write_page(page: Path, result: dict[str, Any]) -> None:
     _, ended, tail = rest.partition(END_MARK)
     if not begun or not ended:
         raise SystemExit(f"{page} lacks {BEGIN} ... {END_MARK}")
-    picture = page.parent / "img" / "family-training.png"
+    picture = page.parent.parent / "img" / "family-training.png"
     _plot(picture, result["members"])
-    body = f"{_tables(result['members'])}\n![Training loss over tokens](img/{picture.name})\n"
+    body = f"{_tables(result['members'])}\n![Training loss over tokens](../img/{picture.name})\n"
     write_durably(page, f"{head}{BEGIN}\n\n{body}\n{END_MARK}{tail}".encode())
     page.chmod(0o644)
     say(f"wrote {page} and {picture}")

@@ -1,7 +1,7 @@
-"""Simulated device agents for `farm_load.py`: what agents say to a coordinator, over TLS, without devices.
+"""Simulated device agents for `farm_load.py`: they send agents' requests to a coordinator, over TLS, without devices.
 
 Run by it as a process of its own, so that what the agents cost is not counted as the coordinator's: reads a `Crowd`
-as JSON from stdin, prints what it saw as JSON to stdout.
+as JSON from stdin, prints its statistics as JSON to stdout.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Crowd:
         agents: (name, secret); each serves one device, of the same name in small letters.
         job_s: seconds that a job takes; from half to one and a half times as long.
         poll_s: longest wait of a lease request.
-        begin: Unix time when the first agent comes; the last one comes `ramp_s` later.
-        ramp_s: same.
+        begin: Unix time when the first agent starts.
+        ramp_s: seconds until the last agent starts.
         measured_s: seconds after the ramp over which requests are counted; then agents finish what they hold.
         seed: of everything random.
     """
@@ -59,13 +59,13 @@ class Crowd:
 
     @property
     def counted_to(self) -> float:
-        """Unix time after which no job is asked for."""
+        """Unix time after which no job is leased."""
         return self.counted_from + self.measured_s
 
 
 @dataclass
 class Seen:
-    """What agents saw: milliseconds by kind of request, jobs that were accepted, and what should not happen."""
+    """Statistics of agents: milliseconds by kind of request, accepted jobs, and unexpected responses."""
 
     milliseconds: dict[str, list[float]] = field(default_factory=dict)
     accepted: list[str] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Seen:
 
 
 class Agent:
-    """One agent: asks for jobs, beats while it "runs" them, hands results in, all on one connection that is kept."""
+    """One agent: leases jobs, sends heartbeats while it "runs" them, submits results, all on one connection."""
 
     def __init__(self, crowd: Crowd, name: str, secret: str, number: int, tls: ssl.SSLContext, seen: Seen) -> None:
         self._crowd, self._name, self._device, self._tls, self._seen = crowd, name, name.lower(), tls, seen
@@ -183,7 +183,7 @@ async def live(crowd: Crowd) -> Seen:
 
 
 def main() -> None:
-    """See the module."""
+    """Runs the crowd given on stdin."""
     seen = asyncio.run(live(Crowd(**json.load(sys.stdin))))
     json.dump(vars(seen), sys.stdout)
 

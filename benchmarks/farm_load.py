@@ -1,4 +1,4 @@
-"""A coordinator under the load of many agents: requests a second, latencies, CPU, and that no job is lost.
+"""Puts a coordinator under the load of many agents: requests a second, latencies, CPU, and that no job is lost.
 
     python benchmarks/farm_load.py                                       1,000 agents, jobs of 60 s, SQLite
     python benchmarks/farm_load.py --postgres                            the same on a PostgreSQL of its own
@@ -9,7 +9,7 @@ one device, one connection that it keeps, and always a job to do: so every one o
 the course of the ramp; then requests and CPU are counted for `--seconds`; then agents finish what they hold. At the
 end the database is asked: every job that was leased is done, once, with the result that was accepted.
 
-What the simulation costs the machine is told apart. Where it, the coordinator and the database share too few cores,
+The cost of the simulation is reported separately. Where it, the coordinator and the database share too few cores,
 the rates are the machine's, not the coordinator's. Prints JSON; exit code 1 if a check failed.
 """
 
@@ -35,16 +35,16 @@ import psutil
 from farm_agents import Crowd
 from sqlalchemy import func, select
 
+from nas.api.serve import last_address
 from nas.core.canonical import content_hash
 from nas.core.device import Device
 from nas.core.plan import InputFile, Plan, PlanFile, Round, RoundResult, Runner
-from nas.service.serve import last_address
-from nas.service.tls import Certificates
-from nas.store import agents, devices, identity
+from nas.store import agents, devices
 from nas.store.models import job as job_table
 from nas.store.rows import JobKind, JobState
 from nas.store.store import Store
 from nas.testing.postgres import server
+from nas.web.tls import Certificates
 
 NAS = (sys.executable, "-c", "from nas.cli.main import main; main()")
 AGENTS = Path(__file__).with_name("farm_agents.py")
@@ -82,13 +82,13 @@ class Setting:
 
 @dataclass
 class Watched:
-    """A process, and those below it where they count, of which CPU time is read."""
+    """A process, optionally with its children, whose CPU time is read."""
 
     process: psutil.Process
     with_children: bool
 
     def cpu_s(self) -> float:
-        """So far."""
+        """Returns CPU seconds so far."""
         family = [self.process, *(self.process.children(recursive=True) if self.with_children else [])]
         total = 0.0
         for each in family:
@@ -99,7 +99,7 @@ class Watched:
 
 
 def main() -> None:
-    """One run."""
+    """Runs the benchmark."""
     setting, postgres, keep = _arguments()
     with tempfile.TemporaryDirectory(prefix="hilnas-load-") as folder, contextlib.ExitStack() as stack:
         home = Path(folder)
@@ -117,7 +117,7 @@ def main() -> None:
 
 
 def run(setting: Setting, home: Path, url: str, database: Watched | None) -> dict[str, Any]:
-    """One run on an empty database; the report."""
+    """Runs once on an empty database; returns the report."""
     os.environ["NAS_HOME"] = str(home)
     store = Store.open(url)
     crowds = _prepare(setting, store)
@@ -142,8 +142,8 @@ def run(setting: Setting, home: Path, url: str, database: Watched | None) -> dic
 
 
 def _prepare(setting: Setting, store: Store) -> list[list[tuple[str, str]]]:
-    """Agents with secrets, their devices and jobs; the agents of each process."""
-    identity.authority(store)
+    """Creates agents with secrets, their devices and jobs; returns the agents of each process."""
+    agents.authority(store)
     who = []
     for number in range(setting.agents):
         name = f"agent-{number:05}"
@@ -166,7 +166,7 @@ def _prepare(setting: Setting, store: Store) -> list[list[tuple[str, str]]]:
 
 
 def _round(repetitions: int) -> Round:
-    """Of usual size: two models by recipe, a runner of a few files."""
+    """Returns a round of usual size: two models by recipe, a runner of a few files."""
 
     def plan(name: str) -> Plan:
         files = {
@@ -211,7 +211,7 @@ def _cpu_between(
     database: Watched | None,
     agents: list[subprocess.Popen[str]],
 ) -> dict[str, float]:
-    """Shares of a core that each part used over that time."""
+    """Returns the share of a core that each part used in that time."""
     parts = {"coordinator": [Watched(psutil.Process(serving.pid), with_children=False)]}
     parts["database"] = [database] if database else []
     parts["simulation"] = [Watched(psutil.Process(process.pid), with_children=False) for process in agents]
@@ -249,7 +249,7 @@ def _latency(times: list[float]) -> dict[str, float]:
 
 
 def _audit(store: Store, seen: list[dict[str, Any]]) -> tuple[dict[str, int], list[str]]:
-    """What became of the jobs, and what should not have."""
+    """Returns the final states of the jobs, and problems."""
     accepted = Counter(_all(seen, "accepted"))
     # This machine is a device, too, whose health the coordinator checks.
     simulated = job_table.c.kind == JobKind.MEASURE

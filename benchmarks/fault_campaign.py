@@ -1,18 +1,18 @@
-"""Breaks a whole farm in every way we could think of, and checks after each time that nothing false came of it.
+"""Injects faults of many kinds into a whole farm, and checks after each that no wrong result was accepted.
 
     python benchmarks/fault_campaign.py --faults 300 --seed 0 --state campaign.jsonl > result.json
 
 The farm is real: `nas serve` over TLS on a network of its own, `nas agent run`, and machines with sshd and adbd made of
-namespaces (as root; see tests/integration/device_lab.py). Jobs have ends that are known beforehand. Each fault hits
+namespaces (as root; see tests/integration/device_lab.py). The right end of each job is known. Each fault hits
 the job of one device at a moment of its life: while its files are fetched or pushed, while it runs, when it ends; some
 hit all devices. Killed agents and coordinators are started again after a second, as systemd does it, and nothing else
 is done for them. Faults of different devices overlap.
 
-Checked after each fault, and all again at the end: the job ends with the result that it must have, or failed for a
-reason that is true; nothing accepted is lost, changed or counted twice; nothing counts that is said under an old
-epoch; no runner is alive 5 s after its deadline on the device.
+Checked after each fault, and all again at the end: the job ends with the right result, or failed for a reason that is
+true; nothing accepted is lost, changed or counted twice; nothing of an old epoch is accepted; no runner is alive 5 s
+after its deadline on the device.
 
-What was done is written to the state file, one JSON object a line. A campaign that was itself killed goes on with
+The state file records the campaign, one JSON object a line. A campaign that was itself killed is continued with
 `--resume FILE`. `--only N,N` does these faults of a campaign again. Exit code 1 if anything was found; then the folder
 with logs and databases stays.
 """
@@ -68,10 +68,10 @@ def main() -> int:
 
 
 def go_apart() -> NoReturn:
-    """Runs this script with networks, processes and mounts of its own: however it ends, nothing of it stays."""
+    """Runs this script in new namespaces of network, processes and mounts, so that nothing remains after its end."""
     from device_image import image
 
-    image()  # wants the network that is left behind
+    image()  # needs the network that is closed next
     argv = [*NAMESPACES, "sh", "-c", ENTER, "sh", sys.executable, *sys.argv]
     os.execvpe(argv[0], argv, os.environ | {ISOLATED: "1"})
 

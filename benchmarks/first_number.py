@@ -1,4 +1,4 @@
-"""From a layout to its first measured number: where the seconds and the memory go; JSON.
+"""Measures seconds and memory from a layout to its first measured number, by phase; JSON.
 
     python benchmarks/first_number.py [--runtime llama.cpp] [--layout ...] [--prompt 512] [--gen 32] > result.json
 
@@ -31,8 +31,7 @@ from nas.core.layout import Layout
 from nas.core.measurement import Sample
 from nas.core.plan import PlanFile, RawRun, Runner
 from nas.core.workload import Workload
-from nas.devices.condition import Observer
-from nas.devices.execute import execute, prepare
+from nas.devices.agent.run_plan import Observer, execute, prepare
 from nas.devices.transports.local import LocalTransport
 from nas.runtimes import RUNTIMES
 from nas.runtimes.base import Artifact, RandomWeights, Runtime
@@ -48,7 +47,7 @@ class Phases:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Times what is done inside."""
+        """Times the context."""
         Path("/proc/self/clear_refs").write_text("5")  # sets VmHWM back to what is resident now (proc(5))
         begun = time.perf_counter()
         yield
@@ -68,7 +67,7 @@ class Files:
     paths: dict[str, Path] = field(default_factory=dict)
 
     def fetch(self, file: PlanFile) -> Path:
-        """See `nas.devices.execute.FileSource`."""
+        """See `nas.devices.agent.run_plan.FileSource`."""
         return self.paths[file.sha256]
 
 

@@ -3,11 +3,11 @@
     python benchmarks/hardware_layouts.py [--layouts 60] [--minutes 10] [--foreign-cpu 0.2]
 
 Layouts are drawn from lfm2-mixed-demo, those that both runtimes carry, and kept in benchmarks/hardware/layouts.txt;
-runs are added to benchmarks/hardware/runs.csv. A layout's runs are taken side by side: in each of three rounds, every
-runtime with every number of threads in an order of its own, through the same code as on a farm's device, each beside a
+runs are added to benchmarks/hardware/runs.csv. A layout's runs are interleaved: in each of three rounds, every
+runtime with every number of threads in an order of its own, through the same code as on a farm's device, each next to a
 run of the runtime's reference model with as many threads. A run during which other processes took more of a core than
-allowed is made anew. A layout's rows are written when it has all of them, so the script may be stopped at any time, and
-goes on where it was; `--minutes` begins no layout after that time. Nothing else should run meanwhile.
+allowed is repeated. A layout's rows are written when it has all of them, so the script may be stopped at any time and
+started again; `--minutes` begins no layout after that time. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations
@@ -23,26 +23,25 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import numpy as np
-from runs import BUILDS, DEADLINE_S, say
+from runs import DEADLINE_S, say
 
 from nas.core import paths
 from nas.core.clock import SystemClock
 from nas.core.errors import InfrastructureFailed
 from nas.core.layout import Layout
 from nas.core.plan import Plan, PlanFile, Round
-from nas.core.space import Protocol
+from nas.core.space import MeasurementSettings
 from nas.core.stats import quantile
 from nas.core.workload import Workload
-from nas.devices.condition import Observer
-from nas.devices.execute import run_round
+from nas.devices.agent.run_plan import Observer, run_round
 from nas.devices.transports.local import LocalTransport
+from nas.measure.protocol import judge, total_ms
 from nas.runtimes.base import RandomWeights, Runtime
 from nas.runtimes.executorch.runtime import EXECUTORCH
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.search import Sampler
 from nas.search_spaces import load_space
-from nas.service.judge import judge, total_ms
-from nas.service.launch import support_filter
+from nas.study.launch import support_filter
 
 SPACE = "lfm2-mixed-demo"
 FOLDER = Path(__file__).parent / "hardware"
@@ -58,7 +57,7 @@ _TRIES = 8
 
 @dataclass(frozen=True)
 class Row:
-    """One run beside a run of the reference model."""
+    """One run next to a run of the reference model."""
 
     layout: int
     """Line of layouts.txt, from 0."""
@@ -77,7 +76,7 @@ class Row:
 
 @dataclass
 class Files:
-    """Where plans find their files: content -> path."""
+    """Files of plans: content -> path."""
 
     known: dict[str, Path]
 
@@ -121,12 +120,10 @@ class Bench:
 
     def __init__(self, scratch: Path, foreign_cpu: float) -> None:
         self._scratch = scratch
-        self._protocol = Protocol(foreign_cpu_limit=foreign_cpu)
+        self._protocol = MeasurementSettings(foreign_cpu_limit=foreign_cpu)
         self._transport = LocalTransport(paths.cache() / "hardware-benchmark")
         self._files = Files({})
-        self._builds = {
-            runtime.name: BUILDS[runtime.name](log=say, patched=runtime is LLAMA_CPP) for runtime in RUNTIMES
-        }
+        self._builds = {runtime.name: runtime.build(log=say, patched=runtime is LLAMA_CPP) for runtime in RUNTIMES}
         for build in self._builds.values():
             for name, file in build.runner.files.items():
                 self._files.known[file.sha256] = build.folder / name
@@ -137,7 +134,7 @@ class Bench:
         }
 
     def export(self, layout: Layout, name: str) -> Plans:
-        """Its plans on every runtime; the files' names begin with `name`."""
+        """Exports a layout for every runtime, as files that begin with `name`; returns the plans."""
         return {key: plan for runtime in RUNTIMES for key, plan in self._plans(runtime, layout, name, WORKLOAD).items()}
 
     def drop(self, name: str) -> None:
@@ -146,7 +143,7 @@ class Bench:
             path.unlink()
 
     def rows(self, index: int, plans: Plans) -> Iterator[Row]:
-        """All runs of one layout."""
+        """Returns all runs of one layout."""
         order = random.Random(index)
         for round_ in range(ROUNDS):
             for runtime, threads in order.sample(sorted(plans), len(plans)):
@@ -170,7 +167,7 @@ class Bench:
                 tokens = [ns / 1e6 for ns in sample.decode_ns]
                 p95 = quantile(tokens, 0.95)
                 assert p95 is not None
-                assert sample.peak_rss_mb is not None, "the runner tells its own peak"
+                assert sample.peak_rss_mb is not None, "the runner reports its own peak"
                 figures = (sample.ttft_ms, statistics.median(tokens), p95, sample.peak_rss_mb, total_ms(rep.reference))
                 shown = (round(figure, 4) for figure in (*figures, pair.foreign_cpu or 0.0))
                 return Row(index, runtime, threads, round_, *shown)
@@ -191,7 +188,7 @@ class Bench:
 
 
 def _layouts(folder: Path, count: int, seed: int) -> list[Layout]:
-    """Those of the folder; drawn now where it has none."""
+    """Returns the layouts of the folder; draws them where it has none."""
     path = folder / "layouts.txt"
     if not path.exists():
         space = load_space(SPACE)
@@ -207,12 +204,12 @@ def _layouts(folder: Path, count: int, seed: int) -> list[Layout]:
 
 
 def read_layouts(folder: Path = FOLDER) -> list[Layout]:
-    """The layouts of a table."""
+    """Returns the layouts of a table."""
     return [Layout.parse(line) for line in (folder / "layouts.txt").read_text().splitlines()]
 
 
 def read_rows(folder: Path = FOLDER) -> list[Row]:
-    """The runs of a table."""
+    """Returns the runs of a table."""
     path = folder / "runs.csv"
     if not path.exists():
         return []
@@ -226,7 +223,7 @@ def read_rows(folder: Path = FOLDER) -> list[Row]:
 
 
 def append_rows(folder: Path, rows: Sequence[Row]) -> None:
-    """Adds a layout's runs, all or none."""
+    """Adds a layout's runs atomically."""
     path = folder / "runs.csv"
     before = path.read_text() if path.exists() else ",".join(field.name for field in fields(Row)) + "\n"
     added = "".join(",".join(map(str, asdict(row).values())) + "\n" for row in rows)

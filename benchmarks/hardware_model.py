@@ -1,6 +1,7 @@
-"""How well hardware models foretell layouts that they have not seen, on the table of hardware_layouts.py; JSON.
+"""Errors of hardware models on layouts that they were not fitted to, on the table of hardware_layouts.py; JSON.
 
-    python benchmarks/hardware_model.py [--folder FOLDER] [--splits 20] [--markdown] [--page docs/hardware-model.md]
+    python benchmarks/hardware_model.py [--folder FOLDER] [--splits 20] [--markdown]
+        [--page docs/measured/hardware-model.md]
 
 Each split draws half of the layouts to learn from; errors are of the other half. `own`: a model of the measured half.
 `moved`: the same with one thread, moved to two threads by the two-thread figures of five of its layouts; `few`: a model
@@ -23,11 +24,10 @@ from hardware_layouts import FOLDER, SPACE, WORKLOAD, Row, read_layouts, read_ro
 from numpy.typing import NDArray
 from runs import markdown, print_json
 
+from nas.analysis.agreement import rank_correlation
 from nas.core.layout import Layout
-from nas.search.hardware import HardwareModel, Measured
-from nas.search.hardware_costs import Costs
+from nas.search.hardware import Costs, HardwareModel, Measured
 from nas.search_spaces import load_space
-from nas.service.agreement import rank_correlation
 
 FIGURES = {"ttft_ms": "ms", "decode_p50_ms": "ms", "decode_p95_ms": "ms", "peak_rss_mb": "MB"}
 FEW = 5
@@ -64,7 +64,7 @@ def main() -> None:
 def _judge(
     layouts: Sequence[Layout], measured: Sequence[int], rows: Sequence[Row], runtime: str, figure: str, splits: int
 ) -> dict[str, Any]:
-    """Errors of all ways to make a model, by number of threads."""
+    """Returns errors of all sorts of models, by number of threads."""
     taken = {
         threads: _figures([row for row in rows if (row.runtime, row.threads) == (runtime, threads)], figure)
         for threads in sorted({row.threads for row in rows})
@@ -120,7 +120,7 @@ def _summary(errors: Sequence[tuple[float, float]]) -> dict[str, Any]:
 
 
 def _figures(rows: Sequence[Row], figure: str) -> dict[int, list[float]]:
-    """Layout -> one value a round; times as beside the median reference run."""
+    """Returns layout -> one value per round; times are relative to the reference run, times its median."""
     calm = statistics.median(row.reference_ms for row in rows)
     found: dict[int, list[float]] = {}
     for row in rows:
@@ -130,7 +130,7 @@ def _figures(rows: Sequence[Row], figure: str) -> dict[int, list[float]]:
 
 
 def _noise(rounds: Array) -> Array:
-    """[L] standard deviations of the logarithm of the median over [L, R] rounds, the same for all layouts."""
+    """Returns [L] standard deviations of the logarithm of the median over [L, R] rounds, equal for all layouts."""
     spread = float(np.sqrt(np.log(rounds).var(axis=1, ddof=1).mean()))
     return np.full(len(rounds), spread / np.sqrt(rounds.shape[1]))
 

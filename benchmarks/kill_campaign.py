@@ -1,10 +1,10 @@
-"""Kills processes of a search at random moments, goes on each time, and checks that nothing was lost or repeated.
+"""Kills processes of a search at random moments, resumes it, and checks that nothing was lost or repeated.
 
     python benchmarks/kill_campaign.py --kills 20 --seed 0
 
 What is killed, always by SIGKILL: the launch itself, a Ray worker, the device agent, or the runner it measures with.
 Studies follow each other until all kills are done; the last one is then finished. Prints JSON; exit code 1 if a check
-failed, and then the folder with its state stays. Builds of llama.cpp are taken from the user's cache.
+failed; the folder with its state is then kept. Builds of llama.cpp are taken from the user's cache.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ import yaml
 from nas.core import paths
 from nas.core.space import SearchSpace
 from nas.core.trial import TrialState
-from nas.service.asking import replay
-from nas.service.launch import support_filter
-from nas.service.ledger import all_events
-from nas.store import attempts, jobs, results, studies, trials
+from nas.store import jobs, outcomes, results, studies, trials
 from nas.store.rows import JobState, StudyState
 from nas.store.store import Store
+from nas.study.events import all_events
+from nas.study.launch import support_filter
+from nas.study.proposals import replay
 
 VICTIMS = ("launch", "worker", "agent", "runner")
 ORPHANS_GONE_S = 15.0
@@ -53,9 +53,9 @@ class Campaign:
         space: YAML of the space.
         trials: layouts per study.
         kills: to do.
-        rng: chooses moments and victims.
+        rng: chooses moments and processes.
         pause_s: longest time between two kills.
-        home: NAS_HOME; gets the space of each study, too.
+        home: NAS_HOME; also holds the space of each study.
     """
 
     space: dict[str, Any]
@@ -72,7 +72,7 @@ class Campaign:
     """Models whose runner was killed once: a second time would rightly count as the candidate's failure."""
 
     def run(self) -> None:
-        """Kills until enough is dead, then lets the last study finish."""
+        """Kills the wanted number of processes, then lets the last study finish."""
         while True:
             self._new_study()
             while not self._launch_once():
@@ -91,7 +91,7 @@ class Campaign:
         return self.home / f"space-{len(self.names) - 1}.yaml"
 
     def _launch_once(self) -> bool:
-        """One launch, with kills while there are any to do; whether it finished the study."""
+        """Launches once, with kills while any are left; returns whether the study finished."""
         resume = ["--resume"] if self._exists() else []
         argv = [*_LAUNCH, "--space", str(self._space_file), "--study", self.names[-1], "--trials", str(self.trials)]
         self.launches += 1
@@ -115,7 +115,7 @@ class Campaign:
             return self.names[-1] in {study.name for study in studies.all(store)}
 
     def _harass(self, process: psutil.Popen) -> bool:
-        """Kills something now and then; whether the launch itself was it."""
+        """Kills a process at random intervals; returns whether the launch itself was killed."""
         while len(self.done) < self.kills:
             try:
                 process.wait(self.rng.uniform(0.2, self.pause_s))
@@ -128,7 +128,7 @@ class Campaign:
         return False
 
     def _kill(self, launch: psutil.Popen, kind: str) -> bool:
-        """Kills a victim of that kind, if there is one; waits a little for short-lived ones."""
+        """Kills a process of that kind, if there is one; waits a little for short-lived ones."""
         until = time.monotonic() + self.pause_s
         while time.monotonic() < until and launch.is_running():
             for process in victims(launch, kind):
@@ -151,7 +151,7 @@ class Campaign:
         return False
 
     def _expect_gone(self, family: list[psutil.Process]) -> None:
-        """Notes what is still there after a while, and ends it."""
+        """Records processes that remain after a while, and ends them."""
         _, alive = psutil.wait_procs(family, ORPHANS_GONE_S)
         for process in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -161,7 +161,7 @@ class Campaign:
 
 
 def victims(launch: psutil.Popen, kind: str) -> list[psutil.Process]:
-    """Processes of one kind below the launch, or the launch itself."""
+    """Returns processes of one kind below the launch, or the launch itself."""
     if kind == "launch":
         return [launch]
     found = []
@@ -174,17 +174,17 @@ def victims(launch: psutil.Popen, kind: str) -> list[psutil.Process]:
 
 
 def kind_of(argv: list[str]) -> str | None:
-    """What a process is, by its command line."""
+    """Returns the kind of a process, by its command line."""
     line = " ".join(argv)
     if line.startswith(("ray::export", "ray::train", "ray::gate")):
         return "worker"
-    if "nas.devices.child" in argv:
+    if "nas.devices.agent.agent" in argv:
         return "agent"
     return "runner" if "--model" in argv and "/bundles/" in line else None
 
 
 def family_of(home: Path) -> list[psutil.Process]:
-    """Every process that works with this home, but this one: by its environment, or by its files."""
+    """Returns every other process that uses this home, by its environment or its files."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -196,7 +196,7 @@ def family_of(home: Path) -> list[psutil.Process]:
 
 @contextlib.contextmanager
 def opened(home: Path) -> Iterator[Store]:
-    """The campaign's database."""
+    """Opens the campaign's database."""
     store = Store.open(f"sqlite:///{home / 'hilnas.db'}", artifacts=home / "artifacts")
     try:
         yield store
@@ -205,7 +205,7 @@ def opened(home: Path) -> Iterator[Store]:
 
 
 def check(store: Store, names: list[str]) -> Iterator[str]:
-    """What is wrong with what the studies left behind."""
+    """Returns problems in the stored studies."""
     firsts: Counter[str] = Counter()
     for name in names:
         study = studies.get(store, name)
@@ -227,14 +227,14 @@ def check(store: Store, names: list[str]) -> Iterator[str]:
 
 
 def first_uses(store: Store, study: int) -> list[str]:
-    """Keys of the results that the study's own work made."""
+    """Returns keys of the results that the study itself made."""
     with store.read() as connection:
         query = "SELECT result_key FROM result_use WHERE study = ? AND first"
         return [row.result_key for row in connection.exec_driver_sql(query, (study,))]
 
 
 def repeated(store: Store, key: str) -> Iterator[str]:
-    """Work for a key that went on after its result was there."""
+    """Returns work for a key that continued after its result was stored."""
     result = results.get(store, key)
     assert result is not None
     for job in jobs.of_key(store, key):
@@ -242,7 +242,7 @@ def repeated(store: Store, key: str) -> Iterator[str]:
             yield f"job {job.id} ran after its measurement was stored"
     yield from (
         f"{result.stage} {key[:12]} was tried after it was stored"
-        for attempt in attempts.of_key(store, key)
+        for attempt in outcomes.attempts_of_key(store, key)
         if attempt.at > result.created
     )
     if result.stage == "train" and "value" in result.payload:
@@ -252,7 +252,7 @@ def repeated(store: Store, key: str) -> Iterator[str]:
 
 
 def default_space() -> dict[str, Any]:
-    """lfm2-demo with trainings of seconds."""
+    """Returns lfm2-demo with trainings of seconds."""
     file = Path(__file__).parents[1] / "search_spaces" / "lfm2-demo.yaml"
     space: dict[str, Any] = yaml.safe_load(file.read_text())
     space["quality"]["rungs"] = [
@@ -266,7 +266,7 @@ def default_space() -> dict[str, Any]:
 
 
 def prepare(home: Path) -> None:
-    """A home and a cache of this campaign's own, but for the builds."""
+    """Creates a home and a cache for this campaign, with links to the builds."""
     cache = home / "cache"
     cache.mkdir(parents=True)
     (cache / "runtimes").symlink_to(paths.cache() / "runtimes")

@@ -1,6 +1,7 @@
-"""Does llama.cpp compute what layouts mean, on this machine and on arm64? Prints JSON.
+"""Checks that llama.cpp computes what layouts define, on this machine and on arm64; prints JSON.
 
-    python benchmarks/llama_cpp_equivalence.py [--page docs/equivalence.md] [--small] [--target TARGET]
+    python benchmarks/llama_cpp_equivalence.py [--page docs/measured/equivalence-llama-cpp.md] [--small]
+        [--target TARGET]
 
 Error and limit of the equivalence gate for each block kind alone, for layouts that mix them and for LFM2-350M, as Q4_0,
 F16 and F32; of planted faults, each of which must be caught; and whether greedy tokens of stock files are the same with
@@ -26,11 +27,11 @@ from equivalence_tables import ALONE, FULL, MIXED, Row, digits, say, table, writ
 
 from nas.core.layout import Layout
 from nas.runtimes.base import Checkpoint
-from nas.runtimes.host import host_target
+from nas.runtimes.llama_cpp.binding import greedy_tokens
 from nas.runtimes.llama_cpp.build import build
 from nas.runtimes.llama_cpp.builds import Build
-from nas.runtimes.llama_cpp.greedy import greedy_tokens
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.runtimes.toolchain import host_target
 from nas.testing.llama_cpp_gate import gate
 from nas.testing.planted_faults import FAULTS, MOE_FAULTS, PLANTED, PLANTED_CHOICE, PLANTED_MOE, checkpoint
 from nas.testing.short_training import STOCK as BYTE_LEVEL
@@ -69,7 +70,7 @@ def main() -> None:
 
 @cache
 def _build(target: str, patched: bool) -> Build:
-    """A patched build carries stock files too: of another machine's, one is enough."""
+    """Returns a build; a patched one runs stock files too, so another machine's needs only that."""
     host = target == host_target()
     return build("host" if host else target, log=say, patched=patched or not host)
 
@@ -121,7 +122,7 @@ def _faults(target: str) -> Iterator[Row]:
 
 
 def _greedy(full: dict[str, str]) -> Iterator[Row]:
-    """Small byte-level models are trained for some seconds first; the full-size one has fresh weights."""
+    """Compares greedy tokens of small models after a short training, and of the full-size one with fresh weights."""
     text = (Path(__file__).resolve().parent.parent / "LICENSE").read_bytes()
     for name, byte_level in BYTE_LEVEL.items():
         layout = Layout.parse(byte_level)

@@ -1,11 +1,11 @@
-"""Decoding far into a context: time, speed of the prompt, and memory beside what arithmetic says; JSON.
+"""Decodes far into a context: time, speed of the prompt, and memory compared with arithmetic; JSON.
 
     python benchmarks/long_context.py [--runtime llama.cpp] [--contexts 4096,8192,16384,32768] [--kv f16] > result.json
 
-For each layout, cache type and context, fresh processes read a prompt of that length and decode 64 tokens behind it.
-Memory stands beside the layout's own arithmetic, `cache_mb`: key-value cache at that context plus recurrent state. What
-both grow by is compared by least squares: `measured_kb_per_token`, `arithmetic_kb_per_token`, and their ratio
-`rss_slope`, which is null where the arithmetic does not grow. What stands beyond the arithmetic with every layout is
+For each layout, cache type and context, fresh processes read a prompt of that length and decode 64 tokens after it.
+Memory is compared with the layout's own arithmetic, `cache_mb`: key-value cache at that context plus recurrent state.
+What both grow by is compared by least squares: `measured_kb_per_token`, `arithmetic_kb_per_token`, and their ratio
+`rss_slope`, which is null where the arithmetic does not grow. What exceeds the arithmetic with every layout is
 the runtime's own: with llama.cpp 1.5 KB or so, the mask of attention (an f16 number for each of `n_ubatch` tokens, 512,
 and each of the context) and its list of cells; with ExecuTorch the table of RoPE, 256 bytes at head size 64, and the
 token's id. A window keeps its length and one batch (ExecuTorch: 128 tokens), which the arithmetic leaves out; that does
@@ -91,7 +91,7 @@ def _row(model: Model, kv: str, context: int, threads: int, repetitions: int) ->
 
 
 def _growth(rows: Sequence[dict[str, Any]]) -> dict[str, float | None]:
-    """What a token of context costs in memory, measured and by arithmetic; null for a single context."""
+    """Returns memory per token of context, measured and by arithmetic; null for a single context."""
     windows = [row["window"] for row in rows]
     if len(set(windows)) == 1:
         return dict.fromkeys(("measured_kb_per_token", "arithmetic_kb_per_token", "rss_slope"))

@@ -1,4 +1,4 @@
-"""What a candidate costs beside timed inference and training steps, from the record of a finished study.
+"""Overhead of a candidate beyond timed inference and training steps, from the record of a finished study.
 
     python benchmarks/overhead.py STUDY [--db URL] > result.json
 
@@ -17,7 +17,7 @@ from collections import defaultdict
 from typing import Any
 
 from nas.core.measurement import Measurement
-from nas.service.judge import total_ms
+from nas.measure.protocol import total_ms
 from nas.store import results, studies, trials
 from nas.store.store import Store
 
@@ -30,7 +30,12 @@ def main() -> None:
     store = Store.open(options.db, create=False)
     study = studies.get(store, options.study).id
     spent: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for number, row in results.of_study(store, study):
+    served = (
+        (trial.number, row)
+        for trial in trials.all(store, study)
+        for row in results.of_trial(store, study, trial.number)
+    )
+    for number, row in served:
         value = row.payload.get("value")
         if value is not None:
             spent[number][f"{row.stage}_s"] += row.payload.get("seconds", row.seconds)

@@ -1,4 +1,4 @@
-"""How fast do files get to a device? Ours against scp and Debian's adb, to a real sshd and adbd, in pairs; JSON.
+"""Throughput of pushing files: ours compared with scp and Debian's adb, to a real sshd and adbd, in pairs; JSON.
 
     python benchmarks/push_throughput.py [--mb 200] [--pairs 5] > result.json
 
@@ -7,12 +7,12 @@ namespaces, wired by virtual Ethernet, which write to memory. So what is compare
 
 - `ours` and `theirs` are what is alike: the bytes, from a file here to a file there. scp's includes its log-in and ours
   does not, because an agent stays connected; for the same reason adb's server runs and is connected beforehand.
-- `push` is what an agent waits for: besides, the device computes the hash of what arrived, and old content goes. How
-  fast it does is its own business; Debian's toybox, which the adb device has, hashes a tenth of what coreutils can.
+- `push` is what an agent waits for: the device also computes the hash of what arrived, and removes old content. Its
+  speed is the device's; Debian's toybox, which the adb device has, hashes a tenth of what coreutils can.
 - `adb` goes straight to the device, as to a phone with `adb tcpip`; `adb server` through the host's adb server, as to
   one on USB.
 
-Who comes first alternates. The file is random, so that compression helps nobody; each copy is compared by its hash.
+The order alternates. The file is random, so that compression has no effect; each copy is compared by its hash.
 """
 
 from __future__ import annotations
@@ -34,10 +34,9 @@ from typing import Any
 
 from runs import print_json, say
 
-from nas.devices.content import file_sha256
-from nas.devices.transports.adb.key import AdbKey
-from nas.devices.transports.adb.server import AdbServer
-from nas.devices.transports.adb.wire import AdbWire
+from nas.devices.files import file_sha256
+from nas.devices.transports.adb import AdbServer, AdbWire
+from nas.devices.transports.adb_device import AdbKey
 from nas.devices.transports.shell import ShellTransport
 from nas.devices.transports.ssh import SshAddress, SshWire, host_key, pin
 from nas.devices.transports.wire import Wire
@@ -53,7 +52,7 @@ THERE = "/tmp/copy"
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """What is copied."""
+    """The file that is copied."""
 
     path: Path
     sha256: str
@@ -62,7 +61,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way to a device, and the tool that others would use.
+    """A transport to a device, and the tool to compare it with.
 
     Args:
         name: in the result.
@@ -78,7 +77,7 @@ class Way:
 
 
 class ThroughServer(AdbWire):
-    """A device on the network as the server knows it; by its address alone it would be taken for a direct one."""
+    """A device on the network by the adb server's name; by its address alone it would be taken for a direct one."""
 
     def connect(self) -> None:
         """See `Wire.connect`."""
@@ -146,7 +145,7 @@ def _compared(machine: Machine, way: Way, file: File, pairs: int) -> dict[str, A
 
 
 def _pushed(machine: Machine, transport: ShellTransport, file: File) -> float:
-    """MB/s of a whole push. The device refuses content of another hash by itself."""
+    """Returns MB/s of a whole push; the device checks the hash."""
     begun = time.perf_counter()
     remote = transport.push(file.path, file.sha256)
     seconds = time.perf_counter() - begun
@@ -187,7 +186,7 @@ def _through_server(folder: Path, file: File) -> Iterator[tuple[Machine, Way]]:
 
 @contextlib.contextmanager
 def _adb_server(folder: Path, file: File) -> Iterator[tuple[Machine, Path, list[str]]]:
-    """A device with adbd, the folder of keys, and Debian's adb with its server, which has connected."""
+    """Yields a device with adbd, the folder of keys, and Debian's adb with a connected server."""
     keys = folder / "keys"
     with adbd(folder / "device", AdbKey.load(keys / "adb").public()) as machine:
         mount = 'mount -t tmpfs tmpfs "$1/tmp"; cp "$2" "$1/tmp/key"; : >"$1/tmp/file"; mount --bind "$3" "$1/tmp/file"'

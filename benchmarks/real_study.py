@@ -1,10 +1,10 @@
-"""Search engines compared on real studies of one space, and that space without state-space blocks; JSON on stdout.
+"""Compares proposers on real studies of one space, and on that space without state-space blocks; JSON on stdout.
 
-    python -m benchmarks.real_study --state FOLDER --page docs/real-study.md
+    python -m benchmarks.real_study --state FOLDER --page docs/measured/real-study.md
 
 Runs `nas launch` for ours, NSGA-II, random and STAR's way with each seed, and ours once more in the space without
-Mamba-2: about an hour on two cores, which wants a calm machine. It says first how long it will take. Killed and started
-again, it goes on where it was. The table of all layouts that were tried is written to `--table`; a page and a plot are
+Mamba-2: about an hour on two cores, on a calm machine. It prints first how long it will take. Killed and started
+again, it continues. The table of all layouts that were tried is written to `--table`; a page and a plot are
 made of the table alone, also later: `--from TABLE --page PAGE`.
 """
 
@@ -23,9 +23,9 @@ from benchmarks.study.figures import figures
 from benchmarks.study.page import page
 from benchmarks.study.plot import draw
 from benchmarks.study.terms import ENGINES, Terms, campaign
-from nas.cli.launch import INTERRUPTED
+from nas.analysis.report import study_report
+from nas.cli.options import INTERRUPTED
 from nas.core.errors import NasError
-from nas.service.report import study_report
 
 SPACE = "lfm2-study"
 TABLE = Path("benchmarks/recorded/lfm2-study.json")
@@ -36,7 +36,7 @@ def say(text: str) -> None:
 
 
 def collected(run: Campaign, planned: Iterable[Terms]) -> list[Recorded]:
-    """The studies of a campaign as tables."""
+    """Returns the studies of a campaign as tables."""
     with run.store() as store:
         return [
             recorded(study_report(store, terms.study), engine=terms.engine, ablated=terms.ablated) for terms in planned
@@ -44,13 +44,13 @@ def collected(run: Campaign, planned: Iterable[Terms]) -> list[Recorded]:
 
 
 def show(studies: list[Recorded], args: argparse.Namespace) -> None:
-    """Prints the figures, and writes page and plot where they are wanted."""
+    """Prints the figures, and writes page and plot if asked to."""
     found = figures(studies)
     if args.page is not None:
-        picture = args.page.parent / "img" / f"{args.page.stem}.png"
+        picture = args.page.parent.parent / "img" / f"{args.page.stem}.png"
         draw(studies, found["corner"], found["union_hypervolume"], picture)
         command = f"python -m benchmarks.real_study --page {args.page}"
-        args.page.write_text(page(found, command, f"img/{picture.name}", args.conditions), encoding="utf-8")
+        args.page.write_text(page(found, command, f"../img/{picture.name}", args.conditions), encoding="utf-8")
         say(f"wrote {args.page} and {picture}")
     print(json.dumps(found, indent=1))
 
@@ -66,7 +66,7 @@ def main() -> int:
     parser.add_argument("--plan", action="store_true", help="say what would be run and how long it takes, and stop")
     parser.add_argument("--table", type=Path, default=TABLE, help="where all layouts that were tried are written")
     parser.add_argument("--from", dest="source", type=Path, help="run nothing; make figures and page of this table")
-    parser.add_argument("--page", type=Path, help="Markdown page to write, with its plot in img/ beside it")
+    parser.add_argument("--page", type=Path, help="Markdown page to write, with its plot in ../img/")
     parser.add_argument(
         "--conditions", default=f"The machine had {os.cpu_count()} cores.", help="a sentence about the machine"
     )
@@ -89,7 +89,7 @@ def main() -> int:
         say(f"error: {error}")
         return error.exit_code
     except KeyboardInterrupt:
-        say("interrupted; the same command goes on")
+        say("interrupted; the same command continues")
         return INTERRUPTED
     return 0
 

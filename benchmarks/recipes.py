@@ -1,4 +1,4 @@
-"""Recipe against file: the same bytes, the same numbers, and what is saved. Prints JSON.
+"""Compares recipe and file: the same bytes, the same numbers, and what is saved. Prints JSON.
 
     python benchmarks/recipes.py [--layouts LFM2-350M LFM2-1.2B] [--pairs 3]
 
@@ -22,8 +22,7 @@ from nas.core.layout import Layout
 from nas.core.plan import Plan, PlanFile
 from nas.core.published import LFM2
 from nas.core.workload import Workload
-from nas.devices.condition import Observer
-from nas.devices.execute import Prepared, execute, prepare
+from nas.devices.agent.run_plan import Observer, Prepared, execute, prepare
 from nas.devices.transports.local import LocalTransport
 from nas.runtimes.base import Artifact, RandomWeights
 from nas.runtimes.llama_cpp.build import build
@@ -33,13 +32,13 @@ WORKLOAD = Workload(prompt=256, gen=32)
 
 
 class Folder:
-    """Plan files by hash, from wherever they lie."""
+    """Plan files by hash."""
 
     def __init__(self) -> None:
         self.paths: dict[str, Path] = {}
 
     def fetch(self, file: PlanFile) -> Path:
-        """See `nas.devices.execute.FileSource`."""
+        """See `nas.devices.agent.run_plan.FileSource`."""
         return self.paths[file.sha256]
 
 
@@ -79,7 +78,7 @@ def _compare(layout: Layout, scratch: Path, pairs: int) -> dict[str, Any]:
 
 
 class _Way:
-    """One way of getting a model to the device, with the seconds of its steps."""
+    """One way to deliver a model to the device, with the seconds of its steps."""
 
     artifact: Artifact
 

@@ -1,6 +1,6 @@
-"""What the benchmarks of single models share: a layout's model file, and fresh processes of the runner on it.
+"""Shared parts of the benchmarks of single models: a layout's model file, and fresh processes of the runner on it.
 
-No device, no reference run, no verdict: these scripts want a calm machine and say what they saw.
+These use no device, no reference run and no verdict, so they need a calm machine.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nas.cli.runtime import BUILDS, Build
 from nas.core.layout import Layout
 from nas.core.measurement import Sample
 from nas.core.published import LFM2
 from nas.core.workload import Workload
 from nas.runtimes import RUNTIMES
-from nas.runtimes.base import Artifact, RandomWeights, Runtime
+from nas.runtimes.base import Artifact, Build, RandomWeights, Runtime
 from nas.testing.run_plan import run_plan
 
 DEADLINE_S = 3600.0
@@ -44,7 +43,7 @@ class Model:
     build: Build
 
     def run(self, workload: Workload) -> Sample:
-        """One fresh process.
+        """Runs one new process.
 
         Raises:
             NasError: the runner failed, or did not take the workload.
@@ -55,11 +54,11 @@ class Model:
 
 @contextmanager
 def exported(layout: Layout, runtime: str = "llama.cpp", *, tools: bool = False) -> Iterator[Model]:
-    """`layout` as the runtime quantises by default, with random weights, while the context is open.
+    """Yields `layout` exported with the runtime's default quantisation and random weights.
 
     Args:
-        layout: what to export.
-        runtime: for which; llama.cpp's stock build where that carries the layout.
+        layout: to export.
+        runtime: to export for; llama.cpp's stock build where that carries the layout.
         tools: whether the build must have llama-bench.
     """
     target = RUNTIMES[runtime]
@@ -70,42 +69,42 @@ def exported(layout: Layout, runtime: str = "llama.cpp", *, tools: bool = False)
 
 
 def built(runtime: Runtime, layout: Layout, *, tools: bool = False) -> Build:
-    """The build that `layout` needs, made where it is missing."""
-    return BUILDS[runtime.name](log=say, patched=runtime.supports(layout).verdict == "patched", tools=tools)
+    """Returns the build that `layout` needs; makes it where it is missing."""
+    return runtime.build(log=say, patched=runtime.supports(layout).verdict == "patched", tools=tools)
 
 
 def runtime_option(parser: argparse.ArgumentParser) -> None:
     """Adds `--runtime`."""
-    parser.add_argument("--runtime", default="llama.cpp", choices=list(BUILDS))
+    parser.add_argument("--runtime", default="llama.cpp", choices=list(RUNTIMES))
 
 
 def layout_called(text: str) -> Layout:
-    """A published name, or a one-line string."""
+    """Returns the layout of a published name or a one-line string."""
     return Layout.parse(LFM2.get(text, text))
 
 
 def counts(text: str) -> list[int]:
-    """Numbers with commas between: the type of an option."""
+    """Parses numbers separated by commas: the type of an option."""
     return [int(part) for part in text.split(",")]
 
 
 def decode_ms(sample: Sample) -> list[float]:
-    """Milliseconds per decoded token."""
+    """Returns milliseconds per decoded token."""
     return [ns / 1e6 for ns in sample.decode_ns]
 
 
 def say(line: str) -> None:
-    """Progress, on stderr."""
+    """Prints progress to stderr."""
     print(line, file=sys.stderr, flush=True)
 
 
 def print_json(result: dict[str, Any]) -> None:
-    """The result, on stdout."""
+    """Prints the result to stdout."""
     json.dump(result, sys.stdout, indent=1)
     print()
 
 
 def markdown(rows: list[dict[str, str]]) -> str:
-    """`rows` as a Markdown table whose head is the keys of the first."""
+    """Returns `rows` as a Markdown table whose head is the keys of the first."""
     lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

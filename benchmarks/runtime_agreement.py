@@ -1,16 +1,16 @@
-"""Do llama.cpp and ExecuTorch order layouts alike? The same layouts on both, interleaved, at one thread.
+"""Compares how llama.cpp and ExecuTorch rank the same layouts, interleaved, at one thread.
 
     python benchmarks/runtime_agreement.py [--space lfm2-mixed] [--layouts 20] [--repetitions 6] [--markdown PAGE]
 
 Layouts are drawn from the space, those that both runtimes carry, with its references in front. A round measures every
-layout on both runtimes, one right after the other, in fresh processes and an order drawn anew for each round; so what
-the machine does meanwhile hits all layouts alike. A first round, which warms the file cache, is thrown away; figures
+layout on both runtimes, one right after the other, in new processes and in random order; so disturbances
+of the machine affect all layouts alike. A first round, which warms the file cache, is thrown away; figures
 are medians over rounds. `repeatability` is each runtime's agreement with itself, odd rounds against even ones: what
 noise leaves for any agreement between the two. The result is JSON on stdout.
 
-Where they disagree is told by ranks; why, by which blocks move the ratio of the two: the rank correlation of that ratio
-with how many layers of each kind a layout has, and with its share of weights. It names what goes along with the ratio,
-not its cause. The disk holds two files of every layout: together about 450 MB at 350M weights.
+Ranks show where they disagree. To explain it, there is the rank correlation of the ratio of the two
+with how many layers of each kind a layout has, and with its share of weights. This is a correlation, not a
+cause. The disk holds two files of every layout: together about 450 MB at 350M weights.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 from runs import DEADLINE_S, markdown, print_json, say
 
+from nas.analysis.agreement import Coefficient, RankCorrelation, rank_correlation
 from nas.core.layout import Layout
 from nas.core.measurement import Sample
 from nas.core.space import SearchSpace
@@ -40,8 +41,7 @@ from nas.runtimes.llama_cpp import build as llama_cpp
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.search import Sampler
 from nas.search_spaces import load_space
-from nas.service.agreement import Coefficient, RankCorrelation, rank_correlation
-from nas.service.launch import support_filter
+from nas.study.launch import support_filter
 from nas.testing.run_plan import run_plan
 
 METRICS = ("ttft_ms", "decode_p50_ms", "latency_ms", "peak_rss_mb", "file_mb")
@@ -53,7 +53,7 @@ Figures = dict[str, float]
 
 @dataclass(frozen=True)
 class Place:
-    """One layout's file on one runtime, ready to run."""
+    """One layout's file on one runtime."""
 
     runtime: Runtime
     file: Path
@@ -64,7 +64,7 @@ class Place:
     file_mb: float
 
     def run(self) -> Figures:
-        """One fresh process."""
+        """Runs one new process."""
         sample = self.runtime.parse(run_plan(self.plan, self.folder, {"model": self.file}))
         return _figures(sample, self.workload, self.file_mb)
 
@@ -102,7 +102,7 @@ def main() -> None:
 
 
 def _layouts(space: SearchSpace, count: int, seed: int) -> list[Layout]:
-    """The references, then layouts as a search draws them; no layout twice."""
+    """Returns the references, then random layouts; no layout twice."""
     carried = support_filter(space)
     sampler = Sampler(space, lambda layout: carried(layout) and bool(EXECUTORCH.supports(layout)))
     rng = np.random.default_rng(seed)
@@ -199,7 +199,7 @@ def _agreement(rows: Sequence[Mapping[str, Any]], metric: str, blocks: Mapping[s
 def _repeatability(
     taken: Mapping[tuple[int, str], list[Figures]], layouts: int, name: str, metric: str
 ) -> float | None:
-    """Spearman's rho of odd rounds against even ones."""
+    """Returns Spearman's rho of odd rounds against even ones."""
     odd, even = (
         [statistics.median(run[metric] for run in taken[index, name][start::2]) for index in range(layouts)]
         for start in (0, 1)
@@ -208,7 +208,7 @@ def _repeatability(
 
 
 def _composition(layouts: Sequence[Layout]) -> dict[str, list[float]]:
-    """By block kind how many layers of each layout have it, and the weights in millions."""
+    """Returns by block kind the number of layers of each layout with it, and the weights in millions."""
     counts = [Counter(block.kind for layer in layout.layers for block in layer.blocks) for layout in layouts]
     kinds = sorted(set().union(*counts))
     found = {kind: [float(each[kind]) for each in counts] for kind in kinds}
@@ -216,12 +216,12 @@ def _composition(layouts: Sequence[Layout]) -> dict[str, list[float]]:
 
 
 def _rank(values: Sequence[float], index: int) -> int:
-    """1 for the least."""
+    """Returns ranks, 1 for the least."""
     return 1 + sum(value < values[index] for value in values)
 
 
 def _spread(values: Sequence[float]) -> float:
-    """(greatest - least) / median."""
+    """Returns (greatest - least) / median."""
     return (max(values) - min(values)) / statistics.median(values)
 
 

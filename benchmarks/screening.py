@@ -1,4 +1,4 @@
-"""What screening by hardware models is worth: engines with and without it on the problems of benchmarks/search; JSON.
+"""Measures the gain of screening by hardware models, on the problems of benchmarks/search; JSON.
 
     python -m benchmarks.screening [--engines random evolution] [--problems hybrid tight] [--seeds 10] > result.json
     python -m benchmarks.screening --markdown result.json ...
@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.search.problems import Problem
 from benchmarks.search.runs import run
-from nas.core.hypervolume import hypervolume
+from nas.core.pareto import hypervolume
 from nas.core.stats import t_critical
 
 FIRST_SEED = 1000
@@ -76,7 +76,7 @@ def _run(engine: str, name: str, seed: int, evaluations: int, screen: float) -> 
 
 
 def _interval(values: Sequence[float]) -> list[float]:
-    """Mean, and both ends of its 95 % t-interval."""
+    """Returns the mean and both ends of its 95 % t-interval."""
     half = t_critical(0.95, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
     mean = statistics.fmean(values)
     return [mean, mean - half, mean + half]

@@ -1,8 +1,8 @@
-"""The demo search on three devices at once: this machine, one over ssh, one over adb; JSON.
+"""Runs the demo search on three devices at once: this machine, one over ssh, one over adb; JSON.
 
     sudo .venv/bin/python benchmarks/three_devices.py [--trials 6] > result.json
 
-Wants root: the two others are machines made of namespaces with Debian's real sshd and adbd
+Needs root: the two others are machines made of namespaces with Debian's real sshd and adbd
 (tests/integration/device_lab.py), attached by `nas device add` as a user would. They run under this machine's kernel,
 so the agent gives all three the host lock, and they take turns. The space is lfm2-demo with three devices, and one
 budget that holds on the phone only. Printed is what each device measured of each layout on the front, and how many
@@ -26,7 +26,7 @@ import yaml
 from runs import print_json, say
 
 from nas.core import paths
-from nas.devices.transports.adb.key import AdbKey
+from nas.devices.transports.adb_device import AdbKey
 from nas.devices.transports.ssh import SshAddress, host_key
 from nas.search_spaces import space_text
 

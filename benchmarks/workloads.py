@@ -1,4 +1,4 @@
-"""How one layout's figures depend on the request and on the runtime's settings; JSON.
+"""Measures how one layout's figures depend on the request and on the runtime's settings; JSON.
 
     python benchmarks/workloads.py [--runtime llama.cpp] [--layout LFM2-350M] [--prompts 512,4096] > result.json
 

@@ -1,45 +1,63 @@
-"""Who may see the pages, and who may act on them.
+"""Access to the pages: authentication of visitors, their roles, and posted forms.
 
-- On a loopback address without TLS (`nas launch --open`): everybody who reaches it may look, nobody may act. The
-  request must name a loopback host, so that no page of another site can read it under a name of its own (DNS
-  rebinding).
-- Behind a proxy that logs people in: whom its header names, if the connection comes from an address that is configured.
-- Else: who has posted an API token, by a session cookie; as far as the token's role goes.
+- On a loopback address without TLS (`nas launch --open`): everybody who can connect may read, nobody may act. The
+  request must name a loopback host, which prevents DNS rebinding by other sites.
+- Behind a proxy that authenticates users: the user named in its header, if the connection comes from a configured
+  address.
+- Otherwise: the holder of a session cookie, opened with an API token; with the token's role.
 
-An action is a POST from one of our own pages: its origin is ours, and its form holds the visitor's form token.
+An action is a POST from one of our own pages: its origin is ours, and its form has the visitor's form token.
 """
 
 from __future__ import annotations
 
 import hmac
+import secrets
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import urlsplit
 
-from fastapi import HTTPException
+from fastapi import Depends
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.types import Message
 
-from nas.dashboard.sessions import Sessions
-from nas.service.off_loop import off_loop
-from nas.store.rows import Role
+from nas.store import agents
+from nas.store.rows import ApiToken, Role
+from nas.store.store import Store
+from nas.web.off_loop import off_loop
 
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 FORM_TOKEN = "form_token"
 LONGEST_NAME = 128
+SESSION_S = 12 * 3600.0
+"""Lifetime of a session."""
 
+_MOST_SESSIONS = 1000
+"""Most open sessions; the oldest is closed first."""
+_MAX_FORM = 1 << 20
+_MAX_FIELDS = 64
+_FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 _RANK = {Role.READ: 0, Role.OPERATE: 1, Role.ADMIN: 2}
+
+Form = Mapping[str, str]
+"""The fields of a posted form, by name."""
 
 
 @dataclass(frozen=True)
 class AccessRules:
-    """How visitors are told apart.
+    """Rules for the authentication of visitors.
 
     Args:
-        open_hosts: hosts under which everybody may look; none: nobody may who has not shown who it is.
+        open_hosts: hosts under which everybody may read; empty: visitors must authenticate.
         secure: the pages are served over TLS.
-        proxies: addresses of proxies whose header is believed; none: nobody's is.
-        proxy_header: in which they name the user.
-        proxy_roles: user -> role; others that a proxy names may look.
+        proxies: addresses of trusted proxies.
+        proxy_header: header in which they name the user.
+        proxy_roles: user -> role; other users of a proxy have role read.
     """
 
     open_hosts: frozenset[str] = frozenset()
@@ -56,13 +74,13 @@ class AccessRules:
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """Who looks at a page.
+    """The visitor of a page.
 
     Args:
-        name: to be shown; None for a visitor who need not say who it is.
-        role: what they may do.
-        form_token: what their forms must hold.
-        by_session: whether they can log out.
+        name: displayed; None for an anonymous visitor.
+        role: of the visitor.
+        form_token: required in their forms.
+        by_session: whether the visitor can log out.
     """
 
     name: str | None
@@ -72,30 +90,74 @@ class Visitor:
 
     @property
     def may_operate(self) -> bool:
-        """Whether they may steer studies and devices."""
+        """Whether the visitor may control studies and devices."""
         return self.may(Role.OPERATE)
 
     @property
     def may_administer(self) -> bool:
-        """Whether they may remove devices, too."""
+        """Whether the visitor may also remove devices."""
         return self.may(Role.ADMIN)
 
     def may(self, needed: Role) -> bool:
-        """Whether their role goes as far as `needed`."""
+        """Returns whether the role includes `needed`."""
         return _RANK[self.role] >= _RANK[needed]
 
 
+class Sessions:
+    """Sessions of one process, by the random id in the visitor's cookie; lost at a restart.
+
+    They are stored on the server, because a signed cookie alone would stay valid after a logout.
+
+    Args:
+        store: has the API tokens; read at every request, so that a revoked token ends its sessions at once.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._key = secrets.token_bytes(32)
+        self._lock = threading.Lock()
+        self._open: dict[str, tuple[str, float]] = {}  # id -> API token, end
+
+    def open(self, token: str) -> str | None:
+        """Opens a session and returns its id; None if the API token is not valid."""
+        if agents.authenticate_api_token(self._store, token) is None:
+            return None
+        id = secrets.token_urlsafe(32)
+        with self._lock:
+            self._open[id] = token, self._store.now() + SESSION_S
+            while len(self._open) > _MOST_SESSIONS:
+                del self._open[next(iter(self._open))]
+        return id
+
+    def token(self, id: str) -> ApiToken | None:
+        """Returns the API token of a session; None if the session has ended."""
+        secret, until = self._open.get(id, ("", 0.0))
+        found = agents.authenticate_api_token(self._store, secret) if self._store.now() < until else None
+        if found is None:
+            self.close(id)
+        return found
+
+    def close(self, id: str) -> None:
+        """Ends a session, if it is open."""
+        with self._lock:
+            self._open.pop(id, None)
+
+    def form_token(self, bound_to: str) -> str:
+        """Returns the token that proves that a form was made by one of our pages for this visitor."""
+        return hmac.new(self._key, bound_to.encode(), "sha256").hexdigest()
+
+
 class PageAccess:
-    """Tells visitors apart, as `rules` say."""
+    """Authenticates visitors by `rules`."""
 
     def __init__(self, rules: AccessRules, sessions: Sessions) -> None:
         self.rules, self.sessions = rules, sessions
 
     async def visitor(self, request: Request) -> Visitor | None:
-        """Who asks; None for who has to log in first.
+        """Returns the visitor; None if a login is needed.
 
         Raises:
-            HTTPException: 421, the request names a host that is none of ours.
+            HTTPException: 421, the request names another host.
         """
         rules = self.rules
         if rules.open_hosts:
@@ -104,23 +166,38 @@ class PageAccess:
         peer = request.client.host if request.client else None
         if peer in rules.proxies and (user := request.headers.get(rules.proxy_header, "")[:LONGEST_NAME]):
             return self._visitor(user, rules.proxy_roles.get(user, Role.READ), f"proxy {user}")
-        secret = request.cookies.get(rules.cookie, "")
-        token = await off_loop(self.sessions.who, secret) if secret else None
-        return None if token is None else self._visitor(token.name, token.role, f"session {secret}")
+        id = request.cookies.get(rules.cookie, "")
+        token = await off_loop(self.sessions.token, id) if id else None
+        return None if token is None else self._visitor(token.name, token.role, f"session {id}")
 
     def require_host(self, request: Request) -> None:
-        """Raises `HTTPException` (421) where only some hosts are ours, and the request names another one."""
+        """Raises `HTTPException` (421) if hosts are restricted and the request names another one."""
         hosts = self.rules.open_hosts
         if hosts and _host(request) not in hosts:
-            raise HTTPException(421, f"this is {' or '.join(sorted(hosts))}, whatever name led here")
+            raise HTTPException(421, f"this server answers only as {' or '.join(sorted(hosts))}")
 
-    def require_action(self, visitor: Visitor, needed: Role, request: Request, form: Mapping[str, str]) -> None:
-        """Refuses an action (403) that was not asked for on one of our pages by somebody whose role allows it."""
+    def require_action(self, visitor: Visitor, needed: Role, request: Request, form: Form) -> None:
+        """Raises `HTTPException` (403) unless one of our pages posts the form for a visitor with the needed role."""
         if not visitor.may(needed):
-            raise HTTPException(403, f"this needs role {needed}; {visitor.name or 'who looks only'} has {visitor.role}")
+            raise HTTPException(403, f"this needs role {needed}; {visitor.name or 'a reader'} has {visitor.role}")
         require_same_origin(request)
         if not hmac.compare_digest(form.get(FORM_TOKEN, "").encode(), visitor.form_token.encode()):
-            raise HTTPException(403, "this form is not of your present session; load the page again")
+            raise HTTPException(403, "this form belongs to another session; load the page again")
+
+    def posted(self, needed: Role, most: int = _MAX_FORM) -> Any:
+        """Returns a dependency of an action's route: the posted form, if `require_action` allows it.
+
+        Args:
+            needed: role of the action.
+            most: bytes of the form.
+        """
+
+        async def check(request: Request) -> Form:
+            form = await read_form(request, most)
+            self.require_action(request.state.visitor, needed, request, form)
+            return form
+
+        return Depends(check, use_cache=False)
 
     def _visitor(self, name: str | None, role: Role, bound_to: str) -> Visitor:
         return Visitor(name, role, self.sessions.form_token(bound_to), by_session=bound_to.startswith("session "))
@@ -134,7 +211,54 @@ def require_same_origin(request: Request) -> None:
     else:
         ours = urlsplit(origin).netloc.lower() == request.headers.get("Host", "").lower() != ""
     if not ours:
-        raise HTTPException(403, "this was not sent by a page of this server")
+        raise HTTPException(403, "this request was not sent by a page of this server")
+
+
+async def read_form(request: Request, most: int = _MAX_FORM) -> Form:
+    """Reads a posted form of UTF-8 text. A file is read as text; of fields with one name, the first counts.
+
+    Args:
+        request: its body was not read yet.
+        most: bytes of the body.
+
+    Raises:
+        HTTPException: 413, 415 or 422: it is not a form of our pages.
+    """
+    kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    if kind not in _FORMS:
+        raise HTTPException(415, f"send a form ({_FORMS[0]} or {_FORMS[1]})")
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > most:
+            raise HTTPException(413, f"more than {most} bytes")
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": bytes(body)}
+
+    try:
+        body.decode()
+        async with Request(request.scope, receive).form(
+            max_files=1, max_fields=_MAX_FIELDS, max_part_size=most
+        ) as form:
+            return {name: await _text(value) for name, value in reversed(form.multi_items())}
+    except (UnicodeDecodeError, HTTPException):
+        raise HTTPException(422, "this is not a form of UTF-8 text") from None
+
+
+async def _text(value: UploadFile | str) -> str:
+    return value if isinstance(value, str) else (await value.read()).decode("utf-8-sig")
+
+
+def back_from(form: Form, otherwise: str) -> Response:
+    """Redirects to the form's page, named in its field `next`; else to the path `otherwise`."""
+    goal = form.get("next", otherwise)
+    return RedirectResponse(goal if is_local_path(goal) else otherwise, 303)
+
+
+def is_local_path(path: str) -> bool:
+    """Returns whether a path is on this server."""
+    return path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
 
 
 def _host(request: Request) -> str:

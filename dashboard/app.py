@@ -1,59 +1,137 @@
-"""The dashboard: pages over the database, for an application of `nas.service.web.web_app`."""
+"""The dashboard: pages over the database, for an application of `nas.web.server.web_app`."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, HTTPException
-from starlette.responses import Response
+import hashlib
+from functools import cache
+from importlib.resources import files
+from typing import Annotated
 
-from nas.dashboard.access import AccessRules, PageAccess
-from nas.dashboard.asset_files import assets_router
-from nas.dashboard.candidate import candidate_router
+from fastapi import APIRouter, HTTPException, Query
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from nas.analysis.snapshot import Snapshots
+from nas.api.submissions import SubmittedStudies
+from nas.core.errors import UnknownName
+from nas.dashboard.access import (
+    SESSION_S,
+    AccessRules,
+    PageAccess,
+    Sessions,
+    is_local_path,
+    read_form,
+    require_same_origin,
+)
+from nas.dashboard.candidate_page import candidate_router
 from nas.dashboard.devices_page import devices_router
 from nas.dashboard.families_page import families_router
 from nas.dashboard.launch_page import launch_router
-from nas.dashboard.login import login_router
-from nas.dashboard.pages import page_route
-from nas.dashboard.sessions import Sessions
-from nas.dashboard.studies_page import studies_router
-from nas.dashboard.study_actions import study_actions_router
-from nas.dashboard.study_page import study_router
-from nas.service.live_studies import LiveStudies
-from nas.service.submitted import SubmittedStudies
+from nas.dashboard.pages import page, page_route
+from nas.dashboard.study_page import studies_router, study_actions_router, study_router
+from nas.store.rows import Role
 from nas.store.store import Store
+from nas.web.off_loop import off_loop
+
+_START = "/studies"
+_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 
 
 def dashboard_router(
-    store: Store, rules: AccessRules, submitted: SubmittedStudies | None = None, live: LiveStudies | None = None
+    store: Store, rules: AccessRules, submitted: SubmittedStudies | None = None, snapshots: Snapshots | None = None
 ) -> APIRouter:  # fmt: skip
-    """All pages. A new page is a router, and a line here.
+    """Returns all pages. A new page is a router and one line here.
 
     Args:
-        store: what they show.
-        rules: who may see them.
-        submitted: runs the studies that people launch; None where nobody may act, as `rules` must say, too.
-        live: the studies in memory; None: there are none yet.
+        store: the database.
+        rules: for access.
+        submitted: runs launched studies; None if nobody may act, as `rules` must then say.
+        snapshots: of the studies; None: new ones.
     """
-    access, live = PageAccess(rules, Sessions(store)), LiveStudies(store) if live is None else live
+    access, snapshots = PageAccess(rules, Sessions(store)), Snapshots(store) if snapshots is None else snapshots
     whole = APIRouter()
     for part in (
         assets_router(access),
         login_router(access),
-        studies_router(store, live, access, submitted),
-        candidate_router(store, access),
+        studies_router(store, snapshots, access, submitted),
+        candidate_router(store, snapshots, access),
         devices_router(store, access),
         families_router(access),
-        study_router(store, live, access),
+        study_router(store, snapshots, access),
     ):
         whole.include_router(part)
     if submitted is not None:
         whole.include_router(launch_router(store, submitted, access))
         whole.include_router(study_actions_router(submitted, access))
-    whole.include_router(_nowhere(access))  # the last, for paths that no other has
+    whole.include_router(_not_found(access))  # last, for all other paths
     return whole
 
 
-def _nowhere(access: PageAccess) -> APIRouter:
-    """Tells people in a page, and not in JSON, that there is none."""
+def login_router(access: PageAccess) -> APIRouter:
+    """Returns the pages to log in with an API token, and the action that logs out."""
+    router = APIRouter(route_class=page_route(access, public=True), include_in_schema=False)
+    rules, sessions = access.rules, access.sessions
+
+    @router.get("/login")
+    def show_login(request: Request, next: Annotated[str, Query(max_length=2000)] = _START) -> Response:
+        return page("login.html", request, next=next, problem=None)
+
+    @router.post("/login")
+    async def log_in(request: Request) -> Response:
+        require_same_origin(request)
+        form = await read_form(request)
+        goal = form.get("next", _START)
+        id = await off_loop(sessions.open, form.get("token", "").strip())
+        if id is None:
+            problem = "That is not a valid API token; 'nas token create NAME' makes one."
+            return page("login.html", request, 403, next=goal, problem=problem)
+        response = RedirectResponse(goal if is_local_path(goal) else _START, 303)
+        response.set_cookie(
+            rules.cookie, id, max_age=int(SESSION_S), httponly=True, secure=rules.secure, samesite="strict"
+        )
+        return response
+
+    @router.post("/logout")
+    async def log_out(request: Request) -> Response:
+        form = await read_form(request)
+        if request.state.visitor is not None:
+            access.require_action(request.state.visitor, Role.READ, request, form)
+            sessions.close(request.cookies.get(rules.cookie, ""))
+        response = RedirectResponse("/login", 303)
+        response.delete_cookie(rules.cookie, httponly=True, secure=rules.secure, samesite="strict")
+        return response
+
+    return router
+
+
+def assets_router(access: PageAccess) -> APIRouter:
+    """Returns scripts and style sheets, own and vendored; public, because the login page needs them."""
+    router = APIRouter(route_class=page_route(access, public=True), include_in_schema=False)
+
+    @router.get("/assets/{name:path}")
+    def show_asset(request: Request, name: str) -> Response:
+        content = _assets().get(name)
+        if content is None:
+            raise UnknownName("asset", name[:64], _assets())
+        tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+        # Revalidated each time, and answered with 304 if unchanged: a new version is seen at once.
+        headers = {"ETag": tag, "Cache-Control": "no-cache"}
+        if request.headers.get("If-None-Match") == tag:
+            return Response(status_code=304, headers=headers)
+        return Response(content, headers=headers, media_type=_TYPES[name[name.rindex(".") :]])
+
+    return router
+
+
+@cache
+def _assets() -> dict[str, bytes]:
+    """Returns name -> content of the files in the folder, read once; no path leads to others."""
+    folder = files("nas.dashboard") / "assets"
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.name.endswith(tuple(_TYPES))}
+
+
+def _not_found(access: PageAccess) -> APIRouter:
+    """Returns the route that answers unknown paths with an error page instead of JSON."""
     router = APIRouter(route_class=page_route(access), include_in_schema=False)
 
     @router.get("/studies/{rest:path}")

@@ -1,38 +1,92 @@
-"""Launching studies on the coordinator, and what became of those that have not begun."""
+"""The form that launches a study, its problems, and the page of a submitted study that has not begun."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from functools import cache
-from typing import Annotated
+from typing import Annotated, Literal, get_args
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from nas.api.studies import SubmissionView, SubmitRequest
+from nas.api.submissions import FILE, SubmittedStudies
+from nas.api.types import StudyName
 from nas.core.errors import NasError, UnknownName
-from nas.dashboard.access import PageAccess
-from nas.dashboard.actions import Form, posted_by
-from nas.dashboard.launch_form import LaunchForm, Problem, problems_of
+from nas.dashboard.access import Form, PageAccess
 from nas.dashboard.pages import answer, page, page_route
+from nas.farm.farm import LOCAL
 from nas.search_spaces import list_spaces, space_text
-from nas.service.api_errors import answer_to
-from nas.service.api_studies_models import StudyName, SubmissionView
-from nas.service.device_names import LOCAL
-from nas.service.submitted import SubmittedStudies
 from nas.store import devices
 from nas.store.rows import Role
 from nas.store.store import Store
+from nas.web.errors import Conflict, answer_to
 
 _MAX_FORM = 4 << 20
-"""Bytes of the form: room for the longest space, where it is not all in characters of many bytes."""
+"""Bytes of the form: enough for the longest space, unless most characters take several bytes."""
+
+FieldName = Literal["study", "space", "trials", "warm_start", ""]
+
+_LOCATION = re.compile(rf"{re.escape(FILE)}(?::(\d+))?: (.+)")
+_QUOTED = 200
+_NAME_RULE = "use up to 64 letters, digits, '.', '_' and '-', the first a letter or a digit"
+
+
+class Problem(BaseModel):
+    """A reason why a study cannot be submitted."""
+
+    field: FieldName = Field(description="the field; empty: the whole form")
+    line: int | None = Field(None, description="of the space, counted from 1")
+    text: str
+    quoted: str | None = Field(None, description="that line")
+
+
+class LaunchForm(BaseModel):
+    """The fields as typed."""
+
+    study: str = ""
+    space: str = Field("", description="YAML text")
+    trials: str = ""
+    accept_noise: bool = False
+    warm_start: str = Field("", description="names, between spaces or commas")
+
+    @classmethod
+    def of(cls, posted: Form) -> LaunchForm:
+        """Reads a posted form. A file replaces the text; browsers send an empty one if none was chosen."""
+        space = posted.get("file") or posted.get("space", "")
+        return cls(
+            study=posted.get("study", "").strip(),
+            space=space.replace("\r\n", "\n"),
+            trials=posted.get("trials", "").strip(),
+            accept_noise="accept_noise" in posted,
+            warm_start=posted.get("warm_start", "").strip(),
+        )
+
+    def request(self) -> SubmitRequest:
+        """Returns the request to the users' API.
+
+        Raises:
+            ValidationError: it is not valid.
+        """
+        return SubmitRequest.model_validate(
+            {
+                "study": self.study,
+                "space": self.space,
+                "trials": self.trials or None,
+                "accept_noise": self.accept_noise,
+                "warm_start": tuple(re.split(r"[\s,]+", self.warm_start)) if self.warm_start else (),
+            }
+        )
 
 
 class LaunchView(BaseModel):
-    """What a study can be made of."""
+    """The form, and the choices for it."""
 
-    spaces: dict[str, str] = Field(description="packaged search spaces: name -> what it is for")
-    devices: list[str] = Field(description="what a space can name as its devices")
+    spaces: dict[str, str] = Field(description="packaged search spaces: name -> description")
+    devices: list[str] = Field(description="devices that a space can name")
     form: LaunchForm
     problems: list[Problem]
 
@@ -47,15 +101,15 @@ class SubmittedView(BaseModel):
 
 
 def launch_router(store: Store, submitted: SubmittedStudies, access: PageAccess) -> APIRouter:
-    """The form, its action, and the page of a submitted study, which stands in until the study has one.
+    """Returns the form, its action, and the page of a submitted study until the study has its own.
 
     Args:
-        store: knows the devices.
-        submitted: takes the studies.
-        access: tells visitors apart.
+        store: has the devices.
+        submitted: runs submitted studies.
+        access: authenticates visitors.
     """
     router = APIRouter(route_class=page_route(access), include_in_schema=False)
-    posted = posted_by(access, Role.OPERATE, _MAX_FORM)
+    posted = access.posted(Role.OPERATE, _MAX_FORM)
 
     def view(form: LaunchForm, problems: list[Problem]) -> LaunchView:
         known = [LOCAL, *(row.id for row in devices.all(store))]
@@ -88,11 +142,11 @@ def launch_router(store: Store, submitted: SubmittedStudies, access: PageAccess)
         found = submitted.find(name)
         if found is None:
             raise UnknownName("submitted study", name, [each.study for each in submitted.not_begun()])
-        told = SubmittedView(
+        found_view = SubmittedView(
             study=name, space=found.space, begun=submitted.row(name) is not None,
             submission=SubmissionView.model_validate(found),
         )  # fmt: skip
-        return answer("submission.html", request, told)
+        return answer("submission.html", request, found_view)
 
     return router
 
@@ -103,9 +157,46 @@ def _spaces() -> dict[str, str]:
 
 
 def _text(space: str) -> str:
-    """The text of a packaged space; a name that is none of theirs is never looked for among files."""
+    """Returns the text of a packaged space; other names are never read from files."""
     if not space:
         return ""
     if space not in _spaces():
         raise UnknownName("search space", space, _spaces())
     return space_text(f"{space}.yaml")
+
+
+def problems_of(error: ValidationError | NasError, form: LaunchForm) -> list[Problem]:
+    """Returns the problems of a refused form, each at its field, those of the space at their lines."""
+    if isinstance(error, ValidationError):
+        return list(_of_fields(error))
+    if isinstance(error, Conflict):
+        return [Problem(field="study", text=str(error))]
+    return [_of_line(line, form) for line in str(error).splitlines()]
+
+
+def _of_fields(error: ValidationError) -> Iterator[Problem]:
+    for each in error.errors(include_url=False):
+        name = str(each["loc"][0]) if each["loc"] else ""
+        text = _NAME_RULE if each["type"] == "string_pattern_mismatch" else each["msg"]
+        yield Problem(field=_field(name), text=text)
+
+
+def _of_line(message: str, form: LaunchForm) -> Problem:
+    found = _LOCATION.fullmatch(message)
+    if found is None:
+        name, separator, text = message.partition(": ")
+        return Problem(field=_field(name), text=text if separator and _field(name) else message)
+    number = int(found[1]) if found[1] else None
+    return Problem(field="space", line=number, text=found[2], quoted=_quoted(form.space, number, found[2]))
+
+
+def _quoted(space: str, number: int | None, problem: str) -> str | None:
+    """Returns the wrong line; None if something is missing."""
+    lines = space.split("\n")
+    if number is None or number > len(lines) or problem.endswith("is missing"):
+        return None
+    return lines[number - 1].strip()[:_QUOTED] or None
+
+
+def _field(name: str) -> FieldName:
+    return next((each for each in get_args(FieldName) if each == name), "")

@@ -1,4 +1,4 @@
-"""What all pages share: templates, security headers, who may see them, errors that people can read.
+"""Shared parts of all pages: templates, security headers, authentication, readable errors.
 
 A page is a view-model that is rendered twice: as HTML under its path, and as JSON under the same path with `.json`.
 """
@@ -14,17 +14,18 @@ from urllib.parse import quote
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from nas.core.errors import NasError
+from nas.core.units import show_count
+from nas.dashboard import layout_svg, plots
 from nas.dashboard.access import PageAccess, Visitor
-from nas.dashboard.shown import FILTERS, harmless
-from nas.service.api_errors import answer_to
-from nas.service.live_reading import BeingRead
+from nas.dashboard.filters import FILTERS, harmless, hue, show_bytes, shown
+from nas.views.candidate import FEWEST, MOST
+from nas.web.errors import answer_to
 
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
@@ -38,9 +39,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
-_KEPT_NOWHERE = "no-store"
-_AGAIN_S = "1"
-"""Until a page asks again that shows how far the reading is."""
+_NO_STORE = "no-store"
 
 _templates = Environment(
     loader=PackageLoader("nas.dashboard"),
@@ -51,33 +50,32 @@ _templates = Environment(
     finalize=harmless,
 )
 _templates.filters |= FILTERS
+_templates.globals |= {
+    "count": show_count, "bytes": show_bytes, "shown": shown, "hue": hue, "layouts": layout_svg, "plots": plots,
+    "fewest": FEWEST, "most": MOST,
+}  # fmt: skip
 
 
 def page(template: str, request: Request, status: int = 200, **values: Any) -> HTMLResponse:
-    """A page of one of our templates, for the visitor of the request."""
+    """Renders a template for the visitor of the request."""
     visitor: Visitor | None = getattr(request.state, "visitor", None)
     text = _templates.get_template(template).render(visitor=visitor, path=request.url.path, **values)
     return HTMLResponse(text, status)
 
 
-def part(template: str, **values: Any) -> Markup:
-    """A part of pages, the same for every visitor."""
-    return Markup(_templates.get_template(template).render(**values))
-
-
 def answer(template: str, request: Request, view: BaseModel, **values: Any) -> Response:
-    """The view as the path asks for it: JSON behind `.json`, else the page, which may need further `values`."""
+    """Renders the view as JSON if the path ends in `.json`, else as the page, which may need further `values`."""
     if request.url.path.endswith(".json"):
         return Response(view.model_dump_json(), media_type="application/json")
     return page(template, request, view=view, **values)
 
 
 def page_route(access: PageAccess, *, public: bool = False) -> type[APIRoute]:
-    """Routes of pages: ask `access` first, answer errors readably, and set the security headers.
+    """Returns a class of routes that authenticate visitors, answer errors as pages, and set the security headers.
 
     Args:
-        access: tells visitors apart.
-        public: strangers may ask, too.
+        access: authenticates visitors.
+        public: visitors need not be authenticated.
     """
 
     class PageRoute(APIRoute):
@@ -100,17 +98,12 @@ def page_route(access: PageAccess, *, public: bool = False) -> type[APIRoute]:
                     response = _error(request, error)
                 for name, value in HEADERS.items():
                     response.headers[name] = value
-                response.headers.setdefault("Cache-Control", _KEPT_NOWHERE)
+                response.headers.setdefault("Cache-Control", _NO_STORE)
                 return response
 
             return dressed
 
     return PageRoute
-
-
-def is_local_path(path: str) -> bool:
-    """Whether a path leads nowhere but to this server."""
-    return path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
 
 
 def _log_in(request: Request) -> Response:
@@ -123,20 +116,15 @@ def _log_in(request: Request) -> Response:
 
 
 def _error(request: Request, error: NasError | HTTPException | RequestValidationError) -> Response:
-    told = answer_to(request, error)
+    failure = answer_to(request, error)
     if not _wants_page(request):
-        return told
-    if isinstance(error, BeingRead):
-        # Not an error to people: the page comes by itself. Scripts asked for JSON, and got 503 with Retry-After.
-        shown = page("reading.html", request, 202, reading=error)
-        shown.headers["Refresh"] = _AGAIN_S
-        return shown
-    message = json.loads(bytes(told.body))["error"]
-    title = HTTPStatus(told.status_code).phrase
-    shown = page("error.html", request, told.status_code, title=title, message=message)
+        return failure
+    message = json.loads(bytes(failure.body))["error"]
+    title = HTTPStatus(failure.status_code).phrase
+    shown = page("error.html", request, failure.status_code, title=title, message=message)
     for name in ("WWW-Authenticate", "Retry-After"):
-        if name in told.headers:
-            shown.headers[name] = told.headers[name]
+        if name in failure.headers:
+            shown.headers[name] = failure.headers[name]
     return shown
 
 

@@ -1,95 +1,97 @@
-"""The page of one study with its JSON twin, and what can be taken away from there."""
+"""The list of studies, the page of one study with its downloads, and the actions on a study."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import typing
+from typing import Annotated
 
 from fastapi import APIRouter, Query
-from markupsafe import Markup
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import RedirectResponse, Response, StreamingResponse
 
-from nas.dashboard import study_pictures
-from nas.dashboard.access import PageAccess
-from nas.dashboard.pages import answer, page, page_route, part
-from nas.dashboard.pictures.scale import shown
-from nas.dashboard.pictures.sparkline import sparkline
-from nas.dashboard.pictures.strip import hue
-from nas.dashboard.shared_parts import SharedParts
-from nas.service.api_models import EventId
-from nas.service.api_studies_models import StudyName
-from nas.service.comparison import FEWEST, MOST
-from nas.service.live_points import points_json
-from nas.service.live_studies import LiveStudies
-from nas.service.study_cloud import first_panel
-from nas.service.study_models import StudyView
-from nas.service.study_tables import front_file, trials_csv
-from nas.service.study_view import StudyViews
+from nas.analysis.report import axes_table, csv_parts
+from nas.analysis.snapshot import Snapshots
+from nas.api.submissions import Order, SubmittedStudies
+from nas.api.types import EventId, StudyName
+from nas.dashboard.access import Form, PageAccess, back_from
+from nas.dashboard.pages import answer, page, page_route
+from nas.store.rows import Role
 from nas.store.store import Store
+from nas.views.study import front_file, points_json, studies_view, study_view
 
+StudyId = Annotated[int | None, Query(ge=1, le=(1 << 53) - 1)]
 AxisKeys = Annotated[str, Query(max_length=4000)]
 
-SHOWN: dict[str, Any] = {
-    "shown": shown,
-    "hue": hue,
-    "sparkline": sparkline,
-    "pictures": study_pictures,
-    "fewest": FEWEST,
-    "most": MOST,
-}
-"""What the template calls."""
+
+def studies_router(
+    store: Store, snapshots: Snapshots, access: PageAccess, submitted: SubmittedStudies | None = None
+) -> APIRouter:  # fmt: skip
+    """Returns the list of all studies, including submitted ones that have not begun."""
+    router = APIRouter(route_class=page_route(access), include_in_schema=False)
+
+    @router.get("/")
+    def show_start() -> Response:
+        return RedirectResponse("/studies", 307)
+
+    @router.get("/studies")
+    @router.get("/studies.json")
+    def list_studies(request: Request, before: StudyId = None) -> Response:
+        return answer("studies.html", request, studies_view(store, snapshots, before, submitted))
+
+    return router
 
 
-def study_router(store: Store, live: LiveStudies, access: PageAccess) -> APIRouter:
-    """The page; nothing here changes anything.
+def study_router(store: Store, snapshots: Snapshots, access: PageAccess) -> APIRouter:
+    """Returns the page of one study, its JSON twin, its data and its downloads.
 
     Args:
         store: the database.
-        live: the studies in memory.
-        access: tells visitors apart.
+        snapshots: of its studies.
+        access: authenticates visitors.
     """
     router = APIRouter(prefix="/studies/{name}", route_class=page_route(access), include_in_schema=False)
-    views, parts = StudyViews(store, live), SharedParts()
-
-    def shared(template: str, view: StudyView) -> Markup:
-        # The queue is another object in each view that was found anew, and the same in its copies.
-        return parts.part((view.name, template), view.queue, lambda: part(template, view=view, **SHOWN))
-
-    def first(view: StudyView) -> Markup:
-        def render() -> Markup:
-            return study_pictures.panel(view, first_panel(live.get(view.name), view.page))
-
-        return parts.part((view.name, view.page.model_dump_json(exclude={"pick"})), view.queue, render)
 
     @router.get("/points")
     def show_points(name: StudyName, since: EventId = 0, axes: AxisKeys = "") -> Response:
         keys = [key for key in axes.split(",") if key]
-        return Response(points_json(live.get(name), since, keys), media_type="application/json")
+        return Response(points_json(snapshots.get(name), since, keys), media_type="application/json")
 
     @router.get("/trials.csv")
     def export_trials(name: StudyName) -> Response:
-        lines = trials_csv(store, live.get(name))
-        return StreamingResponse(lines, headers=_download(f"{name}-trials.csv"), media_type="text/csv; charset=utf-8")
+        parts = csv_parts(*axes_table(snapshots.get(name)))
+        return StreamingResponse(parts, headers=_download(f"{name}-trials.csv"), media_type="text/csv; charset=utf-8")
 
     @router.get("/front.json")
     def export_front(name: StudyName) -> Response:
-        content = front_file(live.get(name)).model_dump_json()
+        content = front_file(snapshots.get(name)).model_dump_json()
         return Response(content, headers=_download(f"{name}-front.json"), media_type="application/json")
 
     @router.get("/now")
     def show_now(request: Request, name: StudyName) -> Response:
-        return page("study_live.html", request, view=views.view(name, {}, whole=False), shared=shared, **SHOWN)
-
-    @router.get("/blocks")
-    def show_blocks(request: Request, name: StudyName) -> Response:
-        return page("study_blocks.html", request, view=views.view(name, {}, whole=False), **SHOWN)
+        return page("study_live.html", request, view=study_view(store, snapshots, name, {}))
 
     # The last decorator is the first route: '{name}' would take 'NAME.json', too.
     @router.get("")
     @router.get(".json")
     def show_study(request: Request, name: StudyName) -> Response:
-        view = views.view(name, request.query_params, whole=request.url.path.endswith(".json"))
-        return answer("study.html", request, view, shared=shared, first=first, **SHOWN)
+        return answer("study.html", request, study_view(store, snapshots, name, request.query_params))
+
+    return router
+
+
+def study_actions_router(submitted: SubmittedStudies, access: PageAccess) -> APIRouter:
+    """Returns an action for each order that the users' API has; `templates/study_actions.html` has their buttons."""
+    router = APIRouter(prefix="/studies/{name}", route_class=page_route(access), include_in_schema=False)
+    posted = access.posted(Role.OPERATE)
+
+    def steer(order: Order) -> None:
+        @router.post(f"/{order}")
+        def give(name: StudyName, form: Form = posted) -> Response:
+            submitted.steer(name, order)
+            return back_from(form, f"/studies/{name}")
+
+    for order in typing.get_args(Order):
+        steer(order)
 
     return router
 

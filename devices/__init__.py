@@ -1,5 +1,5 @@
-"""Devices: how to reach one (`transports`), what it is like (`probes`, `describe`) and who runs plans on it (`agent`).
+"""Devices: how to reach one (`transports`), its sensors (`probes`, `describe`), and the agent that runs jobs (`agent`).
 
-After labgrid's split: data is `nas.core.device`, behaviour is here, and what behaviour needs of a machine is one
-protocol, `transports.base.Transport`.
+As in labgrid, data (`nas.core.device`) is separate from behaviour (here), and behaviour needs one protocol of a
+machine: `transports.base.Transport`.
 """

@@ -1,4 +1,4 @@
-"""The devices of this host: a file, `$NAS_HOME/agent/devices.json`, that `nas device add` writes and agents read."""
+"""The attached devices of this host: `$NAS_HOME/agent/devices.json`, which `nas device add` writes and agents read."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Annotated, BinaryIO, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from nas.core import paths
 from nas.core.durable import locked, write_durably
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.protocol import DeviceId
@@ -27,7 +28,7 @@ Tag = Annotated[str, Field(pattern=TAG)]
 
 
 class Attachment(BaseModel):
-    """How one device is reached, and what its owner says of it."""
+    """Connection of one device, and its owner's settings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -47,8 +48,8 @@ class _Content(BaseModel):
     devices: tuple[Attachment, ...] = ()
 
 
-class Turn:
-    """The right of one process at a time to serve the devices of a home, held until it is released or the process ends.
+class ServeLock:
+    """The lock that lets one process at a time serve the devices of a home, held until released or the process ends.
 
     Args:
         path: of the lock file.
@@ -57,10 +58,10 @@ class Turn:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._held: BinaryIO | None = None
-        self._told = False
+        self._warned = False
 
-    def mine(self) -> bool:
-        """Whether this process has it; where nobody has, it takes it."""
+    def acquire(self) -> bool:
+        """Takes the lock if it is free. Returns whether this process holds it."""
         if self._held is None:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             file = self._path.open("ab")
@@ -68,39 +69,39 @@ class Turn:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 file.close()
-                self._complain()
+                self._warn()
                 return False
             self._held = file
         return True
 
     def release(self) -> None:
-        """Lets another process have it."""
+        """Lets another process take it."""
         if self._held is not None:
             self._held.close()
             self._held = None
 
-    def _complain(self) -> None:
-        if not self._told:
-            log.warning("another agent serves the devices of %s; this one waits for its turn", self._path.parent)
-        self._told = True
+    def _warn(self) -> None:
+        if not self._warned:
+            log.warning("another agent serves the devices of %s; this one waits until that one ends", self._path.parent)
+        self._warned = True
 
 
 class Attachments:
-    """The file, which several processes may read and change at once.
+    """The file; several processes may read and change it at once.
 
     Args:
-        path: of the file; need not be there.
+        path: of the file; need not exist.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.turn = Turn(path.with_suffix(".turn"))
+        self.serve_lock = ServeLock(path.with_suffix(".turn"))
 
     def read(self) -> tuple[Attachment, ...]:
-        """Its entries, in the order they were added; none where there is no file.
+        """Returns the entries, in the order they were added; none if the file does not exist.
 
         Raises:
-            InvalidInput: it was edited into something else.
+            InvalidInput: the file was edited into something invalid.
         """
         try:
             return _Content.model_validate_json(self.path.read_bytes()).devices
@@ -115,7 +116,7 @@ class Attachments:
         """Writes an entry; one of the same address is replaced.
 
         Raises:
-            InvalidInput: the same device is there under another address.
+            InvalidInput: the same device is attached under another address.
         """
         with self._editing():
             others = [each for each in self.read() if each.address != attachment.address]
@@ -128,7 +129,7 @@ class Attachments:
             self._write((*others, attachment))
 
     def remove(self, name: str) -> Attachment:
-        """Takes out the entry whose address or id is `name`, and gives it.
+        """Removes and returns the entry whose address or id is `name`.
 
         Raises:
             UnknownName: there is none.
@@ -150,12 +151,27 @@ class Attachments:
         write_durably(self.path, _Content(devices=devices).model_dump_json(indent=2).encode() + b"\n")
 
 
+def agent_home() -> Path:
+    """Returns the folder for what an agent host must not lose: enrolment, list of devices, results not yet accepted."""
+    return paths.home() / "agent"
+
+
+def agent_cache() -> Path:
+    """Returns the folder for files and runners, which are fetched again if missing."""
+    return paths.cache() / "agent"
+
+
+def own_attachments() -> Attachments:
+    """Returns the attached devices of this home, `$NAS_HOME/agent/devices.json`."""
+    return Attachments(agent_home() / "devices.json")
+
+
 def open_transport(address: str, cache: Path) -> Transport:
-    """The way to the device at `address`, not yet connected.
+    """Returns the transport for the device at `address`, not yet connected.
 
     Args:
         address: see `Attachment.address`.
-        cache: folder of this host's agent; each remote device has one of its own in it.
+        cache: folder of this host's agent; each remote device has its own folder in it.
 
     Raises:
         UnknownName: no such transport.
@@ -168,7 +184,7 @@ def open_transport(address: str, cache: Path) -> Transport:
 
 
 def scheme_of(address: str) -> str:
-    """The transport's name, which every address begins with.
+    """Returns the name of the transport, which every address starts with.
 
     Raises:
         UnknownName: no such transport.

@@ -1,22 +1,27 @@
-"""Reads what a Linux or Android device is: from its /proc, /sys and /etc, and from Android's properties."""
+"""Identifies a Linux or Android device from its /proc, /sys and /etc and from Android's properties."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from nas.core.cores import show_cores
-from nas.core.device import Device
+from nas.core.device import TEXT_LENGTH, Cluster, Device, parse_cores, show_cores
 from nas.core.errors import InvalidInput
-from nas.devices import clusters
-from nas.devices.plain import plain
-from nas.devices.probes import energy
 from nas.devices.probes.memory import total_memory_mb
-from nas.devices.probes.unread import Unread, read
-from nas.devices.snapshot import Snapshot
+from nas.devices.probes.power import ENERGY_FILES, energy_counter
+from nas.devices.probes.readings import Snapshot, Unread, number, read
 from nas.devices.transports.base import Reader, Tree
+
+_CPUS = "/sys/devices/system/cpu"
+_HYBRID = {"/sys/devices/cpu_atom/cpus": "E cores", "/sys/devices/cpu_core/cpus": "P cores"}
+"""Intel's performance monitors list the P and the E cores; the faster kind last."""
+
+_CPU_FILES = (
+    *("/proc/cpuinfo", f"{_CPUS}/online", f"{_CPUS}/cpu*/cpufreq/cpuinfo_max_freq", f"{_CPUS}/cpu*/cpu_capacity"),
+    *_HYBRID,
+)
 
 _SIMD = re.compile(
     r"ssse3|sse4_[12]|avx[a-z0-9_]{0,20}|f16c|fma|bmi2|amx_[a-z0-9_]{0,12}|asimd[a-z0-9]{0,8}|fphp|i8mm|bf16|sve[a-z0-9_]{0,12}|sme2?|neon"
@@ -27,14 +32,14 @@ _SERIAL, _COMPATIBLE, _PAGES = f"{_TREE}/serial-number", f"{_TREE}/compatible", 
 _BOOT = "/proc/sys/kernel/random/boot_id"
 _FILES = (
     *("/proc/meminfo", "/proc/sys/kernel/osrelease", "/proc/sys/kernel/hostname", "/etc/os-release", "/etc/machine-id"),
-    *(*_MODELS, _SERIAL, _COMPATIBLE, _PAGES, _BOOT, *clusters.FILES, *energy.FILES),
+    *(*_MODELS, _SERIAL, _COMPATIBLE, _PAGES, _BOOT, *_CPU_FILES, *ENERGY_FILES),
 )
 _MACHINE = "uname -m"
 _LIBC = "getconf GNU_LIBC_VERSION"
 PROPERTIES = (
     "getprop | grep -E '^[[]ro[.](product[.](manufacturer|model|cpu[.]abilist)|soc|build[.](version|id)|.*serialno)'"
 )
-"""Android's own words about itself."""
+"""Android's own description of itself."""
 
 
 def describe(
@@ -45,79 +50,79 @@ def describe(
     tags: Sequence[str] = (),
     pinned_to: Sequence[int] = (),
 ) -> Device:
-    """The device behind `reader`, read in one exchange.
+    """Returns the device that `reader` reads, in one exchange.
 
-    Its id is made of the processor's or phone's name and a hash of what tells it from others of its kind
-    (/etc/machine-id, serial numbers), so it outlives reboots and new host names.
+    Its id is made of the name of the processor or phone and a hash of what distinguishes it from others of its kind
+    (/etc/machine-id, serial numbers), so it survives reboots and new host names.
 
     Args:
         reader: reads the device's files.
-        machine: what `uname -m` says there; None: it is asked.
+        machine: output of `uname -m` there; None: run it.
         transport: how it is reached.
         tags: given by its owner.
         pinned_to: cores that its owner chose for runners.
 
     Raises:
-        Unread: no /proc/cpuinfo or /proc/meminfo, so this is no Linux.
-        InvalidInput: a core of `pinned_to` is not there.
+        Unread: no /proc/cpuinfo or /proc/meminfo, so this is not Linux.
+        InvalidInput: a core of `pinned_to` does not exist.
     """
-    there = Snapshot.take(reader, _FILES, (_MACHINE, _LIBC, PROPERTIES))
-    machine = machine or _machine(there)
-    android = _properties(there)
-    designs = clusters.designs(there, f"unnamed {machine} processor")
+    snapshot = Snapshot.take(reader, _FILES, (_MACHINE, _LIBC, PROPERTIES))
+    machine = machine or _machine(snapshot)
+    android = _properties(snapshot)
+    designs = _designs(snapshot, f"unnamed {machine} processor")
     if absent := set(pinned_to) - set(designs):
         raise InvalidInput(f"there is no core {show_cores(absent)}: the device has {show_cores(designs)}")
-    cpu = _cpu_name(there, designs)
-    model = plain(_phone(android) if android else _model(there, machine))
+    cpu = _cpu_name(snapshot, designs)
+    model = sanitise(_phone(android) if android else _model(snapshot, machine))
     unread: dict[str, str] = {}
     optional: dict[str, Callable[[], Any]] = {
-        "soc": lambda: _soc(there, android),
-        "page_size": lambda: _page_size(there),
-        "libc": lambda: _libc(there, android),
-        "boot": lambda: plain(read(there, _BOOT)),
-        "energy_counter": lambda: energy.energy_counter(there).name,
+        "soc": lambda: _soc(snapshot, android),
+        "page_size": lambda: _page_size(snapshot),
+        "libc": lambda: _libc(snapshot, android),
+        "boot": lambda: sanitise(read(snapshot, _BOOT)),
+        "energy_counter": lambda: energy_counter(snapshot).name,
     }
     values = {name: _unless_unread(name, probe, unread) for name, probe in optional.items()}
     return Device(
-        id=f"{_slug(model if android else cpu, machine)}-{_identity(there, android, cpu)}",
+        id=f"{_slug(model if android else cpu, machine)}-{_identity(snapshot, android, cpu)}",
         transport=transport,
         model=model,
-        cpu=plain(cpu),
+        cpu=sanitise(cpu),
         target=f"{machine}-linux",
-        abis=tuple(plain(abi) for abi in android.get("ro.product.cpu.abilist", "").split(",")[:16] if abi),
-        cpu_features=_features(there),
+        abis=tuple(sanitise(abi) for abi in android.get("ro.product.cpu.abilist", "").split(",")[:16] if abi),
+        cpu_features=_features(snapshot),
         cores=len(designs),
-        clusters=clusters.clusters(there, designs),
+        clusters=_clusters(snapshot, designs),
         pinned_to=tuple(sorted(set(pinned_to))),
-        memory_mb=round(total_memory_mb(there)),
-        os=plain(_os(there, android)),
+        memory_mb=round(total_memory_mb(snapshot)),
+        os=sanitise(_os(snapshot, android)),
         tags=tuple(tags),
         unread=unread,
         **values,
     )
 
 
-def boot_id(tree: Tree) -> str:
-    """The kernel's random id of this boot.
+def boot_id(reader: Reader) -> str:
+    """Returns the kernel's random id of this boot.
 
     Raises:
         Unread: no such file.
     """
-    return read(tree, _BOOT)
+    return read(Snapshot.take(reader, (_BOOT,)), _BOOT)
 
 
 def _unless_unread(name: str, probe: Callable[[], Any], unread: dict[str, str]) -> Any:
-    """What `probe` reads; None where it cannot, with the reason in `unread`."""
+    """Returns what `probe` reads; None if it cannot, with the reason in `unread`."""
     try:
         return probe()
     except Unread as reason:
-        unread[name] = plain(str(reason))
+        unread[name] = sanitise(str(reason))
         return None
 
 
-def _machine(there: Snapshot) -> str:
+def _machine(snapshot: Snapshot) -> str:
     try:
-        said = there.output(_MACHINE).strip()
+        said = snapshot.output(_MACHINE).strip()
     except OSError as error:
         raise Unread(f"{_MACHINE}: {error.strerror}") from error
     if not re.fullmatch(r"[a-z0-9_]{1,32}", said):
@@ -125,10 +130,10 @@ def _machine(there: Snapshot) -> str:
     return said
 
 
-def _properties(there: Snapshot) -> dict[str, str]:
-    """Android's properties; none elsewhere."""
+def _properties(snapshot: Snapshot) -> dict[str, str]:
+    """Returns Android's properties; none elsewhere."""
     try:
-        said = there.output(PROPERTIES)
+        said = snapshot.output(PROPERTIES)
     except OSError:
         return {}
     return dict(re.findall(r"^\[(ro\.[\w.]{1,64})\]: \[(.{0,200})\]\r?$", said, re.MULTILINE))
@@ -139,14 +144,14 @@ def _phone(android: Mapping[str, str]) -> str:
     return model if model.lower().startswith(maker.lower()) else f"{maker} {model}"
 
 
-def _cpu_name(there: Snapshot, designs: Mapping[int, str]) -> str:
-    cpuinfo = read(there, "/proc/cpuinfo")
+def _cpu_name(snapshot: Snapshot, designs: Mapping[int, str]) -> str:
+    cpuinfo = read(snapshot, "/proc/cpuinfo")
     return _field(cpuinfo, "model name") or _field(cpuinfo, "Hardware") or " + ".join(sorted(set(designs.values())))
 
 
-def _features(there: Snapshot) -> tuple[str, ...]:
-    """What every core has: of unlike ones, the smaller may lack something."""
-    lines = re.findall(r"^(?:flags|Features)\s*:(.*)$", read(there, "/proc/cpuinfo"), re.MULTILINE)
+def _features(snapshot: Snapshot) -> tuple[str, ...]:
+    """Returns the SIMD features of every core: where cores differ, the smaller ones may lack some."""
+    lines = re.findall(r"^(?:flags|Features)\s*:(.*)$", read(snapshot, "/proc/cpuinfo"), re.MULTILINE)
     common = set.intersection(*(set(line.split()) for line in lines)) if lines else set()
     return tuple(sorted(feature for feature in common if _SIMD.fullmatch(feature)))
 
@@ -156,30 +161,30 @@ def _field(cpuinfo: str, name: str) -> str | None:
     return found[1].strip() if found else None
 
 
-def _model(there: Snapshot, machine: str) -> str:
-    told = (_read_or_none(there, path) for path in _MODELS)
-    return next(filter(None, told), f"unnamed {machine} machine")
+def _model(snapshot: Snapshot, machine: str) -> str:
+    found = (_read_or_none(snapshot, path) for path in _MODELS)
+    return next(filter(None, found), f"unnamed {machine} machine")
 
 
-def _soc(there: Snapshot, android: Mapping[str, str]) -> str:
-    """Android says it; a device tree lists what the board is compatible with, its chip last."""
+def _soc(snapshot: Snapshot, android: Mapping[str, str]) -> str:
+    """Returns the chip: Android names it; a device tree lists what the board is compatible with, its chip last."""
     named = f"{android.get('ro.soc.manufacturer', '')} {android.get('ro.soc.model', '')}".strip()
-    return plain(named or read(there, _COMPATIBLE).strip("\0").split("\0")[-1])
+    return sanitise(named or read(snapshot, _COMPATIBLE).strip("\0").split("\0")[-1])
 
 
-def _page_size(there: Snapshot) -> int:
-    found = re.search(r"^KernelPageSize:\s+(\d{1,7}) kB$", read(there, _PAGES), re.MULTILINE)
+def _page_size(snapshot: Snapshot) -> int:
+    found = re.search(r"^KernelPageSize:\s+(\d{1,7}) kB$", read(snapshot, _PAGES), re.MULTILINE)
     if not found:
         raise Unread(f"{_PAGES}: no KernelPageSize")
     return int(found[1]) * 1024
 
 
-def _libc(there: Snapshot, android: Mapping[str, str]) -> str:
-    """Which programs with shared libraries can run here at all."""
+def _libc(snapshot: Snapshot, android: Mapping[str, str]) -> str:
+    """Returns the C library, which decides which programs with shared libraries can run."""
     if android:
         return "bionic"
     try:
-        said = there.output(_LIBC).strip()
+        said = snapshot.output(_LIBC).strip()
     except OSError as error:
         raise Unread(f"{_LIBC}: {error.strerror}") from error
     if not re.fullmatch(r"glibc \d{1,3}\.\d{1,4}", said):
@@ -187,23 +192,23 @@ def _libc(there: Snapshot, android: Mapping[str, str]) -> str:
     return said
 
 
-def _os(there: Snapshot, android: Mapping[str, str]) -> str:
-    release = _read_or_none(there, "/etc/os-release") or ""
+def _os(snapshot: Snapshot, android: Mapping[str, str]) -> str:
+    release = _read_or_none(snapshot, "/etc/os-release") or ""
     pretty = re.search(r'^PRETTY_NAME="?([^"\n]*)"?$', release, re.MULTILINE)
     name = pretty[1] if pretty else "Linux"
     if version := android.get("ro.build.version.release"):
         name = f"Android {version} ({android.get('ro.build.id', 'unnamed build')})"
-    return f"{name}, kernel {read(there, '/proc/sys/kernel/osrelease')}"
+    return f"{name}, kernel {read(snapshot, '/proc/sys/kernel/osrelease')}"
 
 
-def _identity(there: Snapshot, android: Mapping[str, str], cpu: str) -> str:
-    """Eight hex digits. machine-id(5) asks that the id itself be kept from others, so it is hashed.
+def _identity(snapshot: Snapshot, android: Mapping[str, str], cpu: str) -> str:
+    """Returns eight hex digits. machine-id(5) asks to keep the id itself secret, so it is hashed.
 
-    Boards that run copies of one disk image have one machine-id, but each its serial number.
+    Boards that run copies of one disk image share a machine-id, but each has its own serial number.
     """
     serial = android.get("ro.serialno") or android.get("ro.boot.serialno")
-    source = _read_or_none(there, "/etc/machine-id") or serial or read(there, "/proc/sys/kernel/hostname")
-    parts = ["hilnas device", source, cpu, *filter(None, [_read_or_none(there, _SERIAL)])]
+    source = _read_or_none(snapshot, "/etc/machine-id") or serial or read(snapshot, "/proc/sys/kernel/hostname")
+    parts = ["hilnas device", source, cpu, *filter(None, [_read_or_none(snapshot, _SERIAL)])]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]
 
 
@@ -217,3 +222,125 @@ def _read_or_none(tree: Tree, path: str) -> str | None:
         return read(tree, path).rstrip("\0") or None
     except Unread:
         return None
+
+
+_ARM_PARTS = {
+    **{0xD03: "Cortex-A53", 0xD04: "Cortex-A35", 0xD05: "Cortex-A55", 0xD06: "Cortex-A65", 0xD07: "Cortex-A57"},
+    **{0xD08: "Cortex-A72", 0xD09: "Cortex-A73", 0xD0A: "Cortex-A75", 0xD0B: "Cortex-A76", 0xD0C: "Neoverse-N1"},
+    **{0xD0D: "Cortex-A77", 0xD0E: "Cortex-A76AE", 0xD40: "Neoverse-V1", 0xD41: "Cortex-A78", 0xD42: "Cortex-A78AE"},
+    **{0xD44: "Cortex-X1", 0xD46: "Cortex-A510", 0xD47: "Cortex-A710", 0xD48: "Cortex-X2", 0xD49: "Neoverse-N2"},
+    **{0xD4B: "Cortex-A78C", 0xD4C: "Cortex-X1C", 0xD4D: "Cortex-A715", 0xD4E: "Cortex-X3", 0xD4F: "Neoverse-V2"},
+    **{0xD80: "Cortex-A520", 0xD81: "Cortex-A720", 0xD82: "Cortex-X4", 0xD84: "Neoverse-V3", 0xD85: "Cortex-X925"},
+    **{0xD87: "Cortex-A725", 0xD8E: "Neoverse-N3"},
+}
+"""ARM's own cores (implementer 0x41) by part number of MIDR_EL1."""
+
+_ARM = 0x41
+
+
+class _Kind(NamedTuple):
+    """Class of cores; the greater, the faster."""
+
+    rank: int
+    capacity: int
+    khz: int
+    cpu: str
+
+
+def _clusters(tree: Tree, designs: Mapping[int, str]) -> tuple[Cluster, ...]:
+    """Returns the device's cores by kind, biggest first.
+
+    On ARM a kind is design, capacity and highest frequency. On x86 the frequency does not distinguish kinds: of equal
+    cores the best may clock a step higher; there the kernel lists P and E cores.
+
+    Args:
+        tree: `_FILES` of the device.
+        designs: core number -> name of its design.
+    """
+    kind_of = _x86_kind if "flags" in _words(tree) else _arm_kind
+    found: dict[_Kind, list[int]] = {}
+    for core, design in sorted(designs.items()):
+        found.setdefault(kind_of(tree, core, design), []).append(core)
+    return tuple(
+        Cluster(
+            cpu=kind.cpu,
+            cores=tuple(found[kind]),
+            max_mhz=kind.khz / 1000 if kind.khz else None,
+            capacity=kind.capacity or None,
+        )
+        for kind in sorted(found, reverse=True)
+    )
+
+
+def _designs(tree: Tree, otherwise: str) -> dict[int, str]:
+    """Returns core number -> its design, of every core that is online.
+
+    Args:
+        tree: `_FILES` of the device.
+        otherwise: the name if /proc/cpuinfo has none.
+
+    Raises:
+        Unread: no /proc/cpuinfo.
+    """
+    named = {}
+    for block in re.split(r"\n[ \t]*\n", read(tree, "/proc/cpuinfo")):
+        if core := re.search(r"^processor\s*: (\d{1,4})$", block, re.MULTILINE):
+            named[int(core[1])] = _design(block) or otherwise
+    # With a hundred cores the text exceeds what is read of it.
+    name = next(iter(named.values()), otherwise)
+    return {core: named.get(core, name) for core in _online(tree) or named}
+
+
+def _online(tree: Tree) -> tuple[int, ...]:
+    try:
+        return parse_cores(read(tree, f"{_CPUS}/online"))
+    except (Unread, InvalidInput):
+        return ()
+
+
+def _design(block: str) -> str | None:
+    if name := re.search(r"^model name\s*: *(.+)$", block, re.MULTILINE):
+        return sanitise(name[1])
+    fields = [
+        re.search(rf"^CPU {word}\s*: (0x[0-9a-f]{{1,8}})$", block, re.MULTILINE) for word in ("implementer", "part")
+    ]
+    if fields[0] is None or fields[1] is None:
+        return None
+    implementer, part = fields[0][1], fields[1][1]
+    known = _ARM_PARTS.get(int(part, 16)) if int(implementer, 16) == _ARM else None
+    return known or f"{implementer}/{part}"
+
+
+def _words(tree: Tree) -> set[str]:
+    """Returns the field names of /proc/cpuinfo."""
+    return set(re.findall(r"^(\w+)\s*:", read(tree, "/proc/cpuinfo"), re.MULTILINE))
+
+
+def _arm_kind(tree: Tree, core: int, design: str) -> _Kind:
+    return _Kind(0, _of_core(tree, core, "cpu_capacity"), _of_core(tree, core, "cpufreq/cpuinfo_max_freq"), design)
+
+
+def _x86_kind(tree: Tree, core: int, design: str) -> _Kind:
+    for rank, (path, name) in enumerate(_HYBRID.items()):
+        try:
+            if core in parse_cores(read(tree, path)):
+                return _Kind(rank, 0, 0, sanitise(f"{design}, {name}"))
+        except (Unread, InvalidInput):
+            continue
+    return _Kind(0, 0, 0, design)
+
+
+def _of_core(tree: Tree, core: int, name: str) -> int:
+    try:
+        return number(tree, f"{_CPUS}/cpu{core}/{name}")
+    except Unread:
+        return 0
+
+
+def sanitise(text: str) -> str:
+    """Returns one line of printable characters, cut if it is too long (see `nas.core.device.Told`).
+
+    Control characters, bidirectional marks and the zeros at the end of device tree strings become spaces.
+    """
+    shown = "".join(character if character.isprintable() else " " for character in text[: 4 * TEXT_LENGTH])
+    return " ".join(shown.split())[:TEXT_LENGTH].strip()

@@ -5,11 +5,14 @@ from __future__ import annotations
 from nas.core.registry import Registry
 from nas.runtimes.base import Runtime
 
+DEFAULT_RUNTIME = "llama.cpp"
+"""Used by commands unless another is given. Every search needs it; the others are extras."""
+
 RUNTIMES: Registry[Runtime] = Registry(
     "runtime",
     "nas.runtimes",
     {
-        "llama.cpp": "nas.runtimes.llama_cpp.runtime:LLAMA_CPP",
+        DEFAULT_RUNTIME: "nas.runtimes.llama_cpp.runtime:LLAMA_CPP",
         "executorch": "nas.runtimes.executorch.runtime:EXECUTORCH",
     },
 )

@@ -1,26 +1,34 @@
-"""What a runtime is: it exports layouts, plans their runs as data, and reads what the runs left behind."""
+"""The protocol of runtimes: export layouts, plan their runs as data, read the results, and write released models."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from nas.core.errors import CandidateFailed
+from nas.core.errors import CandidateFailed, NasError
+from nas.core.family import MemberFile
 from nas.core.layout import Layout
 from nas.core.measurement import Sample
 from nas.core.plan import InputFile, Plan, PlanFile, RawRun, Runner
 from nas.core.workload import Workload
+from nas.runtimes.checkpoint_file import StateDict
 
 Verdict = Literal["stock", "patched", "no"]
+Status = Literal["ok", "warning", "failure"]
+Purpose = Literal["bos", "eos", "eot", "pad", "fim_pre", "fim_suf", "fim_mid"]
+
+REFERENCE_LAYOUT = "d512 v8192 ffn=swiglu:1792 [C3 C3 A8/4 C3 C3 A8/4 C3 A8/4]"
+"""The layout that calibrates devices with the built-in runtimes: a small lfm2 of 30M weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """Whether a runtime carries a layout.
+    """The verdict of a runtime on a layout.
 
     Args:
         verdict: runs on the runtime as its users install it, only on our patched build, or not at all.
@@ -43,7 +51,7 @@ class RandomWeights:
     seed: int = 0
 
     def describe(self) -> str:
-        """Their identity in result keys."""
+        """Returns their identity in result keys."""
         return f"random:{self.seed}"
 
 
@@ -60,7 +68,7 @@ class Checkpoint:
     sha256: str
 
     def describe(self) -> str:
-        """Their identity in result keys."""
+        """Returns their identity in result keys."""
         return f"checkpoint:{self.sha256}"
 
 
@@ -68,7 +76,7 @@ Weights = RandomWeights | Checkpoint
 
 
 class Artifact(BaseModel):
-    """An exported model: layout x runtime x quantisation x weights. Where it lies is the store's business."""
+    """An exported model: layout x runtime x quantisation x weights. Its file is in the store."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -89,13 +97,13 @@ class Artifact(BaseModel):
 
     @property
     def stored(self) -> PlanFile:
-        """What was written: the file, or its recipe."""
+        """The file that was written: the model, or its recipe."""
         return self.file.travels
 
 
 @dataclass(frozen=True, slots=True)
 class GateReport:
-    """What an equivalence gate saw: does the runtime compute what the layout means?
+    """The result of an equivalence gate, which compares a runtime with PyTorch.
 
     Args:
         errors: relative L2 error of the logits against PyTorch, per position.
@@ -111,7 +119,7 @@ class GateReport:
 
     @property
     def passed(self) -> bool:
-        """Whether the error is within the limit, which one that is not finite is not, and nothing else is wrong."""
+        """Whether the error is finite and within the limit, and nothing else is wrong."""
         return self.error <= self.limit and not self.note
 
     def require(self) -> None:
@@ -125,6 +133,129 @@ class GateReport:
             raise CandidateFailed("gate", self.note or logits)
 
 
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The outcome of one check of `nas doctor`.
+
+    Args:
+        name: of the check.
+        status: a failure keeps `nas launch` from working; a warning makes its numbers worse or fewer.
+        detail: what was found.
+        fix: what to do about it; None where the status is ok.
+    """
+
+    name: str
+    status: Status
+    detail: str
+    fix: str | None = None
+
+
+def finding_of(name: str, look: Callable[[], str], *, status: Status = "failure", fix: str | None = None) -> Finding:
+    """Returns a finding with the result of `look`, or with its error, which names its remedy: 'problem: remedy'.
+
+    Args:
+        name: of the check.
+        look: what is checked.
+        status: of an error.
+        fix: the remedy of errors that name none.
+    """
+    try:
+        return Finding(name, "ok", look())
+    except NasError as error:
+        problem, _, remedy = str(error).partition(": ")
+        return Finding(name, status, problem, remedy or fix)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """A byte-level BPE tokenizer with its special tokens.
+
+    Args:
+        tokens: by id; bytes are written as GPT-2's letters for them.
+        special: those that text in a prompt never becomes by itself.
+        unused: ids without a token.
+        merges: of BPE, first to last, "LEFT RIGHT".
+        ids: purpose -> id of a special token.
+        chat_template: Jinja; None: the model has no special tokens to write one with.
+    """
+
+    tokens: tuple[str, ...]
+    special: frozenset[int]
+    unused: frozenset[int]
+    merges: tuple[str, ...]
+    ids: Mapping[Purpose, int]
+    chat_template: str | None
+
+
+@dataclass(frozen=True)
+class ReleaseRequest:
+    """A model to release.
+
+    Args:
+        folder: the model's own; files are written below it, under names relative to it.
+        name: what files are called.
+        layout: what it is.
+        quantisations: which files to write; (): none were asked for.
+        context: tokens that the files are meant for.
+        vocabulary: makes the tokenizer, for files that hold one.
+        checkpoint: opens the weights as a checkpoint file, for tools that read one.
+    """
+
+    folder: Path
+    name: str
+    layout: Layout
+    quantisations: tuple[str, ...]
+    context: int
+    vocabulary: Callable[[], Vocabulary]
+    checkpoint: Callable[[], AbstractContextManager[Checkpoint]]
+
+
+@dataclass(frozen=True)
+class ReleasePart:
+    """Files that are written together.
+
+    Args:
+        name: for the log.
+        inputs: what their bytes follow from besides the model, its weights and its tokenizer; JSON.
+        write: writes them, from the model's weights.
+        optional: whether the release is whole without them where `write` raises `Unsupported`.
+    """
+
+    name: str
+    inputs: list[Any]
+    write: Callable[[StateDict], Iterable[MemberFile]]
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class Release:
+    """The files that a runtime writes for a model.
+
+    Args:
+        loads: the architecture that loads it, or "none: " and why there is no file.
+        parts: what is written, in order.
+    """
+
+    loads: str
+    parts: tuple[ReleasePart, ...] = ()
+
+
+class Build(Protocol):
+    """A finished build of a runtime."""
+
+    @property
+    def folder(self) -> Path:
+        """Holds the runner and what it loads."""
+
+    @property
+    def runner(self) -> Runner:
+        """Its manifest."""
+
+    @property
+    def variant(self) -> str:
+        """The instruction set, as people call it."""
+
+
 class Runtime(Protocol):
     """One inference runtime. Implementations are stateless values; contract tests are in `nas.testing`."""
 
@@ -134,14 +265,14 @@ class Runtime(Protocol):
 
     @property
     def quantisations(self) -> tuple[str, ...]:
-        """What `export` writes; the first is the default."""
+        """Names of what `export` writes; the first is the default."""
 
     @property
     def writer_version(self) -> str:
         """Changes whenever the same inputs would give other bytes; part of export's result key."""
 
     def supports(self, layout: Layout) -> Support:
-        """Whether and how the runtime carries `layout`. Pure, fast, and needs no build."""
+        """Returns whether and how the runtime carries `layout`. Pure, fast, and needs no build."""
 
     def export(
         self, layout: Layout, quantisation: str, weights: Weights, destination: Path, *, recipe: bool = False
@@ -163,14 +294,14 @@ class Runtime(Protocol):
         """
 
     def plan(self, artifact: Artifact, runner: Runner, workload: Workload, deadline_s: float) -> Plan:
-        """One repetition of `workload` as data.
+        """Returns one repetition of `workload` as data.
 
         Raises:
-            Unsupported: the workload asks for what this runtime lacks, or the runner is not for this artifact.
+            Unsupported: the workload needs something that this runtime lacks, or the runner is not for this artifact.
         """
 
     def parse(self, raw: RawRun) -> Sample:
-        """What one run measured.
+        """Returns the measurements of one run.
 
         Raises:
             CandidateFailed: out_of_memory, timeout, crash, garbage_output, not_finite or export.
@@ -197,14 +328,14 @@ class Runtime(Protocol):
     def runner(
         self, target: str, features: Collection[str] | None = None, patched: bool = False, libc: str | None = None
     ) -> Runner:
-        """The best build at hand for a device.
+        """Returns the runner of the best available build for a device.
 
         Args:
             target: the device's ABI, such as "x86_64-linux".
             features: its CPU features, by the kernel's names; `None`: this machine's, or of another kind of machine
                 those that every one of its kind has.
             patched: whether the artifact needs the patched build.
-            libc: its C library, as `Device.libc`; `None`: not told.
+            libc: its C library, as `Device.libc`; `None`: unknown.
 
         Raises:
             InfrastructureFailed: no such build, or none that runs with its C library; the message names the command
@@ -212,17 +343,58 @@ class Runtime(Protocol):
         """
 
     def runner_folder(self, runner: Runner) -> Path:
-        """Where the files of `runner` lie on this machine.
+        """Returns the folder with the files of `runner` on this machine.
 
         Raises:
             InfrastructureFailed: the build is gone.
         """
 
     def reference_model(self) -> Layout:
-        """The fixed layout (about 30M weights) that calibrates a device and shows its drift."""
+        """Returns the fixed layout (about 30M weights) that calibrates a device and shows its drift."""
 
     def reference_workload(self) -> Workload:
-        """The fixed workload of the reference model, about a second long on a laptop core."""
+        """Returns the fixed workload of the reference model, about a second long on a laptop core."""
+
+    def builds(self) -> Sequence[Build]:
+        """Returns the available builds, the best instruction set first."""
+
+    def build(
+        self,
+        target: str = "host",
+        *,
+        log: Callable[[str], None],
+        patched: bool = False,
+        variant: str | None = None,
+        tools: bool = False,
+        static: bool = False,
+    ) -> Build:
+        """Returns the build for a machine, and makes it unless the cache has it: `nas runtime build`.
+
+        Args:
+            target: "host", this machine's ABI, or another that can be compiled for here.
+            log: gets progress, a line at a time.
+            patched: with our patches.
+            variant: instruction set; `None`: the best of this machine, of another one the best there is.
+            tools: also build the runtime's own tools.
+            static: one file that needs no libraries.
+
+        Raises:
+            InfrastructureFailed: a compiler, network or disk space is missing, or a step failed; with the remedy.
+            InvalidInput: unknown target or variant, or the runtime has no such build.
+        """
+
+    def doctor(self) -> Iterable[Finding]:
+        """Checks this machine for `nas doctor`; a failure only where `nas launch` needs it."""
+
+    def trim(self, limit_bytes: int) -> int:
+        """Removes what exports cached, least recently used first, until it holds `limit_bytes`. Bytes removed.
+
+        Raises:
+            InfrastructureFailed: a file cannot be removed.
+        """
+
+    def release(self, request: ReleaseRequest) -> Release:
+        """Returns the files of a released model, to be written later."""
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""Trained weights as they lie on disk: a safetensors file of `nas.nn.model`'s state dict."""
+"""Checkpoints on disk: a safetensors file of `nas.nn.model`'s state dict."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class StateDict(Protocol):
 
     @property
     def names(self) -> frozenset[str]:
-        """Of all tensors."""
+        """Names of all tensors."""
 
     @property
     def place(self) -> str:
-        """Where they are from, for messages."""
+        """Their origin, for messages."""
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a tensor that is there."""
+        """Returns the shape of a tensor that exists."""
 
     def floats(self, name: str, cut: tuple[Any, ...] = ()) -> Floats:
-        """A tensor, or the part of it that `cut` indexes.
+        """Returns a tensor, or the part of it that `cut` indexes.
 
         Raises:
             InvalidInput: it is missing, or its values cannot be used.
@@ -67,11 +67,11 @@ class CheckpointFile:
         self._file.__exit__(kind, error, trace)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a tensor that is there."""
+        """Returns the shape of a tensor that exists."""
         return tuple(self._file.get_slice(name).get_shape())
 
     def floats(self, name: str, cut: tuple[Any, ...] = ()) -> Floats:
-        """A tensor, or the part of it that `cut` indexes.
+        """Returns a tensor, or the part of it that `cut` indexes.
 
         Raises:
             InvalidInput: it is missing, holds other than finite float16 or float32, or has no such part.

@@ -1,4 +1,4 @@
-"""Model files as recipes: what stands in a file and how to draw its weights, in a few KB.
+"""Model files as recipes: the content of a file and how to draw its weights, in a few KB.
 
 Random weights follow from a seed, so a device needs no file: the runner makes it there, with the same bytes as this
 module. A recipe is text but for the header:
@@ -44,12 +44,12 @@ class Pool(Hashable, Protocol):
         """Its line in the recipe."""
 
     def shape(self, raw: Bytes) -> Bytes:
-        """The pool, out of as many random bytes, which may be overwritten."""
+        """Makes the pool of as many random bytes, which may be overwritten."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """What one part of the file holds.
+    """The content of one part of the file.
 
     Args:
         size: bytes, without padding.
@@ -90,13 +90,13 @@ class Recipe:
     alignment: int = 32
 
     def to_bytes(self) -> bytes:
-        """What the runner reads."""
+        """Returns the text that the runner reads."""
         first = f"hilnas-recipe 1 {self.seed} {len(self.header)} {len(self.pools)} {len(self.fills)}\n"
         lines = [*(pool.describe() for pool in self.pools), *(fill.describe() for fill in self.fills)]
         return b"".join((first.encode(), self.header, "\n".join(("", *lines, "")).encode()))
 
     def content(self) -> Iterator[bytes | memoryview]:
-        """The bytes of the model file, in pieces."""
+        """Yields the bytes of the model file, in pieces."""
         yield self.header
         seeds = splitmix64(self.seed, len(self.pools)).tolist()
         drawn = [_draw(pool, seed) for pool, seed in zip(self.pools, seeds, strict=True)]
@@ -107,7 +107,7 @@ class Recipe:
 
 
 def splitmix64(seed: int, count: int) -> NDArray[np.uint64]:
-    """The first `count` numbers of the stream that `seed` starts."""
+    """Returns the first `count` numbers of the stream that `seed` starts."""
     z = np.uint64(seed) + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -116,14 +116,14 @@ def splitmix64(seed: int, count: int) -> NDArray[np.uint64]:
 
 
 def uniform_floats(raw: Bytes, shift: int) -> Bytes:
-    """Random bytes as float32: integers of 24 bits over 2^shift."""
+    """Returns random bytes as float32: integers of 24 bits over 2^shift."""
     floats: Bytes = np.ldexp((raw.view("<i4") >> 8).astype("<f4"), -shift).view(np.uint8)
     return floats
 
 
 @cache
 def _draw(pool: Pool, seed: int) -> Bytes:
-    """Kept, because the models of one search draw from the same few pools."""
+    """Returns the bytes of a pool; cached, because the models of one search draw from the same few pools."""
     return pool.shape(splitmix64(seed, -(-pool.size // 8)).astype("<u8").view(np.uint8)[: pool.size])
 
 

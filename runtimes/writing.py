@@ -1,4 +1,4 @@
-"""Model files: written beside their destination, hashed on the way, renamed into place."""
+"""Model files: written next to their destination, hashed on the way, renamed into place."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Piece = bytes | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What an export wrote.
+    """The result of an export.
 
     Args:
         file: the model file.
@@ -31,7 +31,7 @@ class Written:
 
 @contextlib.contextmanager
 def replacing(destination: Path) -> Iterator[Path]:
-    """A file to write that becomes `destination` when the block ends well, and is gone when it does not.
+    """Yields a path to write; it replaces `destination` if the block succeeds, and is removed if it fails.
 
     Raises:
         InfrastructureFailed: it cannot be written, most often for want of space.
@@ -54,7 +54,7 @@ def write_drawn(drawn: Recipe, path: Path, *, recipe: bool) -> Written:
 
 
 def hashed(pieces: Iterable[Piece], path: Path | None = None) -> PlanFile:
-    """Hash and size of `pieces`, which are written to `path` where there is one."""
+    """Returns hash and size of `pieces`, and writes them to `path` where one is given."""
     digest, size = hashlib.sha256(), 0
     with path.open("wb") if path else contextlib.nullcontext() as out:
         for piece in pieces:

@@ -1,4 +1,4 @@
-"""Markdown tables of what a search space can say, from the types that read it."""
+"""Markdown tables of the keys, blocks, metrics and tasks of search spaces, made from the types that read them."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from annotated_types import Ge, Gt, Le, Lt, MultipleOf
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
+from nas.compare.lfm2_report import size_class
+from nas.compare.published import NOT_CARRIED, REFERENCES
 from nas.core.block import BLOCKS, Arg
 from nas.core.block_space import BlockSpace, Knob
 from nas.core.metrics import METRICS
 from nas.core.space import SearchSpace
 from nas.core.task import TASKS
 from nas.core.units import parse_count, show_count
-from nas.family.references import NOT_CARRIED, REFERENCES
-from nas.family.size_classes import size_class
 
+_ARGS = ("knob", "value", "default", "meaning")
 _SIGNS: dict[type, str] = {Ge: "ge", Gt: "gt", Le: "le", Lt: "lt", MultipleOf: "multiple_of"}
 _WORDS = {"ge": ">= {}", "gt": "> {}", "le": "<= {}", "lt": "< {}", "multiple_of": "multiple of {}"}
 
 
 def model_tables() -> str:
-    """A table of keys for the space and for everything nested in it."""
+    """Returns a table of keys for the space and for each nested model."""
     parts = []
     for path, model in _models(SearchSpace, "", set()):
         rows = [_row(name, field) for name, field in model.model_fields.items()]
@@ -36,7 +37,7 @@ def model_tables() -> str:
 
 
 def block_tables() -> str:
-    """A table of arguments for every block kind: its knobs in a space."""
+    """Returns a table of arguments for every block kind: its knobs in a space."""
     parts = []
     for name in sorted(BLOCKS, key=lambda name: (BLOCKS[name].role != "mixer", name)):
         kind = BLOCKS[name]
@@ -48,11 +49,8 @@ def block_tables() -> str:
     return "\n\n".join(parts)
 
 
-_ARGS = ("knob", "value", "default", "meaning")
-
-
 def reference_table() -> str:
-    """The models that a family is compared with, and those that nothing carries."""
+    """Returns the models that a family is compared with, and those that are not carried, with reasons."""
     rows = [
         (
             f"[{name}]({reference.source})",
@@ -69,7 +67,7 @@ def reference_table() -> str:
 
 
 def metric_table() -> str:
-    """The metrics that budgets and objectives can name."""
+    """Returns the metrics that budgets and objectives can name."""
     rows = [
         (f"`{metric.name}`", metric.unit, "more" if metric.direction == "max" else "less", metric.doc)
         for metric in METRICS.values()
@@ -78,7 +76,7 @@ def metric_table() -> str:
 
 
 def task_table() -> str:
-    """The quality tasks and their settings."""
+    """Returns the quality tasks and their settings."""
     rows = []
     for name in TASKS:
         kind = TASKS[name]
@@ -93,12 +91,12 @@ def _models(model: type[BaseModel], path: str, seen: set[type]) -> Iterator[tupl
     for name, field in model.model_fields.items():
         for inner, suffix in _nested(field.annotation):
             if inner in seen or issubclass(inner, Knob | BlockSpace):
-                continue  # told once, or in prose
+                continue  # documented once, or in prose
             yield from _models(inner, f"{path}.{name}{suffix}".lstrip("."), seen)
 
 
 def _nested(annotation: Any, suffix: str = "") -> Iterator[tuple[type[BaseModel], str]]:
-    """Models in an annotation, each with what stands behind the key: '[]' for lists, '.NAME' for mappings."""
+    """Yields the models in an annotation, each with a suffix of its key: '[]' for lists, '.NAME' for mappings."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         yield from _nested(args[0], suffix)
@@ -130,7 +128,7 @@ def _reads_count(item: object) -> bool:
 
 
 def _value(annotation: Any) -> str:
-    """What a person writes for a value of this type."""
+    """Returns the text that describes values of this type."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         return "number of weights" if any(map(_reads_count, args)) else _value(args[0])

@@ -1,7 +1,7 @@
 """Creates `.venv` in the checkout with what the demo and the tests need. Standard library only, Python 3.11 or newer.
 
 uv does the work because it resolves and links in seconds; it is installed with the user's own pip into the user's
-cache folder. uv does not read pip's configuration, so what a user has told pip about indexes is handed on.
+cache folder. uv does not read pip's configuration, so the user's settings of indexes are passed to it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ UV_VARIABLES = {
     "index-url": ("UV_DEFAULT_INDEX", " "),
     "trusted-host": ("UV_INSECURE_HOST", " "),
 }
-"""pip's option -> uv's variable for it, and what stands between several values."""
+"""pip's option -> uv's variable for it, and the separator of several values."""
 
 
 def main() -> None:
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def ensure_uv() -> str:
-    """Path of uv at the pinned version, installed with pip where it is not there yet."""
+    """Returns the path of uv at the pinned version; installs it with pip where it is missing."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     target = cache / "hilnas" / "tools" / f"uv-{UV_VERSION}"
     uv = target / "bin" / "uv"
@@ -88,7 +88,7 @@ def pip_settings() -> dict[str, str]:
 
 
 def uv_environment(pip: Mapping[str, str]) -> dict[str, str]:
-    """What uv is told of pip's settings: as environment variables, so that no password in a URL is seen in `ps`."""
+    """Returns pip's settings as environment variables of uv, so that no password in a URL is visible in `ps`."""
     env = {"UV_PYTHON_DOWNLOADS": "never"}
     for option, (variable, separator) in UV_VARIABLES.items():
         if option in pip:
@@ -99,21 +99,21 @@ def uv_environment(pip: Mapping[str, str]) -> dict[str, str]:
 
 
 def usable(venv: Path) -> bool:
-    """Whether the environment's Python runs and is new enough."""
+    """Returns whether the environment's Python runs and is new enough."""
     python = venv / "bin" / "python"
     probe = [str(python), "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
     return python.exists() and subprocess.run(probe, capture_output=True, check=False).returncode == 0
 
 
 def run(command: list[str], env: Mapping[str, str] | None = None) -> None:
-    """Runs a command; its failure ends the set-up, its own output says why."""
+    """Runs a command; ends the set-up if it fails."""
     code = subprocess.run(command, env=env, check=False).returncode
     if code:
-        fail(f"{shlex.join(command)} ended with {code}; its message stands above")
+        fail(f"{shlex.join(command)} ended with {code}; see its message above")
 
 
 def say(message: str) -> None:
-    """One line of progress."""
+    """Prints a line of progress."""
     print(f"setup: {message}", file=sys.stderr, flush=True)
 
 

@@ -23,14 +23,12 @@ from typing import Literal
 from PIL import Image
 from playwright.sync_api import Browser, ViewportSize, sync_playwright
 
+from nas.api.submissions import LaunchProcess, SubmittedStudies
 from nas.dashboard.access import AccessRules
 from nas.dashboard.app import dashboard_router
-from nas.service.coordinator import Server, listen_tcp
-from nas.service.submission_process import LaunchProcess
-from nas.service.submitted import SubmittedStudies
-from nas.service.web import web_app
 from nas.store.rows import Role
 from nas.store.store import Store
+from nas.web.server import Server, listen_tcp, web_app
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "img" / "dashboard"
 LOOPBACK, VISITOR = "127.0.0.1", "operator"
@@ -42,7 +40,7 @@ PATIENCE_MS = 120_000
 
 
 def main() -> None:
-    """Takes them."""
+    """Takes the pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("database", type=Path)
     parser.add_argument("study")

@@ -1,7 +1,7 @@
 """Fetches the front-end libraries that pages load, with the user's npm client, and holds them to `assets.lock`.
 
     python scripts/vendor_assets.py            fetch what the lock names; refuse what has another hash
-    python scripts/vendor_assets.py --relock   fetch the versions below, and write the lock anew
+    python scripts/vendor_assets.py --relock   fetch the versions below, and write a new lock
 
 No Node program is run, and none is needed to build, test or serve: what was fetched is committed.
 """
@@ -39,7 +39,7 @@ WANTED = (
 def main() -> None:
     """Fetches, verifies, and writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--relock", action="store_true", help="write the lock anew from what is fetched")
+    parser.add_argument("--relock", action="store_true", help="write a new lock from what is fetched")
     relock = parser.parse_args().relock
     locked = {} if relock else {entry["file"]: entry for entry in json.loads(LOCK.read_text())}
     entries = []
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def _fetch(wanted: Wanted, folder: Path) -> tuple[bytes, str]:
-    """The file, and its package's licence."""
+    """Returns the file, and its package's licence."""
     archive = folder / f"{wanted.package}-{wanted.version}.tgz"
     if not archive.exists():
         _pack(wanted, folder)

@@ -24,7 +24,7 @@ WIDTH = 100
 def main() -> None:
     """Writes or checks every generated part."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="only tell whether the files are current")
+    parser.add_argument("--check", action="store_true", help="only check whether the files are current")
     check = parser.parse_args().check
     stale = []
     for path, text in generated().items():
@@ -42,19 +42,19 @@ def main() -> None:
 
 
 def generated() -> dict[Path, str]:
-    """Every file with a generated part -> the text that it should have."""
-    reference = DOCS / "search-space.md"
+    """Returns the text that every file with a generated part should have."""
+    reference = DOCS / "reference/search-space.md"
     text = reference.read_text(encoding="utf-8")
     parts = {"keys": model_tables(), "blocks": block_tables(), "metrics": metric_table(), "tasks": task_table()}
     for name, part in parts.items():
         text = _replaced(text, name, part)
-    compared = DOCS / "family-comparison.md"
+    compared = DOCS / "how-to/family-comparison.md"
     models = _replaced(compared.read_text(encoding="utf-8"), "references", reference_table())
-    return {reference: text, compared: models, DOCS / "cli.md": cli_reference()}
+    return {reference: text, compared: models, DOCS / "reference/cli.md": cli_reference()}
 
 
 def _replaced(text: str, name: str, part: str) -> str:
-    """`text` with what stands between the markers of `name` replaced by `part`."""
+    """Returns `text` with the part between the markers of `name` replaced."""
     begin = BEGIN.format(name)
     before, found, rest = text.partition(begin)
     _, ended, after = rest.partition(END)
@@ -63,7 +63,7 @@ def _replaced(text: str, name: str, part: str) -> str:
 
 
 def cli_reference() -> str:
-    """docs/cli.md: what `--help` says, for every command."""
+    """Returns docs/reference/cli.md: the output of `--help` of every command."""
     root = typer.main.get_command(app)
     parts = ["# Command reference\n\nWritten by `make docs` from the commands' own help.\n"]
     for path, text in _helps(root, "nas"):

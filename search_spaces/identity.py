@@ -1,4 +1,4 @@
-"""When two search spaces are the same, and what tells them apart: what `--resume` is decided by."""
+"""Identity of search spaces: key and differences, by which `--resume` decides."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nas.core.space import SearchSpace
 
 
 def space_json(space: SearchSpace) -> dict[str, Any]:
-    """Everything that changes what a study does: all values, defaults included, without `doc`."""
+    """Returns everything that affects a study: all values, defaults included, without `doc`."""
     data: dict[str, Any] = space.model_dump(mode="json", exclude={"doc"})
     for role in ("mixers", "ffn"):
         data[role] = {block["kind"]: block["knobs"] for block in data[role]}
@@ -19,12 +19,12 @@ def space_json(space: SearchSpace) -> dict[str, Any]:
 
 
 def space_key(space: SearchSpace) -> str:
-    """SHA-256 of `space_json`; equal for files that differ in comments, order of keys or short forms only."""
+    """Returns the SHA-256 of `space_json`, equal for files that differ only in comments, key order or short forms."""
     return content_hash(space_json(space))
 
 
 def space_difference(before: SearchSpace, after: SearchSpace) -> list[str]:
-    """What changed, one line a key, such as `model.depth.choices: [8, 10] -> [8]`; empty where nothing did."""
+    """Returns the changes, one line a key, such as `model.depth.choices: [8, 10] -> [8]`."""
     return list(_changes(space_json(before), space_json(after), ""))
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from nas.core.errors import InvalidInput, UnknownName
-from nas.core.reach import check_reachable
+from nas.core.frame import check_reachable
 from nas.core.space import SearchSpace
 from nas.search_spaces.problems import describe
 from nas.search_spaces.yaml_text import MAX_CHARACTERS, Document, read_yaml
 
 
 def load_space(name_or_path: str | Path) -> SearchSpace:
-    """The space of a packaged name ('lfm2-demo') or of a YAML file ('my.yaml').
+    """Loads the space of a packaged name ('lfm2-demo') or of a YAML file ('my.yaml').
 
     Raises:
         UnknownName: no packaged space of that name, and no such file.
@@ -26,7 +26,7 @@ def load_space(name_or_path: str | Path) -> SearchSpace:
 
 
 def space_text(name_or_path: str | Path) -> str:
-    """The YAML text of a packaged space or of a file.
+    """Reads the YAML text of a packaged space or of a file.
 
     Raises:
         UnknownName: no packaged space of that name, and no such file.
@@ -42,7 +42,7 @@ def space_text(name_or_path: str | Path) -> str:
 
 
 def parse_space(text: str, name: str) -> SearchSpace:
-    """The space in YAML `text`; `name` stands for the file in messages.
+    """Parses the space in YAML `text`; messages use `name` for the file.
 
     Raises:
         InvalidInput: one line for each problem, as `name:line: message`.
@@ -57,7 +57,7 @@ def parse_space(text: str, name: str) -> SearchSpace:
 
 
 def list_spaces() -> dict[str, str]:
-    """Packaged spaces: name -> first line of what they are for."""
+    """Returns the packaged spaces: name -> first line of `doc`."""
     return {name: (load_space(path).doc.strip().splitlines() or [""])[0] for name, path in _packaged().items()}
 
 
@@ -80,6 +80,6 @@ def _check_reachable(space: SearchSpace, document: Document) -> None:
     try:
         check_reachable(space)
     except InvalidInput as error:
-        assert error.where, "says which key"
+        assert error.where, "names the key"
         message = f"{error.where}: {error.message}"
         raise InvalidInput(message, where=document.where(tuple(error.where.split(".")))) from None

@@ -1,4 +1,4 @@
-"""Validation errors as lines that people can act on: `file:line: key.path: message`."""
+"""Validation errors as lines for people: `file:line: key.path: message`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nas.search_spaces.yaml_text import Document, KeyPath
 
 
 def describe(error: ValidationError, document: Document, model: type[BaseModel] = SearchSpace) -> list[str]:
-    """One line per problem, in the order of the file, which was to be a `model`."""
+    """Returns one line per problem of a file that should be a `model`, in the file's order."""
     errors = error.errors()
     found = sorted({_problem(details, document, model) for details in errors if not _follows(details, errors)})
     return [f"{where}: {text}" for _, where, text in found]
@@ -34,7 +34,7 @@ def _problem(details: ErrorDetails, document: Document, model: type[BaseModel]) 
 
 
 def _follows(details: ErrorDetails, errors: list[ErrorDetails]) -> bool:
-    """Whether a list is too short only because items of it are wrong."""
+    """Returns whether a list is too short only because some of its items are wrong."""
     place = details["loc"]
     inside = (other["loc"] for other in errors if len(other["loc"]) > len(place))
     return details["type"] == "too_short" and any(loc[: len(place)] == place for loc in inside)
@@ -54,7 +54,7 @@ def _message(details: ErrorDetails, cause: object, model: type[BaseModel]) -> st
 
 
 def _in_file(loc: KeyPath, document: Document) -> KeyPath:
-    """`loc` without the keys that only short forms have: a knob's list stands where `choices` would."""
+    """Returns `loc` without keys that the file's short forms leave out: a knob's list has no `choices`."""
     value: Any = document.value
     path: list[str | int] = []
     for key in loc:
@@ -75,7 +75,7 @@ def _child(value: Any, key: str | int) -> Any:
 
 
 def _keys_beside(loc: KeyPath, model: type[BaseModel]) -> list[str]:
-    """The keys of `model` that are valid where the last one of `loc` stands."""
+    """Returns the keys of `model` that are valid at the place of the last one of `loc`."""
     here: list[Any] = [model]
     for key in loc[:-1]:
         here = [found for kind in here for found in _step(kind, key)]
@@ -92,7 +92,7 @@ def _step(kind: Any, key: str | int) -> Iterator[Any]:
 
 
 def _unwrap(annotation: Any) -> Iterator[Any]:
-    """The models and containers inside unions and annotations."""
+    """Yields the models and containers inside unions and annotations."""
     if _is_model(annotation) or typing.get_origin(annotation) in (dict, tuple, list):
         yield annotation
     else:

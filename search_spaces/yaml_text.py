@@ -1,7 +1,7 @@
-"""YAML with line numbers, for files that a stranger may have written.
+"""YAML with line numbers, safe for untrusted files.
 
 The plain data of the YAML 1.2 core schema: no tags, no dates, no octal or base-60 numbers, and `yes`, `no`, `on`, `off`
-are words. A key that stands twice is an error. Anchors, aliases and merge keys work, within a bound on the nodes they
+are words. A repeated key is an error. Anchors, aliases and merge keys work, within a bound on the nodes they
 expand to.
 """
 
@@ -28,7 +28,7 @@ _FLOAT = re.compile(r"[-+]?(?:\.\d+|\d+(?:\.\d*)?)(?:[eE][-+]?\d+)?")
 
 @dataclass
 class Document:
-    """What a file says, and where.
+    """The contents of a file, and the lines of its keys.
 
     Args:
         name: of the file, for messages.
@@ -41,14 +41,14 @@ class Document:
     lines: dict[KeyPath, int] = field(default_factory=dict)
 
     def where(self, path: KeyPath) -> str:
-        """`file:line` of `path`, or of the nearest key above it that stands in the file."""
+        """Returns `file:line` of `path`, or of the nearest key above it that is in the file."""
         while path not in self.lines and path:
             path = path[:-1]
         return f"{self.name}:{self.lines.get(path, 1)}"
 
 
 def read_yaml(text: str, name: str) -> Document:
-    """The document in `text`.
+    """Parses the document in `text`.
 
     Raises:
         InvalidInput: it is no YAML, is too large, or uses what the module's docstring rules out; with `file:line`.
@@ -86,7 +86,7 @@ def _check_size(text: str, name: str) -> None:
 
 
 class _Builder:
-    """Turns nodes into values. Counting what aliases expand to keeps a small file from becoming a large value."""
+    """Turns nodes into values, and counts them, so that aliases cannot expand a small file into a large value."""
 
     def __init__(self, document: Document) -> None:
         self._document = document
@@ -126,7 +126,7 @@ class _Builder:
             key = self._key(key_node)
             if key in values:
                 first = self._document.lines[(*path, key)]
-                raise self._error(key_node, f"key {key!r} stands twice, first in line {first}")
+                raise self._error(key_node, f"key {key!r} occurs twice, first in line {first}")
             self._document.lines.setdefault((*path, key), key_node.start_mark.line + 1)
             values[key] = self.build(value_node, (*path, key))
         for other in merged:
@@ -158,4 +158,4 @@ class _Builder:
 _MAX_DIGITS = 20
 _NAMES = ("map", "seq", "str", "int", "float", "bool", "null", "timestamp", "merge", "value")
 _TAGS = frozenset(f"tag:yaml.org,2002:{name}" for name in _NAMES)
-"""What PyYAML itself gives to nodes without a tag; the text of a scalar is read by the rules above instead."""
+"""Tags that PyYAML gives to nodes without one; scalars are parsed by the rules above instead."""

@@ -1,10 +1,14 @@
-"""What holds for all tests."""
+"""Fixtures and rules for all tests.
+
+Tests marked `exhaustive` are deselected unless HILNAS_TEST_ALL is set (`make test-all`); the run says how many. Next to
+each of them a comment names the tests that guard the same behaviour by default.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
@@ -19,6 +23,35 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # How long an example takes is the machine's business.
 settings.register_profile("hilnas", deadline=None)
 settings.load_profile("hilnas")
+
+
+LEFT_OUT = pytest.StashKey[int]()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if os.environ.get("HILNAS_TEST_ALL"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("exhaustive")]
+    config.stash[LEFT_OUT] = len(left_out)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Takes the count from a worker of xdist; each of them collects the same tests."""
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if count := config.stash.get(LEFT_OUT, 0):
+        terminalreporter.write_line(f"{count} exhaustive tests left out; HILNAS_TEST_ALL=1 runs them too")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,1 +1,1 @@
-"""The dashboard with many trials: its server's answers, and what a browser makes of them."""
+"""Benchmark of the dashboard with many trials: its server, and a browser."""

@@ -1,6 +1,6 @@
-"""The dashboard with many trials: `serve` measures its server, `browse` a browser; JSON on stdout.
+"""Benchmarks the dashboard with many trials: `serve` measures its server, `browse` a browser; JSON on stdout.
 
-Both make their studies first, which takes a quarter of an hour for 100,000 trials, and keep them under `--home`.
+Both make their studies first, which takes some minutes for 10,000 trials, and keep them under `--home`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ HOME = Path.home() / ".cache" / "hilnas" / "dashboard"
 
 
 def main() -> None:
-    """One run."""
+    """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(required=True, dest="verb")
     told = {"make": "only make the studies", "serve": "measure the server", "browse": "measure a browser"}
     parsers = {verb: verbs.add_parser(verb, help=help) for verb, help in told.items()}
     for each in parsers.values():
         each.add_argument("--home", type=Path, default=HOME, help=f"keeps the studies that were made (default: {HOME})")
-        each.add_argument("--trials", type=int, default=100_000)
-        each.add_argument("--small", type=int, default=100, help="studies of 40 trials beside the large one")
+        each.add_argument("--trials", type=int, default=10_000)
+        each.add_argument("--small", type=int, default=20, help="studies of 40 trials next to the large one")
     parsers["serve"].add_argument("--viewers", type=int, nargs="+", default=[1, 20])
     parsers["serve"].add_argument("--seconds", type=float, default=60.0, help="that each crowd of viewers stays")
     parsers["serve"].add_argument("--again", type=int, default=30, help="times that each single answer is asked for")

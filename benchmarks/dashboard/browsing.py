@@ -1,4 +1,4 @@
-"""What a browser makes of a study of many trials: headless Chromium on this machine, without a graphics card.
+"""Measures how a browser shows a study of many trials: headless Chromium on this machine, without a graphics card.
 
 Chromium and the server share the machine's cores, as they do with `nas launch --open`.
 """
@@ -62,13 +62,13 @@ _UPDATE = """async () => {
 
 
 def measure(home: Path, trials: int, small: int, again: int) -> dict[str, Any]:
-    """One run; the report.
+    """Runs once and returns the report.
 
     Args:
-        home: where studies that were made before are, and new ones are put.
+        home: folder of generated studies.
         trials: of the live study.
-        small: studies beside it.
-        again: times that each thing is done.
+        small: number of further, small studies.
+        again: repetitions of each step.
     """
     file = made(home, trials, small)
     with tempfile.TemporaryDirectory(prefix="hilnas-dashboard-", dir=home) as folder:
@@ -76,7 +76,7 @@ def measure(home: Path, trials: int, small: int, again: int) -> dict[str, Any]:
         store = Store.open(url, artifacts=Path(folder) / "artifacts")
         orchestrator = Orchestrator(store, studies.find_id(store, LIVE), Judge())
         with served(url, Path(folder)) as server, sync_playwright() as playwright:
-            Client(server.port).wait(f"/studies/{LIVE}.json", "/studies")  # until trials and layouts are read
+            Client(server.port).get(f"/studies/{LIVE}.json")  # reads the study
             browser = playwright.chromium.launch(executable_path=_chromium(), args=_flags(), timeout=_PATIENCE_MS)
             report = _measured(browser, server, orchestrator, again)
             browser.close()
@@ -107,7 +107,7 @@ def _measured(browser: Browser, server: Served, orchestrator: Orchestrator, agai
 
 
 def _opened(browser: Browser, server: Served) -> dict[str, float]:
-    """A visitor who was never here: nothing is cached."""
+    """Opens the page in a new context, without a cache."""
     page = _page(browser, server)
     told: dict[str, float] = page.evaluate(_INTERACTIVE)
     page.context.close()

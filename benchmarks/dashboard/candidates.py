@@ -1,4 +1,4 @@
-"""What two devices and a training ladder would say of layouts of the synthetic problem, without running any."""
+"""Simulated results of two devices and a training ladder for layouts of the synthetic problem."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from nas.core.layout import Layout
 from nas.core.measurement import Figure, Measurement, Repetition, Sample
-from nas.core.scoring import Place
+from nas.core.scoring import MeasurementKey
 from nas.core.space import SearchSpace
 from nas.core.workload import Workload
 from nas.proxy.quality import Quality
@@ -34,7 +34,7 @@ _MEASURE_S = 9.0
 
 
 def made_space() -> SearchSpace:
-    """The synthetic space on two devices."""
+    """Returns the synthetic space on two devices."""
     limit = {"max": "1.2x", "workload": WORKLOAD}
     data = synthetic_space().model_dump(mode="json", exclude_none=True) | {
         "name": "synthetic-two-devices",
@@ -47,11 +47,11 @@ def made_space() -> SearchSpace:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A layout with what there is to find out about it.
+    """A layout with its results.
 
     Args:
-        layout: what it is.
-        figures: by device, as measured there.
+        layout: of the candidate.
+        figures: by device.
         loss: without noise.
     """
 
@@ -61,10 +61,10 @@ class Candidate:
 
 
 class Judge:
-    """Says what would be measured of layouts, and how good they are.
+    """Simulates measurements and qualities of layouts.
 
     Args:
-        repetitions: whose samples a measurement keeps, of 100 tokens each. A real one keeps about ten, with a reference
+        repetitions: kept in a measurement, of 100 tokens each. A real one keeps about ten, with a reference
             run for each: 40 kB in all.
     """
 
@@ -78,20 +78,20 @@ class Judge:
         self._figures = {device: self._taken(device, self._published, none, noise=0.0) for device in DEVICES}
 
     def candidate(self, layout: Layout, rng: Rng) -> Candidate:
-        """One, with noise."""
+        """Returns a candidate, with noise."""
         figures = {device: self._taken(device, layout, rng, _NOISE[device]) for device in DEVICES}
         loss = self._problems["phone"].truth(layout)["quality"]
         return Candidate(layout, figures, math.exp(self._loss - loss))
 
-    def published(self) -> dict[Place, dict[str, Figure]]:
-        """The published reference's figures, without noise."""
-        taken = {Place(device, RUNTIME, WORKLOAD): figures for device, figures in self._figures.items()}
+    def published(self) -> dict[MeasurementKey, dict[str, Figure]]:
+        """Returns the published reference's figures, without noise."""
+        taken = {MeasurementKey(device, RUNTIME, WORKLOAD): figures for device, figures in self._figures.items()}
         return taken | {
             place._replace(workload=""): {"file_size": figures["file_size"]} for place, figures in taken.items()
         }
 
     def broken(self, candidate: Candidate, device: str) -> str | None:
-        """The first budget that it breaks on the device, as the gate words it."""
+        """Returns the first budget that it breaks on the device, in the words of the gate."""
         for budget in self.space.budgets:
             figure, base = candidate.figures[device][budget.metric], self._figures[device][budget.metric]
             assert figure.value is not None and base.value is not None
@@ -102,7 +102,7 @@ class Judge:
         return None
 
     def measurement(self, candidate: Candidate, device: str, rng: Rng, *, noisy: bool) -> dict[str, Any]:
-        """The payload of its result of stage `measure`."""
+        """Returns the payload of its result of stage `measure`."""
         median = candidate.figures[device]["decode_p50"].value
         assert median is not None
         made = Measurement(
@@ -123,7 +123,7 @@ class Judge:
         return {"value": made.model_dump(mode="json"), "seconds": _MEASURE_S}
 
     def scored(self, candidate: Candidate, rung: int, rng: Rng) -> Quality:
-        """Its quality at a rung."""
+        """Returns its quality at a rung."""
         value = candidate.quality * math.exp(rng.normal(0, _RUNG_SD[rung]))
         return Quality(rung=RUNGS[rung], value=value, per_group={"lm/code": value}, sd=_RUNG_SD[rung], n_seeds=1)
 

@@ -1,7 +1,7 @@
-"""The lives of trials that never ran: what an orchestrator would log and keep of each, step by step.
+"""Events and results of simulated trials, as an orchestrator would store them, step by step.
 
-A trial has its measurements on two devices, its qualities on a ladder of three rungs, and what the proposer was told of
-it. Exports, trainings and artifacts are left out: nothing that lists trials reads them.
+A trial has measurements on two devices, qualities on a ladder of three rungs, and the proposer's observations. Exports,
+trainings and artifacts are left out: no list of trials reads them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Step = Logged | Kept
 
 
 def new_layouts(sampler: Sampler, rng: Rng, known: set[str]) -> Iterator[Layout]:
-    """Layouts whose ids are not among the known ones, each once."""
+    """Yields layouts whose ids are not among the known ones, each once."""
     while True:
         layout = sampler.draw(rng)
         if layout.id not in known:
@@ -49,7 +49,7 @@ def new_layouts(sampler: Sampler, rng: Rng, known: set[str]) -> Iterator[Layout]
 
 
 def life(judge: Judge, layout: Layout, rng: Rng, *, reference: bool = False) -> Iterator[Step]:
-    """What happens to a trial of the layout; a reference goes all the way, whatever its figures are."""
+    """Yields the steps of a trial of the layout; a reference is always completed."""
     candidate = judge.candidate(layout, rng)
     luck = 1.0 if reference else rng.random()
     yield Logged(EventKind.EXPORTED, {})
@@ -70,12 +70,12 @@ def life(judge: Judge, layout: Layout, rng: Rng, *, reference: bool = False) -> 
 
 
 def cut_short(steps: Iterator[Step], rng: Rng) -> Iterator[Step]:
-    """The first few of a trial's steps: it has not ended."""
+    """Returns the first few of a trial's steps: it has not ended."""
     return (step for step, _ in zip(steps, range(int(rng.integers(8))), strict=False))
 
 
 def rng_of(*what: int) -> Rng:
-    """Random numbers that belong to this and nothing else."""
+    """Returns a generator seeded by the arguments alone."""
     return np.random.default_rng([41, *what])
 
 

@@ -1,4 +1,4 @@
-"""Databases with studies of many trials: made once under a folder, and a copy of one for each run."""
+"""Generates databases with studies of many trials once, and copies them for each run."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def fill(store: Store, trials: int, small: int, repetitions: int = 1) -> None:
     """Makes `small` studies that have ended, and then the one of `trials` trials that runs.
 
     Args:
-        store: an empty one.
+        store: empty.
         trials: of the live study.
-        small: studies of 40 trials beside it.
-        repetitions: whose samples each measurement keeps.
+        small: number of further studies, of 40 trials each.
+        repetitions: kept in each measurement.
     """
     judge = Judge(repetitions)
 
@@ -40,7 +40,7 @@ def fill(store: Store, trials: int, small: int, repetitions: int = 1) -> None:
 
 
 def made(home: Path, trials: int, small: int, repetitions: int = 1) -> Path:
-    """The SQLite file of such studies in the folder `home`; made where it is missing, which takes minutes."""
+    """Returns the SQLite file of such studies in the folder `home`; generates it in minutes where it is missing."""
     file = home / f"studies-{trials}-{small}-{repetitions}.db"
     if not file.exists():
         home.mkdir(parents=True, exist_ok=True)
@@ -55,6 +55,6 @@ def made(home: Path, trials: int, small: int, repetitions: int = 1) -> Path:
 
 
 def copied(file: Path, folder: Path) -> str:
-    """The URL of a copy in `folder`, to which trials may be added."""
+    """Returns the URL of a copy in `folder`, to which trials may be added."""
     shutil.copyfile(file, folder / "hilnas.db")
     return f"sqlite:///{folder / 'hilnas.db'}"

@@ -1,4 +1,4 @@
-"""Studies of many trials in a store, without a search: imported as a file, and grown as an orchestrator does it."""
+"""Adds studies of many trials to a store without a search: imports them as files, and adds trials one by one."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from benchmarks.dashboard.candidates import CORNER, DEVICES, Judge
 from benchmarks.dashboard.lives import Kept, Step, cut_short, life, new_layouts, rng_of
 from nas.core.canonical import canonical_json, content_hash
 from nas.core.layout import Layout
+from nas.core.scoring import ATTENTION, PUBLISHED, figures_json
 from nas.core.trial import EventKind
 from nas.search.sampling import Sampler
-from nas.service.record import CALIBRATED, LAUNCHED
-from nas.service.scales import ATTENTION, PUBLISHED, figures_json
-from nas.store import columns, results, studies, trials
+from nas.store import results, studies, trials
+from nas.store.archive import FORMAT, VERSION, import_study
 from nas.store.rows import Proposal, StudyState
 from nas.store.store import Store
-from nas.store.study_file import FORMAT, VERSION
-from nas.store.study_import import import_study
+from nas.study.events import CALIBRATED, LAUNCHED
 
 FLYING = 24
 """The last trials of a study that still runs have not ended."""
@@ -40,17 +39,17 @@ def add_study(
     running: bool,
     say: Callable[[int], None] = lambda made: None,
 ) -> int:
-    """Writes a study's file, as `nas study export` does, and imports it; gives its id.
+    """Writes a study's file, as `nas study export` does, and imports it; returns its id.
 
     Args:
         store: where it is kept.
         name: of the study.
         judge: of its layouts.
-        file: is written, and left behind.
+        file: to write.
         trials: how many, references not counted.
         seed: of everything random.
-        running: whether the study goes on, so that its last trials have not ended.
-        say: is called with the number of trials written so far.
+        running: whether the study is running, so that its last trials have not ended.
+        say: called with the number of trials written so far.
     """
     with file.open("w", encoding="utf-8") as out:
         for number, line in enumerate(_lines(name, judge, trials, seed, running, say)):
@@ -73,12 +72,12 @@ class Orchestrator:
 
     def __init__(self, store: Store, study: int, judge: Judge) -> None:
         self._store, self._study, self._judge = store, study, judge
-        known = {row.layout_id for row in columns.states(store, study, range(columns.count(store, study)))}
+        known = {row.layout_id for row in trials.all(store, study)}
         self._rng = rng_of(study, len(known))
         self._layouts = new_layouts(Sampler(judge.space), self._rng, known)
 
     def add(self) -> int:
-        """One more trial, which ends; gives its number."""
+        """Adds one trial, which ends; returns its number."""
         layout = next(self._layouts)
         number = trials.propose(self._store, self._study, [Proposal(layout.to_json(), layout.id)])[0].number
         for step in life(self._judge, layout, self._rng):

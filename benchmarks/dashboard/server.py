@@ -1,4 +1,4 @@
-"""The pages' server in a process of its own: what `nas launch --open` starts, on a database that exists.
+"""The server of `nas launch --open` in its own process, on an existing database.
 
 As a program: `python -m benchmarks.dashboard.server URL FOLDER` prints its address, and serves until its input ends.
 """
@@ -14,17 +14,17 @@ from pathlib import Path
 
 import psutil
 
-from nas.dashboard.here import dashboard_here
+from nas.dashboard.local_server import dashboard_here
 from nas.store.store import Store
 
 
 @dataclass(frozen=True)
 class Served:
-    """A server that runs.
+    """A running server.
 
     Args:
         address: of the pages, without a path.
-        process: its own.
+        process: of the server.
     """
 
     address: str
@@ -32,22 +32,22 @@ class Served:
 
     @property
     def port(self) -> int:
-        """It listens on, at 127.0.0.1."""
+        """Port at 127.0.0.1."""
         return int(self.address.rpartition(":")[2])
 
     def cpu_s(self) -> float:
-        """Seconds of CPU so far."""
+        """Returns CPU seconds so far."""
         times = self.process.cpu_times()
         return float(times.user + times.system)
 
     def rss_mb(self) -> float:
-        """Resident memory now, in MB."""
+        """Returns resident memory in MB."""
         return float(self.process.memory_info().rss / 1e6)
 
 
 @contextlib.contextmanager
 def served(url: str, folder: Path) -> Iterator[Served]:
-    """The pages of the database `url`, as long as the context is open."""
+    """Serves the pages of the database `url`."""
     argv = [sys.executable, "-m", "benchmarks.dashboard.server", url, str(folder)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdin is not None and running.stdout is not None
@@ -60,7 +60,7 @@ def served(url: str, folder: Path) -> Iterator[Served]:
 
 
 def main() -> None:
-    """Serves."""
+    """Serves until stdin ends."""
     url, folder = sys.argv[1:]
     store = Store.open(url, artifacts=Path(folder) / "artifacts")
     with dashboard_here(store) as address:

@@ -1,7 +1,8 @@
-"""How fast the server answers with a study of many trials in its database, and what that costs it."""
+"""Measures latencies, CPU and memory of the server with a study of many trials in its database."""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import tempfile
@@ -23,15 +24,15 @@ _TRIAL_EVERY_S = 1.0
 
 
 def measure(home: Path, trials: int, small: int, viewers: list[int], seconds: float, again: int) -> dict[str, Any]:
-    """One run; the report.
+    """Runs once and returns the report.
 
     Args:
-        home: where studies that were made before are, and new ones are put.
+        home: folder of generated studies.
         trials: of the live study.
-        small: studies beside it.
-        viewers: crowds, one after the other.
-        seconds: each crowd stays.
-        again: times that each single answer is asked for.
+        small: number of further, small studies.
+        viewers: numbers of viewers, one run each.
+        seconds: duration of each run.
+        again: repetitions of each single request.
     """
     file = made(home, trials, small)
     with tempfile.TemporaryDirectory(prefix="hilnas-dashboard-", dir=home) as folder:
@@ -56,49 +57,38 @@ def measure(home: Path, trials: int, small: int, viewers: list[int], seconds: fl
 
 
 def _alone(server: Served, orchestrator: Orchestrator, again: int) -> dict[str, Any]:
-    """One viewer, who asks for one thing after the other."""
-    client, started = Client(server.port), server.cpu_s()
-    before, began = server.rss_mb(), time.monotonic()
-    meanwhile = client.wait(f"/studies/{LIVE}", "/studies")
-    report: dict[str, Any] = {
-        "read_s": round(time.monotonic() - began, 2),
-        "read_cpu_s": round(server.cpu_s() - started, 2),
-    }
-    pages = client.wait(f"/studies/{LIVE}.json", f"/studies/{LIVE}")
-    report |= {
-        "read_with_layouts_s": round(time.monotonic() - began, 2),
-        "studies_list_while_reading_ms": percentiles_ms(meanwhile) if meanwhile else None,
-        "page_while_layouts_are_read_ms": percentiles_ms(pages) if pages else None,
-        "rss_mb": {"empty": round(before), "study": round(server.rss_mb())},
-    }
-    _, told = client.json(f"/studies/{LIVE}/points")
+    """Measures one viewer, request after request."""
+    client, page, cpu, before = Client(server.port), f"/studies/{LIVE}", server.cpu_s(), server.rss_mb()
+    report: dict[str, Any] = {"first_page_s": round(client.get(page, "text/html").seconds, 2)}
+    report["first_page_cpu_s"] = round(server.cpu_s() - cpu, 2)
+    report["first_studies_list_s"] = round(client.get("/studies", "text/html").seconds, 2)
+    report["rss_mb"] = {"empty": round(before), "studies": round(server.rss_mb())}
+    _, told = client.json(f"{page}/points")
     report["axes"] = axes = ",".join(axis["key"] for axis in told["axes"] if axis["objective"])
     report["front"] = sum(entry["on"] for entry in told["front"])
-    report["beside_the_front"] = len(told["front"]) - report["front"]
-    whole = f"/studies/{LIVE}/points?since=0&axes={axes}"
+    whole = f"{page}/points?since=0&axes={axes}"
     answer, told = client.json(whole)
     report["points_mb"] = round(len(answer.body) / 1e6, 2)
-    after_a_trial, deltas = [], []
-    for _ in range(again):
-        orchestrator.add()
-        answer, told = client.json(f"/studies/{LIVE}/points?since={told['revision']}&axes={axes}")
-        deltas.append(answer.seconds)
-        after_a_trial.append(client.get(whole).seconds)
-    report["delta_bytes"] = len(answer.body)
-    client.get("/studies", "text/html")
-    return report | {
-        "one_by_one_ms": {
-            "page": percentiles_ms([client.get(f"/studies/{LIVE}", "text/html").seconds for _ in range(again)]),
-            "studies list": percentiles_ms([client.get("/studies", "text/html").seconds for _ in range(again)]),
-            "all points, as before": percentiles_ms([client.get(whole).seconds for _ in range(again)]),
-            "all points, after a new trial": percentiles_ms(after_a_trial),
-            "new points, of a new trial": percentiles_ms(deltas),
-        }
+    asked = {"page": page, "studies list": "/studies", "all points": whole, "all trials as CSV": f"{page}/trials.csv"}
+    report["warm_ms"] = {
+        what: percentiles_ms([client.get(path, "text/html").seconds for _ in range(again)])
+        for what, path in asked.items()
     }
+    after: dict[str, list[float]] = {"new points": [], "page": []}
+    for what, each in [*after.items()] * again:
+        orchestrator.add()
+        path = page if what == "page" else f"{page}/points?since={told['revision']}&axes={axes}"
+        answer = client.get(path, "text/html")
+        each.append(answer.seconds)
+        if what != "page":
+            told = json.loads(answer.body)
+            assert told["told"]["trial"], "the new trial is in the first answer"
+    report["after_a_new_trial_ms"] = {what: percentiles_ms(each) for what, each in after.items()}
+    return report
 
 
 def _crowd(server: Served, orchestrator: Orchestrator, axes: str, viewers: int, seconds: float) -> dict[str, Any]:
-    """So many viewers, while a trial a second is added."""
+    """Measures several viewers while one trial per second is added."""
     over = threading.Event()
 
     def work() -> None:

@@ -1,4 +1,4 @@
-"""People who look at a study, as far as a server can tell: the page, its points, and what is new every few seconds."""
+"""Simulated viewers of a study: they load the page, its points, and every few seconds the new ones."""
 
 from __future__ import annotations
 
@@ -22,63 +22,52 @@ _PATIENCE_S = 300.0
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer, and how long it took until its last byte was there."""
+    """A response, and the time until its last byte."""
 
     seconds: float
     body: bytes
 
 
 class Client:
-    """One connection that is kept, as a browser keeps it."""
+    """A client with one persistent connection, as a browser has."""
 
     def __init__(self, port: int) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_PATIENCE_S)
 
-    def wait(self, path: str, meanwhile: str) -> list[float]:
-        """Waits for a page whose study is being read; how long each answer about something else took meanwhile."""
-        waited = []
-        while self._ask(path, "text/html")[0] != http.client.OK:
-            waited.append(self.get(meanwhile, "text/html").seconds)
-        return waited
-
     def get(self, path: str, accept: str = "*/*") -> Answer:
-        """What is under the path; it must be there."""
-        status, answer = self._ask(path, accept)
-        assert status == http.client.OK, (path, status, answer.body[:300])
-        return answer
-
-    def _ask(self, path: str, accept: str) -> tuple[int, Answer]:
+        """Returns the response of a path, which must succeed."""
         began = time.perf_counter()
         self._connection.request("GET", path, headers={"Accept": accept})
         response = self._connection.getresponse()
         body = response.read()
-        return response.status, Answer(time.perf_counter() - began, body)
+        assert response.status == http.client.OK, (path, response.status, body[:300])
+        return Answer(time.perf_counter() - began, body)
 
     def json(self, path: str) -> tuple[Answer, Any]:
-        """The same, understood."""
+        """Returns the response and its parsed JSON."""
         answer = self.get(path, "application/json")
         return answer, json.loads(answer.body)
 
 
 @dataclass
 class Seen:
-    """How long answers took, by what was asked for."""
+    """Latencies by kind of request."""
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def note(self, what: str, answer: Answer) -> None:
-        """One more."""
+        """Records a latency."""
         with self.lock:
             self.seconds.setdefault(what, []).append(answer.seconds)
 
     def told(self) -> dict[str, dict[str, float]]:
-        """In milliseconds."""
+        """Returns percentiles by kind, in milliseconds."""
         return {what: percentiles_ms(each) for what, each in sorted(self.seconds.items())}
 
 
 def percentiles_ms(seconds: list[float]) -> dict[str, float]:
-    """Count, median, 95th percentile and largest, in milliseconds."""
+    """Returns count, median, 95th percentile and maximum, in milliseconds."""
     p50, p95 = np.percentile(seconds, [50, 95], method="higher")
     return {
         "n": len(seconds), "p50": round(1e3 * p50, 2), "p95": round(1e3 * p95, 2), "max": round(1e3 * max(seconds), 2)
@@ -86,15 +75,15 @@ def percentiles_ms(seconds: list[float]) -> dict[str, float]:
 
 
 def look(port: int, study: str, axes: str, seen: Seen, until: Callable[[], bool], late: float) -> None:
-    """One viewer: opens the page `late` seconds from now, and stays.
+    """Runs one viewer, who opens the page after `late` seconds.
 
     Args:
         port: of the server.
         study: its name.
         axes: keys of the axes that it draws.
-        seen: where to note how long answers took.
-        until: whether it is time to go.
-        late: seconds before it comes.
+        seen: records latencies.
+        until: returns whether the viewer should stop.
+        late: seconds before it starts.
     """
     time.sleep(late)
     client = Client(port)
@@ -115,7 +104,7 @@ def look(port: int, study: str, axes: str, seen: Seen, until: Callable[[], bool]
 
 
 def crowd(port: int, study: str, axes: str, viewers: int, seconds: float, arrive_s: float) -> Seen:
-    """So many viewers at once; they come within `arrive_s` and go after `seconds`."""
+    """Runs several viewers, who start within `arrive_s` and stop after `seconds`."""
     seen, end = Seen(), time.monotonic() + arrive_s + seconds
     threads = [
         threading.Thread(

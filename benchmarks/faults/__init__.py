@@ -1,1 +1,1 @@
-"""The parts of `fault_campaign.py`."""
+"""Parts of `fault_campaign.py`."""

@@ -1,4 +1,4 @@
-"""Does the faults, each device's in turn and all devices at once."""
+"""Runs the faults: one after the other on each device, all devices in parallel."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from pathlib import Path
 from subprocess import SubprocessError
 from typing import Any
 
+from faults.disturbances import Disturbances
 from faults.journal import Journal, Line
 from faults.kinds import KINDS
 from faults.scene import Draw, Scene
 from faults.stage import Post, Stage, admissions, stage
 from faults.verify import end_problems, scene_problems
 from faults.watch import Watch
-from faults.weather import Weather
 from faults.work import Works, fingerprint
 from nas.core.errors import NasError
 from nas.store import jobs
@@ -40,7 +40,7 @@ class Campaign:
     """See `fault_campaign.py`.
 
     Args:
-        journal: what it is, and what was done already.
+        journal: its settings, and the faults done so far.
         only: numbers of the faults to do; None: all that were not done.
     """
 
@@ -51,10 +51,10 @@ class Campaign:
         if only is not None:
             self._numbers = list(only)
         self._plan = plan(self._terms.seed, self._terms.faults)
-        self._weather = Weather()
+        self._disturbances = Disturbances()
 
     def run(self) -> Line:
-        """All of it; the report."""
+        """Runs the campaign; returns the report."""
         begun, folder = time.monotonic(), Path(self._terms.folder)
         with stage(folder, self._terms.machines) as farm:
             works = Works(farm.store, self._terms.seed)
@@ -69,14 +69,14 @@ class Campaign:
         return report | {"seconds": round(time.monotonic() - begun, 1)}
 
     def _lane(self, farm: Stage, works: Works, watch: Watch, lane: int) -> None:
-        """One device's share, one fault after the other."""
+        """Runs one device's faults, one after the other."""
         for number in self._numbers:
             if number % len(farm.posts) != lane or len(self._violations()) > _MANY_VIOLATIONS:
                 continue
             try:
                 self._journal.write(self._fault(farm, farm.posts[lane], works, watch, number))
             except (NasError, OSError, AssertionError, SubprocessError):
-                # The faults of other devices go on; the report tells of this one.
+                # The faults of other devices continue; the report names this one.
                 trouble = traceback.format_exc(limit=-4)
                 self._journal.write({"number": number, "kind": self._plan[number], "violations": [trouble]})
 
@@ -87,13 +87,13 @@ class Campaign:
         name = f"{number}/{sum(line.get('begins') == number for line in self._journal.lines)}"
         self._journal.write({"begins": number})
         order = works.order(name, post.id, drawn.conduct, seconds=drawn.run_s, size=drawn.size)
-        act = partial(self._weather.disturbed, None if kind.everywhere else post.id, kind.tells)
+        act = partial(self._disturbances.disturbed, None if kind.everywhere else post.id, kind.causes)
         scene = Scene(farm, post, works, watch, drawn, order, act)
         begun = time.time()
         kind.do(scene)
         over = time.time()
         ended = scene.until_ended(_ENDS_WITHIN_S)
-        problems = scene_problems(scene, self._weather)
+        problems = scene_problems(scene, self._disturbances)
         row = scene.row()
         if not ended:
             jobs.cancel(farm.store, [order.job])
@@ -143,7 +143,7 @@ class Campaign:
 
 
 def plan(seed: int, count: int) -> list[str]:
-    """Kinds of all faults: each kind once at first, then by weight."""
+    """Returns kinds of all faults: first each kind once, then by weight."""
     rng = random.Random(f"{seed}/plan")
     deck = [name for name, kind in KINDS.items() for _ in range(kind.weight - 1)]
     first = list(KINDS)
@@ -153,7 +153,7 @@ def plan(seed: int, count: int) -> list[str]:
 
 
 def draw(seed: int, number: int, kind: str, longest_s: float) -> Draw:
-    """What chance decides about a fault."""
+    """Draws the parameters of a fault."""
     rng = random.Random(f"{seed}/{number}")
     moment = rng.choice(KINDS[kind].moments)
     seconds = rng.uniform(1, 8) if rng.random() > _LONG_SHARE else rng.uniform(8, 60)
@@ -172,7 +172,7 @@ def draw(seed: int, number: int, kind: str, longest_s: float) -> Draw:
 
 
 def recoveries(faults: Sequence[Line]) -> dict[str, Any]:
-    """Seconds from the end of a disturbance to that of the job that it hit."""
+    """Returns seconds from the end of a disturbance to the end of the affected job."""
     known = [line for line in faults if "recovery_s" in line and not line["late"]]
     kinds = {name: [line["recovery_s"] for line in known if line["kind"] == name] for name in KINDS}
     every = [line["recovery_s"] for line in known]
@@ -186,5 +186,5 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def say(line: str) -> None:
-    """Progress, on stderr."""
+    """Prints progress to stderr."""
     print(line, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The state file: what a campaign is, and what it did, one JSON object a line, each on disk before the next fault."""
+"""The state file: a campaign's settings and finished faults, one JSON object per line, synced before the next fault."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a campaign is made of.
+    """Settings of a campaign.
 
     Args:
-        seed: of all that is drawn.
-        faults: to do.
-        machines: devices.
-        longest_s: that a link may be down.
+        seed: of all random choices.
+        faults: number to run.
+        machines: number of devices.
+        longest_s: longest time that a link is down.
         folder: of homes and logs.
     """
 
@@ -32,7 +32,7 @@ class Terms:
 
 
 class Journal:
-    """Safe for several threads, and for death at any moment."""
+    """The open state file; safe for several threads, and for kills at any moment."""
 
     def __init__(self, path: Path, terms: Terms, lines: list[Line]) -> None:
         self.path, self.terms, self.lines = path, terms, lines
@@ -40,14 +40,14 @@ class Journal:
 
     @classmethod
     def begin(cls, path: Path, terms: Terms) -> Journal:
-        """A new one; a file that is there is an error."""
+        """Creates a state file, which must not exist."""
         with path.open("x") as file:
             file.write(json.dumps({"campaign": asdict(terms)}) + "\n")
         return cls(path, terms, [])
 
     @classmethod
     def open(cls, path: Path) -> Journal:
-        """One that was begun; a last line that was cut off is dropped."""
+        """Opens an existing state file; an incomplete last line is dropped."""
         text = path.read_text()
         whole = text[: text.rfind("\n") + 1]
         if whole != text:
@@ -64,6 +64,6 @@ class Journal:
             os.fsync(file.fileno())
 
     def faults(self) -> list[Line]:
-        """Those that were done."""
+        """Returns the finished faults."""
         with self._lock:
             return [line for line in self.lines if "kind" in line]

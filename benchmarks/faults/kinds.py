@@ -1,4 +1,4 @@
-"""The kinds of faults: what each does to the farm while its job is under way."""
+"""The kinds of faults."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ class Kind:
     """A kind of fault.
 
     Args:
-        do: queues the job, and does it.
-        weight: how often it comes, beside the others.
-        moments: of the job's life when it may happen.
-        tells: causes (`weather.CAUSES`) that failures may truly name because of it.
-        everywhere: whether it concerns all devices.
-        kills: whether the runner's death from outside is a true end.
+        do: queues the job and injects the fault.
+        weight: relative frequency.
+        moments: states of the job in which it may happen.
+        causes: of failures (`disturbances.CAUSES`) that it explains.
+        everywhere: whether it affects all devices.
+        kills: whether a killed runner is a right result.
         conducts: of the job's runner.
     """
 
     do: Callable[[Scene], None]
     weight: int
     moments: tuple[Moment, ...]
-    tells: frozenset[str] = frozenset()
+    causes: frozenset[str] = frozenset()
     everywhere: bool = False
     kills: bool = False
     conducts: tuple[Conduct, ...] = MIXED
@@ -58,7 +58,7 @@ def runner_killed(scene: Scene) -> None:
 
 
 def session_killed(scene: Scene) -> None:
-    """What serves the connection dies, or now and then the whole daemon."""
+    """Kills the process that serves the connection, or sometimes the whole daemon."""
     scene.begin()
     scene.until_moment()
     with scene.act():
@@ -66,7 +66,7 @@ def session_killed(scene: Scene) -> None:
 
 
 def supervisor_killed(scene: Scene) -> None:
-    """The shell on the device that watches the runner."""
+    """Kills the shell on the device that supervises the runner."""
     scene.begin()
     scene.until_moment()
     with scene.act():
@@ -95,7 +95,7 @@ def disk_full(scene: Scene) -> None:
 
 
 def push_truncated(scene: Scene) -> None:
-    """The file on its way to the device loses what it has."""
+    """Truncates the file during its push to the device."""
     scene.begin()
     scene.until_moment()
     with scene.act():
@@ -104,7 +104,7 @@ def push_truncated(scene: Scene) -> None:
 
 
 def damaged_after_push(scene: Scene) -> None:
-    """The model is on the device already, and rots there."""
+    """Damages the model on the device."""
     _bring(scene)
     with scene.act():
         (scene.post.files / "content" / scene.order.model.sha256).write_bytes(b"rotten")
@@ -112,7 +112,7 @@ def damaged_after_push(scene: Scene) -> None:
 
 
 def runner_replaced(scene: Scene) -> None:
-    """Another program lies where the runner was, which an earlier job has brought."""
+    """Replaces the runner of an earlier job by another program."""
     _bring(scene)
     with scene.act():
         for runner in scene.works.runner_files(scene.post.files, everywhere=scene.draw.choice < 0.5):
@@ -121,7 +121,7 @@ def runner_replaced(scene: Scene) -> None:
 
 
 def damaged_in_store(scene: Scene) -> None:
-    """The coordinator's disk rots; a person restores the file after the first failure."""
+    """Damages a file in the coordinator's store, and restores it after the first failure."""
     path = scene.works.path(scene.order)
     content = path.read_bytes()
     with scene.act():
@@ -159,7 +159,7 @@ def both_killed(scene: Scene) -> None:
 
 
 def agent_frozen(scene: Scene) -> None:
-    """As on a host that sleeps: long enough for its leases to run out."""
+    """Stops the agent long enough for its leases to expire."""
     with scene.stage.turn:
         scene.begin()
         scene.until_moment()
@@ -179,14 +179,14 @@ def clock_jump(scene: Scene) -> None:
 
 
 def duplicate(scene: Scene) -> None:
-    """What was handed in comes again, and other things under the same epoch."""
+    """Sends the result again, and other results under the same epoch."""
     scene.begin()
     scene.until(lambda: False)
     replay_after_end(scene)
 
 
 def stale(scene: Scene) -> None:
-    """A second self of the agent leases the job away, so that all the first one says is of an old epoch."""
+    """Leases the job by a second instance of the agent, so that requests of the first have an old epoch."""
     scene.begin()
     scene.until_moment()
     with scene.act():
@@ -194,12 +194,12 @@ def stale(scene: Scene) -> None:
 
 
 def misbehaving(scene: Scene) -> None:
-    """The candidate's own failure, which nothing disturbs."""
+    """Runs a job that fails by itself, without a disturbance."""
     scene.begin()
 
 
 def _bring(scene: Scene) -> None:
-    """An earlier job with the same runner and the same model."""
+    """Runs an earlier job with the same runner and model."""
     known = scene.works.twin(scene.order)
     scene.works.enqueue(known)
     scene.works.await_end(known)

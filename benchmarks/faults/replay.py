@@ -1,4 +1,4 @@
-"""Things said to the coordinator that must change nothing, with the agent's own name and secret."""
+"""Requests to the coordinator that must have no effect, with the agent's name and secret."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from faults.work import fingerprint
 from nas.core.errors import InfrastructureFailed
 from nas.core.plan import Pair, RawRun, RoundResult
 from nas.core.protocol import Failure, HeartbeatRequest, Job, LeaseRequest, ResultRequest
-from nas.devices.client import JobClient
+from nas.devices.agent.client import JobClient
 from nas.devices.transports.base import Lease
 from nas.store.rows import JobRow, JobState
 
@@ -24,7 +24,7 @@ _PATIENCE_S = 60.0
 
 
 def replay_after_end(scene: Scene) -> None:
-    """The job is done: its result again, a lie under its epoch, a failure, and the same under epochs before it."""
+    """Sends for a done job: its result, a false one, a failure, and the same under earlier epochs."""
     row = scene.row()
     if row.state is not JobState.DONE or row.epoch is None or row.result is None:
         return
@@ -44,7 +44,7 @@ def replay_after_end(scene: Scene) -> None:
 
 
 def second_self(scene: Scene) -> None:
-    """Leases the running job anew, now and then also uses the device, and speaks under the epoch before."""
+    """Leases the running job again, sometimes also uses the device, and sends requests under the earlier epoch."""
     row = scene.row()
     if row.state is not JobState.LEASED or row.epoch is None:
         scene.late = True
@@ -62,7 +62,7 @@ def second_self(scene: Scene) -> None:
 
 
 def _refused(scene: Scene, epoch: int) -> None:
-    """Nothing said under a past epoch counts."""
+    """Asserts that requests under a past epoch are refused."""
     before: JobRow = scene.row()
     for what in (lie(), Failure(kind="infrastructure", message="a lie"), Failure(kind="refused", message="a lie")):
         if _submit(scene, epoch, what):
@@ -75,14 +75,14 @@ def _refused(scene: Scene, epoch: int) -> None:
 
 
 def lie() -> RoundResult:
-    """A result that no runner gave."""
+    """Returns a false result."""
     report = {"v": 1, "load_ms": 1, "ttft_ms": 1, "decode_ns": [1], "info": {"answer": "a lie"}}
     raw = RawRun(exit_code=0, stdout=json.dumps(report), wall_s=1, started_at=0)
     return RoundResult(pairs=[Pair(reference=None, candidate=raw)])
 
 
 def _submit(scene: Scene, epoch: int, what: RoundResult | Failure) -> bool:
-    """Whether it was accepted."""
+    """Submits a result; returns whether it was accepted."""
     failure = what if isinstance(what, Failure) else None
     request = ResultRequest(
         agent=AGENT, device=scene.post.id, epoch=max(0, epoch), result=None if failure else what, failure=failure
@@ -101,7 +101,7 @@ def _lease(scene: Scene) -> Job | None:
 
 
 def _patiently(scene: Scene, ask: Callable[[JobClient], T]) -> T:
-    """Another fault may keep the coordinator away for a while."""
+    """Retries while another fault keeps the coordinator away."""
     end = time.monotonic() + _PATIENCE_S
     client = scene.stage.client()
     try:

@@ -1,4 +1,4 @@
-"""The campaign's runner as a runtime, so that the coordinator checks devices with it as with any other."""
+"""The campaign's runner as a runtime, so that the coordinator can check devices with it."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ _ENTRY_POINTS = f"[nas.runtimes]\ncampaign = {__name__}:RUNTIME\n"
 
 @dataclass(frozen=True)
 class CampaignRuntime(FakeRuntime):
-    """Models as the fake runtime makes them; its runner wants no interpreter but a device's own shell."""
+    """Models of the fake runtime, with a runner that needs only a device's shell."""
 
     name: str = "campaign"
 
     def export(
         self, layout: Layout, quantisation: str, weights: Weights, destination: Path, *, recipe: bool = False
     ) -> Artifact:
-        """Always whole: the script makes no files."""
+        """Exports whole models: the script makes no files from recipes."""
         return super().export(layout, quantisation, weights, destination)
 
     def plan(self, artifact: Artifact, runner: Runner, workload: Workload, deadline_s: float) -> Plan:
-        """One run that is right at once."""
+        """Returns a run that succeeds at once."""
         return plan(runner, artifact.file, "right", 0.0, "check", deadline_s)
 
     def runner(
         self, target: str, features: Collection[str] | None = None, patched: bool = False, libc: str | None = None
     ) -> Runner:
-        """The script."""
+        """Returns the script."""
         if patched:
             raise InfrastructureFailed("the campaign's runner has no patched build")
         content = _SCRIPT.read_bytes()
@@ -51,7 +51,7 @@ class CampaignRuntime(FakeRuntime):
         return Runner(runtime=self.name, build=sha256, target=target, files=files, main=MAIN)
 
     def runner_folder(self, runner: Runner) -> Path:
-        """Where the script lies under the name that runners have."""
+        """Returns the folder of the script."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write_durably(self.folder / MAIN, _SCRIPT.read_bytes())
         return self.folder
@@ -71,7 +71,7 @@ def plan(runner: Runner, model: InputFile, conduct: str, seconds: float, tag: st
 
 
 def plugin(folder: Path) -> list[str]:
-    """What must be on PYTHONPATH for the registry of runtimes to know "campaign"."""
+    """Writes an entry point for PYTHONPATH by which the registry of runtimes has "campaign"."""
     package = folder / "hilnas_campaign-1.dist-info"
     package.mkdir(parents=True, exist_ok=True)
     (package / "METADATA").write_text(_METADATA)
@@ -80,7 +80,7 @@ def plugin(folder: Path) -> list[str]:
 
 
 def __getattr__(name: str) -> CampaignRuntime:
-    # Made when the registry asks, beside the home of the coordinator that asks.
+    # Made on access, next to the coordinator's home.
     if name != "RUNTIME":
         raise AttributeError(name)
     from nas.core import paths

@@ -1,4 +1,4 @@
-"""One fault: whom it hits, when, and what came of it."""
+"""One fault: the affected device and job, the moment, and the result."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from faults.disturbances import Disturbance
 from faults.stage import Post, Stage
 from faults.watch import Watch
-from faults.weather import Disturbance
 from faults.work import Conduct, Order, Works
-from nas.store import attempts, jobs
+from nas.store import jobs, outcomes
 from nas.store.rows import JobRow
 
 Moment = Literal["queued", "fetching", "pushing", "running", "ending"]
@@ -24,16 +24,16 @@ _LOOK_S = 0.03
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What chance decided about a fault; the seed and the number of the fault decide it again.
+    """Parameters of a fault, reproducible from the seed and its number.
 
     Args:
         number: of the fault.
         kind: name.
-        moment: of the job's life when it happens.
+        moment: state of the job in which it happens.
         delay_s: after that moment.
-        seconds: that it lasts.
+        seconds: its duration.
         conduct: of the job's runner.
-        run_s: that the runner takes.
+        run_s: duration of the runner.
         size: of its model, bytes.
         choice: between variants of a kind.
     """
@@ -57,10 +57,10 @@ class Scene:
         stage: the farm.
         post: the device.
         works: makes jobs.
-        watch: sees what runs.
-        draw: what chance decided.
-        order: the job that is hit.
-        act: notes that the fault is at work while its context is open.
+        watch: observes runners.
+        draw: parameters of the fault.
+        order: the affected job.
+        act: records the disturbance while its context is open.
     """
 
     stage: Stage
@@ -78,13 +78,13 @@ class Scene:
         self.works.enqueue(self.order)
 
     def row(self) -> JobRow:
-        """The job as it is now."""
+        """Returns the current row of the job."""
         row = jobs.get(self.stage.store, self.order.job)
         assert row is not None, self.order
         return row
 
     def until_moment(self) -> None:
-        """Waits for the moment that was drawn; a job that ended before makes the fault late, not void."""
+        """Waits for the drawn moment; if the job ended before, the fault is late but still counts."""
         there: dict[Moment, Callable[[], bool]] = {
             "queued": lambda: True,
             "fetching": lambda: _filled(self._partial()),
@@ -97,11 +97,11 @@ class Scene:
         self.late = self.late or self.ended()
 
     def until_failed(self) -> None:
-        """Waits until the first try has failed."""
-        self.until(lambda: bool(attempts.of_key(self.stage.store, self.order.key)))
+        """Waits until the first attempt has failed."""
+        self.until(lambda: bool(outcomes.attempts_of_key(self.stage.store, self.order.key)))
 
     def until(self, condition: Callable[[], bool], seconds: float = _MOMENT_WITHIN_S) -> bool:
-        """Whether the condition comes true before the job ends."""
+        """Waits for a condition; returns whether it became true before the job ended."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if condition():
@@ -112,25 +112,25 @@ class Scene:
         return False
 
     def until_ended(self, seconds: float) -> bool:
-        """Whether the job ends in time."""
+        """Waits for the job's end; returns whether it ended in time."""
         end = time.monotonic() + seconds
         while not self.ended() and time.monotonic() < end:
             time.sleep(_LOOK_S)
         return self.ended()
 
     def ended(self) -> bool:
-        """Whether the job is done or failed."""
+        """Returns whether the job is done or failed."""
         return self.row().state not in jobs.LIVE
 
     def slay(self, *words: str) -> None:
-        """SIGKILL to the device's processes with such arguments; where there are none any more, the fault is late."""
+        """Sends SIGKILL to the device's processes with such arguments; without any, the fault is late."""
         if not self.post.machine.processes(*words):
             self.late = True
             return
         self.post.machine.kill(*words)
 
     def record(self) -> dict[str, Any]:
-        """What is kept of it."""
+        """Returns the line for the state file."""
         return asdict(self.draw) | {"device": self.post.id, "job": self.order.job, "late": self.late}
 
     def _partial(self) -> Path:

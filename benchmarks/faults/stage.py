@@ -1,4 +1,4 @@
-"""The farm that faults happen to: a coordinator on a network of its own, an agent, and machines with sshd and adbd."""
+"""The farm of the campaign: a coordinator on its own network, an agent, and machines with sshd and adbd."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ from pathlib import Path
 
 from device_lab import Link, Machine, adbd, sshd, wired, within
 
-from faults.kept import Kept
+from faults.restarting import RestartedProcess
 from faults.runtime import plugin
 from nas.core.clock import SystemClock
-from nas.core.enrolment import Invitation
+from nas.core.trust import Invitation
+from nas.devices.agent.client import JobClient
+from nas.devices.agent.trust import Enrolment, read_enrolment
 from nas.devices.attachments import Attachment, Attachments
-from nas.devices.client import JobClient
-from nas.devices.enrolment import Enrolment, read_enrolment
-from nas.devices.transports.adb.key import AdbKey
-from nas.devices.transports.adb.wire import AdbWire
+from nas.devices.transports.adb import AdbWire
+from nas.devices.transports.adb_device import AdbKey
 from nas.devices.transports.shell import ShellTransport
 from nas.devices.transports.ssh import SshAddress, SshWire, host_key, pin
-from nas.service.admissions import Admissions
-from nas.service.signing import open_key
+from nas.farm.trust import Admissions, open_key
 from nas.store import devices
 from nas.store.rows import DeviceState
 from nas.store.store import Store
@@ -50,12 +49,12 @@ class Post:
     """A device of the stage.
 
     Args:
-        id: under which the coordinator knows it.
-        machine: itself.
+        id: of the device at the coordinator.
+        machine: of the device.
         keys: of the agent.
         folder: of hilnas' files there, from its root.
-        session: words that find what serves a connection.
-        daemon: words that find that and what listens for connections.
+        session: arguments that identify the process of a connection.
+        daemon: arguments that identify that process and the listening one.
     """
 
     id: str
@@ -67,11 +66,11 @@ class Post:
 
     @property
     def files(self) -> Path:
-        """The folder, seen from this host."""
+        """The folder's path on this host."""
         return self.machine.root / self.folder
 
     def transport(self) -> ShellTransport:
-        """Another way there than the agent's own, with its keys."""
+        """Returns a transport of its own, with the agent's keys."""
         if self.session == ADBD:
             return ShellTransport(AdbWire(f"adb:{self.machine.address}:{self.machine.port}", self.keys))
         return ShellTransport(SshWire(SshAddress("root", self.machine.address, self.machine.port), self.keys))
@@ -79,13 +78,13 @@ class Post:
 
 @dataclass(frozen=True)
 class Stage:
-    """All of it, running."""
+    """The running farm."""
 
     store: Store
     posts: list[Post]
-    coordinator: Kept
+    coordinator: RestartedProcess
     coordinator_link: Link
-    agent: Kept
+    agent: RestartedProcess
     agent_cache: Path
     clock_file: Path
     enrolment: Enrolment
@@ -93,19 +92,19 @@ class Stage:
     """Held by a fault that concerns all devices: one at a time."""
 
     def client(self) -> JobClient:
-        """Speaks to the coordinator as the agent does, with its secret."""
+        """Returns a client of the coordinator with the agent's secret."""
         return self.enrolment.client()
 
     def set_clock(self, offset_s: float) -> None:
-        """The agent's wall clock is off by so much from now on."""
+        """Sets the offset of the agent's wall clock."""
         set_offset(self.clock_file, offset_s)
 
     def until_serving(self) -> None:
-        """Waits until a coordinator that was killed is there again: its absence is told until then."""
+        """Waits until a killed coordinator serves again, since agents report its absence until then."""
         assert within(_START_S, lambda: _listens(self.coordinator_link)), "the coordinator did not come back"
 
     def all_idle(self) -> bool:
-        """Whether every device can be reached and has nothing to do."""
+        """Returns whether every device is reachable and idle."""
         rows = {row.id: row for row in devices.all(self.store)}
         return all(post.id in rows and rows[post.id].state is DeviceState.IDLE for post in self.posts)
 
@@ -115,8 +114,8 @@ def stage(folder: Path, machines: int) -> Iterator[Stage]:
     """Sets everything up.
 
     Args:
-        folder: keeps databases, keys and logs; may be that of an earlier stage, which is then continued.
-        machines: how many devices, with sshd and adbd in turn.
+        folder: for databases, keys and logs; that of an earlier stage is continued.
+        machines: number of devices, with sshd and adbd in turn.
     """
     keys, clock = folder / "agent" / "keys", folder / "clock"
     set_offset(clock, 0.0)
@@ -144,17 +143,17 @@ def stage(folder: Path, machines: int) -> Iterator[Stage]:
         yield Stage(store, posts, coordinator, link, agent, cache, clock, enrolment, threading.Lock())
 
 
-def start_coordinator(folder: Path, link: Link) -> Kept:
-    """`nas serve` on the far end of `link`."""
+def start_coordinator(folder: Path, link: Link) -> RestartedProcess:
+    """Starts `nas serve` at the far end of `link`."""
     paths = os.pathsep.join([*plugin(folder / "plugin"), os.environ.get("PYTHONPATH", "")])
     # A cache of its own: no other runtime has a build there, so devices are checked with the campaign's.
     env = {"NAS_HOME": str(folder / "coordinator"), "NAS_CACHE": str(folder / "builds"), "PYTHONPATH": paths}
     argv = [*link.inside, *NAS, "serve", "--host", link.address, "--port", str(PORT)]
-    return Kept(argv, os.environ | env, folder / "coordinator.log")
+    return RestartedProcess(argv, os.environ | env, folder / "coordinator.log")
 
 
 def enrol(folder: Path, link: Link) -> Enrolment:
-    """Makes the agent's home known to the coordinator, with the line that a person would carry."""
+    """Enrols the agent with an invitation of the coordinator."""
     coordinator, agent = (os.environ | {"NAS_HOME": str(folder / name)} for name in ("coordinator", "agent"))
     known = read_enrolment(folder / "agent" / "agent")
     if known is not None and known.url == f"https://{link.address}:{PORT}":
@@ -168,21 +167,21 @@ def enrol(folder: Path, link: Link) -> Enrolment:
     return enrolment
 
 
-def start_agent(folder: Path, shim: Path, clock: Path) -> Kept:
-    """`nas agent run`, whose wall clock can be set."""
+def start_agent(folder: Path, shim: Path, clock: Path) -> RestartedProcess:
+    """Starts `nas agent run` with an adjustable wall clock."""
     env = {"NAS_HOME": str(folder / "agent"), "NAS_CACHE": str(folder / "cache")}
     env |= {"LD_PRELOAD": str(shim), "CLOCK_OFFSET": str(clock)}
-    return Kept([*NAS, "agent", "run"], os.environ | env, folder / "agent.log")
+    return RestartedProcess([*NAS, "agent", "run"], os.environ | env, folder / "agent.log")
 
 
 def admissions(store: Store) -> Admissions:
-    """Where runners are admitted in the coordinator's home."""
+    """Returns the admissions of runners in the coordinator's home."""
     home = store.artifacts.parent
     return Admissions(home, open_key(home), SystemClock())
 
 
 def set_offset(file: Path, seconds: float) -> None:
-    """See `clock.c`."""
+    """Sets the offset that `clock.c` reads."""
     file.touch()
     with file.open("r+b") as out:
         out.write(struct.pack("d", seconds))
@@ -204,7 +203,7 @@ def _is_phone(number: int) -> bool:
 
 
 def _attachment(machine: Machine, keys: Path, number: int) -> Attachment:
-    """The machine's address, pinned as `nas device add` pins it."""
+    """Returns the machine's address, pinned as by `nas device add`."""
     tags = (_tag(number),)
     if _is_phone(number):
         return Attachment(address=f"adb:{machine.address}:{machine.port}", tags=tags)
@@ -224,7 +223,7 @@ def _post(machine: Machine, keys: Path, id: str, number: int) -> Post:
 
 
 def _registered(store: Store, count: int) -> dict[str, str]:
-    """Tag -> device id, once all are there."""
+    """Returns tag -> device id, once all devices are registered."""
     begun = time.time()
 
     def named() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What must hold: of every job when it ends, and of everything at the end of the campaign."""
+"""Checks every job when it ends, and the database and logs at the end of the campaign."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from faults.disturbances import Disturbances, cause
 from faults.kinds import KINDS
 from faults.scene import Scene
 from faults.stage import Stage
-from faults.weather import Weather, cause
 from faults.work import ENDS, KILLED, Order, fingerprint, judged
-from nas.store import attempts, devices, jobs
+from nas.store import devices, jobs, outcomes
 from nas.store.rows import Attempt, Blame, CheckOutcome, DeviceEventKind, Health, JobRow, JobState
 from nas.store.store import Store
 
@@ -24,23 +24,23 @@ _INFRASTRUCTURE = (_WHILE_IT_RAN, "interrupted")
 _MANY = 5
 
 
-def job_problems(store: Store, order: Order, kind: str, weather: Weather) -> Iterator[str]:
-    """What is wrong with the end of a job.
+def job_problems(store: Store, order: Order, kind: str, disturbances: Disturbances) -> Iterator[str]:
+    """Yields problems with the end of a job.
 
     Args:
         store: the coordinator's.
         order: the job.
-        kind: of the fault that hit it.
-        weather: what else there was.
+        kind: of the job's fault.
+        disturbances: all of the campaign.
     """
     row = jobs.get(store, order.job)
     assert row is not None, order
-    tries = [each for each in attempts.of_key(store, order.key) if each.job == order.job]
+    tries = [each for each in outcomes.attempts_of_key(store, order.key) if each.job == order.job]
     for each in tries:
         told = cause(each.message)
         if each.kind not in _INFRASTRUCTURE:
             yield f"a try ended as {each.kind}: {each.message[:200]}"
-        elif told is None or not weather.excuses(told, order.device, each.at):
+        elif told is None or not disturbances.excuses(told, order.device, each.at):
             yield f"a failure without a cause ({told}): {each.message[:200]}"
     yield from _end_problems(row, order, kind, tries, _passed_checks(store, order.device))
 
@@ -61,7 +61,7 @@ def _end_problems(row: JobRow, order: Order, kind: str, tries: list[Attempt], pa
 
 
 def end_problems(stage: Stage, done: dict[str, str], folder: Path) -> Iterator[str]:
-    """What is wrong at the end.
+    """Yields problems at the end.
 
     Args:
         stage: after the last job.
@@ -84,7 +84,7 @@ def end_problems(stage: Stage, done: dict[str, str], folder: Path) -> Iterator[s
 
 
 def changed(store: Store, done: dict[str, str]) -> Iterator[str]:
-    """Results that are not what they were when their jobs ended."""
+    """Yields results that changed after their jobs ended."""
     for id, before in done.items():
         row = jobs.get(store, id)
         if row is None or row.state is not JobState.DONE:
@@ -94,7 +94,7 @@ def changed(store: Store, done: dict[str, str]) -> Iterator[str]:
 
 
 def _acceptances(store: Store, log: str) -> Iterator[str]:
-    """What the agent was told of its results and failures: never of an epoch before one that was accepted."""
+    """Yields problems with the order of accepted epochs in the coordinator's replies."""
     epochs: dict[str, list[int]] = {}
     for job, epoch in _ACCEPTED.findall(log):
         epochs.setdefault(job, []).append(int(epoch))
@@ -106,13 +106,13 @@ def _acceptances(store: Store, log: str) -> Iterator[str]:
 
 
 def trouble(log: str) -> list[str]:
-    """Lines that no fault explains."""
+    """Yields log lines that no fault explains."""
     return sorted({line[:300] for line in log.splitlines() if _TROUBLE.search(line)})
 
 
-def scene_problems(scene: Scene, weather: Weather) -> list[str]:
-    """All of one fault."""
-    found = job_problems(scene.stage.store, scene.order, scene.draw.kind, weather)
+def scene_problems(scene: Scene, disturbances: Disturbances) -> list[str]:
+    """Returns all problems of one fault."""
+    found = job_problems(scene.stage.store, scene.order, scene.draw.kind, disturbances)
     return [*scene.problems, *found, *scene.watch.take_late()]
 
 

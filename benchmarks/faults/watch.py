@@ -1,4 +1,4 @@
-"""Who runs on the devices, seen from this host: nobody may be there 5 s after his deadline."""
+"""Observes the runners on the devices from this host: none may be alive 5 s after its deadline."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Run:
     """A runner's session.
 
     Args:
-        tag: of its job, where it says so.
+        tag: of its job, if known.
         limit_s: its deadline.
-        born: when it began, by the clock that counts since boot.
+        born: start time, in seconds since boot.
     """
 
     tag: str | None
@@ -37,7 +37,7 @@ class Run:
 
 
 class Watch:
-    """Looks at all machines, again and again, while the context is open.
+    """Polls all machines while the context is open.
 
     A process belongs to a run if it holds the device's lock, which runners and all that they start inherit.
 
@@ -62,19 +62,19 @@ class Watch:
         self._thread.join()
 
     def runs(self, tag: str) -> bool:
-        """Whether a run of that job is there."""
+        """Returns whether a run of that job is alive."""
         return any(self._sessions[session].tag == tag for session in self._there)
 
     def quiet(self) -> bool:
-        """Whether nothing runs anywhere."""
+        """Returns whether nothing runs on any machine."""
         return not self._there
 
     def seen(self, tag: str) -> int:
-        """How many runs of that job were seen."""
+        """Returns the number of observed runs of that job."""
         return sum(run.tag == tag for run in list(self._sessions.values()))
 
     def take_late(self) -> list[str]:
-        """Runs found alive too late since the last call."""
+        """Returns runs found alive too late since the last call."""
         late = list(self._late.values())
         self._late = dict.fromkeys(self._late, "")
         return [line for line in late if line]

@@ -1,4 +1,4 @@
-"""Jobs whose right end is known before they run."""
+"""Jobs with a known right result."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from faults.runtime import MAIN, CampaignRuntime, plan
 from nas.core.canonical import content_hash
 from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.core.plan import InputFile, RawRun, Round
-from nas.runtimes.output import read_sample
-from nas.service.admissions import Admissions
+from nas.farm.trust import Admissions
+from nas.runtimes.runner import read_sample
 from nas.store import artifacts, jobs
 from nas.store.rows import JobRow
 from nas.store.store import Store
@@ -39,13 +39,13 @@ _HANG_S, _PATIENT_S = 2, 20
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One job to do.
+    """A job to run.
 
     Args:
         key: its result key.
         device: id.
         conduct: of the runner.
-        seconds: that it runs.
+        seconds: duration of its run.
         model: its input.
     """
 
@@ -62,17 +62,17 @@ class Order:
 
     @property
     def tag(self) -> str:
-        """By which its processes are known."""
+        """Tag in the arguments of its processes."""
         return self.key[:16]
 
     @property
     def deadline_s(self) -> int:
-        """On the device."""
+        """Deadline on the device."""
         return _HANG_S if self.conduct == "hang" else _PATIENT_S
 
 
 class Works:
-    """Where jobs and their files come from.
+    """Makes jobs and their files.
 
     Args:
         store: the coordinator's.
@@ -85,29 +85,29 @@ class Works:
         self._runner = self._runtime.runner("x86_64-linux")
 
     def admit(self, admissions: Admissions) -> None:
-        """Lets agents run the runner, as the runtimes' own are let."""
+        """Admits the runner, as those of runtimes are."""
         admissions.admit(self._runner, self._runtime.runner_folder(self._runner))
 
     def order(
         self, name: str, device: str, conduct: Conduct = "right", *, seconds: float = 0.5, size: int = 4096
     ) -> Order:
-        """A job with a model of its own, which lies in the coordinator's store; not queued yet."""
+        """Returns a job, not queued yet, with its own model in the coordinator's store."""
         content = random.Random(f"{self._seed}/{name}").randbytes(size)
         sha256 = artifacts.put_bytes(self._store, content).sha256
         key = content_hash({"campaign": self._seed, "job": name, "device": device})
         return Order(key, device, conduct, round(seconds, 2), InputFile(sha256=sha256, size=size))
 
     def enqueue(self, order: Order) -> None:
-        """Queues it, as a launch does."""
+        """Queues a job, as a launch does."""
         plan_ = plan(self._runner, order.model, order.conduct, order.seconds, order.tag, order.deadline_s)
         jobs.enqueue(self._store, order.key, Round(candidate=plan_, repetitions=1), device=order.device)
 
     def twin(self, order: Order) -> Order:
-        """Another job with the same model."""
+        """Returns another job with the same model."""
         return replace(order, key=content_hash({"twin": order.key}), conduct="right")
 
     def await_end(self, order: Order) -> JobRow:
-        """The job, once it is done or failed, or after a while anyway."""
+        """Returns the job once it is done or failed, or after a time limit."""
         end = time.monotonic() + _PATIENCE_S
         while True:
             row = jobs.get(self._store, order.job)
@@ -117,17 +117,17 @@ class Works:
             time.sleep(_LOOK_S)
 
     def runner_files(self, folder: Path, *, everywhere: bool) -> list[Path]:
-        """Where the runner lies on a device, ready to be run; and, if wanted, where it is copied from."""
+        """Returns paths of the runner on a device: ready to run and, if asked for, the copy by content."""
         (sha256,) = (file.sha256 for file in self._runner.files.values())
         copies = [*folder.glob(f"bundles/*/{MAIN}"), *([folder / "content" / sha256] if everywhere else [])]
         return [path for path in copies if path.exists()]
 
     def path(self, order: Order) -> Path:
-        """Where its model lies in the coordinator's store."""
+        """Returns the path of its model in the coordinator's store."""
         return artifacts.path(self._store, order.model.sha256)
 
     def forget(self, order: Order, cache: Path, device: Path) -> None:
-        """Removes its model everywhere: a campaign should not fill a disk, and a device's is memory here."""
+        """Removes its model everywhere, to limit disk use; the devices' storage is memory."""
         sha256 = order.model.sha256
         with contextlib.suppress(InfrastructureFailed):
             self.path(order).unlink()
@@ -136,7 +136,7 @@ class Works:
 
 
 def judged(row: JobRow, order: Order) -> str:
-    """What a done job's result says: "right", a reason of failure, `KILLED`, or what nobody ordered."""
+    """Returns the result of a done job: "right", a reason of failure, `KILLED`, or another text."""
     assert row.result is not None, row
     if len(row.result.pairs) != 1:
         return f"{len(row.result.pairs)} runs instead of one"
@@ -144,7 +144,7 @@ def judged(row: JobRow, order: Order) -> str:
 
 
 def fingerprint(row: JobRow) -> str:
-    """Of all that must not change once a job is done."""
+    """Returns a hash of all that must not change once a job is done."""
     assert row.result is not None, row
     return content_hash([row.epoch, row.updated, row.result.model_dump(mode="json")])
 

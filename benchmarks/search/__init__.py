@@ -1,1 +1,1 @@
-"""Search engines on synthetic problems, and on recorded studies: `python -m benchmarks.search`."""
+"""Compares proposers on synthetic problems and on recorded studies: `python -m benchmarks.search`."""

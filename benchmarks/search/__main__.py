@@ -1,8 +1,8 @@
-"""Search engines on synthetic problems, and on recorded studies; JSON on stdout.
+"""Compares proposers on synthetic problems and on recorded studies; JSON on stdout.
 
-`run --out FOLDER` takes hours of CPU and goes on where it was stopped; `report FOLDER` says what it found so far;
-`time` takes CPU seconds a proposal after 100, 500 and 2,000 layouts; `replay STUDY.json` compares engines on the table
-of recorded studies, as `nas study export STUDY -f json` and `python -m benchmarks.real_study` write it.
+`run --out FOLDER` takes hours of CPU and continues after an interruption; `report FOLDER` prints results so far;
+`time` measures CPU seconds per proposal after 100, 500 and 2,000 layouts; `replay STUDY.json` compares engines on the
+table of recorded studies, as `nas study export STUDY -f json` and `python -m benchmarks.real_study` write it.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def main() -> int:
     campaign.set_defaults(call=run)
     shown = verbs.add_parser("report", help="figures of a folder")
     shown.add_argument("folder", type=Path)
-    shown.add_argument("--markdown", action="store_true", help="the tables of docs/search-engine.md instead of JSON")
+    shown.add_argument("--markdown", action="store_true", help="tables of docs/measured/search-engine.md, not JSON")
     shown.set_defaults(call=reported)
     clock = verbs.add_parser("time", help="CPU seconds a proposal")
     clock.add_argument("--problems", nargs="+", default=["hybrid", "five"], choices=list(FAMILY))

@@ -1,4 +1,4 @@
-"""A simulated device: time and memory of a layout, layer by layer.
+"""Simulates a device: time and memory of a layout, layer by layer.
 
 Each block takes the longer of its arithmetic and its traffic (the roofline model; Williams, Waterman and Patterson
 2009), at an efficiency of its kind, plus a fixed overhead. Caches that outgrow the last-level cache cost more per byte,
@@ -39,7 +39,7 @@ class SimulatedDevice:
         self._spill = float(rng.uniform(1.2, 1.8))
 
     def figures(self, layout: Layout) -> dict[str, float]:
-        """The figures ttft and decode in seconds, memory and size in bytes."""
+        """Returns ttft and decode in seconds, memory and size in bytes."""
         table = _WEIGHT_BYTES * layout.d_model * layout.vocab
         ttft, decode, size, cache, activation = 0.0, table / _BANDWIDTH, table, 0.0, 0.0
         before = None
@@ -60,7 +60,7 @@ class SimulatedDevice:
 
 @lru_cache(maxsize=1 << 14)
 def _arithmetic(block: Block, d_model: int) -> tuple[float, float, float, float, float]:
-    """Weights, active weights, bytes kept between tokens, multiply-adds x 2 a token, widest activation."""
+    """Returns weights, active weights, bytes kept between tokens, multiply-adds x 2 per token, widest activation."""
     spec = block.spec
     count = spec.count(block, d_model)
     kept = spec.kv_bytes(block, d_model, CONTEXT, 2.0) + spec.state_bytes(block, d_model)

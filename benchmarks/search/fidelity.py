@@ -1,4 +1,4 @@
-"""Multi-fidelity against single fidelity at equal cost: hypervolume after so many worker seconds, paired by seed."""
+"""Compares multi-fidelity with single fidelity at equal cost: hypervolume by worker seconds, paired by seed."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.search.climbs import POLICIES, Study
 from benchmarks.search.problems import Problem
 from benchmarks.search.report import interval
+from benchmarks.search.rung_study import POLICIES, Study
 from benchmarks.search.rungs import RungProblem
 
 PROBLEMS = ("hybrid", "conflict", "placement", "conditional", "periodic", "noisy")
@@ -37,10 +37,10 @@ def compare(
         seeds: of the instances.
         engine: proposer.
         pool: candidates scored per proposal.
-        whole: the budget: what so many layouts cost that are trained to the top.
+        whole: the budget, as the cost of so many layouts trained to the top.
         longer: times which the top rung takes longer than in the default ladder.
-        out: a file of finished runs, a line each, that an interrupted campaign goes on from.
-        say: told of each run.
+        out: a file of finished runs, a line each, from which an interrupted campaign continues.
+        say: called with the result of each run.
     """
     rows = [json.loads(line) for line in out.read_text().splitlines()] if out and out.exists() else []
     rows = [row for row in rows if (row["engine"], row["longer"]) == (engine, longer)]
@@ -75,7 +75,7 @@ def _run(instance: RungProblem, policy: str, engine: str, pool: int, whole: int)
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Per problem and over all, what each policy gains over single fidelity, as shares of its hypervolume."""
+    """Returns per problem and over all the gain of each policy over single fidelity, as shares of its hypervolume."""
     found = []
     problems = list(dict.fromkeys(row["problem"] for row in rows))
     for names in [[problem] for problem in problems] + ([problems] if len(problems) > 1 else []):
@@ -93,7 +93,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _gain(inside: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]], part: str) -> dict[str, float] | None:
-    """Mean difference to the base on the same instance, over the base's mean on that problem.
+    """Returns the mean difference to the base on the same instance, over the base's mean on that problem.
 
     Not the mean of ratios: early in a search some instance has next to nothing, and its ratio would be all that counts.
     """
@@ -108,7 +108,7 @@ def _gain(inside: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]], part
 
 
 def table(report: dict[str, Any]) -> str:
-    """The gains as a table of Markdown."""
+    """Returns the gains as a Markdown table."""
     lines = ["| problem | policy | proposed | complete | gain @25 % | @50 % | @100 % (95 %) |", "| --- " * 7 + "|"]
     for row in report["gains"]:
         gains = [_shown(row.get(f"gain@{part:g}"), part == _PARTS[-1]) for part in _PARTS]

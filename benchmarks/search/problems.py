@@ -1,4 +1,4 @@
-"""The family of problems: a space, a simulated device and a simulated quality each, drawn anew for every seed."""
+"""The family of problems: each seed gives a space with a random simulated device and quality."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Kind:
     """One kind of difficulty.
 
     Args:
-        doc: what it asks of a search.
+        doc: its difficulty for a search.
         parts: of the space.
         traits: of the quality.
         axes: objectives, the first is the quality.
@@ -78,12 +78,12 @@ class Problem:
         self._circuit = Circuit(self.kind.traits, rng)
 
     def truth(self, layout: Layout) -> dict[str, float]:
-        """Noise-free coordinates, minimised: the loss, and logarithms of device figures."""
+        """Returns noise-free coordinates, minimised: the loss, and logarithms of device figures."""
         figures = self._device.figures(layout)
         return {"quality": self._circuit.loss(layout)} | {name: math.log(value) for name, value in figures.items()}
 
     def observe(self, layout: Layout, gated: bool = True) -> Observation:
-        """The figures with noise, the same each time; what breaks a budget has no quality unless not `gated`."""
+        """Returns figures with reproducible noise; if `gated`, layouts over a budget have no quality."""
         rng = np.random.default_rng([73, self.seed, int(layout.id[:12], 16)])
         truth = self.truth(layout)
         spread = {name: self.kind.device_noise for name in truth} | {"quality": self._quality_sd}
@@ -97,13 +97,13 @@ class Problem:
         return Observation(layout, "complete", objectives, constraints, rung=len(self.space.quality.rungs) - 1)
 
     def point(self, layout: Layout) -> list[float] | None:
-        """Noise-free coordinates in the order of `axes`; None for a layout that truly breaks a budget."""
+        """Returns noise-free coordinates in the order of `axes`; None for a layout that truly breaks a budget."""
         truth = self.truth(layout)
         return None if max(self._excess(truth).values()) > 0 else [truth[name] for name in self.axes]
 
     @cached_property
     def reference_point(self) -> dict[str, float]:
-        """Budgets; the figures that a quarter of the random layouts within budgets, on the others, fail to reach."""
+        """The budgets; on other axes the 75 % quantile of random layouts within the budgets."""
         inside = [figures for figures in self._crowd if max(self._excess(figures).values()) <= 0]
         corner = {name: float(np.quantile([figures[name] for figures in inside], 0.75)) for name in self.axes}
         return corner | {name: self._limits[name] for name in self.axes if name in BUDGETS}
@@ -122,7 +122,7 @@ class Problem:
 
     @cached_property
     def _limits(self) -> dict[str, float]:
-        """One quantile of each figure, so high that the wanted share of random layouts keeps all of them."""
+        """Limits at one quantile of each figure, such that the wanted share of random layouts keeps all of them."""
         table = np.array([[figures[name] for name in BUDGETS] for figures in self._crowd])
         order = np.sort(table, axis=0)
         places = [np.searchsorted(order[:, column], table[:, column]) for column in range(len(BUDGETS))]

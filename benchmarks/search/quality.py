@@ -1,4 +1,4 @@
-"""Simulated quality: a layout as a circuit that builds up skills from the bottom to the top.
+"""Simulates quality: a layout as a circuit that builds up skills from the bottom to the top.
 
 The stack carries a state of four skills (local, recall, long, compose). A mixer adds to them, less the fuller they are
 and only as far as what it needs has been built below it; it wears others down. Feed-forwards turn skills into loss, and
@@ -31,7 +31,7 @@ _HEAVY = (0.6, 0.25, 0.1, 0.05)
 
 @dataclass(frozen=True)
 class Traits:
-    """What makes a problem hard, each 0 for not at all.
+    """Difficulties of a problem, each 0 for none.
 
     Args:
         conflict: how much is lost where two mixers that disturb each other are neighbours.
@@ -52,7 +52,7 @@ class Circuit:
     """The quality of one problem.
 
     Args:
-        traits: see there.
+        traits: its difficulties.
         rng: draws all effects.
     """
 
@@ -74,7 +74,7 @@ class Circuit:
         self._strength = cache(self._draw_strength)
 
     def loss(self, layout: Layout) -> float:
-        """Lower is better."""
+        """Returns the loss; lower is better."""
         depth = layout.depth
         state = np.full(_SKILLS, 0.02)
         gain = extra = 0.0
@@ -108,7 +108,7 @@ class Circuit:
         return mixed
 
     def _fed(self, ffn: Block, d_model: int, height: float) -> float:
-        """What a feed-forward is good for: its width, for experts with falling returns of their number."""
+        """Returns the strength of a feed-forward: its width, for experts with diminishing returns of their number."""
         given = dict(ffn.given)
         width = float(given["width"])
         if ffn.kind == "moe":
@@ -132,7 +132,7 @@ class Circuit:
         return self._traits.trap * (0.25 * singles - 1.5 * best)
 
     def _draw_strength(self, mixer: Block) -> float:
-        """More heads, longer kernels and larger states do more, with a random preference for each."""
+        """Draws strengths: more heads, longer kernels and larger states do more, with a random preference for each."""
         rng = self._random(mixer.format())
         size = 1.0
         for name, scale in (("kv_heads", 8), ("kernel", 5), ("window", 256), ("state", 64)):

@@ -1,7 +1,7 @@
-"""Recorded studies as tables: every layout that was tried, whatever became of it, as the proposer was told it.
+"""Recorded studies as tables: the last observation of every layout that was tried.
 
-A table is made of reports (`nas study export -f json`), of which it keeps what replaying and drawing want: some 400
-bytes a layout.
+A table is made of reports (`nas study export -f json`), of which it keeps what replays and plots need: some 400 bytes
+per layout.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _DIGITS = 6
 
 @dataclass(frozen=True)
 class Table:
-    """What was seen of each layout in one study or several of one space.
+    """Observations of one study or several of one space.
 
     Args:
         space: name of the space.
         studies: names.
-        told: of each layout that ended.
-        references: of the reference layouts, which every study knows from its start.
+        told: observations of each layout that ended.
+        references: observations of the reference layouts, which every study has from its start.
         reference_point: objective -> the worst coordinate of the studies' own points, so that none loses a layout.
     """
 
@@ -43,20 +43,20 @@ class Table:
 
 
 def recorded(report: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    """The part of a report that a table keeps."""
+    """Returns the part of a report that a table keeps."""
     kept = {key: report[key] for key in _STUDY_KEYS}
     rows = [{name: value for name, value in row.items() if value is not None} for row in report["told"]]
     return rounded(kept | more | {"space": report["space"]["name"], "told": rows})  # type: ignore[no-any-return]
 
 
 def load(path: Path) -> list[Recorded]:
-    """The studies of a file: of `write`, or the one of a report."""
+    """Reads the studies of a file that `write` wrote, or of a report."""
     found = json.loads(path.read_text(encoding="utf-8"))
     return list(found["studies"]) if "studies" in found else [recorded(found)]
 
 
 def write(studies: Iterable[Recorded], path: Path) -> None:
-    """Writes a file that `load` reads, with a line for each layout, at once or not at all."""
+    """Atomically writes a file that `load` reads, with a line for each layout."""
     parts = []
     for study in studies:
         head = json.dumps({key: value for key, value in study.items() if key != "told"}, sort_keys=True)
@@ -69,7 +69,7 @@ def write(studies: Iterable[Recorded], path: Path) -> None:
 
 
 def table(studies: Iterable[Recorded]) -> Table:
-    """The studies of one space as one table; of a layout that several tried, it holds what went furthest."""
+    """Returns the studies of one space as one table; of a layout in several, the observation of the highest rung."""
     kept = list(studies)
     told: dict[Layout, Observation] = {}
     references: dict[Layout, Observation] = {}
@@ -85,24 +85,24 @@ def table(studies: Iterable[Recorded]) -> Table:
 
 
 def worst_point(studies: Iterable[Recorded]) -> dict[str, float]:
-    """Objective -> the worst of the studies' reference points; of equal spaces they differ by noise alone."""
+    """Returns objective -> the worst of the studies' reference points, which differ by noise."""
     points = [study["reference_point"] for study in studies if study["reference_point"] is not None]
     return {name: max(point[name] for point in points) for name in points[0]}
 
 
 def observation(row: Row) -> Observation:
-    """A row as proposers are told it."""
+    """Returns a row as an observation."""
     figures = row["objectives"], row["constraints"], row.get("rung"), row.get("noise", {})
     return Observation(Layout.parse(row["layout"]), row["status"], *figures)
 
 
 def counts(row: Row) -> bool:
-    """Whether the trial ended, by itself and without noise."""
+    """Returns whether the trial ended and its measurements were not too noisy."""
     return row["status"] != "running" and not row["noisy"]
 
 
 def rounded(value: Any) -> Any:
-    """Floats at six significant digits, wherever they stand."""
+    """Rounds all nested floats to six significant digits."""
     if isinstance(value, float):
         return float(f"{value:.{_DIGITS}g}")
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""What a fraction of hypervolume refers to: a long search on the noise-free truth. No optimum, only far ahead.
+"""The reference of hypervolume fractions: a long search on the noise-free truth. It is no optimum.
 
 NSGA-II (Deb et al. 2002) with the edits and crossings of `nas.search`, which sees quality of infeasible layouts never.
 """
@@ -20,7 +20,7 @@ _CROSSOVER = 0.4
 
 
 def long_search(problem: Problem, evaluations: int) -> list[tuple[float, ...]]:
-    """The front of noise-free coordinates after `evaluations` layouts."""
+    """Returns the front of noise-free coordinates after `evaluations` layouts."""
     sampler, rng = Sampler(problem.space), np.random.default_rng([83, problem.seed])
     known: set[str] = set()
     members: list[Member] = []
@@ -52,7 +52,7 @@ def _front(points: list[tuple[float, ...]]) -> list[tuple[float, ...]]:
 
 
 def _survivors(members: list[Member]) -> list[Member]:
-    """The best by rank, and of the last rank those in the emptiest places."""
+    """Returns the best by rank, and of the last rank those with the largest crowding distance."""
     if len(members) <= _POPULATION:
         return members
     values = np.array([point for _, point in members])
@@ -61,7 +61,7 @@ def _survivors(members: list[Member]) -> list[Member]:
 
 
 def _crowding(values: np.ndarray) -> np.ndarray:
-    """Crowding distance within each rank (Deb et al. 2002, section III B)."""
+    """Returns the crowding distance within each rank (Deb et al. 2002, section III B)."""
     rank, distance = ranks(values), np.zeros(len(values))
     for level in np.unique(rank):
         inside = np.flatnonzero(rank == level)

@@ -1,7 +1,7 @@
-"""Recorded studies as a table: engines choose among its layouts, and are told what became of them.
+"""Replays recorded studies: proposers choose among the layouts of a table.
 
-Engines make layouts of their own; here, each becomes the recorded one that is most like it and was not asked for yet.
-So this compares how engines choose, on real figures, not how they invent. Layouts that broke a budget, failed or were
+Each proposed layout is replaced by the most similar recorded one that was not proposed yet. So this compares how
+proposers choose, on real figures, not how they construct layouts. Layouts that broke a budget, failed or were
 not promoted are in the table, too, and cost what others cost: a trial.
 """
 
@@ -16,8 +16,8 @@ import numpy as np
 
 from benchmarks.search.recorded import Table
 from nas.core.errors import InvalidInput
-from nas.core.hypervolume import hypervolume
 from nas.core.layout import Layout
+from nas.core.pareto import hypervolume
 from nas.core.space import SearchSpace
 from nas.search import Features, Observation, Sampler, make_proposer
 from nas.search.draft import Draft
@@ -25,7 +25,7 @@ from nas.search.sampling import Rng
 
 
 class TableSampler(Sampler):
-    """A sampler that knows the layouts of a table only.
+    """A sampler whose space has only the layouts of a table.
 
     Args:
         space: of the study.
@@ -44,7 +44,7 @@ class TableSampler(Sampler):
         self._lengths = (self._known**2).sum(axis=1)
 
     def drop(self, layout: Layout) -> None:
-        """Takes out what was asked for."""
+        """Removes a proposed layout."""
         self._left[self._index[layout]] = False
 
     def contains(self, layout: Layout) -> list[str]:
@@ -70,13 +70,13 @@ class TableSampler(Sampler):
 def replay(
     table: Table, space: SearchSpace, engines: Mapping[str, str], seeds: int, evaluations: int = 100
 ) -> dict[str, Any]:
-    """Hypervolume over that of the whole table, after each tenth of the evaluations.
+    """Returns hypervolume over that of the whole table, after each tenth of the evaluations.
 
     Args:
         table: of the recorded studies.
         space: of those studies.
         engines: name in the result -> proposer.
-        seeds: how often each is run.
+        seeds: runs of each.
         evaluations: layouts that each engine is asked for, at most as many as the table holds.
 
     Raises:

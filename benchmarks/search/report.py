@@ -1,4 +1,4 @@
-"""From a folder of results to figures: fractions, the lead over the best baseline, the loss by parallel workers."""
+"""Computes figures from a folder of results: fractions, lead over the best baseline, loss by parallel workers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any
 
 from benchmarks.search.results import REFERENCE, Key
-from nas.core.hypervolume import hypervolume
+from nas.core.pareto import hypervolume
 from nas.core.stats import t_critical
 
 Results = Mapping[Key, Mapping[str, Any]]
@@ -19,7 +19,7 @@ ALL = "all"
 
 
 def report(results: Results, marks: tuple[int, ...], ours: str) -> dict[str, Any]:
-    """Everything, as JSON: see docs/search-engine.md for what the fields mean."""
+    """Returns all figures as JSON; docs/measured/search-engine.md explains them."""
     found = fractions(results, marks)
     problems = sorted({problem for problem, _, _ in found})
     return {
@@ -35,7 +35,7 @@ def report(results: Results, marks: tuple[int, ...], ours: str) -> dict[str, Any
 
 
 def fractions(results: Results, marks: tuple[int, ...]) -> Fractions:
-    """Hypervolume over that of the reference, which is the long search and every run on the instance together."""
+    """Returns hypervolume over that of the reference: the long search and every run on the instance together."""
     best: dict[tuple[str, int], float] = {}
     for problem, seed in sorted({(key.problem, key.seed) for key in results if key.engine == REFERENCE}):
         group = [data for key, data in results.items() if (key.problem, key.seed) == (problem, seed)]
@@ -55,7 +55,7 @@ def fractions(results: Results, marks: tuple[int, ...]) -> Fractions:
 
 
 def _lead(found: Fractions, problem: str, mark: int, ours: str) -> dict[str, Any] | None:
-    """Ours minus the baseline of the best mean, seed by seed; baselines without all seeds of ours do not count."""
+    """Returns ours minus the best baseline, seed by seed; baselines without all seeds of ours do not count."""
     mine = found.get((problem, ours, 1), {}).get(mark, {})
     others = {
         engine: by_mark[mark]
@@ -70,7 +70,7 @@ def _lead(found: Fractions, problem: str, mark: int, ours: str) -> dict[str, Any
 
 
 def _losses(found: Fractions, problems: list[str], mark: int, ours: str) -> Iterator[dict[str, Any]]:
-    """What eight workers lose against one, relatively: on each problem, and over all pairs of runs."""
+    """Yields the relative loss of eight workers compared with one, on each problem and over all pairs of runs."""
     pairs = {problem: paired for problem in problems if (paired := _paired(found, problem, mark, ours))}
     for problem, paired in pairs.items():
         yield {"problem": problem, "evaluations": mark, "workers": 8} | interval(paired)
@@ -85,7 +85,7 @@ def _paired(found: Fractions, problem: str, mark: int, ours: str) -> list[float]
 
 
 def interval(values: list[float]) -> dict[str, float]:
-    """Mean with its two-sided 95 % interval (Student's t)."""
+    """Returns the mean with its two-sided 95 % interval (Student's t)."""
     mean = statistics.fmean(values)
     if len(values) < 2:
         return {"mean": round(mean, 4), "n": len(values)}

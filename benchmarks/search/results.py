@@ -1,4 +1,4 @@
-"""A folder of results: one small file a run, so that a campaign can be stopped and taken up at any time."""
+"""A folder of results: one small file per run, so that a campaign can be interrupted at any time."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Key(NamedTuple):
 
 
 def fill(folder: Path, keys: list[Key], evaluations: int, reference: int, seconds: float, say: Any) -> bool:
-    """Runs what is missing, until `seconds` of CPU time are spent; whether all is there.
+    """Runs what is missing, until `seconds` of CPU time are spent; returns whether all results exist.
 
-    Several processes may fill one folder side by side: each run is made by one of them.
+    Several processes may fill one folder in parallel: each run is made by one of them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for key in keys:
@@ -59,7 +59,7 @@ def fill(folder: Path, keys: list[Key], evaluations: int, reference: int, second
 
 @contextmanager
 def _claimed(path: Path) -> Iterator[bool]:
-    """Whether `path` is this process's to write: it is missing, and no other process that lives is at it."""
+    """Yields whether this process may write `path`: it is missing, and no other live process has claimed it."""
     if path.exists():
         yield False
         return
@@ -77,7 +77,7 @@ def _claimed(path: Path) -> Iterator[bool]:
 
 
 def read(folder: Path) -> dict[Key, dict[str, Any]]:
-    """All results of a folder."""
+    """Reads all results of a folder."""
     found = {}
     for path in sorted(folder.glob("*.json")):
         problem, engine, workers, seed = path.stem.split(".")

@@ -1,7 +1,7 @@
-"""Problems of the family with a ladder: cheap rungs whose quality is biased and noisy, and what each stage costs.
+"""Problems of the family with a ladder: cheap rungs with biased and noisy quality, and costs of stages.
 
 The shape is that of measured proxy trainings: cheap rungs overrate layouts with little global mixing, err by layout in
-a way that more seeds do not cure, and differ between seeds; so their ranks agree with the top rung's to about 0.7 and
+a way that more seeds do not remove, and differ between seeds; so their ranks agree with the top rung's to about 0.7 and
 0.9 over all layouts, and much less among good ones. Seconds are those of the default ladder on one thread.
 """
 
@@ -56,11 +56,11 @@ class RungProblem:
         return self.problem.kind.quality_noise * self._spread
 
     def sd(self, rung: int) -> float:
-        """Standard deviation over seeds at a rung."""
+        """Returns the standard deviation over seeds at a rung."""
         return _SEEDS[rung] * self._spread if rung < len(RUNGS) - 1 else self.top_sd
 
     def quality(self, layout: Layout, rung: int) -> float:
-        """What the rung shows, minimised; the same each time."""
+        """Returns the quality that the rung shows, minimised; always the same."""
         rng = np.random.default_rng([103, self.problem.seed, rung, int(layout.id[:12], 16)])
         more_global = (_global_share(layout) - self._centre) / self._width
         off = _BIAS[rung] * more_global + _ERROR[rung] * float(rng.standard_normal())
@@ -68,7 +68,7 @@ class RungProblem:
         return self.problem.truth(layout)["quality"] + off * self._spread + seeds
 
     def seconds(self, layout: Layout, base: float) -> float:
-        """A stage's seconds: deeper layouts take longer, and no two runs take the same."""
+        """Returns a stage's seconds, which grow with depth and vary randomly."""
         rng = np.random.default_rng([107, self.problem.seed, int(base * 10), int(layout.id[:12], 16)])
         return base * layout.depth / 11 * float(rng.lognormal(0.0, 0.1))
 

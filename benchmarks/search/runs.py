@@ -1,4 +1,4 @@
-"""One run: a proposer against a problem, with one worker or several that finish in any order."""
+"""Runs a proposer on a problem, with one worker or several that finish in any order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CHEAP = 0.1
 
 @dataclass(frozen=True)
 class Run:
-    """What is written down of a run.
+    """The stored result of a run.
 
     Args:
         points: noise-free coordinates in the order of completion; None for what truly breaks a budget.
@@ -46,13 +46,13 @@ class Run:
 
 
 def run(problem: Problem, engine: str, evaluations: int, workers: int = 1) -> Run:
-    """A run until `evaluations` are complete.
+    """Runs until `evaluations` are complete.
 
     Args:
         problem: its seed is the proposer's as well.
         engine: in `ENGINES`.
-        evaluations: to be spent.
-        workers: layouts under way at a time; each takes a random time, and is told when it is done.
+        evaluations: budget.
+        workers: layouts in progress at a time, each for a random time.
     """
     proposer_name, mode = ENGINES[engine]
     proposer = make_proposer(Sampler(problem.space), proposer_name, problem.seed)

@@ -1,4 +1,4 @@
-"""The search spaces of the problems: small models, quick to make layouts of, in many shapes."""
+"""The search spaces of the problems: small models of many sorts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AXES: Mapping[str, Mapping[str, str]] = {
     "ttft": {"metric": "ttft", "workload": "chat"},
     "size": {"metric": "file_size"},
 }
-"""Objective -> what it names in a space. Budgets stand on ttft, decode and memory."""
+"""Objective -> its definition in a space. There are budgets on ttft, decode and memory."""
 
 CONV = {"kernel": {"choices": [3, 5, 7], "scope": "layer"}}
 GQA = {"heads": 16, "kv_heads": {"choices": [2, 4, 8, 16], "scope": "layer"}}
@@ -72,7 +72,7 @@ PERIODIC: Mapping[str, Any] = {
 
 
 def synthetic_space(name: str, parts: Mapping[str, Any], axes: Sequence[str], pool: int | None = None) -> SearchSpace:
-    """A space of `parts` with objectives `axes`; `pool` candidates a proposal instead of the default."""
+    """Returns a space of `parts` with objectives `axes`; `pool` candidates a proposal instead of the default."""
     data: dict[str, Any] = {
         "name": name,
         "runtimes": [{"name": "none", "quantisation": "none"}],

@@ -1,4 +1,4 @@
-"""The report of a campaign as tables of Markdown, as docs/search-engine.md shows them."""
+"""Formats the report of a campaign as Markdown tables for docs/measured/search-engine.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.search.report import ALL
 
 
 def tables(report: Mapping[str, Any], ours: str) -> str:
-    """Fractions of ours with the lead over the best baseline, then of all engines at 100 evaluations.
+    """Returns fractions of ours with the lead over the best baseline, then of all engines at 100 evaluations.
 
     The row of all problems is about the loss by parallel workers only; its seeds are pairs of runs.
     """

@@ -1,4 +1,4 @@
-"""CPU seconds of a proposal after so many layouts are known, each followed by telling what it measured."""
+"""Measures CPU seconds per proposal after so many observations."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from benchmarks.search.problems import Problem
 from nas.search import Sampler, make_proposer
 
 _ASKED = 8
-"""As often as hyperparameters are learned anew, so that the mean holds its share of that."""
+"""The interval of hyperparameter fits, so that the mean includes its share of them."""
 
 
 def seconds(problem_name: str, proposer_name: str, told: int) -> dict[str, Any]:
-    """Mean and greatest of a few proposals after `told` random layouts."""
+    """Returns the mean and the first of a few proposals after `told` random layouts."""
     problem = Problem(problem_name, 0)
     sampler, rng = Sampler(problem.space), np.random.default_rng(97)
     proposer = make_proposer(sampler, proposer_name, 0)

@@ -1,1 +1,1 @@
-"""Engines compared on real studies of one space: what `benchmarks/real_study.py` is made of."""
+"""Parts of `benchmarks/real_study.py`: proposers compared on real studies of one space."""

@@ -1,6 +1,6 @@
 """Runs the studies of a comparison one after the other through `nas launch`, in a folder of their own.
 
-What is finished is found in the folder's database, so a campaign that was killed goes on where it was.
+Finished studies are found in the folder's database, so a killed campaign can be continued.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from benchmarks.study.terms import Terms, space_of
-from nas.cli.launch import INTERRUPTED
+from nas.cli.options import INTERRUPTED
 from nas.cli.output import duration
 from nas.core.errors import InvalidInput, NasError
 from nas.store import leases, studies, trials
@@ -41,7 +41,7 @@ class Campaign:
         folder: gets a home of its own with the database, the spaces and the log of the launches.
         base: name or file of the space.
         accept_noise: keep refused repetitions, marked and off the fronts.
-        say: told what goes on.
+        say: called with progress messages.
     """
 
     def __init__(self, folder: Path, base: str, accept_noise: bool, say: Callable[[str], None]) -> None:
@@ -67,14 +67,14 @@ class Campaign:
             self._say(f"{terms.study}: done in {duration(took)}; about {duration(still)} left")
 
     def tell(self, planned: Sequence[Terms]) -> list[Terms]:
-        """Says how long it will take; gives what is not finished."""
+        """Prints the expected duration; returns the unfinished studies."""
         left = [terms for terms in planned if not self._finished(terms)]
         self._say(f"{len(left)} of {len(planned)} studies to run: about {duration(sum(map(_guess_s, left)))}")
         return left
 
     @contextmanager
     def store(self) -> Iterator[Store]:
-        """The campaign's database."""
+        """Opens the campaign's database."""
         store = Store.open(f"sqlite:///{self._home / 'hilnas.db'}", artifacts=self._home / "artifacts")
         try:
             yield store
@@ -136,7 +136,7 @@ class Campaign:
         return len(own) >= terms.trials
 
     def _wait_for_others(self, terms: Terms) -> None:
-        """A launch that outlived a killed campaign works for this one, too."""
+        """Waits for a launch that outlived a killed campaign: its work counts for this one."""
         study = self._study(terms)
         while study is not None:
             with self.store() as store:

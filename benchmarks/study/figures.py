@@ -1,4 +1,4 @@
-"""From recorded studies to figures: hypervolume over trials and time, the union front, what it is built of."""
+"""Computes figures of recorded studies: hypervolume over trials and time, the union front and its layouts."""
 
 from __future__ import annotations
 
@@ -11,20 +11,18 @@ from typing import Any
 from benchmarks.search.recorded import Recorded, Row, counts, rounded, worst_point
 from benchmarks.study.stacks import Stacks, built_of
 from benchmarks.study.terms import ABLATED, OURS
-from nas.core.hypervolume import hypervolume
 from nas.core.layout import Layout
-from nas.core.pareto import front_mask
+from nas.core.pareto import front_mask, hypervolume, rank_trials
 from nas.core.scoring import Axis
-from nas.service.ranking import rank_trials
 
 Json = dict[str, Any]
 CURVES = ("trial", "device_s", "wall_s")
-"""What hypervolume is told over; see `curve`."""
+"""The horizontal axes of hypervolume; see `curve`."""
 _MARKS = (10, 20, 30, 40, 50, 60, 80, 100)
 
 
 def figures(studies: Sequence[Recorded]) -> Json:
-    """Everything that the page shows, as JSON.
+    """Returns all figures of the page as JSON.
 
     Hypervolume is taken from one corner for all: the worst of the studies' own reference points.
 
@@ -48,12 +46,12 @@ def figures(studies: Sequence[Recorded]) -> Json:
 
 
 def complete(study: Recorded) -> list[Row]:
-    """The trials that count for the front, in the order in which they were proposed."""
+    """Returns the trials that count for the front, in the order of proposals."""
     return [row for row in _own(study) if row["status"] == "complete" and counts(row)]
 
 
 def curve(study: Recorded, corner: Mapping[str, float], by: str) -> list[tuple[float, float]]:
-    """(how far, hypervolume) after each trial.
+    """Returns (position, hypervolume) after each trial.
 
     Args:
         study: whose trials.
@@ -102,7 +100,7 @@ def _study(study: Recorded, corner: Mapping[str, float], whole: float) -> Json:
 
 
 def _winners(studies: Sequence[Recorded], corner: Mapping[str, float]) -> list[Json]:
-    """The front of all studies together, by what each layout alone adds."""
+    """Returns the front of all studies together, ordered by each layout's own contribution."""
     rows = _distinct(studies)
     found: dict[str, list[str]] = {}
     for study in studies:
@@ -131,7 +129,7 @@ def _axis(row: Row, name: str) -> Axis:
 
 
 def _distinct(studies: Iterable[Recorded]) -> list[Row]:
-    """The complete trials of all studies; of a layout that several have, the first."""
+    """Returns the complete trials of all studies; of a layout in several, the first."""
     rows: dict[str, Row] = {}
     for study in studies:
         for row in complete(study):
@@ -146,7 +144,7 @@ def _front_rows(studies: Iterable[Recorded]) -> list[Row]:
 
 
 def _stacks(studies: Sequence[Recorded]) -> dict[str, Stacks]:
-    """What the union front, and what all proposed layouts, are built of."""
+    """Returns statistics of the layouts of the union front and of all proposals."""
     proposed = {row["layout"] for study in studies for row in _own(study)}
     at_random = {row["layout"] for study in studies if study["engine"] == "random" for row in _own(study)}
     front = {row["layout"] for row in _front_rows(studies)}
@@ -155,7 +153,7 @@ def _stacks(studies: Sequence[Recorded]) -> dict[str, Stacks]:
 
 
 def _ablation(studies: Sequence[Recorded], corner: Mapping[str, float]) -> Json | None:
-    """The same engine, seeds and budget in the space with state-space blocks and in the one without."""
+    """Compares the same engine, seeds and budget in the spaces with and without state-space blocks."""
     ours = [study for study in studies if study["engine"] == OURS]
     full, ablated = ([study for study in ours if study["ablated"] is cut] for cut in (False, True))
     if not full or not ablated:

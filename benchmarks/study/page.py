@@ -1,4 +1,4 @@
-"""The figures of a comparison as a page of Markdown, written anew from the recorded table whenever that changes."""
+"""Formats the figures of a comparison as a Markdown page."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _KINDS = {"conv": "convolution", "gqa": "attention", "mamba2": "Mamba-2"}
 
 
 def page(found: Json, command: str, picture: str, conditions: str) -> str:
-    """The whole page.
+    """Returns the page.
 
     Args:
         found: of `figures`.
-        command: that made it.
+        command: that creates it.
         picture: path of the plot, from the page.
         conditions: under which it was measured.
     """
@@ -34,7 +34,7 @@ def page(found: Json, command: str, picture: str, conditions: str) -> str:
 
 
 def _wrapped(block: str) -> str:
-    """A paragraph in lines of the length that people read; what is no paragraph as it is."""
+    """Wraps a paragraph; returns other Markdown unchanged."""
     if block.startswith(("#", "|", "!", " ")):
         return block
     return textwrap.fill(" ".join(block.split()), _WIDTH, break_long_words=False, break_on_hyphens=False)
@@ -52,8 +52,9 @@ def _head(found: Json, command: str, conditions: str) -> str:
     {command}
 
 Studies of `{found["space"]}` on a real machine: {_listed(engines)}, {seeded}, each \
-{_listed(map(str, trials))} trials. Every layout was exported, measured by [the protocol](measurement-protocol.md) and,
-where it kept the budgets, trained in small. All studies together ran for {duration(spent)}. {conditions}
+{_listed(map(str, trials))} trials. Every layout was exported, measured by \
+[the protocol](../explanation/measurement-protocol.md) and, where it kept the budgets, \
+trained in small. All studies together ran for {duration(spent)}. {conditions}
 
 Budgets are equal in trials, not in seconds: results are found by the hash of their inputs, so the references and the
 layouts that an earlier study had tried already cost a later one nothing. Hypervolume counts complete trials, in every
@@ -111,7 +112,7 @@ def _front(found: Json) -> str:
 
 {_counted(len(winners), "layout")} of all studies {verb} on the front{shown}.
 Quality, latency and memory are ratios to the published reference; `adds` is the hypervolume that a layout alone adds;
-`p_front` is [how sure its place is](reading-the-front.md).
+`p_front` is [how sure its place is](../explanation/reading-the-front.md).
 
 {_table(rows)}"""
 

@@ -1,4 +1,4 @@
-"""Hypervolume of every study over trials, seconds of measuring, and wall time, as one picture."""
+"""Plots the hypervolume of every study over trials, seconds of measuring, and wall time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def draw(studies: Sequence[Recorded], corner: Mapping[str, float], whole: float,
         studies: of one comparison.
         corner: objective -> reference coordinate.
         whole: hypervolume that counts as 1.
-        file: PNG, written at once or not at all.
+        file: PNG, written atomically.
     """
     compared = [study for study in studies if not study["ablated"]]
     engines = list(dict.fromkeys(study["engine"] for study in compared))

@@ -1,4 +1,4 @@
-"""What a set of layouts is built of: which mixers stand at which height, which feed-forwards, how deep."""
+"""Statistics of a set of layouts: mixers by height, feed-forwards, depth."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Stacks:
     """Averages over layouts, each of which counts the same.
 
     Args:
-        layouts: how many.
+        layouts: their number.
         depth: mean number of layers.
         mixers: third of the stack -> kind of mixer -> share of the layers there.
         layers: kind of mixer -> mean number of layers that have it.
@@ -35,12 +35,12 @@ class Stacks:
     experts: float
 
     def as_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Returns plain data."""
         return asdict(self)
 
 
 def built_of(layouts: Sequence[Layout]) -> Stacks:
-    """What `layouts`, of which there is at least one, are built of."""
+    """Returns statistics of `layouts`; at least one."""
     counted = [_at_heights(layout) for layout in layouts]
     kinds = sorted({kind for heights in counted for there in heights.values() for kind in there})
     numbers = [Counter(kind for there in heights.values() for kind in there.elements()) for heights in counted]
@@ -65,6 +65,6 @@ def _at_heights(layout: Layout) -> dict[str, Counter[str]]:
 
 
 def _shares(counted: Sequence[Counter[str]], kinds: Sequence[str]) -> dict[str, float]:
-    """Kind -> mean share of the layers there, over the layouts that have a layer there: all of three layers or more."""
+    """Returns kind -> mean share of the layers in a third, over the layouts with a layer in it."""
     there = [each for each in counted if each.total()]
     return {kind: statistics.fmean(each[kind] / each.total() for each in there) if there else 0.0 for kind in kinds}

@@ -1,4 +1,4 @@
-"""Which studies a comparison is made of, and the search space of each."""
+"""The studies of a comparison, and the search space of each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Terms:
     """One study.
 
     Args:
-        engine: what proposes.
+        engine: proposer.
         seed: of the proposer.
         trials: layouts to propose, references not counted.
         ablated: without state-space blocks.
@@ -41,7 +41,7 @@ class Terms:
 
 
 def campaign(engines: Sequence[str], seeds: Sequence[int], trials: int) -> list[Terms]:
-    """All studies, one seed of everything before the next, so that a part of them compares, too."""
+    """Returns all studies, seed by seed, so that a part of them is comparable too."""
     planned = []
     for seed in seeds:
         planned += [Terms(engine, seed, trials) for engine in engines]
@@ -50,7 +50,7 @@ def campaign(engines: Sequence[str], seeds: Sequence[int], trials: int) -> list[
 
 
 def space_of(base: str, terms: Terms) -> dict[str, Any]:
-    """The search space of a study as plain data: `base` (a name or a file) with its engine and seed.
+    """Returns the search space of a study as plain data: `base` (a name or a file) with its engine and seed.
 
     Without state-space blocks it has a name of its own: it is another space.
     """

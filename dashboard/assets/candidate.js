@@ -1,19 +1,19 @@
 import { fetchPage } from "./dashboard.js";
 
-// Buttons with data-copy="ID" put that element's text on the clipboard, and say so.
+// Buttons with data-copy="ID" copy that element's text to the clipboard.
 const copy = async (id) => navigator.clipboard.writeText(document.getElementById(id).textContent);
 document.addEventListener("click", ({ target }) => {
   const button = target.closest("button[data-copy]");
-  const told = (text) => () => { button.textContent = text; };
-  if (button) copy(button.dataset.copy).then(told("Copied"), told("Select it by hand: the browser refuses"));
+  const show = (text) => () => { button.textContent = text; };
+  if (button) copy(button.dataset.copy).then(show("Copied"), show("The browser refused: copy it yourself"));
 });
 
-// Parts with data-load="URL" are fetched when they come into sight; until then, and where that fails, they stay.
-const inSight = new IntersectionObserver((entries) => {
+// Parts with data-load="URL" are fetched when they become visible; if that fails, they stay as they are.
+const visible = new IntersectionObserver((entries) => {
   for (const { target } of entries.filter((each) => each.isIntersecting)) {
-    inSight.unobserve(target);
+    visible.unobserve(target);
     fetchPage(target.dataset.load).then((page) => target.replaceChildren(...page.body.childNodes))
       .catch((error) => console.info(`not loaded: ${error.message}`));
   }
 });
-document.querySelectorAll("[data-load]").forEach((part) => inSight.observe(part));
+document.querySelectorAll("[data-load]").forEach((part) => visible.observe(part));

@@ -1,4 +1,4 @@
-// What a viewer has chosen: the page's controls hold axes and switches, this the rest; all of it stands in the address.
+// The visitor's choices: axes and switches are in the page's controls, the rest is here; all of them are in the URL.
 export const AXES = ["x1", "y1", "x2", "y2", "x3", "y3"];
 
 export class Choice {
@@ -8,7 +8,7 @@ export class Choice {
     Object.assign(this, { controls, data, log: new Set(listed("log")), ranges: new Map(ranges) });
   }
 
-  // The key of the axis that a panel shows on a side: where a place is chosen, of the figure there.
+  // The key of the axis on a side of a panel: of the same figure on the chosen device and runtime, if there is one.
   key(name) {
     const [key, place] = [this.controls[name].value, this.controls.place.value];
     const { metric, workload, place: own } = this.data.axis(key) ?? {};
@@ -16,13 +16,13 @@ export class Choice {
     return alike.find((axis) => axis.place === place)?.key ?? key;
   }
 
-  // The columns that it takes to draw and to pick.
+  // Keys of the columns that are drawn or filtered.
   get keys() {
     const objectives = this.data.axes.filter((axis) => axis.objective).map((axis) => axis.key);
     return [...new Set([...objectives, ...AXES.map((name) => this.key(name)), ...this.ranges.keys()])];
   }
 
-  // The history keeps one entry of the page, whatever is chosen there.
+  // Replaces the URL, without a new entry in the history.
   write() {
     const query = new URLSearchParams(location.search);
     for (const name of [...AXES, "place"]) query.set(name, this.controls[name].value);
@@ -33,8 +33,8 @@ export class Choice {
     history.replaceState(null, "", `?${query}`.replaceAll("%2C", ",").replaceAll("%3A", ":") + location.hash);
   }
 
-  // For each trial a 1 where the switches let it be seen, and one where it is also within all ranges; and the layers in
-  // which those that are seen are drawn: what breaks a budget, all others, and on top what is picked, or is complete.
+  // For each trial 1 in `shown` if the switches show it, and 1 in `picked` if it is also within all ranges; and the layers
+  // of shown trials: those that break a budget, all others, and on top the picked or complete ones.
   masks() {
     const { data: { feasible, status, statuses, values }, controls: { infeasible: { checked } } } = this;
     const [ranges, complete, { length }] = [[...this.ranges], statuses.indexOf("complete"), feasible];

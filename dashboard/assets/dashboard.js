@@ -1,6 +1,6 @@
-// Keeps every part of a page up that says so: <section id="..." data-refresh="seconds"> is fetched again, from
-// data-from or the page's own address, and replaced where the server has it otherwise. What is marked in it stays
-// marked, and nothing is replaced in which somebody is at work. Hidden pages rest.
+// Refreshes parts of a page: <section id="..." data-refresh="seconds"> is fetched again, from data-from or the page's own
+// URL, and replaced if it changed on the server. Checked boxes stay checked; a part with the focus is not replaced.
+// Hidden pages are not refreshed.
 
 export async function fetchPage(url) {
   const answer = await fetch(url, { headers: { Accept: "text/html" }, redirect: "error" });
@@ -17,9 +17,9 @@ function replace(part, next) {
   document.dispatchEvent(new CustomEvent("refreshed"));
 }
 
-function keepUp({ id, outerHTML, dataset: { refresh, from = location.href } }) {
-  let known = outerHTML; // as the server had it last, whatever scripts made of it here
-  const ask = async () => {
+function refreshPart({ id, outerHTML, dataset: { refresh, from = location.href } }) {
+  let known = outerHTML; // the last version of the server, without changes by scripts
+  const refetch = async () => {
     const [part, next] = [document, await fetchPage(from)].map((page) => page.getElementById(id));
     if (!part || !next || next.outerHTML === known || part.contains(document.activeElement)) return;
     known = next.outerHTML;
@@ -27,7 +27,7 @@ function keepUp({ id, outerHTML, dataset: { refresh, from = location.href } }) {
     if (!next.dataset.refresh) clearInterval(timer);
   };
   const failed = (error) => console.info(`not refreshed: ${error.message}`);
-  const timer = setInterval(() => document.visibilityState === "visible" && ask().catch(failed), 1000 * Number(refresh));
+  const timer = setInterval(() => document.visibilityState === "visible" && refetch().catch(failed), 1000 * Number(refresh));
 }
 
-document.querySelectorAll("[data-refresh][id]").forEach(keepUp);
+document.querySelectorAll("[data-refresh][id]").forEach(refreshPart);

@@ -1,13 +1,13 @@
-// What mouse and keys do to a panel: hovering tells, a click opens, dragging picks, Ctrl and the wheel zoom, a double
-// click shows all; with the keyboard + and - zoom, arrows move, 0 shows all.
+// Mouse and keys in a panel: hovering shows details, a click opens a trial, dragging selects, Ctrl and the wheel zoom, a
+// double click shows all; with the keyboard + and - zoom, arrows move, 0 shows all.
 import { label, show } from "./plotting.js";
 
-// Zoom, and by what shares of the panel to go right and down.
+// Zoom factor, and the shares of the panel to move right and down.
 const KEYS = { ArrowLeft: [1, -0.1, 0], ArrowRight: [1, 0.1, 0], ArrowDown: [1, 0, 0.1], ArrowUp: [1, 0, -0.1],
   "+": [0.8, 0, 0], "-": [1.25, 0, 0], 0: [0, 0, 0] };
 const REACH = 8; // pixels
 
-// The options of uPlot by which it does that.
+// Returns the options of uPlot for them.
 export function gestures(panel) {
   const init = ({ over }) => {
     over.addEventListener("click", ({ offsetX, offsetY }) => {
@@ -35,11 +35,11 @@ export function gestures(panel) {
   };
   const cursor = { x: false, y: false, points: { show: false }, drag: { x: true, y: true, setScale: false, dist: REACH / 2 },
     bind: { dblclick: () => () => view(panel, 0) } };
-  const setCursor = (plot) => tell(panel, plot.cursor);
+  const setCursor = (plot) => showTip(panel, plot.cursor);
   return { cursor, hooks: { init: [init], draw: [() => panel.draw()], setSelect: [setSelect], setCursor: [setCursor] } };
 }
 
-// Shows a part of the axes `factor` times as wide, in which the place `from` comes to lie at `to`; all for 0.
+// Shows a part of the axes `factor` times as wide, moving the point `from` to `to`; everything for 0.
 function view(panel, factor, from = [0, 0], to = from) {
   const { over, posToVal } = panel.plot;
   const ends = (side, i, ...edges) => edges.map((edge) => posToVal(from[i] + (edge - to[i]) * factor, side));
@@ -47,17 +47,18 @@ function view(panel, factor, from = [0, 0], to = from) {
   panel.update();
 }
 
-// What lies at a place: of the front and the references, else of the cloud.
+// Returns the point at a position: of the front or the references, else of the cloud.
 function nearest(panel, left, top) {
   const { cloud: [xs, ys], page: { data, shown }, plot: { bbox } } = panel;
-  const [x, y, reach] = [left, top, REACH].map((each) => each * devicePixelRatio);
-  const far = ({ values }) => Math.hypot(panel.at(values, "x") - bbox.left - x, panel.at(values, "y") - bbox.top - y);
+  const reach = REACH * devicePixelRatio;
+  const [x, y] = [bbox.left + left * devicePixelRatio, bbox.top + top * devicePixelRatio];
+  const far = ({ values }) => Math.hypot(panel.at(values, "x") - x, panel.at(values, "y") - y);
   const [first] = [...data.front, ...data.references].filter((each) => far(each) < reach).sort((a, b) => far(a) - far(b));
   const trial = xs.findIndex((at, i) => shown[i] && Math.hypot(at - x, ys[i] - y) < reach / 2);
   return first ?? (trial < 0 ? null : { trial });
 }
 
-function tell(panel, { left, top }) {
+function showTip(panel, { left, top }) {
   const { page: { data, choice }, tip } = panel;
   const point = nearest(panel, left, top);
   tip.hidden = !point;

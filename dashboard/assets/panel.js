@@ -1,20 +1,19 @@
-// One panel: a study's trials over two axes. The cloud is pixels; the front and the references are drawn over it.
+// One panel: a study's trials over two axes. The front and the references are drawn over the cloud of all trials.
 import uPlot from "./uplot.esm.js";
-import { drawCloud } from "./cloud.js";
 import { gestures } from "./gestures.js";
 import { axis, colour, extent, label, sizeOf, stroke } from "./plotting.js";
 
 const SIDES = ["x", "y"];
 
 export class Panel {
-  // `page` has the study's `data`, the viewer's `choice`, and which trials are `shown` and `picked`.
+  // `page` has the study's `data`, the visitor's `choice`, and the masks `shown` and `picked`.
   constructor(figure, page) {
     const [box, tip] = [".plot", ".tip"].map((part) => figure.querySelector(part));
     Object.assign(this, { page, box, tip, number: figure.dataset.panel });
     new ResizeObserver(() => this.plot?.setSize(sizeOf(box))).observe(box);
   }
 
-  // Lays the panel out anew, for other axes or other scales.
+  // Builds the panel again, for other axes or scales.
   build() {
     this.plot?.destroy();
     const { page: { choice, data } } = this;
@@ -32,13 +31,13 @@ export class Panel {
 
   range = (side) => this.zoomed[side] ?? extent(this.page, this.keys[side]);
 
-  // Shows new data, another part of the axes, or what else was picked.
+  // Shows new data, another part of the axes, or another selection.
   update() {
     const ends = ([min, max]) => ({ min, max });
     this.plot.batch(() => SIDES.forEach((side) => this.plot.setScale(side, ends(this.range(side)))));
   }
 
-  // Where a point is, or an end of its interval, on a side, in pixels of the canvas; NaN where it is nowhere.
+  // Returns the position of a point, or of an end of its interval, in canvas pixels; NaN if not known.
   at = (ends, side) => this.plot.valToPos(ends[this.keys[side]] ?? NaN, side, true);
 
   draw() {
@@ -47,24 +46,27 @@ export class Panel {
     context.beginPath();
     context.rect(area.left, area.top, area.width, area.height);
     context.clip();
-    this.drawCloud(context, area);
+    this.drawCloud(context);
     for (const point of [...data.front, ...data.references]) this.drawPoint(context, point);
     this.drawLines(context, area);
     context.restore();
   }
 
-  drawCloud(context, area) {
-    this.cloud = SIDES.map((side) => {
-      const [column, log] = [this.page.data.values[this.keys[side]], this.plot.scales[side].distr === 3];
-      const [start, one] = (log ? [1, Math.E] : [0, 1]).map((value) => this.plot.valToPos(value, side, true));
-      const [from, at] = [start - (side === "x" ? area.left : area.top), new Float64Array(column.length)];
-      for (let i = 0; i < at.length; i++) at[i] = from + (one - start) * (log ? Math.log(column[i]) : column[i]);
-      return at;
-    });
-    drawCloud(context, area, this.cloud, this.page.layers);
+  // All trials, layer by layer: squares, and crosses for those that break a budget.
+  drawCloud(context) {
+    const { plot, page: { data, layers } } = this;
+    this.cloud = SIDES.map((side) => Array.from(data.values[this.keys[side]], (value) => plot.valToPos(value, side, true)));
+    const [[xs, ys], reach] = [this.cloud, 1.5 * uPlot.pxRatio];
+    for (const [name, trials] of layers) {
+      context.fillStyle = context.strokeStyle = colour(name);
+      for (const [x, y] of trials.map((trial) => [xs[trial], ys[trial]])) {
+        if (name !== "bad") context.fillRect(x - reach, y - reach, 2 * reach, 2 * reach);
+        else for (const turn of [1, -1]) stroke(context, [[x - 2 * reach, y - 2 * turn * reach], [x + 2 * reach, y + 2 * turn * reach]]);
+      }
+    }
   }
 
-  // Budgets, and the ends of what is picked.
+  // Budgets, and the ends of selected ranges.
   drawLines(context, { left, top, width, height }) {
     const { choice: { ranges }, data } = this.page;
     context.globalAlpha = 1;

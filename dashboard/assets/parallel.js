@@ -1,7 +1,7 @@
-// Parallel coordinates: an axis for each column at hand, brushed by dragging along it or by its two number fields.
+// Parallel coordinates: an axis for each loaded column, brushed by dragging along it or by its two number fields.
 import { colour, extent, label, show, stroke } from "./plotting.js";
 
-// Pixels above and below the axes; and how many trials of a colour are drawn: more are slow, and no clearer.
+// Pixels above and below the axes; and how many trials of a colour are drawn: more are slow and add nothing visible.
 const [TOP, BOTTOM, MOST] = [24, 14, 1500];
 
 export class Parallel {
@@ -15,7 +15,7 @@ export class Parallel {
     };
     canvas.onpointermove = ({ offsetY: to }) => held && page.pick([held.axis.key, [held.from, to].map(held.axis.value)]);
     canvas.onpointerup = ({ offsetY }) => {
-      if (held?.from === offsetY) page.pick([held.axis.key, null]); // a click lets go
+      if (held?.from === offsetY) page.pick([held.axis.key, null]); // a click clears the range
       held = null;
     };
     fields.onchange = ({ target: { parentElement: { children, dataset: { key } } } }) => {
@@ -26,7 +26,7 @@ export class Parallel {
     new ResizeObserver(() => this.axes && this.update()).observe(box);
   }
 
-  // Lays the axes out anew.
+  // Builds the axes again.
   build() {
     const { data } = this.page;
     this.fields.replaceChildren(...data.axes.filter(({ key }) => key in data.values).map((axis) => {

@@ -1,4 +1,4 @@
-// What the plots share: colours of the page, ends and ticks of axes, numbers as people read them.
+// Shared by the plots: colours of the page, ends and ticks of axes, formatted numbers.
 const [page, dark, colours] = [document.documentElement, matchMedia("(prefers-color-scheme: dark)"), {}];
 export const colour = (name) => (colours[name + dark.matches] ??= getComputedStyle(page).getPropertyValue(`--${name}`).trim());
 export const label = ({ label, unit, direction }) => `${label}${unit && ` [${unit}]`} ${direction === "max" ? "↑" : "↓"}`;
@@ -11,7 +11,7 @@ export function show(value) {
   return Number.isFinite(value) ? `${Number((value / (size || 1)).toPrecision(4))}${prefix}` : "–";
 }
 
-// From where to where an axis goes: over all that is shown, its budget too where that is not far off.
+// Returns the ends of an axis: of all shown values, and of its budget if that is near.
 export const extent = (page, key) => (page.extents[key] ??= extentOf(page, key));
 
 function extentOf({ data, choice, shown }, key) {
@@ -30,7 +30,7 @@ function extentOf({ data, choice, shown }, key) {
   return log ? [low / room, high * room] : [low - room, high + room];
 }
 
-// Some six round numbers between the ends; over decades, 1, 2 and 5 of each.
+// Returns about six round numbers between the ends; over decades, 1, 2 and 5 of each.
 function ticks(low, high, log) {
   const first = 10 ** Math.floor(Math.log10(log ? low : (high - low) / 6));
   const step = first * [1, 2, 5, 10].find((digit) => 6 * digit * first >= high - low);
@@ -42,14 +42,14 @@ function ticks(low, high, log) {
   return found.filter((at) => at >= low && at <= high);
 }
 
-// A line through the points; it ends where one is nowhere, and goes on behind.
+// Draws a line through the points, interrupted at unknown ones.
 export function stroke(context, points) {
   context.beginPath();
   points.forEach(([x, y], i) => context[points[i - 1]?.every(Number.isFinite) ? "lineTo" : "moveTo"](x, y));
   context.stroke();
 }
 
-// An axis of uPlot.
+// Returns an axis of uPlot.
 export const axis = (scale, text, log = false) => ({
   scale, label: text, labelSize: 20, size: scale === "x" ? 36 : 56, font: "12px system-ui", labelFont: "12px system-ui",
   stroke: () => colour("ink"), grid: { stroke: () => colour("line"), width: 1 }, ticks: { show: false },

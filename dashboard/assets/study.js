@@ -1,12 +1,11 @@
-// A study's page: linked panels, parallel coordinates and the course of the hypervolume, kept up while one looks.
+// A study's page: linked panels, parallel coordinates and the course of the hypervolume, updated while the page is visible.
 import { AXES, Choice } from "./choice.js";
-import { course } from "./course.js";
 import { Panel } from "./panel.js";
 import { Parallel } from "./parallel.js";
-import { savePng } from "./picture.js";
+import { draw } from "./plots.js";
 import { StudyData } from "./study-data.js";
 
-// Milliseconds between questions for what is new.
+// Milliseconds between updates.
 const EVERY = 3000;
 const short = (value) => Number(value.toPrecision(6));
 const byId = (id) => document.getElementById(id);
@@ -18,12 +17,6 @@ class StudyPage {
     Object.assign(this, { section, data, controls, choice: new Choice(controls, data) });
     this.panels = [...section.querySelectorAll(".panel")].map((figure) => new Panel(figure, this));
     this.parallel = new Parallel(byId("parallel"), this);
-    this.courses = [
-      course(byId("course-trials"), "complete trials", ({ course, status, statuses }) => [
-        ...course.complete, status.filter((code) => statuses[code] === "complete").length]),
-      course(byId("course-hours"), "hours of device time", ({ course, device_seconds: now }) => [
-        ...course.device_seconds, now].map((seconds) => seconds / 3600)),
-    ];
     section.addEventListener("change", ({ target: { name, checked } }) => {
       if (name.startsWith("log")) this.choice.log[checked ? "add" : "delete"](this.choice.key(name.slice(3)));
       if (name) this.load();
@@ -32,17 +25,17 @@ class StudyPage {
     byId("clear").addEventListener("click", clear);
     byId("png").addEventListener("click", () => savePng(section, data.name));
     document.addEventListener("keydown", ({ key }) => key === "Escape" && clear());
-    document.addEventListener("visibilitychange", () => this.keepUp());
+    document.addEventListener("visibilitychange", () => this.keepUpdated());
     document.addEventListener("refreshed", () => this.showRows());
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.load());
   }
-  // Picks what is within the ranges: of each axis, by its key, two ends, or null for all.
+  // Selects trials within ranges: the key of an axis with two ends, or null to clear its range.
   pick(...ranges) {
     for (const [key, ends] of ranges) this.choice.ranges[ends ? "set" : "delete"](key, ends?.map(short).sort((a, b) => a - b));
     this.show();
   }
 
-  // Fetches what the chosen axes need, and lays everything out for them.
+  // Fetches the data of the chosen axes, and draws everything.
   async load() {
     const later = ({ message }) => {
       byId("picked").textContent = message;
@@ -57,29 +50,57 @@ class StudyPage {
     const { choice, data } = this;
     choice.write();
     Object.assign(this, choice.masks(), { extents: {} });
-    byId("picked").textContent = choice.ranges.size ? `${this.layers[2][1].length} of ${data.trials} trials picked` : "";
+    byId("picked").textContent = choice.ranges.size ? `${this.layers[2][1].length} of ${data.trials} trials selected` : "";
     this.showRows();
     for (const each of [...this.panels, this.parallel]) each[how]();
-    for (const show of this.courses) show(data);
+    this.drawCourse();
   }
 
-  // Marks what is picked in the ranked list, which is replaced as the study goes on.
+  // Draws the hypervolume over complete trials and over device time, up to now.
+  drawCourse() {
+    const { course, device_seconds: seconds, status, statuses } = this.data;
+    const done = status.filter((code) => statuses[code] === "complete").length;
+    const grown = [...course.hypervolume, ...course.hypervolume.slice(-1)];
+    const hours = [...course.device_seconds, seconds].map((each) => each / 3600);
+    for (const [id, label, x] of [["trials", "complete trials", [...course.complete, done]], ["hours", "hours of device time", hours]]) {
+      const series = [{ name: "hypervolume", draw: "steps", points: grown.map((value, i) => [x[i], value]) }];
+      draw(byId(`course-${id}`), { x: { label }, y: { label: "hypervolume" }, series });
+    }
+  }
+
+  // Marks selected trials in the ranked list, which is replaced while the study runs.
   showRows() {
     const marked = ({ trial }) => this.choice.ranges.size > 0 && this.picked?.[trial] === 1;
     for (const row of document.querySelectorAll("#ranked [data-trial]")) row.classList.toggle("picked", marked(row.dataset));
   }
 
-  // Asks again and again while the page is seen; where that fails, the page says so.
-  async keepUp() {
+  // Updates the data while the page is visible; a failure is shown.
+  async keepUpdated() {
     clearTimeout(this.timer);
     if (document.visibilityState === "hidden") return;
-    const news = await this.data.update(this.choice.keys).catch((error) => console.info(`not kept up: ${error.message}`));
+    const news = await this.data.update(this.choice.keys).catch((error) => console.info(`not updated: ${error.message}`));
     this.section.dataset.live = news === undefined ? "no" : "yes";
     if (news) this.show();
-    this.timer = setTimeout(() => this.keepUp(), EVERY);
+    this.timer = setTimeout(() => this.keepUpdated(), EVERY);
   }
+}
+
+// Saves the canvases of a part of the page as one picture.
+async function savePng(part, name) {
+  const { left, top, width, height } = part.getBoundingClientRect();
+  const whole = new OffscreenCanvas(width * devicePixelRatio, height * devicePixelRatio);
+  const context = whole.getContext("2d");
+  context.scale(devicePixelRatio, devicePixelRatio);
+  context.fillStyle = getComputedStyle(document.body).backgroundColor;
+  context.fillRect(0, 0, width, height);
+  for (const canvas of part.querySelectorAll("canvas")) {
+    const box = canvas.getBoundingClientRect();
+    context.drawImage(canvas, box.left - left, box.top - top, box.width, box.height);
+  }
+  const link = { href: URL.createObjectURL(await whole.convertToBlob()), download: `${name}.png` };
+  Object.assign(document.createElement("a"), link).click();
 }
 
 export const page = new StudyPage(byId("panels"));
 await page.load();
-page.keepUp();
+page.keepUpdated();

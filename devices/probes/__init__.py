@@ -1,5 +1,5 @@
-"""Readings of a device's condition, one file per source.
+"""Sensors of a device: temperature, CPU load and clock, power, memory.
 
-A probe is a function of a `Tree` (the device's /proc and /sys). It returns a value or raises `Unread` with the reason,
-which the user sees; it never returns a made-up zero.
+A probe reads a `Tree` (the device's /proc and /sys). It returns a value or raises `Unread` with the reason, which the
+user sees; it never returns a made-up zero.
 """

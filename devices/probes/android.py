@@ -1,4 +1,4 @@
-"""What Android's services tell where an app or a shell may not read /sys. Formats: `dump` of each service in AOSP."""
+"""Readings from Android's services, for what a shell may not read in /sys. Formats: `dump` of each service in AOSP."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import re
 from typing import Literal
 
 from nas.devices.probes.power import Status
-from nas.devices.probes.unread import Unread
-from nas.devices.snapshot import Snapshot
+from nas.devices.probes.readings import Snapshot, Unread
 
 THERMAL, BATTERY = "dumpsys thermalservice", "dumpsys battery"
 SCREEN = "dumpsys power | grep -m 1 mWakefulness="
@@ -17,17 +16,17 @@ NO_ANDROID = "no Android, which has dumpsys"
 COMMANDS = (THERMAL, BATTERY, SCREEN)
 
 _CPU_TYPE = 0
-"""Of `android.hardware.thermal.TemperatureType`."""
+"""Constants of `android.hardware.thermal.TemperatureType`."""
 
 _STATUS: dict[int, Status] = {2: "Charging", 3: "Discharging", 4: "Not charging", 5: "Full"}
-"""Of `android.os.BatteryManager`."""
+"""Constants of `android.os.BatteryManager`."""
 
 
 def output(snapshot: Snapshot, command: str) -> str:
-    """What a command said.
+    """Returns what a command printed.
 
     Raises:
-        Unread: this is no Android, or the service says nothing to a shell.
+        Unread: this is not Android, or the service reports nothing to a shell.
     """
     try:
         said = snapshot.output(command)
@@ -39,13 +38,13 @@ def output(snapshot: Snapshot, command: str) -> str:
 
 
 def temperature_c(snapshot: Snapshot) -> float:
-    """The hottest sensor of the processor, Celsius.
+    """Returns the temperature of the processor's hottest sensor, Celsius.
 
     Raises:
-        Unread: none is told.
+        Unread: none is listed.
     """
     said = output(snapshot, THERMAL)
-    # Cached values stand before those of this moment, and may be old.
+    # Cached values, which may be old, precede the current ones.
     _, now, current = said.partition("Current temperatures from HAL:")
     readings = re.findall(
         r"Temperature\{mValue=(-?\d{1,6}(?:\.\d{1,9})?), mType=(-?\d{1,4}),", current if now else said
@@ -57,10 +56,10 @@ def temperature_c(snapshot: Snapshot) -> float:
 
 
 def thermal_status(snapshot: Snapshot) -> int:
-    """How hard Android throttles: 0 not, 1 light, 2 moderate, 3 severe ... (`THERMAL_STATUS_*` of PowerManager).
+    """Returns Android's throttling level: 0 none, 1 light, 2 moderate, 3 severe ... (`THERMAL_STATUS_*`).
 
     Raises:
-        Unread: not told, as before Android 10.
+        Unread: not reported, as before Android 10.
     """
     found = re.search(r"^Thermal Status: (\d{1,4})$", output(snapshot, THERMAL), re.MULTILINE)
     if not found:
@@ -69,10 +68,10 @@ def thermal_status(snapshot: Snapshot) -> int:
 
 
 def power_source(snapshot: Snapshot) -> Literal["mains", "battery"]:
-    """What feeds the phone.
+    """Returns what powers the phone.
 
     Raises:
-        Unread: not told.
+        Unread: not reported.
     """
     powered = re.findall(r"^ *(?:AC|USB|Wireless|Dock) powered: (true|false)$", output(snapshot, BATTERY), re.MULTILINE)
     if not powered:
@@ -81,10 +80,10 @@ def power_source(snapshot: Snapshot) -> Literal["mains", "battery"]:
 
 
 def battery_percent(snapshot: Snapshot) -> float:
-    """Charge, 0 to 100.
+    """Returns the charge, 0 to 100.
 
     Raises:
-        Unread: not told.
+        Unread: not reported.
     """
     level, scale = _battery(snapshot, "level"), _battery(snapshot, "scale")
     if scale <= 0:
@@ -93,10 +92,10 @@ def battery_percent(snapshot: Snapshot) -> float:
 
 
 def battery_status(snapshot: Snapshot) -> Status:
-    """What the battery does.
+    """Returns the battery's status.
 
     Raises:
-        Unread: it does not know.
+        Unread: unknown to Android too.
     """
     number = _battery(snapshot, "status")
     if number not in _STATUS:
@@ -105,10 +104,10 @@ def battery_status(snapshot: Snapshot) -> Status:
 
 
 def screen_on(snapshot: Snapshot) -> bool:
-    """Whether the phone is awake; its screen takes power, and what it shows takes time.
+    """Returns whether the phone is awake; its screen takes power, and drawing takes CPU time.
 
     Raises:
-        Unread: not told.
+        Unread: not reported.
     """
     found = re.search(r"mWakefulness=(\w+)", output(snapshot, SCREEN))
     if not found:

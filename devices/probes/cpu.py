@@ -1,14 +1,17 @@
-"""CPU time that others used, from /proc/stat, and how busy the device has been."""
+"""CPU time used by other processes (/proc/stat), load, and clock frequency (cpufreq)."""
 
 from __future__ import annotations
 
 import re
+from statistics import fmean
 
-from nas.devices.probes.unread import Unread, first_number, read
+from nas.core.device import parse_cores, show_cores
+from nas.core.errors import InvalidInput
+from nas.devices.probes.readings import Unread, first_number, names, number, read
 from nas.devices.transports.base import Tree
 
 FILES = ("/proc/stat", "/proc/uptime")
-"""Read together: the one is what was used in the time that the other tells."""
+"""Read together: CPU time, and the time in which it was used."""
 
 LOAD_FILES = ("/proc/loadavg",)
 
@@ -16,11 +19,11 @@ _TICKS_PER_S = 100
 """USER_HZ, the unit of /proc/stat on every Linux ABI."""
 
 _SHORTEST_S = 0.5
-"""Below this, ticks of 10 ms and sampled accounting are as large as the 5 % of a core that is looked for."""
+"""Below this, ticks of 10 ms and sampled accounting are as large as the 5 % of a core to be detected."""
 
 
 def busy_s(tree: Tree) -> float:
-    """CPU seconds since boot that were not idle, over all cores: user, nice, system, interrupts and steal.
+    """Returns CPU seconds since boot that were not idle, over all cores: user, nice, system, interrupts and steal.
 
     Steal counts: a core that the hypervisor gave to another guest is as disturbed as by another process.
 
@@ -36,7 +39,7 @@ def busy_s(tree: Tree) -> float:
 
 
 def uptime_s(tree: Tree) -> float:
-    """Seconds since boot, in steps of 10 ms.
+    """Returns seconds since boot, in steps of 10 ms.
 
     Raises:
         Unread: no /proc/uptime.
@@ -45,7 +48,7 @@ def uptime_s(tree: Tree) -> float:
 
 
 def load_1min(tree: Tree) -> float:
-    """Processes that ran or waited for a disk, over the last minute.
+    """Returns the 1-minute load average: processes that ran or waited for a disk.
 
     Raises:
         Unread: no /proc/loadavg.
@@ -54,7 +57,7 @@ def load_1min(tree: Tree) -> float:
 
 
 def foreign_share(busy: float, ours: float | None, wall_s: float) -> float:
-    """Cores that others kept busy on average, at least 0.
+    """Returns how many cores other processes kept busy on average, at least 0.
 
     Args:
         busy: growth of `busy_s`.
@@ -62,10 +65,60 @@ def foreign_share(busy: float, ours: float | None, wall_s: float) -> float:
         wall_s: the interval.
 
     Raises:
-        Unread: the interval is too short, or our own share is not known.
+        Unread: the interval is too short, or our own CPU time is unknown.
     """
     if ours is None:
-        raise Unread("the device did not tell the runner's CPU time")
+        raise Unread("the device did not report the runner's CPU time")
     if wall_s < _SHORTEST_S:
         raise Unread(f"{wall_s:.2f} s is too short for the 10 ms ticks of /proc/stat")
     return max(0.0, (busy - ours) / wall_s)
+
+
+_POLICIES = "/sys/devices/system/cpu/cpufreq"
+
+FREQUENCY_FILES = tuple(
+    f"{_POLICIES}/policy*/{name}" for name in ("scaling_governor", "scaling_cur_freq", "related_cpus")
+)
+
+
+def governor(tree: Tree) -> str:
+    """Returns the cpufreq governor; where clusters differ, all of them, sorted and joined by commas.
+
+    Raises:
+        Unread: no cpufreq, as in most virtual machines.
+    """
+    return ",".join(sorted({read(tree, f"{policy}/scaling_governor") for policy in _policies(tree)}))
+
+
+def frequency_mhz(tree: Tree) -> float:
+    """Returns the current frequency in MHz, mean over clusters.
+
+    Raises:
+        Unread: no cpufreq.
+    """
+    return fmean(number(tree, f"{policy}/scaling_cur_freq") / 1000 for policy in _policies(tree))
+
+
+def cluster_mhz(tree: Tree) -> dict[str, float]:
+    """Returns the current frequency of each set of cores that share a clock, in MHz.
+
+    Raises:
+        Unread: no cpufreq.
+    """
+    return {
+        _cores(tree, policy): number(tree, f"{policy}/scaling_cur_freq") / 1000 for policy in _policies(tree)
+    }  # fmt: skip
+
+
+def _cores(tree: Tree, policy: str) -> str:
+    try:
+        return show_cores(parse_cores(read(tree, f"{policy}/related_cpus")))
+    except InvalidInput as error:
+        raise Unread(f"{policy}/related_cpus: {error}") from None
+
+
+def _policies(tree: Tree) -> list[str]:
+    found = names(tree, _POLICIES, lambda name: name.startswith("policy"))
+    if not found:
+        raise Unread(f"no policy under {_POLICIES}")
+    return [f"{_POLICIES}/{name}" for name in found]

@@ -1,11 +1,10 @@
-"""Memory, from /proc/meminfo and /proc/vmstat; disk, from `df`."""
+"""Memory (/proc/meminfo and /proc/vmstat) and free disk space (`df`)."""
 
 from __future__ import annotations
 
 import re
 
-from nas.devices.probes.unread import Unread, read
-from nas.devices.snapshot import Snapshot
+from nas.devices.probes.readings import Snapshot, Unread, read
 from nas.devices.transports.base import Tree
 
 FILES = ("/proc/meminfo", "/proc/vmstat")
@@ -13,7 +12,7 @@ DISK = "df -Pk ."
 
 
 def free_disk_mb(snapshot: Snapshot) -> float:
-    """What the file system that holds hilnas' files could still take, in MB.
+    """Returns the free space of the file system that holds hilnas' files, in MB.
 
     Raises:
         Unread: no `df`.
@@ -29,7 +28,7 @@ def free_disk_mb(snapshot: Snapshot) -> float:
 
 
 def free_memory_mb(tree: Tree) -> float:
-    """What a new process could get without swapping, in MB.
+    """Returns the memory available to a new process without swapping, in MB.
 
     Raises:
         Unread: no /proc/meminfo, or a kernel before 3.14.
@@ -38,7 +37,7 @@ def free_memory_mb(tree: Tree) -> float:
 
 
 def total_memory_mb(tree: Tree) -> float:
-    """All memory that the kernel manages, in MB.
+    """Returns all memory that the kernel manages, in MB.
 
     Raises:
         Unread: no /proc/meminfo.
@@ -47,7 +46,7 @@ def total_memory_mb(tree: Tree) -> float:
 
 
 def oom_kills(tree: Tree) -> int:
-    """How many processes the kernel has killed for memory since the device started.
+    """Returns how many processes the kernel has killed for lack of memory since boot.
 
     Raises:
         Unread: no /proc/vmstat, or a kernel before 4.13.

@@ -1,10 +1,14 @@
-"""Where the power comes from, from /sys/class/power_supply."""
+"""Power source and battery, and energy counters: power monitor (Pixel), RAPL (x86), battery gauge."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal, get_args
 
-from nas.devices.probes.unread import Unread, names, number, read
+from nas.core.plan import EnergyUsed
+from nas.devices.probes.readings import Unread, names, number, read
 from nas.devices.transports.base import Tree
 
 _SUPPLIES = "/sys/class/power_supply"
@@ -13,14 +17,14 @@ FILES = tuple(f"{_SUPPLIES}/*/{name}" for name in ("type", "scope", "online", "s
 
 Status = Literal["Charging", "Discharging", "Full", "Not charging"]
 _STATUS: dict[str, Status] = {status: status for status in get_args(Status)}
-"""The kernel's words, see Documentation/ABI/testing/sysfs-class-power."""
+"""The kernel's names, see Documentation/ABI/testing/sysfs-class-power."""
 
 
 def power_source(tree: Tree) -> Literal["mains", "battery"]:
-    """What feeds the machine now.
+    """Returns what powers the machine now.
 
     Raises:
-        Unread: no power supply is told, as on most desktops and virtual machines.
+        Unread: no power supply is listed, as on most desktops and virtual machines.
     """
     if any(number(tree, f"{path}/online") for path in _of_type(tree, "Mains", "USB", "USB_C", "Wireless")):
         return "mains"
@@ -30,7 +34,7 @@ def power_source(tree: Tree) -> Literal["mains", "battery"]:
 
 
 def battery_percent(tree: Tree) -> float:
-    """Charge of the first battery of the machine, 0 to 100.
+    """Returns the charge of the machine's first battery, 0 to 100.
 
     Raises:
         Unread: there is none.
@@ -41,10 +45,10 @@ def battery_percent(tree: Tree) -> float:
 
 
 def battery_status(tree: Tree) -> Status:
-    """What the first battery of the machine does.
+    """Returns the status of the machine's first battery.
 
     Raises:
-        Unread: there is none, or it does not know.
+        Unread: there is none, or its status is unknown.
     """
     for path in batteries(tree):
         text = read(tree, f"{path}/status")
@@ -55,7 +59,7 @@ def battery_status(tree: Tree) -> Status:
 
 
 def batteries(tree: Tree) -> list[str]:
-    """Batteries of the machine, not of a mouse (which have the scope "Device")."""
+    """Returns the batteries of the machine, without those of a mouse (which have the scope "Device")."""
     return [path for path in _of_type(tree, "Battery") if _scope(tree, path) != "Device"]
 
 
@@ -69,3 +73,157 @@ def _scope(tree: Tree, path: str) -> str | None:
         return read(tree, f"{path}/scope")
     except Unread:
         return None
+
+
+_RAPL, _IIO = "/sys/class/powercap", "/sys/bus/iio/devices"
+_GAUGES = ("energy_now", "charge_now", "charge_counter")
+
+ENERGY_FILES = (
+    f"{_IIO}/iio:device*/energy_value",
+    *(f"{_RAPL}/intel-rapl:*/{name}" for name in ("name", "energy_uj", "max_energy_range_uj")),
+    *FILES,
+    *(f"/sys/class/power_supply/*/{name}" for name in (*_GAUGES, "voltage_now")),
+)
+
+_MICRO = 1e-6
+_JOULES_PER_UWH = 3600e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One number of a counter.
+
+    Args:
+        name: of the part.
+        value: in steps; grows with energy used, or falls if `falls`.
+        joules: of one step.
+        wraps: the value after which it restarts at 0; 0: never.
+        falls: the number counts what is left.
+    """
+
+    name: str
+    value: int
+    joules: float
+    wraps: int = 0
+    falls: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """One reading of an energy counter.
+
+    Args:
+        name: of the counter.
+        parts: summed up.
+        trouble: why a difference means nothing now, if so.
+    """
+
+    name: str
+    parts: tuple[Part, ...]
+    trouble: str = ""
+
+
+def energy_counter(tree: Tree) -> Counter:
+    """Reads the best counter of the device: of the power monitor, else of the processor, else of the battery.
+
+    Raises:
+        Unread: none can be read.
+    """
+    reasons = []
+    for look in _COUNTERS:
+        try:
+            return look(tree)
+        except Unread as reason:
+            reasons.append(str(reason))
+    raise Unread("; ".join(reasons))
+
+
+def energy_used(before: Counter, after: Counter) -> EnergyUsed:
+    """Returns the difference of two readings of one counter.
+
+    Raises:
+        Unread: it means nothing, for instance because the battery was charged.
+    """
+    if trouble := before.trouble or after.trouble:
+        raise Unread(f"{after.name}: {trouble}")
+    if [part.name for part in before.parts] != [part.name for part in after.parts]:
+        raise Unread(f"{after.name}: its parts changed")
+    joules, steps = 0.0, 0
+    for old, new in zip(before.parts, after.parts, strict=True):
+        moved = old.value - new.value if new.falls else new.value - old.value
+        if moved < 0:
+            if not new.wraps:
+                raise Unread(f"{after.name}: {new.name} ran backwards")
+            moved += new.wraps
+        joules += moved * (old.joules + new.joules) / 2
+        steps += moved
+    return EnergyUsed(counter=after.name, joules=joules, steps=steps)
+
+
+def _power_monitor(tree: Tree) -> Counter:
+    """Reads Pixel's ODPM: `CHn(T=ms)[rail], uWs` for each configured rail; not all of the phone."""
+    parts = [
+        Part(rail, int(value), _MICRO)
+        for device in names(tree, _IIO, lambda name: name.startswith("iio:device"))
+        for rail, value in re.findall(
+            r"^CH\d+\(T=\d+\)\[([\w.-]{1,32})\], (\d{1,18})$", _energy_value(tree, device), re.MULTILINE
+        )
+    ]
+    if not parts:
+        raise Unread(f"no power monitor under {_IIO}")
+    return Counter(f"power monitor, {len(parts)} rails", tuple(parts))
+
+
+def _energy_value(tree: Tree, device: str) -> str:
+    try:
+        return read(tree, f"{_IIO}/{device}/energy_value")
+    except Unread:
+        return ""
+
+
+def _rapl(tree: Tree) -> Counter:
+    """Reads processor packages, and their memory where counted separately; cores and graphics are part of a package."""
+    zones = {
+        zone: read(tree, f"{_RAPL}/{zone}/name")
+        for zone in names(tree, _RAPL, lambda name: name.startswith("intel-rapl:"))
+    }
+    parts = [
+        Part(
+            f"{zone} {name}",
+            number(tree, f"{_RAPL}/{zone}/energy_uj"),
+            _MICRO,
+            wraps=number(tree, f"{_RAPL}/{zone}/max_energy_range_uj") + 1,
+        )
+        for zone, name in zones.items()
+        if name.startswith("package-") or name == "dram"
+    ]
+    if not parts:
+        raise Unread(f"no processor package under {_RAPL}")
+    kinds = sorted({part.name.split()[1].rstrip("-0123456789") for part in parts}, reverse=True)
+    return Counter(f"RAPL {' + '.join(kinds)}", tuple(parts))
+
+
+def _battery(tree: Tree) -> Counter:
+    """Reads the gauge of the batteries, which does not show consumption while they are charged."""
+    found = batteries(tree)
+    if not found:
+        raise Unread("no battery")
+    parts = tuple(_gauge(tree, path) for path in found)
+    statuses = [read(tree, f"{path}/status") for path in found]
+    discharging = "Discharging" in statuses and "Charging" not in statuses
+    trouble = "" if discharging else f"{statuses[0][:20].lower()}: it measures consumption only on battery power"
+    return Counter(f"battery gauge, {parts[0].name}", parts, trouble)
+
+
+def _gauge(tree: Tree, path: str) -> Part:
+    for name in _GAUGES:
+        try:
+            value = number(tree, f"{path}/{name}")
+        except Unread:
+            continue
+        volts = 1.0 if name == "energy_now" else number(tree, f"{path}/voltage_now") * _MICRO
+        return Part(name, value, _JOULES_PER_UWH * volts, falls=True)
+    raise Unread(f"{path}: no {' or '.join(_GAUGES)}")
+
+
+_COUNTERS: tuple[Callable[[Tree], Counter], ...] = (_power_monitor, _rapl, _battery)

@@ -1,10 +1,10 @@
-"""Temperature of the processor, from thermal zones or hardware monitors."""
+"""Temperature of the processor (thermal zones, hardware monitors), and whether it was throttled."""
 
 from __future__ import annotations
 
 import re
 
-from nas.devices.probes.unread import Unread, names, number, read
+from nas.devices.probes.readings import Unread, names, number, read
 from nas.devices.transports.base import Tree
 
 _ZONES, _MONITORS = "/sys/class/thermal", "/sys/class/hwmon"
@@ -17,10 +17,10 @@ _PLAUSIBLE_C = (-40.0, 150.0)
 
 
 def temperature_c(tree: Tree) -> float:
-    """The hottest sensor of the processor; where none is known as such, the hottest of all. Celsius.
+    """Returns the temperature of the processor's hottest sensor; if none is known to be its, of the hottest. Celsius.
 
     Raises:
-        Unread: no sensor, or none that reads a plausible temperature.
+        Unread: no sensor, or none with a plausible temperature.
     """
     sensors = _sensors(tree)
     if not sensors:
@@ -34,12 +34,12 @@ def temperature_c(tree: Tree) -> float:
         if _PLAUSIBLE_C[0] < celsius < _PLAUSIBLE_C[1]:
             readings.append((_PROCESSOR.fullmatch(kind) is not None, celsius))
     if not readings:
-        raise Unread(f"none of {len(sensors)} sensors reads a plausible temperature")
+        raise Unread(f"none of {len(sensors)} sensors has a plausible temperature")
     return max(readings)[1]
 
 
 def _sensors(tree: Tree) -> list[tuple[str, str]]:
-    """(kind, path of a file in thousandths of a degree) of every sensor."""
+    """Returns (kind, path of a file in millidegrees) of every sensor."""
     zones = [
         (f"{_ZONES}/{zone}/type", f"{_ZONES}/{zone}/temp")
         for zone in names(tree, _ZONES, lambda name: name.startswith("thermal_zone"))
@@ -57,3 +57,65 @@ def _kind(tree: Tree, path: str) -> str:
         return read(tree, path)
     except Unread:
         return ""
+
+
+_OF_PROCESSOR = re.compile(r"^Processor$|cpu", re.IGNORECASE)
+_CPUS, _THERMAL = "/sys/devices/system/cpu", "/sys/class/thermal"
+
+COUNTERS = (f"{_CPUS}/cpu*/thermal_throttle/*_throttle_count",)
+THROTTLE_FILES = (
+    *(f"{_THERMAL}/cooling_device*/{name}" for name in ("type", "cur_state")),
+    "/sys/devices/platform/soc*/*firmware/get_throttled",
+)
+
+
+def throttle_count(tree: Tree) -> int:
+    """Returns how often the processors were throttled since boot (Intel counts it), over all cores.
+
+    Raises:
+        Unread: no such counter.
+    """
+    counters = [
+        f"{_CPUS}/{cpu}/thermal_throttle/{counter}"
+        for cpu in names(tree, _CPUS, lambda name: name.startswith("cpu") and name[3:].isdigit())
+        for counter in names(tree, f"{_CPUS}/{cpu}/thermal_throttle", lambda name: name.endswith("_throttle_count"))
+    ]
+    if not counters:
+        raise Unread(f"no throttle counter under {_CPUS}")
+    return sum(number(tree, path) for path in counters)
+
+
+def firmware_flags(tree: Tree) -> int:
+    """Returns the current throttling flags of a Raspberry Pi's firmware; 0: none.
+
+    Bit 0 is undervoltage, 1 a capped frequency, 2 throttling, 3 the soft temperature limit.
+
+    Raises:
+        Unread: no such firmware.
+    """
+    platform = "/sys/devices/platform"
+    for soc in names(tree, platform, lambda name: name.startswith("soc")):
+        for firmware in names(tree, f"{platform}/{soc}", lambda name: name.endswith("firmware")):
+            text = read(tree, f"{platform}/{soc}/{firmware}/get_throttled")
+            try:
+                return int(text, 16) & 0xF
+            except ValueError:
+                raise Unread(f"{soc}/{firmware}/get_throttled: {text[:40]!r} is not a number") from None
+    raise Unread("no firmware of a Raspberry Pi")
+
+
+def cooling_level(tree: Tree) -> int:
+    """Returns the sum of the states of the cooling devices that slow processors down; 0: none does.
+
+    Raises:
+        Unread: there is none.
+    """
+    devices = names(tree, _THERMAL, lambda name: name.startswith("cooling_device"))
+    states = [
+        number(tree, f"{_THERMAL}/{device}/cur_state")
+        for device in devices
+        if _OF_PROCESSOR.search(read(tree, f"{_THERMAL}/{device}/type"))
+    ]
+    if not states:
+        raise Unread(f"no cooling device of a processor under {_THERMAL}")
+    return sum(states)

@@ -1,4 +1,4 @@
-"""Ways to reach a device, by the name that `Device.transport` holds."""
+"""Ways to reach a device, by the name in `Device.transport`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TRANSPORTS: Registry[Connect] = Registry(
     "transport",
     "nas.transports",
     {
-        "adb": "nas.devices.transports.adb.wire:connect",
+        "adb": "nas.devices.transports.adb:connect",
         "local": "nas.devices.transports.local:connect",
         "ssh": "nas.devices.transports.ssh:connect",
     },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import subprocess
@@ -12,10 +13,45 @@ from pathlib import Path
 
 from nas.core.canonical import content_hash
 from nas.core.errors import InfrastructureFailed
-from nas.devices.content import ContentFolder, file_sha256
-from nas.devices.transports.base import TEXT_LIMIT, CommandResult, Lease, never
-from nas.devices.transports.fence import Fence
+from nas.devices.files import ContentFolder, file_sha256
+from nas.devices.transports.base import TEXT_LIMIT, CommandResult, Lease, StaleLease, never
 from nas.devices.transports.process import run_supervised
+
+
+class Fence:
+    """Refuses epochs older than the last one that ran on this machine, across processes: one small file per authority.
+
+    Args:
+        folder: created when first used.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def admit(self, lease: Lease) -> None:
+        """Records the epoch.
+
+        Raises:
+            StaleLease: a newer one was here.
+            InfrastructureFailed: the disk failed.
+        """
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with (self._folder / ".lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                self._admit_locked(lease)
+        except OSError as error:
+            raise InfrastructureFailed(f"{self._folder}: {error.strerror}") from error
+
+    def _admit_locked(self, lease: Lease) -> None:
+        path = self._folder / lease.authority
+        last = int(path.read_text()) if path.exists() else 0
+        if lease.epoch < last:
+            raise StaleLease(f"epoch {lease.epoch} of {lease.authority} is over: {last} was here")
+        temporary = path.with_name(f".{path.name}.new")
+        temporary.write_text(str(lease.epoch))
+        temporary.replace(path)
+
 
 _KEPT_BYTES = 8 << 30
 _COMMAND_S = 10.0
@@ -23,16 +59,16 @@ _BASE_ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
 
 
 def connect(address: str, cache: Path) -> LocalTransport:
-    """The transport of this machine; `address` must be empty."""
+    """Returns the transport of this machine; `address` must be empty."""
     assert not address, address
     return LocalTransport(cache)
 
 
 class LocalTransport:
-    """Runs processes here. Files pushed are hard links where the file system allows it.
+    """Runs processes on this machine. Pushed files are hard links where the file system allows it.
 
     Args:
-        cache: folder for content and runners; the same folder as the agent's downloads saves even the link.
+        cache: folder for content and runners; sharing the folder of the agent's downloads saves even the link.
         root: the folder that `read_text` and `names` take for "/".
     """
 
@@ -43,13 +79,13 @@ class LocalTransport:
         self._lease: Lease | None = None
 
     def connect(self) -> None:
-        """Nothing to reach."""
+        """Does nothing."""
 
     def close(self) -> None:
-        """Nothing to let go."""
+        """Does nothing."""
 
     def claim(self, lease: Lease) -> None:
-        """See `Transport.claim`. Nothing is left running here: a runner dies with its agent."""
+        """See `Transport.claim`. Nothing can be left running here: a runner dies with its agent."""
         self._lease = lease
         self._fence.admit(lease)
 
@@ -76,11 +112,11 @@ class LocalTransport:
         )
 
     def push(self, local: Path, sha256: str) -> str:
-        """See `Transport.push`; a file that is the cache's own is verified where it lies."""
+        """See `Transport.push`; a file of the cache itself is only verified."""
         return str(self._content.add(local, sha256))
 
     def make(self, sha256: str, produce: Callable[[str], None]) -> str:
-        """See `Transport.make`. What was used longest ago goes, so that a search does not fill the disk."""
+        """See `Transport.make`. The least recently used files are removed, so that a search does not fill the disk."""
         if self._content.path(sha256).exists():
             return str(self._content.verify(sha256))
         with self._content.temporary(sha256) as temporary:
@@ -93,13 +129,13 @@ class LocalTransport:
         return str(made)
 
     def bundle(self, files: Mapping[str, str]) -> str:
-        """See `Transport.bundle`. Copies, so that the mode of the pushed files stays as it is."""
+        """See `Transport.bundle`. Copies, so that the mode of the pushed files stays unchanged."""
         assert all(name == os.path.basename(name) and name not in ("", ".", "..") for name in files), files  # noqa: PTH119
         folder = self._content.root / "bundles" / content_hash(dict(files))
         if not folder.exists():
             self._make_bundle(folder, files)
         for name, sha256 in files.items():
-            if self.hash(str(folder / name)) != sha256:
+            if _hash(folder / name) != sha256:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise InfrastructureFailed(f"{folder / name}: damaged; removed")
         return str(folder)
@@ -121,24 +157,6 @@ class LocalTransport:
                 # Another process may have made the same bundle meanwhile; its content is verified like ours.
                 if not folder.exists():
                     raise InfrastructureFailed(f"{folder}: {error.strerror}") from error
-
-    def pull(self, remote: str, local: Path) -> None:
-        """See `Transport.pull`."""
-        temporary = local.with_name(f".{local.name}.{os.getpid()}.tmp")
-        try:
-            shutil.copyfile(remote, temporary)
-            temporary.replace(local)
-        except OSError as error:
-            raise InfrastructureFailed(f"{remote}: {error.strerror}") from error
-        finally:
-            temporary.unlink(missing_ok=True)
-
-    def hash(self, remote: str) -> str:
-        """See `Transport.hash`."""
-        try:
-            return file_sha256(Path(remote))
-        except OSError as error:
-            raise InfrastructureFailed(f"{remote}: {error.strerror}") from error
 
     def read_text(self, path: str) -> str:
         """See `Tree.read_text`."""
@@ -184,3 +202,10 @@ class LocalTransport:
     def _under_root(self, path: str) -> Path:
         assert path.startswith("/"), path
         return self._root / path[1:]
+
+
+def _hash(path: Path) -> str:
+    try:
+        return file_sha256(path)
+    except OSError as error:
+        raise InfrastructureFailed(f"{path}: {error.strerror}") from error

@@ -1,4 +1,4 @@
-"""The agent's side of `supervise`: starts it, reads what it says within bounds, and never leaves it behind."""
+"""Starts `supervise`, reads its output within bounds, and never leaves it running."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nas.devices.transports import supervise
 from nas.devices.transports.base import STDERR_TAIL, Cancelled, CommandResult
 
 GRACE_S = 5.0
-"""How long after its deadline a process may still be there before the device counts as failed."""
+"""Seconds after its deadline for which a process may exist before the device counts as failed."""
 
 _CANCEL_CHECK_S = 0.5
 _CHUNK = 1 << 16
@@ -29,7 +29,7 @@ _CANNOT = {errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR, errno.ELIBB
 
 @dataclass(slots=True)
 class _Output:
-    """What came out so far; `wanted` turns false when the process has to go."""
+    """The output so far; `wanted` becomes false when the process has to be killed."""
 
     limit: int
     stdout: bytearray = field(default_factory=bytearray)
@@ -94,7 +94,7 @@ def run_supervised(
 
 @contextlib.contextmanager
 def _supervisor() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """The supervising process and the descriptor of its report."""
+    """Yields the supervising process and the file descriptor of its report."""
     report_from, report_to = os.pipe()
     try:
         with contextlib.closing(os.fdopen(report_to, "wb")):
@@ -121,12 +121,12 @@ def _follow(
     process: subprocess.Popen[bytes],
     report_from: int,
     output: _Output,
-    patience_s: float,
+    timeout_s: float,
     cancelled: Callable[[], bool],
 ) -> None:
-    """Reads until every stream has ended. Closing the supervisor's standard input makes it kill."""
+    """Reads until every stream has ended. Closing the supervisor's standard input makes it kill the process."""
     assert process.stdin is not None
-    end = time.monotonic() + patience_s
+    end = time.monotonic() + timeout_s
     with selectors.DefaultSelector() as streams:
         streams.register(cast(Any, process.stdout), selectors.EVENT_READ, output.take_stdout)
         streams.register(cast(Any, process.stderr), selectors.EVENT_READ, output.take_stderr)
@@ -143,16 +143,16 @@ def _follow(
                 process.stdin.close()
             if time.monotonic() > end:
                 process.kill()
-                raise InfrastructureFailed(f"a process did not end within {patience_s:g} s, its deadline included")
+                raise InfrastructureFailed(f"a process did not end within {timeout_s:g} s, its deadline included")
 
 
 def _read_report(report: bytes, program: str) -> dict[str, Any]:
     if not report:
-        raise InfrastructureFailed(f"{program}: the supervising process died without a word")
-    told: dict[str, Any] = json.loads(report)
-    if "errno" in told:
-        raise _cannot_start(told["errno"], told["what"])
-    return told
+        raise InfrastructureFailed(f"{program}: the supervising process died without a report")
+    fields: dict[str, Any] = json.loads(report)
+    if "errno" in fields:
+        raise _cannot_start(fields["errno"], fields["what"])
+    return fields
 
 
 def _cannot_start(number: int, what: str) -> NasError:
@@ -161,6 +161,6 @@ def _cannot_start(number: int, what: str) -> NasError:
 
 
 def _own_cpu_s() -> float:
-    """CPU seconds of this process and of its children that have ended."""
+    """Returns CPU seconds of this process and of its children that have ended."""
     usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)

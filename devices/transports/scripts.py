@@ -1,8 +1,14 @@
-"""Small scripts for a device's shell. Untrusted strings are their arguments, never their text."""
+"""Small scripts for a device's shell, and parsers of their output. Untrusted strings are only arguments."""
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nas.core.errors import InfrastructureFailed
 
 join = shlex.join
 
@@ -10,16 +16,16 @@ TOOLS = (
     *("cat", "chmod", "cp", "cut", "df", "env", "find", "flock", "grep", "head", "ls", "mkdir", "mv", "rm", "sed"),
     *("setsid", "sh", "sha256sum", "sleep", "tail", "taskset", "touch", "true", "wc"),
 )
-"""What a device must have; dash and coreutils, toybox (Android 8) and a full busybox do."""
+"""Programs that a device must have; dash with coreutils, toybox (Android 8) or a full busybox suffice."""
 
 REPORT_LIMIT = 1024
-"""Bytes that a script may say about its own end."""
+"""Bytes that a script may print about its own end."""
 
 
 def with_exit_code(script: str, mark: str) -> str:
-    """A line of `mark`, `script`, a line of `mark` and the exit code.
+    """Returns a script that prints a line of `mark`, the output of `script`, a line of `mark` and the exit code.
 
-    Not every wire brings the code itself, and before the first line a login shell may have said something.
+    Not every wire carries exit codes, and before the first line a login shell may print something.
     """
     return f"echo {mark}\n(\n{script}\n) </dev/null 2>&1\nprintf '\\n%s %s\\n' {mark} $?"
 
@@ -36,7 +42,7 @@ if [ $? = 137 ]; then echo timed; else echo untimed; fi
 for tool; do command -v "$tool" >/dev/null || echo "$tool"; done
 """
 """$1: folder, others: tools. Prints the folder's full path, PATH, whether there is a `time` that
-tells memory without hiding death by signal (GNU's does, busybox's not), and missing tools."""
+reports memory without hiding death by signal (GNU's does, busybox's does not), and missing tools."""
 
 VERIFY = """
 [ -e "$1" ] || exit 3
@@ -44,7 +50,7 @@ VERIFY = """
 rm -f "$1"
 exit 4
 """
-"""Whether the file $1 is there and has hash $2; a damaged one is removed."""
+"""Checks that the file $1 exists and has hash $2; removes a damaged one."""
 
 SETTLE = """
 found=$(sha256sum <"$1" | cut -c1-64)
@@ -74,7 +80,7 @@ fi
 check "$@" || { rm -rf "$folder"; echo "$folder: damaged; removed"; exit 4; }
 touch "$folder"
 """
-"""Makes the folder $2 below the root $1 by way of $3 from pairs of name and hash."""
+"""Creates the folder $2 below the root $1 by way of $3 from pairs of name and hash."""
 
 TRIM = """
 cd "$1/content" || exit
@@ -86,16 +92,7 @@ ls -lt | while read -r mode links user group size rest; do
 done
 cd ../bundles && ls -1t | tail -n +17 | while read -r old; do rm -rf "$old"; done
 """
-"""Keeps $2 kB (mksh counts to 2^31) of content below the root $1, and 16 bundles; what was used longest ago goes."""
-
-HASH = '[ -f "$1" ] && [ -r "$1" ] || { echo "$1: no file that can be read"; exit 2; }; sha256sum <"$1" | cut -c1-64'
-
-READ = """
-[ -e "$1" ] || exit 2
-[ -r "$1" ] || exit 13
-head -c 65536 "$1" 2>/dev/null
-"""
-"""The start of the file $1; exit codes are those of errno."""
+"""Keeps $2 kB (mksh counts to 2^31) of content below the root $1, and 16 bundles; the least recently used go."""
 
 READ_MANY = """
 cd "$3" || exit
@@ -126,18 +123,108 @@ for line in $commands; do
     fi
 done
 """
-"""The files of $1 and what the commands of $2 print, one a line, from the folder $3.
+"""The files of $1 and the output of the commands of $2, one a line, run in the folder $3.
 
-Each stands under a line `==> NAME <==`, as `head` says it for several files; where there is nothing, `==! ERRNO NAME
-<==` is said instead. One `head` reads all files, and `echo` is part of every shell: a process for each file would cost
-more than all the rest. Commands have no backslashes, which some shells' `echo` would interpret."""
-
-NAMES = """
-[ -e "$1" ] || exit 2
-[ -d "$1" ] || exit 20
-[ -r "$1" ] || exit 13
-ls -1A "$1" 2>/dev/null
-"""
+Each comes under a line `==> NAME <==`, as `head` prints it for several files; if it cannot be read, `==! ERRNO NAME
+<==` is printed instead. One `head` reads all files, and `echo` is built into every shell: a process for each file
+would cost more than all the rest. Commands have no backslashes, which some shells' `echo` would interpret."""
 
 SPACE = 'df -Pk "$1" | tail -n 1 | { read -r device size used free rest; echo "$free"; }'
 """Free kB below $1."""
+
+
+_HEAD = re.compile(r"\n?^==(?:>|! (\d{1,3})) (.+) <==\n", re.MULTILINE)
+_TIME = re.compile(r"(\d+)m([\d.]+)s")
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """The end of a process.
+
+    Args:
+        exit_code: negative if a signal killed it. A shell reports death by signal as 128 + signal, so a process
+            that exits with such a code by itself looks the same.
+        wall_s: by the device's uptime, in steps of 10 ms.
+        max_rss_mb: `None` if the device has no GNU time.
+        timed_out: killed at its deadline.
+    """
+
+    exit_code: int
+    wall_s: float
+    max_rss_mb: float | None
+    timed_out: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The parsed output of `supervise.sh`.
+
+    Args:
+        output: standard output of the runner.
+        errors: the end of its standard error.
+        runner_cpu_s: of the runner and all children it waited for.
+        cpu_s: of the supervisor, the runner included.
+        verdict: the words of the supervisor's last line.
+        ran: those words parsed, if a process ran to its end.
+    """
+
+    output: bytes
+    errors: bytes
+    runner_cpu_s: float
+    cpu_s: float
+    verdict: tuple[str, ...]
+    ran: Ran | None
+
+
+def find_report(said: bytes | bytearray, run: str) -> bool:
+    """Returns whether the report of `run` has begun."""
+    return b"\n" + run.encode() + b" " in said
+
+
+def read_report(said: bytes, run: str, name: str) -> Report:
+    """Parses the output of the supervisor of `run` on the device `name`.
+
+    Raises:
+        InfrastructureFailed: the report is incomplete.
+    """
+    _, begun, body = said.partition(run.encode() + b"\n")
+    output, found, rest = body.rpartition(b"\n" + run.encode() + b" ")
+    line, _, errors = rest.partition(b"\n")
+    words = line.decode(errors="replace").split()
+    try:
+        if not begun or not found or len(errors) != int(words[0]):
+            raise ValueError("incomplete")
+        times = [_seconds(word) for word in words[1:9]]
+        verdict = tuple(words[9:])
+        ran = _ran(verdict) if verdict[0] == "ran" else None
+    except (ValueError, IndexError) as error:
+        raise InfrastructureFailed(f"{name}: the connection ended during the run: {said[-200:]!r}") from error
+    return Report(output, errors, sum(times[2:4]), sum(times[4:8]), verdict, ran)
+
+
+def read_sections(output: str, paths: Sequence[str]) -> dict[str, str | OSError]:
+    """Parses the output of `READ_MANY` for `paths`: name -> text, or the error."""
+    _, *parts = _HEAD.split(output)
+    wildcards = {path for path in paths if "*" in path or "?" in path}
+    found: dict[str, str | OSError] = {}
+    for number, name, text in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+        if name not in wildcards and name != os.devnull:
+            found[name] = OSError(int(number), os.strerror(int(number)), name) if number else text
+    return found
+
+
+def _ran(verdict: tuple[str, ...]) -> Ran:
+    _, code, begun, ended, late, kilobytes = verdict
+    return Ran(
+        exit_code=128 - int(code) if 128 < int(code) <= 192 else int(code),
+        wall_s=float(ended) - float(begun),
+        max_rss_mb=int(kilobytes) * 1024 / 1e6 if kilobytes.isdigit() else None,
+        timed_out=late == "1",
+    )
+
+
+def _seconds(word: str) -> float:
+    found = _TIME.fullmatch(word)
+    if not found:
+        raise ValueError(f"not a time: {word}")
+    return int(found[1]) * 60 + float(found[2])

@@ -1,13 +1,14 @@
 """A `Transport` over any `Wire` to a POSIX shell: Linux machines over ssh, phones over adb.
 
-Everything is done by small scripts that get their arguments as arguments. What is run for a plan is run by
-`supervise.sh`, which is pushed once and sees to deadlines and fencing on the device.
+Everything is done by small scripts that get their arguments as arguments. Plans are run by `supervise.sh`, which is
+pushed once and enforces deadlines and fencing on the device.
 """
+# Everything is done by small scripts that get their arguments as arguments. What is run for a plan is run by
+# `supervise.sh`, which is pushed once and sees to deadlines and fencing on the device.
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import math
 import os
 import secrets
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from nas.core.canonical import content_hash
 from nas.core.errors import InfrastructureFailed, Unsupported
-from nas.devices.content import file_sha256
+from nas.devices.files import file_sha256
 from nas.devices.transports import scripts
 from nas.devices.transports.base import (
     READING_LIMIT,
@@ -31,25 +32,99 @@ from nas.devices.transports.base import (
     StaleLease,
     never,
 )
-from nas.devices.transports.remote import LONG_S, SLICE_S, RemoteShell
-from nas.devices.transports.report import Ran, Report, find_report, read_report, read_sections
+from nas.devices.transports.scripts import Ran, Report, find_report, read_report, read_sections
 from nas.devices.transports.wire import Stream, Wire
 
+SLICE_S = 0.2
+"""Interval at which a wait checks the clock."""
+
+_SHORT_S = 30.0
+LONG_S = 600.0
+"""For scripts that read whole files."""
+
+
+class RemoteShell:
+    """Runs short scripts, connecting if needed.
+
+    Args:
+        wire: to the shell.
+    """
+
+    def __init__(self, wire: Wire) -> None:
+        self.wire = wire
+
+    def must(self, script: str, *arguments: str, timeout_s: float = _SHORT_S) -> str:
+        """Returns the output of a script.
+
+        Raises:
+            InfrastructureFailed: the connection is lost, or the exit code is not 0; the message is the output.
+        """
+        code, said = self.call(script, *arguments, timeout_s=timeout_s)
+        text = said.decode(errors="replace")
+        if code:
+            raise InfrastructureFailed(f"{self.wire.name}: {text.strip()[-400:] or f'exit code {code}'}")
+        return text
+
+    def call(
+        self, script: str, *arguments: str, timeout_s: float = _SHORT_S, limit: int = TEXT_LIMIT
+    ) -> tuple[int, bytes]:
+        """Returns the exit code and output of a script, standard error included.
+
+        Raises:
+            InfrastructureFailed: the connection is lost, or the script does not end.
+        """
+        mark = secrets.token_hex(8)
+        command = scripts.join(["sh", "-c", scripts.with_exit_code(script, mark), "sh", *arguments])
+        said, end = bytearray(), time.monotonic() + timeout_s
+        with self.stream(command) as stream:
+            while (piece := stream.read(SLICE_S)) != b"":
+                said += piece or b""
+                if len(said) > limit + scripts.REPORT_LIMIT:
+                    raise InfrastructureFailed(f"{self.wire.name}: sent more than was asked for")
+                if time.monotonic() > end:
+                    raise InfrastructureFailed(f"{self.wire.name}: no answer within {timeout_s:g} s")
+        _, begun, body = bytes(said).partition(mark.encode() + b"\n")
+        output, ended, code = body.rpartition(b"\n" + mark.encode() + b" ")
+        if not (begun and ended and code.strip().isdigit()):
+            raise InfrastructureFailed(f"{self.wire.name}: the connection ended: {bytes(said[-200:])!r}")
+        return int(code), output
+
+    @contextlib.contextmanager
+    def stream(self, command: str) -> Iterator[Stream]:
+        """Runs a command while the context is open."""
+        with self.hanging_up_on_failure():
+            self.wire.connect()
+            stream = self.wire.start(command)
+            try:
+                yield stream
+            finally:
+                stream.close()
+
+    @contextlib.contextmanager
+    def hanging_up_on_failure(self) -> Iterator[None]:
+        """Closes a connection that failed, so that the device notices and it is not used again."""
+        try:
+            yield
+        except InfrastructureFailed:
+            self.wire.close()
+            raise
+
+
 KEPT_KB = 8_000_000
-"""What the device's cache may hold."""
+"""Size of the device's cache."""
 
 _SUPERVISOR = Path(__file__).with_name("supervise.sh")
 _GRACE_S = 10.0
-"""After the deadline: up to 2 s for the lock, 1 s of rounding, and the way back."""
+"""After the deadline: up to 2 s for the lock, 1 s of rounding, and the transfer."""
 _NOISE = 4096
-"""Bytes that a login shell may say before."""
+"""Bytes that a login shell may print first."""
 
 _KILL = b"\n"
 
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """What the device told when it was prepared: our folder, its PATH, whether it has GNU time, the supervisor."""
+    """Facts about the prepared device: our folder, its PATH, whether it has GNU time, the supervisor's path."""
 
     root: str
     path: str
@@ -58,10 +133,10 @@ class _Ready:
 
 
 class ShellTransport:
-    """See `Transport`. For one thread; connects by itself, and anew after a lost connection.
+    """See `Transport`. For one thread; connects by itself, again after a lost connection.
 
     Args:
-        wire: the way to the shell.
+        wire: to the shell.
     """
 
     def __init__(self, wire: Wire) -> None:
@@ -70,7 +145,7 @@ class ShellTransport:
         self._ready: _Ready | None = None
 
     def connect(self) -> None:
-        """See `Transport.connect`. Asks the device each time, as a connection may have died unnoticed."""
+        """See `Transport.connect`. Asks the device each time, because a connection may have died unnoticed."""
         known = self._ready is not None
         try:
             self._prepare()
@@ -99,9 +174,9 @@ class ShellTransport:
     def claim(self, lease: Lease) -> None:
         """See `Transport.claim`."""
         self._lease = lease
-        there, run = self._there(), secrets.token_hex(8)
-        words = ("claim", there.root, run, lease.authority, str(lease.epoch))
-        verdict = self._shell.must('exec sh "$@"', there.supervisor, *words).split()
+        ready, run = self._prepared(), secrets.token_hex(8)
+        words = ("claim", ready.root, run, lease.authority, str(lease.epoch))
+        verdict = self._shell.must('exec sh "$@"', ready.supervisor, *words).split()
         if verdict != ["claimed"]:
             raise self._refusal(verdict)
 
@@ -115,7 +190,7 @@ class ShellTransport:
         cpu_affinity: Sequence[int] = (),
         cancelled: Callable[[], bool] = never,
     ) -> CommandResult:
-        """See `Transport.run`. The deadline is rounded up to whole seconds, all that every `sleep` understands."""
+        """See `Transport.run`. The deadline is rounded up to whole seconds, which every `sleep` understands."""
         run, seconds = secrets.token_hex(8), math.ceil(deadline_s)
         words = self._command(run, argv, env, seconds, output_limit, cpu_affinity)
         started_at = time.time()
@@ -139,19 +214,19 @@ class ShellTransport:
     def _command(
         self, run: str, argv: Sequence[str], env: Mapping[str, str], seconds: int, limit: int, cpus: Sequence[int]
     ) -> list[str]:
-        there, lease = self._there(), self._lease
+        ready, lease = self._prepared(), self._lease
         mask = f"{sum(1 << cpu for cpu in set(cpus)):x}" if cpus else "-"
         fence = (lease.authority, str(lease.epoch)) if lease else ("-", "0")
         bounds = (str(seconds), str(limit + 1), str(STDERR_TAIL), mask, argv[0])
-        timer = ["env", "time", "-f", "%M", "-o", f"{there.root}/runs/{run}/rss"] if there.timed else []
+        timer = ["env", "time", "-f", "%M", "-o", f"{ready.root}/runs/{run}/rss"] if ready.timed else []
         pin = ["taskset", mask] if cpus else []
-        variables = {"PATH": there.path, "LANG": "C.UTF-8"} | dict(env)
+        variables = {"PATH": ready.path, "LANG": "C.UTF-8"} | dict(env)
         exactly = ["env", "-i", *(f"{name}={value}" for name, value in variables.items())]
-        return ["sh", there.supervisor, "run", there.root, run, *fence, *bounds, *timer, *pin, *exactly, *argv]
+        return ["sh", ready.supervisor, "run", ready.root, run, *fence, *bounds, *timer, *pin, *exactly, *argv]
 
-    def _follow(self, stream: Stream, run: str, patience_s: float, limit: int, cancelled: Callable[[], bool]) -> bytes:
-        """All that the supervisor said, which asks the wire for no more than the limits allow."""
-        said, end, killed, unwanted = bytearray(), time.monotonic() + patience_s, False, False
+    def _follow(self, stream: Stream, run: str, timeout_s: float, limit: int, cancelled: Callable[[], bool]) -> bytes:
+        """Returns the supervisor's output, reading no more than the limits allow."""
+        said, end, killed, unwanted = bytearray(), time.monotonic() + timeout_s, False, False
         while True:
             piece = stream.read(SLICE_S)
             if piece == b"":
@@ -162,9 +237,11 @@ class ShellTransport:
                 stream.write(_KILL)
                 killed, end = True, min(end, time.monotonic() + _GRACE_S)
             if len(said) > limit + _NOISE + STDERR_TAIL + scripts.REPORT_LIMIT:
-                raise InfrastructureFailed(f"{self._wire.name}: says more than it was asked for")
+                raise InfrastructureFailed(f"{self._wire.name}: sent more than was asked for")
             if time.monotonic() > end:
-                raise InfrastructureFailed(f"{self._wire.name}: no word within {patience_s:g} s, the deadline included")
+                raise InfrastructureFailed(
+                    f"{self._wire.name}: no answer within {timeout_s:g} s, the deadline included"
+                )
         if unwanted:
             raise Cancelled("killed on request")
         return bytes(said)
@@ -217,55 +294,21 @@ class ShellTransport:
     def bundle(self, files: Mapping[str, str]) -> str:
         """See `Transport.bundle`."""
         assert all(name == os.path.basename(name) and name not in ("", ".", "..") for name in files), files  # noqa: PTH119
-        root = self._there().root
+        root = self._prepared().root
         folder, temporary = f"{root}/bundles/{content_hash(dict(files))}", f"{root}/tmp/{secrets.token_hex(8)}"
         pairs = [part for pair in files.items() for part in pair]
         self._shell.must(scripts.BUNDLE, root, folder, temporary, *pairs, timeout_s=LONG_S)
         return folder
 
-    def pull(self, remote: str, local: Path) -> None:
-        """See `Transport.pull`; verified by its hash."""
-        sha256 = self.hash(remote)
-        temporary = local.with_name(f".{local.name}.{os.getpid()}.tmp")
-        try:
-            with temporary.open("wb") as file:
-                self._shell.copy(remote, file)
-            if file_sha256(temporary) != sha256:
-                raise InfrastructureFailed(f"{self._wire.name}: {remote} was damaged on its way")
-            temporary.replace(local)
-        except OSError as error:
-            raise InfrastructureFailed(f"{local}: {error.strerror}") from error
-        finally:
-            temporary.unlink(missing_ok=True)
-
-    def hash(self, remote: str) -> str:
-        """See `Transport.hash`."""
-        return self._shell.must(scripts.HASH, remote, timeout_s=LONG_S).strip()
-
-    def read_text(self, path: str) -> str:
-        """See `Tree.read_text`."""
-        return self._read(scripts.READ, path).decode(errors="replace")
-
-    def names(self, folder: str) -> list[str]:
-        """See `Tree.names`."""
-        return sorted(self._read(scripts.NAMES, folder).decode(errors="replace").splitlines())
-
     def read_many(self, paths: Sequence[str], commands: Sequence[str] = ()) -> dict[str, str | OSError]:
         """See `Reader.read_many`."""
         assert not any("\n" in line or "\\" in line for line in commands), commands
-        arguments = ("\n".join(paths), "\n".join(commands), self._there().root)
+        arguments = ("\n".join(paths), "\n".join(commands), self._prepared().root)
         _, said = self._shell.call(scripts.READ_MANY, *arguments, limit=READING_LIMIT)
         return read_sections(said.decode(errors="replace"), paths)
 
-    def _read(self, script: str, path: str) -> bytes:
-        code, said = self._shell.call(script, path, limit=4 * TEXT_LIMIT)
-        if code:
-            number = code if code in (errno.ENOENT, errno.EACCES, errno.ENOTDIR) else errno.EIO
-            raise OSError(number, os.strerror(number), path)
-        return said
-
     def _content(self, sha256: str) -> str:
-        return f"{self._there().root}/content/{sha256}"
+        return f"{self._prepared().root}/content/{sha256}"
 
     def _has(self, path: str, sha256: str) -> bool:
         return self._shell.call(scripts.VERIFY, path, sha256, timeout_s=LONG_S)[0] == 0
@@ -274,12 +317,12 @@ class ShellTransport:
         self._shell.must(scripts.SETTLE, temporary, sha256, path, timeout_s=LONG_S)
 
     def _trim(self) -> None:
-        self._shell.must(scripts.TRIM, self._there().root, str(KEPT_KB))
+        self._shell.must(scripts.TRIM, self._prepared().root, str(KEPT_KB))
 
     @contextlib.contextmanager
     def _temporary(self) -> Iterator[str]:
-        """A free name on the device; gone at the end, or a day later where the connection is lost meanwhile."""
-        folder = f"{self._there().root}/tmp/{secrets.token_hex(8)}"
+        """Yields a free name on the device; removed at the end, or a day later if the connection is lost meanwhile."""
+        folder = f"{self._prepared().root}/tmp/{secrets.token_hex(8)}"
         self._shell.must('mkdir "$1"', folder)
         try:
             yield f"{folder}/file"
@@ -289,11 +332,11 @@ class ShellTransport:
 
     def _space_left(self) -> str:
         try:
-            return f" ({int(self._shell.must(scripts.SPACE, self._there().root)) / 1e3:.0f} MB are free there)"
+            return f" ({int(self._shell.must(scripts.SPACE, self._prepared().root)) / 1e3:.0f} MB are free there)"
         except (InfrastructureFailed, ValueError):
             return ""
 
-    def _there(self) -> _Ready:
+    def _prepared(self) -> _Ready:
         if self._ready is None:
             self._prepare()
         assert self._ready is not None

@@ -1,7 +1,7 @@
 """Linux machines over ssh, with paramiko: `ssh://USER@HOST:PORT`.
 
-Keys are this agent's own, below `$NAS_HOME/keys`: `known_hosts` holds the host keys that were pinned, and
-`id_ed25519`, where it is there, is the only key that is offered; else those of ssh-agent and of `~/.ssh`.
+Keys are this agent's own, in `$NAS_HOME/keys`: `known_hosts` holds the pinned host keys, and `id_ed25519`, if it
+exists, is the only key that is offered; otherwise those of ssh-agent and of `~/.ssh`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import paramiko
+from paramiko.packet import Packetizer
 from paramiko.ssh_exception import (
     AuthenticationException,
     BadHostKeyException,
@@ -29,24 +30,23 @@ from nas.core.durable import locked
 from nas.core.errors import InfrastructureFailed, InvalidInput, Unsupported
 from nas.devices.transports.base import STDERR_TAIL, NotTrusted
 from nas.devices.transports.shell import ShellTransport
-from nas.devices.transports.ssh_packets import BoundedPackets
 from nas.devices.transports.wire import CONNECT_S, SILENT_S, Stream, open_socket
 
-# What goes wrong is raised; its own lines would be noise in an agent's log.
+# Errors are raised; paramiko's own log lines would be noise.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 
 _CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes256-ctr", "aes128-ctr")
-"""GCM first: it carries a fifth more than counter mode with its separate digest."""
+"""GCM first: it is a fifth faster than counter mode with its separate digest."""
 
 _HOST = re.compile(r"[\w.:%-]+", re.ASCII)
-"""Names and addresses: no character that `known_hosts` gives a meaning."""
+"""Names and addresses: no character that has a meaning in `known_hosts`."""
 
 _WINDOW, _PACKET = 16 << 20, 1 << 17
 _CHUNK = 1 << 16
 
 
 def connect(address: str, cache: Path) -> ShellTransport:
-    """The transport of the machine at `address`.
+    """Returns the transport of the machine at `address`.
 
     Raises:
         InvalidInput: not of the form `ssh://USER@HOST[:PORT]`.
@@ -56,7 +56,7 @@ def connect(address: str, cache: Path) -> ShellTransport:
 
 @dataclass(frozen=True, slots=True)
 class SshAddress:
-    """Where to log in."""
+    """Login address."""
 
     user: str
     host: str
@@ -64,7 +64,7 @@ class SshAddress:
 
     @classmethod
     def parse(cls, text: str) -> SshAddress:
-        """Reads `ssh://USER@HOST[:PORT]`.
+        """Parses `ssh://USER@HOST[:PORT]`.
 
         Raises:
             InvalidInput: another form, or a password in it.
@@ -76,7 +76,7 @@ class SshAddress:
             raise InvalidInput(f"device address {text!r}: {error}") from error
         more = parts.password or parts.path.strip("/") or parts.query
         if parts.scheme != "ssh" or more or not (user and host and _HOST.fullmatch(host)):
-            raise InvalidInput(f"device address {text!r}: ssh://USER@HOST or ssh://USER@HOST:PORT is wanted")
+            raise InvalidInput(f"device address {text!r}: ssh://USER@HOST or ssh://USER@HOST:PORT is expected")
         return cls(user, host, port)
 
     def __str__(self) -> str:
@@ -85,12 +85,12 @@ class SshAddress:
 
     @property
     def known_as(self) -> str:
-        """The name in `known_hosts`."""
+        """Returns the name in `known_hosts`."""
         return self.host if self.port == 22 else f"[{self.host}]:{self.port}"
 
 
 def host_key(address: SshAddress) -> paramiko.PKey:
-    """The key that the machine shows now, for a person to compare and `pin`.
+    """Fetches the key that the machine presents now, for a person to compare and `pin`.
 
     Raises:
         InfrastructureFailed: it cannot be reached.
@@ -101,13 +101,13 @@ def host_key(address: SshAddress) -> paramiko.PKey:
 
 
 def pinned_fingerprints(address: SshAddress, keys: Path) -> list[str]:
-    """Fingerprints, `SHA256:...`, of the keys that are trusted for the machine: one for each type of key."""
+    """Returns fingerprints, `SHA256:...`, of the keys that are trusted for the machine: one per key type."""
     known = _known_hosts(keys).lookup(address.known_as)
     return [key.fingerprint for key in known.values()] if known else []
 
 
 def pin(address: SshAddress, key: paramiko.PKey | None, keys: Path) -> None:
-    """Trusts `key`, and no other, for the machine at `address` from now on; None: none.
+    """Trusts `key`, and no other, for the machine at `address` from now on; None: no key.
 
     Args:
         address: the machine.
@@ -189,11 +189,6 @@ class SshWire:
             self._client.close()
         self._client = self._files = None
 
-    @property
-    def cipher(self) -> str:
-        """What encrypts the way there; wants a connection."""
-        return str(self._transport().local_cipher)
-
     def start(self, command: str) -> Stream:
         """See `Wire.start`."""
         with _errors_of(self.name):
@@ -229,7 +224,7 @@ class SshWire:
 
 
 class _ChannelStream:
-    """See `Stream`. Scripts send their errors to standard output: what comes as errors is the login shell's."""
+    """See `Stream`. Scripts redirect their errors to standard output; what arrives on stderr is the login shell's."""
 
     def __init__(self, channel: paramiko.Channel, name: str) -> None:
         self._channel, self._name = channel, name
@@ -245,7 +240,7 @@ class _ChannelStream:
             if self._channel.recv_stderr_ready():
                 self._errors = (self._errors + self._channel.recv_stderr(_CHUNK))[-STDERR_TAIL:]
         if piece == b"" and self._silent:
-            # The command did not even start; the reason is worth telling.
+            # The command did not even start: report the reason.
             piece, self._errors = self._errors, b""
         self._silent = self._silent and not piece
         return piece
@@ -260,7 +255,7 @@ class _ChannelStream:
 
 
 class _Refuse(paramiko.MissingHostKeyPolicy):
-    """Nothing is trusted on first use."""
+    """Trusts nothing on first use."""
 
     def __init__(self, known_hosts: Path) -> None:
         self._known_hosts = known_hosts
@@ -288,15 +283,42 @@ def _active(client: paramiko.SSHClient) -> bool:
 
 @contextlib.contextmanager
 def _errors_of(name: str) -> Iterator[None]:
-    """Paramiko's errors as ours."""
+    """Converts paramiko's errors to ours."""
     try:
         yield
     except BadHostKeyException as error:
-        told = f"the pinned key is {error.expected_key.fingerprint}, it shows {error.key.fingerprint}"
-        raise NotTrusted(f"{name}: another machine, or its host key changed: {told}") from error
+        keys = f"the pinned key is {error.expected_key.fingerprint}, it shows {error.key.fingerprint}"
+        raise NotTrusted(f"{name}: another machine, or its host key changed: {keys}") from error
     except AuthenticationException as error:
         raise NotTrusted(f"{name}: no key of this agent is accepted: {error}") from error
     except IncompatiblePeer as error:
         raise Unsupported(f"{name}: no cipher or key type in common: {error}") from error
     except (SSHException, NoValidConnectionsError, OSError, EOFError) as error:
         raise InfrastructureFailed(f"{name}: {error or type(error).__name__}") from error
+
+
+LARGEST_PACKET = 1 << 20
+"""Bytes; RFC 4253 section 6.1 asks for 35,000, OpenSSH sends up to 256 KiB."""
+
+LONGEST_BANNER = 1 << 16
+"""Bytes of all lines before the server's version."""
+
+
+class BoundedPackets(Packetizer):
+    """Drops a connection that announces too much: lengths are not encrypted, and paramiko accepts any."""
+
+    _banner = 0
+
+    def read_all(self, n: int, check_rekey: bool = False) -> bytes:
+        """See `Packetizer.read_all`."""
+        if n > LARGEST_PACKET:
+            raise SSHException(f"a packet of {n} bytes is announced")
+        return super().read_all(n, check_rekey)
+
+    def _read_timeout(self, timeout: float) -> bytes:
+        """Reads part of the banner, which precedes all packets."""
+        piece: bytes = super()._read_timeout(timeout)  # type: ignore[misc]
+        self._banner += len(piece)
+        if self._banner > LONGEST_BANNER:
+            raise SSHException("an endless banner")
+        return piece

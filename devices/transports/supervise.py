@@ -1,11 +1,11 @@
-"""Runs one process for an agent and sees to its end. Executed as a script; imports nothing of ours.
+"""Runs one process for an agent and makes sure that it ends. Executed as a script; imports nothing of ours.
 
-A small process of its own, because:
+A small separate process, because:
 
-- the child's `ru_maxrss` starts from its parent's size (Linux carries it through fork and exec), so the parent must
-  be small, about 10 MB here, for the figure to mean anything;
+- the child's `ru_maxrss` starts from its parent's size (Linux carries it through fork and exec), so the parent must be
+  small, about 10 MB here, for the figure to mean anything;
 - code between fork and exec is only safe in a process with one thread;
-- somebody must outlive the agent: when the agent dies, even by SIGKILL, standard input reaches its end, and this
+- something must outlive the agent: when the agent dies, even by SIGKILL, standard input reaches its end, and this
   process kills the child and all its descendants. Should this process be killed, the child dies by PDEATHSIG.
 
 Standard input: one line of JSON {argv, env, affinity, deadline_s}, then nothing; its end means "kill".
@@ -30,7 +30,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def main() -> None:
-    """Runs what standard input asks for, once."""
+    """Runs the process that standard input describes, once."""
     report_to = int(sys.argv[1])
     os.set_inheritable(report_to, False)
     spec = json.loads(_read_line(0))
@@ -64,9 +64,9 @@ def _supervise(argv: list[str], env: dict[str, str], affinity: list[int], deadli
 
 
 def _spawn(argv: list[str], env: dict[str, str], affinity: list[int]) -> int:
-    """The child's pid, once it executes `argv`. Raises its OSError if it could not."""
+    """Returns the child's pid once it executes `argv`. Raises the child's OSError if it could not."""
     parent = os.getpid()
-    told, tell = os.pipe()
+    read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
         what = f"{argv[0]} on processors {affinity}"
@@ -75,10 +75,10 @@ def _spawn(argv: list[str], env: dict[str, str], affinity: list[int]) -> int:
             what = argv[0]
             os.execvpe(argv[0], argv, env)
         except OSError as error:
-            os.write(tell, json.dumps([error.errno, what]).encode())
+            os.write(write_end, json.dumps([error.errno, what]).encode())
         os._exit(127)
-    os.close(tell)
-    with os.fdopen(told, "rb") as pipe:
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as pipe:
         trouble = pipe.read()
     if trouble:
         number, what = json.loads(trouble)
@@ -103,7 +103,7 @@ def _become_runner(parent: int, affinity: list[int]) -> None:
 
 
 def _kill_descendants() -> None:
-    """As subreaper this process inherits orphans, so killing children until there are none gets them all."""
+    """Kills children until there are none: as subreaper this process inherits orphans, so this gets all descendants."""
     me = os.getpid()
     with contextlib.suppress(ChildProcessError):
         while True:

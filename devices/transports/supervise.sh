@@ -1,19 +1,19 @@
 #!/bin/sh
-# Runs one process for an agent and sees to its end on the device itself: it needs no agent, wire or clock for that.
+# Runs one process for an agent and enforces its end on the device itself, without agent, connection or correct clock.
 #
 #   sh supervise.sh run ROOT RUN FENCE EPOCH SECONDS STDOUT_MAX STDERR_TAIL MASK PROGRAM COMMAND...
 #   sh supervise.sh claim ROOT RUN FENCE EPOCH
 #
-# `claim` notes an epoch, ends what an older one left running, and prints what came of it.
+# `claim` records an epoch, ends what an older one left running, and prints the outcome.
 # `run` reads standard input, which the agent keeps open: a line, or its end, means "kill". It writes a line of
-# RUN, the runner's output, at most STDOUT_MAX bytes, then a line that starts with RUN and tells the end, then the last
+# RUN, the runner's output, at most STDOUT_MAX bytes, then a line that starts with RUN and reports the end, then the last
 # STDERR_TAIL bytes of the runner's errors.
 #
 # The runner and all it starts inherit ROOT/lock, locked, as descriptor 9: nobody else runs while one of them lives, and
-# whoever has to be killed is found by it even after leaving the process group. A second process group, without the
+# whatever has to be killed is found by it even after leaving the process group. A second process group, without the
 # lock, kills at the deadline or when standard input ends, whatever happens to this shell. It also kills when one of the
 # two shells of the first group is gone: each holds a lock of its own (ROOT/runs/RUN/alive and kept) that it waits for,
-# which costs nothing while nothing happens. FENCE is "-" or the name of who counts epochs; ROOT/fences/FENCE holds the
+# which costs nothing while nothing happens. FENCE is "-" or the authority that counts epochs; ROOT/fences/FENCE holds the
 # highest EPOCH that ran here, and an older one is refused.
 #
 # Plain sh, and of the tools only what dash, mksh, busybox and toybox agree on: mksh closes on exec what
@@ -57,7 +57,7 @@ finish() {
     kill -9 0
 }
 
-# Refuses an older epoch than the last that ran here, else notes this one.
+# Refuses an epoch older than the last that ran here, otherwise records this one.
 admit() (
     flock 8
     last=$(cat "$root/fences/$fence")
@@ -68,7 +68,7 @@ admit() (
     [ "$epoch" = "$last" ] || { echo "$epoch" >"$here/epoch" && mv -f "$here/epoch" "$root/fences/$fence"; }
 ) 8>"$root/fences/.lock"
 
-# What a lease before this one left running has no right to.
+# Kills what an older lease of the same authority left running.
 evict() {
     read -r owner whose _ <"$root/holder"
     [ "$fence" != - ] && [ "$whose" = "$fence" ] && kill_run "$owner"
@@ -126,7 +126,7 @@ run() {
     seconds=$1 limit=$2 tail=$3 mask=$4 program=$5
     shift 5
     trap : HUP PIPE
-    # What a login shell may have said ends here.
+    # Output of a login shell ends here.
     echo "$run"
     if ! command -v "$program" >/dev/null; then
         echo "missing" >"$here/end"

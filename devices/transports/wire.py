@@ -1,4 +1,4 @@
-"""What differs between ways to reach a shell: bytes there and back. `ShellTransport` makes a `Transport` of it."""
+"""A byte stream to a device's shell, which differs by connection. `ShellTransport` makes a `Transport` of a `Wire`."""
 
 from __future__ import annotations
 
@@ -9,57 +9,57 @@ from typing import Protocol
 from nas.core.errors import InfrastructureFailed
 
 CONNECT_S = 10.0
-"""How long a device may take to answer before it counts as unreachable."""
+"""A device that does not answer within this time is unreachable."""
 
 SILENT_S = 15
-"""How long a network may swallow what was sent before the connection counts as lost."""
+"""A connection on which sent data stays unacknowledged this long is lost."""
 
 
 class Stream(Protocol):
-    """The running command: its input, and its output.
+    """A running command: its input and its output.
 
-    Every method but `close` raises `InfrastructureFailed` where the connection is lost.
+    Every method but `close` raises `InfrastructureFailed` if the connection is lost.
     """
 
     def read(self, timeout_s: float) -> bytes | None:
-        """What comes next; empty at the end, `None` where nothing came within `timeout_s`."""
+        """Returns the next bytes; empty at the end, `None` if nothing came within `timeout_s`."""
 
     def write(self, data: bytes) -> None:
-        """All of `data` into the command's standard input."""
+        """Writes all of `data` to the command's standard input."""
 
     def close(self) -> None:
-        """Lets the command go: its standard input ends and its output is lost. Never fails."""
+        """Closes the command's standard input and discards its output. Never fails."""
 
 
 class Wire(Protocol):
-    """A way to start shell commands on a device and to copy files there.
+    """Starts shell commands on a device and copies files to it.
 
-    Methods raise `InfrastructureFailed` where the device cannot be reached, `NotTrusted` where one side does not know
-    the other, `Unsupported` where the device lacks a service.
+    Methods raise `InfrastructureFailed` if the device cannot be reached, `NotTrusted` if one side does not trust the
+    other, `Unsupported` if the device lacks a service.
 
     Attributes:
         name: the device's address, for messages.
-        folder: where hilnas keeps its files on the device; relative to where a shell starts, or absolute.
+        folder: where hilnas keeps its files on the device; absolute, or relative to where a shell starts.
     """
 
     name: str
     folder: str
 
     def connect(self) -> None:
-        """Reaches the device; harmless when connected."""
+        """Connects; does nothing if connected."""
 
     def close(self) -> None:
-        """Hangs up; harmless when closed. What runs is told so by the end of its standard input."""
+        """Disconnects; does nothing if closed. Running commands see the end of their standard input."""
 
     def start(self, command: str) -> Stream:
-        """Starts a command line of the device's shell. The stream is closed before the next one is started."""
+        """Starts a command line in the device's shell. The stream must be closed before the next one is started."""
 
     def put(self, local: Path, remote: str) -> None:
-        """Copies a file; half a file may be left at `remote`."""
+        """Copies a file; on failure a partial file may be left at `remote`."""
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """A TCP connection that notices within `SILENT_S` when the other side is gone without a word.
+    """Opens a TCP connection that reports within `SILENT_S` when the other side has vanished.
 
     Raises:
         InfrastructureFailed: no answer.

@@ -1,11 +1,14 @@
-"""What the kinds of softmax attention share: heads, QK-norm, RoPE, and how heads become fewer in a proxy."""
+"""Shared parts of the kinds of softmax attention: heads, QK-norm, RoPE, and how heads become fewer in a proxy."""
 
 from __future__ import annotations
 
 import math
 
-from nas.core.block import Arg, Block, BlockKind, Count, Scalar
+from nas.core.block import Arg, Block, BlockKind, Caches, Count, Scalar
 from nas.core.errors import InvalidInput
+
+MAX_GROUP = 8
+"""Query heads to a key-value head up to which `scale` keeps the number of these: as in Llama 3 70B."""
 
 HEAD_ARGS = (
     Arg("heads", int, "query heads", required=True, low=1, high=1024),
@@ -45,9 +48,34 @@ class AttentionKind(BlockKind):
         )
         return block.replace(heads=heads, kv_heads=kv_heads, head_dim=head_dim)
 
+    def scale(self, block: Block, d_model: int, to: int, caches: Caches) -> Block:
+        """Heads keep their size, so that their number changes."""
+        full = block.resolve(d_model)
+        heads, kv_heads, size = full.int("heads"), full.int("kv_heads"), full.int("head_dim")
+        group = heads // kv_heads
+        wanted = max(1, round(heads * to / d_model))
+        groups = divisors(wanted)
+        if caches == "heads" and to > d_model:
+            allowed = [each for each in groups if each <= max(MAX_GROUP, group)]
+            group = min(allowed, key=lambda each: abs(math.log(wanted / each / kv_heads)))
+        else:
+            group = min(groups, key=lambda each: (abs(math.log(each / group)), -each))
+        return block.replace(heads=wanted, kv_heads=wanted // group, head_dim=size)
+
+    def width_step(self, block: Block) -> int:
+        """Returns the head size."""
+        return block.int("head_dim")
+
+    def strain(self, block: Block, scaled: Block, caches: Caches) -> float:
+        """Returns the distance of key-value heads where those are kept, else of the ratio of heads."""
+        if caches == "heads" and scaled.int("heads") > block.int("heads"):
+            return abs(math.log(scaled.int("kv_heads") / block.int("kv_heads")))
+        before, now = (each.int("heads") / each.int("kv_heads") for each in (block, scaled))
+        return abs(math.log(now / before))
+
 
 def attention_count(block: Block, d_model: int, *, own_kv: bool = True) -> Count:
-    """Weights of projections and norms of a resolved block; without keys and values unless `own_kv`."""
+    """Returns weights of projections and norms of a resolved block; without keys and values unless `own_kv`."""
     head_dim = block.int("head_dim")
     q = block.int("heads") * head_dim
     kv = block.int("kv_heads") * head_dim if own_kv else 0
@@ -62,12 +90,12 @@ def attention_flops(block: Block, seen: int) -> float:
 
 
 def cache_bytes(block: Block, tokens: int, element: float) -> float:
-    """Bytes of keys and values of `tokens` tokens; the block is resolved."""
+    """Returns bytes of keys and values of `tokens` tokens; the block is resolved."""
     return 2.0 * block.int("kv_heads") * block.int("head_dim") * tokens * element
 
 
 def narrow_heads(heads: int, kv_heads: int, head_dim: int, d_model: int, to: int) -> tuple[int, int, int]:
-    """Query heads, key-value heads and head size of an attention at width `to`.
+    """Returns query heads, key-value heads and head size of an attention at width `to`.
 
     The head size is scaled, then taken to the nearest even divisor of `to` that is at least 16: RoPE and QK-norm mean
     little on fewer numbers, so there are fewer heads instead. Attention as wide as the model stays as wide as the
@@ -81,10 +109,10 @@ def narrow_heads(heads: int, kv_heads: int, head_dim: int, d_model: int, to: int
 
 
 def divisors(n: int) -> list[int]:
-    """All divisors of `n`, ascending."""
+    """Returns all divisors of `n`, ascending."""
     return [i for i in range(1, n + 1) if n % i == 0]
 
 
 def nearest(wanted: float, choices: list[int]) -> int:
-    """The choice with the least distance from `wanted`, the first of several."""
+    """Returns the choice with the least distance from `wanted`, the first of several."""
     return min(choices, key=lambda n: abs(n - wanted))

@@ -10,6 +10,7 @@ class GatedShortConv(BlockKind):
 
     name = "conv"
     letter = "C"
+    hue = 0
     role = "mixer"
     syntax = "{kernel}"
     doc = "gated short convolution"

@@ -11,6 +11,7 @@ class GroupedQueryAttention(AttentionKind):
 
     name = "gqa"
     letter = "A"
+    hue = 1
     syntax = "{heads}/{kv_heads}[:{head_dim}]"
     doc = "grouped-query attention"
     cache_args = ("kv_heads", "head_dim", "rope_theta")

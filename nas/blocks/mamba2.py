@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from nas.blocks.attention import divisors, nearest
-from nas.core.block import Arg, Block, BlockKind, Count, Scalar
+from nas.core.block import Arg, Block, BlockKind, Caches, Count, Scalar
 from nas.core.errors import InvalidInput
 
 _HEAD_DIM = 64
-"""Of the published models."""
+"""Head size of the published models."""
 
 
 class Mamba2(BlockKind):
@@ -19,6 +19,7 @@ class Mamba2(BlockKind):
 
     name = "mamba2"
     letter = "M"
+    hue = 3
     role = "mixer"
     syntax = "[{state}]"
     doc = "Mamba-2 selective state space"
@@ -71,6 +72,10 @@ class Mamba2(BlockKind):
         head_dim = block.int("expand") * d_model / full.int("heads")
         size = nearest(head_dim * to / d_model, [n for n in divisors(inner // groups) if n >= 16])
         return block.replace(heads=inner // size, groups=groups)
+
+    def scale(self, block: Block, d_model: int, to: int, caches: Caches) -> Block:
+        """Heads that follow from the width do so there too; given ones scale as in proxies."""
+        return self.narrow(block, d_model, to) if "heads" in dict(block.given) else block
 
 
 def convolved(block: Block, d_model: int) -> int:

@@ -15,6 +15,7 @@ class MixtureOfExperts(BlockKind):
 
     name = "moe"
     letter = "moe"
+    hue = 5
     role = "ffn"
     syntax = ":{experts}x{top_k}:{width}"
     doc = "mixture of SwiGLU experts"

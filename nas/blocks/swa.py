@@ -6,7 +6,7 @@ from nas.blocks.attention import HEAD_ARGS, AttentionKind, attention_count, atte
 from nas.core.block import Arg, Block, Count
 
 _LEAST_WINDOW = 8
-"""Of a proxy: a shorter one would see no farther than a short convolution, whose taps do not shrink."""
+"""Least window of a proxy: a shorter one would see no farther than a short convolution, whose taps do not shrink."""
 
 
 class SlidingWindowAttention(AttentionKind):
@@ -19,6 +19,7 @@ class SlidingWindowAttention(AttentionKind):
 
     name = "swa"
     letter = "W"
+    hue = 2
     syntax = "{heads}/{kv_heads}@{window}[:{head_dim}]"
     doc = "sliding-window attention"
     args = (

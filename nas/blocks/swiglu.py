@@ -6,7 +6,7 @@ from nas.core.block import Arg, Block, BlockKind, Count
 
 
 def narrow_width(width: int, d_model: int, to: int) -> int:
-    """A feed-forward width scaled with the model's, as a multiple of 32 (the quantisers' block), at least 32."""
+    """Returns a feed-forward width scaled with the model's, a multiple of 32 (the quantisers' block), at least 32."""
     return max(32, round(width * to / d_model / 32) * 32)
 
 
@@ -15,6 +15,7 @@ class SwiGLU(BlockKind):
 
     name = "swiglu"
     letter = "swiglu"
+    hue = 4
     role = "ffn"
     syntax = ":{width}"
     doc = "SwiGLU feed-forward"

@@ -1,1 +1,1 @@
-"""The `nas` command: one file a command, each imported when it is used."""
+"""The `nas` command line: one module per command, imported when the command runs."""

@@ -1,4 +1,4 @@
-"""`python -m nas.cli`: the command, without its script."""
+"""`python -m nas.cli` runs `nas`."""
 
 from nas.cli.main import main
 

@@ -1,6 +1,6 @@
-"""`nas agent`: a host that serves its devices to a coordinator.
+"""`nas agent`: enrol and run the agent of a device host; list and revoke agents.
 
-Such a host has neither database nor service: what needs them is imported by the command that runs elsewhere.
+A device host has no database packages, so coordinator-side commands import them when they run.
 """
 
 from __future__ import annotations
@@ -11,37 +11,63 @@ from typing import Annotated
 
 import typer
 
-from nas.cli import agent_list
-from nas.cli.database import DatabaseOption, open_store
 from nas.cli.lazy import command_app
-from nas.cli.output import JsonFlag, print_json, say
-from nas.core.enrolment import Invitation
+from nas.cli.options import DatabaseOption, open_store
+from nas.cli.output import JsonFlag, LogJsonFlag, print_json, print_table, say, when
+from nas.cli.remote import ServerOption, open_fleet
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.logs import configure_logs
-from nas.devices.enrolment import enrol as exchange
-from nas.devices.enrolment import read_enrolment
-from nas.devices.host import end_on_signals, make_agent, own_attachments, served
-from nas.devices.places import agent_cache, agent_home, host_lock_folder
+from nas.core.trust import Invitation
+from nas.devices.agent.agent import end_on_signals, make_agent, served
+from nas.devices.agent.trust import enrol as exchange
+from nas.devices.agent.trust import read_enrolment
+from nas.devices.attachments import agent_cache, agent_home, own_attachments
+from nas.devices.host_lock import host_lock_folder
 
-app = command_app(help="Serve devices of this host to a coordinator.")
-agent_list.register(app)
+app = command_app(help="Run and manage device agents.")
+
+
+@app.command("list")
+def list_agents(server: ServerOption = None, db: DatabaseOption = None, json: JsonFlag = False) -> None:
+    """List agents, their access and the devices they serve."""
+    with open_fleet(server, db) as fleet:
+        found = fleet.agents()
+    if json:
+        print_json(found)
+        return
+    rows = [[agent["name"], agent["access"], when(agent["last_seen"]), " ".join(agent["devices"])]
+            for agent in found["agents"]]  # fmt: skip
+    print_table(("agent", "access", "last seen", "devices"), rows)
+
+
+@app.command()
+def revoke(
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="Agent name.")],
+    server: ServerOption = None,
+    db: DatabaseOption = None,
+) -> None:
+    """Revoke the secret of an agent immediately. It can enrol again with a new token."""
+    with open_fleet(server, db) as fleet:
+        fleet.revoke(agent)
+    say(f"{agent}: revoked")
 
 
 @app.command()
 def token(
     url: Annotated[
-        str | None, typer.Option("--url", help="Where agents reach it; default: where 'nas serve' last listened.")
+        str | None,
+        typer.Option("--url", help="URL at which agents reach the coordinator. Default: that of the last 'nas serve'."),
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="The only agent name that it is good for.")] = None,
-    minutes: Annotated[float, typer.Option("--minutes", min=1, max=7 * 24 * 60, help="How long it is good.")] = 15,
+    name: Annotated[str | None, typer.Option("--name", help="Restrict the token to this agent name.")] = None,
+    minutes: Annotated[float, typer.Option("--minutes", min=1, max=7 * 24 * 60, help="Token lifetime.")] = 15,
     db: DatabaseOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """On the coordinator: print a line that lets one host enrol, once."""
-    from nas.service.enrolling import invite
+    """On the coordinator: print a one-time enrolment line for a device host."""
+    from nas.farm.enrolment import invite
 
     if url is not None and not url.startswith("https://"):
-        raise InvalidInput(f"{url!r}: https://HOST:PORT is wanted", where="--url")
+        raise InvalidInput(f"{url!r} is not of the form https://HOST:PORT", where="--url")
     with open_store(db, create=True) as store:
         home = store.artifacts.parent
         invitation = invite(store, home, url or _served_at(home), name, minutes * 60)
@@ -49,16 +75,16 @@ def token(
         print_json({"line": invitation.format(), "url": invitation.url, "good_for_s": minutes * 60})
         return
     typer.echo(invitation.format())
-    say(f"For {invitation.url}, good once within {minutes:g} minutes. On the other host: nas agent enrol LINE")
+    say(f"valid once, for {minutes:g} minutes, at {invitation.url}; on the device host: nas agent enrol LINE")
 
 
 @app.command()
 def enrol(
-    line: Annotated[str, typer.Argument(metavar="LINE", help="What 'nas agent token' printed, or '-' for stdin.")],
-    name: Annotated[str | None, typer.Option("--name", help="Name of this agent; default: this host's.")] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Give up an earlier enrolment of this host.")] = False,
+    line: Annotated[str, typer.Argument(metavar="LINE", help="Line printed by 'nas agent token', or '-' for stdin.")],
+    name: Annotated[str | None, typer.Option("--name", help="Agent name. Default: the host name.")] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace an earlier enrolment of this host.")] = False,
 ) -> None:
-    """On the host of the devices: become an agent of the coordinator that the line is from."""
+    """On a device host: enrol as an agent of the coordinator that issued the line."""
     text = typer.get_text_stream("stdin").readline() if line == "-" else line
     kept = exchange(Invitation.parse(text), name or platform.node(), agent_home(), replace=replace)
     say(f"enrolled as {kept.name} with {kept.url}; next: nas device add ADDRESS, and nas agent run")
@@ -66,26 +92,25 @@ def enrol(
 
 @app.command()
 def run(
-    this_machine: Annotated[bool, typer.Option("--this-machine", help="Serve this machine as a device, too.")] = False,
-    log_json: Annotated[bool, typer.Option("--log-json", help="Log JSON lines.")] = False,
+    this_machine: Annotated[bool, typer.Option("--this-machine", help="Also serve this machine as a device.")] = False,
+    log_json: LogJsonFlag = False,
 ) -> None:
     """Serve the attached devices (`nas device add`) to the coordinator.
 
-    A device that is unplugged goes offline and comes back by itself. Ctrl-C lets running jobs finish; a second one ends
-    them. What is finished and not yet handed in is handed in after the next start.
+    Unplugged devices go offline and reconnect automatically. Ctrl-C waits for running jobs; a second Ctrl-C aborts
+    them. Results that could not be submitted are kept and submitted after the next start.
     """
     configure_logs(as_json=log_json)
     enrolment = read_enrolment(agent_home())
     if enrolment is None:
         raise InvalidInput(
-            "this host is not enrolled: get a line with 'nas agent token' at the coordinator, and give it to "
-            "'nas agent enrol'"
+            "this host is not enrolled: run 'nas agent token' on the coordinator, then 'nas agent enrol LINE' here"
         )
     attachments = own_attachments()
-    if not attachments.turn.mine():
+    if not attachments.serve_lock.acquire():
         raise InfrastructureFailed(
-            f"another agent serves what is in {attachments.path}: that of a launch, of 'nas serve', or another "
-            "'nas agent run'; end it first"
+            f"the devices in {attachments.path} are served by a running 'nas launch', 'nas serve' or 'nas agent run'; "
+            "stop it first"
         )
     client = enrolment.client()
     try:
@@ -105,9 +130,9 @@ def run(
 
 
 def _served_at(home: Path) -> str:
-    from nas.service.serve import last_address
+    from nas.api.serve import last_address
 
     known = last_address(home)
     if known is None:
-        raise InvalidInput("'nas serve' never ran here; start it, or say with --url where agents will reach it")
+        raise InvalidInput("'nas serve' has not run here; start it, or give the coordinator's URL with --url")
     return known.url

@@ -1,4 +1,4 @@
-"""`nas bench`: one layout or model file, measured by the same protocol as in a study."""
+"""`nas bench`: measure a layout or model file with the protocol of a study."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from nas.cli.arguments import RuntimeOption, read_layout
-from nas.cli.database import DatabaseOption
 from nas.cli.lazy import command_app
+from nas.cli.options import DatabaseOption, QuantisationOption, RuntimeOption, read_layout
 from nas.cli.output import JsonFlag, print_fields, print_json, say
 from nas.core.errors import InvalidInput
-from nas.core.space import Protocol
+from nas.core.space import MeasurementSettings
 from nas.core.workload import Workload
-from nas.service.bench import BenchOptions
-from nas.service.bench import bench as measure
+from nas.measure.bench import BenchOptions
+from nas.measure.bench import bench as measure
+from nas.runtimes import DEFAULT_RUNTIME
 
 app = command_app()
 
@@ -25,25 +25,23 @@ app = command_app()
 def command(
     subject: Annotated[
         str,
-        typer.Argument(metavar="LAYOUT|FILE", help="One-line layout, published name, model file, or '-' for stdin."),
+        typer.Argument(metavar="LAYOUT|FILE", help="Layout string, published name, model file, or '-' for stdin."),
     ],
-    runtime: RuntimeOption = "llama.cpp",
-    quantisation: Annotated[
-        str | None, typer.Option("--quantisation", "-q", help="Default: the runtime's first.", show_default=False)
-    ] = None,
-    device: Annotated[str, typer.Option("--device", "-d", help="Device; 'local' is this machine.")] = "local",
-    prompt: Annotated[int, typer.Option("--prompt", help="Prompt tokens.")] = 512,
-    gen: Annotated[int, typer.Option("--gen", help="Decoded tokens per repetition.")] = 128,
-    context: Annotated[int, typer.Option("--context", help="Allocated context in tokens; 0: what is needed.")] = 0,
-    threads: Annotated[int, typer.Option("--threads", "-t", help="Compute threads.")] = 1,
-    reps: Annotated[int, typer.Option("--reps", min=2, help="Repetitions that must be valid.")] = 10,
-    accept_noise: Annotated[bool, typer.Option("--accept-noise", help="Keep refused repetitions.")] = False,
+    runtime: RuntimeOption = DEFAULT_RUNTIME,
+    quantisation: QuantisationOption = None,
+    device: Annotated[str, typer.Option("--device", "-d", help="Device id or tag; local: this machine.")] = "local",
+    prompt: Annotated[int, typer.Option("--prompt", help="Prompt length in tokens.")] = 512,
+    gen: Annotated[int, typer.Option("--gen", help="Tokens to generate per repetition.")] = 128,
+    context: Annotated[int, typer.Option("--context", help="Allocated context in tokens; 0: --prompt + --gen.")] = 0,
+    threads: Annotated[int, typer.Option("--threads", "-t", help="Number of compute threads.")] = 1,
+    reps: Annotated[int, typer.Option("--reps", min=2, help="Number of valid repetitions.")] = 10,
+    accept_noise: Annotated[bool, typer.Option("--accept-noise", help="Keep repetitions rejected as noisy.")] = False,
     db: DatabaseOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """Measure one layout or model file on a device.
+    """Measure a layout or model file on a device.
 
-    Layouts are exported with random weights. Nothing is answered from an earlier measurement.
+    Layouts are exported with random weights. Earlier results are not reused.
     """
     options = BenchOptions(
         subject=Path(subject) if Path(subject).is_file() else read_layout(subject),
@@ -52,7 +50,7 @@ def command(
         device=device,
         workload=_workload(prompt=prompt, gen=gen, context=context, threads=threads),
         repetitions=reps,
-        protocol=Protocol(),
+        protocol=MeasurementSettings(),
         accept_noise=accept_noise,
         db=db,
     )
@@ -74,7 +72,7 @@ def _workload(**values: int) -> Workload:
 
 def _fields(report: dict[str, Any]) -> list[tuple[str, object]]:
     ttft, decode, memory, workload = (report[name] for name in ("ttft_ms", "decode_ms", "peak_rss_mb", "workload"))
-    refused = f", {report['refused_share']:.0%} of repetitions refused" if report["refused_share"] else ""
+    refused = f", {report['refused_share']:.0%} of repetitions rejected" if report["refused_share"] else ""
     drift = report["reference"]["drift"]
     return [
         ("layout", report.get("layout")),
@@ -89,13 +87,13 @@ def _fields(report: dict[str, Any]) -> list[tuple[str, object]]:
         ("peak memory", _shown(memory["total"], "MB")),
         ("load", _shown(report["load_ms"], "ms")),
         ("file size", _shown(report["file_mb"], "MB")),
-        ("drift", None if drift is None else f"{drift:+.1%} of the reference run, corrected for"),
-        ("noisy", "yes: refused repetitions are in these figures" if report["noisy"] else None),
+        ("drift", None if drift is None else f"{drift:+.1%} of the reference run, corrected"),
+        ("noisy", "yes: includes repetitions rejected as noisy" if report["noisy"] else None),
     ]
 
 
 def _shown(value: float | None, unit: str, reason: str | None = None) -> str:
-    return f"{value:.4g} {unit}" if value is not None else f"not known: {reason or 'not read'}"
+    return f"{value:.4g} {unit}" if value is not None else f"unknown: {reason or 'not read'}"
 
 
 def _interval(ends: list[float | None]) -> str:

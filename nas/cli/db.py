@@ -1,25 +1,25 @@
-"""`nas db`: the database itself."""
+"""`nas db`: manage the database."""
 
 from __future__ import annotations
 
-from nas.cli.database import DatabaseOption
 from nas.cli.lazy import command_app
+from nas.cli.options import DatabaseOption
 from nas.cli.output import JsonFlag, print_json, say
 from nas.store.migrate import upgrade as upgrade_database
 
-app = command_app(help="Maintain the database.")
+app = command_app(help="Manage the database.")
 
 
 @app.callback()
 def database() -> None:
-    """Maintain the database."""
+    """Manage the database."""
 
 
 @app.command()
 def upgrade(db: DatabaseOption = None, json: JsonFlag = False) -> None:
-    """Bring the database to the version that this hilnas reads and writes.
+    """Upgrade the database schema to this version of hilnas.
 
-    An SQLite file is copied beside itself first. An older database that holds studies is upgraded only by this command.
+    An SQLite file is backed up to the same folder first. Databases with studies are only upgraded by this command.
     """
     done = upgrade_database(db)
     if json:
@@ -29,4 +29,4 @@ def upgrade(db: DatabaseOption = None, json: JsonFlag = False) -> None:
     else:
         say(f"revision {done.before or 'none'} -> {done.after}")
         if done.backup:
-            say(f"the database as it was: {done.backup}")
+            say(f"backup: {done.backup}")

@@ -1,39 +1,51 @@
-"""`nas device`: the devices of a database, or of a coordinator with --server; `add` and `remove`: those of this host.
+"""`nas device`: attach devices to this host; list, show and manage the devices of a database or coordinator.
 
-Such a host may have no database packages: what needs them is imported by the command that does.
+A device host may have no database packages, so commands that need them import them when they run.
 """
 
 from __future__ import annotations
 
+import re
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nas.cli import device_host
-from nas.cli.database import DatabaseOption
-from nas.cli.fleet import open_fleet
 from nas.cli.lazy import command_app
+from nas.cli.options import DatabaseOption
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say, when
-from nas.cli.remote import ServerOption
+from nas.cli.remote import ServerOption, open_fleet
+from nas.core import paths
+from nas.core.device import Device, parse_cores, show_cores
 from nas.core.errors import InvalidInput
-from nas.devices.host import own_attachments
+from nas.devices.agent.connection import find
+from nas.devices.attachments import LOCAL, TAG, Attachment, agent_cache, open_transport, own_attachments, scheme_of
+from nas.devices.transports.base import NotTrusted
+from nas.devices.transports.ssh import SshAddress, host_key, pin, pinned_fingerprints
 
 if TYPE_CHECKING:
-    from nas.service.fleet import DeviceOrder
+    from nas.api.devices import DeviceOrder
 
-app = command_app(help="Attach, list, show, check and steer devices.")
-app.command("add")(device_host.add)
-app.command("remove")(device_host.remove)
 
-DeviceArgument = Annotated[str, typer.Argument(metavar="DEVICE", help="Id of a device; 'nas device list' shows them.")]
-ReasonOption = Annotated[str, typer.Option("--reason", help="Why; shown to whoever asks about the device.")]
+app = command_app(help="Attach, list, show and manage devices.")
+
+DeviceArgument = Annotated[str, typer.Argument(metavar="DEVICE", help="Device id, as listed by 'nas device list'.")]
+ReasonOption = Annotated[str, typer.Option("--reason", help="Reason, shown with the device.")]
+
+_ORDERS: dict[DeviceOrder, str] = {
+    "check": "Require a new health check before the device is used again.",
+    "drain": "Let a device finish its current job and accept no other.",
+    "resume": "Resume a drained device.",
+    "quarantine": "Exclude a device from all work until it is released.",
+    "release": "Return a quarantined, unhealthy or retired device to service after a health check.",
+}
 
 
 @app.command("list")
 def list_devices(server: ServerOption = None, db: DatabaseOption = None, json: JsonFlag = False) -> None:
-    """List devices: what they do, and what is thought of them.
+    """List devices with their state and health.
 
-    Those that are attached to this host, but were not served yet, are listed as attached.
+    Devices attached to this host but not served yet have state "attached".
     """
     attached = own_attachments().read() if server is None else ()
     found = _registered(server, db, any_attached=bool(attached))
@@ -44,22 +56,22 @@ def list_devices(server: ServerOption = None, db: DatabaseOption = None, json: J
         return
     columns = ("device", "state", "health", "model", "agent", "last seen")
     rows = [[each.id, "attached", None, each.address, None, "never"] for each in waiting]
-    print_table(columns, [*(_row(device) for device in found["devices"]), *rows])
+    print_table(columns, [*(_list_row(device) for device in found["devices"]), *rows])
     if waiting:
-        say("what is only attached is served by the next 'nas launch' or 'nas bench' here, or by 'nas agent run'")
+        say("attached devices are served by the next 'nas launch', 'nas bench' or 'nas agent run' on this host")
 
 
 @app.command()
 def show(
     device: DeviceArgument, server: ServerOption = None, db: DatabaseOption = None, json: JsonFlag = False
 ) -> None:
-    """Show a device: its lease, its calibrations and its latest jobs."""
+    """Show a device with its lease, calibrations, history and latest jobs."""
     with open_fleet(server, db) as fleet:
         found = fleet.device(device)
     if json:
         print_json(found)
         return
-    print_fields(_fields(found))
+    print_fields(_device_fields(found))
     if found["calibrations"]:
         typer.echo()
         rows = [[each["runtime"], each["build"], f"{each['reference_ms']:.4g}", when(each["created"])]
@@ -67,7 +79,7 @@ def show(
         print_table(("runtime", "build", "reference [ms]", "measured"), rows)
     if found["drift"]:
         typer.echo()
-        print_table(("runtime", "build", "runs", "off its calibration"), [_drift(each) for each in found["drift"]])
+        print_table(("runtime", "build", "runs", "off its calibration"), [_drift_row(each) for each in found["drift"]])
     if found["history"]:
         typer.echo()
         rows = [[when(each["at"]), each["kind"], each["what"], each["reason"]] for each in found["history"]]
@@ -75,12 +87,61 @@ def show(
     if found["jobs"]:
         typer.echo()
         columns = ("job", "kind", "study", "trial", "state", "updated", "message")
-        print_table(columns, [_job(job) for job in found["jobs"]])
+        print_table(columns, [_job_row(job) for job in found["jobs"]])
+
+
+@app.command()
+def add(
+    address: Annotated[
+        str,
+        typer.Argument(metavar="ADDRESS", help="ssh://USER@HOST[:PORT], adb:SERIAL, adb:HOST:PORT or adb:usb:SERIAL."),
+    ],
+    tag: Annotated[list[str] | None, typer.Option("--tag", help="Tag, used in spaces as tag:NAME. Repeatable.")] = None,
+    cores: Annotated[str | None, typer.Option("--cores", help="Measure on these cores only, such as 4-7.")] = None,
+    trusted: Annotated[
+        str | None, typer.Option("--host-key", help="Expected fingerprint of the ssh host key, SHA256:....")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Trust the ssh host key without asking.")] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Attach a device to this host.
+
+    `nas launch` and `nas bench` on this host can then measure on it; a running `nas agent run` serves it within
+    seconds.
+    """
+    if address == LOCAL:
+        raise InvalidInput("no need to add this machine: launches use it, and 'nas agent run --this-machine' serves it")
+    if scheme_of(address) == "ssh":
+        address = str(SshAddress.parse(address))
+        _trust(SshAddress.parse(address), trusted, yes)
+    wanted = Attachment(address=address, tags=_tags(tag or []), cores=parse_cores(cores) if cores else ())
+    device = _probe(wanted)
+    own_attachments().add(wanted.model_copy(update={"id": device.id}))
+    if json:
+        print_json({"address": address, "device": device.model_dump(mode="json")})
+    else:
+        print_fields(_attached_fields(address, device))
+        name = f"tag:{device.tags[0]}" if device.tags else device.id
+        say(f"attached; next: nas bench LAYOUT --device {name}, or in a space file: devices: [{name!r}]")
+
+
+@app.command()
+def remove(
+    name: Annotated[str, typer.Argument(metavar="ADDRESS|ID", help="Address or id of the device.")],
+) -> None:
+    """Detach a device from this host and forget its ssh host key.
+
+    A running job is finished first. Measurements are kept.
+    """
+    gone = own_attachments().remove(name)
+    if gone.address.startswith("ssh:"):
+        pin(SshAddress.parse(gone.address), None, paths.home() / "keys")
+    say(f"{gone.address}: detached" + (f" (device {gone.id})" if gone.id else ""))
 
 
 @app.command()
 def retire(device: DeviceArgument, server: ServerOption = None, db: DatabaseOption = None) -> None:
-    """Take a device out of use for good; what was measured stays, its calibrations go. 'release' takes it back."""
+    """Retire a device. Measurements are kept, calibrations are deleted; 'release' reverts it."""
     with open_fleet(server, db) as fleet:
         fleet.retire(device)
     say(f"{device}: retired")
@@ -104,34 +165,27 @@ def _register(name: DeviceOrder, summary: str) -> None:
             say(f"{device}: {found['state']}, health {found['health']}{why}")
 
 
-_ORDERS: dict[DeviceOrder, str] = {
-    "check": "Have a device pass a health check anew before it is trusted.",
-    "drain": "Let a device finish its job and take no other.",
-    "resume": "End a drain.",
-    "quarantine": "Keep a device from all work until it is released.",
-    "release": "Take a device back from quarantine, bad health or removal; it has to pass a check.",
-}
 for _name, _summary in _ORDERS.items():
     _register(_name, _summary)
 
 
 def _registered(server: str | None, db: str | None, *, any_attached: bool) -> dict[str, Any]:
-    """The devices of a coordinator or a database; none where a host with attached devices has no database."""
+    """Returns the devices of a coordinator or database; none if a host with attached devices has no database."""
     try:
         with open_fleet(server, db) as fleet:
             return fleet.devices()
-    except (InvalidInput, ModuleNotFoundError):  # not made yet, or an agent's host, without packages for one
+    except (InvalidInput, ModuleNotFoundError):  # no database yet, or no database packages
         if server is not None or not any_attached:
             raise
         return {"devices": []}
 
 
-def _row(device: dict[str, Any]) -> list[str]:
+def _list_row(device: dict[str, Any]) -> list[str]:
     return [device["id"], device["state"], device["health"], device["device"]["model"], device["agent"],
             when(device["last_seen"])]  # fmt: skip
 
 
-def _fields(found: dict[str, Any]) -> list[tuple[str, object]]:
+def _device_fields(found: dict[str, Any]) -> list[tuple[str, object]]:
     device, lease = found["device"], found["lease"]
     health = f"{found['health']}: {found['health_reason']}" if found["health_reason"] else found["health"]
     return [
@@ -149,12 +203,74 @@ def _fields(found: dict[str, Any]) -> list[tuple[str, object]]:
     ]
 
 
-def _drift(drift: dict[str, Any]) -> list[object]:
-    off = "too few calm runs" if drift["off"] is None else f"{drift['off']:+.1%}"
-    told = f"{off}: the next study calibrates it anew" if drift["recalibrate"] else off
-    return [drift["runtime"], drift["build"][:12], len(drift["runs"]), told]
+def _drift_row(drift: dict[str, Any]) -> list[object]:
+    off = "too few quiet runs" if drift["off"] is None else f"{drift['off']:+.1%}"
+    text = f"{off}: will be recalibrated by the next study" if drift["recalibrate"] else off
+    return [drift["runtime"], drift["build"][:12], len(drift["runs"]), text]
 
 
-def _job(job: dict[str, Any]) -> list[object]:
+def _job_row(job: dict[str, Any]) -> list[object]:
     name = f"{job['id'][:12]}{job['id'][job['id'].rfind('.') :]}"
     return [name, job["kind"], job["study"], job["trial"], job["state"], when(job["updated"]), job["message"]]
+
+
+def _probe(wanted: Attachment) -> Device:
+    transport = open_transport(wanted.address, agent_cache())
+    try:
+        return find(wanted, transport).device
+    finally:
+        transport.close()
+
+
+def _trust(address: SshAddress, wanted: str | None, yes: bool) -> None:
+    """Pins the host key of the machine once `wanted`, `yes` or the user confirms it."""
+    keys = paths.home() / "keys"
+    shown, pinned = host_key(address), pinned_fingerprints(address, keys)
+    key = f"{address} has host key {shown.fingerprint} ({shown.get_name()})"
+    if wanted is not None and wanted != shown.fingerprint:
+        raise NotTrusted(f"{key}, not {wanted}: this may be another machine or a man-in-the-middle")
+    if shown.fingerprint in pinned:
+        return
+    if wanted is None and pinned:
+        raise NotTrusted(
+            f"{key}, but {' and '.join(pinned)} is pinned: another machine, or its key has changed. To accept the "
+            f"new key, give --host-key {shown.fingerprint}"
+        )
+    say(key)
+    if wanted is None and not yes:
+        _ask(address, shown.fingerprint)
+    pin(address, shown, keys)
+
+
+def _ask(address: SshAddress, fingerprint: str) -> None:
+    if not sys.stdin.isatty():
+        raise InvalidInput(
+            f"confirm the host key: on {address.host}, compare ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub; then "
+            f"give --host-key {fingerprint}, or --yes to trust it unchecked"
+        )
+    if not typer.confirm(f"Is this the host key of {address.host}?", err=True):
+        raise NotTrusted(f"{address} was not added")
+
+
+def _tags(given: list[str]) -> tuple[str, ...]:
+    for tag in given:
+        if not re.fullmatch(TAG, tag):
+            raise InvalidInput(f"{tag!r}: a tag has up to 32 letters, digits and ._-", where="--tag")
+    return tuple(dict.fromkeys(given))
+
+
+def _attached_fields(address: str, device: Device) -> list[tuple[str, object]]:
+    chosen = show_cores(device.pinned_to) if device.pinned_to else None
+    return [
+        ("device", device.id),
+        ("address", address),
+        ("model", device.model),
+        ("SoC", device.soc),
+        ("cpu", device.cpu),
+        ("cores", f"{device.cores}, measured on {chosen}" if chosen else device.cores),
+        ("memory", f"{device.memory_mb} MB"),
+        ("os", device.os),
+        ("runners", device.target),
+        ("energy", device.energy_counter),
+        ("tags", ", ".join(device.tags) or None),
+    ]

@@ -1,4 +1,4 @@
-"""`nas export`: a layout as a model file."""
+"""`nas export`: export a layout to a model file."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
-from nas.cli.arguments import LayoutArgument, RuntimeOption, read_layout
 from nas.cli.lazy import command_app
+from nas.cli.options import LayoutArgument, QuantisationOption, RuntimeOption, read_layout
 from nas.cli.output import JsonFlag, print_fields, print_json
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.units import show_count
-from nas.runtimes import RUNTIMES
+from nas.runtimes import DEFAULT_RUNTIME, RUNTIMES
 from nas.runtimes.base import Artifact, Checkpoint, RandomWeights, Weights, WholeExporter
 
 app = command_app()
@@ -23,18 +23,16 @@ app = command_app()
 @app.command()
 def export(
     layout: LayoutArgument,
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")],
-    runtime: RuntimeOption = "llama.cpp",
-    quantisation: Annotated[
-        str | None, typer.Option("--quantisation", "-q", help="Default: the runtime's first.", show_default=False)
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random weights.")] = 0,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Output file.")],
+    runtime: RuntimeOption = DEFAULT_RUNTIME,
+    quantisation: QuantisationOption = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random weights.")] = 0,
     recipe: Annotated[
-        bool, typer.Option("--recipe", help="Write the recipe only, from which a runner makes the file.")
+        bool, typer.Option("--recipe", help="Write only the recipe from which a runner builds the file.")
     ] = False,
     checkpoint: Annotated[
         Path | None,
-        typer.Option("--checkpoint", help="Trained weights: a safetensors file of the layout's PyTorch model."),
+        typer.Option("--checkpoint", help="Trained weights, a safetensors file of the PyTorch model."),
     ] = None,
     whole: Annotated[
         int | None,
@@ -42,16 +40,16 @@ def export(
             "--whole",
             metavar="CONTEXT",
             min=16,
-            help="Write one program for apps (executorch: a .pte), for texts of up to CONTEXT tokens.",
+            help="Write a standalone program for apps (executorch: .pte), for up to CONTEXT tokens.",
         ),
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Write a layout as a model file of a runtime, with random weights unless given a checkpoint.
+    """Export a layout to a model file of a runtime, with random weights unless --checkpoint is given.
 
-    Speed and memory do not depend on the values of weights, so a file of random ones is good for measuring, not for
-    talking to. With --whole the file is in the runtime's own format and needs nothing of hilnas; lowering it takes
-    minutes at full size. docs/releasing-a-model.md tells how an app calls it.
+    Speed and memory do not depend on weight values, so random weights are enough for benchmarks. With --whole the file
+    is in the runtime's own format and does not depend on hilnas; compiling it takes minutes at full size. See
+    docs/how-to/releasing-a-model.md for its use in an app.
     """
     model, target = read_layout(layout), RUNTIMES[runtime]
     weights = _weights(checkpoint, seed)
@@ -61,7 +59,7 @@ def export(
     elif isinstance(target, WholeExporter):
         artifact = target.export_whole(model, name, weights, whole, output)
     else:
-        raise Unsupported(f"{runtime} writes every file for apps already", where="--whole")
+        raise Unsupported(f"files of {runtime} can be used in apps without it", where="--whole")
     if json:
         print_json({"file": str(output), "layout": model.format(), **artifact.model_dump(mode="json")})
         return
@@ -91,4 +89,4 @@ def _weights(checkpoint: Path | None, seed: int) -> Weights:
 
 def _recipe(artifact: Artifact) -> Iterator[tuple[str, str]]:
     if artifact.recipe:
-        yield "recipe", f"{artifact.recipe.size / 1e3:.1f} kB, written in place of the file"
+        yield "recipe", f"{artifact.recipe.size / 1e3:.1f} kB, written instead of the file"

@@ -1,48 +1,360 @@
-"""`nas family`: a front's winners at other sizes."""
+"""`nas family`: build, train, compare and show model families."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nas.cli.family_build import build
-from nas.cli.family_compare import compare
-from nas.cli.family_tokenizer import tokenizer
-from nas.cli.family_train import train
-from nas.cli.family_view import family_fields, print_comparisons, print_decisions, print_members, print_training
 from nas.cli.lazy import command_app
-from nas.cli.output import JsonFlag, print_fields, print_json, print_table
-from nas.service.families import family_view, list_families
+from nas.cli.options import INTERRUPTED, DatabaseOption, YesOption, read_layout
+from nas.cli.output import JsonFlag, duration, print_fields, print_json, print_table, say
+from nas.core.family import Comparison, Decision, Figure, Measured, MemberFiles
+from nas.core.layout import Layout
+from nas.core.units import show_count
+from nas.views.family import FamilyView, family_view, list_families
 
-app = command_app(help="Build, train, compare and show families of models.")
-app.command("build")(build)
-app.command("train")(train)
-app.command("compare")(compare)
-app.command("tokenizer")(tokenizer)
+if TYPE_CHECKING:
+    from nas.scaling.build import BuildOptions, FilesWriter
+
+
+_UNITS = {"prefill_tps": "tokens/s", "decode_tps": "tokens/s", "ttft_ms": "ms", "peak_rss_mb": "MB"}
+_NAMES = {"prefill_tps": "prefill", "decode_tps": "decode", "ttft_ms": "TTFT", "peak_rss_mb": "peak memory"}
+
+app = command_app(help="Build, train, compare and show model families.")
+
+
+@app.command()
+def build(
+    sizes: Annotated[
+        str, typer.Option("--sizes", help="Member sizes, such as 350M,700M,1.2B,8B-A1B (total and active).")
+    ],
+    study: Annotated[
+        str | None,
+        typer.Option("--study", "-s", help="Study whose Pareto front and objectives are used.", show_default=False),
+    ] = None,
+    layout: Annotated[
+        list[str] | None,
+        typer.Option("--layout", "-l", help="Layout or published name to scale instead. Repeatable."),
+    ] = None,
+    space: Annotated[
+        str, typer.Option("--space", help="Search space whose objectives are used when --study is not given.")
+    ] = "lfm2",
+    name: Annotated[
+        str | None, typer.Option("--name", help="Family name.", show_default="the study's, or 'family'")
+    ] = None,
+    device: Annotated[
+        list[str] | None,
+        typer.Option("--device", "-d", help="Device to measure on. Repeatable.", show_default="the study's"),
+    ] = None,
+    runtime: Annotated[
+        str | None, typer.Option("--runtime", "-r", help="Runtime name.", show_default="the study's")
+    ] = None,
+    vocab: Annotated[
+        int | None, typer.Option("--vocab", min=2, help="Vocabulary size.", show_default="the winner's")
+    ] = None,
+    candidates: Annotated[
+        int, typer.Option("--candidates", min=1, max=64, help="Maximum candidates to measure per size.")
+    ] = 4,
+    measure: Annotated[
+        bool,
+        typer.Option("--measure/--no-measure", help="Measure candidates, or select them by computed metrics only."),
+    ] = True,
+    reps: Annotated[
+        int | None,
+        typer.Option("--reps", min=2, help="Number of valid repetitions.", show_default="those of the first screening"),
+    ] = None,
+    accept_noise: Annotated[bool, typer.Option("--accept-noise", help="Keep refused repetitions, marked.")] = False,
+    files: Annotated[bool, typer.Option("--files/--no-files", help="Write model files of the members.")] = True,
+    tokenizer: Annotated[
+        Path | None, typer.Option("--tokenizer", help="tokenizer.json for the model files.", show_default="bytes")
+    ] = None,
+    context: Annotated[int, typer.Option("--context", min=16, help="Context length in tokens.")] = 32768,
+    pte: Annotated[bool, typer.Option("--pte", help="Also write a standard ExecuTorch program.")] = False,
+    pte_context: Annotated[
+        int, typer.Option("--pte-context", min=16, help="Context length of the ExecuTorch program.")
+    ] = 2048,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random weights.")] = 0,
+    db: DatabaseOption = None,
+    json: JsonFlag = False,
+    yes: YesOption = False,
+) -> None:
+    """Scale the best layouts of a Pareto front to other sizes, with a small measured search per size.
+
+    All decisions are recorded. After an interruption, repeat the command to continue.
+    """
+    from nas.scaling.build import BuildOptions
+    from nas.scaling.build import build as build_family
+    from nas.scaling.candidates import parse_sizes
+
+    options = BuildOptions(
+        name=name or study or "family",
+        sizes=parse_sizes(sizes),
+        study=study,
+        layouts=tuple(map(read_layout, layout or ())),
+        space=space,
+        devices=tuple(device or ()),
+        runtime=runtime,
+        vocab=vocab,
+        candidates=candidates,
+        measure=measure,
+        repetitions=reps,
+        accept_noise=accept_noise,
+        seed=seed,
+        db=db,
+        files=_writer(tokenizer, context, pte_context if pte else None) if files else None,
+    )
+    if sys.stdin.isatty() and not (yes or json):
+        _show_plan(options)
+        typer.confirm("Start?", default=True, abort=True, err=True)
+    try:
+        family = build_family(options, say)
+    except KeyboardInterrupt:
+        say("interrupted; repeat the command to continue")
+        raise typer.Exit(INTERRUPTED) from None
+    if json:
+        print_json(family.model_dump(mode="json"))
+        return
+    rows = [(each.size, show_count(each.parameters), show_count(each.active), each.layout) for each in family.members]
+    print_table(("size", "weights", "active", "layout"), rows)
+    say(f"next: nas family show {family.name}        decisions and measurements")
+
+
+@app.command()
+def train(
+    name: Annotated[str, typer.Argument(help="Family name.", show_default=False)],
+    size: Annotated[str, typer.Option("--size", help="Size of the member, such as 350M.", show_default=False)],
+    corpus: Annotated[
+        list[Path],
+        typer.Option("--corpus", help="UTF-8 text file or folder. Repeatable.", show_default=False),
+    ],
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--tokens", min=1, help="Number of training tokens. Default: 20 per active parameter.", show_default=False
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="YAML file with recipe settings.", show_default=False)
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option("--tokenizer", help="tokenizer.json. Default: that of the member.", show_default=False),
+    ] = None,
+    teacher: Annotated[
+        Path | None,
+        typer.Option("--teacher", help="Checkpoint of a teacher model to distil from; same vocabulary."),
+    ] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option("--from", help="Checkpoint of a smaller model to grow from, such as a trained proxy."),
+    ] = None,
+    start_layout: Annotated[
+        str | None,
+        typer.Option(
+            "--from-layout", help="Layout of the --from checkpoint, if not in its header.", show_default=False
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            "--workers", min=1, help="Number of processes. Default: one per GPU, at least one.", show_default=False
+        ),
+    ] = None,
+    context: Annotated[
+        int | None,
+        typer.Option("--context", min=16, help="Context length in tokens.", show_default="as before, or 32768"),
+    ] = None,
+    pte: Annotated[
+        bool | None,
+        typer.Option("--pte/--no-pte", help="Also write a standard ExecuTorch program.", show_default="as before"),
+    ] = None,
+    pte_context: Annotated[
+        int | None,
+        typer.Option(
+            "--pte-context", min=16, help="Context length of the ExecuTorch program.", show_default="as before, or 2048"
+        ),
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Pre-train a family member on your own text and write its model files with the trained weights.
+
+    The recipe follows the LFM2 report, scaled down for short trainings; see docs/how-to/family-training.md for the
+    settings. After an interruption, repeat the command to continue from the last checkpoint.
+    """
+    from nas.pretrain.member_training import train_member
+    from nas.pretrain.next_token import PretrainingRequest
+    from nas.pretrain.recipe import Settings, read_settings
+    from nas.release.files import files_of, find_member
+    from nas.release.options import kept_options
+
+    settings = Settings() if config is None else read_settings(config)
+    if tokens is not None:
+        settings = settings.model_copy(update={"tokens": tokens})
+    folder, _, _ = find_member(name, size)
+    request = PretrainingRequest(
+        corpus=tuple(corpus),
+        settings=settings,
+        tokenizer=tokenizer,
+        teacher=teacher,
+        start=start,
+        start_layout=None if start_layout is None else Layout.parse(start_layout),
+        workers=workers,
+        files=kept_options(files_of(folder), context, pte, pte_context),
+    )
+    record = train_member(name, size, request, say)
+    if json:
+        print_json(record.model_dump(mode="json"))
+        return
+    print_fields(
+        (
+            ("checkpoint", record.checkpoint),
+            ("start", record.start),
+            ("tokens", f"{record.tokens:,}"),
+            ("steps", f"{record.steps:,}"),
+            ("loss", f"{record.curve[0][1]:.3f} -> {record.curve[-1][1]:.3f} nats per token"),
+            *((f"bits per byte, {source}", f"{bits:.4f}") for source, bits in record.held_out.items()),
+            ("time", duration(record.seconds)),
+            ("device", record.device),
+        )
+    )
+
+
+@app.command()
+def tokenizer(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Output file, tokenizer.json.")],
+    vocab: Annotated[int, typer.Option("--vocab", help="Vocabulary size, including special tokens.")] = 65536,
+    corpus: Annotated[
+        list[Path] | None,
+        typer.Option("--corpus", help="UTF-8 text file or folder. Repeatable. Default: the default corpus."),
+    ] = None,
+) -> None:
+    """Train a byte-level BPE tokenizer with special tokens for chat, tools and fill-in-the-middle.
+
+    Stock transformers and stock llama.cpp tokenize identically with it. Training is deterministic.
+    """
+    from nas.pretrain.tokenizer_training import train_tokenizer
+
+    made = train_tokenizer(corpus or [], vocab, output, say)
+    say(f"wrote {output}: {len(made.tokens):,} tokens, including {len(made.special)} special tokens")
+
+
+@app.command()
+def compare(
+    family: Annotated[str | None, typer.Option("--family", help="Built family whose members are compared.")] = None,
+    reference: Annotated[
+        list[str] | None,
+        typer.Option("--reference", help="Reference model. Repeatable. Default: those of the same size classes."),
+    ] = None,
+    layout: Annotated[
+        list[str] | None, typer.Option("--layout", help="Layout string or published name. Repeatable.")
+    ] = None,
+    size_class: Annotated[
+        list[str] | None,
+        typer.Option("--class", help="Restrict to a size class: 350M, 700M, 1B or 3B. Repeatable."),
+    ] = None,
+    alone: Annotated[bool, typer.Option("--no-references", help="Compare members and layouts only.")] = False,
+    device: Annotated[str, typer.Option("--device", "-d", help="Device id or tag; local: this machine.")] = "local",
+    threads: Annotated[int, typer.Option("--threads", "-t", min=1, help="Number of compute threads.")] = 1,
+    reps: Annotated[int, typer.Option("--reps", min=1, max=100, help="Repetitions per model and prompt length.")] = 3,
+    flash_attn: Annotated[bool, typer.Option("--flash-attn/--no-flash-attn", help="Use fused attention.")] = True,
+    accept_noise: Annotated[bool, typer.Option("--accept-noise", help="Keep refused repetitions, marked.")] = False,
+    replicate: Annotated[
+        int, typer.Option("--replicate", min=0, help="Use a higher number to repeat earlier measurements.")
+    ] = 0,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="Plot speed against size to this .png, .svg or .pdf file.")
+    ] = None,
+    db: DatabaseOption = None,
+    json: JsonFlag = False,
+) -> None:
+    """Compare family members with reference models on one device.
+
+    Measures prefill and decode speed and TTFT at 1K and 4K tokens, and peak memory at 4K and 32K, with llama.cpp and
+    Q4_0. Results are stored: a stopped comparison continues, and only new models are measured.
+    """
+    from nas.compare.compare import CompareOptions, ModelSelection
+    from nas.compare.compare import compare as measure
+    from nas.compare.tables import check_suffix, draw_comparison
+
+    if plot is not None:
+        check_suffix(plot)
+    models = ModelSelection(family, tuple(reference or ()), tuple(layout or ()), tuple(size_class or ()), alone)
+    options = CompareOptions(
+        models, device=device, threads=threads, repetitions=reps, flash_attn=flash_attn, accept_noise=accept_noise,
+        replicate=replicate, db=db,
+    )  # fmt: skip
+    record, path = measure(options, say, say)
+    say(f"wrote {path}")
+    if plot is not None:
+        draw_comparison(record, plot)
+        say(f"wrote {plot}")
+    if json:
+        print_json(record.model_dump(mode="json"))
+    else:
+        _print_comparison(record)
 
 
 @app.command()
 def show(
-    name: Annotated[str | None, typer.Argument(help="Family; left out: all are listed.", show_default=False)] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Family name. Default: list all families.", show_default=False)
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Show a family: members, why they are what they are, their files and training; or list all families."""
+    """Show the members, decisions, files and training of a family, or list all families."""
     if name is None:
-        _list(json)
+        _print_families(json)
         return
     view = family_view(name)
     if json:
         print_json(view.model_dump(mode="json"))
         return
-    print_fields(family_fields(view))
-    print_members(view)
-    print_decisions(view)
-    print_training(view)
-    print_comparisons(view)
+    print_fields(_family_fields(view))
+    _print_members(view)
+    _print_decisions(view)
+    _print_training(view)
+    _print_comparisons(view)
 
 
-def _list(json: bool) -> None:
+def _writer(tokenizer: Path | None, context: int, pte_context: int | None) -> FilesWriter:
+    """Returns the writer of model files; imports torch, which a build without files does not need."""
+    from nas.release.files import MemberFilesWriter
+    from nas.release.options import FileOptions
+
+    return MemberFilesWriter(FileOptions(tokenizer=tokenizer, context=context, pte_context=pte_context))
+
+
+def _show_plan(options: BuildOptions) -> None:
+    """Prints the candidates of each size."""
+    from nas.scaling.build import plan
+
+    print_table(
+        ("size", "weights", "active", "candidate"),
+        [
+            (size.name, show_count(each.layout.params.total), show_count(each.layout.params.active), each.layout)
+            for size, shapes in plan(options)
+            for each in shapes
+        ],
+    )
+
+
+def _print_comparison(record: Comparison) -> None:
+    from nas.compare.lfm2_report import HX370, S25
+    from nas.compare.tables import figures_table, ratios_table, reasons
+
+    print_fields(record.conditions.items())
+    print_table(*figures_table(record), title="Tokens per second, ms and MB")
+    if record.ratios:
+        print_table(*ratios_table(record), title=f"Ratios: here / {S25} / {HX370} (of the LFM2 report)")
+    for line in (*reasons(record), *record.notes):
+        say(line)
+
+
+def _print_families(json: bool) -> None:
     families = list_families()
     if json:
         print_json({"families": [family.model_dump(mode="json") for family in families]})
@@ -54,3 +366,117 @@ def _list(json: bool) -> None:
             for each in families
         ],
     )
+
+
+def _family_fields(view: FamilyView) -> list[tuple[str, object]]:
+    """Returns (name, value) for the properties of a family."""
+    family = view.family
+    sources = [
+        ("given" if each.trial is None else f"trial {each.trial}") + f": {each.layout}" for each in family.sources
+    ]
+    return [
+        ("family", family.name),
+        ("study", family.study or "none: from given layouts"),
+        ("made", family.made),
+        ("pattern", family.pattern),
+        *(("winner", each) for each in sources),
+        *((f"  {name}", value) for name, value in family.provenance.items()),
+        ("folder", view.folder),
+    ]
+
+
+def _print_members(view: FamilyView) -> None:
+    """Prints the members and their measurements."""
+    print_table(
+        ("size", "weights", "active", "files", "layout"),
+        [
+            (each.member.size, show_count(each.member.parameters), show_count(each.member.active), _files(each.files),
+             each.member.layout)
+            for each in view.members
+        ],
+        title="members",
+    )  # fmt: skip
+    rows = [
+        (each.member.size, _device(taken), _runtime(taken), _NAMES[figure.metric], figure.prompt, _noted(figure, taken))
+        for each in view.members
+        for taken in each.member.measured
+        for figure in taken.figures
+    ]
+    if rows:
+        print_table(("size", "device", "runtime", "figure", "tokens", "value"), rows, title="measured")
+
+
+def _print_decisions(view: FamilyView) -> None:
+    """Prints the recorded decisions and the candidates of each size."""
+    rows = [*_decisions("family", view.family.decisions)]
+    for each in view.members:
+        rows += _decisions(each.member.size, each.member.decisions)
+    print_table(("of", "what", "decided", "because"), rows, title="decisions")
+    tried = [
+        (each.member.size, "*" if one.chosen else "", show_count(one.parameters), one.verdict, one.layout)
+        for each in view.members
+        for one in each.member.tried
+    ]
+    print_table(("size", "", "weights", "verdict", "layout"), tried, title="candidates")
+
+
+def _print_training(view: FamilyView) -> None:
+    """Prints the training results of the members."""
+    for each in view.members:
+        if (training := each.training) is not None:
+            scores = ", ".join(f"{name} {value:.3f}" for name, value in training.held_out.items())
+            last = f", last loss {training.curve[-1][1]:.3f} nats" if training.curve else ""
+            print_fields(
+                [
+                    (
+                        f"{each.member.size} trained",
+                        f"{show_count(training.tokens)} tokens, {training.steps} steps{last}",
+                    ),
+                    ("  from", training.start),
+                    ("  held out", f"{scores} bits per byte" if scores else None),
+                ]
+            )
+
+
+def _print_comparisons(view: FamilyView) -> None:
+    """Prints the comparisons with reference models."""
+    for comparison in view.comparisons:
+        rows = [
+            (model.name, "member" if model.member else "reference", show_count(model.parameters), model.architecture,
+             _NAMES[figure.metric], figure.prompt, _figure_text(figure))
+            for model in comparison.models for figure in model.measured.figures
+        ]  # fmt: skip
+        columns = ("model", "", "weights", "architecture", "figure", "tokens", "value")
+        print_table(columns, rows, title=f"on {comparison.device}")
+
+
+def _figure_text(figure: Figure) -> str:
+    """Formats a figure with its unit and confidence interval, or the reason it is unknown."""
+    if figure.value is None:
+        return f"unknown: {figure.reason or 'not read'}"
+    interval = f" ({figure.ci95[0]:.4g} to {figure.ci95[1]:.4g})" if figure.ci95 else ""
+    return f"{figure.value:.4g} {_UNITS[figure.metric]}{interval}"
+
+
+def _device(taken: Measured) -> str:
+    return taken.device + ("" if taken.searched else " (not searched)")
+
+
+def _noted(figure: Figure, taken: Measured) -> str:
+    return _figure_text(figure) + (" (noisy)" if taken.noisy else "")
+
+
+def _runtime(taken: Measured) -> str:
+    return f"{taken.runtime} {taken.quantisation}, {taken.threads} thread{'s' * (taken.threads != 1)}"
+
+
+def _files(files: MemberFiles | None) -> str:
+    if files is None:
+        return "none"
+    kinds = dict.fromkeys(f"{each.kind} {each.quantisation}".strip() for each in files.files)
+    return ", ".join(kinds)
+
+
+def _decisions(of: str, decisions: Iterable[Decision]) -> Iterator[tuple[str, str, str, str]]:
+    for each in decisions:
+        yield of, each.what, each.value, each.reason

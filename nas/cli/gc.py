@@ -1,35 +1,53 @@
-"""`nas gc`: stored files that nothing needs."""
+"""`nas gc`: remove unused files."""
 
 from __future__ import annotations
 
 import dataclasses
+import shutil
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
-from nas.cli.database import DatabaseOption, open_store
 from nas.cli.lazy import command_app
+from nas.cli.options import DatabaseOption, open_store
 from nas.cli.output import JsonFlag, print_json, say
+from nas.core import paths
 from nas.core.errors import InvalidInput
 from nas.core.units import parse_limit
-from nas.service.collect import collect
+from nas.devices.attachments import agent_cache
+from nas.devices.files import ContentFolder
+from nas.runtimes import RUNTIMES
+from nas.store import artifacts, leases, studies
+from nas.store.store import Store
 
 app = command_app()
 
 
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """Bytes removed per kind, and bytes of the artifacts kept (above the limit if all are needed)."""
+
+    artifacts: int
+    agent_cache: int
+    checkpoints: int
+    programs: int
+    artifacts_kept: int
+
+
 @app.command()
 def gc(
-    keep: Annotated[str, typer.Option("--keep", help="How much of each may stay, such as 500MB or 20GB.")] = "20GB",
+    keep: Annotated[str, typer.Option("--keep", help="Size limit per kind of file, such as 500MB or 20GB.")] = "20GB",
     db: DatabaseOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """Remove model files, checkpoints and lowered programs that nothing needs, least recently used first.
+    """Remove unused model files, checkpoints and compiled programs, least recently used first.
 
-    Files of running measurements, of references and of finished studies' fronts stay, whatever the limit.
+    Files of running measurements, reference models and Pareto fronts of finished studies are always kept.
     """
     megabytes, relative = parse_limit(keep, "MB")
     if relative:
-        raise InvalidInput(f"{keep!r} is no size; write 500MB or 20GB", where="--keep")
+        raise InvalidInput(f"{keep!r} is not a size; use a value such as 500MB or 20GB", where="--keep")
     with open_store(db) as store:
         done = collect(store, round(megabytes * 1e6))
     if json:
@@ -37,4 +55,35 @@ def gc(
     else:
         for kind in ("artifacts", "agent_cache", "checkpoints", "programs"):
             say(f"{kind.replace('_', ' ')}: removed {getattr(done, kind) / 1e6:.1f} MB")
-        say(f"{done.artifacts_kept / 1e6:.1f} MB of artifacts stay")
+        say(f"{done.artifacts_kept / 1e6:.1f} MB of artifacts kept")
+
+
+def collect(store: Store, limit_bytes: int) -> Freed:
+    """Reduces each kind of file to `limit_bytes`, keeping files of running jobs, Pareto fronts and references.
+
+    Checkpoints are only removed while no study runs: training without one restarts, with the same result. Export
+    caches of runtimes are rebuilt on demand.
+
+    Raises:
+        InfrastructureFailed: a file cannot be removed.
+    """
+    done = artifacts.collect(store, limit_bytes)
+    cache = ContentFolder(agent_cache()).trim(limit_bytes)
+    programs = sum(runtime.trim(limit_bytes) for runtime in RUNTIMES.values())
+    return Freed(done.freed_bytes, cache, _checkpoints(store, limit_bytes), programs, done.kept_bytes)
+
+
+def _checkpoints(store: Store, limit_bytes: int) -> int:
+    held = (leases.current(store, study.id) for study in studies.all(store))
+    if any(lease is not None and lease.expires > store.now() for lease in held):
+        return 0
+    folders = [path for path in (paths.home() / "work" / "checkpoints").glob("*") if path.is_dir()]
+    sizes = {folder: sum(file.stat().st_size for file in folder.iterdir()) for folder in folders}
+    excess = sum(sizes.values()) - limit_bytes
+    removed = 0
+    for folder in sorted(folders, key=lambda each: each.stat().st_mtime):
+        if removed >= excess:
+            break
+        shutil.rmtree(folder)
+        removed += sizes[folder]
+    return removed

@@ -1,84 +1,93 @@
-"""`nas launch`: a search from beginning to end."""
+"""`nas launch`: run a search on this host or on a coordinator, with live progress and a final report."""
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import os
 import sys
+import time
 import webbrowser
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
-from nas.cli.database import DatabaseOption, open_store, same_database
-from nas.cli.launch_there import launch_there
+from nas.analysis.report import study_report
+from nas.cli.follow import follow
 from nas.cli.lazy import command_app
-from nas.cli.live import live_display
-from nas.cli.output import JsonFlag, print_fields, print_json, say
-from nas.cli.remote import ServerOption
-from nas.cli.space_view import plan_fields
+from nas.cli.options import INTERRUPTED, DatabaseOption, YesOption, open_store, same_database
+from nas.cli.output import JsonFlag, duration, print_fields, print_json, say
+from nas.cli.remote import Json, ServerOption, UsersClient, open_server, part
+from nas.cli.space import plan_fields
 from nas.cli.study_view import print_agreement, print_front
 from nas.core import paths
-from nas.core.errors import InvalidInput
+from nas.core.errors import InvalidInput, NasError
 from nas.search_spaces import load_space, space_key, space_text
-from nas.service.launch import LaunchOptions, launch, support_filter
-from nas.service.report import study_report
 from nas.store import studies
 from nas.store.rows import StudyState
+from nas.study.launch import LaunchOptions, launch, support_filter
+from nas.study.orchestrator import Snapshot
 
-INTERRUPTED = 130
+_REDRAWS_PER_S = 4
+_LINE_EVERY_S = 15.0
+_FRONT_ROWS = 12
+_ACTIVE_ROWS = 6
 
 app = command_app()
 
 
 @app.command("launch", no_args_is_help=True)
 def command(
-    space: Annotated[str, typer.Option("--space", help="Name of a packaged space, or a YAML file.")],
-    study: Annotated[str | None, typer.Option("--study", help="Name of the study; default: space and time.")] = None,
+    space: Annotated[str, typer.Option("--space", help="Packaged space name or YAML file.")],
+    study: Annotated[str | None, typer.Option("--study", help="Study name. Default: space name and time.")] = None,
     trials: Annotated[
         int | None,
-        typer.Option("--trials", "-n", min=1, help="Layouts to try, references not counted; default: the space's."),
+        typer.Option(
+            "--trials", "-n", min=1, help="Number of trials, excluding references. Default: that of the space."
+        ),
     ] = None,
     server: ServerOption = None,
     db: DatabaseOption = None,
-    ray_address: Annotated[str | None, typer.Option("--ray-address", help="Compute on this Ray cluster.")] = None,
+    ray_address: Annotated[str | None, typer.Option("--ray-address", help="Address of a Ray cluster.")] = None,
     train_gpus: Annotated[
         float | None,
-        typer.Option("--train-gpus", min=0, help="GPUs that one training takes there; default: an even share."),
+        typer.Option("--train-gpus", min=0, help="GPUs per training on the cluster. Default: an even share."),
     ] = None,
     workers: Annotated[
-        int, typer.Option("--workers", min=1, help="Trainings side by side here.", show_default="all cores")
+        int, typer.Option("--workers", min=1, help="Maximum concurrent local trainings.", show_default="all cores")
     ] = os.cpu_count() or 1,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with --study; finished stages are not repeated.")
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume --study without repeating finished stages.")] = False,
     accept_noise: Annotated[
-        bool, typer.Option("--accept-noise", help="Keep noisy measurements, marked and off the reported front.")
+        bool, typer.Option("--accept-noise", help="Keep noisy measurements, marked and excluded from the front.")
     ] = False,
     warm_start: Annotated[
         list[str] | None,
-        typer.Option("--warm-start", metavar="STUDY", help="Learn from this earlier study first; may be given again."),
+        typer.Option("--warm-start", metavar="STUDY", help="Warm-start from this earlier study. Repeatable."),
     ] = None,
     open_pages: Annotated[
-        bool, typer.Option("--open", help="Show the study in a browser while it runs; on this machine only.")
+        bool, typer.Option("--open", help="Open the dashboard in a browser while the study runs on this host.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before starting.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and stop.")] = False,
+    yes: YesOption = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and exit.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Search a space and report its Pareto front.
+    """Search an architecture space and report its Pareto front.
 
-    Layouts are proposed, exported, measured on the space's devices, and trained in small if they keep the budgets.
-    Ctrl-C stops cleanly; --resume goes on, also after a crash. With --server the study is submitted to a coordinator
-    and followed from here; Ctrl-C leaves it running there.
+    Layouts are proposed, exported and measured on the devices of the space; those within budget are trained as small
+    proxies. Ctrl-C stops cleanly; --resume continues, also after a crash. With --server the study is submitted to a
+    coordinator and followed; Ctrl-C then leaves it running.
     """
     if resume and study is None:
-        raise InvalidInput("--resume needs the name of the study", where="--study")
+        raise InvalidInput("--resume requires the name of the study", where="--study")
     if train_gpus is not None and ray_address is None:
-        raise InvalidInput("says what trainings take on a cluster; give --ray-address, too", where="--train-gpus")
+        raise InvalidInput("requires --ray-address", where="--train-gpus")
     options = LaunchOptions(
         space=load_space(space),
         study=study or f"{Path(space).stem}-{datetime.datetime.now():%Y%m%d-%H%M%S}",
@@ -93,9 +102,9 @@ def command(
         warm_start=tuple(warm_start or ()),
     )
     if open_pages and server is not None:
-        raise InvalidInput("the server has the study's pages; leave it out with --server", where="--open")
+        raise InvalidInput("cannot be combined with --server, which has its own dashboard", where="--open")
     if server is not None and not dry_run:
-        launch_there(options, space_text(space), server, json)
+        _launch_remotely(options, space_text(space), server, json)
         return
     support_filter(options.space)
     if dry_run:
@@ -103,25 +112,48 @@ def command(
         return
     if sys.stdin.isatty() and not (yes or resume or json):
         _show_plan(options, json)
-        typer.confirm("start?", default=True, abort=True, err=True)
-    with _pages(options.db) if open_pages else contextlib.nullcontext():
+        typer.confirm("Start?", default=True, abort=True, err=True)
+    with _dashboard(options.db) if open_pages else nullcontext():
         state = _run(options)
     _report(options, space, state, json)
 
 
-@contextlib.contextmanager
-def _pages(db: str | None) -> Iterator[None]:
-    """Serves the dashboard, and opens a browser where there is one."""
-    from nas.dashboard.here import dashboard_here  # FastAPI takes half a second to load
+@contextmanager
+def live_display() -> Iterator[Callable[[Snapshot], None]]:
+    """Yields the function to call with each snapshot: a live display on a terminal, otherwise lines."""
+    console = Console(stderr=True, markup=False, highlight=False)
+    if console.is_terminal:
+        with Live(console=console, refresh_per_second=_REDRAWS_PER_S, transient=True) as live:
+            yield lambda snapshot: live.update(draw(snapshot))
+    else:
+        yield _Lines().update
 
-    with open_store(db, create=True) as store, dashboard_here(store) as url:
-        say(f"dashboard: {url}")
-        webbrowser.open(url)
-        yield
+
+def line(snapshot: Snapshot) -> str:
+    """Formats a snapshot as one line."""
+    parts = [duration(snapshot.elapsed_s), f"{snapshot.proposed}/{snapshot.wanted} proposed", _states(snapshot)]
+    if snapshot.hypervolume is not None:
+        parts.append(f"hypervolume {snapshot.hypervolume:.4g}")
+    if snapshot.active:
+        parts.append("; ".join(snapshot.active))
+    if snapshot.left_s is not None:
+        parts.append(f"about {duration(snapshot.left_s)} left")
+    return " | ".join(part for part in parts if part)
 
 
-def _trials(options: LaunchOptions) -> int:
-    return options.trials or options.space.search.trials
+def draw(snapshot: Snapshot) -> RenderableType:
+    """Renders a snapshot: trial counts, running work and the current Pareto front."""
+    volume = "after the references" if snapshot.hypervolume is None else f"{snapshot.hypervolume:.4g}"
+    left = "" if snapshot.left_s is None else f", about {duration(snapshot.left_s)} left"
+    facts = Table.grid(padding=(0, 2))
+    facts.add_row("study", Text(snapshot.study, style="bold"))
+    facts.add_row("trials", f"{snapshot.proposed} of {snapshot.wanted} proposed: {_states(snapshot) or 'none yet'}")
+    facts.add_row("hypervolume", volume)
+    facts.add_row("time", f"{duration(snapshot.elapsed_s)}{left}")
+    shown = snapshot.active[:_ACTIVE_ROWS]
+    more = len(snapshot.active) - len(shown)
+    facts.add_row("now", "\n".join([*shown, *([f"and {more} more"] if more else [])]) or "waiting")
+    return Group(facts, _front_table(snapshot)) if snapshot.front else facts
 
 
 def _show_plan(options: LaunchOptions, json: bool) -> None:
@@ -134,42 +166,140 @@ def _show_plan(options: LaunchOptions, json: bool) -> None:
         )
 
 
+def _trials(options: LaunchOptions) -> int:
+    return options.trials or options.space.search.trials
+
+
+@contextmanager
+def _dashboard(db: str | None) -> Iterator[None]:
+    """Serves the dashboard and opens it in a browser."""
+    from nas.dashboard.local_server import dashboard_here  # FastAPI takes half a second to load
+
+    with open_store(db, create=True) as store, dashboard_here(store) as url:
+        say(f"dashboard: {url}")
+        webbrowser.open(url)
+        yield
+
+
 def _run(options: LaunchOptions) -> StudyState:
-    verb = "going on with" if options.resume else "starting"
+    verb = "resuming" if options.resume else "starting"
     say(f"{verb} study {options.study} of space {options.space.name}")
 
-    def tell(trial: int | None, what: str, payload: Mapping[str, Any]) -> None:
+    def report_failure(trial: int | None, what: str, payload: Mapping[str, Any]) -> None:
         if what == "failed":
-            who = "study" if trial is None else f"trial {trial}"
-            say(f"{who}: {what}: {payload.get('message') or payload.get('reason') or 'no reason given'}")
+            subject = "study" if trial is None else f"trial {trial}"
+            say(f"{subject}: {what}: {payload.get('message') or payload.get('reason') or 'no reason given'}")
 
     try:
         with live_display() as update:
-            return launch(options, update, tell, say)
-    except KeyboardInterrupt:  # before or after the search itself, which stops by itself
-        say(f"interrupted; go on with the same command and --study {options.study} --resume")
+            return launch(options, update, report_failure, say)
+    except KeyboardInterrupt:  # before or after the search, which handles it itself
+        say(f"interrupted; to resume, repeat the command with --study {options.study} --resume")
         raise typer.Exit(INTERRUPTED) from None
 
 
 def _report(options: LaunchOptions, space: str, state: StudyState, json: bool) -> None:
-    """What was found, where the picture is, and what to do next."""
-    from nas.service.picture import draw_front  # matplotlib takes a second to load
+    """Prints the report, the paths of its plots and the next commands."""
+    from nas.analysis.plot import draw_front  # matplotlib takes a second to load
 
     with open_store(options.db) as store:
         report = study_report(store, options.study)
-        told_to_stop = studies.get(store, options.study).desired_state == "stop"
+        stop_requested = studies.get(store, options.study).desired_state == "stop"
     if json:
         print_json(report)
     else:
         print_front(report)
         print_agreement(report)
     png, svg = draw_front(report, paths.home() / "studies" / options.study)
-    say(f"picture: {png}, {svg}")
+    say(f"plots: {png}, {svg}")
     database = same_database(options.db)
     if state is StudyState.STOPPED:
-        say(f"stopped; go on with: nas launch --space {space} --study {options.study} --resume{database}")
-        if not told_to_stop:
+        say(f"stopped; to resume: nas launch --space {space} --study {options.study} --resume{database}")
+        if not stop_requested:
             raise typer.Exit(INTERRUPTED)
     else:
-        say(f"next: nas study show {options.study}{database}        how it stands, and what it cost")
-        say(f"      nas study show {options.study} --json{database}   everything that was measured")
+        say(f"next: nas study show {options.study}{database}        state, Pareto front and cost")
+        say(f"      nas study show {options.study} --json{database}   all measurements")
+
+
+def _launch_remotely(options: LaunchOptions, space: str, server: str, json: bool) -> None:
+    """Submits a study, follows it until it ends, and prints its report.
+
+    Args:
+        options: options of the launch.
+        space: YAML text of the space.
+        server: URL of the coordinator.
+        json: prints the report as JSON.
+
+    Raises:
+        NasError: the coordinator rejects the study, or the study fails.
+    """
+    if options.ray_address is not None:
+        raise InvalidInput("cannot be combined with --server: the coordinator is configured with its cluster",
+                           where="--ray-address")  # fmt: skip
+    with open_server(server, options.db) as client:
+        _submit(client, options, space)
+        state = follow(client, options.study)
+        found = client.get(f"/v1/studies/{part(options.study)}")
+    _print_remote_report(found, state, client.url, json)
+
+
+def _submit(client: UsersClient, options: LaunchOptions, space: str) -> None:
+    """Submits a study, or resumes it with `--resume`. Submitting the same study again is idempotent."""
+    if options.resume:
+        client.post(f"/v1/studies/{part(options.study)}/run")
+        say(f"study {options.study} is resumed on {client.url}")
+        return
+    wanted: dict[str, object] = {
+        "study": options.study,
+        "space": space,
+        "trials": options.trials,
+        "accept_noise": options.accept_noise,
+    }
+    if options.warm_start:  # older coordinators reject the key
+        wanted["warm_start"] = list(options.warm_start)
+    state = client.post("/v1/studies", wanted)["state"]
+    say(f"study {options.study} is submitted to {client.url}: {state}")
+
+
+def _print_remote_report(found: Json, state: str, url: str, json: bool) -> None:
+    if found["report"] is not None and json:
+        print_json(found["report"])
+    elif found["report"] is not None:
+        print_front(found["report"])
+        print_agreement(found["report"])
+    study = found["study"]
+    if state == "complete":
+        say(f"next: nas study show {study} --server {url}        state, Pareto front and cost")
+        return
+    message = (found["submission"] or {}).get("message")
+    if state == "stopped":
+        say(f"stopped; to resume, repeat the command with --study {study} --resume")
+        raise typer.Exit(0 if found["desired_state"] == "stop" else 1)
+    raise NasError(f"study {study} {state}: {message or 'see its log on the coordinator'}")
+
+
+class _Lines:
+    """Prints a line when trials change state, and at least every `_LINE_EVERY_S` seconds."""
+
+    def __init__(self) -> None:
+        self._last, self._at = "", -_LINE_EVERY_S
+
+    def update(self, snapshot: Snapshot) -> None:
+        state = f"{snapshot.proposed} {sorted(snapshot.states.items())} {len(snapshot.front)}"
+        now = time.monotonic()
+        if state != self._last or now - self._at >= _LINE_EVERY_S:
+            self._last, self._at = state, now
+            say(line(snapshot))
+
+
+def _states(snapshot: Snapshot) -> str:
+    return ", ".join(f"{count} {state}" for state, count in sorted(snapshot.states.items()))
+
+
+def _front_table(snapshot: Snapshot) -> Table:
+    table = Table("trial", *snapshot.objectives, "layout", box=SIMPLE_HEAD, title="front so far", title_justify="left")
+    for row in snapshot.front[:_FRONT_ROWS]:
+        values = [f"{value:.4g}" for value in row.values]
+        table.add_row(str(row.trial), *values, Text(row.layout, overflow="ellipsis", no_wrap=True))
+    return table

@@ -1,4 +1,4 @@
-"""Entry point of `nas`: global options, and what an error looks like.
+"""Entry point of `nas`: global options and error handling.
 
 Exit codes: 0 ok, 1 failed, 2 usage, 3 invalid configuration or input, 4 transient infrastructure, 130 interrupted.
 """
@@ -14,8 +14,7 @@ import typer
 
 from nas.cli.lazy import LazyGroup
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
-from nas.core.logs import without_passwords
-from nas.core.visible import visible
+from nas.core.logs import visible, without_passwords
 
 DEBUG = "NAS_DEBUG"
 
@@ -37,28 +36,28 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def root(
-    debug: Annotated[bool, typer.Option("--debug", help=f"Show tracebacks; ${DEBUG}=1 does the same.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help=f"Show tracebacks; same as ${DEBUG}=1.")] = False,
     show_version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Hardware-in-the-loop architecture search for on-device language models.
 
-    Data goes to stdout; progress and messages go to stderr. Commands that read take --json. Exit codes: 0 ok, 1
-    failed, 2 usage, 3 invalid configuration or input, 4 transient infrastructure (a retry can help), 130 interrupted.
+    Data goes to stdout; progress and messages go to stderr. Commands that read accept --json. Exit codes: 0 ok, 1
+    failed, 2 usage, 3 invalid configuration or input, 4 transient infrastructure (retryable), 130 interrupted.
     """
     if debug:
-        os.environ[DEBUG] = "1"  # so that child processes show theirs too
+        os.environ[DEBUG] = "1"  # child processes inherit it
 
 
 def main() -> None:
-    """Runs the command line; an expected error is one message on stderr and an exit code."""
+    """Runs the command line; expected errors become one message on stderr and an exit code."""
     try:
         app(prog_name="nas")
     except NasError as error:
         _fail(error, error.exit_code)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
-        _fail(error, InvalidInput.exit_code)  # a path that was given
+        _fail(error, InvalidInput.exit_code)  # a path given by the user
     except OSError as error:
         _fail(error, InfrastructureFailed.exit_code)
 
@@ -67,6 +66,6 @@ def _fail(error: Exception, code: int) -> None:
     if os.environ.get(DEBUG):
         raise error
     message = visible(without_passwords(str(error)), keep="\n\t")
-    # Several problems in a file are told as `file:line: message`, a line each, as editors read them.
+    # Several problems in one file: one `file:line: message` per line, the format that editors parse.
     typer.echo(message if "\n" in message else f"nas: {message}", err=True)
     sys.exit(code)

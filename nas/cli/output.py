@@ -1,6 +1,6 @@
-"""What commands write: data on stdout, messages on stderr; for people on a terminal, plain everywhere else.
+"""Output of commands: data on stdout, messages on stderr; formatted on a terminal, plain otherwise.
 
-Much of it was said by devices and agents, so characters that do something to a terminal are written as escapes.
+Text may come from devices and agents, so terminal control characters are escaped.
 """
 
 from __future__ import annotations
@@ -13,20 +13,19 @@ from typing import Annotated, Any
 
 import typer
 
-from nas.core.logs import without_passwords
-from nas.core.visible import visible
+from nas.core.logs import visible, without_passwords
 
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Output JSON.")]
 LogJsonFlag = Annotated[bool, typer.Option("--log-json", help="Log JSON lines, for a log collector.")]
 
 
 def say(message: str) -> None:
-    """A message for people, on stderr; never with the password of a URL."""
+    """Prints a message on stderr, without passwords in URLs."""
     typer.echo(visible(without_passwords(message), keep="\n\t"), err=True)
 
 
 def print_json(value: Any) -> None:
-    """`value` as indented JSON on stdout."""
+    """Prints `value` as indented JSON on stdout."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     if not text.replace("\n", "").isprintable():
         text = "".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text)
@@ -34,7 +33,7 @@ def print_json(value: Any) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
-    """A table on stdout: drawn for a terminal, tab-separated with a header line otherwise."""
+    """Prints a table on stdout: formatted on a terminal, otherwise tab-separated with a header line."""
     texts = [["" if cell is None else visible(str(cell)) for cell in row] for row in rows]
     if not sys.stdout.isatty():
         for line in (columns, *texts):
@@ -47,12 +46,12 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
     table = Table(*columns, box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
     for line in texts:
         table.add_row(*line)
-    # Layouts hold brackets, which rich would take for markup.
+    # Layouts contain brackets, which rich would parse as markup.
     Console(markup=False, highlight=False).print(table)
 
 
 def print_fields(fields: Iterable[tuple[str, object]]) -> None:
-    """Name and value, a line each, on stdout."""
+    """Prints one line per (name, value) on stdout, skipping None."""
     pairs = [(name, value) for name, value in fields if value is not None]
     width = max((len(name) for name, _ in pairs), default=0)
     for name, value in pairs:
@@ -60,12 +59,12 @@ def print_fields(fields: Iterable[tuple[str, object]]) -> None:
 
 
 def when(at: float | None) -> str:
-    """A moment in seconds since the epoch, in this machine's time zone; 'never' for None and 0."""
+    """Formats seconds since the epoch in local time; 'never' for None and 0."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) if at else "never"
 
 
 def duration(seconds: float) -> str:
-    """1 h 02 min, 3 min 04 s, or 5 s."""
+    """Formats a duration, such as 1 h 02 min, 3 min 04 s, or 5 s."""
     minutes, whole = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:

@@ -1,4 +1,4 @@
-"""`nas server`: the coordinators that this user may talk to."""
+"""`nas server`: manage the coordinators known to --server."""
 
 from __future__ import annotations
 
@@ -12,49 +12,48 @@ import typer
 
 from nas.cli.lazy import command_app
 from nas.cli.output import JsonFlag, print_json, print_table, say
-from nas.cli.servers_file import KnownServer, forget_server, keep_server, known_servers, server_url, servers_file
-from nas.cli.users_client import UsersClient
+from nas.cli.remote import KnownServer, UsersClient, forget_server, keep_server, known_servers, server_url, servers_file
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.protocol import CA_PATH
 
 _TIMEOUT_S = 15.0
 _LONGEST_CA = 64 << 10
 
-app = command_app(help="Make coordinators known, for --server.")
+app = command_app(help="Manage the coordinators known to --server.")
 
-UrlArgument = Annotated[str, typer.Argument(metavar="URL", help="https://host:port.")]
+UrlArgument = Annotated[str, typer.Argument(metavar="URL", help="URL of the coordinator, https://HOST:PORT.")]
 
 
 @app.command()
 def add(
     url: UrlArgument,
     token: Annotated[
-        str, typer.Option("--token", help="API token of 'nas token create'; '-' asks for it or reads it from stdin.")
+        str, typer.Option("--token", help="API token from 'nas token create'; '-': prompt, or read it from stdin.")
     ] = "-",
     fingerprint: Annotated[
         str | None,
-        typer.Option("--fingerprint", metavar="SHA256", help="Of its CA, as 'nas serve' prints it; default: ask."),
+        typer.Option("--fingerprint", metavar="SHA256", help="CA fingerprint printed by 'nas serve'. Default: ask."),
     ] = None,
 ) -> None:
-    """Pin a coordinator's certificate authority by its fingerprint, and keep a token for it."""
+    """Add a coordinator: pin its certificate authority and store an API token."""
     url = server_url(url)
     pem = _fetch_ca(url)
     found = _fingerprint(pem)
     if fingerprint is None:
         _ask_for_trust(url, found)
     elif _plain(fingerprint) != found:
-        raise InvalidInput(f"{url} has another certificate authority: {found}", where="--fingerprint")
+        raise InvalidInput(f"{url} has a different certificate authority: {found}", where="--fingerprint")
     secret = _read_token() if token == "-" else token
     with UsersClient(url, secret, pem) as client:
         server = client.get("/v1/server")
     keep_server(url, KnownServer(ca_pem=pem, token=secret))
     say(f"{url}: hilnas {server['version']}; token {server['token']!r} has role {server['role']}")
-    say(f"kept in {servers_file()}; use it with --server {url} or NAS_SERVER={url}")
+    say(f"saved to {servers_file()}; use it with --server {url} or NAS_SERVER={url}")
 
 
 @app.command("list")
 def list_servers(json: JsonFlag = False) -> None:
-    """List the coordinators that are known."""
+    """List known coordinators."""
     rows = [{"url": url, "fingerprint": _fingerprint(server.ca_pem)} for url, server in known_servers().items()]
     if json:
         print_json({"servers": rows})
@@ -64,13 +63,13 @@ def list_servers(json: JsonFlag = False) -> None:
 
 @app.command()
 def remove(url: UrlArgument) -> None:
-    """Forget a coordinator and its token."""
+    """Remove a coordinator and its token."""
     forget_server(server_url(url))
-    say(f"{url}: forgotten")
+    say(f"{url}: removed")
 
 
 def _fetch_ca(url: str) -> str:
-    """The coordinator's CA, from a connection that proves nothing yet: its fingerprint has to."""
+    """Fetches the CA over an unverified connection; its fingerprint must be checked."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
@@ -78,7 +77,7 @@ def _fetch_ca(url: str) -> str:
     except httpx.HTTPError as error:
         raise InfrastructureFailed(f"{url}: {error or type(error).__name__}") from error
     if answer.status_code != 200 or len(answer.content) > _LONGEST_CA:
-        raise InvalidInput(f"{url} is no coordinator: it gives no certificate authority ({answer.status_code})")
+        raise InvalidInput(f"{url} is not a coordinator: no certificate authority found (HTTP {answer.status_code})")
     return answer.text
 
 
@@ -86,7 +85,7 @@ def _fingerprint(pem: str) -> str:
     try:
         return hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem)).hexdigest()
     except ValueError:
-        raise InvalidInput("what should be a certificate authority is no certificate") from None
+        raise InvalidInput("the certificate authority is not a valid certificate") from None
 
 
 def _plain(fingerprint: str) -> str:
@@ -95,14 +94,13 @@ def _plain(fingerprint: str) -> str:
 
 def _ask_for_trust(url: str, fingerprint: str) -> None:
     if not sys.stdin.isatty():
-        raise InvalidInput("nobody is there to compare fingerprints; give the one that 'nas serve' prints",
-                           where="--fingerprint")  # fmt: skip
-    say(f"{url} has a certificate authority with the SHA-256 fingerprint\n  {fingerprint}")
-    typer.confirm("is that what 'nas serve' printed?", abort=True, err=True)
+        raise InvalidInput("not a terminal; give the CA fingerprint printed by 'nas serve'", where="--fingerprint")
+    say(f"SHA-256 fingerprint of the certificate authority of {url}:\n  {fingerprint}")
+    typer.confirm("Does it match the one printed by 'nas serve'?", abort=True, err=True)
 
 
 def _read_token() -> str:
-    token = typer.prompt("token", hide_input=True, err=True) if sys.stdin.isatty() else sys.stdin.readline()
+    token = typer.prompt("Token", hide_input=True, err=True) if sys.stdin.isatty() else sys.stdin.readline()
     if not token.strip():
-        raise InvalidInput("no token was given", where="--token")
+        raise InvalidInput("no token given", where="--token")
     return str(token.strip())

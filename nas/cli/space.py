@@ -1,28 +1,68 @@
-"""`nas space`: search spaces, before anything is searched."""
+"""`nas space`: list, show, validate and sample search spaces."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, Any
 
 import numpy as np
 import typer
 
-from nas.cli.arguments import SpaceArgument
 from nas.cli.lazy import command_app
+from nas.cli.options import SpaceArgument
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
-from nas.cli.space_support import RuntimeSupport, by_layout, drawn, sampler, survey
-from nas.cli.space_view import space_fields
+from nas.core.block import Scalar
+from nas.core.block_space import BlockSpace, Knob
+from nas.core.layout import Layout
+from nas.core.metrics import METRICS
+from nas.core.scoring import measurement_keys
+from nas.core.space import Budget, Objective, ParamBudget, RuntimeSpace, SearchSpace
 from nas.core.units import show_count
+from nas.core.workload import Workload
+from nas.runtimes import RUNTIMES
+from nas.runtimes.base import Support
+from nas.search.sampling import Sampler
 from nas.search_spaces import list_spaces, load_space, space_json, space_key
 
-app = command_app(help="List, show, validate and sample search spaces.")
+SAMPLES = 200
+_SHOWN_CHOICES = 6
 _SHOWN_REASONS = 8
+
+app = command_app(help="List, show, validate and sample search spaces.")
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeSupport:
+    """Support of sampled layouts by a runtime.
+
+    Args:
+        runtime: its name.
+        sampled: number of layouts.
+        stock: layouts that run on the stock build.
+        patched: further layouts that run on the patched build.
+        admitted: layouts that the space admits, by its `build` key.
+        refused_for: reason -> number of layouts refused for it.
+        patched_for: reason -> number of admitted layouts that need the patched build for it.
+        blocks: block kind -> (layouts with it, admitted ones among them).
+    """
+
+    runtime: str
+    sampled: int
+    stock: int
+    patched: int
+    admitted: int
+    refused_for: dict[str, int]
+    patched_for: dict[str, int]
+    blocks: dict[str, tuple[int, int]]
 
 
 @app.command("list")
 def list_packaged(json: JsonFlag = False) -> None:
-    """List the search spaces that ship with hilnas."""
+    """List the packaged search spaces."""
     spaces = list_spaces()
     if json:
         print_json({"spaces": [{"name": name, "doc": doc} for name, doc in spaces.items()]})
@@ -34,14 +74,14 @@ def list_packaged(json: JsonFlag = False) -> None:
 def show(
     space: SpaceArgument,
     support: Annotated[
-        bool, typer.Option("--support", help="Sample layouts and tell what each runtime refuses.")
+        bool, typer.Option("--support", help="Sample layouts and show which of them each runtime supports.")
     ] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Show what a search space leaves open, its budgets and its references."""
+    """Show the choices, budgets and reference models of a search space."""
     found = load_space(space)
-    layouts = drawn(found) if support else []
-    surveys, rows = survey(found, layouts) if support else [], by_layout(found, layouts)
+    layouts = draw_layouts(found) if support else []
+    surveys, rows = survey(found, layouts) if support else [], support_by_layout(found, layouts)
     if json:
         extra = {"support": [dataclasses.asdict(one) for one in surveys], "layouts": rows} if support else {}
         print_json({"key": space_key(found), "doc": found.doc, **space_json(found), **extra})
@@ -55,7 +95,7 @@ def show(
 
 @app.command()
 def validate(space: SpaceArgument, json: JsonFlag = False) -> None:
-    """Check a search space; every mistake is told with its file and line. Exit code 3 where there is one."""
+    """Validate a search space. Errors are reported with file and line; exit code 3 if there are any."""
     found = load_space(space)
     if json:
         print_json({"valid": True, "name": found.name, "key": space_key(found)})
@@ -66,11 +106,11 @@ def validate(space: SpaceArgument, json: JsonFlag = False) -> None:
 @app.command()
 def sample(
     space: SpaceArgument,
-    number: Annotated[int, typer.Option("--number", "-n", min=1, max=10_000, help="How many layouts.")] = 5,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Equal seeds give equal layouts.")] = 0,
+    number: Annotated[int, typer.Option("--number", "-n", min=1, max=10_000, help="Number of layouts.")] = 5,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed.")] = 0,
     json: JsonFlag = False,
 ) -> None:
-    """Draw random layouts that the space's runtimes carry."""
+    """Sample random layouts that all runtimes of a space support."""
     rng, draws = np.random.default_rng(seed), sampler(load_space(space))
     layouts = [draws.draw(rng) for _ in range(number)]
     if json:
@@ -84,18 +124,196 @@ def sample(
     )
 
 
+def space_fields(space: SearchSpace) -> Iterator[tuple[str, str]]:
+    """Yields (name, value) for the main properties of a space."""
+    model = space.model
+    yield "name", space.name
+    yield "purpose", " ".join(space.doc.split())
+    yield "width", _show_knob(model.d_model)
+    yield "depth", _show_knob(model.depth)
+    yield "vocabulary", _show_knob(model.vocab)
+    yield "weights", _show_params(model.params)
+    for role, blocks in (("mixer", space.mixers), ("feed-forward", space.ffn)):
+        for block in blocks:
+            yield role, _show_block(block, space)
+    for runtime in space.runtimes:
+        yield "runtime", f"{runtime.name} {runtime.quantisation} ({runtime.build} build)"
+    yield "devices", ", ".join(space.devices)
+    for name in space.measured:
+        yield "workload", f"{name}: {_show_workload(space.workloads[name])}"
+    for budget in space.budgets:
+        yield "budget", _show_budget(budget)
+    for objective in space.objectives:
+        yield "objective", _show_objective(objective, space)
+    for name, layout in space.references.layouts().items():
+        yield f"reference ({name})", _show_layout(layout)
+    yield "rungs", " -> ".join(rung.name for rung in space.quality.rungs)
+
+
+def plan_fields(space: SearchSpace, trials: int) -> Iterator[tuple[str, str]]:
+    """Yields (name, value) for the work of a study of `trials` trials."""
+    protocol, references = space.protocol, len(space.references.layouts())
+    yield "space", space.name
+    yield "devices", ", ".join(space.devices)
+    yield "runtimes", ", ".join(f"{runtime.name} {runtime.quantisation}" for runtime in space.runtimes)
+    places = len(space.measured) * len(space.devices) * len(space.runtimes)
+    yield "screen", f"{trials} + {references} references x {places} workload(s) x {protocol.screen_repetitions} runs"
+    entering = trials
+    for index, rung in enumerate(space.quality.rungs):
+        steps = [f"{task} {stage.steps} steps" for task, stage in rung.tasks.items()]
+        steps += [f"language model {rung.lm_steps} steps"] if rung.lm_steps else []
+        what = f"{', '.join(steps)}, {len(rung.seeds)} seed(s)"
+        yield f"rung {index} ({rung.name})", f"at most {entering} + {references} references: {what}"
+        entering = rung.promoted(entering)
+    yield "confirm", f"the top rung again, {protocol.confirm_repetitions} runs a workload"
+
+
+def admits(wanted: RuntimeSpace, support: Support) -> bool:
+    """Returns True if a space with runtime `wanted` admits a layout with this support."""
+    return support.verdict == "stock" or (support.verdict == "patched" and wanted.build == "any")
+
+
+def sampler(space: SearchSpace) -> Sampler:
+    """Returns a sampler of layouts that all runtimes of the space support, as used by a search."""
+    return Sampler(
+        space, lambda layout: all(admits(wanted, RUNTIMES[wanted.name].supports(layout)) for wanted in space.runtimes)
+    )
+
+
+def draw_layouts(space: SearchSpace, seed: int = 0) -> list[Layout]:
+    """Draws `SAMPLES` layouts regardless of runtime support."""
+    rng, free = np.random.default_rng(seed), Sampler(space)
+    return [free.draw(rng) for _ in range(SAMPLES)]
+
+
+def survey(space: SearchSpace, layouts: Sequence[Layout]) -> list[RuntimeSupport]:
+    """Counts the support of `layouts` by each runtime of the space."""
+    return [_survey_one(wanted, layouts) for wanted in space.runtimes]
+
+
+def support_by_layout(space: SearchSpace, layouts: Sequence[Layout]) -> list[dict[str, Any]]:
+    """Returns for each layout the verdict and reasons of every runtime, and whether all admit it."""
+    rows = []
+    for layout in layouts:
+        supports = {wanted.name: RUNTIMES[wanted.name].supports(layout) for wanted in space.runtimes}
+        rows.append(
+            {
+                "layout": layout.format(),
+                "admitted": all(admits(wanted, supports[wanted.name]) for wanted in space.runtimes),
+                "runtimes": {
+                    name: {"verdict": support.verdict, "reasons": list(support.reasons)}
+                    for name, support in supports.items()
+                },
+            }
+        )
+    return rows
+
+
+def _survey_one(wanted: RuntimeSpace, layouts: Sequence[Layout]) -> RuntimeSupport:
+    supports = [RUNTIMES[wanted.name].supports(layout) for layout in layouts]
+    kinds = [{block.kind for layer in layout.layers for block in layer.blocks} for layout in layouts]
+    admitted = [admits(wanted, support) for support in supports]
+    return RuntimeSupport(
+        runtime=wanted.name,
+        sampled=len(layouts),
+        stock=sum(support.verdict == "stock" for support in supports),
+        patched=sum(support.verdict == "patched" for support in supports),
+        admitted=sum(admitted),
+        refused_for=_reasons(support for support, ok in zip(supports, admitted, strict=True) if not ok),
+        patched_for=_reasons(support for support, ok in zip(supports, admitted, strict=True) if ok),
+        blocks={
+            kind: (
+                sum(kind in found for found in kinds),
+                sum(ok for found, ok in zip(kinds, admitted, strict=True) if kind in found),
+            )
+            for kind in sorted(set().union(*kinds))
+        },
+    )
+
+
+def _reasons(supports: Iterable[Support]) -> dict[str, int]:
+    """Counts layouts per reason, most common first."""
+    return dict(Counter(reason for support in supports for reason in support.reasons).most_common())
+
+
 def _support_fields(one: RuntimeSupport) -> list[tuple[str, str]]:
     refused = 1 - one.admitted / one.sampled
-    told = f"{one.runtime}: refuses {refused:.0%} of {one.sampled} sampled layouts"
+    refusals = f"{one.runtime}: refuses {refused:.0%} of {one.sampled} sampled layouts"
     builds = f"{one.stock} run on the stock build, {one.patched} more on the patched one"
     blocks = [f"{kind}: {ok} of {total} layouts with it" for kind, (total, ok) in one.blocks.items()]
     return [
-        ("support", f"{told}; {builds}"),
-        *(("  carried", text) for text in blocks),
-        *(("  refused", text) for text in _commonest(one.refused_for)),
-        *(("  patched", text) for text in _commonest(one.patched_for)),
+        ("support", f"{refusals}; {builds}"),
+        *(("  supported", text) for text in blocks),
+        *(("  refused", text) for text in _most_common(one.refused_for)),
+        *(("  patched", text) for text in _most_common(one.patched_for)),
     ]
 
 
-def _commonest(reasons: dict[str, int]) -> list[str]:
+def _most_common(reasons: dict[str, int]) -> list[str]:
     return [f"{reason} ({count} layouts)" for reason, count in reasons.items()][:_SHOWN_REASONS]
+
+
+def _show_layout(layout: Layout) -> str:
+    """Formats a layout with its total and, if fewer, active weights."""
+    params = layout.params
+    active = f", {show_count(params.active)} active" if params.active < params.total else ""
+    return f"{layout}  ({show_count(params.total)} weights{active})"
+
+
+def _show_knob(knob: Knob) -> str:
+    """Formats choices as a range if they are evenly spaced, else as a list."""
+    choices = [_number(choice) for choice in knob.choices]
+    if len(choices) == 1:
+        return choices[0]
+    scope = ", per layer" if knob.scope == "layer" else ""
+    if (step := _step(knob.choices)) and len(choices) > 3:
+        return f"{choices[0]} to {choices[-1]}{f' by {step}' if step != 1 else ''}{scope}"
+    shown = choices if len(choices) <= _SHOWN_CHOICES else [*choices[: _SHOWN_CHOICES - 1], "...", choices[-1]]
+    return f"{' | '.join(shown)}{scope}"
+
+
+def _step(choices: Sequence[Scalar]) -> Scalar | None:
+    """Returns the distance between neighbours if it is the same for all."""
+    steps = {after - before for before, after in pairwise(choices)}
+    return steps.pop() if len(steps) == 1 else None
+
+
+def _number(value: Scalar) -> str:
+    return str(int(value)) if float(value).is_integer() else f"{value:g}"
+
+
+def _show_block(block: BlockSpace, space: SearchSpace) -> str:
+    knobs = "; ".join(f"{name} {_show_knob(knob)}" for name, knob in block.knobs.items())
+    limit = space.limits.get(block.kind)
+    if limit is None:
+        return f"{block.kind}: {knobs}"
+    most = "" if limit.max is None else f" to {limit.max}"
+    return f"{block.kind}: {knobs}; in {limit.min}{most or ' or more'} layers"
+
+
+def _show_params(params: ParamBudget) -> str:
+    parts = []
+    for name in ("total", "active", "non_embedding"):
+        limits = getattr(params, name)
+        if limits.min or limits.max is not None:
+            most = "any" if limits.max is None else show_count(limits.max)
+            parts.append(f"{name} {show_count(limits.min)} to {most}")
+    return ", ".join(parts) or "any number"
+
+
+def _show_workload(workload: Workload) -> str:
+    return f"{workload.prompt} tokens in, {workload.gen} out, window {workload.window}, {workload.threads} thread(s)"
+
+
+def _show_budget(budget: Budget) -> str:
+    limit, relative = budget.limit
+    sign = "<=" if budget.max is not None else ">="
+    return f"{budget.name} {sign} {f'{limit:g}x the published reference' if relative else budget.max or budget.min}"
+
+
+def _show_objective(objective: Objective, space: SearchSpace) -> str:
+    workload = f" at {objective.workload}" if objective.workload else ""
+    runtime = f" on {objective.runtime}" if objective.runtime else ""
+    over = len(measurement_keys(space, objective)) if METRICS[objective.metric].source != "proxy" else 1
+    ratio = f", {objective.aggregate} of its ratios at {over} places" if over > 1 else ""
+    return f"{objective.name}: {objective.metric}{workload}{runtime}{ratio}"

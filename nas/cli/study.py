@@ -1,42 +1,54 @@
-"""`nas study`: what searches have found, and what they are told to do."""
+"""`nas study`: inspect, control, export and import studies."""
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Callable, Iterator
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
-from nas.cli import study_change, study_export, study_hardware, study_mirror
-from nas.cli.arguments import StudyArgument
-from nas.cli.database import DatabaseOption, open_store
+from nas.analysis.hardware import ModelError, hardware_report
+from nas.analysis.record import read_study
+from nas.analysis.report import csv_parts, study_report, study_table
+from nas.analysis.snapshot import StudySnapshot
 from nas.cli.follow import follow
 from nas.cli.lazy import command_app
+from nas.cli.options import DatabaseOption, StudyArgument, YesOption, open_store
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
-from nas.cli.remote import ServerOption, open_server
-from nas.cli.studies import read_report, read_studies
+from nas.cli.remote import Json, ServerOption, open_server, part
 from nas.cli.study_view import print_agreement, print_front, report_fields
-from nas.core.errors import InvalidInput
+from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.layout import Layout
 from nas.core.trial import TrialState
-from nas.service.asking import replay as replay_log
-from nas.service.launch import support_filter
-from nas.service.ledger import all_events
-from nas.service.stored_space import stored_space
-from nas.store import studies, trials
-from nas.store.rows import Trial
+from nas.store import pages, studies, trials
+from nas.store.archive import export_study, import_study
+from nas.store.rows import DesiredState, Trial
+from nas.store.store import Store
+from nas.study.events import all_events, stored_space
+from nas.study.launch import support_filter
+from nas.study.proposals import replay as replay_log
 
-app = command_app(help="List, show, steer and exchange studies.")
-study_change.register(app)
-study_export.register(app)
-study_mirror.register(app)
-study_hardware.register(app)
+_ALL_STUDIES = 1 << 20
+
+app = command_app(help="List, show, control, export and import studies.")
+
+
+class Format(StrEnum):
+    """File formats of `nas study export`."""
+
+    ARCHIVE = "archive"
+    JSON = "json"
+    CSV = "csv"
 
 
 @app.command("list")
 def list_studies(server: ServerOption = None, db: DatabaseOption = None, json: JsonFlag = False) -> None:
-    """List the studies of a database or a coordinator."""
-    rows = read_studies(server, db)
+    """List studies."""
+    rows = _read_studies(server, db)
     if json:
         print_json({"studies": rows})
         return
@@ -46,8 +58,8 @@ def list_studies(server: ServerOption = None, db: DatabaseOption = None, json: J
 
 @app.command()
 def show(study: StudyArgument, server: ServerOption = None, db: DatabaseOption = None, json: JsonFlag = False) -> None:
-    """Show how a study stands, with its front."""
-    report = read_report(study, server, db)
+    """Show the state of a study and its Pareto front."""
+    report = _read_report(study, server, db)
     if json:
         print_json(report)
         return
@@ -61,16 +73,17 @@ def show(study: StudyArgument, server: ServerOption = None, db: DatabaseOption =
 def front(
     study: StudyArgument,
     picture: Annotated[
-        Path | None, typer.Option("--picture", metavar="FOLDER", help="Also write front.png and front.svg there.")
+        Path | None,
+        typer.Option("--picture", metavar="FOLDER", help="Also write front.png and front.svg to this folder."),
     ] = None,
     server: ServerOption = None,
     db: DatabaseOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """Show a study's Pareto front, best first, below its references."""
-    report = read_report(study, server, db)
+    """Show the reference models and the Pareto front of a study, best first."""
+    report = _read_report(study, server, db)
     if picture is not None:
-        from nas.service.picture import draw_front  # matplotlib takes a second to load
+        from nas.analysis.plot import draw_front  # matplotlib takes a second to load
 
         for path in draw_front(report, picture):
             say(f"wrote {path}")
@@ -84,11 +97,11 @@ def front(
 def follow_study(
     study: StudyArgument,
     server: ServerOption = None,
-    after: Annotated[int, typer.Option("--after", min=0, help="Begin behind the event of this id.")] = 0,
+    after: Annotated[int, typer.Option("--after", min=0, help="Start after the event with this id.")] = 0,
 ) -> None:
-    """Say what a study on a coordinator does, until it has ended; Ctrl-C leaves it running."""
+    """Stream the events of a study on a coordinator until it ends. Ctrl-C detaches; the study keeps running."""
     if server is None:
-        raise InvalidInput("a launch without a coordinator shows itself; give the coordinator", where="--server")
+        raise InvalidInput("only studies on a coordinator can be followed; give its URL", where="--server")
     with open_server(server) as client:
         follow(client, study, after)
 
@@ -96,13 +109,15 @@ def follow_study(
 @app.command("trials")
 def list_trials(
     study: StudyArgument,
-    state: Annotated[list[TrialState] | None, typer.Option("--state", help="Only these; may be given again.")] = None,
+    state: Annotated[
+        list[TrialState] | None, typer.Option("--state", help="Only trials in this state. Repeatable.")
+    ] = None,
     db: DatabaseOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """List a study's trials, whatever became of them."""
+    """List the trials of a study, including failed and pruned ones."""
     with open_store(db) as store:
-        found = [_as_json(trial) for trial in trials.all(store, studies.get(store, study).id, states=state)]
+        found = [_trial_json(trial) for trial in trials.all(store, studies.get(store, study).id, states=state)]
     if json:
         print_json({"study": study, "trials": found})
         return
@@ -111,8 +126,31 @@ def list_trials(
 
 
 @app.command()
+def hardware(
+    study: StudyArgument,
+    start: Annotated[
+        str | None,
+        typer.Option("--from", metavar="STUDY", help="Earlier study whose models these start from; any device."),
+    ] = None,
+    db: DatabaseOption = None,
+    json: JsonFlag = False,
+) -> None:
+    """Show the errors of a study's hardware cost models; --json adds the predictions for each candidate.
+
+    Errors are leave-one-out: each measured layout is predicted by a model that was fitted without it.
+    """
+    with open_store(db) as store:
+        report = hardware_report(store, study, start)
+    if json:
+        print_json(report.model_dump(mode="json"))
+        return
+    columns = ("device", "runtime", "figure", "measured", "mean error", "worst", "inside 95 %", "Spearman", "from")
+    print_table(columns, [list(_model_row(model)) for model in report.models])
+
+
+@app.command()
 def replay(study: StudyArgument, db: DatabaseOption = None, json: JsonFlag = False) -> None:
-    """Ask the proposer again along the study's log, and fail where it would propose something else."""
+    """Repeat the proposals of a study from its event log; exit code 1 if any differs."""
     with open_store(db) as store:
         found = studies.get(store, study)
         space = stored_space(found)
@@ -129,7 +167,178 @@ def replay(study: StudyArgument, db: DatabaseOption = None, json: JsonFlag = Fal
         raise typer.Exit(1)
 
 
-def _as_json(trial: Trial) -> dict[str, Any]:
+@app.command()
+def pause(study: StudyArgument, server: ServerOption = None, db: DatabaseOption = None) -> None:
+    """Pause a running study after its current jobs. Continue it with `nas launch --resume`."""
+    _request(study, "pause", server, db)
+
+
+@app.command()
+def stop(study: StudyArgument, server: ServerOption = None, db: DatabaseOption = None) -> None:
+    """Stop a running study as soon as possible.
+
+    `nas launch --resume` continues it without repeating finished stages.
+    """
+    _request(study, "stop", server, db)
+
+
+@app.command()
+def delete(study: StudyArgument, yes: YesOption = False, db: DatabaseOption = None) -> None:
+    """Delete a study and its trials. Results that other studies may reuse are kept until `nas gc`."""
+    with open_store(db) as store:
+        found = studies.get(store, study)
+        if not yes:
+            typer.confirm(f"Delete study {study!r}?", abort=True, err=True)
+        studies.delete(store, found.id)
+    say(f"{study}: deleted")
+
+
+@app.command("export")
+def export(
+    study: StudyArgument,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Output file.")],
+    format: Annotated[
+        Format,
+        typer.Option(
+            "--format",
+            "-f",
+            help="archive: the whole study, for `nas study import`; json: the report of `nas study show --json`; "
+            "csv: one row per trial.",
+        ),
+    ] = Format.ARCHIVE,
+    db: DatabaseOption = None,
+) -> None:
+    """Export a study to a file, as an archive, a report or a table of trials."""
+    write: dict[Format, Callable[[Store, str, TextIO], None]] = {
+        Format.ARCHIVE: _write_archive,
+        Format.JSON: _write_json,
+        Format.CSV: _write_csv,
+    }
+    partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
+    with open_store(db) as store:
+        try:
+            with partial.open("w", encoding="utf-8", newline="") as file:
+                write[format](store, study, file)
+            partial.replace(output)
+        finally:
+            partial.unlink(missing_ok=True)
+    say(f"wrote {output}")
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="Archive written by `nas study export`.")],
+    name: Annotated[
+        str | None, typer.Option("--name", help="Name for the imported study. Default: as exported.")
+    ] = None,
+    trust: Annotated[
+        bool,
+        typer.Option("--trust", help="Let other studies reuse the imported results. Only for archives you trust."),
+    ] = False,
+    db: DatabaseOption = None,
+) -> None:
+    """Import a study from an archive, in state paused."""
+    try:
+        source = file.open(encoding="utf-8")
+    except OSError as error:
+        raise InvalidInput(f"cannot read {file}: {error.strerror}") from error
+    with source, open_store(db, create=True) as store:
+        study = import_study(store, source, name=name, trust_results=trust)
+    say(f"{study.name}: imported")
+
+
+@app.command()
+def mirror(
+    study: StudyArgument,
+    optuna: Annotated[
+        str, typer.Option("--optuna", metavar="URL", help="Optuna storage URL, such as sqlite:///optuna.db.")
+    ],
+    name: Annotated[
+        str | None, typer.Option("--name", help="Name of the Optuna study. Default: the name of the study.")
+    ] = None,
+    db: DatabaseOption = None,
+) -> None:
+    """Copy the finished trials of a study to an Optuna storage, for optuna-dashboard. Repeat to copy new trials."""
+    from nas.analysis.optuna_export import mirror as copy_trials  # Optuna takes a second to load
+
+    with open_store(db) as store:
+        done = copy_trials(store, study, optuna, name)
+    say(f"{done.name}: {done.added} trials copied to {done.url}, which has {done.trials}")
+
+
+def _read_studies(server: str | None, db: str | None) -> list[Json]:
+    """Lists all studies: study, space, state, desired_state, trials, created."""
+    if server is not None:
+        with open_server(server, db) as client:
+            return list(client.get_all("/v1/studies", "studies")["studies"])
+    with open_store(db) as store:
+        return [
+            {
+                "study": study.name,
+                "space": study.space,
+                "state": study.state.value,
+                "desired_state": study.desired_state,
+                "trials": study.trials,
+                "created": study.created,
+            }
+            for study in pages.studies(store, limit=_ALL_STUDIES)
+        ]
+
+
+def _read_report(study: str, server: str | None, db: str | None) -> Json:
+    """Reads the report of a study, as made by `nas.analysis.report`.
+
+    Raises:
+        UnknownName: no such study.
+        InfrastructureFailed: the study was submitted and has not started.
+    """
+    if server is None:
+        with open_store(db) as store:
+            return study_report(store, study)
+    with open_server(server, db) as client:
+        found = client.get(f"/v1/studies/{part(study)}")
+    report: Json | None = found["report"]
+    if report is None:
+        reason = (found["submission"] or {}).get("message") or "not started yet"
+        raise InfrastructureFailed(f"study {study!r} is {found['state']}: {reason}")
+    return report
+
+
+def _request(study: str, desired: DesiredState, server: str | None, db: str | None) -> None:
+    if server is not None:
+        with open_server(server, db) as client:
+            client.post(f"/v1/studies/{part(study)}/{desired}")
+    else:
+        with open_store(db) as store:
+            studies.set_desired_state(store, studies.get(store, study).id, desired)
+    say(f"{study}: {desired} requested")
+
+
+def _write_archive(store: Store, study: str, file: TextIO) -> None:
+    export_study(store, studies.get(store, study).id, file)
+
+
+def _write_json(store: Store, study: str, file: TextIO) -> None:
+    json.dump(study_report(store, study), file, indent=1, allow_nan=False)
+    file.write("\n")
+
+
+def _write_csv(store: Store, study: str, file: TextIO) -> None:
+    file.writelines(csv_parts(*study_table(StudySnapshot(read_study(store, study)))))
+
+
+def _model_row(model: ModelError) -> Iterator[str]:
+    yield from (model.device, model.runtime, f"{model.metric}@{model.workload}", str(model.measurements))
+    if model.mape is None or model.worst is None or model.inside is None or model.correlation is None:
+        yield from (model.reason or "", "", "", "", "")
+        return
+    yield from (f"{model.mape:.1%}", f"{model.worst:.1%}", f"{model.inside:.0%}")
+    found = model.correlation.spearman
+    yield f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]" if found else model.correlation.reason or ""
+    yield model.start or ""
+
+
+def _trial_json(trial: Trial) -> dict[str, Any]:
     return {
         "trial": trial.number,
         "state": trial.status.state.value,

@@ -1,4 +1,4 @@
-"""A study's report as people read it."""
+"""Prints study reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Report = Mapping[str, Any]
 
 
 def report_fields(report: Report) -> Iterator[tuple[str, str]]:
-    """(name, value) of how a study stands."""
+    """Yields (name, value) for the state of a study."""
     volume = report["hypervolume"]
     yield "study", report["study"]
     yield "space", report["space"]["name"]
@@ -22,8 +22,8 @@ def report_fields(report: Report) -> Iterator[tuple[str, str]]:
     yield "trials", ", ".join(f"{count} {name}" for name, count in report["trials"].items() if count) or "none yet"
     yield "hypervolume", "null until the references are done" if volume is None else f"{volume:.4g}{_between(report)}"
     if (expected := report["expected_gain"]) is not None:
-        share = "" if expected["share"] is None else f", {expected['share']:.1%} of what is reached"
-        yield "next batch", f"of {expected['batch']} is expected to add at most {expected['hypervolume']:.2g}{share}"
+        share = "" if expected["share"] is None else f", {expected['share']:.1%} of the current one"
+        yield "next batch", f"of {expected['batch']}: expected gain at most {expected['hypervolume']:.2g}{share}"
     if report["ended"] is not None:
         yield "proposals ended", report["ended"]["message"]
     for row in report["warm_start"]:
@@ -35,11 +35,11 @@ def report_fields(report: Report) -> Iterator[tuple[str, str]]:
 
 def _between(report: Report) -> str:
     interval = report["hypervolume_ci95"]
-    return f", 95 % between {interval['low']:.4g} and {interval['high']:.4g}" if interval else ""
+    return f" (95 % CI {interval['low']:.4g} to {interval['high']:.4g})" if interval else ""
 
 
 def print_front(report: Report) -> None:
-    """The references and the front, best first, as one table."""
+    """Prints the references and the Pareto front, best first, as one table."""
     objectives = [objective["name"] for objective in report["objectives"]]
     units = {objective["name"]: objective["unit"] for objective in report["objectives"]}
     heads = [f"{name} [{units[name]}]" if units[name] else name for name in objectives]
@@ -49,13 +49,13 @@ def print_front(report: Report) -> None:
     ]
     print_table(("trial", *heads, "p_front", "ties", "beaten by", "weights", "layout"), rows)
     if report["noisy_references"]:
-        say(f"measured under noise, so every ratio is in doubt: {', '.join(report['noisy_references'])}")
+        say(f"noisy reference measurements, all ratios are unreliable: {', '.join(report['noisy_references'])}")
     if report["noisy"]:
-        say(f"left out, because measured under noise: trials {_list(row['trial'] for row in report['noisy'])}")
+        say(f"excluded because of noisy measurements: trials {_list(row['trial'] for row in report['noisy'])}")
 
 
 def print_agreement(report: Report) -> None:
-    """How far the study's runtimes order layouts alike; nothing where it has one."""
+    """Prints the rank correlations between the runtimes of a study, if it has several."""
     rows = [_agreement(each) for each in report["agreement"]]
     if rows:
         typer.echo()
@@ -75,11 +75,11 @@ def _coefficient(found: Mapping[str, float] | None) -> str:
     return f"{found['value']:.2f} [{found['low']:.2f}, {found['high']:.2f}]" if found else ""
 
 
-def _row(who: str, row: Mapping[str, Any], objectives: Sequence[str]) -> list[str]:
+def _row(label: str, row: Mapping[str, Any], objectives: Sequence[str]) -> list[str]:
     values = [_number(row["objectives"][name]) for name in objectives]
     sure = "" if row["p_front"] is None else f"{row['p_front']:.2f}"
     weights = show_count(row["params"]["total"])
-    return [who, *values, sure, _list(row["ties"]), _list(row["dominated_by"]), weights, row["layout"]]
+    return [label, *values, sure, _list(row["ties"]), _list(row["dominated_by"]), weights, row["layout"]]
 
 
 def _number(value: float | None) -> str:

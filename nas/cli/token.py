@@ -1,4 +1,4 @@
-"""`nas token`: who may use this coordinator's API. Works on its database, so on its host."""
+"""`nas token`: manage API tokens in the database of a coordinator."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ from typing import Annotated
 
 import typer
 
-from nas.cli.database import DatabaseOption, open_store
 from nas.cli.lazy import command_app
+from nas.cli.options import DatabaseOption, open_store
 from nas.cli.output import JsonFlag, print_json, print_table, say, when
-from nas.store import api_tokens
+from nas.store import agents
 from nas.store.rows import Role
 
-app = command_app(help="Create, list and revoke the API tokens of people.")
+app = command_app(help="Create, list and revoke API tokens.")
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Whose token; letters, digits, '.', '_' and '-'.")]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="User name: letters, digits, '.', '_' and '-'.")]
 
 
 @app.command()
 def create(
     name: NameArgument,
     role: Annotated[
-        Role, typer.Option("--role", help="read: look; operate: also steer and submit; admin: also remove and revoke.")
+        Role, typer.Option("--role", help="read: view; operate: also control and submit; admin: also revoke.")
     ] = Role.READ,
     db: DatabaseOption = None,
 ) -> None:
-    """Make a token and print it; it cannot be shown again."""
+    """Create a token and print it. It cannot be shown again."""
     with open_store(db, create=True) as store:
-        token = api_tokens.create(store, name, role)
+        token = agents.create_api_token(store, name, role)
     typer.echo(token)
-    say(f"role {role.value}; on their machine: nas server add https://HOST:7711 --token -")
+    say(f"role {role.value}; on the user's machine: nas server add https://HOST:7711 --token -")
 
 
 @app.command("list")
 def list_tokens(db: DatabaseOption = None, json: JsonFlag = False) -> None:
-    """List tokens, their roles and when they were last used; not the tokens themselves."""
+    """List tokens with their roles and last use. Secrets are not shown."""
     with open_store(db) as store:
-        tokens = api_tokens.all(store)
+        tokens = agents.api_tokens(store)
     if json:
         print_json({"tokens": [asdict(token) for token in tokens]})
     else:
@@ -47,7 +47,7 @@ def list_tokens(db: DatabaseOption = None, json: JsonFlag = False) -> None:
 
 @app.command()
 def revoke(name: NameArgument, db: DatabaseOption = None) -> None:
-    """End a token at once."""
+    """Revoke a token immediately."""
     with open_store(db) as store:
-        api_tokens.revoke(store, name)
+        agents.revoke_api_token(store, name)
     say(f"{name}: revoked")

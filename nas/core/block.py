@@ -1,27 +1,35 @@
-"""Blocks: the letters a layout is written with.
+"""Blocks: the mixers and feed-forwards that layouts are made of.
 
-A `Block` is data (a kind's name and its arguments). What a kind means, its arguments, its arithmetic and how it is
-written, is a `BlockKind`, one file per kind in `nas.blocks`, found through the registry `BLOCKS`. So core imports no
-block, and a new kind is one file there, one in `nas.nn`, and one line in the registry.
+A `Block` is data: the name of a kind and its arguments. A `BlockKind` defines the arguments, arithmetic and text form
+of a kind, one file per kind in `nas.blocks`, found through the registry `BLOCKS`. So core imports no block.
+
+The text form of the arguments follows the kind's `syntax`: '{heads}/{kv_heads}[:{head_dim}]' reads '16/8' and
+'16/8:64'. Arguments that the syntax does not place follow by name, sorted: '16/8(qk_norm=0,rope_theta=10000)'.
 """
 
 from __future__ import annotations
 
 import builtins
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar, Literal
 
-from nas.core.block_text import format_args, parse_args
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.registry import Registry
 
 Scalar = int | float | bool
 Args = Mapping[str, Scalar | None]
 Role = Literal["mixer", "ffn"]
+Caches = Literal["heads", "ratio"]
+"""Property of attention that stays as the width grows: key-value heads (so the cache of a token) or ratio of heads."""
+
+_NUMBER = r"-?\d{1,18}(?:\.\d{1,18})?(?:e-?\d{1,3})?"
+_FIELD = re.compile(r"\{(\w+)\}")
+_OPTIONAL = re.compile(r"\[([^\[\]]*)\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +55,7 @@ class Arg:
     required: bool = False
 
     def check(self, value: Scalar, kind: str) -> Scalar:
-        """`value` as this argument's type.
+        """Returns `value` as this argument's type.
 
         Raises:
             InvalidInput: of another type or out of range.
@@ -75,56 +83,75 @@ class Count:
 
 
 class BlockKind(ABC):
-    """What a block kind means, without torch. Subclass once per kind and register the instance."""
+    """Definition of a block kind, without torch. Subclass once per kind and register the instance."""
 
     name: ClassVar[str]
     letter: ClassVar[str]
-    """What the one-line string starts a block with: one capital for a mixer, a word for a feed-forward."""
+    """Prefix in the one-line string: one capital for a mixer, a word for a feed-forward."""
     role: ClassVar[Role]
     syntax: ClassVar[str]
-    """Positional form behind the letter, such as '{heads}/{kv_heads}[:{head_dim}]'; [..] is left out at its default."""
+    """Positional form after the letter, such as '{heads}/{kv_heads}[:{head_dim}]'; [..] is left out at its default."""
     args: ClassVar[tuple[Arg, ...]]
     doc: ClassVar[str]
     cache_args: ClassVar[tuple[str, ...]] = ()
     """Arguments in which a block with `kv=n` must equal the block whose cache it reads; (): the kind has no `kv`."""
 
+    hue: ClassVar[int | None] = None
+    """Number of its colour in pictures of layouts, 0 to 9; None: one of the last four, by its name."""
+
     @abstractmethod
     def count(self, block: Block, d_model: int) -> Count:
-        """Weights of the block, without the pre-norm."""
+        """Returns the weights of the block, without the pre-norm."""
 
     @abstractmethod
     def flops(self, block: Block, d_model: int, context: int) -> float:
-        """Multiply-adds x 2 for one token that sees `context` tokens."""
+        """Returns multiply-adds x 2 for one token that sees `context` tokens."""
 
     def check(self, block: Block, d_model: int) -> None:  # noqa: B027 - most kinds have no such rule
-        """Refuses arguments that cannot stand together at this width.
+        """Checks that the arguments are valid together at this width.
 
         Raises:
             InvalidInput: naming the rule.
         """
 
     def derived(self, block: Block, d_model: int) -> dict[str, Scalar]:
-        """Values of arguments whose default follows from the width; equal values given by hand are dropped."""
+        """Returns the values of arguments whose default follows from the width; equal given values are dropped."""
         return {}
 
     def kv_bytes(self, block: Block, d_model: int, context: int, element: float) -> float:
-        """Bytes of key-value cache for `context` tokens at `element` bytes a number."""
+        """Returns the bytes of key-value cache for `context` tokens at `element` bytes a number."""
         return 0.0
 
     def state_bytes(self, block: Block, d_model: int) -> float:
-        """Bytes of recurrent state in float32."""
+        """Returns the bytes of recurrent state in float32."""
         return 0.0
 
     @abstractmethod
     def narrow(self, block: Block, d_model: int, to: int) -> Block:
-        """The same block at width `to`: widths scale, kernels and ratios stay."""
+        """Returns the block at width `to`: widths scale, kernels and ratios stay."""
 
     def shorten(self, block: Block, ratio: float) -> Block:
-        """The same block for sequences `ratio` times as long: attention windows shrink with them, and never grow."""
+        """Returns the block for sequences `ratio` times as long: attention windows shrink with them and never grow."""
         return block
 
+    def scale(self, block: Block, d_model: int, to: int, caches: Caches) -> Block:
+        """Returns the block at another width in a model of a family: as in proxies, unless the kind says otherwise.
+
+        Raises:
+            InvalidInput: there is none at that width.
+        """
+        return self.narrow(block, d_model, to)
+
+    def width_step(self, block: Block) -> int:
+        """Returns the number that widths must be a multiple of for `block`, which is resolved."""
+        return 1
+
+    def strain(self, block: Block, scaled: Block, caches: Caches) -> float:
+        """Returns the distance of `scaled` from what `caches` should keep, as a logarithm; both are resolved."""
+        return 0.0
+
     def arg(self, name: str) -> Arg:
-        """The argument called `name`.
+        """Returns the argument called `name`.
 
         Raises:
             UnknownName: the kind has no such argument.
@@ -144,7 +171,7 @@ class Block:
 
     @staticmethod
     def of(kind: str, **args: Scalar | None) -> Block:
-        """A checked block; arguments at their default are dropped, `None` means "not given".
+        """Returns a checked block; arguments at their default are dropped, `None` means "not given".
 
         Raises:
             UnknownName: unknown kind or argument.
@@ -164,41 +191,41 @@ class Block:
         return BLOCKS[self.kind]
 
     def get(self, name: str) -> Scalar | None:
-        """The argument's value, or its default."""
+        """Returns the argument's value, or its default."""
         for key, value in self.given:
             if key == name:
                 return value
         return self.spec.arg(name).default
 
     def int(self, name: str) -> builtins.int:
-        """The argument's value as a whole number; it must have one."""
+        """Returns the argument's value as a whole number; it must have one."""
         value = self.get(name)
         assert value is not None, f"{self.kind}.{name} has no value: resolve the block first"
         return int(value)
 
     def replace(self, **args: Scalar | None) -> Block:
-        """A copy with some arguments changed."""
+        """Returns a copy with some arguments changed."""
         return Block.of(self.kind, **(dict(self.given) | args))
 
     def resolve(self, d_model: builtins.int) -> Block:
-        """A copy in which arguments that follow from the width are filled in."""
+        """Returns a copy in which arguments that follow from the width are filled in."""
         return _resolved(self, d_model)
 
     def canonical(self, d_model: builtins.int) -> Block:
-        """A checked copy without arguments that follow from the width anyway.
+        """Returns a checked copy without arguments that follow from the width.
 
         Raises:
-            InvalidInput: the arguments cannot stand together at this width.
+            InvalidInput: the arguments are not valid together at this width.
         """
         return _canonical(self, d_model)
 
     def format(self) -> str:
-        """The block's one-line form, such as 'A16/8' or 'moe:32x4:1792'."""
+        """Returns the one-line form, such as 'A16/8' or 'moe:32x4:1792'."""
         return _formatted(self)
 
     @staticmethod
     def parse(text: str, role: Role) -> Block:
-        """The block that `text` names.
+        """Parses the one-line form.
 
         Raises:
             UnknownName: no kind of this role starts so.
@@ -209,10 +236,10 @@ class Block:
         if not starts:
             raise UnknownName(f"{role} block", text, kinds)
         kind = kinds[max(starts, key=len)]
-        return Block.of(kind.name, **parse_args(kind.syntax, text[len(kind.letter) :], text))
+        return Block.of(kind.name, **_parse_args(kind.syntax, text[len(kind.letter) :], text))
 
 
-# A search asks for the same few blocks at the same few widths, some thousand times per proposal.
+# A search asks for the same few blocks at the same few widths some thousand times per proposal.
 @lru_cache(maxsize=1 << 14)
 def _resolved(block: Block, d_model: int) -> Block:
     derived = block.spec.derived(block, d_model)
@@ -229,7 +256,62 @@ def _canonical(block: Block, d_model: int) -> Block:
 @lru_cache(maxsize=1 << 14)
 def _formatted(block: Block) -> str:
     values = {arg.name: block.get(arg.name) for arg in block.spec.args}
-    return block.spec.letter + format_args(block.spec.syntax, values, dict(block.given))
+    return block.spec.letter + _format_args(block.spec.syntax, values, dict(block.given))
+
+
+def _format_args(syntax: str, values: Mapping[str, float | None], given: Mapping[str, float]) -> str:
+    """Formats a block's arguments: `values` fill the syntax, the other `given` ones follow by name."""
+    text = _OPTIONAL.sub(lambda m: m[1] if any(f in given for f in _FIELD.findall(m[1])) else "", syntax)
+    text = _FIELD.sub(lambda m: _number(values[m[1]]), text)
+    placed = set(_FIELD.findall(syntax))
+    named = ",".join(f"{key}={_number(given[key])}" for key in sorted(given) if key not in placed)
+    return f"{text}({named})" if named else text
+
+
+def _parse_args(syntax: str, text: str, whole: str) -> dict[str, float]:
+    """Parses a block's arguments; `whole` is quoted in errors.
+
+    Raises:
+        InvalidInput: `text` does not fit the syntax, or a named argument is not `key=number` or comes twice.
+    """
+    match = _pattern(syntax).fullmatch(text)
+    if match is None:
+        raise InvalidInput(f"cannot read block {whole!r}: expected the form {_shown(syntax)}")
+    groups = match.groupdict()
+    named = groups.pop("named_", None)
+    values = {key: _read(value) for key, value in groups.items() if value is not None}
+    for pair in named.split(",") if named else ():
+        key, _, value = pair.partition("=")
+        if not re.fullmatch(_NUMBER, value):
+            raise InvalidInput(f"cannot read block {whole!r}: {pair!r} is not key=number")
+        if key in values:
+            raise InvalidInput(f"cannot read block {whole!r}: {key} is given twice")
+        values[key] = _read(value)
+    return values
+
+
+@lru_cache
+def _pattern(syntax: str) -> re.Pattern[str]:
+    pattern = ""
+    for part in re.split(r"(\{\w+\}|\[|\])", syntax):
+        if field := _FIELD.fullmatch(part):
+            pattern += f"(?P<{field[1]}>{_NUMBER})"
+        else:
+            pattern += {"[": "(?:", "]": ")?"}.get(part, re.escape(part))
+    return re.compile(pattern + r"(?:\((?P<named_>[^()]*)\))?")
+
+
+def _shown(syntax: str) -> str:
+    return _FIELD.sub(lambda m: m[1].upper(), syntax) or "without arguments"
+
+
+def _number(value: float | None) -> str:
+    assert value is not None
+    return str(int(value)) if float(value).is_integer() else repr(float(value))
+
+
+def _read(text: str) -> float:
+    return float(text) if re.search(r"[.e]", text) else int(text)
 
 
 BLOCKS: Registry[BlockKind] = Registry(

@@ -1,4 +1,4 @@
-"""What a search space says about one block: the choices for each of its arguments."""
+"""The part of a search space about one block kind: choices for each of its arguments."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from nas.core.errors import InvalidInput, UnknownName
 Scope = Literal["model", "layer"]
 
 EXPANSION = "expansion"
-"""The knob that stands for a feed-forward's width / d_model."""
-
+"""A knob in place of a feed-forward's width: width / d_model."""
 
 _MAX_CHOICES = 4096
 
@@ -55,12 +54,12 @@ class Knob(BaseModel):
     @classmethod
     def _distinct(cls, choices: tuple[Scalar, ...]) -> tuple[Scalar, ...]:
         if len(set(choices)) != len(choices):
-            raise ValueError(f"a choice stands twice in {list(choices)}")
+            raise ValueError(f"a choice occurs twice in {list(choices)}")
         return choices
 
 
 class BlockSpace(BaseModel):
-    """Knobs of one block kind: argument name -> Knob. `expansion` may stand for a feed-forward's width / d_model."""
+    """Knobs of one block kind: argument name -> Knob. `expansion` may replace a feed-forward's width."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -69,7 +68,7 @@ class BlockSpace(BaseModel):
 
 
 def block_spaces(data: Any, role: Role) -> Any:
-    """`data` (kind -> argument -> knob) as a tuple of `BlockSpace`; what is no mapping is handed back.
+    """Returns `data` (kind -> argument -> knob) as a tuple of `BlockSpace`; other data is returned as it is.
 
     Raises:
         ValidationError: every unknown kind, unknown knob and impossible choice, each with its place.
@@ -85,13 +84,13 @@ def block_spaces(data: Any, role: Role) -> Any:
 
 
 def problem(place: tuple[str | int, ...], error: InvalidInput) -> InitErrorDetails:
-    """`error` at `place` (keys below the field that is validated), for `refuse`."""
+    """Returns `error` at `place` (keys below the field that is validated), for `refuse`."""
     kind = PydanticCustomError("invalid_input", "{message}", {"message": error.message})
     return InitErrorDetails(type=kind, loc=place, input=None)
 
 
 def refuse(problems: list[InitErrorDetails]) -> None:
-    """Reports all `problems` at once, if there are any; a validator that calls this gives each its own place.
+    """Raises all `problems` at once, each at its own place, if there are any.
 
     Raises:
         ValidationError: there are some.

@@ -8,23 +8,23 @@ from typing import Any
 
 
 def canonical_json(value: Any) -> str:
-    """JSON with sorted keys, no spaces and no NaN, so that equal values give equal text.
+    """Returns JSON with sorted keys, no spaces and no NaN, so that equal values give equal text.
 
     Raises:
-        ValueError: for NaN or infinity.
-        TypeError: for a value that JSON cannot carry.
+        ValueError: NaN or infinity.
+        TypeError: a value that JSON cannot represent.
     """
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def content_hash(value: Any) -> str:
-    """SHA-256 (64 hex digits) of the canonical JSON of `value`."""
+    """Returns the SHA-256 (64 hex digits) of the canonical JSON of `value`."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 
 def result_key(stage: str, **inputs: Any) -> str:
-    """The key of one stage's result: a hash over *all* inputs of that stage.
+    """Returns the key of one stage's result: a hash over *all* inputs of that stage.
 
-    Two runs with equal keys would do the same work, so a stored result under the key stands for both.
+    Two runs with equal keys would do the same work, so both use the result stored under the key.
     """
     return content_hash({"stage": stage, **inputs})

@@ -1,4 +1,4 @@
-"""Time as a dependency, so that waits and deadlines can be tested without waiting."""
+"""Clocks as a dependency, so that tests of waits and deadlines do not wait."""
 
 from __future__ import annotations
 

@@ -1,17 +1,20 @@
-"""What a device is: data only. Behaviour is in `nas.devices`."""
+"""Descriptions of devices: data only. Behaviour is in `nas.devices`."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from nas.core.cores import show_cores
 from nas.core.errors import InvalidInput
 from nas.core.workload import Workload
 
-TOLD_LENGTH = 200
-"""Characters of anything that a device says about itself."""
+TEXT_LENGTH = 200
+"""Most characters of any text in which a device describes itself."""
+
+_PART = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 
 
 def _printable(text: str) -> str:
@@ -20,8 +23,8 @@ def _printable(text: str) -> str:
     return text
 
 
-Told = Annotated[str, Field(max_length=TOLD_LENGTH), AfterValidator(_printable)]
-"""One line that a device said: bounded, and without characters that would do something to a terminal or a page."""
+DeviceText = Annotated[str, Field(max_length=TEXT_LENGTH), AfterValidator(_printable)]
+"""One line of text from a device: bounded, and without control characters."""
 
 CoreNumber = Annotated[int, Field(ge=0, lt=1 << 14)]
 
@@ -31,7 +34,7 @@ class Cluster(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    cpu: Told = Field(description="design, such as 'Cortex-X1'")
+    cpu: DeviceText = Field(description="design, such as 'Cortex-X1'")
     cores: tuple[CoreNumber, ...] = Field(min_length=1)
     max_mhz: float | None = None
     capacity: int | None = Field(None, description="as the scheduler sees it; the fastest core has 1024")
@@ -43,37 +46,39 @@ class Device(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     id: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$", description="stable over reboots")
-    transport: Told = "local"
-    model: Told
-    soc: Told | None = Field(None, description="system on a chip, where it is another thing than the processor")
-    cpu: Told
-    target: Told = Field(description="ABI of the runners it can run, such as 'x86_64-linux'")
-    abis: tuple[Told, ...] = Field((), max_length=16, description="Android's own names of its ABIs, best first")
-    cpu_features: tuple[Told, ...] = Field((), max_length=512)
+    transport: DeviceText = "local"
+    model: DeviceText
+    soc: DeviceText | None = Field(None, description="system on a chip, where it is another thing than the processor")
+    cpu: DeviceText
+    target: DeviceText = Field(description="ABI of the runners it can run, such as 'x86_64-linux'")
+    abis: tuple[DeviceText, ...] = Field((), max_length=16, description="Android's own names of its ABIs, best first")
+    cpu_features: tuple[DeviceText, ...] = Field((), max_length=512)
     cores: int
     clusters: tuple[Cluster, ...] = Field((), max_length=64, description="biggest first; one where all cores are alike")
     pinned_to: tuple[CoreNumber, ...] = Field((), description="cores that its owner chose for runners")
     memory_mb: int
     page_size: int | None = Field(None, description="bytes of a page of memory")
-    os: Told
-    libc: Told | None = Field(None, description="C library of its programs, such as 'glibc 2.36' or 'bionic'")
-    boot: Told | None = Field(None, description="its kernel's random name of this boot: another one after a restart")
-    energy_counter: Told | None = Field(None, description="what tells the energy that a run took")
-    tags: tuple[Told, ...] = Field((), max_length=64)
-    unread: dict[str, Told] = Field(
-        default_factory=dict, max_length=16, description="field -> why the device does not tell it"
+    os: DeviceText
+    libc: DeviceText | None = Field(None, description="C library of its programs, such as 'glibc 2.36' or 'bionic'")
+    boot: DeviceText | None = Field(
+        None, description="its kernel's random name of this boot: another one after a restart"
+    )
+    energy_counter: DeviceText | None = Field(None, description="the counter that a run.s energy is read from")
+    tags: tuple[DeviceText, ...] = Field((), max_length=64)
+    unread: dict[str, DeviceText] = Field(
+        default_factory=dict, max_length=16, description="field -> why the device does not report it"
     )
 
     @property
     def core_numbers(self) -> tuple[int, ...]:
-        """Every core that is there."""
+        """All its cores."""
         return tuple(sorted(core for cluster in self.clusters for core in cluster.cores)) or tuple(range(self.cores))
 
     def pinned(self, workload: Workload) -> Workload:
-        """`workload` with the cores that it runs on here: its own, else the device's.
+        """Returns `workload` with the cores that it runs on here: its own, else the device's.
 
         Raises:
-            InvalidInput: a core is not there, or the owner chose fewer cores than the workload has threads.
+            InvalidInput: a core does not exist, or the owner chose fewer cores than the workload has threads.
         """
         if workload.affinity:
             if absent := set(workload.affinity) - set(self.core_numbers):
@@ -84,7 +89,7 @@ class Device(BaseModel):
         return workload.model_copy(update={"affinity": self._cores_for(workload.threads)})
 
     def pinning(self, workload: Workload) -> str:
-        """Which cores `pinned` gives the workload, and why; empty where it is not pinned."""
+        """Describes which cores `pinned` gives the workload, and why; empty where it is not pinned."""
         cores = self.pinned(workload).affinity
         if not cores:
             return ""
@@ -96,7 +101,7 @@ class Device(BaseModel):
         return f"cores {show_cores(cores)}, its biggest: {kinds}"
 
     def _cores_for(self, threads: int) -> tuple[int, ...]:
-        """The owner's choice; else, of unlike clusters, the biggest, and as many more as `threads` take."""
+        """Returns the owner's choice; else, of unlike clusters, the biggest ones that have `threads` cores."""
         if self.pinned_to:
             if threads > len(self.pinned_to):
                 raise InvalidInput(
@@ -110,3 +115,31 @@ class Device(BaseModel):
             if len(taken) < threads:
                 taken += cluster.cores
         return tuple(sorted(taken))
+
+
+def parse_cores(text: str) -> tuple[int, ...]:
+    """Parses a list of cores such as '4-7' or '0,2-3', also separated by spaces as in /sys; returns them sorted.
+
+    Raises:
+        InvalidInput: another form, or no core at all.
+    """
+    found: set[int] = set()
+    for part in text.replace(",", " ").split():
+        match = _PART.fullmatch(part)
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise InvalidInput(f"cores {text!r}: a list such as '4-7' or '0,2-3' is wanted")
+        found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    if not found:
+        raise InvalidInput("cores: the list is empty; write it such as '4-7' or '0,2-3'")
+    return tuple(sorted(found))
+
+
+def show_cores(cores: Iterable[int]) -> str:
+    """Formats cores as the shortest list that `parse_cores` reads."""
+    runs: list[list[int]] = []
+    for core in sorted(set(cores)):
+        if runs and runs[-1][-1] == core - 1:
+            runs[-1][1:] = [core]
+        else:
+            runs.append([core])
+    return ",".join("-".join(map(str, run)) for run in runs)

@@ -1,4 +1,4 @@
-"""Small files that several processes write: whole at any moment, and one writer at a time."""
+"""Small files that several processes write: atomic replacement, file locks, and private files."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _FOR_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 def locked(
     path: Path, deadline_s: float = _DEADLINE_S, *, waiting: Callable[[], None] = lambda: None
 ) -> Iterator[None]:
-    """Keeps other processes and threads out that lock the same file; the kernel lets go when its holder dies.
+    """Holds an exclusive lock on a file; the kernel releases it when the holder dies.
 
     Args:
-        path: of the lock file; made if missing, and never removed.
-        deadline_s: how long it waits for its turn.
+        path: of the lock file; created if missing, and never removed.
+        deadline_s: longest wait for the lock.
         waiting: called once if it has to wait.
 
     Raises:
-        InfrastructureFailed: others kept the lock that long.
+        InfrastructureFailed: others held the lock that long.
     """
-    deadline, told = time.monotonic() + deadline_s, False
+    deadline, reported = time.monotonic() + deadline_s, False
     with path.open("ab") as file:
         while True:
             try:
@@ -41,15 +41,15 @@ def locked(
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise InfrastructureFailed(f"{path}: another process kept it locked for {deadline_s:g} s") from None
-                if not told:
+                if not reported:
                     waiting()
-                told = True
+                reported = True
                 time.sleep(_PAUSE_S)
         yield
 
 
 def read_private(path: Path) -> bytes | None:
-    """The content of a file that is a secret; None where there is no such file.
+    """Returns the content of a file that holds a secret; None where there is no such file.
 
     Raises:
         InfrastructureFailed: it cannot be read, or others on this machine may read it.
@@ -67,7 +67,7 @@ def read_private(path: Path) -> bytes | None:
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Replaces a file at once: after a kill or a power cut it holds the old content or the new. Mode 0600."""
+    """Replaces a file atomically: after a kill or a power cut it holds the old content or the new. Mode 0600."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -2,7 +2,7 @@
 
     NasError                     exit code 1
       InvalidInput               3   a file, flag or layout the user gave cannot be used
-        UnknownName              3   a name nobody registered; offers the nearest valid one
+        UnknownName              3   an unknown name; suggests the nearest valid one
         Unsupported              3   understood, but this runtime, device or build cannot carry it
       CandidateFailed            1   the candidate's own fault; recorded as its result, never retried
       InfrastructureFailed       4   the host, device, network or store; a retry can help
@@ -23,13 +23,13 @@ FailureReason = Literal[
 
 
 class NasError(Exception):
-    """Base of every error that hilnas raises on purpose."""
+    """Base of every error that hilnas raises deliberately."""
 
     exit_code: ClassVar[int] = 1
 
 
 class InvalidInput(NasError, ValueError):
-    """What the user gave cannot be used.
+    """The user's input cannot be used.
 
     Args:
         message: what is wrong and what would be valid.
@@ -45,7 +45,7 @@ class InvalidInput(NasError, ValueError):
 
 
 class UnknownName(InvalidInput):
-    """A name that nobody registered."""
+    """An unknown name; the message suggests the nearest valid one."""
 
     def __init__(self, what: str, name: str, valid: Iterable[str], *, where: str | None = None) -> None:
         choices = sorted(valid)
@@ -54,11 +54,11 @@ class UnknownName(InvalidInput):
 
 
 class Unsupported(InvalidInput):
-    """Understood, but not carried by this runtime, device or build."""
+    """Valid, but not supported by this runtime, device or build."""
 
 
 class CandidateFailed(NasError):
-    """The candidate's own failure: kept as its result and not retried."""
+    """The candidate's own failure: stored as its result and not retried."""
 
     def __init__(self, reason: FailureReason, message: str) -> None:
         super().__init__(message)
@@ -76,7 +76,7 @@ class StudyBusy(InfrastructureFailed):
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
-    """`"; did you mean 'x'?"` where one choice is close, else the list of valid names, else nothing."""
+    """Returns `"; did you mean 'x'?"` where one choice is close, else the list of valid names, else nothing."""
     known = list(choices)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if close:

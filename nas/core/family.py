@@ -1,29 +1,33 @@
-"""The records of a family: a folder of small JSON files, one writer each, which pages and tables read.
+"""Records of a model family: a folder of small JSON files with one writer each, read by pages and tables.
 
-    FAMILY/family.json              what `nas family build` decided          Family
-    FAMILY/SIZE/files.json          what was written for a member            MemberFiles
-    FAMILY/SIZE/training.json       how its weights were trained             MemberTraining
+    FAMILY/family.json              decisions of `nas family build`          Family
+    FAMILY/SIZE/files.json          files of a member                        MemberFiles
+    FAMILY/SIZE/training.json       training of its weights                  MemberTraining
     FAMILY/comparison-DEVICE-KEY.json   members and reference models on a device   Comparison
 
-Each is replaced as a whole, so that a build, a training and a comparison that run side by side lose nothing.
+Each is replaced as a whole, so that a build, a training and a comparison can run at the same time.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from nas.core import paths
 from nas.core.durable import write_durably
-from nas.core.errors import InvalidInput
+from nas.core.errors import InvalidInput, UnknownName
 
 FAMILY, FILES, TRAINING = "family.json", "files.json", "training.json"
 Metric = Literal["prefill_tps", "decode_tps", "ttft_ms", "peak_rss_mb"]
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
 
 class Record(BaseModel):
-    """A frozen record; keys that it does not know are errors."""
+    """A frozen record; unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -32,7 +36,7 @@ Kind = TypeVar("Kind", bound=Record)
 
 
 class Decision(Record):
-    """One choice of the build, and why."""
+    """One decision of the build, and its reason."""
 
     what: str = Field(description="such as 'depth' or 'layout'")
     value: str
@@ -98,7 +102,7 @@ class Member(Record):
 
 
 class Family(Record):
-    """What `nas family build` decided."""
+    """Decisions of `nas family build`."""
 
     v: Literal[1] = 1
     name: str
@@ -116,7 +120,7 @@ class MemberFile(Record):
     """One file of a member."""
 
     path: str = Field(description="below the member's folder, with '/'")
-    kind: Literal["transformers", "gguf", "pte", "tokenizer", "card", "checkpoint"]
+    kind: str = Field(description="transformers, gguf, pte, tokenizer, card, checkpoint; or what a runtime calls it")
     quantisation: str = ""
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     size: int = Field(ge=0, description="bytes")
@@ -125,7 +129,7 @@ class MemberFile(Record):
     @field_validator("path")
     @classmethod
     def _stays_below(cls, path: str) -> str:
-        """A family may come from somebody else, and what a record lists is read, sent and removed."""
+        """Refuses paths outside the folder: a family may be untrusted, and listed files are read, sent and deleted."""
         parts = PurePosixPath(path).parts
         if not parts or parts[0] == "/" or ".." in parts:
             raise ValueError(f"{path!r} leaves the member's folder")
@@ -133,7 +137,7 @@ class MemberFile(Record):
 
 
 class MemberFiles(Record):
-    """What was written for a member."""
+    """Files of a member."""
 
     layout: str
     weights: str = Field(description="`Weights.describe()`: random:SEED or checkpoint:SHA256")
@@ -146,17 +150,26 @@ class MemberFiles(Record):
 
 
 class MemberTraining(Record):
-    """How a member's weights were trained."""
+    """A training of a member's weights."""
 
     checkpoint: str = Field(pattern=r"^[0-9a-f]{64}$")
     config: dict[str, Any]
-    start: str = Field(description="random:SEED, or grown from the checkpoint of a smaller layout")
+    start: str = Field(description="random:SEED, or where the weights that it started from come from")
     tokens: int
     steps: int
     curve: tuple[tuple[int, float], ...] = Field(description="(step, training loss in nats per token)")
-    held_out: dict[str, float] = Field(description="what was scored -> bits per byte")
+    held_out: dict[str, float] = Field(description="name of a text or data set -> its score, such as bits per byte")
     seconds: float
     device: str
+    kind: str = Field("pretrain", exclude_if=lambda kind: kind == "pretrain", description="such as 'pretrain'")
+    before: tuple[MemberTraining, ...] = Field(
+        (), exclude_if=lambda before: not before, description="the trainings whose weights this one continued, in order"
+    )
+
+    @property
+    def history(self) -> tuple[MemberTraining, ...]:
+        """All trainings that the weights went through, this one last."""
+        return *self.before, self.model_copy(update={"before": ()})
 
 
 class ComparedModel(Record):
@@ -171,7 +184,7 @@ class ComparedModel(Record):
 
 
 class Ratio(Record):
-    """How much faster one model is than another, here and in the report."""
+    """Speed ratio of two models, measured here and in the report."""
 
     model: str
     other: str
@@ -194,16 +207,16 @@ class Comparison(Record):
 
 
 def write_record(path: Path, record: Record) -> None:
-    """Replaces the file at `path` at once; the folder is made if it is missing."""
+    """Replaces the file at `path` atomically; creates its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_durably(path, record.model_dump_json(indent=1).encode())
 
 
 def read_record(path: Path, kind: type[Kind]) -> Kind | None:
-    """What was written at `path`; None where there is no file.
+    """Reads the record at `path`; None where there is no file.
 
     Raises:
-        InvalidInput: it holds something else.
+        InvalidInput: it is no such record.
     """
     try:
         content = path.read_bytes()
@@ -214,3 +227,48 @@ def read_record(path: Path, kind: type[Kind]) -> Kind | None:
     except ValidationError as error:
         problem = error.errors()[0]
         raise InvalidInput(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}", where=str(path)) from None
+
+
+def families_folder() -> Path:
+    """Returns the folder that holds all families."""
+    return paths.home() / "families"
+
+
+def family_folder(name: str) -> Path:
+    """Returns the folder of the family called `name`, whether it exists or not.
+
+    Raises:
+        InvalidInput: that can be no family's name.
+    """
+    return families_folder() / _checked_name(name, "a family's name")
+
+
+def member_folder(family: str, size: str) -> Path:
+    """Returns the folder of a member's files, whether it exists or not.
+
+    Raises:
+        InvalidInput: the family or the size can be no folder's name.
+    """
+    return family_folder(family) / _checked_name(size, "a size")
+
+
+def _checked_name(name: str, what: str) -> str:
+    """Refuses what cannot be a folder's name: names come from flags and URLs."""
+    if not _NAME.fullmatch(name):
+        raise InvalidInput(
+            f"{what} has up to 64 letters, digits, '.', '_' and '-', and begins with a letter or a digit, not {name!r}"
+        )
+    return name
+
+
+def read_family(name: str) -> Family:
+    """Reads what the build of `name` decided.
+
+    Raises:
+        UnknownName: there is no such family.
+        InvalidInput: that can be no family's name, or its record is damaged.
+    """
+    family = read_record(family_folder(name) / FAMILY, Family)
+    if family is None:
+        raise UnknownName("family", name, [each.parent.name for each in families_folder().glob(f"*/{FAMILY}")])
+    return family

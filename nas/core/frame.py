@@ -1,23 +1,33 @@
-"""What a search space leaves open, in two steps: a frame is chosen for the whole model, then blocks for each layer."""
+"""The choices of a search space in two steps: a frame for the whole model, then blocks for each layer.
+
+Also the weight counts that a space can reach, so that an impossible parameter budget is an error. The layers of a frame
+cost what their blocks cost, so the least and greatest count at a depth follow from the cheapest and dearest blocks, as
+many of each kind as the limits allow.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from nas.core.block import Block, Scalar
 from nas.core.block_space import EXPANSION, BlockSpace
 from nas.core.errors import InvalidInput
-from nas.core.space import SearchSpace
+from nas.core.space import DENSE, Range, SearchSpace
 
 Values = tuple[tuple[str, Scalar], ...]
+
+MEASURES = ("total", "active", "non_embedding")
+_SCAN = 50_000
+"""Frames and depths that are checked; in a larger space only sampling finds a budget impossible."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Everything that is chosen once for a whole layout.
+    """The choices made once for a whole layout.
 
     Args:
         d_model: residual width.
@@ -36,12 +46,12 @@ class Frame:
     knobs: tuple[tuple[str, Values], ...]
 
     def values(self, kind: str) -> Values:
-        """Model-wide values of `kind`'s knobs."""
+        """Returns the model-wide values of `kind`'s knobs."""
         return dict(self.knobs)[kind]
 
 
 def ffn_width(expansion: float, d_model: int) -> int:
-    """Feed-forward width for an expansion: the nearest multiple of 256, or of 32 where d_model is below 1024.
+    """Returns the feed-forward width: the nearest multiple of 256, or of 32 where d_model is below 1024.
 
     256 is the block of llama.cpp's K-quants, 32 that of Q4_0 and 8da4w.
     """
@@ -77,7 +87,7 @@ class Frames:
         self._blocks: dict[tuple[str, int, Values], tuple[Block, ...]] = {}
 
     def at(self, picks: Sequence[int]) -> Frame:
-        """The frame with choice number `picks[i]` on axis i."""
+        """Returns the frame with choice number `picks[i]` on axis i."""
         values = [axis[pick] for axis, pick in zip(self.axes, picks, strict=True)]
         d_model, vocab, ffn, leading, period = values[:5]
         shared = dict(zip(self._shared, values[5:], strict=True))
@@ -89,22 +99,95 @@ class Frames:
         return Frame(int(d_model or 0), int(vocab or 0), kind, int(leading or 0), int(period or 0), knobs)
 
     def picks(self, frame: Frame) -> list[int]:
-        """The choice numbers of `frame`: the inverse of `at`."""
+        """Returns the choice numbers of `frame`: the inverse of `at`."""
         shared = [dict(frame.values(kind))[name] for kind, name in self._shared]
         own = (frame.d_model, frame.vocab, frame.ffn, frame.leading_dense, frame.period)
         return [axis.index(value) for axis, value in zip(self.axes, (*own, *shared), strict=True)]
 
     def all(self) -> Iterator[Frame]:
-        """Every frame, first axis slowest."""
+        """Yields every frame, first axis slowest."""
         for picks in itertools.product(*(range(len(axis)) for axis in self.axes)):
             yield self.at(picks)
 
     def blocks(self, frame: Frame, kind: str) -> tuple[Block, ...]:
-        """The blocks of `kind` that a layer may use in `frame`, in canonical form, without those that cannot stand."""
+        """Returns the valid blocks of `kind` that a layer may use in `frame`, in canonical form."""
         key = (kind, frame.d_model, frame.values(kind))
         if key not in self._blocks:
             self._blocks[key] = tuple(dict.fromkeys(_blocks(self._spaces[kind], *key[1:])))
         return self._blocks[key]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Least and greatest weight counts, each in the order of `MEASURES`."""
+
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+
+    def __or__(self, other: Span) -> Span:
+        low = tuple(map(min, self.low, other.low))
+        return Span(low, tuple(map(max, self.high, other.high)))
+
+
+@lru_cache(maxsize=1 << 16)
+def block_cost(block: Block, d_model: int) -> tuple[int, int, int]:
+    """Returns the weights of a block with its pre-norm, in the order of `MEASURES`."""
+    count = block.spec.count(block, d_model)
+    return count.total + d_model, count.active + d_model, count.total + d_model
+
+
+def frame_cost(frame: Frame, tied: bool) -> tuple[int, int, int]:
+    """Returns the weights outside the layers: tables and final norm, in the order of `MEASURES`."""
+    tables = frame.d_model * frame.vocab * (1 if tied else 2)
+    return frame.d_model + tables, frame.d_model + tables, frame.d_model
+
+
+def span(frames: Frames, frame: Frame, depth: int) -> Span | None:
+    """Returns bounds of the weight counts of layouts of `frame` at `depth`; None where there is no such layout.
+
+    Exact for each count by itself, except that it is too wide where the stack repeats or the feed-forward is chosen
+    per layer.
+    """
+    space = frames.space
+    costs = {
+        block.kind: [block_cost(option, frame.d_model) for option in frames.blocks(frame, block.kind)]
+        for block in space.mixers + space.ffn
+    }
+    limits = space.limits if frame.ffn is None else _counts(space, frame, frame.ffn, depth)
+    if limits is None:
+        return None
+    mixers = _role_span({block.kind: costs[block.kind] for block in space.mixers}, space.limits, depth)
+    kinds = limits if frame.ffn else [block.kind for block in space.ffn]
+    ffn = _role_span({kind: costs[kind] for kind in kinds}, limits, depth)
+    if mixers is None or ffn is None:
+        return None
+    base = frame_cost(frame, space.model.tied)
+    low = tuple(map(sum, zip(base, mixers.low, ffn.low, strict=True)))
+    return Span(low, tuple(map(sum, zip(base, mixers.high, ffn.high, strict=True))))
+
+
+def depths(frames: Frames, frame: Frame) -> tuple[int, ...]:
+    """Returns the depths at which `frame` can meet the parameter budget."""
+    found = ((int(depth), span(frames, frame, int(depth))) for depth in frames.space.model.depth.choices)
+    return tuple(depth for depth, reach in found if reach is not None and _overlaps(frames.space, reach))
+
+
+def check_reachable(space: SearchSpace) -> None:
+    """Checks that a space has a layout within its budget, as far as counting can tell.
+
+    Raises:
+        InvalidInput: it has none; with the range of weights that the choices reach. `where` is the key in the space.
+    """
+    frames = Frames(space)
+    reached: Span | None = None
+    heights = space.model.depth.choices
+    for frame, depth in itertools.islice(((f, d) for f in frames.all() for d in heights), _SCAN):
+        reach = span(frames, frame, int(depth))
+        if reach is not None and _overlaps(space, reach):
+            return
+        reached = reached | reach if reached and reach else reached or reach
+    if frames.count * len(heights) <= _SCAN:
+        raise _unreachable(space, reached)
 
 
 def _blocks(space: BlockSpace, d_model: int, shared: Values) -> Iterator[Block]:
@@ -122,3 +205,65 @@ def _blocks(space: BlockSpace, d_model: int, shared: Values) -> Iterator[Block]:
 def _scalar(value: Scalar | str | None) -> Scalar:
     assert isinstance(value, int | float), value
     return value
+
+
+def _unreachable(space: SearchSpace, reached: Span | None) -> InvalidInput:
+    if reached is None:
+        where = "limits" if space.limits else "model.depth"
+        return InvalidInput("no layout meets the limits at any depth", where=where)
+    spans = {name: (reached.low[i], reached.high[i]) for i, name in enumerate(MEASURES)}
+    for name, (low, high) in spans.items():
+        wanted = getattr(space.model.params, name)
+        if low > (high if wanted.max is None else wanted.max) or high < wanted.min:
+            text = f"impossible parameter budget: the choices reach {low:,} to {high:,} weights ({name})"
+            return InvalidInput(text, where=f"model.params.{name}")
+    text = "; ".join(f"{name} {low:,} to {high:,}" for name, (low, high) in spans.items())
+    message = f"impossible parameter budget: no one choice of depth and widths meets all of it; reached: {text}"
+    return InvalidInput(message, where="model.params")
+
+
+def _overlaps(space: SearchSpace, reach: Span) -> bool:
+    budget = space.model.params
+    wanted = (budget.total, budget.active, budget.non_embedding)
+    return all(
+        high >= want.min and (want.max is None or low <= want.max)
+        for want, low, high in zip(wanted, reach.low, reach.high, strict=True)
+    )
+
+
+def _counts(space: SearchSpace, frame: Frame, ffn: str, depth: int) -> dict[str, Range] | None:
+    """Returns each feed-forward kind's count in a stack whose kind is chosen once; None: the limits forbid it."""
+    lead = min(frame.leading_dense, depth) if ffn != DENSE else 0
+    counts = {ffn: depth - lead} | ({DENSE: lead} if lead else {})
+    for block in space.ffn:
+        if not space.limits.get(block.kind, Range()).holds(counts.get(block.kind, 0)):
+            return None
+    return {kind: Range(min=count, max=count) for kind, count in counts.items()}
+
+
+def _role_span(costs: Mapping[str, list[tuple[int, int, int]]], limits: Mapping[str, Range], depth: int) -> Span | None:
+    if any(limits[kind].min for kind, found in costs.items() if not found and kind in limits):
+        return None
+    low, high = [], []
+    for measure in range(len(MEASURES)):
+        ranges = {kind: [cost[measure] for cost in found] for kind, found in costs.items() if found}
+        least = _fill(((min(x), limits.get(kind, Range())) for kind, x in ranges.items()), depth)
+        most = _fill(((-max(x), limits.get(kind, Range())) for kind, x in ranges.items()), depth)
+        if least is None or most is None:
+            return None
+        low.append(least)
+        high.append(-most)
+    return Span(tuple(low), tuple(high))
+
+
+def _fill(kinds: Iterable[tuple[int, Range]], depth: int) -> int | None:
+    """Returns the least sum of `depth` costs with each kind's count in its range; None where there is none."""
+    ordered = sorted(kinds, key=lambda kind: kind[0])
+    left = depth - sum(limit.min for _, limit in ordered)
+    total = sum(cost * limit.min for cost, limit in ordered)
+    for cost, limit in ordered:
+        if left <= 0:
+            break
+        take = left if limit.max is None else min(left, limit.max - limit.min)
+        total, left = total + cost * take, left - take
+    return total if left == 0 else None

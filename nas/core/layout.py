@@ -1,14 +1,30 @@
-"""Layouts: what the search proposes.
+"""Layouts: the candidates that a search proposes.
 
-A layout is data: width, vocabulary and one `Layer` per depth. It has a canonical JSON form, whose SHA-256 is its id,
-and a one-line string (`nas.core.layout_text`). Its arithmetic asks each block's kind.
+A layout is data: width, vocabulary and one `Layer` per depth. It has two text forms. People read, type and paste one
+line:
+
+    d1024 v65536 ffn=swiglu:4608 [C3*2 A16/8 C3*2 A16/8 C3*2 A16/8 C3 A16/8 C3 A16/8 C3 A16/8 C3]
+
+Header: width, vocabulary, `untied`, and the feed-forward of every layer that names no other. Then one item per layer:
+mixers (several, joined by `&`, run in parallel; `-` is none), `+FFN` of its own (`+none` is none), `*count`. `^3` is a
+second use of layer 3.
+
+The canonical JSON leaves out defaults, so that equal layouts have equal JSON and one id, its SHA-256:
+
+    {"v": 1, "d_model": 64, "vocab": 256,
+     "layers": [{"mixers": [{"kind": "conv", "kernel": 3}], "ffn": {"kind": "swiglu", "width": 96}}, {"share": 0}]}
+
+Version 1 never changes the meaning of a key or a default: new behaviour is a new key.
 """
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import groupby
 from typing import Any
 
 from nas.core.block import BLOCKS, Block, Count, Role, Scalar
@@ -18,6 +34,9 @@ from nas.core.errors import InvalidInput
 MAX_DEPTH = 1024
 MAX_WIDTH = 1 << 16
 MAX_VOCAB = 1 << 24
+
+_HEADER = re.compile(r"\s*d(\d{1,9})\s+v(\d{1,9})(\s+untied)?\s+ffn=(\S+)\s*\[([^\[\]]*)\]\s*")
+_ITEM = re.compile(r"(?P<body>[^*]+?)(?:\*(?P<count>\d{1,4}))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +86,7 @@ class Params:
 
 @dataclass(frozen=True)
 class Layout:
-    """A decoder-only stack. Build one with `Layout.of`, `Layout.parse` or `Layout.from_json`: they check it.
+    """A decoder-only stack. `Layout.of`, `Layout.parse` and `Layout.from_json` check it.
 
     Args:
         d_model: residual width.
@@ -83,10 +102,10 @@ class Layout:
 
     @staticmethod
     def of(d_model: int, vocab: int, layers: Sequence[Layer], *, tied: bool = True) -> Layout:
-        """A checked layout in canonical form.
+        """Returns a checked layout in canonical form.
 
         Raises:
-            InvalidInput: a size out of range, or a layer that cannot stand where it does.
+            InvalidInput: a size out of range, or a layer that is not valid at its place.
         """
         if not 32 <= d_model <= MAX_WIDTH or d_model % 32:
             raise InvalidInput(
@@ -101,36 +120,56 @@ class Layout:
 
     @staticmethod
     def parse(text: str) -> Layout:
-        """The layout a one-line string names; see `nas.core.layout_text`."""
-        from nas.core.layout_text import parse_layout
+        """Parses a one-line string.
 
-        return parse_layout(text)
+        Raises:
+            InvalidInput: the text is no layout; the message quotes the part that cannot be read.
+        """
+        match = _HEADER.fullmatch(text)
+        if match is None:
+            raise InvalidInput(f"cannot read layout {text!r}: expected 'dWIDTH vVOCAB [untied] ffn=KIND:... [LAYERS]'")
+        width, vocab, untied, ffn, body = match.groups()
+        default = _parse_ffn(ffn)
+        layers = [layer for item in body.split() for layer in _parse_item(item, default)]
+        return Layout.of(int(width), int(vocab), layers, tied=not untied)
 
     def format(self) -> str:
-        """The one-line string; `Layout.parse(layout.format()) == layout`."""
-        from nas.core.layout_text import format_layout
-
-        return format_layout(self)
+        """Returns the canonical one-line string; `Layout.parse(layout.format()) == layout`."""
+        default = _default_ffn(self)
+        items = [_format_layer(layer, default) for layer in self.layers]
+        runs = [(item, len(list(group))) for item, group in groupby(items)]
+        body = " ".join(item if count == 1 else f"{item}*{count}" for item, count in runs)
+        untied = "" if self.tied else " untied"
+        return f"d{self.d_model} v{self.vocab}{untied} ffn={_format_ffn(default)} [{body}]"
 
     def __str__(self) -> str:
         return self.format()
 
     def to_json(self) -> dict[str, Any]:
-        """Canonical form: defaults left out, so that equal layouts give equal JSON."""
-        from nas.core.layout_json import layout_to_json
-
-        return layout_to_json(self)
+        """Returns the canonical JSON."""
+        tied = {} if self.tied else {"tied": False}
+        layers = [_layer_to_json(layer) for layer in self.layers]
+        return {"v": 1, "d_model": self.d_model, "vocab": self.vocab, "layers": layers, **tied}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Layout:
-        """The layout that `to_json` wrote; see `nas.core.layout_json`."""
-        from nas.core.layout_json import layout_from_json
+        """Reads what `to_json` wrote.
 
-        return layout_from_json(data)
+        Raises:
+            InvalidInput: another version, unknown or missing keys, or values of another type.
+        """
+        data = _object(data, {"v", "d_model", "vocab", "layers", "tied"}, "layout")
+        if data.get("v") != 1:
+            raise InvalidInput(f"layout version {data.get('v')!r}: this build reads version 1")
+        layers = [_layer_from_json(layer) for layer in _list(data.get("layers"), "layers")]
+        tied = data.get("tied", True)
+        if not isinstance(tied, bool):
+            raise InvalidInput(f"tied must be true or false, not {tied!r}")
+        return Layout.of(_whole(data, "d_model"), _whole(data, "vocab"), layers, tied=tied)
 
     @cached_property
     def id(self) -> str:
-        """SHA-256 of the canonical JSON, 64 hex digits; people see 12."""
+        """SHA-256 of the canonical JSON, 64 hex digits, of which 12 are shown."""
         return content_hash(self.to_json())
 
     @property
@@ -139,12 +178,12 @@ class Layout:
         return len(self.layers)
 
     def own(self, index: int) -> Layer:
-        """The layer whose weights run at depth `index`: itself, or the one it shares."""
+        """Returns the layer whose weights run at depth `index`: that layer, or the one it shares."""
         layer = self.layers[index]
         return layer if layer.share is None else self.layers[layer.share]
 
     def cache_source(self, index: int, mixer: int) -> tuple[int, int] | None:
-        """Depth and mixer whose cache the mixer `mixer` at depth `index` reads (`kv=n`); None: its own, if any."""
+        """Returns depth and mixer whose cache `mixer` at depth `index` reads (`kv=n`); None: its own, if any."""
         block = self.own(index).mixers[mixer]
         source = dict(block.given).get("kv")
         if source is None:
@@ -170,19 +209,44 @@ class Layout:
         return Params(total + tables, active + tables, total)
 
     def kv_bytes(self, context: int, element: float = 2.0) -> float:
-        """Bytes of key-value cache at `context` tokens; `element` bytes a number (2: f16)."""
+        """Returns the bytes of key-value cache at `context` tokens, with `element` bytes a number (2: f16)."""
         return self._sum(lambda block: block.spec.kv_bytes(block, self.d_model, context, element))
 
     def state_bytes(self) -> float:
-        """Bytes of recurrent state (float32), whatever the context."""
+        """Returns the bytes of recurrent state (float32) at any context."""
         return self._sum(lambda block: block.spec.state_bytes(block, self.d_model))
 
     def flops(self, context: int) -> float:
-        """Multiply-adds x 2 for one token that sees `context` tokens, output head included."""
+        """Returns multiply-adds x 2 for one token that sees `context` tokens, output head included."""
         return self._sum(lambda block: block.spec.flops(block, self.d_model, context)) + 2.0 * self.d_model * self.vocab
 
     def _sum(self, part: Callable[[Block], float]) -> float:
         return sum(part(block) for i in range(self.depth) for block in self.own(i).blocks)
+
+
+def narrow(layout: Layout, d_model: int, vocab: int, length_ratio: float = 1.0) -> Layout:
+    """Scales a layout from deploy scale to proxy scale: width `d_model`, with a vocabulary of its own.
+
+    Widths scale by one factor; head sizes stay >= 16, so there are fewer heads; depth, order and kernels stay.
+    Several layouts can have the same proxy: they share its result and are shown as ties. At its own width a layout
+    keeps its layers, so a proxy is its own proxy.
+
+    Args:
+        layout: at deploy scale, or already narrow.
+        d_model: width of the proxy.
+        vocab: its rows of the embedding table.
+        length_ratio: length of the proxy's sequences / of those at deploy scale; attention windows shrink with it and
+            so stay the same share of a sequence.
+
+    Raises:
+        InvalidInput: the proxy would be wider than the layout, or a size is out of range.
+    """
+    if d_model > layout.d_model:
+        raise InvalidInput(f"proxy width {d_model} exceeds the layout's {layout.d_model}")
+    if d_model == layout.d_model:
+        return replace(layout, vocab=vocab)
+    layers = [_narrow_layer(layer, layout.d_model, d_model, length_ratio) for layer in layout.layers]
+    return Layout.of(d_model, vocab, layers, tied=layout.tied)
 
 
 def _active(layer: Layer, d_model: int) -> int:
@@ -241,7 +305,7 @@ def _check_kv_source(block: Block, index: int, layers: Sequence[Layer], d_model:
 
 
 def _cache_owner(reader: Block, layer: Layer, d_model: int) -> int | None:
-    """The first mixer of `layer` whose cache `reader` can read."""
+    """Returns the index of the first mixer of `layer` whose cache `reader` can read."""
     for j, mixer in enumerate(layer.mixers):
         owns = mixer.kind == reader.kind and mixer.get("kv") is None
         if owns and _cache_shape(mixer, d_model) == _cache_shape(reader, d_model):
@@ -252,3 +316,97 @@ def _cache_owner(reader: Block, layer: Layer, d_model: int) -> int | None:
 def _cache_shape(block: Block, d_model: int) -> list[Scalar | None]:
     resolved = block.resolve(d_model)
     return [resolved.get(name) for name in block.spec.cache_args]
+
+
+def _narrow_layer(layer: Layer, d_model: int, to: int, length_ratio: float) -> Layer:
+    def fit(block: Block) -> Block:
+        return block.spec.shorten(block.spec.narrow(block, d_model, to), length_ratio)
+
+    return replace(layer, mixers=tuple(map(fit, layer.mixers)), ffn=fit(layer.ffn) if layer.ffn else None)
+
+
+def _default_ffn(layout: Layout) -> Block | None:
+    """Returns the commonest feed-forward, the first on a tie."""
+    counts = Counter(layer.ffn for layer in layout.layers if layer.share is None)
+    return max(counts, key=lambda ffn: counts[ffn]) if counts else None
+
+
+def _format_ffn(ffn: Block | None) -> str:
+    return ffn.format() if ffn else "none"
+
+
+def _format_layer(layer: Layer, default: Block | None) -> str:
+    if layer.share is not None:
+        return f"^{layer.share}"
+    mixers = "&".join(block.format() for block in layer.mixers) or "-"
+    return mixers if layer.ffn == default else f"{mixers}+{_format_ffn(layer.ffn)}"
+
+
+def _parse_item(item: str, default: Block | None) -> list[Layer]:
+    match = _ITEM.fullmatch(item)
+    if match is None or match["count"] == "0":
+        raise InvalidInput(f"cannot read layer {item!r}: expected MIXER[+FFN][*COUNT] or ^LAYER")
+    return [_parse_layer(match["body"], default)] * int(match["count"] or 1)
+
+
+def _parse_layer(body: str, default: Block | None) -> Layer:
+    if re.fullmatch(r"\^\d{1,4}", body):
+        return Layer(share=int(body[1:]))
+    mixers, plus, ffn = body.partition("+")
+    blocks = () if mixers == "-" else tuple(Block.parse(part, "mixer") for part in mixers.split("&"))
+    return Layer(blocks, _parse_ffn(ffn) if plus else default)
+
+
+def _parse_ffn(text: str) -> Block | None:
+    return None if text == "none" else Block.parse(text, "ffn")
+
+
+def _layer_to_json(layer: Layer) -> dict[str, Any]:
+    if layer.share is not None:
+        return {"share": layer.share}
+    mixers = {"mixers": [_block_to_json(block) for block in layer.mixers]} if layer.mixers else {}
+    return mixers | ({"ffn": _block_to_json(layer.ffn)} if layer.ffn else {})
+
+
+def _block_to_json(block: Block) -> dict[str, Scalar | str]:
+    return {"kind": block.kind, **dict(block.given)}
+
+
+def _layer_from_json(data: Any) -> Layer:
+    layer = _object(data, {"mixers", "ffn", "share"}, "layer")
+    mixers = tuple(_block_from_json(block) for block in _list(layer.get("mixers", []), "mixers"))
+    ffn = _block_from_json(layer["ffn"]) if "ffn" in layer else None
+    return Layer(mixers, ffn, _whole(layer, "share") if "share" in layer else None)
+
+
+def _block_from_json(data: Any) -> Block:
+    if not isinstance(data, Mapping) or not isinstance(data.get("kind"), str):
+        raise InvalidInput(f"a block is an object with a kind, not {data!r}")
+    return Block.of(**data) if any(isinstance(value, list | dict) for value in data.values()) else _known_block(**data)
+
+
+@lru_cache(maxsize=1 << 14, typed=True)
+def _known_block(kind: str, **args: Scalar) -> Block:
+    """Returns a checked block; a study has some hundred different ones, and each is checked once."""
+    return Block.of(kind, **args)
+
+
+def _object(data: Any, known: set[str], what: str) -> Mapping[str, Any]:
+    if not isinstance(data, Mapping):
+        raise InvalidInput(f"{what} must be an object, not {data!r}")
+    if unknown := set(data) - known:
+        raise InvalidInput(f"unknown key in {what}: {', '.join(sorted(unknown))}; valid: {', '.join(sorted(known))}")
+    return data
+
+
+def _list(value: Any, what: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise InvalidInput(f"{what} must be a list, not {value!r}")
+    return value
+
+
+def _whole(data: Mapping[str, Any], key: str) -> int:
+    value = data.get(key)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidInput(f"{key} must be a whole number, not {value!r}")
+    return value

@@ -1,6 +1,8 @@
 """Logs of long-running processes: lines for people, or JSON lines with `--log-json`; never a secret.
 
-What a line is about stands in fields (request, agent, device, job, epoch ...), not in its text alone:
+Text from outside is escaped in them, and by `visible` in terminals and other line-based output.
+
+The subject of a line is in fields (request, agent, device, job, epoch ...), not only in its text:
 
     with log_fields(job="1f0c.0", epoch=3):
         log.info("leased")
@@ -18,12 +20,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TextIO
 
-from nas.core.visible import visible
-
 _FIELDS: ContextVar[Mapping[str, object]] = ContextVar("log fields")
 _HIDDEN = "[hidden]"
 _IN_URLS = (re.compile(r"(?<=://)[^/@\s:]*:[^@\s'\"]+(?=@)"), re.compile(r"(?<=[?&]password=)[^&#\s'\"]+"))
-"""Passwords in URLs, those of databases above all, with the user before them."""
+"""Passwords in URLs, mainly of databases, with their user."""
 
 _SECRETS = (
     *_IN_URLS,
@@ -31,7 +31,7 @@ _SECRETS = (
     re.compile(r"(?<=\bhilnas-enrol\.)[\w-]+"),
     re.compile(r"(?<=\bhilnas\.)[\w.-]+\.[\w-]{43}\b"),
 )
-"""What carries a secret: an Authorization header, an enrolment line, an API token, a password in a URL."""
+"""Texts that contain a secret: an Authorization header, an enrolment line, an API token, a password in a URL."""
 
 
 @contextmanager
@@ -49,17 +49,31 @@ def configure_logs(*, as_json: bool = False, level: int = logging.INFO, stream: 
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines() if as_json else Lines())
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    # Each request would be told twice: by the client library and by what asked for it.
+    # Each request would be logged twice: by the client library and by its caller.
     logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
+def visible(text: str, keep: str = "") -> str:
+    """Escapes characters that would start a line, move the cursor or change the reading direction.
+
+    Args:
+        text: anything.
+        keep: characters that are not escaped.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() or each in keep else each.encode("unicode_escape").decode() for each in text
+    )
+
+
 def without_secrets(text: str) -> str:
-    """`text` with what looks like a secret replaced."""
+    """Returns `text` with everything that looks like a secret replaced."""
     return _without(_SECRETS, text)
 
 
 def without_passwords(text: str) -> str:
-    """`text` with the passwords in its URLs replaced; tokens and enrolment lines, which are meant to be read, stay."""
+    """Returns `text` with the passwords in its URLs replaced; tokens and enrolment lines stay."""
     return _without(_IN_URLS, text)
 
 
@@ -70,13 +84,12 @@ def _without(secrets: Iterable[re.Pattern[str]], text: str) -> str:
 
 
 class Lines(logging.Formatter):
-    """`2026-11-21T10:00:00Z INFO nas.devices.agent: leased  job=1f0c.0 epoch=3`."""
+    """`2026-11-21T10:00:00Z INFO nas.devices.agent.agent: leased  job=1f0c.0 epoch=3`."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = "".join(f" {name}={value}" for name, value in _fields(record).items())
         text = f"{_time(record)} {record.levelname} {record.name}: {record.getMessage()}{' ' * bool(fields)}{fields}"
-        # Nothing that came from outside can pass for another record: one is one line, and those of a traceback are
-        # indented.
+        # A record is one line, and those of a traceback are indented, so text from outside cannot fake a record.
         trouble = "".join(f"\n    {visible(line)}" for line in _traceback(self, record).splitlines())
         return without_secrets(visible(text) + trouble)
 

@@ -10,11 +10,11 @@ from nas.core.plan import Conditions
 from nas.core.workload import Workload
 
 DRIFT_LIMIT = 0.05
-"""Share that a reference run may be off its calibration, unless a space says otherwise."""
+"""Default limit of a reference run's drift from its calibration, as a share."""
 
 
 class Sample(BaseModel):
-    """What a runner reports for one repetition, in the runtime-neutral form that every `Runtime.parse` returns."""
+    """A runner's report of one repetition, in the runtime-neutral form that every `Runtime.parse` returns."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -45,7 +45,7 @@ class Repetition(BaseModel):
 
 
 class Figure(BaseModel):
-    """A statistic over repetitions. `value` is null with a reason, never 0, where it cannot be had."""
+    """A statistic over repetitions. A missing `value` is null with a reason, never 0."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -56,7 +56,7 @@ class Figure(BaseModel):
     maximum: float | None = None
     n: int = 0
     unit: str
-    resolution: float | None = Field(None, description="smallest difference that could be told, where it is coarse")
+    resolution: float | None = Field(None, description="smallest difference that could be seen, where it is coarse")
     reason: str | None = None
 
 

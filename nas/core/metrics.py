@@ -1,4 +1,4 @@
-"""The metrics that budgets and objectives can name."""
+"""Metrics of candidates, for budgets and objectives."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Metric:
         name: as in YAML and JSON.
         unit: of its value.
         direction: which way is better.
-        transform: coordinate in hypervolume: log of the ratio to the published reference, or the value itself.
+        transform: its coordinate in the hypervolume: log of the ratio to the published reference, or the value itself.
         source: a device measurement, the artifact, or the proxy.
         doc: one line.
-        needs: a field of `Device` without which a device cannot tell it.
+        needs: a field of `Device` without which a device cannot measure it.
     """
 
     name: str
@@ -58,10 +58,10 @@ METRICS: dict[str, Metric] = {
 
 
 def metric(name: str) -> Metric:
-    """The metric called `name`.
+    """Returns the metric called `name`.
 
     Raises:
-        UnknownName: there is none; the message offers the nearest.
+        UnknownName: there is none; the message suggests the nearest.
     """
     if name not in METRICS:
         raise UnknownName("metric", name, METRICS)

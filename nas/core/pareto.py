@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from nas.core.scoring import Axis
+
 
 def dominates(points: ArrayLike, others: ArrayLike) -> NDArray[np.bool_]:
-    """[P, O] whether point p is nowhere worse than other o and somewhere better; equal points do not dominate.
+    """Returns [P, O] whether point p is nowhere worse than other o and somewhere better; equal points do not dominate.
 
     Args:
         points: [P, M].
@@ -22,7 +27,7 @@ def dominates(points: ArrayLike, others: ArrayLike) -> NDArray[np.bool_]:
 
 
 def front_mask(points: ArrayLike) -> NDArray[np.bool_]:
-    """[P] whether no other point dominates it; of equal points all stay."""
+    """Returns [P] whether no other point dominates it; of equal points all stay."""
     values = np.asarray(points, dtype=float)
     if len(values) == 0:
         return np.zeros(0, dtype=bool)
@@ -30,7 +35,7 @@ def front_mask(points: ArrayLike) -> NDArray[np.bool_]:
 
 
 def ranks(points: ArrayLike) -> NDArray[np.int64]:
-    """[P] non-dominated rank: 0 on the front, 1 on the front of the rest, and so on (Deb et al. 2002, NSGA-II)."""
+    """Returns [P] the non-dominated rank: 0 on the front, 1 on that of the rest, ... (Deb et al. 2002, NSGA-II)."""
     values = np.asarray(points, dtype=float)
     rank = np.full(len(values), -1, dtype=np.int64)
     beaten = dominates(values, values) if len(values) else np.zeros((0, 0), dtype=np.bool_)
@@ -41,3 +46,254 @@ def ranks(points: ArrayLike) -> NDArray[np.int64]:
         better = better - beaten[front].sum(axis=0)
         level += 1
     return rank
+
+
+def hypervolume(points: ArrayLike, reference: ArrayLike) -> float:
+    """Returns the volume between the front of `points` and `reference`.
+
+    Args:
+        points: [P, M], any number of them, dominated ones too.
+        reference: [M], the worst corner.
+    """
+    import moocore  # type: ignore[import-untyped]
+
+    corner = np.asarray(reference, dtype=float)
+    values = np.asarray(points, dtype=np.float64).reshape(-1, len(corner))
+    inside = values[(values < corner).all(axis=1)]
+    return float(moocore.hypervolume(inside, ref=corner)) if len(inside) else 0.0
+
+
+def contributions(points: ArrayLike, reference: ArrayLike) -> NDArray[np.float64]:
+    """Returns [P] the hypervolume lost without that point alone; 0 for dominated points and duplicates."""
+    import moocore
+
+    corner = np.asarray(reference, dtype=float)
+    values = np.asarray(points, dtype=np.float64).reshape(-1, len(corner))
+    inside = (values < corner).all(axis=1)
+    found = np.zeros(len(values))
+    if inside.any():
+        found[inside] = moocore.hv_contributions(values[inside], ref=corner, ignore_dominated=False)
+    return found
+
+
+DRAWS = 1000
+MOST_NEAR = 256
+"""Trials for which noise is drawn, unless more are on the front itself: the cost of a draw grows with their square."""
+_FEWEST_DRAWS = 50
+_SURELY = 3.0
+"""Standard deviations."""
+_SEED = 0
+
+Floats = NDArray[np.float64]
+TrialAxes = Mapping[int, Sequence[Axis]]
+"""Trial number -> its objectives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """One complete trial's place.
+
+    Args:
+        trial: number.
+        rank: 0 for the front, 1 for the front without that, ...
+        hv_contribution: hypervolume that only this trial adds within its rank.
+        p_front: share of draws from the trials' noise in which it is on the front; None if too many are on it to draw.
+        ties: trials that no axis separates from it.
+    """
+
+    trial: int
+    rank: int
+    hv_contribution: float
+    p_front: float | None
+    ties: tuple[int, ...]
+
+
+def rank_trials(
+    axes: TrialAxes,
+    reference_point: Sequence[float],
+    draws: int = DRAWS,
+    chances: Mapping[int, float | None] | None = None,
+) -> list[Ranked]:
+    """Ranks complete trials by non-dominated rank, then by hypervolume contribution, then by number.
+
+    Args:
+        axes: of the trials.
+        reference_point: in coordinates.
+        draws: from the noise; 0 makes `p_front` 1 on the front and 0 elsewhere.
+        chances: what `front_chances` has found before.
+    """
+    trials = sorted(axes)
+    if not trials:
+        return []
+    points, sd = arrays(axes, trials)
+    rank = ranks(points)
+    parts = np.zeros(len(trials))
+    for level in range(int(rank.max()) + 1):
+        members = rank == level
+        parts[members] = contributions(points[members], reference_point)
+    if not draws:
+        chances = {trial: float(level == 0) for trial, level in zip(trials, rank, strict=True)}
+    elif chances is None:
+        chances = front_chances({trial: axes[trial] for trial in near_front(axes)}, draws)
+    placed = [
+        Ranked(
+            trial=trial,
+            rank=int(rank[i]),
+            hv_contribution=float(parts[i]),
+            p_front=chances.get(trial, 0.0),
+            ties=tuple(trials[j] for j in tied(points, sd, i)),
+        )
+        for i, trial in enumerate(trials)
+    ]
+    return sorted(placed, key=lambda place: (place.rank, -place.hv_contribution, place.trial))
+
+
+def front_hypervolume(axes: TrialAxes, reference_point: Sequence[float]) -> float:
+    """Returns the hypervolume of the complete trials; 0.0 without any."""
+    return hypervolume(arrays(axes, sorted(axes))[0], reference_point) if axes else 0.0
+
+
+def arrays(axes: TrialAxes, trials: Sequence[int]) -> tuple[Floats, Floats]:
+    """Returns the coordinates [P, M] and standard deviations [P, M] of some trials."""
+    found = np.array([[(each.coordinate, each.sd) for each in axes[trial]] for trial in trials], dtype=np.float64)
+    found = found.reshape(len(trials), -1, 2)
+    return found[:, :, 0], found[:, :, 1]
+
+
+def tied(points: Floats, sd: Floats, i: int) -> list[int]:
+    """Returns the indices of the points that cannot be separated from point `i`: closer than 2 sd on every axis.
+
+    Args:
+        points: [P, M].
+        sd: [P, M], their standard deviations.
+        i: index of the point.
+    """
+    alike = (np.abs(points - points[i]) <= 2 * np.hypot(sd, sd[i])).all(axis=1)
+    alike[i] = False
+    return [int(j) for j in np.flatnonzero(alike)]
+
+
+def near_front(axes: TrialAxes, most: int = MOST_NEAR, front: Collection[int] | None = None) -> list[int]:
+    """Returns the trials on the front and those that noise may bring there, in the order of `axes`.
+
+    A trial that is surely worse than one on the front, on every axis, is left out: where noise puts it before a third
+    trial, the one on the front is before that all the more.
+
+    Args:
+        axes: of the trials; all of them are returned if they are no more than `most`.
+        most: trials, unless more are on the front: of others, those that are the fewest standard deviations worse, on
+            their best axis, than the trial of the front that is furthest ahead of them.
+        front: the trials on the front, if they are known.
+    """
+    trials = [*axes]
+    if len(trials) <= most:
+        return trials
+    points, sd = arrays(axes, trials)
+    on = front_mask(points) if front is None else np.isin(trials, [*front])
+    near, margins = np.flatnonzero(~on), np.full(int((~on).sum()), -np.inf)
+    for i in np.flatnonzero(on):
+        with np.errstate(divide="ignore", invalid="ignore"):
+            apart = (points[near] - points[i]) / np.hypot(sd[near], sd[i])
+        # Without noise equal values are 0 apart, all others infinitely far.
+        margins = np.maximum(margins, np.nan_to_num(apart, nan=0.0).min(axis=1))
+        left = margins < _SURELY
+        near, margins = near[left], margins[left]
+    room = max(0, most - int(on.sum()))
+    found = np.concatenate([np.flatnonzero(on), near[np.argsort(margins, kind="stable")[:room]]])
+    return [trials[i] for i in np.sort(found)]
+
+
+def affordable_draws(most: int, trials: int) -> int:
+    """Returns how many draws take no longer than `most` of `MOST_NEAR` trials; 0 if they are too few to tell by."""
+    draws = min(most, most * MOST_NEAR**2 // max(1, trials) ** 2)
+    return draws if draws >= _FEWEST_DRAWS else 0
+
+
+def front_chances(axes: TrialAxes, draws: int = DRAWS) -> dict[int, float | None]:
+    """Returns the share of draws from the noise in which each trial is on the front; None if they are too many.
+
+    Args:
+        axes: of the trials that are drawn, in the order in which they get their noise; values with the same `source`
+            get the same, for one proxy has one error, however many layouts it is trained for.
+        draws: at most.
+    """
+    draws = affordable_draws(draws, len(axes))
+    if not axes or not draws:
+        return dict.fromkeys(axes)
+    points, sd = arrays(axes, [*axes])
+    noise = np.random.default_rng(_SEED).standard_normal((draws, *points.shape))
+    for column in range(points.shape[1]):
+        first: dict[str, int] = {}
+        for i, row in enumerate(axes.values()):
+            if (source := row[column].source) is not None:
+                noise[:, i, column] = noise[:, first.setdefault(source, i), column]
+    hits = np.zeros(len(points))
+    for each in noise:
+        hits += front_mask(points + sd * each)
+    return {trial: float(share) for trial, share in zip(axes, hits / draws, strict=True)}
+
+
+_CHUNK = 1024
+
+
+class FrontArchive:
+    """The points that no other dominates; of equal ones all stay, as in `nas.core.pareto.front_mask`.
+
+    A point costs O(front), and one that gets onto the front a hypervolume of the front besides: the volume that is
+    gained is that of the point's own box without the part which the others cover in it (Bringmann and Friedrich 2010,
+    "An efficient algorithm for computing hypervolume contributions", lemma 1).
+
+    Args:
+        reference: [M], the worst corner. Points that are not better on every coordinate gain nothing.
+    """
+
+    def __init__(self, reference: ArrayLike) -> None:
+        self._reference = np.asarray(reference, dtype=np.float64)
+        self._points = np.empty((0, len(self._reference)))
+        self._keys = np.empty(0, dtype=np.int64)
+        self.hypervolume = 0.0
+        """The hypervolume of the points so far."""
+
+    @property
+    def keys(self) -> NDArray[np.int64]:
+        """[F] of the points on the front, in the order in which they came."""
+        return self._keys
+
+    @property
+    def points(self) -> NDArray[np.float64]:
+        """[F, M]."""
+        return self._points
+
+    def take(self, keys: Sequence[int] | NDArray[np.int64], points: ArrayLike) -> NDArray[np.float64]:
+        """Adds points in this order and returns [P] the hypervolume that each gained.
+
+        Args:
+            keys: [P] what the points are called.
+            points: [P, M], finite.
+        """
+        values = np.asarray(points, dtype=np.float64).reshape(-1, len(self._reference))
+        assert len(keys) == len(values) and np.isfinite(values).all(), "every point has a key, and is a point"
+        gains = np.zeros(len(values))
+        for start in range(0, len(values), _CHUNK):
+            chunk = values[start : start + _CHUNK]
+            # What the front beats already, it will beat when the point's turn comes.
+            for i in (start + np.flatnonzero(~dominates(self._points, chunk).any(axis=0))).tolist():
+                gains[i] = self._take(int(keys[i]), values[i])
+        return gains
+
+    def _take(self, key: int, point: NDArray[np.float64]) -> float:
+        if dominates(self._points, point[None]).any():
+            return 0.0
+        gain = self._gain(point)
+        kept = ~dominates(point[None], self._points)[0]
+        self._points = np.concatenate([self._points[kept], point[None]])
+        self._keys = np.append(self._keys[kept], key)
+        self.hypervolume += gain
+        return gain
+
+    def _gain(self, point: NDArray[np.float64]) -> float:
+        if not (point < self._reference).all():
+            return 0.0
+        box = float(np.prod(self._reference - point))
+        # Rounding may leave less than nothing of a box that is covered.
+        return max(0.0, box - hypervolume(np.maximum(self._points, point), self._reference))

@@ -1,4 +1,4 @@
-"""Where hilnas keeps things: state under `$NAS_HOME`, what can be rebuilt under the user's cache folder."""
+"""Folders of hilnas: state in `$NAS_HOME`, rebuildable files in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import platformdirs
 
 
 def home() -> Path:
-    """State that cannot be rebuilt: database, artifacts of the front, checkpoints. `$NAS_HOME` overrides."""
+    """Returns the folder of the database, artifacts and checkpoints. `$NAS_HOME` overrides."""
     return Path(os.environ.get("NAS_HOME") or platformdirs.user_data_dir("hilnas")).expanduser().resolve()
 
 
 def cache() -> Path:
-    """Runtime builds, downloads, corpora: rebuilt on demand. `$NAS_CACHE` overrides."""
+    """Returns the folder of runtime builds, downloads and corpora. `$NAS_CACHE` overrides."""
     return Path(os.environ.get("NAS_CACHE") or platformdirs.user_cache_dir("hilnas")).expanduser().resolve()

@@ -1,7 +1,7 @@
-"""A plan is data: what a device runs, without any runtime code on the device.
+"""Plans: data that a device executes, without any runtime code on the device.
 
 A runtime yields a `Plan`; a device executes it and returns `RawRun`s; the runtime parses those on the coordinator's
-side. So an agent can run nothing but known runners, named by hash.
+side. So an agent can run nothing but known runners, identified by hash.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class InputFile(PlanFile):
 
     @property
     def travels(self) -> PlanFile:
-        """What is kept in the store and sent to a device."""
+        """The file that is stored and sent to a device."""
         return self.recipe or self
 
 
 class Runner(BaseModel):
-    """A runner build: the executable and the files beside it, by content."""
+    """A runner build: the executable and the files next to it, by content."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -47,8 +47,8 @@ class Runner(BaseModel):
 class Plan(BaseModel):
     """One process to run on a device.
 
-    `args` are the runner's own; `{model}` in one stands for the path of the input file called `model`. An input with a
-    recipe is made by the same runner: `runner --recipe FILE --output FILE`.
+    `args` are the runner's own; `{model}` in one is replaced by the path of the input file called `model`. An input
+    with a recipe is made by the same runner: `runner --recipe FILE --output FILE`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -62,11 +62,16 @@ class Plan(BaseModel):
     deadline_s: float = Field(gt=0, description="the process group is killed after this many seconds")
     output_limit: int = Field(1 << 20, gt=0, description="bytes of stdout kept; more is the runner's fault")
 
+    @property
+    def files(self) -> tuple[PlanFile, ...]:
+        """Every file that is sent to the device: inputs, then the runner's."""
+        return (*(given.travels for given in self.inputs.values()), *self.runner.files.values())
+
 
 class EnergyUsed(BaseModel):
-    """How far an energy counter moved between the readings before and after a process.
+    """Difference of an energy counter's readings before and after a process.
 
-    It counts all that the counter sees, idle hardware and other processes included, from just before the process is
+    It includes all that the counter covers, idle hardware and other processes included, from just before the process is
     started until just after it ended: loading, warm-up, prompt and decode.
     """
 
@@ -78,7 +83,7 @@ class EnergyUsed(BaseModel):
 
 
 class Conditions(BaseModel):
-    """What the device was like around one process. `None` carries its reason in `unread`."""
+    """Conditions on the device around one process. `unread` has the reason of each `None`."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -103,7 +108,7 @@ class Conditions(BaseModel):
 
 
 class RawRun(BaseModel):
-    """What one process left behind."""
+    """Output and resource use of one process."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -121,7 +126,7 @@ class RawRun(BaseModel):
 
 
 class Round(BaseModel):
-    """One batch of a measurement job: the reference stands next to each repetition of the candidate."""
+    """One batch of a measurement job: the reference runs before each repetition of the candidate."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -130,6 +135,21 @@ class Round(BaseModel):
     repetitions: int = Field(ge=1)
     cool_down_s: float = Field(0.0, ge=0)
     v: int = 1
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The processes of one repetition."""
+        return (self.candidate, self.reference) if self.reference else (self.candidate,)
+
+    @property
+    def deadline_s(self) -> float:
+        """Seconds that all its processes may take together."""
+        return self.repetitions * sum(plan.deadline_s for plan in self.plans)
+
+    @property
+    def files(self) -> frozenset[str]:
+        """SHA-256 of every file that it needs: what its agent may download, and what must stay in the store."""
+        return frozenset(file.sha256 for plan in self.plans for file in plan.files)
 
 
 class Pair(BaseModel):
@@ -143,7 +163,7 @@ class Pair(BaseModel):
 
 
 class RoundResult(BaseModel):
-    """What an agent submits for a `Round`."""
+    """An agent's result for a `Round`."""
 
     model_config = ConfigDict(extra="forbid")
 

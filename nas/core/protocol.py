@@ -1,19 +1,19 @@
-"""What agents and the coordinator say to each other: JSON over HTTP, on a Unix socket or TLS.
+"""Messages between agents and the coordinator: JSON over HTTP, on a Unix socket or TLS.
 
-    GET  /v1/ca                 the coordinator's CA certificate, PEM; believed by its fingerprint only
+    GET  /v1/ca                 the coordinator's CA certificate, PEM; trusted by its fingerprint only
     POST /v1/agents/enrol       EnrolRequest     -> EnrolReply        once a token; everything below needs the secret
     POST /v1/agents/register    RegisterRequest  -> RegisterReply
     POST /v1/lease              LeaseRequest     -> LeaseReply        long poll
     POST /v1/heartbeat          HeartbeatRequest -> HeartbeatReply
     POST /v1/jobs/{id}/result   ResultRequest    -> ResultReply
     GET  /v1/runners            SignedManifest    the runners that agents may run
-    GET  /v1/files/{sha256}     bytes, with Range; on a Unix socket the answer may be empty and name a local file
+    GET  /v1/files/{sha256}     bytes, with Range; on a Unix socket the response may be empty and name a local file
 
-Over TLS an agent authenticates by HTTP Basic: its name and the secret of its enrolment. The permissions of a Unix
-socket stand for both.
+Over TLS an agent authenticates by HTTP Basic: its name and the secret of its enrolment. On a Unix socket the
+socket's permissions authenticate it.
 
-Every request but `enrol` may be repeated: register replaces, a heartbeat renews, a result is accepted once per epoch
-and reported as accepted again when it comes twice.
+Every request but `enrol` is idempotent: register replaces, a heartbeat renews, a result is stored once per epoch and
+reported as accepted when it is sent again.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nas.core.device import Device
-from nas.core.manifest import PublicKey
 from nas.core.plan import Round, RoundResult
+from nas.core.trust import PublicKey
 
 CA_PATH = "/v1/ca"
 ENROL_PATH = "/v1/agents/enrol"
@@ -46,10 +46,10 @@ Epoch = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 FailureKind = Literal["infrastructure", "refused", "cancelled"]
 """Why an agent has no result. infrastructure: host, device or network, another try can help. refused: this agent may
-not or cannot run the plan, another try on it is pointless. cancelled: it was told to stop."""
+not or cannot run the plan, another try on it is pointless. cancelled: the coordinator stopped it."""
 
 Phase = Literal["preparing", "cooling", "running"]
-"""How far a round has come, in this order: files are pushed, the device cools down, processes run."""
+"""Phases of a round, in this order: files are pushed, the device cools down, processes run."""
 
 
 class _Message(BaseModel):
@@ -64,7 +64,7 @@ class EnrolRequest(_Message):
 
 
 class EnrolReply(_Message):
-    """What an agent keeps: its secret, and the key that signs the runners it may run."""
+    """An agent's secret, and the key that signs the runners it may run."""
 
     secret: str
     signing_key: PublicKey
@@ -72,7 +72,7 @@ class EnrolReply(_Message):
 
 
 class RegisterRequest(_Message):
-    """An agent and every device it serves. `boot_id` tells a restarted host from a restarted agent."""
+    """An agent and every device it serves. `boot_id` distinguishes a restarted host from a restarted agent."""
 
     agent: AgentName
     devices: tuple[Device, ...]
@@ -80,7 +80,7 @@ class RegisterRequest(_Message):
 
 
 class RegisterReply(_Message):
-    """How the coordinator wants to be asked. `authority` names its database: who counts the epochs of leases."""
+    """Intervals of requests. `authority` is the name of the database that counts the epochs of leases."""
 
     authority: Authority
     poll_s: float = Field(gt=0, description="longest wait of a lease request")
@@ -88,7 +88,7 @@ class RegisterReply(_Message):
 
 
 class LeaseRequest(_Message):
-    """Asks for a job for one device; the answer may take `wait_s`."""
+    """Asks for a job for one device; the response may take `wait_s` (long poll)."""
 
     agent: AgentName
     device: DeviceId
@@ -127,18 +127,18 @@ class HeartbeatReply(_Message):
 
 
 OWN_FILE = "the coordinator's own "
-"""How the coordinator begins the message of a job that it gave up for a file that it has no more, or damaged."""
+"""Start of the message of a job that the coordinator gave up because of a missing or damaged file of its own."""
 
 _ON_THE_WAY = ("coordinator: ", "download", "content of ", OWN_FILE)
 
 
 def on_the_way(message: str) -> bool:
-    """Whether that went wrong before anything was sent to the device, which then had no part in it."""
+    """Returns whether a failure happened before anything was sent to the device, which then had no part in it."""
     return message.startswith(_ON_THE_WAY)
 
 
 class Failure(_Message):
-    """Why there is no result. What a runner did (crash, timeout) is a result, not a failure."""
+    """Why there is no result. A runner's crash or timeout is a result, not a failure."""
 
     kind: FailureKind
     message: str = Field(max_length=4000)
@@ -147,7 +147,7 @@ class Failure(_Message):
 
     @property
     def reached_device(self) -> bool:
-        """Whether the device had a part in it: not where files got lost between the coordinator and its agent."""
+        """Whether the device had a part in it: not where files were lost between the coordinator and its agent."""
         return self.phase != "preparing" or not on_the_way(self.message)
 
 
@@ -168,7 +168,7 @@ class ResultRequest(_Message):
 
 
 class ResultReply(_Message):
-    """Whether the result counts; `reason` says why not (an older epoch, say)."""
+    """The answer to a result: accepted, or refused with a `reason` (an older epoch, for example)."""
 
     accepted: bool
     reason: str | None = None

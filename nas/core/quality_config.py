@@ -1,4 +1,4 @@
-"""How a study estimates quality: the `quality:` part of a search space.
+"""The `quality:` part of a search space: corpus, optimiser and rungs of the proxy trainings.
 
 Budgets are in optimiser steps, never in seconds, so that a number means the same on every host. The defaults are for
 one CPU thread: a byte-level model of width 64, four sequences of 128 bytes a step.
@@ -8,13 +8,26 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from nas.core.task import Setting, make_task
 
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+def without_removed(data: Any, name: str) -> Any:
+    """Returns a mapping without a setting of earlier versions, which stored spaces hold at its default, 0.
+
+    Raises:
+        ValueError: the setting asks for something that this version cannot do.
+    """
+    if isinstance(data, dict) and name in data:
+        if data[name] != 0:
+            raise ValueError(f"{name} was removed, candidates are confirmed once: leave it out")
+        return {key: value for key, value in data.items() if key != name}
+    return data
 
 
 class TaskStage(BaseModel):
@@ -28,7 +41,7 @@ class TaskStage(BaseModel):
 
 
 class Rung(BaseModel):
-    """One step of the ladder: what is trained there, and who goes on.
+    """One rung of the ladder: what is trained there, and how many candidates are promoted.
 
     A language-model run of a later rung continues the one of the same seed from the rung before, so its `lm_steps`
     count from the start.
@@ -42,8 +55,8 @@ class Rung(BaseModel):
     seeds: tuple[Seed, ...] = Field((0,), min_length=1, description="one training each; scores are their mean")
     keep: int | float | None = Field(
         None,
-        description="who goes on under `promote: share`, and until the references are done: a fraction below 1, a"
-        " number of candidates, or everyone (left out)",
+        description="promoted under `promote: share`, and until the references are done: a fraction below 1, a number"
+        " of candidates, or all (left out)",
     )
 
     @field_validator("keep")
@@ -69,11 +82,11 @@ class Rung(BaseModel):
         return self
 
     def task_seeds(self, task: str) -> tuple[int, ...]:
-        """The seeds that `task` is trained with in this rung."""
+        """Returns the seeds of `task` in this rung."""
         return self.tasks[task].seeds or self.seeds
 
     def promoted(self, candidates: int) -> int:
-        """How many of `candidates` go on; at least one where there is one."""
+        """Returns how many of `candidates` are promoted; at least one where there is one."""
         if self.keep is None:
             return candidates
         count = self.keep if isinstance(self.keep, int) else math.ceil(self.keep * candidates)
@@ -118,19 +131,12 @@ class QualityConfig(BaseModel):
         description="who climbs: whoever is expected to gain more hypervolume than its seconds do elsewhere, or the"
         " best `keep` of each rung",
     )
-    further_seeds: int = Field(
-        0,
-        ge=0,
-        description="at most so many more seeds at the top rung, for candidates whose place on the front is unsure",
-    )
     rungs: tuple[Rung, ...] = Field(DEFAULT_RUNGS, min_length=1, description="the ladder, cheapest first")
 
-    def with_seeds(self, further: int) -> QualityConfig:
-        """The same ladder with `further` more seeds at the top: the least numbers that are not among them."""
-        top = self.rungs[-1]
-        free = [seed for seed in range(len(top.seeds) + further) if seed not in top.seeds][:further]
-        wider = top.model_copy(update={"seeds": (*top.seeds, *free)})
-        return self.model_copy(update={"rungs": (*self.rungs[:-1], wider)})
+    @model_validator(mode="before")
+    @classmethod
+    def _no_further_seeds(cls, data: Any) -> Any:
+        return without_removed(data, "further_seeds")
 
     @field_validator("corpus")
     @classmethod

@@ -1,4 +1,4 @@
-"""Names -> objects, resolved on first use.
+"""Registries of extensions: names -> objects, resolved on first use.
 
 A target is an object or a lazy `"module:attribute"` string, so that listing block kinds imports no torch. Other
 distributions add names through entry points of the same group.
@@ -36,10 +36,10 @@ class Registry(Generic[T]):
         self._targets[name] = target
 
     def __getitem__(self, name: str) -> T:
-        """The object registered as `name`.
+        """Returns the object registered as `name`.
 
         Raises:
-            UnknownName: nobody registered it; the message offers the nearest name.
+            UnknownName: it is not registered; the message suggests the nearest name.
         """
         if name not in self._targets:
             self._read_plugins()
@@ -61,7 +61,7 @@ class Registry(Generic[T]):
         return iter(tuple(self._targets))
 
     def values(self) -> list[T]:
-        """Every registered object, resolved."""
+        """Returns every registered object, resolved."""
         return [self[name] for name in self]
 
     def _read_plugins(self) -> None:

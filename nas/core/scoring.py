@@ -1,4 +1,4 @@
-"""From measurements and quality to what is searched on: objective values, coordinates, budget verdicts.
+"""Turns measurements and quality into objective values, coordinates and verdicts on budgets.
 
 A device figure is compared with the published reference layout's own figure on the same device, runtime and workload,
 so that a space means something on any machine. Coordinates are minimised: log ratios for times and memory, minus the
@@ -8,8 +8,8 @@ value for quality. Nothing here is normalised over the study's own trials.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -23,15 +23,18 @@ from nas.core.stats import t_critical
 Verdict = Literal["feasible", "infeasible", "borderline", "unknown"]
 
 
-class Place(NamedTuple):
-    """Where a figure was taken. `workload` is '' for figures of the artifact alone."""
+class MeasurementKey(NamedTuple):
+    """Device, runtime and workload of a figure. `workload` is '' for figures of the artifact alone."""
 
     device: str
     runtime: str
     workload: str
 
 
-Figures = Mapping[Place, Mapping[str, Figure]]
+Figures = Mapping[MeasurementKey, Mapping[str, Figure]]
+
+PUBLISHED, ATTENTION = "published", "attention"
+"""Names of the reference layouts, as in `References`."""
 
 
 class QualityValue(NamedTuple):
@@ -43,21 +46,21 @@ class QualityValue(NamedTuple):
 
 
 class BudgetCheck(BaseModel):
-    """One budget at one place."""
+    """The verdict on one budget on one device and runtime."""
 
     model_config = ConfigDict(frozen=True)
 
     budget: str
-    place: Place
+    place: MeasurementKey
     value: float | None
     low: float | None
     high: float | None
     limit: float
     unit: str
     log_excess: float | None
-    """log(value / limit), turned so that above 0 is broken."""
+    """log(value / limit), signed so that above 0 is broken."""
     log_sd: float = 0.0
-    """Standard deviation of `log_excess`; 0 where it is not known."""
+    """Standard deviation of `log_excess`; 0 if unknown."""
     verdict: Verdict
     decided_by_median: bool = False
 
@@ -77,47 +80,47 @@ class Axis(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     value: float
-    """In the metric's unit; over several places, the ratio to the published reference."""
+    """In the metric's unit; over several measurement keys, the ratio to the published reference."""
     coordinate: float
     """Minimised."""
     sd: float
     """Standard deviation of the coordinate: measurement interval, or spread over seeds."""
     source: str | None = None
-    """What the value rests on, where others can rest on the same: axes of one source share their error."""
+    """Id of what the value was computed from, such as a proxy: axes of one source share their error."""
 
 
-def places(space: SearchSpace, item: Budget | Objective) -> list[Place]:
-    """The places a budget or objective speaks of."""
+def measurement_keys(space: SearchSpace, item: Budget | Objective) -> list[MeasurementKey]:
+    """Returns the measurement keys that a budget or objective covers."""
     devices = [item.device] if item.device else list(space.devices)
     runtimes = [item.runtime] if item.runtime else [runtime.name for runtime in space.runtimes]
-    return [Place(device, runtime, item.workload or "") for device in devices for runtime in runtimes]
+    return [MeasurementKey(device, runtime, item.workload or "") for device in devices for runtime in runtimes]
 
 
 def check_budgets(
     space: SearchSpace, figures: Figures, published: Figures, *, final: bool = False
 ) -> list[BudgetCheck]:
-    """The verdict on every budget whose figure has been taken.
+    """Checks every budget whose figure has been measured.
 
     Args:
         space: whose budgets.
         figures: of the candidate.
         published: of the published reference, for relative limits.
-        final: the last word: where the interval holds the limit, the median decides.
+        final: whether the median decides if the limit is within the interval.
     """
     checks = []
     for budget in space.budgets:
-        for place in places(space, budget):
-            figure = figures.get(place, {}).get(budget.metric)
-            limit = _limit(budget, published.get(place, {}).get(budget.metric))
+        for key in measurement_keys(space, budget):
+            figure = figures.get(key, {}).get(budget.metric)
+            limit = _limit(budget, published.get(key, {}).get(budget.metric))
             if figure is not None and limit is not None:
-                checks.append(_check(budget, place, figure, limit, final))
+                checks.append(_check(budget, key, figure, limit, final))
     return checks
 
 
 def axis(
     space: SearchSpace, objective: Objective, figures: Figures, published: Figures, quality: QualityValue
 ) -> Axis | None:
-    """The objective's value and coordinate; None while a figure that it needs is missing.
+    """Returns the objective's value and coordinate; None while a figure that it needs is missing.
 
     Args:
         space: for devices and runtimes.
@@ -130,9 +133,9 @@ def axis(
     if metric.source == "proxy":
         return Axis(value=quality.value, coordinate=-quality.value, sd=quality.sd, source=quality.proxy)
     ratios, sds, values = [], [], []
-    for place in places(space, objective):
-        figure = figures.get(place, {}).get(objective.metric)
-        base = published.get(place, {}).get(objective.metric)
+    for key in measurement_keys(space, objective):
+        figure = figures.get(key, {}).get(objective.metric)
+        base = published.get(key, {}).get(objective.metric)
         if figure is None or base is None or figure.value is None or base.value is None:
             return None
         ratio = figure.value / base.value
@@ -151,7 +154,7 @@ def axis(
 def reference_point(
     space: SearchSpace, published: Figures, attention: Figures, attention_quality: tuple[float, float]
 ) -> list[float]:
-    """The corner that hypervolume is measured from, in coordinates; fixed once, when the references are done.
+    """Returns the reference point of hypervolume, in coordinates; fixed once, when the references are done.
 
     A device axis takes its budget (for latency, the sum of its parts' budgets); without one, the worse reference plus
     10 %. Quality takes the attention-only reference minus three standard deviations over seeds.
@@ -161,13 +164,13 @@ def reference_point(
         if METRICS[objective.metric].source == "proxy":
             corner.append(-(attention_quality[0] - 3 * attention_quality[1]))
             continue
-        bounds = [_bound(space, objective, place, published, attention) for place in places(space, objective)]
+        bounds = [_bound(space, objective, key, published, attention) for key in measurement_keys(space, objective)]
         corner.append(max(bounds) if objective.aggregate == "worst" else math.fsum(bounds) / len(bounds))
     return corner
 
 
 def require_figures(space: SearchSpace, figures: Figures, what: str) -> None:
-    """Refuses a reference that lacks a figure that a budget or an objective of the space needs.
+    """Checks that a reference has all figures that the space's budgets and objectives need.
 
     Raises:
         InvalidInput: naming the figure and its reason.
@@ -176,22 +179,22 @@ def require_figures(space: SearchSpace, figures: Figures, what: str) -> None:
     for item in items:
         if METRICS[item.metric].source == "proxy":
             continue
-        for place in places(space, item):
-            figure = figures.get(place, {}).get(item.metric)
+        for key in measurement_keys(space, item):
+            figure = figures.get(key, {}).get(item.metric)
             if figure is None or figure.value is None:
                 reason = figure.reason if figure else "it was not measured"
-                raise InvalidInput(f"{what}: no {item.metric} at {'/'.join(filter(None, place))}: {reason}")
+                raise InvalidInput(f"{what}: no {item.metric} at {'/'.join(filter(None, key))}: {reason}")
 
 
 def require_sensors(space: SearchSpace, devices: Mapping[str, Device]) -> None:
-    """Refuses a space before anything is measured where a device cannot tell what a budget or an objective needs.
+    """Checks, before anything is measured, that devices can read what the space's budgets and objectives need.
 
     Args:
         space: its budgets and objectives.
         devices: name in the space -> what it is.
 
     Raises:
-        InvalidInput: naming the metric, the device and what it says about it.
+        InvalidInput: naming the metric, the device and its reason.
     """
     items: tuple[Budget | Objective, ...] = (*space.budgets, *space.objectives)
     for item in items:
@@ -203,19 +206,47 @@ def require_sensors(space: SearchSpace, devices: Mapping[str, Device]) -> None:
                 raise InvalidInput(f"{item.metric} on {name}: {device.id} has no {needs.replace('_', ' ')}: {reason}")
 
 
-def ratio_of_limit(budget: Budget, published: Figures, place: Place) -> float | None:
-    """A budget's limit / the published reference's figure; None where that figure is missing."""
-    base = published.get(place, {}).get(budget.metric)
+def with_file_size(taken: Figures) -> dict[MeasurementKey, Mapping[str, Figure]]:
+    """Returns the figures of measurements, with the file size under no workload as well: it does not depend on one."""
+    sizes = {
+        key._replace(workload=""): {"file_size": each["file_size"]}
+        for key, each in taken.items()
+        if "file_size" in each
+    }
+    return {**taken, **sizes}
+
+
+def figures_json(taken: Figures) -> list[dict[str, Any]]:
+    """Returns figures by key as JSON, in an order that does not depend on when they were taken."""
+    return [
+        {**key._asdict(), "figures": {name: figure.model_dump(mode="json") for name, figure in figures.items()}}
+        for key, figures in sorted(taken.items())
+    ]
+
+
+def figures_from_json(data: list[dict[str, Any]]) -> dict[MeasurementKey, dict[str, Figure]]:
+    """Reads what `figures_json` returned."""
+    return {
+        MeasurementKey(row["device"], row["runtime"], row["workload"]): {
+            name: Figure.model_validate(figure) for name, figure in row["figures"].items()
+        }
+        for row in data
+    }
+
+
+def ratio_of_limit(budget: Budget, published: Figures, key: MeasurementKey) -> float | None:
+    """Returns a budget's limit / the published reference's figure; None if that figure is missing."""
+    base = published.get(key, {}).get(budget.metric)
     limit = _limit(budget, base)
     return limit / base.value if limit is not None and base is not None and base.value else None
 
 
-def limit_at(space: SearchSpace, name: str, place: Place, published: Figures) -> float | None:
-    """The tightest limit that budgets set to a metric at a place; None where none does, or it is not known yet."""
+def limit_at(space: SearchSpace, name: str, key: MeasurementKey, published: Figures) -> float | None:
+    """Returns the tightest limit that budgets set for a metric at a key; None if there is none, or none yet."""
     limits = []
     for budget in space.budgets:
-        if budget.metric == name and place in places(space, budget):
-            limit = _limit(budget, published.get(place, {}).get(name))
+        if budget.metric == name and key in measurement_keys(space, budget):
+            limit = _limit(budget, published.get(key, {}).get(name))
             if limit is not None:
                 limits.append(limit)
     if not limits:
@@ -224,15 +255,10 @@ def limit_at(space: SearchSpace, name: str, place: Place, published: Figures) ->
 
 
 def log_sd(figure: Figure) -> float:
-    """Standard deviation of the logarithm of a figure, from its interval; 0 where it has none."""
+    """Returns the standard deviation of the logarithm of a figure, from its interval; 0 if it has none."""
     if figure.low is None or figure.high is None or figure.low <= 0:
         return 0.0
     return math.log(figure.high / figure.low) / (2 * t_critical(0.95, max(1, figure.n - 1)))
-
-
-def tie(a: Sequence[Axis], b: Sequence[Axis]) -> bool:
-    """Whether two trials cannot be told apart: on every axis closer than two standard deviations."""
-    return all(abs(x.coordinate - y.coordinate) <= 2 * math.hypot(x.sd, y.sd) for x, y in zip(a, b, strict=True))
 
 
 def _limit(budget: Budget, base: Figure | None) -> float | None:
@@ -242,7 +268,7 @@ def _limit(budget: Budget, base: Figure | None) -> float | None:
     return value * base.value if base is not None and base.value is not None else None
 
 
-def _check(budget: Budget, place: Place, figure: Figure, limit: float, final: bool) -> BudgetCheck:
+def _check(budget: Budget, key: MeasurementKey, figure: Figure, limit: float, final: bool) -> BudgetCheck:
     metric = METRICS[budget.metric]
     sign = 1 if metric.direction == "min" else -1
     excess = None if figure.value is None else sign * math.log(figure.value / limit)
@@ -260,28 +286,30 @@ def _check(budget: Budget, place: Place, figure: Figure, limit: float, final: bo
         else:
             verdict = "borderline"
     return BudgetCheck(
-        budget=budget.name, place=place, value=figure.value, low=low, high=high, limit=limit, unit=metric.unit,
+        budget=budget.name, place=key, value=figure.value, low=low, high=high, limit=limit, unit=metric.unit,
         log_excess=excess, log_sd=log_sd(figure), verdict=verdict, decided_by_median=by_median,
     )  # fmt: skip
 
 
-def _bound(space: SearchSpace, objective: Objective, place: Place, published: Figures, attention: Figures) -> float:
+def _bound(
+    space: SearchSpace, objective: Objective, key: MeasurementKey, published: Figures, attention: Figures
+) -> float:
     metric = METRICS[objective.metric]
-    base = published[place][objective.metric].value
+    base = published[key][objective.metric].value
     assert base is not None, "references are checked before the reference point is fixed"
-    limit = limit_at(space, objective.metric, place, published)
+    limit = limit_at(space, objective.metric, key, published)
     if limit is None and objective.metric == "latency":
-        limit = _latency_limit(space, place, published)
+        limit = _latency_limit(space, key, published)
     if limit is None:
-        other = attention.get(place, {}).get(objective.metric)
+        other = attention.get(key, {}).get(objective.metric)
         values = [base] if other is None or other.value is None else [base, other.value]
         limit = max(values) * 1.1 if metric.direction == "min" else min(values) / 1.1
     return math.log(limit / base) if metric.direction == "min" else math.log(base / limit)
 
 
-def _latency_limit(space: SearchSpace, place: Place, published: Figures) -> float | None:
-    ttft = limit_at(space, "ttft", place, published)
-    token = limit_at(space, "decode_p50", place, published)
+def _latency_limit(space: SearchSpace, key: MeasurementKey, published: Figures) -> float | None:
+    ttft = limit_at(space, "ttft", key, published)
+    token = limit_at(space, "decode_p50", key, published)
     if ttft is None or token is None:
         return None
-    return ttft + space.workloads[place.workload].gen * token
+    return ttft + space.workloads[key.workload].gen * token

@@ -1,4 +1,4 @@
-"""The search space: what the user's YAML says. Data and its validation; sampling is in `nas.search`.
+"""The search space: data model and validation of the user's YAML; sampling is in `nas.search`.
 
 Errors carry the path of keys; `nas.search_spaces.loader` turns that into file:line.
 """
@@ -16,7 +16,7 @@ from nas.core.errors import InvalidInput, UnknownName
 from nas.core.layout import Layout
 from nas.core.measurement import DRIFT_LIMIT
 from nas.core.metrics import METRICS, metric
-from nas.core.quality_config import QualityConfig
+from nas.core.quality_config import QualityConfig, without_removed
 from nas.core.stats import P95_MIN_TOKENS
 from nas.core.units import parse_count, parse_limit
 from nas.core.workload import Workload
@@ -44,7 +44,7 @@ class Range(_Strict):
         return self
 
     def holds(self, value: int) -> bool:
-        """Whether `value` is inside."""
+        """Returns whether `value` is inside."""
         return self.min <= value and (self.max is None or value <= self.max)
 
 
@@ -61,7 +61,7 @@ class WeightRange(_Strict):
         return self
 
     def holds(self, value: int) -> bool:
-        """Whether `value` is inside."""
+        """Returns whether `value` is inside."""
         return self.min <= value and (self.max is None or value <= self.max)
 
 
@@ -175,14 +175,11 @@ class References(_Strict):
         return {name: Layout.parse(text) for name, text in self.model_dump().items()}
 
 
-class Protocol(_Strict):
-    """Measurement protocol (docs/measurement-protocol.md)."""
+class MeasurementSettings(_Strict):
+    """Measurement protocol (docs/explanation/measurement-protocol.md)."""
 
     screen_repetitions: int = Field(3, ge=2, description="processes per workload before training")
     confirm_repetitions: int = Field(10, ge=2, description="processes per workload at the top rung")
-    further_measurements: int = Field(
-        0, ge=0, description="at most so many more, each of twice the repetitions, where a place on the front is unsure"
-    )
     max_attempts: int = Field(
         3, ge=1, description="further rounds per measurement, after refused repetitions, before it fails as retryable"
     )
@@ -193,9 +190,14 @@ class Protocol(_Strict):
     foreign_cpu_limit: Finite = Field(0.05, gt=0, description="CPU of other processes, in cores")
     deadline_s: Finite = Field(600.0, gt=0, description="per process")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _no_further_measurements(cls, data: Any) -> Any:
+        return without_removed(data, "further_measurements")
+
 
 class StopRules(_Strict):
-    """When no more layouts are proposed, besides `trials`; what is under way then is finished."""
+    """Conditions that end proposals, besides `trials`; running trials are finished."""
 
     hours: Finite | None = Field(None, gt=0, description="of a running orchestrator, over all launches; none: no limit")
     gain: Finite | None = Field(
@@ -207,7 +209,7 @@ class StopRules(_Strict):
 
 
 class SearchSettings(_Strict):
-    """How layouts are proposed."""
+    """Settings of the proposer."""
 
     proposer: str = Field("ehvi", description="what chooses the next layouts")
     trials: int = Field(40, ge=1, description="layouts that a study proposes unless `--trials` says otherwise")
@@ -221,7 +223,7 @@ class SearchSettings(_Strict):
 
 
 class SearchSpace(_Strict):
-    """A whole space; `docs/search-space.md` is generated from these fields."""
+    """A whole space; `docs/reference/search-space.md` is generated from these fields."""
 
     v: Literal[1] = Field(1, description="version of this format")
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="what studies of this space are listed under")
@@ -242,7 +244,7 @@ class SearchSpace(_Strict):
     objectives: tuple[Objective, ...] = Field(min_length=2, description="the axes of the front")
     references: References = Field(description="layouts that every candidate is compared with")
     quality: QualityConfig = Field(QualityConfig(), description="how quality is estimated")
-    protocol: Protocol = Field(Protocol(), description="how candidates are measured")
+    protocol: MeasurementSettings = Field(MeasurementSettings(), description="how candidates are measured")
     search: SearchSettings = Field(SearchSettings(), description="how candidates are proposed")
 
     @field_validator("mixers", mode="before")
@@ -292,7 +294,7 @@ class SearchSpace(_Strict):
                         yield problem((part, index, key), UnknownName(key, name, valid))
 
     def _too_few_tokens(self) -> Iterator[InitErrorDetails]:
-        """A 95th percentile that no study could ever know."""
+        """Finds 95th percentiles for which no study could ever have enough tokens."""
         parts: dict[str, tuple[Budget | Objective, ...]] = {"budgets": self.budgets, "objectives": self.objectives}
         for part, items in parts.items():
             for index, item in enumerate(items):
@@ -311,10 +313,10 @@ class SearchSpace(_Strict):
         names = [objective.name for objective in self.objectives]
         for index, name in enumerate(names):
             if name in names[:index]:
-                yield problem(("objectives", index, "name"), InvalidInput(f"objective {name!r} stands twice"))
+                yield problem(("objectives", index, "name"), InvalidInput(f"objective {name!r} occurs twice"))
 
     def block_space(self, kind: str) -> BlockSpace:
-        """The knobs of a block kind that the space uses.
+        """Returns the knobs of a block kind that the space uses.
 
         Raises:
             UnknownName: the space does not use it.
@@ -329,5 +331,5 @@ class SearchSpace(_Strict):
         """Workloads that a budget or an objective needs, in the order of the file; at least one."""
         items: tuple[Budget | Objective, ...] = (*self.budgets, *self.objectives)
         used = {item.workload for item in items}
-        # File sizes need no workload; the first one stands for their artifact.
+        # File sizes need no workload; the first one is used for their artifact.
         return tuple(name for name in self.workloads if name in used) or tuple(self.workloads)[:1]

@@ -1,6 +1,6 @@
 """Statistics of repeated measurements: interval, percentile, spread.
 
-Times of one process are skewed and strictly positive, so intervals are taken on logarithms: repetitions are the
+Times of one process are skewed and positive, so intervals are computed on logarithms: repetitions are the
 independent unit (one fresh process each), tokens within a repetition are not.
 """
 
@@ -15,6 +15,7 @@ from nas.core.measurement import Figure
 
 __all__ = [
     "P95_MIN_TOKENS",
+    "Z95",
     "coefficient_of_variation",
     "geometric_mean",
     "log_t_interval",
@@ -24,16 +25,19 @@ __all__ = [
     "t_critical",
 ]
 
+Z95 = 1.959964
+"""Two-sided 95 % quantile of the normal distribution: half width of an interval in standard errors."""
+
 P95_MIN_TOKENS = 1000
 """Decoded tokens over all repetitions below which no p95 is reported."""
 
 
 @cache
 def t_critical(confidence: float, dof: int) -> float:
-    """The t with P(|T| <= t) = `confidence` for Student's distribution with `dof` degrees of freedom.
+    """Returns t with P(|T| <= t) = `confidence` for Student's distribution with `dof` degrees of freedom.
 
     With whole degrees of freedom the probability is a finite sum in theta = atan(t / sqrt(dof)) (Abramowitz and
-    Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4). It grows with theta, so bisection finds the root.
+    Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4). It increases with theta: bisection finds the root.
     """
     assert 0 < confidence < 1, confidence
     assert dof >= 1, dof
@@ -44,7 +48,7 @@ def t_critical(confidence: float, dof: int) -> float:
 
 
 def _central_probability(theta: float, dof: int) -> float:
-    """A(t | dof) at t = sqrt(dof) tan(theta)."""
+    """Returns A(t | dof) at t = sqrt(dof) tan(theta)."""
     sine, cosine = math.sin(theta), math.cos(theta)
     odd = dof % 2
     term = cosine if odd else 1.0
@@ -56,7 +60,7 @@ def _central_probability(theta: float, dof: int) -> float:
 
 
 def log_t_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """The t-interval of the geometric mean of positive `values`.
+    """Returns the t-interval of the geometric mean of positive `values`.
 
     Raises:
         ValueError: fewer than two values, or one that is not positive.
@@ -70,9 +74,9 @@ def log_t_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[f
 
 
 def quantile(values: Sequence[float], q: float) -> float | None:
-    """The `q` quantile by linear interpolation of order statistics (Hyndman and Fan 1996, type 7).
+    """Returns the `q` quantile by linear interpolation of order statistics (Hyndman and Fan 1996, type 7).
 
-    `None` where there are fewer than 1 / min(q, 1 - q) values: the estimate would be the extreme value itself.
+    None where there are fewer than 1 / min(q, 1 - q) values: the estimate would be the extreme value itself.
     """
     assert 0 < q < 1, q
     if len(values) * min(q, 1 - q) < 1 - 1e-9:
@@ -85,23 +89,23 @@ def quantile(values: Sequence[float], q: float) -> float | None:
 
 
 def coefficient_of_variation(values: Sequence[float]) -> float | None:
-    """Sample standard deviation over the mean; `None` for fewer than two values."""
+    """Returns the sample standard deviation over the mean; `None` for fewer than two values."""
     return stdev(values) / fmean(values) if len(values) > 1 else None
 
 
 def repetition_figure(per_repetition: Sequence[float], unit: str, reason: str = "no valid repetition") -> Figure:
-    """The median of one positive value per repetition, with range and 95 % t-interval on logarithms.
+    """Returns the median of one positive value per repetition, with range and 95 % t-interval on logarithms.
 
     Args:
         per_repetition: the repetition's own median (of its tokens, say), one value each.
         unit: of the values.
-        reason: what to say where there is no value at all.
+        reason: given where there is no value at all.
     """
     return _figure(per_repetition, unit, reason, log_t_interval)
 
 
 def p95_figure(per_repetition: Sequence[Sequence[float]], unit: str, min_tokens: int = P95_MIN_TOKENS) -> Figure:
-    """The median of per-repetition 95th percentiles, with their range.
+    """Returns the median of per-repetition 95th percentiles, with their range.
 
     Args:
         per_repetition: the samples (decode times, say) of each repetition.

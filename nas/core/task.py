@@ -1,4 +1,4 @@
-"""Quality tasks: small synthetic problems that show one skill of a layout, such as recall.
+"""Quality tasks: small synthetic problems that test one skill of a layout, such as recall.
 
 The protocol and the registry live here so that a search space can be checked when it is read; the tasks themselves are
 in `nas.proxy.tasks`, one file each, and need no torch.
@@ -48,7 +48,7 @@ class Task(Protocol):
         ...
 
     def batch(self, generator: np.random.Generator, size: int) -> Batch:
-        """`size` examples: inputs [B, T] and, for each position, the next token to be predicted, or `IGNORE`."""
+        """Returns `size` examples: inputs [B, T] and, for each position, the next token to predict, or `IGNORE`."""
         ...
 
 
@@ -64,11 +64,11 @@ TASKS: Registry[type[Task]] = Registry(
 
 
 def make_task(name: str, settings: Mapping[str, Setting]) -> Task:
-    """The task `name` at the difficulty `settings` (the task's defaults where left out).
+    """Creates the task `name` at the difficulty `settings` (the task's defaults where left out).
 
     Raises:
         UnknownName: no such task or setting.
-        InvalidInput: settings of the wrong type, or that cannot stand together.
+        InvalidInput: settings of the wrong type, or not valid together.
     """
     kind = TASKS[name]
     fields = {field.name: field.type for field in dataclasses.fields(kind)}
@@ -81,5 +81,5 @@ def make_task(name: str, settings: Mapping[str, Setting]) -> Task:
 
 
 def task_settings(task: Task) -> dict[str, Setting]:
-    """Every setting of `task`, defaults included: what identifies it in a result key."""
+    """Returns every setting of `task`, defaults included, which identify it in a result key."""
     return dataclasses.asdict(task)

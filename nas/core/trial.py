@@ -1,6 +1,6 @@
-"""The life of a trial: the one place where its state is derived from its events.
+"""Trial states and events: the state machine that derives a trial's state from its events.
 
-A trial's events are append-only; a state is what `derive` makes of them. Event kinds that change a state carry the
+A trial's events are append-only; `derive` computes its state from them. Event kinds that change a state carry the
 name of the state they lead to, except `retried`, which puts a trial that failed for a retryable reason back to
 `proposed`: results are found by key, so nothing that was finished is done again.
 """
@@ -17,7 +17,7 @@ from nas.core.errors import InvalidInput
 
 
 class TrialState(StrEnum):
-    """Where a candidate stands in a study."""
+    """State of a candidate in a study."""
 
     PROPOSED = "proposed"
     EXPORTED = "exported"
@@ -34,7 +34,7 @@ class TrialState(StrEnum):
 
 
 class EventKind(StrEnum):
-    """What an event says. The first twelve are transitions to the state of the same name."""
+    """Kinds of events. The first twelve are transitions to the state of the same name."""
 
     PROPOSED = "proposed"
     EXPORTED = "exported"
@@ -50,15 +50,15 @@ class EventKind(StrEnum):
     CANCELLED = "cancelled"
     RETRIED = "retried"
     PROGRESS = "progress"
-    """Something within a stage: a repetition, training steps, a rung's score. Changes no state."""
+    """Progress within a stage: a repetition, training steps, a rung's score. Changes no state."""
     STUDY = "study"
-    """Something of the study as a whole: started, paused, reference point frozen, hypervolume. Has no trial."""
+    """An event of the study as a whole: started, paused, reference point frozen, hypervolume. Has no trial."""
 
 
 TERMINAL = frozenset(
     {TrialState.INFEASIBLE, TrialState.COMPLETE, TrialState.STOPPED, TrialState.FAILED, TrialState.CANCELLED}
 )
-"""States that need no more work; only `retried` leads out of one (a retryable failure)."""
+"""Final states; only `retried` leaves one (a retryable failure)."""
 
 _ABORT = frozenset({TrialState.FAILED, TrialState.CANCELLED})
 
@@ -72,7 +72,7 @@ TRANSITIONS: Mapping[TrialState, frozenset[TrialState]] = {
     TrialState.CONFIRMING: _ABORT | {TrialState.COMPLETE, TrialState.INFEASIBLE},
     **{state: frozenset() for state in TERMINAL},
 }
-"""From each state, where a trial may go. `training` follows itself at a higher rung only."""
+"""State -> the states that may follow. `training` follows itself only at a higher rung."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Event:
         payload: JSON; transitions read `rung` (int), `reason` (str) and `retryable` (bool) from it.
         trial: the trial's number, or None for the study as a whole.
         study: id of the study.
-        id: grows with every event of a study; 0 before it is stored.
+        id: increases with every event of a study; 0 before it is stored.
         at: seconds since the epoch.
     """
 
@@ -101,8 +101,8 @@ class TrialStatus:
     """A derived state.
 
     Args:
-        state: where the trial stands.
-        rung: the highest rung it has entered, None before training.
+        state: of the trial.
+        rung: the highest rung it has entered; None before training.
         reason: why it was stopped, infeasible, failed or cancelled.
         retryable: a failure that `retried` may undo.
     """
@@ -114,12 +114,12 @@ class TrialStatus:
 
     @property
     def terminal(self) -> bool:
-        """Whether no more work is due."""
+        """Whether the state is final."""
         return self.state in TERMINAL
 
 
 def advance(status: TrialStatus | None, event: Event) -> TrialStatus:
-    """The status after one more event; `None` stands for a trial without events.
+    """Returns the status after one more event; `status` None: the trial has no events yet.
 
     Raises:
         InvalidInput: the event is no legal continuation.
@@ -138,10 +138,10 @@ def advance(status: TrialStatus | None, event: Event) -> TrialStatus:
 
 
 def derive(events: Iterable[Event]) -> TrialStatus:
-    """The status that a trial's events, in order, lead to.
+    """Returns the status that follows from a trial's events, in order.
 
     Raises:
-        InvalidInput: they do not begin with `proposed`, or one is no legal continuation.
+        InvalidInput: the events do not begin with `proposed`, or one is no legal continuation.
     """
     status = reduce(advance, events, None)
     if status is None:

@@ -1,4 +1,4 @@
-"""Quantities as people write them: '350M', '1.25x', '800ms', '512MB'."""
+"""Parsing and formatting of quantities as people write them: '350M', '1.25x', '800ms', '512MB'."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UNITS = {
 
 
 def parse_count(text: str | int | float) -> int:
-    """A number of weights: 350_000_000, '350M' or '8.3B'.
+    """Parses a number of weights: 350_000_000, '350M' or '8.3B'.
 
     Raises:
         InvalidInput: not a count.
@@ -26,7 +26,7 @@ def parse_count(text: str | int | float) -> int:
 
 
 def parse_limit(text: str | int | float, unit: str) -> tuple[float, bool]:
-    """A budget's limit: (value, relative). '1.25x' is relative to the reference; '800ms' must be of `unit`.
+    """Parses a budget's limit: (value, relative). '1.25x' is relative to the reference; '800ms' must be of `unit`.
 
     Raises:
         InvalidInput: no positive number, or of another unit.
@@ -49,7 +49,7 @@ def parse_limit(text: str | int | float, unit: str) -> tuple[float, bool]:
 
 
 def show_count(value: float) -> str:
-    """354483968 -> '354.5M'."""
+    """Formats a count: 354483968 -> '354.5M'."""
     for suffix, scale in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
         if value >= scale:
             return f"{value / scale:.4g}{suffix}"

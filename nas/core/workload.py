@@ -1,4 +1,4 @@
-"""What is run on a device to measure an artifact."""
+"""Workloads: the requests that are measured on a device."""
 
 from __future__ import annotations
 
@@ -40,5 +40,5 @@ class Workload(BaseModel):
         return self.context or -(-(self.prompt + self.gen) // 256) * 256
 
     def key(self) -> dict[str, Any]:
-        """All fields, for result keys."""
+        """Returns all fields, for result keys."""
         return self.model_dump(mode="json") | {"context": self.window}

@@ -1,4 +1,4 @@
-"""What the modules of softmax attention share: projections, heads, QK-norm and RoPE (Su et al. 2024)."""
+"""Shared parts of softmax attention modules: projections, heads, QK-norm and RoPE (Su et al. 2024)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from torch import Tensor
 
 from nas.core.block import Block
 from nas.nn.base import Mixer, State
+from nas.nn.growth import BlockGrowth, CannotGrow, tiled, units
 from nas.nn.primitives import Linear, RMSNorm
+
+_SPARK = 1e-3
+"""Scale of start values in added query and key numbers: nothing to the function, and enough for gradients,
+which are zero where both are."""
 
 
 class Attention(Mixer):
@@ -23,6 +28,8 @@ class Attention(Mixer):
         d_model: residual width D.
         own_kv: whether the block makes keys and values of its own.
     """
+
+    projection = "o"
 
     def __init__(self, block: Block, d_model: int, *, own_kv: bool = True) -> None:
         super().__init__(block, d_model)
@@ -44,23 +51,23 @@ class Attention(Mixer):
         return empty, empty
 
     def queries(self, x: Tensor) -> Tensor:
-        """[B, T, D] -> [B, heads, T, head_dim], normalised, before RoPE."""
+        """Maps [B, T, D] -> [B, heads, T, head_dim], normalised, before RoPE."""
         return self._normed(self.q(x), self.q_norm)
 
     def keys(self, x: Tensor) -> Tensor:
-        """[B, T, D] -> [B, kv_heads, T, head_dim], normalised, before RoPE."""
+        """Maps [B, T, D] -> [B, kv_heads, T, head_dim], normalised, before RoPE."""
         return self._normed(self.k(x), self.k_norm)
 
     def values(self, x: Tensor) -> Tensor:
-        """[B, T, D] -> [B, kv_heads, T, head_dim]."""
+        """Maps [B, T, D] -> [B, kv_heads, T, head_dim]."""
         return self._split(self.v(x))
 
     def turned(self, heads: Tensor, past: int) -> Tensor:
-        """`heads` [B, H, T, head_dim] with RoPE at positions past .. past + T - 1, where the block has positions."""
+        """Applies RoPE to `heads` [B, H, T, head_dim] at past .. past + T - 1, where the block has positions."""
         return rotate(heads, past, self.rope_theta) if self.rope_theta else heads
 
     def output(self, mixed: Tensor) -> Tensor:
-        """[B, heads, T, head_dim] -> [B, T, D]."""
+        """Maps [B, heads, T, head_dim] -> [B, T, D]."""
         y: Tensor = self.o(mixed.transpose(1, 2).flatten(2))
         return y
 
@@ -69,12 +76,81 @@ class Attention(Mixer):
         return heads if norm is None else norm(heads)
 
     def _split(self, projected: Tensor) -> Tensor:
-        """[B, T, H * head_dim] -> [B, H, T, head_dim]."""
+        """Maps [B, T, H * head_dim] -> [B, H, T, head_dim]."""
         return projected.view(*projected.shape[:2], -1, self.head_dim).transpose(1, 2)
+
+    @staticmethod
+    def grow(growing: BlockGrowth) -> dict[str, Tensor]:
+        """Heads are copied, each with the key-value head that it reads; heads grow by whole factors.
+
+        RoPE turns pair i of a head of d numbers like pair m i of one of m d, so that is where its numbers go; scores,
+        which are divided by sqrt(m d) there, need the factor sqrt(m) on queries. With QK-norm the mean square is over m
+        times as many numbers: projections times sqrt(m) keep it, and the gain of queries makes up for it.
+        """
+        a, b, small, width = growing.a, growing.b, growing.small, growing.width
+        for name in ("qk_norm", "rope_theta", "window", "sink"):
+            if name in {arg.name for arg in a.spec.args} and a.get(name) != b.get(name):
+                raise CannotGrow(f"{name} differs")
+        d, wide = a.int("head_dim"), b.int("head_dim")
+        if wide % d:
+            raise CannotGrow(
+                f"heads of {wide} numbers are no whole multiple of {d}, and RoPE's frequencies do not meet"
+            )
+        m = wide // d
+        queries, kv = _copied_heads(a, b)
+        norm = bool(a.get("qk_norm"))
+        grown = {"q.weight": _projected(growing, "q.weight", queries, d, m, math.sqrt(m))}
+        if norm:
+            grown["q_norm.weight"] = _gain(small["q_norm.weight"], m) / math.sqrt(m)
+        if "k.weight" in small:
+            grown["k.weight"] = _projected(growing, "k.weight", kv, d, m, math.sqrt(m) if norm else 1.0)
+            values = units(kv, tiled(d, wide), d)
+            grown["v.weight"] = growing.widened("v.weight", outputs=values, inputs=width)
+            if norm:
+                grown["k_norm.weight"] = _gain(small["k_norm.weight"], m)
+        if "sinks.weight" in small:
+            grown["sinks.weight"] = small["sinks.weight"][queries]
+        read = units(queries, tiled(d, wide), d)
+        return grown | {"o.weight": growing.widened("o.weight", outputs=width, inputs=read)}
+
+
+def _copied_heads(a: Block, b: Block) -> tuple[Tensor, Tensor]:
+    """Returns, for each query and each key-value head of `b`, the head of `a` that it copies."""
+    old, new = a.int("kv_heads"), b.int("kv_heads")
+    group, slots = a.int("heads") // old, b.int("heads") // new
+    kv = tiled(old, new)
+    if new < old or int(kv.bincount().min()) * slots < group:
+        raise CannotGrow(f"{b.int('heads')}/{new} heads have no room for all of {a.int('heads')}/{old}")
+    queries, filled = [], [0] * old
+    for head in kv.tolist():
+        for _ in range(slots):
+            queries.append(head * group + filled[head] % group)
+            filled[head] += 1
+    return torch.tensor(queries), kv
+
+
+def _projected(growing: BlockGrowth, name: str, heads: Tensor, d: int, m: int, factor: float) -> Tensor:
+    """Queries or keys: each old number `factor` times in its place, next to nothing in the new ones."""
+    old = growing.widened(name, outputs=units(heads, torch.arange(d), d), inputs=growing.width) * factor
+    new = (growing.start[name] * (_SPARK if m > 1 else 0.0)).view(len(heads), m * d, -1)
+    new[:, _places(d, m)] = old.view(len(heads), d, -1)
+    return new.flatten(0, 1)
+
+
+def _gain(gain: Tensor, m: int) -> Tensor:
+    wide = torch.ones(m * len(gain))
+    wide[_places(len(gain), m)] = gain
+    return wide
+
+
+def _places(d: int, m: int) -> Tensor:
+    """Indices of the d numbers of a head in one of m d: pair i becomes pair m i; halves of pairs are d / 2 apart."""
+    first = m * torch.arange(d // 2)
+    return torch.cat([first, first + m * d // 2])
 
 
 def rotate(x: Tensor, past: int, theta: float) -> Tensor:
-    """RoPE on [..., T, head_dim] for positions past .. past + T - 1.
+    """Applies RoPE to [..., T, head_dim] at positions past .. past + T - 1.
 
     Number i of a head's first half and number i of its second half form a pair that turns by theta^(-2i / head_dim)
     radians a token: the "NeoX" order, which transformers and llama.cpp use for LFM2.
@@ -108,7 +184,7 @@ def reference_cache(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> t
 
 
 def _reference_turn(x: Tensor, position: int, theta: float) -> Tensor:
-    """Su et al. 2024, section 3.2.2: a pair is a complex number, multiplied by exp(i m theta_i)."""
+    """Computes RoPE by Su et al. 2024, section 3.2.2: a pair is a complex number, multiplied by exp(i m theta_i)."""
     half = x.shape[-1] // 2
     turned = x.clone()
     for i in range(half):

@@ -1,4 +1,4 @@
-"""The protocol between `nas.nn.model` and the modules of block kinds.
+"""The protocol between `nas.nn.model` and the modules of block kinds, and their registry.
 
 A mixer has one computation in two uses: `forward(x)` over whole sequences for training, and `forward(x, state)` over
 the next chunk of a sequence for decoding. Both return the state after the last token, so chunks compose:
@@ -12,31 +12,56 @@ A state is a tuple of tensors and is never written in place. What its tensors me
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from nas.core.block import Block
+from nas.core.registry import Registry
+from nas.nn.growth import BlockGrowth, CannotGrow
 
 State = tuple[Tensor, ...]
 
 
-class Mixer(nn.Module, ABC):
-    """A sequence mixer. Subclasses are built as `Kind(block, d_model)`, under the kind's name in `MODULES`.
+class BlockModule(nn.Module, ABC):
+    """The module of a kind of block. Built as `Kind(block, d_model)`, under the kind's name in `MODULES`.
 
     Args:
         block: the block; arguments that follow from the width may be missing.
         d_model: residual width D.
+
+    Attributes:
+        projection: name of the projection into the residual stream, without ".weight"; zero there is a block that adds
+            nothing. Needed where layers are added to a smaller model's.
+        release_code: "module:Class" of what computes the block in released folders, for kinds that are not built in:
+            that module's file is copied there, so it needs torch only; see docs/how-to/adding-a-block.md.
     """
+
+    projection: ClassVar[str] = ""
+    release_code: ClassVar[str] = ""
 
     def __init__(self, block: Block, d_model: int) -> None:
         super().__init__()
         self.block = block.resolve(d_model)
         self.d_model = d_model
 
+    @staticmethod
+    def grow(growing: BlockGrowth) -> dict[str, Tensor]:
+        """Returns the larger block's tensors, which compute the same as the smaller one's.
+
+        Raises:
+            CannotGrow: the block cannot be carried over.
+        """
+        raise CannotGrow(f"its module has no `grow` for {growing.a.kind} blocks")
+
+
+class Mixer(BlockModule):
+    """A sequence mixer."""
+
     @abstractmethod
     def init_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
-        """The state before the first token."""
+        """Returns the state before the first token."""
 
     @abstractmethod
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
@@ -56,14 +81,24 @@ class Mixer(nn.Module, ABC):
         return y[:, 0], state
 
 
-class FeedForward(nn.Module, ABC):
-    """A position-wise block, built as `Kind(block, d_model)`; the same arguments as `Mixer`."""
-
-    def __init__(self, block: Block, d_model: int) -> None:
-        super().__init__()
-        self.block = block.resolve(d_model)
-        self.d_model = d_model
+class FeedForward(BlockModule):
+    """A position-wise block."""
 
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
-        """The output [B, T, D] for the normalised input [B, T, D]."""
+        """Returns the output [B, T, D] for the normalised input [B, T, D]."""
+
+
+MODULES: Registry[type[Mixer] | type[FeedForward]] = Registry(
+    "module of block kind",
+    "nas.modules",
+    {
+        "conv": "nas.nn.conv:GatedShortConv",
+        "gqa": "nas.nn.gqa:GroupedQueryAttention",
+        "swa": "nas.nn.swa:SlidingWindowAttention",
+        "mamba2": "nas.nn.mamba2:Mamba2",
+        "swiglu": "nas.nn.swiglu:SwiGLU",
+        "moe": "nas.nn.moe:MixtureOfExperts",
+    },
+)
+"""Block kind -> torch module. Names are those of `nas.core.block.BLOCKS`."""

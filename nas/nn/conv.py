@@ -10,6 +10,7 @@ from torch import Tensor
 
 from nas.core.block import Block
 from nas.nn.base import Mixer, State
+from nas.nn.growth import BlockGrowth, CannotGrow
 from nas.nn.primitives import DepthwiseConv, Linear
 
 
@@ -19,6 +20,8 @@ class GatedShortConv(Mixer):
     State: (window [B, K - 1, D],), the last K - 1 products B * x, oldest first.
     """
 
+    projection = "out"
+
     def __init__(self, block: Block, d_model: int) -> None:
         super().__init__(block, d_model)
         self.in_proj = Linear(d_model, 3 * d_model)
@@ -26,7 +29,7 @@ class GatedShortConv(Mixer):
         self.out = Linear(d_model, d_model, residual=True)
 
     def init_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
-        """Zeros: before the first token the convolution sees nothing."""
+        """Returns zeros: before the first token the convolution sees nothing."""
         return (torch.zeros(batch, self.conv.kernel - 1, self.d_model, dtype=dtype, device=device),)
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
@@ -37,9 +40,24 @@ class GatedShortConv(Mixer):
         y: Tensor = self.out(gate_out * self.conv(window))
         return y, (window[:, -past:],)
 
+    @staticmethod
+    def grow(growing: BlockGrowth) -> dict[str, Tensor]:
+        """Channels are copied; taps that were not there are zero."""
+        a, b, small, width = growing.a, growing.b, growing.small, growing.width
+        old, new = a.int("kernel"), b.int("kernel")
+        if new < old:
+            raise CannotGrow(f"a kernel of {new} taps cannot hold {old}")
+        rows = torch.cat([width + part * (int(width.max()) + 1) for part in range(3)])
+        taps = torch.nn.functional.pad(small["conv.weight"][width], (new - old, 0))
+        return {
+            "in_proj.weight": growing.widened("in_proj.weight", outputs=rows, inputs=width),
+            "conv.weight": taps,
+            "out.weight": growing.widened("out.weight", outputs=width, inputs=width),
+        }
+
 
 def reference_gated_short_conv(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:
-    """The formula of section 2.2, one token and one tap at a time.
+    """Computes the formula of section 2.2, one token and one tap at a time.
 
     Args:
         block: the block.

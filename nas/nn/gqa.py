@@ -42,7 +42,7 @@ class GroupedQueryAttention(Attention):
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Causal attention of the last T of S positions: [B, H, T, d] over [B, KV, S, d] -> [B, H, T, d]."""
+    """Computes causal attention of the last T of S positions: [B, H, T, d] over [B, KV, S, d] -> [B, H, T, d]."""
     length, seen = q.shape[2], keys.shape[2]
     mask = None
     if 1 < length < seen:
@@ -56,7 +56,7 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 def reference_gqa(
     block: Block, weights: Mapping[str, Tensor], h: Tensor, cache: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
-    """softmax(q k / sqrt(head_dim)) v, one head and one token at a time (Vaswani et al. 2017, equation 1).
+    """Computes softmax(q k / sqrt(head_dim)) v, one head and one token at a time (Vaswani et al. 2017, equation 1).
 
     Args:
         block: the block, resolved.

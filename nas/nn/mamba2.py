@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from nas.blocks.mamba2 import convolved
 from nas.core.block import Block
 from nas.nn.base import Mixer, State
+from nas.nn.growth import BlockGrowth, CannotGrow, tiled, units
 from nas.nn.primitives import DepthwiseConv, Linear, RMSNorm, Weights
 from nas.nn.ssd import ssd
 
@@ -28,7 +29,7 @@ class GroupedRMSNorm(RMSNorm):
         self.groups = groups
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., width] -> [..., width], in the weight's precision."""
+        """Maps [..., width] -> [..., width], in the weight's precision."""
         parts = torch.unflatten(x.to(self.weight.dtype), -1, (self.groups, -1))
         return F.rms_norm(parts, parts.shape[-1:], eps=self.eps).flatten(-2) * self.weight
 
@@ -41,6 +42,8 @@ class Mamba2(Mixer, Weights):
     State: (window [B, K - 1, I + 2 G N], memory [B, H, P, N]): the convolution's last inputs, oldest first, and what
     the heads remember; I inner width, H heads of size P = I / H, G groups, N state, K taps.
     """
+
+    projection = "out"
 
     def __init__(self, block: Block, d_model: int) -> None:
         super().__init__(block, d_model)
@@ -58,7 +61,7 @@ class Mamba2(Mixer, Weights):
 
     @torch.no_grad()
     def draw(self, rng: torch.Generator, depth: int) -> None:
-        """Step sizes log-uniform, decay rates uniform, D one.
+        """Draws step sizes log-uniform and decay rates uniform; sets D to one.
 
         Logarithms are taken in double precision: what differs there between platforms is gone in single precision.
         """
@@ -69,7 +72,7 @@ class Mamba2(Mixer, Weights):
         self.D.fill_(1.0)
 
     def init_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
-        """Zeros: before the first token the convolution sees nothing and the heads remember nothing."""
+        """Returns zeros: before the first token the convolution sees nothing and the heads remember nothing."""
         window = torch.zeros(batch, self.conv.kernel - 1, self.widths[1], dtype=dtype, device=device)
         memory = torch.zeros(batch, self.heads, self.inner // self.heads, self.state_size, dtype=dtype, device=device)
         return window, memory
@@ -86,15 +89,50 @@ class Mamba2(Mixer, Weights):
         return out, (window[:, x.shape[1] :], memory)
 
     def _split(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[B, T, I + 2 G N] -> values [B, T, H, P], B and C [B, T, G, N]."""
+        """Maps [B, T, I + 2 G N] -> values [B, T, H, P], B and C [B, T, G, N]."""
         shared = self.groups * self.state_size
         value, b, c = torch.split(mixed, [self.inner, shared, shared], -1)
         b, c = (torch.unflatten(part, -1, (self.groups, self.state_size)) for part in (b, c))
         return torch.unflatten(value, -1, (self.heads, -1)), b, c
 
+    @staticmethod
+    def grow(growing: BlockGrowth) -> dict[str, Tensor]:
+        """Heads and the channels of each are copied.
+
+        Channels of a head share its decay, B and C, and meet nowhere else.
+        """
+        a, b, small, start, width = growing.a, growing.b, growing.small, growing.start, growing.width
+        for name in ("state", "groups", "expand"):
+            if a.int(name) != b.int(name):
+                raise CannotGrow(f"{name} differs")
+        if a.int("groups") > 1:
+            raise CannotGrow("groups of heads have no order that copies keep")
+        old, new = a.int("conv"), b.int("conv")
+        h, heads = a.int("heads"), b.int("heads")
+        inner, wide = len(small["norm.weight"]), len(start["norm.weight"])
+        if new < old or heads % h or wide % heads or (wide // heads) % (inner // h):
+            raise CannotGrow(
+                f"{heads} heads of {wide // heads} channels and {new} taps are no multiple of {h}, {inner // h}, {old}"
+            )
+        head = tiled(h, heads)
+        channels = units(head, tiled(inner // h, wide // heads), inner // h)
+        shared = torch.arange(2 * a.int("state"))  # B and C
+        mixed = torch.cat([channels, shared + inner])
+        rows = torch.cat([channels, mixed + inner, head + 2 * inner + len(shared)])
+        return {
+            "in_proj.weight": growing.widened("in_proj.weight", outputs=rows, inputs=width),
+            "conv.weight": torch.nn.functional.pad(small["conv.weight"][mixed], (new - old, 0)),
+            "conv.bias": small["conv.bias"][mixed],
+            "dt_bias": small["dt_bias"][head],
+            "A_log": small["A_log"][head],
+            "D": small["D"][head],
+            "norm.weight": small["norm.weight"][channels],
+            "out.weight": growing.widened("out.weight", outputs=width, inputs=channels),
+        }
+
 
 def reference_mamba2(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:
-    """The recurrence, one token and one head at a time.
+    """Computes the recurrence, one token and one head at a time.
 
     Args:
         block: the block, resolved.

@@ -27,8 +27,9 @@ State dict (D width, V vocabulary, i depth, j mixer of the layer; a linear weigh
     head.weight                           [V, D]      untied layouts only
 
 A layer that shares weights (`^n`) has no tensors of its own: index i is left out. No two names alias one tensor. Heads
-lie one after another in the rows of q, k, v; RoPE pairs number i of a head's first half with number i of its second.
-In mamba2, I = expand * D inner width, H heads, G groups, N state, K taps; heads and groups lie one after another.
+are stored one after another in the rows of q, k, v; RoPE pairs number i of a head's first half with number i of its
+second. In mamba2, I = expand * D inner width, H heads, G groups, N state, K taps; heads and groups are stored one after
+another.
 """
 
 from __future__ import annotations
@@ -37,9 +38,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nas.core.layout import Layer, Layout
-from nas.nn.base import State
+from nas.nn.base import MODULES, State
 from nas.nn.primitives import Embedding, Linear, RMSNorm, draw_weights
-from nas.nn.registry import MODULES
 
 ModelState = list[list[State]]
 """State per depth and mixer; () for a mixer that reads another layer's cache."""
@@ -58,7 +58,7 @@ class ResidualLayer(nn.Module):
         self.ffn = MODULES[layer.ffn.kind](layer.ffn, d_model) if layer.ffn else None
 
     def forward(self, x: Tensor, states: list[State | None]) -> tuple[Tensor, list[State]]:
-        """[B, T, D] -> [B, T, D], and the state of each mixer after the chunk."""
+        """Maps [B, T, D] -> [B, T, D], and the state of each mixer after the chunk."""
         after: list[State] = []
         if self.mixers:
             h = self.mixer_norm(x)
@@ -102,11 +102,11 @@ class Model(nn.Module):
         return self.logits(self.features(tokens))
 
     def features(self, tokens: Tensor) -> Tensor:
-        """What the output head sees, [B, T, D], for token ids [B, T]."""
+        """Returns the input of the output head, [B, T, D], for token ids [B, T]."""
         return self._run(tokens, None)[0]
 
     def logits(self, features: Tensor) -> Tensor:
-        """The output head: [..., D] -> [..., V]."""
+        """Applies the output head: [..., D] -> [..., V]."""
         return F.linear(features, self.embed.weight if self.head is None else self.head.weight)
 
     def prefill(self, tokens: Tensor, state: ModelState | None = None) -> tuple[Tensor, ModelState]:

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 
 from nas.core.block import Block
 from nas.nn.base import FeedForward
+from nas.nn.growth import BlockGrowth, CannotGrow, tiled, widened
 from nas.nn.primitives import ExpertLinear, Linear, Weights
 
 _NORM_EPS = 1e-6
 
 
 class ExpertBias(Weights):
-    """What is added to the scores when experts are chosen: buffer `weight` [experts], float32, zero at the start.
+    """The bias of scores when experts are chosen: buffer `weight` [experts], float32, zero at the start.
 
     `load` [experts] counts the tokens that each expert got in training since the last `update`; not saved.
     """
@@ -35,7 +36,7 @@ class ExpertBias(Weights):
         self.register_buffer("load", torch.zeros(experts), persistent=False)
 
     def draw(self, rng: torch.Generator, depth: int) -> None:
-        """Zeros."""
+        """Sets zeros."""
         self.weight.zero_()
         self.load.zero_()
 
@@ -47,6 +48,8 @@ class ExpertBias(Weights):
 
 class MixtureOfExperts(FeedForward):
     """Each token goes to the `top_k` experts of highest score + bias; their outputs add up by normalised score."""
+
+    projection = "down"
 
     def __init__(self, block: Block, d_model: int) -> None:
         super().__init__(block, d_model)
@@ -61,7 +64,7 @@ class MixtureOfExperts(FeedForward):
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.flatten(0, -2)
         weights, chosen = self.route(tokens)
-        # Sorted by expert, the tokens of one expert lie together: one gather and one scatter, whatever the count.
+        # Sorted by expert, the tokens of one expert are contiguous: one gather and one scatter, whatever the count.
         by_expert = chosen.flatten().argsort(stable=True)
         token = by_expert // self.top_k
         load = chosen.flatten().bincount(minlength=self.experts)
@@ -73,7 +76,7 @@ class MixtureOfExperts(FeedForward):
         return torch.zeros_like(tokens, dtype=outputs.dtype).index_add(0, token, outputs).view(x.shape)
 
     def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights and expert numbers, both [N, top_k], for tokens [N, D]."""
+        """Returns weights and expert numbers, both [N, top_k], for tokens [N, D]."""
         scores = self.router(tokens).float().sigmoid()
         chosen = (scores + self.bias.weight).topk(self.top_k, -1).indices
         weights = scores.gather(-1, chosen)
@@ -83,9 +86,34 @@ class MixtureOfExperts(FeedForward):
         y: Tensor = self.down(F.silu(self.gate(x, expert)) * self.up(x, expert), expert)
         return y
 
+    @staticmethod
+    def grow(growing: BlockGrowth) -> dict[str, Tensor]:
+        """Copies hidden units of each expert, and experts where there are more of them.
+
+        Those no token chooses until balancing lets them in: two equal ones would take two places among the chosen.
+        """
+        a, b, small, start, width, rng = growing.a, growing.b, growing.small, growing.start, growing.width, growing.rng
+        if a.int("top_k") != b.int("top_k"):
+            raise CannotGrow("experts per token differ")
+        old, new = a.int("experts"), b.int("experts")
+        if new < old:
+            raise CannotGrow(f"{new} experts have no room for {old}")
+        units, experts = growing.hidden(), tiled(old, new)
+        bias = small["bias.weight"][experts].clone()
+        bias[old:] = small["bias.weight"].min() - 1.0  # scores are between 0 and 1
+        router = growing.widened("router.weight", outputs=experts, inputs=width)
+        router[old:] = start["router.weight"][old:]
+        return {
+            "router.weight": router,
+            "bias.weight": bias,
+            "gate.weight": widened(small["gate.weight"][experts], rng, outputs=units, inputs=width),
+            "up.weight": widened(small["up.weight"][experts], rng, outputs=units, inputs=width),
+            "down.weight": widened(small["down.weight"][experts], rng, outputs=width, inputs=units),
+        }
+
 
 def balance_experts(model: nn.Module, rate: float) -> list[Tensor]:
-    """Moves every expert bias of `model` by `rate` and starts counting loads anew; called after each optimiser step.
+    """Moves every expert bias of `model` by `rate` and resets the counted loads; called after each optimiser step.
 
     Returns:
         The tokens per expert [experts] that each mixture had counted, in the order of `model.modules()`.
@@ -100,7 +128,7 @@ def balance_experts(model: nn.Module, rate: float) -> list[Tensor]:
 
 
 def reference_moe(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:
-    """Every expert for every token, masked down to the chosen ones: h and the output [T, D]."""
+    """Computes every expert for every token, masked down to the chosen ones: h and the output [T, D]."""
     scores = 1 / (1 + torch.exp(-(h @ weights["router.weight"].T)))
     ranks = (scores + weights["bias.weight"]).argsort(-1, descending=True).argsort(-1)
     chosen = torch.where(ranks < block.int("top_k"), scores, 0.0)

@@ -46,7 +46,7 @@ def draw_weights(module: nn.Module, seed: int, depth: int) -> None:
 
 
 def generator_of(seed: int, name: str) -> torch.Generator:
-    """What the part called `name` draws its values from."""
+    """Returns the generator of the part called `name`."""
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:4]))
 
@@ -68,7 +68,7 @@ class Linear(Weights):
         self.std = std
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., inputs] -> [..., outputs]."""
+        """Maps [..., inputs] -> [..., outputs]."""
         return F.linear(x, self.weight)
 
     def draw(self, rng: torch.Generator, depth: int) -> None:
@@ -84,7 +84,7 @@ class ExpertLinear(Weights):
         self.residual = residual
 
     def forward(self, x: Tensor, expert: int) -> Tensor:
-        """[..., inputs] -> [..., outputs] by one expert's map."""
+        """Maps [..., inputs] -> [..., outputs] by one expert's map."""
         return F.linear(x, self.weight[expert])
 
     def draw(self, rng: torch.Generator, depth: int) -> None:
@@ -111,7 +111,7 @@ class DepthwiseConv(Weights):
         return self.weight.shape[1]
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, K - 1 + T, D] -> [B, T, D]: x carries the K - 1 inputs before the chunk."""
+        """Maps [B, K - 1 + T, D] -> [B, T, D]: x carries the K - 1 inputs before the chunk."""
         weight = self.weight.to(x.dtype)
         bias = None if self.bias is None else self.bias.to(x.dtype)
         if self.kernel > _MOST_SHIFTS:
@@ -139,12 +139,12 @@ class RMSNorm(Weights):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., width] -> [..., width], in the weight's precision: autocast hands over bfloat16 heads."""
+        """Maps [..., width] -> [..., width], in the weight's precision: autocast hands over bfloat16 heads."""
         return F.rms_norm(x.to(self.weight.dtype), (x.shape[-1],), self.weight, self.eps)
 
     @torch.no_grad()
     def draw(self, rng: torch.Generator, depth: int) -> None:
-        """Ones."""
+        """Sets ones."""
         self.weight.fill_(1.0)
 
 
@@ -158,11 +158,11 @@ class Embedding(Weights):
         self.weight = nn.Parameter(torch.empty(vocab, d_model))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Token ids [...] -> [..., D]."""
+        """Maps token ids [...] -> [..., D]."""
         return F.embedding(tokens, self.weight)
 
     def draw(self, rng: torch.Generator, depth: int) -> None:
-        """Small values: the table may be the output head too, and the first logits should be small."""
+        """Draws small values: the table may be the output head too, and the first logits should be small."""
         draw_uniform(self.weight, self.std, rng)
 
 

@@ -17,7 +17,7 @@ _CHUNK = 64
 
 
 def ssd(u: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-    """Runs the recurrence over a sequence; heads lie group after group.
+    """Runs the recurrence over a sequence; heads are ordered group after group.
 
     Args:
         u: what enters the memory [B, T, H, P].
@@ -53,14 +53,14 @@ def ssd(u: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, memory: Tensor) -> t
 
 
 def _chunks(x: Tensor, chunk: int) -> Tensor:
-    """[B, T, ...] -> [B, chunks, chunk, ...]; zeros behind the end add nothing to the memory, and do not decay it."""
+    """Maps [B, T, ...] -> [B, chunks, chunk, ...]; zeros after the end neither add to the memory nor decay it."""
     missing = -x.shape[1] % chunk
     padded = F.pad(x, (0, 0) * (x.dim() - 2) + (0, missing)) if missing else x
     return torch.unflatten(padded, 1, (-1, chunk))
 
 
 def _attend(u: Tensor, total: Tensor, scores: Tensor) -> Tensor:
-    """What tokens of a chunk read of each other: [..., Q, R, P] with scores [..., Q, Q] and decays from j to i."""
+    """Computes masked attention within a chunk: [..., Q, R, P] with scores [..., Q, Q] and decays from j to i."""
     total, u = total.mT, u.transpose(-3, -2)  # [..., R, Q] and [..., R, Q, P]
     spans = total[..., :, None] - total[..., None, :]
     later = torch.ones(spans.shape[-2:], dtype=torch.bool, device=u.device).triu(1)

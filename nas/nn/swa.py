@@ -24,7 +24,7 @@ class Sinks(Weights):
 
     @torch.no_grad()
     def draw(self, rng: torch.Generator, depth: int) -> None:
-        """Zeros: as much as one token that matches no better than chance."""
+        """Sets zeros: as much as one token that matches no better than chance."""
         self.weight.fill_(0.0)
 
 
@@ -50,7 +50,7 @@ class SlidingWindowAttention(Attention):
         return self.output(mixed), (keys[:, :, -self.window :], values[:, :, -self.window :])
 
     def _attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """The last T of S positions over those in their windows: [B, H, T, d] and twice [B, KV, S, d] -> [B, H, T, d].
+        """Attends within windows: the last T of S positions [B, H, T, d] and twice [B, KV, S, d] -> [B, H, T, d].
 
         A sink is one more key: of score zero, and the sink's logit through the mask.
         """
@@ -64,13 +64,13 @@ class SlidingWindowAttention(Attention):
 
 
 def _seen(length: int, positions: int, window: int, device: torch.device) -> Tensor:
-    """[T, S] bool: which of S positions each of the last T sees."""
+    """Returns a mask [T, S], bool: the positions of S that each of the last T sees."""
     until = torch.ones(length, positions, dtype=torch.bool, device=device).tril(positions - length)
     return until.triu(positions - length - window + 1)
 
 
 def reference_swa(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:
-    """Attention of one head and one token at a time over the tokens of its window.
+    """Computes attention one head and one token at a time over the tokens of its window.
 
     With a sink s, weights are exp(score_j) / (exp(s) + sum over j of exp(score_j)): gpt-oss, and llama.cpp's
     `ggml_soft_max_add_sinks`.

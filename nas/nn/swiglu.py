@@ -10,11 +10,14 @@ from torch import Tensor
 
 from nas.core.block import Block
 from nas.nn.base import FeedForward
+from nas.nn.growth import BlockGrowth
 from nas.nn.primitives import Linear
 
 
 class SwiGLU(FeedForward):
     """W_down (silu(W_gate x) * W_up x)."""
+
+    projection = "down"
 
     def __init__(self, block: Block, d_model: int) -> None:
         super().__init__(block, d_model)
@@ -27,9 +30,20 @@ class SwiGLU(FeedForward):
         y: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
         return y
 
+    @staticmethod
+    def grow(growing: BlockGrowth) -> dict[str, Tensor]:
+        """Copies hidden units, any number of times."""
+        width = growing.width
+        units = growing.hidden()
+        return {
+            "gate.weight": growing.widened("gate.weight", outputs=units, inputs=width),
+            "up.weight": growing.widened("up.weight", outputs=units, inputs=width),
+            "down.weight": growing.widened("down.weight", outputs=width, inputs=units),
+        }
+
 
 def reference_swiglu(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:
-    """The formula, one token at a time: h and the output [T, D], `weights` the module's state dict."""
+    """Computes the formula, one token at a time: h and the output [T, D], `weights` the module's state dict."""
     out = []
     for x in h:
         gate, up = weights["gate.weight"] @ x, weights["up.weight"] @ x

@@ -6,14 +6,13 @@ so what is saved is exactly what is loaded.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 
 import safetensors
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from nas.core.durable import write_durably
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.nn.model import Model
@@ -22,17 +21,7 @@ from nas.nn.model import Model
 def save_weights(model: Model, path: Path) -> None:
     """Writes `model`'s state dict at `path`, atomically and the same bytes for the same weights."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    content = save(tensors, metadata={"layout": model.layout.format()})
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_durably(path, save(tensors, metadata={"layout": model.layout.format()}))
 
 
 def load_weights(model: Model, path: Path) -> None:
@@ -51,7 +40,7 @@ def load_weights(model: Model, path: Path) -> None:
 
 
 def checkpoint_layout(path: Path) -> Layout:
-    """The layout whose weights lie at `path`; reads the header only.
+    """Returns the layout of the checkpoint at `path`; reads the header only.
 
     Raises:
         InvalidInput: the file is no checkpoint.

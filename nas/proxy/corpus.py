@@ -1,4 +1,4 @@
-"""Byte-level corpora: domains with a held-out end, named by the hash of their bytes, kept in the cache folder."""
+"""Byte-level corpora in the cache folder: domains with a held-out end, identified by the hash of their bytes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 import json
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,28 +18,31 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nas.core import paths
 from nas.core.canonical import content_hash
+from nas.core.durable import write_durably
 from nas.core.errors import InfrastructureFailed, InvalidInput
-from nas.proxy import corpus_default, corpus_text
+from nas.proxy import corpus_default
 
 BYTE_VOCAB = 256
 HELD_OUT = 0.05
 """Share of each source, at its end, that is never trained on."""
 MIN_BYTES = 1 << 16
 """Smallest domain: its held-out end is then about 3 kB."""
+MAX_BYTES = 1 << 30
+"""Largest corpus of the user's files: it is read into memory."""
 
 Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
 class Domain:
-    """One evaluation group of a corpus; both parts are 1-d arrays of bytes."""
+    """An evaluation group of a corpus; both parts are 1-d arrays of bytes."""
 
     train: Bytes
     heldout: Bytes
 
     @cached_property
     def unigram_entropy(self) -> float:
-        """Entropy of the held-out bytes' own distribution, in bits per byte: the chance level of a language model."""
+        """Entropy of the held-out bytes' distribution, in bits per byte: the chance level of a language model."""
         counts = np.bincount(self.heldout, minlength=BYTE_VOCAB)
         share = counts[counts > 0] / self.heldout.size
         return float(-(share * np.log2(share)).sum())
@@ -59,7 +61,7 @@ class Corpus:
 
 
 class CorpusRef(BaseModel):
-    """What a training needs to find its corpus again, on this host or another."""
+    """Identifies the corpus of a training on this host or another."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -69,19 +71,23 @@ class CorpusRef(BaseModel):
 
 
 def build_corpus(source: Literal["default"] | Sequence[str], base: Path) -> Corpus:
-    """The corpus of `source`: 'default', or paths and globs of text files, relative ones from `base`.
+    """Builds the corpus of `source`.
+
+    Args:
+        source: 'default', or paths and globs of text files; each entry is a domain, with the entry as its name.
+        base: folder of relative paths.
 
     Raises:
         InvalidInput: a file cannot be used, or a domain is smaller than `MIN_BYTES`.
-        InfrastructureFailed: the default corpus is asked for and this Python lacks its library's source.
+        InfrastructureFailed: the default corpus is requested and this Python lacks its library's source.
     """
     if isinstance(source, str):
         return _cached_default()
-    return _from_texts(corpus_text.read_domains(source, base))
+    return _from_texts(_read_files(source, base))
 
 
 def refer(source: Literal["default"] | Sequence[str], base: Path) -> CorpusRef:
-    """Builds the corpus of `source`, puts it into the cache, and returns the reference that training jobs carry.
+    """Builds and caches the corpus of `source`; returns the reference that training jobs hold.
 
     Raises:
         InvalidInput: see `build_corpus`.
@@ -89,18 +95,17 @@ def refer(source: Literal["default"] | Sequence[str], base: Path) -> CorpusRef:
     """
     corpus = build_corpus(source, base)
     _store(corpus)
-    kept: Literal["default"] | tuple[str, ...] = "default" if isinstance(source, str) else tuple(source)
-    return CorpusRef(source=kept, base=str(base.resolve()), hash=corpus.hash)
+    stored: Literal["default"] | tuple[str, ...] = "default" if isinstance(source, str) else tuple(source)
+    return CorpusRef(source=stored, base=str(base.resolve()), hash=corpus.hash)
 
 
 def open_corpus(ref: CorpusRef) -> Corpus:
-    """The corpus that `ref` names, from the cache or built anew.
+    """Loads the corpus of `ref` from the cache, or builds it.
 
     Raises:
-        InfrastructureFailed: this host builds other bytes than the study was started with.
+        InfrastructureFailed: this host builds another corpus than the one the study was started with.
     """
-    cached = _load(ref.hash)
-    if cached is not None:
+    if cached := _load(ref.hash):
         return cached
     corpus = build_corpus(ref.source, Path(ref.base))
     if corpus.hash != ref.hash:
@@ -113,7 +118,7 @@ def open_corpus(ref: CorpusRef) -> Corpus:
 
 
 def packed(ref: CorpusRef) -> bytes:
-    """The corpus as one file, for a host that cannot build it.
+    """Returns the corpus as one file, for a host that cannot build it.
 
     Raises:
         InfrastructureFailed: see `open_corpus`.
@@ -123,14 +128,14 @@ def packed(ref: CorpusRef) -> bytes:
 
 
 def unpack(ref: CorpusRef, data: bytes) -> None:
-    """Puts what `packed` gave into this host's cache, where `open_corpus` finds and checks it."""
+    """Writes the result of `packed` into this host's cache; `open_corpus` checks its hash."""
     path = _folder() / ref.hash
     if not path.is_file():
         _write(path, data)
 
 
 def split(texts: Sequence[bytes]) -> Domain:
-    """One domain: of each text, the last `HELD_OUT` is held out."""
+    """Returns a domain of texts; the last `HELD_OUT` of each is held out."""
     arrays = [np.frombuffer(text, dtype=np.uint8) for text in texts]
     cuts = [len(array) - round(HELD_OUT * len(array)) for array in arrays]
     train = np.concatenate([array[:cut] for array, cut in zip(arrays, cuts, strict=True)])
@@ -146,14 +151,45 @@ def _from_texts(texts: Mapping[str, Sequence[bytes]]) -> Corpus:
     return Corpus({name: split(texts[name]) for name in sorted(texts)})
 
 
+def _read_files(entries: Sequence[str], base: Path) -> dict[str, list[bytes]]:
+    """Reads the texts of each entry, files in sorted order."""
+    files = {entry: _files(entry, base) for entry in entries}
+    size = sum(path.stat().st_size for paths in files.values() for path in paths)
+    if size > MAX_BYTES:
+        raise InvalidInput(f"the corpus has {size:,} bytes; at most {MAX_BYTES:,} are read")
+    return {entry: [_read_text(path) for path in paths] for entry, paths in files.items()}
+
+
+def _files(entry: str, base: Path) -> list[Path]:
+    path = base.resolve() / Path(entry).expanduser()
+    if path.is_dir():
+        raise InvalidInput(f"{path} is a folder; write '{entry.rstrip('/')}/*' for the files in it", where="corpus")
+    found = [path] if path.exists() else Path(path.anchor).glob(str(path.relative_to(path.anchor)))
+    files = sorted(file for file in found if file.is_file())
+    if not files:
+        raise InvalidInput(f"{path} matches no file", where="corpus")
+    return files
+
+
+def _read_text(path: Path) -> bytes:
+    try:
+        data = path.read_bytes()
+        data.decode("utf-8")
+    except OSError as error:
+        raise InvalidInput(f"cannot read {path}: {error.strerror}", where="corpus") from error
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{path} is not UTF-8 text (byte {error.start})", where="corpus") from error
+    if not data.strip():
+        raise InvalidInput(f"{path} is empty", where="corpus")
+    return data
+
+
 def _cached_default() -> Corpus:
-    """The default corpus; which one this Python makes is noted beside the cached bytes."""
+    """Returns the default corpus; a note in the cache holds the hash of the one that this Python makes."""
     key = content_hash([corpus_default.RECIPE, sys.version, sysconfig.get_path("stdlib")])
     note = _folder() / f"default-{key[:16]}.json"
-    if note.is_file():
-        cached = _load(json.loads(note.read_text())["hash"])
-        if cached is not None:
-            return cached
+    if note.is_file() and (cached := _load(json.loads(note.read_text())["hash"])):
+        return cached
     corpus = _from_texts(corpus_default.read_domains())
     _store(corpus)
     _write(note, json.dumps({"hash": corpus.hash, "python": sys.version}).encode())
@@ -165,7 +201,7 @@ def _folder() -> Path:
 
 
 def _store(corpus: Corpus) -> None:
-    """Writes index and bytes as one file: a JSON line, then the parts in its order."""
+    """Writes one file: the index as a line of JSON, then the parts in its order."""
     path = _folder() / corpus.hash
     if path.is_file():
         return
@@ -175,7 +211,7 @@ def _store(corpus: Corpus) -> None:
 
 
 def _load(hash_: str) -> Corpus | None:
-    """The cached corpus, or None where there is none or its bytes do not give `hash_`."""
+    """Returns the cached corpus; None if there is none or its bytes have another hash."""
     path = _folder() / hash_
     if not path.is_file():
         return None
@@ -193,9 +229,7 @@ def _load(hash_: str) -> Corpus | None:
 
 def _write(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(data)
-    Path(file.name).replace(path)
+    write_durably(path, data)
 
 
 def _sha256(data: Bytes) -> str:

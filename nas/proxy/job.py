@@ -1,8 +1,8 @@
-"""A proxy training as data: what is trained, how, and the key its result is stored under. No torch."""
+"""Proxy trainings as data: the job, its result, and the key of the result. No torch."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -13,9 +13,9 @@ from nas.proxy.corpus import CorpusRef
 from nas.proxy.tasks import SUITE_VERSION
 
 CHECKPOINT, WEIGHTS = "checkpoint.safetensors", "weights.safetensors"
-"""What a training leaves in the folder of its key: all that it could go on from, and the averaged weights."""
+"""Files in the folder of a key: the state that a training resumes from, and the averaged weights."""
 TRAINER_VERSION = 1
-"""Enters result keys: raise it whenever the same job gives other numbers."""
+"""Part of result keys: increase it with every change after which the same job gives other numbers."""
 
 
 class LmRun(BaseModel):
@@ -23,24 +23,50 @@ class LmRun(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    name: ClassVar[str] = "lm"
+    vocab: ClassVar[int | None] = None
+    """Rows of the embedding table; None: as in the layout of the job."""
+
     kind: Literal["lm"] = "lm"
     corpus: CorpusRef
     length: int = Field(128, ge=1, description="bytes per sequence")
     eval_bytes: int = Field(16384, ge=1, description="held-out bytes scored per domain")
 
+    def key_inputs(self) -> dict[str, Any]:
+        """Returns the inputs of the result key."""
+        return {"corpus": self.corpus.hash, "length": self.length, "eval_bytes": self.eval_bytes}
+
 
 class TaskRun(BaseModel):
-    """One synthetic task; it is its own evaluation group."""
+    """A synthetic task; it is its own evaluation group."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    corpus: ClassVar[CorpusRef | None] = None
+    """Tasks generate their data."""
 
     kind: Literal["task"] = "task"
     task: str
     settings: dict[str, Setting] = Field(default_factory=dict)
 
+    @property
+    def name(self) -> str:
+        """Name in logs: the task's."""
+        return self.task
+
+    @property
+    def vocab(self) -> int:
+        """Number of the task's symbols."""
+        return make_task(self.task, self.settings).vocab
+
+    def key_inputs(self) -> dict[str, Any]:
+        """Returns the inputs of the result key."""
+        settings = task_settings(make_task(self.task, self.settings))
+        return {"task": self.task, "settings": settings, "suite": SUITE_VERSION}
+
 
 class TrainJob(BaseModel):
-    """One training of one proxy with one seed."""
+    """A training of one proxy with one seed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -55,7 +81,7 @@ class TrainJob(BaseModel):
     ema: float = Field(ge=0, lt=1, description="decay of the weight average that is evaluated")
     seed: int = Field(ge=0)
     replicate: int = Field(0, ge=0)
-    resume_from: str | None = Field(None, description="key of a shorter training of the same run, to go on from")
+    resume_from: str | None = Field(None, description="key of a shorter training of the same run, to resume from")
 
     @property
     def key(self) -> str:
@@ -64,7 +90,7 @@ class TrainJob(BaseModel):
 
 
 class TrainResult(BaseModel):
-    """What a finished training leaves behind. On one kind of host, all but times and paths follow from the key."""
+    """The result of a finished training. On one kind of host, all but times and paths follow from the key."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -85,16 +111,16 @@ class TrainResult(BaseModel):
 
 
 def train_key_inputs(job: TrainJob) -> dict[str, Any]:
-    """Every input of a training's result. `resume_from` is none: continuing and training at once give the same."""
+    """Returns every input of a training's result; without `resume_from`, as resuming gives the same numbers."""
     return run_inputs(job) | {"steps": job.steps}
 
 
 def run_inputs(job: TrainJob) -> dict[str, Any]:
-    """The inputs that a training and its continuation have in common."""
+    """Returns the inputs that a training and its continuation have in common."""
     config = job.model_dump(mode="json", include={"batch", "lr", "warmup", "weight_decay", "clip", "ema"})
     return {
         "layout": job.layout,
-        "data": _data_inputs(job.run),
+        "data": job.run.key_inputs(),
         "config": config,
         "seed": job.seed,
         "replicate": job.replicate,
@@ -102,16 +128,7 @@ def run_inputs(job: TrainJob) -> dict[str, Any]:
     }
 
 
-def _data_inputs(run: LmRun | TaskRun) -> dict[str, Any]:
-    if isinstance(run, LmRun):
-        return {"corpus": run.corpus.hash, "length": run.length, "eval_bytes": run.eval_bytes}
-    settings = task_settings(make_task(run.task, run.settings))
-    return {"task": run.task, "settings": settings, "suite": SUITE_VERSION}
-
-
 def proxy_layout(job: TrainJob) -> Layout:
-    """The layout that is trained: the job's, with the task's vocabulary where a task is trained."""
-    if isinstance(job.run, LmRun):
-        return Layout.from_json(job.layout)
-    vocab = make_task(job.run.task, job.run.settings).vocab
-    return Layout.from_json(job.layout | {"vocab": vocab})
+    """Returns the layout that is trained: the job's, with the vocabulary of its run."""
+    vocab = job.run.vocab
+    return Layout.from_json(job.layout if vocab is None else job.layout | {"vocab": vocab})

@@ -1,11 +1,10 @@
-"""From a rung of the configuration to training jobs, and from their results to scores per seed. No torch."""
+"""Training jobs of a rung, and scores per seed from their results. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from nas.core.layout import Layout
-from nas.core.narrow import narrow
+from nas.core.layout import Layout, narrow
 from nas.core.quality_config import QualityConfig
 from nas.core.task import make_task
 from nas.proxy.corpus import BYTE_VOCAB, CorpusRef
@@ -13,7 +12,7 @@ from nas.proxy.job import LmRun, TaskRun, TrainJob, TrainResult
 
 
 def proxy_of(layout: Layout, config: QualityConfig) -> Layout:
-    """What is trained for `layout`, with windows as they are; layouts with one proxy share its results.
+    """Returns the proxy of `layout`, with unchanged windows; layouts with the same proxy share its results.
 
     Raises:
         InvalidInput: the layout is narrower than the proxies.
@@ -22,16 +21,16 @@ def proxy_of(layout: Layout, config: QualityConfig) -> Layout:
 
 
 def rung_jobs(config: QualityConfig, rung: int, layout: Layout, corpus: CorpusRef) -> list[TrainJob]:
-    """Every training that the quality of `layout` at rung number `rung` is made of.
+    """Returns every training that enters the quality of `layout` at a rung.
 
-    Groups add up along the ladder: those of earlier rungs count on, at their latest settings, so part of the jobs has
-    results already; keys tell. A language-model job goes on from the rung before where that trained the same seed.
+    Groups accumulate: those of earlier rungs count, too, at their latest settings, so some jobs already have results.
+    A language-model job resumes from the previous rung's if that trained the same seed.
 
     Args:
         config: the ladder.
         rung: its position, counted from 0.
         layout: at deploy scale, or already narrow.
-        corpus: what the language model learns.
+        corpus: of the language model.
 
     Raises:
         InvalidInput: the layout is narrower than the proxies.
@@ -40,7 +39,7 @@ def rung_jobs(config: QualityConfig, rung: int, layout: Layout, corpus: CorpusRe
 
 
 def seed_scores(jobs: Iterable[TrainJob], results: Mapping[str, TrainResult]) -> dict[int, dict[str, float]]:
-    """Seed -> evaluation group -> score, of the finished trainings of `jobs`.
+    """Returns seed -> evaluation group -> score of the finished trainings of `jobs`.
 
     Raises:
         KeyError: a job has no result under its key.
@@ -52,7 +51,7 @@ def seed_scores(jobs: Iterable[TrainJob], results: Mapping[str, TrainResult]) ->
 
 
 def _proxy(config: QualityConfig, layout: Layout, length: int) -> Layout:
-    """What is trained on sequences of `length` tokens: windows keep their ratio to the context."""
+    """Returns the proxy for sequences of `length` tokens: windows keep their ratio to the context."""
     return narrow(layout, config.proxy_d_model, BYTE_VOCAB, length / config.context)
 
 
@@ -71,7 +70,7 @@ def _task_jobs(config: QualityConfig, rung: int, layout: Layout) -> list[TrainJo
 
 
 def _lm_jobs(config: QualityConfig, rung: int, layout: Layout, corpus: CorpusRef) -> list[TrainJob]:
-    """Of the latest rung with a language model; earlier ones are only what it goes on from."""
+    """Returns the jobs of the latest rung with a language model; it resumes from earlier ones."""
     proxy = _proxy(config, layout, config.length)
     run = LmRun(corpus=corpus, length=config.length, eval_bytes=config.eval_bytes)
     latest: dict[int, TrainJob] = {}

@@ -3,12 +3,12 @@
     quality = mean over groups g of  mean over seeds s of  score[g, s] / reference[g]
 
 A score is an amount above chance (bits per byte or nats per label), so 0 is chance and 1 is the published reference at
-the same rung. Nothing is normalised over a study's own trials: a number does not move when others come in.
+the same rung. Nothing is normalised over a study's own trials: more trials do not change a number.
 
-Seeds. All layouts share start values and data order under a seed, so part of what a seed does is common to all and says
-nothing about a layout. What is left, the *paired* spread, decides ties. It is estimated per unit: one training, whose
-groups move together. So all domains of the language model are one unit, and each task is one. Two references with two
-seeds estimate it with a single degree of freedom, so it is pooled with a prior measured on the default protocol.
+Seeds: all layouts share start values and data order under a seed, so part of its effect is common to all layouts. The
+rest, the *paired* spread, is the noise of a comparison. It is estimated per unit, which is one training, whose groups
+vary together: all domains of the language model are one unit, and each task is one. Two references with two seeds
+estimate it with a single degree of freedom, so it is pooled with a prior measured on the default protocol.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class Quality(BaseModel):
     value: float
     per_group: dict[str, float] = Field(description="group -> mean score over seeds; 1 is the published reference")
     sd: float = Field(description="paired standard deviation of `value` over seeds")
-    n_seeds: int = Field(description="seeds behind the group that has fewest")
+    n_seeds: int = Field(description="seeds of the group that has fewest")
 
 
 class QualityScale(BaseModel):
-    """The constants of one rung, decided once from the references."""
+    """Constants of one rung, computed once from the references."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -64,7 +64,7 @@ class QualityScale(BaseModel):
     spreads: dict[str, Spread] = Field(description="unit -> paired spread of one seed")
 
     def quality(self, runs: Mapping[int, Scores]) -> Quality:
-        """The quality of a layout.
+        """Returns the quality of a layout.
 
         Args:
             runs: seed -> scores; a seed may lack groups that it was not trained on.
@@ -84,13 +84,11 @@ class QualityScale(BaseModel):
             n_seeds=min(map(len, ratios.values())),
         )
 
-    def tie(self, a: Quality, b: Quality) -> bool:
-        """Whether two candidates with the same seeds differ by less than twice the deviation of their difference."""
-        assert a.rung == b.rung == self.rung, "qualities of different rungs do not compare"
-        return abs(a.value - b.value) < 2 * math.hypot(a.sd, b.sd)
-
     def _sd(self, seeds: Mapping[str, int]) -> float:
-        """Units are independent trainings, so variances of their parts of the mean add up; `seeds` counts per unit."""
+        """Returns the deviation of the mean over groups; `seeds` has the number of seeds per unit.
+
+        Units are independent trainings, so the variances of their parts of the mean add up.
+        """
         units = [unit_of(group) for group in self.reference]
         share = {unit: units.count(unit) / len(units) for unit in seeds}
         return math.sqrt(math.fsum((share[u] * self.spreads[u].sd) ** 2 / n for u, n in seeds.items()))
@@ -99,12 +97,12 @@ class QualityScale(BaseModel):
 def fix_scale(
     rung: str, published: Mapping[int, Scores], others: Sequence[Mapping[int, Scores]] = (), *, minimum: float
 ) -> QualityScale:
-    """The scale of `rung`, from the scores of the reference layouts.
+    """Returns the scale of `rung`, from the scores of the reference layouts.
 
     Args:
         rung: its name.
         published: seed -> scores of the layout whose quality is 1.
-        others: the same of the other references; they help to estimate the spread over seeds.
+        others: the same of the other references, for the spread over seeds.
         minimum: least mean score at which a group counts.
 
     Raises:
@@ -134,12 +132,12 @@ def fix_scale(
 
 
 def unit_of(group: str) -> str:
-    """The training that a group is scored on: 'lm' for all domains, a task's group for itself."""
+    """Returns the unit of a group: 'lm' for all domains, else the group itself."""
     return "lm" if group.startswith("lm/") else group
 
 
 def paired_spread(layouts: Sequence[Mapping[int, float]]) -> Spread:
-    """Deviation of one value after each layout's mean and each seed's common shift are taken out.
+    """Returns the deviation of one value without each layout's mean and each seed's common shift.
 
     Args:
         layouts: for each layout, seed -> value; only seeds that all have are used.
@@ -164,7 +162,7 @@ def paired_spread(layouts: Sequence[Mapping[int, float]]) -> Spread:
 
 
 def pool(*spreads: Spread) -> Spread:
-    """One deviation from several, variances weighted by degrees of freedom."""
+    """Pools deviations into one, with variances weighted by degrees of freedom."""
     dof = math.fsum(spread.dof for spread in spreads)
     return Spread(math.sqrt(math.fsum(s.dof * s.sd * s.sd for s in spreads) / dof), dof)
 
@@ -174,11 +172,11 @@ def _prior(unit: str) -> Spread:
 
 
 def _ratios(runs: Mapping[int, Scores], group: str, base: float) -> dict[int, float]:
-    """Seed -> score / base, of the seeds that were trained on `group`."""
+    """Returns seed -> score / base for the seeds that were trained on `group`."""
     return {seed: scores[group] / base for seed, scores in runs.items() if group in scores}
 
 
 def _unit_values(runs: Mapping[int, Scores], reference: Scores, groups: Sequence[str]) -> dict[int, float]:
-    """Seed -> mean of score / reference over the groups of one unit."""
+    """Returns seed -> mean of score / reference over the groups of one unit."""
     ratios = [_ratios(runs, group, reference[group]) for group in groups]
     return {seed: fmean(values[seed] for values in ratios) for seed in ratios[0]}

@@ -1,4 +1,4 @@
-"""The search: what to try next.
+"""Proposes the layouts that a study tries next.
 
     sampler = Sampler(load_space("lfm2"), supported)
     proposer = make_proposer(sampler)
@@ -6,8 +6,7 @@
         ...  # measure and train proposal.layout
         proposer.tell(Observation(proposal.layout, "complete", objectives, constraints, rung=2))
 
-What stands in `__all__` is the public interface; it knows no Ray, no database and no torch. docs/search-engine.md shows
-the whole of it.
+`__all__` is the public interface; it imports no Ray, no database and no torch. See docs/explanation/search-engine.md.
 """
 
 from nas.search.api import PROPOSERS, Observation, Proposal, Proposer, ProposerFactory, Status
@@ -40,7 +39,7 @@ __all__ = [
 
 
 def make_proposer(sampler: Sampler, name: str | None = None, seed: int | None = None) -> Proposer:
-    """The proposer that the sampler's space asks for.
+    """Returns the proposer that the sampler's space names.
 
     Args:
         sampler: of the space.
@@ -48,7 +47,7 @@ def make_proposer(sampler: Sampler, name: str | None = None, seed: int | None = 
         seed: instead of the space's own.
 
     Raises:
-        UnknownName: nobody registered it.
+        UnknownName: no such proposer is registered.
     """
     settings = sampler.space.search
     return PROPOSERS[name or settings.proposer](sampler, settings.seed if seed is None else seed)

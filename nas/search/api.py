@@ -1,8 +1,8 @@
-"""Ask and tell: the whole interface between a study and what proposes its layouts.
+"""Ask and tell: the interface between a study and the proposer of its layouts.
 
-A proposer knows no Ray, no database and no device. It answers `ask` with layouts and learns from `tell`. What it
-proposes follows from its seed, how many proposals it has made, and what it has been told so far; not from the order
-of what it was told, nor from time. So a recorded log, replayed with the same seed, gives the same proposals.
+A proposer knows no Ray, no database and no device. It answers `ask` with layouts and learns from `tell`. Its proposals
+depend on its seed, the number of proposals so far and the set of observations so far; not on the order of observations,
+nor on time. So a recorded log, replayed with the same seed, gives the same proposals.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Proposal:
     """A layout to try.
 
     Args:
-        layout: inside the space, and never proposed or told before.
+        layout: inside the space, and neither proposed nor observed before.
         number: counts the proposals of a study, from 0.
-        operator: what made it: 'reference', 'seed', 'random', 'crossover', or the name of an edit.
+        operator: how it was made: 'reference', 'seed', 'random', 'crossover', or the name of an edit.
         parents: ids of the layouts that it was made from.
-        engine: proposer and version that made it, such as 'ehvi/3': another one proposes something else.
+        engine: proposer and version that made it, such as 'ehvi/3'; another one proposes other layouts.
     """
 
     layout: Layout
@@ -38,31 +38,31 @@ class Proposal:
     engine: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """JSON form; without an engine where none is told."""
+        """Returns the JSON form; without an engine where it is unknown."""
         made = {"operator": self.operator, "parents": list(self.parents)}
         engine = {"engine": self.engine} if self.engine else {}
         return {"layout": self.layout.to_json(), "number": self.number, **made, **engine}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Proposal:
-        """What `to_json` wrote."""
+        """Reads what `to_json` wrote."""
         made = data["operator"], tuple(data["parents"]), data.get("engine", "")
         return Proposal(Layout.from_json(data["layout"]), data["number"], *made)
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What is known of a layout by now. A later one of the same layout replaces the earlier.
+    """The results of a layout so far. A later observation of the same layout replaces the earlier.
 
     Args:
-        layout: proposed or not: reference layouts are told too.
+        layout: proposed or not: reference layouts are observed too.
         status: 'running' while more will follow, 'complete' at the top rung, 'infeasible' beyond a budget, 'stopped'
             at a rung that did not promote it, 'failed' for the candidate's own failure.
         objectives: name -> minimised coordinate, as far as known. An infeasible candidate has device coordinates and
             no quality; a stopped one has the quality of the rung it reached.
         constraints: budget -> log(figure / limit), above 0 where it is broken, as far as known.
         rung: index of the rung that quality was taken at.
-        noise: standard deviations, by name of the coordinate or budget, as far as known. What is not known is learned.
+        noise: standard deviations, by name of the coordinate or budget, as far as known; others are estimated.
     """
 
     layout: Layout
@@ -73,27 +73,27 @@ class Observation:
     noise: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON form; without noise where none is known."""
+        """Returns the JSON form; without noise where none is known."""
         figures = {"objectives": dict(self.objectives), "constraints": dict(self.constraints)}
         noise = {"noise": dict(self.noise)} if self.noise else {}
         return {"layout": self.layout.to_json(), "status": self.status, "rung": self.rung, **figures, **noise}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Observation:
-        """What `to_json` wrote."""
+        """Reads what `to_json` wrote."""
         layout = Layout.from_json(data["layout"])
         figures = data["objectives"], data["constraints"], data["rung"], data.get("noise", {})
         return Observation(layout, data["status"], *figures)
 
 
 class Proposer(Protocol):
-    """What a study asks for layouts. Contract tests: `nas.testing.proposer_contract`."""
+    """Chooses layouts for a study. Contract tests: `nas.testing.proposer_contract`."""
 
     def ask(self, count: int) -> list[Proposal]:
-        """Up to `count` new layouts; fewer only where the space has no more. `ask(2)` is `ask(1)` twice."""
+        """Returns up to `count` new layouts; fewer only where the space has no more. `ask(2)` is `ask(1)` twice."""
 
     def tell(self, observation: Observation) -> None:
-        """Learns. Telling the same observation again changes nothing.
+        """Learns from an observation. Telling the same one again changes nothing.
 
         Raises:
             InvalidInput: a coordinate or ratio that is not finite, or of no objective of the space.
@@ -114,10 +114,10 @@ class Proposer(Protocol):
         """
 
     def state(self) -> dict[str, Any]:
-        """Everything that was asked and told, as JSON."""
+        """Returns all proposals and observations as JSON."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Takes up where a proposer of the same space and seed wrote `state`.
+        """Continues from the `state` of a proposer of the same space and seed.
 
         Raises:
             InvalidInput: the state is of another seed or version, or of another engine.
@@ -125,7 +125,7 @@ class Proposer(Protocol):
 
 
 class ProposerFactory(Protocol):
-    """Makes a proposer; what the registry holds."""
+    """Makes a proposer; the values of the registry."""
 
     def __call__(self, sampler: Sampler, seed: int) -> Proposer: ...
 
@@ -134,10 +134,10 @@ PROPOSERS: Registry[ProposerFactory] = Registry(
     "proposer",
     "nas.proposers",
     {
-        "random": "nas.search.random_search:RandomSearch",
+        "random": "nas.search.evolution:RandomSearch",
         "evolution": "nas.search.evolution:Evolution",
-        "ehvi": "nas.search.ehvi_search:EhviSearch",
-        "cache-evolution": "nas.search.cache_evolution:CacheEvolution",
+        "ehvi": "nas.search.ehvi:EhviSearch",
+        "cache-evolution": "nas.search.evolution:CacheEvolution",
         "optuna-nsga2": "nas.search.optuna_sampler:nsga2",
         "optuna-tpe": "nas.search.optuna_sampler:tpe",
         "optuna-gp": "nas.search.optuna_sampler:gp",
@@ -146,7 +146,7 @@ PROPOSERS: Registry[ProposerFactory] = Registry(
 
 
 def check_finite(values: Mapping[str, float], what: str) -> None:
-    """Refuses what is no number.
+    """Refuses values that are not finite.
 
     Raises:
         InvalidInput: naming the first such value.

@@ -1,4 +1,4 @@
-"""Layouts while they are being made: a frame, and a few genes that unfold into a stack."""
+"""Drafts of layouts: a frame, and a few genes that unfold into a stack."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from nas.core.block import Block
-from nas.core.frame import Frame, Frames
+from nas.core.frame import Frame, Frames, block_cost, frame_cost
 from nas.core.layout import Layer, Layout
-from nas.core.reach import block_cost, frame_cost
 from nas.core.space import DENSE, SearchSpace
 
 Gene = tuple[Block, Block]
@@ -22,9 +21,9 @@ class Draft:
     """A layout before it is checked.
 
     Args:
-        frame: what is chosen once.
+        frame: model-wide choices.
         depth: layers.
-        genes: one a layer, or one a layer of the period, which repeat.
+        genes: one per layer, or one per layer of the period, which repeat.
         lead: dense feed-forwards of the first layers, where the genes would put experts there.
     """
 
@@ -34,7 +33,7 @@ class Draft:
     lead: tuple[Block, ...] = ()
 
     def stack(self) -> list[Gene]:
-        """Mixer and feed-forward of every layer."""
+        """Returns mixer and feed-forward of every layer."""
         stack = [self.genes[index % len(self.genes)] for index in range(self.depth)]
         for index, block in enumerate(self.lead[: self.depth]):
             if stack[index][1].kind != DENSE:
@@ -42,21 +41,21 @@ class Draft:
         return stack
 
     def layout(self, tied: bool) -> Layout:
-        """The checked layout.
+        """Returns the checked layout.
 
         Raises:
-            InvalidInput: the blocks cannot stand at this width.
+            InvalidInput: the blocks are not valid at this width.
         """
         layers = [Layer((mixer,), ffn) for mixer, ffn in self.stack()]
         return Layout.of(self.frame.d_model, self.frame.vocab, layers, tied=tied)
 
     def with_gene(self, index: int, gene: Gene) -> Draft:
-        """A copy with one gene changed."""
+        """Returns a copy with one gene changed."""
         return replace(self, genes=(*self.genes[:index], gene, *self.genes[index + 1 :]))
 
 
 def distance(draft: Draft, space: SearchSpace) -> float:
-    """How far a draft is from the parameter budget and the limits: 0 where it meets them.
+    """Returns the distance of a draft from the parameter budget and the limits: 0 where it meets them.
 
     A layer too many or too few counts 1, a weight count its relative distance from the range.
     """
@@ -75,14 +74,14 @@ def distance(draft: Draft, space: SearchSpace) -> float:
 
 
 def resample(genes: Sequence[Gene], length: int) -> tuple[Gene, ...]:
-    """The genes stretched or thinned to `length`, order and proportions kept."""
+    """Returns the genes stretched or thinned to `length`, order and proportions kept."""
     if len(genes) == length:
         return tuple(genes)
     return tuple(genes[(2 * index + 1) * len(genes) // (2 * length)] for index in range(length))
 
 
 def closest(block: Block, options: Sequence[Block]) -> Block:
-    """The option that differs least from `block` in its arguments, on logarithms."""
+    """Returns the option that differs least from `block` in its arguments, on logarithms."""
     if block in options:
         return block
     given = dict(block.given)
@@ -98,7 +97,7 @@ def _gap(a: dict[str, int | float | bool], b: dict[str, int | float | bool]) -> 
 
 
 def layer_kinds(frames: Frames, frame: Frame) -> tuple[list[str], list[str]]:
-    """Mixer kinds and feed-forward kinds that a gene of `frame` may use, those without a valid block left out."""
+    """Returns mixer kinds and feed-forward kinds that a gene of `frame` may use, each with at least one valid block."""
     space = frames.space
     mixers = [block.kind for block in space.mixers if frames.blocks(frame, block.kind)]
     ffn = [frame.ffn] if frame.ffn else [block.kind for block in space.ffn]

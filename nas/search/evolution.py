@@ -1,8 +1,10 @@
-"""Evolution without a model: parents by non-dominated rank, then crossover or an edit."""
+"""Proposers without a model: evolution by non-dominated rank, evolution as STAR does it, and random search."""
 
 from __future__ import annotations
 
 from nas.core.layout import Layout
+from nas.core.metrics import METRICS
+from nas.core.pareto import ranks
 from nas.search.mutation import crossover, mutate
 from nas.search.sampling import Rng, Sampler
 from nas.search.state import BaseProposer, Child, SearchState
@@ -28,17 +30,17 @@ class Evolution(BaseProposer):
         return breed(self.parents(), self.sampler, rng)
 
     def parents(self) -> Stock:
-        """What is bred from."""
+        """Returns the layouts to breed from."""
         return stock(self.log, self.sampler)
 
 
 def stock(log: SearchState, sampler: Sampler) -> Stock:
-    """What can be bred from, with ranks: what is known and inside the space."""
+    """Returns the known layouts inside the space, with ranks."""
     return [(rank, layout) for rank, layout in log.parents() if sampler.admits(layout)]
 
 
 def breed(parents: Stock, sampler: Sampler, rng: Rng) -> Child:
-    """A child of `parents`; a random layout where there are none."""
+    """Returns a child of `parents`; a random layout where there are none."""
     if not parents:
         return sampler.draw(rng), "random", ()
     first = tournament(parents, rng)
@@ -51,6 +53,46 @@ def breed(parents: Stock, sampler: Sampler, rng: Rng) -> Child:
 
 
 def tournament(parents: Stock, rng: Rng) -> Layout:
-    """The best of a few picks; the first of them on a tie."""
+    """Returns the best of a few picks; the first of them on a tie."""
     picks = [parents[int(rng.integers(len(parents)))] for _ in range(_TOURNAMENT)]
     return min(picks, key=lambda pick: pick[0])[1]
+
+
+class CacheEvolution(Evolution):
+    """Evolution on quality and cache size alone, as STAR does (Thomas et al. 2024, arXiv 2411.17800), to compare with.
+
+    Parents are ranked by quality and bytes kept between tokens at the space's longest context; figures of devices play
+    no part.
+    """
+
+    engine = "cache-evolution/1"
+
+    def __init__(self, sampler: Sampler, seed: int) -> None:
+        super().__init__(sampler, seed)
+        self._quality = [item.name for item in sampler.space.objectives if METRICS[item.metric].source == "proxy"]
+        self._context = max(workload.window for workload in sampler.space.workloads.values())
+
+    def parents(self) -> Stock:
+        """Returns all layouts with a quality, within the budgets or not."""
+        whole = set(self._quality)
+        seen = [item for item in self.log.told() if whole <= item.objectives.keys()]
+        points = [[*(item.objectives[name] for name in self._quality), self._kept(item.layout)] for item in seen]
+        order = zip(ranks(points), seen, strict=True)
+        return [(int(rank), item.layout) for rank, item in order if self.sampler.admits(item.layout)]
+
+    def _kept(self, layout: Layout) -> float:
+        return layout.kv_bytes(self._context) + layout.state_bytes()
+
+
+class RandomSearch(BaseProposer):
+    """Draws of `Sampler.draw`; observations only keep it from proposing a layout twice."""
+
+    engine = "random/1"
+    screened = True
+
+    def seeds(self) -> list[Layout]:
+        """Returns none: the baseline has no heuristic start."""
+        return []
+
+    def propose(self, rng: Rng) -> Child:
+        return self.sampler.draw(rng), "random", ()

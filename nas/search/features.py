@@ -1,4 +1,4 @@
-"""What a surrogate sees of a layout: numbers that follow from its structure, whatever kinds of block it is made of."""
+"""Layouts as vectors for the surrogate, computed from their structure for any kinds of blocks."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from nas.core.space import SearchSpace
 from nas.search.gp import Array
 
 GROUPS = ("sizes", "values", "heights", "neighbours", "pairs")
-"""Sorts of features; a surrogate learns how much each of them matters."""
+"""Groups of features; a surrogate learns how much each of them matters."""
 BYTES_PER_WEIGHT = 0.5625
-"""Of Q4_0: 18 bytes a block of 32. Only a scale that puts weights and cache on one axis."""
+"""Of Q4_0: 18 bytes per block of 32. Only a scale that puts weights and cache on one axis."""
 _MOST_VALUES = 8
-"""Choices of an argument up to which each is a feature of its own: its effect need not follow its size."""
+"""An argument with at most this many choices has a feature per choice: its effect need not follow its size."""
 _HEIGHTS = (0.1, 0.3, 0.5, 0.7, 0.9)
 _BLUR = 0.12
 """Standard deviation of the window around each height, as a share of the stack."""
@@ -32,12 +32,12 @@ _PAIRS = 64
 class Features:
     """Layouts of one space as vectors.
 
-    Sizes, caches and work on logarithms, since devices respond to ratios; how often each value is chosen; what stands
-    at which height, for each kind of block and each argument that varies; which kinds of mixers are neighbours; and
-    which mixers are, arguments included.
+    Features are: logarithms of sizes, caches and work, since devices respond to ratios; how often each value is chosen;
+    the presence of each kind of block and the values of each varying argument, by height; which kinds of mixers are
+    neighbours; and which mixers are, arguments included.
 
     Args:
-        space: says which kinds, which of their arguments vary, and at which contexts work is counted.
+        space: gives the kinds, their varying arguments, and the contexts at which work is counted.
     """
 
     def __init__(self, space: SearchSpace) -> None:
@@ -66,17 +66,17 @@ class Features:
         """[len(names)] index into `GROUPS`."""
 
     def vector(self, layout: Layout) -> Array:
-        """[len(names)] features of one layout; remembered."""
+        """Returns [len(names)] features of one layout; cached."""
         if layout.id not in self._seen:
             self._seen[layout.id] = self._vector(layout)
         return self._seen[layout.id]
 
     def matrix(self, layouts: Sequence[Layout]) -> Array:
-        """[L, len(names)] features, one row a layout."""
+        """Returns [L, len(names)] features, one row per layout."""
         return np.array([self.vector(layout) for layout in layouts]).reshape(-1, len(self.names))
 
     def _named(self) -> Iterator[tuple[str, str]]:
-        """Group and name of each column, in the order of `_vector`."""
+        """Yields group and name of each column, in the order of `_vector`."""
         names = ["depth", "d_model", "vocab", "total", "active", "non_embedding", "state"]
         names += [f"{name}@{context}" for context in self._contexts for name in ("flops", "resident", "read")]
         tracks = self._kinds + [f"{kind}.{name}" for kind, name in self._arguments]
@@ -111,9 +111,10 @@ class Features:
         return found
 
     def _draw_track(self, layer: Layer, d_model: int) -> tuple[float, ...]:
-        """Of one layer: whether each kind stands there, and the logarithm of each argument that varies, 0 without.
+        """Returns the features of one layer.
 
-        Then whether each value stands there, its bytes of state, and at each context its work and bytes of cache.
+        These are: the presence of each kind, the logarithm of each varying argument (0 without), the presence of each
+        value, bytes of state, and at each context work and bytes of cache.
         """
         found = {block.kind: block.resolve(d_model) for block in layer.blocks}
         present = [float(kind in found) for kind in self._kinds]
@@ -128,14 +129,14 @@ class Features:
 
 @lru_cache
 def _windows(depth: int) -> Array:
-    """[len(_HEIGHTS), depth] weights of the layers around each height, each row sums to 1."""
+    """Returns [len(_HEIGHTS), depth] weights of the layers around each height; each row sums to 1."""
     places = (np.arange(depth) + 0.5) / depth
     weights = np.exp(-0.5 * ((places - np.array(_HEIGHTS)[:, None]) / _BLUR) ** 2)
     return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
 
 def _stretches(present: Array) -> list[float]:
-    """For each column of [L, K] marks: the longest run of layers without, and with; as shares of the stack."""
+    """Returns for each column of [L, K] marks the longest run of layers without, and with, as shares of the stack."""
     found = []
     for marks in present.T.tolist():
         runs = [(mark, sum(1 for _ in run)) for mark, run in itertools.groupby(marks)]
@@ -144,7 +145,7 @@ def _stretches(present: Array) -> list[float]:
 
 
 def _hashed_pairs(layers: Sequence[Layer]) -> Array:
-    """[_PAIRS] signed counts of neighbours by the hash of both."""
+    """Returns [_PAIRS] signed counts of neighbours by the hash of both."""
     counts = np.zeros(_PAIRS)
     for below, above in itertools.pairwise(layers):
         column, sign = _pair(below.mixers, above.mixers)

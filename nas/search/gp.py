@@ -1,7 +1,7 @@
 """Gaussian process regression whose kernel is a weighted sum of fixed ones (Rasmussen and Williams 2006, chapter 2).
 
-The weights and the noise are those of greatest posterior density (ibid., eq. 5.9 for the gradient), under a wide prior
-on their logarithms. Since the kernels themselves are fixed, one set of Gram matrices serves all targets and all steps.
+The weights and the noise maximise the posterior density (ibid., eq. 5.9 for the gradient), under a wide prior on their
+logarithms. Since the kernels themselves are fixed, one set of Gram matrices serves all targets and all steps.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 _PRIOR_MEAN, _PRIOR_SD = 0.5, 2.0
-"""Of the logarithm of a kernel's weight, for targets of unit variance. Each kernel alone could explain these and more:
-a few layouts differ less than those that are yet to come."""
+"""Of the logarithm of a kernel's weight, for targets of unit variance. The mean is high because the first few
+layouts differ less than later ones."""
 _NOISE_MEAN, _NOISE_LOW, _NOISE_HIGH = -5.0, -9.0, 0.0
 _STEPS = 30
 
@@ -26,14 +26,14 @@ class Weights:
 
     Args:
         kernels: [G] weights of the kernels.
-        noise: variance of the noise of an observation, besides what is known of it; targets have unit variance.
+        noise: variance of the noise of an observation beyond the known one; targets have unit variance.
     """
 
     kernels: Array
     noise: float
 
     def sum(self, kernels: Array) -> Array:
-        """[...] the weighted sum of [G, ...] kernels."""
+        """Returns [...] the weighted sum of [G, ...] kernels."""
         return np.tensordot(self.kernels, kernels, axes=1)
 
 
@@ -54,7 +54,7 @@ class Process:
     scale: float
 
     def predict(self, between: Array, own: Array) -> tuple[Array, Array]:
-        """[P] means and standard deviations of the noise-free target, still without offset and scale.
+        """Returns [P] means and standard deviations of the noise-free target, without offset and scale.
 
         Args:
             between: [P, N] covariances of new points with observed ones: weighted sums of their kernels.
@@ -70,7 +70,7 @@ class Process:
 def fit(
     covariance: Array, targets: Array, known_noise: Array, noise: float, standard: tuple[float, float] | None = None
 ) -> Process:
-    """Conditions on observations.
+    """Fits a process to observations.
 
     Args:
         covariance: [N, N] between them, for targets of unit variance, without noise: the weighted sum of the kernels.
@@ -90,7 +90,7 @@ def fit(
 
 
 def tune(grams: Array, targets: Array, known_noise: Array) -> Weights:
-    """The weights of greatest posterior density.
+    """Returns the weights that maximise the posterior density.
 
     Args:
         grams: [G, N, N] kernels between observations.
@@ -111,7 +111,7 @@ def tune(grams: Array, targets: Array, known_noise: Array) -> Weights:
 
 
 def _loss(logs: Array, targets: Array, grams: Array, known_noise: Array) -> tuple[float, Array]:
-    """Negative log posterior density and its gradient."""
+    """Returns the negative log posterior density and its gradient."""
     from scipy.linalg import lapack
 
     weights = np.exp(logs)
@@ -130,6 +130,6 @@ def _loss(logs: Array, targets: Array, grams: Array, known_noise: Array) -> tupl
 
 
 def _standard(targets: Array) -> tuple[float, float]:
-    """Mean and standard deviation; 1 for targets without spread."""
+    """Returns mean and standard deviation; 1 for targets without spread."""
     spread = float(targets.std())
     return float(targets.mean()), spread if spread > 1e-9 else 1.0

@@ -1,14 +1,14 @@
-"""Hardware models: what a device would measure of a layout, learned from what it has measured of others.
+"""Hardware models: predict a device's figures of a layout from its measurements of other layouts.
 
-A figure (a time, a size) is a sum of costs of the parts of a layout times what the parts do to each other:
+A figure (a time, a size) is a sum of costs of the parts of a layout, times their interactions:
 
     log figure(x) = log sum_j c_j a_j(x) + residual(x),    c_j >= 0
 
 The amounts a_j are arithmetic (`Costs`); the costs c_j are fitted by non-negative least squares on relative errors; the
 residual is a Gaussian process over the amounts of each kind of block. On another device, or on the same one with other
-threads, the forecast of a model that is there already takes the place of the sum. A handful of measurements then tells
-the rest: by how much the device is faster, whether differences are larger there, and on which kinds of blocks (a linear
-multi-task model: Bonilla, Chai and Williams 2008, with one task known through its forecast).
+threads, the forecast of an existing model takes the place of the sum. A few measurements then suffice to learn by how
+much the device is faster, whether differences are larger there, and on which kinds of blocks (a linear multi-task
+model: Bonilla, Chai and Williams 2008, with one task known through its forecast).
 """
 
 from __future__ import annotations
@@ -19,35 +19,102 @@ from functools import cached_property
 
 import numpy as np
 
+from nas.core.block import BLOCKS
 from nas.core.layout import Layout
+from nas.core.workload import Workload
 from nas.search.gp import Array, Process, Weights, fit, tune
-from nas.search.hardware_costs import Costs
 
+TERMS = ("once", "layers", "table", "held", "cache", "state", "read", "prompt", "decode", "widest")
+"""Of a whole layout: 1; layers; weights of the embedding; all weights of blocks; bytes of cache; bytes of state;
+weights that a token passes through; work on cached tokens, without weights, while the prompt is read and while tokens
+are decoded; and the greatest number of weights per input of one block, which determines buffers."""
+_NOT_OF = {"MB": ("read", "prompt", "decode"), "ms": ("widest",)}
+"""Unit of a figure -> terms that it does not depend on: memory on no work, time on no buffers."""
+_OWN = ("layers", "read", "held", "decode", "cache", "state")
+"""Terms of each kind of block by itself."""
 MIN_POINTS = 3
 """Measurements below which there is no model."""
 _TUNE_POINTS = 12
-"""Measurements from which the kernels' weights are learned; with fewer, `_ASSUMED` are taken."""
+"""Measurements from which the kernels' weights are learned; with fewer, `_ASSUMED` are used."""
 _TUNE_ROWS = 96
-"""Measurements that they are learned from at most."""
+"""Measurements that weights are learned from at most."""
 _MOST_ROWS = 256
-"""Measurements that a model rests on at most."""
+"""Measurements that a model is fitted to at most."""
 _ASSUMED = np.array([1.0, 0.3, 0.1, 0.03, 0.03]) ** 2
 _ASSUMED_NOISE = 0.03**2
-"""Variances of log figures around what is expected: of all together, of how far differences are stretched, of single
-kinds of blocks, of what is smooth in the amounts; and of noise. A device is any number of times as fast, stretches
-differences by a third, and handles a kind of block by a tenth better or worse than expected."""
+"""Prior variances of log figures: of a common factor, of a factor on differences, of single kinds of blocks, of two
+smooth functions of the amounts; and of noise. So devices differ in speed by any factor, in differences by a third, and
+in a kind of block by a tenth."""
 _LENGTHS = (1.0, 3.0)
 """Length scales of the smooth kernels, in typical distances of a measured layout from their mean."""
 _FOLDS = 30
 _LEAST = 1e-9
-"""Variance of log figures that is none."""
+"""Least variance of log figures, to divide by."""
 _RIDGE = 1e-3
-"""Keeps costs apart that the measured layouts do not tell apart."""
+"""Keeps the fit of costs unique where measured layouts do not determine them."""
+
+
+class Costs:
+    """Layouts as amounts of work and memory under one workload.
+
+    Args:
+        workload: gives the number of tokens and the length of the cache.
+        kinds: of blocks that are distinguished; others count with the whole only.
+        unit: of the figure, which determines its terms.
+    """
+
+    def __init__(self, workload: Workload, kinds: Sequence[str], unit: str = "") -> None:
+        self._used = [index for index, term in enumerate(TERMS) if term not in _NOT_OF.get(unit, ())]
+        self._workload, self._kinds = workload, tuple(dict.fromkeys(kinds))
+        self._seen: dict[str, tuple[Array, Array]] = {}
+
+    def terms(self, layouts: Sequence[Layout]) -> Array:
+        """Returns [L, <= len(TERMS)] amounts of the terms that the figure may depend on."""
+        return np.array([self._amounts(layout)[0] for layout in layouts])[:, self._used]
+
+    def tracks(self, layouts: Sequence[Layout]) -> Array:
+        """Returns [L, T] amounts of each kind of block, and the sums of its arguments."""
+        return np.array([self._amounts(layout)[1] for layout in layouts])
+
+    def _amounts(self, layout: Layout) -> tuple[Array, Array]:
+        if layout.id not in self._seen:
+            self._seen[layout.id] = self._count(layout)
+        return self._seen[layout.id]
+
+    def _count(self, layout: Layout) -> tuple[Array, Array]:
+        d_model, workload = layout.d_model, self._workload
+        own = {kind: np.zeros(len(_OWN)) for kind in self._kinds}
+        whole, widest = np.zeros(len(TERMS)), 0.0
+        for index in range(layout.depth):
+            for block in layout.own(index).blocks:
+                spec, count = block.spec, block.spec.count(block, d_model)
+                prompt, decode = (
+                    spec.flops(block, d_model, seen) - 2.0 * count.active
+                    for seen in (workload.prompt // 2, workload.prompt + workload.gen // 2)
+                )
+                cache = spec.kv_bytes(block, d_model, workload.window, 2.0)
+                state = spec.state_bytes(block, d_model)
+                if block.kind in own:
+                    own[block.kind] += np.array([1.0, count.active, count.total, decode, cache, state])
+                widest = max(widest, count.active / d_model)
+                whole[3:-1] += np.array([count.total, cache, state, count.active, prompt, decode])
+        whole[:3], whole[-1] = (1.0, layout.depth, d_model * layout.vocab), widest
+        return whole, np.concatenate([*own.values(), self._arguments(layout)])
+
+    def _arguments(self, layout: Layout) -> Array:
+        """Returns sums of every argument of every kind, so that blocks of one kind may differ by more than work."""
+        names = [(kind, arg.name) for kind in self._kinds for arg in BLOCKS[kind].args]
+        sums = dict.fromkeys(names, 0.0)
+        for index in range(layout.depth):
+            for block in (each.resolve(layout.d_model) for each in layout.own(index).blocks):
+                for arg in block.spec.args if block.kind in self._kinds else ():
+                    sums[block.kind, arg.name] += float(block.get(arg.name) or 0)
+        return np.array(list(sums.values()))
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """[L] means and standard deviations of the logarithms of figures."""
+    """Means and standard deviations [L] of the logarithms of figures."""
 
     mean: Array
     sd: Array
@@ -55,7 +122,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a model learns from.
+    """Measurements that a model is fitted to.
 
     Args:
         layouts: each once.
@@ -68,17 +135,17 @@ class Measured:
     noise: Array
 
     def of(self, rows: Sequence[int]) -> Measured:
-        """Some of them."""
+        """Returns the given rows."""
         return Measured([self.layouts[row] for row in rows], self.logs[rows], self.noise[rows])
 
 
 class HardwareModel:
-    """One figure under one workload on one device and runtime.
+    """A model of one figure under one workload on one device and runtime.
 
     Args:
         costs: of the workload.
         measured: at least `MIN_POINTS`; of more than a few hundred, evenly spaced ones are taken.
-        base: model of the same figure elsewhere, which this one starts from.
+        base: model of the same figure on another device, which this one starts from.
         weights: of an earlier fit; learned where they are left out.
     """
 
@@ -103,22 +170,22 @@ class HardwareModel:
         self._process: Process = fit(self.weights.sum(kernels) * share, residual, measured.noise**2, noise)
 
     def moved(self, measured: Measured) -> HardwareModel:
-        """A model of the same figure on another device, which starts from this one."""
+        """Returns a model of the same figure on another device, which starts from this one."""
         return HardwareModel(self._costs, measured, self)
 
     def predict(self, layouts: Sequence[Layout]) -> Estimate:
-        """Of `layouts`, with standard deviations no less than what the model was off by where it could be checked."""
+        """Returns estimates of `layouts`, whose standard deviations are widened by the errors of cross-validation."""
         found = self._raw(layouts)
         return Estimate(found.mean, found.sd * self._doubt)
 
     def checked(self) -> Estimate:
-        """As `left_out`, with the standard deviations that `predict` would give."""
+        """Returns `left_out` with the standard deviations that `predict` would give."""
         found = self.left_out()
         return Estimate(found.mean, found.sd * self._doubt)
 
     @cached_property
     def _doubt(self) -> float:
-        """Root mean square of what layouts left out were off by, in standard deviations; at least 1."""
+        """Root mean square error of cross-validation, in standard deviations; at least 1."""
         if len(self.measured.layouts) <= MIN_POINTS:
             return 1.0
         found = self.left_out()
@@ -136,10 +203,10 @@ class HardwareModel:
         return Estimate(expected.mean + away, np.hypot(expected.sd, self._process.scale * sd))
 
     def left_out(self, folds: int = _FOLDS) -> Estimate:
-        """What is predicted of each measured layout without it; kernels' weights stay.
+        """Returns the estimate of each measured layout without its own measurement; kernels' weights are kept.
 
         Args:
-            folds: parts of which one at a time is left out; each layout by itself where there are no more than these.
+            folds: of the cross-validation; it leaves out single layouts where there are no more than these.
         """
         count = len(self.measured.layouts)
         mean, sd = np.empty((2, count))
@@ -152,7 +219,7 @@ class HardwareModel:
         return Estimate(mean, sd)
 
     def _unseen(self, residual: Array) -> Array:
-        """[N] residuals of costs that were fitted without the layout: those of all are too small to learn from."""
+        """Returns [N] residuals of costs fitted without the layout: those of a fit with it are too small."""
         if self.base is not None:
             return residual
         terms, logs = self._costs.terms(self.measured.layouts), self.measured.logs
@@ -169,14 +236,14 @@ class HardwareModel:
         return Estimate(np.log(np.maximum(sums, 1e-12)), np.zeros(len(layouts)))
 
     def _placed(self, layouts: Sequence[Layout], expected: Estimate) -> Array:
-        """[L, 1 + T]: how far above the middle a layout is expected, and its amounts, centred and scaled."""
+        """Returns [L, 1 + T]: the expected log figure and the amounts of each layout, centred and scaled."""
         centre, scale = self._scale
         tracks = (self._costs.tracks(layouts) - centre) / scale
         return np.column_stack([expected.mean - self._centre, tracks])
 
 
 def _prices(terms: Array, logs: Array) -> Array:
-    """[T] non-negative costs of each amount, which make the sum of squared relative errors least."""
+    """Returns [T] non-negative costs of each amount, which minimise the sum of squared relative errors."""
     from scipy.optimize import nnls  # type: ignore[import-untyped]
 
     size = np.maximum(terms.mean(axis=0), 1e-12)
@@ -187,7 +254,7 @@ def _prices(terms: Array, logs: Array) -> Array:
 
 
 def _learned(kernels: Array, residual: Array, noise: Array) -> Weights:
-    """Variances of the kernels and of the noise, in squared log units."""
+    """Returns variances of the kernels and of the noise, in squared log units."""
     if len(residual) < _TUNE_POINTS:
         return Weights(_ASSUMED, _ASSUMED_NOISE)
     rows = _spaced(len(residual), _TUNE_ROWS)
@@ -197,14 +264,14 @@ def _learned(kernels: Array, residual: Array, noise: Array) -> Weights:
 
 
 def _standard(tracks: Array) -> tuple[Array, Array]:
-    """Centre and scale of each amount, such that the mean layout is one from the centre; infinite without spread."""
+    """Returns centre and scale of each amount, for typical distances of 1; the scale is infinite without spread."""
     spread = tracks.std(axis=0)
     varies = spread > 1e-9
     return tracks.mean(axis=0), np.where(varies, spread, np.inf) * np.sqrt(max(1, int(varies.sum())))
 
 
 def _kernels(a: Array, b: Array) -> Array:
-    """[5, A, B]: a constant, linear in what is expected, linear in the amounts, and two smooth in the amounts."""
+    """Returns [5, A, B]: constant, linear in the expected figure, linear in the amounts, two smooth in the amounts."""
     amounts, others = a[:, 1:], b[:, 1:]
     squared = ((amounts[:, None] - others[None]) ** 2).sum(axis=2)
     smooth = [np.exp(-squared / (2 * length**2)) for length in _LENGTHS]
@@ -212,16 +279,16 @@ def _kernels(a: Array, b: Array) -> Array:
 
 
 def _own_kernels(a: Array) -> Array:
-    """[5, A] of each row with itself."""
+    """Returns [5, A] kernels of each row with itself."""
     ones = np.ones(len(a))
     return np.array([ones, a[:, 0] ** 2, (a[:, 1:] ** 2).sum(axis=1), ones, ones])
 
 
 def _spaced(count: int, most: int) -> list[int]:
-    """At most `most` of `count` rows, evenly spaced."""
+    """Returns at most `most` of `count` rows, evenly spaced."""
     return [index * count // most for index in range(most)] if count > most else list(range(count))
 
 
 def better(one: HardwareModel, other: HardwareModel) -> HardwareModel:
-    """The model that is off by less where each measured layout is left out; the first of equals."""
+    """Returns the model with the lesser error of cross-validation; the first of equals."""
     return min(one, other, key=lambda model: float(np.square(model.left_out().mean - model.measured.logs).mean()))

@@ -1,7 +1,6 @@
-"""Layouts worth trying before anything has been measured: local mixers with evenly spaced global ones.
+"""Seed layouts, tried before any measurement: local mixers with evenly spaced global ones.
 
-Which mixers are global follows from their arithmetic (a cache that grows with the context), so a new kind of block
-takes part without a line here.
+A mixer is global if its cache grows with the context, so new kinds of blocks need no change here.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ Pair = tuple[str, str]
 """Kinds of a local and a global mixer."""
 
 _SHARES = (1 / 3, 1 / 5, 1 / 2, 1 / 10, 2 / 3)
-"""Of global layers. Five of them, so that shares, depths and kinds of feed-forward meet in every combination."""
+"""Shares of global layers. They are five, so that shares, depths and feed-forward kinds occur in all combinations."""
 _ROUNDS = 20
-"""Of all pairs of mixers, a layout wanted; and frames drawn in search of one that serves."""
+"""Rounds over all pairs of mixers per wanted layout; also frames drawn to find a suitable one."""
 _TRIES = 8
-"""Random widths tried for one combination of kinds, share and depth before the next has its turn."""
+"""Random widths tried per combination of kinds, share and depth."""
 
 
 def seed_layouts(sampler: Sampler, count: int) -> list[Layout]:
-    """Up to `count` distinct layouts of the space, the same each time: its references, then spaced hybrids."""
+    """Returns up to `count` distinct layouts of the space, always the same: its references, then spaced hybrids."""
     found: dict[str, Layout] = {}
     for layout in itertools.chain(_references(sampler), _spaced(sampler, count)):
         if len(found) == count:
@@ -45,7 +44,7 @@ def _references(sampler: Sampler) -> Iterator[Layout]:
 
 
 def _spaced(sampler: Sampler, count: int) -> Iterator[Layout]:
-    """Hybrids that meet the budget as they are; where limits allow none, those that a few edits bring inside."""
+    """Yields hybrids that meet the budget as they are, then those that meet it after a few edits."""
     for repaired in (False, True):
         rng = np.random.default_rng(0)
         pairs = _pairs(sampler, rng)
@@ -56,7 +55,7 @@ def _spaced(sampler: Sampler, count: int) -> Iterator[Layout]:
 
 
 def _tried(sampler: Sampler, pair: Pair, turn: int, rng: Rng, repaired: bool) -> Layout | None:
-    """The hybrid whose turn it is, with random widths; None where these do not meet the budget."""
+    """Returns the hybrid of this turn with random widths; None where these do not meet the budget."""
     frame = _frame(sampler, turn, rng)
     draft = _hybrid(sampler, frame, pair, turn, rng) if frame else None
     if draft is None or not (repaired or distance(draft, sampler.space) == 0):
@@ -65,7 +64,7 @@ def _tried(sampler: Sampler, pair: Pair, turn: int, rng: Rng, repaired: bool) ->
 
 
 def _hybrid(sampler: Sampler, frame: Frame, pair: Pair, turn: int, rng: Rng) -> Draft | None:
-    """A stack of one local mixer with one global mixer at even distances; None where the frame has one of them not."""
+    """Returns a stack of a local mixer with evenly spaced global ones; None where the frame lacks one of them."""
     mixers, ffn = layer_kinds(sampler.frames, frame)
     if not ffn or not set(pair) <= set(mixers):
         return None
@@ -82,7 +81,7 @@ def _hybrid(sampler: Sampler, frame: Frame, pair: Pair, turn: int, rng: Rng) -> 
 
 
 def _frame(sampler: Sampler, turn: int, rng: Rng) -> Frame | None:
-    """A random frame that can meet the budget with the feed-forward kind whose turn it is."""
+    """Returns a random frame that can meet the budget with the feed-forward kind of this turn."""
     kinds = [block.kind for block in sampler.space.ffn]
     for _ in range(_ROUNDS):
         frame = sampler.random_frame(rng)
@@ -92,10 +91,9 @@ def _frame(sampler: Sampler, turn: int, rng: Rng) -> Frame | None:
 
 
 def _pairs(sampler: Sampler, rng: Rng) -> list[Pair]:
-    """Each local mixer with each global one; where the space has one sort only, each with itself.
+    """Returns each local mixer with each global one; each with itself where the space has only one of both sorts.
 
-    Pairs take turns first, and everything else changes with each round of them: a few seeds have every mixer, and
-    every mixer meets every depth, share and kind of feed-forward.
+    Pairs vary fastest, so that a few seeds already have every mixer.
     """
     local: list[str] = []
     wide: list[str] = []
@@ -108,6 +106,6 @@ def _pairs(sampler: Sampler, rng: Rng) -> list[Pair]:
 
 
 def is_global(frame: Frame, mixer: Block) -> bool:
-    """Whether a mixer's cache grows with the context."""
+    """Returns whether a mixer's cache grows with the context."""
     near, far = (mixer.spec.kv_bytes(mixer, frame.d_model, context, 2.0) for context in (1 << 16, 1 << 17))
     return far > near

@@ -1,4 +1,4 @@
-"""Whether a layout is inside a search space, and if not, why: the one place that states the rules."""
+"""The rules by which a layout is inside a search space."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ EXPERTS = "moe"
 
 
 def reasons_outside(space: SearchSpace, layout: Layout) -> list[str]:
-    """Every rule of `space` that `layout` breaks, in words; empty where it is inside."""
+    """Returns a message for every rule of `space` that `layout` breaks; empty where it is inside."""
     rules = (_model(space, layout), _layers(space, layout), _shared_values(space, layout), _stack(space, layout))
     return [reason for rule in rules for reason in rule]
 
 
 def leading_dense(layout: Layout) -> int:
-    """Layers before the first mixture of experts; 0 in a layout without one."""
+    """Returns the number of layers before the first mixture of experts; 0 in a layout without one."""
     kinds = [layer.ffn.kind if layer.ffn else None for layer in layout.layers]
     return kinds.index(EXPERTS) if EXPERTS in kinds else 0
 
@@ -80,7 +80,7 @@ def _shared_values(space: SearchSpace, layout: Layout) -> Iterator[str]:
 
 
 def values(layout: Layout, kind: str, arg: str) -> set[object]:
-    """The values of one argument over all blocks of `kind`."""
+    """Returns the values of one argument over all blocks of `kind`."""
     blocks = [block for layer in layout.layers for block in layer.blocks if block.kind == kind]
     return {block.resolve(layout.d_model).get(arg) for block in blocks}
 
@@ -111,7 +111,7 @@ def _ffn_order(space: SearchSpace, layout: Layout, lead: int) -> Iterator[str]:
 
 
 def repeats(layout: Layout, period: int, lead: int) -> bool:
-    """Whether the stack repeats after `period` layers, a dense lead of `lead` layers apart; 0 asks for nothing."""
+    """Returns whether the stack repeats after `period` layers, apart from `lead` dense layers; always for period 0."""
     if period == 0:
         return True
     pairs = zip(layout.layers, layout.layers[period:], strict=False)

@@ -1,29 +1,107 @@
-"""Edits of layouts that stay inside the space: what evolution and the surrogate's candidate pool are made of."""
+"""Edits and crossovers of layouts that stay inside the space."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from nas.core.frame import Frame
+from nas.core.block import Block, Scalar
+from nas.core.block_space import EXPANSION, BlockSpace
+from nas.core.frame import Frame, Values, ffn_width
 from nas.core.layout import Layout
+from nas.core.space import DENSE, SearchSpace
 from nas.search.draft import Draft, layer_kinds
-from nas.search.draft_of import draft_of
+from nas.search.membership import EXPERTS, leading_dense, repeats
 from nas.search.sampling import Rng, Sampler
 
 _TRIES = 60
 
 
-def mutate(layout: Layout, sampler: Sampler, rng: Rng, again: float = 0.0) -> tuple[Layout, str]:
-    """A layout of the space one edit away from `layout`, and the edit's name.
+def draft_of(layout: Layout, sampler: Sampler, rng: Rng) -> Draft:
+    """Returns the draft that unfolds into `layout`.
 
-    Where no edit of many leads to another layout inside the space, the result is a random layout ('random').
+    Choices without effect on the layout, such as the width of experts in a dense one, are random.
+
+    Args:
+        layout: one inside the space.
+        sampler: of the space.
+        rng: for choices without effect.
+    """
+    space = sampler.space
+    kinds = {layer.ffn.kind for layer in layout.layers if layer.ffn}
+    routed = EXPERTS in kinds
+    lead = leading_dense(layout)
+    ffn = None
+    if space.model.ffn_scope == "model":
+        ffn = EXPERTS if routed else next(iter(kinds))
+    shown_lead = lead if routed and lead in space.model.leading_dense.choices else None
+    frame = Frame(
+        layout.d_model,
+        layout.vocab,
+        ffn,
+        int(_any(space.model.leading_dense.choices, rng)) if shown_lead is None else shown_lead,
+        _period(space, layout, lead),
+        tuple((block.kind, _values(block, layout, rng)) for block in space.mixers + space.ffn),
+    )
+    length = min(frame.period, layout.depth) or layout.depth
+    return Draft(frame, layout.depth, tuple(_genes(layout, length, lead, ffn)), tuple(_draft_lead(layout, lead)))
+
+
+def _genes(layout: Layout, length: int, lead: int, ffn: str | None) -> Iterator[tuple[Block, Block]]:
+    """Yields mixer and feed-forward of the first layers; for a dense lead, the feed-forwards of later repeats."""
+    for index in range(length):
+        mixer, own = layout.layers[index].mixers[0], layout.layers[index].ffn
+        if ffn is not None and index < lead:
+            later = range(index, layout.depth, length)
+            routed = [layout.layers[i].ffn for i in later if i >= lead] or [layout.layers[lead].ffn]
+            own = routed[0]
+        assert own is not None, "layouts of a space have a feed-forward in every layer"
+        yield mixer, own
+
+
+def _draft_lead(layout: Layout, lead: int) -> Iterator[Block]:
+    for layer in layout.layers[:lead]:
+        assert layer.ffn is not None and layer.ffn.kind == DENSE, "leading layers are dense"
+        yield layer.ffn
+
+
+def _period(space: SearchSpace, layout: Layout, lead: int) -> int:
+    """Returns the shortest of the space's periods that the stack repeats with; 0 where there is none."""
+    return min((int(p) for p in space.pattern.period.choices if p and repeats(layout, int(p), lead)), default=0)
+
+
+def _values(space: BlockSpace, layout: Layout, rng: Rng) -> Values:
+    """Returns the model-wide values of the first block of the kind; random ones where there is none."""
+    blocks = (block for layer in layout.layers for block in layer.blocks if block.kind == space.kind)
+    block = next(blocks, None)
+    return tuple(
+        (name, _any(knob.choices, rng) if block is None else _value(block, name, knob.choices, layout.d_model))
+        for name, knob in space.knobs.items()
+        if knob.scope == "model"
+    )
+
+
+def _value(block: Block, name: str, choices: tuple[Scalar, ...], d_model: int) -> Scalar:
+    if name == EXPANSION:
+        return next(choice for choice in choices if ffn_width(float(choice), d_model) == block.int("width"))
+    value = block.resolve(d_model).get(name)
+    return next(choice for choice in choices if choice == value)
+
+
+def _any(choices: tuple[Scalar, ...], rng: Rng) -> Scalar:
+    return choices[int(rng.integers(len(choices)))]
+
+
+def mutate(layout: Layout, sampler: Sampler, rng: Rng, again: float = 0.0) -> tuple[Layout, str]:
+    """Returns a layout of the space one edit away from `layout`, and the edit's name.
+
+    Where no edit gives another layout inside the space, the result is a random layout ('random').
 
     Args:
         layout: one inside the space.
         sampler: of the space.
         rng: for all choices.
-        again: chance that an edit is followed by a further one, whose name it is then.
+        again: chance that an edit is followed by another one, whose name is returned.
     """
     draft = draft_of(layout, sampler, rng)
     for _ in range(_TRIES):
@@ -42,10 +120,10 @@ def _edited(draft: Draft, sampler: Sampler, rng: Rng) -> tuple[Draft | None, str
 
 
 def crossover(first: Layout, second: Layout, sampler: Sampler, rng: Rng) -> tuple[Layout, str]:
-    """The lower part of one parent under the upper part of the other, with widths from either.
+    """Returns the lower part of one parent under the upper part of the other, and the edit's name.
 
-    Cuts are at the same relative depth, so that the child's depth lies between its parents'. Where the child is a
-    parent again or outside the space, one parent is mutated instead, and the edit's name says so.
+    Widths are from either parent. Cuts are at the same relative depth, so that the child's depth is between those of
+    its parents. Where the child equals a parent or is outside the space, one parent is mutated instead.
     """
     a, b = draft_of(first, sampler, rng), draft_of(second, sampler, rng)
     cut = rng.uniform(0.2, 0.8)
@@ -60,7 +138,7 @@ def crossover(first: Layout, second: Layout, sampler: Sampler, rng: Rng) -> tupl
 
 
 def _mixed_frame(a: Frame, b: Frame, rng: Rng) -> Frame:
-    """Each choice from either parent; the values of one block kind come from the same parent."""
+    """Returns a frame with each choice from either parent; the values of one block kind come from the same parent."""
     sources = [(a, b)[int(rng.integers(2))] for _ in range(5 + len(a.knobs))]
     width, vocab, ffn, lead, period = sources[:5]
     knobs = tuple((kind, source.values(kind)) for (kind, _), source in zip(a.knobs, sources[5:], strict=True))
@@ -68,7 +146,7 @@ def _mixed_frame(a: Frame, b: Frame, rng: Rng) -> Frame:
 
 
 def _mixer_kind(draft: Draft, sampler: Sampler, rng: Rng) -> Draft | None:
-    """Another kind of mixer in one layer."""
+    """Changes the kind of mixer in one layer."""
     index = _position(draft, rng)
     mixer, ffn = draft.genes[index]
     others = [kind for kind in layer_kinds(sampler.frames, draft.frame)[0] if kind != mixer.kind]
@@ -79,7 +157,7 @@ def _mixer_kind(draft: Draft, sampler: Sampler, rng: Rng) -> Draft | None:
 
 
 def _mixer_arguments(draft: Draft, sampler: Sampler, rng: Rng) -> Draft | None:
-    """Other arguments of one mixer, or of all mixers of its kind alike."""
+    """Changes the arguments of one mixer, or of all mixers of its kind alike."""
     index = _position(draft, rng)
     block = sampler.block(draft.frame, draft.genes[index][0].kind, rng)
     everywhere = rng.random() < 0.5
@@ -91,7 +169,7 @@ def _mixer_arguments(draft: Draft, sampler: Sampler, rng: Rng) -> Draft | None:
 
 
 def _feed_forward(draft: Draft, sampler: Sampler, rng: Rng) -> Draft | None:
-    """Another feed-forward in one layer, or in all that have the same; a frame with one kind and width has none."""
+    """Changes the feed-forward in one layer, or in all that have the same."""
     index = _position(draft, rng)
     before, after = draft.genes[index][1], sampler.gene(draft.frame, rng)[1]
     everywhere = rng.random() < 0.5
@@ -103,19 +181,19 @@ def _feed_forward(draft: Draft, sampler: Sampler, rng: Rng) -> Draft | None:
 
 
 def _lead(draft: Draft, sampler: Sampler, rng: Rng) -> Draft | None:
-    """Another dense feed-forward in the leading layers of a mixture of experts."""
+    """Changes the dense feed-forward in the leading layers of a mixture of experts."""
     return replace(draft, lead=sampler.lead(draft.frame, (), rng)) if draft.lead else None
 
 
 def _swap(draft: Draft, sampler: Sampler, rng: Rng) -> Draft | None:
-    """The mixers of two layers change places."""
+    """Swaps the mixers of two layers."""
     i, j = _position(draft, rng), _position(draft, rng)
     (first, ffn_i), (second, ffn_j) = draft.genes[i], draft.genes[j]
     return draft.with_gene(i, (second, ffn_i)).with_gene(j, (first, ffn_j))
 
 
 def _move(draft: Draft, sampler: Sampler, rng: Rng) -> Draft | None:
-    """One layer moves to another height; a layer of the rarest mixer kind half of the time."""
+    """Moves one layer to another height; half of the time one of the rarest mixer kind."""
     genes = list(draft.genes)
     index = _position(draft, rng)
     if rng.random() < 0.5:
@@ -128,21 +206,21 @@ def _move(draft: Draft, sampler: Sampler, rng: Rng) -> Draft | None:
 
 
 def _insert(draft: Draft, sampler: Sampler, rng: Rng) -> Draft | None:
-    """One layer more: a copy of a neighbour, or a random one."""
+    """Inserts a layer: a copy of a neighbour, or a random one."""
     index = _position(draft, rng)
     gene = draft.genes[index] if rng.random() < 0.5 else sampler.gene(draft.frame, rng)
     return replace(draft, depth=draft.depth + 1, genes=(*draft.genes[:index], gene, *draft.genes[index:]))
 
 
 def _remove(draft: Draft, sampler: Sampler, rng: Rng) -> Draft | None:
-    """One layer less."""
+    """Removes a layer."""
     index = _position(draft, rng)
     genes = draft.genes[:index] + draft.genes[index + 1 :]
     return replace(draft, depth=draft.depth - 1, genes=genes) if genes else None
 
 
 def _frame(draft: Draft, sampler: Sampler, rng: Rng) -> Draft | None:
-    """One model-wide choice: width, kernel, experts, kind of feed-forward."""
+    """Changes one model-wide choice: width, kernel, experts, kind of feed-forward."""
     axes = sampler.frames.axes
     open_axes = [index for index, axis in enumerate(axes) if len(axis) > 1]
     if not open_axes:
@@ -169,4 +247,4 @@ EDITS: Mapping[str, Edit] = {
     "remove": _remove,
     "frame": _frame,
 }
-"""Name -> edit; each is tried as often as the others."""
+"""Name -> edit; all are equally likely."""

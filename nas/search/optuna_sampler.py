@@ -1,8 +1,8 @@
 """Optuna's samplers as proposers, to compare with: NSGA-II, TPE, Gaussian processes, and any other.
 
-A layout is written as a fixed number of parameters, since Optuna's samplers model conditional ones apart or not at all:
-its frame's choices, its depth, and for each of the most layers that the space allows, kind and variant of mixer and
-feed-forward. What parameters say is settled into the space as an edit would be.
+A layout is encoded as a fixed number of parameters, since Optuna's samplers handle conditional ones separately or not
+at all: its frame's choices, its depth, and kind and variant of mixer and feed-forward for as many layers as the space
+allows. Decoded layouts are repaired by `Sampler.settle`, as edited ones are.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nas.core.frame import Frame
 from nas.core.layout import Layout
 from nas.search.api import Observation, Proposal
 from nas.search.draft import Draft, resample
-from nas.search.draft_of import draft_of
+from nas.search.mutation import draft_of
 from nas.search.sampling import Rng, Sampler
 from nas.search.state import BaseProposer, Child
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
 SamplerFactory = Callable[[int], "BaseSampler"]
-"""A seed -> a fresh sampler; asked for each proposal anew, so that a proposal follows from the log alone."""
+"""Seed -> new sampler; called for each proposal, so that a proposal depends on the log alone."""
 _REPEATS = 3
-"""Known layouts that the sampler may name in a row before a random one takes their place."""
+"""Known layouts that the sampler may propose in a row before a random one is taken."""
 
 
 class Encoding:
@@ -58,7 +58,7 @@ class Encoding:
                 self.distributions[f"{role}{slot}.variant"] = FloatDistribution(0.0, 1.0)
 
     def decode(self, params: Mapping[str, Any], rng: Rng) -> Layout | None:
-        """The layout that parameters say, settled; None where that leads nowhere."""
+        """Returns the layout of parameters, settled; None where there is none."""
         frames = self._sampler.frames
         frame = frames.at([int(params.get(f"frame{index}", 0)) for index in range(len(frames.axes))])
         depth = int(params["depth"])
@@ -72,7 +72,7 @@ class Encoding:
         return self._sampler.settle(Draft(frame, depth, tuple(genes)), rng)
 
     def encode(self, layout: Layout, rng: Rng) -> dict[str, Any]:
-        """Parameters of a layout of the space; what it does not show is at random, or repeats."""
+        """Returns the parameters of a layout of the space; those without effect are random, or repeat."""
         frames, draft = self._sampler.frames, draft_of(layout, self._sampler, rng)
         picks = frames.picks(draft.frame)
         params: dict[str, Any] = {"depth": layout.depth} | {f"frame{index}": picks[index] for index in self._axes}
@@ -93,18 +93,18 @@ class Encoding:
 
 
 class OptunaSearch(BaseProposer):
-    """Asks an Optuna sampler, and tells it objectives and constraints (`trial.set_constraint`).
+    """Asks an Optuna sampler, and reports objectives and constraints to it (`trial.set_constraint`).
 
-    Optuna wants every objective of what it is told: a layout over a budget gets the worst quality seen so far, and its
-    broken constraint. Heuristic seeds come first, as with our own proposers; trials of earlier studies are told before
-    them. The state also keeps what was told before which proposal, since evolution in generations depends on it.
+    Optuna needs a value of every objective: a layout over a budget gets the worst quality seen so far, and its broken
+    constraint. Heuristic seeds come first, as with our own proposers; before them, trials of earlier studies are
+    reported. The state also keeps the order of reports and proposals, since evolution in generations depends on it.
 
     Args:
         sampler: of the space.
         seed: of all random choices.
         factory: of the Optuna sampler.
-        one_constraint: tell the worst excess over any budget instead of one constraint a budget. Samplers that read
-            constraints by position need this, because a layout that breaks a budget is not measured further.
+        one_constraint: report the worst excess over any budget instead of one constraint per budget. Samplers that
+            read constraints by position need this, because a layout that breaks a budget is not measured further.
     """
 
     def __init__(self, sampler: Sampler, seed: int, factory: SamplerFactory, *, one_constraint: bool = False) -> None:
@@ -118,11 +118,11 @@ class OptunaSearch(BaseProposer):
         self._trail: list[tuple[list[str], dict[str, Any]]] = []
 
     def state(self) -> dict[str, Any]:
-        """The log, and for each proposal its parameters and which layouts had been told since the one before."""
+        """Returns the log, and for each proposal its parameters and the layouts reported since the one before."""
         return super().state() | {"trail": [[ids, params] for ids, params in self._trail]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """See `Proposer.restore`; a log without parameters counts as told in turn."""
+        """See `Proposer.restore`; without parameters, each layout counts as reported before the next proposal."""
         super().restore(state)
         self._study, self._trials, self._told, self._trail = None, {}, {}, []
         layouts = [proposal.layout.id for proposal in self.log.proposals]
@@ -165,13 +165,13 @@ class OptunaSearch(BaseProposer):
             self._study = optuna.create_study(directions=directions, sampler=self._factory(self.log.seed))
             for _, seen in sorted(self.log.earlier.items()):
                 self._report(seen)
-            # Of another study: this one may propose them, and is then told what they are here.
+            # They are of another study: this one may propose them and report its own results.
             self._trials.clear()
             self._told.clear()
         return self._study
 
     def _register(self, proposal: Proposal, params: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Parameters of a proposal's trial, which is made where Optuna has not made the proposal itself."""
+        """Returns the parameters of a proposal's trial; creates the trial where Optuna did not propose it."""
         if proposal.layout.id not in self._trials:
             study, rng = self._live(), np.random.default_rng([self.log.seed, proposal.number, 1])
             study.sampler = self._factory(int(rng.integers(1 << 31)))
@@ -180,7 +180,7 @@ class OptunaSearch(BaseProposer):
         return self._trials[proposal.layout.id].params
 
     def _sync(self) -> list[str]:
-        """Tells Optuna what has become final, in the order of proposals; the ids of these."""
+        """Reports new final observations to Optuna in the order of proposals; returns their layouts' ids."""
         numbers = {proposal.layout.id: proposal.number for proposal in self.log.proposals}
         fresh = [seen for seen in self.log.told() if seen.status != "running" and seen.layout.id not in self._told]
         fresh.sort(key=lambda seen: (numbers.get(seen.layout.id, -1), seen.layout.id))
@@ -189,7 +189,7 @@ class OptunaSearch(BaseProposer):
         return [seen.layout.id for seen in fresh]
 
     def _report(self, seen: Observation) -> None:
-        """Tells Optuna one observation; one of a layout that was not proposed becomes a trial of its own."""
+        """Reports one observation to Optuna; for a layout that was not proposed, a trial is created."""
         study = self._live()
         self._told[seen.layout.id] = seen
         trial = self._trials.get(seen.layout.id)
@@ -208,13 +208,13 @@ class OptunaSearch(BaseProposer):
             study.tell(trial, values)
 
     def _constraints(self, seen: Observation) -> Mapping[str, float]:
-        """By budget; or the worst, 0 where none is known: references are exempt."""
+        """Returns constraints by budget; or the worst, 0 where none is known: references are exempt."""
         if self._one_constraint:
             return {"budgets": max(seen.constraints.values(), default=0.0)}
         return seen.constraints
 
     def _values(self, seen: Observation) -> list[float] | None:
-        """All objectives, missing ones as bad as the worst told so far; None for what failed or stopped half-way."""
+        """Returns all objectives, missing ones as the worst so far; None for layouts that failed or were stopped."""
         if seen.status not in ("complete", "infeasible"):
             return None
         values = []
@@ -225,7 +225,7 @@ class OptunaSearch(BaseProposer):
 
 
 def nsga2(sampler: Sampler, seed: int) -> OptunaSearch:
-    """NSGA-II (Deb et al. 2002), with a population that suits a few hundred evaluations."""
+    """Returns NSGA-II (Deb et al. 2002), with a population that suits a few hundred evaluations."""
 
     def factory(seed: int) -> BaseSampler:
         from optuna.samplers import NSGAIISampler
@@ -236,7 +236,7 @@ def nsga2(sampler: Sampler, seed: int) -> OptunaSearch:
 
 
 def tpe(sampler: Sampler, seed: int) -> OptunaSearch:
-    """Tree-structured Parzen estimators for several objectives (Ozaki et al. 2022)."""
+    """Returns tree-structured Parzen estimators for several objectives (Ozaki et al. 2022)."""
 
     def factory(seed: int) -> BaseSampler:
         from optuna.samplers import TPESampler
@@ -247,7 +247,7 @@ def tpe(sampler: Sampler, seed: int) -> OptunaSearch:
 
 
 def gp(sampler: Sampler, seed: int) -> OptunaSearch:
-    """Expected hypervolume improvement on Gaussian processes of the parameters; wants torch, and seconds a proposal."""
+    """Returns expected hypervolume improvement on Gaussian processes; needs torch, and seconds per proposal."""
 
     def factory(seed: int) -> BaseSampler:
         from optuna.samplers import GPSampler

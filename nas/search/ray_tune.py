@@ -1,8 +1,8 @@
-"""The search for those who drive Ray Tune themselves: a `Searcher` over any proposer.
+"""A Ray Tune `Searcher` over any proposer, for users who run Ray Tune themselves.
 
 Tune runs the trials; each gets `config["layout"]`, a one-line layout, and reports figures in their own units under the
-names of the space's objectives and budgets. docs/other-tools.md shows a whole run. Nothing imports this module but its
-user: `nas.search` itself knows no Ray.
+names of the space's objectives and budgets. See docs/how-to/other-tools.md for a whole run. No other module imports
+this one: `nas.search` needs no Ray.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _VERSION = 1
 
 
 class Figures:
-    """What a trial reports, as an observation.
+    """Converts what a trial reports into an observation.
 
     A trial may report, each as a number above 0 in the unit of its metric (quality may be any number):
 
@@ -35,7 +35,7 @@ class Figures:
     - the figure of a budget under the budget's name, such as `peak_rss@chat`.
 
     Args:
-        space: whose objectives and budgets.
+        space: for its objectives and budgets.
         published: budget -> figure of the published reference, for budgets that are multiples of it.
 
     Raises:
@@ -48,11 +48,11 @@ class Figures:
         for budget in space.budgets:
             limit, relative = budget.limit
             if relative and budget.name not in published:
-                raise InvalidInput(f"{budget.name} may be {limit:g}x of the published layout's: give `published`")
+                raise InvalidInput(f"{budget.name} is relative to the published layout ({limit:g}x): pass `published`")
             self._limits[budget.name] = (METRICS[budget.metric], limit * published[budget.name] if relative else limit)
 
     def point(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Coordinates of values in their own units.
+        """Returns the coordinates of values in their own units.
 
         Raises:
             UnknownName: a value of no objective.
@@ -63,10 +63,10 @@ class Figures:
         return {name: _coordinate(name, self._objectives[name], value) for name, value in values.items()}
 
     def observation(self, layout: Layout, result: Mapping[str, Any]) -> Observation:
-        """What a trial's last result tells of its layout: infeasible, complete, or as far as it came.
+        """Returns the observation of a trial's last result: infeasible, complete, or stopped.
 
         Raises:
-            InvalidInput: it tells nothing, or something that is no figure.
+            InvalidInput: it has no figure of the space, or one that is not a valid number.
         """
         known = {name: float(result[name]) for name in self._objectives if name in result}
         objectives = self.point(known)
@@ -92,8 +92,8 @@ class Figures:
 class HilnasSearcher(Searcher):
     """Suggests layouts to Ray Tune. `metric` and `mode` are the space's objectives: Tune need not be given any.
 
-    A trial that ends in an error, or without a result, is the layout's failure. Tune's own retries come before that. A
-    trial that a scheduler stops counts as far as it reported.
+    A trial that ends in an error or without a result, after Tune's own retries, is the layout's failure. A trial that a
+    scheduler stops counts with what it reported.
 
     Args:
         space: the search space.
@@ -101,7 +101,7 @@ class HilnasSearcher(Searcher):
         seed: default: the space's.
         supported: whether a layout can be tried at all.
         published: budget -> figure of the published reference; needed for budgets such as `1.25x`.
-        worst: objective -> the worst value worth having, in its own unit: where hypervolume is measured from.
+        worst: objective -> the worst useful value, in its own unit: the reference point of hypervolume.
 
     Raises:
         UnknownName: no such proposer, or a value of no objective.
@@ -132,7 +132,7 @@ class HilnasSearcher(Searcher):
         return PROPOSERS[self._engine](Sampler(self._space, self._supported), self._seed)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Tune pickles the searcher with its experiment; a proposer is its state."""
+        """Tune pickles the searcher with its experiment; the proposer is pickled as its JSON state."""
         return self.__dict__ | {"proposer": self.proposer.state()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -141,7 +141,7 @@ class HilnasSearcher(Searcher):
         self.proposer.restore(state["proposer"])
 
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
-        """The next layout, or `FINISHED` where the space has no more."""
+        """Returns the next layout, or `FINISHED` where the space has no more."""
         asked = self.proposer.ask(1)
         if not asked:
             return Searcher.FINISHED  # type: ignore[return-value] # Tune's contract, not its annotation
@@ -149,25 +149,25 @@ class HilnasSearcher(Searcher):
         return {"layout": asked[0].layout.format()}
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """Learns what became of a suggestion.
+        """Learns the result of a suggestion.
 
         Raises:
             InvalidInput: the result has no figure of the space; see `Figures`.
         """
         layout = self._running.pop(trial_id, None)
         if layout is None:
-            return  # not suggested here, or told before
+            return  # not suggested here, or already observed
         failed = error or not result
         self.proposer.tell(Observation(layout, "failed") if failed else self._figures.observation(layout, result or {}))
 
     def save(self, checkpoint_path: str) -> None:
-        """Writes all that was asked and told as JSON."""
+        """Writes all proposals and observations as JSON."""
         running = {trial: layout.to_json() for trial, layout in self._running.items()}
         state = {"v": _VERSION, "proposer": self.proposer.state(), "running": running}
         write_durably(Path(checkpoint_path), json.dumps(state, allow_nan=False).encode())
 
     def restore(self, checkpoint_path: str) -> None:
-        """Takes up where `save` left off.
+        """Reads what `save` wrote.
 
         Raises:
             InvalidInput: the file is of another version, seed or proposer.
@@ -180,7 +180,7 @@ class HilnasSearcher(Searcher):
 
 
 def _coordinate(name: str, metric: Metric, value: float) -> float:
-    """Minimised; logarithms where the metric is compared by ratios."""
+    """Returns a minimised coordinate: the logarithm where the metric is compared by ratios."""
     if not math.isfinite(value) or (metric.transform == "log" and value <= 0):
         raise InvalidInput(f"{name} is {value}, which is no figure in {metric.unit or 'numbers'}")
     scaled = math.log(value) if metric.transform == "log" else value

@@ -1,4 +1,4 @@
-"""Random layouts of a search space, and the way back into it for layouts that an edit took outside."""
+"""Draws random layouts of a search space, and repairs edited drafts so that they are inside it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import numpy as np
 
 from nas.core.block import Block
 from nas.core.errors import InvalidInput
-from nas.core.frame import Frame, Frames
+from nas.core.frame import Frame, Frames, check_reachable, depths
 from nas.core.layout import Layout
-from nas.core.reach import check_reachable, depths
 from nas.core.space import DENSE, SearchSpace
 from nas.search.draft import Draft, Gene, closest, distance, layer_kinds, resample
 from nas.search.membership import reasons_outside
@@ -24,7 +23,7 @@ Supported = Callable[[Layout], bool]
 _DRAWS = 1000
 _FRAME_DRAWS = 20_000
 _REPAIR_STEPS = 24
-"""Edits tried a gene before a draft is given up."""
+"""Edits tried per gene before a draft is given up."""
 
 
 class Sampler:
@@ -32,7 +31,7 @@ class Sampler:
 
     Args:
         space: the search space.
-        supported: whether some runtime of the space carries a layout; those that none carries are not drawn.
+        supported: returns whether some runtime of the space carries a layout; others are not drawn.
 
     Raises:
         InvalidInput: the space holds no layout; the message says what range of weights its choices reach.
@@ -47,21 +46,21 @@ class Sampler:
         self._depths: dict[Frame, tuple[int, ...]] = {}
 
     def contains(self, layout: Layout) -> list[str]:
-        """Why `layout` is no candidate of the space, one reason a rule; empty where it is one."""
+        """Returns why `layout` is no candidate of the space, one reason per rule; empty where it is one."""
         reasons = reasons_outside(self.space, layout)
         return reasons or ([] if self._supported(layout) else ["no runtime of the space carries it"])
 
     def admits(self, layout: Layout) -> bool:
-        """Whether `contains` has nothing to say against `layout`; remembered by its id."""
+        """Returns whether `layout` is a candidate of the space; cached by its id."""
         if layout.id not in self._admitted:
             self._admitted[layout.id] = not self.contains(layout)
         return self._admitted[layout.id]
 
     def draw(self, rng: Rng) -> Layout:
-        """A random layout.
+        """Returns a random layout.
 
         Frames are uniform over those that can meet the budget, then depths, then shares of the mixer kinds; half of
-        the draws of a kind give all its layers the same arguments, so that uniform stacks are seen as often as mixed.
+        the draws of a kind give all its layers the same arguments, so that uniform stacks are as frequent as others.
 
         Raises:
             InvalidInput: a thousand draws gave no layout, or none that a runtime carries.
@@ -83,9 +82,9 @@ class Sampler:
         )
 
     def settle(self, draft: Draft, rng: Rng) -> Layout | None:
-        """A layout inside the space, found from `draft` by small edits; None where they do not lead there.
+        """Returns a layout inside the space, made from `draft` by small edits; None where that fails.
 
-        It is inside by construction, which is not checked here: of a thousand settled layouts one is proposed.
+        It is inside by construction; for speed this is not checked, since few settled layouts are proposed.
         """
         found = self.depths(draft.frame)
         mixers, ffn = layer_kinds(self.frames, draft.frame)
@@ -102,32 +101,32 @@ class Sampler:
         return layout if layout is not None and self._supported(layout) else None
 
     def depths(self, frame: Frame) -> tuple[int, ...]:
-        """Depths at which `frame` can meet the parameter budget."""
+        """Returns the depths at which `frame` can meet the parameter budget."""
         if frame not in self._depths:
             self._depths[frame] = depths(self.frames, frame)
         return self._depths[frame]
 
     def random_frame(self, rng: Rng) -> Frame:
-        """A frame that can meet the parameter budget, uniform over those."""
+        """Returns a random frame, uniform over those that can meet the parameter budget."""
         for _ in range(_FRAME_DRAWS):
             frame = self.frames.at([int(rng.integers(len(axis))) for axis in self.frames.axes])
             if self.depths(frame):
                 return frame
         raise InvalidInput(
-            f"{_FRAME_DRAWS:,} draws of widths and kernels met the parameter budget of none at any depth"
+            f"none of {_FRAME_DRAWS:,} draws of widths and kernels meets the parameter budget at any depth"
         )
 
     def gene(self, frame: Frame, rng: Rng) -> Gene:
-        """A random gene of `frame`."""
+        """Returns a random gene of `frame`."""
         mixers, ffn = layer_kinds(self.frames, frame)
         return self.block(frame, _pick(mixers, rng), rng), self.block(frame, _pick(ffn, rng), rng)
 
     def block(self, frame: Frame, kind: str, rng: Rng) -> Block:
-        """A random block of `kind`."""
+        """Returns a random block of `kind`."""
         return _pick(self.frames.blocks(frame, kind), rng)
 
     def lead(self, frame: Frame, before: Sequence[Block], rng: Rng) -> tuple[Block, ...]:
-        """Dense feed-forwards of the leading layers: like those `before`, or random ones."""
+        """Returns dense feed-forwards of the leading layers: like those `before`, or random ones."""
         if not frame.leading_dense:
             return ()
         options = self.frames.blocks(frame, DENSE)
@@ -144,12 +143,12 @@ class Sampler:
         return Draft(frame, depth, tuple(genes), self.lead(frame, (), rng))
 
     def _palette(self, frame: Frame, kind: str, rng: Rng) -> Sequence[Block]:
-        """The blocks of `kind` that one draft uses: half of the time a single one."""
+        """Returns the blocks of `kind` that one draft uses: half of the time a single one."""
         options = self.frames.blocks(frame, kind)
         return [_pick(options, rng)] if rng.random() < 0.5 else options
 
     def _translated(self, gene: Gene, frame: Frame, mixers: list[str], ffn: list[str], rng: Rng) -> Gene:
-        """`gene` with the blocks of `frame` that are nearest to its own."""
+        """Returns `gene` with the blocks of `frame` that are nearest to its own."""
         pair = []
         for block, kinds in zip(gene, (mixers, ffn), strict=True):
             kind = block.kind if block.kind in kinds else _pick(kinds, rng)
@@ -159,7 +158,7 @@ class Sampler:
         return pair[0], pair[1]
 
     def _repaired(self, draft: Draft, rng: Rng) -> Draft | None:
-        """`draft` edited, layer by layer, until it meets budget and limits."""
+        """Returns `draft` edited, layer by layer, until it meets budget and limits; None where that fails."""
         far = distance(draft, self.space)
         for _ in range(_REPAIR_STEPS * len(draft.genes)):
             if far == 0:

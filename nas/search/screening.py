@@ -1,4 +1,4 @@
-"""Screening: what a device would surely refuse is not proposed. A forecast is no measurement: it never enters a log."""
+"""Screening: layouts that would break a budget by the hardware model are not proposed. Forecasts enter no log."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from nas.core.metrics import METRICS
 from nas.core.space import Budget, SearchSpace
 from nas.search.api import Observation
 from nas.search.gp import Array
-from nas.search.hardware import MIN_POINTS, HardwareModel, Measured, better
-from nas.search.hardware_costs import Costs
+from nas.search.hardware import MIN_POINTS, Costs, HardwareModel, Measured, better
 
 TRUSTED = 8
-"""Measurements of a budget's figure on its own device from which the model is asked; 3 where another has a model."""
+"""Measurements of a budget's figure on a device from which its model is used; 3 where another device has a model."""
 _ON = " on "
-"""Between a budget and the place of a constraint's name, as in 'ttft@chat on laptop/llama.cpp'."""
+"""Separates budget and device in a constraint's name, as in 'ttft@chat on laptop/llama.cpp'."""
 
 
 class Screen:
-    """Forecasts of all budgets' figures from what has been told.
+    """Forecasts of all budgets' figures from observations.
 
-    Each constraint's figure is learned as far as limits go: log(figure / limit) differs from log(figure) by a constant.
-    One that has few measurements starts from the same budget's at another place, this study's or an earlier one's.
+    Each model learns log(figure / limit), which differs from log(figure) by a constant. A constraint with few
+    measurements starts from the model of the same budget on another device, of this study or an earlier one.
 
     Args:
         space: its budgets, and the workloads that they name.
@@ -38,7 +37,7 @@ class Screen:
         """Constraint -> model of log(figure / limit), of those with enough measurements."""
 
     def chances(self, layouts: Sequence[Layout]) -> Array:
-        """[L] the least chance over all budgets that a layout keeps it; 1 while no figure is known well enough."""
+        """Returns [L] the least chance over all budgets that a layout keeps it; 1 without a model."""
         from scipy.special import ndtr  # type: ignore[import-untyped]
 
         least = np.ones(len(layouts))
@@ -48,10 +47,10 @@ class Screen:
         return least
 
     def learn(self, told: Sequence[Observation], earlier: Sequence[Observation]) -> None:
-        """Fits all models anew.
+        """Fits all models.
 
         Args:
-            told: of this study, in an order that does not depend on time.
+            told: observations of this study, in an order that does not depend on time.
             earlier: of other studies.
         """
         own = _by_constraint(told)
@@ -94,7 +93,7 @@ def _by_constraint(observations: Sequence[Observation]) -> dict[str, Measured]:
 
 
 def _nearest(constraint: str, models: Mapping[str, HardwareModel]) -> HardwareModel | None:
-    """The model of the same budget at another place: of the same runtime if there is one, of the most measurements."""
+    """Returns the model of the same budget on another device: of the same runtime if any, with most measurements."""
     others = [other for other in models if other != constraint and _budget(other) == _budget(constraint)]
     runtime = constraint.rpartition("/")[2]
     others.sort(key=lambda other: (other.rpartition("/")[2] != runtime, -len(models[other].measured.layouts), other))
@@ -102,5 +101,5 @@ def _nearest(constraint: str, models: Mapping[str, HardwareModel]) -> HardwareMo
 
 
 def _budget(constraint: str) -> str:
-    """The budget that a constraint is of, wherever it is kept."""
+    """Returns the name of a constraint's budget, without the device."""
     return constraint.partition(_ON)[0].partition("/")[0]

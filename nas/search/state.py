@@ -1,4 +1,4 @@
-"""What has been asked and told in a study, and what every proposer does with it."""
+"""The log of a search, and the base class of proposers, which keeps one."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from nas.search.sampling import Rng, Sampler
 from nas.search.screening import Screen
 
 Child = tuple[Layout, str, tuple[str, ...]]
-"""A layout, what made it, and the ids of its parents."""
+"""A layout, its operator, and the ids of its parents."""
 
 _VERSION = 1
 _REDRAWS = 300
 _SCREENED = 32
-"""Layouts that the hardware model may refuse before the best of them is proposed all the same."""
+"""Layouts that the hardware model may refuse before the best of them is proposed."""
 
 
 class SearchState:
-    """The log of a study's search, as sets: order does not matter but for the number of proposals.
+    """The proposals and observations of a study; apart from the number of proposals, their order does not matter.
 
     Args:
         objectives: names, in the order of the space.
@@ -41,13 +41,13 @@ class SearchState:
         self._asked: set[str] = set()
         self.observations: dict[str, Observation] = {}
         self.earlier: dict[str, Observation] = {}
-        """Of other studies: what a model learns from, never on this study's front."""
+        """Of other studies: models learn from them, but they are not on this study's front."""
         self.reference_point: tuple[float, ...] | None = None
         self.revision = 0
-        """Grows with each thing told, so that models know when they are old."""
+        """Grows with each observation, so that models can be cached."""
 
     def knows(self, layout: Layout) -> bool:
-        """Whether `layout` was proposed or told of."""
+        """Returns whether `layout` was proposed or observed."""
         return layout.id in self.observations or layout.id in self._asked
 
     def add(self, proposal: Proposal) -> None:
@@ -56,15 +56,15 @@ class SearchState:
         self._asked.add(proposal.layout.id)
 
     def told(self) -> list[Observation]:
-        """All observations, in the order of layout ids."""
+        """Returns all observations, in the order of layout ids."""
         return [self.observations[key] for key in sorted(self.observations)]
 
     def prior(self) -> list[Observation]:
-        """What earlier studies found, of layouts that this one does not know better, in the order of layout ids."""
+        """Returns observations of earlier studies, of layouts without one in this study, in the order of layout ids."""
         return [self.earlier[key] for key in sorted(self.earlier) if key not in self.observations]
 
     def finished(self) -> list[Observation]:
-        """Final ones: first those of layouts that were never proposed, then proposals up to the first unfinished."""
+        """Returns final ones: of layouts that were never proposed, then of proposals up to the first unfinished."""
         found = [seen for seen in self.told() if seen.layout.id not in self._asked and seen.status != "running"]
         for proposal in self.proposals:
             if self.status(proposal.layout) in (None, "running"):
@@ -73,31 +73,31 @@ class SearchState:
         return found
 
     def complete(self) -> list[Observation]:
-        """Complete ones with all objectives, in the order of layout ids."""
+        """Returns complete ones with all objectives, in the order of layout ids."""
         whole = set(self.objectives)
         return [seen for seen in self.told() if seen.status == "complete" and whole <= seen.objectives.keys()]
 
     def pending(self) -> list[Layout]:
-        """Layouts asked for that no final observation has come for, in the order asked."""
+        """Returns proposed layouts without a final observation, in the order of proposals."""
         layouts = [past.layout for past in self.proposals]
         return [layout for layout in layouts if self.status(layout) in (None, "running")]
 
     def status(self, layout: Layout) -> str | None:
-        """What was last told of `layout`."""
+        """Returns the status in the last observation of `layout`; None without one."""
         seen = self.observations.get(layout.id)
         return seen.status if seen else None
 
     def feasible(self) -> list[Observation]:
-        """Complete ones that keep every budget: what the front is made of."""
+        """Returns complete ones that keep every budget: the candidates for the front."""
         return [seen for seen in self.complete() if max(seen.constraints.values(), default=0.0) <= 0]
 
     def points(self, observations: list[Observation]) -> NDArray[np.float64]:
-        """[O, M] minimised coordinates."""
+        """Returns [O, M] minimised coordinates."""
         rows = [[seen.objectives[name] for name in self.objectives] for seen in observations]
         return np.array(rows, dtype=np.float64).reshape(-1, len(self.objectives))
 
     def parents(self) -> list[tuple[int, Layout]]:
-        """Layouts to breed from with their rank, 0 is best.
+        """Returns layouts to breed from with their rank, 0 is best.
 
         First feasible ones by non-dominated rank, then those that were stopped or still run, then the infeasible by
         how far they broke a budget.
@@ -145,7 +145,7 @@ class SearchState:
             self.revision += 1
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, as JSON."""
+        """Returns the whole log as JSON."""
         return {
             "v": _VERSION,
             "seed": self.seed,
@@ -156,7 +156,7 @@ class SearchState:
         }
 
     def read_json(self, data: Mapping[str, Any]) -> None:
-        """Replaces the log by what `to_json` wrote.
+        """Replaces the log by one that `to_json` wrote.
 
         Raises:
             InvalidInput: of another version or seed.
@@ -177,14 +177,14 @@ class SearchState:
 
 
 class BaseProposer(ABC):
-    """Asks and tells around one method, `propose`. First come the heuristic seeds, as many as the space wants.
+    """Implements `Proposer` around one method, `propose`. The first proposals are the heuristic seeds of the space.
 
     Args:
         sampler: of the space.
         seed: of all random choices.
 
     Attributes:
-        engine: name and version, which changes whenever the same log would lead to other proposals.
+        engine: name and version; the version changes whenever the same log would lead to other proposals.
     """
 
     engine: ClassVar[str] = ""
@@ -202,7 +202,7 @@ class BaseProposer(ABC):
 
     @abstractmethod
     def propose(self, rng: Rng) -> Child | None:
-        """One layout with its making; None where nothing new was found. For a known layout it is asked again."""
+        """Returns a layout with its operator; None where none was found. It is called again if the layout is known."""
 
     def ask(self, count: int) -> list[Proposal]:
         """See `Proposer.ask`."""
@@ -228,25 +228,22 @@ class BaseProposer(ABC):
         return self.log.to_json() | {"engine": self.engine}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """See `Proposer.restore`. A log that names no engine may be of any."""
+        """See `Proposer.restore`. A log without an engine is accepted."""
         if (found := state.get("engine", self.engine)) != self.engine:
-            raise InvalidInput(f"search state of engine {found!r}; this is {self.engine!r}, which proposes otherwise")
+            raise InvalidInput(f"search state of engine {found!r}; this is {self.engine!r}, whose proposals differ")
         self.log.read_json(state)
 
     def warm_start(self, earlier: Iterable[Observation]) -> None:
-        """Learns from an earlier study of this or a neighbouring space, before the first proposal.
+        """See `Proposer.warm_start`.
 
         Its layouts are bred from and modelled, with an offset of their own, since another study's references may give
-        the same figures other coordinates. They may be proposed again, and are on the front only if they are.
-
-        Raises:
-            InvalidInput: a coordinate that is not finite, or of no objective of the space.
+        the same figures other coordinates. They may be proposed again.
         """
         for observation in earlier:
             self.log.tell_earlier(observation)
 
     def seeds(self) -> list[Layout]:
-        """Layouts to begin with; none of them needs a measurement to be chosen."""
+        """Returns the layouts to begin with."""
         return seed_layouts(self.sampler, self.sampler.space.search.seeds)
 
     def _next(self) -> Proposal | None:
@@ -271,7 +268,7 @@ class BaseProposer(ABC):
         return max(found, key=lambda each: each[0])[1] if found else None
 
     def _chance(self, layout: Layout) -> float:
-        """The least over all budgets that `layout` is kept below it; 1 where proposals are not screened."""
+        """Returns the least chance over all budgets that `layout` keeps it; 1 where proposals are not screened."""
         if not self.sampler.space.search.screen:
             return 1.0
         if self._screened_at != self.log.revision:

@@ -1,4 +1,4 @@
-"""When a search has found what it will find: the hypervolume with its interval, and what the next batch would add."""
+"""Criteria for ending a search: the hypervolume with its interval, and the gain expected of the next batch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from nas.core.hypervolume import hypervolume
+from nas.core.pareto import hypervolume
 
 
 class Volume(NamedTuple):
@@ -19,16 +19,16 @@ class Volume(NamedTuple):
 
 
 def volume(points: ArrayLike, sd: ArrayLike, reference: ArrayLike, draws: int = 200) -> Volume:
-    """The hypervolume of measured points.
+    """Returns the hypervolume of measured points.
 
-    The best of several noisy measurements is better than it should be, and so is their hypervolume: with much noise,
-    `value` is above the middle of draws around *true* points, and the interval says nothing of that.
+    The best of several noisy measurements is too good, and so is their hypervolume: with much noise, `value` is biased
+    upwards, which the interval does not show.
 
     Args:
         points: [P, M] minimised coordinates.
         sd: [P, M] their standard deviations.
         reference: [M], the worst corner.
-        draws: from the noise.
+        draws: number of draws from the noise.
     """
     corner = np.asarray(reference, dtype=np.float64)
     values = np.asarray(points, dtype=np.float64).reshape(-1, len(corner))
@@ -40,10 +40,10 @@ def volume(points: ArrayLike, sd: ArrayLike, reference: ArrayLike, draws: int = 
 
 
 def is_exhausted(expected_gain: float | None, reached: float, batch: int, least: float = 0.005) -> bool:
-    """Whether the next batch is expected to add less than a share of what is reached.
+    """Returns whether the next batch is expected to add less than a share of what is reached.
 
     Args:
-        expected_gain: of the best candidate, `EhviSearch.expected_gain`; None, where no model chose it, ends nothing.
+        expected_gain: of the best candidate, `EhviSearch.expected_gain`; None where no model chose it: not exhausted.
         reached: hypervolume.
         batch: layouts; none of them is expected to gain more than the best.
         least: the share.

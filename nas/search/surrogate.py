@@ -1,27 +1,110 @@
-"""Predictions of what a layout would measure, with their uncertainty, from what others measured.
+"""Predicts the figures of a layout, with their uncertainty, from those of other layouts.
 
-Each target (a coordinate, or a budget's log ratio) is a Gaussian process of its own over the kernels of `Kernels`. How
-much each kernel counts is learned, so that device figures come out nearly linear in sizes, while quality may depend on
+Each target (a coordinate, or a budget's log ratio) has its own Gaussian process over the kernels of `Kernels`. The
+kernels' weights are learned, so that device figures come out nearly linear in sizes, while quality may depend on
 heights, on neighbours, or on neither.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from nas.core.layout import Layout
 from nas.search.api import Observation
+from nas.search.features import GROUPS, Features
 from nas.search.gp import Array, Process, Weights, fit, tune
-from nas.search.kernels import Kernels
+from nas.search.sampling import Sampler
 
+_CROWD = 64
 MIN_POINTS = 4
-"""Values below which a target has their mean and a wide interval instead of a model."""
+"""Values below which a target is predicted by their mean and a wide interval, without a model."""
 _PRIOR_SD = 0.3
 _RUNG_NOISE = 0.1
-"""Variance that a quality figure has more per rung below the top, as a share of that of all figures."""
+"""Additional variance of quality per rung below the top, as a share of that of all figures."""
+
+
+class Kernels:
+    """The kernels of one space.
+
+    Columns are scaled by the spread of random layouts of the space, so that kernels do not depend on observations.
+    After the features there is a column per distance of a figure's rung from the top: all 0 to predict.
+
+    Args:
+        features: of the space.
+        sampler: of the space.
+        rungs: number of these columns.
+    """
+
+    def __init__(self, features: Features, sampler: Sampler, rungs: int) -> None:
+        rng = np.random.default_rng(0)
+        crowd = features.matrix([sampler.draw(rng) for _ in range(_CROWD)])
+        spread = crowd.std(axis=0)
+        self._features, self._rungs = features, rungs
+        self._centre = crowd.mean(axis=0)
+        self._scale = np.where(spread > 1e-9, spread, 1.0)
+        columns = {group: features.groups == index for index, group in enumerate(GROUPS)}
+        self._columns = {group: mask for group, mask in columns.items() if mask.any()}
+
+    def rows(self, layouts: list[Layout], below: Array | None = None) -> Array:
+        """Returns [L, F + rungs] scaled features; `below` [L] is the number of rungs below the top of each figure."""
+        scaled = (self._features.matrix(layouts) - self._centre) / self._scale
+        levels = np.zeros((len(layouts), self._rungs))
+        if below is not None:
+            for level in range(1, self._rungs + 1):
+                levels[below == level, level - 1] = 1.0
+        return np.hstack([scaled, levels])
+
+    def between(self, a: Array, b: Array) -> Array:
+        """Returns [G, A, B] kernels of [A, F] and [B, F] rows."""
+        size = len(self._centre)
+        parts = [np.ones((len(a), len(b))), a[:, size:] @ b[:, size:].T]
+        squared = {}
+        for group, columns in self._columns.items():
+            left, right = a[:, :size][:, columns], b[:, :size][:, columns]
+            dots = left @ right.T
+            parts.append(dots / columns.sum())
+            squared[group] = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1) - 2 * dots
+        for groups, length, form in _NONLINEAR:
+            columns_in = sum(self._columns[group].sum() for group in groups)
+            mean = sum((squared[group] for group in groups), np.zeros(parts[0].shape)) / columns_in
+            parts.append(form(np.sqrt(np.maximum(mean, 0.0)) / length))
+        return np.array(parts)
+
+    def own(self, a: Array) -> Array:
+        """Returns [G, A] kernels of each row with itself."""
+        size = len(self._centre)
+        parts = [np.ones(len(a)), (a[:, size:] ** 2).sum(axis=1)]
+        parts += [(a[:, :size][:, columns] ** 2).mean(axis=1) for columns in self._columns.values()]
+        return np.array(parts + [np.ones(len(a))] * len(_NONLINEAR))
+
+
+def _matern(distance: Array) -> Array:
+    """Returns the Matern covariance with smoothness 5/2 (Rasmussen and Williams 2006, eq. 4.17).
+
+    Args:
+        distance: in length scales.
+    """
+    scaled = np.sqrt(5) * distance
+    return np.asarray((1 + scaled + scaled**2 / 3) * np.exp(-scaled))
+
+
+def _exponential(distance: Array) -> Array:
+    """Returns the Matern covariance with smoothness 1/2 (ibid., eq. 4.18)."""
+    return np.asarray(np.exp(-distance))
+
+
+_STRUCTURE = ("sizes", "heights", "neighbours")
+_NONLINEAR: tuple[tuple[tuple[str, ...], float, Callable[[Array], Array]], ...] = (
+    (("sizes",), 2.0, _matern),
+    (_STRUCTURE, 1.0, _exponential),
+    (_STRUCTURE, 2.0, _matern),
+)
+"""Groups, length scale in root mean square standard deviations of a random layout, and form: most effects are smooth,
+and yet layouts that are nearly alike may differ abruptly."""
+
 
 Tuned = dict[str, Weights]
 """Target -> hyperparameters."""
@@ -37,10 +120,10 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Target:
-    """What one process learns from.
+    """The data of one process.
 
     Args:
-        name: of the objective or the budget, which may be the same.
+        name: of the objective or the constraint.
         known: rows of the observations that have it.
         values: [K] of these.
         noise: [K] known variances.
@@ -55,7 +138,7 @@ class Target:
 
     @property
     def learnable(self) -> bool:
-        """Whether there is enough to learn from."""
+        """Whether there are enough values for a model."""
         return len(self.known) >= MIN_POINTS and float(self.values.std()) > 1e-9
 
 
@@ -64,13 +147,13 @@ class Surrogate:
 
     Args:
         kernels: of the space.
-        observations: what has been told; values that one lacks are missing, not bad.
-        worst: reference point: objective -> coordinate, which is expected of an objective without a value.
+        observations: of this study; missing values are ignored.
+        worst: reference point: objective -> coordinate, predicted of an objective without any value.
         by_rung: objectives that depend on the rung they were taken at.
-        top: index of the top rung, which is what is predicted.
+        top: index of the top rung, for which quality is predicted.
         tuned: hyperparameters of an earlier surrogate; targets that it lacks are tuned here.
-        prior: of other studies, which share everything with this one's but an offset.
-        pending: layouts that are taken to have shown what is expected of them, so that near them less is uncertain.
+        prior: observations of other studies, which differ from this one's by an offset.
+        pending: layouts that count as if they had reached their prediction, so that near them less is uncertain.
     """
 
     def __init__(
@@ -103,7 +186,7 @@ class Surrogate:
         self._models = self._fitted()
 
     def predict(self, layouts: Sequence[Layout]) -> tuple[Forecast, Forecast]:
-        """Forecasts of the objectives and of the constraints, at the top rung."""
+        """Returns forecasts of the objectives and of the constraints, at the top rung."""
         rows = self._kernels.rows(list(layouts))
         own = self._kernels.own(rows)
         cross = self._kernels.between(rows, self._plain)  # at the top rung, the rungs of others make no difference
@@ -123,7 +206,7 @@ class Surrogate:
         return Forecast(mean[:, :count], sd[:, :count]), Forecast(mean[:, count:], sd[:, count:])
 
     def _prior(self, column: int, values: Array) -> tuple[float, float]:
-        """Too few values to learn from: their mean, or what is assumed, and a wide interval."""
+        """Returns the mean of too few values, or the assumed one, with a wide standard deviation."""
         if len(values):
             return float(values.mean()), max(_PRIOR_SD, float(values.std()))
         return (self._worst[column] if column < len(self._worst) else 0.0), _PRIOR_SD
@@ -145,7 +228,7 @@ class Surrogate:
         return self._believing(process, target, covariance, weights.noise) if self._pending else process
 
     def _believing(self, process: Process, target: Target, covariance: Array, noise: float) -> Process:
-        """`process` after what it expects of pending layouts has come true (kriging believer)."""
+        """Returns `process` fitted to its own predictions of pending layouts as well (kriging believer)."""
         rows = target.known + self._pending
         between = covariance[np.ix_(self._pending, target.known)]
         believed = process.offset + process.scale * (between @ process.solved)
@@ -153,7 +236,7 @@ class Surrogate:
         return fit(covariance[np.ix_(rows, rows)], values, noises, noise, (process.offset, process.scale))
 
     def _fitted(self) -> list[Process | None]:
-        """A process a target; one that differs from another by offset and scale alone shares its work."""
+        """Returns one process per target; targets that differ by offset and scale alone share a fit."""
         done: dict[tuple[object, ...], tuple[Process, str]] = {}
         models: list[Process | None] = []
         for target in self._targets:

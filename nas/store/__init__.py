@@ -1,5 +1,5 @@
-"""What survives: studies, trials, results, jobs, devices and files, in one database and one folder.
+"""The database: studies, trials, results, jobs, devices; and the folder of artifacts.
 
-One module per table or pair of tables; each is functions over a `Store`. Several calls inside `with store.write():`
-are one transaction. What they give are the frozen rows of `nas.store.rows`.
+One module for each table or group of tables that are used together, with functions over a `Store` that return the
+frozen records of `nas.store.rows`. Several calls inside `with store.write():` are one transaction.
 """

@@ -1,7 +1,7 @@
 """Artifacts: files named by the SHA-256 of their content, under `ab/cdef...` in the store's folder.
 
-A file appears under its name whole or not at all. Where the row and the file disagree after a crash, the file counts:
-a row without a file is healed by the next `put_file`, a file without a row is swept up by `artifact_gc`.
+A file appears under its name as a whole or not at all. Where row and file disagree after a crash, the file counts: a
+row without a file is repaired by the next `put_file`, a file without a row is deleted by `collect`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,13 +22,17 @@ from typing import Any, BinaryIO
 from sqlalchemy import Row, delete, exists, select, update
 
 from nas.core.errors import InfrastructureFailed, InvalidInput
+from nas.store import jobs
+from nas.store.engine import insert_if_absent, lock_tables
 from nas.store.models import artifact, artifact_pin
 from nas.store.rows import Artifact
 from nas.store.store import Store, retried
-from nas.store.upsert import insert_if_absent
 
 INCOMING = "incoming"
-"""Folder beside the artifacts where files are written before they get their name."""
+"""Folder next to the artifacts where files are written before they are renamed."""
+
+ABANDONED_S = 3600.0
+"""Age after which a temporary file, or a file without a row, is taken for the leftover of a killed process."""
 
 _CHUNK = 1 << 20
 _TOUCH_S = 60.0
@@ -35,7 +40,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def put_file(store: Store, source: Path) -> Artifact:
-    """Copies a file into the store; the same content again costs nothing but reading it.
+    """Copies a file into the store; content that is stored already is only read.
 
     Raises:
         InvalidInput: `source` cannot be read.
@@ -59,17 +64,17 @@ def put_bytes(store: Store, content: bytes) -> Artifact:
 
 
 def get(store: Store, sha256: str) -> Artifact | None:
-    """What is known about an artifact."""
+    """Returns an artifact's row; None where there is none."""
     with store.read() as connection:
         row = connection.execute(_select().where(artifact.c.sha256 == sha256)).first()
         return _artifact(row) if row else None
 
 
 def path(store: Store, sha256: str) -> Path:
-    """Where an artifact's file is; counts as a use of it. The path is always inside the store's folder.
+    """Returns the path of an artifact's file, always inside the store's folder; updates its last use.
 
     Raises:
-        InvalidInput: no SHA-256.
+        InvalidInput: not a SHA-256.
         InfrastructureFailed: the store does not have the file.
     """
     found = _place(store, sha256)
@@ -89,7 +94,7 @@ def path(store: Store, sha256: str) -> Path:
 
 
 def verify(store: Store, sha256: str) -> Path:
-    """`path`, after the content was read and compared with its name; a damaged file is removed.
+    """Returns `path` after checking the content against its name; a damaged file is deleted.
 
     Raises:
         InfrastructureFailed: the file is missing or damaged.
@@ -103,9 +108,18 @@ def verify(store: Store, sha256: str) -> Path:
     return found
 
 
+def intact(store: Store, sha256: str) -> bool:
+    """Returns whether the store has an artifact's file with the right content; a damaged file is removed."""
+    try:
+        verify(store, sha256)
+    except InfrastructureFailed:
+        return False
+    return True
+
+
 @retried
 def pin(store: Store, sha256: str, owner: str) -> None:
-    """Keeps an artifact from being collected until `owner` (see `study_owner`) unpins it.
+    """Protects an artifact from garbage collection until `owner` (see `study_owner`) releases it.
 
     Raises:
         InvalidInput: the store does not know it.
@@ -117,20 +131,13 @@ def pin(store: Store, sha256: str, owner: str) -> None:
 
 
 def study_owner(study: int) -> str:
-    """The owner of a study's pins; they go when the study is deleted."""
+    """Returns the owner name of a study's pins, which are deleted with the study."""
     return f"study:{study}"
 
 
 @retried
-def unpin(store: Store, sha256: str, owner: str) -> None:
-    """Takes back one pin."""
-    with store.write() as connection:
-        connection.execute(delete(artifact_pin).where(artifact_pin.c.sha256 == sha256, artifact_pin.c.owner == owner))
-
-
-@retried
 def pin_only(store: Store, owner: str, sha256s: Iterable[str]) -> None:
-    """Makes `sha256s` all that `owner` pins: those of a study's present front, say.
+    """Replaces all pins of `owner` by `sha256s`, such as those of a study's present front.
 
     Raises:
         InvalidInput: the store does not know one of them.
@@ -142,17 +149,50 @@ def pin_only(store: Store, owner: str, sha256s: Iterable[str]) -> None:
 
 
 def all(store: Store) -> list[Artifact]:
-    """Every artifact, least recently used first."""
+    """Returns every artifact, least recently used first."""
     with store.read() as connection:
         rows = connection.execute(_select().order_by(artifact.c.last_used, artifact.c.sha256))
         return [_artifact(row) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """Result of a garbage collection. `kept_bytes` may exceed the limit by the files that must stay."""
+
+    files: int
+    freed_bytes: int
+    kept_bytes: int
+
+
+@retried
+def collect(store: Store, limit_bytes: int) -> Collected:
+    """Deletes artifacts, least recently used first, until they take at most `limit_bytes`; and leftover files.
+
+    Pinned artifacts and the files of unfinished jobs stay, whatever the limit. Leftover files are those of killed
+    processes.
+
+    Raises:
+        InfrastructureFailed: a file cannot be removed.
+    """
+    assert limit_bytes >= 0, limit_bytes
+    with store.write() as connection:
+        lock_tables(connection, artifact, artifact_pin)
+        known = all(store)
+        victims = _victims(known, limit_bytes, {sha256 for job in jobs.live(store) for sha256 in job.payload.files})
+        for victim in victims:
+            connection.execute(delete(artifact).where(artifact.c.sha256 == victim.sha256))
+            _remove(store.artifacts / victim.sha256[:2] / victim.sha256[2:])
+        swept = _sweep(store, set(connection.scalars(select(artifact.c.sha256))))
+    freed = sum(victim.size for victim in victims)
+    total = sum(one.size for one in known)
+    return Collected(len(victims) + len(swept), freed + sum(swept), total - freed)
 
 
 def _put(store: Store, stream: BinaryIO) -> Artifact:
     with _written(store, stream) as (partial, sha256, size):
         target = _place(store, sha256)
         with store.write() as connection:
-            # The row first: its lock orders this against a collection of the same artifact on any database.
+            # The row first: its lock serialises this with a collection of the same artifact.
             row = {"size": size, "created": store.now(), "last_used": store.now()}
             if not insert_if_absent(connection, artifact, sha256=sha256, **row):
                 connection.execute(update(artifact).where(artifact.c.sha256 == sha256).values(last_used=store.now()))
@@ -167,7 +207,7 @@ def _put(store: Store, stream: BinaryIO) -> Artifact:
 
 @contextmanager
 def _written(store: Store, stream: BinaryIO) -> Iterator[tuple[Path, str, int]]:
-    """A synced copy of `stream` under a temporary name, with its hash and size; removed unless renamed."""
+    """Writes a synced copy of `stream` under a temporary name, deleted unless renamed; yields path, hash and size."""
     folder = store.artifacts / INCOMING
     partial: Path | None = None
     try:
@@ -210,6 +250,42 @@ def _place(store: Store, sha256: str) -> Path:
     if not _SHA256.fullmatch(sha256):
         raise InvalidInput(f"{sha256!r} is no SHA-256; expected 64 digits 0-9a-f")
     return store.artifacts / sha256[:2] / sha256[2:]
+
+
+def _victims(known: list[Artifact], limit_bytes: int, needed: set[str]) -> list[Artifact]:
+    """Returns the artifacts of `known` to delete; `known` is sorted by last use."""
+    excess = sum(one.size for one in known) - limit_bytes
+    victims = []
+    for one in known:
+        if excess <= 0:
+            break
+        if not one.pinned and one.sha256 not in needed:
+            victims.append(one)
+            excess -= one.size
+    return victims
+
+
+def _sweep(store: Store, known: set[str]) -> list[int]:
+    """Deletes leftover files and returns their sizes."""
+    sizes = []
+    for file in store.artifacts.glob("*/*"):
+        if file.parent.name + file.name in known:
+            continue
+        try:
+            status = file.lstat()
+        except FileNotFoundError:
+            continue  # a writer has just renamed it
+        if status.st_mtime < store.now() - ABANDONED_S:
+            _remove(file)
+            sizes.append(status.st_size)
+    return sizes
+
+
+def _remove(file: Path) -> None:
+    try:
+        file.unlink(missing_ok=True)
+    except OSError as error:
+        raise InfrastructureFailed(f"cannot remove {file}: {error.strerror}") from error
 
 
 def _select() -> Any:

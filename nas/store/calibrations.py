@@ -1,4 +1,4 @@
-"""Calibrations: what the reference run takes on a device, by runtime and build, and how it drifts from that."""
+"""Calibrations: the time of the reference run on a device, by runtime and build, and its drift."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from sqlalchemy import ColumnElement, Row, and_, delete, select
 
 from nas.core.measurement import DRIFT_LIMIT
 from nas.store import devices
+from nas.store.engine import insert_if_absent
 from nas.store.models import calibration, reference_run
 from nas.store.rows import Calibration, Json
 from nas.store.store import Store, retried
-from nas.store.upsert import insert_if_absent
 
 KEPT_S = 90 * 86_400.0
-"""How long reference runs are kept."""
+"""Age at which reference runs are deleted."""
 
 KEPT_ROUNDS = 2000
-"""Rounds whose reference runs are kept, of one device, runtime and build."""
+"""Rounds of one device, runtime and build whose reference runs are kept."""
 
 LATEST_RUNS = 9
-"""Calm runs that tell how far a device is off its calibration now: those of three screens."""
+"""Latest calm runs from which the present drift is computed: those of three screening measurements."""
 
 Place = tuple[str, str, str]
 """Device, runtime and build."""
@@ -30,12 +30,12 @@ Place = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class ReferenceRun:
-    """One run of the reference model beside a measurement, or in a health check.
+    """One run of the reference model, next to a measurement or in a health check.
 
     Args:
         ratio: its time / the calibration.
-        temperature_c: of the device right after it; None where it does not tell.
-        calm: whether nothing disturbed the device meanwhile, so that `ratio` says something about the device.
+        temperature_c: of the device right after it; None: it has no sensor.
+        calm: whether nothing disturbed the device meanwhile, so that `ratio` is meaningful.
     """
 
     ratio: float
@@ -45,7 +45,7 @@ class ReferenceRun:
 
 @dataclass(frozen=True, slots=True)
 class DriftPoint:
-    """A reference run and when its round ended. `calibration_ms` is what its ratio is to."""
+    """A reference run and when its round ended; its ratio refers to `calibration_ms`."""
 
     at: float
     job: str
@@ -61,10 +61,10 @@ class Drift:
         device: id.
         runtime: name.
         build: of the calibration (`Calibration.build`).
-        calibration: as it is now; None where only noisy studies ran.
+        calibration: the present one; None where only noisy studies ran.
         points: oldest first.
-        off: how far the latest calm runs since the calibration are off it, as a share; None: too few.
-        recalibrate: whether that is beyond the limit.
+        off: drift of the latest calm runs since the calibration, as a share; None: too few runs.
+        recalibrate: whether the drift exceeds the limit.
     """
 
     device: str
@@ -78,7 +78,7 @@ class Drift:
 
 @retried
 def put(store: Store, device: str, runtime: str, build: str, reference_ms: float, samples: Json) -> Calibration:
-    """Keeps a calibration in place of an older one of the same device, runtime and build."""
+    """Stores a calibration, which replaces an older one of the same device, runtime and build."""
     new = Calibration(device, runtime, build, reference_ms, samples, store.now())
     with store.write() as connection:
         devices.read(connection, device)
@@ -88,40 +88,38 @@ def put(store: Store, device: str, runtime: str, build: str, reference_ms: float
 
 
 def get(store: Store, device: str, runtime: str, build: str) -> Calibration | None:
-    """The calibration of a device for one runtime's build."""
+    """Returns the calibration of a device for one runtime's build; None where there is none."""
     with store.read() as connection:
         row = connection.execute(select(calibration).where(_key(device, runtime, build))).first()
         return Calibration(**row._mapping) if row else None
 
 
 def of_device(store: Store, device: str) -> list[Calibration]:
-    """All calibrations of a device, oldest first."""
+    """Returns all calibrations of a device, oldest first."""
     query = select(calibration).where(calibration.c.device == device).order_by(calibration.c.created)
     with store.read() as connection:
         return [Calibration(**row._mapping) for row in connection.execute(query)]
 
 
 def off_by(ratios: Sequence[float], limit: float) -> tuple[float, bool]:
-    """How far runs are off the calibration that they are ratios to, as a share; and whether to calibrate anew.
+    """Returns the drift of runs, as a share, and whether to calibrate the device again.
 
-    The one rule: the median decides. A device that passes it keeps its calibration, so that studies compare.
+    The median decides. A device within the limit keeps its calibration, so that studies stay comparable.
     """
     off = statistics.median(ratios) - 1
     return off, abs(off) > limit
 
 
 @retried
-def note_runs(
-    store: Store, place: Place, job: str, runs: Sequence[ReferenceRun], calibration_ms: float
-) -> None:  # fmt: skip
-    """Keeps the reference runs of one job; a second time changes nothing. Old ones go.
+def note_runs(store: Store, place: Place, job: str, runs: Sequence[ReferenceRun], calibration_ms: float) -> None:
+    """Stores the reference runs of one job, and deletes old ones; idempotent.
 
     Args:
         store: the database.
         place: device, runtime and build.
         job: id of the round.
         runs: in order.
-        calibration_ms: what the ratios are to.
+        calibration_ms: to which the ratios refer.
     """
     if not runs:
         return
@@ -145,14 +143,14 @@ def drift(
     since: float = 0.0,
     limit: float = DRIFT_LIMIT,
 ) -> list[Drift]:
-    """The reference runs of a device, by runtime and build: those calibrated last come first.
+    """Returns the reference runs of a device, by runtime and build; the latest calibrated comes first.
 
     Args:
         store: the database.
         device: id.
-        runtime: only of this one.
+        runtime: only this one.
         since: only points from then on, in seconds since the epoch.
-        limit: share off its calibration from which a device must be calibrated anew.
+        limit: drift, as a share, beyond which a device must be calibrated again.
     """
     columns = reference_run.c
     query = select(reference_run).where(columns.device == device, columns.at >= since).order_by(columns.at, columns.job)

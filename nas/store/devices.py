@@ -1,49 +1,101 @@
-"""Devices: what they are, what they do (state) and what is thought of them (health)."""
+"""Devices: registration, state (what a device does), health (whether its measurements can be trusted), and its log.
+
+`LIMITS` is the one table of the farm's time limits: how long a device may stay in each state, and what ends it. Times
+are the coordinator's; devices and agents have deadlines of their own (docs/reference/farm-health.md).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Any
+from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, bindparam, delete, exists, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, delete, exists, func, select, update
 
 from nas.core.device import Device
 from nas.core.errors import InvalidInput, UnknownName
-from nas.store import device_log
+from nas.core.plan import Round
+from nas.core.protocol import Phase
+from nas.store.engine import insert_if_absent
 from nas.store.models import agent as agent_table
 from nas.store.models import calibration, device_event, job
 from nas.store.models import device as device_table
-from nas.store.rows import DeviceEvent, DeviceEventKind, DeviceRow, DeviceState, Health, JobState
+from nas.store.rows import DeviceEvent, DeviceEventKind, DeviceRow, DeviceState, Health, JobState, from_row
 from nas.store.store import Store, retried
-from nas.store.timeouts import LIMITS
-from nas.store.upsert import insert_if_absent
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The time limit of a device state.
+
+    Args:
+        seconds: how long; in addition to what the job's plan takes, where `per_job`.
+        since: when the state began, or when its agent last sent a message.
+        then: what happens at the end.
+        per_job: whether the plan's own time is added: its cool-down, or the deadlines of all its processes.
+    """
+
+    seconds: float
+    since: Literal["state", "message"]
+    then: str
+    per_job: bool = False
+
+
+_TAKEN_BACK = "the lease is taken back and the job queued again, as after any failure of the infrastructure"
+
+LIMITS: Mapping[DeviceState, Limit] = {
+    DeviceState.OFFLINE: Limit(86_400, "message", "good health is unknown when it comes back, and it is checked"),
+    DeviceState.PREPARING: Limit(1_200, "state", _TAKEN_BACK),
+    DeviceState.IDLE: Limit(60, "message", "it is offline"),
+    DeviceState.LEASED: Limit(120, "state", _TAKEN_BACK, per_job=True),
+    DeviceState.COOLING: Limit(60, "state", _TAKEN_BACK, per_job=True),
+    DeviceState.DRAINING: Limit(600, "state", "measurements that wait for it fail, to be resumed later"),
+}
+"""Silence for the time of `idle` makes a device offline in every state but draining, which stays."""
+
+LOG_KEPT = 100
+"""Events kept of one device and kind; the oldest are deleted."""
 
 SETTLED_S = 1.0
-"""Age from which an event is followed by no other of a lower id."""
+"""Age after which no event with a lower id can appear any more."""
+
+_STATES: Mapping[Phase, DeviceState] = {
+    "preparing": DeviceState.PREPARING,
+    "cooling": DeviceState.COOLING,
+    "running": DeviceState.LEASED,
+}
+_LONGEST_REASON = 1000
 
 _FIRST_CHECK_S, _CHECK_FACTOR, _RAREST_CHECK_S = 15.0, 4.0, 3600.0
 _LASTING = frozenset({DeviceState.OFFLINE, DeviceState.DRAINING})
-"""States that outlast the silence of an agent."""
+"""States that do not change when the agent falls silent."""
 _BY_PERSON = frozenset({Health.MAINTENANCE, Health.RETIRED})
-
-# Made once: to make them costs more than to run them.
-_BY_ID = select(device_table).where(device_table.c.id == bindparam("of_device"))
-_BY_ID_HELD = _BY_ID.with_for_update(key_share=True)
-_CHANGE = update(device_table).where(device_table.c.id == bindparam("of_device"))
 
 
 class NotServed(InvalidInput):
-    """An agent speaks of a device that is another's."""
+    """An agent names a device that another agent serves."""
+
+
+def state_of(phase: Phase) -> DeviceState:
+    """Returns the state of a device while its job is in `phase`."""
+    return _STATES[phase]
+
+
+def phase_limit_s(phase: Phase | None, round: Round) -> float:
+    """Returns how long a job may stay in `phase`, in seconds; None: its agent has not sent a heartbeat yet."""
+    if phase is None:
+        return sum(phase_limit_s(each, round) for each in _STATES)
+    planned = {"preparing": 0.0, "cooling": round.cool_down_s, "running": round.deadline_s}
+    return LIMITS[state_of(phase)].seconds + planned[phase]
 
 
 @retried
 def register(store: Store, agent: str, devices: Sequence[Device], *, boot_id: str) -> list[DeviceRow]:
-    """Replaces what `agent` serves. May be repeated: leases, health and calibrations stay.
+    """Replaces the devices that `agent` serves. Idempotent: leases, health and calibrations stay.
 
-    Devices it no longer names go offline. A new `boot_id` ends the leases of its devices: nothing on them survived.
-    A device that was restarted, or describes itself otherwise than before, has unknown health again.
+    Devices it no longer names go offline. A new `boot_id` ends the leases of its devices: no process there survived.
+    A device that was restarted, or whose description changed, has unknown health again.
 
     Raises:
         InvalidInput: the agent never enrolled.
@@ -59,9 +111,7 @@ def register(store: Store, agent: str, devices: Sequence[Device], *, boot_id: st
         if row.boot_id not in (None, boot_id):
             _end_leases(connection, agent, now)
             for each in connection.scalars(select(device_table.c.id).where(device_table.c.agent == agent)).all():
-                device_log.record(
-                    connection, each, now, DeviceEventKind.REGISTERED, agent, "the agent's host has restarted"
-                )
+                log_event(connection, each, now, DeviceEventKind.REGISTERED, agent, "the agent's host has restarted")
         connection.execute(
             update(agent_table).where(agent_table.c.name == agent).values(boot_id=boot_id, last_seen=now)
         )
@@ -74,36 +124,36 @@ def register(store: Store, agent: str, devices: Sequence[Device], *, boot_id: st
 
 
 def get(store: Store, id: str) -> DeviceRow:
-    """One device.
+    """Returns one device.
 
     Raises:
         UnknownName: no such device.
     """
     with store.read() as connection:
-        return _now(read(connection, id, held=False), store.now())
+        return _with_silence(read(connection, id, held=False), store.now())
 
 
 def all(store: Store) -> list[DeviceRow]:
-    """Every device, by id."""
+    """Returns every device, by id."""
     return select_rows(store, select(device_table).order_by(device_table.c.id))
 
 
 def select_rows(store: Store, query: Select[Any]) -> list[DeviceRow]:
-    """The devices that `query` selects, in its order."""
+    """Returns the devices that `query` selects, in its order."""
     with store.read() as connection:
-        return [_now(_row(row), store.now()) for row in connection.execute(query)]
+        return [_with_silence(_row(row), store.now()) for row in connection.execute(query)]
 
 
 @retried
 def set_state(store: Store, id: str, state: DeviceState, reason: str | None = None) -> None:
-    """What a person wants of the device. `draining` lets it finish its job and take no other; `idle` ends that.
+    """Starts or ends draining: a `draining` device finishes its job and takes no other; `idle` ends that.
 
     Raises:
-        InvalidInput: another state; those follow from what agents say and do not say.
+        InvalidInput: another state; those follow from the agents' messages and their absence.
         UnknownName: no such device.
     """
     if state not in (DeviceState.DRAINING, DeviceState.IDLE):
-        raise InvalidInput(f"a device cannot be told to be {state}; tell it to drain, or to be idle again")
+        raise InvalidInput(f"a device cannot be set to {state}; only to draining, or to idle again")
     with store.write() as connection:
         row = read(connection, id)
         if DeviceState.DRAINING in (state, row.state):
@@ -113,7 +163,7 @@ def set_state(store: Store, id: str, state: DeviceState, reason: str | None = No
 
 @retried
 def set_health(store: Store, id: str, health: Health, reason: str | None = None) -> None:
-    """What is thought of the device now, and why. `good` says that it passed a health check just now.
+    """Sets a device's health and the reason for it. `good` counts as a health check that it just passed.
 
     Raises:
         UnknownName: no such device.
@@ -123,9 +173,9 @@ def set_health(store: Store, id: str, health: Health, reason: str | None = None)
 
 
 def history(store: Store, id: str, *, kind: DeviceEventKind | None = None, limit: int = 100) -> list[DeviceEvent]:
-    """What happened to a device, newest first: registrations, states, healths, checks, failures.
+    """Returns a device's events, newest first: registrations, states, healths, checks, failures.
 
-    What jobs did to its state (leased, preparing, cooling, idle) is not in it: that is told by the jobs.
+    States that follow from a job (leased, preparing, cooling, idle) are not logged: the jobs show them.
 
     Raises:
         UnknownName: no such device.
@@ -139,10 +189,10 @@ def history(store: Store, id: str, *, kind: DeviceEventKind | None = None, limit
 
 
 def events_since(store: Store, after: int, *, limit: int, device: str | None = None) -> list[DeviceEvent]:
-    """What happened to a device, or to any, behind the event `after`: at most `limit`, oldest first.
+    """Returns the events of a device, or of all, after the id `after`: at most `limit`, oldest first.
 
-    They end before the first that is newer than `SETTLED_S`: of transactions that run side by side, the later id may be
-    seen first, and who goes on behind it would miss the other.
+    They end before the first that is newer than `SETTLED_S`: of concurrent transactions the higher id may become
+    visible first, and a reader that continues after it would miss the other.
 
     Raises:
         UnknownName: no such device.
@@ -159,10 +209,10 @@ def events_since(store: Store, after: int, *, limit: int, device: str | None = N
 
 @retried
 def remove(store: Store, id: str) -> None:
-    """Retires a device and forgets its calibrations.
+    """Retires a device and deletes its calibrations.
 
-    The row stays, so that its epochs never start over; it stays retired when its agent names it again, until
-    `set_health` says otherwise or another agent registers it.
+    The row stays, so that its epochs never restart; it stays retired when its agent registers it again, until
+    `set_health` changes that or another agent registers it.
 
     Raises:
         InvalidInput: it has a job queued or running.
@@ -179,21 +229,22 @@ def remove(store: Store, id: str) -> None:
 
 
 def silent(now: float) -> ColumnElement[bool]:
-    """Whether nothing was heard of a device for so long that it is offline, and that is not written down yet."""
+    """Returns the SQL condition that a device is silent for so long that it is offline, but not stored as such."""
     quiet = device_table.c.last_seen <= now - LIMITS[DeviceState.IDLE].seconds
     return quiet & device_table.c.state.not_in(_LASTING)
 
 
 def read(connection: Connection, id: str, *, agent: str | None = None, held: bool = True) -> DeviceRow:
-    """The device, which must be served by `agent`, if given.
+    """Returns the device, which must be served by `agent`, if given.
 
-    Held until the writing transaction ends, unless `held` is false: who holds a device is alone with its jobs, too.
+    Locks it until the writing transaction ends, unless `held` is false; the lock covers its jobs too.
 
     Raises:
-        UnknownName: no such device; an agent is told of its own ones only.
+        UnknownName: no such device; the message lists an agent's own devices only.
         NotServed: another agent serves it.
     """
-    row = connection.execute(_BY_ID_HELD if held else _BY_ID, {"of_device": id}).first()
+    query = select(device_table).where(device_table.c.id == id)
+    row = connection.execute(query.with_for_update(key_share=True) if held else query).first()
     if row is None:
         valid = select(device_table.c.id)
         raise UnknownName(
@@ -205,24 +256,17 @@ def read(connection: Connection, id: str, *, agent: str | None = None, held: boo
 
 
 def hold_all(connection: Connection, *which: ColumnElement[bool], skip_held: bool = False) -> list[str]:
-    """The ids of the devices for which all of `which` hold, each held; those that others hold may be left out."""
+    """Locks the devices that match all of `which`, or those that no other transaction has locked; returns the ids."""
     query = select(device_table.c.id).where(*which).order_by(device_table.c.id)
     return list(connection.scalars(query.with_for_update(key_share=True, skip_locked=skip_held)))
 
 
-def heard_from(connection: Connection, device: DeviceRow, now: float, *, note: bool = True) -> DeviceRow:
-    """What follows from the device's agent having spoken for it; gives it as it is then.
+def heard_from(connection: Connection, device: DeviceRow, now: float) -> DeviceRow:
+    """Stores that the agent of a locked device sent a message for it, and returns the device as it is then.
 
-    An offline device is idle again, or goes on with its job. After a long time away, good health is unknown.
-
-    Args:
-        connection: in a transaction that holds the device.
-        device: as it was.
-        now: when it spoke.
-        note: whether `last_seen` is written here, or by the caller, with what else it changes.
+    An offline device is idle again, or continues its job. After a long absence, good health becomes unknown.
     """
-    if note:
-        change(connection, device.id, last_seen=now)
+    change(connection, device.id, last_seen=now)
     silent_s, heard = now - device.last_seen, replace(device, last_seen=now)
     if device.state is DeviceState.OFFLINE:
         state = DeviceState.LEASED if device.lease_holder else DeviceState.IDLE
@@ -237,17 +281,17 @@ def heard_from(connection: Connection, device: DeviceRow, now: float, *, note: b
 def move(
     connection: Connection, device: DeviceRow, state: DeviceState, now: float, reason: str | None = None, **more: Any
 ) -> None:
-    """Changes what a device does, and `more` columns with it."""
+    """Changes a device's state, and `more` columns with it."""
     if state is not device.state:
         more |= {"state": state, "state_since": now}
         if {state, device.state} & _LASTING:
-            device_log.record(connection, device.id, now, DeviceEventKind.STATE, state, reason)
+            log_event(connection, device.id, now, DeviceEventKind.STATE, state, reason)
     if more:
         change(connection, device.id, **more)
 
 
 def go_offline(connection: Connection, device: DeviceRow, now: float, reason: str) -> None:
-    """The device cannot be reached; that it drains is remembered until it can."""
+    """Makes a device offline that cannot be reached; a draining one stays draining."""
     if device.state is not DeviceState.DRAINING:
         move(connection, device, DeviceState.OFFLINE, now, reason)
 
@@ -255,7 +299,7 @@ def go_offline(connection: Connection, device: DeviceRow, now: float, reason: st
 def rate(
     connection: Connection, device: DeviceRow, health: Health, reason: str | None, now: float, **more: Any
 ) -> None:
-    """Changes what is thought of a device, and when it is checked; `more` columns override what follows from that."""
+    """Changes a device's health and when its next check is due; `more` columns override these."""
     values: dict[str, Any] = {"health": health, "health_reason": reason, "check_due": None}
     if health is Health.GOOD:
         values |= {"checked_at": now, "checks_failed": 0}
@@ -263,18 +307,43 @@ def rate(
         values["check_due"] = now if health is Health.UNKNOWN else now + check_pause_s(0)
     if health is not device.health:
         values["health_since"] = now
-        device_log.record(connection, device.id, now, DeviceEventKind.HEALTH, health, reason)
+        log_event(connection, device.id, now, DeviceEventKind.HEALTH, health, reason)
     change(connection, device.id, **values | more)
 
 
 def check_pause_s(failed: int) -> float:
-    """Seconds until the next health check after so many that were not passed."""
+    """Returns the seconds until the next health check after `failed` checks that did not pass."""
     return min(_FIRST_CHECK_S * _CHECK_FACTOR ** min(failed, 8), _RAREST_CHECK_S)
 
 
 def change(connection: Connection, id: str, **values: Any) -> None:
     """Sets columns of a device."""
-    connection.execute(_CHANGE, {"of_device": id, **values})
+    connection.execute(update(device_table).where(device_table.c.id == id).values(values))
+
+
+def log_event(
+    connection: Connection,
+    device: str,
+    at: float,
+    kind: DeviceEventKind,
+    what: str,
+    reason: str | None = None,
+    job: str | None = None,
+) -> None:
+    """Appends to a device's log and deletes its oldest events of that kind."""
+    columns = device_event.c
+    reason = reason[:_LONGEST_REASON] if reason else None
+    connection.execute(device_event.insert().values(device=device, at=at, kind=kind, what=what, reason=reason, job=job))
+    alike = (columns.device == device) & (columns.kind == kind)
+    oldest_kept = select(columns.id).where(alike).order_by(columns.id.desc()).offset(LOG_KEPT - 1).limit(1)
+    connection.execute(delete(device_event).where(alike, columns.id < oldest_kept.scalar_subquery()))
+
+
+def failed_jobs(connection: Connection, device: str, since: float) -> int:
+    """Returns how many different jobs have failed on a device since then."""
+    columns = device_event.c
+    failures = (columns.device == device) & (columns.kind == DeviceEventKind.FAILURE) & (columns.at >= since)
+    return connection.scalar(select(func.count(columns.job.distinct())).where(failures)) or 0
 
 
 def _register(connection: Connection, agent: str, device: Device, now: float) -> None:
@@ -282,7 +351,7 @@ def _register(connection: Connection, agent: str, device: Device, now: float) ->
     new = {"state": DeviceState.IDLE, "state_since": now, "epoch": 0, "last_seen": now, "health": Health.UNKNOWN}
     new |= {"health_since": now, "checked_at": 0.0, "check_due": now, "check_number": 0, "checks_failed": 0}
     if insert_if_absent(connection, device_table, id=device.id, agent=agent, device=described, **new):
-        device_log.record(connection, device.id, now, DeviceEventKind.REGISTERED, agent)
+        log_event(connection, device.id, now, DeviceEventKind.REGISTERED, agent)
         return
     known = read(connection, device.id)
     if known.agent != agent and known.health is not Health.RETIRED:
@@ -294,14 +363,14 @@ def _register(connection: Connection, agent: str, device: Device, now: float) ->
         reason = _change(known.device, device)
     else:
         return
-    device_log.record(connection, device.id, now, DeviceEventKind.REGISTERED, agent, reason)
+    log_event(connection, device.id, now, DeviceEventKind.REGISTERED, agent, reason)
     if known.health not in _BY_PERSON or known.agent != agent:
         rate(connection, known, Health.UNKNOWN, reason, now, checked_at=0.0, checks_failed=0)
     change(connection, device.id, agent=agent, device=described)
 
 
 def _change(before: Device, now: Device) -> str:
-    """What is new about a device: what its processor does after a restart need not be what was calibrated."""
+    """Returns what changed about a device. After a restart too its speed may differ from its calibration."""
     if None not in (before.boot, now.boot) and before.model_copy(update={"boot": now.boot}) == now:
         return "it was restarted"
     return "it describes itself otherwise than before"
@@ -314,8 +383,8 @@ def _end_leases(connection: Connection, agent: str, now: float) -> None:
     connection.execute(update(job).where(leased).values(lease_until=now))
 
 
-def _now(device: DeviceRow, now: float) -> DeviceRow:
-    """A device that fell silent is offline, even where no coordinator runs that would have written it down."""
+def _with_silence(device: DeviceRow, now: float) -> DeviceRow:
+    """Returns a silent device as offline, even where no coordinator is running to store that."""
     silent_at = device.last_seen + LIMITS[DeviceState.IDLE].seconds
     if device.state in _LASTING or silent_at > now:
         return device
@@ -323,25 +392,8 @@ def _now(device: DeviceRow, now: float) -> DeviceRow:
 
 
 def _row(row: Row[Any]) -> DeviceRow:
-    return DeviceRow(
-        row.id,
-        row.agent,
-        Device.model_validate(row.device),
-        DeviceState(row.state),
-        Health(row.health),
-        row.health_reason,
-        row.checked_at,
-        row.epoch,
-        row.lease_holder,
-        row.lease_until,
-        row.last_seen,
-        row.state_since,
-        row.health_since,
-        row.check_due,
-        row.check_number,
-        row.checks_failed,
-    )
+    return from_row(DeviceRow, row, device=Device.model_validate, state=DeviceState, health=Health)
 
 
 def _event(row: Row[Any]) -> DeviceEvent:
-    return DeviceEvent(row.id, row.device, row.at, DeviceEventKind(row.kind), row.what, row.reason, row.job)
+    return from_row(DeviceEvent, row, kind=DeviceEventKind)

@@ -1,13 +1,13 @@
-"""Engines: SQLite (WAL) or PostgreSQL, with one way to begin a reading and a writing transaction on either.
+"""Engines: SQLite (WAL) or PostgreSQL (psycopg 3), and how reading and writing transactions begin on either.
 
-A reading transaction is a snapshot; on PostgreSQL REPEATABLE READ and READ ONLY, which nobody else can make fail.
+A reading transaction is a snapshot; on PostgreSQL REPEATABLE READ and READ ONLY, which never conflicts.
 
-A writing transaction on SQLite takes the file's one write lock at its beginning: writers follow each other. On
-PostgreSQL they run side by side, READ COMMITTED: one locks the rows that it decides by before it looks at them, so
-what it reads from then on is what the others have committed. Rows are locked in the order study, agent, device, job,
-and several of a table in the order of their keys, so that two never wait for each other. Where a foreign key is
-followed against that order (a study is deleted while one of its jobs fails) they can; then the database undoes one of
-them, as a `Conflict`, and `nas.store.store.retried` does it again.
+A writing transaction on SQLite takes the file's one write lock at its beginning, so writers run one after the other. On
+PostgreSQL they run concurrently, READ COMMITTED: each locks the rows that it decides by before it reads them, so it
+reads what the others have committed. Rows are locked in the order study, agent, device, job, and several of a table in
+the order of their keys, which rules out deadlocks. A foreign key that is followed against that order (a study is
+deleted while one of its jobs fails) can still cause one; then the database rolls back one of both transactions, as a
+`Conflict`, and `nas.store.store.retried` runs it again.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Table, create_engine, event
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import (
     ArgumentError,
@@ -34,56 +35,82 @@ from nas.core.canonical import canonical_json
 from nas.core.clock import Clock
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.paths import home
-from nas.store import postgresql
 
 WRITE_DEADLINE_S = 30.0
-"""Longest wait for the write lock, or on PostgreSQL for one row's."""
+"""Longest wait for the write lock, on PostgreSQL for the lock of one row."""
+
+POSTGRESQL = "postgresql+psycopg"
+
+CONNECTIONS = 16
+"""Most PostgreSQL connections of one process; a server's default is 100 in all."""
 
 _BUSY_TIMEOUT_MS = 500
 _RETRY_S = 0.02
 
-_UNDONE_FOR_OTHERS = ("40001", "40P01")
+_CONFLICTS = ("40001", "40P01")
 """SQLSTATE of a serialization failure and of a deadlock."""
+
+_POOL_WAIT_S = 30.0
+_LIBPQ = {
+    "connect_timeout": "10",
+    "application_name": "hilnas",
+    # A server that vanished silently is noticed within half a minute.
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "4",
+    "tcp_user_timeout": "30000",
+}
+"""libpq's settings where the URL has none of its own."""
+
+_POSTGRESQL_SESSION = f"""
+SET default_transaction_isolation = 'read committed';
+SET lock_timeout = '{WRITE_DEADLINE_S:.0f}s';
+-- Locks of a stopped or unreachable client are released.
+SET idle_in_transaction_session_timeout = '300s';
+SET tcp_keepalives_idle = 30;
+SET tcp_keepalives_interval = 10;
+SET tcp_keepalives_count = 3
+"""
 
 
 class Conflict(InfrastructureFailed):
-    """The database undid a transaction in favour of another one; the same again can succeed at once."""
+    """The database rolled back a transaction in favour of another one; trying again can succeed at once."""
 
 
 def database_url(url: str | None = None) -> URL:
-    """`url`, or that of `$NAS_HOME/hilnas.db`.
+    """Returns the parsed `url`, by default that of `$NAS_HOME/hilnas.db`.
 
     Raises:
-        InvalidInput: no URL of a database that can be used.
+        InvalidInput: not the URL of a supported database.
     """
     try:
         parsed = make_url(url or f"sqlite:///{home() / 'hilnas.db'}")
     except ArgumentError:
         valid = "sqlite:////path/to/file.db or postgresql://user@host/name"
-        # What was given is not repeated: it may hold a password all the same.
+        # The text is not repeated: it may contain a password.
         raise InvalidInput(f"this is no database URL; write {valid}", where="--db") from None
     if parsed.get_backend_name() not in ("sqlite", "postgresql"):
         raise InvalidInput(f"{parsed.get_backend_name()!r} databases are not supported; use sqlite or postgresql")
     if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
         raise InvalidInput("an SQLite database must be a file: threads and processes share it")
-    return parsed.set(drivername=postgresql.DRIVER) if parsed.drivername == "postgresql" else parsed
+    return parsed.set(drivername=POSTGRESQL) if parsed.drivername == "postgresql" else parsed
 
 
 def make_engine(url: URL, *, create: bool, foreign_keys: bool = True) -> Engine:
-    """An engine whose SQLite connections begin their transactions themselves.
+    """Returns an engine; SQLite connections leave the beginning of transactions to this module.
 
     Args:
         url: of the database.
-        create: whether a missing SQLite file is made; a PostgreSQL database is made by its administrator.
+        create: whether a missing SQLite file is created; a PostgreSQL database is created by its administrator.
         foreign_keys: whether SQLite enforces them.
 
     Raises:
         InvalidInput: the driver is not installed or not supported, or there is no such file and `create` is false.
-        InfrastructureFailed: the folder of the file cannot be made.
+        InfrastructureFailed: the folder of the file cannot be created.
     """
     path = sqlite_file(url)
     if path is None:
-        return postgresql.make_engine(url, lock_s=WRITE_DEADLINE_S)
+        return _make_postgresql_engine(url)
     _prepare(path, create)
     try:
         engine = create_engine(url, json_serializer=canonical_json)
@@ -95,12 +122,12 @@ def make_engine(url: URL, *, create: bool, foreign_keys: bool = True) -> Engine:
 
 
 def sqlite_file(url: URL) -> Path | None:
-    """The database file, or None for a server."""
+    """Returns the database file, or None for a server."""
     return Path(str(url.database)) if url.get_backend_name() == "sqlite" else None
 
 
 def snapshots(engine: Engine) -> Engine:
-    """The same engine for reading transactions; both share one pool of connections."""
+    """Returns the engine for reading transactions; it shares the pool of connections."""
     if sqlite_file(engine.url):
         return engine
     return engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
@@ -108,13 +135,13 @@ def snapshots(engine: Engine) -> Engine:
 
 @contextmanager
 def writing(engine: Engine, clock: Clock) -> Iterator[Connection]:
-    """A connection in a writing transaction, committed at the end and rolled back by an exception.
+    """Opens a writing transaction, which is committed at the end and rolled back by an exception.
 
-    SQLite takes its one write lock here, not at the first change, so a transaction never fails half-way for it.
+    SQLite takes its write lock here, not at the first change, so a transaction never fails half-way for lack of it.
 
     Raises:
         InfrastructureFailed: a lock was not free within `WRITE_DEADLINE_S`, the disk is full, or the server is gone.
-        Conflict: the database undid it in favour of another one.
+        Conflict: the database rolled it back in favour of another one.
     """
     with translated(engine.url), engine.connect() as plain:
         connection = plain.execution_options(nas_write=True)
@@ -126,7 +153,7 @@ def writing(engine: Engine, clock: Clock) -> Iterator[Connection]:
 
 
 def lock_tables(connection: Connection, *tables: Table) -> None:
-    """Lets nobody else change these tables until the transaction ends; on SQLite nobody can anyway."""
+    """Keeps others from changing these tables until the transaction ends; SQLite's write lock does so anyway."""
     if connection.dialect.name == "postgresql":
         names = ", ".join(table.name for table in tables)
         connection.exec_driver_sql(f"LOCK TABLE {names} IN SHARE ROW EXCLUSIVE MODE")
@@ -134,11 +161,11 @@ def lock_tables(connection: Connection, *tables: Table) -> None:
 
 @contextmanager
 def translated(url: URL) -> Iterator[None]:
-    """Raises the database's operational errors as ours; programming errors pass.
+    """Raises the database's operational errors as hilnas's; programming errors pass.
 
     Raises:
         InfrastructureFailed: locked, full, unreachable.
-        Conflict: undone in favour of another transaction.
+        Conflict: rolled back in favour of another transaction.
         InvalidInput: the file is no database, or a value cannot be stored in this one.
     """
     shown = url.render_as_string(hide_password=True)
@@ -147,7 +174,7 @@ def translated(url: URL) -> Iterator[None]:
     except PoolTimeoutError as error:
         raise InfrastructureFailed(f"database {shown}: all connections of this process are in use") from error
     except (OperationalError, InternalError) as error:
-        kind = Conflict if getattr(error.orig, "sqlstate", None) in _UNDONE_FOR_OTHERS else InfrastructureFailed
+        kind = Conflict if getattr(error.orig, "sqlstate", None) in _CONFLICTS else InfrastructureFailed
         raise kind(f"database {shown}: {str(error.orig).strip()}") from error
     except DataError as error:
         raise InvalidInput(f"the database cannot store this: {str(error.orig).strip()}") from error
@@ -155,6 +182,33 @@ def translated(url: URL) -> Iterator[None]:
         if "file is not a database" in str(error.orig):
             raise InvalidInput(f"{shown} is not an SQLite database") from error
         raise
+
+
+def insert_if_absent(connection: Connection, table: Table, **values: Any) -> bool:
+    """Inserts a row unless one with its key exists; returns whether it did."""
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    insert = dialect.insert(table).values(**values).on_conflict_do_nothing()
+    return connection.execute(insert.returning(*table.primary_key)).first() is not None
+
+
+def _make_postgresql_engine(url: URL) -> Engine:
+    """Returns an engine that checks its pooled connections and replaces lost ones before a transaction begins."""
+    if url.drivername != POSTGRESQL:
+        raise InvalidInput(f"the driver of {url.drivername!r} is not supported; write postgresql://user@host/name")
+    settings = {name: value for name, value in _LIBPQ.items() if name not in url.query}
+    pool = {"pool_size": CONNECTIONS, "max_overflow": 0, "pool_timeout": _POOL_WAIT_S, "pool_pre_ping": True}
+    try:
+        engine = create_engine(url, json_serializer=canonical_json, connect_args=settings, **pool)
+    except ImportError as error:
+        raise InvalidInput(f"PostgreSQL needs its driver: install hilnas[postgres] ({error})") from None
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: Any, record: Any) -> None:
+        connection.autocommit = True
+        connection.execute(_POSTGRESQL_SESSION)
+        connection.autocommit = False
+
+    return engine
 
 
 def _prepare(path: Path, create: bool) -> None:
@@ -169,7 +223,7 @@ def _prepare(path: Path, create: bool) -> None:
 
 
 def _configure(foreign_keys: bool, connection: Any, record: Any) -> None:
-    # None: the driver begins no transaction of its own; `_begin` does.
+    # None: the driver does not begin transactions; `_begin` does.
     connection.isolation_level = None
     cursor = connection.cursor()
     for pragma in (

@@ -1,43 +1,51 @@
-"""Measurement jobs: one round each, for one device, claimed by that device's agent.
+"""Measurement jobs: the queue, claims, leases and heartbeats.
 
-A claim raises the device's epoch. Whoever holds an older one is refused from then on; until then a result counts
-however late it comes (`nas.store.outcomes`).
+A job is one round of a measurement, for one device, and is claimed by that device's agent. Each claim increments the
+device's epoch (fencing): agents with an older epoch are refused from then on. Until then a result counts however late
+it arrives (`nas.store.outcomes`).
+
+A device runs the job of highest priority, then the oldest, among the kinds that its health allows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import ColumnElement, Connection, FromClause, Row, exists, or_, select, update
 
 from nas.core.errors import InvalidInput
-from nas.core.plan import Plan, Round
+from nas.core.plan import Round, RoundResult
 from nas.core.protocol import Phase
-from nas.store import devices, job_rows, queue
-from nas.store.engine import Conflict
+from nas.store import devices
+from nas.store.engine import Conflict, insert_if_absent
 from nas.store.models import device as device_table
 from nas.store.models import job as job_table
-from nas.store.rows import Blame, DeviceState, JobKind, JobRow, JobState
+from nas.store.rows import Blame, DeviceRow, DeviceState, Health, JobKind, JobRow, JobState, from_row
 from nas.store.store import Store, retried
-from nas.store.timeouts import phase_limit_s, state_of
-from nas.store.upsert import insert_if_absent
 
 LEASE_S = 30.0
-"""Seconds a device's lease lasts unless renewed; agents renew three times as often."""
+"""Seconds that a device's lease lasts unless renewed; agents renew it three times as often."""
 
 MAX_FAILURES = 5
-"""Failures of one job after which it is given up as the infrastructure's, where nothing says it is the candidate's."""
+"""Failures after which a job fails for good, by the infrastructure unless the candidate was found at fault."""
 
 LIVE = (JobState.QUEUED, JobState.LEASED)
 
-_HEARD_S = 30.0
-"""A device that was heard from within this time need not be noted again."""
-
 CHECK_PRIORITY = 1000
-"""Of health checks. Measurements do not wait for one, which nobody may be there to ask for: it goes before them."""
+"""Of health checks: they run before measurements."""
 
+TAKES_JOBS = frozenset({DeviceState.IDLE, DeviceState.LEASED, DeviceState.PREPARING, DeviceState.COOLING})
+"""States in which a device may be given a job."""
+
+_KINDS = {
+    Health.GOOD: (JobKind.MEASURE, JobKind.CHECK),
+    Health.UNKNOWN: (JobKind.MEASURE, JobKind.CHECK),
+    Health.BAD: (JobKind.CHECK,),
+    Health.MAINTENANCE: (),
+    Health.RETIRED: (),
+}
 _PHASES: tuple[Phase | None, ...] = (None, "preparing", "cooling", "running")
 
 
@@ -54,19 +62,19 @@ def enqueue(
     kind: JobKind = JobKind.MEASURE,
     not_before: float = 0.0,
 ) -> JobRow:
-    """Queues round `number` of the measurement `result_key`, unless it is there already: then that job is given.
+    """Queues round `number` of the measurement `result_key` and returns its job, which may exist already.
 
-    A cancelled job is queued anew. A failed one stays failed until `retry`.
+    A cancelled job is queued again. A failed one stays failed until `retry`.
 
     Args:
-        store: where it is kept.
+        store: the database.
         result_key: of the measurement that the round is part of.
         round: what the device runs.
         device: id.
         number: of the round, from 0.
-        trial: (study, number) that wants it; no number where the study as a whole does.
-        priority: higher goes first; equals go in the order they came.
-        kind: `check` jobs also go to a device of bad health.
+        trial: (study, number) that the job is for; number None: for the study as a whole.
+        priority: higher runs first; equal ones run in the order of their creation.
+        kind: `check` jobs also run on a device of bad health.
         not_before: seconds since the epoch before which it is not claimed.
 
     Raises:
@@ -81,9 +89,9 @@ def enqueue(
         values |= {"not_before": not_before, "created": now, "updated": now}
         study, trial_number = trial or (None, None)
         if not insert_if_absent(connection, job_table, id=id, study=study, trial=trial_number, **values):
-            anew = {"state": JobState.QUEUED, "attempts": 0, "not_before": not_before, "updated": now}
-            job_rows.change(connection, id, JobState.CANCELLED, **anew)
-        stored = job_rows.find(connection, id)
+            again = {"state": JobState.QUEUED, "attempts": 0, "not_before": not_before, "updated": now}
+            change(connection, id, JobState.CANCELLED, **again)
+        stored = find(connection, id)
         if stored is None:
             raise Conflict(f"job {id!r} was there, and was deleted with its study")
         return stored
@@ -91,36 +99,32 @@ def enqueue(
 
 @retried
 def claim(store: Store, device: str, agent: str, *, lease_s: float = LEASE_S) -> JobRow | None:
-    """Leases the next job for a device to its agent under a new epoch; None where there is nothing to do.
+    """Leases the next job for a device to its agent under a new epoch; returns None where there is none.
 
-    An agent that asks while its device is leased is not running that job any more (it restarted, or never got the
-    answer): it gets the job again under a new epoch.
+    An agent that asks while its device is leased does not run that job (it restarted, or never received the answer):
+    it is given the job again under a new epoch.
 
     Raises:
         UnknownName: no such device.
         InvalidInput: another agent serves it.
     """
-    if queue.quiet(store, device, agent, heard_within_s=_HEARD_S):
-        return None
     with store.write() as connection:
         now = store.now()
-        # When it was heard from is written down with whatever else changes.
-        row = devices.heard_from(connection, devices.read(connection, device, agent=agent), now, note=False)
-        if row.state not in queue.TAKES_JOBS:
-            devices.change(connection, device, last_seen=now)
+        row = devices.heard_from(connection, devices.read(connection, device, agent=agent), now)
+        if row.state not in TAKES_JOBS:
             return None
         if row.lease_until is not None:
             _take_back(connection, device, now)
-        found = queue.next_job(connection, row, now)
+        found = next_job(connection, row, now)
         if found is None:
-            devices.move(connection, row, DeviceState.IDLE, now, last_seen=now, lease_holder=None, lease_until=None)
+            devices.move(connection, row, DeviceState.IDLE, now, lease_holder=None, lease_until=None)
             return None
-        job = job_rows.job_of(found)
+        job = _job(found)
         lease: dict[str, Any] = {"epoch": row.epoch + 1, "lease_until": now + lease_s}
-        devices.move(connection, row, DeviceState.LEASED, now, last_seen=now, lease_holder=agent, **lease)
+        devices.move(connection, row, DeviceState.LEASED, now, lease_holder=agent, **lease)
         taken: dict[str, Any] = {"state": JobState.LEASED, "attempts": job.attempts + 1, "phase": None, "updated": now}
-        taken |= {"phase_until": now + phase_limit_s(None, job.payload), **lease}
-        job_rows.change(connection, job.id, **taken)
+        taken |= {"phase_until": now + devices.phase_limit_s(None, job.payload), **lease}
+        change(connection, job.id, **taken)
         return replace(job, **taken)
 
 
@@ -128,11 +132,11 @@ def claim(store: Store, device: str, agent: str, *, lease_s: float = LEASE_S) ->
 def renew(
     store: Store, id: str, device: str, agent: str, epoch: int, *, phase: Phase = "running", lease_s: float = LEASE_S
 ) -> bool:
-    """Prolongs the lease of a job that has come to `phase`; False where the agent should stop.
+    """Extends the lease of a job that has reached `phase`: a heartbeat. Returns False where the agent should stop.
 
-    That is so where the job was cancelled, the epoch is an older one, or the phase has lasted too long. Then it does
-    not count as a word from the device either: what hangs there may be what asks for jobs, too. A lease that expired is
-    good again as long as the device was not leased anew.
+    That is where the job was cancelled, the epoch is an older one, or the phase has lasted too long; such a heartbeat
+    does not count as a message from the device, since what hangs there may be what asks for jobs, too. An expired lease
+    is extended as long as the device was not leased again.
 
     Raises:
         UnknownName: no such device.
@@ -141,54 +145,83 @@ def renew(
     with store.write() as connection:
         now = store.now()
         row = devices.read(connection, device, agent=agent)
-        job = job_rows.find(connection, id)
+        job = find(connection, id)
         if job is None or job.state not in LIVE or (job.device, job.epoch, row.epoch) != (device, epoch, epoch):
             return False
         entered = _PHASES.index(phase) > _PHASES.index(job.phase)
-        until = now + phase_limit_s(phase, job.payload) if entered else job.phase_until
+        until = now + devices.phase_limit_s(phase, job.payload) if entered else job.phase_until
         if until is not None and until <= now:
             return False
-        row = devices.heard_from(connection, row, now, note=False)
-        state = row.state if row.state is DeviceState.DRAINING else state_of(phase if entered else job.phase or phase)
-        devices.move(connection, row, state, now, last_seen=now, lease_holder=agent, lease_until=now + lease_s)
-        told: dict[str, Any] = {"phase": phase, "phase_until": until} if entered else {}
-        job_rows.change(connection, id, state=JobState.LEASED, updated=now, lease_until=now + lease_s, **told)
+        row = devices.heard_from(connection, row, now)
+        of_phase = devices.state_of(phase if entered else job.phase or phase)
+        state = row.state if row.state is DeviceState.DRAINING else of_phase
+        devices.move(connection, row, state, now, lease_holder=agent, lease_until=now + lease_s)
+        reached: dict[str, Any] = {"phase": phase, "phase_until": until} if entered else {}
+        change(connection, id, state=JobState.LEASED, updated=now, lease_until=now + lease_s, **reached)
         return True
 
 
+@retried
+def extend_leases(store: Store, lease_s: float = LEASE_S) -> None:
+    """Gives every lease its full time again. A coordinator calls it when it starts, before `outcomes.expire`."""
+    until = store.now() + lease_s
+    with store.write() as connection:
+        ids = devices.hold_all(connection, device_table.c.lease_until.is_not(None))
+        connection.execute(update(device_table).where(device_table.c.id.in_(ids)).values(lease_until=until))
+        leased = (job_table.c.state == JobState.LEASED) & job_table.c.device.in_(ids)
+        connection.execute(update(job_table).where(leased).values(lease_until=until))
+        # Agents could not report a new phase meanwhile.
+        connection.execute(update(job_table).where(leased, job_table.c.phase_until < until).values(phase_until=until))
+
+
 def get(store: Store, id: str) -> JobRow | None:
-    """One job; None where there is none (any more: deleting a study deletes its jobs)."""
+    """Returns one job; None where there is none (deleting a study deletes its jobs)."""
     with store.read() as connection:
         row = connection.execute(select(job_table).where(job_table.c.id == id)).first()
-        return job_rows.job_of(row) if row else None
+        return _job(row) if row else None
 
 
 def of_key(store: Store, result_key: str) -> list[JobRow]:
-    """The rounds of one measurement, in order."""
-    query = select(job_table).where(job_table.c.result_key == result_key).order_by(job_table.c.round)
-    with store.read() as connection:
-        return [job_rows.job_of(row) for row in connection.execute(query)]
+    """Returns the rounds of one measurement, in order."""
+    return _all(store, job_table.c.result_key == result_key, order=(job_table.c.round,))
 
 
 def live(store: Store, *, study: int | None = None) -> list[JobRow]:
-    """Jobs queued or leased, of one study or all, in the order they will be claimed."""
-    query = select(job_table).where(job_table.c.state.in_(LIVE)).order_by(*_order())
-    if study is not None:
-        query = query.where(job_table.c.study == study)
+    """Returns the queued and leased jobs of one study, or of all, in the order in which they will be claimed."""
+    of_study = [] if study is None else [job_table.c.study == study]
+    order = (job_table.c.priority.desc(), job_table.c.created, job_table.c.id)
+    return _all(store, job_table.c.state.in_(LIVE), *of_study, order=order)
+
+
+def held(store: Store, agent: str) -> list[JobRow]:
+    """Returns the jobs whose results are expected from `agent`: leased, or with a lease that only just expired."""
+    current = (job_table.c.epoch == device_table.c.epoch) & job_table.c.state.in_(LIVE)
+    of_agent = (device_table.c.id == job_table.c.device) & (device_table.c.agent == agent)
+    return _all(store, exists().where(of_agent, current), order=(job_table.c.id,))
+
+
+def with_work(store: Store, among: Collection[str]) -> frozenset[str]:
+    """Returns those of the devices `among` for which `claim` would find a job."""
+    of_device = (job_table.c.device == device_table.c.id) & (job_table.c.state == JobState.QUEUED)
+    by_health = or_(
+        *((device_table.c.health == health) & job_table.c.kind.in_(kinds) for health, kinds in _KINDS.items() if kinds)
+    )
+    due = exists().where(of_device, by_health, job_table.c.not_before <= store.now())
+    query = select(device_table.c.id).where(device_table.c.id.in_(among), device_table.c.state.in_(TAKES_JOBS), due)
     with store.read() as connection:
-        return [job_rows.job_of(row) for row in connection.execute(query)]
+        return frozenset(connection.scalars(query))
 
 
 @retried
 def cancel(store: Store, ids: Iterable[str]) -> None:
-    """Takes back jobs that are not finished; an agent that runs one learns it from its next heartbeat."""
+    """Cancels jobs that are not finished; an agent that runs one learns of it from its next heartbeat."""
     with store.write() as connection:
         _cancel(connection, store.now(), job_table.c.id.in_(list(ids)))
 
 
 @retried
 def cancel_study(store: Store, study: int, *, trial: int | None = None) -> None:
-    """Takes back all unfinished jobs of a study, or of one trial."""
+    """Cancels all unfinished jobs of a study, or of one trial."""
     of_trial = [] if trial is None else [job_table.c.trial == trial]
     with store.write() as connection:
         _cancel(connection, store.now(), job_table.c.study == study, *of_trial)
@@ -196,59 +229,77 @@ def cancel_study(store: Store, study: int, *, trial: int | None = None) -> None:
 
 @retried
 def retry(store: Store, id: str) -> None:
-    """Queues a failed job anew, with a clean count of attempts.
+    """Queues a failed job again and resets its count of attempts.
 
     Raises:
         InvalidInput: it has not failed.
     """
     with store.write() as connection:
         now = store.now()
-        clean: dict[str, Any] = {
-            "state": JobState.QUEUED,
-            "attempts": 0,
-            "blame": None,
-            "reason": None,
-            "message": None,
-        }
-        if not job_rows.change(connection, id, JobState.FAILED, not_before=now, updated=now, **clean):
+        clean: dict[str, Any] = {"attempts": 0, "blame": None, "reason": None, "message": None}
+        queued = {"state": JobState.QUEUED, "not_before": now, "updated": now} | clean
+        if not change(connection, id, JobState.FAILED, **queued):
             raise InvalidInput(f"job {id!r} has not failed, so it cannot be retried")
 
 
 @retried
 def give_up(store: Store, id: str, message: str) -> None:
-    """Ends a job that nobody can do as the infrastructure's failure, unless it has ended; `retry` queues it anew."""
+    """Fails an unfinished job that no agent can do, as the infrastructure's failure; `retry` queues it again."""
     end: dict[str, Any] = {"state": JobState.FAILED, "blame": Blame.INFRASTRUCTURE, "message": message}
     with store.write() as connection:
         for state in LIVE:
-            job_rows.change(connection, id, state, epoch=None, lease_until=None, updated=store.now(), **end)
+            change(connection, id, state, epoch=None, lease_until=None, updated=store.now(), **end)
 
 
 def job_id(result_key: str, number: int) -> str:
-    """The id of a measurement's round."""
+    """Returns the id of a measurement's round."""
     return f"{result_key}.{number}"
 
 
-def held(store: Store, agent: str) -> list[JobRow]:
-    """The jobs whose results are awaited from `agent`: leased, or leased until lately and not granted anew."""
-    current = (job_table.c.epoch == device_table.c.epoch) & job_table.c.state.in_(LIVE)
-    query = select(job_table).join(device_table).where(device_table.c.agent == agent, current)
+def find(connection: Connection, id: str) -> JobRow | None:
+    """Returns the job `id`, if it exists, and locks it until the transaction ends."""
+    row = connection.execute(select(job_table).where(job_table.c.id == id).with_for_update(key_share=True)).first()
+    return _job(row) if row else None
+
+
+def change(connection: Connection, id: str, if_state: JobState | None = None, **values: Any) -> bool:
+    """Sets columns of a job, only where it is in `if_state`, if given; returns whether it did."""
+    query = update(job_table).where(job_table.c.id == id)
+    if if_state is not None:
+        query = query.where(job_table.c.state == if_state)
+    return connection.execute(query.values(values)).rowcount == 1
+
+
+def next_job(connection: Connection, device: DeviceRow, now: float) -> Row[Any] | None:
+    """Returns and locks the row of the next job for the device; one that another transaction has locked is skipped.
+
+    First the highest priority is found, then its oldest job: one index lookup each, however long the queue.
+    """
+
+    def ready(job: FromClause) -> ColumnElement[bool]:
+        queued = (job.c.device == device.id) & (job.c.state == JobState.QUEUED)
+        return queued & job.c.kind.in_(_KINDS[device.health]) & (job.c.not_before <= now)
+
+    other = job_table.alias()
+    highest = select(other.c.priority).where(ready(other)).order_by(other.c.priority.desc()).limit(1).scalar_subquery()
+    first = select(job_table).where(ready(job_table), job_table.c.priority == highest)
+    query = first.order_by(job_table.c.created, job_table.c.id).limit(1)
+    return connection.execute(query.with_for_update(key_share=True, skip_locked=True)).first()
+
+
+def _all(store: Store, *which: ColumnElement[bool], order: tuple[Any, ...]) -> list[JobRow]:
     with store.read() as connection:
-        return [job_rows.job_of(row) for row in connection.execute(query)]
+        return [_job(row) for row in connection.execute(select(job_table).where(*which).order_by(*order))]
 
 
-def files(round: Round) -> frozenset[str]:
-    """SHA-256 of every file that a round needs: what its agent may download, and what must stay in the store."""
-    plans = (round.candidate, round.reference) if round.reference else (round.candidate,)
-    return frozenset(sha256 for plan in plans for sha256 in _plan_files(plan))
-
-
-def _plan_files(plan: Plan) -> list[str]:
-    return [file.sha256 for file in (*(given.travels for given in plan.inputs.values()), *plan.runner.files.values())]
+def _job(row: Row[Any]) -> JobRow:
+    parsed = {"payload": Round.model_validate, "result": RoundResult.model_validate}
+    return from_row(JobRow, row, kind=JobKind, state=JobState, blame=Blame, **parsed)
 
 
 def _take_back(connection: Connection, device: str, now: float) -> None:
     held = (job_table.c.device == device) & (job_table.c.state == JobState.LEASED)
-    # A job that takes its agent down with it must end some day.
+    # A job that takes its agent down each time must end some day.
     given_up = held & (job_table.c.attempts >= MAX_FAILURES)
     message = f"its agent was gone {MAX_FAILURES} times before it was done"
     end = {"state": JobState.FAILED, "blame": Blame.INFRASTRUCTURE, "message": message}
@@ -256,11 +307,7 @@ def _take_back(connection: Connection, device: str, now: float) -> None:
     connection.execute(update(job_table).where(held).values(state=JobState.QUEUED, lease_until=None, updated=now))
 
 
-def _order() -> tuple[Any, ...]:
-    return job_table.c.priority.desc(), job_table.c.created, job_table.c.id
-
-
-def _cancel(connection: Connection, now: float, *which: Any) -> None:
+def _cancel(connection: Connection, now: float, *which: ColumnElement[bool]) -> None:
     unfinished = select(job_table.c.id).where(job_table.c.state.in_(LIVE), *which).order_by(job_table.c.id)
     ids = list(connection.scalars(unfinished.with_for_update(key_share=True)))
     end = {"state": JobState.CANCELLED, "epoch": None, "lease_until": None, "updated": now}

@@ -1,9 +1,9 @@
 """Study leases: one orchestrator per study.
 
-The epoch fences: it grows with every new holder, and every write that carries an older one is refused. A lease that
-expired stays good for its holder until somebody else takes it.
+The epoch is a fencing number: it increases with every new holder, and writes under an older one are refused. An expired
+lease stays valid for its holder until another one takes it.
 
-Who takes a lease holds the row of the study, and so does who writes under one (`lock_study`).
+Taking a lease locks the row of the study, and so does every write under one (`lock_study`).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ LEASE_S = 30.0
 
 
 def new_holder() -> str:
-    """A name for this process as a holder, unique over hosts and restarts."""
+    """Returns a name for this process as a holder, unique over hosts and restarts."""
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
 @retried
 def acquire(store: Store, study: int, holder: str, ttl_s: float = LEASE_S) -> StudyLease:
-    """The lease of `study` under a new epoch.
+    """Takes the lease of `study` under a new epoch.
 
     Raises:
         StudyBusy: a live lease exists; the message names its holder and when it ends.
@@ -41,8 +41,8 @@ def acquire(store: Store, study: int, holder: str, ttl_s: float = LEASE_S) -> St
     with store.write() as connection:
         lock_study(connection, study)
         now = store.now()
-        # Held, so that it is not renewed meanwhile.
-        old = _current(connection, study, held=True)
+        # Locked, so that it is not renewed meanwhile.
+        old = _current(connection, study, lock=True)
         if old is not None and old.expires > now:
             raise StudyBusy(
                 f"study {study} is run by {old.holder}; its lease ends in {old.expires - now:.0f} s unless renewed"
@@ -58,10 +58,10 @@ def acquire(store: Store, study: int, holder: str, ttl_s: float = LEASE_S) -> St
 
 @retried
 def renew(store: Store, lease: StudyLease, ttl_s: float = LEASE_S) -> StudyLease:
-    """The same lease with a later end.
+    """Extends a lease.
 
     Raises:
-        StudyBusy: somebody else has taken the study.
+        StudyBusy: another process has taken the study.
     """
     renewed = replace(lease, expires=store.now() + ttl_s)
     of_study = (study_lease.c.study == lease.study) & (study_lease.c.epoch == lease.epoch)
@@ -74,7 +74,7 @@ def renew(store: Store, lease: StudyLease, ttl_s: float = LEASE_S) -> StudyLease
 
 @retried
 def release(store: Store, lease: StudyLease) -> None:
-    """Frees the study for the next holder; nothing happens where the lease was lost already."""
+    """Releases the study for the next holder; does nothing where the lease was lost already."""
     with store.write() as connection:
         connection.execute(
             update(study_lease)
@@ -84,7 +84,7 @@ def release(store: Store, lease: StudyLease) -> None:
 
 
 def current(store: Store, study: int) -> StudyLease | None:
-    """The lease as it stands, live or not; None where nobody ever ran the study."""
+    """Returns the present lease, expired or not; None where the study was never run."""
     with store.read() as connection:
         return _current(connection, study)
 
@@ -96,7 +96,7 @@ def check(store: Store, lease: StudyLease) -> None:
 
 
 def lock_study(connection: Connection, study: int, lease: StudyLease | None = None) -> None:
-    """Makes this transaction the only one that leases the study or adds to it, so that ids become visible in order.
+    """Locks the study against other leases and additions, so that ids become visible in order.
 
     Raises:
         StudyBusy: `lease` was lost.
@@ -110,7 +110,7 @@ def lock_study(connection: Connection, study: int, lease: StudyLease | None = No
 
 
 def fence(connection: Connection, study: int, lease: StudyLease | None) -> None:
-    """Refuses what is done to `study` under a lease that was lost; None is not fenced.
+    """Checks that `lease`, if given, is still the lease of `study`.
 
     Raises:
         StudyBusy: the lease was lost.
@@ -124,7 +124,7 @@ def fence(connection: Connection, study: int, lease: StudyLease | None) -> None:
         raise StudyBusy(f"study {study} {holder}; this process lost its lease (epoch {lease.epoch})")
 
 
-def _current(connection: Connection, study: int, *, held: bool = False) -> StudyLease | None:
+def _current(connection: Connection, study: int, *, lock: bool = False) -> StudyLease | None:
     query = select(study_lease).where(study_lease.c.study == study)
-    row = connection.execute(query.with_for_update(key_share=True) if held else query).first()
+    row = connection.execute(query.with_for_update(key_share=True) if lock else query).first()
     return StudyLease(**row._mapping) if row else None

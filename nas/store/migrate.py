@@ -1,7 +1,7 @@
-"""The schema's version: Alembic, run from here rather than from a command line.
+"""Schema versions, by Alembic without its command line.
 
-A new database is built, a current one used, an older one upgraded when its owner says so (after a backup copy), and
-one of a newer hilnas refused.
+A new database is built, a current one is used, an older one is upgraded when its owner asks for it (a backup copy is
+made first), and one of a newer hilnas is refused.
 """
 
 from __future__ import annotations
@@ -16,19 +16,23 @@ from sqlalchemy import Connection, Engine, func, inspect, select, text
 from nas.core.clock import Clock, SystemClock
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.store.engine import database_url, make_engine, sqlite_file, translated, writing
+from nas.store.models import metadata
 
 REVISION = "0006"
-"""The newest of `migrations/versions`. Stated here so that opening a current database need not load Alembic."""
+"""The newest of `migrations/versions`. Kept here so that opening a current database does not load Alembic."""
 
 _UPGRADE_LOCK = 0x68696C6E6173
-"""Any number that nobody else in the database uses for an advisory lock."""
+"""An arbitrary number that no other user of the database takes for an advisory lock."""
+
+_EARLY = ("0001", "0002", "0003", "0004", "0005")
+"""Revisions of development versions, whose migrations are squashed into the first of `migrations/versions`."""
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 
 
 @dataclass(frozen=True, slots=True)
 class Upgrade:
-    """What `upgrade` did: revisions before and after, and the copy of the database as it was."""
+    """Result of `upgrade`: revisions before and after, and the backup copy."""
 
     before: str | None
     after: str
@@ -36,7 +40,7 @@ class Upgrade:
 
 
 def ensure_current(engine: Engine, clock: Clock, *, create: bool) -> None:
-    """Builds the tables of an empty database, and upgrades an older one that holds no study.
+    """Builds the tables of an empty database, and upgrades an older one that has no study.
 
     Raises:
         InvalidInput: an older one with studies, an empty one though `create` is false, a newer one, or not ours.
@@ -58,9 +62,9 @@ def ensure_current(engine: Engine, clock: Clock, *, create: bool) -> None:
 
 
 def upgrade(url: str | None = None, *, clock: Clock | None = None) -> Upgrade:
-    """Brings a database to this hilnas's revision in one transaction; SQLite files are copied beside themselves first.
+    """Upgrades a database to the newest revision in one transaction; an SQLite file is copied first, next to it.
 
-    A PostgreSQL database has its own means for copies (`pg_dump`).
+    A PostgreSQL database is copied by its own tools (`pg_dump`).
 
     Raises:
         InvalidInput: a newer revision, not ours, or no such file.
@@ -68,12 +72,12 @@ def upgrade(url: str | None = None, *, clock: Clock | None = None) -> Upgrade:
     """
     target = database_url(url)
     clock = clock or SystemClock()
-    # Without foreign keys: to alter a table, SQLite has to drop it, which would delete what refers to its rows.
+    # Without foreign keys: SQLite alters a table by dropping it, which would delete the rows that refer to it.
     engine = make_engine(target, create=False, foreign_keys=False)
     try:
         with writing(engine, clock) as connection:
             if connection.dialect.name == "postgresql":
-                # Whoever comes first upgrades, the others find it done. SQLite's write lock sees to the same.
+                # The first process upgrades, the others wait and find it done. SQLite's write lock has the same effect.
                 connection.execute(select(func.pg_advisory_xact_lock(_UPGRADE_LOCK)))
             before = _revision(connection)
             if before == REVISION:
@@ -81,14 +85,14 @@ def upgrade(url: str | None = None, *, clock: Clock | None = None) -> Upgrade:
             path = sqlite_file(target)
             # The write lock is held, so the copy is of exactly what is about to change.
             backup = _backup(path, f"{before}-{clock.now():.0f}") if path and before else None
-            _run(connection)
+            _run(connection, before)
             return Upgrade(before, REVISION, backup)
     finally:
         engine.dispose()
 
 
 def _revision(connection: Connection) -> str | None:
-    """The database's revision; None where it is empty."""
+    """Returns the database's revision; None where it is empty."""
     tables = inspect(connection).get_table_names()
     if not tables:
         return None
@@ -112,16 +116,23 @@ def _has_studies(connection: Connection) -> bool:
 def _known_revisions() -> set[str]:
     from alembic.script import ScriptDirectory
 
-    return {script.revision for script in ScriptDirectory(str(MIGRATIONS)).walk_revisions()}
+    return {*_EARLY, *(script.revision for script in ScriptDirectory(str(MIGRATIONS)).walk_revisions())}
 
 
-def _run(connection: Connection) -> None:
+def _run(connection: Connection, before: str | None) -> None:
+    """Builds all tables of an empty database (`before` is None), or runs the migrations that follow `before`."""
     from alembic import command
     from alembic.config import Config
 
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-    config.attributes["connection"] = connection
+    config.attributes.update(connection=connection, before=before)
+    if before is None:
+        metadata.create_all(connection)
+        command.stamp(config, "head")
+        return
+    if before in _EARLY:
+        connection.execute(text("DELETE FROM alembic_version"))
     command.upgrade(config, "head")
     if connection.dialect.name == "sqlite":
         broken = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall()

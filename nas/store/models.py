@@ -1,7 +1,7 @@
-"""The tables. `migrations/` builds them; a test holds the two equal.
+"""The tables. A new database is built from them; a test compares them with the result of `migrations/`.
 
-Plain tables rather than mapped classes: what leaves the store are the frozen rows of `nas.store.rows`, and nothing
-that loads itself later. Times are seconds since the epoch, by the store's clock.
+Plain tables rather than mapped classes: the store returns the frozen records of `nas.store.rows`, which load nothing
+later. Times are seconds since the epoch, by the store's clock.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _of_trial(ondelete: str = "CASCADE") -> ForeignKeyConstraint:
     return ForeignKeyConstraint(["study", "trial"], ["trial.study", "trial.number"], ondelete=ondelete)
 
 
-# AUTOINCREMENT: the id of a deleted study or event is never given again, so an old orchestrator or reader cannot
+# AUTOINCREMENT: the id of a deleted study or event is never used again, so an old orchestrator or reader cannot
 # mistake a new one for its own.
 study = Table(
     "study",
@@ -86,7 +86,7 @@ trial = Table(
     Column("operator", _Name),
     Column("record", _NullableJson),
     Column("created", Float, nullable=False),
-    # What `nas.core.trial.advance` made of the last event, written with it: lists need not read every event.
+    # The status after the last event (`nas.core.trial.advance`), so that lists need not read every event.
     Column("state", String(16), nullable=False),
     Column("rung", Integer),
     Column("reason", Text),
@@ -127,7 +127,7 @@ result_use = Table(
     _of_study(primary_key=True),
     Column("trial", Integer, primary_key=True, autoincrement=False),
     Column("result_key", ForeignKey("result.result_key"), primary_key=True),
-    Column("first", Boolean, nullable=False),  # this trial did the work; others found it done
+    Column("first", Boolean, nullable=False),  # this trial did the work; others reused it
     _of_trial(),
     Index(None, "result_key"),
 )
@@ -171,7 +171,7 @@ agent = Table(
     "agent",
     metadata,
     Column("name", _Name, primary_key=True),
-    # None: a local agent, let in by the permissions of the Unix socket. Empty: revoked; no hash is.
+    # None: a local agent, authenticated by the permissions of the Unix socket. Empty: revoked.
     Column("secret_hash", _Sha256),
     Column("boot_id", String(128)),
     Column("created", Float, nullable=False),
@@ -183,7 +183,7 @@ enrol_token = Table(
     metadata,
     Column("token_hash", _Sha256, primary_key=True),
     Column("expires", Float, nullable=False),
-    Column("agent", _Name),  # None: good for any name that nobody has
+    Column("agent", _Name),  # None: valid for any new name
 )
 
 api_token = Table(
@@ -196,7 +196,7 @@ api_token = Table(
     Column("last_used", Float),
 )
 
-# One row. Who counts the epochs of leases: devices remember it, so that two coordinators' epochs are not compared.
+# One row: the name of this database. Devices remember it, so that epochs of two databases are never compared.
 identity = Table(
     "identity",
     metadata,
@@ -226,8 +226,8 @@ device = Table(
     Index(None, "check_due"),
 )
 
-# What people ask of a device later. What jobs did is in `job`; failures are here too, because a study takes its jobs
-# and attempts with it when it is deleted.
+# The log of a device. Results of jobs are in `job`; failures are here too, because a study's jobs and attempts are
+# deleted with it.
 device_event = Table(
     "device_event",
     metadata,
@@ -265,7 +265,7 @@ job = Table(
     Column("blame", String(16)),
     Column("reason", String(32)),
     Column("message", Text),
-    Column("phase", String(16)),  # how far its agent says that it has come; None: it has not said yet
+    Column("phase", String(16)),  # the last that its agent reported; None: none yet
     Column("phase_until", Float),
     _of_trial(),
     UniqueConstraint("result_key", "round"),
@@ -285,7 +285,7 @@ calibration = Table(
     Column("created", Float, nullable=False),
 )
 
-# One row per round of a measurement: compact, and a round that is read twice is noted once.
+# One row per round of a measurement, so that storing a round again changes nothing.
 reference_run = Table(
     "reference_run",
     metadata,

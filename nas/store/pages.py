@@ -1,4 +1,4 @@
-"""Bounded lists for people: a page, and where the next one begins."""
+"""Paginated lists of jobs and studies."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class StudySummary:
 
 
 JobPlace = tuple[float, str]
-"""Where a job stands in the list, newest first: when it was created, and its id."""
+"""Position of a job in the list, newest first: when it was created, and its id."""
 
 
 def jobs(
@@ -62,7 +62,7 @@ def jobs(
     device: str | None = None,
     study_name: str | None = None,
 ) -> list[JobSummary]:
-    """At most `limit` jobs, newest first, that stand behind `after` and match what is given."""
+    """Returns at most `limit` jobs, newest first, that come after `after` and match what is given."""
     columns = [column for column in job.c if column.name in JobSummary.__slots__ and column.name != "study"]
     query: Select[Any] = select(*columns, study.c.name.label("study")).outerjoin(study, study.c.id == job.c.study)
     wanted = {job.c.state: state, job.c.device: device, study.c.name: study_name}
@@ -75,12 +75,12 @@ def jobs(
 
 
 def studies(store: Store, *, limit: int, after: int = 0) -> list[StudySummary]:
-    """At most `limit` studies behind the id `after`, oldest first."""
+    """Returns at most `limit` studies with an id above `after`, oldest first."""
     return _summaries(store, select(study).where(study.c.id > after).order_by(study.c.id).limit(limit))
 
 
 def latest_studies(store: Store, *, limit: int, before: int | None = None) -> list[StudySummary]:
-    """At most `limit` studies that are older than the id `before`, newest first."""
+    """Returns at most `limit` studies that are older than the id `before`, newest first."""
     query = select(study).order_by(study.c.id.desc()).limit(limit)
     return _summaries(store, query if before is None else query.where(study.c.id < before))
 
@@ -99,12 +99,12 @@ def _summaries(store: Store, query: Select[Any]) -> list[StudySummary]:
 
 
 def summary(store: Store, found: Study) -> StudySummary:
-    """One study, as `studies` lists it."""
+    """Returns one study, as `studies` lists it."""
     return studies(store, limit=1, after=found.id - 1)[0]
 
 
 def devices_by_condition(store: Store) -> dict[tuple[str, str], int]:
-    """(state, health) -> how many devices; what no device is in is left out."""
+    """Returns (state, health) -> how many devices; combinations without devices are left out."""
     silent = devices.silent(store.now()).self_group()
     state = case((silent, DeviceState.OFFLINE.value), else_=device_table.c.state).label("state_now")
     query = select(state, device_table.c.health, func.count()).group_by(state, device_table.c.health)
@@ -113,14 +113,14 @@ def devices_by_condition(store: Store) -> dict[tuple[str, str], int]:
 
 
 def jobs_by_state(store: Store) -> dict[str, int]:
-    """State -> how many jobs; states without jobs are left out."""
+    """Returns state -> how many jobs; states without jobs are left out."""
     with store.read() as connection:
         found = connection.execute(select(job.c.state, func.count()).group_by(job.c.state))
         return {state: count for state, count in found}
 
 
 def longest_wait_s(store: Store) -> float:
-    """How long the job that has been due longest has waited for its device, in seconds; 0 where none waits."""
+    """Returns how long the job that has been due longest has waited for its device, in seconds; 0 if none waits."""
     due = func.min(_later(job.c.created, job.c.not_before))
     with store.read() as connection:
         since = connection.scalar(select(due).where(job.c.state == JobState.QUEUED))
@@ -128,7 +128,7 @@ def longest_wait_s(store: Store) -> float:
 
 
 def leases_granted(store: Store) -> dict[str, int]:
-    """Device -> leases granted for it in all: its epoch."""
+    """Returns device -> leases granted for it in all: its epoch."""
     with store.read() as connection:
         return {id: epoch for id, epoch in connection.execute(select(device_table.c.id, device_table.c.epoch))}
 

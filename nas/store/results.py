@@ -1,17 +1,17 @@
-"""Results of stages, found by the key of all their inputs, whichever study asked first."""
+"""Results of stages, stored under the key of all their inputs and shared by all studies."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
-from sqlalchemy import Connection, Row, Text, cast, func, select
+from sqlalchemy import Connection, func, select
 
 from nas.core.errors import InvalidInput
+from nas.store.engine import insert_if_absent
 from nas.store.models import result, result_use
-from nas.store.rows import Json, Result, Stage
+from nas.store.rows import Json, Result, Stage, from_row
 from nas.store.store import Store, retried
-from nas.store.upsert import insert_if_absent
 
 _KEYS_PER_QUERY = 500
 
@@ -26,15 +26,15 @@ def put(
     seconds: float = 0.0,
     trial: tuple[int, int] | None = None,
 ) -> Result:
-    """Stores a result unless its key has one, and gives the stored one: the first writer wins.
+    """Stores a result unless its key has one, and returns the stored one: the first writer wins.
 
     Args:
-        store: where it is kept.
-        key: of all the stage's inputs (`nas.core.canonical.result_key`).
-        stage: that made it.
+        store: the database.
+        key: hash of all the stage's inputs (`nas.core.canonical.result_key`).
+        stage: that produced it.
         payload: the result's JSON.
-        seconds: the work took.
-        trial: (study, number) that it serves.
+        seconds: duration of the work.
+        trial: (study, number) that uses it.
 
     Raises:
         InvalidInput: the key has a result of another stage.
@@ -53,56 +53,100 @@ def put(
 
 
 def get(store: Store, key: str) -> Result | None:
-    """The result under `key`."""
+    """Returns the result under `key`; None where there is none."""
     with store.read() as connection:
         return _get(connection, key)
 
 
-def find_export(store: Store, sha256: str) -> Result | None:
-    """What a stored file is the export of: the oldest result that names its content. Reads through all exports."""
-    names_it = cast(result.c.payload, Text).contains(sha256)
-    query = select(result).where(result.c.stage == "export", names_it).order_by(result.c.created).limit(1)
-    with store.read() as connection:
-        row = connection.execute(query).first()
-        return _result(row) if row else None
-
-
 def get_many(store: Store, keys: Sequence[str]) -> dict[str, Result]:
-    """The results there are under `keys`."""
+    """Returns the stored results by key, without the keys that have none."""
     found: dict[str, Result] = {}
     with store.read() as connection:
         for start in range(0, len(keys), _KEYS_PER_QUERY):
             wanted = keys[start : start + _KEYS_PER_QUERY]
             rows = connection.execute(select(result).where(result.c.result_key.in_(wanted)))
-            found |= {row.result_key: _result(row) for row in rows}
+            found |= {row.result_key: from_row(Result, row) for row in rows}
     return found
 
 
 @retried
 def use(store: Store, key: str, trial: tuple[int, int]) -> None:
-    """Notes that the result under `key` also serves (study, number), which did not have to do the work."""
+    """Stores that (study, number) uses the result under `key`, which another trial produced."""
     with store.write() as connection:
         insert_use(connection, key, trial, first=False)
 
 
 def of_trial(store: Store, study: int, number: int) -> list[Result]:
-    """The results that serve one trial, oldest first."""
+    """Returns the results that one trial uses, oldest first."""
+    query = (
+        select(result)
+        .join(result_use, result_use.c.result_key == result.c.result_key)
+        .where(result_use.c.study == study, result_use.c.trial == number)
+        .order_by(result.c.created, result.c.result_key)
+    )
     with store.read() as connection:
-        query = _used(study).where(result_use.c.trial == number)
-        return [_result(row) for row in connection.execute(query)]
+        return [from_row(Result, row) for row in connection.execute(query)]
 
 
-def of_study(store: Store, study: int, *, stage: Stage | None = None) -> list[tuple[int, Result]]:
-    """(trial number, result) of a whole study, by trial, then oldest first."""
-    query = _used(study)
-    if stage is not None:
-        query = query.where(result.c.stage == stage)
+class ResultSummary(NamedTuple):
+    """A result without the bulk of its payload; what follows `first` is None unless it is a measurement.
+
+    Args:
+        key: of the result.
+        stage: that made it.
+        seconds: it took.
+        created: when, in seconds since the epoch.
+        first: this trial did the work; others found it done.
+        device: id.
+        runtime: name.
+        workload: as JSON text.
+        figures: by name, as JSON text.
+        noisy: whether refused repetitions count.
+    """
+
+    key: str
+    stage: Stage
+    seconds: float
+    created: float
+    first: bool
+    device: str | None
+    runtime: str | None
+    workload: str | None
+    figures: str | None
+    noisy: bool | None
+
+
+def summaries(store: Store, study: int, trials: Sequence[int] | None = None) -> dict[int, list[ResultSummary]]:
+    """Returns trial number -> its results, oldest first, without the samples of measurements.
+
+    Args:
+        store: the database.
+        study: id.
+        trials: numbers of the trials that are asked for; None: all of the study.
+    """
+    value = result.c.payload
+    texts = [value[("value", name)].as_string() for name in ("device", "runtime", "workload", "figures")]
+    columns = (result.c.result_key, result.c.stage, result.c.seconds, result.c.created, result_use.c.first)
+    query = (
+        select(result_use.c.trial, *columns, *texts, value[("value", "noisy")].as_boolean())
+        .join(result, result.c.result_key == result_use.c.result_key)
+        .where(result_use.c.study == study)
+        .order_by(result_use.c.trial, result.c.created, result.c.result_key)
+    )
+    queries = [query]
+    if trials is not None:
+        starts = range(0, len(trials), _KEYS_PER_QUERY)
+        queries = [query.where(result_use.c.trial.in_(trials[start : start + _KEYS_PER_QUERY])) for start in starts]
+    found: dict[int, list[ResultSummary]] = {}
     with store.read() as connection:
-        return [(row.trial, _result(row)) for row in connection.execute(query)]
+        for each in queries:
+            for row in connection.execute(each):
+                found.setdefault(row[0], []).append(ResultSummary._make(row[1:]))
+    return found
 
 
 def stage_seconds(store: Store, study: int) -> dict[str, float]:
-    """Seconds that the study's own work took, by stage; results that it found done cost nothing."""
+    """Returns stage -> seconds of the study's own work; reused results cost nothing."""
     query = (
         select(result.c.stage, func.sum(result.c.seconds))
         .join(result_use, result_use.c.result_key == result.c.result_key)
@@ -114,23 +158,10 @@ def stage_seconds(store: Store, study: int) -> dict[str, float]:
 
 
 def insert_use(connection: Connection, key: str, trial: tuple[int, int], *, first: bool) -> None:
-    """Notes that the result under `key` serves `trial`; again is fine."""
+    """Stores that `trial` uses the result under `key`; idempotent."""
     insert_if_absent(connection, result_use, study=trial[0], trial=trial[1], result_key=key, first=first)
 
 
 def _get(connection: Connection, key: str) -> Result | None:
     row = connection.execute(select(result).where(result.c.result_key == key)).first()
-    return _result(row) if row else None
-
-
-def _used(study: int) -> Any:
-    return (
-        select(result, result_use.c.trial)
-        .join(result_use, result_use.c.result_key == result.c.result_key)
-        .where(result_use.c.study == study)
-        .order_by(result_use.c.trial, result.c.created, result.c.result_key)
-    )
-
-
-def _result(row: Row[Any]) -> Result:
-    return Result(row.result_key, row.stage, row.payload, row.seconds, row.created)
+    return from_row(Result, row) if row else None

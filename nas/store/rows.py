@@ -1,10 +1,13 @@
-"""What the store hands out: frozen rows, detached from the database."""
+"""The store's records: frozen dataclasses, detached from the database, one for each table."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
+
+from sqlalchemy import Row
 
 from nas.core.device import Device
 from nas.core.errors import FailureReason
@@ -17,9 +20,24 @@ Stage = Literal["export", "measure", "train", "gate"]
 Origin = Literal["reference", "seed", "proposal"]
 DesiredState = Literal["run", "pause", "stop"]
 
+T = TypeVar("T")
+
+
+def from_row(record: type[T], row: Row[Any], /, **convert: Callable[[Any], Any]) -> T:
+    """Returns a `record` with its fields taken from a row by column name.
+
+    Args:
+        record: a dataclass with a field for each column of the row.
+        row: of a query.
+        convert: column -> what turns its value into the field's type; None stays None.
+    """
+    values = dict(row._mapping)
+    typed = {name: make(values[name]) for name, make in convert.items() if values[name] is not None}
+    return record(**values | typed)
+
 
 class StudyState(StrEnum):
-    """What a study does; `desired_state` is what it was last told to do."""
+    """State of a study; `desired_state` is the last request of a user."""
 
     NEW = "new"
     RUNNING = "running"
@@ -30,7 +48,7 @@ class StudyState(StrEnum):
 
 
 class JobState(StrEnum):
-    """Where a measurement job stands."""
+    """State of a measurement job."""
 
     QUEUED = "queued"
     LEASED = "leased"
@@ -47,7 +65,7 @@ class JobKind(StrEnum):
 
 
 class DeviceState(StrEnum):
-    """What a device does."""
+    """State of a device: what it does now."""
 
     OFFLINE = "offline"
     PREPARING = "preparing"
@@ -58,7 +76,7 @@ class DeviceState(StrEnum):
 
 
 class Health(StrEnum):
-    """What is thought of a device, apart from what it does."""
+    """Health of a device: trust in its measurements, independent of its state."""
 
     UNKNOWN = "unknown"
     GOOD = "good"
@@ -68,7 +86,7 @@ class Health(StrEnum):
 
 
 class CheckOutcome(StrEnum):
-    """How a health check ended. `unsure`: the device works, but not as when it was calibrated, or cannot be judged."""
+    """Result of a health check. `unsure`: the device works, but off its calibration, or cannot be judged."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -76,7 +94,7 @@ class CheckOutcome(StrEnum):
 
 
 class DeviceEventKind(StrEnum):
-    """What can happen to a device."""
+    """Kinds of events in a device's log."""
 
     REGISTERED = "registered"
     STATE = "state"
@@ -86,7 +104,7 @@ class DeviceEventKind(StrEnum):
 
 
 class Role(StrEnum):
-    """What the holder of an API token may do: look; also steer studies and devices; also remove and revoke."""
+    """Rights of an API token: read; also operate studies and devices; also delete and revoke."""
 
     READ = "read"
     OPERATE = "operate"
@@ -94,7 +112,7 @@ class Role(StrEnum):
 
 
 class Blame(StrEnum):
-    """Whose failure a failed job is."""
+    """Cause of a failed job."""
 
     CANDIDATE = "candidate"
     INFRASTRUCTURE = "infrastructure"
@@ -121,7 +139,7 @@ class Study:
 
 @dataclass(frozen=True, slots=True)
 class StudyLease:
-    """The right to orchestrate a study. `epoch` fences: writes under an older one are refused."""
+    """The right to orchestrate a study. `epoch` is a fencing number: writes under an older one are refused."""
 
     study: int
     holder: str
@@ -139,7 +157,7 @@ class Proposal:
         origin: a reference layout, a seed given by the space, or a proposer's.
         parents: numbers of the trials it was made from.
         operator: what made it, such as 'crossover'.
-        record: what the proposer knew: predictions, acquisition value, rank.
+        record: the proposer's predictions, acquisition value and rank.
     """
 
     layout: Json
@@ -207,7 +225,7 @@ class Artifact:
 
 
 class AgentAccess(StrEnum):
-    """How an agent is let in: by a Unix socket's permissions, by its secret, or not at all."""
+    """Authentication of an agent: by a Unix socket's permissions, by its secret, or not at all."""
 
     LOCAL = "local"
     ENROLLED = "enrolled"
@@ -227,7 +245,7 @@ class Agent:
 
 @dataclass(frozen=True, slots=True)
 class ApiToken:
-    """A person's right to use the API. `last_used` is noted at most once a minute."""
+    """A person's token for the API. `last_used` is updated at most once a minute."""
 
     name: str
     role: Role
@@ -239,9 +257,9 @@ class ApiToken:
 class DeviceRow:
     """A registered device and its lease.
 
-    `epoch` grows with every lease; `checked_at` is when it last passed a health check, 0 for never; `check_due` is when
-    the next one may run, None where none is wanted; `check_number` counts those that ended, `checks_failed` those since
-    the last that passed.
+    `epoch` increases with every lease; `checked_at` is when it last passed a health check, 0: never; `check_due` is
+    when the next check may run, None: no check is wanted; `check_number` counts all finished checks, `checks_failed`
+    those since the last passed one.
     """
 
     id: str
@@ -264,10 +282,9 @@ class DeviceRow:
 
 @dataclass(frozen=True, slots=True)
 class DeviceEvent:
-    """Something that happened to a device.
+    """An entry of a device's log.
 
-    `what` is the new state or health, the end of a check, or how far a failed job had come; `job` is the job that
-    failed.
+    `what` is the new state or health, the outcome of a check, or the phase of a failed job; `job` is that job.
     """
 
     id: int
@@ -283,8 +300,8 @@ class DeviceEvent:
 class JobRow:
     """One round of a measurement, for one device.
 
-    `epoch` is that of the device's lease; None where no result is awaited. `blame`, `reason` and `message` say why a
-    failed job failed. `phase` is how far its agent says that it has come, `phase_until` when that ends at the latest.
+    `epoch` is that of the device's lease; None: no result is expected. `blame`, `reason` and `message` say why a job
+    failed. `phase` is the last one that its agent reported, `phase_until` when that phase must have ended.
     """
 
     id: str
@@ -313,7 +330,7 @@ class JobRow:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The reference run's own figure on a device: what drift is measured against."""
+    """The time of the reference run on a device, against which drift is measured."""
 
     device: str
     runtime: str

@@ -1,4 +1,4 @@
-"""A database and the folder of artifacts beside it, shared by the threads of a process."""
+"""The store: a database and its folder of artifacts, shared by the threads of a process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Store:
 
     Args:
         engine: of a database whose schema is current; `Store.open` makes one.
-        clock: gives every time that is stored or compared.
+        clock: of every time that is stored or compared.
         artifacts: folder of content-addressed files.
     """
 
@@ -49,24 +49,24 @@ class Store:
         self.artifacts = artifacts
         self._local = threading.local()
         self._snapshots = snapshots(engine)
-        # SQLite has one write lock and waits for it by polling; threads queue for their turn instead.
+        # SQLite waits for its write lock by polling, so threads of this process queue at a lock of ours first.
         self._turn = threading.Lock() if sqlite_file(engine.url) else None
 
     @staticmethod
     def open(
         url: str | None = None, *, clock: Clock | None = None, artifacts: Path | None = None, create: bool = True
     ) -> Store:
-        """Opens a database, by default `$NAS_HOME/hilnas.db`, and builds its tables where there are none.
+        """Opens a database, by default `$NAS_HOME/hilnas.db`, and builds its tables if it is new.
 
         Args:
             url: SQLAlchemy URL, or None.
             clock: defaults to the machine's.
             artifacts: defaults to `$NAS_HOME/artifacts`.
-            create: whether a missing database is made.
+            create: whether a missing database is created.
 
         Raises:
-            InvalidInput: no such database, not one of ours, one of a newer hilnas, or an older one that holds studies
-                (`nas db upgrade` brings it up to date).
+            InvalidInput: no such database, not one of hilnas, one of a newer hilnas, or an older one that has studies
+                (`nas db upgrade` upgrades it).
             InfrastructureFailed: it cannot be reached, stayed locked, or the disk is full.
         """
         engine = make_engine(database_url(url), create=create)
@@ -79,7 +79,7 @@ class Store:
         return Store(engine, clock, artifacts or home() / "artifacts")
 
     def now(self) -> float:
-        """Seconds since the epoch, by the store's clock."""
+        """Returns seconds since the epoch, by the store's clock."""
         return self.clock.now()
 
     def close(self) -> None:
@@ -88,7 +88,7 @@ class Store:
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """One consistent view; inside `write`, that transaction's.
+        """Opens a reading transaction, a snapshot; inside `write`, it is part of that transaction.
 
         Raises:
             InfrastructureFailed: the database cannot be reached.
@@ -101,14 +101,14 @@ class Store:
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """One atomic change: committed at the end, undone by an exception.
+        """Opens a writing transaction, which is committed at the end and rolled back by an exception.
 
-        Inside another `write` of the same thread it is a part of that one (undone alone by an exception that the
-        outer one catches). So several calls of this package become one transaction inside `with store.write():`.
+        Inside another `write` of the same thread it is a savepoint of that transaction. So several calls of this
+        package become one transaction inside `with store.write():`.
 
         Raises:
             InfrastructureFailed: a lock was not free in time, the disk is full, or the server is gone.
-            Conflict: the database undid it in favour of another one (`retried`).
+            Conflict: the database rolled it back in favour of another one (`retried`).
         """
         if (outer := self._outer()) is not None:
             with outer.begin_nested():
@@ -138,9 +138,9 @@ class Store:
 
 
 def retried(function: Callable[Concatenate[Store, P], R]) -> Callable[Concatenate[Store, P], R]:
-    """Makes a function that is one transaction begin anew where the database undid it in favour of another one.
+    """Retries a function that is one transaction when the database rolled it back in favour of another one.
 
-    Inside a transaction of its caller there is no conflict yet: that one is undone as a whole.
+    Inside a transaction of its caller no conflict appears: the outer one is rolled back as a whole.
     """
 
     @functools.wraps(function)
@@ -153,7 +153,7 @@ def retried(function: Callable[Concatenate[Store, P], R]) -> Callable[Concatenat
                 failures += 1
                 if failures == _TRIES:
                     raise
-            # Jitter: those who collided do not collide again.
+            # Jitter: transactions that collided do not collide again.
             store.clock.sleep(_FIRST_PAUSE_S * 2**failures * random.random())
 
     return call

@@ -1,4 +1,4 @@
-"""Studies: launched searches."""
+"""Studies: launched searches, with their states and frozen constants."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from nas.core.errors import InvalidInput, StudyBusy, UnknownName
 from nas.core.trial import Event, EventKind
 from nas.store import leases
 from nas.store.artifacts import pin_only, study_owner
+from nas.store.engine import insert_if_absent
 from nas.store.events import insert_event
 from nas.store.leases import lock_study
 from nas.store.models import study
-from nas.store.rows import DesiredState, Json, Study, StudyLease, StudyState
+from nas.store.rows import DesiredState, Json, Study, StudyLease, StudyState, from_row
 from nas.store.store import Store, retried
-from nas.store.upsert import insert_if_absent
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @retried
 def create(store: Store, name: str, space: Json, *, seed: int, version: str, scales: Json | None = None) -> Study:
-    """A new study.
+    """Creates a study.
 
     Args:
-        store: where it is kept.
+        store: the database.
         name: unique; letters, digits, '.', '_' and '-'.
-        space: the search space's JSON, kept whole.
+        space: the search space as JSON.
         seed: of everything random in the search.
         version: of hilnas.
-        scales: fixed constants of the objectives; `set_scales` may give them later, once.
+        scales: constants of the objectives; `set_scales` may set them later, once.
 
     Raises:
         InvalidInput: the name is taken or cannot be used.
@@ -58,13 +58,13 @@ def create(store: Store, name: str, space: Json, *, seed: int, version: str, sca
 
 
 def check_name(name: str) -> None:
-    """Raises `InvalidInput` where a study cannot be called so."""
+    """Raises `InvalidInput` unless `name` is a valid name of a study."""
     if not _NAME.fullmatch(name):
         raise InvalidInput(f"{name!r} is no study name; use up to 64 letters, digits, '.', '_' and '-'")
 
 
 def get(store: Store, study_or_name: int | str) -> Study:
-    """The study of that name or id.
+    """Returns the study of that name or id.
 
     Raises:
         UnknownName: there is none.
@@ -78,7 +78,7 @@ def get(store: Store, study_or_name: int | str) -> Study:
 
 
 def find_id(store: Store, name: str) -> int:
-    """The id of the study of that name, without reading what it holds.
+    """Returns the id of the study of that name, without reading its space.
 
     Raises:
         UnknownName: there is none.
@@ -89,20 +89,20 @@ def find_id(store: Store, name: str) -> int:
 
 
 def all(store: Store) -> list[Study]:
-    """Every study, oldest first."""
+    """Returns every study, oldest first."""
     with store.read() as connection:
         return [_study(row) for row in connection.execute(select(study).order_by(study.c.id))]
 
 
 @retried
 def set_desired_state(store: Store, study_id: int, desired: DesiredState) -> None:
-    """Tells the orchestrator what to do; it looks by polling."""
+    """Requests a state from the orchestrator, which polls for it."""
     _set(store, study_id, None, desired_state=desired)
 
 
 @retried
 def set_state(store: Store, study_id: int, state: StudyState, *, lease: StudyLease | None = None) -> None:
-    """What the orchestrator does now; logged as an event where it changes.
+    """Sets the state of a study; a change is logged as an event.
 
     Raises:
         StudyBusy: the lease was lost.
@@ -115,16 +115,16 @@ def set_state(store: Store, study_id: int, state: StudyState, *, lease: StudyLea
 
 
 def set_scales(store: Store, study_id: int, scales: Json, *, lease: StudyLease | None = None) -> Study:
-    """Freezes the constants that objectives are scaled by; giving the same again is fine.
+    """Freezes the constants that objectives are scaled by; idempotent.
 
     Raises:
-        InvalidInput: others are frozen already.
+        InvalidInput: other ones are frozen already.
     """
     return _freeze(store, study_id, "scales", scales, lease)
 
 
 def freeze_reference(store: Store, study_id: int, point: Json, *, lease: StudyLease | None = None) -> Study:
-    """Freezes the reference point of the hypervolume; giving the same again is fine.
+    """Freezes the reference point of the hypervolume; idempotent.
 
     Raises:
         InvalidInput: another one is frozen already.
@@ -134,9 +134,9 @@ def freeze_reference(store: Store, study_id: int, point: Json, *, lease: StudyLe
 
 @retried
 def delete(store: Store, study_id: int) -> None:
-    """Removes a study with its trials, events, attempts and jobs.
+    """Deletes a study with its trials, events, attempts and jobs.
 
-    Results stay: other studies find them by key. Artifacts stay too, without the pins of `artifacts.study_owner`.
+    Results stay: other studies find them by key. Artifacts stay, without the study's pins.
 
     Raises:
         StudyBusy: an orchestrator runs it.
@@ -175,5 +175,4 @@ def _log(connection: Connection, store: Store, study_id: int, payload: Json) -> 
 
 
 def _study(row: Row[Any]) -> Study:
-    values = dict(row._mapping)
-    return Study(**values | {"state": StudyState(values["state"])})
+    return from_row(Study, row, state=StudyState)

@@ -1,8 +1,9 @@
-"""Trials: the candidates of a study, numbered from 0 without gaps, with their derived states."""
+"""Trials: the candidates of a study, numbered from 0 without gaps, with their states."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, Row, func, select, update
@@ -16,6 +17,8 @@ from nas.store.models import trial
 from nas.store.rows import Json, Proposal, StudyLease, Trial
 from nas.store.store import Store, retried
 
+_NUMBERS_PER_QUERY = 500
+
 
 @retried
 def propose(
@@ -26,9 +29,9 @@ def propose(
     proposer: Json | None = None,
     lease: StudyLease | None = None,
 ) -> list[Trial]:
-    """Makes trials of proposals, all or none, and keeps the proposer's new state with them.
+    """Creates trials for proposals, all or none, and stores the proposer's new state with them.
 
-    A layout that the study has already gives its present trial and uses no number, so that a proposal may be repeated.
+    For a layout that the study has already its existing trial is returned, so the call is idempotent.
 
     Raises:
         StudyBusy: the lease was lost.
@@ -43,7 +46,7 @@ def propose(
 
 
 def get(store: Store, study: int, number: int) -> Trial:
-    """One trial.
+    """Returns one trial.
 
     Raises:
         UnknownName: no such trial.
@@ -52,21 +55,8 @@ def get(store: Store, study: int, number: int) -> Trial:
         return _get(connection, study, number)
 
 
-def by_layout(store: Store, study: int, layout_id: str) -> Trial | None:
-    """The study's trial of that layout."""
-    with store.read() as connection:
-        return _by_layout(connection, study, layout_id)
-
-
-def find_layout(store: Store, layout_id: str) -> Json | None:
-    """The layout of that id, from any study that has a trial of it."""
-    with store.read() as connection:
-        found: Json | None = connection.scalar(select(trial.c.layout).where(trial.c.layout_id == layout_id).limit(1))
-        return found
-
-
 def all(store: Store, study: int, *, states: Iterable[TrialState] | None = None) -> list[Trial]:
-    """The study's trials in the order of their numbers; only those in one of `states`, if given."""
+    """Returns the study's trials by number; only those in one of `states`, if given."""
     query = select(trial).where(trial.c.study == study).order_by(trial.c.number)
     if states is not None:
         query = query.where(trial.c.state.in_(list(states)))
@@ -74,8 +64,19 @@ def all(store: Store, study: int, *, states: Iterable[TrialState] | None = None)
         return [_trial(row) for row in connection.execute(query)]
 
 
+def some(store: Store, study: int, numbers: Sequence[int]) -> list[Trial]:
+    """Returns the trials with these numbers, each once; numbers without a trial are left out."""
+    found: list[Trial] = []
+    query = select(trial).where(trial.c.study == study).order_by(trial.c.number)
+    with store.read() as connection:
+        for start in range(0, len(numbers), _NUMBERS_PER_QUERY):
+            wanted = numbers[start : start + _NUMBERS_PER_QUERY]
+            found += [_trial(row) for row in connection.execute(query.where(trial.c.number.in_(wanted)))]
+    return found
+
+
 def counts(store: Store, study: int) -> dict[TrialState, int]:
-    """How many trials are in each state; states without trials are left out."""
+    """Returns state -> number of trials in it, without states that have none."""
     query = select(trial.c.state, func.count()).where(trial.c.study == study).group_by(trial.c.state)
     with store.read() as connection:
         return {TrialState(state): count for state, count in connection.execute(query)}
@@ -91,7 +92,7 @@ def add_event(
     *,
     lease: StudyLease | None = None,
 ) -> TrialStatus:
-    """Logs an event and gives the status that follows. Repeating the transition that came last changes nothing.
+    """Logs an event and returns the status that follows. Repeating the latest transition changes nothing.
 
     Raises:
         InvalidInput: no legal continuation of the trial's events (it was cancelled meanwhile, say).
@@ -115,54 +116,25 @@ def add_event(
 
 
 def insert_trial(connection: Connection, new: Trial) -> None:
-    """Stores a trial as it is; the caller holds the study and stores the events that led to its status."""
-    connection.execute(
-        trial.insert().values(
-            study=new.study,
-            number=new.number,
-            layout_id=new.layout_id,
-            layout=new.layout,
-            origin=new.origin,
-            parents=list(new.parents),
-            operator=new.operator,
-            record=new.record,
-            created=new.created,
-            updated=new.updated,
-            **status_columns(new.status),
-        )
-    )
+    """Stores a trial; the caller has locked the study and stores the events that led to its status."""
+    plain = {name: getattr(new, name) for name in Trial.__slots__ if name not in ("parents", "status")}
+    connection.execute(trial.insert().values(plain | status_columns(new.status) | {"parents": list(new.parents)}))
 
 
 def status_columns(status: TrialStatus) -> dict[str, Any]:
-    """The columns that keep a derived status."""
-    return {
-        "state": status.state,
-        "rung": status.rung,
-        "reason": status.reason,
-        "retryable": status.retryable,
-    }
+    """Returns the columns that hold a derived status."""
+    return {name: getattr(status, name) for name in TrialStatus.__slots__}
 
 
 def _propose(connection: Connection, study: int, proposal: Proposal, now: float) -> Trial:
-    known = _by_layout(connection, study, proposal.layout_id)
-    if known is not None:
-        return known
+    same_layout = select(trial).where(trial.c.study == study, trial.c.layout_id == proposal.layout_id)
+    if (row := connection.execute(same_layout).first()) is not None:
+        return _trial(row)
     highest = connection.scalar(select(func.max(trial.c.number)).where(trial.c.study == study))
     number = 0 if highest is None else highest + 1
     event = Event(EventKind.PROPOSED, {}, number, study, at=now)
-    new = Trial(
-        study,
-        number,
-        proposal.layout_id,
-        proposal.layout,
-        proposal.origin,
-        proposal.parents,
-        proposal.operator,
-        proposal.record,
-        now,
-        now,
-        advance(None, event),
-    )
+    given = {name: getattr(proposal, name) for name in Proposal.__slots__}
+    new = Trial(study=study, number=number, created=now, updated=now, status=advance(None, event), **given)
     insert_trial(connection, new)
     insert_event(connection, event)
     return new
@@ -177,23 +149,8 @@ def _get(connection: Connection, study: int, number: int) -> Trial:
     return _trial(row)
 
 
-def _by_layout(connection: Connection, study: int, layout_id: str) -> Trial | None:
-    query = select(trial).where(trial.c.study == study, trial.c.layout_id == layout_id)
-    row = connection.execute(query).first()
-    return _trial(row) if row else None
-
-
 def _trial(row: Row[Any]) -> Trial:
-    return Trial(
-        row.study,
-        row.number,
-        row.layout_id,
-        row.layout,
-        row.origin,
-        tuple(row.parents),
-        row.operator,
-        row.record,
-        row.created,
-        row.updated,
-        TrialStatus(TrialState(row.state), row.rung, row.reason, row.retryable),
-    )
+    values = dict(row._mapping)
+    status = TrialStatus(**{name: values.pop(name) for name in TrialStatus.__slots__})
+    status = replace(status, state=TrialState(status.state))
+    return Trial(**values | {"parents": tuple(values["parents"])}, status=status)

@@ -1,9 +1,9 @@
 """The contract of a block kind, as tests: subclass `BlockContract`, name the kind and examples of it, and run pytest.
 
-class TestGatedShortConv(BlockContract):
-kind = "conv"
-examples = ("C3", "C12")
-reference = staticmethod(reference_gated_short_conv)
+class TestGatedShortConv(MixerContract):
+    kind = "conv"
+    examples = ("C3", "C12")
+    reference = staticmethod(reference_gated_short_conv)
 """
 
 from __future__ import annotations
@@ -17,24 +17,23 @@ from torch import Tensor
 
 from nas.core.block import BLOCKS, Block
 from nas.core.layout import Layer, Layout
-from nas.nn.base import FeedForward, Mixer, State
+from nas.nn.base import MODULES, FeedForward, Mixer, State
 from nas.nn.primitives import draw_weights
-from nas.nn.registry import MODULES
 
 BATCH, LENGTH = 2, 19
 
 
 class Reference(Protocol):
-    """A kind's formula, written to be read: (resolved block, state dict, one sequence [T, D]) -> output [T, D]."""
+    """A kind's formula: (resolved block, state dict, one sequence [T, D]) -> output [T, D]."""
 
     def __call__(self, block: Block, weights: Mapping[str, Tensor], h: Tensor, /) -> Tensor: ...
 
 
 class BlockContract:
-    """What layouts, exporters and training rely on, whatever the kind's role.
+    """Properties that layouts, exporters and training rely on, for kinds of either role.
 
     Attributes:
-        kind: the kind's name in `nas.core.block.BLOCKS` and `nas.nn.registry.MODULES`.
+        kind: the kind's name in `nas.core.block.BLOCKS` and `nas.nn.base.MODULES`.
         examples: blocks in text form, at least one per argument that changes the computation.
         reference: the kind's formula, as a static method.
         d_model: width of the examples.
@@ -59,7 +58,7 @@ class BlockContract:
 
     @pytest.fixture
     def module(self, block: Block) -> Mixer | FeedForward:
-        """Its module, with no weight at a special value such as one or zero."""
+        """The example's module, with no weight at a special value such as one or zero."""
         module = MODULES[block.kind](block, self.d_model)
         draw_weights(module, 0, depth=4)
         noise = torch.Generator().manual_seed(1)
@@ -90,14 +89,14 @@ class BlockContract:
         assert 0 < count.active <= count.total
         assert block.spec.flops(block, self.d_model, 8) <= block.spec.flops(block, self.d_model, 64)
 
-    def test_narrow_blocks_stand(self, block: Block) -> None:
+    def test_narrow_blocks_are_valid(self, block: Block) -> None:
         for width in range(32, self.d_model + 1, 32):
             narrow = block.spec.narrow(block, self.d_model, width)
             narrow.canonical(width)
             assert narrow.kind == block.kind
             assert narrow.spec.narrow(narrow, width, width).resolve(width) == narrow.resolve(width)
 
-    def test_shorter_sequences_leave_the_weights_alone(self, block: Block) -> None:
+    def test_shorter_sequences_change_no_weights(self, block: Block) -> None:
         for ratio in (1e-6, 0.1, 1.0, 8.0):
             short = block.spec.shorten(block, ratio)
             short.canonical(self.d_model)
@@ -133,9 +132,9 @@ class BlockContract:
 
 
 class MixerContract(BlockContract):
-    """What else holds for a sequence mixer: it is causal, and its states carry a sequence across chunks."""
+    """Further properties of a sequence mixer: it is causal, and its states carry a sequence across chunks."""
 
-    def test_looks_at_no_later_token(self, module: Mixer, x: Tensor) -> None:
+    def test_depends_on_no_later_token(self, module: Mixer, x: Tensor) -> None:
         x.requires_grad_()
         for t in (0, LENGTH // 2, LENGTH - 2):
             (seen,) = torch.autograd.grad(module(x)[0][:, t].square().sum(), x)
@@ -167,7 +166,7 @@ class MixerContract(BlockContract):
             whole, whole_end = module(x)
         self._check_close(y, whole[:, -1])
         self._check_states(end, whole_end)
-        assert all(torch.equal(*pair) for pair in zip(state, kept, strict=True)), "a step wrote into its state"
+        assert all(torch.equal(*pair) for pair in zip(state, kept, strict=True)), "a step changed its input state"
 
     def _check_states(self, found: State, wanted: State) -> None:
         for one, other in zip(found, wanted, strict=True):
@@ -175,9 +174,9 @@ class MixerContract(BlockContract):
 
 
 class FeedForwardContract(BlockContract):
-    """What else holds for a feed-forward: each token is on its own."""
+    """Further property of a feed-forward: tokens are independent."""
 
-    def test_looks_at_no_other_token(self, module: FeedForward, x: Tensor) -> None:
+    def test_depends_on_no_other_token(self, module: FeedForward, x: Tensor) -> None:
         with torch.no_grad():
             whole = module(x)
             for t in (0, LENGTH - 1):

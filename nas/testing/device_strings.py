@@ -1,4 +1,4 @@
-"""Strings that a shell would do something with, were they ever part of its text."""
+"""Strings that a shell would interpret if they became part of its text, for tests of transports."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ HOSTILE = (
     "--", "-rf", "%s%n", "\\c", "\\0101", "a=b", "#", "(", ")", "", " ", "\t", "\r\n", "\x1b[31m", "\x7f", "é",
     "\u202e", "🙂", "==> x <==", "x" * 3000,
 )  # fmt: skip
-"""Each would leave the file `{mark}` behind if it were run, or come back as something else."""
+"""Each would create the file `{mark}` if it were run, or come back changed."""
 
 CHARACTERS = st.one_of(st.sampled_from("$`;|&<>()'\"\\*?[]{}~!#%-=\n\r\t \x1b"), st.characters(codec="utf-8"))
 WORDS = st.text(CHARACTERS.filter(lambda each: each != "\0"), max_size=40)
-"""What a process can be given."""
+"""Arguments that a process can be given."""
 
 FILE_NAMES = WORDS.map(lambda word: word.replace("/", "|")).filter(
     lambda name: name not in ("", ".", "..") and len(name.encode()) < 200

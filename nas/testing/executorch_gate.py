@@ -1,4 +1,4 @@
-"""The gate of ExecuTorch on an artifact with a planted fault."""
+"""Runs the equivalence gate of ExecuTorch on an artifact with a planted fault."""
 
 from __future__ import annotations
 
@@ -7,24 +7,22 @@ from pathlib import Path
 from nas.core.layout import Layout
 from nas.runtimes.base import GateReport
 from nas.runtimes.executorch.builds import Build
-from nas.runtimes.executorch.gate import run_gate
-from nas.runtimes.executorch.oracle import Oracle
+from nas.runtimes.executorch.gate import Oracle, run_gate
 from nas.runtimes.executorch.runtime import EXECUTORCH
-from nas.runtimes.runner_logits import here
-from nas.testing.planted_faults import Fault, checkpoint
+from nas.runtimes.runner import here
+from nas.testing.planted_faults import RIGHT, Fault, checkpoint
 
 QUANTISATION = "8da4w"
-RIGHT = Fault("none")
 
 
 def gate(folder: Path, right: Layout, build: Build, fault: Fault = RIGHT) -> GateReport:
-    """Exports `right` with a fault, and holds the artifact against `right` without it.
+    """Exports `right` with a fault, and runs the gate against `right` without it.
 
     Args:
         folder: for weights and file.
-        right: what the artifact should compute.
-        build: what computes; one for another machine runs by emulation.
-        fault: what is wrong.
+        right: the layout that the artifact should compute.
+        build: of the runner; one for another machine runs by emulation.
+        fault: to plant.
 
     Raises:
         CandidateFailed: the runner died on the artifact.

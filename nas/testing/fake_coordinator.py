@@ -1,6 +1,6 @@
-"""A coordinator in memory that speaks the job protocol: for tests of agents, over a mock transport or a real socket.
+"""A coordinator in memory that speaks the job protocol, for tests of agents over a mock transport or a real socket.
 
-It checks what a real one checks of an agent's manners: known agent, known device, current epoch.
+Like the real one, it checks that agent and device are registered and that the epoch is current.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel
 
-from nas.core.manifest import SignedManifest
 from nas.core.protocol import (
     HEARTBEAT_PATH,
     LEASE_PATH,
@@ -33,18 +32,19 @@ from nas.core.protocol import (
     ResultReply,
     ResultRequest,
 )
+from nas.core.trust import SignedManifest
 
 _FILES, _JOBS = "/v1/files/", "/v1/jobs/"
 
 
 class FakeCoordinator:
-    """Hands out `jobs` in order to whichever registered device asks, or to the one that a job is for.
+    """Leases `jobs` in order to any registered device, or to the one that a job is for.
 
     Args:
         files: served by content hash.
-        local_paths: answer downloads by naming the file instead of sending it.
-        heartbeat_s: what agents are told.
-        poll_s: same.
+        local_paths: answer downloads with the path of the file instead of its content.
+        heartbeat_s: interval of heartbeats, sent to agents.
+        poll_s: interval of polls, sent to agents.
     """
 
     def __init__(
@@ -53,22 +53,22 @@ class FakeCoordinator:
         self.files, self.local_paths, self.heartbeat_s, self.poll_s = files, local_paths, heartbeat_s, poll_s
         self.jobs: list[Job] = []
         self.manifest: SignedManifest | None = None
-        """Served as it is; `nas.service.signing` makes good ones."""
+        """Served unchecked; `nas.farm.trust` makes valid ones."""
         self.registered: list[RegisterRequest] = []
         self.heartbeats: list[HeartbeatRequest] = []
         self.polls: list[LeaseRequest] = []
         self.results: dict[str, ResultRequest] = {}
         self.cancelled: set[str] = set()
         self.trouble: list[httpx.Response | httpx.TransportError] = []
-        """What the next requests meet, instead of an answer."""
-        self.deaf = False
-        """Whether results are answered 503."""
+        """Responses to, or errors of, the next requests."""
+        self.refuses_results = False
+        """Whether results are answered with 503."""
         self._leased: dict[str, int] = {}
         self._meant: dict[str, str] = {}
         self._changed = threading.Condition()
 
     def client(self) -> httpx.Client:
-        """A client that reaches this coordinator without a network."""
+        """Returns a client that reaches this coordinator without a network."""
         return httpx.Client(
             base_url="http://coordinator", transport=httpx.MockTransport(lambda request: self.handle(request))
         )
@@ -89,7 +89,7 @@ class FakeCoordinator:
             ), f"{len(self.results)} results and {len(self.heartbeats)} heartbeats within {timeout_s} s"
 
     def serving(self) -> list[str]:
-        """Ids of the devices that are registered now."""
+        """Returns ids of the devices that are registered now."""
         return [device.id for device in self.registered[-1].devices] if self.registered else []
 
     def handle(self, request: httpx.Request) -> httpx.Response:
@@ -144,7 +144,7 @@ class FakeCoordinator:
         return _json(HeartbeatReply(cancel=stale or request.job in self.cancelled))
 
     def _result(self, job: str, request: ResultRequest) -> httpx.Response:
-        if self.deaf:
+        if self.refuses_results:
             return httpx.Response(503)
         if self._leased.get(job) != request.epoch:
             return _json(ResultReply(accepted=False, reason=f"epoch {request.epoch} is not the current one"))
@@ -164,7 +164,7 @@ class FakeCoordinator:
 
 @contextmanager
 def served(coordinator: FakeCoordinator, socket: Path) -> Iterator[str]:
-    """Serves the coordinator on a Unix socket; gives its URL."""
+    """Serves the coordinator on a Unix socket; yields its URL."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -195,7 +195,7 @@ def served(coordinator: FakeCoordinator, socket: Path) -> Iterator[str]:
         block_on_close = False
 
         def handle_error(self, request: object, client_address: object) -> None:
-            """Killed clients are what these tests are about."""
+            """Ignores errors of killed clients, which these tests are about."""
 
     with Server(str(socket), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)

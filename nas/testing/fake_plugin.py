@@ -1,4 +1,4 @@
-"""`FakeRuntime` in processes that a test starts: an entry point on PYTHONPATH, set up by an environment variable."""
+"""Registers `FakeRuntime` in processes that a test starts, by an entry point on PYTHONPATH."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _ENTRY_POINTS = f"[nas.runtimes]\nfake = {__name__}:RUNTIME\n"
 
 
 def fake_environment(folder: Path, faults: Mapping[str, Fault] | None = None, run_s: float = 0.0) -> dict[str, str]:
-    """Environment variables under which the registry of runtimes knows "fake".
+    """Returns environment variables with which the registry of runtimes has "fake".
 
     Args:
         folder: for the plugin and its runner; made if missing.
-        faults: layout id -> how runs of that layout go wrong.
+        faults: layout id -> fault of runs of that layout.
         run_s: seconds that a run takes.
     """
     package = folder / "hilnas_fake-1.dist-info"
@@ -31,13 +31,9 @@ def fake_environment(folder: Path, faults: Mapping[str, Fault] | None = None, ru
     return {"PYTHONPATH": os.pathsep.join(paths), _VARIABLE: json.dumps(options)}
 
 
-def _runtime() -> FakeRuntime:
-    options = json.loads(os.environ[_VARIABLE])
-    return FakeRuntime(Path(options["folder"]), faults=options["faults"], run_s=options["run_s"])
-
-
 def __getattr__(name: str) -> FakeRuntime:
-    # Made when the registry asks: to import this module needs no environment.
+    # RUNTIME is made on access, so that importing this module needs no environment variable.
     if name != "RUNTIME":
         raise AttributeError(name)
-    return _runtime()
+    options = json.loads(os.environ[_VARIABLE])
+    return FakeRuntime(Path(options["folder"]), faults=options["faults"], run_s=options["run_s"])

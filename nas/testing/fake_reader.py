@@ -1,4 +1,4 @@
-"""A device's files and commands from a table: what probes and descriptions read, without a device."""
+"""A reader of a device's files and commands from a table, for tests of probes and descriptions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class FakeReader:
 
     Args:
         files: absolute path -> text, or the error that reading it gives; a test may change it.
-        commands: command -> what it prints.
+        commands: command -> its output.
     """
 
     def __init__(self, files: Mapping[str, str | OSError], commands: Mapping[str, str] | None = None) -> None:
@@ -39,7 +39,7 @@ class FakeReader:
         """See `Reader.read_many`."""
         self.exchanges += 1
         files = {path: self._get(path) for pattern in paths for path in self._matching(pattern)}
-        return files | {command: self._said(command) for command in commands}
+        return files | {command: self._output(command) for command in commands}
 
     def _matching(self, pattern: str) -> Iterator[str]:
         if "*" not in pattern and "?" not in pattern:
@@ -55,5 +55,5 @@ class FakeReader:
         missing = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return self.files.get(path, missing)
 
-    def _said(self, command: str) -> str | OSError:
+    def _output(self, command: str) -> str | OSError:
         return self.commands.get(command, FileNotFoundError(errno.ENOENT, "No such command", command))

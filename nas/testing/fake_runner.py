@@ -1,6 +1,6 @@
-"""The runner of `FakeRuntime`: a script that reports times worked out from figures in the model file.
+"""The runner of `FakeRuntime`: a script that reports times computed from figures in the model file.
 
-It stands alone (no import of ours), because a device runs it by its content.
+It imports nothing of this package, because devices run it as a single file.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import time
 
 
 def main() -> None:
-    """Makes a model from its recipe; else reports one repetition, or misbehaves as `--fault` says."""
+    """Makes a model from its recipe, or reports one repetition, or fails as `--fault` says."""
     if sys.argv[1] == "--recipe":
         make_model(*sys.argv[2::2])
         return
@@ -31,13 +31,16 @@ def main() -> None:
 
 
 def make_model(recipe: str, output: str) -> None:
-    """The recipe is the file backwards."""
+    """Writes the model, whose bytes are the recipe's in reverse."""
     with open(recipe, "rb") as source, open(output, "xb") as target:  # noqa: PTH123
         target.write(source.read()[::-1])
 
 
 def report(figures: dict[str, float], args: argparse.Namespace) -> dict[str, object]:
-    """Times grow with weights read per token and with the cache; every 16th token is 5 % slower, so p95 > p50."""
+    """Returns the report: times grow with weights read per token and with the cache.
+
+    Every 16th token is 5 % slower, so p95 > p50.
+    """
     start = figures["decode_ns"] + figures["cache_ns"] * args.prompt
     decode = [round((start + figures["cache_ns"] * i) * (1.05 if i % 16 == 15 else 1.0)) for i in range(args.gen)]
     memory = figures["weights_mb"] + figures["cache_mb"] * args.context
@@ -56,7 +59,7 @@ def report(figures: dict[str, float], args: argparse.Namespace) -> dict[str, obj
 
 
 def misbehave(fault: str) -> None:
-    """Ends the process, or never does, as asked."""
+    """Fails in the given way."""
     if fault == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
     elif fault == "hang":

@@ -1,7 +1,7 @@
-"""A runtime without a compiler or a model: for tests of everything that uses runtimes.
+"""A runtime without a compiler or a model, for tests of everything that uses runtimes.
 
-Its runner is a Python script whose times follow from the layout's own arithmetic (weights read per token, cache, work
-of the prompt), so a search over it has structure, and equal layouts always measure the same.
+Its runner is a Python script whose times are computed from the layout (weights read per token, cache, work of the
+prompt), so a search over it has structure, and equal layouts always measure the same.
 """
 
 from __future__ import annotations
@@ -10,18 +10,29 @@ import hashlib
 import json
 import sys
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from nas.core.errors import InfrastructureFailed, Unsupported
+from nas.core.errors import InfrastructureFailed, InvalidInput, Unsupported
 from nas.core.layout import Layout
 from nas.core.measurement import Sample
 from nas.core.plan import Plan, PlanFile, RawRun, Runner
 from nas.core.workload import Workload
-from nas.runtimes.base import Artifact, Checkpoint, GateReport, RandomWeights, Support, Weights
-from nas.runtimes.output import read_sample
+from nas.runtimes.base import (
+    Artifact,
+    Checkpoint,
+    Finding,
+    GateReport,
+    RandomWeights,
+    Release,
+    ReleaseRequest,
+    Support,
+    Weights,
+)
+from nas.runtimes.runner import read_sample
+from nas.runtimes.toolchain import host_target
 
 Fault = Literal["none", "crash", "hang", "garbage", "flood", "out_of_memory", "not_finite"]
 
@@ -31,15 +42,24 @@ _FLOPS_PER_NS = 50.0
 
 
 @dataclass(frozen=True)
+class FakeBuild:
+    """The script of a `FakeRuntime`."""
+
+    folder: Path
+    runner: Runner
+    variant: str = "any"
+
+
+@dataclass(frozen=True)
 class FakeRuntime:
     """A runtime whose runs take milliseconds.
 
     Args:
         folder: where the runner script is written.
-        faults: layout id -> how runs of that layout go wrong.
+        faults: layout id -> fault of runs of that layout.
         refused: block kinds it does not carry.
-        slowdown: factor on every reported time, to pretend a slower machine.
-        run_s: seconds that a run really takes, so that something can happen to it.
+        slowdown: factor on every reported time, to simulate a slower machine.
+        run_s: seconds that a run really takes, so that tests can interrupt it.
         targets: ABIs it has a runner for.
     """
 
@@ -54,7 +74,7 @@ class FakeRuntime:
     writer_version: str = "1"
 
     def supports(self, layout: Layout) -> Support:
-        """Everything but the kinds in `refused`."""
+        """Supports everything but the kinds in `refused`."""
         kinds = {block.kind for layer in layout.layers for block in layer.blocks}
         reasons = tuple(f"{kind} blocks are not carried by {self.name}" for kind in sorted(kinds & self.refused))
         return Support("no", None, reasons) if reasons else Support("stock", self.name)
@@ -62,7 +82,7 @@ class FakeRuntime:
     def export(
         self, layout: Layout, quantisation: str, weights: Weights, destination: Path, *, recipe: bool = False
     ) -> Artifact:
-        """A JSON file of the figures that the runner needs; its recipe is the same text backwards."""
+        """Writes a JSON file of the figures that the runner needs; its recipe has the same bytes in reverse."""
         support = self.supports(layout)
         if support.arch is None:
             raise Unsupported("; ".join(support.reasons))
@@ -84,7 +104,7 @@ class FakeRuntime:
         )
 
     def plan(self, artifact: Artifact, runner: Runner, workload: Workload, deadline_s: float) -> Plan:
-        """One run of the script."""
+        """Returns one run of the script."""
         sizes = {"prompt": workload.prompt, "gen": workload.gen, "context": workload.window}
         options = [text for name, value in sizes.items() for text in (f"--{name}", str(value))]
         options += ["--seconds", str(self.run_s)]
@@ -98,19 +118,19 @@ class FakeRuntime:
         )
 
     def parse(self, raw: RawRun) -> Sample:
-        """As every runner that reports in our form."""
+        """Parses the common report of runners."""
         return read_sample(raw)
 
     def gate(
         self, layout: Layout, quantisation: str, checkpoint: Checkpoint, model: Path, runner: Runner
     ) -> GateReport:
-        """Passes: there is no graph that could be wrong."""
+        """Always passes: there is no graph."""
         return GateReport(errors=(0.0,), error=0.0, limit=0.01)
 
     def runner(
         self, target: str, features: Collection[str] | None = None, patched: bool = False, libc: str | None = None
     ) -> Runner:
-        """The script, which runs on any target that has this interpreter."""
+        """Returns the script, which runs on any target that has this interpreter."""
         if patched or target not in self.targets:
             raise InfrastructureFailed(f"no {'patched ' * patched}{self.name} runner for {target}")
         script = Path(__file__).with_name("fake_runner.py").read_bytes()
@@ -123,15 +143,48 @@ class FakeRuntime:
         return Runner(runtime=self.name, build=digest, target=target, files=files, main="runner")
 
     def runner_folder(self, runner: Runner) -> Path:
-        """Where `runner` wrote the script."""
+        """Returns the folder of the script."""
         return self.folder / runner.build[:12]
 
+    def builds(self) -> Sequence[FakeBuild]:
+        """Returns the script, for each target."""
+        return [FakeBuild(self.runner_folder(runner), runner) for runner in map(self.runner, self.targets)]
+
+    def build(
+        self,
+        target: str = "host",
+        *,
+        log: Callable[[str], None],
+        patched: bool = False,
+        variant: str | None = None,
+        tools: bool = False,
+        static: bool = False,
+    ) -> FakeBuild:
+        """Writes the script."""
+        if patched or variant or tools or static:
+            raise InvalidInput(f"{self.name} has one build: a script")
+        runner = self.runner(host_target() if target == "host" else target)
+        log(f"{self.name} runner for {runner.target}")
+        return FakeBuild(self.runner_folder(runner), runner)
+
+    def doctor(self) -> Iterator[Finding]:
+        """Yields that nothing is needed."""
+        yield Finding(self.name, "ok", "needs nothing")
+
+    def trim(self, limit_bytes: int) -> int:
+        """Does nothing: exports cache nothing."""
+        return 0
+
+    def release(self, request: ReleaseRequest) -> Release:
+        """Returns a release without files: apps load none."""
+        return Release(f"none: {self.name} has no files for apps")
+
     def reference_model(self) -> Layout:
-        """A layout of about 30M weights."""
+        """Returns a layout of about 30M weights."""
         return Layout.parse("d512 v4096 ffn=swiglu:1536 [C3 C3 A8/4 C3 C3 A8/4 C3 A8/4]")
 
     def reference_workload(self) -> Workload:
-        """A short prompt and a few tokens."""
+        """Returns a short prompt and a few tokens."""
         return Workload(prompt=64, gen=16)
 
     def _figures(self, layout: Layout) -> dict[str, float]:

@@ -12,21 +12,19 @@ import pytest
 from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.core.layout import Layout
 from nas.runtimes.base import GateReport, Runtime
-from nas.testing.planted_faults import FAULTS, Fault, checkpoint
-
-RIGHT = Fault("none")
+from nas.testing.planted_faults import FAULTS, RIGHT, Fault, checkpoint
 
 
 class GateContract:
-    """Right graphs pass, wrong ones fail, at every quantisation.
+    """Right graphs pass and wrong ones fail, at every quantisation.
 
     The subclass gives the fixture `runtime`. Expect seconds per test: models are exported, run and computed in PyTorch.
 
     Attributes:
-        target: the ABI of this machine, for which the runtime must have a runner at hand.
-        layout: one that the runtime carries, with what `faults` need.
-        faults: what is planted. Those that the runtime cannot export may be left out; `earlier` is a runner's fault and
-            planted by tests of the runtime's own.
+        target: the ABI of this machine, for which the runtime must have a runner.
+        layout: one that the runtime carries, with the blocks that `faults` need.
+        faults: to plant. Those that the runtime cannot export may be left out; `earlier` is a runner's fault, which
+            the runtime's own tests plant.
     """
 
     target: ClassVar[str] = f"{platform.machine()}-{platform.system().lower()}"
@@ -39,7 +37,7 @@ class GateContract:
             metafunc.parametrize("fault", metafunc.cls.faults, ids=lambda fault: fault.name)
 
     def gate(self, runtime: Runtime, quantisation: str, folder: Path, fault: Fault = RIGHT) -> GateReport:
-        """Exports the layout with a fault, and holds the file against the layout without it."""
+        """Exports the layout with a fault, and runs the gate against the layout without it."""
         exported, model = fault.exported(self.layout), folder / "model"
         wrong = checkpoint(exported, folder / "wrong", fault.weights)
         artifact = runtime.export(exported, quantisation, wrong, model)

@@ -1,10 +1,11 @@
-"""Hypothesis strategies for layouts: valid ones of every built-in kind, with sharing, parallel mixers, cache reuse."""
+"""Hypothesis strategies for valid layouts, with shared layers, parallel mixers and cache reuse."""
 
 from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from nas.core.block import Block
+from nas.core.block import BLOCKS, Arg, Block, BlockKind, Scalar
+from nas.core.errors import InvalidInput
 from nas.core.layout import Layer, Layout
 
 WIDTHS = st.integers(1, 16).map(lambda n: 32 * n)
@@ -12,7 +13,7 @@ WIDTHS = st.integers(1, 16).map(lambda n: 32 * n)
 
 @st.composite
 def attention(draw: st.DrawFn, d_model: int) -> Block:
-    """A grouped-query attention block that stands at `d_model`."""
+    """Draws a grouped-query attention block that is valid at `d_model`."""
     kv_heads = draw(st.integers(1, 4))
     heads = kv_heads * draw(st.integers(1, 4))
     derivable = d_model % heads == 0 and d_model // heads % 2 == 0
@@ -24,14 +25,14 @@ def attention(draw: st.DrawFn, d_model: int) -> Block:
 
 @st.composite
 def sliding_window(draw: st.DrawFn, d_model: int) -> Block:
-    """A sliding-window attention block that stands at `d_model`."""
+    """Draws a sliding-window attention block that is valid at `d_model`."""
     heads = dict(draw(attention(d_model)).given)
     return Block.of("swa", window=draw(st.integers(1, 4096)), sink=draw(st.none() | st.booleans()), **heads)
 
 
 @st.composite
 def state_space(draw: st.DrawFn, d_model: int) -> Block:
-    """A Mamba-2 block that stands at `d_model`."""
+    """Draws a Mamba-2 block that is valid at `d_model`."""
     expand = draw(st.integers(1, 3))
     groups = draw(st.sampled_from([1, 2, 4]))
     heads = groups * draw(st.sampled_from([1, 2, 4]))
@@ -40,25 +41,54 @@ def state_space(draw: st.DrawFn, d_model: int) -> Block:
 
 
 def mixers(d_model: int) -> st.SearchStrategy[Block]:
-    """Any mixer with a state of its own."""
+    """Returns a strategy for any mixer with a state of its own."""
     conv = st.integers(2, 64).map(lambda kernel: Block.of("conv", kernel=kernel))
-    return conv | attention(d_model) | sliding_window(d_model) | state_space(d_model)
+    built_in = conv | attention(d_model) | sliding_window(d_model) | state_space(d_model)
+    return st.one_of(built_in, *(of_kind(kind, d_model) for kind in _further("mixer")))
 
 
-def feed_forwards() -> st.SearchStrategy[Block]:
-    """Any feed-forward."""
+def _further(role: str) -> list[BlockKind]:
+    """Returns kinds of other distributions."""
+    built_in = ("conv", "gqa", "swa", "mamba2", "swiglu", "moe")
+    return [kind for kind in BLOCKS.values() if kind.role == role and kind.name not in built_in]
+
+
+def of_kind(kind: BlockKind, d_model: int) -> st.SearchStrategy[Block]:
+    """Returns a strategy for blocks of `kind` that are valid at `d_model`, with arguments up to 64 or their minimum."""
+
+    def values(arg: Arg) -> st.SearchStrategy[Scalar | None]:
+        low, high = arg.low or 0, 64 if arg.high is None else arg.high
+        given: st.SearchStrategy[Scalar | None] = st.floats(low, high)
+        if arg.type is not float:
+            given = st.booleans() if arg.type is bool else st.integers(int(low), int(min(high, max(64, low))))
+        return given if arg.required else st.none() | given
+
+    def is_valid(block: Block) -> bool:
+        try:
+            block.canonical(d_model)
+        except InvalidInput:
+            return False
+        return True
+
+    drawn = st.fixed_dictionaries({arg.name: values(arg) for arg in kind.args if arg.name != "kv"})
+    return drawn.map(lambda args: Block.of(kind.name, **args)).filter(is_valid)
+
+
+def feed_forwards(d_model: int = 64) -> st.SearchStrategy[Block]:
+    """Returns a strategy for any feed-forward."""
     width = st.integers(1, 400)
     dense = width.map(lambda n: Block.of("swiglu", width=n))
     experts = st.tuples(st.integers(2, 8), st.integers(1, 8), width).filter(lambda t: t[1] <= t[0])
-    return dense | experts.map(lambda t: Block.of("moe", experts=t[0], top_k=t[1], width=t[2]))
+    mixtures = experts.map(lambda t: Block.of("moe", experts=t[0], top_k=t[1], width=t[2]))
+    return st.one_of(dense, mixtures, *(of_kind(kind, d_model) for kind in _further("ffn")))
 
 
 @st.composite
 def layouts(draw: st.DrawFn, max_depth: int = 8, widths: st.SearchStrategy[int] = WIDTHS) -> Layout:
-    """Valid layouts of 1 to `max_depth` layers; `widths` gives multiples of 32."""
+    """Draws valid layouts of 1 to `max_depth` layers; `widths` gives multiples of 32."""
     d_model = draw(widths)
     palette = draw(st.lists(mixers(d_model), min_size=1, max_size=4))
-    ffns = [None, *draw(st.lists(feed_forwards(), min_size=1, max_size=3))]
+    ffns = [None, *draw(st.lists(feed_forwards(d_model), min_size=1, max_size=3))]
     layers: list[Layer] = []
     for _ in range(draw(st.integers(1, max_depth))):
         layers.append(_draw_layer(draw, layers, palette, ffns))

@@ -1,4 +1,4 @@
-"""The gate of llama.cpp on a file with a planted fault."""
+"""Runs the equivalence gate of llama.cpp on a file with a planted fault."""
 
 from __future__ import annotations
 
@@ -8,26 +8,23 @@ from typing import cast
 from nas.core.layout import Layout
 from nas.runtimes.base import GateReport
 from nas.runtimes.llama_cpp.builds import Build
-from nas.runtimes.llama_cpp.gate import run_gate
+from nas.runtimes.llama_cpp.gate import rounds_choices, run_gate, run_runner_gate
 from nas.runtimes.llama_cpp.oracle import Oracle
-from nas.runtimes.llama_cpp.runner_gate import rounds_choices, run_runner_gate
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.runtimes.llama_cpp.support import Quantisation
-from nas.runtimes.runner_logits import here
-from nas.testing.planted_faults import Fault, checkpoint
-
-RIGHT = Fault("none")
+from nas.runtimes.runner import here
+from nas.testing.planted_faults import RIGHT, Fault, checkpoint
 
 
 def gate(folder: Path, quantisation: str, right: Layout, build: Build, fault: Fault = RIGHT) -> GateReport:
-    """Exports `right` with a fault, and holds the file against `right` without it.
+    """Exports `right` with a fault, and runs the gate against `right` without it.
 
     Args:
         folder: for weights and file.
         quantisation: of the file.
-        right: what the file should compute.
-        build: what computes; one for another machine runs by emulation, through its runner.
-        fault: what is wrong.
+        right: the layout that the file should compute.
+        build: of llama.cpp; one for another machine runs by emulation, through its runner.
+        fault: to plant.
 
     Raises:
         CandidateFailed: llama.cpp died on the file.

@@ -1,7 +1,7 @@
-"""Faults that an equivalence gate must notice, as edits of what is exported, for any runtime.
+"""Faults that an equivalence gate must detect, as edits of exported layouts and weights, for any runtime.
 
-A file is exported with the fault and held against the layout and the weights without it. `checkpoint` draws weights
-behind which no fault can hide.
+A file is exported with the fault and compared with the layout and the weights without it. `checkpoint` draws weights
+that make every fault visible.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Edit = Callable[[State], None]
 
 
 def unchanged(state: State) -> None:
-    """No fault."""
+    """Changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ class Fault:
     """One mistake of an exporter, a graph or a runner.
 
     Args:
-        name: what a person calls it.
+        name: shown in test ids.
         weights: edits the exported weights.
-        layout: what to replace in the exported layout's text, and by what.
+        layout: a part of the exported layout's text, and its replacement.
         earlier: tokens of an earlier text that the runner forgets to clear from its memory.
-        choice_only: whether it changes nothing but which experts are chosen.
+        choice_only: whether it changes only which experts are chosen.
     """
 
     name: str
@@ -49,14 +49,17 @@ class Fault:
     choice_only: bool = False
 
     def exported(self, right: Layout) -> Layout:
-        """The layout that is exported in place of `right`."""
+        """Returns the layout that is exported in place of `right`."""
         return Layout.parse(right.format().replace(*self.layout)) if self.layout[0] else right
 
 
-def checkpoint(layout: Layout, path: Path, edit: Edit = unchanged) -> Checkpoint:
-    """Fresh weights at `path`; norms and biases are drawn apart from one and zero, so that a forgotten one shows.
+RIGHT = Fault("none")
 
-    A tensor's values follow from its name and shape, so layouts that differ in one place differ in weights there only.
+
+def checkpoint(layout: Layout, path: Path, edit: Edit = unchanged) -> Checkpoint:
+    """Writes fresh weights to `path`; norms and biases differ from one and zero, so that a missing one is visible.
+
+    A tensor's values depend on its name and shape alone, so layouts that differ in one block share all other weights.
     """
     model = Model(layout, seed=1)
     state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
@@ -74,11 +77,11 @@ def checkpoint(layout: Layout, path: Path, edit: Edit = unchanged) -> Checkpoint
 
 
 PLANTED = Layout.parse("d256 v512 ffn=swiglu:512 [C3 A8/4 C3 A8/4 C5]")
-"""What `FAULTS` are planted in."""
+"""A layout for `FAULTS`."""
 PLANTED_MOE = Layout.parse("d256 v512 ffn=moe:8x2:64 [C3+swiglu:512 A4/2 C3 A4/2]")
-"""What `MOE_FAULTS` are planted in."""
+"""A layout for `MOE_FAULTS`."""
 PLANTED_CHOICE = Layout.parse("d256 v512 ffn=moe:8x2:64 [C3+swiglu:512 C3 M16 C3]")
-"""The same for those of `choice_only`: no attention, whose cache is rounded even where weights are float32."""
+"""A layout for those of `choice_only`: no attention, whose cache is rounded even where weights are float32."""
 _HEAD = 32
 
 

@@ -1,6 +1,6 @@
-"""A PostgreSQL server for tests and benchmarks: data in a temporary folder, reached by a Unix socket.
+"""Starts a PostgreSQL server for tests and benchmarks, with data in a temporary folder, reached by a Unix socket.
 
-No service of this host is touched. PostgreSQL refuses to run as root, so then it runs as `nobody`.
+It is independent of servers on this host. PostgreSQL refuses to run as root, so then it runs as `nobody`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _TEMPLATE = "hilnas_template"
 _START_S = 30.0
 
 CARELESS = {"fsync": "off", "full_page_writes": "off"}
-"""Settings for what need not survive a power failure: tests."""
+"""Settings for tests, whose data need not survive a power failure."""
 
 
 class Server:
-    """A server that runs.
+    """A PostgreSQL server.
 
     Args:
         programs: folder of initdb and postgres.
@@ -46,20 +46,20 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Of the process that starts the others."""
+        """Process id of the server."""
         assert self._process is not None
         return self._process.pid
 
     def url(self, database: str) -> str:
-        """Of a database on this server."""
+        """Returns the URL of a database on this server."""
         return f"postgresql://hilnas@/{database}?host={self.folder}"
 
     def start(self) -> None:
-        """Starts it, and returns when it takes connections."""
+        """Starts the server, and returns when it takes connections."""
         options = [f"--{name}={value}" for name, value in {"listen_addresses": "", **self._settings}.items()]
         argv = [self._programs / "postgres", "-D", self.folder / "data", "-k", self.folder, *options]
         with (self.folder / "log").open("ab") as log:
-            # It goes down with the process that started it, however that ends.
+            # Ends with the process that started it.
             self._process = subprocess.Popen(_as_server(*argv, death="INT"), cwd=self.folder, stdout=log, stderr=log)
         deadline = time.monotonic() + _START_S
         while True:
@@ -70,20 +70,20 @@ class Server:
                 time.sleep(0.02)
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
-        """Ends every connection, then the server: SIGINT is the orderly way, SIGQUIT is that of a crash."""
+        """Ends every connection, then the server: SIGINT shuts down in order, SIGQUIT as in a crash."""
         assert self._process is not None
         self._process.send_signal(how)
         self._process.wait(_START_S)
         self._process = None
 
     def create(self, name: str) -> str:
-        """A new database without tables; gives its URL."""
+        """Creates a database without tables; returns its URL."""
         self._execute("CREATE DATABASE {}", name)
         self._made.add(name)
         return self.url(name)
 
     def create_empty(self, name: str) -> str:
-        """A new database with our tables, copied from one that was built once; gives its URL."""
+        """Creates a database with our tables, copied from a template; returns its URL."""
         if _TEMPLATE not in self._made:
             Store.open(self.create(_TEMPLATE)).close()
         self._execute("CREATE DATABASE {} TEMPLATE {}", name, _TEMPLATE)
@@ -91,14 +91,14 @@ class Server:
         return self.url(name)
 
     def empty(self, url: str) -> None:
-        """Takes all rows out of a database with our tables, whose names start over; faster than another database."""
+        """Removes all rows of a database with our tables and restarts their ids; faster than creating a database."""
         tables = sql.SQL(", ").join(sql.Identifier(table.name) for table in metadata.sorted_tables)
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute(sql.SQL("TRUNCATE {} RESTART IDENTITY").format(tables))
 
     @contextlib.contextmanager
     def dropping(self) -> Iterator[None]:
-        """Removes in the end the databases that were made meanwhile, whoever is connected to them."""
+        """Removes at the end the databases created in the context, even if clients are connected."""
         before = set(self._made)
         try:
             yield
@@ -108,7 +108,7 @@ class Server:
                 self._made.remove(name)
 
     def log(self) -> str:
-        """What the server has said."""
+        """Returns the server's log."""
         return (self.folder / "log").read_text(errors="replace")
 
     def _execute(self, statement: str, *names: str) -> None:
@@ -121,7 +121,7 @@ class Server:
 
 @contextlib.contextmanager
 def server(settings: Mapping[str, str]) -> Iterator[Server]:
-    """A new server with databases of its own, and `settings` as in postgresql.conf."""
+    """Runs a new server with `settings` as in postgresql.conf."""
     programs = _programs()
     folder = Path(tempfile.mkdtemp(prefix="hilnas-postgres-"))
     try:

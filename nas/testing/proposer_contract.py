@@ -17,11 +17,13 @@ SEED = 3
 
 
 class ProposerContract:
-    """What a study relies on. The subclass gives the fixture `factory`, which makes a proposer of a sampler and a seed.
+    """Properties that a study relies on.
+
+    The subclass gives the fixture `factory`, which makes a proposer of a sampler and a seed.
 
     Attributes:
         pool: candidates scored per proposal; small, so that the tests are quick.
-        rounds: batches of two that the tests ask for, enough to leave the first random or heuristic layouts behind.
+        rounds: batches of two that the tests ask for, enough to get past the first random or heuristic layouts.
     """
 
     pool = 24
@@ -29,17 +31,17 @@ class ProposerContract:
 
     @pytest.fixture
     def problem(self) -> SyntheticProblem:
-        """What the layouts are measured by."""
+        """Measures the layouts."""
         return SyntheticProblem(1, space=synthetic_space(self.pool, seeds=4))
 
     def start(self, factory: ProposerFactory, problem: SyntheticProblem, seed: int = SEED) -> Proposer:
-        """A new proposer with its reference point fixed."""
+        """Returns a new proposer with its reference point fixed."""
         proposer = factory(Sampler(problem.space), seed)
         proposer.fix_reference_point(problem.reference_point)
         return proposer
 
     def search(self, proposer: Proposer, problem: SyntheticProblem) -> list[Proposal]:
-        """A short search, two at a time."""
+        """Runs a short search, two proposals at a time."""
         made: list[Proposal] = []
         for _ in range(self.rounds):
             asked = proposer.ask(2)
@@ -55,7 +57,7 @@ class ProposerContract:
         assert len({proposal.layout.id for proposal in made}) == len(made) == 2 * self.rounds
         assert [proposal.number for proposal in made] == list(range(len(made)))
 
-    def test_what_was_told_unasked_is_not_proposed(self, factory: ProposerFactory, problem: SyntheticProblem) -> None:
+    def test_observed_layouts_are_not_proposed(self, factory: ProposerFactory, problem: SyntheticProblem) -> None:
         first = self.start(factory, problem).ask(4)
         proposer = self.start(factory, problem)
         for proposal in first:
@@ -136,7 +138,7 @@ class ProposerContract:
         with pytest.raises(InvalidInput, match="memory"):
             proposer.fix_reference_point({"quality": 1.0, "latency": 1.0})
 
-    def test_what_is_no_number_is_refused(self, factory: ProposerFactory, problem: SyntheticProblem) -> None:
+    def test_values_that_are_not_finite_are_refused(self, factory: ProposerFactory, problem: SyntheticProblem) -> None:
         proposer = self.start(factory, problem)
         layout = proposer.ask(1)[0].layout
         for bad in (math.nan, math.inf):

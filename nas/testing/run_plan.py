@@ -1,4 +1,4 @@
-"""Runs a plan right here, without a device: for contract tests of runtimes."""
+"""Runs a plan on this machine, without a device, for contract tests of runtimes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from nas.core.plan import Plan, RawRun
 
 
 def run_plan(plan: Plan, runner_folder: Path, inputs: Mapping[str, Path]) -> RawRun:
-    """One process of `plan`, killed at its deadline.
+    """Runs one process of `plan`, killed at its deadline.
 
     Args:
-        plan: what to run.
+        plan: to run.
         runner_folder: holds the runner's files.
         inputs: input name -> file on this machine.
     """

@@ -5,26 +5,37 @@ from __future__ import annotations
 import hashlib
 import platform
 import subprocess
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
-from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput
+from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput, NasError
 from nas.core.layout import Layout
 from nas.core.plan import Conditions, Plan, RawRun
 from nas.core.workload import Workload
-from nas.runtimes.base import Artifact, RandomWeights, Runtime
+from nas.runtimes.base import Artifact, Checkpoint, RandomWeights, ReleaseRequest, Runtime, Vocabulary
 from nas.testing.run_plan import run_plan
 
 
+def no_vocabulary() -> Vocabulary:
+    """Fails: no model is released."""
+    raise AssertionError("needed before anything is written")
+
+
+def no_checkpoint() -> AbstractContextManager[Checkpoint]:
+    """Fails: no model is released."""
+    raise AssertionError("needed before anything is written")
+
+
 class RuntimeContract:
-    """What the service relies on.
+    """Properties that studies rely on.
 
     The subclass gives the fixtures `runtime`, `layout` (which it carries) and `refused` (which it does not).
 
     Attributes:
-        target: the ABI of this machine, for which the runtime must have a runner at hand.
+        target: the ABI of this machine, for which the runtime must have a runner.
         workload: one that the runtime serves; the default is a short prompt in a longer window.
     """
 
@@ -38,12 +49,12 @@ class RuntimeContract:
 
     @pytest.fixture
     def plan(self, runtime: Runtime, artifact: Artifact) -> Plan:
-        """A short run of it."""
+        """A short run of the artifact."""
         return runtime.plan(artifact, runtime.runner(self.target), self.workload, deadline_s=120)
 
     @pytest.fixture
     def good(self, runtime: Runtime, plan: Plan, tmp_path: Path) -> RawRun:
-        """What that run leaves behind."""
+        """The result of that run."""
         return run_plan(plan, runtime.runner_folder(plan.runner), {"model": tmp_path / "model"})
 
     def test_support_names_arch_or_reasons(self, runtime: Runtime, layout: Layout, refused: Layout) -> None:
@@ -67,7 +78,7 @@ class RuntimeContract:
         content = (tmp_path / "model").read_bytes()
         assert (artifact.sha256, artifact.size) == (hashlib.sha256(content).hexdigest(), len(content))
         assert (artifact.runtime, artifact.layout_id, artifact.weights) == (runtime.name, layout.id, "random:7")
-        assert list(tmp_path.iterdir()) == [tmp_path / "model"], "export leaves nothing else behind"
+        assert list(tmp_path.iterdir()) == [tmp_path / "model"], "export writes one file"
 
     def test_export_depends_on_nothing_but_its_inputs(
         self, runtime: Runtime, layout: Layout, artifact: Artifact, tmp_path: Path
@@ -81,7 +92,7 @@ class RuntimeContract:
     def test_recipe_makes_the_same_file(
         self, runtime: Runtime, layout: Layout, artifact: Artifact, tmp_path: Path
     ) -> None:
-        """What a device makes from the recipe is, byte for byte, what would have been sent."""
+        """A device makes from the recipe byte for byte the exported file."""
         recipe, made = tmp_path / "recipe", tmp_path / "made"
         other = runtime.export(layout, runtime.quantisations[0], RandomWeights(7), recipe, recipe=True)
         assert (other.sha256, other.size) == (artifact.sha256, artifact.size)
@@ -104,6 +115,33 @@ class RuntimeContract:
         assert plan.runner.main in plan.runner.files
         for name, file in plan.runner.files.items():
             assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == file.sha256
+
+    def test_chosen_runners_are_among_the_builds(self, runtime: Runtime, plan: Plan) -> None:
+        (chosen,) = (build for build in runtime.builds() if build.runner == plan.runner)
+        assert chosen.variant and chosen.folder == runtime.runner_folder(plan.runner)
+
+    def test_a_build_for_an_unknown_machine_is_refused(self, runtime: Runtime) -> None:
+        with pytest.raises(NasError):
+            runtime.build("pdp11-unix", log=lambda line: None)
+
+    def test_doctor_finds_nothing_wrong_without_a_fix(self, runtime: Runtime) -> None:
+        findings = list(runtime.doctor())
+        assert findings and all(finding.status == "ok" or finding.fix for finding in findings)
+
+    def test_trimming_to_what_there_is_removes_nothing(self, runtime: Runtime) -> None:
+        assert runtime.trim(1 << 62) == 0
+
+    def test_release_names_what_loads_the_model_and_writes_nothing_yet(
+        self, runtime: Runtime, layout: Layout, refused: Layout, tmp_path: Path
+    ) -> None:
+        def request(layout: Layout) -> ReleaseRequest:
+            asked = runtime.quantisations[:1]
+            return ReleaseRequest(tmp_path, "model", layout, asked, 64, no_vocabulary, no_checkpoint)
+
+        found, none = runtime.release(request(layout)), runtime.release(request(refused))
+        assert bool(found.parts) != found.loads.startswith("none: ")
+        assert none.loads.startswith("none: ") and not none.parts
+        assert list(tmp_path.iterdir()) == []
 
     def test_missing_build_is_no_candidates_fault(self, runtime: Runtime) -> None:
         with pytest.raises(InfrastructureFailed):

@@ -1,4 +1,4 @@
-"""Weights that have learned something: text of theirs is no endless repetition, as that of fresh weights often is."""
+"""Trains small models for a few seconds: unlike fresh weights, they do not generate endless repetitions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ROWS, _LENGTH, _RATE = 4, 48, 5e-3
 
 
 def learned_checkpoint(layout: Layout, text: bytes, path: Path, steps: int = 80) -> Checkpoint:
-    """A byte-level model after `steps` steps on `text`, saved at `path`: two seconds for one of `STOCK`."""
+    """Trains a byte-level model for `steps` steps on `text` and saves it at `path`; two seconds for one of `STOCK`."""
     data = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
     model, generator = Model(layout, seed=0).train(), torch.Generator().manual_seed(0)
     optimiser = torch.optim.AdamW(model.parameters(), lr=_RATE)

@@ -1,8 +1,8 @@
-"""A search problem without models or devices: layouts have known figures, so a search can be judged in seconds.
+"""A search problem without models or devices: layouts have known figures, so a search can be tested in seconds.
 
-Quality has what makes real ones hard: a scaling law, recall that saturates with attention and suffers from gaps
-without it, preferences by depth, and random interactions between neighbouring layers. Time and memory follow from the
-layout's arithmetic, with random costs between neighbours. Each seed is another problem of the family.
+Quality follows a scaling law, recall that saturates with attention and suffers from gaps without it, preferences by
+depth, and random interactions between neighbouring layers. Time and memory are computed from the layout, with random
+costs between neighbours. Each seed gives another problem.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _KINDS = ("C3", "C5", "C7", "A16/2", "A16/4", "A16/8", "A16/16")
 
 
 def synthetic_space(pool: int = 256, seeds: int = 6) -> SearchSpace:
-    """A space of about 10^15 layouts of 20M to 60M weights, of which the budgets leave about a fifth."""
+    """Returns a space of about 10^15 layouts of 20M to 60M weights, of which the budgets leave about a fifth."""
     limit = {"max": "1x", "workload": "chat"}
     return SearchSpace.model_validate(
         {
@@ -79,12 +79,12 @@ class SyntheticProblem:
         count = len(_KINDS)
         self._pair = rng.normal(0, 0.010, (count, count))
         self._triple = rng.normal(0, 0.012, (count, count, count)) * (rng.random((count, count, count)) < 0.2)
-        self._taste = rng.normal(0, 0.012, (4, count))
-        self._hunger = 1 + 0.5 * np.sin(np.linspace(0, 3, 16) + rng.uniform(0, 3))
+        self._preference = rng.normal(0, 0.012, (4, count))
+        self._width_gain = 1 + 0.5 * np.sin(np.linspace(0, 3, 16) + rng.uniform(0, 3))
         self._hop = np.abs(rng.normal(0, 0.03, (count, count)))
 
     def truth(self, layout: Layout) -> dict[str, float]:
-        """Noise-free figures, lower is better: quality (as loss), ttft, decode and memory, in arbitrary units."""
+        """Returns noise-free figures, lower is better: quality (a loss), ttft, decode, memory, in arbitrary units."""
         kinds = [_KINDS.index(layer.mixers[0].format()) for layer in layout.layers]
         hops = 1 + sum(self._hop[a, b] for a, b in itertools.pairwise(kinds)) / 4
         cache = layout.kv_bytes(_CONTEXT)
@@ -97,7 +97,7 @@ class SyntheticProblem:
         }
 
     def observe(self, layout: Layout) -> Observation:
-        """The figures with noise: always the same for the same layout."""
+        """Returns the figures with noise: always the same for the same layout."""
         rng = np.random.default_rng([31, self.seed, int(layout.id[:12], 16)])
         truth = self.truth(layout)
         seen = {name: value * math.exp(rng.normal(0, self.noise)) for name, value in truth.items() if name != "quality"}
@@ -109,7 +109,7 @@ class SyntheticProblem:
         return Observation(layout, "complete", objectives, constraints, rung=len(self.space.quality.rungs) - 1)
 
     def point(self, layout: Layout) -> NDArray[np.float64] | None:
-        """Noise-free coordinates in the order of `OBJECTIVES`; None for a layout over a budget."""
+        """Returns noise-free coordinates in the order of `OBJECTIVES`; None for a layout over a budget."""
         truth = self.truth(layout)
         if max(self._excess(truth).values()) > 0:
             return None
@@ -117,8 +117,8 @@ class SyntheticProblem:
 
     @cached_property
     def reference_point(self) -> dict[str, float]:
-        """The budgets, and the quality that a quarter of random layouts fails to reach."""
-        quality = float(np.quantile([figures["quality"] for figures in self._crowd], 0.75))
+        """The budgets, and the 75 % quantile of the loss of random layouts."""
+        quality = float(np.quantile([figures["quality"] for figures in self._sample], 0.75))
         latency, memory = math.log(self._budgets["decode"]), math.log(self._budgets["memory"])
         return {"quality": quality, "latency": latency, "memory": memory}
 
@@ -126,38 +126,38 @@ class SyntheticProblem:
         return {name: math.log(figures[name] / limit) for name, limit in self._budgets.items()}
 
     @cached_property
-    def _crowd(self) -> list[dict[str, float]]:
+    def _sample(self) -> list[dict[str, float]]:
         sampler, rng = Sampler(self.space), np.random.default_rng([37, self.seed])
         return [self.truth(sampler.draw(rng)) for _ in range(300)]
 
     @cached_property
     def _budgets(self) -> dict[str, float]:
-        """Limits that about a fifth of random layouts keeps."""
+        """Limits that about a fifth of random layouts keep."""
         names = ("ttft", "decode", "memory")
-        return {name: float(np.quantile([figures[name] for figures in self._crowd], 0.4)) for name in names}
+        return {name: float(np.quantile([figures[name] for figures in self._sample], 0.4)) for name in names}
 
     def _loss(self, layout: Layout, kinds: list[int]) -> float:
         depth, active, total = layout.depth, layout.params.active, layout.params.total
         loss = 1.8 + 0.9 * ((0.7 * active + 0.3 * total) / 2e7) ** -0.25
         loss += 0.03 * math.log(layout.d_model / depth / 45) ** 2 + self._recall(kinds)
-        tastes = sum(self._taste[4 * index // depth, kind] for index, kind in enumerate(kinds))
+        preferences = sum(self._preference[4 * index // depth, kind] for index, kind in enumerate(kinds))
         pairs = sum(self._pair[a, b] for a, b in itertools.pairwise(kinds))
         triples = sum(self._triple[kinds[i], kinds[i + 1], kinds[i + 2]] for i in range(depth - 2))
-        return float(loss + tastes + pairs + triples - self._fed(layout))
+        return float(loss + preferences + pairs + triples - self._feed_forward_gain(layout))
 
     def _recall(self, kinds: list[int]) -> float:
-        """Attention recalls, more heads better, with falling returns; long stretches without it cost."""
+        """Returns the loss of recall: lower with attention and its heads, higher with long gaps without attention."""
         at = [index for index, kind in enumerate(kinds) if kind >= 3]
         recall = sum((0.5, 0.7, 0.9, 1.0)[kinds[index] - 3] for index in at)
         local = sum((0.7, 0.9, 1.0)[kind] for kind in kinds if kind < 3)
         gap = max(b - a for a, b in itertools.pairwise([-1, *at, len(kinds)])) / len(kinds)
         return 0.4 * math.exp(-recall / 1.5) + 0.25 * math.exp(-local / 2.5) + 0.1 * max(0.0, gap - 0.35)
 
-    def _fed(self, layout: Layout) -> float:
-        """Wide feed-forwards help most where this problem is hungry."""
+    def _feed_forward_gain(self, layout: Layout) -> float:
+        """Returns the gain of wide feed-forwards, by depth."""
         gain = 0.0
         for index, layer in enumerate(layout.layers):
             assert layer.ffn is not None, "layouts of this space have feed-forwards"
             width = layer.ffn.int("width") * (2 if layer.ffn.kind == "moe" else 1)
-            gain += self._hunger[16 * index // layout.depth] * math.log(width / layout.d_model) / layout.depth
+            gain += self._width_gain[16 * index // layout.depth] * math.log(width / layout.d_model) / layout.depth
         return 0.06 * gain

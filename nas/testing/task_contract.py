@@ -23,11 +23,11 @@ _EXAMPLES = 4000
 
 
 class TaskContract:
-    """What training, scoring and result keys rely on.
+    """Properties that training, scoring and result keys rely on.
 
     Attributes:
         name: the task's name in `nas.core.task.TASKS`.
-        difficulties: settings to test; `{}` stands for the defaults.
+        difficulties: settings to test; `{}` means the defaults.
         tolerance: of the labels' entropy over 4,000 examples, in nats.
     """
 
@@ -55,11 +55,11 @@ class TaskContract:
         assert labels.min() >= 0
         assert labels.max() < task.vocab
 
-    def test_every_example_asks_something(self, task: Task) -> None:
+    def test_every_example_has_a_label(self, task: Task) -> None:
         _, y = task.batch(np.random.default_rng(0), 256)
         assert (y != IGNORE).any(axis=1).all()
 
-    def test_batches_follow_from_the_generator_alone(self, task: Task, settings: Mapping[str, Setting]) -> None:
+    def test_batches_depend_on_the_generator_alone(self, task: Task, settings: Mapping[str, Setting]) -> None:
         x, y = task.batch(np.random.default_rng(3), 8)
         again_x, again_y = make_task(self.name, settings).batch(np.random.default_rng(3), 8)
         assert np.array_equal(x, again_x)

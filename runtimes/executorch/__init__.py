@@ -4,7 +4,7 @@ An artifact is one file, little endian:
 
     "HILNASET", version (u32), 0 (u32), length of the header (u64), the header, then sections, each on a multiple of 64
 
-The header is text, a record a line; offsets count from the first multiple of 64 behind it:
+The header is text, a record a line; offsets count from the first multiple of 64 after it:
 
     model D V CHUNK                                     width, vocabulary, most tokens a call takes
     embedding OFFSET SIZE SCALES SIZE                   int8 rows [V, D] and a float32 scale for each
@@ -18,9 +18,9 @@ The header is text, a record a line; offsets count from the first multiple of 64
     moe METHOD TOP_K EXPERTS BIAS                       x -> norm(x), logits; then the chosen of the next EXPERTS
     head METHOD                                         x of the last token -> logits
 
-Programs stand once however many layers run them, and a layer that shares another's weights runs its methods with a
-state of its own. Constants are stored as XNNPACK wants them: 4-bit weights as packed nibbles, group scales as bfloat16,
-everything else float32. Nothing in a program depends on weights or context length, so programs are lowered once per
-shape (`templates`). Programs come first of all sections, so a file of random weights is known by its beginning and by
-how the rest is drawn: its recipe (`recipe`).
+Each program is stored once, however many layers run it, and a layer that shares another's weights runs its methods with
+a state of its own. Constants are stored as XNNPACK wants them: 4-bit weights as packed nibbles, group scales as
+bfloat16, everything else float32. Nothing in a program depends on weights or context length, so programs are lowered
+once per shape (`templates`). Programs come first of all sections, so a file of random weights is known by its beginning
+and by how the rest is drawn: its recipe (`recipe`).
 """

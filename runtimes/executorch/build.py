@@ -1,14 +1,16 @@
 """Compiles our runner against the libraries of ExecuTorch's wheel, once per build id.
 
-For another machine: against that machine's wheel, with Debian's cross compiler, whose C++ library goes along.
+For this machine against the installed package; for another one against that machine's wheel, with Debian's cross
+compiler, whose C++ library goes along.
 """
 
 from __future__ import annotations
 
-import errno
+import importlib.metadata
+import importlib.util
 import shutil
-import tempfile
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,37 +19,124 @@ from nas.core.canonical import content_hash
 from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName
 from nas.core.layout import Layout
 from nas.runtimes.base import RandomWeights
-from nas.runtimes.building import Log, build_once
-from nas.runtimes.executorch.builds import (
-    NAME,
-    SOURCES,
-    Build,
-    BuildDetails,
-    Variant,
-    builds_folder,
-    load_build,
-    runner_source_hash,
-    variant_for,
-    write_manifest,
-)
-from nas.runtimes.executorch.sdk import LIBRARIES, VERSION, WHEELS, Sdk, fetched_sdk, installed_sdk
+from nas.runtimes.builds import Log, build_once, run_step, smoke_test
+from nas.runtimes.executorch.builds import BUILDS, LIBRARIES, SOURCES, Build, BuildDetails, Variant, variant_for
 from nas.runtimes.executorch.writer import write_artifact
-from nas.runtimes.host import emulator_of, host_features, host_target
-from nas.runtimes.pip import sha256_of
-from nas.runtimes.process import stream
 from nas.runtimes.toolchain import (
     Compiler,
-    build_environment,
     compilers_library,
+    fetched,
     find_compiler,
     find_cross_compiler,
+    host_features,
+    host_target,
+    sha256_of,
 )
 
 _DISK_BYTES = 100 << 20
-_COMPILE_S, _SMOKE_S = 600.0, 120.0
+_COMPILE_S = 600.0
+_WHAT = "ExecuTorch runner"
 _FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-Wall", "-Wextra")
 _CARRIED = ("libstdc++.so.6", "libgcc_s.so.1")
 _TINY = Layout.parse("d64 v128 ffn=swiglu:64 [C3 A2/1]")
+PACKAGE, VERSION = "executorch", "1.5.1"
+"""The version that pyproject.toml pins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    """A wheel for another machine.
+
+    Args:
+        tag: of the platform it is for.
+        sha256: of the file.
+        megabytes: its size.
+    """
+
+    tag: str
+    sha256: str
+    megabytes: int
+
+    @property
+    def file(self) -> str:
+        """Its name; of the Python that it is for nothing is used."""
+        return f"{PACKAGE}-{VERSION}-cp311-cp311-{self.tag}.whl"
+
+
+WHEELS = {
+    "aarch64-linux": Wheel(
+        "manylinux_2_28_aarch64", "8ee02348a3ea80ddf770822911ebf78da616b73afce0fbaaa79f23311c88c66a", 18
+    ),
+}
+"""Targets that are compiled for from elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sdk:
+    """One unpacked wheel.
+
+    Args:
+        folder: its package folder.
+        version: the package's.
+    """
+
+    folder: Path
+    version: str
+
+    @property
+    def include_flags(self) -> list[str]:
+        """For a compiler; the headers are not ours to warn about."""
+        include = self.folder / "include"
+        own_c10 = include / "executorch" / "runtime" / "core" / "portable_type" / "c10"
+        return ["-isystem", str(include), "-isystem", str(own_c10), "-DC10_USING_CUSTOM_GENERATED_MACROS"]
+
+    @property
+    def licence(self) -> Path:
+        """The licence of all of it, which is copied with the libraries."""
+        return self.folder.parent / f"{PACKAGE}-{self.version}.dist-info" / "licenses" / "LICENSE"
+
+    def library(self, name: str) -> Path:
+        """Returns the path of one of `LIBRARIES`."""
+        return self.folder / "lib" / name
+
+    def library_hashes(self) -> tuple[str, ...]:
+        """Returns the SHA-256 of each of `LIBRARIES`."""
+        return tuple(sha256_of(self.library(name)) for name in LIBRARIES)
+
+
+def fetched_sdk(target: str, folder: Path, log: Callable[[str], None]) -> Sdk:
+    """Returns the SDK in another machine's wheel, unpacked below `folder`. The caller holds the build lock.
+
+    Raises:
+        InfrastructureFailed: no pip, no network, or other bytes than the pinned ones.
+    """
+    wheel = WHEELS[target]
+    python = ["--python-version", "3.11", "--implementation", "cp", "--abi", "cp311"]
+    options = ["--only-binary", ":all:", "--platform", wheel.tag, *python]
+    file = fetched(PACKAGE, VERSION, wheel.file, wheel.sha256, options, wheel.megabytes, log)
+    sdk = Sdk(folder / PACKAGE, VERSION)
+    named = (*(sdk.library(name) for name in LIBRARIES), sdk.licence)
+    wanted = (f"{PACKAGE}/include/", *(str(path.relative_to(folder)) for path in named))
+    with zipfile.ZipFile(file) as archive:
+        archive.extractall(folder, [name for name in archive.namelist() if name.startswith(wanted)])
+    return sdk
+
+
+def installed_sdk() -> Sdk:
+    """Returns the SDK of the installed package, for this machine; imports nothing of it.
+
+    Raises:
+        InfrastructureFailed: it is not installed, or without its libraries.
+    """
+    spec = importlib.util.find_spec(PACKAGE)
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    if not places:
+        raise InfrastructureFailed("ExecuTorch is not installed here: install hilnas[executorch]")
+    sdk = Sdk(Path(places[0]), importlib.metadata.version(PACKAGE))
+    missing = [name for name in LIBRARIES if not sdk.library(name).exists()]
+    if missing:
+        raise InfrastructureFailed(f"the installed ExecuTorch {sdk.version} lacks {', '.join(missing)}")
+    return sdk
 
 
 def build(
@@ -59,7 +148,7 @@ def build(
     tools: bool = False,
     static: bool = False,
 ) -> Build:
-    """The runner for a machine, made now unless the cache has it.
+    """Returns the runner for a machine, and makes it unless the cache has it.
 
     Args:
         target: "host", this machine's ABI, or another that can be compiled for here.
@@ -79,10 +168,10 @@ def build(
     target = host_target() if target == "host" else target
     kit = _for_this_machine(variant) if target == host_target() else _for_another(target, variant)
     build_id = content_hash(kit.details.model_dump(mode="json"))
-    final = builds_folder() / build_id
-    build_once(final, "the ExecuTorch runner", _DISK_BYTES, lambda work: _make(work, kit, build_id, log), log)
+    final = BUILDS.folder / build_id
+    build_once(final, _WHAT, _DISK_BYTES, lambda work: _make(work, kit, build_id, log), log)
     log(f"ExecuTorch {kit.details.executorch} for {target} ({kit.details.variant}): {final}")
-    built = load_build(final)
+    built = BUILDS.load(final)
     also = "" if kit.carried else ", and libstdc++"
     log(f"a device needs the GNU C library {built.glibc} or newer{also}; all else is in that folder")
     return built
@@ -90,7 +179,7 @@ def build(
 
 @dataclass(frozen=True, slots=True)
 class _Kit:
-    """What one build is made with.
+    """The inputs of one build.
 
     Args:
         details: of the build.
@@ -128,7 +217,7 @@ def _details(
     return BuildDetails(
         executorch=version,
         libraries=libraries,
-        runner=runner_source_hash(),
+        runner=BUILDS.runner_hash(),
         variant=variant.name,
         target=variant.target,
         flags=(*_FLAGS, f"-march={variant.march}"),
@@ -148,8 +237,8 @@ def _make(work: Path, kit: _Kit, build_id: str, log: Log) -> Path:
     shutil.copy2(sdk.licence, product / "LICENSE.executorch")
     log("compiling the runner (about 10 seconds)")
     _compile(sdk, kit.compiler.cxx, kit.details, product)
-    _smoke_test(product / "runner", kit.details.target, log)
-    write_manifest(product, kit.details, build_id)
+    smoke_test(product / "runner", kit.details.target, _WHAT, partial(_tiny_models, log), log)
+    BUILDS.describe(product, kit.details, build_id)
     return product
 
 
@@ -159,27 +248,12 @@ def _compile(sdk: Sdk, cxx: str, details: BuildDetails, product: Path) -> None:
     linking = [f"-L{product}", "-Wl,--no-as-needed", *libraries, "-Wl,-rpath,$ORIGIN", "-Wl,--allow-shlib-undefined"]
     source = str(SOURCES[0])
     argv = [cxx, *details.flags, *sdk.include_flags, source, "-o", str(product / "runner"), *linking]
-    code, tail = stream(argv, deadline_s=_COMPILE_S, env=build_environment())
-    if "No space left on device" in tail:
-        raise OSError(errno.ENOSPC, "No space left on device")
-    if code != 0:
-        raise InfrastructureFailed(f"building the ExecuTorch runner: {cxx} failed (exit code {code})\n{tail}")
+    run_step(argv, _WHAT, cxx, _COMPILE_S)
 
 
-def _smoke_test(runner: Path, target: str, log: Log) -> None:
-    """In a process of its own: a build for the wrong instruction set dies by a signal. A foreign one where qemu can."""
-    emulator = emulator_of(target)
-    if emulator is None:
-        log(f"no smoke test: this machine has no qemu-user for {target} (Debian: qemu-user-static)")
-        return
-    log("smoke test: a tiny random model (lowering its blocks takes half a minute the first time)")
-    with tempfile.TemporaryDirectory() as folder:
-        model = Path(folder) / "tiny"
-        write_artifact(_TINY, RandomWeights(), model)
-        for kv in ("f16", "f32"):
-            argv = [*emulator, str(runner), "--model", str(model), "--prompt", "32", "--gen", "4", "--kv", kv]
-            code, tail = stream(argv, deadline_s=_SMOKE_S, env=build_environment())
-            if code != 0 or '"finite":true' not in tail:
-                raise InfrastructureFailed(
-                    f"the fresh build of {NAME} does not work on this machine (exit code {code}):\n{tail}"
-                )
+def _tiny_models(log: Log, folder: Path) -> Iterator[tuple[Path, Sequence[str]]]:
+    log("lowering the blocks of the model (half a minute the first time)")
+    model = folder / "tiny"
+    write_artifact(_TINY, RandomWeights(), model)
+    for kv in ("f16", "f32"):
+        yield model, ("--kv", kv)

@@ -1,20 +1,25 @@
-"""A layout as what the runner executes: programs, methods (a program with weights), caches, and steps in order."""
+"""Rules of the layouts that ExecuTorch carries, and a layout as the chain of calls that the runner makes.
+
+That is programs, methods (a program with weights), caches, and steps in order. Every mix of the kinds of blocks in
+`kinds` is carried, as long as groups of 4-bit weights fit its widths.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from nas.core.block import Block
+from nas.core.errors import Unsupported
 from nas.core.layout import Layout
-from nas.runtimes.executorch.programs import (
-    Constant,
-    Program,
-    expert_program,
-    head_program,
-    mixer_program,
-    router_program,
-    swiglu_program,
-)
+from nas.runtimes.base import Support
+from nas.runtimes.executorch.kinds import KINDS, programs_of
+from nas.runtimes.executorch.programs import GROUP, Constant, Program, head_program
+
+Quantisation = Literal["8da4w"]
+
+ARCH = "blocks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +39,7 @@ class Method:
     expert: int | None = None
 
     def tensor(self, constant: Constant) -> str:
-        """The name of the state dict's tensor that `constant` is cut from."""
+        """Returns the name of the state dict's tensor that `constant` is cut from."""
         return self.prefix + constant.source.format(j=self.mixer)
 
 
@@ -49,7 +54,7 @@ class Cache:
 
 @dataclass(frozen=True, slots=True)
 class Attend:
-    """What the attention kernel needs to know.
+    """Arguments of the attention kernel.
 
     Args:
         cache: number of the cache that is read.
@@ -113,37 +118,35 @@ class _Builder:
         share = self.layout.layers[depth].share
         owner, layer = depth if share is None else share, self.layout.own(depth)
         for j, block in enumerate(layer.mixers):
-            method = self._method(owner, f"mixer{j}", Method(self._mixer(block), f"layers.{owner}.", j))
+            (program,) = programs_of(block, self.layout.d_model)
+            method = self._method(owner, f"mixer{j}", Method(program, f"layers.{owner}.", j))
             self.steps.append(Step(method, parallel=j > 0, attend=self._attend(depth, owner, j, block)))
         if layer.ffn is not None:
             self._ffn(owner, layer.ffn)
 
-    def _mixer(self, block: Block) -> Program:
-        return mixer_program(block, self.layout.d_model)
-
     def _attend(self, depth: int, owner: int, j: int, block: Block) -> Attend | None:
-        if block.kind not in ("gqa", "swa"):
+        attention = KINDS[block.kind].attention
+        if attention is None:
             return None
         block = block.resolve(self.layout.d_model)
+        about = attention(block)
         source = self.layout.cache_source(depth, j)
         if source is None:
-            window = block.int("window") if block.kind == "swa" else 0
             self.cache_of[depth, j] = len(self.caches)
-            self.caches.append(Cache(block.int("kv_heads"), block.int("head_dim"), window))
-        sinks = f"layers.{owner}.mixers.{j}.sinks.weight" if block.kind == "swa" and block.get("sink") else None
-        return Attend(self.cache_of[source or (depth, j)], float(block.get("rope_theta") or 0), sinks)
+            self.caches.append(Cache(block.int("kv_heads"), block.int("head_dim"), about.window))
+        sinks = f"layers.{owner}.mixers.{j}.{about.sinks}" if about.sinks else None
+        return Attend(self.cache_of[source or (depth, j)], about.theta, sinks)
 
     def _ffn(self, owner: int, block: Block) -> None:
-        d_model, prefix = self.layout.d_model, f"layers.{owner}."
-        if block.kind == "swiglu":
-            self.steps.append(Step(self._method(owner, "ffn", Method(swiglu_program(block, d_model), prefix))))
-            return
-        experts = [Method(expert_program(block, d_model), prefix, expert=e) for e in range(block.int("experts"))]
-        router = Method(router_program(block, d_model), prefix)
-        self.steps.append(Step(self._method(owner, "ffn", router, *experts), moe=block))
+        first, *others = programs_of(block, self.layout.d_model)
+        prefix = f"layers.{owner}."
+        mixture = KINDS[block.kind].mixture
+        experts = [Method(others[0], prefix, expert=e) for e in range(block.int("experts"))] if mixture else []
+        method = self._method(owner, "ffn", Method(first, prefix), *experts)
+        self.steps.append(Step(method, moe=block if mixture else None))
 
     def _method(self, owner: int, place: str, *methods: Method) -> int:
-        """Index of the first of `methods`; a layer that shares weights runs the methods of its owner."""
+        """Returns the index of the first of `methods`; a layer that shares weights runs the methods of its owner."""
         if (owner, place) not in self.method_of:
             self.method_of[owner, place] = len(self.methods)
             self.methods.extend(methods)
@@ -151,5 +154,38 @@ class _Builder:
 
 
 def build_chain(layout: Layout) -> Chain:
-    """The chain of a layout that `nas.runtimes.executorch.support` accepts."""
+    """Returns the chain of a layout that `supports` accepts."""
     return _Builder(layout).build()
+
+
+def supports(layout: Layout) -> Support:
+    """Returns stock, since ExecuTorch's own libraries run it, or no with every reason."""
+    for rules in (_kinds, _widths):
+        if reasons := tuple(dict.fromkeys(rules(layout))):
+            return Support("no", None, reasons)
+    return Support("stock", ARCH)
+
+
+def require(layout: Layout) -> None:
+    """Refuses a layout that ExecuTorch does not carry.
+
+    Raises:
+        Unsupported: with every reason.
+    """
+    if not (support := supports(layout)):
+        raise Unsupported(f"ExecuTorch does not carry this layout: {'; '.join(support.reasons)}")
+
+
+def _kinds(layout: Layout) -> Iterator[str]:
+    for layer in layout.layers:
+        for block in layer.blocks:
+            if block.kind not in KINDS:
+                yield f"{block.kind} blocks: there is no ExecuTorch program of them"
+
+
+def _widths(layout: Layout) -> Iterator[str]:
+    for method in build_chain(layout).methods:
+        for constant in method.program.constants:
+            if constant.role == "int4" and constant.shape[1] % GROUP:
+                what = constant.source.replace("{j}", str(method.mixer)) or constant.name
+                yield (f"{what} has rows of {constant.shape[1]} numbers: 4-bit weights come in groups of {GROUP}")

@@ -1,32 +1,49 @@
-"""The equivalence gate: does ExecuTorch, run by our runner, compute what the layout means?
+"""The equivalence gate: checks that ExecuTorch, run by our runner, computes what the layout means.
 
 A prompt fed in chunks and 32 decoded tokens run through an artifact; logits are compared with eager PyTorch that rounds
 weights and activations as 8da4w does. Rounding activations turns noise of 1e-6 into percents, so two right programs
 differ too: by how much, the oracle itself shows when its layers' inputs are disturbed by such noise. A right graph
 differs from the oracle about as much.
+
+PyTorch's side rounds the checkpoint again and reads nothing of the artifact, so one with tensors in wrong places
+differs.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from nas.core.layout import Layout
-from nas.runtimes.base import GateReport
-from nas.runtimes.executorch.oracle import Logits, Oracle
-from nas.runtimes.runner_logits import Feed, Machine, runner_logits
+from nas.nn.model import Model, ResidualLayer
+from nas.runtimes.base import Checkpoint, GateReport
+from nas.runtimes.executorch.chain import Method, build_chain
+from nas.runtimes.executorch.contents import CheckpointContents, dequantise_int4, quantise_int4, quantise_rows
+from nas.runtimes.executorch.kinds import KINDS
+from nas.runtimes.executorch.programs import Constant
+from nas.runtimes.runner import Feed, Machine, relative_l2, runner_logits
 
 PROMPT, BATCH, STEPS = 95, 71, 32
-"""A prompt in two uneven chunks, then steps: state crosses chunk borders and goes on token by token."""
+"""A prompt in two uneven chunks, then steps: state crosses chunk borders and then advances token by token."""
 FACTOR = 2.0
-"""How much more than the disturbed oracle a graph may err."""
+"""Greatest error of a graph, in errors of the disturbed oracle."""
 DISTURBANCES = 3
 EXACT_CACHE = ("--kv", "f32")
 """Options of the runner: rounding the cache is no part of the graph."""
+Logits = NDArray[np.float32]
+
+NOISE = 1e-6
+"""Relative, at the input of each layer: about what sums in another order make."""
 
 
 def run_gate(
@@ -52,12 +69,12 @@ def run_gate(
         measured = runner_logits(machine, model, layout.vocab, feed, Path(scratch), EXACT_CACHE)
     exact = oracle.exact(ids)[-STEPS - 1 :]
     disturbed = [oracle.disturbed(ids, seed)[-STEPS - 1 :] for seed in range(DISTURBANCES)]
-    routed = any(block.kind == "moe" for layer in layout.layers for block in layer.blocks)
+    routed = any(KINDS[block.kind].mixture for layer in layout.layers for block in layer.blocks)
     return compare(measured, exact, disturbed, routed=routed)
 
 
 def compare(measured: Logits, oracle: Logits, disturbed: Sequence[Logits], *, routed: bool = False) -> GateReport:
-    """The report on logits, all [T, V].
+    """Returns the report on logits, all [T, V].
 
     Args:
         measured: the runner's.
@@ -74,8 +91,111 @@ def compare(measured: Logits, oracle: Logits, disturbed: Sequence[Logits], *, ro
     return GateReport(tuple(errors.tolist()), float(error), FACTOR * floor)
 
 
-def relative_l2(logits: Logits, oracle: Logits) -> NDArray[np.float64]:
-    """Per position."""
-    difference = np.linalg.norm(logits.astype(np.float64) - oracle, axis=-1)
-    errors: NDArray[np.float64] = difference / np.linalg.norm(oracle.astype(np.float64), axis=-1)
-    return errors
+class Oracle:
+    """A layout with a checkpoint's weights as 8da4w stores them.
+
+    Args:
+        layout: what to compute.
+        checkpoint: the trained weights.
+
+    Raises:
+        InvalidInput: the checkpoint does not fit the layout.
+    """
+
+    def __init__(self, layout: Layout, checkpoint: Checkpoint) -> None:
+        # The head has the table's values in 4 bits, the embedding has them in 8: two tensors.
+        self._model = Model(dataclasses.replace(layout, tied=False), seed=None).eval()
+        self._state = self._model.state_dict()
+        self._rounded_rows: dict[int, int] = {}
+        with CheckpointContents(checkpoint.path) as contents, torch.no_grad():
+            for method in build_chain(layout).methods:
+                for constant in method.program.constants:
+                    if constant.role != "fill":
+                        self._fill(method, constant, contents.trained(method, constant))
+            for name, tensor in self._state.items():
+                if name.endswith(("sinks.weight", "ffn.bias.weight")):
+                    tensor.copy_(_floats(contents.vector(name, len(tensor))))
+            rows, scales = quantise_rows(contents.table(layout.vocab, layout.d_model))
+            self._state["embed.weight"].copy_(torch.from_numpy(rows.astype(np.float32) * scales[:, None]))
+
+    def exact(self, ids: NDArray[np.int64]) -> Logits:
+        """Logits [T, V]."""
+        with torch.no_grad(), RoundedActivations(self._rounded_rows):
+            logits: Logits = self._model(torch.from_numpy(ids)[None])[0].numpy()
+        return logits
+
+    def disturbed(self, ids: NDArray[np.int64], seed: int = 0) -> Logits:
+        """Logits [T, V] with noise at the input of each layer, which rounding to 8 bits then makes large."""
+        rng = torch.Generator().manual_seed(seed)
+
+        def disturb(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            x, *rest = args
+            return (x * (1 + NOISE * torch.randn(x.shape, generator=rng)), *rest)
+
+        hooks = [
+            part.register_forward_pre_hook(disturb) for part in self._model.modules() if isinstance(part, ResidualLayer)
+        ]
+        try:
+            return self.exact(ids)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _fill(self, method: Method, constant: Constant, values: NDArray[np.float32]) -> None:
+        name = method.tensor(constant)
+        target = self._state["head.weight" if method.program.kind == "head" and constant.role == "int4" else name]
+        if constant.role == "int4":
+            values = dequantise_int4(*quantise_int4(values))
+        if method.expert is not None:
+            target[method.expert].copy_(torch.from_numpy(values))
+        elif constant.rows is not None:
+            target[slice(*constant.rows)].copy_(torch.from_numpy(values))
+        elif constant.column is not None:
+            target[:, constant.column].copy_(torch.from_numpy(values))
+        else:
+            target.copy_(torch.from_numpy(values).reshape(target.shape))
+        if constant.role == "int4":
+            until = constant.rows[1] if constant.rows else constant.shape[0]
+            pointer = target.untyped_storage().data_ptr()
+            self._rounded_rows[pointer] = max(until, self._rounded_rows.get(pointer, 0))
+
+
+class RoundedActivations(TorchFunctionMode):
+    """Inside it, `F.linear` with 4-bit weights sees activations in 8 bits.
+
+    Args:
+        rows: storage pointer of a weight -> how many of its first rows are 4-bit; the others read exact activations.
+    """
+
+    def __init__(self, rows: Mapping[int, int]) -> None:
+        super().__init__()
+        self._rows = rows
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Rounds the activations of products, passes every other call on."""
+        rounded = self._rows.get(args[1].untyped_storage().data_ptr(), 0) if func is F.linear else 0
+        if not rounded:
+            return func(*args, **(kwargs or {}))
+        x, weight = args
+        y = func(round_per_token(x), weight[:rounded])
+        return torch.cat([y, func(x, weight[rounded:])], -1) if rounded < len(weight) else y
+
+
+def round_per_token(x: Tensor) -> Tensor:
+    """Rounds x [..., N] to 8 bits with a scale and zero point per row, as XNNPACK's qd8 and torchao do per token."""
+    low, high = x.amin(-1, keepdim=True).clamp(max=0), x.amax(-1, keepdim=True).clamp(min=0)
+    scale = ((high - low) / 255).clamp(min=torch.finfo(torch.float32).eps)
+    zero = (-128 - (low / scale).round()).clamp(-128, 127)
+    steps = ((x / scale).round() + zero).clamp(-128, 127)
+    rounded: Tensor = (steps - zero) * scale
+    return rounded
+
+
+def _floats(content: bytes) -> Tensor:
+    return torch.from_numpy(np.frombuffer(content, "<f4").copy())

@@ -1,12 +1,12 @@
-"""Lowers one program to a .pte whose constants all lie outside it.
+"""Lowers one program to a .pte whose constants are all outside it.
 
 Private parts of ExecuTorch that this relies on, pinned by the version in pyproject.toml and guarded by a test that
 names them:
 
 - `XNNPACKPassManager.passes`: of the passes that XNNPACK runs on every delegate only those are kept that can match in
-  these graphs. Each one traces the delegate anew; without them lowering costs about half.
+  these graphs. Each one traces the delegate again; without them lowering costs about half.
 - `meta["custom"]["delegate_constant_tag"]` on a node: XNNPACK leaves that constant out of the program.
-- inputs of an exported graph that stand for parameters are called "p_...", those for buffers "b_...".
+- inputs of an exported graph of parameters are called "p_...", those for buffers "b_...".
 - XNNPACK names a constant by the SHA-256 of its bytes ("scale_" before it for scales), stores 4-bit weights as unsigned
   nibbles, the even column low, and group scales as bfloat16.
 """
@@ -14,6 +14,7 @@ names them:
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import warnings
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from nas.core.errors import CandidateFailed, InfrastructureFailed
-from nas.runtimes.executorch.modules import MODULES, ProgramModule
+from nas.runtimes.executorch.modules import ProgramModule
 from nas.runtimes.executorch.programs import CHUNK, GROUP, Program
 
 KEPT_PASSES = ("ConvertToLinearPass", "DimOrderOpsRevertPass", "ChannelsLastTaggedReshapePass", "Conv1dUnsqueezePass")
@@ -33,7 +34,7 @@ TAG = "weights"
 
 
 def lower(program: Program, module: ProgramModule) -> bytes:
-    """The .pte of a filled module.
+    """Returns the .pte of a filled module.
 
     Raises:
         CandidateFailed: ExecuTorch cannot lower it (export).
@@ -44,30 +45,31 @@ def lower(program: Program, module: ProgramModule) -> bytes:
 
 
 def example_inputs(program: Program) -> tuple[tuple[torch.Tensor, ...], Any]:
-    """Inputs to trace with, and which of their dimensions vary."""
+    """Returns inputs to trace with, and their dimensions that vary."""
     d_model = program.size("d_model")
-    if program.kind == "head":
-        return (torch.zeros(1, 1, d_model),), None
+    if not program.chunked:
+        return tuple(torch.zeros(1, 1, d_model) for _ in range(program.inputs)), None
     length = torch.export.Dim("S", min=1, max=CHUNK)
-    count = 2 if program.kind in ("conv", "attention", "mamba2") else 1
-    x = tuple(torch.zeros(1, 8, d_model) for _ in range(count))
+    x = tuple(torch.zeros(1, 8, d_model) for _ in range(program.inputs))
     states = tuple(torch.zeros(state_shape(program, i)) for i in range(len(program.states)))
     return (*x, *states), (*({1: length} for _ in x), *(None for _ in states))
 
 
 def state_shape(program: Program, index: int) -> tuple[int, ...]:
-    """Shape of a state; windows have a batch dimension."""
+    """Returns the shape of a state; windows have a batch dimension."""
     shape = program.states[index]
     return (1, *shape) if len(shape) == 2 else shape
 
 
 def module_of(program: Program) -> ProgramModule:
-    """The module, its constants yet to be filled."""
-    return MODULES[program.kind](program)
+    """Returns the module, its constants yet to be filled."""
+    module, _, name = program.module.partition(":")
+    made: ProgramModule = getattr(importlib.import_module(module), name)(program)
+    return made
 
 
 def quantised(module: ProgramModule) -> ProgramModule:
-    """`module` with its `nn.Linear`s in 8da4w, in place."""
+    """Converts the `nn.Linear`s of `module` to 8da4w, in place, and returns it."""
     with quiet():
         from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_
         from torchao.quantization.granularity import PerGroup
@@ -111,21 +113,21 @@ def _lower(module: nn.Module, inputs: tuple[torch.Tensor, ...], shapes: Any, kin
     except Exception as error:
         # Torch, torchao and ExecuTorch have dozens of error classes without a common one. Whichever it is, this program
         # cannot be had: that concerns the layouts with such a block, and must not end a search over others.
-        told = str(error).strip() or "no message"
+        message = str(error).strip() or "no message"
         raise CandidateFailed(
-            "export", f"ExecuTorch cannot lower a {kind} program: {type(error).__name__}: {told}"
+            "export", f"ExecuTorch cannot lower a {kind} program: {type(error).__name__}: {message}"
         ) from error
     return bytes(lowered.buffer)
 
 
 def _outside(node: torch.fx.Node) -> str | None:
-    """The file that a constant goes to: parameters lie outside the program, buffers (masks) in it."""
+    """Returns the file that a constant goes to: parameters are outside the program, buffers (masks) in it."""
     return TAG if node.name.startswith("p_") else None
 
 
 @contextlib.contextmanager
 def few_passes() -> Iterator[None]:
-    """XNNPACK's pass manager with `KEPT_PASSES` only."""
+    """Restricts XNNPACK's pass manager to `KEPT_PASSES`."""
     from executorch.backends.xnnpack._passes import XNNPACKPassManager
 
     original = XNNPACKPassManager.__init__

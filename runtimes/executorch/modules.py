@@ -3,16 +3,55 @@
 Arithmetic is that of `nas.nn`. State comes in and goes out: programs remember nothing, so a reset is zeros, a shared
 layer is a second state, and every program may work in the same memory. RMSNorm is a product with a row of 1 / width,
 because XNNPACK has no mean over the last dimension that it would take with a length that varies.
+
+Attention calls operators that our runner implements, over a cache that is the runner's own. The artifact holds the
+number of the cache, RoPE base, window and sinks: so programs depend on no context length, and a cache may be of any
+number format. These operators are never computed in Python.
+
+Raise `templates.PROGRAMS_VERSION` with every change here that changes the bytes of a lowered program.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nas.runtimes.executorch import ops
 from nas.runtimes.executorch.programs import CHUNK, Program
+
+_LIBRARY: Any = torch.library.Library("hilnas", "DEF")  # type: ignore[no-untyped-call]
+_LIBRARY.define("attend(Tensor q, Tensor k, Tensor v) -> Tensor")
+_LIBRARY.define("attend.out(Tensor q, Tensor k, Tensor v, *, Tensor(a!) out) -> Tensor(a!)")
+_LIBRARY.define("attend_shared(Tensor q) -> Tensor")
+_LIBRARY.define("attend_shared.out(Tensor q, *, Tensor(a!) out) -> Tensor(a!)")
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Appends keys and values [1, S, KV, d] to the cache, attends: q [1, S, H, d] -> [1, S, H d]."""
+    mixed: Tensor = torch.ops.hilnas.attend(q, k, v)
+    return mixed
+
+
+def attend_shared(q: Tensor) -> Tensor:
+    """Returns the same over a cache that another layer has appended to."""
+    mixed: Tensor = torch.ops.hilnas.attend_shared(q)
+    return mixed
+
+
+def _shape(q: Tensor, *_: Tensor) -> Tensor:
+    return q.new_empty(1, q.shape[1], q.shape[2] * q.shape[3])
+
+
+def _out(*tensors: Tensor, out: Tensor) -> Tensor:
+    return out
+
+
+for _name in ("attend", "attend_shared"):
+    _LIBRARY.impl(_name, _shape, "Meta")
+    _LIBRARY.impl(f"{_name}.out", _out, "Meta")
+
 
 Outputs = tuple[Tensor, ...]
 
@@ -31,25 +70,25 @@ class ProgramModule(nn.Module):
                 self.register_parameter(constant.name, nn.Parameter(torch.empty(constant.shape), requires_grad=False))
 
     def number(self, name: str) -> Tensor:
-        """A float32 constant."""
+        """Returns a float32 constant."""
         found: Tensor = getattr(self, name)
         return found
 
     def linear(self, name: str, x: Tensor) -> Tensor:
-        """The product of `x` with a 4-bit constant."""
+        """Returns the product of `x` with a 4-bit constant."""
         y: Tensor = getattr(self, name)(x)
         return y
 
     def inverse_rms(self, x: Tensor, name: str) -> Tensor:
-        """1 / sqrt(mean(x^2) + eps) over the last dimension."""
+        """Returns 1 / sqrt(mean(x^2) + eps) over the last dimension."""
         return torch.rsqrt(F.linear(x * x, self.number(f"{name}_mean"), self.number(f"{name}_eps")))
 
     def norm(self, x: Tensor, name: str = "norm") -> Tensor:
-        """RMSNorm over the last dimension."""
+        """Returns RMSNorm over the last dimension."""
         return x * self.inverse_rms(x, name) * self.number(f"{name}_weight")
 
     def convolve(self, window: Tensor, length: int) -> Tensor:
-        """Causal depthwise convolution [1, K - 1 + S, C] -> [1, S, C]; tap i meets the input K - 1 - i tokens ago."""
+        """Convolves causally by channel, [1, K - 1 + S, C] -> [1, S, C]; tap i meets the input K - 1 - i tokens ago."""
         taps = [self.number(one.name) for one in self.program.constants if one.role == "taps"]
         y = window.narrow(1, 0, length) * taps[0]
         for shift, tap in enumerate(taps[1:], 1):
@@ -57,7 +96,7 @@ class ProgramModule(nn.Module):
         return y
 
     def swiglu(self, h: Tensor) -> Tensor:
-        """W_down (silu(W_gate h) * W_up h)."""
+        """Returns W_down (silu(W_gate h) * W_up h)."""
         return self.linear("down", F.silu(self.linear("gate", h)) * self.linear("up", h))
 
 
@@ -77,13 +116,13 @@ class Attention(ProgramModule):
     def forward(self, x: Tensor, residual: Tensor) -> Outputs:
         h = self.norm(x)
         if self.program.size("own"):
-            mixed = ops.attend(self.heads(h, "q"), self.heads(h, "k"), self.heads(h, "v"))
+            mixed = attend(self.heads(h, "q"), self.heads(h, "k"), self.heads(h, "v"))
         else:
-            mixed = ops.attend_shared(self.heads(h, "q"))
+            mixed = attend_shared(self.heads(h, "q"))
         return (residual + self.linear("o", mixed),)
 
     def heads(self, h: Tensor, name: str) -> Tensor:
-        """[1, S, D] -> [1, S, heads, head_dim]."""
+        """Maps [1, S, D] -> [1, S, heads, head_dim]."""
         heads = self.program.size("heads" if name == "q" else "kv_heads")
         split = self.linear(name, h).view(1, h.shape[1], heads, self.program.size("head_dim"))
         return self.norm(split, f"{name}_norm") if self.program.size("norm") and name != "v" else split
@@ -115,7 +154,7 @@ class Mamba2(ProgramModule):
         return out, window.narrow(1, length, past.shape[1]), after
 
     def _split(self, mixed: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
-        """[1, S, C] -> values [S, H, P], B and C [G, S, N]."""
+        """Maps [1, S, C] -> values [S, H, P], B and C [G, S, N]."""
         groups, state = self.program.size("groups"), self.program.size("state")
         value = mixed.narrow(2, 0, self.inner).view(length, self.program.size("heads"), -1)
         b, c = (
@@ -125,7 +164,7 @@ class Mamba2(ProgramModule):
         return value, b.transpose(0, 1), c.transpose(0, 1)
 
     def _recur(self, u: Tensor, total: Tensor, b: Tensor, c: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """U [S, H, P], cumulated log decays [S, H] -> y [S, H, P] and the memory after the chunk."""
+        """Maps u [S, H, P], cumulated log decays [S, H] -> y [S, H, P] and the memory after the chunk."""
         length, heads, size = u.shape
         groups = b.shape[0]
         until_now = self.number("until_now").narrow(0, 0, length).narrow(1, 0, length)
@@ -174,14 +213,3 @@ class Head(ProgramModule):
 
     def forward(self, x: Tensor) -> Outputs:
         return (self.linear("head", self.norm(x)),)
-
-
-MODULES: dict[str, type[ProgramModule]] = {
-    "conv": Conv,
-    "attention": Attention,
-    "mamba2": Mamba2,
-    "swiglu": SwiGLU,
-    "router": Router,
-    "expert": Expert,
-    "head": Head,
-}

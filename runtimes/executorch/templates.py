@@ -10,6 +10,7 @@ import contextlib
 import functools
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import tempfile
@@ -25,15 +26,16 @@ from nas.core import paths
 from nas.core.canonical import content_hash
 from nas.core.durable import locked
 from nas.core.errors import CandidateFailed, InfrastructureFailed
-from nas.runtimes.executorch.numbers import bfloat16_bytes, pack_int4
-from nas.runtimes.executorch.programs import CHUNK, GROUP, Constant, Program
+from nas.runtimes.executorch.contents import bfloat16_bytes, pack_int4
+from nas.runtimes.executorch.programs import CHUNK, GROUP, MODULES, Constant, Program
 
 PACKAGES = ("executorch", "torchao", "torch")
 _PARTIAL = ".making-"
 _ABANDONED_S = 3600.0
 _MAKING_S = 600.0
-"""How long one waits for others to lower programs: a hundred of them."""
-_SOURCES = ("programs.py", "modules.py", "ops.py", "lowering.py")
+"""Time-out of waiting for other processes that lower programs: enough for a hundred."""
+PROGRAMS_VERSION = "5de731e2e722459a05e8aaa162e30fe98ce6cb2d9c5d3fce2158322ac239c04e"
+"""Another string with every change of `modules`, `lowering` or the built-in `kinds` that changes a lowered program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class Template:
 
 
 def template(program: Program) -> Template:
-    """The template of `program`, lowered now unless the cache has it; lowering loads torch and takes 1 to 7 CPU s.
+    """Returns the template of `program`; lowers it unless the cache has it, which loads torch and takes 1 to 7 CPU s.
 
     Raises:
         CandidateFailed: ExecuTorch cannot lower it (export).
@@ -69,7 +71,7 @@ def template(program: Program) -> Template:
 
 
 def templates_folder() -> Path:
-    """Where templates lie."""
+    """Returns the folder of templates."""
     return paths.cache() / "runtimes" / "executorch" / "templates"
 
 
@@ -80,7 +82,7 @@ def trim_templates(limit_bytes: int) -> int:
         InfrastructureFailed: one cannot be removed.
     """
     used = [(path.stat(), path) for path in templates_folder().glob("[0-9a-f]*") if path.is_file()]
-    # What a killed process was writing has no use at all.
+    # Left by a killed process.
     dead = [(path.stat(), path) for path in templates_folder().glob(f"{_PARTIAL}*")]
     abandoned = [(status, path) for status, path in dead if status.st_mtime < time.time() - _ABANDONED_S]
     excess = sum(status.st_size for status, _ in used) - limit_bytes
@@ -100,22 +102,36 @@ def trim_templates(limit_bytes: int) -> int:
 
 
 def template_key(program: Program) -> str:
-    """Of everything that the bytes of a template depend on."""
-    return content_hash(
-        {"kind": program.kind, "sizes": dict(program.sizes), "chunk": CHUNK, "group": GROUP, "tools": tool_versions()}
-    )
+    """Returns a hash of everything that the bytes of a template depend on."""
+    about: dict[str, object] = {
+        "kind": program.kind,
+        "sizes": dict(program.sizes),
+        "chunk": CHUNK,
+        "group": GROUP,
+        "tools": tool_versions(),
+    }
+    module = program.module.partition(":")[0]
+    if module != MODULES:  # of another distribution: whatever changes in that file may change the program
+        about["source"] = hashlib.sha256(_source(module).read_bytes()).hexdigest()
+    return content_hash(about)
+
+
+def _source(module: str) -> Path:
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise InfrastructureFailed(f"no module {module}, which a block kind names for ExecuTorch")
+    return Path(spec.origin)
 
 
 @functools.cache
 def tool_versions() -> dict[str, str]:
-    """Versions of what lowers, our own sources among them.
+    """Returns the versions of the packages that lower, and our own.
 
     Raises:
         InfrastructureFailed: ExecuTorch is not installed.
     """
-    own = hashlib.sha256(b"".join(Path(__file__).with_name(name).read_bytes() for name in _SOURCES)).hexdigest()
     try:
-        return {package: importlib.metadata.version(package) for package in PACKAGES} | {"own": own}
+        return {package: importlib.metadata.version(package) for package in PACKAGES} | {"own": PROGRAMS_VERSION}
     except importlib.metadata.PackageNotFoundError as error:
         raise InfrastructureFailed(f"{error.name} is not installed here: install hilnas[executorch]") from error
 
@@ -143,7 +159,7 @@ def _make(program: Program) -> Template:
 
 
 def _asked_for(pte: bytes, name: str, wanted: tuple[str, ...]) -> tuple[str, ...]:
-    """How the lowered program calls a constant: XNNPACK by its bytes, ExecuTorch itself by its name."""
+    """Returns the lowered program's names of a constant: XNNPACK by its bytes, ExecuTorch itself by its name."""
     for keys in (wanted, (name,)):
         if all(key.encode() in pte for key in keys):
             return keys
@@ -168,7 +184,7 @@ def _digest(content: bytes) -> str:
 
 
 def _read(path: Path) -> Template | None:
-    """The kept template; the first line holds the names, the rest is the program."""
+    """Returns the cached template; the first line holds the names, the rest is the program."""
     try:
         head, _, pte = path.read_bytes().partition(b"\n")
         os.utime(path)  # its age is how long it has not been used

@@ -1,4 +1,4 @@
-"""Writes a layout as an artifact; the format stands in the package's docstring."""
+"""Writes a layout as an artifact; the package's docstring describes the format."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from typing import Generic, TypeVar, cast
 from nas.core.layout import Layout
 from nas.runtimes.base import Checkpoint, Weights
 from nas.runtimes.executorch.chain import Chain, Method, Step, build_chain
-from nas.runtimes.executorch.checkpoint import CheckpointContents
-from nas.runtimes.executorch.contents import Contents, constant_sizes
+from nas.runtimes.executorch.contents import CheckpointContents, Contents, RandomContents, constant_sizes
 from nas.runtimes.executorch.programs import CHUNK, Constant
-from nas.runtimes.executorch.random_weights import RandomContents
 from nas.runtimes.executorch.templates import Template, template
 from nas.runtimes.recipe import Fill, Recipe
 from nas.runtimes.writing import Written, hashed, replacing, write_drawn
@@ -26,7 +24,7 @@ MAGIC, VERSION, ALIGN = b"HILNASET", 1, 64
 
 
 def write_artifact(layout: Layout, weights: Weights, destination: Path, *, recipe: bool = False) -> Written:
-    """Writes the file, or the recipe of it, beside `destination` and renames it into place.
+    """Writes the file, or the recipe of it, next to `destination` and renames it into place.
 
     Args:
         layout: what to write.
@@ -63,7 +61,7 @@ def _size(part: object) -> int:
 
 
 class _Plan(Generic[Part]):
-    """An artifact's header, and what lies behind it; contents are made one at a time, when they are asked for."""
+    """An artifact's header and what follows it; contents are made one at a time, on demand."""
 
     def __init__(self, layout: Layout, chain: Chain, templates: list[Template], contents: Contents[Part]) -> None:
         self.layout, self.chain, self.templates, self.contents = layout, chain, templates, contents
@@ -81,7 +79,7 @@ class _Plan(Generic[Part]):
         return b"".join(_aligned([prefix, *(made.pte for made in self.templates)]))
 
     def parts(self) -> Iterator[Part]:
-        """What follows the header, in file order."""
+        """Yields the parts after the header, in file order."""
         for sizes, make in self.makers:
             made = make()
             assert tuple(map(_size, made)) == sizes
@@ -138,7 +136,7 @@ class _Plan(Generic[Part]):
             experts = step.moe.int("experts")
             bias = self._vector(f"{self.chain.methods[step.method].prefix}ffn.bias.weight", experts)
             self._line("moe", step.method, step.moe.int("top_k"), experts, bias)
-        elif self.chain.methods[step.method].program.kind == "swiglu":
+        elif self.chain.methods[step.method].program.inputs == 1:
             self._line("ffn", step.method)
         else:
             self._line("mixer", step.method, int(step.parallel))
@@ -154,7 +152,7 @@ class _Plan(Generic[Part]):
         return tuple(self._advance(size) for size in sizes)
 
     def _advance(self, size: int) -> int:
-        """The offset of a section of `size` bytes, which comes next."""
+        """Returns the offset of a section of `size` bytes, which comes next."""
         offset, self.end = self.end, self.end + -(-size // ALIGN) * ALIGN
         return offset
 

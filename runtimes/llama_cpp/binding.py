@@ -1,7 +1,7 @@
-"""llama-cpp-python, inside a process of its own.
+"""llama-cpp-python in a process of its own: logits, greedy tokens, text, and llama.cpp's quantiser.
 
 The library that the binding loads is chosen by the environment before its first import, and a crash of a model must
-stay a result. So what needs the binding is a module run by `run_module`, whose `_main` works through a `Session`.
+stay a result. So each function here runs this module again, as `python -m nas.runtimes.llama_cpp.binding COMMAND`.
 """
 
 from __future__ import annotations
@@ -9,16 +9,23 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gguf import GGUFReader
 from numpy.typing import NDArray
 
-from nas.core.errors import CandidateFailed
-from nas.runtimes.llama_cpp.builds import Build
-from nas.runtimes.process import stream
+from nas.core.errors import CandidateFailed, InvalidInput
+from nas.core.plan import PlanFile
+from nas.runtimes.builds import plan_file
+from nas.runtimes.llama_cpp.builds import Build, find_build
+from nas.runtimes.llama_cpp.support import PATCHED
+from nas.runtimes.toolchain import stream
+from nas.runtimes.writing import replacing
 
 Watch = Callable[[int, bool, int | None], bool]
 """(tensor's address, whether it is only asked for, unused) -> wanted; see ggml/include/ggml-backend.h."""
@@ -28,25 +35,20 @@ _KEPT = ("PATH", "HOME", "PYTHONPATH", "LANG", "TMPDIR")
 _LIBRARIES = "LLAMA_CPP_LIB_PATH"
 
 
-def run_module(
-    build: Build, module: str, model: Path, arguments: Sequence[str], *, deadline_s: float = _DEADLINE_S
+def run_command(
+    build: Build, command: str, model: Path, arguments: Sequence[str], *, deadline_s: float = _DEADLINE_S
 ) -> None:
-    """Runs `python -m MODULE MODEL ARGUMENTS` on the libraries of `build`.
+    """Runs one of `_COMMANDS` on MODEL and ARGUMENTS in a process that loads the libraries of `build`.
 
     Raises:
         CandidateFailed: the process died or hung on this model (crash).
     """
     environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
     environment[_LIBRARIES] = str(build.folder)
-    argv = [sys.executable, "-m", module, str(model), *arguments]
+    argv = [sys.executable, "-m", __name__, command, str(model), *arguments]
     code, tail = stream(argv, deadline_s=deadline_s, env=environment)
     if code != 0:
         raise CandidateFailed("crash", f"llama.cpp died on {model.name} (exit code {code}):\n{tail}")
-
-
-def library_folder() -> Path:
-    """Where the libraries of this process lie, which `run_module` started."""
-    return Path(os.environ[_LIBRARIES])
 
 
 class Session:
@@ -82,7 +84,7 @@ class Session:
         self._position = 0
 
     def feed(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Logits [T, V] of the next T tokens of the sequence."""
+        """Returns the logits [T, V] of the next T tokens of the sequence."""
         self._fill(ids)
         if status := self._lib.llama_decode(self._context, self._batch):
             raise SystemExit(f"llama_decode returned {status}")
@@ -109,3 +111,240 @@ class Session:
             self._batch.n_seq_id[i] = 1
             self._batch.seq_id[i][0] = 0
             self._batch.logits[i] = 1
+
+
+_PREFIX = b"ffn_moe_topk-"
+"""`build_moe_ffn` in src/llama-graph.cpp names the chosen experts of layer N so."""
+
+Choices = dict[int, NDArray[np.int64]]
+"""Depth -> experts of each token, [T, top_k]."""
+
+
+class ExpertWatch:
+    """A `ggml_backend_sched_eval_callback` that keeps the choices of every mixture of experts.
+
+    The graph is computed up to each choice and then on: other nodes and their order stay as they are.
+
+    Args:
+        library_folder: holds the build's libggml-base.so and libggml-cpu.so.
+    """
+
+    def __init__(self, library_folder: Path) -> None:
+        base = ctypes.CDLL(str(library_folder / "libggml-base.so"))
+        self._name, self._rows, self._count = base.ggml_get_name, base.ggml_nrows, base.ggml_nelements
+        self._element = ctypes.CDLL(str(library_folder / "libggml-cpu.so")).ggml_get_i32_nd
+        for function, result in (
+            (self._name, ctypes.c_char_p),
+            (self._rows, ctypes.c_int64),
+            (self._count, ctypes.c_int64),
+        ):
+            function.argtypes, function.restype = [ctypes.c_void_p], result
+        self._element.argtypes, self._element.restype = [ctypes.c_void_p, *[ctypes.c_int] * 4], ctypes.c_int32
+        self._chunks: dict[int, list[list[list[int]]]] = {}
+
+    def __call__(self, tensor: int, ask: bool, data: int | None) -> bool:
+        """Returns whether a node is wanted (`ask`), or reads a computed one and lets the graph continue."""
+        name: bytes = self._name(tensor)
+        wanted = name.startswith(_PREFIX)
+        if wanted and not ask:
+            rows: int = self._rows(tensor)
+            top_k: int = self._count(tensor) // rows
+            chosen = [[self._element(tensor, k, row, 0, 0) for k in range(top_k)] for row in range(rows)]
+            self._chunks.setdefault(int(name.removeprefix(_PREFIX)), []).append(chosen)
+        return wanted if ask else True
+
+    def choices(self) -> Choices:
+        """Returns all choices so far."""
+        return {layer: np.concatenate(chunks).astype(np.int64) for layer, chunks in self._chunks.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Logits from llama.cpp.
+
+    Args:
+        logits: [T, V].
+        experts: which ones it chose, by depth; empty where none were watched.
+    """
+
+    logits: NDArray[np.float32]
+    experts: Choices
+
+
+def evaluate(
+    build: Build, model: Path, tokens: Sequence[int], chunks: Sequence[int], scratch: Path, *, watch: bool = False
+) -> Evaluation:
+    """Returns the logits of every position, fed chunk by chunk with memory kept between them.
+
+    Args:
+        build: whose libraries to use.
+        model: the GGUF file.
+        tokens: T ids.
+        chunks: lengths that add up to T.
+        scratch: folder for the files that the process reads and writes.
+        watch: whether to keep the choices of experts.
+
+    Raises:
+        CandidateFailed: the process died or hung on this model (crash).
+    """
+    assert sum(chunks) == len(tokens)
+    ids, out = scratch / "tokens.npy", scratch / "logits.npz"
+    np.save(ids, np.asarray(tokens, np.int32))
+    run_command(build, "logits", model, [str(ids), ",".join(map(str, chunks)), str(int(watch)), str(out)])
+    with np.load(out, allow_pickle=False) as arrays:
+        found = {name: arrays[name] for name in arrays.files}
+    return Evaluation(found.pop("logits"), {int(depth): chosen for depth, chosen in found.items()})
+
+
+def _logits(model: str, tokens: str, chunks: str, watch: str, out: str) -> None:
+    ids, lengths = np.load(tokens, allow_pickle=False), [int(length) for length in chunks.split(",")]
+    experts = ExpertWatch(Path(os.environ[_LIBRARIES]))
+    session = Session(model, len(ids), max(lengths), experts if watch == "1" else None)
+    logits = np.concatenate([session.feed(chunk.tolist()) for chunk in np.split(ids, np.cumsum(lengths)[:-1])])
+    choices = {str(depth): chosen for depth, chosen in experts.choices().items()}
+    np.savez(out, allow_pickle=False, logits=logits, **choices)
+
+
+def greedy_tokens(build: Build, model: Path, prompt: Sequence[int], tokens: int) -> list[int]:
+    """Decodes greedily and returns the tokens.
+
+    Args:
+        build: whose libraries to use.
+        model: the GGUF file.
+        prompt: at least one id.
+        tokens: how many to decode.
+
+    Raises:
+        CandidateFailed: the process died or hung on this model (crash).
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        given, out = Path(folder) / "prompt.npy", Path(folder) / "tokens.npy"
+        np.save(given, np.asarray(prompt, np.int32))
+        run_command(build, "greedy", model, [str(given), str(tokens), str(out)])
+        chosen: list[int] = np.load(out, allow_pickle=False).tolist()
+    return chosen
+
+
+def _greedy(model: str, prompt: str, tokens: str, out: str) -> None:
+    given: list[int] = np.load(prompt, allow_pickle=False).tolist()
+    session = Session(model, len(given) + int(tokens), len(given))
+    np.save(out, np.fromiter(_likeliest(session, given, int(tokens)), np.int32))
+
+
+def _likeliest(session: Session, prompt: list[int], tokens: int) -> Iterator[int]:
+    fed = prompt
+    for _ in range(tokens):
+        fed = [int(session.feed(fed)[-1].argmax())]
+        yield fed[0]
+
+
+_BYTES = 256
+
+
+def generate(model: Path, prompt: bytes, tokens: int, *, temperature: float = 0.8, seed: int = 0) -> bytes:
+    """Generates text after `prompt` with a model whose tokens are bytes, on this machine's build.
+
+    Args:
+        model: the GGUF file.
+        prompt: at least one byte.
+        tokens: how many bytes to write.
+        temperature: of sampling; 0 takes the likeliest byte each time.
+        seed: of sampling.
+
+    Raises:
+        InvalidInput: no GGUF file, or its tokens are no bytes.
+        InfrastructureFailed: no available build runs it.
+        CandidateFailed: llama.cpp died on the file (crash).
+    """
+    build = find_build(patched=_byte_level_architecture(model) == PATCHED)
+    with tempfile.TemporaryDirectory() as folder:
+        given, out = Path(folder) / "prompt", Path(folder) / "text"
+        given.write_bytes(prompt)
+        run_command(build, "generate", model, [str(given), str(tokens), str(temperature), str(seed), str(out)])
+        return out.read_bytes()
+
+
+def _byte_level_architecture(model: Path) -> str:
+    try:
+        fields = GGUFReader(model).fields
+        arch = str(fields["general.architecture"].contents())
+        vocab = int(fields[f"{arch}.vocab_size"].contents())
+    except (ValueError, KeyError, IndexError, TypeError, OSError) as error:
+        raise InvalidInput(
+            f"no GGUF file with an architecture and a vocabulary size: {error}", where=str(model)
+        ) from error
+    if vocab != _BYTES:
+        raise InvalidInput(f"tokens are no bytes: {vocab} of them, not {_BYTES}", where=str(model))
+    return arch
+
+
+def _generate(model: str, prompt: str, tokens: str, temperature: str, seed: str, out: str) -> None:
+    given = Path(prompt).read_bytes()
+    session = Session(model, len(given) + int(tokens), len(given))
+    rng = np.random.default_rng(int(seed))
+    Path(out).write_bytes(bytes(_sample(session, given, int(tokens), float(temperature), rng)))
+
+
+def _sample(
+    session: Session, prompt: bytes, tokens: int, temperature: float, rng: np.random.Generator
+) -> Iterator[int]:
+    fed = list(prompt)
+    for _ in range(tokens):
+        logits = session.feed(fed)[-1].astype(np.float64)
+        fed = [int(np.argmax(logits)) if temperature == 0 else _draw(logits / temperature, rng)]
+        yield fed[0]
+
+
+def _draw(logits: NDArray[np.float64], rng: np.random.Generator) -> int:
+    """Samples from softmax(logits): the greatest of them with Gumbel noise added."""
+    return int(np.argmax(logits + rng.gumbel(size=logits.shape)))
+
+
+FILE_TYPES = {"q8_0": 7, "q4_k_m": 15}
+"""`llama_ftype` of include/llama.h, without an importance matrix."""
+
+_LEAST_S, _BYTES_A_SECOND = 60.0, 4e6  # a tenth of what one slow core does
+
+
+def quantise_file(build: Build, source: Path, quantisation: str, destination: Path, threads: int) -> PlanFile:
+    """Writes `source`, a file of f16 or f32, with other types at `destination`, atomically.
+
+    Args:
+        build: whose libraries to use; it must know the file's architecture.
+        source: the file to read.
+        quantisation: a key of `FILE_TYPES`.
+        destination: where to.
+        threads: how many; the result does not depend on it.
+
+    Raises:
+        CandidateFailed: llama.cpp refuses the file or dies on it (crash).
+        InfrastructureFailed: the file cannot be written.
+    """
+    with replacing(destination) as partial:
+        arguments = [str(partial), str(FILE_TYPES[quantisation]), str(threads)]
+        deadline_s = _LEAST_S + source.stat().st_size / _BYTES_A_SECOND
+        run_command(build, "quantise", source, arguments, deadline_s=deadline_s)
+        return plan_file(partial)
+
+
+def _quantise(source: str, destination: str, file_type: str, threads: str) -> None:
+    import llama_cpp
+
+    said: list[bytes] = []
+    keep = llama_cpp.llama_log_callback(lambda level, text, data: said.append(text))
+    llama_cpp.llama_log_set(keep, ctypes.c_void_p())
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype, params.nthread = int(file_type), int(threads)
+    if llama_cpp.llama_model_quantize(source.encode(), destination.encode(), params):
+        raise SystemExit(b"".join(said[-5:]).decode(errors="replace"))
+
+
+_COMMANDS: dict[str, Callable[..., None]] = {
+    "logits": _logits,
+    "greedy": _greedy,
+    "generate": _generate,
+    "quantise": _quantise,
+}
+
+if __name__ == "__main__":
+    _COMMANDS[sys.argv[1]](*sys.argv[2:])

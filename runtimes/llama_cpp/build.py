@@ -1,34 +1,65 @@
-"""Builds the pinned llama.cpp and our runner, once per build id.
+"""Builds the pinned llama.cpp and our runner, once per build id: libraries by cmake, our runner by one line.
 
-A build is put into place when it has passed a smoke test; `nas.runtimes.building` says how.
+A fresh build is put into place when it has decoded a tiny random model; `nas.runtimes.builds` says how.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from nas.core.canonical import content_hash
 from nas.core.errors import InvalidInput, UnknownName
-from nas.runtimes.building import build_once
-from nas.runtimes.host import host_features, host_target
-from nas.runtimes.llama_cpp import source, zig
+from nas.core.layout import Layout
+from nas.runtimes.base import RandomWeights
+from nas.runtimes.builds import Log, build_once, run_step, smoke_test, variant_named
+from nas.runtimes.llama_cpp import source
 from nas.runtimes.llama_cpp.builds import (
+    BUILDS,
+    RUNNER_SOURCE,
     TOOLS,
+    VARIANTS,
     Build,
     BuildDetails,
-    builds_folder,
-    every_build,
-    load_build,
-    runner_source_hash,
-    write_manifest,
+    Variant,
+    best_variant,
 )
-from nas.runtimes.llama_cpp.compile import Log, compile_library, compile_runner, compile_static_runner, library_flags
-from nas.runtimes.llama_cpp.isa import VARIANTS, best_variant, variant_called
 from nas.runtimes.llama_cpp.patches import apply_patches, patch_hashes
-from nas.runtimes.llama_cpp.smoke import smoke_test
-from nas.runtimes.toolchain import Toolchain, find_toolchain
+from nas.runtimes.llama_cpp.writer import write_gguf
+from nas.runtimes.toolchain import Toolchain, find_toolchain, host_features, host_target
 
+_WHAT = "llama.cpp"
+_TINY = Layout.parse("d256 v512 ffn=swiglu:512 [C3 A4/2]")
+_PATCHED_TINY = Layout.parse("d256 v512 ffn=swiglu:512 [C3 M16 A4/2]")
+_CONFIGURE_S, _COMPILE_S, _RUNNER_S = 600.0, 7200.0, 300.0
+_STEP = re.compile(r"\[(\d+)/(\d+)\]")
+
+_FLAGS = (
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DBUILD_SHARED_LIBS=ON",
+    # Plain names, so that a runner is five files without links, and libraries found in its folder.
+    "-DCMAKE_PLATFORM_NO_VERSIONED_SONAME=ON",
+    "-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON",
+    "-DCMAKE_INSTALL_RPATH=$ORIGIN",
+    "-DGGML_NATIVE=OFF",
+    "-DGGML_OPENMP=OFF",
+    "-DGGML_CPU_REPACK=ON",
+    "-DGGML_LLAMAFILE=ON",
+    "-DGGML_BACKEND_DL=OFF",
+    "-DGGML_CCACHE=OFF",
+    "-DGIT_EXE=GIT_EXE-NOTFOUND",
+    "-DLLAMA_BUILD_NUMBER=0",
+    f"-DLLAMA_BUILD_COMMIT={source.COMMIT}",
+    "-DLLAMA_OPENSSL=OFF",
+    "-DLLAMA_USE_PREBUILT_UI=OFF",
+    *(f"-DLLAMA_BUILD_{part}=OFF" for part in ("TESTS", "EXAMPLES", "SERVER", "APP", "UI", "MTMD")),
+)
+_STATIC = ("libllama.a", "libggml.a", "libggml-cpu.a", "libggml-base.a")
+"""In the order in which they need each other."""
 _DISK_BYTES = 600 << 20
 
 
@@ -41,7 +72,7 @@ def build(
     tools: bool = False,
     static: bool = False,
 ) -> Build:
-    """The build for a machine, made now unless the cache has it.
+    """Returns the build for a machine, and makes it unless the cache has it.
 
     Args:
         target: "host", this machine's ABI, or another that can be compiled for here (static, by zig).
@@ -58,21 +89,23 @@ def build(
     """
     details = _details(host_target() if target == "host" else target, patched, variant, tools, static)
     build_id = content_hash(details.model_dump(mode="json"))
-    final = builds_folder() / build_id
-    build_once(final, "llama.cpp", _DISK_BYTES, lambda work: _make(work, details, build_id, log), log)
+    final = BUILDS.folder / build_id
+    build_once(final, _WHAT, _DISK_BYTES, lambda work: _make(work, details, build_id, log), log)
     log(f"{'patched ' * patched}llama.cpp {source.COMMIT} for {details.target} ({details.variant}): {final}")
-    return load_build(final)
+    return BUILDS.load(final)
 
 
 def _details(target: str, patched: bool, variant: str | None, tools: bool, static: bool) -> BuildDetails:
     cross = target != host_target()
     static = static or cross
-    if static and target not in zig.TRIPLES:
-        raise UnknownName("target to build for on this machine", target, dict.fromkeys((host_target(), *zig.TRIPLES)))
+    if static and target not in source.TRIPLES:
+        raise UnknownName(
+            "target to build for on this machine", target, dict.fromkeys((host_target(), *source.TRIPLES))
+        )
     if static and tools:
         raise InvalidInput(f"llama-bench and llama-quantize are built for {host_target()} only, with shared libraries")
     if variant:
-        chosen = variant_called(variant, target)
+        chosen = variant_named(variant, target, VARIANTS)
     elif cross:
         chosen = next(one for one in VARIANTS if one.target == target)
     else:
@@ -80,11 +113,11 @@ def _details(target: str, patched: bool, variant: str | None, tools: bool, stati
     return BuildDetails(
         sdist=source.SHA256,
         patches=patch_hashes() if patched else (),
-        runner_c=runner_source_hash(),
+        runner_c=BUILDS.runner_hash(),
         variant=chosen.name,
         target=target,
         flags=library_flags(chosen, tools=tools, static=static),
-        compiler=zig.COMPILER if static else find_toolchain().version,
+        compiler=source.ZIG_COMPILER if static else find_toolchain().version,
         tools=tools,
         static=static,
     )
@@ -100,8 +133,8 @@ def _make(work: Path, details: BuildDetails, build_id: str, log: Log) -> Path:
     product.mkdir()
     (_make_static if details.static else _make_shared)(tree, work, product, details, log)
     shutil.copy2(tree / "LICENSE", product / "LICENSE.llama.cpp")
-    smoke_test(product / "runner", details, log)
-    write_manifest(product, details, build_id)
+    smoke_test(product / "runner", details.target, _WHAT, partial(_tiny_models, details), log)
+    BUILDS.describe(product, details, build_id)
     return product
 
 
@@ -114,15 +147,108 @@ def _make_shared(tree: Path, work: Path, product: Path, details: BuildDetails, l
 
 
 def _make_static(tree: Path, work: Path, product: Path, details: BuildDetails, log: Log) -> None:
-    toolchain: Toolchain = zig.zig_toolchain(variant_called(details.variant, details.target), log)
-    extra = zig.cmake_flags(toolchain, details.target)
+    chosen = variant_named(details.variant, details.target, VARIANTS)
+    toolchain = source.zig_toolchain(chosen.target, chosen.name, chosen.mcpu, log)
+    extra = source.zig_cmake_flags(toolchain, details.target)
     library = compile_library(tree, work / "cmake", details, toolchain, extra, log)
     compile_static_runner(tree, library, product, toolchain)
 
 
 def _same_but_for_runner(details: BuildDetails) -> Path | None:
-    """A whole build that needs no new libraries: only our runner is another one."""
-    for build in every_build():
+    """Returns the folder of a build that differs only in our runner, so its libraries can be copied."""
+    for build in BUILDS.every():
         if build.details.model_copy(update={"runner_c": details.runner_c}) == details:
             return build.folder
     return None
+
+
+def library_flags(variant: Variant, *, tools: bool, static: bool) -> tuple[str, ...]:
+    """Returns the options of cmake, apart from paths; part of the build id."""
+    parts = (f"-DLLAMA_BUILD_{part}={'ON' if tools else 'OFF'}" for part in ("COMMON", "TOOLS"))
+    linking = ("-DBUILD_SHARED_LIBS=OFF",) if static else ()
+    return (*_FLAGS, *parts, *linking, *variant.cmake_flags(cross=static))
+
+
+def compile_library(
+    tree: Path, out: Path, details: BuildDetails, toolchain: Toolchain, extra: Sequence[str], log: Log
+) -> Path:
+    """Compiles the source in `tree`.
+
+    Args:
+        tree: root of llama.cpp.
+        out: cmake's build folder.
+        details: the flags.
+        toolchain: the compilers.
+        extra: more for cmake that is no part of the build id.
+        log: gets progress.
+
+    Returns:
+        The folder that holds libraries and tools.
+
+    Raises:
+        InfrastructureFailed: a step failed; with the compiler's words.
+    """
+    # Without the prefix map __FILE__ would carry the temporary folder's name into the libraries.
+    prefix_map = f"-ffile-prefix-map={tree}=llama.cpp"
+    configure = [
+        *(toolchain.cmake, "-G", "Ninja", "-S", str(tree), "-B", str(out)),
+        *(f"-DCMAKE_MAKE_PROGRAM={toolchain.ninja}", f"-DCMAKE_C_COMPILER={toolchain.cc}"),
+        *(f"-DCMAKE_CXX_COMPILER={toolchain.cxx}", f"-DCMAKE_C_FLAGS={prefix_map}", f"-DCMAKE_CXX_FLAGS={prefix_map}"),
+        *(*details.flags, f"-DCMAKE_ARCHIVE_OUTPUT_DIRECTORY={out / 'bin'}", *extra),
+    ]
+    log("configuring (about 10 seconds)")
+    run_step(configure, _WHAT, "cmake", _CONFIGURE_S)
+    targets = ("llama", *(TOOLS if details.tools else ()))
+    run_step([toolchain.ninja, "-C", str(out), *targets], _WHAT, "the compiler", _COMPILE_S, _progress(log))
+    return out / "bin"
+
+
+def compile_runner(tree: Path, product: Path, toolchain: Toolchain) -> None:
+    """Compiles the runner into the folder of the shared libraries in `product`, where it will look for them."""
+    libraries = [f"-L{product}", "-lllama", "-lggml", "-lggml-cpu", "-lggml-base", "-lm"]
+    found_at = ["-Wl,-rpath,$ORIGIN", f"-Wl,-rpath-link,{product}"]
+    output = ["-o", str(product / "runner"), str(RUNNER_SOURCE)]
+    argv = [toolchain.cc, *_runner_flags(tree), *output, *libraries, *found_at]
+    run_step(argv, _WHAT, toolchain.cc, _RUNNER_S)
+
+
+def compile_static_runner(tree: Path, library: Path, product: Path, toolchain: Toolchain) -> None:
+    """Compiles the runner with everything in it, C++ runtime and libc included, into `product`."""
+    compiled = library / "runner.o"
+    argv = [toolchain.cc, *_runner_flags(tree), "-c", "-o", str(compiled), str(RUNNER_SOURCE)]
+    run_step(argv, _WHAT, toolchain.cc, _RUNNER_S)
+    archives = [str(library / name) for name in _STATIC]
+    output = ["-static", "-s", "-o", str(product / "runner")]
+    run_step([toolchain.cxx, *output, str(compiled), *archives], _WHAT, toolchain.cxx, _RUNNER_S)
+
+
+def _runner_flags(tree: Path) -> list[str]:
+    includes = [f"-I{tree / 'include'}", f"-I{tree / 'ggml' / 'include'}"]
+    return ["-std=c11", "-O2", "-Wall", "-Wextra", *includes]
+
+
+def _progress(log: Log) -> Callable[[str], None]:
+    """Turns ninja's '[12/78]' into a line for every tenth of the way, with the time that is left."""
+    begun, logged = time.monotonic(), 0
+
+    def on_line(line: str) -> None:
+        nonlocal logged
+        match = _STEP.match(line)
+        if match is None:
+            return
+        done, total = int(match[1]), int(match[2])
+        if done * 10 // total > logged:
+            logged = done * 10 // total
+            left = (time.monotonic() - begun) * (total - done) / done
+            log(f"compiling: {done} of {total}, about {left:.0f} s left")
+
+    return on_line
+
+
+def _tiny_models(details: BuildDetails, folder: Path) -> Iterator[tuple[Path, Sequence[str]]]:
+    """Yields Q4_0 models, to be run with and without repacked weights."""
+    model = folder / "tiny.gguf"
+    for layout in (_TINY, _PATCHED_TINY) if details.patches else (_TINY,):
+        write_gguf(layout, "q4_0", RandomWeights(), model)
+        for repack in ("1", "0"):
+            yield model, ("--repack", repack)

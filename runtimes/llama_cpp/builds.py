@@ -1,50 +1,129 @@
-"""Builds at hand: one folder per build id in the cache, whole once its manifest is there."""
+"""Available builds of llama.cpp, and their instruction sets.
+
+Instruction sets are explicit, never "native": a build is the same wherever it is made. AMX is left out on purpose: with
+gcc 12 the tile configuration that ggml's kernels load is not stored in time, and the process dies on the first matrix
+product.
+"""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
-from nas.core import paths
-from nas.core.errors import InfrastructureFailed
-from nas.core.plan import Runner
-from nas.runtimes.building import MANIFEST, is_whole, plan_file, write_runner
-from nas.runtimes.host import host_features, host_target
-from nas.runtimes.libc import first_that_runs, needed_glibc
+from nas.core.errors import InfrastructureFailed, Unsupported
+from nas.runtimes import builds
+from nas.runtimes.builds import BuildStore, Processor, baseline
 from nas.runtimes.llama_cpp import source
-from nas.runtimes.llama_cpp.isa import VARIANTS, baseline
 from nas.runtimes.llama_cpp.patches import patch_hashes
+from nas.runtimes.toolchain import host_target
 
+NAME = "llama.cpp"
 RUNNER_SOURCE = Path(__file__).with_name("runner.c")
-DETAILS = "build.json"
 LIBRARIES = ("libllama.so", "libggml.so", "libggml-base.so", "libggml-cpu.so")
-"""What a runner loads from beside it; a static one, for machines of another kind or age, loads nothing."""
+"""Libraries that a runner loads from its own folder; a static one, for other machines, loads nothing."""
 TOOLS = ("llama-bench", "llama-quantize")
 
+_X86_OPTIONS = (
+    "SSE42", "AVX", "AVX2", "AVX_VNNI", "FMA", "F16C", "BMI2", "AVX512", "AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16",
+    "AMX_TILE", "AMX_INT8", "AMX_BF16",
+)  # fmt: skip
 
-class BuildDetails(BaseModel):
-    """What a build was made from; its canonical hash is the build id."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+@dataclass(frozen=True, slots=True)
+class Variant(builds.Variant):
+    """One instruction set to build for.
+
+    Args:
+        options: ggml's cmake options that are on (x86).
+        march: `-march` value (ARM).
+        mcpu: the processor in zig's words.
+    """
+
+    options: tuple[str, ...] = ()
+    march: str = ""
+    mcpu: str = ""
+
+    def cmake_flags(self, *, cross: bool = False) -> list[str]:
+        """Returns every instruction-set option of ggml, set explicitly; zig has an option of its own for Arm's."""
+        if self.march:
+            return [] if cross else [f"-DGGML_CPU_ARM_ARCH={self.march}"]
+        return [f"-DGGML_{option}={'ON' if option in self.options else 'OFF'}" for option in _X86_OPTIONS]
+
+
+_AVX2 = ("SSE42", "AVX", "AVX2", "FMA", "F16C", "BMI2")
+_NEEDS_AVX2 = frozenset({"sse4_2", "avx", "avx2", "fma", "f16c", "bmi2"})
+_NEEDS_AVX512 = _NEEDS_AVX2 | {"avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl"}
+_NEEDS_VNNI = _NEEDS_AVX512 | {"avx512vbmi", "avx512_vnni"}
+_ZIG_AVX2 = "x86_64+sse4_2+avx+avx2+fma+f16c+bmi2"
+_ZIG_AVX512 = f"{_ZIG_AVX2}+avx512f+avx512cd+avx512bw+avx512dq+avx512vl"
+_ZIG_VNNI = f"{_ZIG_AVX512}+avx512vbmi+avx512vnni"
+
+VARIANTS: tuple[Variant, ...] = (
+    Variant(
+        "avx512-bf16",
+        "x86_64-linux",
+        _NEEDS_VNNI | {"avx512_bf16"},
+        (*_AVX2, "AVX512", "AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16"),
+        mcpu=f"{_ZIG_VNNI}+avx512bf16",
+    ),
+    Variant(
+        "avx512-vnni",
+        "x86_64-linux",
+        _NEEDS_VNNI,
+        (*_AVX2, "AVX512", "AVX512_VBMI", "AVX512_VNNI"),
+        mcpu=_ZIG_VNNI,
+    ),
+    Variant("avx512", "x86_64-linux", _NEEDS_AVX512, (*_AVX2, "AVX512"), mcpu=_ZIG_AVX512),
+    Variant("avx2", "x86_64-linux", _NEEDS_AVX2, _AVX2, mcpu=_ZIG_AVX2),
+    Variant("sse42", "x86_64-linux", frozenset({"sse4_2"}), ("SSE42",), mcpu="x86_64+sse4_2"),
+    Variant(
+        "armv8.2",
+        "aarch64-linux",
+        frozenset({"asimddp", "fphp", "asimdhp"}),
+        march="armv8.2-a+dotprod+fp16",
+        mcpu="generic+v8_2a+dotprod+fullfp16",
+    ),
+    Variant("armv8", "aarch64-linux", frozenset({"asimd"}), march="armv8-a", mcpu="generic"),
+)
+"""Best first."""
+
+
+class BuildDetails(builds.BuildDetails):
+    """The inputs of a build; its canonical hash is the build id."""
 
     sdist: str
     patches: tuple[str, ...] = ()
     runner_c: str
-    variant: str
-    target: str
     flags: tuple[str, ...]
     compiler: str
     tools: bool
     static: bool = False
 
     @property
-    def libraries(self) -> tuple[str, ...]:
-        """The files that the runner loads."""
-        return () if self.static else LIBRARIES
+    def files(self) -> tuple[str, ...]:
+        """The runner and what it loads."""
+        return ("runner",) if self.static else ("runner", *LIBRARIES)
+
+    @property
+    def runner_hash(self) -> str:
+        """SHA-256 of runner.c."""
+        return self.runner_c
+
+    @property
+    def preference(self) -> tuple[bool, ...]:
+        """Sorts static builds and those with tools last within an instruction set."""
+        return self.static, self.tools
+
+    @property
+    def is_patched(self) -> bool:
+        """Whether it has our architecture."""
+        return bool(self.patches)
+
+    @property
+    def needs_libc(self) -> bool:
+        """Static builds bring their own."""
+        return not self.static
 
     @property
     def half_sums(self) -> bool:
@@ -52,67 +131,29 @@ class BuildDetails(BaseModel):
         return any("asimdhp" in one.needs for one in VARIANTS if (one.name, one.target) == (self.variant, self.target))
 
 
-@dataclass(frozen=True, slots=True)
-class Build:
-    """A finished build.
+Build = builds.Build[BuildDetails]
 
-    Args:
-        folder: holds the runner, the libraries it loads and, where asked for, the tools.
-        runner: its manifest.
-        details: what it was made from.
+
+def _is_known(details: BuildDetails) -> bool:
+    return details.sdist == source.SHA256 and details.patches in ((), patch_hashes())
+
+
+BUILDS = BuildStore(NAME, "llama.cpp build", NAME, BuildDetails, VARIANTS, (RUNNER_SOURCE,), _is_known)
+
+
+def best_variant(target: str, features: Collection[str]) -> Variant:
+    """Returns the best variant that a processor with these features can run.
+
+    Raises:
+        Unsupported: there is none.
     """
-
-    folder: Path
-    runner: Runner
-    details: BuildDetails
-
-    @property
-    def executable(self) -> Path:
-        """The measuring runner."""
-        return self.folder / self.runner.main
-
-    @property
-    def glibc(self) -> str | None:
-        """The version of GNU's C library that it asks for; None: it brings its own."""
-        return None if self.details.static else needed_glibc(tuple(self.folder / name for name in self.runner.files))
-
-    def tool(self, name: str) -> Path:
-        """llama-bench or llama-quantize of this build, which must have been built with tools."""
-        assert name in TOOLS and self.details.tools
-        return self.folder / name
-
-
-def builds_folder() -> Path:
-    """Where builds lie."""
-    return paths.cache() / "runtimes" / "llama.cpp"
-
-
-def runner_source_hash() -> str:
-    """SHA-256 of runner.c as it is now."""
-    return hashlib.sha256(RUNNER_SOURCE.read_bytes()).hexdigest()
-
-
-def all_builds() -> Iterator[Build]:
-    """Every whole build of the pinned source and today's runner, best instruction set first.
-
-    Of one instruction set, static builds and those with tools come last. The order is fixed, so that another build of
-    the same kind does not change what measures.
-    """
-    rank = {variant.name: place for place, variant in enumerate(VARIANTS)}
-    builds = [build for build in every_build() if build.details.runner_c == runner_source_hash()]
-
-    def order(build: Build) -> tuple[int, bool, bool, str]:
-        about = build.details
-        return rank.get(about.variant, len(rank)), about.static, about.tools, build.runner.build
-
-    yield from sorted(builds, key=order)
-
-
-def every_build() -> Iterator[Build]:
-    """Every whole build of the pinned source, whichever runner it has."""
-    for path in builds_folder().glob(f"*/{MANIFEST}"):
-        if (build := _load(path.parent)) is not None:
-            yield build
+    for variant in VARIANTS:
+        if variant.target == target and variant.needs <= set(features):
+            return variant
+    known = sorted({variant.target for variant in VARIANTS})
+    if target not in known:
+        raise Unsupported(f"llama.cpp is not built for {target!r}; valid: {', '.join(known)}")
+    raise Unsupported(f"this {target} processor lacks {', '.join(sorted(baseline(VARIANTS, target) - set(features)))}")
 
 
 def find_build(
@@ -123,7 +164,7 @@ def find_build(
     tools: bool = False,
     libc: str | None = None,
 ) -> Build:
-    """The best build at hand that the machine can run.
+    """Returns the best available build that the machine can run.
 
     Args:
         target: ABI; `None`: this machine's.
@@ -131,81 +172,41 @@ def find_build(
             none; or for another ABI those of its `baseline`.
         patched: whether it carries our patches; `None`: either.
         tools: whether it must have llama-bench and llama-quantize.
-        libc: the machine's C library, as `Device.libc`; `None`: not told.
+        libc: the machine's C library, as `Device.libc`; `None`: unknown.
 
     Raises:
         InfrastructureFailed: none; the message names the command that makes one.
     """
-    target = target or host_target()
-    here = features is None and target == host_target()
-    at_hand = frozenset(features if features is not None else host_features() if here else baseline(target))
-    needs = {(variant.name, variant.target): variant.needs for variant in VARIANTS}
+    processor = Processor.of(target, features, VARIANTS)
 
     def fits(build: Build) -> bool:
         about = build.details
-        runs = about.target == target and needs[about.variant, target] <= at_hand and not (here and about.static)
+        runs = processor.runs(about, VARIANTS) and not (processor.here and about.static)
         return runs and patched in (None, build.runner.patched) and (about.tools or not tools)
 
-    fitting = [build for build in all_builds() if fits(build)]
-    found = next(iter(fitting), None) if here else first_that_runs(fitting, libc, lambda build: build.glibc)
-    if found is not None:
+    fitting = [build for build in BUILDS.all() if fits(build)]
+    if (found := processor.first(fitting, libc)) is not None:
         return found
-    kind = "patched llama.cpp" if patched else "llama.cpp"
+    target, kind = processor.target, "patched llama.cpp" if patched else "llama.cpp"
     if fitting:
-        static = build_command(target, bool(patched), fitting[0].details.variant, static=True)
+        static = build_command(target, bool(patched), fitting[0].variant, static=True)
         raise InfrastructureFailed(
-            f"the {kind} builds at hand for {target} need glibc {fitting[0].glibc} or newer, and the device has "
+            f"the {kind} builds here for {target} need glibc {fitting[0].glibc} or newer, and the device has "
             f"{libc}: run `{static}` for one that needs none"
         )
-    plain = f" (any, with {', '.join(sorted(at_hand))})" if features is None and not here and at_hand else ""
-    command = build_command(target, bool(patched), _oldest(target) if plain else None)
-    raise InfrastructureFailed(f"no {kind} build for {target}{plain} at hand: run `{command}`")
+    command = build_command(target, bool(patched), _oldest(target) if processor.any_of_kind else None)
+    raise InfrastructureFailed(f"no {kind} build for {processor.described} here: run `{command}`")
 
 
 def build_command(target: str, patched: bool, variant: str | None = None, *, static: bool = False) -> str:
-    """What a person types to make such a build here."""
+    """Returns the command that makes such a build here."""
     options = " --patched" * patched + ("" if target == host_target() else f" --target {target}")
     options += " --static" * (static and target == host_target()) + (f" --variant {variant}" if variant else "")
     return f"nas runtime build llama.cpp{options}"
 
 
 def _oldest(target: str) -> str:
-    """The variant that runs on every processor of a target."""
-    return next(variant.name for variant in VARIANTS if (variant.target, variant.needs) == (target, baseline(target)))
-
-
-def load_build(folder: Path) -> Build:
-    """The build in `folder`.
-
-    Raises:
-        InfrastructureFailed: it is gone, damaged, or of another version.
-    """
-    build = _load(folder)
-    if build is None:
-        raise InfrastructureFailed(f"no whole llama.cpp build in {folder}: run `nas runtime build llama.cpp`")
-    return build
-
-
-def write_manifest(folder: Path, details: BuildDetails, build_id: str) -> None:
-    """Describes a finished build; the manifest comes last and makes it whole."""
-    (folder / DETAILS).write_text(details.model_dump_json(indent=1))
-    runner = Runner(
-        runtime="llama.cpp",
-        build=build_id,
-        target=details.target,
-        patched=bool(details.patches),
-        files={name: plan_file(folder / name) for name in ("runner", *details.libraries)},
-        main="runner",
+    """Returns the variant that runs on every processor of a target."""
+    return next(
+        variant.name for variant in VARIANTS if (variant.target, variant.needs) == (target, baseline(VARIANTS, target))
     )
-    write_runner(folder, runner)
-
-
-def _load(folder: Path) -> Build | None:
-    try:
-        runner = Runner.model_validate_json((folder / MANIFEST).read_bytes())
-        details = BuildDetails.model_validate_json((folder / DETAILS).read_bytes())
-    except (OSError, ValidationError):
-        return None  # written by another version of hilnas
-    known = details.variant in {variant.name for variant in VARIANTS}
-    current = details.sdist == source.SHA256 and details.patches in ((), patch_hashes())
-    return Build(folder, runner, details) if known and current and is_whole(folder, runner) else None

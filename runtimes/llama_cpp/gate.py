@@ -1,4 +1,4 @@
-"""The equivalence gate: does llama.cpp compute what the layout means?
+"""The equivalence gate: checks that llama.cpp computes what the layout means.
 
 A prompt fed in chunks and 32 decoded tokens run through a GGUF file; the logits of every position are compared with a
 PyTorch oracle on the same dequantised weights. What separates rounding from a wrong graph is a simulation: the oracle
@@ -7,24 +7,33 @@ with its activations rounded as llama.cpp rounds them. A correct graph errs abou
 Experts are chosen from scores, and where two score alike, rounding picks another one. So both PyTorch models follow the
 choices that llama.cpp made, which leaves rounding alone between the logits; and each choice is held against the scores:
 it may pass over a better expert by no more than rounding moves scores.
+
+Machines whose libraries this one cannot load are checked through the runner, which reports the logits of the prompt's
+end and of each decoded token, but not which experts it chose. In F32 files without attention nothing is rounded that
+choices depend on, so both sides choose alike. Otherwise a file is compared with its choices settled: a copy whose
+biases let the same experts win for every token, others in every layer.
 """
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from gguf import GGUFReader
 from numpy.typing import NDArray
 
+from nas.core.errors import CandidateFailed
 from nas.core.layout import Layout
 from nas.runtimes.base import GateReport
+from nas.runtimes.llama_cpp.binding import Choices, evaluate
 from nas.runtimes.llama_cpp.builds import Build
-from nas.runtimes.llama_cpp.experts import Choices
-from nas.runtimes.llama_cpp.layers import feed_forwards
-from nas.runtimes.llama_cpp.logits import evaluate
+from nas.runtimes.llama_cpp.kinds import ATTENTION, feed_forwards, mixers, of_kind
+from nas.runtimes.llama_cpp.support import Quantisation
+from nas.runtimes.runner import Feed, Machine, relative_l2, runner_logits
 
 Logits = NDArray[np.float32]
 
@@ -33,14 +42,16 @@ PROMPT_CHUNKS = (71, 24)
 STEPS = 32
 CHUNKS = PROMPT_CHUNKS + (1,) * STEPS
 FACTOR = 2.0
-"""How much more than the simulation a graph may err."""
+"""Greatest error of a graph, in errors of the simulation."""
+_WINS = 2.0
+"""A bias: scores are between 0 and 1."""
 LEAST = 1e-5
-"""What sums in another order explain where the simulation rounds nothing: float32 weights without attention."""
+"""Relative error of sums in another order, for float32 weights without attention: the simulation rounds nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What PyTorch computed.
+    """Logits and router scores from PyTorch.
 
     Args:
         logits: [T, V].
@@ -56,7 +67,7 @@ Forward = Callable[[NDArray[np.int64], Choices], Computed]
 
 
 def compare(measured: Logits, oracle: Logits, simulated: Logits) -> GateReport:
-    """The report on logits, all [T, V].
+    """Returns the report on logits, all [T, V].
 
     The limit is one number over all positions, not one for each: the simulation rounds by the same rule as llama.cpp
     but sums in another order, so their errors at one position are two draws from one distribution.
@@ -66,14 +77,14 @@ def compare(measured: Logits, oracle: Logits, simulated: Logits) -> GateReport:
         oracle: PyTorch's.
         simulated: PyTorch's with rounded activations.
     """
-    errors = _relative_l2(measured, oracle)
-    explained = max(float(_relative_l2(simulated, oracle).max()), LEAST)
+    errors = relative_l2(measured, oracle)
+    explained = max(float(relative_l2(simulated, oracle).max()), LEAST)
     error = float(errors.max()) if np.isfinite(errors).all() else np.inf
     return GateReport(tuple(errors.tolist()), error, FACTOR * explained)
 
 
 def judge_choices(choices: Choices, exact: Sequence[Logits], rounded: Sequence[Logits]) -> str:
-    """What is wrong with the experts that were chosen; empty: nothing.
+    """Checks the experts that were chosen; returns what is wrong, empty: nothing.
 
     Args:
         choices: llama.cpp's.
@@ -133,7 +144,75 @@ def run_gate(
     return replace(report, note=judge_choices(experts, exact.scores, rounded.scores))
 
 
-def _relative_l2(logits: Logits, oracle: Logits) -> NDArray[np.float64]:
-    difference = np.linalg.norm(logits.astype(np.float64) - oracle, axis=-1)
-    errors: NDArray[np.float64] = difference / np.linalg.norm(oracle.astype(np.float64), axis=-1)
-    return errors
+def run_runner_gate(
+    layout: Layout,
+    model: Path,
+    machine: Machine,
+    oracle: Forward,
+    simulated: Forward,
+    *,
+    settled: bool,
+    earlier: int = 0,
+    seed: int = 0,
+) -> GateReport:
+    """Runs the gate on a GGUF file.
+
+    Args:
+        layout: what the file claims to be.
+        model: the file.
+        machine: what runs the runner.
+        oracle: the layout on dequantised weights.
+        simulated: the same with rounded activations; both from `nas.runtimes.llama_cpp.oracle`.
+        settled: whether to settle the choices of experts, see `rounds_choices`.
+        earlier: a planted fault: tokens that are still in memory from an earlier text. 0 in earnest.
+        seed: of the token ids.
+
+    Raises:
+        CandidateFailed: the runner died on the file.
+        InfrastructureFailed: the runner could not work there.
+    """
+    feed = Feed(earlier + sum(PROMPT_CHUNKS), STEPS, max(PROMPT_CHUNKS), seed)
+    ids = feed.ids(layout.vocab)[earlier:]
+    experts = settled_experts(layout, len(ids)) if settled else {}
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        file = settle(model, experts, scratch / "settled.gguf") if experts else model
+        measured = runner_logits(machine, file, layout.vocab, feed, scratch)
+    first = sum(PROMPT_CHUNKS) - 1
+    return compare(measured, oracle(ids, experts).logits[first:], simulated(ids, experts).logits[first:])
+
+
+def rounds_choices(layout: Layout, quantisation: Quantisation) -> bool:
+    """Returns whether rounding may change which experts are chosen; the cache of attention is float16 in every file."""
+    return quantisation != "f32" or bool(of_kind(mixers(layout), *ATTENTION))
+
+
+def settled_experts(layout: Layout, length: int) -> Choices:
+    """Returns the experts [length, top_k] that are made to win in each mixture of `layout`."""
+    choices = {}
+    for depth, block in enumerate(feed_forwards(layout)):
+        if block.kind == "moe":
+            experts, top_k = block.int("experts"), block.int("top_k")
+            winners = np.arange(depth * top_k, (depth + 1) * top_k) % experts
+            choices[depth] = np.tile(winners, (length, 1))
+    return choices
+
+
+def settle(model: Path, experts: Choices, destination: Path) -> Path:
+    """Copies a GGUF file to `destination` with biases that let `experts` win.
+
+    Raises:
+        CandidateFailed: it is no GGUF file, or one without these mixtures (export).
+    """
+    shutil.copyfile(model, destination)
+    try:
+        reader = GGUFReader(destination, "r+")
+        by_name = {tensor.name: tensor.data for tensor in reader.tensors}
+        biases = {depth: by_name[f"blk.{depth}.exp_probs_b.bias"] for depth in experts}
+    except (ValueError, KeyError, IndexError) as error:
+        raise CandidateFailed("export", f"{model.name} holds no such mixtures of experts: {error}") from error
+    for depth, bias in biases.items():
+        bias[:] = 0
+        bias[experts[depth][0]] = _WINS
+    reader.data.flush()
+    return destination

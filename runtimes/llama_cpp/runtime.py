@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast, get_args
@@ -12,21 +12,31 @@ from nas.core.layout import Layout
 from nas.core.measurement import Sample
 from nas.core.plan import Plan, RawRun, Runner
 from nas.core.workload import Workload
-from nas.runtimes.base import Artifact, Checkpoint, GateReport, Support, Weights
+from nas.runtimes.base import (
+    REFERENCE_LAYOUT,
+    Artifact,
+    Checkpoint,
+    Finding,
+    GateReport,
+    Release,
+    ReleaseRequest,
+    Support,
+    Weights,
+    finding_of,
+)
 from nas.runtimes.llama_cpp import support
-from nas.runtimes.llama_cpp.builds import builds_folder, find_build, load_build
+from nas.runtimes.llama_cpp.builds import BUILDS, NAME, Build, find_build
+from nas.runtimes.llama_cpp.kinds import KINDS
 from nas.runtimes.llama_cpp.support import Quantisation
-from nas.runtimes.output import read_sample
-
-_REFERENCE = "d512 v8192 ffn=swiglu:1792 [C3 C3 A8/4 C3 C3 A8/4 C3 A8/4]"
-_PROMPT_SEED = 0
+from nas.runtimes.runner import plan_run, read_sample
+from nas.runtimes.toolchain import find_toolchain
 
 
 @dataclass(frozen=True)
 class LlamaCpp:
     """The runtime `llama.cpp`; implements `nas.runtimes.base.Runtime`."""
 
-    name: str = "llama.cpp"
+    name: str = NAME
     quantisations: tuple[str, ...] = get_args(Quantisation)
 
     @property
@@ -34,7 +44,8 @@ class LlamaCpp:
         """See `Runtime.writer_version`."""
         from nas.runtimes.llama_cpp.writer import WRITER_VERSION
 
-        return WRITER_VERSION
+        versions = [f":{name}={KINDS[name].version}" for name in KINDS if KINDS[name].version]
+        return WRITER_VERSION + "".join(sorted(versions))
 
     def supports(self, layout: Layout) -> Support:
         """See `nas.runtimes.llama_cpp.support`."""
@@ -61,15 +72,12 @@ class LlamaCpp:
         )
 
     def plan(self, artifact: Artifact, runner: Runner, workload: Workload, deadline_s: float) -> Plan:
-        """One fresh process of the runner."""
+        """Returns a run as one fresh process of the runner."""
         if workload.kv_type != "f16" and not workload.flash_attn:
             raise Unsupported(f"llama.cpp needs flash_attn for a {workload.kv_type} cache")
         if artifact.patched and not runner.patched:
             raise Unsupported(f"artifact {artifact.sha256[:12]} needs the patched build, this runner is stock")
-        options = {
-            "prompt": workload.prompt,
-            "gen": workload.gen,
-            "context": workload.window,
+        options: dict[str, object] = {
             "batch": workload.n_batch,
             "ubatch": workload.n_ubatch,
             "threads": workload.threads,
@@ -77,32 +85,22 @@ class LlamaCpp:
             "flash": int(workload.flash_attn),
             "mmap": int(workload.mmap),
             "repack": int(workload.repack),
-            "seed": _PROMPT_SEED,
         }
-        args = [text for name, value in options.items() for text in (f"--{name}", str(value))]
-        return Plan(
-            runner=runner,
-            inputs={"model": artifact.file},
-            args=("--model", "{model}", *args),
-            threads=workload.threads,
-            affinity=workload.affinity,
-            deadline_s=deadline_s,
-        )
+        return plan_run(artifact, runner, workload, deadline_s, options)
 
     def parse(self, raw: RawRun) -> Sample:
-        """See `nas.runtimes.output`."""
+        """See `nas.runtimes.runner`."""
         return read_sample(raw)
 
     def gate(
         self, layout: Layout, quantisation: str, checkpoint: Checkpoint, model: Path, runner: Runner
     ) -> GateReport:
-        """See `nas.runtimes.llama_cpp.gate`, and `runner_gate` for other machines' runners; loads torch."""
-        from nas.runtimes.llama_cpp.gate import run_gate
+        """See `nas.runtimes.llama_cpp.gate`; loads torch."""
+        from nas.runtimes.llama_cpp.gate import rounds_choices, run_gate, run_runner_gate
         from nas.runtimes.llama_cpp.oracle import Oracle
-        from nas.runtimes.llama_cpp.runner_gate import rounds_choices, run_runner_gate
-        from nas.runtimes.runner_logits import here
+        from nas.runtimes.runner import here
 
-        build = load_build(builds_folder() / runner.build)
+        build = BUILDS.load(BUILDS.folder / runner.build)
         oracle = Oracle(layout, _known(quantisation), checkpoint, half_sums=build.details.half_sums)
         if build.details.static:
             settled = rounds_choices(layout, _known(quantisation))
@@ -113,20 +111,54 @@ class LlamaCpp:
     def runner(
         self, target: str, features: Collection[str] | None = None, patched: bool = False, libc: str | None = None
     ) -> Runner:
-        """The runner of the best build at hand that such a processor can run."""
+        """Returns the runner of the best available build that such a processor can run."""
         return find_build(target, features, patched=patched, libc=libc).runner
 
     def runner_folder(self, runner: Runner) -> Path:
         """See `Runtime.runner_folder`."""
-        return load_build(builds_folder() / runner.build).folder
+        return BUILDS.load(BUILDS.folder / runner.build).folder
 
     def reference_model(self) -> Layout:
-        """A small lfm2 of 30M weights."""
-        return Layout.parse(_REFERENCE)
+        """Returns a small lfm2 of 30M weights."""
+        return Layout.parse(REFERENCE_LAYOUT)
 
     def reference_workload(self) -> Workload:
-        """Half a second on a server core, two on a slow one."""
+        """Returns a workload of half a second on a server core, two on a slow one."""
         return Workload(prompt=512, gen=256)
+
+    def builds(self) -> Sequence[Build]:
+        """Returns stock and patched builds."""
+        return BUILDS.all()
+
+    def build(
+        self,
+        target: str = "host",
+        *,
+        log: Callable[[str], None],
+        patched: bool = False,
+        variant: str | None = None,
+        tools: bool = False,
+        static: bool = False,
+    ) -> Build:
+        """See `nas.runtimes.llama_cpp.build`."""
+        from nas.runtimes.llama_cpp.build import build
+
+        return build(target, log=log, patched=patched, variant=variant, tools=tools, static=static)
+
+    def doctor(self) -> Iterator[Finding]:
+        """Checks for a compiler and a build for this machine, which a search needs."""
+        yield finding_of("compiler", lambda: find_toolchain().version)
+        yield finding_of(NAME, lambda: f"build {find_build().runner.build[:12]}")
+
+    def trim(self, limit_bytes: int) -> int:
+        """Removes nothing: exports cache nothing."""
+        return 0
+
+    def release(self, request: ReleaseRequest) -> Release:
+        """Returns GGUF files with the tokenizer in each."""
+        from nas.runtimes.llama_cpp.release import release
+
+        return release(self.writer_version, request)
 
 
 def _known(quantisation: str) -> Quantisation:

@@ -15,10 +15,9 @@ from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
 
 from nas.core.canonical import content_hash
 from nas.runtimes.base import RandomWeights
-from nas.runtimes.llama_cpp.header import header_bytes
-from nas.runtimes.llama_cpp.metadata import FILE_TYPE, QUANTISATION_VERSION
 from nas.runtimes.llama_cpp.random_weights import random_recipe
 from nas.runtimes.llama_cpp.tensors import Tensor, stored_bytes, type_that_fits
+from nas.runtimes.llama_cpp.writer import FILE_TYPE, QUANTISATION_VERSION, header_bytes
 from nas.runtimes.writing import Written, replacing, write_drawn
 
 Type = GGMLQuantizationType
@@ -37,7 +36,7 @@ _VALUE_TYPES: dict[type, GGUFValueType] = {
 
 @dataclass(frozen=True, slots=True)
 class StockModel:
-    """What a GGUF file says of a model.
+    """Keys and tensors of a model's GGUF file.
 
     Args:
         architecture: llama.cpp's name of it.
@@ -77,7 +76,7 @@ class StockModel:
         return content_hash({"architecture": self.architecture, "metadata": metadata, "tensors": tensors})
 
     def stored(self) -> list[tuple[Tensor, Type]]:
-        """Each tensor with its type in a Q4_0 file."""
+        """Returns each tensor with its type in a Q4_0 file."""
         tied = all(tensor.name != "output.weight" for tensor in self.tensors)
         return [(tensor, _stored_type(tensor, tied)) for tensor in self.tensors]
 
@@ -86,7 +85,7 @@ _NOT_TRAINED = ("rope_freqs",)
 
 
 def write_stock_model(model: StockModel, weights: RandomWeights, destination: Path, *, recipe: bool = False) -> Written:
-    """Writes the Q4_0 file of `model`, or the recipe of it, beside `destination` and renames it into place.
+    """Writes the Q4_0 file of `model`, or the recipe of it, next to `destination` and renames it into place.
 
     Raises:
         InfrastructureFailed: the file cannot be written, most often for want of space.
@@ -104,7 +103,7 @@ def write_stock_model(model: StockModel, weights: RandomWeights, destination: Pa
 
 
 def _stored_type(tensor: Tensor, tied: bool) -> Type:
-    """`llama_tensor_get_type` of src/llama-quant.cpp; its rule for models of eight experts has none to meet here."""
+    """Returns the type by `llama_tensor_get_type` of src/llama-quant.cpp; no model here has eight experts."""
     if tensor.role != "matrix":
         return Type.F32
     makes_logits = tensor.part == "output" or (tied and tensor.part == "token_embd")

@@ -1,7 +1,9 @@
-"""Which layouts llama.cpp carries, and as which architecture.
+"""Rules of the layouts that llama.cpp carries, and their architectures.
 
-What the stock build cannot hold may run on our patched one, whose architecture `hilnas` reads every size per layer:
-`nas.runtimes.llama_cpp.patches`. The rules of the stock architectures are in `stock_rules`.
+A stock architecture restates what its loader and graph code require: src/models/lfm2.cpp, lfm2moe.cpp, qwen3.cpp and
+llama.cpp of the pinned source. A layout with short convolutions and attention is `lfm2` (`lfm2moe` with experts);
+attention alone is `qwen3`, or `llama` without QK-norm. What none of them holds may run on our patched build, whose
+architecture `hilnas` reads every size per layer: `nas.runtimes.llama_cpp.patches`.
 """
 
 from __future__ import annotations
@@ -9,34 +11,33 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
+from nas.core.block import Block
 from nas.core.errors import Unsupported
 from nas.core.layout import Layout
 from nas.runtimes.base import Support
-from nas.runtimes.llama_cpp.layers import feed_forwards, mixers, of_kind, one_per_model
-from nas.runtimes.llama_cpp.stock_rules import stock_architecture, stock_reasons
+from nas.runtimes.llama_cpp.kinds import ATTENTION, KINDS, feed_forwards, mixers, of_kind, one_per_model
 
 Quantisation = Literal["q4_0", "f16", "f32"]
 
 PATCHED = "hilnas"
 """Our architecture. A stock build does not know the name, so it refuses such a file when it opens it."""
 
-_KINDS = ("conv", "gqa", "swa", "mamba2", "swiglu", "moe")
-_MAX_LAYERS, _MAX_EXPERTS = 512, 1024  # src/llama-hparams.h
+_MAX_LAYERS = 512  # src/llama-hparams.h
 
 
 def supports(layout: Layout) -> Support:
-    """Stock where a stock architecture holds `layout`, else patched or no, with every reason."""
+    """Returns stock where a stock architecture holds `layout`, else patched or no, with every reason."""
     # Later rules read single blocks of known kinds, so they wait for the earlier ones.
     for rules in (_shape_rules, _block_rules):
         if reasons := _each_once(rules(layout)):
             return Support("no", None, reasons)
-    if reasons := _each_once(stock_reasons(layout)):
+    if reasons := _each_once(_stock_reasons(layout)):
         return Support("patched", PATCHED, reasons)
-    return Support("stock", stock_architecture(layout))
+    return Support("stock", _stock_architecture(layout))
 
 
 def architecture(layout: Layout) -> str:
-    """What GGUF calls the model of `layout`.
+    """Returns GGUF's name of the architecture of `layout`.
 
     Raises:
         Unsupported: neither build carries it; the message holds every reason.
@@ -60,22 +61,83 @@ def _shape_rules(layout: Layout) -> Iterable[str]:
         elif layer.ffn is None:
             yield f"layer {index} has no feed-forward"
         for block in layer.blocks:
-            if block.kind not in _KINDS:
+            if block.kind not in KINDS:
                 yield f"{block.kind} blocks: neither the stock build nor the patched one has them"
-            if block.kind == "gqa" and block.get("kv") is not None:
-                yield f"layer {index} reuses the cache of layer {block.int('kv')}"
+            elif refused := KINDS[block.kind].refuses(block):
+                yield f"layer {index} {refused}"
 
 
 def _block_rules(layout: Layout) -> Iterable[str]:
-    """What the patched build stores once; the stock architectures store no less so."""
-    own, sparse = mixers(layout), of_kind(feed_forwards(layout), "moe")
-    for kind, what in (("gqa", "attention"), ("swa", "sliding windows")):
-        turned = [block for block in of_kind(own, kind) if block.get("rope_theta")]
-        yield from one_per_model(f"RoPE base of {what}", turned, lambda block: block.get("rope_theta"), "llama.cpp")
-    yield from one_per_model("window", of_kind(own, "swa"), lambda block: block.int("window"), "llama.cpp")
-    yield from one_per_model("expert count", sparse, lambda block: block.int("experts"), "llama.cpp")
-    if any(block.int("experts") > _MAX_EXPERTS for block in sparse):
-        yield f"more than {_MAX_EXPERTS} experts"
+    """Yields what the patched build cannot hold; the stock architectures hold no more."""
+    blocks = [*mixers(layout), *feed_forwards(layout)]
+    for name in KINDS:
+        if own := of_kind(blocks, name):
+            yield from KINDS[name].rules(own)
+
+
+def _stock_architecture(layout: Layout) -> str:
+    """Returns the architecture of a layout for which there are no `_stock_reasons`."""
+    if of_kind(mixers(layout), "conv"):
+        return "lfm2moe" if of_kind(feed_forwards(layout), "moe") else "lfm2"
+    return "qwen3" if mixers(layout)[0].get("qk_norm") else "llama"
+
+
+def _stock_reasons(layout: Layout) -> Iterable[str]:
+    """Yields every rule of the stock architectures that a layout breaks which the patched build holds."""
+    attention, convs = of_kind(mixers(layout), *ATTENTION), of_kind(mixers(layout), "conv")
+    for block in (*mixers(layout), *feed_forwards(layout)):
+        if reason := KINDS[block.kind].not_stock:
+            yield reason
+    if not attention:
+        yield "no attention layer: lfm2 needs at least one (llama_decode aborts without)"
+    yield from _attention_rules(attention)
+    yield from (_lfm2_rules(layout, attention, convs) if convs else _attention_only_rules(layout, attention))
+    yield from _ffn_rules(layout)
+
+
+def _attention_rules(attention: list[Block]) -> Iterable[str]:
+    yield from one_per_model("head count", attention, lambda block: block.int("heads"))
+    yield from one_per_model("head size", attention, lambda block: block.int("head_dim"))
+    yield from one_per_model("RoPE base", attention, lambda block: block.get("rope_theta"))
+    yield from one_per_model("choice of QK-norm", attention, lambda block: block.get("qk_norm"))
+    if any(not block.get("rope_theta") for block in attention):
+        yield "attention without positions: stock architectures always turn queries and keys"
+    if any(block.kind == "swa" and block.get("sink") for block in attention):
+        yield "attention sinks: lfm2 has none"
+
+
+def _lfm2_rules(layout: Layout, attention: list[Block], convs: list[Block]) -> Iterable[str]:
+    yield from one_per_model("convolution kernel", convs, lambda block: block.int("kernel"))
+    if any(not block.get("qk_norm") for block in attention):
+        yield "attention without QK-norm: lfm2 always has it"
+    for block in attention:
+        heads, head_dim = block.int("heads"), block.int("head_dim")
+        if heads * head_dim != layout.d_model:
+            yield f"{heads} heads of {head_dim} numbers do not make d_model {layout.d_model}: lfm2 needs that"
+    if of_kind(attention, "swa") and of_kind(attention, "gqa"):
+        yield "full and sliding-window attention in one model: lfm2 has one kind"
+    if of_kind(attention, "swa") and of_kind(feed_forwards(layout), "moe"):
+        yield "sliding windows together with experts: lfm2moe has none"
+
+
+def _attention_only_rules(layout: Layout, attention: list[Block]) -> Iterable[str]:
+    yield from one_per_model(
+        "key-value head count (without convolutions)", attention, lambda block: block.int("kv_heads")
+    )
+    if of_kind(attention, "swa"):
+        yield "sliding windows without a convolution layer: qwen3 and llama have none"
+    if of_kind(feed_forwards(layout), "moe"):
+        yield "experts without a convolution layer: lfm2moe needs at least one"
+
+
+def _ffn_rules(layout: Layout) -> Iterable[str]:
+    ffns = feed_forwards(layout)
+    dense, sparse = of_kind(ffns, "swiglu"), of_kind(ffns, "moe")
+    yield from one_per_model("dense feed-forward width", dense, lambda block: block.int("width"))
+    yield from one_per_model("experts per token", sparse, lambda block: block.int("top_k"))
+    yield from one_per_model("expert width", sparse, lambda block: block.int("width"))
+    if sparse and of_kind(ffns[ffns.index(sparse[0]) :], "swiglu"):
+        yield "a dense feed-forward after experts: lfm2moe has dense layers first only"
 
 
 def _each_once(reasons: Iterable[str]) -> tuple[str, ...]:

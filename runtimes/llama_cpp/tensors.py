@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file, in file order, and the type that llama.cpp's quantiser gives each.
+"""The tensors of a GGUF file, in file order: their storage types, and their bytes from a state dict.
 
 Names: gguf-py's constants and src/llama-arch.cpp. Types: `llama_tensor_get_type` and `tensor_type_fallback` of
 src/llama-quant.cpp, without an importance matrix.
@@ -6,19 +6,25 @@ src/llama-quant.cpp, without an importance matrix.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ctypes
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
 
+import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from numpy.typing import NDArray
 
-from nas.core.block import Block
+from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
-from nas.runtimes.llama_cpp.layers import feed_forwards, mixers, of_kind
+from nas.runtimes.checkpoint_file import StateDict
+from nas.runtimes.llama_cpp.builds import find_build
+from nas.runtimes.llama_cpp.kinds import KINDS, Part, Role, feed_forwards, mixers, of_kind
 from nas.runtimes.llama_cpp.support import PATCHED, Quantisation
 
 Type = GGMLQuantizationType
-Role = Literal["matrix", "norm", "conv", "router", "bias", "decay"]
+_PLAIN = {Type.F32: "<f4", Type.F16: "<f2"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,104 +33,54 @@ class Tensor:
 
     Args:
         name: in the file.
-        shape: slowest dimension first; the last is contiguous and is what quantised blocks lie along.
+        shape: slowest dimension first; the last is contiguous and is the axis of quantised blocks.
         role: what it is; only a matrix is quantised, the rest stays float32.
         layer: depth; None: outside the layers.
+        source: what `nas.nn.model` calls it; empty for models that no layout describes.
+        flat: whether it is a vector there.
     """
 
     name: str
     shape: tuple[int, ...]
     role: Role = "matrix"
     layer: int | None = None
+    source: str = ""
+    flat: bool = False
 
     @property
     def part(self) -> str:
         """The name without the layer and ".weight": "attn_q" of "blk.3.attn_q.weight", "ssm_dt.bias"."""
         return self.name.removeprefix(f"blk.{self.layer}.").removesuffix(".weight")
 
+    @property
+    def source_shape(self) -> tuple[int, ...]:
+        """Its shape in the state dict."""
+        return (math.prod(self.shape),) if self.flat else self.shape
+
 
 def tensors(layout: Layout, arch: str) -> Iterator[Tensor]:
-    """Every tensor of the layout's file, in order."""
+    """Yields every tensor of the layout's file, in order."""
     width = layout.d_model
-    yield Tensor("token_embd.weight", (layout.vocab, width))
+    yield Tensor("token_embd.weight", (layout.vocab, width), source="embed.weight")
     final_norm = "token_embd_norm" if arch in ("lfm2", "lfm2moe", PATCHED) else "output_norm"
-    yield Tensor(f"{final_norm}.weight", (width,), "norm")
+    yield Tensor(f"{final_norm}.weight", (width,), "norm", source="norm.weight")
     if not layout.tied:
-        yield Tensor("output.weight", (layout.vocab, width))
+        yield Tensor("output.weight", (layout.vocab, width), source="head.weight")
     for index, (mixer, ffn) in enumerate(zip(mixers(layout), feed_forwards(layout), strict=True)):
-        for name, shape, role in (
-            ("attn_norm.weight", (width,), "norm"),
-            *_PARTS[mixer.kind](mixer, width),
-            ("ffn_norm.weight", (width,), "norm"),
-            *_PARTS[ffn.kind](ffn, width),
-        ):
-            yield Tensor(f"blk.{index}.{name}", shape, role, index)
+        for norm, block, place in (("attn_norm", mixer, "mixers.0"), ("ffn_norm", ffn, "ffn")):
+            own = "mixer_norm.weight" if norm == "attn_norm" else "ffn_norm.weight"
+            yield _tensor(index, Part(f"{norm}.weight", (width,), own, "norm"))
+            for part in KINDS[block.kind].parts(block, width):
+                yield _tensor(index, part, f"{place}.")
 
 
-_Part = tuple[str, tuple[int, ...], Role]
-
-
-def _attention(block: Block, width: int) -> Iterator[_Part]:
-    heads, head_dim = block.int("heads"), block.int("head_dim")
-    q, kv = heads * head_dim, block.int("kv_heads") * head_dim
-    yield "attn_q.weight", (q, width), "matrix"
-    yield "attn_k.weight", (kv, width), "matrix"
-    yield "attn_v.weight", (kv, width), "matrix"
-    yield "attn_output.weight", (width, q), "matrix"
-    if block.get("qk_norm"):
-        yield "attn_q_norm.weight", (head_dim,), "norm"
-        yield "attn_k_norm.weight", (head_dim,), "norm"
-    if block.kind == "swa" and block.get("sink"):
-        yield "attn_sinks.weight", (heads,), "bias"
-
-
-def _conv(block: Block, width: int) -> Iterator[_Part]:
-    yield "shortconv.conv.weight", (width, block.int("kernel")), "conv"
-    yield "shortconv.in_proj.weight", (3 * width, width), "matrix"
-    yield "shortconv.out_proj.weight", (width, width), "matrix"
-
-
-def _mamba2(block: Block, width: int) -> Iterator[_Part]:
-    inner, heads, groups = block.int("expand") * width, block.int("heads"), block.int("groups")
-    mixed = inner + 2 * groups * block.int("state")
-    yield "ssm_in.weight", (inner + mixed + heads, width), "matrix"
-    yield "ssm_conv1d.weight", (mixed, block.int("conv")), "conv"
-    yield "ssm_conv1d.bias", (mixed,), "bias"
-    yield "ssm_dt.bias", (heads,), "bias"
-    yield "ssm_a", (heads, 1), "decay"
-    yield "ssm_d", (heads, 1), "norm"
-    yield "ssm_norm.weight", (groups, inner // groups), "norm"
-    yield "ssm_out.weight", (width, inner), "matrix"
-
-
-def _dense(block: Block, width: int) -> Iterator[_Part]:
-    hidden = block.int("width")
-    yield "ffn_gate.weight", (hidden, width), "matrix"
-    yield "ffn_up.weight", (hidden, width), "matrix"
-    yield "ffn_down.weight", (width, hidden), "matrix"
-
-
-def _experts(block: Block, width: int) -> Iterator[_Part]:
-    experts, hidden = block.int("experts"), block.int("width")
-    yield "ffn_gate_inp.weight", (experts, width), "router"
-    yield "exp_probs_b.bias", (experts,), "bias"
-    yield "ffn_gate_exps.weight", (experts, hidden, width), "matrix"
-    yield "ffn_up_exps.weight", (experts, hidden, width), "matrix"
-    yield "ffn_down_exps.weight", (experts, width, hidden), "matrix"
-
-
-_PARTS = {
-    "conv": _conv,
-    "gqa": _attention,
-    "swa": _attention,
-    "mamba2": _mamba2,
-    "swiglu": _dense,
-    "moe": _experts,
-}
+def _tensor(index: int, part: Part, place: str = "") -> Tensor:
+    source = f"layers.{index}.{place}{part.source}"
+    return Tensor(f"blk.{index}.{part.name}", part.shape, part.role, index, source, part.flat)
 
 
 def storage_type(tensor: Tensor, layout: Layout, quantisation: Quantisation) -> Type:
-    """The type a tensor is stored in."""
+    """Returns the type a tensor is stored in."""
     if tensor.role != "matrix" or quantisation == "f32":
         return Type.F32
     if quantisation == "f16":
@@ -143,7 +99,7 @@ def _wanted(tensor: Tensor, layout: Layout) -> Type:
 
 
 def type_that_fits(wanted: Type, columns: int) -> Type:
-    """Blocks lie along rows: where rows are no multiple of a block, Q6_K falls back to Q8_0, and 32-blocks to F16."""
+    """Returns `wanted` if rows are multiples of its blocks; else Q8_0 for Q6_K if that fits, else F16."""
     for candidate in (wanted, Type.Q8_0) if wanted == Type.Q6_K else (wanted,):
         if columns % GGML_QUANT_SIZES[candidate][0] == 0:
             return candidate
@@ -151,10 +107,82 @@ def type_that_fits(wanted: Type, columns: int) -> Type:
 
 
 def stored_bytes(shape: tuple[int, ...], storage: Type) -> int:
-    """Bytes of a tensor in the file, without padding."""
+    """Returns the bytes of a tensor in the file, without padding."""
     block, size = GGML_QUANT_SIZES[storage]
     count = 1
     for length in shape:
         count *= length
     assert shape[-1] % block == 0
     return count // block * size
+
+
+class Quantiser:
+    """`ggml_quantize_chunk` of a build's libggml-base: the blocks that llama.cpp's own tool would write.
+
+    Args:
+        library_folder: holds libggml-base.so.
+    """
+
+    def __init__(self, library_folder: Path) -> None:
+        library = ctypes.CDLL(str(library_folder / "libggml-base.so"))
+        self._chunk = library.ggml_quantize_chunk
+        self._chunk.restype = ctypes.c_size_t
+        floats, raw, count = ctypes.POINTER(ctypes.c_float), ctypes.c_void_p, ctypes.c_int64
+        self._chunk.argtypes = [ctypes.c_int, floats, raw, count, count, count, floats]
+
+    def quantise(self, values: NDArray[np.float32], storage: Type, size: int) -> NDArray[np.uint8]:
+        """Returns the blocks of `values`, rows along the last dimension: [size] bytes."""
+        source = np.ascontiguousarray(values)
+        out = np.empty(size, np.uint8)
+        columns = source.shape[-1]
+        written = self._chunk(
+            int(storage),
+            source.ctypes.data_as(ctypes.POINTER(ctypes.c_float)),
+            out.ctypes.data_as(ctypes.c_void_p),
+            0,
+            source.size // columns,
+            columns,
+            None,
+        )
+        assert written == size, f"ggml wrote {written} bytes where the file has {size}"
+        return out
+
+
+class CheckpointTensors:
+    """Contents for tensors, from a state dict.
+
+    Args:
+        state: an open checkpoint, most often.
+    """
+
+    def __init__(self, state: StateDict) -> None:
+        self._state = state
+        self._quantiser: Quantiser | None = None
+
+    def check(self, tensors: Iterable[Tensor]) -> None:
+        """Refuses a checkpoint of another layout before anything is written.
+
+        Raises:
+            InvalidInput: a tensor is missing, left over, or of another shape.
+        """
+        wanted = {tensor.source: tensor.source_shape for tensor in tensors}
+        if difference := sorted(self._state.names ^ wanted.keys()):
+            state = "lacks" if difference[0] in wanted else "has, but the layout has not,"
+            raise InvalidInput(f"checkpoint {state} {difference[0]}", where=self._state.place)
+        for name, shape in wanted.items():
+            if (found := self._state.shape(name)) != shape:
+                raise InvalidInput(f"{name} has shape {found}, the layout needs {shape}", where=self._state.place)
+
+    def data(self, tensor: Tensor, storage: Type) -> NDArray[np.uint8]:
+        """Returns the bytes of `tensor`, shape [stored bytes].
+
+        Raises:
+            InvalidInput: values that are no float16 or float32, or not finite.
+        """
+        values = self._state.floats(tensor.source)
+        if tensor.role == "decay":
+            values = -np.exp(values)  # GGUF stores A, the state dict its logarithm
+        if storage in _PLAIN:
+            return np.ascontiguousarray(values, _PLAIN[storage]).reshape(-1).view(np.uint8)
+        self._quantiser = self._quantiser or Quantiser(find_build(patched=None).folder)
+        return self._quantiser.quantise(values, storage, stored_bytes(tensor.shape, storage))

@@ -1,33 +1,40 @@
-"""Writes a layout as a GGUF file."""
+"""Writes GGUF files: a layout's keys and values, then the names, shapes and types of its tensors, then their bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import ExpertGatingFuncType, GGUFWriter, Keys, TokenType
 from numpy.typing import NDArray
 
+from nas.core.block import BLOCKS, Block
 from nas.core.layout import Layout
-from nas.runtimes.base import Checkpoint, RandomWeights, Weights
+from nas.runtimes.base import Checkpoint, Purpose, RandomWeights, Vocabulary, Weights
 from nas.runtimes.checkpoint_file import CheckpointFile, StateDict
-from nas.runtimes.llama_cpp.checkpoint import CheckpointTensors
-from nas.runtimes.llama_cpp.header import header_bytes
-from nas.runtimes.llama_cpp.layers import mixers
-from nas.runtimes.llama_cpp.metadata import CONTEXT, add_metadata
-from nas.runtimes.llama_cpp.random_weights import random_recipe
-from nas.runtimes.llama_cpp.recipe import ALIGNMENT
-from nas.runtimes.llama_cpp.support import Quantisation, architecture
-from nas.runtimes.llama_cpp.tensors import Tensor, storage_type, tensors
-from nas.runtimes.llama_cpp.vocabulary import Vocabulary
+from nas.runtimes.llama_cpp.kinds import ATTENTION, BUILTIN, KINDS, feed_forwards, mixers, of_kind
+from nas.runtimes.llama_cpp.random_weights import ALIGNMENT, random_recipe
+from nas.runtimes.llama_cpp.support import PATCHED, Quantisation, architecture
+from nas.runtimes.llama_cpp.tensors import CheckpointTensors, Tensor, Type, storage_type, stored_bytes, tensors
 from nas.runtimes.writing import Piece, Written, hashed, replacing, write_drawn
 
 WRITER_VERSION = "2"
 """Raise it with every change of this package that changes the bytes of a file."""
 
-_Stored = list[tuple[Tensor, GGMLQuantizationType]]
+FILE_TYPE = {"f32": 0, "f16": 1, "q4_0": 2}  # llama_ftype of include/llama.h
+QUANTISATION_VERSION = 2  # GGML_QNT_VERSION
+CONTEXT = 32768
+_RMS_EPS = 1e-5  # of nas.nn.primitives.RMSNorm, and of the published LFM2
+PRE_TOKENIZER = "lfm2"
+"""llama.cpp's name of a regular expression that splits text before BPE, and of asking the vocabulary for whole words
+first: `LLAMA_VOCAB_PRE_TYPE_LLAMA3` of src/llama-vocab.cpp."""
+_NO_MERGE = "<|never|> <|merged|>"
+"""The loader needs a list of merges, and gguf-py writes no empty one: these two tokens are never made of bytes."""
+
+_Stored = list[tuple[Tensor, Type]]
 
 
 def write_gguf(
@@ -40,7 +47,7 @@ def write_gguf(
     vocabulary: Vocabulary | None = None,
     context: int = CONTEXT,
 ) -> Written:
-    """Writes the file, or the recipe of it, beside `destination` and renames it into place.
+    """Writes the file, or the recipe of it, next to `destination` and renames it into place.
 
     Args:
         layout: what to write.
@@ -60,7 +67,7 @@ def write_gguf(
     stored = [(tensor, storage_type(tensor, layout, quantisation)) for tensor in tensors(layout, arch)]
     with replacing(destination) as partial:
         writer = GGUFWriter(partial, arch)
-        add_metadata(writer, layout, quantisation, vocabulary, context)
+        _add_metadata(writer, layout, quantisation, vocabulary, context)
         header = header_bytes(writer, partial, stored)
         if isinstance(weights, RandomWeights):
             return write_drawn(random_recipe(header, stored, weights.seed), partial, recipe=recipe)
@@ -81,7 +88,7 @@ def _trained(
 
 
 def _turned(data: NDArray[np.uint8], tensor: Tensor, layout: Layout) -> NDArray[np.uint8]:
-    """Rows of a head in the order that RoPE of `llama` pairs them.
+    """Reorders rows of a head as RoPE of `llama` pairs them.
 
     It turns neighbouring numbers of a head; the others (and nas.nn) number i and number i + head_dim / 2. Blocks lie
     along rows, so stored rows can be reordered.
@@ -91,3 +98,125 @@ def _turned(data: NDArray[np.uint8], tensor: Tensor, layout: Layout) -> NDArray[
     head_dim = mixers(layout)[0].int("head_dim")
     halves = data.reshape(-1, 2, head_dim // 2, data.size // tensor.shape[0])
     return halves.swapaxes(1, 2).reshape(-1)
+
+
+def _add_metadata(
+    writer: GGUFWriter, layout: Layout, quantisation: Quantisation, vocabulary: Vocabulary | None, context: int
+) -> None:
+    """Describes `layout` to the architecture that the writer was opened for; without a vocabulary it has ids only."""
+    writer.add_file_type(FILE_TYPE[quantisation])
+    writer.add_quantization_version(QUANTISATION_VERSION)
+    if vocabulary is None:
+        writer.add_tokenizer_model("none")
+    else:
+        _add_vocabulary(writer, vocabulary)
+    writer.add_vocab_size(layout.vocab)
+    writer.add_block_count(layout.depth)
+    writer.add_context_length(context)
+    writer.add_embedding_length(layout.d_model)
+    writer.add_layer_norm_rms_eps(_RMS_EPS)
+    if writer.arch == PATCHED:
+        _add_patched(writer, layout)
+    else:
+        _add_stock(writer, layout)
+
+
+def _add_stock(writer: GGUFWriter, layout: Layout) -> None:
+    own, ffns = mixers(layout), feed_forwards(layout)
+    convs, attention = of_kind(own, "conv"), of_kind(own, *ATTENTION)[0]
+    dense, sparse = of_kind(ffns, "swiglu"), of_kind(ffns, "moe")
+    writer.add_rope_freq_base(float(attention.get("rope_theta") or 0))
+    writer.add_head_count(attention.int("heads"))
+    if convs:
+        writer.add_shortconv_l_cache(convs[0].int("kernel"))
+        writer.add_head_count_kv([block.int("kv_heads") if block.kind in ATTENTION else 0 for block in own])
+    else:
+        writer.add_head_count_kv(attention.int("kv_heads"))
+        writer.add_key_length(attention.int("head_dim"))
+        writer.add_value_length(attention.int("head_dim"))
+    if attention.kind == "swa":
+        writer.add_sliding_window(attention.int("window"))
+    if dense:
+        writer.add_feed_forward_length(dense[0].int("width"))
+    if sparse:
+        writer.add_expert_count(sparse[0].int("experts"))
+        writer.add_expert_used_count(sparse[0].int("top_k"))
+        writer.add_expert_feed_forward_length(sparse[0].int("width"))
+        writer.add_leading_dense_block_count(len(dense))
+        writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
+
+
+def _add_patched(writer: GGUFWriter, layout: Layout) -> None:
+    """Adds a number per layer, 0 where the layer has no such block: patches/0001-hilnas.patch, `load_arch_hparams`."""
+    own, ffns = mixers(layout), feed_forwards(layout)
+    used = dict.fromkeys(block.kind for block in (*own, *ffns))
+    records = {name: KINDS[name] for name in (*BUILTIN, *used)}
+    for key in dict.fromkeys(key for record in records.values() for key, _ in record.sizes):
+        sizes = [
+            _size(mixer, key, layout.d_model) + _size(ffn, key, layout.d_model)
+            for mixer, ffn in zip(own, ffns, strict=True)
+        ]
+        writer.add_array(f"{writer.arch}.{key}", sizes)
+    headers = [
+        (header, BLOCKS[name].role) for name, record in records.items() if name in used for header in record.headers
+    ]
+    for header, role in dict.fromkeys(headers):
+        header(writer, own if role == "mixer" else ffns)
+
+
+def _size(block: Block, key: str, d_model: int) -> int:
+    size = dict(KINDS[block.kind].sizes).get(key)
+    return size(block, d_model) if size else 0
+
+
+def header_bytes(writer: GGUFWriter, scratch: Path, stored: Iterable[tuple[Tensor, Type]]) -> bytes:
+    """Returns the header, padding included.
+
+    Args:
+        writer: opened for `scratch`; has the keys and values already.
+        scratch: a file that gguf's writer needs.
+        stored: the tensors in file order, with their types.
+    """
+    for tensor, storage in stored:
+        # The dtype only has to differ from uint8, which would say that `shape` counts bytes.
+        writer.add_tensor_info(
+            tensor.name, tensor.shape, np.dtype(np.float32), stored_bytes(tensor.shape, storage), raw_dtype=storage
+        )
+    with contextlib.closing(writer):
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+    header = scratch.read_bytes()
+    return header + bytes(-len(header) % ALIGNMENT)
+
+
+def _add_vocabulary(writer: GGUFWriter, vocabulary: Vocabulary) -> None:
+    """Describes `vocabulary`; every text begins with its beginning-of-sequence token where there is one."""
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(PRE_TOKENIZER)
+    writer.add_token_list(list(vocabulary.tokens))
+    writer.add_token_types([_token_type(i, vocabulary) for i in range(len(vocabulary.tokens))])
+    writer.add_token_merges(list(vocabulary.merges) or [_NO_MERGE])
+    writer.add_add_bos_token("bos" in vocabulary.ids)
+    writer.add_add_eos_token(False)
+    for purpose, token in vocabulary.ids.items():
+        writer.add_uint32(_KEYS[purpose], token)
+    if vocabulary.chat_template is not None:
+        writer.add_chat_template(vocabulary.chat_template)
+
+
+_KEYS: Mapping[Purpose, str] = {
+    "bos": Keys.Tokenizer.BOS_ID,
+    "eos": Keys.Tokenizer.EOS_ID,
+    "eot": Keys.Tokenizer.EOT_ID,
+    "pad": Keys.Tokenizer.PAD_ID,
+    "fim_pre": Keys.Tokenizer.FIM_PRE_ID,
+    "fim_suf": Keys.Tokenizer.FIM_SUF_ID,
+    "fim_mid": Keys.Tokenizer.FIM_MID_ID,
+}
+
+
+def _token_type(token: int, vocabulary: Vocabulary) -> TokenType:
+    if token in vocabulary.special:
+        return TokenType.CONTROL
+    return TokenType.UNUSED if token in vocabulary.unused else TokenType.NORMAL

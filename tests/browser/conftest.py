@@ -17,10 +17,10 @@ from urllib.parse import urlsplit
 import pytest
 from live_lab import LiveLab
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
-from service_support import Bed, tiny_space
+from study_support import Bed, tiny_space
 
 from nas.core.trial import EventKind
-from nas.dashboard.here import dashboard_here
+from nas.dashboard.local_server import dashboard_here
 from nas.store import studies, trials
 from nas.store.rows import StudyState
 from nas.testing.fake_runtime import FakeRuntime

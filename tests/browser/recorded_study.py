@@ -15,15 +15,14 @@ from store_support import StillClock, key
 
 from nas.core.layout import Layout
 from nas.core.measurement import Figure, Measurement
-from nas.core.scoring import Place
+from nas.core.scoring import ATTENTION, PUBLISHED, MeasurementKey, figures_json
 from nas.core.space import SearchSpace
 from nas.core.trial import EventKind
 from nas.search_spaces import load_space
-from nas.service.record import CALIBRATED, LAUNCHED
-from nas.service.scales import ATTENTION, PUBLISHED, figures_json
 from nas.store import events, results, studies, trials
 from nas.store.rows import Proposal, StudyState
 from nas.store.store import Store
+from nas.study.events import CALIBRATED, LAUNCHED
 
 TABLE = Path(__file__).resolve().parents[2] / "benchmarks" / "recorded" / "lfm2-study.json"
 BASE = {
@@ -48,7 +47,7 @@ def add_recorded_study(store: Store, clock: StillClock, device: str, name: str =
     study = studies.create(store, name, space.model_dump(mode="json"), seed=record["seed"], version="0").id
     events.append(store, study, {"what": CALIBRATED, "id": device, "device": "local"})
     events.append(store, study, {"what": LAUNCHED, "trials": len(record["told"]) - 2, "accept_noise": False})
-    taken = figures_json({Place("local", "llama.cpp", "chat"): _figures({"objectives": {}, "noise": {}})})
+    taken = figures_json({MeasurementKey("local", "llama.cpp", "chat"): _figures({"objectives": {}, "noise": {}})})
     studies.set_scales(store, study, {"figures": {PUBLISHED: taken, ATTENTION: taken}})
     studies.freeze_reference(store, study, record["reference_point"])
     proposed = trials.propose(store, study, [_proposal(each) for each in record["told"]])

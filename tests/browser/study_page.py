@@ -75,10 +75,10 @@ def where(page: Page, panel: int, trial: int) -> tuple[float, float]:
 
 
 def picked(page: Page) -> int:
-    """How many trials the page says are picked."""
-    told = page.locator("#picked")
-    expect(told).to_have_text(re.compile(r"\d+ of \d+ trials picked"))
-    return int((told.text_content() or "").split()[0])
+    """Returns the number of selected trials that the page shows."""
+    selected = page.locator("#picked")
+    expect(selected).to_have_text(re.compile(r"\d+ of \d+ trials selected"))
+    return int((selected.text_content() or "").split()[0])
 
 
 def ranges(page: Page) -> dict[str, tuple[float, float]]:

@@ -19,7 +19,7 @@ def test_new_trials_appear(lab: LiveLab, live: str, live_page: Page) -> None:
     before, front = state(live_page, TRIALS), state(live_page, "page.data.front.length")
     count = picked(live_page)
     best = lab.complete(studies.find_id(lab.store, "study"), 2.0, 0.2, 0.2)
-    expect(live_page.locator("#picked")).to_have_text(f"{count + 1} of {before + 1} trials picked")
+    expect(live_page.locator("#picked")).to_have_text(f"{count + 1} of {before + 1} trials selected")
     assert state(live_page, "page.data.front.map(({ trial }) => trial)") == [best] and front > 1
     assert state(live_page, "page.panels[0].cloud[0].length") == before + 1
     assert state(live_page, "page.data.course.trial.at(-1)") == best

@@ -15,10 +15,9 @@ from playwright.sync_api import BrowserContext, Page, expect
 
 from nas.dashboard.access import AccessRules
 from nas.dashboard.app import dashboard_router
-from nas.service.coordinator import Server, listen_tcp
-from nas.service.web import web_app
-from nas.store import api_tokens
+from nas.store import agents
 from nas.store.rows import Role
+from nas.web.server import Server, listen_tcp, web_app
 
 SCHEMES = ("light", "dark")
 
@@ -62,7 +61,7 @@ def test_a_candidate_can_be_copied_and_its_forecasts_come(page: Page, finished: 
     assert page.evaluate("navigator.clipboard.readText()") == layout
     part = page.locator("[data-load]")
     part.scroll_into_view_if_needed()
-    expect(part).not_to_contain_text("are fitted when asked for")
+    expect(part).not_to_contain_text("are computed on request")
 
 
 @pytest.fixture
@@ -82,7 +81,7 @@ def test_logging_in_and_out(guarded: tuple[LiveLab, str], context: BrowserContex
     watched.expected = ["403"]  # the wrong token
     page = context.new_page()
     page.goto(f"{origin}/studies/study?infeasible=1")
-    for token in ("hilnas.ann.wrong", api_tokens.create(lab.store, "ann", Role.READ)):
+    for token in ("hilnas.ann.wrong", agents.create_api_token(lab.store, "ann", Role.READ)):
         page.get_by_label("API token").fill(token)
         page.keyboard.press("Enter")
     expect(page).to_have_url(re.compile(r"/studies/study\?.*infeasible=1"))

@@ -11,14 +11,14 @@ from typing import Literal
 import pytest
 from accessible import expect_readable
 from conftest import Watched
-from family_lab import CONTENT, write_family
 from live_lab import LiveLab
 from playwright.sync_api import BrowserContext, Page, expect
 from recorded_study import add_recorded_study
+from release_lab import CONTENT, write_family
 from store_support import add_device
 from study_page import show, state
 
-from nas.dashboard.here import dashboard_here
+from nas.dashboard.local_server import dashboard_here
 from nas.store import calibrations
 from nas.store.calibrations import ReferenceRun
 
@@ -110,7 +110,7 @@ def test_a_family_is_read_with_the_keyboard_and_its_files_come(page: Page, recor
     page.get_by_role("link", name="demo").focus()
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", level=1)).to_have_text("demo")
-    assert page.locator("svg.picture-sizes").count() == 2
+    expect(page.get_by_role("img", name="over parameters").locator("canvas")).to_have_count(2)
     considered = page.get_by_text("Layouts that were considered: 1")
     considered.focus()
     page.keyboard.press("Enter")

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 from accessible import grave_findings
+from api_lab import space_text
 from conftest import PATIENCE_MS, Watched
 from dashboard_lab import DashboardLab
 from playwright.sync_api import BrowserContext, Page, expect
-from users_api_lab import space_text
 
 from nas.dashboard.access import AccessRules
-from nas.service.coordinator import Server, listen_tcp
 from nas.store import calibrations, devices, studies
 from nas.store.calibrations import ReferenceRun
 from nas.store.rows import Health, Role
+from nas.web.server import Server, listen_tcp
 
 PHONE_IN_THE_DARK = {"viewport": {"width": 390, "height": 800}, "color_scheme": "dark"}
 
@@ -93,7 +93,7 @@ def test_a_study_is_steered_from_the_list_and_its_page(lab: DashboardLab, operat
 def test_a_device_is_put_into_quarantine_and_back(lab: DashboardLab, operator: Page) -> None:
     operator.get_by_role("link", name="Devices").click()
     operator.get_by_role("link", name="box").click()
-    expect(operator.locator(".picture-drift circle")).to_have_count(12)
+    expect(operator.get_by_role("img", name="12 reference runs").locator("canvas")).to_be_visible()
     operator.get_by_label("Reason").fill("battery <b>swollen</b>")
     operator.get_by_role("button", name="Quarantine box").click()
     expect(operator.locator("#device")).to_contain_text("battery <b>swollen</b>")

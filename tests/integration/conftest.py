@@ -11,13 +11,13 @@ from nas.testing.postgres import CARELESS, Server, server
 LONGEST = (
     "test_farm_faults",
     "test_executorch_whole",
-    "test_family_stock",
-    "test_service_two_runtimes",
+    "test_release_stock",
+    "test_study_two_runtimes",
     "test_add_your_phone",
     "test_benchmarks",
-    "test_submitted",
-    "test_service_kill",
-    "test_service_search",
+    "test_api_submitted",
+    "test_study_kill",
+    "test_study_search",
     "test_executorch_arm",
     "test_executorch_private",
 )

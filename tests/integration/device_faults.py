@@ -1,4 +1,4 @@
-"""What a transport to another machine must survive. A test module subclasses `RemoteFaults` and gives the fixtures."""
+"""Faults that a transport to another machine must survive. Test modules subclass `RemoteFaults` and add fixtures."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ from device_lab import Machine, within
 from nas.core.clock import SystemClock
 from nas.core.errors import InfrastructureFailed
 from nas.core.plan import InputFile, Plan, PlanFile, Round, Runner
-from nas.devices.condition import Observer
+from nas.devices.agent.run_plan import Observer, run_round
 from nas.devices.describe import describe
-from nas.devices.execute import run_round
 from nas.devices.transports import wire
 from nas.devices.transports.base import CommandResult, Lease, StaleLease
 from nas.devices.transports.shell import ShellTransport
-from nas.testing.transport_contract import run
+from nas.testing.transport_contract import device_hash, run
 
 LATEST_S = 60.0
-"""By then a runner that nobody ends would still be there; how soon it goes is not asserted."""
+"""A runner that nothing ends would still run by then; how soon it ends is not asserted."""
 
 RUNNER = ("sleep", "3217")
 BIG = 64 << 20
@@ -140,9 +139,11 @@ class RemoteFaults:
                 pushing.result()
         assert not (device.root / folder / "content" / sha256).exists()
         assert within(60, lambda: reached(transport))
-        assert transport.hash(transport.push(path, sha256)) == sha256
+        assert device_hash(transport, transport.push(path, sha256)) == sha256
 
-    def test_a_full_disk_is_told(self, device: Machine, transport: ShellTransport, folder: str, tmp_path: Path) -> None:
+    def test_a_full_disk_is_reported(
+        self, device: Machine, transport: ShellTransport, folder: str, tmp_path: Path
+    ) -> None:
         path, sha256 = big_file(tmp_path)
         with device.small_disk(folder, megabytes=2):
             transport.connect()
@@ -163,8 +164,8 @@ class RemoteFaults:
             (device.root / place.lstrip("/")).write_bytes(b"#!/bin/sh\nrm -rf .\n")
         with pytest.raises(InfrastructureFailed, match="damaged"):
             transport.bundle({"runner": sha256})
-        assert transport.hash(transport.push(path, sha256)) == sha256
-        assert transport.hash(f"{transport.bundle({'runner': sha256})}/runner") == sha256
+        assert device_hash(transport, transport.push(path, sha256)) == sha256
+        assert device_hash(transport, f"{transport.bundle({'runner': sha256})}/runner") == sha256
 
     def test_much_on_both_streams(self, transport: ShellTransport) -> None:
         script = f"head -c {BIG} /dev/zero >&2 & head -c {BIG} /dev/zero; wait; echo end >&2"
@@ -180,12 +181,12 @@ class RemoteFaults:
         run(transport, f"setsid {' '.join(RUNNER)} & sleep 0.2")
         assert not device.processes(*RUNNER)
 
-    def test_cpu_time_is_told(self, transport: ShellTransport) -> None:
+    def test_cpu_time_is_reported(self, transport: ShellTransport) -> None:
         result = run(transport, "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done")
         assert result.cpu_s is not None and result.cpu_s > 0
 
     def test_a_round_is_delivered_and_run(self, transport: ShellTransport, tmp_path: Path) -> None:
-        """The runner is two files, finds its library beside it, makes one input itself and is observed."""
+        """The runner has two files, finds its library next to it, makes one input itself and is observed."""
         script = b"""#!/bin/sh
         [ "$1" = --recipe ] && { sed s/recipe/RECIPE/ <"$2" >"$4"; exit; }
         cat "${0%/*}/library" "$1"
@@ -230,7 +231,7 @@ class InFolder:
 
 
 def reached(transport: ShellTransport) -> bool:
-    """Whether the device answers (again)."""
+    """Returns whether the device answers (again)."""
     try:
         transport.connect()
     except InfrastructureFailed:

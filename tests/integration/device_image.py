@@ -72,7 +72,7 @@ def _unpack(folder: Path) -> None:
 
 
 def _complete(root: Path) -> None:
-    """What maintainer scripts would have done."""
+    """Does what maintainer scripts would have done."""
     users = ["root:x:0:0::/root:/bin/sh", "sshd:x:100:65534::/run/sshd:/usr/sbin/nologin"]
     (root / "etc/passwd").write_text("".join(f"{user}\n" for user in users))
     (root / "etc/group").write_text("root:x:0:\n")

@@ -53,12 +53,12 @@ class Link:
 
     @property
     def inside(self) -> tuple[str, ...]:
-        """What to put before a command that shall run on that network."""
+        """Prefix of a command that runs on that network."""
         return ("ip", "netns", "exec", self.name)
 
     @contextlib.contextmanager
     def cut(self) -> Iterator[None]:
-        """Nothing passes while the context is open, and neither side is told."""
+        """Drops all packets while the context is open, without telling either side."""
         _ip("link", "set", self.name, "down")
         try:
             yield
@@ -145,7 +145,7 @@ class Machine(Link):
 
 
 def within(seconds: float, condition: Callable[[], bool]) -> bool:
-    """Whether `condition` comes true in time."""
+    """Waits for `condition`; returns whether it became true in time."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:

@@ -1,4 +1,4 @@
-"""docs/add-your-phone.md does what it says: its commands, in its order, against a real adbd with a phone's tools.
+"""The commands of docs/tutorial/add-your-phone.md work, in their order, against a real adbd with a phone's tools.
 
 In place of the phone's address stands that of a machine here, and in place of arm64 this machine's own x86-64.
 """
@@ -19,20 +19,20 @@ from pathlib import Path
 
 import pytest
 from device_lab import Machine, adbd
-from service_lab import LIMIT_S, NAS, until
+from study_lab import LIMIT_S, NAS, until
 
-from nas.devices.transports.adb.key import AdbKey
+from nas.devices.transports.adb_device import AdbKey
 from nas.runtimes.llama_cpp.builds import Build
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "add-your-phone.md").read_text(encoding="utf-8")
-HERE, ELSEWHERE = PAGE.split("## The phone hangs on another computer")
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "tutorial/add-your-phone.md").read_text(encoding="utf-8")
+HERE, ELSEWHERE = PAGE.split("## The phone is attached to another computer")
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-IMPATIENT = (sys.executable, "-c", f"from nas.devices.transports.adb import connection as c; c.CONNECT_S = 1; {NAS[2]}")
+IMPATIENT = (sys.executable, "-c", f"from nas.devices.transports import adb_device as c; c.CONNECT_S = 1; {NAS[2]}")
 """A phone has ten seconds to accept a key."""
 
 
 def commands(part: str) -> list[str]:
-    """What the page has people type, in its order."""
+    """The commands of the page, in its order."""
     return [line for language, text in FENCE.findall(part) if language == "sh" for line in text.splitlines()]
 
 
@@ -83,14 +83,14 @@ def phone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
 
 
 def accept(phone: Machine, computer: Path) -> None:
-    """What a person does on the phone's screen."""
+    """Accepts the key, as a person does on the phone's screen."""
     with (phone.root / "data/misc/adb/adb_keys").open("a") as keys:
         keys.write(f"{AdbKey.load(computer / 'keys' / 'adb').public()}\n")
 
 
 @pytest.fixture
 def names(phone: Machine, llama_build: Build) -> dict[str, str]:
-    """What stands in the page, and what it is here."""
+    """Words of the page, and their replacements here."""
     address = f"adb:{phone.address}:{phone.port}"
     return {"adb:R5CT1234567": address, "aarch64-linux": llama_build.runner.target}
 

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import select
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from adb_shell.exceptions import UsbReadFailedError
+from adb_shell.transport.tcp_transport import TcpTransport
 from device_faults import LATEST_S, RUNNER, RemoteFaults, reached
 from device_lab import Machine, adbd, within
 
 from nas.core.errors import InfrastructureFailed, InvalidInput
-from nas.devices.content import file_sha256
-from nas.devices.transports import TRANSPORTS
-from nas.devices.transports.adb import connection
-from nas.devices.transports.adb.key import AdbKey
-from nas.devices.transports.adb.wire import AdbWire
-from nas.devices.transports.base import NotTrusted, Transport
+from nas.devices.files import file_sha256
+from nas.devices.transports import TRANSPORTS, adb, adb_device
+from nas.devices.transports.adb import AdbWire
+from nas.devices.transports.adb_device import AdbKey
+from nas.devices.transports.base import Cancelled, NotTrusted, Transport
 from nas.devices.transports.shell import ShellTransport
-from nas.testing.transport_contract import TransportContract, run
+from nas.testing.transport_contract import TransportContract, device_hash, run
 
 FOLDER = "data/local/tmp/hilnas"
 
@@ -67,7 +70,7 @@ class TestAdbFaults(RemoteFaults):
 
     @pytest.fixture
     def code(self, device: Machine) -> str:
-        return f"from nas.devices.transports.adb.wire import connect; connect({address(device)!r}, None)"
+        return f"from nas.devices.transports.adb import connect; connect({address(device)!r}, None)"
 
     @pytest.fixture
     def daemon(self) -> str:
@@ -79,7 +82,7 @@ class TestAdbFaults(RemoteFaults):
 
 
 def test_a_key_that_the_device_does_not_know(device: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "CONNECT_S", 1.0)
+    monkeypatch.setattr(adb_device, "CONNECT_S", 1.0)
     with pytest.raises(NotTrusted, match="screen"):
         AdbWire(address(device), tmp_path).connect()
     assert (tmp_path / "adb").stat().st_mode & 0o777 == 0o600
@@ -90,9 +93,43 @@ def test_nobody_answers(device: Machine, tmp_path: Path) -> None:
         AdbWire(f"adb:{device.address}:2", tmp_path).connect()
 
 
+class USBErrorTimeout(Exception):
+    """Has the name of libusb's error."""
+
+
+class UsbPort(TcpTransport):  # type: ignore[misc]
+    """A stand-in for adb-shell's USB transport: transfers that come whole or not at all, short writes, its errors."""
+
+    def connect(self, transport_timeout_s: float | None) -> None:
+        self._connection = socket.create_connection((self._host, self._port))
+
+    def bulk_read(self, numbytes: int, transport_timeout_s: float | None) -> bytes:
+        if not select.select([self._connection], [], [], transport_timeout_s)[0]:
+            raise UsbReadFailedError("nothing came", USBErrorTimeout())
+        return bytes(self._connection.recv(numbytes, socket.MSG_WAITALL))
+
+    def bulk_write(self, data: bytes, transport_timeout_s: float | None) -> int:
+        return int(self._connection.send(data[: 1 << 14]))
+
+
+def test_over_usb(device: Machine, keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real adbd behind a stand-in for the port: there is no USB device here."""
+    monkeypatch.setattr(adb, "over_usb", lambda serial: UsbPort(device.address, device.port))
+    transport = ShellTransport(AdbWire("adb:usb:R5CT1234567", keys))
+    transport.connect()
+    assert run(transport, "echo out; sleep 1; exit 7").exit_code == 7
+    with pytest.raises(Cancelled):
+        run(transport, "yes", output_limit=1 << 30, cancelled=lambda: True)
+    path = tmp_path / "file"
+    path.write_bytes(bytes(range(256)) * 10_000)
+    sha256 = file_sha256(path)
+    assert device_hash(transport, transport.push(path, sha256)) == sha256
+    transport.close()
+
+
 @pytest.fixture
 def server(device: Machine, keys: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The serial of the device at an adb server, which stands beside it and has the agent's key."""
+    """The serial of the device at an adb server, which runs next to it and has the agent's key."""
     (device.root / "run/agent_key").write_bytes((keys / "adb").read_bytes())
     settings = ["HOME=/run", "ADB_VENDOR_KEYS=/run/agent_key", "PATH=/usr/bin"]
     command = ["/usr/bin/env", "-i", *settings, "adb", "-a", "-P", "5037", "server", "nodaemon"]
@@ -108,7 +145,8 @@ def test_through_an_adb_server(server: str, device: Machine, tmp_path: Path) -> 
     assert run(transport, "echo out; exit 7").exit_code == 7
     path = tmp_path / "file"
     path.write_bytes(bytes(range(256)) * 10_000)
-    transport.pull(transport.push(path, file_sha256(path)), tmp_path / "back")
+    sha256 = file_sha256(path)
+    assert device_hash(transport, transport.push(path, sha256)) == sha256
     with ThreadPoolExecutor(1) as threads:
         result = threads.submit(transport.run, RUNNER, env={}, deadline_s=300, output_limit=100)
         assert within(60, lambda: bool(device.processes(*RUNNER)))

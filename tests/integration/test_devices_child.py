@@ -1,4 +1,4 @@
-"""The child agent as real processes: who dies, and who must not outlive whom."""
+"""The child agent as real processes: no process outlives the one that it serves."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from typing import Any
 import httpx
 import pytest
 
-from nas.core.manifest import RunnerManifest
 from nas.core.plan import InputFile, Plan, Round, Runner
 from nas.core.protocol import Job
-from nas.devices.child import child_agent
-from nas.service.signing import SigningKey
+from nas.core.trust import RunnerManifest
+from nas.devices.agent.agent import child_agent
+from nas.farm.trust import SigningKey
 from nas.testing.fake_coordinator import FakeCoordinator, served
 
 LAUNCHER = """
 import sys, time
 from pathlib import Path
-from nas.devices.child import child_agent
+from nas.devices.agent.agent import child_agent
 url, cache, lock, state, key = sys.argv[1:]
 with child_agent(url, cache=Path(cache), lock=Path(lock), state=Path(state), key=key) as process:
     print(process.pid, flush=True)
@@ -156,7 +156,7 @@ def test_kill_9_of_the_launch_takes_agent_and_runner_down(place: Place) -> None:
         wait_until(lambda: gone(agent))
 
 
-def test_kill_9_of_the_supervisor_takes_the_runner_down_and_is_told(place: Place) -> None:
+def test_kill_9_of_the_supervisor_kills_the_runner_and_is_reported(place: Place) -> None:
     pid = place.offer_endless()
     with child_agent(place.url, **place.options):
         runner = pid()
@@ -170,14 +170,14 @@ def test_kill_9_of_the_supervisor_takes_the_runner_down_and_is_told(place: Place
 
 
 def test_kill_9_of_the_agent_does_not_cost_a_result(place: Place) -> None:
-    """What it had finished is handed in by the next one, under its epoch, and not measured again."""
+    """A finished result is submitted by the next agent, under its epoch, and not measured again."""
     runs, outbox = place.root / "runs", place.root / "state" / "outbox"
     place.offer(f"echo run >> {runs}; echo measured")
-    place.coordinator.deaf = True
+    place.coordinator.refuses_results = True
     with child_agent(place.url, **place.options) as agent:
         wait_until(lambda: outbox.is_dir() and any(outbox.glob("*.json")))
         agent.send_signal(signal.SIGKILL)
-    place.coordinator.deaf = False
+    place.coordinator.refuses_results = False
     with child_agent(place.url, **place.options):
         place.coordinator.wait_for(results=1)
         wait_until(lambda: not any(outbox.glob("*.json")))

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from device_lab import Machine, adbd, sshd
 
-from nas.devices.transports.adb.key import AdbKey
+from nas.devices.transports.adb_device import AdbKey
 from nas.devices.transports.ssh import SshAddress, host_key, pin
 
 GIGABYTE = 1_000_000_000
@@ -53,7 +53,7 @@ class Device:
     home: Path
 
     def ask(self, script: str) -> dict[str, Any]:
-        """What an agent of its own process makes of a run, and by how many MB it grew at most."""
+        """The outcome of a run in an agent process, and by how many MB it grew at most."""
         command = [sys.executable, "-c", AGENT, self.address, script, str(LIMIT)]
         env = os.environ | {"NAS_HOME": str(self.home)}
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=True)
@@ -97,6 +97,6 @@ def test_a_runner_that_says_a_gigabyte(device: Device, stream: str, kept: list[o
 def test_a_device_that_answers_a_gigabyte_to_everything(device: Device) -> None:
     with device.lying(f"exec head -c {GIGABYTE} /dev/zero"):
         told = device.ask("exit 0")
-    assert "says more than it was asked for" in told["said"]
+    assert "sent more than was asked for" in told["said"]
     assert told["grown"] < MOST_MB
     assert device.ask("exit 0")["said"] == [0, 0, False]

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from device_lab import Machine, adbd, sshd
 
-from nas.devices.condition import Observer
+from nas.devices.agent.run_plan import Observer
 from nas.devices.describe import PROPERTIES, describe
 from nas.devices.probes import android
-from nas.devices.transports.adb.key import AdbKey
-from nas.devices.transports.adb.wire import AdbWire
+from nas.devices.transports.adb import AdbWire
+from nas.devices.transports.adb_device import AdbKey
 from nas.devices.transports.shell import ShellTransport
 from nas.devices.transports.ssh import SshAddress, SshWire, host_key, pin
 from nas.testing.transport_contract import run

@@ -126,18 +126,11 @@ def test_nobody_answers(device: Machine, keys: Path) -> None:
         SshWire(SshAddress("root", device.address, 2), keys).connect()
 
 
-def test_memory_is_told_where_the_machine_has_gnu_time(connected: ShellTransport) -> None:
+def test_memory_is_reported_if_the_machine_has_gnu_time(connected: ShellTransport) -> None:
     small = run(connected, "exit 0").max_rss_mb
     large = run(connected, "head -c 30000000 /dev/zero | tail -c 30000000 | wc -c").max_rss_mb
     assert small is not None and large is not None
     assert small < 10 < 30 < large < 60
-
-
-def test_the_cipher_is_gcm(connected: ShellTransport, device: Machine, keys: Path) -> None:
-    wire = SshWire(address(device), keys)
-    wire.connect()
-    assert wire.cipher == "aes128-gcm@openssh.com"
-    wire.close()
 
 
 def test_a_machine_that_lives_in_another_time(keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +153,7 @@ def test_a_login_shell_that_talks(keys: Path, tmp_path: Path) -> None:
         pin(address(machine), host_key(address(machine)), tmp_path / "keys")
         transport = ShellTransport(SshWire(address(machine), tmp_path / "keys"))
         assert run(transport, "echo out").stdout == b"out\n"
-        assert "processor" in transport.read_text("/proc/cpuinfo").split()[0]
+        assert "Linux" in str(transport.read_many(["/proc/sys/kernel/ostype"]))
         transport.close()
 
 

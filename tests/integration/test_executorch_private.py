@@ -17,18 +17,22 @@ import pytest
 import torch
 
 from nas.core.block import Block
+from nas.core.layout import Layout
+from nas.runtimes.base import RandomWeights
 from nas.runtimes.executorch import lowering
+from nas.runtimes.executorch.build import installed_sdk
+from nas.runtimes.executorch.contents import pack_int4
+from nas.runtimes.executorch.kinds import programs_of
 from nas.runtimes.executorch.modules import ProgramModule
-from nas.runtimes.executorch.numbers import pack_int4
-from nas.runtimes.executorch.programs import GROUP, Program, mixer_program, swiglu_program
-from nas.runtimes.executorch.sdk import installed_sdk
+from nas.runtimes.executorch.programs import GROUP, Program
+from nas.runtimes.executorch.runtime import EXECUTORCH
 from nas.runtimes.executorch.templates import _distinct, _distinct_int4, template_key
 
 pytestmark = pytest.mark.timeout(900)
 
 ROOT = Path(__file__).parents[2]
-CONV = mixer_program(Block.of("conv", kernel=3), 64)
-SWIGLU = swiglu_program(Block.of("swiglu", width=64), 64)
+(CONV,) = programs_of(Block.of("conv", kernel=3), 64)
+(SWIGLU,) = programs_of(Block.of("swiglu", width=64), 64)
 
 
 def filled(program: Program) -> ProgramModule:
@@ -115,3 +119,11 @@ def test_no_library_needs_torch() -> None:
     for path in (installed_sdk().folder / "lib").glob("libexecutorch*.so"):
         dynamic = subprocess.run(["readelf", "-d", str(path)], check=True, capture_output=True, text=True).stdout
         assert "libtorch" not in dynamic and "libc10" not in dynamic
+
+
+def test_bytes_of_every_kind_of_block_are_pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lowered here and now: other bytes need another WRITER_VERSION or PROGRAMS_VERSION, or stored results lie."""
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+    layout = Layout.parse("d64 v96 ffn=swiglu:64 [C3 W2/1@8(sink=1) M16 A2/1 C5+moe:8x2:32]")
+    made = EXECUTORCH.export(layout, "8da4w", RandomWeights(3), tmp_path / "model")
+    assert made.sha256 == "c6ce3a7fd1d1266bd3a6293e7be15fd8d5e645a466e1004e76c4ffe4dcf65e4a"

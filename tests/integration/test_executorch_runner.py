@@ -13,10 +13,10 @@ from nas.core.errors import CandidateFailed
 from nas.core.layout import Layout
 from nas.runtimes.base import RandomWeights, Runtime
 from nas.runtimes.executorch.builds import Build
-from nas.runtimes.executorch.gate import BATCH, PROMPT, STEPS, relative_l2
+from nas.runtimes.executorch.gate import BATCH, PROMPT, STEPS
 from nas.runtimes.executorch.runtime import EXECUTORCH
-from nas.runtimes.host import host_target
-from nas.runtimes.runner_logits import Feed, here, runner_logits
+from nas.runtimes.runner import Feed, here, relative_l2, runner_logits
+from nas.runtimes.toolchain import host_target
 from nas.testing.planted_faults import checkpoint
 from nas.testing.runtime_contract import RuntimeContract
 

@@ -14,11 +14,10 @@ from nas.core.errors import Unsupported
 from nas.core.layout import Layout
 from nas.runtimes.base import Checkpoint, GateReport, RandomWeights, WholeExporter
 from nas.runtimes.executorch.builds import Build
-from nas.runtimes.executorch.gate import DISTURBANCES, EXACT_CACHE, STEPS, compare
-from nas.runtimes.executorch.oracle import Logits, Oracle
+from nas.runtimes.executorch.gate import DISTURBANCES, EXACT_CACHE, STEPS, Logits, Oracle, compare
 from nas.runtimes.executorch.runtime import EXECUTORCH
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.runtimes.runner_logits import Feed, here, runner_logits
+from nas.runtimes.runner import Feed, here, runner_logits
 from nas.testing.planted_faults import checkpoint
 
 pytestmark = pytest.mark.timeout(900)  # lowering the blocks, and all of them again as one graph

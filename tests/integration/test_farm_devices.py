@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from unittest import mock
 
 import pytest
+from cli_runner import Outcome, nas
 from device_lab import Machine, adbd, sshd
-from service_lab import NAS
 
 from nas.core.errors import UnknownName
+from nas.devices.agent.agent import make_agent, served
+from nas.devices.agent.trust import enrol
 from nas.devices.attachments import Attachments
-from nas.devices.enrolment import enrol
-from nas.devices.host import make_agent, served
 from nas.devices.transports import wire
-from nas.devices.transports.adb.key import AdbKey
+from nas.devices.transports.adb_device import AdbKey
 from nas.devices.transports.ssh import SshAddress, host_key, pinned_fingerprints
-from nas.service.farm import open_farm
+from nas.farm.farm import open_farm
 from nas.store.rows import JobState
 from nas.store.store import Store
 from nas.testing.tls_coordinator import TlsCoordinator
 
 
 class Host:
-    """What is attached to it, and its home."""
+    """Its attached devices, and its home."""
 
     def __init__(self, home: Path, box: Machine, phone: Machine) -> None:
         self.home, self.box, self.phone = home, box, phone
@@ -36,9 +36,9 @@ class Host:
         self.adb = f"adb:{phone.address}:{phone.port}"
         self.attachments = Attachments(home / "agent" / "devices.json")
 
-    def nas(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        env = os.environ | {"NAS_HOME": str(self.home), "NAS_CACHE": str(self.home / "cache")}
-        return subprocess.run([*NAS, *arguments], env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    def nas(self, *arguments: str) -> Outcome:
+        with mock.patch.dict(os.environ, {"NAS_HOME": str(self.home), "NAS_CACHE": str(self.home / "cache")}):
+            return nas(*arguments)
 
 
 @pytest.fixture(scope="module")
@@ -62,17 +62,17 @@ def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
 def test_a_machine_is_trusted_by_its_key_from_add_to_remove(host: Host) -> None:
     key = host_key(host.ssh).fingerprint
     asked = host.nas("device", "add", str(host.ssh))
-    assert asked.returncode == 3 and f"--host-key {key}" in asked.stderr
+    assert asked.code == 3 and f"--host-key {key}" in asked.err
     wrong = host.nas("device", "add", str(host.ssh), "--host-key", "SHA256:abc")
-    assert wrong.returncode == 4 and "another machine" in wrong.stderr
+    assert wrong.code == 4 and "another machine" in wrong.err
     assert host.attachments.read() == ()
     done = host.nas("device", "add", str(host.ssh), "--host-key", key, "--tag", "box", "--cores", "0")
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     (entry,) = host.attachments.read()
     assert (entry.address, entry.tags, entry.cores) == (str(host.ssh), ("box",), (0,))
-    assert f"device   {entry.id}\n" in done.stdout
+    assert f"device   {entry.id}\n" in done.out
     assert pinned_fingerprints(host.ssh, host.home / "keys") == [key]
-    assert host.nas("device", "remove", str(host.ssh)).returncode == 0
+    assert host.nas("device", "remove", str(host.ssh)).code == 0
     assert pinned_fingerprints(host.ssh, host.home / "keys") == []
 
 
@@ -81,7 +81,7 @@ def test_a_launch_on_the_host_finds_what_was_attached(
 ) -> None:
     monkeypatch.setenv("NAS_HOME", str(host.home))
     monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
-    assert host.nas("device", "add", host.adb, "--tag", "phone").returncode == 0
+    assert host.nas("device", "add", host.adb, "--tag", "phone").code == 0
     with closing(Store.open()) as store, open_farm(store) as farm:
         phone = farm.device("tag:phone")
         assert phone.transport == "adb"
@@ -92,7 +92,7 @@ def test_a_launch_on_the_host_finds_what_was_attached(
 
 def test_devices_work_are_unplugged_and_come_back(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for address in (str(host.ssh), host.adb):
-        assert host.nas("device", "add", address, "--yes").returncode == 0
+        assert host.nas("device", "add", address, "--yes").code == 0
     monkeypatch.setenv("NAS_HOME", str(host.home))
     monkeypatch.setattr(wire, "SILENT_S", 3)
     with TlsCoordinator(tmp_path / "coordinator") as coordinator:
@@ -109,7 +109,7 @@ def test_devices_work_are_unplugged_and_come_back(host: Host, tmp_path: Path, mo
             agent.abort()
             thread.join(60)
             client.close()
-            host.attachments.turn.release()
+            host.attachments.serve_lock.release()
     assert not thread.is_alive()
 
 

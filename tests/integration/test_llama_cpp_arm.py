@@ -1,4 +1,8 @@
-"""The runner for arm64 boards and phones, made here and run here: qemu-user executes it."""
+"""The runner for arm64 boards and phones, made here and run here: qemu-user executes it.
+
+By default one layout with every kind of block passes and one planted fault fails. All layouts and faults run on this
+machine's own runner in test_llama_cpp_gate.py and test_llama_cpp_patched.py.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+from exhaustive import mostly_exhaustive
 
 from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.core.layout import Layout
-from nas.runtimes.host import emulator_of
 from nas.runtimes.llama_cpp.build import build
 from nas.runtimes.llama_cpp.builds import Build
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.runtimes.runner_logits import Feed, here, runner_logits
+from nas.runtimes.runner import Feed, here, runner_logits
+from nas.runtimes.toolchain import emulator_of
 from nas.testing.llama_cpp_gate import gate
 from nas.testing.planted_faults import FAULTS, MOE_FAULTS, PLANTED, PLANTED_CHOICE, PLANTED_MOE, Fault, checkpoint
 
@@ -49,8 +54,8 @@ def test_runner_is_one_static_file(arm_build: Build) -> None:
     assert b"ld-musl" not in arm_build.executable.read_bytes(), "nothing is loaded at run time"
 
 
-@pytest.mark.parametrize("quantisation", ["q4_0", "f32"])
-@pytest.mark.parametrize("kind", LAYOUTS)
+@pytest.mark.parametrize("quantisation", mostly_exhaustive(["q4_0", "f32"], "q4_0"))
+@pytest.mark.parametrize("kind", mostly_exhaustive(LAYOUTS, "all"))
 def test_right_graphs_pass(
     arm_build: Build, patched_build: Build, tmp_path: Path, kind: str, quantisation: str
 ) -> None:
@@ -60,8 +65,8 @@ def test_right_graphs_pass(
     assert report.passed, (report.error, report.limit)
 
 
-@pytest.mark.parametrize("quantisation", ["q4_0", "f32"])
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("quantisation", mostly_exhaustive(["q4_0", "f32"], "q4_0"))
+@pytest.mark.parametrize("fault", mostly_exhaustive(FAULTS, FAULTS[0]), ids=lambda fault: fault.name)
 def test_planted_faults_fail(
     arm_build: Build, patched_build: Build, tmp_path: Path, fault: Fault, quantisation: str
 ) -> None:
@@ -70,6 +75,7 @@ def test_planted_faults_fail(
     assert failure.value.reason == "gate"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("quantisation", ["q4_0", "f32"])
 @pytest.mark.parametrize("fault", [one for one in MOE_FAULTS if not one.choice_only], ids=lambda fault: fault.name)
 def test_faults_in_experts_fail(
@@ -78,6 +84,7 @@ def test_faults_in_experts_fail(
     assert not gate(tmp_path, quantisation, PLANTED_MOE, arm_build, fault).passed
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("fault", [one for one in MOE_FAULTS if one.choice_only], ids=lambda fault: fault.name)
 def test_faults_in_choosing_experts_fail(arm_build: Build, patched_build: Build, tmp_path: Path, fault: Fault) -> None:
     """Where choices need not be settled: the right file passes to the last bit that float32 has."""
@@ -86,7 +93,7 @@ def test_faults_in_choosing_experts_fail(arm_build: Build, patched_build: Build,
     assert not gate(tmp_path, "f32", PLANTED_CHOICE, arm_build, fault).passed
 
 
-@pytest.mark.parametrize("kind", ["attention", "all"])
+@pytest.mark.parametrize("kind", mostly_exhaustive(["attention", "all"], "attention"))
 def test_half_precision_sums_are_simulated(arm_build: Build, patched_build: Build, tmp_path: Path, kind: str) -> None:
     """Arm adds up F16 products in F16, which errs more than rounding activations alone explains."""
     report = gate(tmp_path, "f16", Layout.parse(LAYOUTS[kind]), arm_build)

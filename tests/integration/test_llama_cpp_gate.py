@@ -10,10 +10,10 @@ import pytest
 from nas.core.errors import CandidateFailed
 from nas.core.layout import Layout
 from nas.runtimes.base import Runtime
+from nas.runtimes.llama_cpp.binding import evaluate
 from nas.runtimes.llama_cpp.builds import Build
-from nas.runtimes.llama_cpp.logits import evaluate
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.runtimes.runner_logits import Feed, here, runner_logits
+from nas.runtimes.runner import Feed, here, runner_logits
 from nas.testing.gate_contract import GateContract
 from nas.testing.llama_cpp_gate import gate
 from nas.testing.planted_faults import MOE_FAULTS, PLANTED_MOE, Fault, checkpoint

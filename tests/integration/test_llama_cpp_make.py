@@ -10,10 +10,10 @@ import pytest
 
 from nas.core.layout import Layout
 from nas.runtimes.base import RandomWeights
-from nas.runtimes.host import emulator_of
 from nas.runtimes.llama_cpp.build import build
 from nas.runtimes.llama_cpp.builds import Build
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.runtimes.toolchain import emulator_of
 
 LAYOUTS = (
     "d256 v512 ffn=swiglu:512 [C3 A4/2 C3 A4/1]",

@@ -16,10 +16,9 @@ from nas.core.errors import CandidateFailed, Unsupported
 from nas.core.layout import Layout
 from nas.core.workload import Workload
 from nas.runtimes.base import RandomWeights
+from nas.runtimes.llama_cpp.binding import evaluate, greedy_tokens
 from nas.runtimes.llama_cpp.builds import Build
 from nas.runtimes.llama_cpp.gate import compare
-from nas.runtimes.llama_cpp.greedy import greedy_tokens
-from nas.runtimes.llama_cpp.logits import evaluate
 from nas.runtimes.llama_cpp.oracle import Oracle
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.testing.llama_cpp_gate import gate

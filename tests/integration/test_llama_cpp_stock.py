@@ -17,7 +17,6 @@ from nas.core.layout import Layout
 from nas.core.workload import Workload
 from nas.runtimes.base import Checkpoint, RandomWeights
 from nas.runtimes.llama_cpp.builds import Build
-from nas.runtimes.llama_cpp.checkpoint import state_dict_name, state_dict_shape
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.runtimes.llama_cpp.support import architecture
 from nas.runtimes.llama_cpp.tensors import tensors
@@ -90,9 +89,7 @@ def test_random_file_has_the_types_of_the_real_one(llama_build: Build, tmp_path:
 def _checkpoint(layout: Layout, path: Path) -> Checkpoint:
     rng = np.random.default_rng(0)
     listed = tensors(layout, architecture(layout))
-    save_file(
-        {state_dict_name(t): 0.05 * rng.standard_normal(state_dict_shape(t), dtype=np.float32) for t in listed}, path
-    )
+    save_file({t.source: 0.05 * rng.standard_normal(t.source_shape, dtype=np.float32) for t in listed}, path)
     return Checkpoint(path, hashlib.sha256(path.read_bytes()).hexdigest())
 
 

@@ -13,8 +13,8 @@ import torch
 from nas.core.layout import Layout
 from nas.nn.model import Model
 from nas.nn.weights import load_weights
+from nas.runtimes.llama_cpp.binding import generate
 from nas.runtimes.llama_cpp.builds import Build
-from nas.runtimes.llama_cpp.generate import generate
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.testing.planted_faults import checkpoint
 

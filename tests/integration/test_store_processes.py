@@ -17,7 +17,7 @@ from nas.core.canonical import content_hash
 from nas.core.device import Device
 from nas.core.plan import Plan, PlanFile, Round, Runner
 from nas.core.trial import TrialState, derive
-from nas.store import agents, artifact_gc, artifacts, devices, events, jobs, results, studies, trials
+from nas.store import agents, artifacts, devices, events, jobs, results, studies, trials
 from nas.store.rows import JobState
 from nas.store.store import Store
 from nas.testing.postgres import Server
@@ -122,4 +122,4 @@ def test_killed_writers_leave_a_consistent_database(store: Store, start: Start) 
     known = {artifact.sha256 for artifact in artifacts.all(store)}
     spare = [path for path in store.artifacts.glob("*/*") if path.parent.name + path.name not in known]
     assert len(spare) <= 6
-    assert artifact_gc.collect(store, 1 << 30).freed_bytes == 0
+    assert artifacts.collect(store, 1 << 30).freed_bytes == 0

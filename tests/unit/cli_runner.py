@@ -1,4 +1,4 @@
-"""Runs `nas` in this process, as its entry point does."""
+"""Runs `nas` in this process through its entry point."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Outcome:
 
 
 def nas(*args: str, stdin: str = "") -> Outcome:
-    """The exit code and what was written by `nas ARGS`."""
+    """Runs `nas ARGS`; returns its exit code and output."""
     out, err = io.StringIO(), io.StringIO()
     code = 0
     with (

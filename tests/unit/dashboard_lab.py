@@ -9,19 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from api_lab import ScriptedProcess
 from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 from live_lab import LiveLab
 from store_support import add_device
-from users_api_lab import ScriptedProcess
 
+from nas.api.submissions import SubmittedStudies
 from nas.dashboard.access import AccessRules
 from nas.dashboard.app import dashboard_router
-from nas.service.request_log import RequestLog
-from nas.service.submitted import SubmittedStudies
-from nas.service.web import web_app
-from nas.store import api_tokens
+from nas.store import agents
 from nas.store.rows import Role
+from nas.web.server import RequestLog, web_app
 
 HOST = "https://lab.example:7711"
 HTML = {"Accept": "text/html"}
@@ -71,7 +70,7 @@ class DashboardLab(LiveLab):
         self.app = web_app()
         self.app.add_middleware(RequestLog)
         self.app.include_router(dashboard_router(self.store, rules or AccessRules(), self.submitted))
-        self.tokens = {role: api_tokens.create(self.store, role.value, role) for role in Role}
+        self.tokens = {role: agents.create_api_token(self.store, role.value, role) for role in Role}
 
     def stranger(self) -> TestClient:
         """Somebody who has not logged in."""

@@ -34,7 +34,7 @@ def arm_core(number: int, part: str, features: str = "fp asimd asimddp") -> str:
 
 
 def core_files(capacities: list[int], khz: list[int]) -> dict[str, str]:
-    """What /sys says of each core."""
+    """The files of /sys for each core."""
     files = {f"{CPU}/online": f"0-{len(khz) - 1}\n"}
     for core, (capacity, top) in enumerate(zip(capacities, khz, strict=True)):
         files[f"{CPU}/cpu{core}/cpu_capacity"] = f"{capacity}\n"

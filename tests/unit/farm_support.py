@@ -11,20 +11,17 @@ from typing import Any, cast
 from fastapi import FastAPI
 from store_support import device, open_store
 
+from nas.analysis.snapshot import Snapshots
+from nas.api.serve import Service, make_service_app
+from nas.api.submissions import LaunchProcess, SubmittedStudies
 from nas.core.clock import Clock, SystemClock
-from nas.service.admissions import Admissions
-from nas.service.coordinator import Server, listen_tcp
-from nas.service.doorbell import Doorbell
-from nas.service.farm import Farm
-from nas.service.local_agent import LocalAgent
-from nas.service.serve import Service, make_service_app
-from nas.service.signing import open_key
-from nas.service.submission_process import LaunchProcess
-from nas.service.submitted import SubmittedStudies
-from nas.service.tls import Certificates
-from nas.service.watch import Watch
+from nas.farm.farm import Farm, LocalAgent
+from nas.farm.queue import JobNotifier, LeaseMonitor
+from nas.farm.trust import Admissions, open_key
 from nas.store import agents
 from nas.store.store import Store
+from nas.web.server import Server, listen_tcp
+from nas.web.tls import Certificates
 
 NAMES = ("localhost", "127.0.0.1")
 
@@ -36,11 +33,13 @@ class Coordinator:
         self.home = home
         self.store: Store = open_store(home, clock or SystemClock())  # type: ignore[arg-type]
         self.certificates = Certificates(home, self.store.clock)
-        self.watch = Watch(self.store, Doorbell(), local_only=False)
+        self.monitor = LeaseMonitor(self.store, JobNotifier(), local_only=False)
         admissions = Admissions(home, open_key(home), self.store.clock)
-        farm = Farm(self.store, cast(LocalAgent, None), self.watch, admissions)
+        farm = Farm(self.store, cast(LocalAgent, None), self.monitor, admissions)
         studies = SubmittedStudies(self.store, home, LaunchProcess(self.store, home))
-        self.service = Service(self.store, farm, home, self.certificates, "https://localhost:7711", studies)
+        self.service = Service(
+            self.store, farm, home, self.certificates, "https://localhost:7711", studies, Snapshots(self.store)
+        )
         self.app: FastAPI = make_service_app(self.service)
 
     def enrol(self, name: str = "host") -> tuple[str, str]:
@@ -55,7 +54,7 @@ class Coordinator:
     def listening(self, context: ssl.SSLContext | None = None) -> Iterator[str]:
         """Serves over TLS on a port of its own; gives the URL."""
         context = context or self.certificates.context(NAMES)
-        with Server(self.app, listen_tcp("127.0.0.1", 0), context) as server, self.watch:
+        with Server(self.app, listen_tcp("127.0.0.1", 0), context) as server, self.monitor:
             yield f"https://localhost:{server.port}"
 
 

@@ -10,8 +10,7 @@ import numpy as np
 from nas.core.layout import Layout
 from nas.core.space import SearchSpace
 from nas.search import Sampler
-from nas.search.hardware import Measured
-from nas.search.hardware_costs import Costs
+from nas.search.hardware import Costs, Measured
 from nas.search_spaces import load_space
 
 SPACE = load_space("lfm2-mixed-demo")

@@ -6,22 +6,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from service_support import figure, tiny_space
 from sqlalchemy import text
 from store_support import StillClock, key, open_store, proposal
+from study_support import figure, tiny_space
 
 from nas.core.measurement import Figure, Measurement
-from nas.core.scoring import Place
+from nas.core.scoring import ATTENTION, PUBLISHED, MeasurementKey, figures_json
 from nas.core.space import SearchSpace
 from nas.core.trial import EventKind
-from nas.service.record import CALIBRATED, LAUNCHED
-from nas.service.scales import ATTENTION, PUBLISHED, figures_json
 from nas.store import events, results, studies, trials
 from nas.store.rows import Origin, StudyState
 from nas.store.store import Store
+from nas.study.events import CALIBRATED, LAUNCHED
 
 CORNER = {"quality": 0.0, "latency": 1.0, "memory": 1.0}
-_PLACE = Place("local", "fake", "chat")
+_PLACE = MeasurementKey("local", "fake", "chat")
 _TO_COMPLETE = (
     EventKind.EXPORTED, EventKind.MEASURING, EventKind.GATED_IN, EventKind.TRAINING, EventKind.CONFIRMING,
     EventKind.COMPLETE,

@@ -12,12 +12,11 @@ from nas.core.clock import SystemClock
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.plan import InputFile, Plan, Round, Runner
 from nas.core.protocol import Job
-from nas.devices.agent import Agent
+from nas.devices.agent.agent import Agent
+from nas.devices.agent.client import Downloads, JobClient
 from nas.devices.attachments import Attachment
-from nas.devices.client import JobClient
-from nas.devices.content import ContentFolder
-from nas.devices.download import Downloads
-from nas.devices.hostlock import HostLock
+from nas.devices.files import ContentFolder
+from nas.devices.host_lock import HostLock
 from nas.devices.transports.base import CommandResult
 from nas.devices.transports.local import LocalTransport
 from nas.testing.fake_coordinator import FakeCoordinator
@@ -124,7 +123,7 @@ class Host:
         self.coordinator.offer(Job(id=name, epoch=3, deadline_s=60, round=Round(candidate=plan, repetitions=1)), device)
 
     def serves(self, *names: str) -> Callable[[], bool]:
-        """Whether just the devices called so are registered."""
+        """Returns whether exactly these devices are registered."""
         return lambda: {id.split("-")[1] for id in self.coordinator.serving()} == set(names)
 
     def id(self, name: str) -> str:

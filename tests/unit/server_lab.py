@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import uvicorn
+from api_lab import Lab
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey, generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 from fastapi.responses import PlainTextResponse
-from users_api_lab import Lab
 
 from nas.core.protocol import CA_PATH
 

@@ -1,4 +1,4 @@
-"""What the tests of the store share: a clock that stands still, and small valid things to store."""
+"""Helpers for tests of the store: a clock that only tests advance, and small valid records."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ def _empty_database() -> bytes:
 
 
 def sqlite_store(folder: Path, clock: Clock) -> Store:
-    """The store in `folder`; a new one starts as a copy of an empty one, which is faster than building it."""
+    """Opens the store in `folder`; a new one is copied from an empty one, which is faster than building it."""
     if not (folder / "nas.db").exists():
         (folder / "nas.db").write_bytes(_empty_database())
     return Store.open(f"sqlite:///{folder / 'nas.db'}", clock=clock, artifacts=folder / "artifacts")
 
 
 opener: Callable[[Path, Clock], Store] = sqlite_store
-"""Replaced where the same tests run on another database."""
+"""Replaced where the tests run on another database."""
 
 
 def open_store(folder: Path, clock: Clock | None = None) -> Store:
-    """The store of `folder`, empty when it is opened first."""
+    """Opens the store of `folder`; it is empty at first."""
     return opener(folder, clock or StillClock())
 
 
@@ -67,7 +67,7 @@ def new_study(store: Store, name: str = "first") -> Study:
 
 
 def proposal(width: int, **more: Any) -> Proposal:
-    """A proposal of a layout that `width` tells from others."""
+    """A proposal; each `width` gives another layout."""
     layout = Layout.parse(f"d64 v256 ffn=swiglu:{width} [C3 A2/1]")
     return Proposal(layout.to_json(), layout.id, **more)
 
@@ -84,7 +84,7 @@ def device(name: str = "box", **more: Any) -> Device:
 
 
 def add_device(store: Store, name: str = "box", agent: str = "local") -> str:
-    """Registers one device under an agent of its own and gives its id."""
+    """Registers one device under a local agent and returns its id."""
     agents.register_local(store, agent)
     devices.register(store, agent, [device(name)], boot_id="boot")
     return name
@@ -126,7 +126,7 @@ def state(store: Store, job: JobRow) -> JobState:
 
 
 def break_down(store: Store, clock: StillClock, box: str = "box", agent: str = "local") -> JobRow:
-    """The next job of `box`, claimed and failed by the infrastructure."""
+    """Claims the next job of `box`, fails it by the infrastructure and returns it."""
     clock.time += 1000
     job = take(store, box, agent)
     assert outcomes.fail(store, job.id, box, agent, job.epoch or 0, BROKEN).accepted

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import schemathesis
+from api_lab import space_text
 from farm_support import Coordinator, registration
 from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, Phase, given, settings
@@ -26,13 +27,12 @@ from schemathesis.core.failures import FailureGroup, ServerError
 from schemathesis.schemas import APIOperation
 from schemathesis.specs.openapi import checks
 from store_support import BROKEN, key, proposal, round_of
-from users_api_lab import space_text
 
 from nas.core.plan import InputFile, PlanFile
 from nas.search_spaces import parse_space
-from nas.service.api_errors import ErrorBody
-from nas.store import agents, api_tokens, artifacts, jobs, outcomes, studies, trials
+from nas.store import agents, artifacts, jobs, outcomes, studies, trials
 from nas.store.rows import JobRow, Role
+from nas.web.errors import ErrorBody
 
 EXAMPLES = 15
 CHECKS = [
@@ -80,7 +80,7 @@ def make_farm(folder: Path) -> Farm:
         "/v1/agents/enrol": {"agent": "newcomer"}, "/v1/agents/{name}/revoke": {"name": "spare"},
         "/v1/devices/{id}/remove": {"id": "idle"}, "/v1/studies": {"study": "new"},
     }  # fmt: skip
-    bearer = {"Authorization": f"Bearer {api_tokens.create(lab.store, 'admin', Role.ADMIN)}"}
+    bearer = {"Authorization": f"Bearer {agents.create_api_token(lab.store, 'admin', Role.ADMIN)}"}
     return Farm(client, agent, bearer, lab.app.openapi(), names, names_at)
 
 

@@ -7,12 +7,12 @@ from store_support import open_store
 
 from benchmarks.dashboard.candidates import Judge
 from benchmarks.dashboard.maker import FLYING, Orchestrator, add_study
+from nas.analysis.snapshot import Snapshots
 from nas.core.measurement import Measurement
 from nas.core.trial import TERMINAL, derive
-from nas.service.live_points import points
-from nas.service.live_studies import LiveStudies
 from nas.store import events, results, trials
 from nas.store.store import Store
+from nas.views.study import points
 
 TRIALS = 120
 
@@ -40,8 +40,8 @@ def test_trials_end_in_many_ways_and_the_last_have_not_ended(made: tuple[Store, 
 
 def test_one_more_trial_is_news_to_a_viewer(made: tuple[Store, int]) -> None:
     store, study = made
-    live = LiveStudies(store)
-    before = points(live.get("many"))
+    snapshots = Snapshots(store)
+    before = points(snapshots.get("many"))
     assert before.hypervolume and before.front
     number = Orchestrator(store, study, Judge()).add()
-    assert points(live.get("many"), before.revision).told.trial == [number]
+    assert points(snapshots.get("many"), before.revision).told.trial == [number]

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.search.climbs import POLICIES, Study
 from benchmarks.search.fidelity import compare, summary, table
 from benchmarks.search.problems import Problem
+from benchmarks.search.rung_study import POLICIES, Study
 from benchmarks.search.rungs import RUNGS, RungProblem
 from nas.search import Sampler
 

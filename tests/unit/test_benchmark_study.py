@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from service_support import Bed, tiny_space
+from study_support import Bed, tiny_space
 
 from benchmarks.search.recorded import Recorded, load, recorded, write
 from benchmarks.study.campaign import Campaign
@@ -18,11 +18,11 @@ from benchmarks.study.page import page
 from benchmarks.study.plot import draw
 from benchmarks.study.stacks import built_of
 from benchmarks.study.terms import ABLATED, Terms, campaign, space_of
+from nas.analysis.report import study_report
 from nas.core.errors import NasError
 from nas.core.layout import Layout
 from nas.core.space import SearchSpace
 from nas.search import Sampler
-from nas.service.report import study_report
 from nas.store.store import Store
 from nas.testing.fake_runtime import FakeRuntime
 

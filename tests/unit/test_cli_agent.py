@@ -14,11 +14,9 @@ from pathlib import Path
 import pytest
 from cli_runner import nas
 
-from nas.core.enrolment import Invitation
-from nas.devices.attachments import Attachment
-from nas.devices.enrolment import read_enrolment
-from nas.devices.host import own_attachments
-from nas.devices.places import agent_home
+from nas.core.trust import Invitation
+from nas.devices.agent.trust import read_enrolment
+from nas.devices.attachments import Attachment, agent_home, own_attachments
 from nas.store import agents
 from nas.store.store import Store
 from nas.testing.tls_coordinator import TlsCoordinator
@@ -27,7 +25,7 @@ WITHOUT_DATABASE = """
 import sys
 for name in ("sqlalchemy", "alembic", "fastapi", "uvicorn", "torch", "ray", "optuna"):
     sys.modules[name] = None
-import nas.cli.agent, nas.cli.device, nas.devices.child
+import nas.cli.agent, nas.cli.device, nas.devices.agent.agent
 """
 
 
@@ -60,12 +58,12 @@ def test_token_prints_a_line_for_where_it_is_served(home: Path) -> None:
     home.mkdir()
     assert "https://HOST:PORT" in nas("agent", "token", "--url", "http://farm.example").err
     assert "nas serve" in nas("agent", "token").err
-    told = nas("agent", "token", "--url", "https://farm.example:7711", "--name", "shelf-1")
-    assert Invitation.parse(told.out).url == "https://farm.example:7711"
+    issued = nas("agent", "token", "--url", "https://farm.example:7711", "--name", "shelf-1")
+    assert Invitation.parse(issued.out).url == "https://farm.example:7711"
     more = json.loads(nas("agent", "token", "--url", "https://farm.example:7711", "--minutes", "5", "--json").out)
     assert more["good_for_s"] == 300
     store = Store.open()
-    assert agents.enrol(store, Invitation.parse(told.out).token, "shelf-1")
+    assert agents.enrol(store, Invitation.parse(issued.out).token, "shelf-1")
     store.close()
 
 
@@ -84,7 +82,7 @@ def test_run_needs_an_enrolment() -> None:
     assert done.code == 3 and "nas agent token" in done.err
 
 
-def test_run_serves_this_machine_until_it_is_told_to_stop(coordinator: TlsCoordinator) -> None:
+def test_run_serves_this_machine_until_sigterm(coordinator: TlsCoordinator) -> None:
     nas("agent", "enrol", coordinator.invite().format(), "--name", "shelf-1")
     command = [sys.executable, "-c", "from nas.cli.main import main; main()"]
     with subprocess.Popen(
@@ -104,15 +102,15 @@ def test_run_serves_this_machine_until_it_is_told_to_stop(coordinator: TlsCoordi
 
 def test_a_second_agent_of_a_home_is_refused(coordinator: TlsCoordinator) -> None:
     nas("agent", "enrol", coordinator.invite().format(), "--name", "shelf-1")
-    turn = own_attachments().turn
-    assert turn.mine()
+    lock = own_attachments().serve_lock
+    assert lock.acquire()
     done = nas("agent", "run")
-    turn.release()
+    lock.release()
     assert done.code == 4 and "devices.json" in done.err
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["local"], "--this-machine"),
         (["box"], "ssh:"),
@@ -122,20 +120,20 @@ def test_a_second_agent_of_a_home_is_refused(coordinator: TlsCoordinator) -> Non
         (["adb:R5CT1", "--cores", "x"], "cores 'x'"),
     ],
 )
-def test_what_cannot_be_attached(arguments: list[str], told: str) -> None:
+def test_invalid_devices_are_not_attached(arguments: list[str], message: str) -> None:
     done = nas("device", "add", *arguments)
-    assert done.code == 3 and told in done.err
+    assert done.code == 3 and message in done.err
     assert own_attachments().read() == ()
 
 
-def test_what_does_not_answer_is_not_attached(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_devices_are_not_attached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANDROID_ADB_SERVER_PORT", "2")
     done = nas("device", "add", "adb:R5CT1")
     assert done.code == 4 and "adb start-server" in done.err
     assert own_attachments().read() == ()
 
 
-def test_remove_names_what_is_there() -> None:
+def test_remove_suggests_the_nearest_name() -> None:
     own_attachments().add(Attachment(address="adb:R5CT1", id="pixel-1"))
     done = nas("device", "remove", "pixel-2")
     assert done.code == 3 and "'pixel-1'" in done.err
@@ -143,12 +141,12 @@ def test_remove_names_what_is_there() -> None:
     assert own_attachments().read() == ()
 
 
-def test_what_is_only_attached_is_listed_as_such(home: Path) -> None:
+def test_attached_devices_are_listed(home: Path) -> None:
     assert "no database" in nas("device", "list").err
     own_attachments().add(Attachment(address="adb:R5CT1", id="pixel-1", tags=("phone",)))
     listed = nas("device", "list")
     assert listed.code == 0 and "pixel-1\tattached\t\tadb:R5CT1\t\tnever" in listed.out
     assert "nas agent run" in listed.err
-    told = json.loads(nas("device", "list", "--json").out)
-    assert (told["devices"], told["attached"][0]["tags"]) == ([], ["phone"])
+    found = json.loads(nas("device", "list", "--json").out)
+    assert (found["devices"], found["attached"][0]["tags"]) == ([], ["phone"])
     assert nas("device", "list", "--db", f"sqlite:///{home / 'none'}").code == 0

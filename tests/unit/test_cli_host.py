@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from cli_runner import nas
 
-from nas.cli import checks
-from nas.cli.checks import Finding, worst
+from nas.cli import doctor
+from nas.cli.doctor import Finding, worst
 from nas.core.layout import Layout
 from nas.core.published import LFM2
 from nas.store.store import Store
@@ -89,7 +89,7 @@ def test_doctor_sees_a_file_that_is_no_database(tmp_path: Path) -> None:
 
 
 def test_little_disk_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "FREE_DISK_GB", 1e9)
+    monkeypatch.setattr(doctor, "FREE_DISK_GB", 1e9)
     _, found = _doctor()
     assert found["disk"]["status"] == "warning"
 
@@ -111,11 +111,11 @@ def test_db_upgrade_needs_a_database_and_leaves_a_current_one_alone(home: Path) 
 
 def test_export_writes_the_file_that_it_describes(tmp_path: Path) -> None:
     path = tmp_path / "small.gguf"
-    told = json.loads(nas("export", SMALL, "-o", str(path), "--json").out)
-    assert path.stat().st_size == told["size"]
+    written = json.loads(nas("export", SMALL, "-o", str(path), "--json").out)
+    assert path.stat().st_size == written["size"]
     assert path.read_bytes()[:4] == b"GGUF"
-    assert told["layout"] == SMALL
-    assert told["quantisation"] == "q4_0"
+    assert written["layout"] == SMALL
+    assert written["quantisation"] == "q4_0"
 
 
 def test_export_reads_a_layout_from_stdin_and_refuses_nonsense(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_export_reads_a_layout_from_stdin_and_refuses_nonsense(tmp_path: Path) -
 def test_export_refuses_a_whole_graph_where_there_is_none_and_weights_that_are_none(tmp_path: Path) -> None:
     path = tmp_path / "small"
     whole = nas("export", SMALL, "-o", str(path), "--whole", "512")
-    assert whole.code == 3 and "llama.cpp writes every file for apps already" in whole.err
+    assert whole.code == 3 and "files of llama.cpp can be used in apps without it" in whole.err
     sinks = nas(
         "export", "d64 v128 ffn=swiglu:64 [W2/1@8(sink=1)]", "-o", str(path), "-r", "executorch", "--whole", "64"
     )
@@ -144,11 +144,11 @@ def test_export_of_trained_weights_names_them(tmp_path: Path) -> None:
     layout = Layout.parse(SMALL)
     trained = checkpoint(layout, tmp_path / "weights")
     options = ("-o", str(tmp_path / "file"), "-q", "f16", "--checkpoint", str(trained.path), "--json")
-    told = json.loads(nas("export", SMALL, *options).out)
-    assert told["weights"] == trained.describe()
+    written = json.loads(nas("export", SMALL, *options).out)
+    assert written["weights"] == trained.describe()
 
 
 def test_published_names_are_layouts() -> None:
-    from nas.cli.arguments import read_layout
+    from nas.cli.options import read_layout
 
     assert read_layout("LFM2-350M").format() == LFM2["LFM2-350M"]

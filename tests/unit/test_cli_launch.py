@@ -1,4 +1,4 @@
-"""`nas launch` around the search itself: what it refuses, what it plans, what it says at the end."""
+"""`nas launch` around the search itself: validation of options, plan and final messages."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import httpx
 import pytest
 from cli_runner import nas
 
-from nas.cli.database import same_database
+from nas.cli.options import same_database
 from nas.search_spaces import load_space
-from nas.service.launch import LaunchOptions
 from nas.store import studies
 from nas.store.rows import StudyState
 from nas.store.store import Store
+from nas.study.launch import LaunchOptions
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
 
 
 def ends_with(state: StudyState, monkeypatch: pytest.MonkeyPatch) -> list[LaunchOptions]:
-    """Replaces the search by one that ends at once; gives what it was asked for."""
+    """Replaces the search by one that ends at once; returns the options of each call."""
     asked: list[LaunchOptions] = []
 
     def search(options: LaunchOptions, *callbacks: object) -> StudyState:
@@ -41,7 +41,7 @@ def ends_with(state: StudyState, monkeypatch: pytest.MonkeyPatch) -> list[Launch
     return asked
 
 
-def test_dry_run_tells_the_plan_and_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dry_run_prints_the_plan_and_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = ends_with(StudyState.COMPLETE, monkeypatch)
     text = nas("launch", "--space", "lfm2-demo", "--dry-run", "--trials", "8").out
     space = load_space("lfm2-demo")
@@ -74,8 +74,8 @@ def test_the_pages_are_served_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> 
         return StudyState.COMPLETE
 
     monkeypatch.setattr("nas.cli.launch.launch", search)
-    told = nas("launch", "--space", "lfm2-demo", "--study", "first", "--resume", "--yes", "--open")
-    assert told.code == 0, told.err
+    done = nas("launch", "--space", "lfm2-demo", "--study", "first", "--resume", "--yes", "--open")
+    assert done.code == 0, done.err
     with pytest.raises(httpx.ConnectError):
         httpx.get(opened[0])
 
@@ -94,14 +94,14 @@ def test_the_end_names_the_picture_and_what_to_do_next(monkeypatch: pytest.Monke
     assert "nas study show first" in done.err
 
 
-def test_an_interrupted_search_is_130_and_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_search_is_130_and_says_how_to_resume(monkeypatch: pytest.MonkeyPatch) -> None:
     ends_with(StudyState.STOPPED, monkeypatch)
     done = nas("launch", "--space", "lfm2-demo", "--study", "first", "--yes")
     assert done.code == 130
     assert "nas launch --space lfm2-demo --study first --resume" in done.err
 
 
-def test_a_search_that_was_told_to_stop_is_no_failure(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_requested_stop_is_no_failure(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     ends_with(StudyState.STOPPED, monkeypatch)
     studies.set_desired_state(store, studies.get(store, "first").id, "stop")
     assert nas("launch", "--space", "lfm2-demo", "--study", "first", "--yes").code == 0
@@ -118,7 +118,7 @@ def test_json_is_the_report_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     "args",
     [["--space", "lfm3"], ["--space", "lfm2-demo", "--resume"], ["--space", "lfm2", "--study", "first", "--resume"]],
 )
-def test_what_cannot_be_searched_is_refused(args: list[str]) -> None:
+def test_invalid_launches_are_rejected(args: list[str]) -> None:
     assert nas("launch", *args, "--yes").code == 3
 
 
@@ -134,8 +134,8 @@ def test_what_to_do_next_names_the_database_without_its_password(monkeypatch: py
     assert same_database(url) == same_database(None) == "", "it is known without"
 
 
-def test_an_error_does_not_tell_the_password() -> None:
+def test_errors_do_not_contain_passwords() -> None:
     for url in ("nas:secret@host", "x://nas:secret@host/", "postgresql://nas:secret@host.invalid/nas"):
-        told = nas("study", "list", "--db", url)
-        assert told.code != 0
-        assert "secret" not in told.err
+        done = nas("study", "list", "--db", url)
+        assert done.code != 0
+        assert "secret" not in done.err

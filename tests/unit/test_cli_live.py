@@ -7,10 +7,10 @@ import io
 import pytest
 from rich.console import Console
 
-from nas.cli.live import draw, line, live_display
+from nas.cli.launch import draw, line, live_display
 from nas.cli.output import duration
-from nas.service.progress import FrontRow, Snapshot
-from nas.service.ranking import Ranked
+from nas.core.pareto import Ranked
+from nas.study.orchestrator import FrontRow, Snapshot
 
 LAYOUT = "d512 v8192 ffn=swiglu:1536 [C3*2 A8/4 C3*2 A8/4 C3 A8/4]"
 
@@ -32,13 +32,13 @@ def snapshot(**changes: object) -> Snapshot:
     return Snapshot(**(values | changes))  # type: ignore[arg-type]
 
 
-def test_line_tells_counts_hypervolume_and_time_left() -> None:
+def test_line_has_counts_hypervolume_and_time_left() -> None:
     text = line(snapshot())
     for part in ("1 min 05 s", "5/16", "2 training", "1 infeasible", "0.0123", "trial 4: training", "2 min 05 s left"):
         assert part in text
 
 
-def test_line_says_nothing_of_what_is_not_known_yet() -> None:
+def test_line_omits_unknown_values() -> None:
     text = line(snapshot(hypervolume=None, left_s=None, front=(), active=(), states={}))
     assert "hypervolume" not in text
     assert "left" not in text

@@ -10,18 +10,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from api_lab import Lab, ScriptedProcess, space_text
 from cli_runner import Outcome, nas
 from server_lab import Certificates, serve
 from store_support import new_study, proposal, put
-from users_api_lab import Lab, ScriptedProcess, space_text
 
+from nas.analysis.report import study_report
+from nas.api.submissions import SubmissionFolder
 from nas.cli.output import when
-from nas.cli.servers_file import server_url, servers_file
+from nas.cli.remote import server_url, servers_file
 from nas.core.errors import InvalidInput
 from nas.core.trial import EventKind
 from nas.search_spaces import parse_space
-from nas.service.report import study_report
-from nas.service.submission import SubmissionFolder
 from nas.store import agents, devices, studies, trials
 from nas.store.rows import Health, Role, StudyState
 from nas.store.store import Store
@@ -83,7 +83,7 @@ def test_another_authority_is_refused(lab: Lab, url: str, certificates: Certific
     assert not servers_file().exists()
 
 
-def test_a_server_whose_certificate_is_another_ones_is_not_spoken_to(
+def test_a_server_with_another_certificate_is_rejected(
     lab: Lab, server: str, certificates: Certificates, tmp_path: Path
 ) -> None:
     (tmp_path / "other").mkdir()
@@ -102,7 +102,7 @@ def test_a_wrong_token_is_not_kept(lab: Lab, url: str, certificates: Certificate
     assert not servers_file().exists()
 
 
-def test_the_token_of_the_environment_goes_first(lab: Lab, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_overrides_the_stored_token(lab: Lab, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NAS_TOKEN", lab.tokens[Role.READ])
     assert nas("device", "list").code == 0
     done = nas("device", "drain", "box")
@@ -110,13 +110,13 @@ def test_the_token_of_the_environment_goes_first(lab: Lab, server: str, monkeypa
     assert "needs role operate" in done.err
 
 
-def test_an_unknown_server_and_a_database_besides_are_refused(lab: Lab, server: str) -> None:
+def test_unknown_servers_and_server_with_database_are_rejected(lab: Lab, server: str) -> None:
     assert "nas server add" in nas("device", "list", "--server", "https://127.0.0.1:1").err
     assert nas("study", "list", "--db", "sqlite:////x.db").code == 3
 
 
 @pytest.mark.parametrize("text", ["http://host:1", "https://host/path", "https://u:p@host", "https://", "https://h:x"])
-def test_what_is_no_server(text: str) -> None:
+def test_invalid_server_urls(text: str) -> None:
     with pytest.raises(InvalidInput):
         server_url(text)
 
@@ -126,7 +126,7 @@ def test_servers_have_a_default_port() -> None:
     assert server_url("[::1]:80") == "https://[::1]:80"
 
 
-def test_devices_are_shown_and_steered_as_with_a_database(lab: Lab, server: str) -> None:
+def test_devices_are_shown_and_managed_as_with_a_database(lab: Lab, server: str) -> None:
     put(lab.store, "a")
     # Readers of the database go by the time of day: by that, too, its agent was heard from just now.
     lab.clock.time = time.time() + 3600
@@ -148,7 +148,7 @@ def test_devices_are_shown_and_steered_as_with_a_database(lab: Lab, server: str)
     assert nas("device", "release", "box").code == 0
 
 
-def test_studies_are_listed_shown_and_steered(lab: Lab, server: str) -> None:
+def test_studies_are_listed_shown_and_controlled(lab: Lab, server: str) -> None:
     study = new_study(lab.store)
     space = parse_space(space_text(), "space.yaml").model_dump(mode="json")
     shown = studies.create(lab.store, "shown", space, seed=0, version="0")
@@ -190,14 +190,14 @@ def test_a_launch_is_submitted_followed_and_reported(lab: Lab, server: str, tmp_
     assert played.started == [("mine", False)]
 
 
-def test_a_launch_that_is_refused_there_tells_file_and_line(lab: Lab, server: str, tmp_path: Path) -> None:
+def test_a_rejected_launch_reports_file_and_line(lab: Lab, server: str, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(space_text(devices=["bxo"]))
     done = nas("launch", "--space", str(tmp_path / "mine.yaml"), "--study", "mine")
     assert done.code == 3
     assert "space.yaml:24: unknown device 'bxo'; did you mean 'box'?" in done.err
 
 
-def test_ctrl_c_detaches_and_says_how_to_come_back(
+def test_ctrl_c_detaches_and_says_how_to_follow_again(
     lab: Lab, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine.yaml").write_text(space_text())
@@ -214,7 +214,7 @@ def test_ctrl_c_detaches_and_says_how_to_come_back(
     assert studies.get(lab.store, number).desired_state == "run"
 
 
-def test_a_coordinator_that_restarts_is_waited_for(
+def test_follow_retries_while_the_coordinator_restarts(
     lab: Lab, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     number = studies.create(lab.store, "mine", {"name": "tiny"}, seed=0, version="0").id
@@ -237,7 +237,7 @@ def test_a_coordinator_that_restarts_is_waited_for(
     ended.set()
     thread.join()
     assert done.code == 0, done.err
-    assert "next try in 1 s" in done.err
+    assert "retrying in 1 s" in done.err
     assert "study mine: stopped" in done.err
 
 

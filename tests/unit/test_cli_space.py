@@ -41,7 +41,7 @@ def test_support_counts_every_sampled_layout() -> None:
     assert set(support["blocks"]) <= {"conv", "gqa", "swiglu", "moe"}
 
 
-def test_support_tells_what_is_refused_from_what_needs_the_patched_build(tmp_path: Path) -> None:
+def test_support_distinguishes_refused_and_patched_layouts(tmp_path: Path) -> None:
     def support(space: str) -> dict[str, Any]:
         (found,) = json.loads(nas("space", "show", space, "--support", "--json").out)["support"]
         return dict(found)
@@ -55,7 +55,7 @@ def test_support_tells_what_is_refused_from_what_needs_the_patched_build(tmp_pat
     assert stock["refused_for"] == mixed["patched_for"] != {}
 
 
-def test_support_tells_layout_by_layout_what_each_runtime_refuses(tmp_path: Path) -> None:
+def test_support_of_each_layout_by_each_runtime(tmp_path: Path) -> None:
     text = Path(str(load_space.__code__.co_filename)).with_name("lfm2-two-runtimes-demo.yaml").read_text()
     odd = tmp_path / "odd.yaml"
     odd.write_text(text.replace("width: [1024, 1280", "width: [1040, 1280"))
@@ -77,7 +77,7 @@ def test_support_tells_layout_by_layout_what_each_runtime_refuses(tmp_path: Path
     assert not any("swiglu:1040" in row["layout"] for row in layouts)
 
 
-def test_validate_tells_file_and_line_of_a_mistake(tmp_path: Path) -> None:
+def test_validate_reports_file_and_line(tmp_path: Path) -> None:
     text = Path(str(load_space.__code__.co_filename)).with_name("lfm2-demo.yaml").read_text()
     path = tmp_path / "mine.yaml"
     path.write_text(text.replace("  gqa:\n", "  gqaa:\n", 1))

@@ -13,7 +13,7 @@ from cli_runner import nas
 
 from nas.core.layout import Layout
 from nas.core.trial import EventKind
-from nas.search.ehvi_search import EhviSearch
+from nas.search.ehvi import EhviSearch
 from nas.search_spaces import load_space
 from nas.store import studies, trials
 from nas.store.rows import Proposal
@@ -32,8 +32,8 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     space = load_space("lfm2-demo").model_dump(mode="json")
     study = studies.create(store, "first", space, seed=0, version="0")
     layouts = [Layout.parse(text) for text in LAYOUTS]
-    told = {"engine": EhviSearch.engine}
-    trials.propose(store, study.id, [Proposal(layout.to_json(), layout.id, record=told) for layout in layouts])
+    record = {"engine": EhviSearch.engine}
+    trials.propose(store, study.id, [Proposal(layout.to_json(), layout.id, record=record) for layout in layouts])
     trials.add_event(store, study.id, 1, EventKind.FAILED, {"reason": "crash"})
     yield store
     store.close()
@@ -81,7 +81,7 @@ def test_unknown_study_offers_the_nearest() -> None:
         assert "'first'" in done.err
 
 
-def test_pause_and_stop_are_told_to_the_study(store: Store) -> None:
+def test_pause_and_stop_set_the_desired_state(store: Store) -> None:
     for command in ("pause", "stop"):
         assert nas("study", command, "first").code == 0
         assert studies.get(store, "first").desired_state == command
@@ -127,7 +127,7 @@ def test_replay_names_the_proposals_that_differ() -> None:
     assert [line.split(":")[0] for line in found["differences"]] == ["trial 0", "trial 1"]
 
 
-def test_import_refuses_what_is_no_study(tmp_path: Path) -> None:
+def test_import_rejects_other_files(tmp_path: Path) -> None:
     path = tmp_path / "other.jsonl"
     path.write_text('{"format": "something else"}\n')
     assert nas("study", "import", str(path)).code == 3
@@ -141,7 +141,7 @@ def test_gc_keeps_within_the_limit_that_is_given() -> None:
     assert nas("gc", "--keep", "5ms").code == 3
 
 
-def test_a_missing_database_is_told(tmp_path: Path) -> None:
+def test_a_missing_database_is_an_error(tmp_path: Path) -> None:
     done = nas("study", "list", "--db", f"sqlite:///{tmp_path / 'none.db'}")
     assert done.code == 3
     assert "none.db" in done.err

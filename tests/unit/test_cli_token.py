@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cli_runner import nas
 
-from nas.store import api_tokens
+from nas.store import agents
 from nas.store.rows import Role
 from nas.store.store import Store
 
@@ -22,7 +22,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_token_is_shown_once_listed_without_its_secret_and_revoked() -> None:
     token = nas("token", "create", "laptop", "--role", "operate").out.strip()
     store = Store.open()
-    found = api_tokens.authenticate(store, token)
+    found = agents.authenticate_api_token(store, token)
     assert found is not None
     assert (found.name, found.role) == ("laptop", Role.OPERATE)
     listed = nas("token", "list", "--json").out
@@ -31,7 +31,7 @@ def test_a_token_is_shown_once_listed_without_its_secret_and_revoked() -> None:
     kept = (store.artifacts.parent / "hilnas.db").read_bytes().decode("latin-1")
     assert token.rpartition(".")[2] not in listed + nas("token", "list").out + kept
     assert nas("token", "revoke", "laptop").code == 0
-    assert api_tokens.authenticate(store, token) is None
+    assert agents.authenticate_api_token(store, token) is None
     store.close()
 
 

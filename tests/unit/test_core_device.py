@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from nas.core.cores import parse_cores, show_cores
-from nas.core.device import Cluster, Device
+from nas.core.device import Cluster, Device, parse_cores, show_cores
 from nas.core.errors import InvalidInput
 from nas.core.workload import Workload
 

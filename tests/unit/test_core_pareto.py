@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from nas.core.hypervolume import contributions, hypervolume
-from nas.core.pareto import dominates, front_mask, ranks
+from nas.core.pareto import contributions, dominates, front_mask, hypervolume, ranks
 
 GRID = st.integers(0, 5).map(float)
 # Few distinct values, so that ties are common.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from logging import ERROR, Formatter, LogRecord
 from typing import Any
 
@@ -12,9 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nas.cli.output import print_fields, print_json, print_table, say
-from nas.core.logs import JsonLines, Lines
-from nas.core.visible import visible
-from nas.service.exposition import Counter, Family, Histogram
+from nas.core.logs import JsonLines, Lines, visible
 
 HOSTILE = "x\n2026-01-01T00:00:00.000Z ERROR nas: forged\r\x0b\x0c\x1c\x85\u2028\x1b[2J\x9b31m\u202e\x00"
 TEXTS = st.text(st.one_of(st.characters(), st.sampled_from('\n\r\x0b\x0c\x1c\x85\u2028\x1b\x9b"\\{}=,# ')), max_size=40)
@@ -51,34 +48,6 @@ def test_a_traceback_cannot_pass_for_a_record(text: str) -> None:
     assert first.startswith(tuple("0123456789"))
     assert rest and all(line.startswith("    ") and line.isprintable() for line in rest)
     assert len(JsonLines().format(record("x", ValueError(text))).splitlines()) == 1
-
-
-SAMPLE = re.compile(r'(\w+)(?:\{((?:\w+="(?:[^"\\\n]|\\[\\"n])*",?)*)\})? (\S+)')
-LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-ESCAPED = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
-
-
-def read(lines: list[str]) -> list[dict[str, str]]:
-    """Labels of the samples in the text format, as a reader of it sees them."""
-    samples = [SAMPLE.fullmatch(line) for line in "\n".join(lines).split("\n") if not line.startswith("# ")]
-    assert all(samples), lines
-    return [
-        {name: re.sub(r"\\.", lambda found: ESCAPED[found[0]], value) for name, value in LABEL.findall(sample[2] or "")}
-        for sample in samples
-        if sample
-    ]
-
-
-@given(a=TEXTS, b=TEXTS)
-@example(a='box"} 1\nforged{device="', b="\\")
-def test_labels_hold_any_text_and_make_no_samples(a: str, b: str) -> None:
-    family = Family("hilnas_leases_total", "counter", "Leases.", ("device", "agent"), {(a, b): 1.0})
-    assert read(list(family.lines())) == [{"device": a, "agent": b}]
-    counter, histogram = Counter("hilnas_x_total", "X.", ("v",)), Histogram("hilnas_s", "S.", ("route",), (1.0,))
-    counter.add(a)
-    histogram.observe(0.5, b)
-    assert read(list(counter.lines())) == [{"v": a}]
-    assert [found["route"] for found in read(list(histogram.lines()))] == [b] * 4
 
 
 def test_commands_print_it_as_text(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,16 +12,13 @@ import pytest
 from fastapi.testclient import TestClient
 from live_lab import LiveLab
 
-from nas.dashboard import sessions
-from nas.dashboard.access import LOOPBACK_HOSTS, AccessRules
+from nas.dashboard.access import LOOPBACK_HOSTS, SESSION_S, AccessRules
 from nas.dashboard.app import dashboard_router
-from nas.dashboard.here import dashboard_here
+from nas.dashboard.local_server import dashboard_here
 from nas.dashboard.pages import CONTENT_SECURITY_POLICY
-from nas.service.live_studies import LiveStudies
-from nas.service.request_log import RequestLog
-from nas.service.web import web_app
-from nas.store import api_tokens
+from nas.store import agents
 from nas.store.rows import Role
+from nas.web.server import RequestLog, web_app
 
 HOST = "https://lab.example:7711"
 PAGES = ("/studies", "/studies.json", "/studies/study/points")
@@ -51,12 +48,11 @@ def lab(tmp_path: Path) -> LiveLab:
 
 
 def client(
-    lab: LiveLab, rules: AccessRules | None = None, base: str = HOST, peer: str = "10.0.0.9",
-    live: LiveStudies | None = None,
+    lab: LiveLab, rules: AccessRules | None = None, base: str = HOST, peer: str = "10.0.0.9"
 ) -> TestClient:  # fmt: skip
     app = web_app()
     app.add_middleware(RequestLog)
-    app.include_router(dashboard_router(lab.store, rules or AccessRules(), live=live))
+    app.include_router(dashboard_router(lab.store, rules or AccessRules()))
     return TestClient(app, base_url=base, raise_server_exceptions=False, follow_redirects=False, client=(peer, 50_000))
 
 
@@ -68,7 +64,7 @@ def log_in(visitor: TestClient, token: str, **form: str) -> httpx.Response:
 def visitor(lab: LiveLab) -> Iterator[TestClient]:
     """Somebody with a session."""
     with client(lab) as made:
-        assert log_in(made, api_tokens.create(lab.store, "ann", Role.OPERATE)).status_code == 303
+        assert log_in(made, agents.create_api_token(lab.store, "ann", Role.OPERATE)).status_code == 303
         yield made
 
 
@@ -86,7 +82,7 @@ def test_a_stranger_is_sent_to_log_in_and_back(lab: LiveLab) -> None:
     goal = stranger.get("/studies?before=7", headers=HTML).headers["Location"]
     fields = Form(stranger.get(goal).text).fields
     assert fields == {"next": "/studies?before=7"}
-    answer = log_in(stranger, api_tokens.create(lab.store, "ann", Role.READ), **fields)
+    answer = log_in(stranger, agents.create_api_token(lab.store, "ann", Role.READ), **fields)
     assert (answer.status_code, answer.headers["Location"]) == (303, "/studies?before=7")
     assert stranger.get("/studies").status_code == 200
 
@@ -95,12 +91,12 @@ def test_a_stranger_is_sent_to_log_in_and_back(lab: LiveLab) -> None:
     "goal", ["//evil.example/", "https://evil.example", "/\\evil.example", "javascript:1", "/a\nb"]
 )
 def test_logging_in_leads_to_no_other_host(lab: LiveLab, goal: str) -> None:
-    token = api_tokens.create(lab.store, "ann", Role.READ)
+    token = agents.create_api_token(lab.store, "ann", Role.READ)
     assert log_in(client(lab), token, next=goal).headers["Location"] == "/studies"
 
 
 def test_the_cookie_is_out_of_reach_of_scripts_and_other_sites(lab: LiveLab) -> None:
-    answer = log_in(client(lab), token := api_tokens.create(lab.store, "ann", Role.READ))
+    answer = log_in(client(lab), token := agents.create_api_token(lab.store, "ann", Role.READ))
     cookie = answer.headers["Set-Cookie"]
     assert cookie.startswith("__Host-hilnas=")
     attributes = {part.strip().lower() for part in cookie.split(";")[1:]}
@@ -119,19 +115,19 @@ def test_a_wrong_token_opens_no_session(lab: LiveLab) -> None:
 @pytest.mark.parametrize("headers", [{}, {"Origin": "https://evil.example"}, {"Origin": "null"},
                                      {"Sec-Fetch-Site": "cross-site"}])  # fmt: skip
 def test_other_sites_cannot_log_anybody_in(lab: LiveLab, headers: dict[str, str]) -> None:
-    token = api_tokens.create(lab.store, "ann", Role.READ)
+    token = agents.create_api_token(lab.store, "ann", Role.READ)
     answer = client(lab).post("/login", data={"token": token}, headers=headers)
     assert answer.status_code == 403 and "Set-Cookie" not in answer.headers
 
 
 def test_a_revoked_token_ends_its_sessions(lab: LiveLab, visitor: TestClient) -> None:
     assert visitor.get("/studies").status_code == 200
-    api_tokens.revoke(lab.store, "ann")
+    agents.revoke_api_token(lab.store, "ann")
     assert visitor.get("/studies").status_code == 401
 
 
 def test_a_session_ends_in_time(lab: LiveLab, visitor: TestClient) -> None:
-    lab.clock.time += sessions.LASTS_S + 1
+    lab.clock.time += SESSION_S + 1
     assert visitor.get("/studies").status_code == 401
 
 
@@ -156,7 +152,7 @@ def test_an_action_needs_our_page_and_its_form(visitor: TestClient, token: str |
 
 def test_a_form_token_is_of_one_session(lab: LiveLab, visitor: TestClient) -> None:
     mine = Form(visitor.get("/studies").text).fields
-    assert log_in(visitor, api_tokens.create(lab.store, "bob", Role.ADMIN)).status_code == 303
+    assert log_in(visitor, agents.create_api_token(lab.store, "bob", Role.ADMIN)).status_code == 303
     assert visitor.post("/logout", data=mine, headers={"Origin": HOST}).status_code == 403
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from api_lab import space_text
 from dashboard_lab import HOST, HTML, OURS, DashboardLab, Inputs, all_routes
 from fastapi.testclient import TestClient
-from users_api_lab import space_text
 
 from nas.dashboard.access import LOOPBACK_HOSTS, AccessRules
 from nas.store import devices, studies

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +11,8 @@ from dashboard_lab import DashboardLab, Visitor
 from store_support import add_device, break_down, key, put, round_of, take
 from test_dashboard_pages import Page
 
-from nas.core.measurement import DRIFT_LIMIT
+from nas.api import devices as fleet
 from nas.dashboard import devices_page
-from nas.dashboard.pictures.drift import drift_chart
-from nas.service import fleet
-from nas.service.api_models import ReferenceRunView
 from nas.store import calibrations, devices, jobs
 from nas.store.calibrations import ReferenceRun
 from nas.store.rows import Health, Role
@@ -42,7 +40,7 @@ def shown(visitor: Visitor, path: str) -> Page:
 def test_the_list_and_its_twin_say_the_same(lab: DashboardLab, visitor: Visitor) -> None:
     devices.set_health(lab.store, "box", Health.MAINTENANCE, "battery swollen")
     (told,) = visitor.client.get("/devices.json").json()["devices"]
-    assert told == fleet.list_devices(lab.store, limit=9).model_dump(mode="json")["devices"][0]
+    assert told == fleet.page_of_devices(lab.store, limit=9).model_dump(mode="json")["devices"][0]
     text = shown(visitor, "/devices").text
     assert "box" in text and "maintenance: battery swollen" in text and "never" in text
 
@@ -103,20 +101,10 @@ def test_drift_and_temperature_are_drawn(lab: DashboardLab, visitor: Visitor) ->
     told = visitor.client.get("/devices/box.json").json()
     assert len(told["drift"][0]["runs"]) == 20
     page = shown(visitor, "/devices/box")
-    assert "The reference takes 212.5 ms." in page.text and "+1.0 % off" in page.text
-    dots = [named["class"] for tag, named in page.tags if tag == "circle"]
-    assert (dots.count("run"), dots.count("run refused")) == (10, 10)
-    assert [named["class"] for tag, named in page.tags if tag == "polyline"] == ["temperature"]
-
-
-def test_a_device_that_tells_no_temperature_has_none_drawn() -> None:
-    runs = [ReferenceRunView(at=at, job="j", ratio=1.2, temperature_c=None, calm=True) for at in (0.0, 3600.0)]
-    drawn = drift_chart(runs, "box", 7200.0)
-    assert "°C" not in drawn and "hours, 0 is now" in drawn
-    assert drawn.count('class="limit"') == 2 and f"limit: {100 * DRIFT_LIMIT:g} %" in drawn
-    assert "days, 0 is now" in drift_chart(runs, "box", 90 * 86_400.0)
-    assert "no reference runs yet" in drift_chart([], "box", 0.0)
-    assert "+20.00 %" in drift_chart(runs[:1], "box", 0.0)
+    assert "The reference takes 212.5 ms." in page.text and "by +1.0 %" in page.text
+    (plot,) = [json.loads(str(named["data-plot"])) for _, named in page.tags if "data-plot" in named]
+    drawn = {each["name"]: len(each["points"]) for each in plot["series"]}
+    assert drawn == {"calm": 10, "disturbed": 10, "temperature": 20} and plot["right"] == "°C"
 
 
 def test_a_device_that_is_not_there_is_said_with_the_nearest(visitor: Visitor) -> None:

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from family_lab import CONTENT, write_family
 from fastapi.testclient import TestClient
 from live_lab import LiveLab
+from release_lab import CONTENT, write_family
 from test_dashboard_access import HTML, OPEN, client
 from test_dashboard_pages import HOSTILE, LOOPBACK, Page
 
 from nas.core.family import FAMILY, FILES, MemberFiles, read_record, write_record
-from nas.dashboard.pictures.sizes import Model, sizes_picture
 
 HASH = hashlib.sha256(CONTENT).hexdigest()
 FILE = "/families/demo/4M/files/gguf/model%20q4_0.gguf"
@@ -70,11 +69,15 @@ def test_a_family_shows_members_and_models_by_size(visitor: TestClient, home: Pa
     assert str(home) not in json.dumps(view)
     page = shown(visitor, "/families/demo")
     for text in ("because it is faster", "81 to 99", "\N{EN DASH} because it is faster", "2.25", "1.50", "noisy",
-                 "random:0", "2M tokens in 20 steps", "2.0 h", "No files of it", HASH):  # fmt: skip
+                 "random:0", "2M tokens in 20 steps", "2.0 h", "No files written", HASH):  # fmt: skip
         assert text in page.text
-    labels = [str(named["aria-label"]) for tag, named in page.tags if tag == "svg"]
-    assert [label for label in labels if label.endswith("on laptop: 4 models")] and "training of 4M" in labels
-    assert len([label for label in labels if "over parameters" in label]) == 2  # decode and prefill, not memory
+    plots = [json.loads(str(named["data-plot"])) for _, named in page.tags if "data-plot" in named]
+    decode, prefill, training = plots
+    assert training["label"] == "training of 4M"
+    assert decode["label"].endswith("over parameters on laptop: 4 models") and "prefill" in prefill["label"]
+    members, others = decode["series"]
+    assert (members["texts"], others["texts"]) == (["demo 4M", "demo 12M"], ["other 5M", "other 10M"])
+    assert members["low"] == [81, 36] and others["hollow"] and decode["x"]["log"] and decode["y"]["log"]
 
 
 def test_links_of_a_page_lead_somewhere(visitor: TestClient, home: Path) -> None:
@@ -163,12 +166,3 @@ def test_strangers_fetch_nothing(tmp_path: Path, home: Path) -> None:
     stranger = client(LiveLab(tmp_path))
     assert stranger.get(FILE).status_code == 401
     assert stranger.get("/families", headers=HTML).status_code == 303
-
-
-def test_names_in_the_picture_do_not_lie_on_each_other() -> None:
-    models = [Model(f"model {i}", 1000 + i, 50.0 + i / 100, None, None, member=i == 0) for i in range(4)]
-    svg = Page(str(sizes_picture(models, "tok/s", "models")))
-    names = [(float(str(named["x"])), float(str(named["y"]))) for tag, named in svg.tags
-             if tag == "text" and str(named["class"]).endswith("-name")]  # fmt: skip
-    assert len({y for _, y in names}) == 4
-    assert "nothing was measured" in str(sizes_picture([], "tok/s", "models"))

@@ -7,13 +7,13 @@ from urllib.parse import quote, urlencode
 
 import httpx
 import pytest
+from api_lab import space_text
 from dashboard_lab import HOST, OURS, DashboardLab, Visitor, all_routes
-from family_lab import write_family
 from fastapi.routing import APIRoute
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from release_lab import write_family
 from test_dashboard_pages import Page
-from users_api_lab import space_text
 
 from nas.core import paths
 from nas.dashboard.pages import HEADERS
@@ -143,6 +143,6 @@ def test_bodies_that_are_no_forms(lab: DashboardLab, label: str) -> None:
 
 
 def test_a_fault_would_be_found(lab: DashboardLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nas.service.fleet.list_devices", None)
+    monkeypatch.setattr("nas.dashboard.devices_page.page_of_devices", None)
     with pytest.raises(AssertionError):
         test_whatever_is_asked_for(lab, "GET /devices")

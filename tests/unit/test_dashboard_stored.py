@@ -6,20 +6,20 @@ import re
 from typing import Any
 
 import pytest
+from api_lab import space_text
 from dashboard_lab import HTML, DashboardLab, page_routes
 from fastapi.testclient import TestClient
 from live_lab import figures
-from service_support import sample, tiny_space
 from sqlalchemy import update
 from store_support import add_device, device, key, proposal, put, take
+from study_support import sample, tiny_space
 from test_dashboard_pages import Page
-from users_api_lab import space_text
 
+from nas.api.submissions import SubmissionFolder, SubmissionState
 from nas.core.measurement import Figure, Measurement, Repetition
 from nas.core.protocol import Failure
 from nas.core.trial import EventKind
 from nas.dashboard.access import AccessRules
-from nas.service.submission import SubmissionFolder, SubmissionState
 from nas.store import calibrations, devices, events, models, outcomes, results, studies, trials
 from nas.store.calibrations import ReferenceRun
 from nas.store.rows import Health, Role, StudyState

@@ -5,29 +5,21 @@ from __future__ import annotations
 import csv
 import itertools
 import json
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 from live_lab import LiveLab
-from service_support import tiny_space
+from study_support import tiny_space
 from test_dashboard_access import HTML, OPEN, client
 from test_dashboard_pages import HOSTILE, LOOPBACK, Page
 
+from nas.analysis.report import harmless, study_report
 from nas.core.trial import EventKind
-from nas.service import live_study
-from nas.service.ending import CLOSED, EXPECTED
-from nas.service.live_studies import LiveStudies
-from nas.service.report import study_report
-from nas.service.study_tables import harmless
-from nas.store import columns, events, studies, trials
+from nas.store import events, studies, trials
 from nas.store.rows import StudyState
-from nas.store.store import Store
+from nas.study.events import CLOSED, EXPECTED
 
 TWO: dict[str, Any] = {
     "runtimes": [{"name": "fake", "quantisation": "q4_0"}, {"name": "other", "quantisation": "q4_0"}]
@@ -128,16 +120,12 @@ def test_everything_that_can_be_operated_has_a_name(lab: LiveLab, visitor: TestC
     assert wide and all(named["tabindex"] == "0" and named["aria-label"] for named in wide), "the keyboard scrolls, too"
 
 
-def test_without_scripts_the_front_is_a_picture(lab: LiveLab, visitor: TestClient) -> None:
+def test_without_scripts_the_front_is_a_table(lab: LiveLab, visitor: TestClient) -> None:
     filled(lab)
     text = visitor.get("/studies/study", headers=HTML).text
-    drawn = text[text.index("<noscript>") : text.index("</noscript>")]
-    assert drawn.count('class="front"') == 5 and drawn.count('class="star"') == 1
-    assert "5 trials, 5 on the front" in drawn
-    memory = visitor.get("/studies/study?x1=latency&y1=memory&infeasible=1&log=latency", headers=HTML).text
-    drawn = memory[memory.index("<noscript>") : memory.index("</noscript>")]
-    assert "6 trials" in drawn, "with the one that broke a budget"
-    assert "budget on memory: 2 MB" in drawn
+    said = text[text.index("<noscript><p>" if "<noscript><p>" in text else "<noscript>") :]
+    assert "The ranked list below has the front" in said
+    assert len([named for tag, named in Page(text).tags if tag == "tr" and "data-trial" in named]) == 6
 
 
 def test_the_address_chooses_axes(lab: LiveLab, visitor: TestClient) -> None:
@@ -229,7 +217,7 @@ def test_what_stands_still_is_not_asked_for_again(lab: LiveLab, visitor: TestCli
 def test_a_study_of_which_nothing_is_known_has_a_page(lab: LiveLab, visitor: TestClient) -> None:
     lab.study(judged=False)
     page = shown(visitor)
-    assert "Nothing is on the front yet" in page.text and "no trial has both figures yet" in page.text
+    assert "The front is still empty" in page.text
     assert told(visitor)["hypervolume"] is None
 
 
@@ -244,64 +232,3 @@ def test_what_is_stored_never_runs(lab: LiveLab, visitor: TestClient) -> None:
 def test_who_is_not_there_has_no_page(visitor: TestClient) -> None:
     for path in ("/studies/nobody", "/studies/nobody.json", "/studies/nobody/trials.csv", "/studies/nobody/front.json"):
         assert visitor.get(path, headers=HTML).status_code == 404
-
-
-def test_the_layouts_of_a_large_study_do_not_hold_its_page_up(
-    lab: LiveLab, visitor: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    filled(lab)
-    monkeypatch.setattr(live_study, "LAYOUTS_AT_ONCE", 3)
-    with held(monkeypatch, "layouts") as go_on:
-        page = shown(visitor)
-        (later,) = [named["data-from"] for _, named in page.tags if named.get("id") == "blocks-part"]
-        assert later == "/studies/study/blocks" and "0 of 8" in page.text
-        assert "0 of 8" in visitor.get(str(later), headers=HTML).text
-        for path in (".json", "/points?axes=params_total", "/trials.csv", "/front.json"):
-            answer = visitor.get(f"/studies/study{path}")
-            assert (answer.status_code, answer.headers["Retry-After"]) == (503, "5")
-            assert answer.json()["error"] == "layouts of study 'study' are being read: 0 of 8"
-        go_on.set()
-        until(lambda: "swiglu" in visitor.get(str(later), headers=HTML).text)
-    assert not [named for _, named in shown(visitor).tags if "data-from" in named and named["id"] == "blocks-part"]
-    assert told(visitor)["blocks"]
-
-
-def test_a_large_study_that_is_being_read_says_how_far_it_is(lab: LiveLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    filled(lab)
-    with LiveStudies(lab.store, at_once=3) as live, held(monkeypatch, "states") as go_on:
-        visitor = client(lab, OPEN, LOOPBACK, live=live)
-        page = visitor.get("/studies/study", headers=HTML)
-        assert (page.status_code, page.headers["Refresh"]) == (202, "1")
-        assert "trials of study &#39;study&#39;" in page.text and "0 of 8" in page.text
-        for path in (".json", "/points", "/trials.csv"):
-            answer = visitor.get(f"/studies/study{path}")
-            assert answer.status_code == 503 and "Retry-After" in answer.headers and "0 of 8" in answer.text
-        assert "0 of 8 trials" in visitor.get("/studies", headers=HTML).text
-        (line,) = visitor.get("/studies.json").json()["studies"]
-        assert (line["reading"], line["problem"]) == ({"done": 0, "total": 8}, None)
-        go_on.set()
-        until(lambda: visitor.get("/studies/study", headers=HTML).status_code == 200)
-        assert visitor.get("/studies.json").json()["studies"][0]["reading"] is None
-
-
-@contextmanager
-def held(monkeypatch: pytest.MonkeyPatch, name: str) -> Iterator[threading.Event]:
-    """What reads all trials in turn waits, until the event is set or the context ends."""
-    go_on, read = threading.Event(), getattr(columns, name)
-
-    def wait(store: Store, study: int, some: Sequence[int]) -> Any:
-        assert not isinstance(some, range) or go_on.wait(60)
-        return read(store, study, some)
-
-    monkeypatch.setattr(columns, name, wait)
-    try:
-        yield go_on
-    finally:
-        go_on.set()
-
-
-def until(so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

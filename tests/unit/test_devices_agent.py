@@ -19,15 +19,14 @@ import pytest
 from nas.core.errors import InfrastructureFailed
 from nas.core.plan import InputFile, Plan, Round, Runner
 from nas.core.protocol import Failure, Job, ResultRequest
-from nas.devices.agent import Agent
+from nas.devices.agent.agent import Agent
+from nas.devices.agent.client import Downloads, JobClient, NotAdmitted, NotReached
+from nas.devices.agent.connection import NOBODY_THERE_S, Backoff
+from nas.devices.agent.run_plan import KnownRunner
 from nas.devices.attachments import THIS_MACHINE
-from nas.devices.backoff import NOBODY_THERE_S, Backoff
-from nas.devices.client import JobClient, NotAdmitted, NotReached
-from nas.devices.content import ContentFolder
 from nas.devices.describe import boot_id
-from nas.devices.download import Downloads
-from nas.devices.execute import KnownRunner
-from nas.devices.hostlock import HostLock
+from nas.devices.files import ContentFolder
+from nas.devices.host_lock import HostLock
 from nas.devices.transports.local import LocalTransport
 from nas.testing.fake_coordinator import FakeCoordinator
 
@@ -135,7 +134,7 @@ def test_wrong_bytes_are_an_infrastructure_failure(coordinator: FakeCoordinator,
     assert (told.kind, told.phase, told.overdue) == ("infrastructure", "preparing", False)
 
 
-def test_beats_while_it_works_and_ends_when_told(coordinator: FakeCoordinator, start: Start) -> None:
+def test_sends_heartbeats_while_it_works_and_ends_when_cancelled(coordinator: FakeCoordinator, start: Start) -> None:
     coordinator.offer(job(coordinator, "sleep 300"))
     start()
     coordinator.wait_for(heartbeats=3)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from nas.core.errors import InvalidInput, UnknownName
+from nas.devices.agent.agent import served
 from nas.devices.attachments import LOCAL, THIS_MACHINE, Attachment, Attachments, open_transport
-from nas.devices.host import served
 from nas.devices.transports.local import LocalTransport
 
 PHONE = Attachment(address="adb:R5CT1", id="pixel-8-1f2e", tags=("phone",), cores=(4, 5))
@@ -54,7 +54,7 @@ def test_removed_by_address_or_id(attachments: Attachments, name: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "[]", '{"v": 2}', '{"devices": [{"address": "adb:x", "password": "y"}]}', '{"devices": [{}]}']
 )
-def test_a_damaged_list_is_told_with_its_place(attachments: Attachments, text: str) -> None:
+def test_a_damaged_list_is_reported_with_its_location(attachments: Attachments, text: str) -> None:
     attachments.add(PHONE)
     attachments.path.write_text(text)
     with pytest.raises(InvalidInput, match=r"devices\.json"):
@@ -67,9 +67,9 @@ def test_one_process_at_a_time_serves_them(attachments: Attachments) -> None:
     first, second = served(attachments, this_machine=True), served(others, this_machine=True)
     assert first() == (THIS_MACHINE, PHONE)
     assert second() == (THIS_MACHINE,)
-    attachments.turn.release()
+    attachments.serve_lock.release()
     assert second() == (THIS_MACHINE, PHONE)
-    others.turn.release()
+    others.serve_lock.release()
 
 
 def test_this_machine_is_served_where_it_is_wanted(attachments: Attachments) -> None:

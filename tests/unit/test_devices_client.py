@@ -15,10 +15,9 @@ import pytest
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
 from nas.core.plan import PlanFile
 from nas.core.protocol import LeaseRequest, RegisterRequest
-from nas.devices import download
-from nas.devices.client import JobClient, NotAdmitted
-from nas.devices.content import ContentFolder
-from nas.devices.download import Downloads
+from nas.devices.agent import client as download
+from nas.devices.agent.client import Downloads, JobClient, NotAdmitted
+from nas.devices.files import ContentFolder
 from nas.testing.fake_coordinator import FakeCoordinator
 
 REGISTER = RegisterRequest(agent="a", devices=(), boot_id="b")
@@ -79,7 +78,7 @@ def test_a_refusal_says_why(client: JobClient) -> None:
         client.lease(LeaseRequest(agent="nobody", device="d", wait_s=0))
 
 
-def test_a_refusal_of_the_coordinators_is_told_in_its_words(client: JobClient, coordinator: FakeCoordinator) -> None:
+def test_a_refusal_of_the_coordinator_is_reported_in_its_words(client: JobClient, coordinator: FakeCoordinator) -> None:
     body = {"error": "the token is used", "kind": "invalid_input", "request_id": "x"}
     coordinator.trouble.append(httpx.Response(422, json=body))
     with pytest.raises(NasError, match=r"422 the token is used$"):
@@ -160,7 +159,7 @@ def test_wrong_bytes_are_thrown_away(
 def test_who_wants_what_another_fetches_waits_for_it(
     client: JobClient, coordinator: FakeCoordinator, folder: ContentFolder
 ) -> None:
-    """Two devices of one agent, and their agent beside that of a launch, begin with the same runner."""
+    """Two devices of one agent, or two agents of one host, start with the same runner."""
     answered = threading.Barrier(2)
 
     def slowly() -> Iterator[bytes]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nas.core.errors import InfrastructureFailed
-from nas.devices.content import ContentFolder
+from nas.devices.files import ContentFolder
 
 
 @pytest.fixture

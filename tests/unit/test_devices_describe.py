@@ -1,4 +1,4 @@
-"""What a device says it is."""
+"""Identification of devices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from device_fixtures import ODPM, laptop, pixel, raspberry_pi
 
 from nas.core.errors import InvalidInput
 from nas.devices.describe import PROPERTIES, boot_id, describe
-from nas.devices.probes.unread import Unread
+from nas.devices.probes.readings import Unread
 from nas.devices.transports.local import LocalTransport
 
 X86 = {
@@ -119,7 +119,7 @@ def test_a_phone() -> None:
     assert describe(pixel(**ODPM)).energy_counter == "power monitor, 3 rails"
 
 
-def test_phones_are_told_apart_by_their_serial_numbers() -> None:
+def test_phones_are_distinguished_by_their_serial_numbers() -> None:
     other = pixel()
     other.commands[PROPERTIES] = other.commands[PROPERTIES].replace("1A2B3C", "9Z9Z9Z")
     renamed = pixel(**{"/proc/sys/kernel/hostname": "other\n"})
@@ -167,7 +167,7 @@ def test_this_machine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("said", ["", "getconf: GNU_LIBC_VERSION: unknown variable", "glibc 2.36; rm -rf /", "glibc x"])
-def test_a_c_library_that_is_not_told(said: str) -> None:
+def test_an_unknown_c_library(said: str) -> None:
     device = laptop()
     device.commands["getconf GNU_LIBC_VERSION"] = said
     described = describe(device)

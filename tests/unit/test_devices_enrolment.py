@@ -1,4 +1,4 @@
-"""Enrolment against a real coordinator's routes, over TLS: whom an agent believes, and what it keeps."""
+"""Enrolment against a real coordinator's routes, over TLS."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from nas.cli.users_client import Refused, UsersClient
-from nas.core.certificates import certificate_fault
+from nas.cli.remote import Refused, UsersClient
 from nas.core.clock import SystemClock
-from nas.core.enrolment import Invitation
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
 from nas.core.protocol import RegisterRequest
-from nas.devices.client import NotAdmitted, NotTheCoordinator
-from nas.devices.enrolment import FILE, Enrolment, enrol, read_enrolment, trusting
-from nas.service.coordinator import listen_tcp
-from nas.service.signing import open_key
-from nas.service.tls import Certificates
+from nas.core.trust import Invitation, certificate_fault
+from nas.devices.agent.client import NotAdmitted, NotTheCoordinator
+from nas.devices.agent.trust import FILE, Enrolment, enrol, read_enrolment, trusting
+from nas.farm.trust import open_key
 from nas.store import agents
 from nas.testing.tls_coordinator import TlsCoordinator
+from nas.web.server import listen_tcp
+from nas.web.tls import Certificates
 
 
 @pytest.fixture
@@ -71,7 +70,7 @@ def test_a_token_is_good_once_and_the_refusal_says_what_to_do(coordinator: TlsCo
     register(Enrolment.model_validate_json((folder / FILE).read_bytes()))
 
 
-def test_an_enrolment_is_given_up_only_when_told(coordinator: TlsCoordinator, folder: Path) -> None:
+def test_an_enrolment_is_replaced_only_on_request(coordinator: TlsCoordinator, folder: Path) -> None:
     first = enrol(coordinator.invite(), "shelf-1", folder)
     with pytest.raises(InvalidInput, match="--replace"):
         enrol(coordinator.invite("shelf-1"), "shelf-1", folder)
@@ -153,14 +152,14 @@ def test_a_folder_that_cannot_be_written_spends_nothing(coordinator: TlsCoordina
     enrol(line, "shelf-1", tmp_path / "agent")
 
 
-def test_a_damaged_enrolment_is_told(coordinator: TlsCoordinator, folder: Path) -> None:
+def test_a_damaged_enrolment_is_reported(coordinator: TlsCoordinator, folder: Path) -> None:
     enrol(coordinator.invite(), "shelf-1", folder)
     (folder / FILE).write_text(json.dumps({"v": 1}))
     with pytest.raises(NasError, match="nas agent enrol"):
         read_enrolment(folder)
 
 
-def test_a_certificate_for_other_names_is_told_with_its_names_and_not_tried_again(
+def test_a_certificate_for_other_names_is_reported_with_its_names_and_not_retried(
     coordinator: TlsCoordinator, folder: Path
 ) -> None:
     line = coordinator.invite()
@@ -177,9 +176,11 @@ def test_a_certificate_for_other_names_is_told_with_its_names_and_not_tried_agai
         people.get("/v1/server")
 
 
-def test_a_coordinator_that_was_set_up_anew_is_told(coordinator: TlsCoordinator, folder: Path, tmp_path: Path) -> None:
+def test_a_coordinator_that_was_set_up_again_is_reported(
+    coordinator: TlsCoordinator, folder: Path, tmp_path: Path
+) -> None:
     made = enrol(coordinator.invite(), "shelf-1", folder)
-    with TlsCoordinator(tmp_path / "other") as other, pytest.raises(NotTheCoordinator, match="set up anew"):
+    with TlsCoordinator(tmp_path / "other") as other, pytest.raises(NotTheCoordinator, match="set up again"):
         register(made.model_copy(update={"url": other.url}))
 
 

@@ -13,17 +13,17 @@ from plugged_devices import A, B, Host, Phone, until
 
 from nas.core.plan import RoundResult
 from nas.core.protocol import ResultRequest
-from nas.devices import agent as agent_module
-from nas.devices import station
+from nas.devices.agent import agent as agent_module
+from nas.devices.agent import session
+from nas.devices.agent.client import Outbox, PendingResult
 from nas.devices.attachments import Attachment
-from nas.devices.outbox import Outbox, Parcel
 
 
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
-    for module, name in ((station, "_LOOK_S"), (station, "_FIRST_PAUSE_S"), (agent_module, "_LOOK_S")):
+    for module, name in ((session, "_LOOK_S"), (session, "_FIRST_PAUSE_S"), (agent_module, "_LOOK_S")):
         monkeypatch.setattr(module, name, 0.05)
-    monkeypatch.setattr(station, "_LONGEST_PAUSE_S", 0.1)
+    monkeypatch.setattr(session, "_LONGEST_PAUSE_S", 0.1)
     made = Host(tmp_path)
     yield made
     for phone in made.phones.values():
@@ -85,7 +85,7 @@ def test_one_that_drops_out_of_a_job_fails_it_and_is_no_longer_registered(host: 
     until(host.serves("b"))
 
 
-def test_another_device_at_the_address_is_told_and_not_served(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_device_at_the_address_is_reported_and_not_served(host: Host, caplog: pytest.LogCaptureFixture) -> None:
     host.start()
     until(host.serves("a", "b"))
     host.attached[:] = [A.model_copy(update={"id": host.id("a")}), B]
@@ -100,7 +100,7 @@ def test_another_device_at_the_address_is_told_and_not_served(host: Host, caplog
 def test_a_job_for_a_device_that_was_exchanged_meanwhile_is_not_run_on_the_other(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(station, "_LOOK_S", 3600)
+    monkeypatch.setattr(session, "_LOOK_S", 3600)
     host.start()
     until(host.serves("a", "b"))
     a = host.id("a")
@@ -113,20 +113,20 @@ def test_a_job_for_a_device_that_was_exchanged_meanwhile_is_not_run_on_the_other
     until(host.serves("b", "c"))
 
 
-def test_a_restarted_device_is_told_and_served_again(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_restarted_device_is_reported_and_served_again(host: Host, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     host.start()
     until(host.serves("a", "b"))
     host.phones[A.address].become("a", boot="2")
-    until(lambda: "there again after a restart" in caplog.text)
+    until(lambda: "connected again after a restart" in caplog.text)
     until(host.serves("a", "b"))
 
 
-def test_the_same_device_twice_is_served_once_and_told(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_same_device_twice_is_served_once_and_reported(host: Host, caplog: pytest.LogCaptureFixture) -> None:
     host.phones[B.address].become("a")
     host.start()
     until(host.serves("a"))
-    until(lambda: "is served by way of" in caplog.text)
+    until(lambda: "is already served as" in caplog.text)
     host.offer(host.id("a"), "1")
     host.coordinator.wait_for(results=1)
     assert [phone.running.is_set() for phone in host.phones.values()].count(True) == 1
@@ -201,25 +201,25 @@ def test_a_device_that_the_coordinator_refuses_takes_none_with_it(host: Host, ca
 
 
 def test_an_agent_without_a_device_says_that_it_is_there(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nas.devices.roster._FIRST_WORD_S", 0.0)
+    monkeypatch.setattr("nas.devices.agent.registry._FIRST_REGISTRATION_S", 0.0)
     host.attached = []
     host.start()
     until(lambda: bool(host.coordinator.registered))
     assert host.coordinator.registered[0].devices == ()
 
 
-def parcel(host: Host, device: str, name: str = "old", epoch: int = 2, **of: Any) -> Parcel:
+def pending(host: Host, device: str, name: str = "old", epoch: int = 2, **of: Any) -> PendingResult:
     result = RoundResult(pairs=[])
     request = ResultRequest(**({"agent": "host", "device": device, "epoch": epoch, "result": result} | of))
-    return Parcel(authority="fake", job=name, request=request)
+    return PendingResult(authority="fake", job=name, request=request)
 
 
-def test_what_a_killed_agent_had_finished_is_handed_in_before_the_next_lease(host: Host) -> None:
+def test_results_of_a_killed_agent_are_submitted_before_the_next_lease(host: Host) -> None:
     host.start()
     until(host.serves("a", "b"))
     a = host.id("a")
     host.end()
-    Outbox(host.folder / "outbox", "host").put(parcel(host, a))
+    Outbox(host.folder / "outbox", "host").put(pending(host, a))
     host.coordinator._leased["old"] = 2
     host.offer(a, "new")
     host.start()
@@ -230,7 +230,7 @@ def test_what_a_killed_agent_had_finished_is_handed_in_before_the_next_lease(hos
 
 def test_it_is_handed_in_even_if_its_device_is_gone(host: Host) -> None:
     host.attached = [B]
-    Outbox(host.folder / "outbox", "host").put(parcel(host, "fake-a-gone"))
+    Outbox(host.folder / "outbox", "host").put(pending(host, "fake-a-gone"))
     host.coordinator._leased["old"] = 2
     host.start()
     host.coordinator.wait_for(results=1)
@@ -239,8 +239,8 @@ def test_it_is_handed_in_even_if_its_device_is_gone(host: Host) -> None:
 
 def test_what_is_for_another_coordinator_or_of_another_agent_stays(host: Host) -> None:
     outbox = Outbox(host.folder / "outbox", "host")
-    outbox.put(parcel(host, "a").model_copy(update={"authority": "other"}))
-    outbox.put(parcel(host, "b", agent="somebody"))
+    outbox.put(pending(host, "a").model_copy(update={"authority": "other"}))
+    outbox.put(pending(host, "b", agent="somebody"))
     (host.folder / "outbox" / "damaged.json").write_text("{")
     host.start()
     until(host.serves("a", "b"))
@@ -256,4 +256,4 @@ def test_a_disk_that_is_full_does_not_cost_the_result(host: Host, caplog: pytest
     (host.folder / "outbox").rmdir()
     host.offer(host.id("a"), "1")
     host.coordinator.wait_for(results=1)
-    assert "in memory only" in caplog.text
+    assert "only in memory" in caplog.text

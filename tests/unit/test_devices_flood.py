@@ -1,21 +1,21 @@
-"""What answers at a device's address may be anything: it cannot fill this host's memory, nor keep it waiting."""
+"""A hostile server at a device's address can neither fill this host's memory nor keep it waiting."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from nas.core.errors import InfrastructureFailed
-from nas.devices.transports.adb.key import AdbKey
-from nas.devices.transports.adb.wire import AdbWire
-from nas.devices.transports.ssh import SshAddress, SshWire, host_key
-from nas.devices.transports.ssh_packets import LARGEST_PACKET
+from nas.core.errors import InfrastructureFailed, Unsupported
+from nas.devices.transports.adb import AdbWire
+from nas.devices.transports.adb_device import AdbKey
+from nas.devices.transports.ssh import LARGEST_PACKET, SshAddress, SshWire, host_key
 
 PIECE = b"x" * (1 << 16)
 MUCH = 64 << 20
@@ -130,3 +130,10 @@ def test_an_adbd_without_end(talk: Talk, tmp_path: Path) -> None:
             wire.put(tmp_path / "file", "/data/file")
         wire.close()
     assert server.sent < MUCH
+
+
+def test_usb_without_libusb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "usb1", None)
+    monkeypatch.delitem(sys.modules, "adb_shell.transport.usb_transport", raising=False)
+    with pytest.raises(Unsupported, match=r"hilnas\[usb\]"):
+        AdbWire("adb:usb:R5CT1234567", tmp_path).connect()

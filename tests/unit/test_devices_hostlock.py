@@ -16,8 +16,7 @@ import pytest
 
 from nas.core.clock import SystemClock
 from nas.core.errors import InfrastructureFailed
-from nas.devices.hostlock import HostLock
-from nas.devices.places import host_lock_folder
+from nas.devices.host_lock import HostLock, host_lock_folder
 from nas.devices.transports.base import Cancelled
 
 _SPAWN = multiprocessing.get_context("spawn")
@@ -26,7 +25,7 @@ Start = Callable[..., BaseProcess]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts processes and leaves none behind."""
+    """Starts processes and ends them all."""
     running: list[BaseProcess] = []
 
     def run(target: Callable[..., None], *args: object) -> BaseProcess:
@@ -166,7 +165,7 @@ class ParkedClock(SystemClock):
 
 
 def test_a_measurement_goes_behind_compute_that_already_waits(tmp_path: Path) -> None:
-    """Compute sleeps between two tries while nobody holds anything: a newcomer must not slip in."""
+    """Compute sleeps between two attempts while the lock is free: a newcomer must not overtake it."""
     clock, entered = ParkedClock(), threading.Event()
 
     def compute() -> None:

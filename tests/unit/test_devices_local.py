@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nas.core.errors import InfrastructureFailed, Unsupported
-from nas.devices.content import file_sha256
+from nas.devices.files import file_sha256
 from nas.devices.transports import TRANSPORTS
 from nas.devices.transports.base import Transport
 from nas.devices.transports.local import LocalTransport

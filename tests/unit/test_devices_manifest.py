@@ -1,4 +1,4 @@
-"""What an agent will run: only whole runners of the newest manifest that the pinned key signed."""
+"""An agent runs only complete runners of the newest manifest signed with the pinned key."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError, Unsupported
-from nas.core.manifest import RunnerManifest, SignedManifest
 from nas.core.plan import PlanFile, Runner
-from nas.devices.client import JobClient
-from nas.devices.manifest import PinnedManifest, verified
-from nas.service.signing import SigningKey
+from nas.core.trust import RunnerManifest, SignedManifest
+from nas.devices.agent.client import JobClient
+from nas.devices.agent.trust import PinnedManifest, verified
+from nas.farm.trust import SigningKey
 from nas.testing.fake_coordinator import FakeCoordinator
 
 KEY, OTHER = SigningKey.generate(), SigningKey.generate()
@@ -46,7 +46,7 @@ def test_a_listed_runner_is_known_and_the_manifest_is_fetched_once(tmp_path: Pat
     assert coordinator.asked == 1
 
 
-def test_an_unknown_runner_makes_it_ask_anew(tmp_path: Path) -> None:
+def test_an_unknown_runner_makes_it_fetch_again(tmp_path: Path) -> None:
     coordinator = Coordinator(signed(RUNNER))
     known = pinned(coordinator, tmp_path)
     assert known(RUNNER)
@@ -143,7 +143,7 @@ def test_a_form_of_tomorrow_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b"\xff"])
-def test_a_damaged_memory_is_told_and_never_passed_over(tmp_path: Path, damage: bytes) -> None:
+def test_a_damaged_stored_manifest_is_reported_and_never_ignored(tmp_path: Path, damage: bytes) -> None:
     known = pinned(Coordinator(signed(RUNNER)), tmp_path)
     assert known(RUNNER)
     (memory,) = tmp_path.glob("*.json")

@@ -12,16 +12,16 @@ from plugged_devices import A, B, Host, until
 
 from nas.core.errors import InfrastructureFailed
 from nas.core.protocol import Job
-from nas.devices import agent as agent_module
-from nas.devices import station
-from nas.devices.poll import Poll
+from nas.devices.agent import agent as agent_module
+from nas.devices.agent import session
+from nas.devices.agent.session import Poll
 
 HOUR_S = 3600.0
 
 
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
-    for module, name in ((station, "_LOOK_S"), (station, "_FIRST_PAUSE_S"), (agent_module, "_LOOK_S")):
+    for module, name in ((session, "_LOOK_S"), (session, "_FIRST_PAUSE_S"), (agent_module, "_LOOK_S")):
         monkeypatch.setattr(module, name, 0.05)
     made = Host(tmp_path)
     made.coordinator.poll_s = HOUR_S
@@ -73,7 +73,7 @@ def test_devices_are_attached_and_detached_meanwhile(host: Host) -> None:
     until(host.serves("b"))
 
 
-def test_an_agent_that_ends_says_goodbye_and_waits_for_nobody(host: Host) -> None:
+def test_an_agent_that_ends_deregisters_without_waiting(host: Host) -> None:
     both_ask(host)
     agent, thread = host.running[-1]
     agent.stop()
@@ -131,7 +131,7 @@ def test_a_late_job_of_an_abandoned_question_is_returned() -> None:
     assert returned == [job]
 
 
-def test_what_went_wrong_with_the_question_is_raised() -> None:
+def test_the_error_of_a_poll_is_raised() -> None:
     def ask() -> Job:
         raise InfrastructureFailed("down")
 

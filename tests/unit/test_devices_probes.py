@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 
-from nas.devices.condition import Observer
-from nas.devices.probes.cpu import busy_s, foreign_share, load_1min, uptime_s
-from nas.devices.probes.frequency import cluster_mhz, frequency_mhz, governor
+from nas.devices.agent.run_plan import Observer
+from nas.devices.probes.cpu import busy_s, cluster_mhz, foreign_share, frequency_mhz, governor, load_1min, uptime_s
 from nas.devices.probes.memory import free_memory_mb, total_memory_mb
 from nas.devices.probes.power import battery_percent, battery_status, power_source
-from nas.devices.probes.thermal import temperature_c
-from nas.devices.probes.throttle import cooling_level, firmware_flags, throttle_count
-from nas.devices.probes.unread import Unread
+from nas.devices.probes.readings import Unread
+from nas.devices.probes.thermal import cooling_level, firmware_flags, temperature_c, throttle_count
 from nas.devices.transports.base import CommandResult, Tree
 from nas.devices.transports.local import LocalTransport
 
@@ -135,8 +133,8 @@ def test_values(tree: Write, files: dict[str, str], probe: Probe, value: Any) ->
         ({f"{POLICY}0/scaling_cur_freq": "1", f"{POLICY}0/related_cpus": "x"}, cluster_mhz, "related_cpus: cores 'x'"),
         (PROC, battery_status, "no battery"),
         (LAPTOP | {f"{SUPPLY}/BAT0/status": "Unknown"}, battery_status, "'Unknown'"),
-        ({"proc/uptime": "nan 1"}, uptime_s, "begins with no number"),
-        ({"proc/loadavg": ""}, load_1min, "begins with no number"),
+        ({"proc/uptime": "nan 1"}, uptime_s, "does not start with a number"),
+        ({"proc/loadavg": ""}, load_1min, "does not start with a number"),
         (PROC, firmware_flags, "no firmware"),
         ({"sys/devices/platform/soc/a:firmware/get_throttled": "x"}, firmware_flags, "'x' is not a number"),
         (PROC, power_source, "no supply and no battery"),
@@ -155,8 +153,8 @@ def test_foreign_share(busy: float, ours: float, wall_s: float, share: float) ->
     assert foreign_share(busy, ours, wall_s) == pytest.approx(share)
 
 
-@pytest.mark.parametrize(("ours", "wall_s", "reason"), [(None, 2.0, "did not tell"), (0.1, 0.2, "too short")])
-def test_foreign_share_that_cannot_be_told(ours: float | None, wall_s: float, reason: str) -> None:
+@pytest.mark.parametrize(("ours", "wall_s", "reason"), [(None, 2.0, "did not report"), (0.1, 0.2, "too short")])
+def test_a_foreign_share_that_cannot_be_determined(ours: float | None, wall_s: float, reason: str) -> None:
     with pytest.raises(Unread, match=reason):
         foreign_share(1.0, ours, wall_s)
 

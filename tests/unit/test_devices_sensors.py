@@ -1,4 +1,4 @@
-"""What devices that are not here would tell: whole moments, as a measurement takes them."""
+"""Sensors of devices that are not here: complete snapshots, as a measurement takes them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from nas.core.device import Device
 from nas.core.plan import Conditions, RawRun
-from nas.devices.condition import Observer, foreign_cpu
+from nas.devices.agent.run_plan import Observer, foreign_cpu
 from nas.devices.describe import describe
 from nas.devices.probes import android
-from nas.devices.probes.energy import energy_counter
-from nas.devices.probes.unread import Unread
-from nas.devices.snapshot import Snapshot
+from nas.devices.probes.power import energy_counter
+from nas.devices.probes.readings import Snapshot, Unread
 from nas.devices.transports.base import CommandResult
 from nas.testing.fake_reader import FakeReader
 
@@ -107,7 +106,7 @@ def run_of(busy: float | None, ours: float | None, interval: float | None) -> Ra
     ],
 )
 def test_foreign_cpu_over_several_runs(runs: list[Any], share: float | None) -> None:
-    """What happens between them is nobody's; each too short for ticks, they are told together."""
+    """Time between the runs does not count; each is too short for ticks, so they are summed."""
     told = foreign_cpu([run_of(*numbers) for numbers in runs])
     assert told == (None if share is None else pytest.approx(share))
 
@@ -149,12 +148,14 @@ def test_energy_of_a_gauge_that_counts_charge() -> None:
 def test_a_battery_on_a_charger_tells_nothing() -> None:
     there = around(without_rapl(**{f"{SUPPLY}/BAT0/status": "Charging\n"}))
     assert there.energy is None
-    assert there.unread["energy"] == "battery gauge, energy_now: charging: it tells what is used only on battery power"
+    assert (
+        there.unread["energy"] == "battery gauge, energy_now: charging: it measures consumption only on battery power"
+    )
 
 
 def test_a_battery_that_was_charged_meanwhile() -> None:
     there = around(without_rapl(), **{f"{SUPPLY}/BAT0/energy_now": "40010000\n"})
-    assert "wrong way" in there.unread["energy"]
+    assert "ran backwards" in there.unread["energy"]
 
 
 def test_energy_of_a_phones_power_monitor() -> None:

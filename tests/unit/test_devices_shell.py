@@ -17,7 +17,7 @@ from shell_here import ShellHere
 from nas.core.errors import InfrastructureFailed, InvalidInput, Unsupported
 from nas.devices.transports import scripts, shell
 from nas.devices.transports.base import Lease, Transport
-from nas.devices.transports.report import read_report
+from nas.devices.transports.scripts import read_report
 from nas.devices.transports.shell import ShellTransport
 from nas.devices.transports.wire import Stream
 from nas.testing.transport_contract import TransportContract, run, write
@@ -49,7 +49,9 @@ def test_a_device_without_a_tool_that_is_needed(here: ShellTransport, monkeypatc
         here.connect()
 
 
-def test_what_was_used_longest_ago_goes(here: ShellTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_recently_used_content_is_removed(
+    here: ShellTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shell, "KEPT_KB", 250)
     content = tmp_path / "device" / "content"
     places: dict[int, Path] = {}
@@ -108,15 +110,14 @@ def test_a_device_that_never_stops_talking(lying: tuple[ShellTransport, Lying], 
     transport, wire = lying
     asking = {
         "run": lambda: run(transport, "exit 0", output_limit=1000),
-        "hash": lambda: transport.hash("/x"),
-        "read_text": lambda: transport.read_text("/x"),
-        "names": lambda: transport.names("/x"),
+        "claim": lambda: transport.claim(Lease("coordinator", 1)),
+        "read_many": lambda: transport.read_many(["/x"]),
     }
     for ask in asking.values():
         wire.answer = Liar(itertools.repeat(b"x" * 1000))
-        with pytest.raises(InfrastructureFailed, match="more than it was asked"):
+        with pytest.raises(InfrastructureFailed, match="more than was asked"):
             ask()
-        assert wire.answer.said < 1 << 20
+        assert wire.answer.said < 2 << 20
 
 
 @pytest.mark.parametrize("said", [[], [b"garbage"], [b"\n"], [b"\xff\x00" * 100]])
@@ -126,7 +127,7 @@ def test_a_device_that_talks_nonsense(lying: tuple[ShellTransport, Lying], said:
     with pytest.raises(InfrastructureFailed):
         run(transport, "exit 0")
     with pytest.raises(InfrastructureFailed):
-        transport.hash("/x")
+        transport.read_many(["/x"])
 
 
 TIMES = "0m0.0s " * 8
@@ -164,7 +165,7 @@ def test_a_runner_cannot_forge_its_report(here: ShellTransport) -> None:
     assert result.exit_code == 3
 
 
-def test_what_is_written_lies_below_the_folder(here: ShellTransport, tmp_path: Path) -> None:
+def test_all_files_are_below_the_folder(here: ShellTransport, tmp_path: Path) -> None:
     here.connect()
     write(here, "x", str(tmp_path / "device" / "runs" / "mark"))
     assert {path.name for path in (tmp_path / "device").iterdir()} >= {"content", "bundles", "runs", "fences", "tmp"}

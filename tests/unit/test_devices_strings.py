@@ -1,4 +1,4 @@
-"""What is no plain name is refused or quoted before it reaches a device; see also the transports' contract."""
+"""Strings with special characters are refused or quoted before they reach a device; see also the transport contract."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from shell_here import ShellHere
 
 from nas.core.errors import InvalidInput
 from nas.core.plan import Plan, PlanFile, Runner
+from nas.devices.agent.run_plan import prepare
 from nas.devices.attachments import Attachment, open_transport
-from nas.devices.execute import prepare
 from nas.devices.transports.base import Lease
 from nas.devices.transports.local import LocalTransport
 from nas.devices.transports.shell import ShellTransport
 from nas.devices.transports.ssh import SshAddress
 from nas.testing.device_strings import FILE_NAMES, WORDS
-from nas.testing.transport_contract import come_back
+from nas.testing.transport_contract import check_words
 
 
 @settings(max_examples=6, deadline=None)
@@ -29,7 +29,7 @@ def test_the_folder_of_a_device_may_have_any_name(name: str) -> None:
         transport = ShellTransport(ShellHere(Path(folder) / name))
         # What a device says of itself comes as lines of text.
         if name == name.strip() and name.splitlines() == [name]:
-            come_back(transport, ["$HOME"], "x")
+            check_words(transport, ["$HOME"], "x")
         transport.close()
 
 

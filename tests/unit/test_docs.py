@@ -1,4 +1,4 @@
-"""The documentation is right: links resolve, snippets work, generated parts are current, extension points are told."""
+"""Checks of the documentation: links resolve, snippets work, generated parts are current, indexes are complete."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from nas.core.layout import Layout
 from nas.core.registry import Registry
 from nas.core.task import TASKS
 from nas.devices.transports import TRANSPORTS
-from nas.nn.registry import MODULES
+from nas.nn.base import MODULES
 from nas.runtimes import RUNTIMES
+from nas.runtimes.executorch.kinds import KINDS as EXECUTORCH_KINDS
+from nas.runtimes.llama_cpp.kinds import KINDS as LLAMA_CPP_KINDS
 from nas.search import PROPOSERS
 from nas.search_spaces import parse_space
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`([^`\n]+)`")
@@ -32,7 +34,7 @@ LAYOUT = re.compile(r"d\d+ v\d+ (?:untied )?ffn=\S+ \[[^\]\n]+\]")
 
 
 def page_id(path: Path) -> str:
-    return path.name
+    return str(path.relative_to(ROOT))
 
 
 def anchors(text: str) -> set[str]:
@@ -45,7 +47,7 @@ def snippets(language: str) -> Iterator[tuple[str, str]]:
     for page in PAGES:
         for found, body in FENCE.findall(page.read_text(encoding="utf-8")):
             if found == language:
-                yield page.name, body
+                yield page_id(page), body
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
@@ -55,20 +57,21 @@ def test_links_to_files_and_headings_resolve(page: Path) -> None:
             continue
         name, _, anchor = target.partition("#")
         path = (page.parent / name).resolve() if name else page
-        assert path.exists(), f"{page.name}: {target}"
+        assert path.exists(), f"{page_id(page)}: {target}"
         if anchor:
-            assert anchor in anchors(path.read_text(encoding="utf-8")), f"{page.name}: {target}"
+            assert anchor in anchors(path.read_text(encoding="utf-8")), f"{page_id(page)}: {target}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_files_that_are_named_exist(page: Path) -> None:
     for code in CODE.findall(page.read_text(encoding="utf-8")):
-        if FILE.fullmatch(code) and "average" not in code:  # the example of a block that is not there
-            assert (ROOT / code).exists(), f"{page.name}: {code}"
+        if FILE.fullmatch(code) and "average" not in code:  # the example of adding-a-block.md
+            assert (ROOT / code).exists(), f"{page_id(page)}: {code}"
 
 
 def test_every_threat_is_tested_by_tests_that_exist() -> None:
-    rows = [line for line in (ROOT / "docs" / "security.md").read_text("utf-8").splitlines() if line.startswith("|")]
+    page = (ROOT / "docs/reference/security.md").read_text("utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("|")]
     threats = [row for row in rows if not row.startswith(("|---", "| Threat |", "| Where |"))]
     assert len(threats) > 30
     for row in threats:
@@ -101,8 +104,8 @@ def test_python_snippets_compile() -> None:
 
 
 def test_the_example_of_the_search_engine_runs() -> None:
-    (example,) = (body for name, body in snippets("python") if name == "search-engine.md")
-    exec(compile(example, "search-engine.md", "exec"), {"__name__": "example"})
+    (example,) = (body for name, body in snippets("python") if name == "docs/explanation/search-engine.md")
+    exec(compile(example, "docs/explanation/search-engine.md", "exec"), {"__name__": "example"})
 
 
 def test_toml_snippets_name_known_groups() -> None:
@@ -111,12 +114,34 @@ def test_toml_snippets_name_known_groups() -> None:
         assert set(tomllib.loads(body)["project"]["entry-points"]) <= groups, name
 
 
-REGISTRIES: tuple[Registry[object], ...] = (BLOCKS, MODULES, RUNTIMES, TRANSPORTS, TASKS, PROPOSERS)  # type: ignore[assignment]
+REGISTRIES: tuple[Registry[object], ...] = (  # type: ignore[assignment]
+    BLOCKS,
+    MODULES,
+    EXECUTORCH_KINDS,
+    LLAMA_CPP_KINDS,
+    RUNTIMES,
+    TRANSPORTS,
+    TASKS,
+    PROPOSERS,
+)
 
 
 @pytest.mark.parametrize("registry", REGISTRIES, ids=lambda registry: registry.group)
 def test_every_extension_point_is_documented(registry: Registry[object]) -> None:
     assert f"`{registry.group}`" in (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+
+
+def test_the_layers_are_those_of_the_import_contract() -> None:
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    layers = config["tool"]["importlinter"]["contracts"][0]["layers"]
+    drawn = next(body for name, body in snippets("text") if name == "ARCHITECTURE.md")
+    assert drawn.splitlines() == layers
+
+
+def test_the_index_lists_every_page() -> None:
+    index = ROOT / "docs/README.md"
+    linked = {(index.parent / target.partition("#")[0]).resolve() for target in LINK.findall(index.read_text("utf-8"))}
+    assert {page for page in PAGES if (ROOT / "docs") in page.parents} - {index} <= linked
 
 
 def test_modules_with_contract_tests_exist() -> None:

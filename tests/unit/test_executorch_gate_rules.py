@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from nas.runtimes.executorch.gate import FACTOR, compare
-from nas.runtimes.executorch.oracle import round_per_token
-from nas.runtimes.runner_logits import Feed
+from nas.runtimes.executorch.gate import FACTOR, compare, round_per_token
+from nas.runtimes.runner import Feed
 
 RNG = np.random.default_rng(0)
 ORACLE = RNG.standard_normal((33, 50)).astype(np.float32)

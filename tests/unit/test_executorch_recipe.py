@@ -7,9 +7,7 @@ import pytest
 
 from nas.core.layout import Layout
 from nas.runtimes.executorch.chain import build_chain
-from nas.runtimes.executorch.contents import constant_sizes
-from nas.runtimes.executorch.random_weights import RandomContents
-from nas.runtimes.executorch.recipe import Pool
+from nas.runtimes.executorch.contents import Pool, RandomContents, constant_sizes
 from nas.runtimes.executorch.writer import ALIGN
 from nas.runtimes.recipe import Fill, Recipe
 

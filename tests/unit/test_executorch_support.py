@@ -15,11 +15,10 @@ from nas.core.layout import Layout
 from nas.core.plan import PlanFile, Runner
 from nas.core.workload import Workload
 from nas.runtimes.base import Artifact
-from nas.runtimes.executorch.build import build
-from nas.runtimes.executorch.builds import BuildDetails, find_build, runner_source_hash, variant_for, write_manifest
+from nas.runtimes.executorch.build import VERSION, build
+from nas.runtimes.executorch.builds import BUILDS, LIBRARIES, BuildDetails, find_build, variant_for
 from nas.runtimes.executorch.chain import build_chain
 from nas.runtimes.executorch.runtime import EXECUTORCH
-from nas.runtimes.executorch.sdk import LIBRARIES, VERSION
 
 LFM2 = "d1024 v65536 ffn=swiglu:4608 [C3*2 A16/8 C3*2 A16/8 C3*2 A16/8 C3 A16/8 C3 A16/8 C3 A16/8 C3]"
 
@@ -134,12 +133,12 @@ def test_a_device_with_an_older_c_library_is_told_before_anything_is_pushed(
     folder = tmp_path / "runtimes" / "executorch" / "builds" / "b"
     folder.mkdir(parents=True)
     details = BuildDetails(
-        executorch=VERSION, libraries=(), runner=runner_source_hash(), variant="sse42", target="x86_64-linux",
+        executorch=VERSION, libraries=(), runner=BUILDS.runner_hash(), variant="sse42", target="x86_64-linux",
         flags=(), compiler="c++",
     )  # fmt: skip
     for name in details.files:
         (folder / name).write_bytes(b"\0GLIBC_2.17\0GLIBC_2.34\0")
-    write_manifest(folder, details, "b")
+    BUILDS.describe(folder, details, "b")
     assert find_build("x86_64-linux", ["sse4_2"], libc="glibc 2.34").runner.build == "b"
     assert EXECUTORCH.runner("x86_64-linux", ["sse4_2"]).build == "b"
     for libc in ("glibc 2.31", "bionic"):

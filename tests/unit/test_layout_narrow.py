@@ -1,4 +1,4 @@
-"""Deploy scale to proxy scale: what scales, what stays, and that every proxy stands."""
+"""Deploy scale to proxy scale: sizes that scale, sizes that stay, and that every proxy is valid."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 
 from nas.core.errors import InvalidInput
-from nas.core.layout import Layer, Layout
-from nas.core.narrow import narrow
+from nas.core.layout import Layer, Layout, narrow
 from nas.core.published import LFM2
 from nas.testing.layout_strategy import WIDTHS, layouts
 
@@ -28,7 +27,7 @@ def test_order_kernels_sharing_and_cache_reuse_stay(layout: Layout, width: int) 
 
 
 def shape(layer: Layer) -> object:
-    """What narrowing keeps of a layer."""
+    """Properties of a layer that narrowing keeps."""
     kept = ("kernel", "kv", "qk_norm", "rope_theta", "experts", "top_k", "window", "sink", "state", "conv", "expand")
     return [(block.kind, [(k, v) for k, v in block.given if k in kept]) for block in layer.blocks], layer.share
 

@@ -14,12 +14,9 @@ import pytest
 
 from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName
 from nas.runtimes.llama_cpp import build as building
-from nas.runtimes.llama_cpp import compile as compiling
 from nas.runtimes.llama_cpp import source
-from nas.runtimes.llama_cpp.builds import builds_folder
-from nas.runtimes.pip import sha256_of
-from nas.runtimes.process import stream
-from nas.runtimes.toolchain import build_environment, find_toolchain
+from nas.runtimes.llama_cpp.builds import BUILDS
+from nas.runtimes.toolchain import build_environment, find_toolchain, sha256_of, stream
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +82,7 @@ def test_failed_step_shows_the_compilers_words(
     monkeypatch.setattr(building, "find_toolchain", lambda: _with_cmake(toolchain, failing))
     with pytest.raises(InfrastructureFailed, match=r"(?s)cmake failed.*no good"):
         building.build(log=print)
-    assert [path.name for path in builds_folder().iterdir()] == [".lock"]
+    assert [path.name for path in BUILDS.folder.iterdir()] == [".lock"]
 
 
 def test_compiler_that_fills_the_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, empty_cache: Path) -> None:
@@ -99,7 +96,7 @@ def test_compiler_that_fills_the_disk(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 def test_leftovers_of_a_killed_build_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, empty_cache: Path) -> None:
     _put_sdist(empty_cache, monkeypatch)
-    dead = builds_folder() / ".building-dead" / "source"
+    dead = BUILDS.folder / ".building-dead" / "source"
     dead.mkdir(parents=True)
     failing = script(tmp_path / "bin", "cmake", "exit 1")
     toolchain = find_toolchain()
@@ -110,10 +107,10 @@ def test_leftovers_of_a_killed_build_go(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 def test_second_builder_waits_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nas.runtimes.building.LOCK_S", 0.1)
-    builds_folder().mkdir(parents=True)
+    monkeypatch.setattr("nas.runtimes.builds.LOCK_S", 0.1)
+    BUILDS.folder.mkdir(parents=True)
     lines: list[str] = []
-    with (builds_folder() / ".lock").open("w") as held:
+    with (BUILDS.folder / ".lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(InfrastructureFailed, match="another process kept it locked"):
             building.build(log=lines.append)
@@ -122,7 +119,7 @@ def test_second_builder_waits_and_says_so(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_progress_is_told_in_tenths() -> None:
     lines: list[str] = []
-    on_line = compiling._progress(lines.append)
+    on_line = building._progress(lines.append)
     for step in range(1, 79):
         on_line(f"[{step}/78] Building CXX object {step}")
     on_line("warning: something else")

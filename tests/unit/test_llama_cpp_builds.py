@@ -1,4 +1,4 @@
-"""Builds at hand are found by what the device can run; what is damaged, foreign or old is passed over."""
+"""Available builds are found by what the device can run; what is damaged, foreign or old is passed over."""
 
 from __future__ import annotations
 
@@ -7,20 +7,11 @@ from pathlib import Path
 import pytest
 
 from nas.core.errors import InfrastructureFailed
-from nas.runtimes.host import host_target
 from nas.runtimes.llama_cpp import source
-from nas.runtimes.llama_cpp.builds import (
-    LIBRARIES,
-    BuildDetails,
-    build_command,
-    builds_folder,
-    find_build,
-    runner_source_hash,
-    write_manifest,
-)
-from nas.runtimes.llama_cpp.isa import VARIANTS
+from nas.runtimes.llama_cpp.builds import BUILDS, LIBRARIES, VARIANTS, BuildDetails, build_command, find_build
 from nas.runtimes.llama_cpp.patches import patch_hashes
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.runtimes.toolchain import host_target
 
 AVX2 = ("sse4_2", "avx", "avx2", "fma", "f16c", "bmi2")
 
@@ -31,20 +22,20 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def put_build(name: str, variant: str, **changes: object) -> Path:
-    folder = builds_folder() / name
+    folder = BUILDS.folder / name
     folder.mkdir(parents=True)
     for file in ("runner", *LIBRARIES):
         (folder / file).write_text(f"{name} {file}")
     fields = {
         "sdist": source.SHA256,
-        "runner_c": runner_source_hash(),
+        "runner_c": BUILDS.runner_hash(),
         "variant": variant,
         "target": "x86_64-linux",
         "flags": (),
         "compiler": "cc",
         "tools": False,
     }
-    write_manifest(folder, BuildDetails.model_validate(fields | changes), name)
+    BUILDS.describe(folder, BuildDetails.model_validate(fields | changes), name)
     return folder
 
 
@@ -123,7 +114,7 @@ def asks_for_glibc(folder: Path, *minors: int) -> None:
     names = b"".join(b"\0GLIBC_2.%d\0" % minor for minor in minors)
     path.write_bytes(b"\x7fELF" + names + b" " * (path.stat().st_size))
     details = BuildDetails.model_validate_json((folder / "build.json").read_bytes())
-    write_manifest(folder, details, folder.name)
+    BUILDS.describe(folder, details, folder.name)
 
 
 def test_a_device_with_an_older_c_library_gets_a_static_build() -> None:
@@ -150,7 +141,7 @@ def test_nothing_here_uses_a_static_build() -> None:
     """Its libraries cannot be loaded, and this machine has what it was built with."""
     variant = next(each for each in VARIANTS if each.target == host_target())
     put_build("static", variant.name, target=host_target(), static=True)
-    with pytest.raises(InfrastructureFailed, match="at hand"):
+    with pytest.raises(InfrastructureFailed, match=r"no llama.cpp build for"):
         find_build()
 
 

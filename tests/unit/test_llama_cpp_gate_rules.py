@@ -16,12 +16,10 @@ from nas.core.errors import CandidateFailed
 from nas.core.layout import Layout
 from nas.nn.model import Model
 from nas.runtimes.base import GateReport, RandomWeights
-from nas.runtimes.llama_cpp.following import FollowedExperts
-from nas.runtimes.llama_cpp.gate import CHUNKS, compare, judge_choices
-from nas.runtimes.llama_cpp.rounding import attend_f16, dot_f16, round_q8_0, round_q8_k
-from nas.runtimes.llama_cpp.runner_gate import settle, settled_experts
+from nas.runtimes.llama_cpp.gate import CHUNKS, compare, judge_choices, settle, settled_experts
+from nas.runtimes.llama_cpp.oracle import FollowedExperts, attend_f16, dot_f16, round_q8_0, round_q8_k
 from nas.runtimes.llama_cpp.writer import write_gguf
-from nas.runtimes.runner_logits import Feed
+from nas.runtimes.runner import Feed
 
 RNG = np.random.default_rng(0)
 

@@ -12,7 +12,7 @@ from gguf import GGUFReader
 from nas.core.layout import Layout
 from nas.core.published import LFM2
 from nas.runtimes.base import Artifact, Checkpoint, RandomWeights
-from nas.runtimes.llama_cpp.recipe import Pool, Type
+from nas.runtimes.llama_cpp.random_weights import Pool, Type
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.runtimes.recipe import Fill, Recipe, splitmix64
 

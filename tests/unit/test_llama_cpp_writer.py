@@ -14,7 +14,6 @@ from safetensors.numpy import save_file
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.layout import Layout
 from nas.runtimes.base import Checkpoint, RandomWeights
-from nas.runtimes.llama_cpp.checkpoint import state_dict_name, state_dict_shape
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.runtimes.llama_cpp.support import architecture
 from nas.runtimes.llama_cpp.tensors import tensors
@@ -27,11 +26,15 @@ MOE = Layout.parse("d256 v512 untied ffn=moe:8x2:64 [C3+swiglu:512 A4/2 C3]")
 PINNED = {"q4_0": "23f8dc5c7d260ec5", "f16": "aa3e0f72fc06a0c7", "f32": "e282e59c9cf0b093"}
 
 
+ALL_KINDS = Layout.parse("d64 v96 ffn=swiglu:64 [C3 W2/1@8(sink=1) M16 A2/1 C5+moe:8x2:32]")
+PINNED_ALL = {"q4_0": "25d93a7c44b64e21", "f16": "e9c557389e37df00", "f32": "7e3e2b1322882fe9"}
+
+
 def checkpoint(layout: Layout, path: Path, **changes: np.ndarray | None) -> Checkpoint:
     """Gaussian weights; a change replaces or (None) removes the tensor whose dots are written as '__'."""
     rng = np.random.default_rng(0)
     listed = tensors(layout, architecture(layout))
-    state = {state_dict_name(t): rng.standard_normal(state_dict_shape(t), dtype=np.float32) for t in listed}
+    state = {t.source: rng.standard_normal(t.source_shape, dtype=np.float32) for t in listed}
     for name, value in changes.items():
         name = name.replace("__", ".")
         state.pop(name, None)
@@ -45,6 +48,12 @@ def test_bytes_are_pinned(tmp_path: Path) -> None:
     """A change of these bytes must raise WRITER_VERSION, or stored results would stand for other files."""
     hashes = {q: write_gguf(TINY, q, RandomWeights(3), tmp_path / q).file.sha256[:16] for q in ("q4_0", "f16", "f32")}
     assert (WRITER_VERSION, hashes) == ("2", PINNED)
+
+
+def test_bytes_of_every_kind_of_block_are_pinned(tmp_path: Path) -> None:
+    """In our architecture, which holds them all."""
+    hashes = {q: write_gguf(ALL_KINDS, q, RandomWeights(3), tmp_path / q).file.sha256[:16] for q in PINNED_ALL}
+    assert hashes == PINNED_ALL
 
 
 @pytest.mark.parametrize("quantisation", LLAMA_CPP.quantisations)

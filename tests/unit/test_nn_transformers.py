@@ -12,8 +12,7 @@ from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layout
 from nas.core.published import LFM2
 from nas.nn.model import Model
-from nas.nn.transformers_config import transformers_config
-from nas.nn.transformers_names import from_transformers, to_transformers
+from nas.nn.transformers import from_transformers, to_transformers, transformers_config
 
 DENSE = [
     "d64 v128 ffn=swiglu:160 [C3*2 A4/2 C3 A4/2 C3]",

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from nas.core.errors import InfrastructureFailed, InvalidInput
-from nas.proxy import corpus_text
+from nas.proxy import corpus as corpus_module
 from nas.proxy.corpus import MIN_BYTES, CorpusRef, Domain, build_corpus, open_corpus, refer, split
-from nas.proxy.corpus_default import split_source
-from nas.proxy.corpus_generated import generate
+from nas.proxy.corpus_default import generate, split_source
 
 LINE = b"the quick brown fox jumps over the lazy dog\n"
 
@@ -112,7 +111,7 @@ def test_a_folder_is_refused_with_the_glob_to_write(tmp_path: Path) -> None:
 
 
 def test_a_corpus_beyond_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus_text, "MAX_BYTES", 1000)
+    monkeypatch.setattr(corpus_module, "MAX_BYTES", 1000)
     write(tmp_path / "a.txt")
     with pytest.raises(InvalidInput, match="at most 1,000"):
         build_corpus(["a.txt"], tmp_path)

@@ -129,13 +129,3 @@ def test_references_with_several_seeds_move_the_spread() -> None:
     # Their ratios differ by 0.5 and by 0.1: residuals +-0.1, so a deviation of 0.2 on one degree of freedom.
     expected = math.sqrt((LM_PRIOR.dof * LM_PRIOR.sd**2 + 1 * 0.2**2) / (LM_PRIOR.dof + 1))
     assert scale.spreads["lm"] == pytest.approx((expected, LM_PRIOR.dof + 1))
-
-
-@pytest.mark.parametrize(("difference", "tied"), [(0.027, True), (0.029, False)])
-def test_a_tie_is_closer_than_twice_the_paired_deviation(difference: float, tied: bool) -> None:
-    spreads = {"lm": Spread(0.01, 2)}  # of a difference: 0.0141
-    scale = QualityScale(rung="r", reference={"lm/a": 1.0}, left_out={}, minimum=0.1, spreads=spreads)
-    a, b = scale.quality({0: {"lm/a": 1.0}}), scale.quality({0: {"lm/a": 1.0 + difference}})
-    assert scale.tie(a, b) is tied
-    assert scale.tie(b, a) is tied
-    assert scale.tie(a, a)

@@ -13,12 +13,12 @@ from safetensors.torch import load_file
 
 from nas.core.errors import CandidateFailed
 from nas.core.layout import Layout
+from nas.nn.fit import moving_average, thinned
 from nas.nn.model import Model
 from nas.proxy import train as train_module
 from nas.proxy.corpus import MIN_BYTES, CorpusRef, build_corpus, refer
 from nas.proxy.data import LmData, open_data
 from nas.proxy.job import LmRun, TaskRun, TrainJob, TrainResult, train_key_inputs
-from nas.proxy.state import moving_average, thinned
 from nas.proxy.train import train
 
 LAYOUT = Layout.parse("d32 v256 ffn=moe:4x2:32 [C3+swiglu:32 A2/1]")
@@ -244,7 +244,7 @@ def test_the_average_is_that_of_the_steps(corpus: CorpusRef, tmp_path: Path) -> 
 
 def test_curves_are_thinned_by_averaging() -> None:
     assert thinned(torch.arange(5.0), points=2) == [(3, 1.0), (5, 3.5)]
-    assert thinned(torch.tensor([2.0, 4.0])) == [(1, 2.0), (2, 4.0)]
+    assert thinned(torch.tensor([2.0, 4.0]), points=60) == [(1, 2.0), (2, 4.0)]
 
 
 def test_the_key_covers_every_input_but_where_to_go_on_from(corpus: CorpusRef) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from nas.core.errors import InvalidInput, UnknownName
 from nas.search import Observation, Proposal, Sampler, make_proposer
-from nas.search.ehvi_search import EhviSearch
-from nas.search.random_search import RandomSearch
+from nas.search.ehvi import EhviSearch
+from nas.search.evolution import RandomSearch
 from nas.search_spaces import load_space
 
 SPACE = load_space("lfm2-demo")

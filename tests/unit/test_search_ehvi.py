@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nas.core.hypervolume import hypervolume
+from nas.core.pareto import hypervolume
 from nas.search import Observation, Sampler, make_proposer
-from nas.search.ehvi import chance_feasible, expected_improvement
-from nas.search.ehvi_search import EhviSearch
+from nas.search.ehvi import EhviSearch, chance_feasible, expected_improvement
 from nas.testing.synthetic import OBJECTIVES, SyntheticProblem, synthetic_space
 
 

@@ -1,4 +1,4 @@
-"""Asynchronous successive halving: who climbs, and when."""
+"""Asynchronous successive halving: which trials are promoted, and when."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Sequence
 import pytest
 
 from nas.core.quality_config import Rung
-from nas.search.halving import Shares
-from nas.search.ladder import Arrival, Decision, Ladder
+from nas.search.promotion import Arrival, Decision, Ladder, Shares
 
 
 def ladder(*keeps: float | int | None, trials: int = 0) -> Ladder:
-    """A ladder with a rung per share, and a last one; `trials` are on their way."""
+    """Returns a ladder with a rung per share and a last one; `trials` are unfinished."""
     rungs = [Rung(name=f"r{i}", lm_steps=i + 1, keep=keep) for i, keep in enumerate((*keeps, None))]
     made = Ladder(rungs, Shares())
     for trial in range(trials):
@@ -64,13 +63,13 @@ def test_a_rung_that_keeps_a_number_waits_for_all() -> None:
     assert verdicts(each.decisions()) == {3: "promote", 2: "promote", 1: "stop", 0: "stop"}
 
 
-def test_a_rung_that_keeps_everybody_lets_everybody_pass_at_once() -> None:
+def test_a_rung_that_keeps_all_promotes_at_once() -> None:
     each = ladder(None, trials=2)
     each.finish(0, 0, Arrival((0.0,)))
     assert verdicts(each.decisions()) == {0: "promote"}
 
 
-def test_of_equals_the_earlier_climbs() -> None:
+def test_of_equals_the_earlier_is_promoted() -> None:
     each = ladder(0.5, trials=2)
     each.closed = True
     each.finish(1, 0, Arrival((-1.0, 2.0)))
@@ -78,7 +77,7 @@ def test_of_equals_the_earlier_climbs() -> None:
     assert verdicts(each.decisions()) == {1: "promote", 0: "stop"}
 
 
-def test_the_front_climbs_before_what_it_dominates() -> None:
+def test_the_front_is_promoted_before_what_it_dominates() -> None:
     each = ladder(0.5, trials=4)
     each.closed = True
     for trial, point in enumerate([(-2.0, 5.0), (-1.0, 1.0), (-1.9, 6.0), (-0.5, 2.0)]):
@@ -86,7 +85,7 @@ def test_the_front_climbs_before_what_it_dominates() -> None:
     assert verdicts(each.decisions()) == {0: "promote", 1: "promote", 2: "stop", 3: "stop"}
 
 
-def test_decisions_of_an_earlier_process_stand() -> None:
+def test_decisions_of_an_earlier_process_are_kept() -> None:
     each = ladder(0.5, trials=4)
     for trial, quality in ((0, 1.0), (1, 2.0), (2, 3.0)):
         each.finish(trial, 0, Arrival((-quality,)))
@@ -99,7 +98,7 @@ def test_decisions_of_an_earlier_process_stand() -> None:
     assert each.decisions() == []  # trial 0 is on its way to that rung
 
 
-def test_who_left_is_not_waited_for() -> None:
+def test_a_rung_does_not_wait_for_ended_trials() -> None:
     each = ladder(0.5, trials=3)
     each.closed = True
     each.finish(0, 0, Arrival((-1.0,)))
@@ -110,7 +109,7 @@ def test_who_left_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("keep", [0.3, 0.5, 0.9, 1, 3, None])
-def test_at_the_end_everybody_has_a_verdict(keep: float | int | None) -> None:
+def test_at_the_end_all_have_a_verdict(keep: float | int | None) -> None:
     each = ladder(keep, trials=7)
     made = []
     for trial in range(7):

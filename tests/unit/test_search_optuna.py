@@ -7,7 +7,7 @@ import pytest
 
 from nas.core.space import SearchSpace
 from nas.search import Observation, Sampler, make_proposer
-from nas.search.cache_evolution import CacheEvolution
+from nas.search.evolution import CacheEvolution
 from nas.search.optuna_sampler import Encoding, OptunaSearch
 from nas.search_spaces import load_space
 from nas.testing.synthetic import SyntheticProblem, synthetic_space

@@ -1,23 +1,19 @@
-"""Promotion by value: what is known of a candidate, what its seconds are worth, who climbs."""
+"""Promotion by value: predictions between rungs, costs of stages, and decisions."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from nas.core.hypervolume import hypervolume
+from nas.core.pareto import hypervolume
 from nas.core.quality_config import Rung
-from nas.search.ladder import Arrival, Ladder
-from nas.search.promotion import ByValue
-from nas.search.rung_model import learn_step
-from nas.search.slices import slices
-from nas.search.stage_costs import StageCosts
+from nas.search.promotion import Arrival, ByValue, Ladder, StageCosts, gain_curve, learn_step
 
 RUNGS = (Rung(name="a", lm_steps=10, keep=0.5), Rung(name="b", lm_steps=20, keep=0.5), Rung(name="c", lm_steps=40))
 
 
 def ladder(costs: tuple[float, float, float] = (1.0, 1.0, 1.0)) -> Ladder:
-    """A ladder whose references are through, with a reference point of (1, 1)."""
+    """Returns a ladder with finished references and the reference point (1, 1)."""
     made = Ladder(RUNGS, ByValue())
     made.reference_point = (1.0, 1.0)
     for reference, quality in ((-1, 0.5), (-2, 0.9)):
@@ -35,13 +31,13 @@ def arrive(made: Ladder, trial: int, quality: float, other: float = 0.5, rung: i
 
 
 @pytest.mark.parametrize("axes", [2, 3, 4])
-def test_slices_are_exact(axes: int) -> None:
+def test_gain_curves_are_exact(axes: int) -> None:
     rng = np.random.default_rng(axes)
     front, reference = rng.random((12, axes)), [1.0] * axes
     for _ in range(20):
         own = rng.random(axes) * 1.1
         added = hypervolume([*front, own], reference) - hypervolume(front, reference)
-        found = slices(own[1:], front, reference)
+        found = gain_curve(own[1:], front, reference)
         assert found.gain(own[:1])[0] == pytest.approx(added, abs=1e-12)
         drawn = own[0] + 0.2 * rng.standard_normal(40_000)
         assert found.expected(own[:1], np.array([0.2]))[0] == pytest.approx(found.gain(drawn).mean(), abs=0.01)
@@ -61,7 +57,7 @@ def test_a_step_learns_shift_slope_and_how_good_forecasts_are() -> None:
     assert mean[0] == pytest.approx(4.0, abs=0.2)
 
 
-def test_before_anybody_climbed_a_step_is_the_identity_and_unsure() -> None:
+def test_a_step_without_promotions_is_the_identity_with_a_wide_interval() -> None:
     step = learn_step({0: 1.0, 1: 3.0}, {}, {})
     mean, sd = step.predict(np.array([1.0, 3.0]), None)
     assert mean.tolist() == pytest.approx([1.0, 3.0])
@@ -81,7 +77,7 @@ def test_costs_are_means_and_what_was_never_seen_follows_its_steps() -> None:
     assert costs.confirmation == 7.0
 
 
-def test_the_better_climb_and_the_hopeless_do_not() -> None:
+def test_better_trials_are_promoted_and_hopeless_ones_are_not() -> None:
     made = ladder()
     made.complete = {50 + i: point for i, point in enumerate([(0.1, 0.6), (0.3, 0.3), (0.6, 0.1)])}
     for trial in range(12):
@@ -91,7 +87,7 @@ def test_the_better_climb_and_the_hopeless_do_not() -> None:
     assert all(made.decided.get((trial, 0)) != "promote" for trial in range(12) if trial % 4)
 
 
-def test_nobody_waits_for_more_than_a_few_others() -> None:
+def test_at_most_six_trials_wait_at_a_rung() -> None:
     made = ladder()
     made.complete = {50: (0.0, 0.0)}
     for trial in range(30):
@@ -100,8 +96,8 @@ def test_nobody_waits_for_more_than_a_few_others() -> None:
         assert len(made.waiting(0)) <= 6
 
 
-def test_what_a_rung_costs_decides_who_is_worth_it() -> None:
-    """Cheap tops are reached by more than dear ones, with the same qualities."""
+def test_the_price_of_a_rung_decides_how_many_are_promoted() -> None:
+    """A cheap top rung is reached by more trials than an expensive one, with the same qualities."""
 
     def promoted(top: float) -> int:
         made = ladder((1.0, 1.0, top))
@@ -115,17 +111,17 @@ def test_what_a_rung_costs_decides_who_is_worth_it() -> None:
     assert promoted(1.0) > promoted(100.0)
 
 
-def test_at_last_call_everybody_has_a_verdict_and_somebody_climbs() -> None:
+def test_at_last_call_all_have_a_verdict_and_one_is_promoted() -> None:
     made = ladder()
     for trial in range(5):
-        arrive(made, trial, 0.5, other=2.0)  # beyond the reference point: nobody can gain anything
+        arrive(made, trial, 0.5, other=2.0)  # beyond the reference point: none can gain anything
     made.closed = True
     made.decisions()
     assert made.waiting(0) == []
-    (climber,) = (trial for (trial, _), verdict in made.decided.items() if verdict == "promote")
-    arrive(made, climber, 0.5, other=2.0, rung=1)
+    (first,) = (trial for (trial, _), verdict in made.decided.items() if verdict == "promote")
+    arrive(made, first, 0.5, other=2.0, rung=1)
     made.decisions()
-    assert made.decided[climber, 1] == "promote"
+    assert made.decided[first, 1] == "promote"
 
 
 def test_until_the_reference_point_is_fixed_shares_decide() -> None:
@@ -137,7 +133,7 @@ def test_until_the_reference_point_is_fixed_shares_decide() -> None:
 
 
 def test_the_same_log_leads_to_the_same_decisions() -> None:
-    def told() -> dict[tuple[int, int], str]:
+    def run() -> dict[tuple[int, int], str]:
         made, rng = ladder(), np.random.default_rng(5)
         for trial in range(40):
             arrive(made, trial, float(rng.uniform(0, 1)), other=float(rng.uniform(0, 1)))
@@ -146,4 +142,4 @@ def test_the_same_log_leads_to_the_same_decisions() -> None:
                     arrive(made, decision.trial, float(rng.uniform(0, 1)), rung=1)
         return dict(made.decided)
 
-    assert told() == told()
+    assert run() == run()

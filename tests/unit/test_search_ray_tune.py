@@ -17,7 +17,7 @@ from nas.core.errors import InvalidInput, UnknownName
 from nas.search.ray_tune import HilnasSearcher
 from nas.testing.synthetic import synthetic_space
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "other-tools.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to/other-tools.md"
 PUBLISHED = {"ttft@chat": 100.0, "decode_p50@chat": 10.0, "peak_rss@chat": 50.0}
 GOOD = {"quality": 0.9, "latency": 8.0, "memory": 40.0, "peak_rss@chat": 40.0}
 

@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nas.core.errors import InvalidInput
-from nas.core.frame import Frames, ffn_width
+from nas.core.frame import Frames, ffn_width, span
 from nas.core.layout import Layer, Layout
-from nas.core.reach import span
 from nas.core.space import SearchSpace
 from nas.search import Sampler, crossover, mutate, seed_layouts
-from nas.search.draft_of import draft_of
+from nas.search.mutation import draft_of
 
 REST: dict[str, Any] = {
     "name": "test",

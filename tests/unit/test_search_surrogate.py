@@ -10,8 +10,7 @@ import pytest
 from nas.core.layout import Layout
 from nas.search import Features, Observation, Sampler
 from nas.search.features import BYTES_PER_WEIGHT, GROUPS
-from nas.search.kernels import Kernels
-from nas.search.surrogate import Surrogate
+from nas.search.surrogate import Kernels, Surrogate
 from nas.search_spaces import load_space
 from nas.testing.synthetic import OBJECTIVES, SyntheticProblem
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nas.cli.space_support import by_layout, drawn, survey
+from nas.cli.space import draw_layouts, support_by_layout, survey
 from nas.core.layout import Layout
 from nas.core.space import SearchSpace
 from nas.proxy.corpus import CorpusRef
@@ -20,7 +20,7 @@ from nas.runtimes.llama_cpp.support import supports
 from nas.search import Sampler, make_proposer
 from nas.search.membership import values
 from nas.search_spaces import list_spaces, load_space, space_difference, space_json, space_key
-from nas.service.launch import support_filter
+from nas.study.launch import support_filter
 
 MIXED = ("lfm2-mixed", "lfm2-mixed-demo")
 KINDS = ("conv", "gqa", "swa", "mamba2", "swiglu", "moe")
@@ -31,7 +31,7 @@ def kinds_of(layout: Layout) -> set[str]:
 
 
 def seeds_of(space: SearchSpace) -> list[Layout]:
-    """What is proposed before the surrogate takes over."""
+    """Layouts that are proposed before the surrogate has data."""
     proposals = make_proposer(Sampler(space, support_filter(space))).ask(space.search.seeds)
     assert {proposal.operator for proposal in proposals} == {"seed"}
     return [proposal.layout for proposal in proposals]
@@ -67,15 +67,15 @@ def test_every_kind_and_every_choice_of_a_space_is_drawn(name: str) -> None:
     layouts = [sampler.draw(rng) for _ in range(200)]
     for block in space.mixers + space.ffn:
         for argument, knob in block.knobs.items():
-            drawn = set().union(*(values(layout, block.kind, argument) for layout in layouts))
-            assert drawn == set(knob.choices), (block.kind, argument)
+            draw_layouts = set().union(*(values(layout, block.kind, argument) for layout in layouts))
+            assert draw_layouts == set(knob.choices), (block.kind, argument)
 
 
 @pytest.mark.parametrize("name", MIXED)
 def test_mixed_space_proposes_every_kind_and_patched_llama_cpp_refuses_none(name: str) -> None:
     space = load_space(name)
     assert set().union(*map(kinds_of, seeds_of(space))) == set(KINDS)
-    (found,) = survey(space, drawn(space))
+    (found,) = survey(space, draw_layouts(space))
     assert found.admitted == found.stock + found.patched == found.sampled
     assert found.patched > 0 and set(found.blocks) == set(KINDS)
 
@@ -85,13 +85,13 @@ def test_two_runtimes_demo_is_the_demo_on_both_and_both_carry_it_proxies_include
     same = ("model", "mixers", "ffn", "limits", "workloads", "references", "quality", "protocol")
     assert [space_json(dual)[part] for part in same] == [space_json(demo)[part] for part in same]
     assert [runtime.name for runtime in dual.runtimes] == ["llama.cpp", "executorch"]
-    layouts = [*dual.references.layouts().values(), *drawn(dual)]
-    assert all(row["admitted"] for row in by_layout(dual, layouts))
+    layouts = [*dual.references.layouts().values(), *draw_layouts(dual)]
+    assert all(row["admitted"] for row in support_by_layout(dual, layouts))
     # The gate exports the proxies of what is complete, to both.
     last = len(dual.quality.rungs) - 1
     corpus = CorpusRef(source="default", hash="0" * 64)
     proxies = [proxy_layout(rung_jobs(dual.quality, last, layout, corpus)[-1]) for layout in layouts]
-    assert all(row["admitted"] for row in by_layout(dual, proxies))
+    assert all(row["admitted"] for row in support_by_layout(dual, proxies))
 
 
 @pytest.mark.parametrize("kind", KINDS)

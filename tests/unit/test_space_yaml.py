@@ -1,4 +1,4 @@
-"""Every mistake in a search space is told with its file and line."""
+"""Every mistake in a search space is reported with file and line."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_good_file_is_read() -> None:
         ),
         ("kernel: [3, 4]", "kernel: 0", "mine.yaml:11: mixers.conv.kernel: conv: kernel must be in [2, 64], not 0"),
         ("kernel: [3, 4]", "kernel: [3, x]", "mine.yaml:11: mixers.conv.kernel: a choice must be a number, not 'x'"),
-        ("kernel: [3, 4]", "kernel: [3, 3]", "mine.yaml:11: mixers.conv.kernel: a choice stands twice in [3, 3]"),
+        ("kernel: [3, 4]", "kernel: [3, 3]", "mine.yaml:11: mixers.conv.kernel: a choice occurs twice in [3, 3]"),
         ("kernel: [3, 4]", "kernel: {min: 5, max: 3}", "mine.yaml:11: mixers.conv.kernel: empty range: min 5, max 3"),
         ("heads: 8, ", "", "mine.yaml:12: mixers.gqa: gqa needs 'heads': query heads"),
         ("1.25x, workload: chat", "1.25x", "mine.yaml:23: budgets.0: ttft needs a workload; valid: chat"),
@@ -94,13 +94,13 @@ def test_good_file_is_read() -> None:
         ("max: 512MB", "max: 512", "mine.yaml:24: budgets.1: '512' has no unit; write '512MB', or"),
         ("max: 512MB", "min: 512MB", "mine.yaml:24: budgets.1: a budget on peak_rss needs 'max' and nothing else"),
         ("metric: latency", "metric: latancy", "mine.yaml:27: objectives.1.metric: unknown metric 'latancy'; did you"),
-        ("name: latency", "name: quality", "mine.yaml:27: objectives.1.name: objective 'quality' stands twice"),
+        ("name: latency", "name: quality", "mine.yaml:27: objectives.1.name: objective 'quality' occurs twice"),
         ("  gqa: {min: 1}", "  gqqa: {min: 1}", "mine.yaml:17: limits.gqqa: unknown block kind in limits 'gqqa'; did"),
         ("  gqa: {min: 1}", "  gqa: {min: 9}", "mine.yaml:16: limits: no layout meets the limits at any depth"),
         ("[A8/4*3]", "[A8/5*3]", "mine.yaml:30: references.attention: layer 0: gqa: 5 key-value heads do not divide"),
         ("v: 1\n", "v: 2\n", "mine.yaml:1: v: input should be 1"),
         ("name: mine\n", "", "mine.yaml:1: name: is missing"),
-        ("name: mine\n", "name: mine\nv: 1\n", "mine.yaml:3: key 'v' stands twice, first in line 1"),
+        ("name: mine\n", "name: mine\nv: 1\n", "mine.yaml:3: key 'v' occurs twice, first in line 1"),
         (
             "prompt: 64,",
             "prompt: 64, promt: 1,",

@@ -11,7 +11,7 @@ from store_support import StillClock, add_device, key, new_study, open_store, ro
 
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.store import artifacts, jobs, studies
-from nas.store.artifact_gc import ABANDONED_S, collect
+from nas.store.artifacts import ABANDONED_S, collect
 from nas.store.store import Store
 
 
@@ -29,6 +29,7 @@ def left_behind(store: Store) -> list[Path]:
     return [path for path in store.artifacts.rglob("*") if path.is_file()]
 
 
+@pytest.mark.sql
 def test_a_file_is_stored_under_its_hash_once(store: Store, tmp_path: Path) -> None:
     source = tmp_path / "model.gguf"
     source.write_bytes(b"weights" * 500_000)
@@ -107,6 +108,7 @@ def put_three(store: Store, clock: StillClock) -> list[str]:
     return names
 
 
+@pytest.mark.sql
 def test_the_least_recently_used_goes_first(store: Store, clock: StillClock) -> None:
     oldest, middle, newest = put_three(store, clock)
     clock.time += 1000
@@ -126,7 +128,7 @@ def test_what_is_pinned_stays_until_every_owner_lets_go(store: Store, clock: Sti
     artifacts.pin(store, first, "two")
     artifacts.pin_only(store, "two", [second])
     assert collect(store, 0).kept_bytes == 20
-    artifacts.unpin(store, first, "one")
+    artifacts.pin_only(store, "one", [])
     assert [artifact.pinned for artifact in artifacts.all(store)] == [False, True]
     assert collect(store, 0).files == 1
     assert [artifact.sha256 for artifact in artifacts.all(store)] == [second]

@@ -22,7 +22,7 @@ from store_support import (
 
 from nas.core.errors import InvalidInput
 from nas.core.protocol import Failure
-from nas.store import attempts, devices, jobs, outcomes, trials
+from nas.store import devices, jobs, outcomes, trials
 from nas.store.jobs import MAX_FAILURES
 from nas.store.outcomes import BAD_AFTER_JOBS
 from nas.store.rows import Blame, DeviceEventKind, Health, JobKind, JobState
@@ -84,7 +84,7 @@ def test_an_infrastructure_failure_is_tried_again_later_and_makes_the_device_dou
     assert failed.not_before > clock.time
     assert jobs.claim(store, "box", "local") is None
     assert devices.get(store, "box").health is Health.UNKNOWN
-    assert [attempt.message for attempt in attempts.of_key(store, key("a"))] == ["cable fell out"]
+    assert [attempt.message for attempt in outcomes.attempts_of_key(store, key("a"))] == ["cable fell out"]
     clock.time = failed.not_before
     again = take(store)
     assert (again.id, again.epoch) == (failed.id, 2)
@@ -112,6 +112,7 @@ def test_failing_again_without_a_check_is_the_infrastructures_in_the_end(store: 
         jobs.retry(store, again.id)
 
 
+@pytest.mark.sql
 def test_failing_on_two_devices_is_the_candidates_where_the_first_works(store: Store, clock: StillClock) -> None:
     add_device(store, "phone", agent="other")
     study = new_study(store).id
@@ -168,6 +169,7 @@ def test_what_fails_before_the_candidate_ran_is_never_its_fault(store: Store, cl
 
 
 @pytest.mark.parametrize(("transport", "blame"), [("local", Blame.CANDIDATE), ("ssh", Blame.INFRASTRUCTURE)])
+@pytest.mark.sql
 def test_silence_of_an_agent_says_something_only_where_the_candidate_runs_beside_it(
     store: Store, clock: StillClock, transport: str, blame: Blame
 ) -> None:
@@ -222,6 +224,7 @@ def test_a_check_is_never_the_candidates(store: Store, clock: StillClock) -> Non
     assert (failed.state, failed.blame) == (JobState.FAILED, Blame.INFRASTRUCTURE)
 
 
+@pytest.mark.sql
 def test_a_device_turns_bad_after_three_different_jobs_until_it_passes_a_check(store: Store, clock: StillClock) -> None:
     for n in range(BAD_AFTER_JOBS):
         assert devices.get(store, "box").health is Health.UNKNOWN

@@ -13,10 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from store_support import RESULT, StillClock, device, key, new_study, open_store, proposal, round_of
 
 from nas.core.protocol import Failure, Phase
-from nas.store import agents, checks, devices, jobs, outcomes, trials
+from nas.store import agents, devices, jobs, outcomes, trials
+from nas.store.devices import phase_limit_s
 from nas.store.outcomes import BAD_AFTER_JOBS
 from nas.store.rows import Blame, CheckOutcome, Health, JobKind, JobRow, JobState
-from nas.store.timeouts import phase_limit_s
 
 BOX = st.sampled_from(["box", "phone"])
 ON_ITSELF = "box"
@@ -38,7 +38,7 @@ class Telling:
     at: float
 
     def concerns(self, job: JobRow) -> bool:
-        """Whether it may be the same candidate's."""
+        """Whether it may be of the same candidate."""
         return self.job == job.id or (self.trial is not None and self.trial == job.trial)
 
 
@@ -140,8 +140,9 @@ class Blames(RuleBasedStateMachine):
         self.clock.time += 1
         self.beat(box)
         row = devices.get(self.store, box)
-        assert checks.conclude(self.store, box, row.check_number, outcome, "why", self.clock.time)
-        assert not checks.conclude(self.store, box, row.check_number, CheckOutcome.FAILED, "late", self.clock.time)
+        assert outcomes.conclude_check(self.store, box, row.check_number, outcome, "why", self.clock.time)
+        late = (CheckOutcome.FAILED, "late", self.clock.time)
+        assert not outcomes.conclude_check(self.store, box, row.check_number, *late)
         health = row.health
         if box not in self.decided and outcome is not CheckOutcome.UNSURE:
             health = Health.GOOD if outcome is CheckOutcome.PASSED else Health.BAD

@@ -21,7 +21,7 @@ from store_support import (
 )
 
 from nas.core.errors import UnknownName
-from nas.store import agents, checks, device_log, devices, jobs, outcomes, studies, trials
+from nas.store import agents, devices, jobs, outcomes, studies, trials
 from nas.store.rows import CheckOutcome, DeviceEventKind, DeviceState, Health, JobKind
 from nas.store.store import Store
 
@@ -41,12 +41,12 @@ def store(tmp_path: Path, clock: StillClock) -> Store:
 
 
 def due(store: Store) -> list[str]:
-    return [row.id for row in checks.due(store)]
+    return [row.id for row in outcomes.due_checks(store)]
 
 
 def end(store: Store, outcome: CheckOutcome, reason: str | None = None, at: float | None = None) -> bool:
     number = devices.get(store, "box").check_number
-    return checks.conclude(store, "box", number, outcome, reason, store.now() if at is None else at)
+    return outcomes.conclude_check(store, "box", number, outcome, reason, store.now() if at is None else at)
 
 
 def test_a_new_device_is_due_until_it_passes(store: Store) -> None:
@@ -58,8 +58,8 @@ def test_a_new_device_is_due_until_it_passes(store: Store) -> None:
 
 
 def test_a_check_is_ended_once(store: Store) -> None:
-    assert checks.conclude(store, "box", 0, PASSED, None, store.now())
-    assert not checks.conclude(store, "box", 0, FAILED, "late", store.now())
+    assert outcomes.conclude_check(store, "box", 0, PASSED, None, store.now())
+    assert not outcomes.conclude_check(store, "box", 0, FAILED, "late", store.now())
     assert devices.get(store, "box").health is Health.GOOD
 
 
@@ -100,22 +100,22 @@ def test_an_unsure_check_changes_no_health_and_says_why(store: Store, health: He
 
 def test_a_person_may_ask_for_a_check_of_a_good_device(store: Store) -> None:
     end(store, PASSED)
-    assert checks.request(store, "box").check_due == store.now()
+    assert outcomes.request_check(store, "box").check_due == store.now()
     assert due(store) == ["box"]
     end(store, UNSURE, "it throttled")
     row = devices.get(store, "box")
     assert (row.health, row.health_reason, row.check_due) == (Health.GOOD, None, None)
-    checks.request(store, "box")
+    outcomes.request_check(store, "box")
     end(store, FAILED, "no report")
     assert devices.get(store, "box").health is Health.BAD
     with pytest.raises(UnknownName, match="did you mean 'box'"):
-        checks.request(store, "bix")
+        outcomes.request_check(store, "bix")
 
 
 @pytest.mark.parametrize("health", [Health.MAINTENANCE, Health.RETIRED])
 def test_what_a_person_decided_is_neither_checked_nor_changed_by_a_check(store: Store, health: Health) -> None:
     devices.set_health(store, "box", health, "on my desk")
-    checks.request(store, "box")
+    outcomes.request_check(store, "box")
     assert due(store) == []
     assert end(store, PASSED)
     row = devices.get(store, "box")
@@ -145,8 +145,8 @@ def test_what_is_being_checked_is_not_due_besides_and_who_asks_may_choose(store:
     jobs.enqueue(store, key("measurement"), round_of(), device="one")
     jobs.enqueue(store, key("calibration"), round_of(), device="box", kind=JobKind.CHECK)
     assert due(store) == ["one", "two"]
-    assert [row.id for row in checks.due(store, most=1)] == ["one"]
-    assert [row.id for row in checks.due(store, among=["two", "box"])] == ["two"]
+    assert [row.id for row in outcomes.due_checks(store, most=1)] == ["one"]
+    assert [row.id for row in outcomes.due_checks(store, among=["two", "box"])] == ["two"]
     jobs.cancel(store, [jobs.job_id(key("calibration"), 0)])
     assert due(store) == ["box", "one", "two"]
 
@@ -190,10 +190,10 @@ def test_the_history_outlasts_the_study_and_is_bounded(store: Store, clock: Stil
     break_down(store, clock)
     studies.delete(store, study)
     assert [event.what for event in devices.history(store, "box", kind=DeviceEventKind.FAILURE)] == ["running"]
-    for _ in range(device_log.KEEP + 5):
+    for _ in range(devices.LOG_KEPT + 5):
         end(store, UNSURE, "x" * 5000)
     told = devices.history(store, "box", kind=DeviceEventKind.CHECK, limit=1000)
-    assert len(told) == device_log.KEEP
+    assert len(told) == devices.LOG_KEPT
     assert len(told[0].reason or "") < 2000
     assert len(devices.history(store, "box", limit=7)) == 7
     assert devices.history(store, "box", kind=DeviceEventKind.FAILURE, limit=1)

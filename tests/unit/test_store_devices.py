@@ -23,6 +23,7 @@ def store(tmp_path: Path, clock: StillClock) -> Store:
     return open_store(tmp_path, clock)
 
 
+@pytest.mark.sql
 def test_registering_again_changes_nothing(store: Store, clock: StillClock) -> None:
     add_device(store)
     devices.set_health(store, "box", Health.GOOD)
@@ -33,6 +34,7 @@ def test_registering_again_changes_nothing(store: Store, clock: StillClock) -> N
     assert (before.health, before.epoch, before.state) == (Health.GOOD, 1, DeviceState.LEASED)
 
 
+@pytest.mark.sql
 def test_registering_replaces_what_an_agent_serves(store: Store) -> None:
     agents.register_local(store, "local")
     devices.register(store, "local", [device("a"), device("b")], boot_id="boot")
@@ -98,6 +100,7 @@ def test_unknown_names_are_told_apart(store: Store) -> None:
             use()
 
 
+@pytest.mark.sql
 def test_a_token_enrols_one_agent_once(store: Store, clock: StillClock) -> None:
     token = agents.issue_token(store, ttl_s=60)
     secret = agents.enrol(store, token, "host-1")

@@ -1,4 +1,4 @@
-"""Reference runs over time, and the rule that says when a device must be calibrated anew."""
+"""Reference runs over time, and when a device must be calibrated again."""
 
 from __future__ import annotations
 

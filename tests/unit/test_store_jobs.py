@@ -23,7 +23,7 @@ from store_support import (
 
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.plan import RoundResult
-from nas.store import attempts, devices, jobs, outcomes, studies, trials
+from nas.store import agents, devices, jobs, outcomes, studies, trials
 from nas.store.outcomes import OFFLINE_S
 from nas.store.rows import DeviceState, Health, JobKind, JobState
 from nas.store.store import Store
@@ -41,6 +41,7 @@ def store(tmp_path: Path, clock: StillClock) -> Store:
     return store
 
 
+@pytest.mark.sql
 def test_a_round_is_queued_once(store: Store) -> None:
     first = put(store, number=0)
     assert put(store, number=0, priority=9) == first
@@ -52,6 +53,7 @@ def test_a_round_is_queued_once(store: Store) -> None:
         put(store, "b", device="bx")
 
 
+@pytest.mark.sql
 def test_claims_go_by_priority_then_age_and_not_before_their_time(store: Store, clock: StillClock) -> None:
     for name, options in (("late", {"not_before": 5000.0}), ("old", {}), ("new", {}), ("urgent", {"priority": 5})):
         put(store, name, **options)
@@ -65,6 +67,7 @@ def test_claims_go_by_priority_then_age_and_not_before_their_time(store: Store, 
     assert take(store).result_key == key("late")
 
 
+@pytest.mark.sql
 def test_every_claim_has_a_higher_epoch_and_results_free_the_device(store: Store) -> None:
     put(store, "a"), put(store, "b")
     for epoch in (1, 2):
@@ -98,7 +101,7 @@ def test_a_failure_reported_after_the_result_changes_nothing(store: Store) -> No
     verdict = outcomes.fail(store, job.id, "box", "local", 1, BROKEN)
     assert not verdict.accepted and "done already" in (verdict.reason or "")
     assert state(store, job) is JobState.DONE
-    assert attempts.of_key(store, key("a")) == []
+    assert outcomes.attempts_of_key(store, key("a")) == []
 
 
 def test_an_agent_that_asks_again_gets_its_job_again_and_the_old_epoch_is_over(store: Store) -> None:
@@ -151,16 +154,61 @@ def test_leases_last_while_they_are_renewed_and_can_be_renewed_after_their_end(s
     assert (state(store, job), devices.get(store, "box").state) == (JobState.LEASED, DeviceState.LEASED)
 
 
+def test_a_heartbeat_of_an_older_lease_changes_nothing(store: Store, clock: StillClock) -> None:
+    put(store)
+    old = take(store)
+    new = take(store)
+    clock.time += 5
+    assert not jobs.renew(store, old.id, "box", "local", old.epoch or 0)
+    assert jobs.get(store, new.id) == new
+    jobs.cancel(store, [new.id])
+    assert not jobs.renew(store, new.id, "box", "local", new.epoch or 0)
+    assert state(store, new) is JobState.CANCELLED
+
+
+@pytest.mark.sql
+def test_an_agent_holds_the_jobs_whose_results_are_expected_from_it(store: Store, clock: StillClock) -> None:
+    put(store)
+    job = take(store)
+    clock.time += 2 * jobs.LEASE_S
+    assert [held.id for held in jobs.held(store, "local")] == [job.id]
+    assert jobs.held(store, "other") == []
+    assert outcomes.submit(store, job.id, "box", "local", job.epoch or 0, RESULT).accepted
+    assert jobs.held(store, "local") == []
+
+
+def test_a_heartbeat_brings_a_device_back(store: Store, clock: StillClock) -> None:
+    put(store)
+    job = take(store)
+    devices.register(store, "local", [], boot_id="boot")
+    assert devices.get(store, "box").state is DeviceState.OFFLINE
+    clock.time += 10
+    assert jobs.renew(store, job.id, "box", "local", job.epoch or 0)
+    row = devices.get(store, "box")
+    assert (row.state, row.last_seen) == (DeviceState.LEASED, clock.time)
+    assert agents.all(store)[0].last_seen == clock.time
+
+
+def test_a_device_that_asks_for_work_after_a_day_is_to_be_checked(store: Store, clock: StillClock) -> None:
+    devices.set_health(store, "box", Health.GOOD)
+    clock.time += devices.LIMITS[DeviceState.OFFLINE].seconds + 1
+    assert jobs.claim(store, "box", "local") is None
+    row = devices.get(store, "box")
+    assert (row.health, row.state, row.last_seen) == (Health.UNKNOWN, DeviceState.IDLE, clock.time)
+
+
+@pytest.mark.sql
 def test_a_coordinator_that_was_down_gives_leases_their_time_again(store: Store, clock: StillClock) -> None:
     put(store)
     take(store)
     clock.time += 1000
-    outcomes.extend_leases(store)
+    jobs.extend_leases(store)
     assert outcomes.expire(store) == []
     clock.time += jobs.LEASE_S
     assert len(outcomes.expire(store)) == 1
 
 
+@pytest.mark.sql
 def test_a_cancelled_job_stops_and_its_result_is_refused_until_it_is_wanted_again(store: Store) -> None:
     queued, leased = put(store, "queued", priority=-1), put(store, "leased")
     take(store)
@@ -174,6 +222,7 @@ def test_a_cancelled_job_stops_and_its_result_is_refused_until_it_is_wanted_agai
     assert take(store).epoch == 2
 
 
+@pytest.mark.sql
 def test_a_studys_jobs_are_cancelled_and_deleted_with_it(store: Store) -> None:
     study = new_study(store).id
     trials.propose(store, study, [proposal(32), proposal(64)])
@@ -244,6 +293,7 @@ def test_a_draining_device_finishes_its_job(store: Store) -> None:
     assert jobs.claim(store, "box", "local") is None
 
 
+@pytest.mark.sql
 def test_a_silent_device_is_offline_until_it_is_heard_from(store: Store, clock: StillClock) -> None:
     clock.time += OFFLINE_S
     outcomes.expire(store)
@@ -264,5 +314,5 @@ def test_a_restart_of_the_host_ends_its_leases(store: Store) -> None:
 
 def test_the_files_of_a_round(store: Store) -> None:
     both = round_of("m").model_copy(update={"reference": round_of("r").candidate})
-    assert jobs.files(round_of("m")) == {key("m"), key("runner")}
-    assert jobs.files(both) == {key("m"), key("r"), key("runner")}
+    assert round_of("m").files == {key("m"), key("runner")}
+    assert both.files == {key("m"), key("r"), key("runner")}

@@ -13,8 +13,8 @@ from store_support import StillClock, add_device, key, open_store, round_of
 from nas.core.plan import RoundResult
 from nas.core.protocol import Failure, Phase
 from nas.store import devices, jobs, outcomes
+from nas.store.devices import LIMITS, phase_limit_s
 from nas.store.rows import DeviceState, Health, JobKind, JobRow, JobState
-from nas.store.timeouts import LIMITS, phase_limit_s
 
 BOXES = ("box", "phone")
 BUSY = {DeviceState.LEASED, DeviceState.PREPARING, DeviceState.COOLING}

@@ -8,7 +8,7 @@ import pytest
 from store_support import add_device, key, new_study, open_store, proposal
 
 from nas.core.errors import InvalidInput
-from nas.store import attempts, calibrations, results, studies, trials
+from nas.store import calibrations, outcomes, results, studies, trials
 from nas.store.store import Store
 
 
@@ -17,6 +17,7 @@ def store(tmp_path: Path) -> Store:
     return open_store(tmp_path)
 
 
+@pytest.mark.sql
 def test_the_first_writer_wins(store: Store) -> None:
     first = results.put(store, key(1), "train", {"loss": 1.0}, seconds=9)
     assert results.put(store, key(1), "train", {"loss": 2.0}, seconds=1) == first == results.get(store, key(1))
@@ -25,14 +26,7 @@ def test_the_first_writer_wins(store: Store) -> None:
         results.put(store, key(1), "export", {})
 
 
-def test_many_results_are_found_at_once(store: Store) -> None:
-    with store.write():
-        for n in range(1200):
-            results.put(store, key(n), "export", {"n": n})
-    found = results.get_many(store, [key(n) for n in range(1100, 1300)] + [key(n) for n in range(600)])
-    assert {result.payload["n"] for result in found.values()} == {*range(1100, 1200), *range(600)}
-
-
+@pytest.mark.sql
 def test_a_result_serves_trials_of_several_studies_and_costs_the_first(store: Store) -> None:
     one, two = new_study(store, "one").id, new_study(store, "two").id
     for study in (one, two):
@@ -42,9 +36,10 @@ def test_a_result_serves_trials_of_several_studies_and_costs_the_first(store: St
     results.put(store, key(2), "export", {}, seconds=2, trial=(one, 0))
     for _ in range(2):
         results.use(store, key(1), (one, 1))
-    served = {(number, result.stage) for number, result in results.of_study(store, one)}
-    assert served == {(0, "train"), (0, "export"), (1, "train")}
-    assert len(results.of_study(store, one, stage="train")) == 2
+    served = {(number, each.key, each.stage) for number, rows in results.summaries(store, one).items() for each in rows}
+    assert served == {(0, key(1), "train"), (0, key(2), "export"), (1, key(1), "train")}
+    assert results.summaries(store, one, [1, 5]) == {1: results.summaries(store, one)[1]}
+    assert [each.first for each in results.summaries(store, one)[0]] == [True, True]
     assert [result.result_key for result in results.of_trial(store, two, 0)] == [key(1)]
     assert results.stage_seconds(store, one) == {"train": 9.0, "export": 2.0}
     assert results.stage_seconds(store, two) == {}
@@ -52,11 +47,12 @@ def test_a_result_serves_trials_of_several_studies_and_costs_the_first(store: St
     assert results.get(store, key(1)) is not None
 
 
+@pytest.mark.sql
 def test_attempts_hold_no_key(store: Store) -> None:
     study = new_study(store).id
     trials.propose(store, study, [proposal(32)])
     for drift in (0.06, 0.07):
-        attempts.record(
+        outcomes.record_attempt(
             store,
             "invalid",
             "reference 6 % off",
@@ -67,9 +63,9 @@ def test_attempts_hold_no_key(store: Store) -> None:
             payload={"drift": drift},
         )
     assert results.get(store, key(1)) is None
-    assert [attempt.payload for attempt in attempts.of_key(store, key(1))] == [{"drift": 0.06}, {"drift": 0.07}]
-    assert attempts.of_study(store, study) == attempts.of_study(store, study, trial=0) == attempts.of_key(store, key(1))
-    assert attempts.of_study(store, study, trial=1) == []
+    stored = outcomes.attempts_of_key(store, key(1))
+    assert [attempt.payload for attempt in stored] == [{"drift": 0.06}, {"drift": 0.07}]
+    assert {(attempt.study, attempt.trial) for attempt in stored} == {(study, 0)}
 
 
 def test_a_new_calibration_replaces_the_old_one(store: Store) -> None:

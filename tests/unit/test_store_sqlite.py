@@ -1,4 +1,4 @@
-"""What is SQLite's own: its troubles, and what its file holds."""
+"""SQLite only: locked, damaged and full files, and query plans."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sqlalchemy import event
 from store_support import StillClock, add_device, new_study, open_store
 
 from nas.core.errors import InfrastructureFailed
-from nas.store import agents, devices, queue, studies
+from nas.store import agents, devices, jobs, studies
 from nas.store.engine import WRITE_DEADLINE_S
 
 
@@ -60,7 +60,7 @@ def test_the_next_job_is_found_without_sorting_the_queue(tmp_path: Path) -> None
 
     with store.read() as connection:
         event.listen(connection, "before_cursor_execute", note)
-        assert queue.next_job(connection, box, 0.0) is None
+        assert jobs.next_job(connection, box, 0.0) is None
         statement, parameters = asked[0]
         plan = [row.detail for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)]
     assert len([step for step in plan if "ix_job_device_state_priority_created_id" in step]) == 2

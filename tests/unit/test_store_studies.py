@@ -25,6 +25,7 @@ def store(tmp_path: Path, clock: StillClock) -> Store:
     return open_store(tmp_path, clock)
 
 
+@pytest.mark.sql
 def test_a_study_comes_back_as_it_was_made(store: Store) -> None:
     made = studies.create(store, "lfm2.a-b_c", SPACE, seed=3, version="0.1.0", scales={"quality": 1.5})
     assert made == studies.get(store, "lfm2.a-b_c") == studies.get(store, made.id)
@@ -68,6 +69,7 @@ def test_the_reference_point_freezes(store: Store) -> None:
     assert len(events.since(store, study.id)) == 1
 
 
+@pytest.mark.sql
 def test_a_lease_excludes_others_until_it_ends(store: Store, clock: StillClock) -> None:
     study = new_study(store)
     first = leases.acquire(store, study.id, "one", ttl_s=30)
@@ -131,8 +133,6 @@ def test_trials_are_numbered_without_gaps_and_repeated_proposals_use_none(store:
     assert (again.number, child.number, child.parents, child.operator) == (1, 2, (0, 1), "crossover")
     assert [trial.number for trial in trials.propose(store, other, [proposal(32)])] == [0]
     assert trials.get(store, study, 2) == child
-    assert trials.by_layout(store, study, proposal(64).layout_id) == again
-    assert trials.by_layout(store, study, proposal(128).layout_id) is None
     with pytest.raises(UnknownName, match="0 to 2"):
         trials.get(store, study, 3)
 
@@ -181,6 +181,7 @@ def test_a_repeated_transition_is_no_event_and_an_illegal_one_an_error(store: St
         trials.add_event(store, study, 5, EventKind.EXPORTED)
 
 
+@pytest.mark.sql
 def test_events_are_read_in_pages_by_id(store: Store) -> None:
     study, other = new_study(store).id, new_study(store, "other").id
     for number in range(5):
@@ -189,10 +190,10 @@ def test_events_are_read_in_pages_by_id(store: Store) -> None:
     first = events.since(store, study, limit=2)
     rest = events.since(store, study, first[-1].id)
     assert [event.payload["n"] for event in first + rest] == [0, 1, 2, 3, 4]
-    assert events.last_id(store, study) == rest[-1].id
     assert events.since(store, study, rest[-1].id) == []
 
 
+@pytest.mark.sql
 def test_a_study_is_deleted_whole_but_not_while_it_runs(store: Store, clock: StillClock) -> None:
     study = new_study(store).id
     lease = leases.acquire(store, study, "one")

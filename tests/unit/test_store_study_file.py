@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy import select
 from store_support import StillClock, key, new_study, open_store, proposal
 
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.trial import EventKind
-from nas.store import attempts, events, leases, results, studies, study_import, trials
+from nas.store import archive, events, leases, outcomes, results, studies, trials
+from nas.store.archive import export_study, import_study
+from nas.store.models import attempt
 from nas.store.rows import StudyState
 from nas.store.store import Store
-from nas.store.study_export import export_study
-from nas.store.study_import import import_study
 
 Lines = list[dict[str, Any]]
 
@@ -42,7 +43,7 @@ def filled(store: Store) -> int:
     trials.add_event(store, study, 1, EventKind.FAILED, {"reason": "device", "retryable": True})
     results.put(store, key("m"), "measure", {"ms": 1.5}, seconds=3, trial=(study, 0))
     results.use(store, key("m"), (study, 1))
-    attempts.record(store, "invalid", "throttled", stage="measure", study=study, trial=1, payload={"t": 90})
+    outcomes.record_attempt(store, "invalid", "throttled", stage="measure", study=study, trial=1, payload={"t": 90})
     return study
 
 
@@ -71,6 +72,7 @@ def to_text(lines: Lines) -> str:
     return "".join(json.dumps(line) + "\n" for line in lines)
 
 
+@pytest.mark.sql
 def test_a_study_comes_back_whole(store: Store, text: str, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -88,9 +90,13 @@ def test_a_study_comes_back_whole(store: Store, text: str, tmp_path: Path) -> No
             theirs.parents,
             theirs.status,
         )
-    assert results.of_study(other, there.id) == results.of_study(store, here.id)
+    for trial in trials.all(store, here.id):
+        kept = [results.of_trial(each, study.id, trial.number) for each, study in ((other, there), (store, here))]
+        assert kept[0] == kept[1]
     assert results.stage_seconds(other, there.id) == {"measure": 3.0}
-    assert [attempt.message for attempt in attempts.of_study(other, there.id, trial=1)] == ["throttled"]
+    with other.read() as connection:
+        wanted = select(attempt.c.message, attempt.c.trial).where(attempt.c.study == there.id)
+        assert [tuple(row) for row in connection.execute(wanted)] == [("throttled", 1)]
     log = [(event.kind, event.trial, event.payload, event.at) for event in events.since(store, here.id)]
     assert log == [(event.kind, event.trial, event.payload, event.at) for event in events.since(other, there.id)]
     again = lines(exported(other, there.id))
@@ -141,7 +147,7 @@ TAMPERED = {
     "empty": (lambda lines: lines.clear(), "empty"),
     "cut short": (drop(-1), "cut short"),
     "a line is missing": (drop(-2), "should have"),
-    "goes on": (lambda lines: lines.append(lines[-2]), "behind its end"),
+    "goes on": (lambda lines: lines.append(lines[-2]), "after the end"),
     "another format": (change(0, format="x"), "line 1: format"),
     "a newer version": (change(0, v=2), "line 1: v"),
     "unknown key": (change(0, colour="red"), "colour"),
@@ -199,6 +205,7 @@ def test_what_is_not_json_is_refused(store: Store, text: str, line: str) -> None
     assert len(studies.all(store)) == 1
 
 
+@pytest.mark.sql
 def test_text_that_no_database_can_hold_is_refused(store: Store, text: str) -> None:
     records = lines(text)
     records[-2]["attempt"]["message"] = "\ud800"
@@ -208,7 +215,7 @@ def test_text_that_no_database_can_hold_is_refused(store: Store, text: str) -> N
 
 def test_lines_are_limited(store: Store, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as small:
-        small.setattr(study_import, "MAX_LINE", max(map(len, text.splitlines())) - 1)
+        small.setattr(archive, "MAX_LINE", max(map(len, text.splitlines())) - 1)
         with pytest.raises(InvalidInput, match="too long"):
             import_study(store, io.StringIO(text), name="copy")
     import_study(store, io.StringIO(text), name="copy")

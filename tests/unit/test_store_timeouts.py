@@ -10,9 +10,9 @@ from store_support import RESULT, StillClock, add_device, device, open_store, pu
 from nas.core.errors import InvalidInput
 from nas.core.protocol import Phase
 from nas.store import devices, jobs, outcomes, pages
+from nas.store.devices import LIMITS, phase_limit_s, state_of
 from nas.store.rows import DeviceEventKind, DeviceState, Health, JobRow, JobState
 from nas.store.store import Store
-from nas.store.timeouts import LIMITS, phase_limit_s, state_of
 
 PHASES: list[Phase] = ["preparing", "cooling", "running"]
 IDLE_S, OFFLINE_S = LIMITS[DeviceState.IDLE].seconds, LIMITS[DeviceState.OFFLINE].seconds
@@ -35,7 +35,7 @@ def beat(store: Store, job: JobRow, phase: Phase) -> bool:
 
 
 def live_on(store: Store, clock: StillClock, job: JobRow, phase: Phase, seconds: float) -> bool:
-    """An agent that goes on renewing, for so long; whether it may still go on then."""
+    """Renews for `seconds`, as an agent does; returns whether it may continue."""
     end = clock.time + seconds
     while clock.time < end:
         clock.time = min(end, clock.time + jobs.LEASE_S / 2)
@@ -50,7 +50,7 @@ def test_every_state_has_a_limit_with_a_consequence() -> None:
 
 
 def test_the_limits_are_documented() -> None:
-    page = Path(__file__).parents[2] / "docs" / "farm-health.md"
+    page = Path(__file__).parents[2] / "docs" / "reference/farm-health.md"
     rows = [line for line in page.read_text().splitlines() if line.startswith("| `")]
     documented = {line.split("|")[1].strip(): line for line in rows}
     for each, limit in LIMITS.items():
@@ -161,7 +161,7 @@ def test_a_draining_device_keeps_draining_through_silence_and_absence(store: Sto
 
 @pytest.mark.parametrize("other", sorted(set(DeviceState) - {DeviceState.IDLE, DeviceState.DRAINING}))
 def test_only_draining_is_for_people_to_set(store: Store, other: DeviceState) -> None:
-    with pytest.raises(InvalidInput, match="cannot be told to be"):
+    with pytest.raises(InvalidInput, match="cannot be set to"):
         devices.set_state(store, "box", other)
     devices.set_state(store, "box", DeviceState.IDLE)
     assert devices.history(store, "box", kind=DeviceEventKind.STATE) == []
@@ -186,7 +186,7 @@ def test_limits_start_anew_after_a_coordinator_was_down(store: Store, clock: Sti
     job = take(store)
     assert beat(store, job, "preparing")
     clock.time += 10_000
-    outcomes.extend_leases(store)
+    jobs.extend_leases(store)
     assert beat(store, job, "running")
     assert outcomes.expire(store) == []
 

@@ -11,6 +11,7 @@ from store_support import new_study, open_store
 from nas.store import studies
 
 
+@pytest.mark.sql
 def test_an_exception_undoes_all_of_a_transaction(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     with pytest.raises(KeyError), store.write():
@@ -21,6 +22,7 @@ def test_an_exception_undoes_all_of_a_transaction(tmp_path: Path) -> None:
     assert new_study(store, "c").name == "c"
 
 
+@pytest.mark.sql
 def test_a_failed_part_that_is_caught_undoes_only_itself(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     with store.write():
@@ -32,6 +34,7 @@ def test_a_failed_part_that_is_caught_undoes_only_itself(tmp_path: Path) -> None
     assert [study.name for study in studies.all(store)] == ["a", "c"]
 
 
+@pytest.mark.sql
 def test_readers_see_one_moment_while_a_writer_goes_on(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     new_study(store, "a")
@@ -44,6 +47,7 @@ def test_readers_see_one_moment_while_a_writer_goes_on(tmp_path: Path) -> None:
     assert [study.name for study in studies.all(store)] == ["a", "b"]
 
 
+@pytest.mark.sql
 def test_threads_share_a_store(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     threads = [Thread(target=new_study, args=(store, f"s{n}")) for n in range(16)]

@@ -12,10 +12,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from nas.runtimes.builds import variant_named
 from nas.runtimes.llama_cpp import source
-from nas.runtimes.llama_cpp.builds import BuildDetails, runner_source_hash
-from nas.runtimes.llama_cpp.compile import compile_library, compile_static_runner, library_flags
-from nas.runtimes.llama_cpp.isa import variant_called
+from nas.runtimes.llama_cpp.build import compile_library, compile_static_runner, library_flags
+from nas.runtimes.llama_cpp.builds import BUILDS, VARIANTS, BuildDetails
 from nas.runtimes.llama_cpp.patches import apply_patches, patch_hashes
 from nas.runtimes.toolchain import Toolchain, find_build_tools
 
@@ -28,11 +28,11 @@ def main(out: Path) -> None:
     ndk = Path(os.environ["ANDROID_NDK"])
     compilers = ndk / "toolchains" / "llvm" / "prebuilt" / "linux-x86_64" / "bin"
     cc = str(compilers / f"aarch64-linux-android{API}-clang")
-    variant = variant_called("armv8.2", "aarch64-linux")
+    variant = variant_named("armv8.2", "aarch64-linux", VARIANTS)
     details = BuildDetails(
         sdist=source.SHA256,
         patches=patch_hashes(),
-        runner_c=runner_source_hash(),
+        runner_c=BUILDS.runner_hash(),
         variant=variant.name,
         target="aarch64-android",
         flags=(*library_flags(variant, tools=False, static=True), f"-DGGML_CPU_ARM_ARCH={variant.march}"),

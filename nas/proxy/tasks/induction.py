@@ -15,9 +15,9 @@ from nas.core.task import IGNORE, Batch
 class Induction:
     """A walk on one random cycle through all symbols, broken by jumps to a random symbol.
 
-    What follows a symbol is the same all through an example and different in each. One cycle through all symbols,
-    rather than a random map, keeps out short loops that a local mixer could copy; the jumps break its period.
-    Labels stand where the next step follows the cycle and has been seen before.
+    The successor of a symbol is fixed within an example and differs between examples. One cycle through all symbols,
+    instead of a random map, excludes short loops that a local mixer could copy; the jumps break its period. Positions
+    have a label where the next step follows the cycle and has occurred before.
     """
 
     symbols: int = 8
@@ -34,16 +34,16 @@ class Induction:
 
     @property
     def vocab(self) -> int:
-        """The symbols."""
+        """Number of symbols."""
         return self.symbols
 
     @property
     def chance_nats(self) -> float:
-        """Symbols are uniform."""
+        """Entropy of a uniform symbol."""
         return math.log(self.symbols)
 
     def batch(self, generator: np.random.Generator, size: int) -> Batch:
-        """Inputs and labels, [size, length]."""
+        """Returns inputs and labels, [size, length]."""
         order = generator.random((size, self.symbols)).argsort(1)
         follower = np.empty_like(order)
         np.put_along_axis(follower, order, np.roll(order, -1, axis=1), axis=1)

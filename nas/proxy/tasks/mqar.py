@@ -16,8 +16,8 @@ from nas.core.task import IGNORE, Batch
 class AssociativeRecall:
     """`pairs` of key and value, then the keys again in random order, each to be answered with its value.
 
-    Every key is asked once before any is asked twice. Layouts learn it suddenly and late: compare losses over three
-    seeds or more, never one accuracy.
+    Every key is asked once before any is asked twice. Layouts learn the task suddenly and late: compare losses over
+    three seeds or more, never a single accuracy.
     """
 
     pairs: int = 4
@@ -35,16 +35,16 @@ class AssociativeRecall:
 
     @property
     def vocab(self) -> int:
-        """Keys, then values."""
+        """Number of keys and values."""
         return self.keys + self.values
 
     @property
     def chance_nats(self) -> float:
-        """Values are uniform."""
+        """Entropy of a uniform value."""
         return math.log(self.values)
 
     def batch(self, generator: np.random.Generator, size: int) -> Batch:
-        """Inputs and labels, [size, length]; labels stand at the keys of the queries."""
+        """Returns inputs and labels, [size, length]; the keys of the queries have labels."""
         keys = generator.random((size, self.keys)).argsort(1)[:, : self.pairs]
         values = generator.integers(self.keys, self.vocab, (size, self.pairs))
         queries = self.length // 2 - self.pairs
@@ -57,6 +57,6 @@ class AssociativeRecall:
         return x, y
 
     def _asked(self, generator: np.random.Generator, size: int, queries: int) -> NDArray[np.intp]:
-        """Which pair each query asks for, [size, queries]."""
+        """Returns the pair that each query asks for, [size, queries]."""
         rounds = [generator.random((size, self.pairs)).argsort(1) for _ in range(-(-queries // self.pairs))]
         return np.concatenate(rounds, axis=1)[:, :queries]

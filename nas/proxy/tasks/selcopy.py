@@ -1,4 +1,4 @@
-"""Selective copy: repeat a few marked symbols that stand scattered in noise (Gu and Dao 2023, Mamba, section 3.1)."""
+"""Selective copy: repeat a few symbols that are scattered in noise (Gu and Dao 2023, Mamba, section 3.1)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _NOISE, _SEPARATOR, _FIRST = 0, 1, 2
 
 @dataclass(frozen=True)
 class SelectiveCopy:
-    """Up to `items` of `symbols` stand at random places in noise; behind the separator they are repeated in order.
+    """Up to `items` of `symbols` at random places in noise; after the separator they are repeated in order.
 
-    A fixed-lag convolution cannot do it: the distance from a symbol to its copy is random. Each example has one item or
-    more: the short ones are learned first, which makes progress steadier than one sudden step at full length.
+    A fixed-lag convolution cannot solve it: the distance from a symbol to its copy is random. Each example has at least
+    one item: short examples are learned first, which makes progress steadier than one sudden step at full length.
     """
 
     items: int = 3
@@ -34,16 +34,16 @@ class SelectiveCopy:
 
     @property
     def vocab(self) -> int:
-        """Noise, separator, symbols."""
+        """Number of symbols, with noise and separator."""
         return _FIRST + self.symbols
 
     @property
     def chance_nats(self) -> float:
-        """Symbols are uniform."""
+        """Entropy of a uniform symbol."""
         return math.log(self.symbols)
 
     def batch(self, generator: np.random.Generator, size: int) -> Batch:
-        """Inputs and labels, [size, length]; labels stand from the separator on."""
+        """Returns inputs and labels, [size, length]; labels begin at the separator."""
         head = self.length - 1 - self.items
         counts = generator.integers(1, self.items + 1, (size, 1))
         used = np.arange(self.items) < counts
@@ -59,7 +59,7 @@ class SelectiveCopy:
 
 
 def _sorted_front(places: NDArray[np.intp], counts: NDArray[np.int64]) -> NDArray[np.intp]:
-    """Each row with its first `counts` entries in ascending order; the rest, which get noise, stay behind them."""
+    """Sorts the first `counts` entries of each row; the rest, which get noise, stay after them."""
     unused = np.arange(places.shape[1]) >= counts
     beyond = places.max() + 1
     order = np.where(unused, places + beyond, places).argsort(1)

@@ -1,4 +1,9 @@
-"""Here the tests of the store run over again, on PostgreSQL; each file names the ones that it repeats."""
+"""Runs tests of the store again on PostgreSQL: each file imports those of one file in tests/unit.
+
+By default only tests marked `sql` run again, whose statements differ between the databases: upserts, row and table
+locks, generated ids, JSON, cascades, snapshots. The logic around these statements is the same, and its tests run on
+SQLite every time. With HILNAS_TEST_ALL set, all of them run on PostgreSQL too.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +17,22 @@ from nas.core.clock import Clock
 from nas.store.store import Store
 from nas.testing.postgres import Server
 
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents and _is_imported(item) and not item.get_closest_marker("sql"):
+            item.add_marker("exhaustive")
+
+
+def _is_imported(item: pytest.Item) -> bool:
+    assert isinstance(item, pytest.Function)
+    return (item.cls or item.function).__module__ != item.module.__name__
+
 
 class Databases:
-    """One for every folder that a test opens a store in; made once, and emptied for whoever comes next."""
+    """One database for each folder in which a test opens a store; databases are emptied and used again."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -23,7 +41,7 @@ class Databases:
         self._made = 0
 
     def open(self, folder: Path, clock: Clock) -> Store:
-        """The store of `folder`."""
+        """Opens the store of `folder`."""
         if folder not in self._used:
             self.give_back([other for other in self._used if not other.exists()])
             self._used[folder] = self._empty_one(), []
@@ -32,7 +50,7 @@ class Databases:
         return stores[-1]
 
     def give_back(self, folders: Iterable[Path]) -> None:
-        """These folders' databases are not needed any more."""
+        """Releases the databases of these folders."""
         for folder in list(folders):
             url, stores = self._used.pop(folder)
             for store in stores:
@@ -41,7 +59,7 @@ class Databases:
 
     @property
     def folders(self) -> Iterable[Path]:
-        """Those whose databases are in use."""
+        """Folders whose databases are in use."""
         return self._used.keys()
 
     def _empty_one(self) -> str:

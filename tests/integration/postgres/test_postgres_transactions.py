@@ -15,7 +15,7 @@ from test_store_transactions import *  # noqa: F403
 
 from nas.core.clock import SystemClock
 from nas.core.errors import InfrastructureFailed, InvalidInput
-from nas.store import artifact_gc, artifacts, devices, jobs, studies
+from nas.store import artifacts, devices, jobs, studies
 from nas.store.models import study as study_table
 from nas.store.rows import JobState
 from nas.store.store import Store, retried
@@ -144,8 +144,8 @@ def test_collection_waits_for_whoever_pins(tmp_path: Path) -> None:
     kept = artifacts.put_bytes(store, b"kept").sha256
     with store.write():
         artifacts.pin(store, kept, "me")
-        collected: list[artifact_gc.Collected] = []
-        collector = threading.Thread(target=lambda: collected.append(artifact_gc.collect(store, 0)))
+        collected: list[artifacts.Collected] = []
+        collector = threading.Thread(target=lambda: collected.append(artifacts.collect(store, 0)))
         collector.start()
         collector.join(0.3)
         assert collector.is_alive()

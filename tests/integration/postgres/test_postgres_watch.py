@@ -1,1 +1,1 @@
-from test_service_watch import *  # noqa: F403
+from test_farm_watch import *  # noqa: F403

@@ -1,0 +1,75 @@
+"""Records disturbances with their times, to decide whether a failure had a cause."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+CAUSES = {
+    "lease": r"did not renew its lease|its agent was gone|epoch \d+ of .* is over|in use by another|agent's host",
+    "coordinator": r"^(coordinator:|download|the coordinator's own )",
+    "disk": r"No space left|MB are free",
+    "damage": r"damaged|the bytes have SHA-256",
+    "wire": r"^(ssh://|adb:|\d+\.\d+\.\d+\.\d+:)|restarted or exchanged|was let go before the job began",
+}
+"""Causes of failures, by patterns of their messages. The first match counts."""
+
+AFTER_S = {"lease": 45.0, "coordinator": 20.0, "disk": 20.0, "damage": 60.0, "wire": 45.0}
+"""Seconds after its end in which a disturbance may still cause failures: a lease expires after 30 s, a silent network
+is noticed after 15 s or at a run's deadline, and damage when the file is read."""
+
+
+def cause(message: str) -> str | None:
+    """Returns the cause that matches the message, if any."""
+    return next((name for name, pattern in CAUSES.items() if re.search(pattern, message)), None)
+
+
+@dataclass(slots=True)
+class Disturbance:
+    """One active fault.
+
+    Args:
+        device: the affected one; None: all.
+        causes: of failures that it explains.
+        begun: seconds since the epoch.
+        ended: same; None while it lasts.
+    """
+
+    device: str | None
+    causes: frozenset[str]
+    begun: float
+    ended: float | None = None
+
+
+class Disturbances:
+    """All disturbances of a campaign. Safe for several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._all: list[Disturbance] = []
+
+    @contextlib.contextmanager
+    def disturbed(self, device: str | None, causes: frozenset[str]) -> Iterator[Disturbance]:
+        """Records a disturbance from now to the end of the context."""
+        begun = Disturbance(device, causes, time.time())
+        with self._lock:
+            self._all.append(begun)
+        try:
+            yield begun
+        finally:
+            begun.ended = time.time()
+
+    def excuses(self, told: str, device: str, at: float) -> bool:
+        """Returns whether a disturbance explains a failure of the device at this time by this cause."""
+        with self._lock:
+            return any(
+                told in each.causes
+                and each.device in (None, device)
+                and each.begun <= at
+                and (each.ended is None or at <= each.ended + AFTER_S[told])
+                for each in self._all
+            )

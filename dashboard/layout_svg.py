@@ -1,0 +1,196 @@
+"""Layouts as inline SVG: a strip of one layout layer by layer, and shares of block kinds by depth.
+
+They have classes and no styles, so that `assets/plots.css` colours them, light or dark, under a strict
+Content-Security-Policy. All text is escaped, and no script, link or foreign element is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from xml.etree import ElementTree
+
+from markupsafe import Markup
+
+from nas.analysis.snapshot import NONE
+from nas.core.block import BLOCKS
+from nas.core.logs import visible
+from nas.core.units import show_count
+from nas.dashboard.filters import hue, show_bytes
+from nas.views.candidate import CandidateView, ComparisonView
+from nas.views.layout import BlockView, LayerView
+from nas.views.study import ShareView
+
+Element = ElementTree.Element
+
+_COLUMN, _GAP, _HEIGHT = 20.0, 3.0, 96.0
+_LEAST = 2.0
+_MIXER_SHARE = 0.5
+_LETTERS = 14.0
+_WIDTH, _LEFT, _BAR, _ROW_GAP, _FOOT = 640.0, 84.0, 72.0, 14.0, 22.0
+_BETWEEN = 2.0
+
+ROLES = {"mixer": "Mixers", "ffn": "Feed-forwards"}
+
+
+def layout_strip(
+    columns: Sequence[LayerView | None], label: str, *, most: int | None = None, marked: Sequence[int] = ()
+) -> Markup:
+    """Draws a column for each layer: mixers above the middle, parallel ones side by side, the feed-forward below.
+
+    Areas are weights. Layers with shared weights are hollow; a gap is empty.
+
+    Args:
+        columns: first to last; None leaves a gap, where layouts are compared.
+        label: text alternative.
+        most: weights of the tallest block, where several strips share a scale; None: the tallest of these.
+        marked: positions of columns that differ from others.
+    """
+    most = most or tallest(columns)
+    shapes = [
+        _column(layer, index, index in marked, most) if layer else _gap(index) for index, layer in enumerate(columns)
+    ]
+    return _picture("strip", label, len(columns) * (_COLUMN + _GAP) + _GAP, _HEIGHT + _LETTERS, shapes)
+
+
+def tallest(columns: Sequence[LayerView | None]) -> int:
+    """Returns the weights of the largest mixer stack or feed-forward; at least 1."""
+    stacks = [stack for layer in columns if layer for stack in (layer.mixers, (layer.ffn,) if layer.ffn else ())]
+    return max([1, *(max(block.params for block in stack) * len(stack) for stack in stacks if stack)])
+
+
+def aligned_strips(view: ComparisonView) -> list[Markup]:
+    """Draws a strip for each candidate, all on one scale, corresponding layers below each other."""
+    most = max(tallest(each.layout.layers) for each in view.candidates)
+    marked = [index for index, row in enumerate(view.rows) if row.differs]
+    drawn = []
+    for number, each in enumerate(view.candidates):
+        indices = [row.layers[number] for row in view.rows]
+        columns = [None if index is None else each.layout.layers[index] for index in indices]
+        drawn.append(layout_strip(columns, f"{each.name}: {each.layout.text}", most=most, marked=marked))
+    return drawn
+
+
+def layout_legend(*views: CandidateView) -> list[tuple[str, str]]:
+    """Returns (kind of block, description) of every kind in the layouts, in order of appearance."""
+    blocks = (block for view in views for layer in view.layout.layers for block in layer.blocks)
+    return list({block.kind: (block.kind, block.doc) for block in blocks}.values())
+
+
+def depth_shares(blocks: Sequence[ShareView], role: str) -> Markup:
+    """Draws stacked shares of the block kinds of a role, a column per tenth of the depth: front above all trials."""
+    own = [each for each in blocks if each.role == role]
+    rows: dict[str, Mapping[str, Sequence[float]]] = {"all trials": {each.kind: each.all for each in own}}
+    if own[0].front is not None:
+        rows = {"front": {each.kind: each.front or [] for each in own}} | rows
+    shapes: list[Element] = []
+    for number, (name, shares) in enumerate(rows.items()):
+        top = number * (_BAR + _ROW_GAP)
+        shapes.append(_element("text", text=name, x=_LEFT - 8, y=top + _BAR / 2 + 4, text_anchor="end"))
+        shapes += _shares(name, shares, top)
+    foot = len(rows) * (_BAR + _ROW_GAP) + 4
+    for text, x, anchor in (("first layers", _LEFT, "start"), ("last layers", _WIDTH, "end")):
+        shapes.append(_element("text", text=text, x=x, y=foot, text_anchor=anchor, class_="label"))
+    return _picture("depth", f"{ROLES[role]} by relative depth", _WIDTH, foot + _FOOT - 14, shapes)
+
+
+def depth_legend(blocks: Sequence[ShareView], role: str) -> list[tuple[str, str]]:
+    """Returns (kind of block, description) of a role's kinds."""
+    return [(each.kind, BLOCKS[each.kind].doc) for each in blocks if each.role == role and each.kind != NONE]
+
+
+def _shares(name: str, shares: Mapping[str, Sequence[float]], top: float) -> list[Element]:
+    parts = max(map(len, shares.values()))
+    width = (_WIDTH - _LEFT) / parts
+    shapes = []
+    for part in range(parts):
+        at = top
+        for kind, column in shares.items():
+            height = _BAR * column[part]
+            if height:
+                bar = _element(
+                    "rect", x=_LEFT + part * width, y=at, width=width - _BETWEEN, height=height,
+                    class_="nothing" if kind == NONE else f"block hue-{hue(kind)}",
+                )  # fmt: skip
+                range_ = f"the depth from {part / parts:.0%} to {(part + 1) / parts:.0%}"
+                shapes.append(_titled(bar, f"{name}: {kind}: {column[part]:.0%} of {range_}"))
+            at += height
+    return shapes
+
+
+def _column(layer: LayerView, index: int, marked: bool, most: int) -> Element:
+    def height(params: float) -> float:
+        return max(_LEAST, min(1.0, params / most) * _HEIGHT * _MIXER_SHARE)
+
+    left, middle = _GAP + index * (_COLUMN + _GAP), _HEIGHT * _MIXER_SHARE
+    width = _COLUMN / max(1, len(layer.mixers))
+    shapes = []
+    for number, mixer in enumerate(layer.mixers):
+        # Higher by the number of mixers, because each is narrower by it.
+        tall = height(mixer.params * len(layer.mixers))
+        shapes.append(_block(mixer, layer, left + number * width, middle - tall, width, tall))
+    if layer.ffn:
+        shapes.append(_block(layer.ffn, layer, left, middle + 1, _COLUMN, height(layer.ffn.params) - 1))
+    shapes.append(_element("text", text=_letters(layer), x=left + _COLUMN / 2, y=_HEIGHT + 10, text_anchor="middle"))
+    return _element("g", *shapes, class_="layer marked" if marked else "layer")
+
+
+def _block(block: BlockView, layer: LayerView, x: float, y: float, width: float, height: float) -> Element:
+    shared = " shared" if layer.share is not None else ""
+    shape = _element(
+        "rect", x=x, y=y, width=width - 0.5, height=max(height, 1.0), class_=f"block hue-{hue(block.kind)}{shared}"
+    )
+    return _titled(shape, _block_title(block, layer))
+
+
+def _block_title(block: BlockView, layer: LayerView) -> str:
+    weights = show_count(block.params) + " weights"
+    if block.active != block.params:
+        weights += f", {show_count(block.active)} active"
+    shape = ", ".join(f"{name} {value:g}" for name, value in block.shape.items())
+    parts = [f"layer {layer.index}: {block.text}, {block.doc}", shape, weights]
+    if layer.share is not None:
+        parts.append(f"weights of layer {layer.share}")
+    if block.kv_bytes:
+        parts.append(f"cache {show_bytes(block.kv_bytes)}")
+    if block.state_bytes:
+        parts.append(f"state {show_bytes(block.state_bytes)}")
+    parts.append(f"{show_count(block.flops)}FLOP a token")
+    return "; ".join(part for part in parts if part)
+
+
+def _letters(layer: LayerView) -> str:
+    if layer.share is not None:
+        return f"^{layer.share}"
+    return "&".join(mixer.text[:1] for mixer in layer.mixers) or "-"
+
+
+def _gap(index: int) -> Element:
+    left = _GAP + index * (_COLUMN + _GAP)
+    return _element("line", x1=left, x2=left + _COLUMN, y1=_HEIGHT / 2, y2=_HEIGHT / 2, class_="gap")
+
+
+def _element(tag: str, *children: Element, text: str | None = None, **attributes: str | float) -> Element:
+    """Makes one SVG element; `class_` is `class`, other underscores in names of attributes are hyphens."""
+    names = ("class" if name == "class_" else name.replace("_", "-") for name in attributes)
+    made = Element(tag, dict(zip(names, map(_value, attributes.values()), strict=True)))
+    made.text = None if text is None else visible(text)
+    made.extend(children)
+    return made
+
+
+def _titled(shape: Element, title: str) -> Element:
+    """Adds the text for hovering and screen readers."""
+    shape.insert(0, _element("title", text=title))
+    return shape
+
+
+def _picture(kind: str, label: str, width: float, height: float, shapes: Iterable[Element]) -> Markup:
+    root = _element("svg", *shapes, class_=f"picture picture-{kind}", role="img", aria_label=label)
+    root.set("xmlns", "http://www.w3.org/2000/svg")
+    root.set("viewBox", f"0 0 {_value(width)} {_value(height)}")
+    return Markup(ElementTree.tostring(_titled(root, label), encoding="unicode"))
+
+
+def _value(value: str | float) -> str:
+    """Returns text without control characters, which XML does not allow, and numbers with at most two decimals."""
+    return visible(value) if isinstance(value, str) else f"{value:.2f}".rstrip("0").rstrip(".")

@@ -1,0 +1,352 @@
+"""Plots with axes: pure functions from figures to a JSON description that `assets/plots.js` draws with uPlot.
+
+The description is in an attribute of the plot's element, so that no inline script is needed; its label is the text
+alternative.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from itertools import accumulate, pairwise
+from statistics import median
+from typing import Any, Literal
+
+from markupsafe import Markup
+
+from nas.api.devices import ReferenceRunView
+from nas.core.family import MemberTraining
+from nas.core.logs import visible
+from nas.core.measurement import DRIFT_LIMIT
+from nas.core.scoring import BudgetCheck, MeasurementKey
+from nas.dashboard.filters import shown
+from nas.views.candidate import CandidateView, ComparisonView, MeasurementView
+from nas.views.family import ComparisonView as FamilyComparison
+
+MOST_BINS = 60
+MOST_BUCKETS = 500
+"""Of tokens over a whole trace; the minimum and maximum of each are drawn."""
+MOST_STEPS = 400
+"""Of a cumulative distribution."""
+
+_PER_TOKEN = ("decode_p50", "decode_p95", "decode_mean")
+_SPEEDS = ("decode_tps", "prefill_tps")
+_HOUR_S, _DAY_S = 3600.0, 86_400.0
+_IN_HOURS_S = 3 * _DAY_S
+_HUES = (0, 1, 3, 5, 2, 8)
+"""Colours of series; a seventh has the first one's."""
+_OWN, _OTHER, _PALE = 1, 0, 4
+
+Points = Sequence[tuple[float, float | None]]
+Numbers = Sequence[float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """An axis; `covers` are values that it always shows."""
+
+    label: str
+    log: bool = False
+    covers: Sequence[float] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One series of a plot.
+
+    Args:
+        name: in the legend.
+        points: (x, y), x ascending; None interrupts the line.
+        draw: the kind of mark.
+        hue: number of its colour.
+        hollow: dots are not filled.
+        right: on the right axis.
+        low: lower ends of error bars.
+        high: upper ends.
+        texts: labels of the points.
+    """
+
+    name: str
+    points: Points
+    draw: Literal["line", "steps", "bars", "dots"] = "line"
+    hue: int = 0
+    hollow: bool = False
+    right: bool = False
+    low: Numbers = ()
+    high: Numbers = ()
+    texts: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A dashed line at a budget or limit; not drawn beyond the axis."""
+
+    axis: Literal["x", "y"]
+    name: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A plot; templates write it with `{{ plot }}`.
+
+    Args:
+        label: text alternative.
+        series: if empty, only the label is written; without axes nothing.
+        x: None: a small line without axes and legend.
+        y: the left axis.
+        right: label of the right axis.
+        limits: dashed lines.
+    """
+
+    label: str
+    series: Sequence[Series]
+    x: Axis | None = None
+    y: Axis = field(default_factory=lambda: Axis(""))
+    right: str = ""
+    limits: Sequence[Limit] = ()
+
+    def __html__(self) -> Markup:
+        if not self.series and self.x is None:
+            return Markup("")
+        if not self.series:
+            return Markup('<p class="missing">{}</p>').format(visible(self.label))
+        classes = "chart" if self.x else "chart sparkline"
+        without = Markup("<noscript>This plot needs JavaScript.</noscript>") if self.x else ""
+        content = json.dumps(_plain(self), allow_nan=False, separators=(",", ":"))
+        drawn = Markup('<div class="{}" role="img" aria-label="{}" data-plot="{}">{}</div>')
+        return drawn.format(classes, visible(self.label), content, without)
+
+
+def sparkline(course: Sequence[tuple[float, float]], label: str) -> Plot:
+    """Returns a small line without axes; `course`: (x, y), x ascending."""
+    if not course:
+        return Plot(f"{label}: nothing yet", [])
+    return Plot(f"{label}: {shown(course[0][1])} to {shown(course[-1][1])}", [Series(label, course)])
+
+
+def histogram(samples: Sequence[float], label: str, unit: str, limits: Sequence[Limit] = ()) -> Plot:
+    """Returns the counts of samples in bins.
+
+    Bins follow Freedman and Diaconis (1981): twice the interquartile range over the cube root of the count.
+    """
+    if not samples:
+        return Plot(f"{label}: no samples", [], Axis(unit))
+    low, high, counts = _binned(samples)
+    step = (high - low) / len(counts)
+    bars = Series("samples", [(low + step * (bin + 0.5), count) for bin, count in enumerate(counts)], draw="bars")
+    x, y = Axis(unit, covers=(low, high)), Axis("samples", covers=(0,))
+    return Plot(f"{label}: {len(samples)} samples, median {shown(median(samples))} {unit}", [bars], x, y, "", limits)
+
+
+def cumulative(
+    samples: Mapping[str, Sequence[float]], label: str, unit: str, limits: Sequence[Limit] = ()
+) -> Plot:  # fmt: skip
+    """Returns the empirical distribution functions of several series; `samples`: name -> samples."""
+    series = [
+        Series(f"{name}, median {shown(median(values))}", _steps(values), draw="steps", hue=_hue(number))
+        for number, (name, values) in enumerate(samples.items())
+        if values
+    ]
+    missing = "".join(f"; {name}: no samples" for name, values in samples.items() if not values)
+    names = f"{label}: {'; '.join(each.name for each in series)}{missing}"
+    return Plot(names, series, Axis(unit), Axis("share of samples", covers=(0, 1)), limits=limits)
+
+
+def training_curves(runs: Sequence[tuple[str, str, Sequence[tuple[float, float]]]], label: str) -> Plot:
+    """Returns the loss over the steps of every run; `runs`: (group, which shares a colour, name, (step, loss))."""
+    drawn = [(group, name, points) for group, name, points in runs if points]
+    groups = list(dict.fromkeys(group for group, _, _ in drawn))
+    series = [Series(f"{group}, {name}", points, hue=_hue(groups.index(group))) for group, name, points in drawn]
+    label = label if drawn else f"{label}: no training yet"
+    return Plot(label, series, Axis("step", covers=(0,)), Axis("loss, nats"))
+
+
+def token_trace(view: CandidateView, measurement: MeasurementView) -> Plot:
+    """Returns every token's time, repetition after repetition as they were measured, and the device's temperature."""
+    repetitions = [each for each in measurement.repetitions if each.token_ms]
+    starts = [0, *accumulate(len(each.token_ms) for each in repetitions)]
+    per_bucket = max(1, starts[-1] // MOST_BUCKETS)
+    lines: dict[str, list[tuple[float, float | None]]] = {}
+    temperature: list[tuple[float, float | None]] = []
+    for (start, end), each in zip(pairwise(starts), repetitions, strict=True):
+        name = "counted" if each.valid else f"refused: {each.reason}"
+        lines.setdefault(name, []).extend([*_thinned(each.token_ms, start, per_bucket), (end - 0.5, None)])
+        if each.temperature_c is not None:
+            temperature += [(start, each.temperature_c), (end - 1, each.temperature_c), (end - 0.5, None)]
+    series = [Series(name, points, hue=0 if name == "counted" else _PALE) for name, points in lines.items()]
+    if temperature:
+        series.append(Series("temperature", temperature, hue=_OWN, right=True))
+    label = f"{measurement.name}: {f'{starts[-1]} tokens, {len(repetitions)} repetitions' if series else 'no samples'}"
+    limits = token_limits("y", view.budgets, measurement.place)
+    return Plot(label, series, Axis("token"), Axis("ms per token", covers=(0,)), "°C" if temperature else "", limits)
+
+
+def no_temperature(measurement: MeasurementView) -> str | None:
+    """Returns why the trace has no temperature; None if it has one."""
+    if any(each.temperature_c is not None for each in measurement.repetitions):
+        return None
+    return next((each.temperature_unread for each in measurement.repetitions if each.temperature_unread), "not read")
+
+
+def token_histogram(view: CandidateView, measurement: MeasurementView) -> Plot:
+    """Returns the distribution of the tokens that count, corrected for drift."""
+    limits = token_limits("x", view.budgets, measurement.place)
+    return histogram(corrected_ms(measurement), measurement.name, "ms per token", limits)
+
+
+def token_distributions(view: ComparisonView) -> list[tuple[str, Plot]]:
+    """Returns for each measurement key its name and the distributions of the candidates' tokens, drift-corrected."""
+    by_key = [{taken.place: taken for taken in each.places} for each in view.candidates]
+    names = {taken.place: taken.name for each in view.candidates for taken in each.places}
+    drawn = []
+    for key, name in sorted(names.items()):
+        samples = {
+            each.name: corrected_ms(taken[key]) if key in taken else []
+            for each, taken in zip(view.candidates, by_key, strict=True)
+        }
+        limits = token_limits("x", view.candidates[0].budgets, key)
+        drawn.append((name, cumulative(samples, name, "ms per token", limits)))
+    return drawn
+
+
+def corrected_ms(measurement: MeasurementView) -> list[float]:
+    """Returns milliseconds per token of the repetitions that count, times candidate / reference x calibration."""
+    counted = [each for each in measurement.repetitions if each.valid or measurement.noisy]
+    return [ms / (1 + (each.drift or 0.0)) for each in counted for ms in each.token_ms]
+
+
+def token_limits(axis: Literal["x", "y"], budgets: Sequence[BudgetCheck], key: MeasurementKey) -> list[Limit]:
+    """Returns the budgets on the time of a token at a measurement key."""
+    return [
+        Limit(axis, f"{each.name}: {shown(each.limit)} {each.unit}", each.limit)
+        for each in budgets
+        if each.place == key and each.budget.split("@")[0] in _PER_TOKEN
+    ]
+
+
+def proxy_training(view: CandidateView) -> Plot:
+    """Returns the training curves of a candidate's proxy."""
+    runs = [
+        (each.name, "seed not known" if each.seed is None else f"seed {each.seed}", each.curve)
+        for each in view.trainings
+    ]
+    return training_curves(runs, f"training of {view.name}")
+
+
+def member_training(size: str, training: MemberTraining) -> Plot:
+    """Returns the training curve of a member of a family."""
+    return training_curves([("training loss", size, training.curve)], f"training of {size}")
+
+
+def drift(runs: Sequence[ReferenceRunView], label: str, now: float) -> Plot:
+    """Returns the reference runs of a device, oldest first: their deviation from the calibration, and the temperature.
+
+    Args:
+        runs: oldest first.
+        label: device and runtime.
+        now: seconds since the epoch.
+    """
+    if not runs:
+        return Plot(f"{label}: no reference runs yet", [], Axis("hours"))
+    hours = now - runs[0].at <= _IN_HOURS_S
+    unit_s = _HOUR_S if hours else _DAY_S
+    # Runs of one job have the same time; a tiny offset keeps a point for each.
+    ago = [min(0.0, (run.at - now) / unit_s) + 1e-6 * number for number, run in enumerate(runs)]
+    dots = [(run.calm, (at, 100 * (run.ratio - 1))) for at, run in zip(ago, runs, strict=True)]
+    series = [
+        Series(name, points, draw="dots", hue=0 if calm else _PALE)
+        for name, calm in (("calm", True), ("disturbed", False))
+        if (points := [point for was_calm, point in dots if was_calm == calm])
+    ]
+    warm = [(at, run.temperature_c) for at, run in zip(ago, runs, strict=True) if run.temperature_c is not None]
+    if warm:
+        series.append(Series("temperature", warm, hue=_OWN, right=True))
+    limits = [Limit("y", f"limit: {sign * 100 * DRIFT_LIMIT:g} %", sign * 100 * DRIFT_LIMIT) for sign in (1, -1)]
+    return Plot(
+        f"{label}: {len(runs)} reference runs, the latest {100 * (runs[-1].ratio - 1):+.2f} %", series,
+        Axis(f"{'hours' if hours else 'days'}, 0 is now", covers=(0.0,)),
+        Axis("% off the calibration", covers=[limit.value for limit in limits]), "°C" if warm else "", limits,
+    )  # fmt: skip
+
+
+def family_speeds(view: FamilyComparison) -> list[Plot]:
+    """Returns tokens per second over parameters, members among other models, for decoding and prefilling."""
+    drawn = []
+    for number, kind in enumerate(view.kinds):
+        measured = [(each.model, figure) for each in view.models if (figure := each.figures[number]) and figure.value]
+        if kind.metric not in _SPEEDS:
+            continue
+        series = []
+        for member in (True, False):
+            own = sorted((pair for pair in measured if pair[0].member == member), key=lambda pair: pair[0].parameters)
+            if own:
+                ends = [figure.ci95 or (None, None) for _, figure in own]
+                series.append(
+                    Series(
+                        "members" if member else "other models",
+                        # A tiny offset keeps models of one size apart.
+                        [(m.parameters / 1e6 * (1 + 1e-7 * i), figure.value) for i, (m, figure) in enumerate(own)],
+                        draw="dots", hue=_OWN if member else _OTHER, hollow=not member,
+                        low=[low for low, _ in ends], high=[high for _, high in ends],
+                        texts=[model.name for model, _ in own],
+                    )
+                )  # fmt: skip
+        unit = f"{kind.label}, {kind.unit}"
+        label = f"{unit}, over parameters on {view.device}: {len(measured)} models"
+        drawn.append(Plot(label, series, Axis("million parameters", log=True), Axis(unit, log=True)))
+    return drawn
+
+
+def _binned(samples: Sequence[float]) -> tuple[float, float, list[int]]:
+    low, high = min(samples), max(samples)
+    if low == high:
+        return low - 0.5, high + 0.5, [len(samples)]
+    ordered = sorted(samples)
+    spread = ordered[int(0.75 * len(ordered))] - ordered[int(0.25 * len(ordered))]
+    width = 2 * spread / len(samples) ** (1 / 3)
+    bins = min(MOST_BINS, math.ceil((high - low) / width)) if width else MOST_BINS
+    counts = [0] * bins
+    for sample in samples:
+        counts[min(bins - 1, int((sample - low) / (high - low) * bins))] += 1
+    return low, high, counts
+
+
+def _steps(samples: Sequence[float]) -> Points:
+    ordered = sorted(samples)
+    count = min(len(ordered), MOST_STEPS)
+    shares: dict[float, float] = {}
+    for number in range(1, count + 1):
+        rank = math.ceil(number * len(ordered) / count)
+        shares[ordered[rank - 1]] = rank / len(ordered)
+    return list(shares.items())
+
+
+def _thinned(token_ms: Sequence[float], start: int, per_bucket: int) -> list[tuple[float, float | None]]:
+    """Returns the minimum and the maximum of each bucket, in their order, so that no peak is lost."""
+    found: list[tuple[float, float | None]] = []
+    for begin in range(0, len(token_ms), per_bucket):
+        bucket = range(begin, min(begin + per_bucket, len(token_ms)))
+        ends = {min(bucket, key=token_ms.__getitem__), max(bucket, key=token_ms.__getitem__)}
+        found += [(float(start + index), token_ms[index]) for index in sorted(ends)]
+    return found
+
+
+def _hue(number: int) -> int:
+    return _HUES[number % len(_HUES)]
+
+
+def _plain(value: Any) -> Any:
+    """Returns the value for JSON: visible text, numbers with nine significant digits, no empty fields."""
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, float):
+        return float(f"{value:.9g}") if math.isfinite(value) else None
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if is_dataclass(value):
+        given = {each.name: getattr(value, each.name) for each in fields(value)}
+        return {name: _plain(each) for name, each in given.items() if each or isinstance(each, float)}
+    return value

@@ -1,0 +1,342 @@
+"""Executes plans on a device, with known runners only, and reads the device's condition around each run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from nas.core.clock import Clock
+from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName, Unsupported
+from nas.core.plan import Conditions, InputFile, Pair, Plan, PlanFile, RawRun, Round, RoundResult, Runner
+from nas.core.protocol import Phase
+from nas.devices.probes import android, cpu, memory, power, thermal
+from nas.devices.probes.readings import Snapshot, Unread
+from nas.devices.transports.base import Cancelled, CommandResult, Reader, Transport, never
+
+T = TypeVar("T")
+
+BEFORE = tuple(dict.fromkeys((*thermal.COUNTERS, *memory.FILES, *power.ENERGY_FILES, *cpu.FILES)))
+"""Read before a process. CPU time comes last, so that reading the rest is not in the interval."""
+
+AFTER = tuple(
+    dict.fromkeys(
+        (
+            *(*cpu.FILES, *power.ENERGY_FILES, *cpu.FREQUENCY_FILES, *thermal.FILES),
+            *(*thermal.COUNTERS, *thermal.THROTTLE_FILES),
+            *(*cpu.LOAD_FILES, *power.FILES, *memory.FILES),
+        )
+    )
+)
+"""Read after a process. CPU time comes first, then what changes fast once the processor is idle."""
+
+COMMANDS = (memory.DISK, *android.COMMANDS)
+"""Run after a process; `dumpsys` exists on Android only, which costs nothing to find out."""
+
+_ONE_MOMENT: dict[str, Callable[[Snapshot], Any]] = {
+    "temperature_c": lambda now: _first(now, thermal.temperature_c, android.temperature_c),
+    "governor": cpu.governor,
+    "frequency_mhz": cpu.frequency_mhz,
+    "cluster_mhz": cpu.cluster_mhz,
+    "load_1min": cpu.load_1min,
+    "power_source": lambda now: _first(now, power.power_source, android.power_source),
+    "battery_percent": lambda now: _first(now, power.battery_percent, android.battery_percent),
+    "battery_status": lambda now: _first(now, power.battery_status, android.battery_status),
+    "free_disk_mb": memory.free_disk_mb,
+    "screen_on": android.screen_on,
+}
+
+
+class Observer:
+    """Reads the device's sensors before and after a process, in one exchange each.
+
+    Args:
+        reader: of the device's /proc and /sys.
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    def before(self) -> Snapshot:
+        """Returns the snapshot to pass to `after`; call it last before a process starts."""
+        return Snapshot.take(self._reader, BEFORE)
+
+    def after(self, before: Snapshot, result: CommandResult) -> Conditions:
+        """Reads conditions right after the process ended. What could not be read is null, with its reason in `unread`.
+
+        Memory is what was free before; temperature and frequency are read right after, when the processor is warm.
+        """
+        now = Snapshot.take(self._reader, AFTER, COMMANDS)
+        two: dict[str, Callable[[], Any]] = {
+            "busy_cpu_s": lambda: cpu.busy_s(now) - cpu.busy_s(before),
+            "interval_s": lambda: cpu.uptime_s(now) - cpu.uptime_s(before),
+            "foreign_cpu": lambda: _foreign(before, now, result),
+            "throttled": lambda: _throttled(before, now),
+            "oom_kills": lambda: memory.oom_kills(now) - memory.oom_kills(before),
+            "energy": lambda: power.energy_used(power.energy_counter(before), power.energy_counter(now)),
+            "free_memory_mb": lambda: memory.free_memory_mb(before),
+        }
+        values = {name: _try(probe) for name, probe in two.items()}
+        values |= {name: _try(partial(probe, now)) for name, probe in _ONE_MOMENT.items()}
+        unread = {name: str(value) for name, value in values.items() if isinstance(value, Unread)}
+        return Conditions(**{name: value for name, value in values.items() if name not in unread}, unread=unread)
+
+
+def foreign_cpu(runs: Sequence[RawRun]) -> float | None:
+    """Returns the CPU share of other processes during `runs`, in cores; None if it cannot be determined.
+
+    Several short runs together can be long enough for the counter's ticks when each alone is not. The time between
+    them, above all our own reading, does not count.
+    """
+    busy = ours = wall_s = 0.0
+    for run in runs:
+        conditions = run.conditions
+        if conditions.busy_cpu_s is None or conditions.interval_s is None or run.cpu_s is None:
+            return None
+        busy += conditions.busy_cpu_s
+        ours += run.cpu_s + run.overhead_cpu_s
+        wall_s += conditions.interval_s
+    share = _try(lambda: cpu.foreign_share(busy, ours, wall_s))
+    return None if isinstance(share, Unread) else share
+
+
+def _foreign(before: Snapshot, now: Snapshot, result: CommandResult) -> float:
+    ours = None if result.cpu_s is None else result.cpu_s + result.overhead_cpu_s
+    busy, wall_s = cpu.busy_s(now) - cpu.busy_s(before), cpu.uptime_s(now) - cpu.uptime_s(before)
+    return cpu.foreign_share(busy, ours, wall_s)
+
+
+def _throttled(before: Snapshot, now: Snapshot) -> bool:
+    """Returns whether the processor was throttled: counters cover the whole interval, other sources only the end."""
+    return _first(
+        now,
+        lambda now: thermal.throttle_count(now) > thermal.throttle_count(before),
+        lambda now: thermal.firmware_flags(now) > 0,
+        lambda now: thermal.cooling_level(now) > 0,
+        lambda now: android.thermal_status(now) > 0,
+    )
+
+
+def _first(now: Snapshot, *probes: Callable[[Snapshot], T]) -> T:
+    """Returns the first probe's value that can be read; otherwise all reasons, except for missing Android services."""
+    reasons = []
+    for probe in probes:
+        try:
+            return probe(now)
+        except Unread as reason:
+            reasons.append(str(reason))
+    raise Unread("; ".join(reason for reason in reasons if reason != android.NO_ANDROID))
+
+
+def _try(probe: Callable[[], Any]) -> Any:
+    try:
+        return probe()
+    except Unread as reason:
+        return reason
+
+
+KnownRunner = Callable[[Runner], bool]
+"""Returns whether a runner is in the trusted manifest; raises `NasError` if there is no manifest to trust."""
+
+ENV_ALLOWED = frozenset(
+    {
+        "GOMP_CPU_AFFINITY",
+        "GOMP_SPINCOUNT",
+        "KMP_AFFINITY",
+        "KMP_BLOCKTIME",
+        "LANG",
+        "LC_ALL",
+        "MALLOC_ARENA_MAX",
+        "MALLOC_MMAP_THRESHOLD_",
+        "MALLOC_TRIM_THRESHOLD_",
+        "OMP_NUM_THREADS",
+        "OMP_PLACES",
+        "OMP_PROC_BIND",
+        "OMP_WAIT_POLICY",
+    }
+)
+"""Variables that a plan may set. Others (LD_PRELOAD, GGML_BACKEND_PATH) could load code that is in no manifest."""
+
+_SLOT = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,127}")
+_COOL_DOWN_SLICE_S = 1.0
+_MAKE_S = 600.0
+_MAKE_OUTPUT = 1 << 14
+
+
+class FileSource(Protocol):
+    """A source of plan files."""
+
+    def fetch(self, file: PlanFile) -> Path:
+        """Returns a local path with that content (verified again when pushed).
+
+        Raises:
+            InfrastructureFailed: it is not available now.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A plan whose files are on the device, ready to run any number of times."""
+
+    plan: Plan
+    argv: tuple[str, ...]
+    env: dict[str, str]
+
+
+def prepare(plan: Plan, transport: Transport, files: FileSource, known: KnownRunner) -> Prepared:
+    """Puts the plan's files on the device and fills in its arguments.
+
+    Raises:
+        Unsupported: the runner is unknown.
+        InvalidInput: the plan names an input it does not have, or sets a forbidden environment variable.
+        InfrastructureFailed: a file could not be fetched or pushed.
+    """
+    runner = plan.runner
+    _check(plan, known)
+    for file in runner.files.values():
+        transport.push(files.fetch(file), file.sha256)
+    folder = transport.bundle({name: file.sha256 for name, file in runner.files.items()})
+    libraries = {"LD_LIBRARY_PATH": folder} if len(runner.files) > 1 else {}
+    main = f"{folder}/{runner.main}"
+
+    def deliver(file: InputFile) -> str:
+        if file.recipe is None:
+            return transport.push(files.fetch(file), file.sha256)
+        recipe = transport.push(files.fetch(file.recipe), file.recipe.sha256)
+        return transport.make(file.sha256, lambda path: _make(transport, main, libraries, recipe, path))
+
+    paths = {name: deliver(file) for name, file in plan.inputs.items()}
+    arguments = (_SLOT.sub(lambda slot: paths[slot[1]], argument) for argument in plan.args)
+    return Prepared(plan, (main, *arguments), libraries | plan.env)
+
+
+def _make(transport: Transport, runner: str, env: dict[str, str], recipe: str, path: str) -> None:
+    result = transport.run(
+        (runner, "--recipe", recipe, "--output", path), env=env, deadline_s=_MAKE_S, output_limit=_MAKE_OUTPUT
+    )
+    if result.exit_code != 0 or result.truncated:
+        output = (result.stdout[-400:] + result.stderr_tail[-400:]).decode(errors="replace").strip()
+        why = f"not done within {_MAKE_S:g} s" if result.timed_out else f"exit code {result.exit_code}"
+        raise InfrastructureFailed(f"the runner did not make the file of a recipe: {why}: {output}")
+
+
+def _check(plan: Plan, known: KnownRunner) -> None:
+    runner = plan.runner
+    if not known(runner):
+        raise Unsupported(f"runner {runner.runtime} {runner.build[:12]} is not in the coordinator's runner manifest")
+    for name in runner.files:
+        if not _FILE_NAME.fullmatch(name):
+            raise InvalidInput(f"runner file name {name!r}: letters, digits and ._+- only")
+    if runner.main not in runner.files:
+        raise UnknownName("runner file", runner.main, runner.files)
+    for variable in plan.env:
+        if variable not in ENV_ALLOWED:
+            raise UnknownName("environment variable of a plan", variable, ENV_ALLOWED)
+    if any("\0" in word for word in (*plan.args, *plan.env.values())):
+        raise InvalidInput("an argument or variable of the plan has a NUL character, which no process can be given")
+    for slot in (slot for argument in plan.args for slot in _SLOT.findall(argument)):
+        if slot not in plan.inputs:
+            raise UnknownName("input of the plan", slot, plan.inputs)
+
+
+def execute(
+    prepared: Prepared, transport: Transport, observer: Observer, cancelled: Callable[[], bool] = never
+) -> RawRun:
+    """Runs a prepared plan once.
+
+    Raises:
+        Unsupported: the device cannot execute the runner.
+        InfrastructureFailed: the device failed.
+        Cancelled: on request.
+    """
+    plan = prepared.plan
+    before = observer.before()
+    result = transport.run(
+        prepared.argv,
+        env=prepared.env,
+        deadline_s=plan.deadline_s,
+        output_limit=plan.output_limit,
+        cpu_affinity=plan.affinity,
+        cancelled=cancelled,
+    )
+    return RawRun(
+        exit_code=result.exit_code,
+        stdout=result.stdout.decode(errors="replace"),
+        stderr_tail=result.stderr_tail.decode(errors="replace"),
+        wall_s=result.wall_s,
+        cpu_s=result.cpu_s,
+        overhead_cpu_s=result.overhead_cpu_s,
+        max_rss_mb=result.max_rss_mb,
+        timed_out=result.timed_out,
+        truncated=result.truncated,
+        started_at=result.started_at,
+        conditions=observer.after(before, result),
+    )
+
+
+def run_round(
+    batch: Round,
+    transport: Transport,
+    files: FileSource,
+    known: KnownRunner,
+    *,
+    observer: Observer,
+    clock: Clock,
+    enter: Callable[[Phase], None] = lambda phase: None,
+    cancelled: Callable[[], bool] = never,
+) -> RoundResult:
+    """Runs reference and candidate in turn (R, C, R, C, ...), after pushing files and cooling down.
+
+    The round ends early after a run that failed (exit code, deadline, output limit): repeating it would show nothing
+    new. `pairs` then ends with that run, and the coordinator judges it.
+
+    Args:
+        batch: what to run.
+        transport: the device.
+        files: source of plan files.
+        known: the runners that may run.
+        observer: reads the device's condition around each process.
+        clock: times the push and the cool-down.
+        enter: called with each phase as it begins.
+        cancelled: checked during the cool-down and while a process runs.
+
+    Raises:
+        Unsupported, InvalidInput: this agent does not run the plan.
+        InfrastructureFailed: the device or a file failed.
+        Cancelled: on request.
+    """
+    enter("preparing")
+    begun = clock.monotonic()
+    candidate = prepare(batch.candidate, transport, files, known)
+    reference = prepare(batch.reference, transport, files, known) if batch.reference else None
+    push_s = clock.monotonic() - begun
+
+    if batch.cool_down_s:
+        enter("cooling")
+        _cool_down(batch.cool_down_s, clock, cancelled)
+    enter("running")
+    pairs: list[Pair] = []
+    for _ in range(batch.repetitions):
+        drift = execute(reference, transport, observer, cancelled) if reference else None
+        measured = execute(candidate, transport, observer, cancelled)
+        foreign = foreign_cpu([*([drift] if drift else []), measured])
+        pairs.append(Pair(reference=drift, candidate=measured, foreign_cpu=foreign))
+        if _failed(measured) or (drift and _failed(drift)):
+            break
+    return RoundResult(pairs=pairs, push_s=push_s, wall_s=clock.monotonic() - begun)
+
+
+def _failed(raw: RawRun) -> bool:
+    return raw.exit_code != 0 or raw.timed_out or raw.truncated
+
+
+def _cool_down(seconds: float, clock: Clock, cancelled: Callable[[], bool]) -> None:
+    end = clock.monotonic() + seconds
+    while (left := end - clock.monotonic()) > 0:
+        if cancelled():
+            raise Cancelled("cancelled while the device cooled down")
+        clock.sleep(min(left, _COOL_DOWN_SLICE_S))

@@ -1,0 +1,286 @@
+"""Trust between agent and coordinator: enrolment, and the pinned manifest of runners.
+
+A person carries one line from the coordinator to the host (`nas.core.trust.Invitation`). The CA certificate is
+fetched from whatever answers, and accepted only if it has the fingerprint in the line; from then on only that CA is
+trusted, and only then is the token sent. Enrolment also pins the key whose signature every runner manifest must carry.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from nas.core.durable import locked, write_durably
+from nas.core.errors import InfrastructureFailed, InvalidInput, NasError, Unsupported
+from nas.core.plan import Runner
+from nas.core.protocol import CA_PATH, AgentName, Authority, EnrolRequest
+from nas.core.trust import Invitation, PublicKey, RunnerManifest, SignedManifest, fingerprint, signed_bytes
+from nas.devices.agent.client import JobClient, NotTheCoordinator
+
+FILE = "enrolment.json"
+
+_TIMEOUT_S = 10.0
+_MAX_CERTIFICATE = 1 << 16
+
+
+class Enrolment(BaseModel):
+    """A host's record of its coordinator: address, how to authenticate it, and this agent's secret."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    v: int = Field(1, ge=1, le=1)
+    url: str
+    ca: str = Field(description="the coordinator's CA certificate, PEM")
+    name: AgentName
+    secret: str = Field(repr=False)
+    signing_key: PublicKey
+    authority: Authority
+
+    def client(self) -> JobClient:
+        """Returns a client that authenticates as this agent."""
+        return JobClient.open(self.url, auth=(self.name, self.secret), verify=trusting(self.ca))
+
+
+def read_enrolment(folder: Path) -> Enrolment | None:
+    """Loads the enrolment from `folder`, if there is one.
+
+    Raises:
+        InfrastructureFailed: it cannot be read, or is damaged.
+    """
+    path = folder / FILE
+    try:
+        return Enrolment.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InfrastructureFailed(f"{path}: {error.strerror}") from error
+    except ValidationError as error:
+        raise InfrastructureFailed(f"{path} is damaged; enrol this host again with 'nas agent enrol LINE'") from error
+
+
+def enrol(invitation: Invitation, name: str, folder: Path, *, replace: bool = False) -> Enrolment:
+    """Exchanges the invitation's token for a secret and stores it, mode 0600.
+
+    Args:
+        invitation: the line that a person carried.
+        name: of the agent, from now on.
+        folder: where the enrolment is stored; created if missing.
+        replace: whether an earlier enrolment of this host may be overwritten.
+
+    Raises:
+        InvalidInput: this host is enrolled, or another server than the invitation's coordinator answers.
+        InfrastructureFailed: nothing answers, or the disk failed.
+        NasError: the coordinator refuses.
+    """
+    _check_name(name)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Also proves, before the token is spent, that the folder is writable.
+    with locked(folder / "enrolment.lock"):
+        earlier = None if replace else read_enrolment(folder)
+        if earlier is not None:
+            raise InvalidInput(
+                f"this host is enrolled as {earlier.name!r} with {earlier.url}; --replace overwrites that "
+                f"({folder / FILE})"
+            )
+        ca = _fetch_ca(invitation)
+        enrolment = _exchange(invitation, name, ca)
+        write_durably(folder / FILE, enrolment.model_dump_json(indent=2).encode() + b"\n")
+    return enrolment
+
+
+def trusting(ca: str) -> ssl.SSLContext:
+    """Returns a TLS context that accepts servers of this one CA, under the names in their certificates."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_verify_locations(cadata=ca)
+    return context
+
+
+def _check_name(name: str) -> None:
+    try:
+        TypeAdapter(AgentName).validate_python(name)
+    except ValidationError:
+        raise InvalidInput(
+            f"{name!r} is not an agent name: up to 64 letters, digits, '.', '_' and '-'", where="--name"
+        ) from None
+
+
+def _fetch_ca(invitation: Invitation) -> str:
+    """Returns the certificate with the fingerprint of the invitation, PEM."""
+    fetched = _fetch_untrusted(invitation.url + CA_PATH)
+    try:
+        certificate = x509.load_pem_x509_certificate(fetched)
+    except ValueError:
+        raise InvalidInput(f"{invitation.url} is not a hilnas coordinator: it presents no CA certificate") from None
+    shown = hashlib.sha256(certificate.public_bytes(Encoding.DER)).hexdigest()
+    if not hmac.compare_digest(shown, invitation.ca_sha256):
+        raise InvalidInput(
+            f"{invitation.url} presents the CA {shown[:16]}, but the line is for {invitation.ca_sha256[:16]}: somebody "
+            "intercepts the connection, or the coordinator was set up again. Nothing was sent; get another line with "
+            "'nas agent token' there"
+        )
+    return certificate.public_bytes(Encoding.PEM).decode()
+
+
+def _fetch_untrusted(url: str) -> bytes:
+    anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
+    fetched = b""
+    try:
+        with (
+            httpx.Client(verify=anybody, timeout=_TIMEOUT_S, trust_env=False) as http,
+            http.stream("GET", url, headers={"Accept-Encoding": "identity"}) as response,
+        ):
+            for chunk in response.iter_raw():
+                fetched += chunk
+                if len(fetched) > _MAX_CERTIFICATE:
+                    raise InvalidInput(f"{url}: sent more than a certificate")
+    except httpx.HTTPError as error:
+        raise InfrastructureFailed(f"{url}: {error or type(error).__name__}") from error
+    return fetched
+
+
+def _exchange(invitation: Invitation, name: str, ca: str) -> Enrolment:
+    client = JobClient.open(invitation.url, verify=trusting(ca))
+    try:
+        reply = client.enrol(EnrolRequest(token=invitation.token, agent=name))
+    except NotTheCoordinator as error:
+        raise InvalidInput(f"{error}. The token was not sent") from error
+    except InfrastructureFailed as error:
+        raise InfrastructureFailed(
+            f"{error}. Try again; if the token then counts as used, the reply was lost: {_again(name)}"
+        ) from error
+    except NasError as error:
+        raise InvalidInput(
+            f"{error}. If an earlier try on this host broke off, it may have spent the token: {_again(name)}"
+        ) from error
+    finally:
+        client.close()
+    return Enrolment(
+        url=invitation.url,
+        ca=ca,
+        name=name,
+        secret=reply.secret,
+        signing_key=reply.signing_key,
+        authority=reply.authority,
+    )
+
+
+def _again(name: str) -> str:
+    return f"get another line with 'nas agent token --name {name}' and enrol with it, which replaces the lost one"
+
+
+_SHOWN = 16
+"""Digits of a fingerprint in messages."""
+
+
+class PinnedManifest:
+    """A `KnownRunner`: the runners of the newest signed manifest, fetched again when an unknown runner appears.
+
+    The newest manifest seen is stored with its signature, and an older one is not accepted in its place, even after a
+    restart.
+
+    Args:
+        fetch: requests the coordinator's manifest.
+        key: the coordinator's public key, pinned at enrolment.
+        state: folder that outlives the agent; created if missing.
+    """
+
+    def __init__(self, fetch: Callable[[], SignedManifest], key: PublicKey, state: Path) -> None:
+        if not re.fullmatch(r"[0-9a-f]{64}", key):
+            raise InvalidInput(f"public key {key!r}: give 64 hex digits")
+        self._fetch, self._key = fetch, key
+        state.mkdir(parents=True, exist_ok=True)
+        self._memory = state / f"manifest-{fingerprint(key)}.json"
+
+    def __call__(self, runner: Runner) -> bool:
+        """Returns whether the whole record of `runner` is in the newest manifest.
+
+        Raises:
+            Unsupported: the coordinator's manifest is not trusted, or it has the build with other files.
+            InfrastructureFailed: the coordinator did not answer, or the stored manifest is damaged.
+        """
+        kept = self._kept()
+        if kept is not None and runner in kept[1].runners:
+            return True
+        newest = self._renewed()
+        if runner in newest.runners:
+            return True
+        for listed in newest.runners:
+            if (listed.runtime, listed.build, listed.target) == (runner.runtime, runner.build, runner.target):
+                raise Unsupported(_difference(runner, listed, newest.serial))
+        return False
+
+    def _renewed(self) -> RunnerManifest:
+        signed = self._fetch()
+        manifest = verified(signed, self._key)
+        with locked(self._memory.with_suffix(".lock")):
+            kept = self._kept()
+            if kept is not None and kept[0].text == signed.text:
+                return manifest
+            if kept is not None and manifest.serial <= kept[1].serial:
+                raise Unsupported(
+                    f"runner manifest: the coordinator sent number {manifest.serial}, but this agent saw another one, "
+                    f"number {kept[1].serial}, before: an old manifest was replayed, or the coordinator's home restored"
+                )
+            write_durably(self._memory, signed.model_dump_json().encode())
+        return manifest
+
+    def _kept(self) -> tuple[SignedManifest, RunnerManifest] | None:
+        try:
+            signed = SignedManifest.model_validate_json(self._memory.read_bytes())
+            return signed, verified(signed, self._key)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise InfrastructureFailed(f"{self._memory}: {error.strerror}") from error
+        except (ValidationError, Unsupported) as error:
+            raise InfrastructureFailed(
+                f"{self._memory}: the last manifest that this agent saw is damaged; remove the file if you know why"
+            ) from error
+
+
+def verified(signed: SignedManifest, key: PublicKey) -> RunnerManifest:
+    """Returns the manifest after verifying its signature.
+
+    Raises:
+        Unsupported: it was signed with another key, was altered, or is in a form that this agent cannot read.
+    """
+    if signed.key != key:
+        raise Unsupported(
+            f"runner manifest: signed with key {fingerprint(signed.key)[:_SHOWN]}, but this agent trusts only "
+            f"{fingerprint(key)[:_SHOWN]}"
+        )
+    try:
+        Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(
+            bytes.fromhex(signed.signature), signed_bytes(signed.text)
+        )
+    except InvalidSignature:
+        raise Unsupported(
+            f"runner manifest: its signature is not by key {fingerprint(key)[:_SHOWN]}: it was altered after signing"
+        ) from None
+    try:
+        return RunnerManifest.model_validate_json(signed.text)
+    except ValidationError as error:
+        raise Unsupported(f"runner manifest: not in the form that this agent reads: {error}") from error
+
+
+def _difference(runner: Runner, listed: Runner, serial: int) -> str:
+    names = sorted(runner.files.keys() | listed.files.keys())
+    files = [name for name in names if runner.files.get(name) != listed.files.get(name)]
+    where = ", ".join(files) or "its description"
+    return (
+        f"runner {runner.runtime} {runner.build[:12]}: not the one in the coordinator's runner manifest "
+        f"(number {serial}): it differs in {where}"
+    )

@@ -1,0 +1,125 @@
+"""A content-addressed folder: `ab/ab12...` holds the bytes with that SHA-256."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from nas.core.errors import InfrastructureFailed
+
+_NO_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
+
+
+def file_sha256(path: Path) -> str:
+    """Returns the SHA-256 of a file, as 64 hex digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class ContentFolder:
+    """Files by content. Safe for several processes at once and for being killed at any moment.
+
+    Args:
+        root: created if missing.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        root.mkdir(parents=True, exist_ok=True)
+
+    def path(self, sha256: str) -> Path:
+        """Returns where the content is stored, if it is."""
+        return self.root / sha256[:2] / sha256
+
+    def add(self, source: Path, sha256: str) -> Path:
+        """Adds `source` by hard link (by copy across file systems) unless the content is present, and verifies it.
+
+        Raises:
+            InfrastructureFailed: the bytes are not `sha256`; what was stored is removed, so a retry starts over.
+        """
+        target = self.path(sha256)
+        if source != target and not target.exists():
+            with self.temporary(sha256) as temporary:
+                _link_or_copy(source, temporary)
+                self.settle(temporary, sha256)
+            return target
+        return self.verify(sha256)
+
+    def verify(self, sha256: str) -> Path:
+        """Returns the stored file after hashing it again.
+
+        Raises:
+            InfrastructureFailed: it is missing or damaged; damaged content is removed, so a retry fetches it again.
+        """
+        target = self.path(sha256)
+        try:
+            actual = file_sha256(target)
+        except OSError as error:
+            raise InfrastructureFailed(f"{target}: {error.strerror}") from error
+        if actual != sha256:
+            target.unlink(missing_ok=True)
+            raise InfrastructureFailed(f"{target}: damaged, its SHA-256 is {actual}; removed")
+        os.utime(target)
+        return target
+
+    @contextlib.contextmanager
+    def temporary(self, sha256: str) -> Iterator[Path]:
+        """Yields a free name next to the content's path; removed at the end."""
+        folder = self.path(sha256).parent
+        folder.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".tmp-", dir=folder) as made:
+            yield Path(made) / "file"
+
+    def partial(self, sha256: str) -> Path:
+        """Returns the file into which a download is written; it outlives the process, so that a transfer can resume."""
+        folder = self.path(sha256).parent
+        folder.mkdir(exist_ok=True)
+        return folder / f".{sha256}.part"
+
+    def settle(self, temporary: Path, sha256: str) -> Path:
+        """Moves a complete file to its path.
+
+        Raises:
+            InfrastructureFailed: its bytes are not `sha256`; it is removed.
+        """
+        actual = file_sha256(temporary)
+        if actual != sha256:
+            temporary.unlink()
+            raise InfrastructureFailed(f"content of {sha256[:12]}: the bytes have SHA-256 {actual[:12]} instead")
+        target = self.path(sha256)
+        temporary.replace(target)
+        return target
+
+    def trim(self, limit: int, keep: Collection[str] = ()) -> int:
+        """Removes files, least recently used first, until at most `limit` bytes are left. Returns the bytes removed.
+
+        Args:
+            limit: bytes to keep.
+            keep: hashes that are never removed.
+        """
+        files = [path for path in self.root.glob("??/*") if path.is_file()]
+        by_use = sorted((path.stat().st_mtime, path.stat().st_size, path) for path in files)
+        total = sum(size for _, size, _ in by_use)
+        removed = 0
+        for _, size, path in by_use:
+            if total - removed <= limit:
+                break
+            if path.name not in keep:
+                path.unlink(missing_ok=True)
+                removed += size
+        return removed
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    try:
+        os.link(source.resolve(), target)
+    except OSError as error:
+        if error.errno not in _NO_LINK:
+            raise InfrastructureFailed(f"{source}: {error.strerror}") from error
+        shutil.copyfile(source, target)

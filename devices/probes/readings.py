@@ -1,0 +1,114 @@
+"""Reading values from a device's files: one consistent snapshot, parsers, and the error for a missing value."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from nas.devices.transports.base import Reader, Tree
+
+
+class Unread(Exception):
+    """A value that this device does not provide; the message is the reason."""
+
+
+def read(tree: Tree, path: str) -> str:
+    """Returns the stripped text of a file.
+
+    Raises:
+        Unread: it does not exist or may not be read.
+    """
+    try:
+        return tree.read_text(path).strip()
+    except OSError as error:
+        raise Unread(f"{path}: {error.strerror}") from error
+
+
+def names(tree: Tree, folder: str, wanted: Callable[[str], bool] = lambda name: True) -> list[str]:
+    """Returns the names in a folder that are `wanted`; none if the folder does not exist."""
+    try:
+        return [name for name in tree.names(folder) if wanted(name)]
+    except OSError:
+        return []
+
+
+def first_number(tree: Tree, path: str) -> float:
+    """Returns the first word of a file as a number.
+
+    Raises:
+        Unread: it is not a finite number, or cannot be read.
+    """
+    text = read(tree, path)
+    try:
+        value = float(text.split()[0])
+    except (ValueError, IndexError):
+        raise Unread(f"{path}: {text[:40]!r} does not start with a number") from None
+    if not math.isfinite(value):
+        raise Unread(f"{path}: {text[:40]!r} does not start with a number")
+    return value
+
+
+def number(tree: Tree, path: str) -> int:
+    """Returns the whole number that a file holds.
+
+    Raises:
+        Unread: it does not hold one, or cannot be read.
+    """
+    text = read(tree, path)
+    if not re.fullmatch(r"-?[0-9]{1,18}", text):
+        raise Unread(f"{path}: {text[:40]!r} is not a number")
+    return int(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Files and command output of a device, read in one exchange; a `Tree` of them.
+
+    Args:
+        asked: paths and commands.
+        found: the answer of `Reader.read_many`.
+    """
+
+    asked: tuple[str, ...]
+    found: Mapping[str, str | OSError]
+
+    @classmethod
+    def take(cls, reader: Reader, paths: Sequence[str], commands: Sequence[str] = ()) -> Snapshot:
+        """Reads everything in one exchange, in this order."""
+        return cls((*paths, *commands), reader.read_many(paths, commands))
+
+    def read_text(self, path: str) -> str:
+        """See `Tree.read_text`; only paths that were asked for can be read."""
+        assert path in self.asked or any(fnmatchcase(path, asked) for asked in self.asked), f"{path} was not asked for"
+        answer = self.found.get(path, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path))
+        if isinstance(answer, OSError):
+            raise OSError(answer.errno, answer.strerror, path)
+        return answer
+
+    def output(self, command: str) -> str:
+        """Returns what a command printed.
+
+        Raises:
+            OSError: there is no such command.
+        """
+        return self.read_text(command)
+
+    def names(self, folder: str) -> list[str]:
+        """See `Tree.names`: names of the files that were found."""
+        inside = (path[len(folder) + 1 :] for path in self._there() if path.startswith(f"{folder}/"))
+        found = sorted({name.partition("/")[0] for name in inside})
+        if not found:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), folder)
+        return found
+
+    def _there(self) -> list[str]:
+        return [
+            path
+            for path, answer in self.found.items()
+            if not (isinstance(answer, OSError) and answer.errno == errno.ENOENT)
+        ]

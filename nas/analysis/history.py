@@ -1,0 +1,123 @@
+"""The hypervolume of a study over time, its interval, the expected gain of the next batch, and why the study ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nas.analysis.record import Completion, StudyLog
+from nas.core.pareto import FrontArchive, TrialAxes, affordable_draws, arrays, near_front
+from nas.search import Volume, volume
+from nas.study.events import ending, expectations
+
+Json = dict[str, Any]
+
+VOLUME_DRAWS = 400
+_MOMENTS = 40
+"""Moments of the history at most; the last one is always among them."""
+_DRAWS_OVER_TIME = 100
+
+
+class Step(NamedTuple):
+    """A moment at which the hypervolume grew.
+
+    Args:
+        trial: that made it grow.
+        complete: trials that counted by then, this one included.
+        at: seconds since the epoch.
+        hypervolume: from then on.
+    """
+
+    trial: int
+    complete: int
+    at: float
+    hypervolume: float
+
+
+@dataclass(frozen=True)
+class Course:
+    """The growth of the front.
+
+    Args:
+        steps: in which the hypervolume grew.
+        front: the trials on it now, by number.
+        hypervolume: now; None without a reference point.
+    """
+
+    steps: Sequence[Step] = ()
+    front: Sequence[int] = ()
+    hypervolume: float | None = None
+
+
+def hypervolume_course(completions: Sequence[Completion], axes: TrialAxes, corner: Sequence[float] | None) -> Course:
+    """Adds trials to the front in the order in which they became complete, with their present objectives.
+
+    Args:
+        completions: of the study; those without axes do not count.
+        axes: of the complete trials that count.
+        corner: the reference point; None until it is fixed.
+    """
+    if corner is None:
+        return Course()
+    archive = FrontArchive(corner)
+    counted = [each for each in completions if each.trial in axes]
+    trials = [each.trial for each in counted]
+    gains = archive.take(trials, arrays(axes, trials)[0]) if trials else np.zeros(0)
+    steps = [
+        Step(each.trial, count, each.at, float(total))
+        for count, (each, gain, total) in enumerate(zip(counted, gains, np.cumsum(gains), strict=True), 1)
+        if gain > 0
+    ]
+    return Course(steps, sorted(archive.keys.tolist()), archive.hypervolume)
+
+
+def interval(axes: TrialAxes, corner: Sequence[float], draws: int = VOLUME_DRAWS) -> Volume | None:
+    """Returns the hypervolume with its 95 % interval; None if too many trials are near the front to draw noise.
+
+    Args:
+        axes: of the trials.
+        corner: the reference point.
+        draws: from the noise of the trials near the front.
+    """
+    near = near_front(axes)
+    draws = affordable_draws(draws, len(near))
+    return volume(*arrays(axes, near), corner, draws) if near and draws else None
+
+
+def history(completions: Sequence[Completion], axes: TrialAxes, corner: Sequence[float] | None) -> list[Json]:
+    """Returns the hypervolume with its interval after each complete trial, or evenly spaced ones."""
+    if corner is None:
+        return []
+    counted = [each for each in completions if each.trial in axes]
+    every = -(-len(counted) // _MOMENTS) or 1
+    found = []
+    for count in range(len(counted), 0, -every):
+        last, some = counted[count - 1], {each.trial: axes[each.trial] for each in counted[:count]}
+        values = interval_json(interval(some, corner, _DRAWS_OVER_TIME), some, corner)
+        found.append({"elapsed_s": last.elapsed_s, "trial": last.trial, "complete": count, **values})
+    return found[::-1]
+
+
+def interval_json(found: Volume | None, axes: TrialAxes, corner: Sequence[float]) -> Json:
+    """Returns the report's form of `interval`."""
+    if found is None:
+        return {"hypervolume": volume(arrays(axes, [*axes])[0], 0.0, corner, 0).value, "low": None, "high": None}
+    return {"hypervolume": found.value, "low": found.low, "high": found.high}
+
+
+def expected_gain(log: StudyLog) -> Json | None:
+    """Returns the expected gain of the batch that the last proposal was part of."""
+    found = [each for each in expectations(log.notes).values() if each.of_batch is not None]
+    if not found:
+        return None
+    last = found[-1]
+    share = last.of_batch / last.hypervolume if last.hypervolume and last.of_batch is not None else None
+    return {"hypervolume": last.of_batch, "batch": last.batch, "share": share}
+
+
+def ended(log: StudyLog) -> Json | None:
+    """Returns why no more layouts are proposed."""
+    return ending(log.notes)

@@ -1,0 +1,246 @@
+"""The users' API: studies."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from nas.analysis.report import study_report
+from nas.analysis.snapshot import Snapshots
+from nas.api.access import require
+from nas.api.submissions import Order, Submission, SubmissionState, SubmittedStudies
+from nas.api.types import EventId, Limit, StudyName, Time, Wait, with_example
+from nas.core.errors import InvalidInput, UnknownName
+from nas.core.trial import EventKind
+from nas.farm.agent_api import Access, guarded
+from nas.search_spaces.yaml_text import MAX_CHARACTERS
+from nas.store import events, pages
+from nas.store.pages import StudySummary
+from nas.store.rows import ApiToken, Role, StudyState
+from nas.store.store import Store
+from nas.web import events as following
+from nas.web.errors import documented
+from nas.web.events import Streams, next_page, wants_stream
+from nas.web.off_loop import off_loop
+
+_SUBMISSION = {
+    "submitted_by": "laptop", "submitted": 1763690000.0, "state": "running", "trials": 40, "accept_noise": False,
+    "warm_start": [], "tries": 0, "not_before": 0.0, "exit_code": None, "message": None,
+}  # fmt: skip
+_STUDY = {
+    "study": "phones", "space": "lfm2-demo", "state": "running", "desired_state": "run", "trials": 14,
+    "created": 1763690002.0, "submission": _SUBMISSION,
+}  # fmt: skip
+_REPORT = {
+    "study": "phones",
+    "state": "running",
+    "hypervolume": 0.137,
+    "front": [],
+    "...": "as of `nas study show`",
+}
+_EVENT = {"id": 211, "at": 1763690400.0, "trial": 12, "kind": "training", "payload": {"rung": 0}}
+
+
+class SubmitRequest(BaseModel):
+    """A study to be run: its name, and its search space as YAML text."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {
+                    "study": "phones",
+                    "space": "v: 1\nname: lfm2-demo\n# ... as in docs/reference/search-space.md",
+                    "trials": 40,
+                }
+            ]
+        },
+    )
+
+    study: StudyName
+    space: str = Field(max_length=MAX_CHARACTERS)
+    trials: int | None = Field(None, ge=1, le=1_000_000, description="layouts to try; default: as the space says")
+    accept_noise: bool = Field(False, description="keep noisy measurements, marked and off the reported front")
+    warm_start: tuple[StudyName, ...] = Field((), max_length=20, description="earlier studies to learn from first")
+
+
+class SubmissionView(BaseModel):
+    """The state of a submitted study's process."""
+
+    model_config = with_example(**_SUBMISSION)
+
+    submitted_by: str = Field(description="name of the API token")
+    submitted: Time
+    state: SubmissionState
+    trials: int | None
+    accept_noise: bool
+    warm_start: tuple[str, ...]
+    tries: int = Field(description="processes in a row that ended soon without finishing it")
+    not_before: float = Field(description="when it is retried, in seconds since the epoch")
+    exit_code: int | None
+    message: str | None = Field(description="why it ended or is retried")
+
+
+class StudyView(BaseModel):
+    """A study. `state`: new, running, paused, stopped, complete or failed; queued before its process has begun."""
+
+    model_config = with_example(**_STUDY)
+
+    study: str
+    space: str
+    state: str
+    desired_state: str
+    trials: int = Field(description="trials so far, references included")
+    created: Time
+    submission: SubmissionView | None = Field(description="null where it was launched on the coordinator's host")
+
+
+class StudyDetail(StudyView):
+    """A study with its report, which is null before its process has begun."""
+
+    model_config = with_example(**_STUDY, report=_REPORT)
+
+    report: dict[str, Any] | None
+
+
+class StudyPage(BaseModel):
+    """Studies, oldest first; those that have not begun come last. `next`: what to give as `after`; null on the last."""
+
+    model_config = with_example(studies=[_STUDY], next=None)
+
+    studies: list[StudyView]
+    next: str | None
+
+
+class EventView(BaseModel):
+    """One entry of a study's log: a step of a trial, or something of the study as a whole (`trial` null)."""
+
+    model_config = with_example(**_EVENT)
+
+    id: int
+    at: Time
+    trial: int | None
+    kind: EventKind
+    payload: dict[str, Any]
+
+
+class EventPage(BaseModel):
+    """Events, oldest first. Ask again with `after` = `last`; no more are due once `ended`."""
+
+    model_config = with_example(events=[_EVENT], last=211, state="running", ended=False)
+
+    events: list[EventView]
+    last: int
+    state: str
+    ended: bool
+
+
+_OVER = (StudyState.COMPLETE, StudyState.STOPPED, StudyState.FAILED)
+
+
+def studies_router(
+    store: Store, submitted: SubmittedStudies, access: Access, streams: Streams, snapshots: Snapshots
+) -> APIRouter:
+    """Returns the operations to submit, watch and control studies."""
+    router = APIRouter(prefix="/v1/studies", tags=["studies"], route_class=guarded(access))
+    read, operate = require(Role.READ), require(Role.OPERATE)
+
+    @router.get("", summary="List studies", dependencies=[read])
+    def list_studies(after: Annotated[str, Query(max_length=20)] = "0", limit: Limit = 100) -> StudyPage:
+        rows = pages.studies(store, after=_study_id(after), limit=limit + 1)
+        shown = [_begun(row, submitted.find(row.name)) for row in rows[:limit]]
+        if len(rows) > limit:
+            return StudyPage(studies=shown, next=str(rows[limit - 1].id))
+        return StudyPage(studies=shown + [_queued(each) for each in submitted.not_begun()], next=None)
+
+    @router.post("", summary="Submit a study", status_code=201, responses=documented(409))
+    def submit(request: SubmitRequest, token: ApiToken = operate) -> StudyView:
+        wanted = {"trials": request.trials, "accept_noise": request.accept_noise, "warm_start": request.warm_start}
+        submitted.submit(request.study, request.space, by=token.name, **wanted)  # type: ignore[arg-type]
+        return _view(store, submitted, request.study)
+
+    @router.get("/{name}", summary="Show a study with its report", dependencies=[read], responses=documented(404))
+    def show(name: StudyName) -> StudyDetail:
+        view = _view(store, submitted, name)
+        report = study_report(store, snapshots.get(name)) if submitted.row(name) is not None else None
+        return StudyDetail(**dict(view), report=report)
+
+    def steer(order: Order) -> None:
+        summary = f"{order.capitalize()} a study"
+
+        @router.post(
+            f"/{{name}}/{order}", summary=summary, operation_id=f"{order}_study", dependencies=[operate],
+            responses=documented(404, 409),
+        )  # fmt: skip
+        def give(name: StudyName) -> StudyView:
+            submitted.steer(name, order)
+            return _view(store, submitted, name)
+
+    for order in ("pause", "run", "stop"):
+        steer(order)
+
+    @router.get(
+        "/{name}/events", summary="Follow a study's log", dependencies=[read], response_model=EventPage,
+        responses=following.DOCUMENTED | documented(404, 429),
+    )  # fmt: skip
+    async def follow(
+        name: StudyName, http: Request, after: EventId = 0, limit: Limit = 100, wait_s: Wait = 0.0
+    ) -> EventPage | Response:
+        async def fetch(after: int) -> EventPage:
+            return await off_loop(_events, store, submitted, name, after, limit)
+
+        if wants_stream(http):
+            return await streams.open(http, fetch, after)
+        return await next_page(fetch, after, wait_s)
+
+    return router
+
+
+def _study_id(after: str) -> int:
+    if not after.isdecimal() or not after.isascii():
+        raise InvalidInput("'after' is what the page before gave as 'next'", where="after")
+    return min(int(after), (1 << 53) - 1)
+
+
+def _view(store: Store, submitted: SubmittedStudies, name: str) -> StudyView:
+    row, submission = submitted.row(name), submitted.find(name)
+    if row is not None:
+        return _begun(pages.summary(store, row), submission)
+    if submission is None:
+        known = {*(study.name for study in pages.studies(store, limit=1000)), *(s.study for s in submitted.not_begun())}
+        raise UnknownName("study", name, known)
+    return _queued(submission)
+
+
+def _begun(row: StudySummary, submission: Submission | None) -> StudyView:
+    return StudyView(
+        study=row.name, space=row.space, state=row.state.value, desired_state=row.desired_state, trials=row.trials,
+        created=row.created, submission=SubmissionView.model_validate(submission) if submission else None,
+    )  # fmt: skip
+
+
+def _queued(submission: Submission) -> StudyView:
+    return StudyView(
+        study=submission.study, space=submission.space, state="failed" if submission.ended else "queued",
+        desired_state="stop" if submission.stop else "run", trials=0, created=submission.submitted,
+        submission=SubmissionView.model_validate(submission),
+    )  # fmt: skip
+
+
+def _events(store: Store, submitted: SubmittedStudies, name: str, after: int, limit: int) -> EventPage:
+    # The state first: what it says has ended has written its last event.
+    view, row = _view(store, submitted, name), submitted.row(name)
+    found = events.since(store, row.id, after, limit=limit) if row is not None else []
+    shown = [EventView.model_validate(event) for event in found]
+    last = found[-1].id if found else after
+    return EventPage(events=shown, last=last, state=view.state, ended=_over(view) and len(found) < limit)
+
+
+def _over(view: StudyView) -> bool:
+    if view.submission is not None:
+        return view.submission.state is SubmissionState.ENDED
+    return view.state in _OVER

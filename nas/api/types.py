@@ -1,0 +1,21 @@
+"""Parameter and field types that several operations of the users' API share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Query
+from pydantic import ConfigDict, Field
+
+MAX_PAGE = 500
+LONGEST_WAIT_S = 30.0
+Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description="most entries of a page")]
+EventId = Annotated[int, Query(ge=0, lt=1 << 53, description="id of the last known event")]
+Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT_S, description="longest wait for an event, seconds")]
+Time = Annotated[float, Field(description="seconds since the epoch, by the coordinator's clock")]
+StudyName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+
+def with_example(**example: Any) -> ConfigDict:
+    """Returns the configuration of a model that is read from rows and documented with an example."""
+    return ConfigDict(from_attributes=True, frozen=True, json_schema_extra={"examples": [example]})

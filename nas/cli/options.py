@@ -1,0 +1,71 @@
+"""Arguments and options shared by several commands, and their parsing."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nas.core.layout import Layout
+from nas.core.logs import without_passwords
+from nas.core.published import LFM2
+
+if TYPE_CHECKING:
+    from nas.store.store import Store
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+
+_DATABASE_VARIABLE = "NAS_DB"
+
+LayoutArgument = Annotated[
+    str, typer.Argument(metavar="LAYOUT", help="Layout string, published name such as LFM2-350M, or '-' for stdin.")
+]
+RuntimeOption = Annotated[str, typer.Option("--runtime", "-r", help="Runtime name.")]
+QuantisationOption = Annotated[
+    str | None,
+    typer.Option("--quantisation", "-q", help="Quantisation. Default: the runtime's first.", show_default=False),
+]
+StudyArgument = Annotated[str, typer.Argument(metavar="STUDY", help="Study name.")]
+SpaceArgument = Annotated[str, typer.Argument(metavar="SPACE", help="Packaged space name or YAML file.")]
+DatabaseOption = Annotated[
+    str | None,
+    typer.Option(
+        "--db", envvar=_DATABASE_VARIABLE, help="Database URL. Default: SQLite in $NAS_HOME.", show_default=False
+    ),
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation prompt.")]
+
+
+def read_layout(text: str) -> Layout:
+    """Parses a layout argument: a published name, a layout string, or '-' for the first line of stdin.
+
+    Raises:
+        InvalidInput: `text` is neither a published name nor a layout.
+    """
+    if text == "-":
+        text = typer.get_text_stream("stdin").readline()
+    return Layout.parse(LFM2.get(text, text))
+
+
+def same_database(url: str | None) -> str:
+    """Returns the ` --db URL` that a suggested command needs for this database; empty if it is the default."""
+    if url is None or url == os.environ.get(_DATABASE_VARIABLE):
+        return ""
+    return f" --db {shlex.quote(without_passwords(url))}"
+
+
+@contextmanager
+def open_store(url: str | None, *, create: bool = False) -> Iterator[Store]:
+    """Opens the database at `url`, or the default one, and closes it when the context ends."""
+    from nas.store.store import Store
+
+    store = Store.open(url, create=create)
+    try:
+        yield store
+    finally:
+        store.close()

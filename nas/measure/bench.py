@@ -1,0 +1,198 @@
+"""`nas bench`: measures one layout or model file on one device, by the same protocol as a study."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nas.core import paths
+from nas.core.canonical import content_hash
+from nas.core.errors import InvalidInput, Unsupported
+from nas.core.layout import Layout
+from nas.core.measurement import Figure, Measurement, Repetition
+from nas.core.space import MeasurementSettings, RuntimeSpace
+from nas.core.workload import Workload
+from nas.farm.farm import Farm, open_farm
+from nas.measure.calibration import DEPLOY_SEED, Calibrator, MeasurementTarget, known_runtime
+from nas.measure.reference import export_to_store
+from nas.measure.rounds import Subject, measure
+from nas.runtimes import RUNTIMES
+from nas.runtimes.base import Artifact, RandomWeights, Runtime
+from nas.store import artifacts
+from nas.store.store import Store
+
+Log = Callable[[str], None]
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """Options of `nas bench`.
+
+    Args:
+        subject: a layout, or a model file of the runtime.
+        runtime: its name.
+        quantisation: None: the runtime's first.
+        device: as in spaces; "local" is this machine.
+        workload: what is run.
+        repetitions: that must be valid.
+        protocol: limits.
+        accept_noise: keep refused repetitions, marked.
+        db: URL, or None for the default database.
+    """
+
+    subject: Layout | Path
+    runtime: str
+    quantisation: str | None
+    device: str
+    workload: Workload
+    repetitions: int
+    protocol: MeasurementSettings = field(default_factory=MeasurementSettings)
+    accept_noise: bool = False
+    db: str | None = None
+
+
+def bench(options: BenchOptions, log: Log) -> Json:
+    """Measures, and returns the report; `docs/explanation/measurement-protocol.md` says what the figures mean.
+
+    Raises:
+        NasError: the runtime does not carry the layout, the runner failed on it, or the machine is too noisy.
+    """
+    spec = _runtime_space(options)
+    if isinstance(options.subject, Layout):
+        _require_support(known_runtime(spec), options.subject)
+    store = Store.open(options.db)
+    try:
+        with open_farm(store) as farm:
+            return asyncio.run(_bench(options, spec, farm, log))
+    finally:
+        store.close()
+
+
+async def _bench(options: BenchOptions, spec: RuntimeSpace, farm: Farm, log: Log) -> Json:
+    jobs = farm.jobs(None)
+    scratch = paths.home() / "work"
+    workloads = {"bench": options.workload}
+    calibrator = Calibrator(farm, jobs, options.protocol, scratch, log, options.accept_noise, workloads)
+    target = await calibrator.target(options.device, spec, None)
+    begun = time.monotonic()
+    artifact = _artifact(options, spec, target.runtime, farm.store, scratch)
+    exported = time.monotonic() - begun
+    log(f"measuring {options.repetitions} repetitions on {target.device.id}")
+    workload = target.device.pinned(options.workload)
+    subject = Subject(artifact, target.runtime, target.runner, target.device, workload)
+    # A key of its own: earlier results are never reused.
+    key = content_hash({"bench": artifact.sha256, "at": time.time()})
+    taken = await measure(
+        subject, target.reference, jobs, key, None, options.repetitions, options.protocol,
+        accept_noise=options.accept_noise,
+    )  # fmt: skip
+    seconds = {"export": exported, "measure": time.monotonic() - begun - exported}
+    return _report(options, target, artifact, taken, seconds)
+
+
+def _runtime_space(options: BenchOptions) -> RuntimeSpace:
+    runtime = RUNTIMES[options.runtime]
+    quantisation = options.quantisation or runtime.quantisations[0]
+    patched = isinstance(options.subject, Layout) and runtime.supports(options.subject).verdict == "patched"
+    return RuntimeSpace(name=options.runtime, quantisation=quantisation, build="any" if patched else "stock")
+
+
+def _require_support(runtime: Runtime, layout: Layout) -> None:
+    support = runtime.supports(layout)
+    if not support:
+        raise Unsupported(f"{runtime.name} does not carry this layout: {'; '.join(support.reasons)}")
+
+
+def _artifact(options: BenchOptions, spec: RuntimeSpace, runtime: Runtime, store: Store, scratch: Path) -> Artifact:
+    if isinstance(options.subject, Path):
+        return _from_file(options.subject, spec, store)
+    return export_to_store(store, scratch, runtime, options.subject, spec.quantisation, RandomWeights(DEPLOY_SEED))
+
+
+def _from_file(path: Path, spec: RuntimeSpace, store: Store) -> Artifact:
+    if not path.is_file():
+        raise InvalidInput(f"{path} is neither a layout nor a file")
+    stored = artifacts.put_file(store, path)
+    return Artifact(
+        sha256=stored.sha256, size=stored.size, runtime=spec.name, quantisation=spec.quantisation, layout_id="",
+        arch="", weights=f"file:{path.name}",
+    )  # fmt: skip
+
+
+def _report(
+    options: BenchOptions, target: MeasurementTarget, artifact: Artifact, taken: Measurement, seconds: Json
+) -> Json:
+    figures = taken.figures
+    layout = options.subject if isinstance(options.subject, Layout) else None
+    named = {"layout_id": layout.id, "layout": layout.format()} if layout else {"file": str(options.subject)}
+    tokens = sum(len(rep.sample.decode_ns) for rep in taken.repetitions if (rep.valid or taken.noisy) and rep.sample)
+    return {
+        **named,
+        "artifact": artifact.sha256,
+        "runtime": {"name": taken.runtime, "build": taken.build, "patched": taken.patched},
+        "device": {"id": target.device.id, "model": target.device.model, "cpu": target.device.cpu},
+        "workload": taken.workload.key(),
+        "ttft_ms": _median(figures["ttft"]),
+        "prefill_tps": figures["prefill_tps"].value,
+        "decode_ms": {
+            "p50": figures["decode_p50"].value,
+            "p95": figures["decode_p95"].value,
+            "p95_reason": figures["decode_p95"].reason,
+            "mean": figures["decode_mean"].value,
+            "ci95": [figures["decode_p50"].low, figures["decode_p50"].high],
+            "tokens": tokens,
+        },
+        "peak_rss_mb": {
+            "total": figures["peak_rss"].value,
+            "prefill": figures["prefill_rss"].value,
+            "decode": figures["decode_rss"].value,
+        },
+        "energy_mj_per_token": _energy(figures["energy_mj_per_token"]),
+        "file_mb": figures["file_size"].value,
+        "load_ms": figures["load"].value,
+        "reps": [_repetition(rep) for rep in taken.repetitions],
+        "refused_share": taken.refused_share,
+        "noisy": taken.noisy,
+        "reference": {"calibrated": taken.calibration_ms, "drift": taken.drift},
+        "seconds": seconds,
+    }
+
+
+def _median(figure: Figure) -> Json:
+    return {
+        "median": figure.value,
+        "min": figure.minimum,
+        "max": figure.maximum,
+        "ci95": [figure.low, figure.high],
+        "n": figure.n,
+    }
+
+
+def _energy(figure: Figure) -> Json:
+    return {
+        "value": figure.value,
+        "ci95": [figure.low, figure.high],
+        "resolution": figure.resolution,
+        "reason": figure.reason,
+    }
+
+
+def _repetition(rep: Repetition) -> Json:
+    sample = rep.sample
+    return {
+        "valid": rep.valid,
+        "reason": rep.reason,
+        "drift": rep.drift,
+        "ttft_ms": sample.ttft_ms if sample else None,
+        "decode_ns": sample.decode_ns if sample else [],
+        "decode_p50_ms": statistics.median(sample.decode_ns) / 1e6 if sample else None,
+        "peak_rss_mb": sample.peak_rss_mb if sample else None,
+        "load_ms": sample.load_ms if sample else None,
+        "conditions": rep.conditions.model_dump(mode="json"),
+    }

@@ -1,0 +1,114 @@
+"""The reference model of a runtime, which calibrates devices, checks their health and shows their drift.
+
+Also the keys under which exports, measurements and equivalence checks are stored.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from nas.core.canonical import content_hash, result_key
+from nas.core.device import Device
+from nas.core.layout import Layout
+from nas.core.plan import Plan, Runner
+from nas.core.space import MeasurementSettings
+from nas.core.workload import Workload
+from nas.runtimes.base import Artifact, RandomWeights, Runtime
+from nas.store import artifacts, results
+from nas.store.store import Store
+
+PROTOCOL_VERSION = 1
+"""Version of the measurement protocol (warm-up, timing, interleaving). Raise it when figures change their meaning."""
+
+GATE_VERSION = 2
+DEADLINE_S = 120.0
+"""Of one run of the reference model."""
+
+CHECK_RUNS = 3
+"""Runs of the reference model in a health check, or before a known calibration is used."""
+
+CALIBRATION_RUNS = 10
+"""Runs of the reference model of which a calibration is the median."""
+
+
+def export_key(layout: Layout, runtime: Runtime, quantisation: str, weights: str) -> str:
+    """Returns the key of an artifact, whose bytes depend on nothing else."""
+    return result_key(
+        "export", layout=layout.to_json(), runtime=runtime.name, quantisation=quantisation, weights=weights,
+        writer=runtime.writer_version,
+    )  # fmt: skip
+
+
+def measure_key(
+    artifact: str, runner: Runner, device: str, workload: Workload, repetitions: int, protocol: MeasurementSettings,
+    calibration_ms: float, accept_noise: bool, replicate: int = 0, energy_counter: str | None = None,
+) -> str:  # fmt: skip
+    """Returns the key of a measurement.
+
+    It depends on the settings that decide about a repetition or a failure, not on those of retries. A higher
+    `replicate` measures the same thing once more; `energy_counter` is the device's at that time.
+    """
+    extra: dict[str, Any] = {"accept_noise": True} if accept_noise else {}
+    if energy_counter is not None:
+        extra["energy_counter"] = energy_counter
+    limits = {
+        "drift": protocol.drift_limit, "foreign_cpu": protocol.foreign_cpu_limit, "deadline_s": protocol.deadline_s,
+    }  # fmt: skip
+    return result_key(
+        "measure", artifact=artifact, runtime=runner.runtime, build=runner.build, device=device,
+        workload=workload.key(), repetitions=repetitions, protocol=PROTOCOL_VERSION, limits=limits,
+        calibration_ms=calibration_ms, replicate=replicate, **extra,
+    )  # fmt: skip
+
+
+def gate_key(artifact: str, build: str) -> str:
+    """Returns the key of an equivalence check of one trained artifact on one build."""
+    return result_key("gate", artifact=artifact, build=build, gate=GATE_VERSION)
+
+
+def reference_model(store: Store, scratch: Path, runtime: Runtime, quantisation: str) -> Artifact:
+    """Returns the exported reference model, from the store if it is there.
+
+    Raises:
+        InfrastructureFailed: the disk is full.
+    """
+    layout, weights = runtime.reference_model(), RandomWeights()
+    key = export_key(layout, runtime, quantisation, weights.describe())
+    row = results.get(store, key)
+    if row is not None:
+        artifact = Artifact.model_validate(row.payload["value"])
+        if artifacts.intact(store, artifact.stored.sha256):
+            return artifact
+    artifact = export_to_store(store, scratch, runtime, layout, quantisation, weights)
+    artifacts.pin(store, artifact.stored.sha256, f"reference:{runtime.name}")
+    results.put(store, key, "export", {"value": artifact.model_dump(mode="json")})
+    return artifact
+
+
+def export_to_store(
+    store: Store, scratch: Path, runtime: Runtime, layout: Layout, quantisation: str, weights: RandomWeights
+) -> Artifact:
+    """Exports a model, or its recipe, into the store.
+
+    Raises:
+        InfrastructureFailed: the disk is full.
+    """
+    scratch.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        destination = Path(folder) / "model"
+        artifact = runtime.export(layout, quantisation, weights, destination, recipe=True)
+        artifacts.put_file(store, destination)
+    return artifact
+
+
+def reference_plan(runtime: Runtime, runner: Runner, model: Artifact, device: Device) -> Plan:
+    """Plans one reference run, on the cores that the device measures on."""
+    return runtime.plan(model, runner, device.pinned(runtime.reference_workload()), DEADLINE_S)
+
+
+def calibration_name(plan: Plan) -> str:
+    """Returns the name of a calibration: it depends on runner, model, workload and cores."""
+    named = {"build": plan.runner.build, "inputs": plan.model_dump(mode="json")["inputs"], "args": plan.args}
+    return content_hash(named | ({"affinity": plan.affinity} if plan.affinity else {}))

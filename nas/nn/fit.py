@@ -1,0 +1,395 @@
+"""The training loop that proxies and family members share: AdamW steps through a list of stages, with exact resume.
+
+A training can be killed at any moment: started again, it resumes from its last checkpoint and ends with the same
+weights. On a CPU that holds bit for bit; on a GPU, whose kernels add in any order, up to rounding, and so it does after
+a change of the number of workers.
+
+A checkpoint is one safetensors file with weights, optimiser moments, the losses so far and, where there is one, the
+weight average; its header holds scalars as JSON. It needs no position in the data and no random state, as batches
+depend on the number of the step alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
+
+from nas.core.errors import CandidateFailed, InfrastructureFailed
+from nas.nn.moe import ExpertBias, balance_experts
+
+_SAVE_SHARE = 20
+"""Least time between checkpoints as a multiple of what writing one takes: that of a billion weights holds 12 GB."""
+
+Log = Callable[[str], None]
+Scalars = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Optimiser steps with one kind of data, one loss and one learning-rate schedule.
+
+    Args:
+        name: shown in progress lines.
+        steps: number of optimiser steps.
+        tokens: tokens trained on in one step, by all workers.
+        batches: step of the stage, from 0 -> the passes of this worker, whose gradients are accumulated. A pass holds
+            the tensors that `loss` takes after the model.
+        loss: (model, *pass) -> this pass' share of the step's loss, which is the sum over all passes and workers.
+        rate: step of the stage, from 0 -> learning rate.
+    """
+
+    name: str
+    steps: int
+    tokens: int
+    batches: Callable[[int], Sequence[tuple[Tensor, ...]]]
+    loss: Callable[..., Tensor]
+    rate: Callable[[int], float]
+
+
+@dataclass(frozen=True)
+class Optimiser:
+    """Settings of AdamW (Loshchilov and Hutter 2019) and of what else a step does.
+
+    Args:
+        weight_decay: on matrices; gains do not decay.
+        clip: largest gradient norm.
+        balance_rate: step of the experts' load-balancing bias.
+        betas: decay of the moments.
+        eps: added to the denominator.
+    """
+
+    weight_decay: float
+    clip: float
+    balance_rate: float
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+
+
+@dataclass(frozen=True)
+class Worker:
+    """This process among the workers of a training.
+
+    Args:
+        device: of its model.
+        log: takes one line at a time.
+        yield_hook: called before each pass; may block (trainings wait there while a device is measured).
+        rank: its number, from 0.
+        world: number of workers.
+    """
+
+    device: torch.device
+    log: Log
+    yield_hook: Callable[[], object] = lambda: None
+    rank: int = 0
+    world: int = 1
+
+    def describe(self) -> str:
+        """Returns the device's name, with the number of workers where there are several."""
+        cuda = self.device.type == "cuda"
+        name = f"cuda: {torch.cuda.get_device_name(self.device)}" if cuda else self.device.type
+        return name if self.world == 1 else f"{self.world} x {name}"
+
+
+@dataclass(frozen=True)
+class TrainingCheckpoint:
+    """The file that a training resumes from.
+
+    Args:
+        path: of the file.
+        identity: header entries that name the training; a file with other ones belongs to another training.
+        interval_s: least seconds between two checkpoints; 0: one after every step.
+        resume_from: checkpoint of a shorter training with the same identity, used where `path` does not exist.
+    """
+
+    path: Path
+    identity: Mapping[str, str]
+    interval_s: float = 60.0
+    resume_from: Path | None = None
+
+
+@dataclass(eq=False)
+class TrainingState:
+    """Weights, optimiser state and losses after `step` steps of all stages together.
+
+    Args:
+        model: with start values, on the device where it is trained.
+        optimiser: settings.
+        steps: of all stages.
+        ema: decay of an exponential moving average of the weights; None: no average.
+    """
+
+    model: nn.Module
+    optimiser: Optimiser
+    steps: int
+    ema: float | None = None
+    step: int = field(default=0, init=False)
+    seconds: float = field(default=0.0, init=False)
+    """Wall time of all steps, without the time in `yield_hook`."""
+    cpu_seconds: float = field(default=0.0, init=False)
+    """Processor time of all steps."""
+
+    def __post_init__(self) -> None:
+        settings = self.optimiser
+        groups = [
+            {"params": [p for p in self.model.parameters() if p.ndim >= 2], "weight_decay": settings.weight_decay},
+            {"params": [p for p in self.model.parameters() if p.ndim < 2], "weight_decay": 0.0},
+        ]
+        self.adamw = torch.optim.AdamW(groups, betas=settings.betas, eps=settings.eps, fused=True)
+        self.losses = torch.zeros(self.steps, device=next(self.model.parameters()).device)
+        self.average: AveragedModel | None = None
+        if self.ema is not None:
+            self.average = AveragedModel(self.model, multi_avg_fn=moving_average(self.ema))
+            self.average.eval()
+
+    def save(self, path: Path, identity: Mapping[str, str]) -> None:
+        """Writes a checkpoint atomically.
+
+        Raises:
+            InfrastructureFailed: the disk is full.
+        """
+        tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        if self.average is not None:
+            tensors |= {f"average.{name}": tensor for name, tensor in self.average.state_dict().items()}
+        for name, parameter in self.model.named_parameters():
+            moments = self.adamw.state.get(parameter, {})
+            tensors |= {f"optimizer.{name}:{moment}": value for moment, value in moments.items()}
+        tensors["losses"] = self.losses[: self.step]
+        scalars = {"step": self.step, **identity, "seconds": self.seconds, "cpu_seconds": self.cpu_seconds}
+        save_tensors(tensors, path, scalars)
+
+    def restore(self, path: Path, identity: Mapping[str, str], log: Log) -> bool:
+        """Loads a checkpoint in place, and removes a damaged one; returns whether there was one to load."""
+        if not path.is_file():
+            return False
+        try:
+            with safe_open(path, "pt", device=str(self.losses.device)) as file:
+                scalars: Scalars = json.loads(file.metadata()["scalars"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        except SafetensorError as error:
+            log(f"{path} is damaged and removed: {error}")
+            path.unlink(missing_ok=True)
+            return False
+        assert all(scalars[key] == value for key, value in identity.items()), f"{path} is of another run"
+        self.step = int(scalars["step"])
+        self.seconds, self.cpu_seconds = float(scalars["seconds"]), float(scalars.get("cpu_seconds", 0.0))
+        self.losses[: self.step] = tensors["losses"]
+        self.model.load_state_dict(_with_prefix(tensors, "model."))
+        if self.average is not None:
+            self.average.load_state_dict(_with_prefix(tensors, "average."))
+        for name, parameter in self.model.named_parameters():
+            if moments := _with_prefix(tensors, f"optimizer.{name}:"):
+                self.adamw.state[parameter] = dict(moments)
+        return True
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Adds the time that the block takes to `seconds` and `cpu_seconds`."""
+        wall, processor = time.monotonic(), time.process_time()
+        yield
+        self.seconds += time.monotonic() - wall
+        self.cpu_seconds += time.process_time() - processor
+
+
+def fit(
+    state: TrainingState,
+    stages: Sequence[Stage],
+    checkpoint: TrainingCheckpoint,
+    worker: Worker,
+    *,
+    name: str,
+    precision: Callable[[], AbstractContextManager[object]] = nullcontext,
+    check_steps: int = 1,
+    log_s: float = 10.0,
+) -> None:
+    """Trains from the last checkpoint, if there is one, to the end of the last stage, and writes a checkpoint there.
+
+    Args:
+        state: start values; holds the result afterwards.
+        stages: in their order; `state` counts their steps together.
+        checkpoint: written now and then, by worker 0.
+        worker: this process.
+        name: of the training, for its first progress line.
+        precision: context of forward passes, such as `torch.autocast`.
+        check_steps: steps between checks for a loss that is not finite; each check waits for the GPU.
+        log_s: least seconds between progress lines within a stage.
+
+    Raises:
+        CandidateFailed: the loss is not finite.
+        InfrastructureFailed: a checkpoint cannot be written.
+    """
+    _resume(state, checkpoint, worker.log)
+    state.model.train()
+    worker.log(f"training {name} from step {state.step:,} to {state.steps:,}")
+    objective = _Objective(state.model)
+    # Buffers are the experts' loads, which each worker counts, and biases, which stay equal without an exchange.
+    parallel = DistributedDataParallel(objective, broadcast_buffers=False) if worker.world > 1 else objective
+    interval = checkpoint.interval_s
+    saved = logged = time.monotonic()
+    first = 0
+    for stage in stages:
+        objective.loss, end = stage.loss, first + stage.steps
+        while state.step < end:
+            rate = _take_step(state, stage, state.step - first, parallel, worker, precision)
+            due = worker.rank == 0 and time.monotonic() - saved >= interval
+            if due or state.step % check_steps == 0:
+                _check_finite(state, check_steps)
+            if due:
+                began = time.monotonic()
+                state.save(checkpoint.path, checkpoint.identity)
+                saved = time.monotonic()
+                interval = next_interval(checkpoint.interval_s, saved - began)
+            if time.monotonic() - logged > log_s or state.step == end:
+                loss = float(state.losses[state.step - 1])
+                worker.log(f"{stage.name}: step {state.step:,} of {state.steps:,}, loss {loss:.3f}, lr {rate:.2e}")
+                logged = time.monotonic()
+        first = end
+    _check_finite(state, check_steps)
+    if worker.rank == 0:
+        state.save(checkpoint.path, checkpoint.identity)
+
+
+def next_interval(interval_s: float, saving_s: float) -> float:
+    """Returns the seconds to the next checkpoint after one that took `saving_s`; an interval of 0 stays 0."""
+    return max(interval_s, _SAVE_SHARE * saving_s) if interval_s else 0.0
+
+
+class _Objective(nn.Module):
+    """The loss as a module's forward pass, which is what DDP wraps."""
+
+    loss: Callable[..., Tensor]
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        return self.loss(self.model, *tensors)
+
+
+def _resume(state: TrainingState, checkpoint: TrainingCheckpoint, log: Log) -> None:
+    earlier = checkpoint.resume_from
+    if state.restore(checkpoint.path, checkpoint.identity, log) or earlier is None:
+        return
+    if state.restore(earlier, checkpoint.identity, log):
+        state.seconds = state.cpu_seconds = 0.0
+    else:
+        log(f"checkpoint of {earlier.parent.name[:12]} is gone: training from the start, same result")
+
+
+def _take_step(
+    state: TrainingState,
+    stage: Stage,
+    step: int,
+    objective: nn.Module,
+    worker: Worker,
+    precision: Callable[[], AbstractContextManager[object]],
+) -> float:
+    """Takes one optimiser step, with the gradients of all passes and workers added up; returns its learning rate."""
+    if worker.world > 1:
+        # Workers wait together, between steps: one that waited alone would block the others in their next exchange.
+        if worker.rank == 0:
+            worker.yield_hook()
+        dist.barrier()
+    with state.timed():
+        passes, rate = stage.batches(step), stage.rate(step)
+    total = torch.zeros((), device=worker.device)
+    for number, tensors in enumerate(passes):
+        if worker.world == 1:
+            worker.yield_hook()
+        # DDP exchanges gradients in the last pass of a step only.
+        parallel = objective if isinstance(objective, DistributedDataParallel) else None
+        with state.timed(), parallel.no_sync() if parallel and number < len(passes) - 1 else nullcontext():
+            with precision():
+                loss = objective(*(tensor.to(worker.device) for tensor in tensors))
+            torch.autograd.backward(loss * worker.world)  # DDP averages where a sum is wanted
+            total += loss.detach()
+    with state.timed():
+        if worker.world > 1:
+            dist.all_reduce(total)
+        torch.nn.utils.clip_grad_norm_(state.model.parameters(), state.optimiser.clip)
+        for group in state.adamw.param_groups:
+            group["lr"] = rate
+        state.adamw.step()
+        state.adamw.zero_grad()
+        if worker.world > 1:
+            for module in state.model.modules():
+                if isinstance(module, ExpertBias):
+                    dist.all_reduce(module.load)
+        balance_experts(state.model, state.optimiser.balance_rate)
+        if state.average is not None:
+            state.average.update_parameters(state.model)
+        state.losses[state.step] = total
+        state.step += 1
+    return rate
+
+
+def _check_finite(state: TrainingState, steps: int) -> None:
+    """Checks the last `steps` losses; those before were checked then."""
+    first = max(0, state.step - steps)
+    with state.timed():  # where the time of the GPU's work shows
+        finite = state.losses[first : state.step].isfinite().cpu()
+    if not finite.all():
+        step = first + int(finite.int().argmin()) + 1
+        raise CandidateFailed("diverged", f"the loss is not finite at step {step:,}; a lower lr may help")
+
+
+def moving_average(decay: float) -> Callable[[Any, Any, Tensor | int], None]:
+    """Returns an update rule for `AveragedModel`: an exponential moving average whose decay starts low.
+
+    After n updates the decay is min(decay, (1 + n) / (10 + n)), so that a training of a hundred steps is not averaged
+    with its start values.
+    """
+
+    @torch.no_grad()
+    def update(averages: list[Tensor], current: list[Tensor], updates: Tensor | int) -> None:
+        n = int(updates)
+        torch._foreach_lerp_(averages, current, 1 - min(decay, (1 + n) / (10 + n)))
+
+    return update
+
+
+def thinned(losses: Tensor, points: int) -> list[tuple[int, float]]:
+    """Returns at most `points` pairs of a step and the mean loss since the pair before."""
+    stride = math.ceil(len(losses) / points)
+    ends = [min(start + stride, len(losses)) for start in range(0, len(losses), stride)]
+    return [(end, losses[start:end].double().mean().item()) for start, end in pairwise([0, *ends])]
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path, scalars: Scalars) -> None:
+    """Writes a safetensors file atomically, with `scalars` as JSON in its header.
+
+    Raises:
+        InfrastructureFailed: the disk is full.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    try:
+        contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+        save_file(contiguous, temporary, metadata={"scalars": json.dumps(scalars)})
+        Path(temporary).replace(path)
+    except SafetensorError as error:  # raised for a full disk, too
+        raise InfrastructureFailed(f"cannot write {path}: {error}") from error
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def _with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,329 @@
+"""A layout as one of transformers' stock classes: its config.json, and our state dict under its names and back.
+
+Layers of attention alone and dense feed-forwards are a Qwen3ForCausalLM, or a LlamaForCausalLM without QK-norm, as
+llama.cpp has them too; everything else must fit Lfm2ForCausalLM or Lfm2MoeForCausalLM. Nothing here imports
+transformers.
+
+Lfm2ForCausalLM and Lfm2MoeForCausalLM:
+
+    embed.weight                       model.embed_tokens.weight
+    norm.weight                        model.embedding_norm.weight
+    head.weight                        lm_head.weight (untied; a tied one is an alias there and has no name here)
+    layers.i.mixer_norm.weight         model.layers.i.operator_norm.weight
+    layers.i.ffn_norm.weight           model.layers.i.ffn_norm.weight
+    layers.i.mixers.0.{in_proj,out}    model.layers.i.conv.{in_proj,out_proj}
+    layers.i.mixers.0.conv [D, K]      model.layers.i.conv.conv [D, 1, K]
+    layers.i.mixers.0.{q,k,v,o}        model.layers.i.self_attn.{q,k,v}_proj, out_proj
+    layers.i.mixers.0.{q,k}_norm       model.layers.i.self_attn.{q,k}_layernorm
+    layers.i.ffn.{gate,up,down}        model.layers.i.feed_forward.{w1,w3,w2}
+    layers.i.ffn.router, ffn.bias      model.layers.i.feed_forward.gate, feed_forward.expert_bias
+    layers.i.ffn.{gate,up} [E, F, D]   model.layers.i.feed_forward.experts.gate_up_proj [E, 2F, D]
+    layers.i.ffn.down [E, D, F]        model.layers.i.feed_forward.experts.down_proj
+
+Qwen3ForCausalLM and LlamaForCausalLM, for layouts of attention alone:
+
+    norm.weight                        model.norm.weight
+    layers.i.{mixer,ffn}_norm          model.layers.i.{input_layernorm,post_attention_layernorm}
+    layers.i.mixers.0.{q,k,v,o}        model.layers.i.self_attn.{q,k,v,o}_proj
+    layers.i.mixers.0.{q,k}_norm       model.layers.i.self_attn.{q,k}_norm (Qwen3)
+    layers.i.ffn.{gate,up,down}        model.layers.i.mlp.{gate,up,down}_proj
+
+Where one of their tensors holds several of ours, they are stored one after another in the order written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nas.core.block import Block
+from nas.core.errors import InvalidInput, Unsupported
+from nas.core.layout import Layout
+
+_SHAPE = ("heads", "kv_heads", "head_dim", "rope_theta", "qk_norm")
+_LAYER_TYPES = {"gqa": "full_attention", "swa": "sliding_attention"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Name:
+    """One tensor of theirs and what it is made of.
+
+    Args:
+        ours: our tensors, joined along axis 1 where there are several.
+        theirs: transformers' name.
+        tap_axis: whether theirs has a middle axis of length 1, as Conv1d's weights do.
+    """
+
+    ours: tuple[str, ...]
+    theirs: str
+    tap_axis: bool = False
+
+    def under(self, ours: str, theirs: str) -> _Name:
+        return _Name(tuple(f"{ours}.{name}" for name in self.ours), f"{theirs}.{self.theirs}", self.tap_axis)
+
+    def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        parts = [_take(tensors, name) for name in self.ours]
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        return whole[:, None] if self.tap_axis else whole
+
+    def split(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        whole = _take(tensors, self.theirs)
+        whole = whole[:, 0] if self.tap_axis else whole
+        parts = (whole,) if len(self.ours) == 1 else whole.chunk(len(self.ours), 1)
+        return dict(zip(self.ours, parts, strict=True))
+
+
+def _weight(ours: str, theirs: str) -> _Name:
+    return _Name((f"{ours}.weight",), f"{theirs}.weight")
+
+
+_BLOCKS: dict[str, tuple[_Name, ...]] = {
+    "conv": (
+        _weight("in_proj", "conv.in_proj"),
+        _Name(("conv.weight",), "conv.conv.weight", tap_axis=True),
+        _weight("out", "conv.out_proj"),
+    ),
+    "gqa": (
+        *(_weight(name, f"self_attn.{name}_proj") for name in "qkv"),
+        _weight("o", "self_attn.out_proj"),
+        *(_weight(f"{name}_norm", f"self_attn.{name}_layernorm") for name in "qk"),
+    ),
+    "swiglu": (
+        _weight("gate", "feed_forward.w1"),
+        _weight("up", "feed_forward.w3"),
+        _weight("down", "feed_forward.w2"),
+    ),
+    "moe": (
+        _weight("router", "feed_forward.gate"),
+        _Name(("bias.weight",), "feed_forward.expert_bias"),
+        _Name(("gate.weight", "up.weight"), "feed_forward.experts.gate_up_proj"),
+        _Name(("down.weight",), "feed_forward.experts.down_proj"),
+    ),
+}
+_NORMS = (("mixer_norm", "operator_norm"), ("ffn_norm", "ffn_norm"))
+"""Norms of the LFM2 classes; the names below are of Qwen3 and Llama."""
+_STOCK_NORMS = (("mixer_norm", "input_layernorm"), ("ffn_norm", "post_attention_layernorm"))
+_STOCK_ATTENTION = tuple(_weight(name, f"self_attn.{name}_proj") for name in "qkvo")
+_STOCK_QK_NORM = tuple(_weight(f"{name}_norm", f"self_attn.{name}_norm") for name in "qk")
+_STOCK_DENSE = tuple(_weight(name, f"mlp.{name}_proj") for name in ("gate", "up", "down"))
+
+
+def transformers_config(layout: Layout) -> dict[str, Any]:
+    """Returns the arguments of the class's configuration; `architectures` names the class.
+
+    Raises:
+        Unsupported: the layout varies what those classes fix for the whole model; the message names it.
+    """
+    config = _attention_only(layout) if _is_attention_only(layout) else _lfm2(layout)
+    return {
+        "vocab_size": layout.vocab,
+        "hidden_size": layout.d_model,
+        "num_hidden_layers": layout.depth,
+        "tie_word_embeddings": layout.tied,
+        **config,
+    }
+
+
+def to_transformers(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns our state dict of `layout` under transformers' names.
+
+    Raises:
+        Unsupported: the layout has a layer that transformers' stock classes cannot hold.
+        InvalidInput: a tensor is missing.
+    """
+    return dict(each_of_transformers(layout, tensors))
+
+
+def each_of_transformers(layout: Layout, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Yields the items of `to_transformers` one by one, so that `tensors` may read each from a file when needed."""
+    return ((name.theirs, name.join(tensors)) for name in _names(layout))
+
+
+def from_transformers(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns transformers' state dict of `layout` under our names, without the alias `lm_head.weight` of a tied head.
+
+    Raises:
+        Unsupported: the layout has a layer that transformers' stock classes cannot hold.
+        InvalidInput: a tensor is missing.
+    """
+    return {ours: tensor for name in _names(layout) for ours, tensor in name.split(tensors).items()}
+
+
+def _is_attention_only(layout: Layout) -> bool:
+    """Returns whether every layer is one attention block and a dense feed-forward, with weights of its own."""
+    return all(
+        [mixer.kind in _LAYER_TYPES for mixer in layer.mixers] == [True]
+        and layer.ffn is not None
+        and layer.ffn.kind == "swiglu"
+        for layer in layout.layers
+    )
+
+
+def _attention_only(layout: Layout) -> dict[str, Any]:
+    blocks = [layer.mixers[0].resolve(layout.d_model) for layer in layout.layers]
+    windows = {block.int("window") for block in blocks if block.kind == "swa"}
+    attention = _attention_shape(blocks)
+    width = _same({layer.ffn for layer in layout.layers if layer.ffn}, "dense feed-forward", "Qwen3 and Llama")
+    assert width is not None
+    stock = {
+        "rms_norm_eps": 1e-5,
+        "attention_bias": False,
+        "intermediate_size": width.int("width"),
+        **_attention_config(attention, 0),
+    }
+    if not attention.get("qk_norm"):
+        if windows:
+            raise Unsupported("transformers' Llama has no sliding windows, and its Qwen3 none without QK-norm")
+        return {**stock, "architectures": ["LlamaForCausalLM"], "model_type": "llama", "mlp_bias": False}
+    if len(windows) > 1:
+        raise Unsupported(f"transformers' Qwen3 has one window for all layers, not {sorted(windows)}")
+    return {
+        **stock,
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "layer_types": [_LAYER_TYPES[block.kind] for block in blocks],
+        "use_sliding_window": bool(windows),
+        "sliding_window": max(windows, default=None),
+    }
+
+
+def _attention_shape(blocks: list[Block]) -> Block:
+    """Returns the attention that all layers share, apart from windows."""
+    if any(dict(block.given).get("sink") for block in blocks):
+        raise Unsupported("transformers' Qwen3 has no attention sinks")
+    shapes = {Block.of("gqa", **{name: block.get(name) for name in _SHAPE}) for block in blocks}
+    shape = _same(shapes, "attention", "Qwen3 and Llama")
+    assert shape is not None
+    _check_attention(shape, blocks)
+    return shape
+
+
+def _check_attention(shape: Block, blocks: list[Block]) -> None:
+    if any("kv" in dict(block.given) for block in blocks):
+        raise Unsupported("transformers' stock attention has a cache of its own in every layer")
+    if not shape.get("rope_theta"):
+        raise Unsupported("transformers' stock attention always has positions")
+
+
+def _lfm2(layout: Layout) -> dict[str, Any]:
+    mixers = [_only(layer.mixers, i) for i, layer in enumerate(layout.layers)]
+    convs = {block for block in mixers if block.kind == "conv"}
+    attentions = {block.resolve(layout.d_model) for block in mixers if block.kind == "gqa"}
+    if others := {block.kind for block in mixers} - {"conv", "gqa"}:
+        raise Unsupported(f"transformers' LFM2 has no {', '.join(sorted(others))} layers")
+    attention = _same(attentions, "attention")
+    if attention:
+        if not attention.get("qk_norm"):
+            raise Unsupported("transformers' LFM2 attention has QK-norm")
+        _check_attention(attention, [attention])
+    return {
+        "layer_types": ["conv" if block.kind == "conv" else "full_attention" for block in mixers],
+        "norm_eps": 1e-5,
+        "conv_bias": False,
+        **_conv_config(_same(convs, "convolution")),
+        **(_attention_config(attention, layout.d_model) if attention else {}),
+        **_ffn_config(layout),
+    }
+
+
+def _conv_config(conv: Block | None) -> dict[str, Any]:
+    return {"conv_L_cache": conv.int("kernel")} if conv else {}
+
+
+def _attention_config(attention: Block, d_model: int) -> dict[str, Any]:
+    """Returns heads, head size and RoPE; the head size is left out where heads times it make up `d_model`."""
+    heads, head_dim = attention.int("heads"), attention.int("head_dim")
+    return {
+        "num_attention_heads": heads,
+        "num_key_value_heads": attention.int("kv_heads"),
+        "rope_parameters": {"rope_type": "default", "rope_theta": attention.get("rope_theta")},
+        **({} if heads * head_dim == d_model else {"head_dim": head_dim}),
+    }
+
+
+def _ffn_config(layout: Layout) -> dict[str, Any]:
+    ffns = [layer.ffn for layer in layout.layers if layer.ffn]
+    if others := {ffn.kind for ffn in ffns} - {"swiglu", "moe"}:
+        raise Unsupported(f"transformers' LFM2 has no {', '.join(sorted(others))} feed-forwards")
+    dense = [ffn.kind != "moe" for ffn in ffns]
+    lead = dense.index(False) if False in dense else len(dense)
+    if len(ffns) < layout.depth or any(dense[lead:]):
+        raise Unsupported("transformers' LFM2 has a feed-forward in each layer: dense ones first, then mixtures")
+    width = _same({ffn for ffn in ffns[:lead]}, "dense feed-forward")
+    moe = _same({ffn for ffn in ffns[lead:]}, "mixture")
+    common = {"intermediate_size": width.int("width")} if width else {}
+    if moe is None:
+        return {**common, "architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "block_auto_adjust_ff_dim": False}
+    return {
+        **common,
+        "architectures": ["Lfm2MoeForCausalLM"],
+        "model_type": "lfm2_moe",
+        "num_dense_layers": lead,
+        "num_experts": moe.int("experts"),
+        "num_experts_per_tok": moe.int("top_k"),
+        "moe_intermediate_size": moe.int("width"),
+        "use_expert_bias": True,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
+    }
+
+
+def _only(mixers: tuple[Block, ...], index: int) -> Block:
+    if len(mixers) != 1:
+        raise Unsupported(f"layer {index}: transformers' LFM2 layers have exactly one mixer and weights of their own")
+    return mixers[0]
+
+
+def _same(blocks: set[Block], what: str, who: str = "LFM2") -> Block | None:
+    if len(blocks) > 1:
+        raise Unsupported(f"transformers' {who} {_have(who)} one {what} for all layers, not {_listed(blocks)}")
+    return next(iter(blocks), None)
+
+
+def _listed(blocks: set[Block]) -> str:
+    return ", ".join(sorted(block.format() for block in blocks))
+
+
+def _have(who: str) -> str:
+    return "have" if " and " in who else "has"
+
+
+def _names(layout: Layout) -> Iterator[_Name]:
+    attention_only = _is_attention_only(layout)
+    yield _weight("embed", "model.embed_tokens")
+    for i, layer in enumerate(layout.layers):
+        if len(layer.mixers) != 1 or layer.ffn is None:
+            raise Unsupported(f"layer {i}: transformers' LFM2 layers have one mixer, one feed-forward and own weights")
+        ours, theirs = f"layers.{i}", f"model.layers.{i}"
+        for norm in _STOCK_NORMS if attention_only else _NORMS:
+            yield _weight(*norm).under(ours, theirs)
+        for block, place in ((layer.mixers[0], "mixers.0"), (layer.ffn, "ffn")):
+            named = _attention_only_names(block, i) if attention_only else _block_names(block, i)
+            yield from (name.under(f"{ours}.{place}", theirs) for name in named)
+    yield _weight("norm", "model.norm" if attention_only else "model.embedding_norm")
+    if not layout.tied:
+        yield _weight("head", "lm_head")
+
+
+def _block_names(block: Block, index: int) -> tuple[_Name, ...]:
+    if block.kind not in _BLOCKS or {"kv", "qk_norm"} & dict(block.given).keys():
+        raise Unsupported(f"layer {index}: transformers' LFM2 classes have no {block.format()}")
+    return _BLOCKS[block.kind]
+
+
+def _attention_only_names(block: Block, index: int) -> tuple[_Name, ...]:
+    if block.kind == "swiglu":
+        return _STOCK_DENSE
+    if {"kv", "sink"} & dict(block.given).keys():
+        raise Unsupported(f"layer {index}: transformers' stock classes have no {block.format()}")
+    return _STOCK_ATTENTION + (_STOCK_QK_NORM if block.get("qk_norm") else ())
+
+
+def _take(tensors: Mapping[str, Tensor], name: str) -> Tensor:
+    if name not in tensors:
+        raise InvalidInput(f"state dict lacks {name}")
+    return tensors[name]

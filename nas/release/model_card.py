@@ -1,0 +1,128 @@
+"""Writes the model card of a member: shape, measurements, provenance, and how to load it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from nas.core.canonical import content_hash
+from nas.core.family import Figure, Measured, MemberFile, MemberFiles
+from nas.core.layout import Layout
+from nas.core.units import show_count
+from nas.release.options import FileOptions
+from nas.runtimes.writing import hashed, replacing
+
+NAME = "README.md"
+_UNITS = {
+    "prefill_tps": "prefill, tokens/s",
+    "decode_tps": "decode, tokens/s",
+    "ttft_ms": "time to first token, ms",
+    "peak_rss_mb": "peak memory, MB",
+}
+
+
+def card_key(text: str) -> str:
+    """Returns the key of a card's file."""
+    return content_hash(hashlib.sha256(text.encode()).hexdigest())
+
+
+def write_card(folder: Path, text: str) -> MemberFile:
+    """Writes README.md, atomically."""
+    with replacing(folder / NAME) as partial:
+        written = hashed([text.encode()], partial)
+    return MemberFile(path=NAME, kind="card", sha256=written.sha256, size=written.size, key=card_key(text))
+
+
+def card(name: str, layout: Layout, files: MemberFiles, options: FileOptions) -> str:
+    """Returns the card's text, in Markdown; it states measured figures only."""
+    sections = (
+        _head(files),
+        f"# {name}\n\n" + _what(layout, files),
+        "## Measured\n\n" + _measured(options.measured),
+        *(
+            ["## Budgets of the search\n\n" + _table(("budget", "limit"), options.budgets.items())]
+            * bool(options.budgets)
+        ),
+        "## Provenance\n\n" + _table(("", ""), _provenance(files, options)),
+        "## Use\n\n" + "\n\n".join(_use(files)),
+        "## Files\n\n" + _table(("file", "bytes", "SHA-256"), _listed(files.files)),
+    )
+    return "\n\n".join(sections) + "\n"
+
+
+def _head(files: MemberFiles) -> str:
+    lines = ["---", "license: # yours to choose", "library_name: transformers", "pipeline_tag: text-generation"]
+    return "\n".join((*lines, "tags: [hilnas]", "---"))
+
+
+def _what(layout: Layout, files: MemberFiles) -> str:
+    params = layout.params
+    weights = "random, for measuring: it cannot talk" if files.weights.startswith("random:") else "trained"
+    rows = [
+        ("layout", f"`{layout}`"),
+        ("parameters", f"{params.total:,} ({show_count(params.total)})"),
+        ("active per token", f"{params.active:,}"),
+        ("without embeddings", f"{params.non_embedding:,}"),
+        ("layers", str(layout.depth)),
+        ("vocabulary", f"{layout.vocab:,}"),
+        ("weights", f"{weights} (`{files.weights}`)"),
+        *((f"loads in {runtime}", what) for runtime, what in files.loads.items()),
+    ]
+    return "A language model whose architecture hilnas found.\n\n" + _table(("", ""), rows)
+
+
+def _measured(measured: Sequence[Measured]) -> str:
+    if not measured:
+        return "Nothing was measured yet."
+    rows = [
+        (_where(one), _UNITS[figure.metric], f"{figure.prompt:,}", _value(figure))
+        for one in measured
+        for figure in one.figures
+    ]
+    notes = [f"{one.device}: measured on a noisy machine." for one in measured if one.noisy]
+    notes += [f"{one.device}: not used by the search." for one in measured if not one.searched]
+    return "\n\n".join((_table(("device", "figure", "tokens of context", "median [95 % interval]"), rows), *notes))
+
+
+def _where(one: Measured) -> str:
+    return f"{one.device}, {one.runtime} {one.quantisation}, {one.threads} threads"
+
+
+def _value(figure: Figure) -> str:
+    if figure.value is None:
+        return f"none: {figure.reason}"
+    interval = f" [{figure.ci95[0]:.4g}, {figure.ci95[1]:.4g}]" if figure.ci95 else ""
+    return f"{figure.value:.4g}{interval}"
+
+
+def _provenance(files: MemberFiles, options: FileOptions) -> Iterator[tuple[str, str]]:
+    yield from options.provenance.items()
+    yield "weights", f"`{files.weights}`"
+
+
+def _use(files: MemberFiles) -> Iterator[str]:
+    if any(file.kind == "transformers" for file in files.files):
+        remote = ", trust_remote_code=True" if "trust_remote_code" in files.loads["transformers"] else ""
+        yield (
+            "transformers:\n\n```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+            f'model = AutoModelForCausalLM.from_pretrained("transformers"{remote})\n'
+            f'tokenizer = AutoTokenizer.from_pretrained("transformers"{remote})\n```'
+        )
+    if gguf := next((file for file in files.files if file.kind == "gguf"), None):
+        patched = " with the patches of hilnas" if "patched" in files.loads["llama.cpp"] else ""
+        yield f"llama.cpp{patched}:\n\n```sh\nllama-cli -m {gguf.path}\n```"
+    if pte := next((file for file in files.files if file.kind == "pte"), None):
+        yield (
+            "ExecuTorch:\n\n```python\nfrom executorch.runtime import Runtime\n\n"
+            f'forward = Runtime.get().load_program("{pte.path}").load_method("forward")\n```'
+        )
+
+
+def _listed(files: Sequence[MemberFile]) -> Iterator[tuple[str, str, str]]:
+    return ((f"`{file.path}`", f"{file.size:,}", f"`{file.sha256}`") for file in files)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines)

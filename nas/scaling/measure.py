@@ -1,0 +1,264 @@
+"""Measures layouts for a family by the protocol of studies, under the same result keys: known results are reused."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nas.core import paths
+from nas.core.canonical import result_key
+from nas.core.errors import CandidateFailed, InfrastructureFailed
+from nas.core.family import Figure, Measured, Metric
+from nas.core.layout import Layout
+from nas.core.measurement import Measurement
+from nas.core.scoring import MeasurementKey, require_sensors
+from nas.core.space import RuntimeSpace, SearchSpace
+from nas.core.workload import Workload
+from nas.farm.farm import Farm, open_farm
+from nas.measure.calibration import DEPLOY_SEED, Calibrator, MeasurementTarget, SavedCalibration, known_runtime
+from nas.measure.reference import export_key, measure_key
+from nas.measure.rounds import Subject, measure
+from nas.runtimes.base import Artifact, RandomWeights
+from nas.scaling.source import Measurements
+from nas.store import artifacts, devices, outcomes, results
+from nas.store.rows import DeviceState, Health
+from nas.store.store import Store
+from nas.study.stages import Outcome, failure, value_of
+
+Log = Callable[[str], None]
+
+_AVAILABLE = (DeviceState.IDLE, DeviceState.LEASED, DeviceState.COOLING, DeviceState.PREPARING)
+_TRUSTED = (Health.GOOD, Health.UNKNOWN)
+
+_STATISTICS: dict[Metric, str] = {
+    "prefill_tps": "prefill_tps", "ttft_ms": "ttft", "decode_tps": "decode_mean", "peak_rss_mb": "peak_rss",
+}  # fmt: skip
+"""Metric of a family's records -> figure of a measurement. Decode speed is tokens / time, hence the mean."""
+
+
+@dataclass
+class Measurer:
+    """Measures a family's candidates on calibrated devices.
+
+    Args:
+        farm: has the devices.
+        space: runtimes, workloads and limits.
+        repetitions: valid ones per workload.
+        accept_noise: keep refused repetitions, marked.
+        log: takes one line at a time.
+        benches: (device, runtime) -> calibrated pair.
+    """
+
+    farm: Farm
+    space: SearchSpace
+    repetitions: int
+    accept_noise: bool
+    log: Log
+    benches: dict[tuple[str, str], MeasurementTarget] = field(default_factory=dict)
+
+    def prepare(self, device: str) -> None:
+        """Builds and calibrates every runtime of the space on a device, unless that is done.
+
+        Raises:
+            UnknownName: no such device.
+            InfrastructureFailed: it cannot be reached, has no build, or is too noisy to calibrate.
+        """
+        if any(name == device for name, _ in self.benches):
+            return
+        workloads = {name: self.space.workloads[name] for name in self.space.measured}
+        scratch, jobs = paths.home() / "work", self.farm.jobs(None)
+        calibrator = Calibrator(self.farm, jobs, self.space.protocol, scratch, self.log, self.accept_noise, workloads)
+        for spec in self.space.runtimes:
+            self.benches[device, spec.name] = asyncio.run(calibrated_bench(calibrator, device, spec, "family"))
+
+    def id(self, device: str) -> str:
+        """Returns the id of a prepared device."""
+        return next(bench.device.id for (name, _), bench in self.benches.items() if name == device)
+
+    def measure(self, layout: Layout, on: Sequence[str]) -> Measurements:
+        """Measures every workload that an objective needs on the devices `on`; reuses earlier results.
+
+        Raises:
+            CandidateFailed: a runtime cannot write or run the layout.
+            InfrastructureFailed: a device went away, or is too noisy.
+        """
+        return asyncio.run(self._measure(layout, on))
+
+    async def _measure(self, layout: Layout, on: Sequence[str]) -> Measurements:
+        taken = await asyncio.gather(*(self._on_device(layout, device) for device in on), return_exceptions=True)
+        for error in taken:
+            if isinstance(error, BaseException):
+                raise error
+        return {place: each for found in taken if isinstance(found, dict) for place, each in found.items()}
+
+    async def _on_device(self, layout: Layout, device: str) -> Measurements:
+        found = {}
+        for spec in self.space.runtimes:
+            bench = self.benches[device, spec.name]
+            artifact = self._artifact(layout, bench)
+            for name in self.space.measured:
+                found[MeasurementKey(device, spec.name, name)] = await self._workload(
+                    artifact, bench, self.space.workloads[name]
+                )
+        return found
+
+    async def _workload(self, artifact: Artifact, bench: MeasurementTarget, workload: Workload) -> Measurement:
+        pinned = bench.device.pinned(workload)
+        clean, noisy = (self._key(artifact, bench, pinned, accept) for accept in (False, True))
+        # A result without noise is used even if noise is accepted.
+        for known in (clean, noisy) if self.accept_noise else (clean,):
+            row = results.get(self.farm.store, known)
+            if row is not None:
+                return _value(row.payload)
+        subject = Subject(artifact, bench.runtime, bench.runner, bench.device, pinned)
+        return await self._take(subject, bench, noisy if self.accept_noise else clean)
+
+    def _key(self, artifact: Artifact, bench: MeasurementTarget, workload: Workload, accept_noise: bool) -> str:
+        return measure_key(
+            artifact.sha256, bench.runner, bench.device.id, workload, self.repetitions, self.space.protocol,
+            bench.reference.calibration_ms, accept_noise, energy_counter=bench.device.energy_counter,
+        )  # fmt: skip
+
+    async def _take(self, subject: Subject, bench: MeasurementTarget, key: str) -> Measurement:
+        store, protocol = self.farm.store, self.space.protocol
+        # Failed attempts used the lower round numbers.
+        tries = sum(attempt.job is None for attempt in outcomes.attempts_of_key(store, key))
+        try:
+            taken = await measure(
+                subject, bench.reference, self.farm.jobs(None), key, None, self.repetitions, protocol,
+                accept_noise=self.accept_noise, first_round=tries * (protocol.max_attempts + 1),
+            )  # fmt: skip
+        except CandidateFailed as error:
+            results.put(store, key, "measure", failure(error))
+            raise
+        except InfrastructureFailed as error:
+            outcomes.record_attempt(store, "infrastructure", str(error), result_key=key, stage="measure")
+            raise
+        row = results.put(store, key, "measure", {"value": taken.model_dump(mode="json")}, seconds=taken.wall_s)
+        return _value(row.payload)
+
+    def _artifact(self, layout: Layout, bench: MeasurementTarget) -> Artifact:
+        weights = RandomWeights(DEPLOY_SEED)
+        return export_once(
+            self.farm.store,
+            export_key(layout, bench.runtime, bench.quantisation, weights.describe()),
+            lambda path: bench.runtime.export(layout, bench.quantisation, weights, path, recipe=True),
+        )
+
+    def held_out(self, used: Collection[str]) -> str | None:
+        """Returns the id of an available device that is not in `used`, preferably one that passed its last check."""
+        rows = [row for row in devices.all(self.farm.store) if row.state in _AVAILABLE and row.health in _TRUSTED]
+        free = sorted((row.health is not Health.GOOD, row.id) for row in rows if row.id not in used)
+        return free[0][1] if free else None
+
+
+@contextmanager
+def open_measurer(
+    store: Store, space: SearchSpace, repetitions: int, accept_noise: bool, log: Log
+) -> Iterator[Measurer]:
+    """Yields a measurer with the space's devices prepared.
+
+    Raises:
+        UnknownName: no such device or runtime.
+        InvalidInput: a device lacks a sensor that an objective needs.
+        InfrastructureFailed: a device cannot be reached, or is too noisy to calibrate.
+    """
+    with open_farm(store) as farm:
+        require_sensors(space, {name: farm.device(name) for name in space.devices})
+        measurer = Measurer(farm, space, repetitions, accept_noise, log)
+        for device in space.devices:
+            measurer.prepare(device)
+        yield measurer
+
+
+def _value(outcome: Outcome) -> Measurement:
+    return Measurement.model_validate(value_of(outcome))
+
+
+def export_once(store: Store, key: str, export: Callable[[Path], Artifact]) -> Artifact:
+    """Returns the artifact that was exported under `key` if the store has it, else exports and stores it."""
+    row = results.get(store, key)
+    if row is not None and "value" in row.payload:
+        artifact = Artifact.model_validate(row.payload["value"])
+        if artifacts.get(store, artifact.stored.sha256) is not None:
+            return artifact
+    scratch = paths.home() / "work"
+    scratch.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        destination = Path(folder) / "model"
+        artifact = export(destination)
+        artifacts.put_file(store, destination)
+    results.put(store, key, "export", {"value": artifact.model_dump(mode="json")})
+    return artifact
+
+
+async def calibrated_bench(
+    calibrator: Calibrator, device_name: str, spec: RuntimeSpace, purpose: str, *, replicate: int = 0
+) -> MeasurementTarget:
+    """Calibrates a runtime on a device. If noise is accepted the first calibration is kept, as later ones differ.
+
+    Args:
+        calibrator: calibrates.
+        device_name: as in a space.
+        spec: the runtime.
+        purpose: figures of one purpose are ratios to one calibration.
+        replicate: a higher number calibrates again.
+
+    Raises:
+        NasError: see `Calibrator.bench`.
+    """
+    if not calibrator.accept_noise:
+        return await calibrator.target(device_name, spec)
+    device, runtime, store = calibrator.farm.device(device_name), known_runtime(spec), calibrator.farm.store
+    runner = runtime.runner(device.target, device.cpu_features, patched=spec.build == "any", libc=device.libc)
+    key = result_key(purpose, device=device.id, build=runner.build, replicate=replicate)
+    row = results.get(store, key)
+    bench = await calibrator.target(
+        device_name, spec, SavedCalibration(runner.build, row.payload["ms"]) if row else None
+    )
+    results.put(store, key, "measure", {"ms": bench.reference.calibration_ms})
+    return bench
+
+
+def measured_of(taken: Measurements, space: SearchSpace, *, searched: bool = True) -> tuple[Measured, ...]:
+    """Returns one record for each device and runtime, with the figures of all workloads.
+
+    Args:
+        taken: place -> measurement.
+        space: has the runtimes.
+        searched: whether the search used these devices.
+    """
+    quantisations = {runtime.name: runtime.quantisation for runtime in space.runtimes}
+    groups: dict[tuple[str, str], list[Measurement]] = {}
+    for each in taken.values():
+        groups.setdefault((each.device, each.runtime), []).append(each)
+    return tuple(
+        Measured(
+            device=device,
+            runtime=runtime,
+            quantisation=quantisations[runtime],
+            threads=group[0].workload.threads,
+            figures=tuple(
+                recorded_figure(metric, each.workload.window if metric == "peak_rss_mb" else each.workload.prompt, each)
+                for each in group
+                for metric in _STATISTICS
+            ),
+            searched=searched,
+            noisy=any(each.noisy for each in group),
+        )
+        for (device, runtime), group in groups.items()
+    )
+
+
+def recorded_figure(metric: Metric, prompt: int, taken: Measurement) -> Figure:
+    """Returns a figure of a measurement for a family's records; `prompt` is its context in tokens."""
+    statistic = taken.figures[_STATISTICS[metric]]
+    value, low, high = statistic.value, statistic.low, statistic.high
+    if metric == "decode_tps":  # tokens per second from ms per token, so the ends of the interval swap
+        value, low, high = (1e3 / each if each else None for each in (value, high, low))
+    interval = None if low is None or high is None else (low, high)
+    return Figure(metric=metric, prompt=prompt, value=value, ci95=interval, reason=statistic.reason or "")

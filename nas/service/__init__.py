@@ -1,1 +1,0 @@
-"""The service: one study's life, from a space to a front, over the store, Ray and the device jobs."""

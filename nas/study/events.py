@@ -1,0 +1,304 @@
+"""The event log of a study: the name and payload of every note, and what is computed from the log alone.
+
+The log (`nas.store.events`) holds two sorts of events. Transitions of trials have a kind of their own and a payload
+that `nas.core.trial` documents. Notes have the kind `progress` (of a trial) or `study` (of the study as a whole) and a
+payload {"what": NAME, ...}; each class here is one of them, with its reader and writer. What was ever written is kept
+in databases and archives, so names and fields do not change. Readers skip names that they do not know, such as
+"refined" and "damaged file" of earlier versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Self, TypeVar
+
+from pydantic import ValidationError
+
+from nas.core.errors import InvalidInput
+from nas.core.space import SearchSpace
+from nas.core.trial import Event
+from nas.proxy.quality import Quality
+from nas.search import Observation
+from nas.store import events
+from nas.store.rows import Json, Study
+from nas.store.store import Store
+
+LAUNCHED = "launched"
+CALIBRATED = "calibrated"
+CORPUS = "corpus"
+TOLD = "told"
+POINT = "reference point told"
+WARM = "warm start"
+EXPECTED = "expected gain"
+CLOSED = "closed"
+QUALITY = "quality"
+SPENT = "spent"
+
+
+NoteType = TypeVar("NoteType", bound="Note")
+
+
+@dataclass(frozen=True)
+class Note:
+    """The payload of a note; each subclass is one `what`."""
+
+    what: ClassVar[str]
+
+    def to_json(self) -> Json:
+        """Returns the payload as it is stored."""
+        return {"what": self.what, **{each.name: getattr(self, each.name) for each in fields(self)}}
+
+    @classmethod
+    def from_json(cls, payload: Mapping[str, Any]) -> Self:
+        """Reads what `to_json` wrote."""
+        return cls(**{each.name: payload[each.name] for each in fields(cls)})
+
+    @classmethod
+    def read(cls, payload: Mapping[str, Any]) -> Self | None:
+        """Reads any event's payload; None if it is not of this class."""
+        return cls.from_json(payload) if payload.get("what") == cls.what else None
+
+
+@dataclass(frozen=True)
+class Launched(Note):
+    """A process began to run the study.
+
+    Args:
+        trials: layouts to propose, references not counted.
+        accept_noise: keep refused repetitions, marked.
+        warm_start: names of the earlier studies that this one learns from.
+    """
+
+    what: ClassVar[str] = LAUNCHED
+    trials: int
+    accept_noise: bool
+    warm_start: tuple[str, ...] = ()
+
+    def to_json(self) -> Json:
+        """See `Note`."""
+        return {**super().to_json(), "warm_start": list(self.warm_start)}
+
+    @classmethod
+    def from_json(cls, payload: Mapping[str, Any]) -> Self:
+        """See `Note`; the first versions had no warm start."""
+        return cls(payload["trials"], payload["accept_noise"], tuple(payload.get("warm_start", ())))
+
+
+@dataclass(frozen=True)
+class Calibrated(Note):
+    """A device and a runtime are ready to measure.
+
+    Args:
+        device: its name in the space.
+        runtime: name.
+        id: of the device.
+        build: of the runtime's runner.
+        ms: what the reference model takes.
+    """
+
+    what: ClassVar[str] = CALIBRATED
+    device: str
+    runtime: str
+    id: str
+    build: str
+    ms: float
+
+
+@dataclass(frozen=True)
+class CorpusUsed(Note):
+    """The text that language models are trained on, by content hash."""
+
+    what: ClassVar[str] = CORPUS
+    hash: str
+
+
+@dataclass(frozen=True)
+class Told(Note):
+    """An observation of a trial was passed to the proposer, in the order of the log."""
+
+    what: ClassVar[str] = TOLD
+    observation: Observation
+
+    def to_json(self) -> Json:
+        """See `Note`."""
+        return {"what": self.what, "observation": self.observation.to_json()}
+
+    @classmethod
+    def from_json(cls, payload: Mapping[str, Any]) -> Self:
+        """See `Note`."""
+        return cls(Observation.from_json(payload["observation"]))
+
+
+@dataclass(frozen=True)
+class PointTold(Note):
+    """The reference point was passed to the proposer: objective -> coordinate."""
+
+    what: ClassVar[str] = POINT
+    point: Mapping[str, float]
+
+    def to_json(self) -> Json:
+        """See `Note`."""
+        return {"what": self.what, "point": dict(self.point)}
+
+
+@dataclass(frozen=True)
+class WarmStarted(Note):
+    """Earlier studies were passed to the proposer.
+
+    Args:
+        studies: a row for each: its name, and what was taken and left out.
+        observations: of their layouts, under this study's names.
+    """
+
+    what: ClassVar[str] = WARM
+    studies: Sequence[Json]
+    observations: Sequence[Observation]
+
+    def to_json(self) -> Json:
+        """See `Note`."""
+        observations = [each.to_json() for each in self.observations]
+        return {"what": self.what, "studies": list(self.studies), "observations": observations}
+
+    @classmethod
+    def from_json(cls, payload: Mapping[str, Any]) -> Self:
+        """See `Note`."""
+        return cls(payload["studies"], [Observation.from_json(each) for each in payload["observations"]])
+
+
+@dataclass(frozen=True)
+class Expected(Note):
+    """The forecast of one proposal, when it was made.
+
+    Args:
+        gain: in hypervolume; None if no model chose the layout.
+        hypervolume: of the study at that time.
+        batch: layouts that are evaluated in parallel.
+        quality: minimised; None if no model forecast it.
+    """
+
+    what: ClassVar[str] = EXPECTED
+    gain: float | None
+    hypervolume: float
+    batch: int
+    quality: float | None = None
+
+    @property
+    def of_batch(self) -> float | None:
+        """Upper bound of the gain of a whole batch: no other of its layouts is expected to gain more."""
+        return None if self.gain is None else self.gain * self.batch
+
+
+@dataclass(frozen=True)
+class Closed(Note):
+    """No more layouts are proposed.
+
+    Args:
+        rule: trials, hours, gain or space.
+        message: a sentence for people.
+    """
+
+    what: ClassVar[str] = CLOSED
+    rule: str
+    message: str
+
+
+@dataclass(frozen=True)
+class QualityKnown(Note):
+    """A trial's quality at a rung.
+
+    Args:
+        rung: its index.
+        quality: relative to the published reference.
+    """
+
+    what: ClassVar[str] = QUALITY
+    rung: int
+    quality: Quality
+
+    def to_json(self) -> Json:
+        """See `Note`."""
+        return {"what": self.what, "rung": self.rung, "quality": self.quality.model_dump(mode="json")}
+
+    @classmethod
+    def from_json(cls, payload: Mapping[str, Any]) -> Self:
+        """See `Note`."""
+        return cls(payload.get("rung", 0), Quality.model_validate(payload["quality"]))
+
+
+@dataclass(frozen=True)
+class Spent(Note):
+    """Seconds that a stage without a stored result took: "propose"."""
+
+    what: ClassVar[str] = SPENT
+    stage: str
+    seconds: float
+
+
+def all_events(store: Store, study: int) -> list[Event]:
+    """Reads the whole log of a study, oldest first."""
+    log: list[Event] = []
+    while page := events.since(store, study, log[-1].id if log else 0):
+        log += page
+    return log
+
+
+def notes(log: Iterable[Event], kind: type[NoteType]) -> list[NoteType]:
+    """Returns the notes of one class, oldest first."""
+    return [note for event in log if (note := kind.read(event.payload)) is not None]
+
+
+def calibrated_devices(log: Iterable[Event]) -> list[tuple[str, str]]:
+    """Returns (name in the space, id) of the devices that took part, in the order of the log."""
+    found = (event.payload for event in log if event.payload.get("what") == CALIBRATED)
+    return [(payload["device"], payload["id"]) for payload in found]
+
+
+def elapsed(log: Sequence[Event]) -> list[float]:
+    """Returns the seconds that an orchestrator had run at each event: from each launch to the event before the next."""
+    total, begun, found = 0.0, False, []
+    for before, event in zip([None, *log], log, strict=False):
+        launched = event.payload.get("what") == LAUNCHED
+        if begun and before is not None and not launched:
+            total += event.at - before.at
+        begun = begun or launched
+        found.append(total)
+    return found
+
+
+def expectations(log: Iterable[Event]) -> dict[int, Expected]:
+    """Returns what was expected of each trial, in the order of the log."""
+    return {
+        event.trial: expected
+        for event in log
+        if event.trial is not None and (expected := Expected.read(event.payload)) is not None
+    }
+
+
+def ending(log: Iterable[Event]) -> Json | None:
+    """Returns why no more layouts are proposed, {rule, message}; None while they are."""
+    closed = notes(log, Closed)
+    return {"rule": closed[-1].rule, "message": closed[-1].message} if closed else None
+
+
+def stored_space(study: Study) -> SearchSpace:
+    """Returns the search space of a study.
+
+    Raises:
+        InvalidInput: the space was stored by another version of hilnas and this one cannot read it.
+    """
+    try:
+        return SearchSpace.model_validate(_without_refinement(study.space))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise InvalidInput(f"study {study.name}: this version cannot read its space: {where}: {first['msg']}") from None
+
+
+def _without_refinement(space: Mapping[str, Any]) -> Json:
+    """Drops settings that earlier versions had, so that their studies can be read and resumed."""
+    read = dict(space)
+    for part, removed in (("quality", "further_seeds"), ("protocol", "further_measurements")):
+        if isinstance(settings := read.get(part), dict):
+            read[part] = {key: value for key, value in settings.items() if key != removed}
+    return read

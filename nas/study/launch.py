@@ -1,0 +1,290 @@
+"""`nas launch`: starts all that a study needs on one machine, runs the study, and stops what it started."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from nas.compute.ray import ClusterCompute, Compute, RayCompute
+from nas.core import paths
+from nas.core.errors import InvalidInput, NasError, StudyBusy, Unsupported
+from nas.core.layout import Layout
+from nas.core.scoring import require_sensors
+from nas.core.space import SearchSpace
+from nas.devices.host_lock import host_lock_folder
+from nas.farm.farm import Farm, open_farm
+from nas.measure.calibration import Calibrator, MeasurementTarget, SavedCalibration, known_runtime
+from nas.measure.health import HealthKeeper
+from nas.proxy.corpus import CorpusRef, refer
+from nas.runtimes.base import Runtime
+from nas.search_spaces import space_difference
+from nas.store import jobs, leases, studies
+from nas.store.rows import Study, StudyLease, StudyState
+from nas.store.store import Store
+from nas.study.events import Calibrated, CorpusUsed, Launched, notes, stored_space
+from nas.study.ledger import Ledger
+from nas.study.orchestrator import Orchestrator, Snapshot
+from nas.study.proposals import ProposalDriver, require_studies, warm_start
+from nas.study.stages import PrioritySemaphore, Stages, StageWork
+
+Log = Callable[[str], None]
+_SHOWN_CHANGES = 10
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """Options of `nas launch`.
+
+    Args:
+        space: the search space.
+        study: name; with `resume`, of a study that exists.
+        trials: layouts to propose, references not counted; None: as last time, or as the space says.
+        base: folder that relative corpus paths are taken from.
+        db: URL, or None for the default database.
+        ray_address: of a running cluster, or None.
+        train_gpus: GPUs per training on that cluster; None: CPU slots of nodes with GPUs share them evenly.
+        resume: continue the study.
+        accept_noise: keep refused repetitions, marked, off the reported front; a study that did so once keeps doing so.
+        workers: parallel trainings on a local Ray.
+        warm_start: earlier studies of the database to learn from; a resumed study keeps its own.
+    """
+
+    space: SearchSpace
+    study: str
+    trials: int | None
+    base: Path
+    db: str | None = None
+    ray_address: str | None = None
+    train_gpus: float | None = None
+    resume: bool = False
+    accept_noise: bool = False
+    workers: int = os.cpu_count() or 1
+    warm_start: tuple[str, ...] = ()
+
+
+ComputeOf = Callable[[LaunchOptions, Log], AbstractContextManager[Compute]]
+
+
+def launch(
+    options: LaunchOptions, on_update: Callable[[Snapshot], None], on_event: Callable[[int | None, str, Any], None],
+    log: Log, compute: ComputeOf | None = None,
+) -> StudyState:  # fmt: skip
+    """Runs a study to its end, or until it is interrupted or stopped.
+
+    Args:
+        options: what to run.
+        on_update: called twice a second with a snapshot.
+        on_event: called with each event: trial, what, payload.
+        log: called with a line before something that takes time.
+        compute: opens what stages run on; None: Ray.
+
+    Raises:
+        NasError: the space cannot be searched here, the study is taken, or a reference failed.
+    """
+    supported = support_filter(options.space)
+    corpus = refer(options.space.quality.corpus, options.base)
+    store = Store.open(options.db)
+    try:
+        require_studies(store, options.warm_start, options.study)
+        study = _study(store, options)
+        lease = _lease(store, study, log)
+        ledger = Ledger(store, study, lease, on_event)
+        with ledger.keep(), _failure_shown(ledger):
+            begun = _as_begun(options, ledger)
+            ledger.note(None, CorpusUsed(corpus.hash))
+            return asyncio.run(_run(begun, ledger, corpus, supported, on_update, log, compute or _open_ray))
+    finally:
+        store.close()
+
+
+def support_filter(space: SearchSpace) -> Callable[[Layout], bool]:
+    """Returns a predicate: whether every runtime of the space can run a layout.
+
+    Raises:
+        UnknownName: no such runtime or quantisation.
+        Unsupported: a runtime cannot run a reference layout; the message has the reasons.
+    """
+    runtimes = [(known_runtime(spec), spec.build) for spec in space.runtimes]
+    for name, layout in space.references.layouts().items():
+        for runtime, build in runtimes:
+            if not _carries(runtime, layout, build):
+                reasons = "; ".join(runtime.supports(layout).reasons)
+                raise Unsupported(f"the {name} reference does not run on {runtime.name}: {reasons}", where="references")
+    return lambda layout: all(_carries(runtime, layout, build) for runtime, build in runtimes)
+
+
+async def _run(
+    options: LaunchOptions, ledger: Ledger, corpus: CorpusRef, supported: Callable[[Layout], bool],
+    on_update: Callable[[Snapshot], None], log: Log, open_compute: ComputeOf,
+) -> StudyState:  # fmt: skip
+    space = options.space
+    proposals = ProposalDriver(space, supported, host_lock_folder())
+    scratch = paths.home() / "work"
+    with open_farm(ledger.store) as farm:
+        targets = await _targets(options, ledger, farm, scratch, log)  # while nothing else runs here
+        warm_start(ledger, space, supported, options.warm_start, log)
+        plans = {target.device.id: target.reference.plan for target in targets.values()}
+        health = HealthKeeper(ledger.store, farm.notifier.notify, lambda device: plans[device.id], among=plans)
+        with health, open_compute(options, log) as compute:
+            work = StageWork(
+                space=space,
+                targets=targets,
+                corpus=corpus,
+                stages=Stages(ledger),
+                ledger=ledger,
+                compute=compute,
+                training=PrioritySemaphore(compute.workers),
+                jobs=farm.jobs(ledger.study.id),
+                scratch=scratch,
+                lock=host_lock_folder(),
+                accept_noise=options.accept_noise,
+            )
+            assert options.trials is not None, "fixed by `_as_begun`"
+            orchestrator = Orchestrator(work, ledger, proposals, options.trials, on_update)
+            with _interrupts(orchestrator, log):
+                return await orchestrator.run()
+
+
+def _open_ray(options: LaunchOptions, log: Log) -> RayCompute | ClusterCompute:
+    if options.ray_address is None:
+        log("starting Ray")
+        return RayCompute(options.workers)
+    log(f"connecting to Ray at {options.ray_address}")
+    return ClusterCompute(options.ray_address, options.train_gpus)
+
+
+async def _targets(
+    options: LaunchOptions, ledger: Ledger, farm: Farm, scratch: Path, log: Log
+) -> dict[tuple[str, str], MeasurementTarget]:
+    """Prepares every device with every runtime; a resumed study keeps the calibrations that it began with."""
+    jobs_of_study = farm.jobs(ledger.study.id)
+    space = options.space
+    require_sensors(space, {name: farm.device(name) for name in space.devices})
+    workloads = {name: space.workloads[name] for name in space.measured}
+    calibrator = Calibrator(farm, jobs_of_study, space.protocol, scratch, log, options.accept_noise, workloads)
+    logged = notes(ledger.events(), Calibrated)
+    saved = {(note.device, note.runtime): SavedCalibration(note.build, note.ms) for note in logged}
+    targets = {}
+    for device in space.devices:
+        for runtime in space.runtimes:
+            name = (device, runtime.name)
+            targets[name] = target = await calibrator.target(device, runtime, saved.get(name))
+            if name not in saved:
+                build, ms = target.runner.build, target.reference.calibration_ms
+                ledger.note(None, Calibrated(device, runtime.name, target.device.id, build, ms))
+    return targets
+
+
+def _as_begun(options: LaunchOptions, ledger: Ledger) -> LaunchOptions:
+    """Completes the options with those of the study's earlier launches."""
+    before = notes(ledger.events(), Launched)
+    trials = options.trials or (before[-1].trials if before else options.space.search.trials)
+    accept_noise = options.accept_noise or any(launched.accept_noise for launched in before)
+    earlier = before[-1].warm_start if before else options.warm_start
+    if options.warm_start not in ((), earlier):
+        names = ", ".join(earlier) or "no other study"
+        raise InvalidInput(f"the study began with {names}; that cannot be changed", where="--warm-start")
+    ledger.note(None, Launched(trials, accept_noise, earlier))
+    return replace(options, trials=trials, accept_noise=accept_noise, warm_start=earlier)
+
+
+@contextmanager
+def _failure_shown(ledger: Ledger) -> Iterator[None]:
+    """Sets the state of a study that ends by an exception, so that it does not seem to run."""
+    try:
+        yield
+    except BaseException as error:
+        state = StudyState.STOPPED if isinstance(error, KeyboardInterrupt) else StudyState.FAILED
+        with contextlib.suppress(NasError):  # the study was lost, or the database is what failed
+            ledger.set_state(state)
+        raise
+
+
+def _carries(runtime: Runtime, layout: Layout, build: str) -> bool:
+    verdict = runtime.supports(layout).verdict
+    return verdict == "stock" or (verdict == "patched" and build == "any")
+
+
+def _study(store: Store, options: LaunchOptions) -> Study:
+    if options.resume:
+        study = studies.get(store, options.study)
+        _require_same_space(study, options.space)
+        return study
+    space = options.space.model_dump(mode="json")
+    return studies.create(store, options.study, space, seed=options.space.search.seed, version=version("hilnas"))
+
+
+def _require_same_space(study: Study, space: SearchSpace) -> None:
+    if changes := space_difference(stored_space(study), space):
+        shown = "\n  ".join(changes[:_SHOWN_CHANGES] + ["..."] * (len(changes) > _SHOWN_CHANGES))
+        raise InvalidInput(
+            f"study {study.name!r} began with another search space; it cannot be resumed:\n  {shown}", where="--resume"
+        )
+
+
+def _lease(store: Store, study: Study, log: Log) -> StudyLease:
+    lease = _acquire(store, study, log)
+    studies.set_desired_state(store, study.id, "run")
+    # Left by a process that was killed: jobs that are still needed will be queued again.
+    jobs.cancel_study(store, study.id)
+    return lease
+
+
+def _acquire(store: Store, study: Study, log: Log) -> StudyLease:
+    holder = leases.new_holder()
+    try:
+        return leases.acquire(store, study.id, holder)
+    except StudyBusy as busy:
+        old = leases.current(store, study.id)
+        if old is not None and _died_here(old):
+            log(f"the process that ran {study.name} died without releasing it; taking over")
+            leases.release(store, old)
+            return leases.acquire(store, study.id, holder)
+        if studies.get(store, study.id).desired_state != "pause":
+            raise
+        studies.set_desired_state(store, study.id, "run")
+        raise StudyBusy(f"{busy}; it was paused, and now continues") from None
+
+
+def _died_here(lease: StudyLease) -> bool:
+    """Returns whether the holder was a process of this machine that does not run any more."""
+    host, pid, _ = lease.holder.rsplit(":", 2)
+    if host != socket.gethostname():
+        return False
+    try:
+        holder = psutil.Process(int(pid))
+        # Its number belongs to a younger process, or it has ended and its parent has not waited for it.
+        return holder.create_time() > lease.expires or holder.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@contextmanager
+def _interrupts(orchestrator: Orchestrator, log: Log) -> Iterator[None]:
+    """Handles signals: the first Ctrl-C stops the study cleanly, the second at once."""
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        log("stopping; once more to stop at once")
+        orchestrator.stop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)

@@ -1,0 +1,335 @@
+"""One study's loop: references first, then proposals, each trial a coroutine, until all have ended.
+
+Resuming is running again: results are found by key, so the trials of an earlier process pass the stages that they
+finished in moments and continue from there. Promotions and observations are restored from the event log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from nas.core.errors import InfrastructureFailed, NasError
+from nas.core.layout import Layout
+from nas.core.pareto import Ranked, rank_trials
+from nas.core.trial import Event, TrialState
+from nas.search import Observation, Status
+from nas.store.rows import StudyState, Trial
+from nas.study.events import Expected
+from nas.study.ledger import Ledger
+from nas.study.promotion import PromotionController
+from nas.study.proposals import ProposalDriver
+from nas.study.running import TrialRun
+from nas.study.scales import Scales
+from nas.study.stages import StageWork
+from nas.study.stopping import StoppingRules
+from nas.study.trial import StudyContext, run_trial
+
+_LOOK_S = 1.0
+_FINAL: tuple[Status, ...] = ("complete", "infeasible", "stopped", "failed")
+_ENDED_TO_ESTIMATE = 3
+"""Trials that must have ended before the time left is estimated."""
+
+_FAILURES_IN_A_ROW = 3
+"""Consecutive infrastructure failures after which the study aborts."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrontRow:
+    """One trial of the front so far: its objectives' values, in the space's order."""
+
+    trial: int
+    layout: str
+    values: tuple[float, ...]
+    place: Ranked
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """State of a study at one moment.
+
+    Args:
+        study: its name.
+        states: state -> trials in it, references not counted.
+        proposed: trials proposed so far, of `wanted`.
+        active: what is being done now, a line each.
+        hypervolume: None until the references have finished.
+        front: best first.
+        elapsed_s: of this process.
+        left_s: estimated from the pace so far; None before a few trials have ended.
+    """
+
+    study: str
+    states: Mapping[str, int]
+    proposed: int
+    wanted: int
+    active: tuple[str, ...]
+    objectives: tuple[str, ...]
+    hypervolume: float | None
+    front: tuple[FrontRow, ...]
+    elapsed_s: float
+    left_s: float | None
+
+
+class Orchestrator:
+    """Runs a study to its end, or until it is stopped.
+
+    Args:
+        work: runs the stages.
+        ledger: of the study.
+        proposals: proposes layouts.
+        trials: how many to propose, references not counted.
+        on_update: called about twice a second with a snapshot.
+    """
+
+    def __init__(
+        self, work: StageWork, ledger: Ledger, proposals: ProposalDriver, trials: int,
+        on_update: Callable[[Snapshot], None],
+    ) -> None:  # fmt: skip
+        self._work, self._ledger, self._proposals, self._wanted = work, ledger, proposals, trials
+        self._on_update = on_update
+        self.scales = Scales(work.space, ledger)
+        self._promotion = PromotionController(work.space, self.scales, work.stages.seconds)
+        self._stopping = StoppingRules(work.space.search.stop, ledger, trials)
+        self._context = StudyContext(work, ledger, self.scales, self._promotion, self._report)
+        self.runs: dict[int, TrialRun] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._asking: asyncio.Task[None] | None = None
+        self._failed_in_a_row: list[TrialRun] = []
+        self._retried = False
+        self._stop = asyncio.Event()
+        self._state = StudyState.RUNNING
+        self._begun = time.monotonic()
+
+    def stop(self) -> None:
+        """Ends `run` soon; what is not finished can be resumed."""
+        self._stop.set()
+
+    async def run(self) -> StudyState:
+        """Runs the study.
+
+        Returns:
+            COMPLETE or STOPPED.
+
+        Raises:
+            NasError: a reference layout failed, nothing works any more, or the study was taken over.
+        """
+        self._ledger.set_state(self._state)
+        try:
+            self._begin()
+            state = await self._loop()
+        finally:
+            self._stop.set()
+            await self._cancel()
+        if state is StudyState.COMPLETE:
+            self._unpin_others()
+        self._ledger.set_state(state)
+        self._on_update(self._snapshot())
+        return state
+
+    def _begin(self) -> None:
+        known = self._ledger.trials()
+        log = self._ledger.recall()
+        self._proposals.resume(known, log)
+        self._recall(known, log)
+        self._stopping.recall(log)
+        for name, layout in self._work.space.references.layouts().items():
+            trial = self._ledger.propose(layout, "reference")
+            # The proposer knows references from the start, so that it does not propose them again.
+            self._proposals.tell(self._ledger, trial.number, Observation(layout, "running"))
+            self._start(self._ledger.retry(trial), reference=name)
+        for trial in known:
+            if trial.number not in self.runs and trial.status.state is not TrialState.CANCELLED:
+                self._start(self._ledger.retry(trial))
+
+    def _start(self, trial: Trial, reference: str | None = None) -> None:
+        assert trial.number not in self.runs, f"trial {trial.number} runs already"
+        layout = Layout.from_json(trial.layout)
+        run = TrialRun(trial.number, layout, reference)
+        self.runs[trial.number] = run
+        self._promotion.enter(run, self._stopping.forecast(trial.number))
+        task = asyncio.create_task(run_trial(run, self._context), name=f"trial {trial.number}")
+        self._tasks[trial.number] = task
+        task.add_done_callback(lambda _: self._ended(run))
+
+    def _ended(self, run: TrialRun) -> None:
+        if run.ended:  # false where the process ends, which decides nothing about other trials
+            self._promotion.ended(run)
+        self._failed_in_a_row = [*self._failed_in_a_row, run] if run.retryable else []
+
+    async def _loop(self) -> StudyState:
+        while True:
+            self._check()
+            desired = self._ledger.desired_state()
+            if self._stop.is_set() or desired == "stop":
+                return StudyState.STOPPED
+            self._set_state(StudyState.PAUSED if desired == "pause" else StudyState.RUNNING)
+            if desired == "run" and self._may_ask():
+                self._asking = asyncio.create_task(self._propose(), name="proposer")
+            pending = [task for task in self._all_tasks() if not task.done()]
+            if self._promotion.closed and not pending:
+                if self._retry_failed():
+                    continue
+                return StudyState.COMPLETE
+            self._require_progress(pending)
+            stop = asyncio.ensure_future(self._stop.wait())
+            await asyncio.wait([*pending, stop], timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+            stop.cancel()
+
+    def _retry_failed(self) -> bool:
+        """Restarts, once, the trials that an infrastructure failure ended; returns whether there are any."""
+        again = [number for number, run in self.runs.items() if run.retryable]
+        if self._retried or not again:
+            return False
+        self._retried = True
+        rows = [self._ledger.retry(trial) for trial in self._ledger.trials() if trial.number in again]
+        self._recall(rows, self._ledger.events())
+        self._failed_in_a_row = []
+        for trial in rows:
+            del self.runs[trial.number]
+            self._start(trial)
+        return True
+
+    def _check(self) -> None:
+        """Raises errors of trials, applies the stopping rules, and reports a snapshot."""
+        self._ledger.require_lease()
+        for task in self._all_tasks():
+            if task.done():
+                task.result()
+        for run in self.runs.values():
+            self._require_reference(run)
+        self._require_success()
+        if not self._promotion.closed and self._stopping.is_due(self._proposed()):
+            self._promotion.close()
+        self._on_update(self._snapshot())
+
+    def _set_state(self, state: StudyState) -> None:
+        if state is not self._state:
+            self._ledger.set_state(state)
+            self._state = state
+
+    def _all_tasks(self) -> list[asyncio.Task[None]]:
+        return [*self._tasks.values(), *([self._asking] if self._asking else [])]
+
+    def _proposed(self) -> int:
+        return sum(run.reference is None for run in self.runs.values())
+
+    def _may_ask(self) -> bool:
+        asking = self._asking is not None and not self._asking.done()
+        if asking or self._promotion.closed or self._promotion.recalling or not self.scales.figures_ready:
+            return False
+        busy = sum(not self._tasks[n].done() and not run.waiting for n, run in self.runs.items())
+        return busy < self._batch
+
+    @property
+    def _batch(self) -> int:
+        """Trials that run at once: just enough to keep each worker and device busy, as later proposals know more."""
+        return self._work.compute.workers + len(self._work.space.devices)
+
+    async def _propose(self) -> None:
+        trial = await self._proposals.next(self._ledger)
+        if trial is None:
+            self._stopping.space_is_empty()
+            self._promotion.close()
+        else:
+            gain, quality = self._proposals.expected_gain, self._proposals.forecast
+            self._stopping.expect(trial.number, Expected(gain, self.scales.hypervolume or 0.0, self._batch, quality))
+            self._start(trial)
+
+    def _recall(self, known: list[Trial], log: list[Event]) -> None:
+        cancelled = TrialState.CANCELLED
+        own = {trial.number for trial in known if trial.origin != "reference" and trial.status.state is not cancelled}
+        self._promotion.recall(own, log)
+
+    def _require_reference(self, run: TrialRun) -> None:
+        if run.reference is None or run.failed is None:
+            return
+        message = f"the {run.reference} reference failed, so nothing can be compared with it: {run.failed}"
+        raise (InfrastructureFailed if run.retryable else NasError)(message) from run.failed
+
+    def _require_success(self) -> None:
+        """Aborts the study, to be resumed later, if trials keep failing through no fault of their own."""
+        failed = self._failed_in_a_row
+        if len(failed) >= _FAILURES_IN_A_ROW:
+            raise InfrastructureFailed(
+                f"{len(failed)} trials in a row failed for no reason of their own; the last, trial "
+                f"{failed[-1].number}: {failed[-1].failed}"
+            ) from failed[-1].failed
+
+    def _require_progress(self, pending: list[asyncio.Task[None]]) -> None:
+        running = [run for number, run in self.runs.items() if not self._tasks[number].done()]
+        stuck = self._promotion.closed and not self._promotion.recalling and all(run.waiting for run in running)
+        assert not (stuck and pending), "trials wait for each other"
+
+    def _unpin_others(self) -> None:
+        """Unpins all models but those of references and of the front, so that `nas gc` may remove the others."""
+        front = {row.trial for row in self._front()}
+        kept = [run for number, run in self.runs.items() if run.reference is not None or number in front]
+        self._ledger.pin_only(artifact.stored.sha256 for run in kept for artifact in run.artifacts.values())
+
+    async def _cancel(self) -> None:
+        for task in self._all_tasks():
+            task.cancel()
+        await asyncio.gather(*self._all_tasks(), return_exceptions=True)
+
+    def _snapshot(self) -> Snapshot:
+        elapsed = time.monotonic() - self._begun
+        own = [run for run in self.runs.values() if run.reference is None]
+        ended = sum(run.ended for run in own)
+        return Snapshot(
+            study=self._ledger.study.name,
+            states=dict(Counter(run.stage for run in own)),
+            proposed=len(own),
+            wanted=self._wanted,
+            active=tuple(_activity(run) for run in self.runs.values() if not run.ended and not run.waiting),
+            objectives=tuple(objective.name for objective in self._work.space.objectives),
+            hypervolume=self.scales.hypervolume,
+            front=self._front(),
+            elapsed_s=elapsed,
+            left_s=elapsed / ended * (self._wanted - ended) if ended >= _ENDED_TO_ESTIMATE else None,
+        )
+
+    def _front(self) -> tuple[FrontRow, ...]:
+        if self.scales.reference_point is None:
+            return ()
+        complete = self.scales.complete
+        return tuple(
+            FrontRow(
+                ranked.trial,
+                self.runs[ranked.trial].layout.format(),
+                tuple(axis.value for axis in complete[ranked.trial]),
+                ranked,
+            )
+            for ranked in rank_trials(complete, self.scales.reference_point, draws=0)
+            if ranked.rank == 0
+        )
+
+    def _report(self, run: TrialRun, status: str) -> None:
+        """Passes what is new of a trial to the scales, the promotion and the proposer."""
+        before = self.scales.reference_point
+        self.scales.learn(run, status)
+        self._promotion.learn(run, status)
+        if before is None and (point := self.scales.named_reference_point()):
+            self._proposals.fix_reference_point(self._ledger, point)
+        if status != "failed" or not run.retryable:
+            self._proposals.tell(self._ledger, run.number, self._observation(run, status))
+
+    def _observation(self, run: TrialRun, status: str) -> Observation:
+        final: dict[str, Status] = {each: each for each in _FINAL}
+        rung = run.rung if run.quality is not None else None
+        return Observation(
+            run.layout,
+            final.get(status, "running"),
+            self.scales.known_coordinates(run),
+            {check.name: check.log_excess for check in run.checks if check.log_excess is not None},
+            rung,
+            self.scales.known_noise(run, 0.0 if rung is None else self._promotion.noise(rung)),
+        )
+
+
+def _activity(run: TrialRun) -> str:
+    name = f"{run.reference} reference" if run.reference else f"trial {run.number}"
+    return f"{name}: {run.stage}"

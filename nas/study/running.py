@@ -1,0 +1,72 @@
+"""State of a trial while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from nas.core.errors import CandidateFailed, InfrastructureFailed
+from nas.core.layout import Layout
+from nas.core.scoring import BudgetCheck, Figures, MeasurementKey
+from nas.proxy.quality import Quality
+from nas.runtimes.base import Artifact
+
+
+@dataclass
+class TrialRun:
+    """One trial under way.
+
+    Args:
+        number: of the trial.
+        layout: its layout.
+        reference: its name among the references, or None; references are exempt from budgets and always promoted.
+        artifacts: runtime -> the exported model.
+        figures: measured so far.
+        checks: verdicts on the budgets.
+        quality: at the highest rung so far.
+        rung: the highest one that it entered.
+        waiting: whether it waits for other trials, with nothing to do itself.
+        noisy_keys: where the figures rest on refused repetitions.
+        stage: what it does now, or how it ended.
+        ended: whether it came to an end in this process.
+        failed: why it failed.
+    """
+
+    number: int
+    layout: Layout
+    reference: str | None
+    artifacts: dict[str, Artifact] = field(default_factory=dict)
+    figures: Figures = field(default_factory=dict)
+    checks: list[BudgetCheck] = field(default_factory=list)
+    quality: Quality | None = None
+    rung: int | None = None
+    waiting: bool = False
+    noisy_keys: set[MeasurementKey] = field(default_factory=set)
+    stage: str = "proposed"
+    ended: bool = False
+    failed: CandidateFailed | InfrastructureFailed | None = None
+
+    @property
+    def noisy(self) -> bool:
+        """True if a figure that counts rests on refused repetitions."""
+        return bool(self.noisy_keys)
+
+    @property
+    def retryable(self) -> bool:
+        """True if an infrastructure failure ended it."""
+        return isinstance(self.failed, InfrastructureFailed)
+
+    @property
+    def broken(self) -> list[BudgetCheck]:
+        """The budgets that it exceeds."""
+        return [check for check in self.checks if check.verdict == "infeasible"]
+
+    @contextmanager
+    def wait(self) -> Iterator[None]:
+        """Marks the trial as waiting while the context is open."""
+        self.waiting = True
+        try:
+            yield
+        finally:
+            self.waiting = False

@@ -1,0 +1,182 @@
+"""The study's fixed constants: figures and scores of the references, and the reference point computed from them.
+
+They turn a trial's figures into coordinates. They are fixed as soon as the references have them, and stored with the
+study.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from nas.core.metrics import METRICS
+from nas.core.pareto import front_hypervolume
+from nas.core.scoring import (
+    ATTENTION,
+    PUBLISHED,
+    Axis,
+    Figures,
+    QualityValue,
+    axis,
+    figures_json,
+    reference_point,
+    require_figures,
+)
+from nas.core.space import SearchSpace
+from nas.proxy.ladder import proxy_of
+from nas.proxy.quality import QualityScale, fix_scale
+from nas.study.ledger import Ledger
+from nas.study.running import TrialRun
+from nas.study.stages import SeedScores
+
+_NO_QUALITY = QualityValue(0.0, 0.0, "")
+
+
+class Scales:
+    """Collects the constants of one study.
+
+    Args:
+        space: the study's.
+        ledger: stores them.
+    """
+
+    def __init__(self, space: SearchSpace, ledger: Ledger) -> None:
+        self._space, self._ledger = space, ledger
+        self._figures: dict[str, Figures] = {}
+        self._figures_taken = asyncio.Event()
+        self._scores: dict[int, dict[str, SeedScores]] = {}
+        self._rungs: dict[int, QualityScale] = {}
+        self._changed = asyncio.Condition()
+        self._final: dict[str, tuple[float, float]] = {}
+        self.reference_point: list[float] | None = None
+        self.complete: dict[int, list[Axis]] = {}
+        """Axes of the complete trials that count for the front."""
+
+    def named_reference_point(self) -> dict[str, float] | None:
+        """Returns objective -> coordinate of the reference point; None until it is fixed."""
+        if self.reference_point is None:
+            return None
+        names = [objective.name for objective in self._space.objectives]
+        return dict(zip(names, self.reference_point, strict=True))
+
+    @property
+    def hypervolume(self) -> float | None:
+        """Hypervolume of the complete trials; None until the reference point is fixed."""
+        return None if self.reference_point is None else front_hypervolume(self.complete, self.reference_point)
+
+    @property
+    def figures_ready(self) -> bool:
+        """True if the published reference has been measured."""
+        return self._figures_taken.is_set()
+
+    async def published_figures(self) -> Figures:
+        """Returns what the published reference measured; waits for it."""
+        await self._figures_taken.wait()
+        return self._figures[PUBLISHED]
+
+    async def at_rung(self, rung: int, reference: str | None, scores: SeedScores) -> QualityScale:
+        """Returns the quality scale of a rung; waits until both references have finished it.
+
+        Raises:
+            InvalidInput: the published reference learns nothing on that rung.
+        """
+        if reference is not None:
+            self._scores.setdefault(rung, {})[reference] = scores
+        async with self._changed:
+            if reference is not None:
+                self._fix(rung)
+                self._changed.notify_all()
+            await self._changed.wait_for(lambda: rung in self._rungs)
+        return self._rungs[rung]
+
+    def _fix(self, rung: int) -> None:
+        scores = self._scores[rung]
+        if {PUBLISHED, ATTENTION} <= scores.keys():
+            config = self._space.quality
+            self._rungs[rung] = fix_scale(
+                config.rungs[rung].name, scores[PUBLISHED], [scores[ATTENTION]], minimum=config.min_reference
+            )
+
+    def learn(self, run: TrialRun, status: str) -> None:
+        """Takes new results of a trial."""
+        if run.reference is not None:
+            self._learn_reference(run, run.reference, status)
+        elif status == "complete" and not run.noisy:
+            axes = self.axes(run)
+            assert axes is not None, f"trial {run.number} is complete but lacks an objective"
+            self.complete[run.number] = axes
+
+    def _learn_reference(self, run: TrialRun, name: str, status: str) -> None:
+        if status == "gated":
+            require_figures(self._space, run.figures, f"{name} reference")
+            self._figures[name] = run.figures
+            if name == PUBLISHED:
+                self._figures_taken.set()
+        if status == "complete" and run.quality is not None:
+            self._final[name] = (run.quality.value, run.quality.sd)
+        if self.reference_point is None and {PUBLISHED, ATTENTION} <= self._final.keys():
+            self.reference_point = reference_point(
+                self._space, self._figures[PUBLISHED], self._figures[ATTENTION], self._final[ATTENTION]
+            )
+            point = self.named_reference_point()
+            assert point is not None
+            self._ledger.freeze(self._as_json(), point)
+
+    def axes(self, run: TrialRun) -> list[Axis] | None:
+        """Returns the trial's objectives in the space's order; None while one is missing."""
+        found = [self._axis(run, index) for index in range(len(self._space.objectives))]
+        return None if any(each is None for each in found) else [each for each in found if each is not None]
+
+    def known_coordinates(self, run: TrialRun) -> dict[str, float]:
+        """Returns objective -> coordinate of those that are known so far."""
+        names = [objective.name for objective in self._space.objectives]
+        found = {name: self._axis(run, index) for index, name in enumerate(names)}
+        return {name: each.coordinate for name, each in found.items() if each is not None}
+
+    def known_noise(self, run: TrialRun, rung_noise: float) -> dict[str, float]:
+        """Returns standard deviations of coordinates and budgets, by name, of those that have an interval.
+
+        Args:
+            run: the trial.
+            rung_noise: standard deviation that is added to its quality for a rung below the top.
+        """
+        found = {check.name: check.log_sd for check in run.checks}
+        for index, objective in enumerate(self._space.objectives):
+            if (known := self._axis(run, index)) is not None:
+                extra = rung_noise if METRICS[objective.metric].source == "proxy" else 0.0
+                found[objective.name] = math.hypot(known.sd, extra)
+        return {name: sd for name, sd in found.items() if sd > 0}
+
+    def reference_coordinates(self) -> tuple[float, ...] | None:
+        """Returns the reference point in the order of `coordinates`; None until it is fixed."""
+        point = self.named_reference_point()
+        return None if point is None else tuple(point[name] for name in self._quality_first())
+
+    def coordinates(self, run: TrialRun) -> Sequence[float]:
+        """Returns all coordinates of a trial that finished a rung, quality first."""
+        known = self.known_coordinates(run)
+        return [known.get(name, math.inf) for name in self._quality_first()]
+
+    def _quality_first(self) -> list[str]:
+        order = sorted(self._space.objectives, key=lambda each: METRICS[each.metric].source != "proxy")
+        return [each.name for each in order]
+
+    def _axis(self, run: TrialRun, index: int) -> Axis | None:
+        objective = self._space.objectives[index]
+        if METRICS[objective.metric].source == "proxy":
+            if run.quality is None:
+                return None
+            proxy = proxy_of(run.layout, self._space.quality).id
+            return axis(self._space, objective, {}, {}, QualityValue(run.quality.value, run.quality.sd, proxy))
+        if not self.figures_ready:
+            return None
+        return axis(self._space, objective, run.figures, self._figures[PUBLISHED], _NO_QUALITY)
+
+    def _as_json(self) -> dict[str, Any]:
+        return {
+            "figures": {name: figures_json(taken) for name, taken in self._figures.items()},
+            "quality": {scale.rung: scale.model_dump(mode="json") for scale in self._rungs.values()},
+            "final_quality": {name: list(pair) for name, pair in self._final.items()},
+        }

@@ -1,0 +1,325 @@
+"""The stages of a trial and their result keys: exports and trainings go to `Compute`, measurements to device jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nas.compute import worker
+from nas.compute.ray import Compute
+from nas.core.errors import CandidateFailed, InfrastructureFailed
+from nas.core.layout import Layout
+from nas.core.measurement import Measurement
+from nas.core.scoring import MeasurementKey
+from nas.core.space import SearchSpace
+from nas.core.workload import Workload
+from nas.measure.calibration import DEPLOY_SEED, MeasurementTarget
+from nas.measure.reference import export_key, gate_key, measure_key
+from nas.measure.rounds import Jobs, Subject, measure
+from nas.proxy.corpus import CorpusRef
+from nas.proxy.job import TrainJob, TrainResult, proxy_layout
+from nas.proxy.ladder import rung_jobs, seed_scores
+from nas.runtimes.base import Artifact, Checkpoint, RandomWeights, Weights
+from nas.store.rows import Stage
+from nas.study.ledger import Ledger
+
+Outcome = dict[str, Any]
+"""{"value": ...} or {"failed": {reason, message}}, with "seconds"."""
+
+Action = Callable[[], Awaitable[Outcome]]
+SeedScores = dict[int, dict[str, float]]
+_TRIES = {"export": 3, "train": 3, "gate": 3, "measure": 1}
+_FIRST_PAUSE_S = 0.5
+
+
+class Stages:
+    """Runs the stages of one study in this process.
+
+    Args:
+        ledger: stores results.
+        first_pause_s: pause before the second try of a stage; doubles with each try.
+    """
+
+    def __init__(self, ledger: Ledger, first_pause_s: float = _FIRST_PAUSE_S) -> None:
+        self._ledger = ledger
+        self._first_pause_s = first_pause_s
+        self._running: dict[str, asyncio.Task[Outcome]] = {}
+        self._seconds: dict[int, dict[str, float]] = {}
+
+    async def run(self, stage: Stage, key: str, trial: int, action: Action) -> Any:
+        """Returns the stage's value, from the store if it is there.
+
+        Raises:
+            CandidateFailed: the candidate's own failure, which is its result.
+            InfrastructureFailed: the last of several tries failed.
+        """
+        outcome = self._ledger.result(key, trial)
+        while outcome is None:
+            task = self._running.get(key)
+            if task is None:
+                task = asyncio.ensure_future(self._do(stage, key, trial, action))
+                self._running[key] = task
+                task.add_done_callback(lambda _: self._running.pop(key, None))
+                outcome = await task
+            else:
+                # Another trial runs the same stage: its result is used, but its cancellation is not passed on.
+                await asyncio.wait([task])
+                outcome = self._ledger.result(key, trial)
+        self._seconds.setdefault(trial, {})[key] = float(outcome.get("seconds", 0.0))
+        return value_of(outcome)
+
+    def seconds(self, trial: int) -> float:
+        """Returns the seconds of all stages of a trial, each once, even if another trial ran them."""
+        return math.fsum(self._seconds.get(trial, {}).values())
+
+    async def _do(self, stage: Stage, key: str, trial: int, action: Action) -> Outcome:
+        tries = _TRIES[stage]
+        for past in range(tries):
+            try:
+                outcome = await action()
+                return self._ledger.put(key, stage, outcome, trial)
+            except InfrastructureFailed as error:
+                self._ledger.attempt(key, stage, trial, str(error))
+                if past == tries - 1:
+                    raise
+                await asyncio.sleep(self._first_pause_s * 2**past)
+        raise AssertionError("unreachable: the last try returns or raises")
+
+
+class PrioritySemaphore:
+    """Serves waiters by rank instead of by arrival.
+
+    Args:
+        value: how many hold it at the same time.
+    """
+
+    def __init__(self, value: int) -> None:
+        self._free = value
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._arrivals = 0
+
+    @asynccontextmanager
+    async def acquire(self, rank: int) -> AsyncIterator[None]:
+        """Holds the semaphore while the context is open; lower ranks go first, equal ones in order of arrival."""
+        self._arrivals += 1
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (rank, self._arrivals, ready))
+        self._serve()
+        try:
+            await ready
+        except asyncio.CancelledError:
+            if ready.done() and not ready.cancelled():
+                self._release()
+            raise
+        try:
+            yield
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        self._free += 1
+        self._serve()
+
+    def _serve(self) -> None:
+        while self._free and self._waiting:
+            ready = heapq.heappop(self._waiting)[2]
+            if not ready.cancelled():
+                self._free -= 1
+                ready.set_result(None)
+
+
+@dataclass(frozen=True)
+class StageWork:
+    """Runs the stages of one study.
+
+    Args:
+        space: the study's.
+        targets: (device, runtime) as the space names them -> what measures there.
+        corpus: for proxy trainings.
+        stages: finds, shares and retries.
+        ledger: keeps artifacts.
+        compute: runs exports and trainings.
+        training: as many at once as `compute` has workers.
+        jobs: runs measurements.
+        scratch: folder for checkpoints and files being written.
+        lock: folder of the host lock.
+        accept_noise: keep refused repetitions, marked.
+    """
+
+    space: SearchSpace
+    targets: Mapping[tuple[str, str], MeasurementTarget]
+    corpus: CorpusRef
+    stages: Stages
+    ledger: Ledger
+    compute: Compute
+    training: PrioritySemaphore
+    jobs: Jobs
+    scratch: Path
+    lock: Path
+    accept_noise: bool = False
+
+    def measurement_keys(self, workloads: Iterable[str]) -> list[MeasurementKey]:
+        """Returns every device and runtime of the space with each of `workloads`."""
+        return [MeasurementKey(device, runtime, workload) for workload in workloads for device, runtime in self.targets]
+
+    def workloads_by_cost(self) -> list[str]:
+        """Returns the workloads that are measured, fewest tokens first."""
+        cost = {name: self.space.workloads[name] for name in self.space.measured}
+        return sorted(cost, key=lambda name: cost[name].prompt + 20 * cost[name].gen)
+
+    async def export_all(self, trial: int, layout: Layout) -> dict[str, Artifact]:
+        """Exports the deploy-scale model with random weights, for each runtime.
+
+        Raises:
+            CandidateFailed: a runtime cannot export it.
+            InfrastructureFailed: a worker died, or the disk is full.
+        """
+        targets = self._target_of_runtimes()
+        exports = [self._export(trial, layout, target, RandomWeights(DEPLOY_SEED)) for target in targets.values()]
+        # All run to their end: what one lowers serves other candidates, even if this one fails.
+        ended = await asyncio.gather(*exports, return_exceptions=True)
+        failed = [each for each in ended if isinstance(each, BaseException)]
+        # The candidate's own failure first: a retry does not change it.
+        for error in sorted(failed, key=lambda error: not isinstance(error, CandidateFailed)):
+            raise error
+        return dict(zip(targets, (each for each in ended if isinstance(each, Artifact)), strict=True))
+
+    async def measure(self, trial: int, artifact: Artifact, where: MeasurementKey, repetitions: int) -> Measurement:
+        """Measures `repetitions` of one workload on one device and runtime."""
+        target = self.targets[where.device, where.runtime]
+        workload = target.device.pinned(self.space.workloads[where.workload])
+        key = self._measure_key(trial, artifact, target, workload, repetitions)
+        subject = Subject(artifact, target.runtime, target.runner, target.device, workload)
+        protocol = self.space.protocol
+
+        async def act() -> Outcome:
+            try:
+                taken = await measure(
+                    subject, target.reference, self.jobs, key, trial, repetitions, protocol,
+                    accept_noise=self.accept_noise, first_round=self.ledger.tries(key) * (protocol.max_attempts + 1),
+                )  # fmt: skip
+            except CandidateFailed as error:
+                return failure(error)
+            return {"value": taken.model_dump(mode="json"), "seconds": taken.wall_s}
+
+        return Measurement.model_validate(await self.stages.run("measure", key, trial, act))
+
+    def _measure_key(
+        self, trial: int, artifact: Artifact, target: MeasurementTarget, workload: Workload, repetitions: int
+    ) -> str:
+        def key(accept_noise: bool) -> str:
+            return measure_key(
+                artifact.sha256, target.runner, target.device.id, workload, repetitions, self.space.protocol,
+                target.reference.calibration_ms, accept_noise, energy_counter=target.device.energy_counter,
+            )  # fmt: skip
+
+        # A measurement without noise is used, too, where noise would be accepted.
+        clean = key(False)
+        return key(True) if self.accept_noise and self.ledger.result(clean, trial) is None else clean
+
+    async def train_rung(self, trial: int, layout: Layout, rung: int) -> SeedScores:
+        """Runs all proxy trainings that quality at `rung` is made of: seed -> evaluation group -> score."""
+        jobs = rung_jobs(self.space.quality, rung, layout, self.corpus)
+        results = await asyncio.gather(*(self._train(trial, job) for job in jobs))
+        return seed_scores(jobs, {result.key: result for result in results})
+
+    async def check_equivalence(self, trial: int, layout: Layout) -> None:
+        """Exports the trained proxy through the same path and compares its logits with PyTorch's, on every runtime.
+
+        Raises:
+            CandidateFailed: the exported graph computes something else.
+        """
+        last = len(self.space.quality.rungs) - 1
+        job = rung_jobs(self.space.quality, last, layout, self.corpus)[-1]
+        weights = await self._weights(trial, job)
+        for target in self._target_of_runtimes().values():
+            await self._check_on(target, trial, proxy_layout(job), weights)
+
+    def _target_of_runtimes(self) -> dict[str, MeasurementTarget]:
+        """Returns runtime -> one of its targets: what is exported does not depend on the device."""
+        return {runtime: target for (_, runtime), target in self.targets.items()}
+
+    async def _check_on(self, target: MeasurementTarget, trial: int, proxy: Layout, weights: Checkpoint) -> None:
+        artifact = await self._export(trial, proxy, target, weights)
+        spec = {
+            "layout": proxy.to_json(),
+            "runtime": target.runtime.name,
+            "quantisation": target.quantisation,
+            "weights": {"path": str(weights.path), "sha256": weights.sha256},
+            "model": str(self.ledger.artifact_path(artifact.sha256)),
+            "runner": target.runner.model_dump(mode="json"),
+            "lock": str(self.lock),
+        }
+        key = gate_key(artifact.sha256, target.runner.build)
+        await self.stages.run("gate", key, trial, lambda: self.compute.run(worker.check_equivalence, spec))
+
+    async def _export(self, trial: int, layout: Layout, target: MeasurementTarget, weights: Weights) -> Artifact:
+        key = export_key(layout, target.runtime, target.quantisation, weights.describe())
+        # Each study has one orchestrator, so nobody else writes here; files of a killed one are overwritten.
+        destination = self.scratch / "exports" / self.ledger.folder / key
+        spec: dict[str, Any] = {
+            "layout": layout.to_json(),
+            "runtime": target.runtime.name,
+            "quantisation": target.quantisation,
+            "weights": {"seed": weights.seed}
+            if isinstance(weights, RandomWeights)
+            else {"path": str(weights.path), "sha256": weights.sha256},
+            "destination": str(destination),
+            "lock": str(self.lock),
+        }
+
+        async def act() -> Outcome:
+            outcome = await self.compute.run(worker.export, spec)
+            if "value" in outcome:
+                self.ledger.keep_artifact(destination, Artifact.model_validate(outcome["value"]).stored.sha256)
+            return outcome
+
+        artifact = Artifact.model_validate(await self.stages.run("export", key, trial, act))
+        kept = artifact.stored.sha256
+        if not self.ledger.has_artifact(kept):
+            # Collected by `nas gc` since: the same inputs write the same bytes.
+            value_of(await act())
+        self.ledger.pin(kept)
+        return artifact
+
+    async def _train(self, trial: int, job: TrainJob) -> TrainResult:
+        value = await self.stages.run("train", job.key, trial, lambda: self._run_training(trial, job))
+        return TrainResult.model_validate(value)
+
+    async def _weights(self, trial: int, job: TrainJob) -> Checkpoint:
+        trained = await self._train(trial, job)
+        if not Path(trained.weights).is_file():
+            # Removed since, or trained on another host: the same job yields them again.
+            trained = TrainResult.model_validate(value_of(await self._run_training(trial, job)))
+        return Checkpoint(Path(trained.weights), trained.weights_sha256)
+
+    async def _run_training(self, trial: int, job: TrainJob) -> Outcome:
+        spec = {
+            "job": job.model_dump(mode="json"),
+            "checkpoints": str(self.scratch / "checkpoints"),
+            "lock": str(self.lock),
+        }
+        async with self.training.acquire(trial):
+            return await self.compute.run(worker.train, spec, "train")
+
+
+def value_of(outcome: Outcome) -> Any:
+    """Returns the value of an outcome.
+
+    Raises:
+        CandidateFailed: the outcome is the candidate's failure.
+    """
+    if failed := outcome.get("failed"):
+        raise CandidateFailed(failed["reason"], failed["message"])
+    return outcome["value"]
+
+
+def failure(error: CandidateFailed) -> Outcome:
+    """Returns a candidate's failure as a stage outcome."""
+    return {"failed": {"reason": error.reason, "message": str(error)}}

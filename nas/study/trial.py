@@ -1,0 +1,174 @@
+"""The life of one trial: export, budget check, rungs of training, confirmation.
+
+Written as if nothing could fail: every stage goes through `Stages`, which finds what was done before, so running a
+trial again after a kill continues where it stopped. The store, not this coroutine, knows the trial's state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from nas.core.errors import CandidateFailed, InfrastructureFailed
+from nas.core.scoring import MeasurementKey, check_budgets, with_file_size
+from nas.core.trial import EventKind
+from nas.runtimes.base import Artifact
+from nas.study.events import QualityKnown
+from nas.study.ledger import Ledger
+from nas.study.promotion import PromotionController
+from nas.study.running import TrialRun
+from nas.study.scales import Scales
+from nas.study.stages import StageWork
+
+
+@dataclass(frozen=True)
+class StudyContext:
+    """Parts of a study that its trials use.
+
+    Args:
+        work: runs the stages.
+        ledger: logs events.
+        scales: the published reference's figures, and quality relative to it.
+        promotion: decides after each rung.
+        report: called with the trial and "gated", "rung" or its final state when something new is known of it.
+    """
+
+    work: StageWork
+    ledger: Ledger
+    scales: Scales
+    promotion: PromotionController
+    report: Callable[[TrialRun, str], None]
+
+
+async def run_trial(run: TrialRun, study: StudyContext) -> None:
+    """Runs a trial to a terminal state; a failure becomes one."""
+    try:
+        await _run(run, study)
+    except CandidateFailed as error:
+        run.failed = error
+        _end(run, study, EventKind.FAILED, reason=f"{error.reason}: {error}")
+    except InfrastructureFailed as error:
+        run.failed = error
+        _end(run, study, EventKind.FAILED, reason=str(error), retryable=True)
+
+
+async def _run(run: TrialRun, study: StudyContext) -> None:
+    run.artifacts = await study.work.export_all(run.number, run.layout)
+    _mark(run, study, EventKind.EXPORTED)
+    if not await _check_budgets(run, study):
+        return
+    if not await _train(run, study):
+        return
+    await _confirm(run, study)
+
+
+async def _check_budgets(run: TrialRun, study: StudyContext) -> bool:
+    """Measures the candidate with few repetitions; returns whether it keeps its budgets."""
+    _mark(run, study, EventKind.MEASURING)
+    protocol = study.work.space.protocol
+    # Relative budgets are multiples of what references measure, so references are measured in full at once.
+    repetitions = protocol.confirm_repetitions if run.reference else protocol.screen_repetitions
+    # Cheapest workload first: a candidate that exceeds a budget there skips the others.
+    for workload in study.work.workloads_by_cost():
+        await _measure(run, study, [workload], repetitions)
+        await _update_checks(run, study)
+        if run.broken:
+            _end_infeasible(run, study)
+            return False
+    borderline = {check.place.workload for check in run.checks if check.verdict == "borderline"}
+    if borderline and not run.reference:
+        _mark(run, study, EventKind.BORDERLINE)
+        await _measure(run, study, borderline, protocol.confirm_repetitions)
+        await _update_checks(run, study, final=True)
+        if run.broken:
+            _end_infeasible(run, study)
+            return False
+    _mark(run, study, EventKind.GATED_IN)
+    study.report(run, "gated")
+    return True
+
+
+async def _train(run: TrialRun, study: StudyContext) -> bool:
+    """Trains rung by rung; returns whether the trial was promoted to the top."""
+    rungs = study.work.space.quality.rungs
+    for rung in range(len(rungs)):
+        _mark(run, study, EventKind.TRAINING, rung=rung)
+        run.rung = rung
+        scores = await study.work.train_rung(run.number, run.layout, rung)
+        with run.wait():
+            quality = (await study.scales.at_rung(rung, run.reference, scores)).quality(scores)
+        study.ledger.note_once(run.number, QualityKnown(rung, quality))
+        run.quality = quality
+        study.report(run, "rung")
+        if rung < len(rungs) - 1 and not await _is_promoted(run, study, rung):
+            return False
+    return True
+
+
+async def _is_promoted(run: TrialRun, study: StudyContext, rung: int) -> bool:
+    with run.wait():
+        decision = await study.promotion.decide(run, rung)
+    if decision.verdict == "stop":
+        reason = f"not promoted from rung {study.work.space.quality.rungs[rung].name}"
+        reason = f"{reason}: {decision.why}" if decision.why else reason
+        _end(run, study, EventKind.STOPPED, reason=reason, rung=rung)
+    return decision.verdict == "promote"
+
+
+async def _confirm(run: TrialRun, study: StudyContext) -> None:
+    await study.work.check_equivalence(run.number, run.layout)
+    _mark(run, study, EventKind.CONFIRMING)
+    space = study.work.space
+    await _measure(run, study, space.measured, space.protocol.confirm_repetitions)
+    await _update_checks(run, study, final=True)
+    if run.broken:
+        _end_infeasible(run, study)
+    else:
+        _end(run, study, EventKind.COMPLETE)
+
+
+async def _measure(run: TrialRun, study: StudyContext, workloads: Iterable[str], repetitions: int) -> None:
+    tasks = [
+        asyncio.ensure_future(_measure_one(run, study, run.artifacts[key.runtime], key, repetitions))
+        for key in study.work.measurement_keys(workloads)
+    ]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        # One failure fails the trial: the other measurements are cancelled, so that no device is busy with them.
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _measure_one(
+    run: TrialRun, study: StudyContext, artifact: Artifact, key: MeasurementKey, repetitions: int
+) -> None:
+    measurement = await study.work.measure(run.number, artifact, key, repetitions)
+    run.figures = {**run.figures, **with_file_size({key: measurement.figures})}
+    (run.noisy_keys.add if measurement.noisy else run.noisy_keys.discard)(key)
+
+
+async def _update_checks(run: TrialRun, study: StudyContext, *, final: bool = False) -> None:
+    if run.reference:
+        return
+    with run.wait():
+        published = await study.scales.published_figures()
+    run.checks = check_budgets(study.work.space, run.figures, published, final=final)
+
+
+def _mark(run: TrialRun, study: StudyContext, kind: EventKind, **payload: Any) -> None:
+    run.stage = kind.value
+    study.ledger.mark(run.number, kind, **payload)
+
+
+def _end_infeasible(run: TrialRun, study: StudyContext) -> None:
+    _end(run, study, EventKind.INFEASIBLE, reason="; ".join(map(str, run.broken)))
+
+
+def _end(run: TrialRun, study: StudyContext, kind: EventKind, **payload: Any) -> None:
+    _mark(run, study, kind, **payload)
+    run.ended = True
+    study.report(run, kind.value)

@@ -1,0 +1,741 @@
+"""View models of studies: the list, one study, its plots' data, its front as a file, and a page's query.
+
+They are made from snapshots and a few short queries. Pages render them, and their JSON twins return them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from nas.analysis.agreement import RankCorrelation, rank_correlation
+from nas.analysis.axes import KV_BYTES, PARAMS_TOTAL, AxisView, only_key
+from nas.analysis.history import Step, ended, expected_gain
+from nas.analysis.snapshot import NO_RUNG, ORIGINS, STATES, UNKNOWN, Snapshots, StudySnapshot, rounded
+from nas.api.submissions import SubmissionState, SubmittedStudies
+from nas.core.errors import InvalidInput, UnknownName
+from nas.core.metrics import METRICS
+from nas.core.stats import Z95
+from nas.core.trial import TERMINAL
+from nas.store import pages, studies
+from nas.store.pages import StudySummary
+from nas.store.rows import JobState
+from nas.store.store import Store
+
+PANELS = (1, 2, 3)
+"""Numbers of the panels."""
+PAGE = 20
+"""Studies on one page of the list: no more than `Snapshots` keeps in memory."""
+MOST_RANKED, MOST_ACTIVE = 50, 50
+"""Rows of the ranked list, and of the queue."""
+_MOMENTS = 60
+"""Points of a sparkline."""
+
+
+class Moment(NamedTuple):
+    """Hypervolume after so many complete trials."""
+
+    complete: int
+    hypervolume: float
+
+
+class ReadingView(BaseModel):
+    """Progress of reading a study; no longer used, always null."""
+
+    done: int
+    total: int
+
+
+class StudyLine(BaseModel):
+    """A row of the list."""
+
+    name: str
+    space: str
+    state: str
+    desired_state: str
+    created: float = Field(description="seconds since the epoch")
+    wanted: int | None = Field(description="requested trials, references not counted; null if it was never launched")
+    proposed: int
+    ended: int
+    states: dict[str, int] = Field(description="state -> trials, references not counted")
+    front: int = Field(description="trials on the front")
+    hypervolume: float | None = Field(description="null until the reference point is fixed")
+    course: list[Moment] = Field(description="of the hypervolume; includes the last moment")
+    device_seconds: float = Field(description="of the study's own measurements")
+    problem: str | None = Field(None, description="why only its name is known")
+    reading: ReadingView | None = Field(None, description="null; was how far trials have been read")
+
+
+class WaitingLine(BaseModel):
+    """A submitted study that has not begun, or that ended before it began."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    study: str
+    space: str
+    submitted: float = Field(description="seconds since the epoch")
+    submitted_by: str
+    state: SubmissionState
+    message: str | None
+
+
+class StudiesView(BaseModel):
+    """A page of the list."""
+
+    studies: list[StudyLine]
+    next: int | None = Field(description="`before` of the next page; null on the last one")
+    waiting: list[WaitingLine] = Field(description="on the first page only")
+
+
+class PanelView(BaseModel):
+    """One panel: the keys of its axes."""
+
+    number: int
+    x: str
+    y: str
+
+
+class RangeView(BaseModel):
+    """A brushed range of an axis, in its unit."""
+
+    key: str
+    low: float
+    high: float
+
+
+class PageState(BaseModel):
+    """The state of a page, from its query; missing fields have their defaults."""
+
+    panels: list[PanelView]
+    log: list[str] = Field(description="axes with a logarithmic scale")
+    infeasible: bool = Field(description="whether trials that break a budget are shown")
+    place: str | None = Field(description="device and runtime whose figures are shown; null: as the axis says")
+    pick: list[RangeView]
+
+
+class TrialColumns(BaseModel):
+    """Trials, a column for each of their properties."""
+
+    model_config = ConfigDict(ser_json_inf_nan="null")
+
+    trial: list[int]
+    status: list[int] = Field(description="indices of `statuses`")
+    statuses: tuple[str, ...] = STATES
+    origin: list[int] = Field(description="indices of `origins`")
+    origins: tuple[str, ...] = ORIGINS
+    rung: list[int | None]
+    feasible: list[int | None] = Field(description="1: the budgets are kept; 0: not; null: not known")
+    noisy: list[int] = Field(description="1: a figure uses refused repetitions; such trials are not on the front")
+    values: dict[str, list[float]] = Field(description="axis -> values in its unit; null if not known")
+
+
+class Bounds(BaseModel):
+    """Values and 95 % intervals by axis; null if not known."""
+
+    values: dict[str, float | None]
+    low: dict[str, float | None]
+    high: dict[str, float | None]
+
+
+class FrontEntry(Bounds):
+    """A trial on the front, or tied with one that is."""
+
+    trial: int
+    on: bool = Field(description="whether it is on the front")
+    p_front: float | None = Field(description="share of draws from the noise in which it is on the front")
+    hv_contribution: float
+    ties: tuple[int, ...] = Field(description="trials that differ from it significantly on no objective")
+    layout: str
+
+
+class ReferenceEntry(Bounds):
+    """A reference layout."""
+
+    name: str
+    trial: int
+
+
+class CourseView(BaseModel):
+    """The steps in which the hypervolume grew, in columns."""
+
+    trial: list[int]
+    complete: list[int] = Field(description="complete trials that counted by then")
+    at: list[float] = Field(description="seconds since the epoch")
+    device_seconds: list[float] = Field(description="of the study's own measurements by then")
+    hypervolume: list[float]
+
+
+class Points(BaseModel):
+    """A study's trials that changed since a revision, and its front."""
+
+    study: int = Field(description="id; a new one means that the study was created again: start at revision 0")
+    name: str
+    state: str
+    revision: int = Field(description="`since` of the next request")
+    trials: int = Field(description="number of trials of the study")
+    axes: list[AxisView] = Field(description="all axes of the study")
+    told: TrialColumns
+    front: list[FrontEntry] | None = Field(
+        description="all of it, best first, with the objectives and the requested axes; null if unchanged"
+    )
+    references: list[ReferenceEntry]
+    hypervolume: float | None
+    device_seconds: float
+    course: CourseView | None = Field(description="all of it; null if unchanged")
+
+
+class FrontFile(BaseModel):
+    """The front with all axes."""
+
+    study: str
+    revision: int
+    hypervolume: float | None
+    axes: list[AxisView]
+    front: list[FrontEntry]
+    references: list[ReferenceEntry]
+
+
+class ShareView(BaseModel):
+    """The share of a kind of block in each tenth of the depth, input first."""
+
+    role: str
+    kind: str
+    all: list[float]
+    front: list[float] | None
+    """None while the front is empty."""
+
+
+class TargetAgreement(BaseModel):
+    """Rank correlation of layouts measured on two targets (device and runtime); not of noisy ones and references."""
+
+    metric: str
+    workload: str | None
+    places: tuple[str, str]
+    correlation: RankCorrelation
+
+
+class VolumeView(BaseModel):
+    """The hypervolume of the front."""
+
+    value: float
+    low: float | None = Field(description="lower end of the 95 % interval; null if too many trials are on the front")
+    high: float | None
+
+
+class CornerView(BaseModel):
+    """The reference point on one objective; only better trials count for the hypervolume."""
+
+    objective: str
+    value: float
+    unit: str
+    direction: str
+    coordinate: float
+
+
+class EndingView(BaseModel):
+    """Why no more layouts are proposed."""
+
+    rule: str
+    message: str
+
+
+class GainView(BaseModel):
+    """The expected gain of the last proposal."""
+
+    hypervolume: float = Field(description="upper bound, for the whole batch of the proposal")
+    batch: int
+    share: float | None = Field(description="of the hypervolume at that time")
+
+
+class ActiveTrial(BaseModel):
+    """A trial that has not ended."""
+
+    trial: int
+    state: str
+    rung: int | None
+    origin: str
+    operator: str | None
+    since: float = Field(description="start of its state, in seconds since the epoch")
+    layout: str
+
+
+class ActiveJob(BaseModel):
+    """A measurement that is queued or running."""
+
+    trial: int | None
+    device: str
+    state: str
+    since: float
+    attempts: int
+
+
+class QueueView(BaseModel):
+    """Trials and measurements in progress."""
+
+    trials: list[ActiveTrial]
+    further: int = Field(description="number of unfinished trials that are not in `trials`")
+    jobs: list[ActiveJob]
+
+
+class RankedView(FrontEntry):
+    """A row of the ranked list."""
+
+    place: int | None = Field(
+        description="rank by hypervolume contribution, from 1; null for a trial that is only tied"
+    )
+
+
+class StudyView(BaseModel):
+    """The page of a study; the data of its plots come from `points`."""
+
+    name: str
+    space: str
+    state: str
+    desired_state: str
+    over: bool = Field(description="no orchestrator is expected to continue the study")
+    created: float
+    seed: int
+    version: str
+    revision: int
+    wanted: int | None = Field(description="requested trials, references not counted; null if it was never launched")
+    proposed: int
+    ended: int
+    states: dict[str, int] = Field(description="state -> trials, references not counted")
+    device_seconds: float = Field(description="of the study's own measurements")
+    hypervolume: VolumeView | None = Field(description="null until the reference point is fixed")
+    corner: list[CornerView] = Field(description="the reference point")
+    course: list[Moment] = Field(description="of the hypervolume; includes the last moment")
+    ending: EndingView | None
+    expected_gain: GainView | None
+    axes: list[AxisView]
+    places: list[str]
+    page: PageState
+    queue: QueueView
+    front: int = Field(description="trials on the front")
+    ranked: list[RankedView] = Field(description="the best of the front, then trials tied with it")
+    references: list[ReferenceEntry]
+    blocks: list[ShareView] | None = Field(description="shares of kinds of blocks by depth")
+    reading: ReadingView | None = Field(None, description="null; was how far layouts have been read")
+    agreement: list[TargetAgreement]
+
+
+def studies_view(
+    store: Store, snapshots: Snapshots, before: int | None = None, submitted: SubmittedStudies | None = None
+) -> StudiesView:  # fmt: skip
+    """Returns the newest studies and the waiting ones of `submitted`; or the studies older than the id `before`."""
+    rows = pages.latest_studies(store, limit=PAGE + 1, before=before)
+    shown = rows[:PAGE]
+    lines = [_line(row, snapshots) for row in shown]
+    waiting = submitted.not_begun() if submitted is not None and before is None else []
+    return StudiesView(
+        studies=[line for line in lines if line is not None],
+        next=shown[-1].id if len(rows) > PAGE else None,
+        waiting=[WaitingLine.model_validate(each) for each in waiting],
+    )
+
+
+def study_view(store: Store, snapshots: Snapshots, name: str, query: Mapping[str, str]) -> StudyView:
+    """Returns the view of a study.
+
+    Args:
+        store: the database.
+        snapshots: of its studies.
+        name: of the study.
+        query: of the page's address.
+
+    Raises:
+        InvalidInput: its space is not valid in this version, or the query is malformed.
+        UnknownName: no such study, axis, or device and runtime.
+    """
+    study = snapshots.get(name)
+    row = studies.get(store, study.id)
+    view = study.cached("view", lambda: _view(study))
+    update = {
+        "desired_state": row.desired_state,
+        "page": page_state(study.axes, query),
+        "queue": _queue(store, study),
+    }
+    return view.model_copy(update=update)
+
+
+def points(study: StudySnapshot, since: int = 0, axes: Sequence[str] = ()) -> Points:
+    """Returns the changes after the revision `since`; everything for 0.
+
+    Args:
+        study: the snapshot.
+        since: a revision.
+        axes: keys of the requested axes; none: the objectives.
+
+    Raises:
+        UnknownName: the study has no such axis.
+    """
+    objectives = [axis.key for axis in study.axes if axis.objective]
+    keys = _checked(study, axes) or objectives
+    changed = study.table["changed"]
+    rows = np.arange(len(changed)) if study.record.log.judged > since else np.flatnonzero(changed > since)
+    front_keys = [*dict.fromkeys([*objectives, *keys])]
+    news = study.counted_changed > since or not since
+    return Points(
+        study=study.id,
+        name=study.name,
+        state=study.state.value,
+        revision=study.revision,
+        trials=len(study.table),
+        axes=study.axes,
+        told=_columns(study, rows, keys),
+        front=front_entries(study, front_keys) if news else None,
+        references=reference_entries(study, front_keys),
+        hypervolume=study.course.hypervolume,
+        device_seconds=study.device_seconds,
+        course=course_view(study) if news else None,
+    )
+
+
+def points_json(study: StudySnapshot, since: int = 0, axes: Sequence[str] = ()) -> bytes:
+    """Returns `points` as JSON; that of all trials is cached with the snapshot."""
+    if since:
+        return points(study, since, axes).model_dump_json().encode()
+    key = "points", tuple(_checked(study, axes))
+    return study.cached(key, lambda: points(study, 0, axes).model_dump_json().encode())
+
+
+def front_file(study: StudySnapshot) -> FrontFile:
+    """Returns the front of a study."""
+    keys = [axis.key for axis in study.axes]
+    return FrontFile(
+        study=study.name,
+        revision=study.revision,
+        hypervolume=study.course.hypervolume,
+        axes=study.axes,
+        front=front_entries(study, keys),
+        references=reference_entries(study, keys),
+    )
+
+
+def page_state(axes: Sequence[AxisView], query: Mapping[str, str]) -> PageState:
+    """Parses the query of a page; unknown fields are ignored.
+
+    Raises:
+        InvalidInput: a field is malformed.
+        UnknownName: no such axis, or device and runtime.
+    """
+    panels = []
+    for number, (x, y) in zip(PANELS, _usual_panels(axes), strict=True):
+        chosen = [_axis(query.get(f"{side}{number}") or usual, axes) for side, usual in (("x", x), ("y", y))]
+        panels.append(PanelView(number=number, x=chosen[0], y=chosen[1]))
+    return PageState(
+        panels=panels,
+        log=[_axis(key, axes) for key in _parts(query, "log")],
+        infeasible=_flag(query, "infeasible"),
+        place=_target(query.get("place") or None, axes),
+        pick=[_range(part, axes) for part in _parts(query, "pick")],
+    )
+
+
+def _line(row: StudySummary, snapshots: Snapshots) -> StudyLine | None:
+    """Returns a row of the list; None if the study was deleted meanwhile."""
+    try:
+        return _study_line(row, snapshots.get(row.name))
+    except UnknownName:
+        return None
+    except InvalidInput as error:
+        return StudyLine(
+            name=row.name, space=row.space, state=row.state.value, desired_state=row.desired_state,
+            created=row.created, wanted=None, proposed=0, ended=0, states={}, front=0, hypervolume=None, course=[],
+            device_seconds=0.0, problem=str(error),
+        )  # fmt: skip
+
+
+def _study_line(row: StudySummary, study: StudySnapshot) -> StudyLine:
+    return StudyLine(
+        name=row.name,
+        space=row.space,
+        state=study.state.value,
+        desired_state=row.desired_state,
+        created=row.created,
+        hypervolume=study.course.hypervolume,
+        **_progress(study),
+    )
+
+
+def _view(study: StudySnapshot) -> StudyView:
+    """Returns the part that is the same for all visitors, without the queue, which changes without an event."""
+    row = study.record.study
+    objectives = [axis.key for axis in study.axes if axis.objective]
+    entries = front_entries(study, objectives, MOST_RANKED)
+    end, gain = ended(study.record.log), expected_gain(study.record.log)
+    return StudyView(
+        name=study.name,
+        space=study.space.name,
+        state=study.state.value,
+        desired_state=row.desired_state,
+        over=study.over,
+        created=row.created,
+        seed=row.seed,
+        version=row.version,
+        revision=study.revision,
+        hypervolume=_volume(study),
+        corner=_corner(study),
+        ending=EndingView.model_validate(end) if end else None,
+        expected_gain=GainView.model_validate(gain) if gain else None,
+        axes=study.axes,
+        places=target_names(study.axes),
+        page=page_state(study.axes, {}),
+        queue=QueueView(trials=[], further=0, jobs=[]),
+        ranked=[RankedView(**dict(entry), place=rank if entry.on else None) for rank, entry in enumerate(entries, 1)],
+        references=reference_entries(study, objectives),
+        blocks=share_views(study),
+        agreement=[*target_agreements(study)],
+        **_progress(study),
+    )
+
+
+def _progress(study: StudySnapshot) -> dict[str, Any]:
+    """Returns the fields that the list and the page share."""
+    states = study.states()
+    return {
+        "wanted": study.record.wanted,
+        "proposed": sum(states.values()),
+        "ended": sum(count for state, count in states.items() if state in TERMINAL),
+        "states": states,
+        "front": len(study.course.front),
+        "course": thinned([Moment(step.complete, step.hypervolume) for step in study.course.steps]),
+        "device_seconds": study.device_seconds,
+    }
+
+
+def thinned(course: Sequence[Moment]) -> list[Moment]:
+    """Returns evenly spaced moments, the last one among them."""
+    every = -(-len(course) // _MOMENTS) or 1
+    return [*course[::-1][::every]][::-1]
+
+
+def front_entries(study: StudySnapshot, keys: Sequence[str], most: int | None = None) -> list[FrontEntry]:
+    """Returns the front, best first, then the trials tied with it; at most `most`."""
+    rows = study.front[:most]
+    found = _bounds(study, [row.trial for row in rows], keys)
+    return [
+        FrontEntry(
+            trial=row.trial, on=row.on, p_front=row.p_front, hv_contribution=row.hv_contribution, ties=row.ties,
+            layout=study.records[row.trial].layout.format(), **bounds,
+        )
+        for row, bounds in zip(rows, found, strict=True)
+    ]  # fmt: skip
+
+
+def reference_entries(study: StudySnapshot, keys: Sequence[str]) -> list[ReferenceEntry]:
+    """Returns the reference layouts that have been proposed."""
+    found = {name: record.trial.number for name, record in study.record.references.items()}
+    bounds = _bounds(study, [*found.values()], keys)
+    return [
+        ReferenceEntry(name=name, trial=trial, **each)
+        for (name, trial), each in zip(found.items(), bounds, strict=True)
+    ]
+
+
+def course_view(study: StudySnapshot) -> CourseView:
+    """Returns the growth of the hypervolume."""
+    steps = study.course.steps
+    columns = {name: [getattr(step, name) for step in steps] for name in Step._fields}
+    return CourseView(**columns, device_seconds=study.device_seconds_until(columns["at"]).tolist())
+
+
+def share_views(study: StudySnapshot) -> list[ShareView]:
+    """Returns the shares of all kinds of blocks that some layout has, references not counted, mixers first."""
+    blocks = study.table["blocks"]
+    if not (own := study.own()).any():
+        return []
+    everything, front = np.round(blocks[own].mean(axis=0), 4), [*study.course.front]
+    part = np.round(blocks[front].mean(axis=0), 4) if front else None
+    return [
+        ShareView(role=role, kind=kind, all=everything[i].tolist(), front=None if part is None else part[i].tolist())
+        for i, (role, kind) in enumerate(study.block_roles)
+        if blocks[own][:, i].any()
+    ]
+
+
+def target_agreements(study: StudySnapshot) -> Iterator[TargetAgreement]:
+    """Compares the order of trials, for every figure, on every two targets that have an axis of it."""
+    counted = study.own() & ~study.table["noisy"]
+    by_figure: dict[tuple[str, str | None], list[AxisView]] = {}
+    for axis in study.axes:
+        if axis.place is not None:
+            by_figure.setdefault((axis.metric, axis.workload), []).append(axis)
+    for (metric, workload), found in by_figure.items():
+        columns = [(axis.place or "", study.values(axis.key)[counted]) for axis in found]
+        for (first, one), (second, other) in itertools.combinations(columns, 2):
+            both = np.isfinite(one) & np.isfinite(other)
+            correlation = rank_correlation(one[both], other[both], kendall=False)
+            yield TargetAgreement(metric=metric, workload=workload, places=(first, second), correlation=correlation)
+
+
+def _volume(study: StudySnapshot) -> VolumeView | None:
+    value, drawn = study.course.hypervolume, study.volume
+    if value is None:
+        return None
+    return VolumeView(value=value, low=drawn.low if drawn else None, high=drawn.high if drawn else None)
+
+
+def _corner(study: StudySnapshot) -> list[CornerView]:
+    objectives = [axis for axis in study.axes if axis.objective]
+    return [
+        CornerView(
+            objective=axis.name,
+            value=_value(study, index, coordinate),
+            unit=axis.unit,
+            direction=axis.direction,
+            coordinate=coordinate,
+        )
+        for index, (axis, coordinate) in enumerate(zip(objectives, study.corner or [], strict=False))
+    ]
+
+
+def _value(study: StudySnapshot, index: int, coordinate: float) -> float:
+    """Returns a coordinate of an objective in its unit."""
+    objective = study.space.objectives[index]
+    metric, key = METRICS[objective.metric], only_key(study.space, objective)
+    if metric.source == "proxy":
+        return 0.0 - coordinate
+    figure = (study.record.published or {}).get(key, {}).get(objective.metric) if key else None
+    if figure is None or figure.value is None:
+        return math.exp(coordinate)
+    return figure.value * math.exp(coordinate if metric.direction == "min" else -coordinate)
+
+
+def _queue(store: Store, study: StudySnapshot) -> QueueView:
+    active = [
+        ActiveTrial(
+            trial=each.trial.number,
+            state=each.trial.status.state.value,
+            rung=each.trial.status.rung,
+            origin=each.trial.origin,
+            operator=each.trial.operator,
+            since=each.trial.updated,
+            layout=each.layout.format(),
+        )
+        for each in study.active(MOST_ACTIVE)
+    ]
+    own = sum(each.origin != "reference" for each in active)
+    under_way = sum(count for state, count in study.states().items() if state not in TERMINAL)
+    jobs = [
+        ActiveJob(
+            trial=job.trial, device=job.device, state=job.state.value, since=job.updated, attempts=job.attempts
+        )
+        for state in (JobState.LEASED, JobState.QUEUED)
+        for job in pages.jobs(store, limit=MOST_ACTIVE, state=state, study_name=study.name)
+    ]  # fmt: skip
+    return QueueView(trials=active, further=max(0, under_way - own), jobs=jobs)
+
+
+def _usual_panels(axes: Sequence[AxisView]) -> list[tuple[str, str]]:
+    """Returns pairs of objectives, or of an objective and a size; axes to maximise are vertical."""
+    objectives = [axis for axis in axes if axis.objective]
+    pairs = list(itertools.combinations(objectives, 2))
+    sizes = [next(axis for axis in axes if axis.key == key) for key in (PARAMS_TOTAL, KV_BYTES)]
+    pairs += [(size, objectives[0]) for size in sizes]
+    upright = [(b, a) if a.direction == "max" else (a, b) for a, b in pairs]
+    return [(x.key, y.key) for x, y in upright[: len(PANELS)]]
+
+
+def target_names(axes: Sequence[AxisView]) -> list[str]:
+    """Returns the devices and runtimes of the axes."""
+    return list(dict.fromkeys(axis.place for axis in axes if axis.place is not None))
+
+
+def _axis(key: str, axes: Sequence[AxisView]) -> str:
+    known = [axis.key for axis in axes]
+    if key not in known:
+        raise UnknownName("axis", key[:128], known)
+    return key
+
+
+def _target(place: str | None, axes: Sequence[AxisView]) -> str | None:
+    known = target_names(axes)
+    if place is not None and place not in known:
+        raise UnknownName("place", place[:128], known)
+    return place
+
+
+def _parts(query: Mapping[str, str], name: str) -> list[str]:
+    return [part for part in query.get(name, "").split(",") if part]
+
+
+def _flag(query: Mapping[str, str], name: str) -> bool:
+    given = query.get(name, "0")
+    if given not in ("0", "1"):
+        raise InvalidInput(f"{name} is 0 or 1", where=name)
+    return given == "1"
+
+
+def _range(text: str, axes: Sequence[AxisView]) -> RangeView:
+    key, _, bounds = text.partition(":")
+    axis = _axis(key, axes)
+    try:
+        low, high = map(float, bounds.split(":"))
+    except ValueError:
+        low = high = math.nan
+    if not low <= high or math.isinf(low) or math.isinf(high):
+        raise InvalidInput(f"a brushed range is KEY:LOW:HIGH, not {text[:128]!r}", where="pick")
+    return RangeView(key=axis, low=low, high=high)
+
+
+def _checked(study: StudySnapshot, axes: Sequence[str]) -> list[str]:
+    """Returns the keys, each once."""
+    known = [axis.key for axis in study.axes]
+    for key in axes:
+        if key not in known:
+            raise UnknownName(f"axis of study {study.name}", key[:128], known)
+    return [*dict.fromkeys(axes)]
+
+
+def _columns(study: StudySnapshot, some: NDArray[np.intp], keys: Sequence[str]) -> TrialColumns:
+    rows = study.table[some]
+    return TrialColumns(
+        trial=some.tolist(),
+        status=rows["state"].tolist(),
+        origin=rows["origin"].tolist(),
+        rung=_nullable(rows["rung"], NO_RUNG),
+        feasible=_nullable(study.feasible()[some], UNKNOWN),
+        noisy=rows["noisy"].astype(int).tolist(),
+        values={key: rounded(study.values(key)[some]).tolist() for key in keys},
+    )
+
+
+def _nullable(codes: NDArray[Any], null: int) -> list[int | None]:
+    return [None if code == null else code for code in codes.tolist()]
+
+
+def _bounds(study: StudySnapshot, trials: Sequence[int], keys: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns the `Bounds` of each of a few trials."""
+    known, objectives = [axis.key for axis in study.axes], len(study.space.objectives)
+    figures = [study.records[trial].figures if study.further else {} for trial in trials]
+    found: list[dict[str, Any]] = [{"values": {}, "low": {}, "high": {}} for _ in trials]
+    for key in keys:
+        index, values = known.index(key), rounded(study.values(key)[[*trials]]).tolist()
+        bounds: Sequence[tuple[float | None, float | None]] = [(None, None)] * len(trials)
+        if index < objectives:
+            bounds = _objective_intervals(study, trials, index)
+        elif index < objectives + len(study.further):
+            wanted = study.further[index - objectives]
+            taken = [each.get(wanted.key, {}).get(wanted.metric) for each in figures]
+            bounds = [(None, None) if each is None else (each.low, each.high) for each in taken]
+        for entry, value, (low, high) in zip(found, values, bounds, strict=True):
+            for name, number in (("values", value), ("low", low), ("high", high)):
+                entry[name][key] = None if number is None or number != number else number
+    return found
+
+
+def _objective_intervals(study: StudySnapshot, trials: Sequence[int], index: int) -> list[tuple[float, float]]:
+    value, _, sd = study.table["axes"][[*trials], index].T
+    half = Z95 * sd
+    if METRICS[study.space.objectives[index].metric].transform == "log":
+        low, high = value * np.exp(-half), value * np.exp(half)
+    else:
+        low, high = value - half, value + half
+    return [*zip(rounded(low).tolist(), rounded(high).tolist(), strict=True)]

@@ -1,0 +1,283 @@
+"""The coordinator's certificates: a private authority, the server's certificate, its renewal and its names.
+
+Agents pin the authority by its fingerprint, so no public authority is needed, and a new server certificate does not
+affect them. Both are in `$NAS_HOME/tls`, each with its key in one file, which is replaced atomically.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import logging
+import re
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import psutil
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from nas.core.clock import Clock
+from nas.core.durable import locked, read_private, write_durably
+from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
+
+log = logging.getLogger(__name__)
+CA_FILE, SERVER_FILE = "ca.pem", "server.pem"
+_LABEL = r"\w([\w-]{0,61}\w)?"
+_HOST_NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*", re.ASCII)
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_WILDCARDS = ("0.0.0.0", "::")
+_FAMILIES = (socket.AF_INET, socket.AF_INET6)
+_DAY = datetime.timedelta(days=1)
+_CA_VALID = 20 * 365 * _DAY
+_SERVER_VALID = 400 * _DAY
+_RENEW = 100 * _DAY
+"""Remaining validity at which a server certificate is renewed."""
+_BACKDATED = 365 * _DAY
+"""Certificates are valid from the past: the clock of an agent's host without a battery may be late."""
+
+
+@dataclass(frozen=True)
+class _Issued:
+    """A certificate and its key."""
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+    def to_pem(self) -> bytes:
+        private = self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        return private + self.certificate.public_bytes(Encoding.PEM)
+
+
+class Certificates:
+    """The certificates of one home. Safe for several processes at once.
+
+    Args:
+        home: of the coordinator.
+        clock: dates certificates.
+
+    Raises:
+        InfrastructureFailed: the authority's file cannot be read, is damaged, or others on this machine may read it.
+            It is never replaced automatically, because every agent would have to enrol again.
+    """
+
+    def __init__(self, home: Path, clock: Clock) -> None:
+        self._folder, self._clock = home / "tls", clock
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._locked():
+            self._ca = self._open_ca()
+
+    @property
+    def ca_pem(self) -> str:
+        """The authority's certificate, without its key."""
+        return self._ca.certificate.public_bytes(Encoding.PEM).decode()
+
+    @property
+    def ca_sha256(self) -> str:
+        """Its fingerprint: SHA-256 of the DER form, 64 hex digits."""
+        return self._ca.certificate.fingerprint(hashes.SHA256()).hex()
+
+    def server(self, names: Sequence[str]) -> Path:
+        """Returns the file with the server's certificate and key (PEM), renewed if a name is missing or it is due.
+
+        Args:
+            names: host names and IP addresses under which agents and people reach this server.
+
+        Raises:
+            InvalidInput: a name is neither.
+        """
+        wanted = {_general_name(name) for name in names}
+        path = self._folder / SERVER_FILE
+        with self._locked():
+            issued = _read(path)
+            if issued is None or not self._serves(issued.certificate, wanted):
+                write_durably(path, self._issue(wanted).to_pem())
+        return path
+
+    def context(self, names: Sequence[str]) -> ssl.SSLContext:
+        """Returns a server's TLS settings, with an up-to-date certificate."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.load_cert_chain(self.server(names))
+        return context
+
+    def _locked(self) -> AbstractContextManager[None]:
+        return locked(self._folder / "lock")
+
+    def _open_ca(self) -> _Issued:
+        path = self._folder / CA_FILE
+        ca = _read(path)
+        if ca is None:
+            ca = self._make_ca()
+            write_durably(path, ca.to_pem())
+        return ca
+
+    def _make_ca(self) -> _Issued:
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = _named("hilnas coordinator")
+        usage = _usage(key_cert_sign=True, crl_sign=True)
+        certificate = (
+            self._builder(key, name, _CA_VALID)
+            .issuer_name(name)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(usage, critical=True)
+            .sign(key, hashes.SHA256())
+        )
+        return _Issued(certificate, key)
+
+    def _issue(self, names: set[x509.GeneralName]) -> _Issued:
+        key = ec.generate_private_key(ec.SECP256R1())
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._ca.key.public_key())
+        certificate = (
+            self._builder(key, _named("hilnas server"), _SERVER_VALID)
+            .issuer_name(self._ca.certificate.subject)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(digital_signature=True), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+            .add_extension(issuer, critical=False)
+            .add_extension(x509.SubjectAlternativeName(sorted(names, key=repr)), critical=False)
+            .sign(self._ca.key, hashes.SHA256())
+        )
+        return _Issued(certificate, key)
+
+    def _builder(
+        self, key: ec.EllipticCurvePrivateKey, subject: x509.Name, valid: datetime.timedelta
+    ) -> x509.CertificateBuilder:
+        now, public = self._now(), key.public_key()
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .public_key(public)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - _BACKDATED)
+            .not_valid_after(now + valid)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        )
+
+    def _serves(self, certificate: x509.Certificate, wanted: set[x509.GeneralName]) -> bool:
+        try:
+            certificate.verify_directly_issued_by(self._ca.certificate)
+        except (ValueError, InvalidSignature):
+            return False
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        return wanted <= set(names) and certificate.not_valid_after_utc - self._now() > _RENEW
+
+    def _now(self) -> datetime.datetime:
+        return datetime.datetime.fromtimestamp(self._clock.now(), datetime.UTC)
+
+
+class Renewal:
+    """TLS settings with a thread that renews the certificate while the context is open.
+
+    Args:
+        certificates: issue it.
+        names: returns the required names; called at each check, because a machine's addresses change.
+        every_s: seconds between checks.
+    """
+
+    def __init__(
+        self, certificates: Certificates, names: Callable[[], Sequence[str]], *, every_s: float = 3600.0
+    ) -> None:
+        self._certificates, self._names, self._every_s = certificates, names, every_s
+        self._newest = certificates.context(names())
+        self.context = self._newest
+        """For the server. New connections get the newest certificate; open ones keep theirs."""
+        self.context.sni_callback = self._switch
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="certificate", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _switch(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        connection.context = self._newest
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._every_s):
+            try:
+                self._newest = self._certificates.context(self._names())
+            except (NasError, OSError) as error:
+                log.warning("the server's certificate cannot be renewed: %s", error)
+
+
+def names_of(host: str, more: Sequence[str] = ()) -> list[str]:
+    """Returns the names in the certificate of a server that listens on `host`: `more`, and those of its host."""
+    if host in _WILDCARDS:
+        return [*more, socket.gethostname(), *_LOOPBACK, *own_addresses()]
+    return [*more, *(_LOOPBACK if host in _LOOPBACK else (host,))]
+
+
+def url_of(host: str, port: int, more: Sequence[str] = ()) -> str:
+    """Returns the URL to announce: with the first of `more`, else with an address that other machines can reach."""
+    if more:
+        shown = more[0]
+    elif host in _WILDCARDS:
+        shown = next((each for each in own_addresses() if each not in _LOOPBACK), "localhost")
+    else:
+        shown = host
+    return f"https://[{shown}]:{port}" if ":" in shown else f"https://{shown}:{port}"
+
+
+def own_addresses() -> list[str]:
+    """Returns the addresses of this machine's interfaces, IPv4 first, without link-local ones."""
+    every = {each.address for cards in psutil.net_if_addrs().values() for each in cards if each.family in _FAMILIES}
+    parsed = [ipaddress.ip_address(address) for address in every if "%" not in address]
+    return [str(each) for each in sorted(parsed, key=lambda each: (each.version, int(each))) if not each.is_link_local]
+
+
+def _read(path: Path) -> _Issued | None:
+    pem = read_private(path)
+    if pem is None:
+        return None
+    try:
+        key, certificate = load_pem_private_key(pem, password=None), x509.load_pem_x509_certificate(pem)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise InfrastructureFailed(
+            f"{path} is damaged: restore it, or remove it for a new one"
+            + ("; every agent must then enrol again" if path.name == CA_FILE else "")
+        )
+    return _Issued(certificate, key)
+
+
+def _general_name(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        pass
+    if not _HOST_NAME.fullmatch(name):
+        raise InvalidInput(f"{name!r} is neither a host name nor an IP address", where="--name")
+    return x509.DNSName(name.lower())
+
+
+def _named(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _usage(**wanted: bool) -> x509.KeyUsage:
+    every = (
+        "digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
+        "key_cert_sign", "crl_sign", "encipher_only", "decipher_only",
+    )  # fmt: skip
+    return x509.KeyUsage(**{use: wanted.get(use, False) for use in every})

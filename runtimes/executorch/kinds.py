@@ -1,0 +1,174 @@
+"""Kinds of blocks in ExecuTorch: one `ExecuTorchKind` per kind, in the registry `KINDS`.
+
+A record says which programs run a block: their modules, constants (with the tensors of the state dict that they are cut
+from, and how random weights of them are drawn) and states. Other distributions add records through entry points of the
+group `nas.executorch.kinds`, with modules of their own; the runner runs any program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from nas.blocks.mamba2 import convolved
+from nas.core.block import Block
+from nas.core.registry import Registry
+from nas.runtimes.executorch.programs import MODULES, Constant, Program, norm_constants, tap_constants
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Arguments of the attention kernel for a block, whose program is the same for all of them.
+
+    Args:
+        theta: RoPE base; 0: no positions.
+        window: tokens seen; 0: all.
+        sinks: the tensor of sink logits, below the block; None: no sinks.
+    """
+
+    theta: float
+    window: int = 0
+    sinks: str | None = None
+
+
+@dataclass(frozen=True)
+class ExecuTorchKind:
+    """Describes one kind of block to ExecuTorch. Blocks are resolved wherever they are passed.
+
+    Args:
+        programs: (block, d_model) -> what runs it: one program, or of a mixture its router's and its experts'.
+        attention: of a mixer that attends over a key-value cache, which the runner keeps by the block's arguments
+            `kv_heads` and `head_dim`.
+        mixture: whether the block is a mixture of the arguments `experts` and `top_k`, with a bias per expert.
+        version: changes whenever the record of another distribution gives other bytes.
+    """
+
+    programs: Callable[[Block, int], tuple[Program, ...]]
+    attention: Callable[[Block], Attention] | None = None
+    mixture: bool = False
+    version: str = ""
+
+
+@cache
+def programs_of(block: Block, d_model: int) -> tuple[Program, ...]:
+    """Returns the programs of a block."""
+    return KINDS[block.kind].programs(block.resolve(d_model), d_model)
+
+
+def _conv(block: Block, d_model: int) -> Program:
+    kernel = block.int("kernel")
+    parts = ("gate_in", "gate_out", "value")
+    constants = (
+        *norm_constants("norm", d_model, "mixer_norm.weight"),
+        *(
+            Constant(
+                name, (d_model, d_model), "int4", "mixers.{j}.in_proj.weight", rows=(i * d_model, (i + 1) * d_model)
+            )
+            for i, name in enumerate(parts)
+        ),
+        *tap_constants(kernel, d_model, "mixers.{j}.conv.weight"),
+        Constant("out", (d_model, d_model), "int4", "mixers.{j}.out.weight"),
+    )
+    return Program(
+        "conv", f"{MODULES}:Conv", (("d_model", d_model), ("kernel", kernel)), constants, ((kernel - 1, d_model),)
+    )
+
+
+def _attention(block: Block, d_model: int) -> Program:
+    """Returns one program for all attention: RoPE, windows and sinks are arguments of the attention kernel."""
+    names = ("heads", "kv_heads", "head_dim")
+    heads, kv_heads, head_dim = (block.int(name) for name in names)
+    own = block.get("kv") is None if block.kind == "gqa" else True
+    normed = bool(block.get("qk_norm"))
+    rows = {"q": heads, "k": kv_heads, "v": kv_heads} if own else {"q": heads}
+    norms = [name for name in ("q", "k") if normed and name in rows]
+    constants = (
+        *norm_constants("norm", d_model, "mixer_norm.weight"),
+        *(
+            Constant(name, (count * head_dim, d_model), "int4", f"mixers.{{j}}.{name}.weight")
+            for name, count in rows.items()
+        ),
+        *(
+            part
+            for name in norms
+            for part in norm_constants(f"{name}_norm", head_dim, f"mixers.{{j}}.{name}_norm.weight")
+        ),
+        Constant("o", (d_model, heads * head_dim), "int4", "mixers.{j}.o.weight"),
+    )
+    sizes = (("d_model", d_model), *((name, block.int(name)) for name in names), ("norm", normed), ("own", own))
+    return Program("attention", f"{MODULES}:Attention", tuple((name, int(value)) for name, value in sizes), constants)
+
+
+def _mamba2(block: Block, d_model: int) -> Program:
+    names = ("state", "heads", "expand", "conv", "groups")
+    inner, mixed, heads = block.int("expand") * d_model, convolved(block, d_model), block.int("heads")
+    source = "mixers.{j}.in_proj.weight"
+    constants = (
+        *norm_constants("norm", d_model, "mixer_norm.weight"),
+        Constant("gate", (inner, d_model), "int4", source, rows=(0, inner)),
+        Constant("mixed", (mixed, d_model), "int4", source, rows=(inner, inner + mixed)),
+        Constant("step", (heads, d_model), "matrix", source, rows=(inner + mixed, inner + mixed + heads)),
+        *tap_constants(block.int("conv"), mixed, "mixers.{j}.conv.weight"),
+        Constant("conv_bias", (mixed,), "bias", "mixers.{j}.conv.bias"),
+        Constant("dt_bias", (heads,), "bias", "mixers.{j}.dt_bias"),
+        Constant("decay", (heads,), "decay", "mixers.{j}.A_log"),
+        Constant("skip", (heads, 1), "norm", "mixers.{j}.D"),
+        *norm_constants("out_norm", inner, "mixers.{j}.norm.weight", block.int("groups")),
+        Constant("out", (d_model, inner), "int4", "mixers.{j}.out.weight"),
+    )
+    memory = (block.int("groups"), block.int("state"), inner // block.int("groups"))
+    states = ((block.int("conv") - 1, mixed), memory)
+    sizes = (("d_model", d_model), *((name, block.int(name)) for name in names))
+    return Program("mamba2", f"{MODULES}:Mamba2", sizes, constants, states)
+
+
+def _swiglu(block: Block, d_model: int) -> Program:
+    sizes = (("d_model", d_model), ("width", block.int("width")))
+    constants = (*norm_constants("norm", d_model, "ffn_norm.weight"), *_gated(block, d_model))
+    return Program("swiglu", f"{MODULES}:SwiGLU", sizes, constants, inputs=1)
+
+
+def _router(block: Block, d_model: int) -> Program:
+    """Returns the program before the experts: the norm and the router's logits."""
+    experts = block.int("experts")
+    router = Constant("router", (experts, d_model), "matrix", "ffn.router.weight")
+    constants = (*norm_constants("norm", d_model, "ffn_norm.weight"), router)
+    return Program("router", f"{MODULES}:Router", (("d_model", d_model), ("experts", experts)), constants, inputs=1)
+
+
+def _expert(block: Block, d_model: int) -> Program:
+    """Returns the program of an expert; all experts of a mixture run the same program on weights of their own."""
+    sizes = (("d_model", d_model), ("width", block.int("width")))
+    return Program("expert", f"{MODULES}:Expert", sizes, tuple(_gated(block, d_model)), inputs=1)
+
+
+def _gated(block: Block, d_model: int) -> Iterator[Constant]:
+    width = block.int("width")
+    for name in ("gate", "up"):
+        yield Constant(name, (width, d_model), "int4", f"ffn.{name}.weight")
+    yield Constant("down", (d_model, width), "int4", "ffn.down.weight")
+
+
+def _theta(block: Block) -> float:
+    return float(block.get("rope_theta") or 0)
+
+
+def _windowed(block: Block) -> Attention:
+    return Attention(_theta(block), block.int("window"), "sinks.weight" if block.get("sink") else None)
+
+
+KINDS: Registry[ExecuTorchKind] = Registry(
+    "block kind that ExecuTorch runs",
+    "nas.executorch.kinds",
+    {
+        "conv": ExecuTorchKind(lambda block, d_model: (_conv(block, d_model),)),
+        "gqa": ExecuTorchKind(
+            lambda block, d_model: (_attention(block, d_model),), lambda block: Attention(_theta(block))
+        ),
+        "swa": ExecuTorchKind(lambda block, d_model: (_attention(block, d_model),), _windowed),
+        "mamba2": ExecuTorchKind(lambda block, d_model: (_mamba2(block, d_model),)),
+        "swiglu": ExecuTorchKind(lambda block, d_model: (_swiglu(block, d_model),)),
+        "moe": ExecuTorchKind(lambda block, d_model: (_router(block, d_model), _expert(block, d_model)), mixture=True),
+    },
+)

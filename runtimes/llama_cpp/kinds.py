@@ -1,0 +1,253 @@
+"""Kinds of blocks in llama.cpp: one `GgufKind` per kind, in the registry `KINDS`.
+
+A record says which tensors of a GGUF file hold a block and where their values come from, which numbers per layer our
+patched architecture reads, and what the builds cannot hold. Other distributions add records through entry points of the
+group `nas.llama_cpp.kinds`, with a patch for the graph code if ours does not compute the block.
+
+The stock architectures are in `support`: they are fixed combinations of conv, gqa, swa, swiglu and moe blocks. Rounding
+in the equivalence gate follows the storage type of each tensor and needs nothing per kind (`oracle`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from nas.core.block import Block
+from nas.core.layout import Layout
+from nas.core.registry import Registry
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
+
+Role = Literal["matrix", "norm", "conv", "router", "bias", "decay"]
+"""The use of a tensor. Only a matrix is quantised, the rest stays float32. Random weights of a norm are ones, of a bias
+zeros, of a decay -1 to -16 (stored as -exp of what the state dict holds), the others are drawn."""
+
+ATTENTION = ("gqa", "swa")
+_MAX_EXPERTS = 1024  # src/llama-hparams.h
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One tensor of a block.
+
+    Args:
+        name: in the file, after "blk.N.".
+        shape: slowest dimension first.
+        source: the tensor of `nas.nn.model`'s state dict, below the block.
+        role: what it is.
+        flat: whether the state dict holds it as a vector.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    source: str
+    role: Role = "matrix"
+    flat: bool = False
+
+
+@dataclass(frozen=True)
+class GgufKind:
+    """Describes one kind of block to llama.cpp. Blocks are resolved wherever they are passed.
+
+    Args:
+        parts: (block, d_model) -> its tensors, in file order.
+        sizes: key of our architecture -> (block, d_model) -> the layer's number; 0 in layers without such a block.
+        headers: write what a model with such blocks says once: (writer, the mixers or feed-forwards of all layers).
+        rules: (all such blocks of a layout) -> why our architecture does not hold them, as sentences.
+        refuses: (block) -> why no build holds this one, after "layer N "; None: it does.
+        not_stock: why no stock architecture holds such a block; None: one may, see `support`.
+        patch: a diff for the pinned source that adds the block to our architecture; it follows ours.
+        version: changes whenever the record of another distribution gives other bytes.
+    """
+
+    parts: Callable[[Block, int], Iterable[Part]]
+    sizes: tuple[tuple[str, Callable[[Block, int], int]], ...] = ()
+    headers: tuple[Callable[[GGUFWriter, Sequence[Block]], None], ...] = ()
+    rules: Callable[[Sequence[Block]], Iterable[str]] = lambda blocks: ()
+    refuses: Callable[[Block], str | None] = lambda block: None
+    not_stock: str | None = None
+    patch: Path | None = None
+    version: str = ""
+
+
+def mixers(layout: Layout) -> list[Block]:
+    """Returns the mixer of each layer, resolved, of a layout that has one in each."""
+    found = [layer.mixer for layer in layout.layers]
+    return [block.resolve(layout.d_model) for block in found if block]
+
+
+def feed_forwards(layout: Layout) -> list[Block]:
+    """Returns the feed-forward of each layer, resolved, of a layout that has one in each."""
+    return [layer.ffn.resolve(layout.d_model) for layer in layout.layers if layer.ffn]
+
+
+def of_kind(blocks: Iterable[Block], *kinds: str) -> list[Block]:
+    """Returns the blocks of some kinds."""
+    return [block for block in blocks if block.kind in kinds]
+
+
+def one_per_model(
+    what: str, blocks: Iterable[Block], value: Callable[[Block], Hashable], build: str = "stock llama.cpp"
+) -> Iterable[str]:
+    """Yields the reason, if any, that blocks differ in what a build stores once."""
+    values = list(dict.fromkeys(map(value, blocks)))
+    if len(values) > 1:
+        yield f"more than one {what} ({', '.join(map(str, values))}): {build} has one per model"
+
+
+def argument(name: str) -> Callable[[Block, int], int]:
+    """Returns a function for a size that is an argument of the block."""
+    return lambda block, d_model: block.int(name)
+
+
+def _rope_theta(block: Block) -> float:
+    return float(block.get("rope_theta") or 0) if block.kind in ATTENTION else 0.0
+
+
+def _rope_base(attention: Sequence[Block]) -> float:
+    """Returns the RoPE base of layers that share one, or any where none has positions."""
+    return max(map(_rope_theta, attention), default=0.0) or 1e4
+
+
+def _one_rope_base(what: str, blocks: Sequence[Block]) -> Iterable[str]:
+    turned = [block for block in blocks if block.get("rope_theta")]
+    return one_per_model(f"RoPE base of {what}", turned, lambda block: block.get("rope_theta"), "llama.cpp")
+
+
+def _attention_parts(block: Block, width: int) -> Iterator[Part]:
+    heads, head_dim = block.int("heads"), block.int("head_dim")
+    q, kv = heads * head_dim, block.int("kv_heads") * head_dim
+    yield Part("attn_q.weight", (q, width), "q.weight")
+    yield Part("attn_k.weight", (kv, width), "k.weight")
+    yield Part("attn_v.weight", (kv, width), "v.weight")
+    yield Part("attn_output.weight", (width, q), "o.weight")
+    if block.get("qk_norm"):
+        yield Part("attn_q_norm.weight", (head_dim,), "q_norm.weight", "norm")
+        yield Part("attn_k_norm.weight", (head_dim,), "k_norm.weight", "norm")
+    if block.kind == "swa" and block.get("sink"):
+        yield Part("attn_sinks.weight", (heads,), "sinks.weight", "bias")
+
+
+def _attention_header(writer: GGUFWriter, own: Sequence[Block]) -> None:
+    # The key-value cache takes its head size from layer 0, whichever kind that layer is.
+    first = of_kind(own, *ATTENTION)[0].int("head_dim")
+    sizes = [block.int("head_dim") if block.kind in ATTENTION else first for block in own]
+    writer.add_array(f"{writer.arch}.attention.head_sizes", sizes)
+    writer.add_array(f"{writer.arch}.attention.rope_pattern", [int(bool(_rope_theta(block))) for block in own])
+    writer.add_rope_freq_base(_rope_base(of_kind(own, "gqa")))
+
+
+_ATTENTION_SIZES = (
+    ("attention.head_count", argument("heads")),
+    ("attention.head_count_kv", argument("kv_heads")),
+)
+
+
+def _borrowed_cache(block: Block) -> str | None:
+    return None if block.get("kv") is None else f"reuses the cache of layer {block.int('kv')}"
+
+
+GQA = GgufKind(
+    _attention_parts,
+    _ATTENTION_SIZES,
+    (_attention_header,),
+    rules=lambda blocks: _one_rope_base("attention", blocks),
+    refuses=_borrowed_cache,
+)
+
+
+def _window_header(writer: GGUFWriter, own: Sequence[Block]) -> None:
+    windowed = of_kind(own, "swa")
+    writer.add_sliding_window(windowed[0].int("window"))
+    writer.add_array(f"{writer.arch}.attention.sliding_window_pattern", [int(block.kind == "swa") for block in own])
+    writer.add_rope_freq_base_swa(_rope_base(windowed))
+
+
+def _window_rules(blocks: Sequence[Block]) -> Iterable[str]:
+    yield from _one_rope_base("sliding windows", blocks)
+    yield from one_per_model("window", blocks, lambda block: block.int("window"), "llama.cpp")
+
+
+SWA = GgufKind(_attention_parts, _ATTENTION_SIZES, (_attention_header, _window_header), rules=_window_rules)
+
+
+def _conv_parts(block: Block, width: int) -> Iterator[Part]:
+    yield Part("shortconv.conv.weight", (width, block.int("kernel")), "conv.weight", "conv")
+    yield Part("shortconv.in_proj.weight", (3 * width, width), "in_proj.weight")
+    yield Part("shortconv.out_proj.weight", (width, width), "out.weight")
+
+
+CONV = GgufKind(_conv_parts, (("shortconv.l_cache", argument("kernel")),))
+
+
+def _mamba2_parts(block: Block, width: int) -> Iterator[Part]:
+    inner, heads, groups = block.int("expand") * width, block.int("heads"), block.int("groups")
+    mixed = inner + 2 * groups * block.int("state")
+    yield Part("ssm_in.weight", (inner + mixed + heads, width), "in_proj.weight")
+    yield Part("ssm_conv1d.weight", (mixed, block.int("conv")), "conv.weight", "conv")
+    yield Part("ssm_conv1d.bias", (mixed,), "conv.bias", "bias")
+    yield Part("ssm_dt.bias", (heads,), "dt_bias", "bias")
+    yield Part("ssm_a", (heads, 1), "A_log", "decay", flat=True)
+    yield Part("ssm_d", (heads, 1), "D", "norm", flat=True)
+    yield Part("ssm_norm.weight", (groups, inner // groups), "norm.weight", "norm", flat=True)
+    yield Part("ssm_out.weight", (width, inner), "out.weight")
+
+
+MAMBA2 = GgufKind(
+    _mamba2_parts,
+    (
+        ("ssm.conv_kernel", argument("conv")),
+        ("ssm.state_size", argument("state")),
+        ("ssm.time_step_rank", argument("heads")),
+        ("ssm.group_count", argument("groups")),
+        ("ssm.inner_size", lambda block, d_model: d_model * block.int("expand")),
+    ),
+    not_stock="Mamba-2 layers are in no stock architecture next to the others",
+)
+
+
+def _swiglu_parts(block: Block, width: int) -> Iterator[Part]:
+    hidden = block.int("width")
+    yield Part("ffn_gate.weight", (hidden, width), "gate.weight")
+    yield Part("ffn_up.weight", (hidden, width), "up.weight")
+    yield Part("ffn_down.weight", (width, hidden), "down.weight")
+
+
+SWIGLU = GgufKind(_swiglu_parts, (("feed_forward_length", argument("width")),))
+
+
+def _moe_parts(block: Block, width: int) -> Iterator[Part]:
+    experts, hidden = block.int("experts"), block.int("width")
+    yield Part("ffn_gate_inp.weight", (experts, width), "router.weight", "router")
+    yield Part("exp_probs_b.bias", (experts,), "bias.weight", "bias")
+    yield Part("ffn_gate_exps.weight", (experts, hidden, width), "gate.weight")
+    yield Part("ffn_up_exps.weight", (experts, hidden, width), "up.weight")
+    yield Part("ffn_down_exps.weight", (experts, width, hidden), "down.weight")
+
+
+def _moe_header(writer: GGUFWriter, ffns: Sequence[Block]) -> None:
+    from gguf import ExpertGatingFuncType
+
+    writer.add_expert_count(of_kind(ffns, "moe")[0].int("experts"))
+    for key, name in (("expert_used_count", "top_k"), ("expert_feed_forward_length", "width")):
+        sizes = [block.int(name) if block.kind == "moe" else 0 for block in ffns]
+        writer.add_array(f"{writer.arch}.{key}", sizes)
+    writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
+
+
+def _moe_rules(blocks: Sequence[Block]) -> Iterable[str]:
+    yield from one_per_model("expert count", blocks, lambda block: block.int("experts"), "llama.cpp")
+    if any(block.int("experts") > _MAX_EXPERTS for block in blocks):
+        yield f"more than {_MAX_EXPERTS} experts"
+
+
+MOE = GgufKind(_moe_parts, headers=(_moe_header,), rules=_moe_rules)
+
+BUILTIN = {"gqa": GQA, "swa": SWA, "conv": CONV, "mamba2": MAMBA2, "swiglu": SWIGLU, "moe": MOE}
+"""In the order in which their keys are in a file."""
+
+KINDS: Registry[GgufKind] = Registry("block kind that llama.cpp holds", "nas.llama_cpp.kinds", BUILTIN)

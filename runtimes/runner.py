@@ -1,0 +1,248 @@
+"""Runner programs: the report that they print, and the logits that they write for equivalence gates.
+
+A runner prints one JSON object on stdout:
+
+    {"v": 1, "load_ms": .., "ttft_ms": .., "decode_ns": [..], "peak_rss_mb": .., "finite": true, "info": {..}, ..}
+    {"v": 1, "error": {"kind": "out_of_memory", "message": ".."}}
+
+The fields of a good report are those of `Sample`. Runners of other runtimes may use the same form and parse it here.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from nas.core.canonical import canonical_json
+from nas.core.errors import CandidateFailed, FailureReason, InfrastructureFailed
+from nas.core.measurement import Sample
+from nas.core.plan import Plan, RawRun, Runner
+from nas.core.workload import Workload
+from nas.runtimes.base import Artifact
+from nas.runtimes.recipe import splitmix64
+from nas.runtimes.toolchain import build_environment, emulator_of
+
+USAGE, LOAD_FAILED, DECODE_FAILED, NO_MEMORY = 64, 65, 70, 71
+"""Exit codes of a runner, after sysexits.h: EX_USAGE, EX_DATAERR, EX_SOFTWARE, EX_OSERR."""
+
+_DEADLINE_S = 3600.0
+"""Emulation is a hundred times slower than the machine that it emulates."""
+_PROMPT_SEED = 0
+_NONSENSE = 1e15
+"""Eleven days in nanoseconds."""
+_NOT_STARTED = (126, 127)
+_SIGKILL = -9
+_REASON_OF_EXIT: dict[int, FailureReason] = {
+    LOAD_FAILED: "export",
+    DECODE_FAILED: "crash",
+    NO_MEMORY: "out_of_memory",
+}
+
+
+class Machine(Protocol):
+    """A place that runs a runner: this machine, an emulator, a device."""
+
+    def __call__(self, arguments: Sequence[str], model: Path, rows: Path) -> RawRun:
+        """Runs one process of the runner.
+
+        Args:
+            arguments: its own; {model} and {rows} in them are replaced by files on that machine.
+            model: the model file here.
+            rows: where to put here what the runner wrote to {rows}.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """The input of the runner: a prompt in chunks, then tokens one by one.
+
+    Args:
+        prompt: tokens of the prompt.
+        gen: tokens decoded after it.
+        batch: tokens of a chunk; the last may be shorter.
+        seed: of the token ids.
+    """
+
+    prompt: int
+    gen: int
+    batch: int
+    seed: int = 0
+
+    def ids(self, vocab: int) -> NDArray[np.int64]:
+        """Returns the token ids [prompt + gen], which every runner draws the same: splitmix64."""
+        return (splitmix64(self.seed, self.prompt + self.gen) % np.uint64(vocab)).astype(np.int64)
+
+
+def plan_run(
+    artifact: Artifact, runner: Runner, workload: Workload, deadline_s: float, options: Mapping[str, object]
+) -> Plan:
+    """Returns one repetition of `workload` as one fresh process of a runner.
+
+    Args:
+        artifact: the model.
+        runner: what runs it.
+        workload: what is measured.
+        deadline_s: seconds after which the process is killed.
+        options: of this runtime's runner: name -> value.
+    """
+    first = {"prompt": workload.prompt, "gen": workload.gen, "context": workload.window}
+    every = {**first, **options, "seed": _PROMPT_SEED}
+    args = [text for name, value in every.items() for text in (f"--{name}", str(value))]
+    return Plan(
+        runner=runner,
+        inputs={"model": artifact.file},
+        args=("--model", "{model}", *args),
+        threads=workload.threads,
+        affinity=workload.affinity,
+        deadline_s=deadline_s,
+    )
+
+
+def read_sample(raw: RawRun) -> Sample:
+    """Returns the sample that a run reported.
+
+    Raises:
+        CandidateFailed: timeout, out_of_memory, crash, export (the runtime refused the model file), garbage_output,
+            not_finite.
+        InfrastructureFailed: the runner did not start, or did not take its arguments.
+    """
+    if raw.timed_out:
+        raise CandidateFailed("timeout", f"killed at its deadline after {raw.wall_s:.1f} s")
+    if raw.truncated:
+        raise CandidateFailed("garbage_output", f"more output than allowed: {len(raw.stdout)} characters kept")
+    if raw.exit_code != 0:
+        raise _failure(raw)
+    report = _report(raw.stdout)
+    if report is None or report.pop("v", None) != 1:
+        raise CandidateFailed("garbage_output", f"no report of version 1 on stdout: {raw.stdout[:80]!r}")
+    try:
+        sample = Sample.model_validate(report)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        field = ".".join(map(str, problem["loc"])) or "report"
+        raise CandidateFailed("garbage_output", f"report: {field}: {problem['msg']}") from error
+    numbers = (sample.load_ms, sample.ttft_ms, sample.peak_rss_mb or 0.0, *sample.decode_ns)
+    if not all(0 <= number < _NONSENSE for number in numbers):
+        raise CandidateFailed("garbage_output", "report: a time or size is negative or beyond all measure")
+    if not sample.finite:
+        raise CandidateFailed("not_finite", "the logits hold NaN or infinity")
+    return sample
+
+
+def _failure(raw: RawRun) -> CandidateFailed | InfrastructureFailed:
+    error = (_report(raw.stdout) or {}).get("error")
+    reported = error.get("message") if isinstance(error, dict) else None
+    message = str(reported or raw.stderr_tail.strip()[-400:] or "no message")
+    out_of_memory = isinstance(error, dict) and error.get("kind") == "out_of_memory"
+    if out_of_memory or "std::bad_alloc" in raw.stderr_tail:  # an uncaught C++ exception ends in SIGABRT
+        return CandidateFailed("out_of_memory", message)
+    if raw.exit_code == _SIGKILL:
+        # The device reports its own kills as `timed_out`; others are the kernel's, or somebody's on the device.
+        if raw.conditions.oom_kills:
+            return CandidateFailed("out_of_memory", f"killed by the kernel for memory: {message}")
+        return InfrastructureFailed(f"the runner was killed from outside: {message}")
+    if raw.exit_code < 0:
+        return CandidateFailed("crash", f"killed by signal {-raw.exit_code}: {message}")
+    if raw.exit_code in _REASON_OF_EXIT:
+        return CandidateFailed(_REASON_OF_EXIT[raw.exit_code], message)
+    if raw.exit_code == USAGE or raw.exit_code in _NOT_STARTED:
+        return InfrastructureFailed(f"the runner did not work here (exit code {raw.exit_code}): {message}")
+    return CandidateFailed("crash", f"exit code {raw.exit_code}: {message}")
+
+
+def _report(stdout: str) -> dict[str, Any] | None:
+    """Returns the report, or None; refuses NaN, infinity and broken characters, because results are stored as JSON."""
+    try:
+        value = json.loads(stdout)
+        canonical_json(value).encode()
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def runner_logits(
+    machine: Machine, model: Path, vocab: int, feed: Feed, scratch: Path, options: Sequence[str] = ()
+) -> NDArray[np.float32]:
+    """Returns the logits [gen + 1, V]: of the prompt's last token, then of each decoded one.
+
+    Args:
+        machine: what runs the runner.
+        model: the model file.
+        vocab: the model's.
+        feed: what is decoded.
+        scratch: a folder for the runner's file.
+        options: more of the runner's arguments.
+
+    Raises:
+        CandidateFailed: the runner died on the file, or what it wrote is no logits.
+        InfrastructureFailed: the runner could not work there.
+    """
+    rows = scratch / "rows"
+    sizes = {"prompt": feed.prompt, "gen": feed.gen, "batch": feed.batch, "seed": feed.seed}
+    numbers = [text for name, value in sizes.items() for text in (f"--{name}", str(value))]
+    read_sample(machine(["--model", "{model}", "--logits", "{rows}", *numbers, *options], model, rows))
+    logits = np.fromfile(rows, "<f4")
+    if logits.size != (feed.gen + 1) * vocab:
+        raise CandidateFailed("garbage_output", f"{logits.size} logits where {feed.gen + 1} x {vocab} were due")
+    return logits.reshape(-1, vocab).astype(np.float32, copy=False)
+
+
+def relative_l2(logits: NDArray[np.float32], oracle: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Returns the relative L2 error of logits [T, V] at each position [T]."""
+    difference = np.linalg.norm(logits.astype(np.float64) - oracle, axis=-1)
+    errors: NDArray[np.float64] = difference / np.linalg.norm(oracle.astype(np.float64), axis=-1)
+    return errors
+
+
+def here(executable: Path, target: str) -> Machine:
+    """Returns a function that runs a runner on this machine, by emulation where the runner is for another one.
+
+    Args:
+        executable: the runner.
+        target: the ABI that it is for.
+
+    Raises:
+        InfrastructureFailed: no emulator is installed.
+    """
+    emulator = emulator_of(target)
+    if emulator is None:
+        raise InfrastructureFailed(f"logits of {target} need an emulator on this machine (Debian: qemu-user-static)")
+
+    def run(arguments: Sequence[str], model: Path, rows: Path) -> RawRun:
+        paths = {"{model}": str(model), "{rows}": str(rows)}
+        argv = [*emulator, str(executable), *(paths.get(argument, argument) for argument in arguments)]
+        return _run(argv)
+
+    return run
+
+
+def _run(argv: Sequence[str]) -> RawRun:
+    started, begun = time.time(), time.monotonic()
+    try:
+        done = subprocess.run(
+            argv,
+            env=build_environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_DEADLINE_S,
+        )
+    except subprocess.TimeoutExpired:  # subprocess.run has killed it
+        return RawRun(exit_code=-9, stdout="", wall_s=_DEADLINE_S, started_at=started, timed_out=True)
+    return RawRun(
+        exit_code=done.returncode,
+        stdout=done.stdout,
+        stderr_tail=done.stderr[-4096:],
+        wall_s=time.monotonic() - begun,
+        started_at=started,
+    )

@@ -1,0 +1,61 @@
+"""A comparison from end to end: small models in llama.cpp, through this machine's agent, and once more."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from compare_references_tiny import tiny
+
+from nas.compare import published
+from nas.compare.compare import BenchTask, CompareOptions, ModelSelection, compare
+from nas.core import paths
+from nas.core.family import FAMILY, Comparison, Family, Member, read_record, write_record
+from nas.core.layout import Layout
+from nas.core.workload import Workload
+from nas.runtimes.llama_cpp.builds import Build
+
+MEMBER = Layout.parse("d256 v512 ffn=swiglu:512 [C3 A4/2 C3]")
+TASKS = (
+    BenchTask(1024, Workload(prompt=32, gen=8, context=1024), ("peak_rss_mb",), 1),
+    BenchTask(64, Workload(prompt=64, gen=16), ("prefill_tps", "decode_tps", "ttft_ms"), 1),
+)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModelSelection:
+    """Two small reference models, and a family of one small member."""
+    monkeypatch.setenv("NAS_HOME", str(tmp_path))
+    models = {name: tiny(published.REFERENCES[name]) for name in ("Qwen3-0.6B", "PLM-1.8B")}
+    monkeypatch.setattr("nas.compare.published.REFERENCES", models)
+    monkeypatch.setattr("nas.compare.compare.REFERENCES", models)
+    member = Member(
+        size="1M", layout=MEMBER.format(), parameters=MEMBER.params.total, active=MEMBER.params.active,
+        non_embedding=MEMBER.params.non_embedding, decisions=(), tried=(),
+    )  # fmt: skip
+    made = Family(name="demo", made="", seed=0, pattern="", sources=(), decisions=(), members=(member,))
+    write_record(paths.home() / "families" / "demo" / FAMILY, made)
+    return ModelSelection(family="demo")
+
+
+def test_members_and_references_are_measured_once(llama_build: Build, small: ModelSelection) -> None:
+    options = CompareOptions(small, accept_noise=True, workloads=TASKS)
+    told: list[str] = []
+    first, path = compare(options, told.append, told.append)
+    assert [model.name for model in first.models] == ["demo-1M", "Qwen3-0.6B", "PLM-1.8B"]
+    assert [model.architecture for model in first.models] == ["lfm2", "qwen3", "plm"]
+    for model in first.models:
+        assert all(figure.value and figure.value > 0 for figure in model.measured.figures), model
+        assert not model.measured.searched
+    assert [model.member for model in first.models] == [True, False, False]
+    assert {(ratio.model, ratio.other) for ratio in first.ratios} == {
+        ("demo-1M", "Qwen3-0.6B"),
+        ("demo-1M", "PLM-1.8B"),
+    }
+    assert any("PLM-1.8B" in note and "flash attention" in note for note in first.notes)
+    assert "AVX2" in first.conditions["instructions"] or "NEON" in first.conditions["instructions"]
+    assert read_record(path, Comparison) == first
+    assert path.parent.name == "demo"
+    again, _ = compare(options, told.append, told.append)
+    assert json.loads(again.model_dump_json(exclude={"made"})) == json.loads(first.model_dump_json(exclude={"made"}))

@@ -1,0 +1,100 @@
+"""Trainings of a small member through Ray Train, one of them killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from pretrain_lab import pretraining, write_corpus, write_family, write_tokenizer
+from safetensors.torch import load_file
+
+from nas.pretrain.member_training import CHECKPOINT
+
+PROGRAM = """
+import json, sys
+from pathlib import Path
+from pretrain_lab import SETTINGS
+from nas.pretrain.next_token import PretrainingRequest
+from nas.pretrain.member_training import train_member
+
+corpus, tokenizer, workers = sys.argv[1:]
+request = PretrainingRequest(
+    (Path(corpus),), SETTINGS, tokenizer=Path(tokenizer), workers=int(workers), checkpoint_s=0
+)
+record = train_member("tiny", "1M", request, lambda line: print(line, file=sys.stderr), lambda trained, log: None)
+print(record.model_dump_json())
+"""
+DEADLINE_S = 400
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], subprocess.Popen[str]]:
+    """Starts the training in a process of its own, on a number of workers."""
+    for name in ("NAS_HOME", "NAS_CACHE", "NAS_LOCK"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    corpus = write_corpus(tmp_path / "corpus")
+    tokenizer = write_tokenizer(tmp_path / "tokenizer.json", corpus)
+    write_family()
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+
+    def run(workers: int) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", PROGRAM, str(corpus), str(tokenizer), str(workers)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+
+    return run
+
+
+def undisturbed(folder: Path, threads: int) -> dict[str, torch.Tensor]:
+    """The weights of the same training in this process."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    calm = pretraining(folder / "calm", folder / "corpus", folder / "tokenizer.json")
+    calm.run()
+    torch.set_num_threads(before)
+    return calm.model.state_dict()
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    (path,) = (folder / "NAS_HOME").glob("families/tiny/1M/training/*/weights.safetensors")
+    return load_file(path)
+
+
+def test_a_killed_training_ends_with_the_weights_of_one_left_alone(
+    tmp_path: Path, start: Callable[[int], subprocess.Popen[str]]
+) -> None:
+    process = start(1)
+    deadline = time.monotonic() + DEADLINE_S
+    while not (found := list((tmp_path / "NAS_HOME").glob(f"families/tiny/1M/training/*/{CHECKPOINT}"))):
+        assert process.poll() is None, "it ended before it could be killed"
+        assert time.monotonic() < deadline, "no checkpoint appeared"
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    out, _ = start(1).communicate(timeout=DEADLINE_S)
+    record = json.loads(out)
+    starts = [line for line in (found[0].parent / "log.txt").read_text().splitlines() if "from step" in line]
+    assert len(starts) == 2 and "from step 0 " in starts[0] and "from step 0 " not in starts[1]
+    calm, resumed = undisturbed(tmp_path, len(os.sched_getaffinity(0))), weights_of(tmp_path)
+    assert all(torch.equal(resumed[name], tensor) for name, tensor in calm.items())
+    assert record["curve"][-1][1] < record["curve"][0][1] - 1
+    assert record["device"] == "cpu" and record["steps"] == 30
+    assert not found[0].exists(), "a training that has ended needs no checkpoint"
+    again, _ = start(1).communicate(timeout=DEADLINE_S)
+    assert json.loads(again) == record
+
+
+def test_two_workers_train_what_one_does(tmp_path: Path, start: Callable[[int], subprocess.Popen[str]]) -> None:
+    out, _ = start(2).communicate(timeout=DEADLINE_S)
+    assert json.loads(out)["device"] == "2 x cpu"
+    calm, shared = undisturbed(tmp_path, 1), weights_of(tmp_path)
+    for name, tensor in calm.items():
+        assert torch.allclose(shared[name], tensor, atol=2e-3), name

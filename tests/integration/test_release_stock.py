@@ -1,0 +1,222 @@
+"""A member's files in the programs of their users, none of which knows hilnas."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from nas.core.family import MemberFiles
+from nas.core.layout import Layout
+from nas.nn.model import Model
+from nas.pretrain.tokenizer_training import train_tokenizer
+from nas.release.files import write_files
+from nas.release.huggingface import LazyTensors, open_weights
+from nas.release.options import FileOptions
+from nas.runtimes.base import Checkpoint, RandomWeights
+from nas.runtimes.executorch.gate import DISTURBANCES, STEPS, Oracle, compare
+from nas.runtimes.llama_cpp.builds import Build
+from nas.runtimes.runner import Feed
+from nas.testing.planted_faults import checkpoint
+
+VOCAB, TOKENS = 640, 24
+PROMPT = [1, 300, 41, 77, 512, 90, 300, 41]
+LAYOUTS = {
+    "Lfm2ForCausalLM": f"d256 v{VOCAB} ffn=swiglu:512 [C3*2 A4/2 C3]",
+    "Lfm2MoeForCausalLM": f"d256 v{VOCAB} untied ffn=moe:8x2:64 [C3+swiglu:512 A4/2 C3]",
+    "Qwen3ForCausalLM": f"d128 v{VOCAB} ffn=swiglu:352 [A4/2*3]",
+    "LlamaForCausalLM": f"d64 v{VOCAB} ffn=swiglu:160 [A4/2(qk_norm=0)*3]",
+    "HilnasForCausalLM": f"d128 v{VOCAB} ffn=swiglu:160 [C3 M16(groups=2) W4/2@8(sink=1) A4/2+moe:8x2:64]",
+}
+OURS_ONLY = (
+    f"d64 v{VOCAB} ffn=moe:4x2:32 [C4&A2/1 M16+none W4/2@8(sink=1)+swiglu:64 ^0 A4/2(rope_theta=0) A4/2 A4/2(kv=5)]"
+)
+
+LETTERS = (
+    "aeiouxyzAST  '\"\n\r\t0123456789.,;:!?-_<>|()[]{}éüßñ日本語ひらカ한글العἀ😀\u200d\u0301\u00a0\u3000\u0085½²Ⅷ٣"
+)
+WRITTEN = (
+    "",
+    " ",
+    "  don't I'LL he'S  \n\n\n x\t\ty 1234567 日本語テキスト العربية 한국어 déjà-vu 😀👩‍👩‍👧 \r\n a\u00a0b",
+    "<|im_start|>user\nhi<|im_end|>\n<|tool_call_start|>[f(x=1)]<|tool_call_end|>",
+    "<|fim_pre|>a<|fim_suf|>b<|fim_mid|> <|reserved_600|> a'\u017f",
+)
+
+
+def tricky_texts() -> list[str]:
+    rng = random.Random(0)
+    mixed = ["".join(rng.choices(LETTERS, k=rng.randrange(1, 60))) for _ in range(300)]
+    blocks = ["".join(chr(rng.randrange(32, 0x3000)) for _ in range(40)) for _ in range(200)]
+    return [*WRITTEN, *mixed, *blocks]
+
+
+@dataclass(frozen=True)
+class Made:
+    """A member, the weights that all its files hold, and what transformers makes of it."""
+
+    folder: Path
+    layout: Layout
+    record: MemberFiles
+    model: Model
+    logits: NDArray[np.float32]
+    answer: dict[str, Any]
+
+    def gguf(self, quantisation: str) -> Path:
+        return self.folder / "gguf" / f"{self.folder.name}-{quantisation}.gguf"
+
+
+def ask_transformers(folder: Path, scratch: Path) -> tuple[NDArray[np.float32], dict[str, Any]]:
+    chat = {
+        "conversation": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Sum?"},
+            {"role": "tool", "content": "3"},
+        ],
+        "tools": [{"type": "function", "function": {"name": "add"}}],
+        "add_generation_prompt": True,
+    }
+    question = {"ids": [PROMPT, PROMPT[::-1]], "texts": tricky_texts(), "tokens": TOKENS, "chat": chat}
+    alone = {name: os.environ[name] for name in ("PATH", "OMP_NUM_THREADS") if name in os.environ}
+    alone |= {"HF_HOME": str(scratch), "HF_HUB_OFFLINE": "1", "HOME": str(scratch)}
+    script, out = Path(__file__).with_name("stock_transformers.py"), scratch / "logits.npy"
+    argv = [sys.executable, "-P", str(script), str(folder / "transformers"), str(out)]
+    done = subprocess.run(argv, input=json.dumps(question), capture_output=True, text=True, env=alone, cwd=scratch)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return np.load(out), json.loads(done.stdout)
+
+
+def make(layout: Layout, folder: Path, scratch: Path, llama: bool = True) -> Made:
+    trained = checkpoint(layout, scratch / "weights")
+    train_tokenizer([], layout.vocab, scratch / "tokenizer.json", print)
+    gguf = ("f16", "q4_0", "q8_0", "q4_k_m") if llama else ()
+    record = write_files(folder, layout, trained, FileOptions(tokenizer=scratch / "tokenizer.json", gguf=gguf), print)
+    model = Model(layout, seed=None).eval()
+    model.load_state_dict(released(layout, trained))
+    return Made(folder, layout, record, model, *ask_transformers(folder, scratch))
+
+
+def released(layout: Layout, trained: Checkpoint) -> dict[str, torch.Tensor]:
+    """The checkpoint's numbers as files have them: matrices in float16."""
+    with open_weights(layout, trained, torch.float16) as state:
+        tensors = dict(LazyTensors(state))
+    small = ("conv.weight", "router.weight")
+    return {n: t if t.dim() == 1 or n.endswith(small) else t.half().float() for n, t in tensors.items()}
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def made(
+    request: pytest.FixtureRequest, llama_build: Build, patched_build: Build, tmp_path_factory: pytest.TempPathFactory
+) -> Made:
+    scratch = tmp_path_factory.mktemp("member")
+    found = make(Layout.parse(LAYOUTS[request.param]), scratch / "tiny", scratch)
+    assert found.answer["class"] == request.param
+    return found
+
+
+def require_same_as_ours(made: Made) -> None:
+    ids = torch.tensor([PROMPT, PROMPT[::-1]])
+    with torch.no_grad():
+        logits = made.model(ids)
+        for _ in range(TOKENS):
+            ids = torch.cat([ids, made.model(ids)[:, -1:].argmax(-1)], 1)
+    np.testing.assert_allclose(made.logits, logits.numpy(), rtol=0, atol=2e-5)
+    assert made.logits.std() > 0.1, "too flat to tell models apart"
+    assert made.answer["followed"] == made.answer["uncached"] == ids[:, len(PROMPT) :].tolist()
+    assert made.answer["beams_agree"]
+    assert made.answer["dtype"] == "torch.float16"
+    assert made.answer["vocab"] == VOCAB
+
+
+def test_transformers_computes_what_the_layout_means(made: Made) -> None:
+    require_same_as_ours(made)
+
+
+def test_own_code_carries_what_no_runtime_does(tmp_path: Path) -> None:
+    made = make(Layout.parse(OURS_ONLY), tmp_path / "tiny", tmp_path, llama=False)
+    assert made.answer["class"] == "HilnasForCausalLM"
+    require_same_as_ours(made)
+
+
+def test_chats_are_written_in_chatml(made: Made) -> None:
+    assert made.answer["chat"] == (
+        "<|startoftext|><|im_start|>system\nBe brief.\n"
+        'List of tools: <|tool_list_start|>[{"type": "function", "function": {"name": "add"}}]<|tool_list_end|>'
+        "<|im_end|>\n<|im_start|>user\nSum?<|im_end|>\n"
+        "<|im_start|>tool\n<|tool_response_start|>3<|tool_response_end|><|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def ask_llama(build: Build, model: Path, texts: list[str]) -> dict[str, Any]:
+    environment = os.environ | {"LLAMA_CPP_LIB_PATH": str(build.folder)}
+    argv = [sys.executable, str(Path(__file__).with_name("llama_cpp_text.py")), str(model)]
+    question = json.dumps({"texts": texts, "prompt": PROMPT, "tokens": TOKENS})
+    done = subprocess.run(argv, input=question, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def build_for(made: Made, llama_build: Build, patched_build: Build) -> Build:
+    return patched_build if "patched" in made.record.loads["llama.cpp"] else llama_build
+
+
+def test_llama_cpp_reads_text_and_goes_on_as_transformers_does(
+    made: Made, llama_build: Build, patched_build: Build
+) -> None:
+    texts = tricky_texts()
+    answer = ask_llama(build_for(made, llama_build, patched_build), made.gguf("F16"), texts)
+    assert answer["followed"] == made.answer["followed"][0]
+    for text, theirs, ours in zip(texts, answer["ids"], made.answer["ids"], strict=True):
+        assert theirs == ours, text
+    assert answer["back"] == texts
+    assert (answer["bos"], answer["eos"]) == (1, 7) and {2, 7} <= set(answer["end"])
+    template = (made.folder / "transformers" / "chat_template.jinja").read_text()
+    assert answer["template"] == template
+
+
+@pytest.mark.parametrize("quantisation", ["Q4_0", "Q8_0", "Q4_K_M"])
+def test_quantised_files_load(made: Made, llama_build: Build, patched_build: Build, quantisation: str) -> None:
+    answer = ask_llama(build_for(made, llama_build, patched_build), made.gguf(quantisation), ["hello"])
+    assert len(answer["followed"]) == TOKENS
+    if quantisation == "Q8_0":
+        assert answer["followed"][0] == made.answer["followed"][0][0]
+
+
+def test_a_float16_file_of_other_weights_is_not_quantised(llama_build: Build, tmp_path: Path) -> None:
+    layout = Layout.parse(LAYOUTS["Lfm2ForCausalLM"])
+    write_files(tmp_path / "a" / "m", layout, RandomWeights(1), FileOptions(transformers=False, gguf=("f16",)), print)
+    wanted = FileOptions(transformers=False, gguf=("q8_0",))
+    found = [write_files(tmp_path / name / "m", layout, RandomWeights(2), wanted, print) for name in ("a", "b")]
+    assert found[0] == found[1]
+    assert [path.name for path in (tmp_path / "a" / "m" / "gguf").iterdir()] == ["m-Q8_0.gguf"]
+
+
+def test_the_pte_runs_in_stock_executorch(tmp_path: Path) -> None:
+    layout, feed = Layout.parse("d64 v320 ffn=swiglu:64 [C3 A2/1 C3]"), Feed(prompt=40, gen=STEPS, batch=17)
+    trained = checkpoint(layout, tmp_path / "weights")
+    options = FileOptions(gguf=(), transformers=False, pte_context=128)
+    record = write_files(tmp_path / "tiny", layout, trained, options, print)
+    (pte,) = (file for file in record.files if file.kind == "pte")
+    np.save(tmp_path / "ids.npy", feed.ids(layout.vocab))
+    script, model = Path(__file__).with_name("stock_runtime.py"), tmp_path / "tiny" / pte.path
+    sizes = [str(feed.prompt), str(feed.batch)]
+    argv = [sys.executable, str(script), str(model), str(tmp_path / "ids.npy"), *sizes, str(tmp_path / "l.npy")]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    oracle, ids = Oracle(layout, trained), feed.ids(layout.vocab)
+    exact, *disturbed = (
+        every[-STEPS - 1 :] for every in (oracle.exact(ids), *(oracle.disturbed(ids, i) for i in range(DISTURBANCES)))
+    )
+    report = compare(np.load(tmp_path / "l.npy"), exact, disturbed, routed=False)
+    assert report.passed, (report.error, report.limit)

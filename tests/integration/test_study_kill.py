@@ -1,0 +1,39 @@
+"""Processes of a search are killed at random; see `benchmarks/kill_campaign.py` for the long version.
+
+Two by default, six with HILNAS_TEST_ALL. That a study survives a kill at any write to its database is also in
+tests/unit/test_study_orchestrator.py, a killed training in test_proxy_kill.py, a killed agent in test_farm_agent.py.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from study_lab import SPACE, Lab
+
+CAMPAIGN = Path(__file__).parents[2] / "benchmarks" / "kill_campaign.py"
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(6, marks=pytest.mark.exhaustive)])
+def test_killed_processes_lose_nothing_and_repeat_nothing(tmp_path: Path, kills: int) -> None:
+    lab = Lab(tmp_path / "lab", run_s=0.1)
+    quality = SPACE["quality"] | {"corpus": [str(lab.folder / "alphabet.txt")]}
+    options = {
+        "--space": lab.space("killed", quality=quality),
+        "--kills": kills,
+        "--trials": 3,
+        "--seed": 1,
+        "--pause": 2,
+    }
+    arguments = [str(part) for option in options.items() for part in option]
+    ended = subprocess.run(
+        [sys.executable, str(CAMPAIGN), *arguments], env=lab.environment, capture_output=True, text=True, timeout=560
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    report = json.loads(ended.stdout)
+    assert report["problems"] == []
+    assert sum(report["kills"].values()) == kills
+    assert kills < 6 or report["kills"]["launch"] >= 1

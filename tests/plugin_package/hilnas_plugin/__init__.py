@@ -1,0 +1,1 @@
+"""Two block kinds for hilnas."""

@@ -1,0 +1,38 @@
+"""The reference models, made small: the same code with other sizes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from nas.compare.published import REFERENCES, Decoder, ReferenceModel
+
+_SIZES: dict[str, Any] = {
+    "layers": 4, "width": 256, "vocab": 512, "heads": 4, "kv_heads": 2, "head_dim": 64, "ffn": 512, "mamba_heads": 8,
+    "attention_layers": (1, 3), "experts": (6, 2, 128), "latent": (64, 32, 32, 32),
+}  # fmt: skip
+_OF_ARCHITECTURE: dict[str, dict[str, Any]] = {
+    "gemma3": {"layers": 7, "width": 288},  # a whole period of windows, and a width that Q6_K does not divide
+    "plm": {"kv_heads": 4},
+}
+
+
+def tiny(reference: ReferenceModel) -> ReferenceModel:
+    """The same kind of model with a million weights."""
+    shape = reference.shape
+    assert isinstance(shape, Decoder)
+    wanted = _SIZES | _OF_ARCHITECTURE.get(shape.architecture, {})
+    changes = {name: value for name, value in wanted.items() if getattr(shape, name)}
+    if "attention.sliding_window" in shape.extra:
+        changes["extra"] = {**shape.extra, "attention.sliding_window": 64}
+    return replace(reference, shape=replace(shape, **changes))
+
+
+def kinds() -> dict[str, ReferenceModel]:
+    """One reference model of each kind of graph."""
+    found: dict[tuple[str, bool, bool], ReferenceModel] = {}
+    for reference in REFERENCES.values():
+        if isinstance(reference.shape, Decoder):
+            kind = (reference.architecture, bool(reference.shape.experts), "rope.scaling.type" in reference.shape.extra)
+            found.setdefault(kind, reference)
+    return {reference.name: reference for reference in found.values()}

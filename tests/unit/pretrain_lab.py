@@ -1,0 +1,101 @@
+"""A small family to train: text, a tokenizer and a member, and trainings of it in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+
+from nas.core.family import FAMILY, Family, Member, families_folder, write_record
+from nas.core.layout import Layout
+from nas.nn.fit import Log, TrainingState, Worker
+from nas.nn.model import Model
+from nas.pretrain.member_training import MemberToTrain, run_plan, train_plan
+from nas.pretrain.next_token import Pretraining, PretrainingRequest
+from nas.pretrain.recipe import Schedule, Settings, StageConfig
+from nas.pretrain.tokenizer_training import train_tokenizer
+
+LAYOUT = Layout.parse("d64 v320 ffn=swiglu:96 [C3 A4/2 C3+moe:4x2:32]")
+SETTINGS = Settings(
+    tokens=30 * 256,
+    batch_tokens=256,
+    lr=5e-3,
+    stages=(
+        StageConfig(name="short", length=64, share=0.8, schedule=Schedule(warmup=0.1)),
+        StageConfig(name="long", length=128, share=0.2, schedule=Schedule(decay=1.0)),
+    ),
+)
+_WORDS = ("the", "a", "small", "large", "model", "reads", "writes", "one", "two", "tokens", "of", "and", "in", "with")
+
+
+def write_corpus(folder: Path, files: int = 4, size: int = 6000) -> Path:
+    """Made-up sentences, a .py file among the .txt ones."""
+    folder.mkdir(parents=True)
+    for number in range(files):
+        rng = Random(number)
+        text = ""
+        while len(text) < size:
+            text += " ".join(rng.choices(_WORDS, k=rng.randint(3, 9))).capitalize() + ".\n"
+        (folder / f"{number}{'.py' if number == 0 else '.txt'}").write_text(text)
+    return folder
+
+
+def write_tokenizer(path: Path, corpus: Path, size: int = 320) -> Path:
+    """One that the small member's files can hold."""
+    train_tokenizer([corpus], size, path, lambda line: None)
+    return path
+
+
+def write_family(layout: Layout = LAYOUT) -> None:
+    """Family `tiny` with the member `1M`, in the home of this process."""
+    member = Member(
+        size="1M", layout=layout.format(), parameters=layout.params.total, active=layout.params.active,
+        non_embedding=layout.params.non_embedding, decisions=(), tried=(),
+    )  # fmt: skip
+    family = Family(name="tiny", made="2026-01-01", seed=0, pattern="CAC", sources=(), decisions=(), members=(member,))
+    write_record(families_folder() / "tiny" / FAMILY, family)
+
+
+def alone(yield_hook: Callable[[], object] = lambda: None, log: Log = lambda line: None) -> Worker:
+    """The only worker of a training on this CPU."""
+    return Worker(torch.device("cpu"), log, yield_hook)
+
+
+@dataclass
+class Pretrained:
+    """A pre-training of the small member in this process, in a folder that may hold its checkpoint."""
+
+    plan: Pretraining
+    folder: Path
+    model: Model
+
+    def run(self, worker: Worker | None = None, checkpoint_s: float = 60.0) -> TrainingState:
+        """Trains to the end; returns the state."""
+        return train_plan(self.plan, self.model, self.folder, "k" * 64, worker or alone(), checkpoint_s)[0]
+
+    def score(self) -> float:
+        """Returns the bits per byte of all held-out text."""
+        with torch.no_grad():
+            return self.plan.scores(self.model.eval(), alone())["all"]
+
+
+def pretraining(
+    folder: Path, corpus: Path, tokenizer: Path, settings: Settings = SETTINGS, teacher: Path | None = None
+) -> Pretrained:
+    """Plans a pre-training of the small member; nothing is trained yet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    request = PretrainingRequest((corpus,), settings, teacher)
+    plan = request.plan(MemberToTrain(folder, LAYOUT, tokenizer, ()), lambda line: None)
+    return Pretrained(plan, folder, Model(LAYOUT, plan.seed))
+
+
+def run_here(spec: Mapping[str, Any], workers: int, log: Log) -> dict[str, Any]:
+    """`nas.pretrain.member_training.run_workers` without Ray: one worker, in this process."""
+    run_plan(spec, alone(log=log))
+    outcome: dict[str, Any] = json.loads((Path(spec["folder"]) / "outcome.json").read_text())
+    return outcome

@@ -1,0 +1,121 @@
+"""How far two runtimes order layouts alike."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import pytest
+from scipy.stats import kendalltau, spearmanr  # type: ignore[import-untyped]
+from study_support import figure, summary, tiny_space
+
+from nas.analysis.agreement import COMPARED, FEWEST, Agreement, agreements, rank_correlation
+from nas.analysis.record import MeasurementSummary, Record, StudyRecord
+from nas.core.layout import Layout
+from nas.core.measurement import Figure
+from nas.core.scoring import MeasurementKey
+from nas.store.rows import Study, Trial
+
+RUNTIMES = ("left", "right")
+LAYOUT = Layout.parse("d128 v256 ffn=swiglu:320 [C3 A2/1 C3]")
+
+
+def test_one_order_by_hand() -> None:
+    found = rank_correlation([1.0, 2.0, 3.0, 4.0, 5.0], [20.0, 10.0, 40.0, 30.0, 50.0])
+    assert found.spearman is not None and found.kendall is not None
+    assert found.spearman.value == pytest.approx(1 - 6 * 4 / (5 * 24))  # four ranks are one off
+    assert found.kendall.value == pytest.approx((8 - 2) / 10)  # two pairs of ten have changed places
+    assert found.layouts == 5 and found.reason is None
+    z, error = math.atanh(0.8), math.sqrt((1 + 0.8**2 / 2) / 2)
+    assert math.atanh(found.spearman.low) == pytest.approx(z - 1.959964 * error)
+    assert math.atanh(found.kendall.high) == pytest.approx(math.atanh(0.6) + 1.959964 * math.sqrt(0.437))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ([1, 2, 2, 3, 4, 4, 4, 9], [3, 1, 2, 2, 5, 4, 9, 9]),
+        ([5, 5, 5, 5, 5, 1], [1, 2, 3, 4, 5, 6]),
+        ([1, 1, 2, 2, 3, 3], [1, 1, 2, 2, 3, 3]),
+    ],
+)
+def test_ties_are_shared_as_scipy_shares_them(first: list[float], second: list[float]) -> None:
+    found = rank_correlation(first, second)
+    assert found.spearman is not None and found.kendall is not None
+    assert found.spearman.value == pytest.approx(spearmanr(first, second).statistic)
+    assert found.kendall.value == pytest.approx(kendalltau(first, second).statistic)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("n", [FEWEST, 20])
+def test_a_perfect_order_is_not_a_certain_one(n: int, sign: int) -> None:
+    order = [float(i) for i in range(n)]
+    found = rank_correlation(order, [sign * each for each in order])
+    for each in (found.spearman, found.kendall):
+        assert each is not None
+        near, far = (each.high, each.low) if sign > 0 else (each.low, each.high)
+        assert each.value == near == sign
+        assert -1 < far < 1
+    few, many = rank_correlation(order[:5], order[:5]), rank_correlation(order, order)
+    assert few.kendall is not None and many.kendall is not None
+    assert few.kendall.low <= many.kendall.low
+
+
+def test_too_few_layouts_and_equal_ones_have_no_order() -> None:
+    few = rank_correlation([1.0] * (FEWEST - 1), [2.0] * (FEWEST - 1))
+    assert few.spearman is few.kendall is None
+    assert few.reason == f"{FEWEST - 1} layouts; a rank correlation needs {FEWEST}"
+    assert rank_correlation([], []).layouts == 0
+    equal = rank_correlation([1.0] * 6, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    assert equal.spearman is equal.kendall is None
+    assert equal.reason == "all layouts have the same value on one of the two"
+
+
+def measurement(noisy: bool, **figures: Figure) -> MeasurementSummary:
+    return summary({name: figures.get(name, figure(None)) for name in COMPARED}, noisy=noisy)
+
+
+def agreement(*pairs: tuple[float | None, float | None], noisy: int = 0, **more: Any) -> dict[str, Agreement]:
+    """By metric, of layouts with these latencies on the two; of the first `noisy` the right one is noisy."""
+    spread = more.pop("spread", 0.0)
+    records = {}
+    for number, pair in enumerate(pairs):
+        taken = {
+            MeasurementKey("local", runtime, "chat"): measurement(
+                runtime == "right" and number < noisy, latency=figure(value, spread)
+            )
+            for runtime, value in zip(RUNTIMES, pair, strict=True)
+        }
+        records[number] = Record(cast(Trial, None), LAYOUT, taken)
+    records[99] = Record(cast(Trial, None), LAYOUT, {MeasurementKey("local", "left", "chat"): measurement(False)})
+    space = tiny_space(runtimes=[{"name": name, "quantisation": "q4_0"} for name in more.pop("names", RUNTIMES)])
+    record = StudyRecord(cast(Study, None), space, records, None, None)
+    return {each.metric: each for each in agreements(record)}
+
+
+def test_only_what_both_measured_without_noise_counts() -> None:
+    found = agreement((9, 1), (1, 10), (2, 20), (3, 30), (4, 40), (5, 50), (6, None), noisy=1)
+    latency = found["latency"]
+    assert (latency.runtimes, latency.device, latency.workload) == (RUNTIMES, "local", "chat")
+    assert (latency.correlation.layouts, latency.noisy) == (5, 1)
+    assert latency.correlation.kendall is not None and latency.correlation.kendall.value == 1
+    assert found.keys() == set(COMPARED)
+    assert found["peak_rss"].correlation.reason == f"0 layouts; a rank correlation needs {FEWEST}"
+
+
+def test_pairs_count_where_both_can_tell_them_apart() -> None:
+    surely = agreement((1, 10), (2, 20), (4, 5))["latency"]
+    assert (surely.apart, surely.alike) == (3, 1)
+    # 1 and 2 meet on the left when each may be 50 % off, 10 and 20 on the right.
+    vaguely = agreement((1, 10), (2, 20), (4, 2), spread=0.5)["latency"]
+    assert (vaguely.apart, vaguely.alike) == (1, 0)
+
+
+def test_one_runtime_has_nothing_to_agree_with() -> None:
+    assert agreement((1, 1), names=("left",)) == {}
+    assert len(agreements(_three())) == 3 * len(COMPARED)
+
+
+def _three() -> StudyRecord:
+    space = tiny_space(runtimes=[{"name": name, "quantisation": "q4_0"} for name in "abc"])
+    return StudyRecord(cast(Study, None), space, {}, None, None)

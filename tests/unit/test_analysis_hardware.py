@@ -1,0 +1,91 @@
+"""What `nas study hardware` says, on records of made-up devices."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import pytest
+from cli_runner import nas
+from hardware_devices import SPACE, draw, time_ms
+from study_support import figure, summary
+
+from nas.analysis.hardware import FIGURES, ModelError, hardware_report, study_models
+from nas.analysis.record import MeasurementSummary, Record, StudyRecord
+from nas.core.errors import InvalidInput
+from nas.core.layout import Layout
+from nas.core.scoring import MeasurementKey
+from nas.store import studies
+from nas.store.rows import Study, Trial
+from nas.store.store import Store
+
+LAYOUTS = draw(24)
+LAPTOP, BOARD = (MeasurementKey(device, "llama.cpp", "chat") for device in ("laptop", "board"))
+
+
+def measurement(ms: float, noisy: bool = False) -> MeasurementSummary:
+    return summary({name: figure(ms if name == "decode_p50" else None, 0.01) for name in FIGURES}, noisy=noisy)
+
+
+def study(*taken: tuple[MeasurementKey, Sequence[Layout], float], noisy: int = 0) -> StudyRecord:
+    """Places with the layouts measured there and how fast they are; the first `noisy` layouts were so."""
+    records = {number: Record(cast(Trial, None), layout) for number, layout in enumerate(LAYOUTS)}
+    for place, layouts, fast in taken:
+        for number, each in records.items():
+            if each.layout in layouts:
+                each.measurements[place] = measurement(time_ms(each.layout, fast=fast), number < noisy)
+    return StudyRecord(cast(Study, None), SPACE, records, None, None)
+
+
+def decode(models: Sequence[ModelError], device: str) -> ModelError:
+    (found,) = [each for each in models if (each.device, each.metric) == (device, "decode_p50")]
+    return found
+
+
+def test_errors_and_forecasts_of_every_candidate() -> None:
+    found = decode(study_models(study((LAPTOP, LAYOUTS[:20], 1.0), noisy=2)), "laptop")
+    assert (found.measurements, found.start, found.unit) == (18, None, "ms")
+    assert found.mape is not None and found.worst is not None and found.mape < 0.05
+    assert found.correlation is not None and found.correlation.spearman is not None
+    assert found.correlation.spearman.value > 0.9
+    assert [each.trial for each in found.candidates] == list(range(24))
+    assert [each.measured is None for each in found.candidates] == [True] * 2 + [False] * 18 + [True] * 4
+    for each in found.candidates:
+        assert each.low < each.predicted < each.high
+        assert each.predicted == pytest.approx(time_ms(LAYOUTS[each.trial]), rel=0.2)
+    off = [abs(each.predicted / each.measured - 1) for each in found.candidates if each.measured]
+    assert found.mape == pytest.approx(math.fsum(off) / 18) and found.worst == pytest.approx(max(off))
+
+
+def test_a_second_device_starts_from_the_first() -> None:
+    models = study_models(study((LAPTOP, LAYOUTS[:20], 1.0), (BOARD, LAYOUTS[:5], 0.2)))
+    board = decode(models, "board")
+    assert (board.measurements, board.start) == (5, "laptop/llama.cpp")
+    assert board.mape is not None and board.mape < 0.1
+    assert decode(models, "laptop").start is None
+
+
+def test_too_few_measurements_are_said() -> None:
+    found = study_models(study((LAPTOP, LAYOUTS[:3], 1.0)))
+    assert {each.reason for each in found} == {
+        "3 layouts measured; a model needs 8", "0 layouts measured; a model needs 8"
+    }  # fmt: skip
+
+
+def test_nothing_starts_from_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NAS_DB", raising=False)
+    monkeypatch.setenv("NAS_HOME", str(tmp_path))
+    store = Store.open()
+    try:
+        studies.create(store, "first", SPACE.model_dump(mode="json"), seed=0, version="0")
+        with pytest.raises(InvalidInput, match="itself"):
+            hardware_report(store, "first", "first")
+        assert hardware_report(store, "first").models == ()
+    finally:
+        store.close()
+    assert json.loads(nas("study", "hardware", "first", "--json").out) == {"study": "first", "models": []}
+    assert nas("study", "hardware", "first").out.startswith("device\truntime\tfigure\tmeasured")
+    assert nas("study", "hardware", "first", "--from", "first").code == 3

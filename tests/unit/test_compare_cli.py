@@ -1,0 +1,89 @@
+"""The command `nas family compare`, and the page that its record fills."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cli_runner import nas
+from test_compare_tables import GONE, GRANITE, LFM2, MEMBER, record
+
+from benchmarks.family_comparison import fill
+from nas.compare import compare
+from nas.core.errors import InfrastructureFailed, InvalidInput
+from nas.core.family import Comparison
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[compare.CompareOptions]:
+    """What the command asks for; it is answered with a record that was measured before."""
+    seen: list[compare.CompareOptions] = []
+
+    def answer(options: compare.CompareOptions, log: compare.Log, progress: compare.Log) -> tuple[Comparison, Path]:
+        seen.append(options)
+        if options.device == "gone":
+            raise InfrastructureFailed("gone: offline. What was measured is kept: the same command resumes")
+        return record(MEMBER, LFM2, GRANITE, GONE), tmp_path / "comparison-box.json"
+
+    monkeypatch.setattr(compare, "compare", answer)
+    return seen
+
+
+def test_options_are_passed_on(asked: list[compare.CompareOptions]) -> None:
+    outcome = nas(
+        "family", "compare", "--family", "demo", "--class", "350M", "--class", "1B", "--layout", "LFM2-350M",
+        "--reference", "Qwen3-0.6B", "-d", "phone", "-t", "4", "--reps", "5", "--no-flash-attn", "--accept-noise",
+        "--replicate", "2",
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    (options,) = asked
+    assert options.models == compare.ModelSelection("demo", ("Qwen3-0.6B",), ("LFM2-350M",), ("350M", "1B"))
+    assert (options.device, options.threads, options.repetitions, options.replicate) == ("phone", 4, 5, 2)
+    assert (options.flash_attn, options.accept_noise) == (False, True)
+
+
+def test_tables_go_to_stdout_and_explanations_to_stderr(asked: list[compare.CompareOptions]) -> None:
+    outcome = nas("family", "compare", "--family", "demo")
+    assert "LFM2-350M\tGranite-4.0-350M\t2.00 / 2.02 / 1.37" in outcome.out
+    assert "demo-350M (member)\t350M\t300" in outcome.out
+    assert "out_of_memory: too much" in outcome.err
+    assert "why" in outcome.err
+
+
+def test_json_is_the_record(asked: list[compare.CompareOptions]) -> None:
+    outcome = nas("family", "compare", "--family", "demo", "--json")
+    assert Comparison.model_validate(json.loads(outcome.out)) == record(MEMBER, LFM2, GRANITE, GONE)
+
+
+def test_the_plot_is_drawn(asked: list[compare.CompareOptions], tmp_path: Path) -> None:
+    outcome = nas("family", "compare", "--family", "demo", "--plot", str(tmp_path / "speed.svg"))
+    assert outcome.code == 0, outcome.err
+    assert (tmp_path / "speed.svg").stat().st_size > 0
+
+
+def test_an_unknown_plot_format_is_refused_before_anything_is_measured(asked: list[compare.CompareOptions]) -> None:
+    outcome = nas("family", "compare", "--family", "demo", "--plot", "speed.gif")
+    assert (outcome.code, asked) == (3, [])
+    assert "--plot" in outcome.err
+
+
+def test_a_device_that_is_gone_has_the_exit_code_of_a_retry(asked: list[compare.CompareOptions]) -> None:
+    outcome = nas("family", "compare", "--family", "demo", "--device", "gone")
+    assert outcome.code == 4
+    assert "the same command resumes" in outcome.err
+
+
+def test_filling_a_page_twice_gives_the_same_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# Head\n\n<!-- results -->\nold\n<!-- /results -->\n\ntail\n", encoding="utf-8")
+    fill(page, [record(LFM2, GRANITE)])
+    first = page.read_text(encoding="utf-8")
+    assert first.startswith("# Head\n\n<!-- results -->\n\n### demo on box\n")
+    assert first.endswith("<!-- /results -->\n\ntail\n")
+    assert "old" not in first
+    fill(page, [record(LFM2, GRANITE)])
+    assert page.read_text(encoding="utf-8") == first
+    page.write_text("nothing", encoding="utf-8")
+    with pytest.raises(InvalidInput, match="<!-- results -->"):
+        fill(page, [record(LFM2, GRANITE)])

@@ -1,0 +1,157 @@
+"""What trainings ask a cluster for, and what they take along to a host that shares nothing with this one."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nas.compute import worker
+from nas.compute.ray import (
+    ClusterCompute,
+    Node,
+    Request,
+    _connect,
+    checkpoints_of,
+    collect_remote_training,
+    corpus_of,
+    run_remote_training,
+)
+from nas.core.errors import InfrastructureFailed, InvalidInput
+from nas.core.layout import Layout
+from nas.proxy.corpus import MIN_BYTES, packed, refer
+from nas.proxy.job import CHECKPOINT, WEIGHTS, LmRun, TrainJob
+
+SMALL, BIG = Node(cpus=4, gpus=0), Node(cpus=8, gpus=2)
+
+
+def test_trainings_share_the_gpus_that_there_are() -> None:
+    assert Request.of([SMALL, SMALL], None) == Request(0.0)
+    assert Request(0.0).slots([SMALL, BIG]) == 12
+    even = Request.of([SMALL, BIG], None)
+    assert (even, even.fits(SMALL), even.fits(BIG)) == (Request(0.25), 0, 8)
+    assert Request.of([Node(cpus=2, gpus=8)], None) == Request(1.0)
+    third = Request.of([Node(cpus=3, gpus=1)], None)
+    assert third.fits(Node(cpus=3, gpus=1)) == 3
+
+
+def test_what_is_asked_for_counts() -> None:
+    assert Request.of([BIG], 0).slots([BIG, SMALL]) == 12
+    assert Request.of([BIG], 0.5).slots([BIG, SMALL]) == 4
+    assert Request.of([BIG], 2).slots([BIG]) == 1
+    assert Request.of([BIG], 4).slots([BIG]) == 0
+    with pytest.raises(InvalidInput, match="whole number"):
+        Request.of([BIG], 1.5)
+
+
+def test_the_launch_must_run_on_a_node() -> None:
+    with pytest.raises(InvalidInput, match="must be a node"):
+        ClusterCompute("ray://head:10001")
+
+
+def test_a_node_that_is_late_is_the_machines_fault() -> None:
+    """Ray has no class for that."""
+
+    def init(**options: Any) -> None:
+        raise Exception("The current node timed out during startup.")
+
+    with pytest.raises(InfrastructureFailed, match=r"Ray did not start.*timed out"):
+        _connect(SimpleNamespace(init=init), "local")
+
+
+class Host:
+    """A machine with a home and a cache of its own."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.home, self.cache, self._patch = folder / "home", folder / "cache", monkeypatch
+
+    def enter(self) -> None:
+        self._patch.setenv("NAS_HOME", str(self.home))
+        self._patch.setenv("NAS_CACHE", str(self.cache))
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Host, Host]:
+    here, there = Host(tmp_path / "here", monkeypatch), Host(tmp_path / "there", monkeypatch)
+    here.enter()
+    return here, there
+
+
+def spec_of(steps: int, here: Host, folder: Path, resume_from: str | None = None) -> dict[str, Any]:
+    text = folder / "text.txt"
+    text.write_bytes(b"abcdefghijklmnop" * (MIN_BYTES // 16))
+    job = TrainJob(
+        layout=Layout.parse("d32 v256 ffn=swiglu:64 [C3 A2/1]").to_json(),
+        run=LmRun(corpus=refer(["text.txt"], folder), length=16, eval_bytes=256),
+        steps=steps, batch=2, lr=0.01, warmup=0, weight_decay=0, clip=1, ema=0.5, seed=0, resume_from=resume_from,
+    )  # fmt: skip
+    return {
+        "job": job.model_dump(mode="json"),
+        "checkpoints": str(here.home / "work" / "checkpoints"),
+        "lock": str(folder / "lock"),
+    }
+
+
+def elsewhere(spec: dict[str, Any], hosts: tuple[Host, Host]) -> dict[str, Any]:
+    """A training on the other host, brought home."""
+    here, there = hosts
+    wanted = corpus_of(spec)
+    assert wanted is not None
+    brought, text = checkpoints_of(spec), packed(wanted)
+    there.enter()
+    outcome = run_remote_training(spec, brought, text)
+    here.enter()
+    return collect_remote_training(spec, outcome)
+
+
+def test_a_training_elsewhere_is_a_training_at_home(hosts: tuple[Host, Host], tmp_path: Path) -> None:
+    here, there = hosts
+    short = spec_of(4, here, tmp_path)
+    first = TrainJob.model_validate(short["job"]).key
+    long = spec_of(8, here, tmp_path, resume_from=first)
+    (tmp_path / "text.txt").unlink()  # nothing of ours is over there
+    outcomes = [elsewhere(short, hosts), elsewhere(long, hosts)]
+    for spec, outcome in zip((short, long), outcomes, strict=True):
+        weights = Path(outcome["value"]["weights"])
+        assert weights == Path(spec["checkpoints"]) / outcome["value"]["key"] / WEIGHTS
+        assert weights.is_file() and weights.with_name(CHECKPOINT).is_file()
+        assert "files" not in outcome
+    assert not list((there.home / "work" / "elsewhere").iterdir())
+    shutil.rmtree(here.home)
+    at_home = [worker.train(spec) for spec in (short, long)]
+    for one, other in zip(outcomes, at_home, strict=True):
+        for name in ("key", "scores", "curve", "weights_sha256"):
+            assert one["value"][name] == other["value"][name]
+
+
+def test_the_checkpoint_travels(hosts: tuple[Host, Host], tmp_path: Path) -> None:
+    here, _ = hosts
+    short = spec_of(4, here, tmp_path)
+    assert checkpoints_of(short) == {}
+    first = elsewhere(short, hosts)["value"]["key"]
+    long = spec_of(8, here, tmp_path, resume_from=first)
+    assert checkpoints_of(long).keys() == {first}
+
+
+def test_damaged_weights_are_not_taken(hosts: tuple[Host, Host], tmp_path: Path) -> None:
+    here, there = hosts
+    spec = spec_of(2, here, tmp_path)
+    wanted = corpus_of(spec)
+    assert wanted is not None
+    text = packed(wanted)
+    there.enter()
+    outcome = run_remote_training(spec, {}, text)
+    outcome["files"][WEIGHTS] += b"!"
+    here.enter()
+    with pytest.raises(InfrastructureFailed, match="damaged"):
+        collect_remote_training(spec, outcome)
+
+
+def test_a_candidate_s_failure_comes_home_as_it_is(hosts: tuple[Host, Host], tmp_path: Path) -> None:
+    spec = spec_of(30, hosts[0], tmp_path)
+    spec["job"] |= {"lr": 1e30}
+    outcome = elsewhere(spec, hosts)
+    assert outcome["failed"]["reason"] == "diverged"

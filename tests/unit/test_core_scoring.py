@@ -1,0 +1,189 @@
+"""Budgets, objectives, the reference point."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from study_support import CHAT, TINY, figure, tiny_space
+
+from nas.core.errors import InvalidInput
+from nas.core.measurement import Figure
+from nas.core.scoring import (
+    MeasurementKey,
+    QualityValue,
+    axis,
+    check_budgets,
+    measurement_keys,
+    ratio_of_limit,
+    reference_point,
+    require_figures,
+)
+from nas.core.space import SearchSpace
+
+HERE = MeasurementKey("local", "fake", "chat")
+THERE = HERE._replace(device="phone")
+QUALITY = QualityValue(0.9, 0.02, "proxy")
+Taken = Mapping[MeasurementKey, Mapping[str, Figure]]
+
+
+def space(*budgets: dict[str, Any], **changes: Any) -> SearchSpace:
+    return tiny_space(**{"budgets": [{**CHAT, **budget} for budget in budgets]} | changes)
+
+
+def at(place: MeasurementKey = HERE, **figures: float | Figure | None) -> Taken:
+    return {place: {name: each if isinstance(each, Figure) else figure(each) for name, each in figures.items()}}
+
+
+def two_devices(aggregate: str, metric: str = "ttft") -> SearchSpace:
+    objectives = [TINY["objectives"][0], {"name": "speed", "metric": metric, "aggregate": aggregate, **CHAT}]
+    return space(devices=["local", "phone"], objectives=objectives)
+
+
+@pytest.mark.parametrize(
+    ("value", "verdict"), [(7.0, "feasible"), (13.0, "infeasible"), (9.5, "borderline"), (10.5, "borderline")]
+)
+def test_an_absolute_budget_is_judged_by_the_interval(value: float, verdict: str) -> None:
+    each = space({"metric": "ttft", "max": "10ms"})
+    (check,) = check_budgets(each, at(ttft=figure(value, spread=0.1)), {})
+    assert check.verdict == verdict
+    assert check.limit == 10.0
+    assert check.log_excess == pytest.approx(math.log(value / 10))
+    assert not check.decided_by_median
+
+
+@pytest.mark.parametrize(("value", "verdict"), [(9.5, "feasible"), (10.0, "feasible"), (10.5, "infeasible")])
+def test_in_the_end_the_median_decides_and_that_is_marked(value: float, verdict: str) -> None:
+    each = space({"metric": "ttft", "max": "10ms"})
+    (check,) = check_budgets(each, at(ttft=figure(value, spread=0.1)), {}, final=True)
+    assert check.verdict == verdict
+    assert check.decided_by_median
+
+
+def test_a_relative_budget_is_a_multiple_of_the_published_reference_at_the_same_place() -> None:
+    each = space({"metric": "ttft", "max": "1.5x"})
+    published = at(ttft=10.0)
+    assert [check.verdict for check in check_budgets(each, at(ttft=14.0), published)] == ["feasible"]
+    assert [check.verdict for check in check_budgets(each, at(ttft=16.0), published)] == ["infeasible"]
+    assert check_budgets(each, at(ttft=16.0), {}) == []
+    assert ratio_of_limit(each.budgets[0], published, HERE) == pytest.approx(1.5)
+    assert ratio_of_limit(each.budgets[0], {}, HERE) is None
+
+
+@pytest.mark.parametrize(("value", "verdict"), [(120.0, "feasible"), (80.0, "infeasible"), (101.0, "borderline")])
+def test_where_more_is_better_the_limit_is_a_least_value(value: float, verdict: str) -> None:
+    each = space({"metric": "prefill_tps", "min": "100tok/s"})
+    (check,) = check_budgets(each, at(prefill_tps=figure(value, spread=0.05, unit="tok/s")), {})
+    assert check.verdict == verdict
+    assert check.log_excess == pytest.approx(-math.log(value / 100))
+
+
+def test_a_figure_that_could_not_be_read_breaks_no_budget() -> None:
+    each = space({"metric": "decode_rss", "max": "10MB"})
+    (check,) = check_budgets(each, at(decode_rss=None), {}, final=True)
+    assert check.verdict == "unknown"
+    assert check.value is None
+    assert check.log_excess is None
+    assert "unknown" in str(check)
+
+
+def test_a_budget_holds_on_every_device_and_names_it() -> None:
+    each = space({"metric": "ttft", "max": "10ms"}, devices=["local", "phone"])
+    checks = check_budgets(each, {**at(ttft=5.0), **at(THERE, ttft=20.0)}, {})
+    assert {check.name: check.verdict for check in checks} == {
+        "ttft@chat on local/fake": "feasible",
+        "ttft@chat on phone/fake": "infeasible",
+    }
+    assert str(checks[1]) == "ttft@chat on phone/fake: 20 ms, limit 10 ms"
+
+
+def test_a_budget_of_one_device_says_nothing_of_others() -> None:
+    each = space({"metric": "ttft", "max": "10ms", "device": "phone"}, devices=["local", "phone"])
+    assert measurement_keys(each, each.budgets[0]) == [THERE]
+    assert check_budgets(each, at(ttft=20.0), {}) == []
+
+
+def test_an_objective_at_one_place_keeps_its_unit() -> None:
+    each = space()
+    found = axis(each, each.objectives[1], at(latency=figure(20.0, 0.1)), at(latency=10.0), QUALITY)
+    assert found is not None
+    assert found.value == 20.0
+    assert found.coordinate == pytest.approx(math.log(2))
+    assert found.sd > 0
+
+
+def test_quality_is_maximised() -> None:
+    each = space()
+    found = axis(each, each.objectives[0], {}, {}, QUALITY)
+    assert found is not None
+    assert (found.value, found.coordinate, found.sd) == (0.9, -0.9, 0.02)
+
+
+def test_an_objective_is_unknown_while_a_figure_is_missing() -> None:
+    each = two_devices("worst")
+    taken, published = at(ttft=1.0), {**at(ttft=1.0), **at(THERE, ttft=1.0)}
+    assert axis(each, each.objectives[1], taken, published, QUALITY) is None
+    assert axis(each, each.objectives[1], {**taken, **at(THERE, ttft=None)}, published, QUALITY) is None
+
+
+@pytest.mark.parametrize(("aggregate", "ratio"), [("worst", 2.0), ("geomean", math.sqrt(2.0 * 0.5))])
+@pytest.mark.parametrize("metric", ["ttft", "prefill_tps"])
+def test_over_devices_an_objective_is_a_ratio_to_the_reference(aggregate: str, ratio: float, metric: str) -> None:
+    each = two_devices(aggregate, metric)
+    factors = (2.0, 0.5) if metric == "ttft" else (0.5, 2.0)
+    taken = {**at(**{metric: 10.0 * factors[0]}), **at(THERE, **{metric: 50.0 * factors[1]})}
+    published = {**at(**{metric: 10.0}), **at(THERE, **{metric: 50.0})}
+    found = axis(each, each.objectives[1], taken, published, QUALITY)
+    assert found is not None
+    assert found.value == pytest.approx(ratio)
+    assert found.coordinate == pytest.approx(math.log(ratio))
+
+
+def corner(each: SearchSpace, published: Taken, attention: Taken) -> list[float]:
+    return reference_point(each, published, attention, (0.8, 0.05))
+
+
+def test_the_reference_point_takes_budgets() -> None:
+    each = space(
+        {"metric": "ttft", "max": "12ms"}, {"metric": "decode_p50", "max": "2x"}, {"metric": "peak_rss", "max": "1.5x"}
+    )
+    published = at(ttft=10.0, decode_p50=1.0, latency=26.0, peak_rss=40.0)
+    quality, latency, memory = corner(each, published, published)
+    assert quality == pytest.approx(-(0.8 - 3 * 0.05))
+    assert latency == pytest.approx(math.log((12.0 + 16 * 2.0) / 26.0))
+    assert memory == pytest.approx(math.log(1.5))
+
+
+def test_of_several_budgets_the_strictest_counts() -> None:
+    each = space(
+        {"metric": "latency", "max": "3x"}, {"metric": "latency", "max": "2x"}, {"metric": "ttft", "max": "1ms"}
+    )
+    published = at(ttft=10.0, latency=26.0, peak_rss=40.0)
+    assert corner(each, published, published)[1] == pytest.approx(math.log(2))
+
+
+def test_without_a_budget_the_worse_reference_and_a_tenth_counts() -> None:
+    each = space({"metric": "ttft", "max": "12ms"})
+    published, attention = at(latency=26.0, peak_rss=40.0), at(latency=52.0, peak_rss=20.0)
+    _, latency, memory = corner(each, published, attention)
+    assert latency == pytest.approx(math.log(2 * 1.1))
+    assert memory == pytest.approx(math.log(1.1))
+
+
+def test_where_more_is_better_the_corner_lies_below_the_reference() -> None:
+    objectives = [TINY["objectives"][0], {"name": "speed", "metric": "prefill_tps", **CHAT}]
+    free, bound = space(objectives=objectives), space({"metric": "prefill_tps", "min": "0.5x"}, objectives=objectives)
+    published = at(prefill_tps=100.0)
+    assert corner(free, published, at(prefill_tps=80.0))[1] == pytest.approx(math.log(1.1 / 0.8))
+    assert corner(bound, published, published)[1] == pytest.approx(math.log(2))
+
+
+def test_references_need_the_figures_that_the_space_asks_for_and_no_others() -> None:
+    each = space({"metric": "decode_rss", "max": "2x"})
+    taken = at(latency=1.0, peak_rss=1.0, decode_rss=1.0, load=None)
+    require_figures(each, taken, "published reference")
+    for broken in (at(latency=1.0, peak_rss=1.0, decode_rss=None), at(latency=1.0, peak_rss=1.0)):
+        with pytest.raises(InvalidInput, match=r"published reference: no decode_rss at local/fake/chat"):
+            require_figures(each, broken, "published reference")

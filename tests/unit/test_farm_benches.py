@@ -1,0 +1,217 @@
+"""Devices made ready: calibrated, checked, and refused where figures would not compare."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from store_support import StillClock, open_store
+from study_support import DEVICE, ScriptedJobs, raw, sample
+
+from nas.core.device import Cluster
+from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName, Unsupported
+from nas.core.plan import Pair, Plan, RawRun, RoundResult, Runner
+from nas.core.space import MeasurementSettings, RuntimeSpace
+from nas.core.workload import Workload
+from nas.farm.farm import Farm, LocalAgent
+from nas.farm.queue import JobNotifier, LeaseMonitor
+from nas.farm.trust import Admissions, SigningKey
+from nas.measure.calibration import Calibrator, MeasurementTarget, SavedCalibration
+from nas.measure.protocol import total_ms
+from nas.runtimes import RUNTIMES
+from nas.runtimes.base import Artifact
+from nas.store import agents, artifacts, calibrations, devices
+from nas.store.calibrations import ReferenceRun
+from nas.store.rows import Health
+from nas.testing.fake_runtime import FakeRuntime
+
+FAKE = RuntimeSpace(name="fake", quantisation="q4_0")
+CALM, KILLED = raw(sample()), raw(exit_code=-9)
+MS = total_ms(sample())
+
+
+class Lab:
+    def __init__(self, folder: Path) -> None:
+        self.runtime = FakeRuntime(folder / "fake")
+        RUNTIMES.add("fake", self.runtime)
+        self.store = open_store(folder, StillClock())
+        agents.register_local(self.store, "local")
+        devices.register(self.store, "local", [DEVICE], boot_id="boot")
+        self.folder = folder
+        admissions = Admissions(folder, SigningKey.generate(), self.store.clock)
+        monitor = LeaseMonitor(self.store, JobNotifier(), local_only=True)  # looks at nothing until it is entered
+        self.farm = Farm(self.store, cast(LocalAgent, None), monitor, admissions)
+        self.jobs = ScriptedJobs([])
+
+    def target(
+        self,
+        *script: RoundResult,
+        saved: SavedCalibration | None = None,
+        accept_noise: bool = False,
+        device: str = DEVICE.id,
+    ) -> MeasurementTarget:
+        self.jobs = ScriptedJobs(list(script))
+        calibrator = Calibrator(
+            self.farm,
+            self.jobs,
+            MeasurementSettings(max_attempts=1),
+            self.folder / "work",
+            lambda line: None,
+            accept_noise,
+        )
+        return asyncio.run(calibrator.target(device, FAKE, saved))
+
+    def asked(self) -> list[int]:
+        assert all(round_.reference is None for _, _, round_ in self.jobs.asked)
+        return [round_.repetitions for _, _, round_ in self.jobs.asked]
+
+    def build(self) -> str:
+        return self.runtime.runner(DEVICE.target).build
+
+
+def runs(*each: RawRun) -> RoundResult:
+    return RoundResult(pairs=[Pair(reference=None, candidate=run) for run in each])
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    return Lab(tmp_path)
+
+
+def test_a_new_device_is_calibrated_and_then_only_checked(lab: Lab) -> None:
+    assert lab.target(runs(*[CALM] * 10)).reference.calibration_ms == pytest.approx(MS)
+    assert lab.asked() == [10]
+    assert devices.get(lab.store, DEVICE.id).health is Health.GOOD
+    assert lab.target(runs(*[raw(sample(10.2, 1.02))] * 3)).reference.calibration_ms == pytest.approx(MS)
+    assert lab.asked() == [3]
+
+
+def test_what_stands_beside_measurements_is_kept_under_the_calibration(lab: Lab) -> None:
+    place = lab.target(runs(*[CALM] * 10))
+    place.reference.note("job.0", [ReferenceRun(1.01, 40.0, True)])
+    [drift] = calibrations.drift(lab.store, DEVICE.id)
+    assert drift.calibration is not None
+    assert (drift.runtime, drift.points[0].calibration_ms) == ("fake", pytest.approx(MS))
+
+
+def test_a_device_that_changed_is_calibrated_anew(lab: Lab) -> None:
+    lab.target(runs(*[CALM] * 10))
+    slower = raw(sample(20.0, 2.0))
+    assert lab.target(runs(*[slower] * 3), runs(*[slower] * 10)).reference.calibration_ms == pytest.approx(2 * MS)
+
+
+def test_the_runner_and_the_reference_model_can_be_fetched(lab: Lab) -> None:
+    place = lab.target(runs(*[CALM] * 10))
+    sent = [file.travels for file in place.reference.plan.inputs.values()]
+    for file in [*place.runner.files.values(), *sent]:
+        found = lab.farm.find_file(file.sha256)
+        assert found is not None
+        assert found.stat().st_size == file.size
+    assert lab.farm.find_file("0" * 64) is None
+    assert all(artifact.pinned for artifact in artifacts.all(lab.store))
+
+
+def test_one_killed_runner_does_not_spoil_a_calibration(lab: Lab) -> None:
+    place = lab.target(runs(*[CALM] * 4, KILLED), runs(*[CALM] * 6))
+    assert place.reference.calibration_ms == pytest.approx(MS)
+    assert lab.asked() == [10, 6]
+
+
+def test_a_reference_that_does_not_run_is_told(lab: Lab) -> None:
+    with pytest.raises(InfrastructureFailed, match=r"box: the reference model of fake failed: .*killed"):
+        lab.target(runs(KILLED), runs(KILLED))
+
+
+def test_a_noisy_machine_is_not_calibrated_unless_told_so(lab: Lab) -> None:
+    noisy = raw(sample(), foreign_cpu=0.9)
+    with pytest.raises(InfrastructureFailed, match=r"0\.90 of a core.*--accept-noise"):
+        lab.target(*[runs(*[noisy] * 10)] * 2)
+    assert lab.target(runs(*[noisy] * 10), accept_noise=True).reference.calibration_ms == pytest.approx(MS)
+
+
+def test_a_resumed_study_keeps_its_calibration(lab: Lab) -> None:
+    assert lab.target(saved=SavedCalibration(lab.build(), 123.0)).reference.calibration_ms == 123.0
+    assert lab.asked() == []
+
+
+def test_a_bad_device_is_checked_before_a_study_goes_on(lab: Lab) -> None:
+    devices.set_health(lab.store, DEVICE.id, Health.BAD, "three jobs failed")
+    assert lab.target(runs(*[CALM] * 3), saved=SavedCalibration(lab.build(), 123.0)).reference.calibration_ms == 123.0
+    assert devices.get(lab.store, DEVICE.id).health is Health.GOOD
+
+
+def test_a_study_does_not_go_on_with_another_build(lab: Lab) -> None:
+    with pytest.raises(InvalidInput, match=r"began with build aaaaaaaaaaaa of fake.*begin a new study"):
+        lab.target(saved=SavedCalibration("a" * 64, 123.0))
+
+
+def test_a_device_that_nobody_registered_is_refused_with_the_nearest(lab: Lab) -> None:
+    with pytest.raises(UnknownName, match=r"unknown device 'boxx'; did you mean 'box'\?"):
+        lab.target(device="boxx")
+
+
+def test_an_unknown_quantisation_is_refused(lab: Lab) -> None:
+    calibrator: Any = Calibrator(lab.farm, lab.jobs, MeasurementSettings(), lab.folder, lambda line: None)
+    with pytest.raises(UnknownName, match="q4_0"):
+        asyncio.run(calibrator.target(DEVICE.id, RuntimeSpace(name="fake", quantisation="q4_1"), None))
+
+
+def test_a_workload_that_the_runtime_lacks_is_told_before_anything_is_measured(lab: Lab) -> None:
+    class Without(FakeRuntime):
+        def plan(self, artifact: Artifact, runner: Runner, workload: Workload, deadline_s: float) -> Plan:
+            if workload.kv_type != "f16":
+                raise Unsupported(f"no {workload.kv_type} cache")
+            return super().plan(artifact, runner, workload, deadline_s)
+
+    RUNTIMES.add("fake", Without(lab.folder / "fake"))
+    workloads = {"chat": Workload(prompt=16, gen=8), "small": Workload(prompt=16, gen=8, kv_type="q8_0")}
+    calibrator: Any = Calibrator(
+        lab.farm, lab.jobs, MeasurementSettings(), lab.folder / "work", lambda line: None, workloads=workloads
+    )
+    with pytest.raises(Unsupported, match="workloads: workload 'small' on fake: no q8_0 cache"):
+        asyncio.run(calibrator.target(DEVICE.id, FAKE, None))
+    assert lab.asked() == []
+
+
+PHONE = DEVICE.model_copy(
+    update={
+        "cores": 4,
+        "clusters": (Cluster(cpu="Cortex-X1", cores=(3,)), Cluster(cpu="Cortex-A55", cores=(0, 1, 2))),
+    }
+)
+
+
+def prepared(lab: Lab, workload: Workload, *script: RoundResult) -> tuple[MeasurementTarget, list[str]]:
+    said: list[str] = []
+    lab.jobs = ScriptedJobs(list(script))
+    calibrator = Calibrator(
+        lab.farm, lab.jobs, MeasurementSettings(), lab.folder / "work", said.append, workloads={"chat": workload}
+    )  # fmt: skip
+    return asyncio.run(calibrator.target(DEVICE.id, FAKE)), said
+
+
+def test_the_reference_runs_on_the_biggest_cores_too_and_it_is_said(lab: Lab) -> None:
+    devices.register(lab.store, "local", [PHONE], boot_id="boot")
+    bench, said = prepared(lab, Workload(), runs(*[CALM] * 10))
+    assert bench.reference.plan.affinity == (3,)
+    assert {round_.candidate.affinity for _, _, round_ in lab.jobs.asked} == {(3,)}
+    assert said[0] == "box: chat runs on cores 3, its biggest: Cortex-X1"
+
+
+def test_other_cores_are_another_calibration(lab: Lab) -> None:
+    lab.target(runs(*[CALM] * 10))
+    for device in (PHONE, PHONE.model_copy(update={"pinned_to": (0, 1)})):
+        devices.register(lab.store, "local", [device], boot_id="boot")
+        lab.target(runs(*[CALM] * 10))
+        assert lab.asked() == [10]
+        lab.target(runs(*[CALM] * 3))
+        assert lab.asked() == [3]
+
+
+def test_cores_that_are_not_there_are_told_before_anything_is_measured(lab: Lab) -> None:
+    devices.register(lab.store, "local", [PHONE], boot_id="boot")
+    with pytest.raises(InvalidInput, match="workload 'chat': affinity: box has no core 7; it has 0-3"):
+        prepared(lab, Workload(affinity=(7,)))
+    assert lab.asked() == []

@@ -1,0 +1,171 @@
+"""The coordinator's background thread: wakes waiting agents and takes back expired leases."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from store_support import StillClock, add_device, device, key, open_store, put, round_of, take
+
+from nas.farm.agent_api import POLL_S
+from nas.farm.queue import JobNotifier, LeaseMonitor
+from nas.store import agents, devices, jobs
+from nas.store.devices import LIMITS, phase_limit_s
+from nas.store.rows import DeviceState, Health, JobKind, JobState
+from nas.store.store import Store
+
+
+@pytest.fixture
+def clock() -> StillClock:
+    return StillClock()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: StillClock) -> Store:
+    return open_store(tmp_path, clock)
+
+
+def add_remote(store: Store, name: str = "phone", agent: str = "host") -> None:
+    agents.enrol(store, agents.issue_token(store), agent)
+    devices.register(store, agent, [device(name)], boot_id="boot")
+
+
+def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"did not happen within {seconds} s"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("queued_here", [True, False], ids=["here", "by another process"])
+def test_who_waits_is_called_when_there_is_work(store: Store, tmp_path: Path, queued_here: bool) -> None:
+    for name in ("box", "phone"):
+        add_device(store, name, agent=f"of-{name}")
+
+    async def wait() -> list[bool]:
+        notifier = JobNotifier()
+        with (
+            LeaseMonitor(store, notifier, local_only=True),
+            notifier.waiting("box", "a") as box,
+            notifier.waiting("phone", "b") as phone,
+        ):
+            jobs.enqueue(store if queued_here else open_store(tmp_path), key(1), round_of(), device="box")
+            if queued_here:
+                notifier.notify()
+            await asyncio.wait_for(box.woken.wait(), 60)
+            return [box.woken.is_set(), phone.woken.is_set()]
+
+    assert asyncio.run(wait()) == [True, False]
+
+
+@pytest.mark.sql
+def test_work_is_what_a_claim_would_find(store: Store, clock: StillClock) -> None:
+    for name in ("box", "bad", "off", "later", "checked"):
+        add_device(store, name, agent=f"of-{name}")
+        kind = JobKind.CHECK if name == "checked" else JobKind.MEASURE
+        not_before = clock.time + 60 if name == "later" else 0.0
+        jobs.enqueue(store, key(name), round_of(), device=name, kind=kind, not_before=not_before)
+    for name in ("bad", "checked"):
+        devices.set_health(store, name, Health.BAD, "it failed")
+    devices.set_state(store, "off", DeviceState.DRAINING)
+    names = ("box", "bad", "off", "later", "checked")
+    assert jobs.with_work(store, names) == {"box", "checked"}
+    clock.time += 60
+    found = {name for name in names if jobs.with_work(store, [name])}
+    assert found == {"box", "later", "checked"}
+    assert found == {row.id for row in devices.all(store) if jobs.claim(store, row.id, row.agent)}
+    assert jobs.with_work(store, names) == set()
+
+
+def test_nobody_waits_any_more_once_the_bell_is_closed() -> None:
+    async def wait() -> bool:
+        notifier = JobNotifier()
+        with notifier.waiting("box", "a") as before:
+            notifier.close()
+            await asyncio.wait_for(before.woken.wait(), 60)
+        with notifier.waiting("box", "a") as after:
+            return after.woken.is_set()
+
+    assert asyncio.run(wait())
+
+
+def test_leases_that_ran_out_are_taken_back(store: Store, clock: StillClock) -> None:
+    add_device(store)
+    add_remote(store)
+    put(store, "a", device="box")
+    put(store, "b", device="phone")
+    held = {"box": take(store, "box"), "phone": take(store, "phone", "host")}
+    clock.time += jobs.LEASE_S + 1
+
+    def states() -> dict[str, JobState]:
+        rows = {name: jobs.get(store, job.id) for name, job in held.items()}
+        return {name: row.state for name, row in rows.items() if row}
+
+    with LeaseMonitor(store, JobNotifier(), local_only=True):
+        until(lambda: states()["box"] is JobState.QUEUED)
+    assert states()["phone"] is JobState.LEASED  # its coordinator may be another process
+    with LeaseMonitor(store, JobNotifier(), local_only=False):
+        until(lambda: states()["phone"] is JobState.QUEUED)
+
+
+def test_a_renewal_that_comes_too_late_changes_nothing(store: Store, clock: StillClock) -> None:
+    add_device(store)
+    put(store, "a")
+    old = take(store)
+    new = take(store)
+    clock.time += 5
+    assert not jobs.renew(store, old.id, "box", "local", old.epoch or 0)
+    assert jobs.get(store, new.id) == new
+    jobs.cancel(store, [new.id])
+    assert not jobs.renew(store, new.id, "box", "local", new.epoch or 0)
+    row = jobs.get(store, new.id)
+    assert row is not None
+    assert row.state is JobState.CANCELLED
+
+
+def test_a_lease_goes_on_until_its_phase_is_over(store: Store, clock: StillClock) -> None:
+    add_device(store)
+    put(store, "a")
+    job = take(store)
+    epoch = job.epoch or 0
+    assert jobs.renew(store, job.id, "box", "local", epoch, phase="running")
+    row = jobs.get(store, job.id)
+    assert row is not None
+    assert row.lease_until == devices.get(store, "box").lease_until == clock.time + jobs.LEASE_S
+    assert not jobs.renew(store, job.id, "box", "local", epoch - 1, phase="running")
+    assert not jobs.renew(store, "none.0", "box", "local", epoch, phase="running")
+    clock.time += phase_limit_s("running", job.payload)
+    assert not jobs.renew(store, job.id, "box", "local", epoch, phase="running"), "it runs for too long"
+    assert [held.id for held in jobs.held(store, "local")] == [job.id]
+    assert jobs.held(store, "other") == []
+
+
+def test_a_device_that_was_away_for_long_is_to_be_checked(store: Store, clock: StillClock) -> None:
+    add_device(store)
+    devices.set_health(store, "box", Health.GOOD)
+    clock.time += LIMITS[DeviceState.OFFLINE].seconds + 1
+    assert jobs.claim(store, "box", "local") is None
+    assert devices.get(store, "box").health is Health.UNKNOWN
+
+
+def test_an_idle_device_that_polls_is_seen_well_before_it_counts_as_offline(store: Store, clock: StillClock) -> None:
+    add_device(store)
+    for _ in range(6):
+        clock.time += POLL_S
+        assert jobs.claim(store, "box", "local") is None
+        assert clock.time - devices.get(store, "box").last_seen <= LIMITS[DeviceState.IDLE].seconds / 2
+        assert clock.time - agents.all(store)[0].last_seen <= LIMITS[DeviceState.IDLE].seconds / 2
+
+
+def test_an_offline_device_is_brought_back_by_a_heartbeat(store: Store, clock: StillClock) -> None:
+    add_device(store)
+    put(store, "a")
+    job = take(store)
+    devices.register(store, "local", [], boot_id="boot")
+    clock.time += 10
+    assert jobs.renew(store, job.id, "box", "local", job.epoch or 0)
+    row = devices.get(store, "box")
+    assert (row.state, row.last_seen) == (DeviceState.LEASED, clock.time)

@@ -1,0 +1,202 @@
+"""Record and files at the end of a training, also after a kill."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_runner import nas
+from pretrain_lab import LAYOUT, SETTINGS, run_here, write_corpus, write_family, write_tokenizer
+
+from nas.core.errors import InvalidInput
+from nas.core.family import FILES, TRAINING, MemberFiles, MemberTraining, read_record, write_record
+from nas.pretrain import member_training
+from nas.pretrain.member_training import CHECKPOINT, START, WEIGHTS, Trained, train_member, write_files_of
+from nas.pretrain.next_token import PretrainingRequest
+from nas.release.files import MemberFilesWriter
+from nas.release.options import FileOptions
+from nas.views.family import member_folder, read_family
+
+NO_GGUF = FileOptions(gguf=())
+
+
+class _KilledError(Exception):
+    pass
+
+
+def never(*_: object) -> Any:
+    raise AssertionError("it was trained again")
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NAS_HOME", "NAS_CACHE", "NAS_LOCK"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setattr(member_training, "run_workers", run_here)
+    write_corpus(tmp_path / "corpus")
+    write_tokenizer(tmp_path / "tokenizer.json", tmp_path / "corpus")
+    write_family()
+
+
+@pytest.fixture
+def member() -> Path:
+    return member_folder("tiny", "1M")
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Callable[..., MemberTraining]:
+    def run(files: FileOptions = NO_GGUF, write: Any = write_files_of, **changes: object) -> MemberTraining:
+        settings = SETTINGS.model_copy(update={"tokens": 4 * 256, **changes})
+        request = PretrainingRequest(
+            (tmp_path / "corpus",), settings, tokenizer=tmp_path / "tokenizer.json", workers=1, files=files
+        )
+        return train_member("tiny", "1M", request, lambda line: None, write)
+
+    return run
+
+
+def written(member: Path) -> MemberFiles:
+    """What files.json lists, all of which is there."""
+    record = read_record(member / FILES, MemberFiles)
+    assert record is not None
+    assert all((member / file.path).is_file() for file in record.files)
+    return record
+
+
+def test_a_trained_member_has_its_files(tmp_path: Path, member: Path, train: Callable[..., MemberTraining]) -> None:
+    record = train()
+    assert written(member).weights == f"checkpoint:{record.checkpoint}"
+    tokenizer = (tmp_path / "tokenizer.json").read_bytes()
+    assert (member / "transformers" / "tokenizer.json").read_bytes() == tokenizer
+
+
+@pytest.mark.parametrize("size", [300, 321])
+def test_a_tokenizer_that_files_cannot_hold_is_refused_before_the_training(
+    tmp_path: Path, train: Callable[..., MemberTraining], monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(member_training, "run_workers", never)
+    write_tokenizer(tmp_path / "tokenizer.json", tmp_path / "corpus", size)
+    with pytest.raises(InvalidInput, match=f"{size} tokens, but the layout's vocabulary is v320"):
+        train()
+
+
+def test_a_tokenizer_that_llama_cpp_would_split_otherwise_is_refused_before_the_training(
+    tmp_path: Path, train: Callable[..., MemberTraining], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(member_training, "run_workers", never)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(path.read_text("utf-8").replace('"ignore_merges":true', '"ignore_merges":false'), "utf-8")
+    with pytest.raises(InvalidInput, match="ignore_merges is off"):
+        train()
+
+
+def test_a_tokenizer_that_was_changed_meanwhile_is_refused(
+    tmp_path: Path, member: Path, train: Callable[..., MemberTraining], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = tmp_path / "tokenizer.json"
+    content = tokenizer.read_bytes()
+
+    def change(*arguments: Any) -> dict[str, Any]:
+        found = run_here(*arguments)
+        tokenizer.write_bytes(content + b"\n")
+        return found
+
+    monkeypatch.setattr(member_training, "run_workers", change)
+    with pytest.raises(InvalidInput, match="was changed during the training: put back the file of SHA-256"):
+        train()
+    assert not (member / TRAINING).exists() and not (member / FILES).exists()
+    monkeypatch.setattr(member_training, "run_workers", run_here)
+    tokenizer.write_bytes(content)
+    record = train()
+    assert written(member).weights == f"checkpoint:{record.checkpoint}"
+
+
+def test_files_that_are_asked_for_later_are_written_without_a_training(
+    member: Path, train: Callable[..., MemberTraining], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = train(FileOptions(transformers=False, gguf=()))
+    assert [file.path for file in written(member).files] == ["README.md"]
+    monkeypatch.setattr(member_training, "run_workers", never)
+    assert train() == record
+    assert "transformers/model.safetensors" in {file.path for file in written(member).files}
+
+
+@pytest.mark.parametrize("files_are_there", [False, True])
+def test_a_training_that_is_killed_before_its_files_has_ended(
+    member: Path, train: Callable[..., MemberTraining], monkeypatch: pytest.MonkeyPatch, files_are_there: bool
+) -> None:
+    def killed(trained: Trained, log: Callable[[str], None]) -> None:
+        if files_are_there:
+            write_files_of(trained, log)
+        raise _KilledError
+
+    with pytest.raises(_KilledError):
+        train(write=killed)
+    monkeypatch.setattr(member_training, "run_workers", never)
+    record = train()
+    assert written(member).weights == f"checkpoint:{record.checkpoint}"
+
+
+def test_files_are_those_of_the_training_on_record(member: Path, train: Callable[..., MemberTraining]) -> None:
+    def killed(trained: Trained, log: Callable[[str], None]) -> None:
+        write_files_of(trained, log)
+        raise _KilledError
+
+    first = train(lr=5e-3)
+    with pytest.raises(_KilledError):
+        train(lr=1e-3, write=killed)
+    second = read_record(member / TRAINING, MemberTraining)
+    assert second is not None and second.checkpoint != first.checkpoint
+    assert written(member).weights == f"checkpoint:{second.checkpoint}"
+    assert train(lr=5e-3).checkpoint == first.checkpoint
+    assert written(member).weights == f"checkpoint:{first.checkpoint}"
+
+
+def test_weights_that_are_gone_are_reported(member: Path, train: Callable[..., MemberTraining]) -> None:
+    record = train()
+    (member / "training" / record.config["key"][:12] / WEIGHTS).unlink()
+    with pytest.raises(InvalidInput, match=r"is not what the training wrote: put it back, or remove .*json"):
+        train()
+
+
+def test_nothing_is_left_of_killed_writes_and_of_what_a_training_needed(
+    member: Path, train: Callable[..., MemberTraining]
+) -> None:
+    own = member / "training" / train().config["key"][:12]
+    (member / TRAINING).unlink()
+    for name in (f".{CHECKPOINT}.k1ll3d", f".{WEIGHTS}.k1ll3d", START):
+        (own / name).write_bytes(b"half")
+    train()
+    assert {path.name for path in own.iterdir()} == {WEIGHTS, "outcome.json"}
+
+
+def test_a_build_leaves_the_files_of_a_trained_member(member: Path, train: Callable[..., MemberTraining]) -> None:
+    train()
+    before = written(member)
+    said: list[str] = []
+    family = read_family("tiny")
+    MemberFilesWriter(NO_GGUF).write(member, family, family.members[0], said.append)
+    assert said == ["1M: it was trained; its files stay as they are"]
+    assert written(member) == before
+
+
+def test_train_keeps_what_build_was_told(tmp_path: Path, member: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[PretrainingRequest] = []
+
+    def note(family: str, size: str, request: PretrainingRequest, log: object) -> MemberTraining:
+        asked.append(request)
+        raise InvalidInput("enough")
+
+    monkeypatch.setattr(member_training, "train_member", note)
+    record = MemberFiles(layout=str(LAYOUT), weights="random:0", loads={}, files=(), context=4096, pte_context=128)
+    command = ("family", "train", "tiny", "--size", "1M", "--corpus", str(tmp_path / "corpus"))
+    for more in ((), ("--pte",)):
+        assert "enough" in nas(*command, *more).err
+    write_record(member / FILES, record)
+    for more in ((), ("--no-pte", "--context", "64"), ("--pte-context", "256")):
+        assert "enough" in nas(*command, *more).err
+    assert [(request.files.context, request.files.pte_context) for request in asked] == [
+        (32768, None), (32768, 2048), (4096, 128), (64, None), (4096, 256),
+    ]  # fmt: skip

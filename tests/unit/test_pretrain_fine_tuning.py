@@ -1,0 +1,133 @@
+"""A further kind of training, here a toy fine-tuning on answers, is one request and one plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+from pretrain_lab import LAYOUT, SETTINGS, run_here, write_corpus, write_family, write_tokenizer
+from torch import Tensor, nn
+
+from nas.core.canonical import content_hash
+from nas.core.errors import InvalidInput
+from nas.core.family import FILES, TRAINING, MemberFiles, MemberTraining, read_record
+from nas.core.task import IGNORE
+from nas.nn.fit import Log, Optimiser, Stage, Worker
+from nas.pretrain import member_training
+from nas.pretrain.data import Vocabulary
+from nas.pretrain.member_training import MemberToTrain, TrainingPlan, TrainingRequest, train_member
+from nas.pretrain.next_token import PretrainingRequest
+from nas.release.files import sha256_of
+from nas.release.options import FileOptions
+from nas.views.family import member_folder
+
+ANSWERS = (("one and", " two"), ("a small", " model"))
+
+
+@dataclass(frozen=True)
+class FineTuningRequest(TrainingRequest):
+    kind: ClassVar[str] = "fine-tune"
+
+    answers: tuple[tuple[str, str], ...] = ANSWERS
+    steps: int = 8
+
+    def plan(self, member: MemberToTrain, log: Log) -> FineTuning:
+        return FineTuning(
+            layout=member.layout.to_json(), seed=0, tokenizer=member.tokenizer,
+            tokenizer_sha256=sha256_of(member.tokenizer), answers=self.answers, steps=self.steps,
+            weights=member.weights(), weights_sha256=member.before[-1].checkpoint,
+        )  # fmt: skip
+
+
+class FineTuning(TrainingPlan):
+    answers: tuple[tuple[str, str], ...]
+    steps: int
+    weights: Path
+    weights_sha256: str
+
+    def key_inputs(self) -> dict[str, Any]:
+        return {"answers": content_hash(self.answers), "steps": self.steps, "start": self.weights_sha256}
+
+    def config(self) -> dict[str, Any]:
+        return {"answers": len(self.answers), "steps": self.steps}
+
+    @property
+    def most_workers(self) -> int:
+        return len(self.answers)
+
+    def start(self, own: Path, log: Log) -> tuple[Path | None, str]:
+        return self.weights, f"checkpoint:{self.weights_sha256}"
+
+    def optimiser(self) -> Optimiser:
+        return Optimiser(weight_decay=0.0, clip=1.0, balance_rate=0.0)
+
+    def stages(self, worker: Worker) -> list[Stage]:
+        passes = self._passes()
+        counted = sum(int((labels != IGNORE).sum()) for _, labels in passes)
+
+        def loss(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
+            logits = model(inputs).flatten(0, 1)
+            return F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORE, reduction="sum") / counted
+
+        return [Stage("answers", self.steps, counted, lambda step: passes, loss, lambda step: 5e-3)]
+
+    def scores(self, model: nn.Module, worker: Worker) -> dict[str, float]:
+        right = [
+            bool((model(inputs).argmax(-1) == labels)[labels != IGNORE].all()) for inputs, labels in self._passes()
+        ]
+        return {"exact answers": sum(right) / len(right)}
+
+    def _passes(self) -> list[tuple[Tensor, Tensor]]:
+        vocabulary = Vocabulary(self.tokenizer, LAYOUT.vocab)
+        found = []
+        for question, answer in self.answers:
+            asked, answered = vocabulary.encode(question).tolist(), vocabulary.encode(answer).tolist()
+            ids = [vocabulary.start, *asked, *answered, vocabulary.end]
+            labels = [IGNORE] * len(asked) + [*answered, vocabulary.end]
+            found.append((torch.tensor([ids[:-1]]), torch.tensor([labels])))
+        return found
+
+
+@pytest.fixture
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[TrainingRequest], MemberTraining]:
+    for name in ("NAS_HOME", "NAS_CACHE", "NAS_LOCK"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setattr(member_training, "run_workers", run_here)
+    write_corpus(tmp_path / "corpus")
+    write_tokenizer(tmp_path / "tokenizer.json", tmp_path / "corpus")
+    write_family()
+    return lambda request: train_member("tiny", "1M", request, lambda line: None)
+
+
+def never(*_: object) -> Any:
+    raise AssertionError("it was trained again")
+
+
+def test_trainings_of_two_kinds_are_a_chain(
+    tmp_path: Path, train: Callable[[TrainingRequest], MemberTraining], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, files = tmp_path / "tokenizer.json", FileOptions(gguf=())
+    short = SETTINGS.model_copy(update={"tokens": 4 * 256})
+    pretrain = PretrainingRequest((tmp_path / "corpus",), short, tokenizer=tokenizer, workers=1, files=files)
+    tune = FineTuningRequest(tokenizer=tokenizer, workers=1, files=files, checkpoint_s=0.0)
+    member = member_folder("tiny", "1M")
+    with pytest.raises(InvalidInput, match="1M has not been trained yet"):
+        train(tune)
+    first = train(pretrain)
+    assert '"before"' not in (member / TRAINING).read_text() and '"kind"' not in (member / TRAINING).read_text()
+    tuned = train(tune)
+    assert [each.kind for each in tuned.history] == ["pretrain", "fine-tune"]
+    assert tuned.before == (first,) and tuned.start == f"checkpoint:{first.checkpoint}"
+    assert tuned.curve[-1][1] < tuned.curve[0][1] and set(tuned.held_out) == {"exact answers"}
+    record = read_record(member / FILES, MemberFiles)
+    assert record is not None and record.weights == f"checkpoint:{tuned.checkpoint}"
+    more = train(FineTuningRequest(tokenizer=tokenizer, workers=1, files=files, steps=9))
+    assert more.before == (first,), "another fine-tuning replaces the first one"
+    monkeypatch.setattr(member_training, "run_workers", never)
+    assert train(FineTuningRequest(tokenizer=tokenizer, workers=1, files=files, steps=9)) == more
+    assert train(pretrain) == first == read_record(member / TRAINING, MemberTraining)

@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from pretrain_lab import write_corpus, write_tokenizer
+from tokenizers import Tokenizer, normalizers
+
+from nas.core.errors import InvalidInput, UnknownName
+from nas.pretrain.data import MIN_HELD_OUT, Tokens, Vocabulary, cut_for_fim, read_sources, tokenise
+from nas.pretrain.next_token import Packed, bits_per_byte, held_out_windows
+from nas.pretrain.recipe import Fim
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    return write_corpus(tmp_path / "corpus")
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path, corpus: Path) -> Path:
+    return write_tokenizer(tmp_path / "tokenizer.json", corpus)
+
+
+def numbered(count: int, name: str = "numbers", first: int = 0) -> Tokens:
+    ids = np.arange(first, first + count, dtype=np.uint16)
+    return Tokens(name, name, ids, ids, count)
+
+
+def test_an_epoch_takes_every_window_once() -> None:
+    packed = Packed("s", [numbered(500), numbered(501, first=500)], length=100, sequences=2, seed=0)
+    starts = []
+    for step in range(packed.windows // 2):
+        inputs, labels = packed.batch(step)
+        assert torch.equal(inputs[:, 1:], labels[:, :-1])
+        assert torch.equal(inputs + 1, labels)  # windows cross the end of a source
+        starts += inputs[:, 0].tolist()
+    assert len(starts) == 10
+    assert sorted(starts) == list(range(min(starts), min(starts) + 1000, 100))
+    again = Packed("s", [numbered(500), numbered(501, first=500)], length=100, sequences=2, seed=0)
+    assert torch.equal(again.batch(7)[0], packed.batch(7)[0])  # of the second epoch, without the steps before
+    assert [packed.batch(step)[0][0, 0].item() for step in range(5, 10)] != starts[::2]
+
+
+def test_workers_share_a_step() -> None:
+    packed = Packed("s", [numbered(1001)], length=10, sequences=5, seed=3)
+    whole = packed.batch(4)[0]
+    parts = [packed.batch(4, rank, 2)[0] for rank in (0, 1)]
+    assert torch.equal(parts[0], whole[::2]) and torch.equal(parts[1], whole[1::2])
+
+
+def test_a_corpus_smaller_than_a_sequence_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"numbers: 100 tokens.*sequence of stage 'long' takes 101"):
+        Packed("long", [numbered(100)], length=100, sequences=1, seed=0)
+
+
+def test_held_out_windows_label_every_token_once() -> None:
+    labels = [label for _, each in held_out_windows(np.arange(25, dtype=np.uint16), 10) for label in each[0].tolist()]
+    assert labels == list(range(1, 25))
+
+
+def test_the_end_of_a_source_is_held_out_whatever_its_files_are_called(corpus: Path, tmp_path: Path) -> None:
+    (source,) = read_sources([corpus], 0.1)
+    size = sum(file.stat().st_size for file in corpus.iterdir())
+    held_out = sum(len(document.held_out.encode()) for document in source.documents)
+    assert abs(held_out - 0.1 * size) <= 1
+    for document in source.documents:
+        assert document.train + document.held_out == document.path.read_text()
+    other = tmp_path / "other"
+    other.mkdir()
+    for file in corpus.iterdir():
+        (other / f"z{file.name}").write_bytes(file.read_bytes())
+    (other / "copy").write_bytes((corpus / "1.txt").read_bytes())
+    assert read_sources([other], 0.1)[0].hash == source.hash
+
+
+def test_what_one_source_holds_out_no_other_trains_on(corpus: Path) -> None:
+    whole, part = read_sources([corpus, corpus / "1.txt"], 0.3)
+    cuts = {document.sha256: document.kept for document in whole.documents}
+    assert all(document.kept == cuts[document.sha256] for document in part.documents)
+
+
+def test_characters_are_not_cut(tmp_path: Path) -> None:
+    (tmp_path / "t").write_text("ü€" * 1000)
+    (source,) = read_sources([tmp_path / "t"], 0.0777)
+    assert source.documents[0].train + source.documents[0].held_out == "ü€" * 1000
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"\xff\xfe\x00", "not UTF-8 text"), (b" \n", "is empty"), (None, "no such file or folder")],
+)
+def test_text_that_cannot_be_used_is_named(tmp_path: Path, content: bytes | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "t").write_bytes(content)
+    with pytest.raises(InvalidInput, match=message):
+        read_sources([tmp_path / "t"], 0.1)
+
+
+def test_tokens_are_the_documents_with_marks_and_are_kept(corpus: Path, tokenizer: Path) -> None:
+    (source,) = read_sources([corpus], 0.1)
+    vocabulary = Vocabulary(tokenizer, 320)
+    tokens = tokenise(source, vocabulary, None, 0, 1 << 20)
+    assert tokens.train.dtype == np.uint16
+    assert tokens.held_out_bytes == sum(len(document.held_out.encode()) for document in source.documents)
+    back = Tokenizer.from_file(str(tokenizer)).decode(tokens.train.tolist(), skip_special_tokens=False)
+    trained = [f"<|startoftext|>{document.train}<|endoftext|>" for document in source.documents if document.kept]
+    assert back == "".join(trained)
+    again = tokenise(source, vocabulary, None, 0, 1 << 20)
+    assert np.array_equal(again.train, tokens.train)
+    assert len(tokenise(source, vocabulary, None, 0, 1100).held_out) < len(tokens.held_out)
+
+
+def test_code_is_cut_for_the_middle_and_nothing_is_lost(corpus: Path, tokenizer: Path) -> None:
+    (source,) = read_sources([corpus], 0.05)
+    vocabulary = Vocabulary(tokenizer, 320, fim=True)
+    plain = tokenise(source, vocabulary, None, 0, 1 << 20)
+    filled = tokenise(source, vocabulary, Fim(share=1.0, suffixes=(".py",)), 0, 1 << 20)
+    marks = [int(Tokenizer.from_file(str(tokenizer)).token_to_id(f"<|fim_{each}|>")) for each in ("pre", "suf", "mid")]
+    assert [int((filled.train == mark).sum()) for mark in marks] == [1, 1, 1]  # one .py file
+    assert not np.isin(plain.train, marks).any() and not np.isin(filled.held_out, marks).any()
+    parts = cut_for_fim("abcdefgh", np.random.default_rng(0))
+    assert parts.prefix + parts.middle + parts.suffix == "abcdefgh"
+
+
+def test_text_that_spells_a_mark_stays_text(tokenizer: Path) -> None:
+    vocabulary = Vocabulary(tokenizer, 320)
+    assert not np.isin(vocabulary.encode("a <|endoftext|> b"), [vocabulary.start, vocabulary.end]).any()
+
+
+def test_a_tokenizer_that_does_not_match_is_refused(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"has 320 tokens, but the member's vocabulary is 256"):
+        Vocabulary(tokenizer, 256)
+    with pytest.raises(InvalidInput, match=r"no tokenizer\.json"):
+        Vocabulary(corpus / "1.txt", 320)
+    marked = tmp_path / "marked.json"
+    marked.write_text(tokenizer.read_text().replace("<|endoftext|>", "<|end_of_text|>"))
+    with pytest.raises(UnknownName, match=r"endoftext.*did you mean '<\|end_of_text\|>'"):
+        Vocabulary(marked, 320)
+    lossy = Tokenizer.from_file(str(tokenizer))
+    lossy.normalizer = normalizers.Lowercase()
+    lossy.save(str(tmp_path / "lossy.json"))
+    (source,) = read_sources([corpus], 0.1)
+    with pytest.raises(InvalidInput, match="loses text"):
+        tokenise(source, Vocabulary(tmp_path / "lossy.json", 320), None, 0, 1 << 20)
+
+
+def test_a_held_out_part_of_a_few_bytes_is_refused(tmp_path: Path, tokenizer: Path) -> None:
+    (tmp_path / "t").write_text("short " * 100)
+    (source,) = read_sources([tmp_path / "t"], 0.05)
+    with pytest.raises(InvalidInput, match="30 bytes would be held out; at least 1,024"):
+        tokenise(source, Vocabulary(tokenizer, 320), None, 0, 1 << 20)
+
+
+def test_a_path_within_another_has_its_share_held_out_there(tmp_path: Path, tokenizer: Path) -> None:
+    whole, vocabulary = tmp_path / "whole", Vocabulary(tokenizer, 320)
+    (whole / "books").mkdir(parents=True)
+    texts = sorted((f"text {number} " * 400 for number in range(8)), key=lambda text: sha256(text.encode()).digest())
+    for number, text in enumerate(texts):
+        (whole / f"{number}.txt").write_text(text)
+    held_out = whole / "7.txt"  # the last by hash
+    (whole / "0.txt").rename(whole / "books" / "0.txt")
+    outer, kept, gone = read_sources([whole, whole / "books", held_out], 1 / 8)
+    assert [outer.shared, kept.shared, gone.shared] == [False, True, True]
+    made = [tokenise(each, vocabulary, None, 0, 1 << 20) for each in (outer, kept, gone)]
+    assert [len(each.train) > 0 for each in made] == [True, True, False]
+    assert [each.held_out_bytes >= MIN_HELD_OUT for each in made] == [True, False, True]
+
+
+def test_a_long_text_is_encoded_some_pieces_at_a_time(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nas.pretrain.data._PIECE", 8)
+    vocabulary, text = Vocabulary(tokenizer, 320), "some words\n" * 100
+    seen: list[int] = []
+
+    class Counted:
+        def encode_batch_fast(self, pieces: list[str], add_special_tokens: bool) -> list[SimpleNamespace]:
+            seen.append(len(pieces))
+            return [SimpleNamespace(ids=list(piece.encode())) for piece in pieces]
+
+    monkeypatch.setattr(vocabulary, "_tokenizer", Counted())
+    assert bytes(vocabulary.encode(text).tolist()).decode() == text
+    assert max(seen) == 16 and sum(seen) > 100
+    assert vocabulary.encode("").shape == (0,)
+
+
+def test_bits_per_byte_of_a_guess(corpus: Path, tokenizer: Path) -> None:
+    (source,) = read_sources([corpus], 0.1)
+    vocabulary = Vocabulary(tokenizer, 320)
+    tokens = tokenise(source, vocabulary, None, 0, 1 << 20)
+    found = bits_per_byte(lambda ids: torch.zeros(ids.shape[1], 320), [tokens], vocabulary, length=50)
+    text = int((~np.isin(tokens.held_out, [vocabulary.start, vocabulary.end])).sum())
+    assert found[str(corpus)] == pytest.approx(text * np.log2(320) / tokens.held_out_bytes)
+    assert found["all"] == found[str(corpus)]

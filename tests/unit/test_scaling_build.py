@@ -1,0 +1,334 @@
+"""`nas family build`: records, resuming, measurements and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from cli_runner import nas
+from store_support import add_device, open_store
+from study_support import DEVICE, Bed, ScriptedJobs, tiny_space
+
+from nas.core.clock import SystemClock
+from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput, UnknownName, Unsupported
+from nas.core.family import (
+    TRAINING,
+    Family,
+    Member,
+    MemberTraining,
+    family_folder,
+    member_folder,
+    read_family,
+    write_record,
+)
+from nas.core.layout import Layout
+from nas.core.measurement import Figure, Measurement
+from nas.core.published import LFM2
+from nas.core.scoring import MeasurementKey
+from nas.core.workload import Workload
+from nas.farm.farm import Farm
+from nas.measure.rounds import Jobs
+from nas.release.files import MemberFilesWriter
+from nas.release.options import FileOptions
+from nas.scaling.build import BuildOptions, SizeSearch, build, plan
+from nas.scaling.candidates import candidates, parse_size, parse_sizes
+from nas.scaling.explain import quality_decision
+from nas.scaling.measure import Measurer, measured_of
+from nas.scaling.source import study_origin
+from nas.store import devices, studies
+from nas.store.rows import Health
+from nas.store.store import Store
+from nas.testing.fake_runtime import FakeRuntime
+
+
+@pytest.fixture(scope="module")
+def bed(tmp_path_factory: pytest.TempPathFactory) -> Bed:
+    folder = tmp_path_factory.mktemp("family")
+    made = Bed(open_store(folder, SystemClock()), folder, tiny_space(), FakeRuntime(folder / "fake"))
+    made.run(5)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("NAS_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def options(bed: Bed, sizes: str = "1M,2M", **more: Any) -> BuildOptions:
+    values = {"name": "tiny", "sizes": parse_sizes(sizes), "study": "study", "measure": False, **more}
+    return BuildOptions(db=str(bed.store.engine.url), **values)
+
+
+@dataclass
+class BuildLog:
+    """Collects a build's log; records files instead of writing them, and fails at `fails_at`."""
+
+    lines: list[str] = field(default_factory=list)
+    wrote: list[str] = field(default_factory=list)
+    fails_at: str = ""
+
+    def __call__(self, line: str) -> None:
+        self.lines.append(line)
+
+    def check(self, layout: Layout) -> None:
+        if self.fails_at == "check":
+            raise InvalidInput("the tokenizer has 300 tokens, the layout 256")
+
+    def write(self, folder: Path, family: Family, member: Member, log: object) -> None:
+        assert family.members[-1].size == member.size or member in family.members
+        if member.size == self.fails_at:
+            raise KeyboardInterrupt
+        self.wrote.append(member.size)
+
+
+def test_members_and_every_decision_are_recorded_and_logged(bed: Bed) -> None:
+    log = BuildLog()
+    family = build(options(bed), log)
+    assert read_family("tiny") == family
+    assert [member.size for member in family.members] == ["1M", "2M"]
+    assert {source.trial for source in family.sources} <= set(range(20))
+    for member, wanted in zip(family.members, parse_sizes("1M,2M"), strict=True):
+        assert wanted.admits(Layout.parse(member.layout).params)
+        assert [each.layout for each in member.tried if each.chosen] == [member.layout]
+        assert all(each.objectives["quality"] > 0 for each in member.tried)
+        assert {"weights", "width and depth", "order", "layout", "measured"} <= {each.what for each in member.decisions}
+        assert not member.measured
+    for decision in (*family.decisions, *family.members[0].decisions):
+        assert any(decision.value in line and decision.reason in line for line in log.lines)
+
+
+def test_a_second_build_keeps_what_was_decided_and_adds_sizes(bed: Bed) -> None:
+    first = build(options(bed, "2M"), BuildLog())
+    log = BuildLog()
+    second = build(options(bed, "1M,2M"), log)
+    assert [member.size for member in second.members] == ["1M", "2M"]
+    assert second.members[1] == first.members[0]
+    assert second.made == first.made
+    assert any(line.startswith("2M: decided by an earlier run") for line in log.lines)
+
+
+def test_another_family_of_that_name_is_not_overwritten(bed: Bed) -> None:
+    first = build(options(bed, "1M"), BuildLog())
+    with pytest.raises(InvalidInput, match="family tiny was built from other winners or with other options"):
+        build(options(bed, "1M", seed=1), BuildLog())
+    assert read_family("tiny") == first
+
+
+def test_an_interrupted_build_resumes(bed: Bed) -> None:
+    log = BuildLog(fails_at="2M")
+    with pytest.raises(KeyboardInterrupt):
+        build(options(bed, "1M,2M,4M", files=log), log)
+    stopped = read_family("tiny")
+    assert ([member.size for member in stopped.members], log.wrote) == (["1M", "2M"], ["1M"])
+    log.fails_at = ""
+    family = build(options(bed, "1M,2M,4M", files=log), log)
+    assert family.members[:2] == stopped.members
+    assert log.wrote == ["1M", "1M", "2M", "4M"]  # the writer keeps what is there
+
+
+def test_files_of_a_trained_member_stay(bed: Bed) -> None:
+    log = BuildLog()
+    asked = options(bed, "1M", files=MemberFilesWriter(FileOptions(gguf=())))
+    build(asked, log)
+    folder = member_folder("tiny", "1M")
+    training = MemberTraining(
+        checkpoint="0" * 64, config={}, start="random:0", tokens=1, steps=1, curve=(), held_out={}, seconds=1.0,
+        device="cpu",
+    )  # fmt: skip
+    write_record(folder / TRAINING, training)
+    (folder / "transformers" / "model.safetensors").write_bytes(b"trained")
+    build(asked, log)
+    assert log.lines[-1] == "1M: it was trained; its files stay as they are"
+    assert (folder / "transformers" / "model.safetensors").read_bytes() == b"trained"
+
+
+def test_a_tokenizer_of_another_vocabulary_is_refused_before_anything_is_measured(bed: Bed) -> None:
+    log = BuildLog(fails_at="check")
+    with pytest.raises(InvalidInput, match="the tokenizer has 300 tokens"):
+        build(options(bed, "1M", files=log, measure=True), log)
+    assert not family_folder("tiny").exists()
+
+
+def test_a_size_that_no_scaling_reaches_stops_the_build_before_the_others(bed: Bed) -> None:
+    with pytest.raises(InvalidInput, match=r"1M: no layout of this pattern has .* nearest"):
+        build(options(bed, "1M,2M", vocab=65536), BuildLog())
+    assert not family_folder("tiny").exists()
+
+
+def test_a_study_without_a_front_is_refused_with_its_trial_counts(bed: Bed) -> None:
+    studies.create(bed.store, "begun", bed.space.model_dump(mode="json"), seed=0, version="0")
+    with pytest.raises(InvalidInput, match=r"study begun has no front .*0 complete, .* --layout"):
+        plan(options(bed, study="begun"))
+
+
+def test_a_build_needs_a_study_or_layouts(bed: Bed) -> None:
+    with pytest.raises(InvalidInput, match=r"--study.*--layout"):
+        plan(options(bed, study=None))
+    with pytest.raises(UnknownName, match="unknown study"):
+        plan(options(bed, study="stud"))
+    with pytest.raises(UnknownName, match="runtime"):
+        plan(options(bed, runtime="llama"))
+
+
+def test_given_layouts_are_scaled_under_the_criteria_of_a_space(bed: Bed) -> None:
+    given = options(bed, "700M,8B-A1B", study=None, layouts=(Layout.parse(LFM2["LFM2-350M"]),), name="given")
+    family = build(given, BuildLog())
+    assert (family.study, family.provenance["space"]) == (None, "lfm2")
+    assert [member.active < member.parameters for member in family.members] == [False, True]
+
+
+def test_a_pattern_that_the_runtime_does_not_carry_is_refused(bed: Bed) -> None:
+    parallel = Layout.parse("d128 v256 ffn=swiglu:256 [C3&A2/1 C3]")
+    with pytest.raises(Unsupported, match=r"llama\.cpp does not carry the pattern: layer 0 has parallel mixers"):
+        plan(options(bed, study=None, layouts=(parallel,)))
+
+
+# The measured search, with the fake runtime's runs in this process.
+
+
+@dataclass
+class Here:
+    """The part of a farm that measuring needs."""
+
+    store: Store
+    own: Jobs
+
+    def jobs(self, study: int | None) -> Jobs:
+        return self.own
+
+
+def search(bed: Bed, jobs: Jobs | None = None, log: BuildLog | None = None) -> SizeSearch:
+    origin = study_origin(bed.store, "study", (), (), None)
+    farm = cast(Farm, Here(bed.store, jobs or bed.jobs))
+    log = log or BuildLog()
+    measurer = Measurer(farm, origin.criteria.space, 2, False, log, {("local", "fake"): bed.target()})
+    return SizeSearch(origin, measurer, log)
+
+
+def shapes(bed: Bed, size: str) -> list[Any]:
+    parent = study_origin(bed.store, "study", (), (), None).pattern.parent.layout
+    return candidates(parent, parse_size(size), 256)[:3]
+
+
+def test_candidates_are_measured_and_the_winners_figures_kept(bed: Bed) -> None:
+    tried = shapes(bed, "1M")
+    member = search(bed).member(parse_size("1M"), tried)
+    assert [each.layout for each in member.tried] == [each.layout.format() for each in tried]
+    assert all(each.measured[0].device == DEVICE.id and each.objectives["latency"] > 0 for each in member.tried)
+    (measured,) = member.measured
+    assert (measured.runtime, measured.quantisation, measured.searched) == ("fake", "q4_0", True)
+    figures = {(figure.metric, figure.prompt): figure.value for figure in measured.figures}
+    assert {("prefill_tps", 64), ("ttft_ms", 64), ("decode_tps", 64), ("peak_rss_mb", 256)} <= figures.keys()
+    assert all(value and value > 0 for value in figures.values())
+    assert [each.value for each in member.decisions if each.what == "another device"] == ["none"]
+
+
+def test_decode_speed_is_tokens_over_their_time(bed: Bed) -> None:
+    """A slow tail counts, as in comparisons; the median would hide it."""
+    number = {name: Figure(value=1.0, unit="-") for name in ("prefill_tps", "ttft", "peak_rss")}
+    mean = Figure(value=20.0, low=16.0, high=25.0, unit="ms")
+    tail = {"decode_p50": Figure(value=10.0, unit="ms"), "decode_mean": mean}
+    taken = SimpleNamespace(
+        device="box", runtime="fake", workload=Workload(prompt=64, gen=16), figures=number | tail, noisy=False
+    )
+    place = MeasurementKey("box", "fake", "chat")
+    (measured,) = measured_of({place: cast(Measurement, taken)}, bed.space)
+    (speed,) = (each for each in measured.figures if each.metric == "decode_tps")
+    assert (speed.value, speed.ci95) == (50.0, (40.0, 62.5))
+
+
+def test_earlier_measurements_are_reused(bed: Bed) -> None:
+    before = search(bed).member(parse_size("2M"), shapes(bed, "2M"))
+    assert search(bed, ScriptedJobs([])).member(parse_size("2M"), shapes(bed, "2M")) == before
+
+
+def test_a_device_that_goes_offline_is_named_and_the_rest_is_measured_later(bed: Bed) -> None:
+    gone = InfrastructureFailed("device box is offline: nothing was heard from its agent 'a' for 60 s")
+    log = BuildLog()
+    with pytest.raises(InfrastructureFailed, match="device box is offline"):
+        search(bed, ScriptedJobs([gone]), log).member(parse_size("3M"), shapes(bed, "3M"))
+    assert search(bed).member(parse_size("3M"), shapes(bed, "3M")).measured
+
+
+def test_candidates_that_crash_are_recorded_and_not_chosen(bed: Bed) -> None:
+    tried = shapes(bed, "4M")
+    crash = CandidateFailed("out_of_memory", "the runner was killed: out of memory")
+    scripted = ScriptedJobs([crash])
+
+    @dataclass
+    class Once:
+        async def run(self, *args: Any, **more: Any) -> Any:
+            return await (scripted if scripted.script else bed.jobs).run(*args, **more)
+
+    member = search(bed, cast(Jobs, Once())).member(parse_size("4M"), tried)
+    assert member.tried[0].verdict == "failed: the runner was killed: out of memory"
+    assert member.layout != tried[0].layout.format()
+
+
+def test_the_winner_is_measured_on_a_device_that_the_search_did_not_use(bed: Bed) -> None:
+    other = DEVICE.model_copy(update={"id": add_device(bed.store, "other", "elsewhere")})
+    found = search(bed)
+    assert found.measurer is not None
+    found.measurer.benches["other", "fake"] = replace(bed.target(), device=other)
+    try:
+        member = found.member(parse_size("5M"), shapes(bed, "5M"))
+    finally:
+        devices.set_health(bed.store, "other", Health.RETIRED)
+    assert [(each.device, each.searched) for each in member.measured] == [(DEVICE.id, True), ("other", False)]
+    assert [each.value for each in member.decisions if each.what == "another device"] == ["other"]
+
+
+def test_another_device_that_fails_once_is_tried_again_at_the_next_size(bed: Bed) -> None:
+    other = DEVICE.model_copy(update={"id": add_device(bed.store, "third", "elsewhere")})
+    found = search(bed)
+    assert found.measurer is not None
+    found.measurer.benches["third", "fake"] = replace(bed.target(), device=other)
+    whole = found.measurer.measure
+
+    def busy(layout: Layout, on: Sequence[str]) -> Any:
+        if list(on) == ["third"]:
+            raise InfrastructureFailed("somebody compiles there")
+        return whole(layout, on)
+
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(found.measurer, "measure", busy)
+            first = found.member(parse_size("6M"), shapes(bed, "6M"))
+        second = found.member(parse_size("7M"), shapes(bed, "7M"))
+    finally:
+        devices.set_health(bed.store, "third", Health.RETIRED)
+    assert [each.reason for each in first.decisions if each.what == "another device"] == [
+        "not measured on third: somebody compiles there"
+    ]
+    assert [each.value for each in second.decisions if each.what == "another device"] == ["third"]
+
+
+def test_the_quality_of_a_pattern_that_the_study_did_not_train_is_assumed(bed: Bed) -> None:
+    trained = study_origin(bed.store, "study", (), (), None).criteria
+    assert trained.proxies
+    other = Layout.parse("d128 v256 ffn=swiglu:448 [A2/2 C4 A2/2 C4]")
+    origin = study_origin(bed.store, "study", (other,), (), None)
+    assert (origin.criteria.quality, dict(origin.criteria.proxies)) == (1.0, {})
+    decision = quality_decision(origin.criteria, other, studied=True)
+    assert decision.reason.startswith("1 for all, because the study did not train the pattern")
+
+
+def test_the_command_builds_and_shows(bed: Bed) -> None:
+    db = ("--db", str(bed.store.engine.url))
+    sizes = ("--sizes", "1M,2M")
+    done = nas("family", "build", "--study", "study", *sizes, "--no-measure", "--no-files", "--name", "mine", *db)
+    assert done.code == 0, done.err
+    assert [line.split("\t")[0] for line in done.out.splitlines()] == ["size", "1M", "2M"]
+    assert "quality:" in done.err
+    shown = nas("family", "show", "mine")
+    assert shown.code == 0
+    assert all(f"\t{word}\t" in shown.out for word in ("feed-forward", "width and depth", "decided"))
+    listed = nas("family", "show")
+    assert "mine\tstudy\t1M 2M" in listed.out
+    assert nas("family", "show", "../mine").code == 3
+    assert nas("family", "build", "--sizes", "1B-A2B", "--layout", "LFM2-350M").code == 3

@@ -1,0 +1,191 @@
+"""Layouts of other sizes in a parent's pattern."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nas.core.errors import InvalidInput
+from nas.core.layout import Layout
+from nas.core.published import LFM2
+from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.scaling.candidates import (
+    EMBEDDING_SHARE,
+    FFN_RATIO,
+    MAX_ASPECT,
+    Experts,
+    ScaledMixers,
+    ScaledStack,
+    apportion,
+    candidates,
+    ffn_ratio,
+    mixer_blocks,
+    mixer_counts,
+    parse_size,
+    scaled_mixer,
+    stretched,
+    width_step,
+)
+from nas.testing.layout_strategy import layouts
+
+PARENT = Layout.parse(LFM2["LFM2-350M"])
+DEMO = Layout.parse("d512 v8192 ffn=swiglu:1536 [C3*2 A8/4 C3*2 A8/4 C3 A8/4]")
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(0, 200))
+def test_seats_are_apportioned_whole_and_nearly_in_proportion(counts: list[int], more: int) -> None:
+    seats = len(counts) + more
+    given_ = apportion(counts, seats)
+    assert sum(given_) == seats
+    assert min(given_) >= 1
+    if all(count * seats >= sum(counts) for count in counts):
+        assert all(abs(n - count * seats / sum(counts)) < 1 for n, count in zip(given_, counts, strict=True))
+
+
+def test_fewer_layers_than_kinds_of_layers_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 kinds of layers do not fit into 1 layers"):
+        stretched(PARENT.layers, 1)
+
+
+@given(layouts(max_depth=12))
+def test_a_stack_of_the_same_depth_is_unchanged(layout: Layout) -> None:
+    after = stretched([layout.own(i) for i in range(layout.depth)], layout.depth)
+    assert after == tuple(range(layout.depth))
+
+
+@pytest.mark.parametrize(("depth", "order"), [(2, "CA"), (3, "CCA"), (5, "CCCCA"), (7, "CCCCACA")])
+def test_a_single_attention_layer_near_the_top_stays_there(depth: int, order: str) -> None:
+    parent = Layout.parse("d512 v8192 ffn=swiglu:1024 [C3*3 A8/2]")
+    assert "".join("CCCA"[i] for i in stretched(parent.layers, depth)) == order
+
+
+@pytest.mark.parametrize("depth", [2, 5, 8, 15, 24, 30, 48])
+def test_attention_keeps_its_share_and_layers_stay_apart(depth: int) -> None:
+    kinds = ["gqa" if PARENT.layers[i].mixers[0].kind == "gqa" else "conv" for i in stretched(PARENT.layers, depth)]
+    assert abs(kinds.count("gqa") - depth * 6 / 16) < 1
+    assert kinds[0] == "conv"
+    if depth <= 30:
+        assert ("gqa", "gqa") not in pairwise(kinds)
+
+
+@given(layouts(), st.integers(1, 16), st.integers(1, 12), st.booleans(), st.integers(0, 2))
+def test_a_scaled_stack_counts_the_weights_of_its_layout(
+    layout: Layout, steps: int, depth: int, sparse: bool, leading: int
+) -> None:
+    width = steps * width_step(mixer_blocks(layout))
+    if any(layer.share is not None for layer in layout.layers) or width > 4096:
+        return
+    blocks = [dict(block.given).get("kv") for layer in layout.layers for block in layer.mixers]
+    order = (
+        tuple(range(layout.depth))
+        if any(kv is not None for kv in blocks)
+        else tuple(sorted([*range(layout.depth)] * depth))
+    )
+    experts = Experts(8, 2, min(leading, len(order) - 1)) if sparse else None
+    try:
+        sketch = ScaledStack(ScaledMixers.of(layout, 256, width, "ratio"), order, experts)
+        made = sketch.layout(96, 32)
+    except InvalidInput:  # a kind that has no block of this width
+        return
+    assert sketch.params(96, 32) == made.params
+
+
+@pytest.mark.parametrize("size", ["700M", "1.2B", "2.6B", "8B-A1B"])
+def test_every_candidate_has_the_size_the_pattern_and_the_proportions(size: str) -> None:
+    wanted = parse_size(size)
+    found = candidates(PARENT, wanted, PARENT.vocab)
+    for each in found:
+        layout = each.layout
+        assert wanted.admits(layout.params)
+        assert abs(mixer_counts(layout)["gqa"] - layout.depth * 6 / 16) < 1
+        assert {block.int("head_dim") for block in mixer_blocks(layout, "gqa")} == {64}
+        assert {block.int("kernel") for block in mixer_blocks(layout, "conv")} == {3}
+        assert layout.d_model % 256 == 0
+        assert 1 / MAX_ASPECT <= layout.d_model / layout.depth / 64 <= MAX_ASPECT
+        assert FFN_RATIO[0] * 0.98 <= ffn_ratio(layout) / 4.5 <= FFN_RATIO[1] * 1.02  # whole steps of 32
+        assert LLAMA_CPP.supports(layout).verdict == "stock"
+    widths = len({each.layout.d_model for each in found})
+    assert len({each.layout.d_model for each in found[:widths]}) == widths >= 3
+    assert [each.deviation for each in found[:widths]] == sorted(each.deviation for each in found[:widths])
+    assert len({each.layout.id for each in found}) == len(found)
+
+
+def test_published_shapes_are_among_what_would_be_measured() -> None:
+    """Width and heads of each LFM2 size, depth and feed-forward within a quarter of theirs."""
+    for name in ("LFM2-700M", "LFM2-1.2B", "LFM2-2.6B", "LFM2-8B-A1B"):
+        published = Layout.parse(LFM2[name])
+        shapes = candidates(PARENT, parse_size(name.removeprefix("LFM2-")), 65536)[:4]
+        near = [each.layout for each in shapes if each.layout.d_model == published.d_model]
+        assert near, name
+        assert mixer_blocks(near[0], "gqa")[0] == mixer_blocks(published, "gqa")[0]
+        assert abs(near[0].depth / published.depth - 1) < 0.25
+        assert abs(ffn_ratio(near[0]) / ffn_ratio(published) - 1) < 0.3
+
+
+def test_a_parent_of_the_size_is_the_only_candidate() -> None:
+    (only,) = candidates(PARENT, parse_size("350M"), 65536)
+    assert only.layout == PARENT
+    assert len(candidates(PARENT, parse_size("350M"), 32768)) > 1
+
+
+def test_experts_begin_from_the_published_ones() -> None:
+    first = candidates(PARENT, parse_size("8B-A1B"), 65536)[0].layout
+    ffns = [layer.ffn for layer in first.layers]
+    assert [ffn.kind for ffn in ffns if ffn][:3] == ["swiglu", "swiglu", "moe"]
+    lead, sparse = ffns[0], ffns[2]
+    assert lead is not None and sparse is not None
+    assert (sparse.int("experts"), sparse.int("top_k")) == (32, 4)
+    assert lead.int("width") == 4 * sparse.int("width")
+
+
+def test_a_pattern_with_experts_has_dense_sizes_of_one_width() -> None:
+    for each in candidates(Layout.parse(LFM2["LFM2-8B-A1B"]), parse_size("1.2B"), 65536):
+        assert len({layer.ffn for layer in each.layout.layers}) == 1
+
+
+@pytest.mark.parametrize("size", ["4M", "8M", "16M"])
+def test_small_sizes_are_reached_with_a_small_vocabulary(size: str) -> None:
+    found = candidates(DEMO, parse_size(size), 4096)[:4]
+    assert len({each.layout.d_model for each in found}) >= 2
+    assert all(4096 * each.layout.d_model <= EMBEDDING_SHARE * each.layout.params.total for each in found)
+
+
+def test_a_size_that_no_scaling_reaches_is_refused_with_the_nearest() -> None:
+    with pytest.raises(
+        InvalidInput, match=r"5M: no layout.* 4\.6M to 5\.4M weights; the nearest .* d\d+ v65536 .*smaller --vocab"
+    ):
+        candidates(PARENT, parse_size("5M"), 65536)
+    with pytest.raises(InvalidInput, match=r"8B-A7B: .* active; the nearest has .* active: d\d+"):
+        candidates(PARENT, parse_size("8B-A7B"), 65536)
+
+
+def test_layers_that_read_each_other_keep_their_number() -> None:
+    tied = Layout.parse("d256 v1024 ffn=swiglu:1024 [C3*2 A4/2 C3 A4/2(kv=2) ^0]")
+    found = candidates(tied, parse_size("12M"), 1024)
+    assert {each.layout.depth for each in found} == {tied.depth}
+
+
+@settings(max_examples=50)
+@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 40), st.sampled_from(["heads", "ratio"]))
+def test_heads_keep_their_size_and_divide(kv_heads: int, group: int, units: int, caches: str) -> None:
+    heads = kv_heads * group
+    before = Layout.parse(f"d{heads * 64} v256 ffn=swiglu:64 [A{heads}/{kv_heads}]")
+    width = 64 * units
+    block = scaled_mixer(before.layers[0].mixers[0], before.d_model, width, "heads" if caches == "heads" else "ratio")
+    full = block.resolve(width)
+    assert (full.int("heads"), full.int("head_dim")) == (units, 64)
+    assert full.int("heads") % full.int("kv_heads") == 0
+    if caches == "ratio" and units % group == 0:
+        assert full.int("kv_heads") == units // group
+
+
+def test_growing_attention_keeps_its_cache_where_heads_divide() -> None:
+    block = PARENT.layers[2].mixers[0]
+    assert [scaled_mixer(block, 1024, width, "heads").format() for width in (1536, 2048, 2560)] == [
+        "A24/8:64", "A32/8:64", "A40/8:64",
+    ]  # fmt: skip
+    assert math.isclose(Layout.parse(LFM2["LFM2-1.2B"]).kv_bytes(4096), PARENT.kv_bytes(4096))

@@ -1,0 +1,103 @@
+"""Names and payloads of a study's log: what was ever written is read, and what is written looks as it always did."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from store_support import open_store
+from study_support import TINY, tiny_space
+
+from nas.core.layout import Layout
+from nas.core.space import SearchSpace
+from nas.core.trial import Event, EventKind
+from nas.search import Observation
+from nas.store import studies
+from nas.study.events import (
+    Calibrated,
+    Closed,
+    CorpusUsed,
+    Expected,
+    Launched,
+    Note,
+    PointTold,
+    QualityKnown,
+    Spent,
+    Told,
+    WarmStarted,
+    calibrated_devices,
+    elapsed,
+    ending,
+    notes,
+    stored_space,
+)
+
+LAYOUT = Layout.parse("d64 v256 ffn=swiglu:96 [C3 A2/1]")
+SEEN = Observation(LAYOUT, "complete", {"quality": -1.0}, {"ttft@chat": -0.1}, 2, {"quality": 0.1}).to_json()
+QUALITY = {"rung": "top", "value": 1.0, "per_group": {"lm": 1.0}, "sd": 0.1, "n_seeds": 2}
+STORED: list[tuple[type[Note], dict[str, Any]]] = [
+    (Launched, {"what": "launched", "trials": 5, "accept_noise": False, "warm_start": ["first"]}),
+    (Calibrated, {"what": "calibrated", "device": "local", "runtime": "fake", "id": "box", "build": "b", "ms": 3.5}),
+    (CorpusUsed, {"what": "corpus", "hash": "0" * 64}),
+    (Told, {"what": "told", "observation": SEEN}),
+    (PointTold, {"what": "reference point told", "point": {"quality": -0.5}}),
+    (WarmStarted, {"what": "warm start", "studies": [{"study": "first", "layouts": 1}], "observations": [SEEN]}),
+    (Expected, {"what": "expected gain", "gain": None, "hypervolume": 2.0, "batch": 3, "quality": -1.5}),
+    (Closed, {"what": "closed", "rule": "trials", "message": "all 4 layouts were proposed"}),
+    (QualityKnown, {"what": "quality", "rung": 2, "quality": QUALITY}),
+    (Spent, {"what": "spent", "stage": "propose", "seconds": 0.25}),
+]
+
+
+@pytest.mark.parametrize(("kind", "payload"), STORED, ids=[payload["what"] for _, payload in STORED])
+def test_payloads_are_stored_as_ever(kind: type[Note], payload: dict[str, Any]) -> None:
+    note = kind.read(payload)
+    assert note is not None
+    assert json.dumps(note.to_json()) == json.dumps(payload)
+    assert kind.read({"what": "something else"}) is None
+    assert kind.read({"state": "running"}) is None
+
+
+def test_every_note_is_listed_here() -> None:
+    assert {kind for kind, _ in STORED} == set(Note.__subclasses__())
+
+
+def log(*payloads: dict[str, Any], seconds: float = 10.0) -> list[Event]:
+    return [Event(EventKind.STUDY, payload, at=index * seconds) for index, payload in enumerate(payloads)]
+
+
+LAUNCH = {"what": "launched", "trials": 5, "accept_noise": False}
+
+
+def test_a_launch_of_the_first_versions_had_no_warm_start() -> None:
+    assert notes(log(LAUNCH), Launched) == [Launched(5, False, ())]
+
+
+def test_time_between_launches_does_not_count() -> None:
+    assert elapsed(log({"state": "running"}, LAUNCH, {}, LAUNCH, {}, {})) == [0.0, 0.0, 10.0, 10.0, 20.0, 30.0]
+
+
+def test_the_last_rule_that_closed_a_study_counts() -> None:
+    assert ending(log(LAUNCH)) is None
+    closed = [{"what": "closed", "rule": rule, "message": "why"} for rule in ("trials", "hours")]
+    assert ending(log(*closed)) == {"rule": "hours", "message": "why"}
+
+
+def test_a_device_is_known_by_its_calibration() -> None:
+    assert calibrated_devices(log(LAUNCH, {"what": "calibrated", "device": "local", "id": "box"})) == [("local", "box")]
+
+
+def test_a_space_of_earlier_versions_is_read(tmp_path: Path) -> None:
+    """They could ask for further seeds and measurements of what is on the front."""
+    space = tiny_space().model_dump(mode="json")
+    for asked in (0, 2):
+        space["quality"]["further_seeds"] = space["protocol"]["further_measurements"] = asked
+        made = studies.create(open_store(tmp_path), f"study-{asked}", space, seed=0, version="0")
+        assert stored_space(made) == tiny_space()
+    SearchSpace.model_validate(TINY | {"quality": TINY["quality"] | {"further_seeds": 0}})
+    for part, name in (("quality", "further_seeds"), ("protocol", "further_measurements")):
+        with pytest.raises(ValidationError, match=f"{name} was removed"):
+            SearchSpace.model_validate(TINY | {part: TINY[part] | {name: 1}})

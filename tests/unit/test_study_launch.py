@@ -1,0 +1,274 @@
+"""Who may run a study: its lease, taken over from the dead and from nobody else."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from store_support import add_device, key, open_store, proposal, round_of
+from study_support import TINY, tiny_space, until
+
+from nas.core.clock import SystemClock
+from nas.core.errors import InfrastructureFailed, InvalidInput, StudyBusy, UnknownName, Unsupported
+from nas.core.trial import Event, EventKind
+from nas.runtimes import RUNTIMES
+from nas.store import jobs, leases, studies, trials
+from nas.store.rows import JobState, Study, StudyLease, StudyState
+from nas.store.store import Store
+from nas.study import launch as launch_module
+from nas.study import ledger as ledger_module
+from nas.study.events import all_events
+from nas.study.launch import LaunchOptions, launch, support_filter
+from nas.study.ledger import Ledger
+from nas.testing.fake_runtime import FakeRuntime
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    RUNTIMES.add("fake", FakeRuntime(tmp_path / "fake"))
+    return open_store(tmp_path, SystemClock())  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def study(store: Store) -> Study:
+    return studies.create(store, "study", tiny_space().model_dump(mode="json"), seed=0, version="0")
+
+
+def lease(store: Store, study: Study) -> StudyLease:
+    return launch_module._lease(store, study, lambda line: None)
+
+
+def dead_process() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def hold(store: Store, study: Study, pid: int, host: str | None = None) -> StudyLease:
+    return leases.acquire(store, study.id, f"{host or socket.gethostname()}:{pid}:abcd")
+
+
+def test_a_study_is_taken_over_from_a_process_that_died(store: Store, study: Study) -> None:
+    old = hold(store, study, dead_process())
+    new = lease(store, study)
+    assert new.epoch == old.epoch + 1
+    with pytest.raises(StudyBusy):
+        leases.check(store, old)
+
+
+def test_a_zombie_is_dead(store: Store, study: Study) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        until(lambda: Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
+        hold(store, study, process.pid)
+        lease(store, study)
+
+
+def test_a_live_study_is_left_alone(store: Store, study: Study) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        old = hold(store, study, process.pid)
+        with pytest.raises(StudyBusy, match="run by"):
+            lease(store, study)
+        leases.check(store, old)
+        process.kill()
+
+
+def test_of_processes_elsewhere_nothing_is_known(store: Store, study: Study) -> None:
+    hold(store, study, dead_process(), host="elsewhere")
+    with pytest.raises(StudyBusy, match="elsewhere"):
+        lease(store, study)
+
+
+def test_a_live_study_that_is_paused_is_told_to_go_on(store: Store, study: Study) -> None:
+    hold(store, study, 1, host="elsewhere")
+    studies.set_desired_state(store, study.id, "pause")
+    with pytest.raises(StudyBusy, match="it was paused, and now continues"):
+        lease(store, study)
+    assert studies.get(store, study.id).desired_state == "run"
+
+
+def test_a_live_study_is_not_told_to_run_where_it_was_told_to_stop(store: Store, study: Study) -> None:
+    hold(store, study, 1, host="elsewhere")
+    studies.set_desired_state(store, study.id, "stop")
+    with pytest.raises(StudyBusy):
+        lease(store, study)
+    assert studies.get(store, study.id).desired_state == "stop"
+
+
+def test_what_a_dead_process_left_queued_is_taken_back(store: Store, study: Study) -> None:
+    add_device(store)
+    trials.propose(store, study.id, [proposal(64)])
+    ours = jobs.enqueue(store, key("ours"), round_of(), device="box", trial=(study.id, 0))
+    calibration = jobs.enqueue(store, key("calibration"), round_of(), device="box", trial=(study.id, None))
+    others = jobs.enqueue(store, key("others"), round_of(), device="box")
+    lease(store, study)
+    states = {row.id: found.state for row in (ours, calibration, others) if (found := jobs.get(store, row.id))}
+    assert states == {ours.id: JobState.CANCELLED, calibration.id: JobState.CANCELLED, others.id: JobState.QUEUED}
+
+
+def ledger(store: Store, study: Study) -> Ledger:
+    return Ledger(store, study, lease(store, study), lambda trial, what, payload: None)
+
+
+def test_a_study_is_kept_while_it_runs_and_free_afterwards(
+    store: Store, study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_module, "_RENEW_S", 0.01)
+    ours = ledger(store, study)
+    with ours.keep():
+        begun = leases.current(store, study.id)
+        assert begun is not None
+        until(lambda: (now := leases.current(store, study.id)) is not None and now.expires > begun.expires)
+        ours.require_lease()
+    free = leases.current(store, study.id)
+    assert free is not None
+    assert free.expires <= time.time()
+
+
+def test_a_study_that_was_taken_is_noticed(store: Store, study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_module, "_RENEW_S", 0.01)
+    ours = ledger(store, study)
+    with ours.keep():
+        current = leases.current(store, study.id)
+        assert current is not None
+        with store.write():  # between the two, ours would be renewed
+            leases.release(store, current)
+            theirs = leases.acquire(store, study.id, "elsewhere:1:abcd")
+
+        def lost() -> bool:
+            try:
+                ours.require_lease()
+            except StudyBusy:
+                return True
+            return False
+
+        until(lost)
+        with pytest.raises(StudyBusy):
+            ours.set_state(StudyState.RUNNING)
+    leases.check(store, theirs)
+
+
+def test_a_database_in_trouble_does_not_lose_the_study(
+    store: Store, study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_module, "_RENEW_S", 0.01)
+    said: list[str] = []
+    ours = Ledger(store, study, lease(store, study), lambda trial, what, payload: said.append(what))
+    calls = []
+    renew = leases.renew
+
+    def full(*args: Any) -> StudyLease:
+        calls.append(args)
+        if len(calls) < 3:
+            raise InfrastructureFailed("database or disk is full")
+        return renew(*args)
+
+    monkeypatch.setattr(leases, "renew", full)
+    with ours.keep():
+        until(lambda: len(calls) > 3)
+        ours.require_lease()
+    assert said == ["lease not renewed"] * 2
+
+
+def options(**changes: Any) -> LaunchOptions:
+    values: dict[str, Any] = {"space": tiny_space(), "study": "study", "trials": None, "base": Path()}
+    return LaunchOptions(**values | changes)
+
+
+def as_begun(store: Store, study: Study, **changes: Any) -> tuple[int | None, bool]:
+    ours = ledger(store, study)
+    known = launch_module._as_begun(options(**changes), ours)
+    with ours.keep():
+        return known.trials, known.accept_noise
+
+
+def test_a_resumed_study_goes_on_as_it_was_begun(store: Store, study: Study) -> None:
+    assert as_begun(store, study, trials=7) == (7, False)
+    assert as_begun(store, study) == (7, False)
+    assert as_begun(store, study, trials=9, accept_noise=True) == (9, True)
+    assert as_begun(store, study) == (9, True)
+
+
+def test_a_resumed_study_keeps_what_it_learnt_from(store: Store, study: Study) -> None:
+    with (ours := ledger(store, study)).keep():
+        assert launch_module._as_begun(options(warm_start=("first",)), ours).warm_start == ("first",)
+        assert launch_module._as_begun(options(), ours).warm_start == ("first",)
+        with pytest.raises(InvalidInput, match="began with first"):
+            launch_module._as_begun(options(warm_start=("other",)), ours)
+
+
+def test_a_new_study_takes_the_space_s_number_of_trials(store: Store, study: Study) -> None:
+    assert as_begun(store, study) == (tiny_space().search.trials, False)
+
+
+def launched(tmp_path: Path, **changes: Any) -> StudyState:
+    db = f"sqlite:///{tmp_path / 'nas.db'}"
+    text = tmp_path / "text.txt"
+    text.write_text("some text. " * 10_000)
+    quality = TINY["quality"] | {"corpus": ["text.txt"]}
+    space = tiny_space(**{"quality": quality} | changes.pop("space", {}))
+    given = options(space=space, db=db, base=tmp_path, **changes)
+    return launch(given, lambda snapshot: None, lambda trial, what, payload: None, lambda line: None)
+
+
+@pytest.fixture
+def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("NAS_HOME", str(tmp_path))
+
+
+@pytest.mark.usefixtures("cached")
+def test_a_changed_space_is_refused_with_the_difference(store: Store, study: Study, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"quality\.corpus.*text\.txt"):
+        launched(tmp_path, resume=True)
+    assert studies.get(store, "study").state is StudyState.NEW
+
+
+@pytest.mark.usefixtures("cached")
+def test_a_study_that_is_not_there_cannot_be_resumed(store: Store, study: Study, tmp_path: Path) -> None:
+    with pytest.raises(UnknownName, match="did you mean 'study'"):
+        launched(tmp_path, resume=True, study="studdy")
+
+
+@pytest.mark.usefixtures("cached", "store")
+def test_a_device_that_is_not_there_ends_the_launch_and_leaves_a_study_to_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_module, "_RENEW_S", 0.01)
+    with pytest.raises(UnknownName, match="unknown device 'phone'"):
+        launched(tmp_path, space={"devices": ["phone"]})
+    after = open_store(tmp_path, SystemClock())  # type: ignore[arg-type]
+    study = studies.get(after, "study")
+    assert study.state is StudyState.FAILED
+    last = all_events(after, study.id)[-1]
+    assert last == Event(EventKind.STUDY, {"state": "failed"}, None, study.id, last.id, last.at)
+    lease(after, study)
+
+
+ENERGY = {"metric": "energy_mj_per_token", "workload": "chat"}
+
+
+@pytest.mark.usefixtures("cached")
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"objectives": [*TINY["objectives"], {"name": "energy", **ENERGY}]},
+        {"budgets": [{**ENERGY, "max": "80mJ"}]},
+    ],
+)
+def test_energy_is_not_asked_of_a_device_without_a_counter(part: dict[str, Any], store: Store, tmp_path: Path) -> None:
+    """Before anything is measured: no job was ever queued."""
+    add_device(store, "box")
+    with pytest.raises(InvalidInput, match="energy_mj_per_token on box: box has no energy counter"):
+        launched(tmp_path, space={"devices": ["box"], **part})
+    assert jobs.live(open_store(tmp_path, SystemClock())) == []  # type: ignore[arg-type]
+
+
+def test_a_space_whose_references_no_runtime_carries_is_refused(tmp_path: Path) -> None:
+    RUNTIMES.add("fake", FakeRuntime(tmp_path, refused=frozenset({"conv"})))
+    with pytest.raises(Unsupported, match=r"references: the published reference does not run on fake: conv blocks"):
+        support_filter(tiny_space())

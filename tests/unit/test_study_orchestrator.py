@@ -1,0 +1,315 @@
+"""A whole study within this process: it ends, it can be killed at any write, and its log replays."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+from store_support import open_store
+from study_support import TINY, Bed, tiny_space
+
+from nas.analysis.report import study_report
+from nas.core.clock import SystemClock
+from nas.core.errors import InfrastructureFailed, NasError
+from nas.core.trial import TrialState
+from nas.store import artifacts, results, studies, trials
+from nas.store.rows import StudyState
+from nas.study.events import all_events
+from nas.study.launch import support_filter
+from nas.study.ledger import Ledger
+from nas.study.proposals import replay
+from nas.testing.fake_runtime import FakeRuntime
+
+TRIALS = 5
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing may be written after it."""
+
+
+class Mortal(Ledger):
+    """Dies at its `life`-th write, before or after the write is committed."""
+
+    life = 10**9
+    after = False
+    written = 0
+
+    def _write(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        kind = type(self)
+        kind.written += 1
+        if kind.written > kind.life or (kind.written == kind.life and not kind.after):
+            raise Killed
+        result = getattr(super(), name)(*args, **kwargs)
+        if kind.written == kind.life:
+            raise Killed
+        return result
+
+
+for _name in ("mark", "note", "propose", "put", "freeze", "keep_artifact", "result", "set_state", "pin"):
+    setattr(Mortal, _name, lambda self, *args, _name=_name, **kwargs: self._write(_name, *args, **kwargs))
+
+
+@pytest.fixture
+def bed(tmp_path: Path) -> Bed:
+    return Bed(open_store(tmp_path, SystemClock()), tmp_path, tiny_space(), FakeRuntime(tmp_path / "fake"))  # type: ignore[arg-type]
+
+
+def check(bed: Bed, wanted: int = TRIALS) -> None:
+    study = studies.get(bed.store, "study")
+    rows, log = trials.all(bed.store, study.id), all_events(bed.store, study.id)
+    assert study.state is StudyState.COMPLETE
+    assert [row.number for row in rows] == list(range(wanted + 2))
+    assert all(row.status.terminal for row in rows), rows
+    assert {row.status.state for row in rows if row.origin == "reference"} == {TrialState.COMPLETE}
+    assert replay(bed.space, support_filter(bed.space), rows, log) == []
+    with bed.store.read() as connection:
+        firsts = connection.exec_driver_sql("SELECT result_key FROM result_use WHERE first").scalars().all()
+    assert max(Counter(firsts).values()) == 1
+    report = study_report(bed.store, "study")
+    assert report["trials"]["proposed"] == wanted
+    assert report["trials"]["failed"] == report["trials"]["running"] == 0
+
+
+def test_a_study_ends_with_a_front(bed: Bed) -> None:
+    assert bed.run(TRIALS) is StudyState.COMPLETE
+    check(bed)
+    assert study_report(bed.store, "study")["front"]
+
+
+def test_running_a_finished_study_again_changes_nothing(bed: Bed) -> None:
+    bed.run(TRIALS)
+    before = study_report(bed.store, "study")
+    seen = len(all_events(bed.store, 1))
+    assert bed.run(TRIALS) is StudyState.COMPLETE
+    after = study_report(bed.store, "study")
+    assert {**before, "elapsed_s": 0} == {**after, "elapsed_s": 0}
+    added = [event.payload for event in all_events(bed.store, 1)[seen:]]
+    assert added == [{"state": "running"}, {"state": "complete"}]
+
+
+@pytest.fixture
+def valued(tmp_path: Path) -> Bed:
+    """Promotes by value."""
+    quality = {**TINY["quality"], "promote": "value"}
+    return Bed(
+        open_store(tmp_path, SystemClock()),  # type: ignore[arg-type]
+        tmp_path,
+        tiny_space(quality=quality),
+        FakeRuntime(tmp_path / "fake"),
+    )
+
+
+def test_promotion_by_value_says_why_and_survives_a_kill(valued: Bed) -> None:
+    class Doomed(Mortal):
+        life = 90
+
+    with pytest.raises(Killed):
+        valued.run(12, Doomed)
+    assert valued.run(12) is StudyState.COMPLETE
+    check(valued, wanted=12)
+    rows = trials.all(valued.store, 1)
+    stopped = [row.status.reason for row in rows if row.status.state is TrialState.STOPPED]
+    assert all("a second" in (reason or "") for reason in stopped), stopped
+    before, seen = study_report(valued.store, "study"), len(all_events(valued.store, 1))
+    assert valued.run(12) is StudyState.COMPLETE
+    assert {**before, "elapsed_s": 0} == {**study_report(valued.store, "study"), "elapsed_s": 0}
+    assert len(all_events(valued.store, 1)) == seen + 2
+
+
+def test_a_study_out_of_time_proposes_no_more_and_says_so(tmp_path: Path) -> None:
+    space = tiny_space(search={**TINY["search"], "stop": {"hours": 1e-9}})
+    bed = Bed(open_store(tmp_path, SystemClock()), tmp_path, space, FakeRuntime(tmp_path / "fake"))  # type: ignore[arg-type]
+    assert bed.run(TRIALS) is StudyState.COMPLETE
+    report = study_report(bed.store, "study")
+    assert report["trials"]["proposed"] == 0
+    assert report["ended"]["rule"] == "hours"
+    assert report["hypervolume"] == 0.0
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_study_survives_death_at_any_write(bed: Bed, after: bool) -> None:
+    """One study is killed over and over, a few writes further each time."""
+    deaths = 0
+    for life in range(3, 200, 7):
+
+        class Doomed(Mortal):
+            pass
+
+        Doomed.life, Doomed.after = life, after
+        try:
+            bed.run(TRIALS, Doomed)
+        except Killed:
+            deaths += 1
+        else:
+            break
+    assert deaths > 5
+    bed.run(TRIALS)
+    check(bed)
+
+
+def test_more_trials_can_be_added_later(bed: Bed) -> None:
+    bed.run(2)
+    bed.run(TRIALS)
+    check(bed)
+
+
+def test_a_trial_that_failed_for_no_reason_of_its_own_is_tried_again_on_resume(bed: Bed) -> None:
+    bed.run(1)
+    broken: list[Any] = []
+
+    def fail(stage: str, spec: Mapping[str, Any]) -> None:
+        """The first layout that is trained from now on cannot be."""
+        if stage == "train":
+            broken.append(spec["job"]["layout"])
+            if spec["job"]["layout"] == broken[0]:
+                raise InfrastructureFailed("a worker died")
+
+    bed.compute.fail = fail
+    bed.run(TRIALS)
+    (failed,) = [row for row in trials.all(bed.store, 1) if row.status.state is TrialState.FAILED]
+    assert failed.status.retryable
+    assert "a worker died" in (failed.status.reason or "")
+    bed.compute.fail = lambda stage, spec: None
+    bed.run(TRIALS)
+    check(bed)
+
+
+def test_a_worker_that_dies_once_is_not_noticed(bed: Bed) -> None:
+    died: set[str] = set()
+
+    def fail(stage: str, spec: Mapping[str, Any]) -> None:
+        if stage not in died:
+            died.add(stage)
+            raise InfrastructureFailed("a worker died")
+
+    bed.compute.fail = fail
+    bed.run(TRIALS)
+    assert died == {"export", "train", "check_equivalence"}
+    check(bed)
+
+
+def test_a_host_on_which_nothing_works_ends_the_study(bed: Bed) -> None:
+    bed.run(1)
+
+    def fail(stage: str, spec: Mapping[str, Any]) -> None:
+        raise InfrastructureFailed("the disk is full")
+
+    bed.compute.fail = fail
+    # Trials run side by side: a fourth may have failed before the third was looked at.
+    with pytest.raises(InfrastructureFailed, match=r"[34] trials in a row.*the disk is full"):
+        bed.run(30)
+    assert len(trials.all(bed.store, 1)) < 12
+    bed.compute.fail = lambda stage, spec: None
+    bed.run(12)
+    check(bed, wanted=12)
+
+
+def test_a_reference_that_fails_ends_the_study(tmp_path: Path) -> None:
+    space = tiny_space()
+    attention = space.references.layouts()["attention"]
+    runtime = FakeRuntime(tmp_path / "fake", faults={attention.id: "crash"})
+    bed = Bed(open_store(tmp_path, SystemClock()), tmp_path, space, runtime)  # type: ignore[arg-type]
+    with pytest.raises(NasError, match=r"the attention reference failed.*signal 11"):
+        bed.run(2)
+
+
+def test_a_candidate_that_crashes_fails_alone(tmp_path: Path) -> None:
+    space = tiny_space()
+    store = open_store(tmp_path, SystemClock())  # type: ignore[arg-type]
+    Bed(store, tmp_path, space, FakeRuntime(tmp_path / "fake")).run(1)
+    victim = next(row for row in trials.all(store, 1) if row.origin != "reference")
+    fresh = tmp_path / "fresh"
+    fresh.mkdir()
+    bed = Bed(
+        open_store(fresh, SystemClock()),  # type: ignore[arg-type]
+        fresh,
+        space,
+        FakeRuntime(fresh / "fake", faults={victim.layout_id: "crash"}),
+    )
+    assert bed.run(TRIALS) is StudyState.COMPLETE
+    failed = [row for row in trials.all(bed.store, 1) if row.status.state is TrialState.FAILED]
+    assert [row.layout_id for row in failed] == [victim.layout_id]
+    assert not failed[0].status.retryable
+    (measured,) = [row for row in results.of_trial(bed.store, 1, failed[0].number) if row.stage == "measure"]
+    assert measured.payload["failed"]["reason"] == "crash"
+    rows, log = trials.all(bed.store, 1), all_events(bed.store, 1)
+    assert replay(space, support_filter(space), rows, log) == []
+
+
+def test_told_to_stop_it_stops_and_goes_on_later(bed: Bed) -> None:
+    def stop(stage: str, spec: Mapping[str, Any]) -> None:
+        if stage == "train":
+            studies.set_desired_state(bed.store, 1, "stop")
+
+    bed.compute.fail = stop
+    assert bed.run(TRIALS) is StudyState.STOPPED
+    assert studies.get(bed.store, "study").state is StudyState.STOPPED
+    bed.compute.fail = lambda stage, spec: None
+    studies.set_desired_state(bed.store, 1, "run")
+    bed.run(TRIALS)
+    check(bed)
+
+
+def test_paused_it_proposes_nothing(bed: Bed) -> None:
+    bed.ledger()
+    studies.set_desired_state(bed.store, 1, "pause")
+    for seconds in (1.5, 5.0, 30.0):  # as long as references take on a busy machine
+        with pytest.raises(TimeoutError):
+            bed.run(TRIALS, seconds=seconds)
+        rows = trials.all(bed.store, 1)
+        if all(row.status.terminal for row in rows):
+            break
+    assert {row.origin for row in rows} == {"reference"}
+    assert all(row.status.state is TrialState.COMPLETE for row in rows)
+    assert studies.get(bed.store, "study").state is StudyState.PAUSED
+
+
+def test_a_damaged_export_is_written_again_on_resume(bed: Bed) -> None:
+    bed.run(2)
+    damaged = artifacts.all(bed.store)[0].sha256
+    artifacts.path(bed.store, damaged).write_bytes(b"rotten")
+    bed.run(TRIALS)
+    check(bed)
+    assert artifacts.intact(bed.store, damaged)
+
+
+def test_a_full_disk_loses_nothing(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    bed.run(1)
+    before = study_report(bed.store, "study")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "fsync", full)
+        with pytest.raises(InfrastructureFailed, match=r"the disk is full at .*; free some with 'nas gc'"):
+            bed.run(8)
+    assert study_report(bed.store, "study")["front"] == before["front"]
+    bed.run(8)
+    check(bed, wanted=8)
+
+
+def test_a_full_database_loses_nothing(bed: Bed) -> None:
+    """SQLite's own limit of pages stands for the end of the disk."""
+    bed.run(1)
+    pages = [0]
+
+    def limit(connection: Any, record: Any) -> None:
+        used = connection.execute("PRAGMA page_count").fetchone()[0]
+        connection.execute(f"PRAGMA max_page_count = {used + pages[0] if pages[0] else 1 << 30}")
+
+    event.listen(bed.store.engine, "connect", limit)
+    for pages[0] in (1, 4, 9):
+        bed.store.close()
+        with pytest.raises(InfrastructureFailed, match="database or disk is full"):
+            bed.run(8)
+    pages[0] = 0
+    bed.store.close()
+    bed.run(8)
+    check(bed, wanted=8)

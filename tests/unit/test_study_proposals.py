@@ -1,0 +1,181 @@
+"""The proposer of a study: told in the order of the log, so that the log replays."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from store_support import open_store
+from study_support import Bed, tiny_space
+
+from nas.core.clock import SystemClock
+from nas.core.errors import InvalidInput
+from nas.core.layout import Layout
+from nas.core.trial import Event, EventKind
+from nas.search import PROPOSERS, BaseProposer, Observation
+from nas.search.sampling import Rng
+from nas.store.rows import Trial
+from nas.study.events import POINT, TOLD
+from nas.study.ledger import Ledger
+from nas.study.proposals import ProposalDriver, replay
+from nas.testing.fake_runtime import FakeRuntime
+
+POINT_OF_TINY = {"quality": -0.5, "latency": 0.5, "memory": 0.5}
+
+
+class Moody(BaseProposer):
+    """Proposes by what it was told; waits while it is being asked, if it has to."""
+
+    gate: ClassVar[threading.Event]
+    seen: ClassVar[list[tuple[int, bool]]]
+
+    def seeds(self) -> list[Layout]:
+        return []
+
+    def propose(self, rng: Rng) -> tuple[Layout, str, tuple[str, ...]]:
+        Moody.gate.wait(60)
+        told, pointed = len(self.log.told()), self.log.reference_point is not None
+        Moody.seen.append((told, pointed))
+        depth = 2 + (told + pointed) % 3
+        widths = (256, 320, 384, 448, 512)
+        ffn = widths[int(rng.integers(len(widths)))]
+        mixers = " ".join(["A2/1", *(f"C{int(rng.integers(3, 5))}" for _ in range(depth - 1))])
+        return Layout.parse(f"d128 v256 ffn=swiglu:{ffn} [{mixers}]"), "random", ()
+
+
+@pytest.fixture
+def bed(tmp_path: Path) -> Iterator[Bed]:
+    PROPOSERS.add("moody", Moody)
+    Moody.seen, Moody.gate = [], threading.Event()
+    Moody.gate.set()
+    space = tiny_space(search={"proposer": "moody"})
+    yield Bed(open_store(tmp_path, SystemClock()), tmp_path, space, FakeRuntime(tmp_path))  # type: ignore[arg-type]
+
+
+def asker(bed: Bed, ledger: Ledger) -> ProposalDriver:
+    made = ProposalDriver(bed.space, lambda layout: True, bed.folder / "lock")
+    made.resume(ledger.trials(), ledger.recall())
+    return made
+
+
+def next_trial(each: ProposalDriver, ledger: Ledger) -> Trial:
+    trial = asyncio.run(each.next(ledger))
+    assert trial is not None
+    return trial
+
+
+def running(trial: Trial, latency: float = 0.1) -> Observation:
+    return Observation(Layout.from_json(trial.layout), "running", {"latency": latency})
+
+
+def differences(bed: Bed, ledger: Ledger, events: list[Event] | None = None) -> list[str]:
+    return replay(bed.space, lambda layout: True, ledger.trials(), events or ledger.events())
+
+
+def test_a_log_with_everything_in_it_replays(bed: Bed) -> None:
+    ledger = bed.ledger()
+    each = asker(bed, ledger)
+    first = next_trial(each, ledger)
+    each.tell(ledger, first.number, running(first))
+    next_trial(each, ledger)
+    each.fix_reference_point(ledger, POINT_OF_TINY)
+    each.fix_reference_point(ledger, POINT_OF_TINY)
+    next_trial(each, ledger)
+    assert Moody.seen == [(0, False), (1, False), (1, True)]
+    assert differences(bed, ledger) == []
+    assert [event.payload.get("what") for event in ledger.events()].count(POINT) == 1
+
+
+def test_a_log_that_lacks_something_does_not(bed: Bed) -> None:
+    ledger = bed.ledger()
+    each = asker(bed, ledger)
+    first = next_trial(each, ledger)
+    each.tell(ledger, first.number, running(first))
+    next_trial(each, ledger)
+    untold = [event for event in ledger.events() if event.payload.get("what") != TOLD]
+    (line,) = differences(bed, ledger, untold)
+    assert line.startswith("trial 1: d128")
+
+
+def test_a_log_of_another_engine_is_no_log_of_this_one(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = bed.ledger()
+    next_trial(asker(bed, ledger), ledger)
+    monkeypatch.setattr(Moody, "engine", "moody/2")
+    with pytest.raises(InvalidInput, match="older hilnas; here is moody/2"):
+        differences(bed, ledger)
+
+
+def test_what_comes_while_it_is_asked_is_told_and_logged_afterwards(bed: Bed) -> None:
+    ledger = bed.ledger()
+    each = asker(bed, ledger)
+    first = next_trial(each, ledger)
+    Moody.gate.clear()
+
+    async def go() -> None:
+        asking = asyncio.create_task(each.next(ledger))
+        await asyncio.sleep(0.05)
+        each.tell(ledger, first.number, running(first))
+        each.fix_reference_point(ledger, POINT_OF_TINY)
+        Moody.gate.set()
+        await asking
+
+    asyncio.run(go())
+    assert Moody.seen[-1] == (0, False)
+    kinds = [(event.kind, event.payload.get("what")) for event in ledger.events()]
+    asked = max(i for i, (kind, _) in enumerate(kinds) if kind is EventKind.PROPOSED)
+    assert kinds.index((EventKind.PROGRESS, TOLD)) > asked
+    assert kinds.index((EventKind.STUDY, POINT)) > asked
+    next_trial(each, ledger)
+    assert Moody.seen[-1] == (1, True)
+    assert differences(bed, ledger) == []
+
+
+def test_a_later_process_goes_on_where_the_log_ends(bed: Bed) -> None:
+    def half(ledger: Ledger, each: ProposalDriver) -> None:
+        trial = next_trial(each, ledger)
+        each.tell(ledger, trial.number, running(trial))
+        each.fix_reference_point(ledger, POINT_OF_TINY)
+
+    ledger = bed.ledger()
+    half(ledger, asker(bed, ledger))
+    ledger = bed.ledger()
+    half(ledger, asker(bed, ledger))
+    next_trial(asker(bed, ledger), ledger)
+    assert Moody.seen == [(0, False), (1, True), (2, True)]
+    assert differences(bed, ledger) == []
+
+
+def test_the_same_is_told_once(bed: Bed) -> None:
+    ledger = bed.ledger()
+    each = asker(bed, ledger)
+    trial = next_trial(each, ledger)
+    for latency in (0.1, 0.2, 0.1):
+        each.tell(ledger, trial.number, running(trial, latency))
+    assert [event.payload.get("what") for event in ledger.events()].count(TOLD) == 2
+
+
+def test_an_exhausted_space_is_no_error(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Moody, "ask", lambda self, count: [])
+    ledger = bed.ledger()
+    each = asker(bed, ledger)
+    assert asyncio.run(each.next(ledger)) is None
+    assert ledger.trials() == []
+
+
+def test_parents_are_told_by_their_trial_numbers(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = bed.ledger()
+    reference = ledger.propose(Layout.parse("d128 v256 ffn=swiglu:320 [C3 A2/1 C3]"), "reference")
+    child = Layout.parse("d128 v256 ffn=swiglu:320 [A2/1 C3]")
+
+    def propose(self: Moody, rng: Rng) -> tuple[Layout, str, tuple[str, ...]]:
+        return child, "drop", (reference.layout_id, "0" * 64)
+
+    monkeypatch.setattr(Moody, "propose", propose)
+    trial = next_trial(asker(bed, ledger), ledger)
+    assert (trial.parents, trial.operator, trial.origin) == ((reference.number,), "drop", "proposal")
+    record: Mapping[str, Any] = trial.record or {}
+    assert record["operator"] == "drop"

@@ -1,0 +1,173 @@
+"""One stage under its key: found, shared, tried again, never done twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from store_support import key, open_store
+from study_support import Bed, tiny_space
+
+from nas.core.clock import SystemClock
+from nas.core.errors import CandidateFailed, InfrastructureFailed
+from nas.core.layout import Layout
+from nas.store import outcomes, results
+from nas.study.ledger import Ledger
+from nas.study.stages import Outcome, Stages
+from nas.testing.fake_runtime import FakeRuntime
+
+KEY = key("stage")
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    bed = Bed(open_store(tmp_path, SystemClock()), tmp_path, tiny_space(), FakeRuntime(tmp_path))  # type: ignore[arg-type]
+    made = bed.ledger()
+    for width in (256, 320, 384):
+        made.propose(Layout.parse(f"d128 v256 ffn=swiglu:{width} [C3 A2/1]"), "proposal")
+    return made
+
+
+class Action:
+    """Gives the outcomes of `script` in turn; a blocked one waits until it is let go."""
+
+    def __init__(self, *script: Outcome | Exception) -> None:
+        self.script, self.calls = list(script), 0
+        self.free = asyncio.Event()
+        self.free.set()
+
+    async def __call__(self) -> Outcome:
+        self.calls += 1
+        answer = self.script[min(self.calls, len(self.script)) - 1]
+        await self.free.wait()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def run(test: Callable[[], Awaitable[Any]]) -> Any:
+    async def go() -> Any:
+        return await asyncio.wait_for(test(), 120)
+
+    return asyncio.run(go())
+
+
+def firsts(ledger: Ledger) -> dict[int, bool]:
+    with ledger.store.read() as connection:
+        rows = connection.exec_driver_sql("SELECT trial, first FROM result_use").all()
+    return {row.trial: bool(row.first) for row in rows}
+
+
+def test_what_is_there_is_not_done_again(ledger: Ledger) -> None:
+    async def test() -> None:
+        action = Action({"value": 7, "seconds": 2.0})
+        assert await Stages(ledger).run("train", KEY, 0, action) == 7
+        assert await Stages(ledger).run("train", KEY, 1, action) == 7
+        assert action.calls == 1
+
+    run(test)
+    assert firsts(ledger) == {0: True, 1: False}
+    assert results.stage_seconds(ledger.store, 1) == {"train": 2.0}
+
+
+def test_who_comes_meanwhile_shares_the_work(ledger: Ledger) -> None:
+    async def test() -> None:
+        action, stages = Action({"value": 7}), Stages(ledger)
+        action.free.clear()
+        both = [asyncio.create_task(stages.run("train", KEY, trial, action)) for trial in (0, 1)]
+        await asyncio.sleep(0.01)
+        action.free.set()
+        assert await asyncio.gather(*both) == [7, 7]
+        assert action.calls == 1
+
+    run(test)
+    assert firsts(ledger) == {0: True, 1: False}
+
+
+def test_where_the_one_at_work_is_cancelled_another_takes_over(ledger: Ledger) -> None:
+    async def test() -> None:
+        action, stages = Action({"value": 7}), Stages(ledger)
+        action.free.clear()
+        first, second = (asyncio.create_task(stages.run("train", KEY, trial, action)) for trial in (0, 1))
+        await asyncio.sleep(0.01)
+        first.cancel()
+        await asyncio.sleep(0.01)
+        action.free.set()
+        assert await second == 7
+        assert first.cancelled()
+        assert action.calls == 2
+
+    run(test)
+    assert firsts(ledger) == {1: True}
+
+
+def test_who_waits_may_be_cancelled_without_harm(ledger: Ledger) -> None:
+    async def test() -> None:
+        action, stages = Action({"value": 7}), Stages(ledger)
+        action.free.clear()
+        first, second = (asyncio.create_task(stages.run("train", KEY, trial, action)) for trial in (0, 1))
+        await asyncio.sleep(0.01)
+        second.cancel()
+        await asyncio.sleep(0.01)
+        action.free.set()
+        assert await first == 7
+
+    run(test)
+
+
+def test_an_infrastructure_failure_is_tried_again_and_kept(ledger: Ledger) -> None:
+    async def test() -> None:
+        action = Action(InfrastructureFailed("a worker died"), InfrastructureFailed("again"), {"value": 7})
+        assert await Stages(ledger, first_pause_s=0).run("export", KEY, 0, action) == 7
+
+    run(test)
+    assert [attempt.message for attempt in outcomes.attempts_of_key(ledger.store, KEY)] == ["a worker died", "again"]
+    assert ledger.tries(KEY) == 2
+
+
+@pytest.mark.parametrize(("stage", "tries"), [("export", 3), ("train", 3), ("gate", 3), ("measure", 1)])
+def test_after_the_last_try_it_is_passed_on(ledger: Ledger, stage: Any, tries: int) -> None:
+    async def test() -> None:
+        action = Action(InfrastructureFailed("a worker died"))
+        with pytest.raises(InfrastructureFailed, match="a worker died"):
+            await Stages(ledger, first_pause_s=0).run(stage, KEY, 0, action)
+        assert action.calls == tries
+
+    run(test)
+    assert results.get(ledger.store, KEY) is None
+    assert ledger.tries(KEY) == tries
+
+
+def test_a_candidates_failure_is_a_result_like_any_other(ledger: Ledger) -> None:
+    async def test() -> None:
+        action = Action({"failed": {"reason": "diverged", "message": "loss is not finite"}})
+        for trial in (0, 1):
+            with pytest.raises(CandidateFailed, match="loss is not finite") as failed:
+                await Stages(ledger).run("train", KEY, trial, action)
+            assert failed.value.reason == "diverged"
+        assert action.calls == 1
+
+    run(test)
+
+
+def test_a_bug_in_an_action_is_not_hidden(ledger: Ledger) -> None:
+    async def test() -> None:
+        with pytest.raises(ZeroDivisionError):
+            await Stages(ledger).run("train", KEY, 0, Action(ZeroDivisionError()))
+
+    run(test)
+
+
+def test_of_two_writers_the_first_one_wins(ledger: Ledger) -> None:
+    async def test() -> None:
+        async def action() -> Outcome:
+            results.put(ledger.store, KEY, "train", {"value": "another study's"})
+            return {"value": "ours"}
+
+        assert await Stages(ledger).run("train", KEY, 0, action) == "another study's"
+
+    run(test)
+    assert firsts(ledger) == {0: False}

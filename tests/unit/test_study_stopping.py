@@ -1,0 +1,51 @@
+"""When a study proposes no more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from nas.core.space import StopRules
+from nas.core.trial import Event, EventKind
+from nas.study.events import Expected, expectations
+from nas.study.stopping import stop_reason
+
+LITTLE, MUCH, UNKNOWN = (Expected(gain, 1.0, 4) for gain in (0.001, 0.1, None))
+
+
+def rule(rules: StopRules, expected: Sequence[Expected] = (), proposed: int = 5, hours: float = 1.0) -> str | None:
+    found = stop_reason(rules, proposed=proposed, wanted=10, hours=hours, expected=expected)
+    return found and found.rule
+
+
+def test_without_rules_trials_alone_end_it() -> None:
+    assert rule(StopRules(), [LITTLE] * 9, hours=1e6) is None
+    assert rule(StopRules(), proposed=10) == "trials"
+
+
+def test_hours() -> None:
+    assert rule(StopRules(hours=2), hours=1.9) is None
+    assert rule(StopRules(hours=2), hours=2.0) == "hours"
+
+
+@pytest.mark.parametrize(
+    ("expected", "ends"),
+    [
+        ([LITTLE] * 3, True),
+        ([MUCH, LITTLE, LITTLE, LITTLE], True),
+        ([LITTLE] * 2, False),
+        ([LITTLE, LITTLE, MUCH], False),
+        ([LITTLE, UNKNOWN, LITTLE], False),
+        ([Expected(0.0, 0.0, 4)] * 3, False),
+    ],
+)
+def test_little_gain_ends_it_when_seen_thrice(expected: list[Expected], ends: bool) -> None:
+    assert (rule(StopRules(gain=0.005), expected) == "gain") is ends
+
+
+def test_what_was_expected_is_read_from_the_log() -> None:
+    event = Event(EventKind.PROGRESS, MUCH.to_json(), trial=3)
+    assert expectations([event, Event(EventKind.PROGRESS, {"what": "else"}, trial=3)]) == {3: MUCH}
+    assert MUCH.of_batch == pytest.approx(0.4)
+    assert UNKNOWN.of_batch is None

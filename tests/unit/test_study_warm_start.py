@@ -1,0 +1,127 @@
+"""A new study learns from earlier ones what means the same in both, and learns it again when it is resumed."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from store_support import open_store
+from study_support import CHAT, TINY, Bed, tiny_space
+
+from nas.analysis.report import study_report
+from nas.core.clock import SystemClock
+from nas.core.errors import InvalidInput, UnknownName
+from nas.core.space import SearchSpace
+from nas.search import Observation, Proposer
+from nas.store import studies, trials
+from nas.study.events import WARM, all_events
+from nas.study.launch import support_filter
+from nas.study.ledger import Ledger
+from nas.study.proposals import BoundSpace, SharedNames, make_proposer, replay, require_studies, warm_start
+from nas.testing.fake_runtime import FakeRuntime
+
+ANYWHERE = {"local": "box"}
+
+
+@pytest.fixture
+def bed(tmp_path: Path) -> Bed:
+    return Bed(open_store(tmp_path, SystemClock()), tmp_path, tiny_space(), FakeRuntime(tmp_path / "fake"))  # type: ignore[arg-type]
+
+
+def begin(bed: Bed, *names: str, name: str = "second") -> tuple[Ledger, list[str]]:
+    """A study that learns from `names` before it runs, and what was said."""
+    ledger, said = bed.ledger(name=name), list[str]()
+    warm_start(ledger, bed.space, support_filter(bed.space), names, said.append)
+    return ledger, said
+
+
+def earlier(ledger: Ledger) -> list[Observation]:
+    (event,) = [event for event in ledger.events() if event.payload.get("what") == WARM]
+    return [Observation.from_json(seen) for seen in event.payload["observations"]]
+
+
+def test_the_same_space_takes_all_that_ended(bed: Bed) -> None:
+    bed.run(6)
+    ledger, said = begin(bed, "study")
+    found = earlier(ledger)
+    assert len(found) == 7 and all(seen.status != "running" for seen in found)
+    complete = [seen for seen in found if seen.status == "complete"]
+    assert all(seen.objectives.keys() == {"quality", "latency", "memory"} for seen in complete)
+    assert "study: 7 layouts with latency, memory, quality, decode_p50@chat on local/fake" in said[0]
+    assert "1 outside this space" in said[0]  # the attention-only reference
+    begin(bed, "study")  # resumed before its first proposal
+    assert len(earlier(ledger)) == 7
+    (row,) = study_report(bed.store, "second")["warm_start"]
+    assert (row["study"], row["layouts"], row["not_comparable"]) == ("study", 7, [])
+
+
+def test_a_study_that_learnt_is_resumed_and_replayed(bed: Bed) -> None:
+    bed.run(4)
+    ledger, _ = begin(bed, "study")
+
+    async def go(wanted: int) -> Proposer:
+        orchestrator = bed.orchestrator(bed.ledger(name="second"), wanted)
+        await orchestrator.run()
+        return orchestrator._proposals._proposer
+
+    for wanted in (3, 5):
+        state = asyncio.run(go(wanted)).state()
+        assert len(state["earlier"]) == 5
+    rows, log = trials.all(bed.store, ledger.study.id), all_events(bed.store, ledger.study.id)
+    assert len(rows) == 7
+    assert replay(bed.space, support_filter(bed.space), rows, log) == []
+    cold = make_proposer(bed.space, support_filter(bed.space)).state()
+    assert cold["earlier"] == []
+
+
+def shared(old: dict[str, Any], new: dict[str, Any], devices: dict[str, str] | None = None) -> SharedNames:
+    spaces = [SearchSpace.model_validate(TINY | changes) for changes in (old, new)]
+    return SharedNames.between(BoundSpace(spaces[0], ANYWHERE), BoundSpace(spaces[1], devices or ANYWHERE))
+
+
+def test_what_means_something_else_is_not_shared() -> None:
+    assert set(shared({}, {}).objectives) == {"quality", "latency", "memory"}
+    longer = {"workloads": {"chat": {"prompt": 128, "gen": 16}}}
+    assert set(shared({}, longer).objectives) == {"quality"} and not shared({}, longer).budgets
+    quality = TINY["quality"] | {"proxy_d_model": 64}
+    assert set(shared({}, {"quality": quality}).objectives) == {"latency", "memory"}
+    elsewhere = shared({}, {}, {"local": "phone"})
+    assert set(elsewhere.objectives) == {"quality"} and not elsewhere.budgets
+    other = [{"name": "loss", "metric": "quality"}, {"name": "speed", "metric": "decode_p50", **CHAT}]
+    assert shared({}, {"objectives": other}).objectives == {"quality": "loss"}
+
+
+def test_an_excess_is_told_for_the_new_limit() -> None:
+    tighter = {"budgets": [{"metric": "peak_rss", "max": "1x", **CHAT}]}
+    common, name = shared({}, tighter), "peak_rss@chat on local/fake"
+    layout = tiny_space().references.layouts()["attention"]
+    fits = Observation(layout, "complete", {"quality": -1.0}, {name: math.log(1.5 / 2)}, 2)
+    told = common.translate(fits)
+    assert told.status == "infeasible" and told.constraints == {name: pytest.approx(math.log(1.5))}
+    back = SharedNames.between(
+        BoundSpace(SearchSpace.model_validate(TINY | tighter), ANYWHERE), BoundSpace(tiny_space(), ANYWHERE)
+    ).translate(Observation(layout, "infeasible", {}, {name: math.log(1.5)}))
+    assert back.status == "stopped" and back.constraints == {name: pytest.approx(math.log(1.5 / 2))}
+    absolute = {"budgets": [{"metric": "peak_rss", "max": "100MB", **CHAT}]}
+    assert shared({}, absolute).budgets == {}
+
+
+def test_layouts_outside_the_new_space_are_left_out_and_said(bed: Bed) -> None:
+    bed.run(6)
+    bed.space = tiny_space(model=TINY["model"] | {"depth": 3})
+    ledger, said = begin(bed, "study")
+    found = earlier(ledger)
+    assert 0 < len(found) < 8 and {seen.layout.depth for seen in found} == {3}
+    assert f"{8 - len(found)} outside this space" in said[0]
+
+
+def test_a_study_needs_another_one_that_is_there(bed: Bed) -> None:
+    bed.ledger()
+    with pytest.raises(UnknownName, match="study"):
+        require_studies(bed.store, ["studdy"], "second")
+    with pytest.raises(InvalidInput, match="itself"):
+        require_studies(bed.store, ["study"], "study")
+    assert [row.name for row in studies.all(bed.store)] == ["study"]
