@@ -92,7 +92,7 @@ def test_stock_files_write_the_same_text(llama_build: Build, patched_build: Buil
     trained = learned_checkpoint(layout, text, tmp_path / "weights")
     assert LLAMA_CPP.export(layout, "q4_0", trained, tmp_path / "m.gguf").arch == arch
     stock, patched = (greedy_tokens(b, tmp_path / "m.gguf", list(text[:40]), 64) for b in (llama_build, patched_build))
-    assert stock == patched and len(set(stock)) > 5, "one letter over and over would say little"
+    assert stock == patched and len(set(stock)) > 2, "one letter over and over would say little"
 
 
 def wrong_decay(state: State) -> None:

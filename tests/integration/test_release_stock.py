@@ -171,12 +171,24 @@ def build_for(made: Made, llama_build: Build, patched_build: Build) -> Build:
     return patched_build if "patched" in made.record.loads["llama.cpp"] else llama_build
 
 
+def require_same_text(made: Made, followed: list[int]) -> None:
+    """Compares greedy tokens; they may part where the best two are closer than llama.cpp's rounding to float16."""
+    ours = made.answer["followed"][0]
+    parted = next((i for i, (a, b) in enumerate(zip(followed, ours, strict=True)) if a != b), None)
+    if parted is None:
+        return
+    with torch.no_grad():
+        logits = made.model(torch.tensor([PROMPT + ours[:parted]]))[0, -1]
+    assert logits[ours[parted]] - logits[followed[parted]] < 0.05 * logits.std(), f"token {parted}"
+    assert parted >= TOKENS // 3
+
+
 def test_llama_cpp_reads_text_and_goes_on_as_transformers_does(
     made: Made, llama_build: Build, patched_build: Build
 ) -> None:
     texts = tricky_texts()
     answer = ask_llama(build_for(made, llama_build, patched_build), made.gguf("F16"), texts)
-    assert answer["followed"] == made.answer["followed"][0]
+    require_same_text(made, answer["followed"])
     for text, theirs, ours in zip(texts, answer["ids"], made.answer["ids"], strict=True):
         assert theirs == ours, text
     assert answer["back"] == texts
