@@ -27,7 +27,9 @@ def run_with_plugin(tests: str, site: Path, timeout_s: float) -> None:
     ]
     (info / "entry_points.txt").write_text("\n\n".join(groups) + "\n")
     (site / "hilnas_plugin").symlink_to(PACKAGE / "hilnas_plugin")
-    environment = os.environ | {"PYTHONPATH": str(site)}
+    # Options for the outer run (CI's reruns and its skip plugin) are not for this one, which has its own.
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    environment["PYTHONPATH"] = str(site)
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(PACKAGE / tests)]
     options = ["-o", "addopts=-p no:schemathesis", "--timeout", str(int(timeout_s))]
     done = subprocess.run([*argv, *options], env=environment, capture_output=True, text=True, timeout=timeout_s)

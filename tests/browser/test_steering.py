@@ -23,7 +23,7 @@ PHONE_IN_THE_DARK = {"viewport": {"width": 390, "height": 800}, "color_scheme": 
 
 
 @pytest.fixture
-def lab(tmp_path: Path) -> DashboardLab:
+def lab(tmp_path: Path) -> Iterator[DashboardLab]:
     """A coordinator's pages with a study, and a device whose reference runs were kept."""
     made = DashboardLab(tmp_path, AccessRules(secure=False))
     made.study()
@@ -33,7 +33,8 @@ def lab(tmp_path: Path) -> DashboardLab:
         made.clock.time += 1800
         runs = [ReferenceRun(1 + 0.004 * number, 40.0 + number % 5, number % 4 != 0)]
         calibrations.note_runs(made.store, place, f"job-{number}", runs, 212.5)
-    return made
+    yield made
+    made.process.end()
 
 
 @pytest.fixture

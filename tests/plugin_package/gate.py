@@ -1,4 +1,4 @@
-"""The plug-in's exports, run with it installed by tests/integration/test_plugin_blocks.py."""
+"""The plug-in's exports, run with it installed by tests/integration/test_plugin_export.py."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,11 @@ FIELDS = {"study": "new", "space": space_text(), "reason": "for a test", "next":
 
 
 @pytest.fixture
-def lab(tmp_path: Path) -> DashboardLab:
+def lab(tmp_path: Path) -> Iterator[DashboardLab]:
     made = DashboardLab(tmp_path)
     made.study()
-    return made
+    yield made
+    made.process.end()
 
 
 def path_of(action: str) -> str:

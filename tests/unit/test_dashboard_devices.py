@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,8 +23,10 @@ PLACE = ("box", "llama.cpp", "b7000")
 
 
 @pytest.fixture
-def lab(tmp_path: Path) -> DashboardLab:
-    return DashboardLab(tmp_path)
+def lab(tmp_path: Path) -> Iterator[DashboardLab]:
+    made = DashboardLab(tmp_path)
+    yield made
+    made.process.end()
 
 
 @pytest.fixture

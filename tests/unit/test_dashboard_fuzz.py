@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -38,7 +39,7 @@ forms = st.dictionaries(st.sampled_from(FIELDS) | words, words | st.just(space_t
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> DashboardLab:
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DashboardLab]:
     """A little of everything."""
     made = DashboardLab(tmp_path_factory.mktemp("fuzz"))
     study = made.study()
@@ -47,7 +48,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> DashboardLab:
     write_family(paths.home(), "study")
     made.submitted.submit("mine", space_text(), by="somebody")
     events.append(made.store, study, {"what": "something that no page knows"})
-    return made
+    yield made
+    made.process.end()
 
 
 def values(name: str) -> st.SearchStrategy[str]:

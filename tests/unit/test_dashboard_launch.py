@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ TYPED = "v: 1\r\nname: x\r\nmodle: {}  # \u202eright <b>&amp;\r\n"
 
 
 @pytest.fixture
-def lab(tmp_path: Path) -> DashboardLab:
-    return DashboardLab(tmp_path)
+def lab(tmp_path: Path) -> Iterator[DashboardLab]:
+    made = DashboardLab(tmp_path)
+    yield made
+    made.process.end()
 
 
 @pytest.fixture

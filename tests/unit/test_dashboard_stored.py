@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ PROXY = "10.0.0.1"
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> DashboardLab:
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DashboardLab]:
     """A store in which every text that somebody else may have chosen is hostile."""
     rules = AccessRules(proxies=frozenset({PROXY}), proxy_roles={MARKUP: Role.ADMIN})
     made = DashboardLab(tmp_path_factory.mktemp("stored"), rules)
@@ -44,7 +45,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> DashboardLab:
     assert found is not None
     ended = {"state": SubmissionState.ENDED, "message": f"{HOSTILE}\nsecond line", "exit_code": 1, "space": HOSTILE}
     folder.write(found.model_copy(update=ended))
-    return made
+    yield made
+    made.process.end()
 
 
 def fill_studies(lab: DashboardLab) -> None:
