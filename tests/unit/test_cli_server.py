@@ -188,6 +188,7 @@ def test_a_launch_is_submitted_followed_and_reported(lab: Lab, server: str, tmp_
     assert json.loads(done.out) == json.loads(json.dumps(study_report(lab.store, "mine")))
     assert "trial 0: failed (crash)" in done.err
     assert played.started == [("mine", False)]
+    played.end()
 
 
 def test_a_rejected_launch_reports_file_and_line(lab: Lab, server: str, tmp_path: Path) -> None:
