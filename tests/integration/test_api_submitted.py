@@ -89,7 +89,7 @@ def test_a_study_outlives_the_coordinator_that_started_it(lab: Lab, monkeypatch:
                 shown = lab.json("study", "show", "mine")
     assert json.loads(done.stdout) == shown
     assert (shown["state"], shown["trials"]["proposed"]) == ("complete", 1)
-    assert "next try in" in done.stderr
+    assert "retrying in" in done.stderr
     # One process did it all: nobody started a second one.
     log = (lab.home / "studies" / "mine" / "launch.log").read_text()
     assert log.count("study mine of space tiny") == 1
