@@ -15,13 +15,13 @@ from nas.core.clock import SystemClock
 from nas.core.plan import Pair, RawRun, RoundResult
 from nas.core.protocol import LOCAL_PATH_HEADER
 from nas.core.trust import RunnerManifest, SignedManifest
+from nas.farm import agent_api
 from nas.farm.agent_api import make_app
 from nas.farm.queue import JobNotifier
 from nas.farm.trust import SigningKey
 from nas.store import devices, jobs
 from nas.store.rows import DeviceState, JobState
 from nas.store.store import Store
-from nas.web import server
 
 KEY = key("measurement")
 FILE = key("file")
@@ -202,7 +202,7 @@ def test_a_job_that_was_never_there_is_not_accepted(client: TestClient) -> None:
 def test_a_request_that_is_too_large_is_not_read(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, store: Store, announced: bool
 ) -> None:
-    monkeypatch.setattr(server, "MAX_BODY", 1000)
+    monkeypatch.setattr(agent_api, "_MAX_RESULT", 1000)
     small = TestClient(make_app(store, {}.get, JobNotifier(), lambda: None), raise_server_exceptions=False)
     body = json.dumps({**WHO, "epoch": 1, "result": {"pairs": [], "extra": {"a": "x" * 2000}}}).encode()
     content = body if announced else (body[at : at + 100] for at in range(0, len(body), 100))
