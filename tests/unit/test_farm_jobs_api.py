@@ -12,8 +12,8 @@ from fastapi.testclient import TestClient
 from store_support import RESULT, device, key, open_store, round_of
 
 from nas.core.clock import SystemClock
-from nas.core.plan import Pair, RawRun, RoundResult
-from nas.core.protocol import LOCAL_PATH_HEADER
+from nas.core.plan import MAX_OUTPUT, MAX_REPETITIONS, Pair, RawRun, RoundResult
+from nas.core.protocol import LOCAL_PATH_HEADER, MOST_DEVICES
 from nas.core.trust import RunnerManifest, SignedManifest
 from nas.farm import agent_api
 from nas.farm.agent_api import make_app
@@ -73,6 +73,40 @@ def test_a_job_is_leased_renewed_and_ended(client: TestClient, store: Store) -> 
     assert ended is not None
     assert (ended.state, ended.result) == (JobState.DONE, RESULT)
     assert devices.get(store, "box").state is DeviceState.IDLE
+
+
+RUN = RawRun(exit_code=0, stdout="", wall_s=1.0, started_at=0.0).model_dump(mode="json")
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        {"pairs": [{"reference": None, "candidate": RUN}] * (MAX_REPETITIONS + 1)},
+        {"pairs": [{"reference": None, "candidate": RUN | {"stdout": "x" * (MAX_OUTPUT + 1)}}]},
+        {"pairs": [{"reference": None, "candidate": RUN | {"stderr_tail": "x" * (MAX_OUTPUT + 1)}}]},
+    ],
+    ids=["pairs", "stdout", "stderr"],
+)
+def test_a_result_is_bounded(client: TestClient, store: Store, result: dict[str, Any]) -> None:
+    jobs.enqueue(store, KEY, round_of(), device="box")
+    job = lease(client)
+    assert submit(client, job, result=result).status_code == 422
+    assert submit(client, job, result=RESULT.model_dump(mode="json")).json()["accepted"]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"devices": [device(f"box-{n}").model_dump(mode="json") for n in range(MOST_DEVICES + 1)]},
+        {"devices": [device().model_dump(mode="json") | {"unread": {"x" * 1000: "reason"}}]},
+        {"devices": [device().model_dump(mode="json") | {"unread": {"\x1b[2J": "reason"}}]},
+        {"devices": [], "boot_id": "x" * 1000},
+    ],
+    ids=["devices", "long name", "control characters", "boot"],
+)
+def test_a_registration_is_bounded(client: TestClient, store: Store, told: dict[str, Any]) -> None:
+    assert client.post("/v1/agents/register", json={"agent": "local", "boot_id": "boot"} | told).status_code == 422
+    assert [row.id for row in devices.all(store)] == ["box"]
 
 
 @pytest.mark.parametrize(
