@@ -100,6 +100,7 @@ class StudyView(BaseModel):
     trials: int = Field(description="trials so far, references included")
     created: Time
     submission: SubmissionView | None = Field(description="null where it was launched on the coordinator's host")
+    problem: str | None = Field(None, description="why nothing more of it can be shown")
 
 
 class StudyDetail(StudyView):
@@ -224,6 +225,7 @@ def _begun(row: StudySummary, submission: Submission | None) -> StudyView:
     return StudyView(
         study=row.name, space=row.space, state=row.state.value, desired_state=row.desired_state, trials=row.trials,
         created=row.created, submission=SubmissionView.model_validate(submission) if submission else None,
+        problem=row.problem,
     )  # fmt: skip
 
 
