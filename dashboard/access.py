@@ -39,7 +39,6 @@ SESSION_S = 12 * 3600.0
 
 _MOST_SESSIONS = 1000
 """Most open sessions; the oldest is closed first."""
-_MAX_FORM = 1 << 20
 _MAX_FIELDS = 64
 _FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 _RANK = {Role.READ: 0, Role.OPERATE: 1, Role.ADMIN: 2}
@@ -184,16 +183,11 @@ class PageAccess:
         if not hmac.compare_digest(form.get(FORM_TOKEN, "").encode(), visitor.form_token.encode()):
             raise HTTPException(403, "this form belongs to another session; load the page again")
 
-    def posted(self, needed: Role, most: int = _MAX_FORM) -> Any:
-        """Returns a dependency of an action's route: the posted form, if `require_action` allows it.
-
-        Args:
-            needed: role of the action.
-            most: bytes of the form.
-        """
+    def posted(self, needed: Role) -> Any:
+        """Returns a dependency of an action's route: the posted form, if `require_action` allows it."""
 
         async def check(request: Request) -> Form:
-            form = await read_form(request, most)
+            form = await read_form(request)
             self.require_action(request.state.visitor, needed, request, form)
             return form
 
@@ -214,12 +208,8 @@ def require_same_origin(request: Request) -> None:
         raise HTTPException(403, "this request was not sent by a page of this server")
 
 
-async def read_form(request: Request, most: int = _MAX_FORM) -> Form:
+async def read_form(request: Request) -> Form:
     """Reads a posted form of UTF-8 text. A file is read as text; of fields with one name, the first counts.
-
-    Args:
-        request: its body was not read yet.
-        most: bytes of the body.
 
     Raises:
         HTTPException: 413, 415 or 422: it is not a form of our pages.
@@ -227,19 +217,15 @@ async def read_form(request: Request, most: int = _MAX_FORM) -> Form:
     kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if kind not in _FORMS:
         raise HTTPException(415, f"send a form ({_FORMS[0]} or {_FORMS[1]})")
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > most:
-            raise HTTPException(413, f"more than {most} bytes")
+    body = await request.body()
 
     async def receive() -> Message:
-        return {"type": "http.request", "body": bytes(body)}
+        return {"type": "http.request", "body": body}
 
     try:
         body.decode()
         async with Request(request.scope, receive).form(
-            max_files=1, max_fields=_MAX_FIELDS, max_part_size=most
+            max_files=1, max_fields=_MAX_FIELDS, max_part_size=len(body)
         ) as form:
             return {name: await _text(value) for name, value in reversed(form.multi_items())}
     except (UnicodeDecodeError, HTTPException):

@@ -24,6 +24,7 @@ from nas.store import devices
 from nas.store.rows import Role
 from nas.store.store import Store
 from nas.web.errors import Conflict, answer_to
+from nas.web.server import max_body
 
 _MAX_FORM = 4 << 20
 """Bytes of the form: enough for the longest space, unless most characters take several bytes."""
@@ -109,7 +110,7 @@ def launch_router(store: Store, submitted: SubmittedStudies, access: PageAccess)
         access: authenticates visitors.
     """
     router = APIRouter(route_class=page_route(access), include_in_schema=False)
-    posted = access.posted(Role.OPERATE, _MAX_FORM)
+    posted = access.posted(Role.OPERATE)
 
     def view(form: LaunchForm, problems: list[Problem]) -> LaunchView:
         known = [LOCAL, *(row.id for row in devices.all(store))]
@@ -121,6 +122,7 @@ def launch_router(store: Store, submitted: SubmittedStudies, access: PageAccess)
         return answer("launch.html", request, view(LaunchForm(space=_text(space)), []))
 
     @router.post("/launch")
+    @max_body(_MAX_FORM)
     def launch(request: Request, sent: Form = posted) -> Response:
         form, by = LaunchForm.of(sent), request.state.visitor.name
         try:

@@ -26,6 +26,7 @@ from nas.dashboard.access import PageAccess, Visitor
 from nas.dashboard.filters import FILTERS, harmless, hue, show_bytes, shown
 from nas.views.candidate import FEWEST, MOST
 from nas.web.errors import answer_to
+from nas.web.server import allow_body
 
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
@@ -40,6 +41,8 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
 _NO_STORE = "no-store"
+_LONGEST_NEXT = 1000
+"""Characters of a page's address that a login returns to: the login form must fit in `UNAUTHENTICATED_BODY`."""
 
 _templates = Environment(
     loader=PackageLoader("nas.dashboard"),
@@ -88,6 +91,8 @@ def page_route(access: PageAccess, *, public: bool = False) -> type[APIRoute]:
                 request.state.visitor = visitor
                 if visitor is None and not public:
                     return _log_in(request)
+                if visitor is not None:
+                    allow_body(request, self.endpoint)
                 request.state.caller = visitor.name if visitor else None
                 return await handle(request)
 
@@ -112,7 +117,8 @@ def _log_in(request: Request) -> Response:
     if request.method != "GET":
         return RedirectResponse("/login", 303)
     query = f"?{request.url.query}" if request.url.query else ""
-    return RedirectResponse(f"/login?next={quote(request.url.path + query, safe='')}", 303)
+    goal = quote(request.url.path + query, safe="")
+    return RedirectResponse(f"/login?next={goal}" if len(goal) <= _LONGEST_NEXT else "/login", 303)
 
 
 def _error(request: Request, error: NasError | HTTPException | RequestValidationError) -> Response:

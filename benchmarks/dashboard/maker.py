@@ -9,13 +9,14 @@ from typing import Any
 
 from benchmarks.dashboard.candidates import CORNER, DEVICES, Judge
 from benchmarks.dashboard.lives import Kept, Step, cut_short, life, new_layouts, rng_of
+from nas.analysis.archive import import_archive
 from nas.core.canonical import canonical_json, content_hash
 from nas.core.layout import Layout
 from nas.core.scoring import ATTENTION, PUBLISHED, figures_json
 from nas.core.trial import EventKind
 from nas.search.sampling import Sampler
 from nas.store import results, studies, trials
-from nas.store.archive import FORMAT, VERSION, import_study
+from nas.store.archive import FORMAT, VERSION
 from nas.store.rows import Proposal, StudyState
 from nas.store.store import Store
 from nas.study.events import CALIBRATED, LAUNCHED
@@ -55,7 +56,7 @@ def add_study(
         for number, line in enumerate(_lines(name, judge, trials, seed, running, say)):
             out.write(canonical_json(line if "end" not in line else {"end": number}) + "\n")
     with file.open(encoding="utf-8") as source:
-        study = import_study(store, source).id
+        study = import_archive(store, source).id
     studies.set_state(store, study, StudyState.RUNNING if running else StudyState.COMPLETE)
     studies.set_desired_state(store, study, "run")
     return study

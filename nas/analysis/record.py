@@ -5,14 +5,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
-from nas.core.errors import UnknownName
+from nas.core.errors import InvalidInput, NasError, UnknownName
 from nas.core.layout import Layout
 from nas.core.measurement import Figure
 from nas.core.metrics import METRICS
@@ -41,6 +43,7 @@ from nas.study.events import (
     LAUNCHED,
     QUALITY,
     TOLD,
+    UNREADABLE,
     Launched,
     QualityKnown,
     Spent,
@@ -50,6 +53,7 @@ from nas.study.events import (
     stored_space,
 )
 
+log = logging.getLogger(__name__)
 _FROZEN = ("scales", "reference_point")
 """Fields of study events that change how all trials are scored."""
 _EVENTS_PER_READ = 1000
@@ -57,6 +61,24 @@ KeyLookup = Callable[[str, str, str], Sequence[MeasurementKey]]
 """A device's id, a runtime's name and a workload's JSON -> the measurement keys of the space for them."""
 
 _FIGURES: TypeAdapter[dict[str, Figure]] = TypeAdapter(dict[str, Figure])
+
+
+@contextmanager
+def readable(study: str) -> Iterator[None]:
+    """Raises `InvalidInput` where the records of a study are malformed, so that it is one study that cannot be shown.
+
+    Version 0.1.0 imported files without checking all of them.
+
+    Args:
+        study: its name or id, for the message.
+    """
+    try:
+        yield
+    except NasError:
+        raise
+    except UNREADABLE as error:
+        log.exception("the records of study %s are malformed", study)
+        raise InvalidInput(f"study {study}: its records are malformed: {type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -247,12 +269,12 @@ def read_study(store: Store, study: str | int) -> StudyRecord:
 
     Raises:
         UnknownName: no such study.
-        InvalidInput: its space is not valid in this version.
+        InvalidInput: its space is not valid in this version, or its records are malformed.
     """
     row = studies.get(store, study)
-    log = StudyLog()
     news = [*_since(store, row.id, 0)]
-    return _read(store, row, log, news, {}, trials.all(store, row.id))
+    with readable(row.name):
+        return _read(store, row, StudyLog(), news, {}, trials.all(store, row.id))
 
 
 def read_news(store: Store, before: StudyRecord) -> StudyRecord:
@@ -270,7 +292,8 @@ def read_news(store: Store, before: StudyRecord) -> StudyRecord:
         return before
     row = studies.get(store, before.study.id)
     touched = sorted({event.trial for event in news if event.trial is not None})
-    after = _read(store, row, before.log.copy(), news, before.records, trials.some(store, row.id, touched))
+    with readable(row.name):
+        after = _read(store, row, before.log.copy(), news, before.records, trials.some(store, row.id, touched))
     scored_alike = (row.scales, row.reference_point) == (before.study.scales, before.study.reference_point)
     if scored_alike and after.log.devices == before.log.devices:
         return after

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from nas.analysis.axes import axis_views, cache_context, measured_figures
 from nas.analysis.history import Course, hypervolume_course, interval
-from nas.analysis.record import Record, StudyRecord, read_news, read_study
+from nas.analysis.record import Record, StudyRecord, read_news, read_study, readable
 from nas.core.block import BLOCKS
 from nas.core.errors import NasError
 from nas.core.layout import Layout
@@ -383,7 +383,7 @@ class Snapshots:
         """Returns the present snapshot of a study; only changes are read.
 
         Raises:
-            InvalidInput: its space is not valid in this version.
+            InvalidInput: its space is not valid in this version, or its records are malformed.
             UnknownName: no such study.
         """
         return self._get(studies.find_id(self._store, name))
@@ -413,7 +413,8 @@ class Snapshots:
             before = entry.snapshot
             record = read_study(self._store, id) if before is None else read_news(self._store, before.record)
             if before is None or record is not before.record:
-                entry.snapshot = StudySnapshot(record, before)
+                with readable(record.study.name):
+                    entry.snapshot = StudySnapshot(record, before)
             found = entry.snapshot
         assert found is not None
         self._forget(id)

@@ -26,7 +26,10 @@ from nas.web import events as following
 from nas.web.errors import documented
 from nas.web.events import Streams, next_page, wants_stream
 from nas.web.off_loop import off_loop
+from nas.web.server import max_body
 
+_MAX_SUBMISSION = 8 << 20
+"""Bytes of a submission: the longest space, also where its characters take several bytes."""
 _SUBMISSION = {
     "submitted_by": "laptop", "submitted": 1763690000.0, "state": "running", "trials": 40, "accept_noise": False,
     "warm_start": [], "tries": 0, "not_before": 0.0, "exit_code": None, "message": None,
@@ -97,6 +100,7 @@ class StudyView(BaseModel):
     trials: int = Field(description="trials so far, references included")
     created: Time
     submission: SubmissionView | None = Field(description="null where it was launched on the coordinator's host")
+    problem: str | None = Field(None, description="why nothing more of it can be shown")
 
 
 class StudyDetail(StudyView):
@@ -158,6 +162,7 @@ def studies_router(
         return StudyPage(studies=shown + [_queued(each) for each in submitted.not_begun()], next=None)
 
     @router.post("", summary="Submit a study", status_code=201, responses=documented(409))
+    @max_body(_MAX_SUBMISSION)
     def submit(request: SubmitRequest, token: ApiToken = operate) -> StudyView:
         wanted = {"trials": request.trials, "accept_noise": request.accept_noise, "warm_start": request.warm_start}
         submitted.submit(request.study, request.space, by=token.name, **wanted)  # type: ignore[arg-type]
@@ -220,6 +225,7 @@ def _begun(row: StudySummary, submission: Submission | None) -> StudyView:
     return StudyView(
         study=row.name, space=row.space, state=row.state.value, desired_state=row.desired_state, trials=row.trials,
         created=row.created, submission=SubmissionView.model_validate(submission) if submission else None,
+        problem=row.problem,
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
+from nas.analysis.archive import import_archive
 from nas.analysis.hardware import ModelError, hardware_report
 from nas.analysis.record import read_study
 from nas.analysis.report import csv_parts, study_report, study_table
@@ -25,7 +26,7 @@ from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.layout import Layout
 from nas.core.trial import TrialState
 from nas.store import pages, studies, trials
-from nas.store.archive import export_study, import_study
+from nas.store.archive import export_study
 from nas.store.rows import DesiredState, Trial
 from nas.store.store import Store
 from nas.study.events import all_events, stored_space
@@ -54,6 +55,9 @@ def list_studies(server: ServerOption = None, db: DatabaseOption = None, json: J
         return
     columns = ("study", "space", "state", "trials")
     print_table(columns, [[row[column] for column in columns] for row in rows])
+    for row in rows:
+        if row.get("problem"):
+            say(f"{row['study']}: {row['problem']}")
 
 
 @app.command()
@@ -243,7 +247,7 @@ def import_(
     except OSError as error:
         raise InvalidInput(f"cannot read {file}: {error.strerror}") from error
     with source, open_store(db, create=True) as store:
-        study = import_study(store, source, name=name, trust_results=trust)
+        study = import_archive(store, source, name=name, trust_results=trust)
     say(f"{study.name}: imported")
 
 
@@ -280,6 +284,7 @@ def _read_studies(server: str | None, db: str | None) -> list[Json]:
                 "desired_state": study.desired_state,
                 "trials": study.trials,
                 "created": study.created,
+                **({"problem": study.problem} if study.problem else {}),
             }
             for study in pages.studies(store, limit=_ALL_STUDIES)
         ]

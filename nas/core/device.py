@@ -65,7 +65,7 @@ class Device(BaseModel):
     )
     energy_counter: DeviceText | None = Field(None, description="the counter that a run.s energy is read from")
     tags: tuple[DeviceText, ...] = Field((), max_length=64)
-    unread: dict[str, DeviceText] = Field(
+    unread: dict[DeviceText, DeviceText] = Field(
         default_factory=dict, max_length=16, description="field -> why the device does not report it"
     )
 

@@ -10,6 +10,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+MAX_OUTPUT = 1 << 20
+"""Bytes of a process's stdout."""
+MAX_REPETITIONS = 10_000
+"""Of one round."""
+
 
 class PlanFile(BaseModel):
     """An input file, by content: the device verifies the hash before it runs."""
@@ -60,7 +65,9 @@ class Plan(BaseModel):
     threads: int = Field(1, ge=1)
     affinity: tuple[int, ...] = ()
     deadline_s: float = Field(gt=0, description="the process group is killed after this many seconds")
-    output_limit: int = Field(1 << 20, gt=0, description="bytes of stdout kept; more is the runner's fault")
+    output_limit: int = Field(
+        MAX_OUTPUT, gt=0, le=MAX_OUTPUT, description="bytes of stdout kept; more is the runner's fault"
+    )
 
     @property
     def files(self) -> tuple[PlanFile, ...]:
@@ -113,8 +120,8 @@ class RawRun(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     exit_code: int = Field(description="negative: killed by that signal")
-    stdout: str
-    stderr_tail: str = ""
+    stdout: str = Field(max_length=MAX_OUTPUT)
+    stderr_tail: str = Field("", max_length=MAX_OUTPUT)
     wall_s: float
     cpu_s: float | None = None
     overhead_cpu_s: float = Field(0.0, description="CPU seconds of what started and watched the process")
@@ -132,7 +139,7 @@ class Round(BaseModel):
 
     candidate: Plan
     reference: Plan | None = None
-    repetitions: int = Field(ge=1)
+    repetitions: int = Field(ge=1, le=MAX_REPETITIONS)
     cool_down_s: float = Field(0.0, ge=0)
     v: int = 1
 
@@ -167,7 +174,7 @@ class RoundResult(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    pairs: list[Pair]
+    pairs: list[Pair] = Field(max_length=MAX_REPETITIONS)
     push_s: float = Field(0.0, ge=0, description="seconds until all files were on the device")
     wall_s: float = Field(0.0, ge=0, description="seconds of the whole round on the device, pushing included")
     extra: dict[str, Any] = Field(default_factory=dict)

@@ -35,6 +35,9 @@ RESULT_PATH = "/v1/jobs/{job}/result"
 MANIFEST_PATH = "/v1/runners"
 FILE_PATH = "/v1/files/{sha256}"
 
+MOST_DEVICES = 256
+"""Devices that one agent serves."""
+
 LOCAL_PATH_HEADER = "X-Local-Path"
 """Percent-encoded path of the file, for an agent on the coordinator's own machine; the agent verifies the hash."""
 
@@ -75,8 +78,8 @@ class RegisterRequest(_Message):
     """An agent and every device it serves. `boot_id` distinguishes a restarted host from a restarted agent."""
 
     agent: AgentName
-    devices: tuple[Device, ...]
-    boot_id: str
+    devices: tuple[Device, ...] = Field(max_length=MOST_DEVICES)
+    boot_id: str = Field(max_length=128)
 
 
 class RegisterReply(_Message):

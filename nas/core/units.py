@@ -6,6 +6,7 @@ import re
 
 from nas.core.errors import InvalidInput
 
+_DECIMAL = r"\d{1,18}(?:\.\d{1,18})?"
 _COUNT = {"": 1, "K": 1e3, "M": 1e6, "B": 1e9}
 _UNITS = {
     **{"ms": ("ms", 1.0), "s": ("ms", 1e3), "MB": ("MB", 1.0), "GB": ("MB", 1e3), "tok/s": ("tok/s", 1.0)},
@@ -19,7 +20,7 @@ def parse_count(text: str | int | float) -> int:
     Raises:
         InvalidInput: not a count.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMB]?)\s*", str(text).replace("_", ""))
+    match = re.fullmatch(rf"\s*({_DECIMAL})\s*([KMB]?)\s*", str(text).replace("_", ""))
     if match is None:
         raise InvalidInput(f"{text!r} is no count; write 350000000, '350M' or '8.3B'")
     return round(float(match[1]) * _COUNT[match[2]])
@@ -32,7 +33,7 @@ def parse_limit(text: str | int | float, unit: str) -> tuple[float, bool]:
         InvalidInput: no positive number, or of another unit.
     """
     text = f"{text:g}" if isinstance(text, float) else text
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(x|ms|s|MB|GB|tok/s|mJ|J)?\s*", str(text))
+    match = re.fullmatch(rf"\s*({_DECIMAL})\s*(x|ms|s|MB|GB|tok/s|mJ|J)?\s*", str(text))
     if match is None or float(match[1]) <= 0:
         raise InvalidInput(
             f"{text!r} is no limit; write '1.25x' (of the reference) or a value such as '800ms' or '9MB'"

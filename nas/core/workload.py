@@ -6,6 +6,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+MAX_CONTEXT = 1 << 20
+"""Tokens of a prompt."""
+MAX_GEN = 1 << 15
+"""Decoded tokens: a runner prints two numbers for each, which may have 15 digits within `nas.core.plan.MAX_OUTPUT`."""
+
 
 class Workload(BaseModel):
     """One batch-1 request: a prompt of `prompt` tokens, then `gen` decoded tokens.
@@ -16,16 +21,18 @@ class Workload(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    prompt: int = Field(512, ge=16, description="prompt tokens")
-    gen: int = Field(64, ge=1, description="decoded tokens per repetition")
-    context: int = Field(0, ge=0, description="allocated context in tokens; 0: prompt + gen, rounded up to 256")
-    n_batch: int = Field(2048, ge=16, description="most tokens handed to the runtime at once")
-    n_ubatch: int = Field(512, ge=16, description="most tokens computed at once")
+    prompt: int = Field(512, ge=16, le=MAX_CONTEXT, description="prompt tokens")
+    gen: int = Field(64, ge=1, le=MAX_GEN, description="decoded tokens per repetition")
+    context: int = Field(
+        0, ge=0, le=2 * MAX_CONTEXT, description="allocated context in tokens; 0: prompt + gen, rounded up to 256"
+    )
+    n_batch: int = Field(2048, ge=16, le=MAX_CONTEXT, description="most tokens handed to the runtime at once")
+    n_ubatch: int = Field(512, ge=16, le=MAX_CONTEXT, description="most tokens computed at once")
     kv_type: Literal["f16", "q8_0"] = Field("f16", description="number format of the key-value cache")
     flash_attn: bool = Field(True, description="fused attention")
     mmap: bool = Field(False, description="map the model file instead of reading it; its pages then count as memory")
     repack: bool = Field(True, description="rearrange weights for the processor while loading")
-    threads: int = Field(1, ge=1, description="compute threads")
+    threads: int = Field(1, ge=1, le=1024, description="compute threads")
     affinity: tuple[int, ...] = Field((), description="cores to pin to; none: not pinned")
 
     @model_validator(mode="after")

@@ -38,7 +38,7 @@ from nas.store.store import Store
 from nas.web.errors import documented
 from nas.web.metrics import RESULTS
 from nas.web.off_loop import off_loop
-from nas.web.server import web_app
+from nas.web.server import allow_body, max_body, web_app
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +49,9 @@ HEARTBEAT_S = 5.0
 """Interval in which agents send heartbeats."""
 
 _JOB_OVERHEAD_S = 120.0
+_MAX_REGISTRATION = 8 << 20
+_MAX_RESULT = 64 << 20
+"""Bytes of a round's result: the output of a run is kept up to 1 MiB."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _REALM = {"WWW-Authenticate": 'Basic realm="hilnas"'}
 _BYTES: dict[str, Any] = {"content": {"application/octet-stream": {}}}
@@ -141,6 +144,7 @@ def router(
     routes = APIRouter(route_class=guarded(access), tags=["agents"], **settings)
 
     @routes.post(p.REGISTER_PATH)
+    @max_body(_MAX_REGISTRATION)
     async def register(request: p.RegisterRequest, caller: Caller) -> p.RegisterReply:
         """Register an agent and its devices; replaces its earlier registration.
 
@@ -167,6 +171,7 @@ def router(
         return p.HeartbeatReply(cancel=not await off_loop(jobs.renew, store, *of, phase=request.phase))
 
     @routes.post(p.RESULT_PATH)
+    @max_body(_MAX_RESULT)
     async def result(job: p.JobId, request: p.ResultRequest, caller: Caller) -> p.ResultReply:
         """Submit a job's result or failure; repeating it is accepted and counts once."""
         _require_own(caller, request.agent)
@@ -216,6 +221,7 @@ def guarded(access: Access) -> type[APIRoute]:
 
             async def authenticate_first(request: Request) -> Response:
                 request.state.caller = await access.caller(request)
+                allow_body(request, self.endpoint)
                 return await handle(request)
 
             return authenticate_first

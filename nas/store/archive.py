@@ -5,15 +5,15 @@ in order, the results, which trials they serve, the attempts; and an `end` that 
 which the file was cut short.
 
 Anybody may have written a file, so an import trusts nothing: every record is checked, layouts are parsed and hashed
-again, states are derived from the events, numbers must have no gaps, and results get keys of their own, so that no
-other study reuses a figure from somebody's file.
+again, states are derived from the events, numbers must have no gaps, and results and attempts get keys of their own, so
+that no other study reuses a figure or counts a failure from somebody's file.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, NoReturn, TextIO
+from typing import Annotated, Any, Literal, NoReturn, Protocol, TextIO
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
 from sqlalchemy import Connection, Select, select, update
@@ -40,8 +40,12 @@ MAX_LINE = 16 << 20
 """Characters in a line."""
 
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+LARGEST = 1e100
+"""Of numbers with a fraction or an exponent: sums and ratios of them are finite. Whole ones have 64 bits."""
+
 Number = Annotated[int, Field(ge=0, lt=1 << 31)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+RungNumber = Annotated[int, Field(ge=0, lt=1 << 15)]
+Seconds = Annotated[float, Field(ge=0, lt=1 << 37)]
 Word = Annotated[str, Field(max_length=64)]
 JsonObject = dict[str, JsonValue]
 
@@ -82,7 +86,7 @@ class TrialRecord(_Record):
 class _Transition(_Record):
     """The keys of an event's payload that `nas.core.trial` reads."""
 
-    rung: Number | None = None
+    rung: RungNumber | None = None
     reason: str | None = None
     retryable: bool = False
 
@@ -134,6 +138,22 @@ class AttemptRecord(_Record):
     payload: JsonObject | None
 
 
+class Checks(Protocol):
+    """Checks what this package does not know: whether the readers of studies can read the JSON of a file.
+
+    All methods raise `ValueError` where they cannot.
+    """
+
+    def header(self, header: Header) -> None:
+        """Checks the study itself. Called first."""
+
+    def record(self, record: BaseModel) -> None:
+        """Checks one further record."""
+
+    def whole(self, study: int) -> None:
+        """Checks the study `study` as it was stored, in the same transaction."""
+
+
 class Line(_Record):
     """Any line but the first: exactly one field is given."""
 
@@ -171,34 +191,45 @@ def export_study(store: Store, study_id: int, out: TextIO) -> int:
     return lines + 1
 
 
-def import_study(store: Store, source: TextIO, *, name: str | None = None, trust_results: bool = False) -> Study:
+def import_study(
+    store: Store, source: TextIO, checks: Checks, *, name: str | None = None, trust_results: bool = False
+) -> Study:
     """Creates a study from a file, all or nothing. It is paused and can be resumed.
 
     Args:
         store: the database.
         source: what `export_study` wrote, as a file on disk: nothing else is written to the database meanwhile.
+        checks: of the JSON that the records hold.
         name: of the study, if not its old one.
         trust_results: keep the file's result keys, so that every study here may reuse the results. Only for one's own
             files.
 
     Raises:
-        InvalidInput: the file is damaged, of another version or has too long a line, or the name is taken.
+        InvalidInput: the file is damaged, of another version or has too long a line, or the name is taken; with the
+            file's name and the line.
     """
+    file = getattr(source, "name", None)
     with store.write() as connection:
         reader: _Reader | None = None
         for number, line in enumerate(_lines(source), start=1):
             try:
                 data = _parse(line)
                 if reader is None:
-                    study = _create(store, connection, Header.model_validate(data), name)
-                    reader = _Reader(connection, study, trust_results)
+                    header = Header.model_validate(data)
+                    checks.header(header)
+                    study = _create(store, connection, header, name)
+                    reader = _Reader(connection, study, checks, trust_results)
                 else:
                     reader.take(Line.model_validate(data).only(), number)
             except ValueError as error:
-                raise InvalidInput(_message(error), where=f"line {number}") from error
-        if reader is None:
-            raise InvalidInput("the file is empty")
-        reader.finish()
+                raise InvalidInput(_message(error), where=f"{file}:{number}" if file else f"line {number}") from error
+        try:
+            if reader is None:
+                raise InvalidInput("the file is empty")
+            reader.finish()
+            checks.whole(reader.study)
+        except ValueError as error:
+            raise InvalidInput(_message(error), where=file) from error
         return studies.get(store, reader.study)
 
 
@@ -230,9 +261,9 @@ def _queries(study: int) -> dict[str, Select[Any]]:
 class _Reader:
     """Stores the records of one file in their order."""
 
-    def __init__(self, connection: Connection, study: int, trust_results: bool) -> None:
+    def __init__(self, connection: Connection, study: int, checks: Checks, trust_results: bool) -> None:
         self.study = study
-        self._connection = connection
+        self._connection, self._checks = connection, checks
         self._trust = trust_results
         self._statuses: list[TrialStatus | None] = []
         self._updated: dict[int, float] = {}
@@ -244,6 +275,8 @@ class _Reader:
         """Stores the record of line number `line`."""
         if self._ended:
             raise InvalidInput("there are lines after the end of the file")
+        if isinstance(record, BaseModel):
+            self._checks.record(record)
         match record:
             case int():
                 if record != line - 1:
@@ -262,7 +295,7 @@ class _Reader:
             case AttemptRecord():
                 if record.trial is not None:
                     self._check_trial(record.trial)
-                insert_attempt(self._connection, study=self.study, **record.model_dump())
+                insert_attempt(self._connection, study=self.study, **record.model_dump() | self._own_names(record))
 
     def finish(self) -> None:
         """Stores the trials' statuses, which follow from the events."""
@@ -284,6 +317,8 @@ class _Reader:
             raise InvalidInput(f"trial {record.number}: the layout is not the one that its id names")
         if record.layout_id in self._layouts:
             raise InvalidInput(f"trial {record.number}: an earlier trial has the same layout")
+        if any(parent >= record.number for parent in record.parents):
+            raise InvalidInput(f"trial {record.number}: its parents are not earlier trials: {record.parents[:10]}")
         self._layouts.add(record.layout_id)
         values = record.model_dump() | {"parents": tuple(record.parents), "updated": record.created}
         insert_trial(self._connection, Trial(study=self.study, status=TrialStatus(TrialState.PROPOSED), **values))
@@ -311,6 +346,17 @@ class _Reader:
 
     def _key(self, key: str) -> str:
         return key if self._trust else content_hash({"imported": self.study, "result_key": key})
+
+    def _own_names(self, record: AttemptRecord) -> dict[str, str | None]:
+        """Returns names of an attempt's job and result that no job or result here has, also for a trusted file.
+
+        Attempts decide whether a failure is blamed on a candidate, and how often a stage was tried.
+        """
+        names = {"job": record.job, "result_key": record.result_key}
+        return {
+            name: None if value is None else content_hash({"imported": self.study, f"attempt's {name}": value})
+            for name, value in names.items()
+        }
 
 
 def _create(store: Store, connection: Connection, header: Header, name: str | None) -> int:
@@ -340,13 +386,26 @@ def _parse(line: str) -> Any:
     if len(line) > MAX_LINE:
         raise ValueError(f"the line is too long: up to {MAX_LINE >> 20} MiB are read")
     try:
-        return json.loads(line, parse_constant=_refuse_constant)
+        return json.loads(line, parse_constant=_refuse_constant, parse_float=_float, parse_int=_whole)
     except RecursionError:
         raise ValueError("the line is nested too deeply") from None
 
 
 def _refuse_constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is no JSON number")
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if abs(value) > LARGEST:
+        raise ValueError(f"the number {text[:40]} is too large")
+    return value
+
+
+def _whole(text: str) -> int:
+    if len(text) > 20 or not -(1 << 63) <= (value := int(text)) < 1 << 63:
+        raise ValueError(f"the whole number {text[:40]} is too large")
+    return value
 
 
 def _message(error: ValueError) -> str:

@@ -341,7 +341,7 @@ def _verdict(connection: Connection, failed: _Failed, now: float) -> dict[str, A
     if job.kind is JobKind.MEASURE and failed.ran and _failed_on_a_good_device(connection, job):
         return {"state": JobState.FAILED, "blame": Blame.CANDIDATE, "reason": failed.reason}
     failures = attempt.c.kind.in_((_BLAMABLE, _HARMLESS))
-    own = connection.scalar(select(func.count()).where(attempt.c.job == job.id, failures)) or 0
+    own = connection.scalar(select(func.count()).where(_of_job(job), failures)) or 0
     if own >= jobs.MAX_FAILURES:
         return {"state": JobState.FAILED, "blame": Blame.INFRASTRUCTURE}
     return {"state": JobState.QUEUED, "not_before": now + _BACKOFF_S * 2 ** (own - 1)}
@@ -350,15 +350,21 @@ def _verdict(connection: Connection, failed: _Failed, now: float) -> dict[str, A
 def _failed_on_a_good_device(connection: Connection, job: JobRow) -> bool:
     """Returns whether this job, or an unfinished one of its trial, failed on a device that has passed a check since."""
     of_trial = (attempt.c.study == job.study) & (attempt.c.trial == job.trial)
+    of_job = _of_job(job)
     undone = job_table.c.state != JobState.DONE
     query = (
         select(attempt.c.id)
         .join(device_table, device_table.c.id == attempt.c.device)
         .join(job_table, job_table.c.id == attempt.c.job)
         .where(attempt.c.kind == _BLAMABLE, attempt.c.at < device_table.c.checked_at, undone)
-        .where(attempt.c.job == job.id if job.trial is None else or_(attempt.c.job == job.id, of_trial))
+        .where(of_job if job.trial is None else or_(of_job, of_trial))
     )
     return connection.scalar(query.limit(1)) is not None
+
+
+def _of_job(job: JobRow) -> ColumnElement[bool]:
+    """Returns the condition of attempts at a job that its own study recorded: others may be from an imported file."""
+    return (attempt.c.job == job.id) & attempt.c.study.is_not_distinct_from(job.study)
 
 
 def _rate_by_failure(connection: Connection, device: DeviceRow, message: str, now: float) -> None:

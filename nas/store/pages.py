@@ -38,7 +38,7 @@ class JobSummary:
 
 @dataclass(frozen=True, slots=True)
 class StudySummary:
-    """A study without its space; `trials` counts all it has."""
+    """A study without its space; `trials` counts all it has, `problem` says why the name of its space is unknown."""
 
     id: int
     name: str
@@ -47,6 +47,7 @@ class StudySummary:
     desired_state: str
     created: float
     trials: int
+    problem: str | None = None
 
 
 JobPlace = tuple[float, str]
@@ -89,13 +90,15 @@ def _summaries(store: Store, query: Select[Any]) -> list[StudySummary]:
     with store.read() as connection:
         rows = connection.execute(query).all()
         counts = _trials_of(connection, [row.id for row in rows])
-    return [
-        StudySummary(
-            row.id, row.name, row.space["name"], StudyState(row.state), row.desired_state, row.created,
-            counts.get(row.id, 0),
-        )
-        for row in rows
-    ]  # fmt: skip
+    return [_study_summary(row, counts.get(row.id, 0)) for row in rows]
+
+
+def _study_summary(row: Row[Any], trials: int) -> StudySummary:
+    name = row.space.get("name") if isinstance(row.space, dict) else None
+    problem = None if isinstance(name, str) else "its search space is malformed"
+    space = name if isinstance(name, str) else ""
+    state = StudyState(row.state)
+    return StudySummary(row.id, row.name, space, state, row.desired_state, row.created, trials, problem)
 
 
 def summary(store: Store, found: Study) -> StudySummary:

@@ -35,6 +35,9 @@ CLOSED = "closed"
 QUALITY = "quality"
 SPENT = "spent"
 
+UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError)
+"""What reading malformed JSON raises, beside `InvalidInput`."""
+
 
 NoteType = TypeVar("NoteType", bound="Note")
 
@@ -56,8 +59,17 @@ class Note:
 
     @classmethod
     def read(cls, payload: Mapping[str, Any]) -> Self | None:
-        """Reads any event's payload; None if it is not of this class."""
-        return cls.from_json(payload) if payload.get("what") == cls.what else None
+        """Reads any event's payload; None if it is not of this class.
+
+        Raises:
+            InvalidInput: it is of this class and malformed, as in files that version 0.1.0 imported.
+        """
+        if payload.get("what") != cls.what:
+            return None
+        try:
+            return cls.from_json(payload)
+        except UNREADABLE as error:
+            raise InvalidInput(f"a malformed note {cls.what!r}: {type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -288,11 +300,23 @@ def stored_space(study: Study) -> SearchSpace:
         InvalidInput: the space was stored by another version of hilnas and this one cannot read it.
     """
     try:
-        return SearchSpace.model_validate(_without_refinement(study.space))
+        return read_space(study.space)
+    except InvalidInput as error:
+        raise InvalidInput(f"study {study.name}: {error}") from None
+
+
+def read_space(space: Mapping[str, Any]) -> SearchSpace:
+    """Reads a stored search space.
+
+    Raises:
+        InvalidInput: another version of hilnas stored it and this one cannot read it, or it was never valid.
+    """
+    try:
+        return SearchSpace.model_validate(_without_refinement(space))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise InvalidInput(f"study {study.name}: this version cannot read its space: {where}: {first['msg']}") from None
+        raise InvalidInput(f"this version cannot read its space: {where}: {first['msg']}") from None
 
 
 def _without_refinement(space: Mapping[str, Any]) -> Json:

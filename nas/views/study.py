@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from nas.analysis.agreement import RankCorrelation, rank_correlation
 from nas.analysis.axes import KV_BYTES, PARAMS_TOTAL, AxisView, only_key
 from nas.analysis.history import Step, ended, expected_gain
+from nas.analysis.record import readable
 from nas.analysis.snapshot import NO_RUNG, ORIGINS, STATES, UNKNOWN, Snapshots, StudySnapshot, rounded
 from nas.api.submissions import SubmissionState, SubmittedStudies
 from nas.core.errors import InvalidInput, UnknownName
@@ -441,7 +442,8 @@ def page_state(axes: Sequence[AxisView], query: Mapping[str, str]) -> PageState:
 def _line(row: StudySummary, snapshots: Snapshots) -> StudyLine | None:
     """Returns a row of the list; None if the study was deleted meanwhile."""
     try:
-        return _study_line(row, snapshots.get(row.name))
+        with readable(row.name):
+            return _study_line(row, snapshots.get(row.name))
     except UnknownName:
         return None
     except InvalidInput as error:

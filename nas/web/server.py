@@ -12,8 +12,9 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import uvicorn
 from fastapi import FastAPI, HTTPException
@@ -27,8 +28,12 @@ from nas.web.errors import documented, fault, install_errors
 from nas.web.metrics import REQUEST_SECONDS
 
 log = logging.getLogger(__name__)
-MAX_BODY = 64 << 20
-"""Bytes of a request's body: a round's raw output is kept up to 1 MiB a run."""
+UNAUTHENTICATED_BODY = 4 << 10
+"""Bytes of the body of a request that nobody has authenticated: an enrolment or a login."""
+BODY = 1 << 20
+"""Bytes of the body of an authenticated request, unless its endpoint is marked with `max_body`."""
+UNAUTHENTICATED_AT_ONCE = 64
+"""Bodies of unauthenticated requests that are read at the same time; further ones are answered 503."""
 BODY_S = 60.0
 """Time limit of a request's body, in seconds."""
 REQUEST_ID = "X-Request-Id"
@@ -43,6 +48,8 @@ _MOST_FILES = 65536
 _LONGEST_SOCKET_PATH = 100
 """Of a Unix socket's 108 bytes."""
 _GIVEN_ID = re.compile(r"[A-Za-z0-9_-]{8,64}")
+_LIMIT = "hilnas.body_limit"
+"""Key of an ASGI scope: bytes of the body that an authenticated request may have."""
 _UNROUTED = "none"
 """Label of unknown paths: clients must not be able to create metrics."""
 _LOGGED = ("/v1/devices/", "/v1/studies", "/v1/agents/")
@@ -52,9 +59,27 @@ def web_app(**settings: Any) -> FastAPI:
     """Returns an application without routes."""
     any_may_fail = documented(400, 408, 413, 422, 503)
     app = FastAPI(title="hilnas coordinator", docs_url=None, redoc_url=None, responses=any_may_fail, **settings)
-    app.add_middleware(BodyLimit, limit=MAX_BODY, seconds=BODY_S)
+    app.add_middleware(BodyLimit, at_once=UNAUTHENTICATED_AT_ONCE, seconds=BODY_S)
     install_errors(app)
     return app
+
+
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+
+
+def max_body(bytes: int) -> Callable[[Endpoint], Endpoint]:
+    """Returns a decorator of an endpoint whose authenticated callers may send other bodies than `BODY` bytes."""
+
+    def mark(endpoint: Endpoint) -> Endpoint:
+        endpoint._max_body = bytes  # type: ignore[attr-defined]
+        return endpoint
+
+    return mark
+
+
+def allow_body(request: Request, endpoint: Callable[..., Any]) -> None:
+    """Raises the limit of a request's body to its endpoint's. Called once its sender is authenticated."""
+    request.scope[_LIMIT] = getattr(endpoint, "_max_body", BODY)
 
 
 class Server:
@@ -140,19 +165,22 @@ def listen_tcp(host: str, port: int) -> socket.socket:
 
 
 class BodyLimit:
-    """ASGI middleware: 413 for a body of more than `limit` bytes, whatever its headers say; 408 for one too slow.
+    """ASGI middleware that limits bodies, by their `Content-Length` and by what is received.
 
-    After an answer that was given before the body was read, the connection is closed: the client cannot keep sending.
+    Until `allow_body` is called for a request, its body may have `UNAUTHENTICATED_BODY` bytes. Answers 413 for a larger
+    one, 408 for one that is too slow, and 503 where too many unauthenticated ones are read already. After an answer
+    that was given before the body was read, the connection is closed: the client cannot keep sending.
 
     Args:
         app: the application.
-        limit: bytes of a body.
+        at_once: bodies of unauthenticated requests that are read at the same time.
         seconds: time limit of the whole body, from its first read.
     """
 
-    def __init__(self, app: ASGIApp, limit: int, seconds: float) -> None:
+    def __init__(self, app: ASGIApp, at_once: int, seconds: float) -> None:
         self._app = app
-        self._limit, self._seconds = limit, seconds
+        self._at_once, self._seconds = at_once, seconds
+        self._unauthenticated = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes a request on, counting the bytes of its body."""
@@ -160,22 +188,33 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        read, deadline = 0, 0.0
-        whole = headers.get("Content-Length", "0") == "0" and "Transfer-Encoding" not in headers
+        declared = headers.get("Content-Length", "0")
+        read, deadline, counted_in = 0, 0.0, False
+        whole = declared == "0" and "Transfer-Encoding" not in headers
+
+        def begin() -> None:
+            nonlocal counted_in
+            _require_at_most(scope, int(declared) if declared.isdecimal() else 0)
+            if _LIMIT not in scope:
+                if self._unauthenticated >= self._at_once:
+                    raise HTTPException(503, "too many requests without credentials", {"Retry-After": "5"})
+                self._unauthenticated += 1
+                counted_in = True
 
         async def counted() -> Message:
             nonlocal read, whole, deadline
             if whole:
                 return await receive()  # returns when the client disconnects
             now = asyncio.get_running_loop().time()
-            deadline = deadline or now + self._seconds
+            if not deadline:
+                begin()
+                deadline = now + self._seconds
             try:
                 message = await asyncio.wait_for(receive(), deadline - now)
             except TimeoutError:
                 raise HTTPException(408, f"not whole after {self._seconds:g} s") from None
             read += len(message.get("body", b""))
-            if read > self._limit:
-                raise HTTPException(413, f"more than {self._limit} bytes")
+            _require_at_most(scope, read)
             whole = not message.get("more_body", False)
             return message
 
@@ -184,7 +223,10 @@ class BodyLimit:
                 MutableHeaders(scope=message)["Connection"] = "close"
             await send(message)
 
-        await self._app(scope, counted, closing)
+        try:
+            await self._app(scope, counted, closing)
+        finally:
+            self._unauthenticated -= counted_in
 
 
 class RequestLog:
@@ -223,6 +265,12 @@ class RequestLog:
                     await fault(Request(scope))(scope, receive, noted)
             finally:
                 _log(scope, status, time.monotonic() - started)
+
+
+def _require_at_most(scope: Scope, bytes: int) -> None:
+    limit = scope.get(_LIMIT, UNAUTHENTICATED_BODY)
+    if bytes > limit:
+        raise HTTPException(413, f"more than {limit} bytes")
 
 
 def _max_connections() -> int:

@@ -164,6 +164,20 @@ def test_what_is_no_form_is_refused(lab: LiveLab, sent: dict[str, Any]) -> None:
     assert client(lab).post("/login", headers=headers, **sent).status_code in (403, 413, 415, 422)
 
 
+def test_strangers_send_small_forms_only(lab: LiveLab) -> None:
+    token, stranger = agents.create_api_token(lab.store, "ann", Role.READ), client(lab)
+    for path in ("/login", "/logout"):
+        answer = stranger.post(path, data={"token": token, "next": "/" + "x" * 5000}, headers={"Origin": HOST})
+        assert answer.status_code == 413, path
+    assert log_in(stranger, token, next="/studies?x=" + "x" * 900).status_code == 303
+
+
+def test_a_long_address_is_not_returned_to_after_the_login(lab: LiveLab) -> None:
+    stranger = client(lab)
+    assert "next=" in stranger.get("/studies?x=" + "x" * 500, headers=HTML).headers["Location"]
+    assert stranger.get("/studies?x=" + "x" * 2000, headers=HTML).headers["Location"] == "/login"
+
+
 def test_only_configured_proxies_name_users(lab: LiveLab) -> None:
     rules = AccessRules(proxies=frozenset({"10.0.0.1"}))
     named = {"X-Forwarded-User": "carol"} | HTML

@@ -12,16 +12,16 @@ from fastapi.testclient import TestClient
 from store_support import RESULT, device, key, open_store, round_of
 
 from nas.core.clock import SystemClock
-from nas.core.plan import Pair, RawRun, RoundResult
-from nas.core.protocol import LOCAL_PATH_HEADER
+from nas.core.plan import MAX_OUTPUT, MAX_REPETITIONS, Pair, RawRun, RoundResult
+from nas.core.protocol import LOCAL_PATH_HEADER, MOST_DEVICES
 from nas.core.trust import RunnerManifest, SignedManifest
+from nas.farm import agent_api
 from nas.farm.agent_api import make_app
 from nas.farm.queue import JobNotifier
 from nas.farm.trust import SigningKey
 from nas.store import devices, jobs
 from nas.store.rows import DeviceState, JobState
 from nas.store.store import Store
-from nas.web import server
 
 KEY = key("measurement")
 FILE = key("file")
@@ -73,6 +73,40 @@ def test_a_job_is_leased_renewed_and_ended(client: TestClient, store: Store) -> 
     assert ended is not None
     assert (ended.state, ended.result) == (JobState.DONE, RESULT)
     assert devices.get(store, "box").state is DeviceState.IDLE
+
+
+RUN = RawRun(exit_code=0, stdout="", wall_s=1.0, started_at=0.0).model_dump(mode="json")
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        {"pairs": [{"reference": None, "candidate": RUN}] * (MAX_REPETITIONS + 1)},
+        {"pairs": [{"reference": None, "candidate": RUN | {"stdout": "x" * (MAX_OUTPUT + 1)}}]},
+        {"pairs": [{"reference": None, "candidate": RUN | {"stderr_tail": "x" * (MAX_OUTPUT + 1)}}]},
+    ],
+    ids=["pairs", "stdout", "stderr"],
+)
+def test_a_result_is_bounded(client: TestClient, store: Store, result: dict[str, Any]) -> None:
+    jobs.enqueue(store, KEY, round_of(), device="box")
+    job = lease(client)
+    assert submit(client, job, result=result).status_code == 422
+    assert submit(client, job, result=RESULT.model_dump(mode="json")).json()["accepted"]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"devices": [device(f"box-{n}").model_dump(mode="json") for n in range(MOST_DEVICES + 1)]},
+        {"devices": [device().model_dump(mode="json") | {"unread": {"x" * 1000: "reason"}}]},
+        {"devices": [device().model_dump(mode="json") | {"unread": {"\x1b[2J": "reason"}}]},
+        {"devices": [], "boot_id": "x" * 1000},
+    ],
+    ids=["devices", "long name", "control characters", "boot"],
+)
+def test_a_registration_is_bounded(client: TestClient, store: Store, told: dict[str, Any]) -> None:
+    assert client.post("/v1/agents/register", json={"agent": "local", "boot_id": "boot"} | told).status_code == 422
+    assert [row.id for row in devices.all(store)] == ["box"]
 
 
 @pytest.mark.parametrize(
@@ -202,7 +236,7 @@ def test_a_job_that_was_never_there_is_not_accepted(client: TestClient) -> None:
 def test_a_request_that_is_too_large_is_not_read(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, store: Store, announced: bool
 ) -> None:
-    monkeypatch.setattr(server, "MAX_BODY", 1000)
+    monkeypatch.setattr(agent_api, "_MAX_RESULT", 1000)
     small = TestClient(make_app(store, {}.get, JobNotifier(), lambda: None), raise_server_exceptions=False)
     body = json.dumps({**WHO, "epoch": 1, "result": {"pairs": [], "extra": {"a": "x" * 2000}}}).encode()
     content = body if announced else (body[at : at + 100] for at in range(0, len(body), 100))

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nas.core import frame
 from nas.core.errors import InvalidInput, UnknownName
-from nas.search_spaces import load_space, parse_space
+from nas.core.plan import MAX_OUTPUT
+from nas.core.workload import MAX_GEN
+from nas.search_spaces import load_space, parse_space, space_text
 from nas.search_spaces.yaml_text import read_yaml
 
 GOOD = """\
@@ -97,6 +104,10 @@ def test_good_file_is_read() -> None:
         ("name: latency", "name: quality", "mine.yaml:27: objectives.1.name: objective 'quality' occurs twice"),
         ("  gqa: {min: 1}", "  gqqa: {min: 1}", "mine.yaml:17: limits.gqqa: unknown block kind in limits 'gqqa'; did"),
         ("  gqa: {min: 1}", "  gqa: {min: 9}", "mine.yaml:16: limits: no layout meets the limits at any depth"),
+        ("max: 512MB", f"max: {'9' * 400}MB", "mine.yaml:24: budgets.1: "),
+        ("min: 1M", f"min: {'9' * 400}B", "mine.yaml:8: model.params.total.min: "),
+        ("gen: 16", "gen: 32769", "mine.yaml:21: workloads.chat.gen: "),
+        ("prompt: 64", f"prompt: {'9' * 400}", "mine.yaml:21: workloads.chat.prompt: "),
         ("[A8/4*3]", "[A8/5*3]", "mine.yaml:30: references.attention: layer 0: gqa: 5 key-value heads do not divide"),
         ("v: 1\n", "v: 2\n", "mine.yaml:1: v: input should be 1"),
         ("name: mine\n", "", "mine.yaml:1: name: is missing"),
@@ -117,6 +128,47 @@ def test_mistake_is_told_with_its_line(old: str, new: str, line: str) -> None:
 def test_impossible_budget_says_what_can_be_reached() -> None:
     (found,) = with_change("min: 1M, max: 20M", "min: 10M, max: 20M")
     assert "the choices reach 1,706,496 to 4,137,280 weights (total)" in found
+
+
+def test_impossible_budget_of_a_space_of_usual_size_is_found() -> None:
+    text = space_text("lfm2")
+    wanted = text.replace("total: {min: 300M, max: 380M}", "total: {min: 900B}")
+    assert wanted != text
+    with pytest.raises(InvalidInput, match="impossible parameter budget: the choices reach"):
+        parse_space(wanted, "lfm2.yaml")
+
+
+@pytest.mark.parametrize("mixers", ["{heads: 8, kv_heads: 8}", "{heads: [1, 2, 4, 8], kv_heads: {min: 1, max: 999}}"])
+@pytest.mark.parametrize(
+    "width", ["{min: 32, max: 130000, step: 32, scope: layer}", "{min: 32, max: 130000, step: 32}"]
+)
+@pytest.mark.parametrize("depth", ["[2]", "{min: 2, max: 2000}"])
+def test_the_scan_for_reachable_counts_is_bounded(
+    monkeypatch: pytest.MonkeyPatch, mixers: str, width: str, depth: str
+) -> None:
+    """A few lines describe spaces of any size; what is counted here took some minutes."""
+    text = GOOD.replace("{min: 1M, max: 20M}", "{min: 900B}").replace("[256, 512]", width)
+    text = text.replace("{heads: 8, kv_heads: {choices: [2, 4], scope: layer}}", mixers)
+    text = text.replace("d_model: 256", "d_model: {min: 1024, max: 9024, step: 32}").replace("{min: 4, max: 6}", depth)
+    work = Counter[str]()
+
+    def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def count(*args: Any, **named: Any) -> Any:
+            work[name] += 1
+            return call(*args, **named)
+
+        return count
+
+    monkeypatch.setattr(frame, "_fill", counted("sums", frame._fill))
+    monkeypatch.setattr(frame, "block_cost", counted("blocks", frame.block_cost))
+    parse_space(text, "mine.yaml")  # sampling finds that nothing is inside
+    assert work["sums"] < 100_000 and work["blocks"] < 30_000
+
+
+def test_the_report_of_the_longest_run_fits_in_its_output() -> None:
+    slowest = [10**14 - 1] * MAX_GEN  # a day for each token
+    report = {"decode_ns": slowest, "decode_cpu_ns": slowest}
+    assert len(json.dumps(report, separators=(",", ":"))) < MAX_OUTPUT
 
 
 def test_missing_workloads_and_all_other_mistakes_are_listed_at_once() -> None:

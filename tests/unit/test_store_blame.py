@@ -65,6 +65,21 @@ def test_what_got_lost_before_the_device_is_neither_its_nor_the_candidates(
     assert devices.history(store, "box", kind=DeviceEventKind.FAILURE) == []
 
 
+def test_attempts_of_another_study_at_the_same_job_do_not_count(store: Store, clock: StillClock) -> None:
+    """Version 0.1.0 stored attempts of an imported study under the ids that the file gave."""
+    devices.set_health(store, "box", Health.GOOD)
+    genuine, imported = (new_study(store, name).id for name in ("genuine", "imported"))
+    for study in (genuine, imported):
+        trials.propose(store, study, [proposal(32)])
+    job = put(store, trial=(genuine, 0))
+    with store.write() as connection:
+        for _ in range(MAX_FAILURES):
+            outcomes.insert_attempt(
+                connection, kind="infrastructure", message="crash", at=1.0, job=job.id, device="box", study=imported
+            )
+    assert break_down(store, clock).state is JobState.QUEUED
+
+
 def test_a_device_may_not_speak_of_the_coordinator_to_be_trusted(store: Store, clock: StillClock) -> None:
     devices.set_health(store, "box", Health.GOOD)
     put(store)

@@ -12,18 +12,34 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 from sqlalchemy import select
-from store_support import StillClock, key, new_study, open_store, proposal
+from store_support import StillClock, add_device, break_down, key, new_study, open_store, proposal, put
 
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.trial import EventKind
-from nas.store import archive, events, leases, outcomes, results, studies, trials
-from nas.store.archive import export_study, import_study
+from nas.store import archive, devices, events, leases, outcomes, results, studies, trials
+from nas.store.archive import Header, export_study
+from nas.store.jobs import MAX_FAILURES
 from nas.store.models import attempt
-from nas.store.rows import StudyState
+from nas.store.rows import Health, JobState, Study, StudyState
 from nas.store.store import Store
 
 Lines = list[dict[str, Any]]
+
+
+class Anything:
+    """Checks nothing: what the JSON in records must be is not the store's affair."""
+
+    def header(self, header: Header) -> None: ...
+
+    def record(self, record: BaseModel) -> None: ...
+
+    def whole(self, study: int) -> None: ...
+
+
+def import_study(store: Store, source: io.StringIO, **options: Any) -> Study:
+    return archive.import_study(store, source, Anything(), **options)
 
 
 def filled(store: Store) -> int:
@@ -120,6 +136,34 @@ def test_figures_of_a_file_are_never_found_by_other_studies(store: Store, text: 
     assert mine is not None and mine.payload == {"ms": 1.5}
 
 
+@pytest.mark.sql
+@pytest.mark.parametrize("trust", [False, True])
+def test_attempts_of_a_file_count_for_no_other_study(tmp_path: Path, trust: bool) -> None:
+    """Somebody who knows the ids of jobs here exports failures of them."""
+    clock = StillClock()
+    store = open_store(tmp_path, clock)
+    add_device(store)
+    devices.set_health(store, "box", Health.GOOD)
+    study = new_study(store, "genuine").id
+    trials.propose(store, study, [proposal(32)])
+    job = put(store, "m", trial=(study, 0))
+    records = lines(exported(store, study))
+    forged = {
+        "kind": "infrastructure",
+        "message": "crash",
+        "at": 900.0,
+        "stage": "measure",
+        "trial": 0,
+        "payload": None,
+    }
+    forged |= {"job": job.id, "device": "box", "result_key": job.result_key}
+    records[-1:] = [{"attempt": forged}] * MAX_FAILURES + [{"end": len(records) - 1 + MAX_FAILURES}]
+    import_study(store, io.StringIO(to_text(records)), name="copy", trust_results=trust)
+    assert outcomes.attempts_of_key(store, job.result_key) == []
+    failed = break_down(store, clock)
+    assert (failed.id, failed.state, failed.blame) == (job.id, JobState.QUEUED, None)
+
+
 def test_names_are_checked(store: Store, text: str) -> None:
     with pytest.raises(InvalidInput, match="exists"):
         import_study(store, io.StringIO(text))
@@ -152,7 +196,7 @@ TAMPERED = {
     "a newer version": (change(0, v=2), "line 1: v"),
     "unknown key": (change(0, colour="red"), "colour"),
     "seed is text": (change(0, seed="1"), "seed"),
-    "seed too large": (change(0, seed=1 << 70), "seed"),
+    "seed too large": (change(0, seed=1 << 70), "too large"),
     "space is a list": (change(0, space=[]), "space"),
     "two records in a line": (lambda lines: lines[1].update(lines[3]), "holds one of"),
     "gap in numbers": (change(2, number=5), "expected trial 1, found 5"),

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import json
 import socket
 import ssl
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from farm_support import Coordinator, registration
+from fastapi import FastAPI
 from store_support import key, round_of
 
 from nas.core.errors import InfrastructureFailed
+from nas.core.protocol import EnrolRequest
 from nas.farm import agent_api
 from nas.store import devices, jobs
 from nas.store.rows import DeviceState, JobState
-from nas.web.server import BodyLimit, listen_tcp, listen_unix
+from nas.web.server import UNAUTHENTICATED_AT_ONCE, UNAUTHENTICATED_BODY, BodyLimit, listen_tcp, listen_unix
+
+CHUNK = 16 << 10
 
 
 @pytest.fixture
@@ -67,6 +74,42 @@ def limit_bodies(lab: Coordinator, **limits: float) -> None:
     [body_limit] = [each for each in lab.app.user_middleware if each.cls is BodyLimit]
     body_limit.kwargs.update(limits)
     lab.app.middleware_stack = None
+
+
+@dataclass
+class Upload:
+    """A request whose body comes in chunks, given to the application itself, so that what it takes can be counted."""
+
+    app: FastAPI
+    path: str
+    body: bytes
+    headers: dict[str, str] = field(default_factory=dict)
+    ends: asyncio.Event | None = None
+    """If given, the last byte is held back until it is set."""
+    taken: int = 0
+    status: int = 0
+
+    async def send(self) -> Upload:
+        """Sends it; `taken` counts the bytes that were asked for."""
+        headers = {"host": "localhost", "content-type": "application/json", **self.headers}
+        scope = {
+            "type": "http", "http_version": "1.1", "method": "POST", "scheme": "https", "path": self.path,
+            "raw_path": self.path.encode(), "query_string": b"", "root_path": "", "client": ("192.0.2.1", 1),
+            "server": ("localhost", 443), "headers": [(k.encode(), v.encode()) for k, v in headers.items()],
+        }  # fmt: skip
+        await self.app(scope, self._next, self._answered)
+        return self
+
+    async def _next(self) -> Any:
+        if self.ends is not None and self.taken:
+            await self.ends.wait()
+        start, self.taken = self.taken, min(self.taken + CHUNK, len(self.body))
+        more = self.taken < len(self.body) or (self.ends is not None and not self.ends.is_set())
+        return {"type": "http.request", "body": self.body[start : self.taken], "more_body": more}
+
+    async def _answered(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
 
 
 def until_closed(connection: ssl.SSLSocket) -> bytes:
@@ -171,15 +214,77 @@ def test_a_head_without_end_is_cut_off(lab: Coordinator, client: httpx.Client) -
         assert until_closed(connection)[:12] in (b"", b"HTTP/1.1 400")  # an answer may be lost in the reset
 
 
-def test_a_stranger_cannot_send_much(lab: Coordinator, client: httpx.Client) -> None:
-    body = b'{"token": "' + b"x" * (1 << 20)
-    assert client.post("/v1/agents/enrol", content=body, auth=None).status_code in (413, 422)
-    assert client.post("/v1/lease", content=body, headers={"Authorization": ""}, auth=None).status_code == 401
+def posted_to(app: FastAPI) -> list[str]:
+    """Every path that takes a POST."""
+    return [path for path, methods in app.openapi()["paths"].items() if "post" in methods]
+
+
+@pytest.mark.parametrize("declared", [True, False], ids=["declared", "chunked"])
+def test_a_stranger_cannot_send_much(lab: Coordinator, declared: bool) -> None:
+    body = json.dumps({"token": "x" * (8 << 20), "agent": "host"}).encode()
+    headers = {"content-length": str(len(body))} if declared else {"transfer-encoding": "chunked"}
+    for path in posted_to(lab.app):
+        sent = asyncio.run(Upload(lab.app, path, body, headers).send())
+        assert sent.status == (413 if path == "/v1/agents/enrol" else 401), path
+        assert sent.taken <= (0 if declared or sent.status == 401 else CHUNK), path
+
+
+def test_a_wrong_secret_or_token_allows_no_larger_body(lab: Coordinator) -> None:
+    lab.enrol("host")
+    body = json.dumps({"agent": "x" * (8 << 20)}).encode()
+    for scheme in ("Basic aG9zdDp3cm9uZw==", "Bearer hilnas.admin.wrong"):
+        for path in posted_to(lab.app):
+            headers = {"content-length": str(len(body)), "authorization": scheme}
+            sent = asyncio.run(Upload(lab.app, path, body, headers).send())
+            assert (sent.status, sent.taken) == (413 if path == "/v1/agents/enrol" else 401, 0), path
+
+
+def test_what_an_agent_may_send_depends_on_the_route(lab: Coordinator) -> None:
+    name, secret = lab.enrol()
+    credentials = {"authorization": f"Basic {base64.b64encode(f'{name}:{secret}'.encode()).decode()}"}
+    answers = {}
+    for path in ("/v1/lease", "/v1/jobs/a.0/result"):
+        body = json.dumps({"agent": name, "more": "x" * (2 << 20)}).encode()
+        answers[path] = asyncio.run(
+            Upload(lab.app, path, body, credentials | {"content-length": str(len(body))}).send()
+        )
+    assert (answers["/v1/lease"].status, answers["/v1/lease"].taken) == (413, 0)
+    assert answers["/v1/jobs/a.0/result"].status == 422  # read whole, and found to be no result
+    assert answers["/v1/jobs/a.0/result"].taken > 2 << 20
+
+
+def test_strangers_who_send_slowly_keep_nobody_out(lab: Coordinator) -> None:
+    name, secret = lab.enrol()
+    credentials = {"authorization": f"Basic {base64.b64encode(f'{name}:{secret}'.encode()).decode()}"}
+    enrolment = json.dumps({"token": "x", "agent": "new"}).encode()
+
+    async def meet() -> None:
+        ends = asyncio.Event()
+        slow = [Upload(lab.app, "/v1/agents/enrol", enrolment, ends=ends) for _ in range(UNAUTHENTICATED_AT_ONCE)]
+        for upload in slow:
+            upload.headers["transfer-encoding"] = "chunked"
+        begun = [asyncio.create_task(upload.send()) for upload in slow]
+        while not all(upload.taken for upload in slow):
+            await asyncio.sleep(0)
+        declared = {"content-length": str(len(enrolment))}
+        assert (await Upload(lab.app, "/v1/agents/enrol", enrolment, declared).send()).status == 503
+        registering = json.dumps(registration(name, "box")).encode()
+        declared = {"content-length": str(len(registering))}
+        assert (await Upload(lab.app, "/v1/agents/register", registering, credentials | declared).send()).status == 200
+        ends.set()
+        assert {(await each).status for each in begun} == {422}  # no such token
+        declared = {"content-length": str(len(enrolment))}
+        assert (await Upload(lab.app, "/v1/agents/enrol", enrolment, declared).send()).status == 422
+
+    asyncio.run(asyncio.wait_for(meet(), 60))
+
+
+def test_an_enrolment_fits_in_what_a_stranger_may_send() -> None:
+    longest = EnrolRequest(token="x" * 128, agent="x" * 64)
+    assert 4 * len(longest.model_dump_json()) < UNAUTHENTICATED_BODY
 
 
 def test_an_agent_cannot_send_without_end(lab: Coordinator, client: httpx.Client) -> None:
-    limit_bodies(lab, limit=1 << 20)
-
     def endless() -> Iterator[bytes]:
         while True:
             yield b"x" * (1 << 20)

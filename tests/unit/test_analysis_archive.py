@@ -1,0 +1,366 @@
+"""Imported archives: refused with the line, or shown on every page; and lists that hold a study that cannot be read."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import io
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_runner import nas
+from dashboard_lab import HOST, HTML, DashboardLab, Visitor
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from store_support import open_store
+
+from nas.analysis.archive import import_archive
+from nas.analysis.hardware import hardware_report
+from nas.analysis.report import csv_parts, study_report, study_table
+from nas.analysis.snapshot import Snapshots
+from nas.api.serve import users_router
+from nas.core.canonical import canonical_json
+from nas.core.errors import InvalidInput
+from nas.store import events, studies, trials
+from nas.store.archive import export_study
+from nas.store.rows import Role
+from nas.store.store import Store
+
+EXAMPLES = 40
+ARCHIVE = Path(__file__).resolve().parents[1] / "data" / "0.1.0" / "study-archive.jsonl.gz"
+Line = dict[str, Any]
+
+
+def note(trial: int | None, **payload: Any) -> Line:
+    kind = "study" if trial is None else "progress"
+    return {"event": {"trial": trial, "kind": kind, "payload": payload, "at": 1.8e9}}
+
+
+def genuine() -> list[Line]:
+    """An exported study, with notes of every kind."""
+    found = [json.loads(line) for line in gzip.decompress(ARCHIVE.read_bytes()).decode().splitlines()]
+    told = next(line for line in found if is_note(line, "told"))["event"]["payload"]["observation"]
+    more = [
+        note(None, what="launched", trials=8, accept_noise=False, warm_start=["first"]),
+        note(None, what="corpus", hash="c" * 64),
+        note(None, what="warm start", studies=[{"study": "first", "layouts": 1}], observations=[told]),
+        note(None, what="calibrated", device="local", id="box", runtime="fake", build="b", ms=2.5),
+        {"attempt": {"kind": "invalid", "message": "throttled", "at": 1.8e9, "result_key": None, "stage": "measure",
+                     "trial": 1, "job": "j.0", "device": "box", "payload": {"t": 90}}},
+    ]  # fmt: skip
+    return numbered([*found[:-1], *more])
+
+
+def numbered(lines: list[Line]) -> list[Line]:
+    """The lines without their end, and the end that they should have."""
+    return [*lines, {"end": len(lines)}]
+
+
+def to_text(lines: list[Line]) -> str:
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def is_note(line: Line, what: str) -> bool:
+    return "event" in line and line["event"]["payload"].get("what") == what
+
+
+def line_of(lines: list[Line], wanted: Callable[[Line], bool]) -> Line:
+    return next(line for line in lines if wanted(line))
+
+
+GENUINE = genuine()
+
+
+class Lab:
+    """Every page and every operation of the API over one store."""
+
+    def __init__(self, folder: Path) -> None:
+        self.dashboard = DashboardLab(folder)
+        self.store: Store = self.dashboard.store
+        app, snapshots = self.dashboard.app, Snapshots(self.store)
+        app.include_router(
+            users_router(self.store, self.dashboard.submitted, lambda: None, lambda: False, snapshots)
+        )  # fmt: skip
+        self.visitor: Visitor = self.dashboard.visitor(Role.READ)
+        self.bearer = {"Authorization": f"Bearer {self.dashboard.tokens[Role.READ]}"}
+
+    def paths(self, name: str) -> list[str]:
+        """The lists, the pages of a study with their JSON twins and downloads, and the API."""
+        numbers = range(len(trials.all(self.store, studies.get(self.store, name).id)))
+        study = f"/studies/{name}"
+        found = ["/studies", "/studies.json", study, f"{study}.json", f"{study}/now", f"{study}/points"]
+        found += [f"{study}/trials.csv", f"{study}/front.json"]
+        found += [f"{study}/trials/{number}{twin}" for number in numbers for twin in ("", ".json")]
+        found += [f"{study}/compare{twin}?trial=0&trial=2&trial=3" for twin in ("", ".json")]
+        found += [f"{study}/trials/2/forecasts{twin}" for twin in ("", ".json")]
+        return [*found, "/v1/studies", f"/v1/studies/{name}", f"/v1/studies/{name}/events?limit=200", "/metrics"]
+
+    def ask(self, path: str) -> int:
+        headers = {
+            "Host": HOST.removeprefix("https://"),
+            **(self.bearer if path.startswith(("/v1", "/metrics")) else HTML),
+        }
+        return self.visitor.client.get(path, headers=headers).status_code
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    made = Lab(tmp_path_factory.mktemp("archives"))
+    yield made
+    made.dashboard.process.end()
+
+
+def show_everything(lab: Lab, name: str) -> None:
+    """Asks for every page and file of a study; each must be answered."""
+    statuses = {path: lab.ask(path) for path in lab.paths(name)}
+    assert set(statuses.values()) == {200}, {path: status for path, status in statuses.items() if status != 200}
+    study = studies.get(lab.store, name)
+    export_study(lab.store, study.id, io.StringIO())
+    snapshot = Snapshots(lab.store).get(name)
+    canonical_json(study_report(lab.store, snapshot))
+    assert "".join(csv_parts(*study_table(snapshot)))
+    hardware_report(lab.store, name)
+
+
+def test_a_genuine_archive_is_imported_and_shown(lab: Lab) -> None:
+    study = import_archive(lab.store, io.StringIO(to_text(GENUINE)), name="genuine")
+    try:
+        show_everything(lab, "genuine")
+    finally:
+        studies.delete(lab.store, study.id)
+
+
+def set_in(wanted: Callable[[Line], bool], *path: str | int, value: Any) -> Callable[[list[Line]], None]:
+    """Changes the value at a path of the first line that is wanted."""
+
+    def change(lines: list[Line]) -> None:
+        inner: Any = line_of(lines, wanted)
+        for key in path[:-1]:
+            inner = inner[key]
+        inner[path[-1]] = value
+
+    return change
+
+
+def append(*more: Line) -> Callable[[list[Line]], None]:
+    def change(lines: list[Line]) -> None:
+        lines[-1:] = [*more, {"end": len(lines) - 1 + len(more)}]
+
+    return change
+
+
+def header(line: Line) -> bool:
+    return "format" in line
+
+
+def of_note(what: str) -> Callable[[Line], bool]:
+    return lambda line: is_note(line, what)
+
+
+def of_stage(stage: str) -> Callable[[Line], bool]:
+    return lambda line: line.get("result", {}).get("stage") == stage
+
+
+MEASURED = ("result", "payload", "value")
+MALFORMED = {
+    "no space": set_in(header, "space", value={}),
+    "a space of another version": set_in(header, "space", "model", value={"width": 3}),
+    "scales without the published reference": set_in(header, "scales", value={"figures": {}}),
+    "scales of text": set_in(header, "scales", "figures", "published", value="fast"),
+    "no scales": set_in(header, "scales", value=None),
+    "no reference point of an objective": set_in(header, "reference_point", value={"quality": 0.5}),
+    "a reference point of text": set_in(header, "reference_point", "quality", value="high"),
+    "calibrated without a device": append(note(None, what="calibrated")),
+    "launched without trials": append(note(None, what="launched")),
+    "launched with trials of text": set_in(of_note("launched"), "event", "payload", "trials", value="8"),
+    "told nothing": append(note(1, what="told")),
+    "told a number": set_in(of_note("told"), "event", "payload", "observation", value=5),
+    "told of no layout": set_in(of_note("told"), "event", "payload", "observation", "layout", value={"layers": 3}),
+    "told text": set_in(of_note("told"), "event", "payload", "observation", "objectives", value={"quality": "good"}),
+    "quality is a number": set_in(of_note("quality"), "event", "payload", "quality", value=5),
+    "quality of an unknown rung": set_in(of_note("quality"), "event", "payload", "rung", value=7),
+    "spent nothing": append(note(None, what="spent")),
+    "warm start of nothing": append(note(None, what="warm start")),
+    "corpus is a number": set_in(of_note("corpus"), "event", "payload", "hash", value=5),
+    "rung too high": set_in(lambda line: "training" in str(line), "event", "payload", "rung", value=40_000),
+    "time beyond all calendars": set_in(lambda line: "event" in line, "event", "at", value=1e20),
+    "measured a number": set_in(of_stage("measure"), *MEASURED, value=5),
+    "measured nothing": set_in(of_stage("measure"), "result", "payload", value={}),
+    "measured a negative time": set_in(of_stage("measure"), *MEASURED, "figures", "latency", "value", value=-1.0),
+    "measured no time": set_in(of_stage("measure"), *MEASURED, "figures", "latency", "value", value=0.0),
+    "an interval that ends first": set_in(of_stage("measure"), *MEASURED, "figures", "latency", "high", value=1e-9),
+    "endless repetitions": set_in(of_stage("measure"), *MEASURED, "figures", "latency", "n", value=1 << 40),
+    "a drift to nothing": set_in(of_stage("measure"), *MEASURED, "repetitions", 0, "drift", value=-1),
+    "a token that takes no time at all": set_in(
+        of_stage("measure"), *MEASURED, "repetitions", 0, "sample", "decode_ns", 0, value=-5
+    ),
+    "no first token": set_in(of_stage("measure"), *MEASURED, "figures", value={}),
+    "noisy as text": set_in(of_stage("measure"), *MEASURED, "noisy", value="no"),
+    "an artifact that is a number": set_in(of_stage("export"), *MEASURED, value=5),
+    "a training that is a list": set_in(of_stage("train"), *MEASURED, value=[]),
+    "a whole number without end": set_in(of_stage("measure"), *MEASURED, "figures", "latency", "n", value=10**400),
+    "a parent that comes later": set_in(lambda line: "trial" in line, "trial", "parents", value=[3]),
+    "a reference that is none": set_in(
+        lambda line: line.get("trial", {}).get("number") == 4, "trial", "origin", value="reference"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tamper", MALFORMED.values(), ids=MALFORMED)
+def test_what_no_reader_can_read_is_refused_with_its_line(tmp_path: Path, tamper: Callable[[list[Line]], None]) -> None:
+    store, lines = open_store(tmp_path), copy.deepcopy(GENUINE)
+    tamper(lines)
+    (changed,) = [n for n, (old, new) in enumerate(zip([*GENUINE, None], lines, strict=False), 1) if old != new][:1]
+    with pytest.raises(InvalidInput) as caught:
+        import_archive(store, io.StringIO(to_text(lines)))
+    assert caught.value.where == f"line {changed}"
+    assert studies.all(store) == []
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "1e200", "9" * 30, "NaN", "Infinity"])
+def test_numbers_that_cannot_be_stored_are_refused_with_file_and_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str
+) -> None:
+    monkeypatch.setenv("NAS_HOME", str(tmp_path / "home"))
+    lines = copy.deepcopy(GENUINE)
+    at = lines.index(line_of(lines, lambda line: "attempt" in line))
+    lines[at]["attempt"]["payload"] = {"t": "HERE"}
+    file = tmp_path / "archive"
+    file.write_text(to_text(lines).replace('"HERE"', number))
+    done = nas("study", "import", str(file))
+    assert done.code == 3
+    assert f"{file}:{at + 1}: " in done.err
+    assert json.loads(nas("study", "list", "--json").out) == {"studies": []}
+
+
+def malformed_study(store: Store, name: str, space: Any) -> int:
+    """A study as version 0.1.0 imported it."""
+    return studies.create(store, name, space, seed=0, version="0.1.0").id
+
+
+def test_lists_survive_studies_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAS_HOME", str(tmp_path / "home"))
+    lab = Lab(tmp_path)
+    lab.dashboard.study("good")
+    space = GENUINE[0]["space"]
+    malformed_study(lab.store, "spaceless", {})
+    malformed_study(lab.store, "numbered", {"name": 5})
+    for name, payload in {"calibrated": {"what": "calibrated"}, "launched": {"what": "launched"}}.items():
+        events.append(lab.store, malformed_study(lab.store, name, space), payload)
+    studies.set_scales(lab.store, malformed_study(lab.store, "scales", space), {"figures": {}})
+    bad = {"spaceless", "numbered", "calibrated", "launched", "scales"}
+    listed = {row["name"]: row for row in lab.visitor.client.get("/studies.json").json()["studies"]}
+    assert listed.keys() == bad | {"good"}
+    assert {name for name, row in listed.items() if row["problem"]} == bad
+    assert lab.visitor.page("/studies").status_code == 200
+    answer = lab.visitor.client.get("/v1/studies", headers=lab.bearer).json()["studies"]
+    assert {row["study"] for row in answer if row["problem"]} == {"spaceless", "numbered"}
+    assert {row["study"] for row in answer} == listed.keys()
+    for name in bad:
+        for path in (f"/studies/{name}", f"/studies/{name}.json", f"/studies/{name}/points", f"/v1/studies/{name}"):
+            assert lab.ask(path) in (200, 422), path
+    assert lab.ask("/studies/launched") == lab.ask("/studies/calibrated") == lab.ask("/v1/studies/scales") == 422
+    done = nas("study", "list", "--db", str(lab.store.engine.url))
+    assert done.code == 0 and all(name in done.out for name in listed)
+    assert "spaceless: its search space is malformed" in done.err
+
+
+VALUES = st.one_of(
+    st.sampled_from([None, True, False, 0, 1, -1, 5, 0.5, -0.5, 1e300, -1e300, 1e-320, 10**30, 2**53, 40_000, 1e99]),
+    st.sampled_from(["", "x", "0", "null", "\x00", "\u202e", "x" * 300, [], {}, [[]], [5], {"x": 5}, {"": None}]),
+    st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=4),
+)  # fmt: skip
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every path in a JSON value, but its root."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield (*path, key)
+        yield from places(inner, (*path, key))
+
+
+def sort_of(line: Line) -> str:
+    """Lines that are alike."""
+    if "event" in line:
+        return f"{line['event']['kind']} {line['event']['payload'].get('what')}"
+    return str(line["result"]["stage"]) if "result" in line else next(iter(line))
+
+
+SORTS = sorted({sort_of(line) for line in GENUINE[:-1]})
+
+
+def mutate(lines: list[Line], draw: Callable[..., Any]) -> None:
+    """Drops, repeats, swaps or changes one line."""
+    sort = draw(st.sampled_from(SORTS))
+    alike = [number for number, line in enumerate(lines[:-1]) if line in GENUINE and sort_of(line) == sort]
+    number = draw(st.sampled_from(alike)) if alike else 0
+    match draw(st.sampled_from(["drop", "repeat", "swap", *["change"] * 12])):
+        case "drop":
+            del lines[number]
+        case "repeat":
+            lines.insert(number, copy.deepcopy(lines[number]))
+        case "swap":
+            other = draw(st.integers(0, len(lines) - 2))
+            lines[number], lines[other] = lines[other], lines[number]
+        case _:
+            change(lines, lines[number], draw)
+    lines[-1] = {"end": len(lines) - 1}
+
+
+def change(lines: list[Line], line: Line, draw: Callable[..., Any]) -> None:
+    """Drops, renames or replaces what is at one place of a line, or repeats it under another key."""
+    inner: Any = line
+    path: list[Any] = []
+    while isinstance(inner, dict | list) and inner and (len(path) < 2 or draw(st.integers(0, 7))):
+        path.append(draw(st.sampled_from(sorted(inner) if isinstance(inner, dict) else range(len(inner)))))
+        inner = inner[path[-1]]
+    if not path:
+        return
+    holder: Any = line
+    for key in path[:-1]:
+        holder = holder[key]
+    match draw(st.sampled_from(["drop", "repeat", "number", "replace", "replace", "replace", "other"])):
+        case "drop":
+            del holder[path[-1]]
+        case "repeat":
+            if isinstance(holder, list):
+                holder.insert(path[-1], copy.deepcopy(inner))
+            else:
+                holder[draw(st.sampled_from(sorted(holder)) | st.text(max_size=3))] = copy.deepcopy(inner)
+        case "number" if isinstance(inner, int | float) and not isinstance(inner, bool):
+            holder[path[-1]] = inner * draw(st.sampled_from([0, -1, 1e-12, 1e12, 1e80, 1 + 1e-9]))
+        case "other":
+            other = draw(st.sampled_from(lines))
+            found = draw(st.sampled_from(list(places(other)) or [()]))
+            for key in found:
+                other = other[key]
+            holder[path[-1]] = copy.deepcopy(other)
+        case _:
+            holder[path[-1]] = draw(VALUES)
+
+
+@settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_any_file_is_refused_or_shown_on_every_page(lab: Lab, data: st.DataObject) -> None:
+    lines = copy.deepcopy(GENUINE)
+    for _ in range(data.draw(st.integers(1, 3))):
+        mutate(lines, data.draw)
+    text = to_text(lines)
+    if data.draw(st.integers(0, 9)) == 0:
+        at = data.draw(st.integers(0, len(text)))
+        text = text[:at] + data.draw(st.sampled_from(["", "1e999", "\n", '"', "{", "]", "\x00", "9" * 400])) + text[at:]
+    before = [study.name for study in studies.all(lab.store)]
+    try:
+        study = import_archive(lab.store, io.StringIO(text), name="copy")
+    except InvalidInput as error:
+        assert error.exit_code == 3
+        assert [study.name for study in studies.all(lab.store)] == before
+        return
+    try:
+        show_everything(lab, "copy")
+    finally:
+        studies.delete(lab.store, study.id)
