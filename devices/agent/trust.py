@@ -223,10 +223,16 @@ class PinnedManifest:
             InfrastructureFailed: the coordinator did not answer, or the stored manifest is damaged.
         """
         fresh = self._fetched_at is not None and self._clock.monotonic() - self._fetched_at < FRESH_S
-        kept = self._kept() if fresh else None
-        if kept is not None and runner in kept[1].runners:
+        kept = self._kept()
+        in_kept = kept is not None and runner in kept[1].runners
+        if in_kept and fresh:
             return True
-        newest = self._renewed()
+        try:
+            newest = self._renewed()
+        except Unsupported:
+            if in_kept:
+                return True  # an older manifest withdraws nothing; the coordinator's home may have been restored
+            raise
         if runner in newest.runners:
             return True
         for listed in newest.runners:

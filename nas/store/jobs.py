@@ -306,8 +306,8 @@ def _clean(now: float) -> dict[str, Any]:
 
 def _forget_failures(connection: Connection, id: str, now: float) -> None:
     """Marks in the log of attempts that earlier failures of a job do not count any more (`MAX_FAILURES`)."""
-    job = find(connection, id)
-    if job is not None:
+    job, attempts = find(connection, id), select(attempt_table.c.id).where(attempt_table.c.job == id)
+    if job is not None and connection.scalar(attempts.limit(1)) is not None:
         of_job = {"job": id, "device": job.device, "study": job.study, "trial": job.trial, "result_key": job.result_key}
         values = of_job | {"kind": RETRIED, "message": "queued again", "stage": "measure", "at": now}
         connection.execute(attempt_table.insert().values(values))
