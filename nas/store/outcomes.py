@@ -111,8 +111,8 @@ def fail(store: Store, id: str, device: str, agent: str, epoch: int, failure: Fa
         _end_lease(connection, row, now)
         if failure.last_epoch is not None and failure.last_epoch > row.epoch:
             devices.change(connection, device, epoch=failure.last_epoch)
-            again = {"state": JobState.QUEUED, "lease_until": None, "attempts": max(0, job.attempts - 1)}
-            jobs.change(connection, id, updated=now, message=failure.message, **again)
+            again: dict[str, Any] = {"state": JobState.QUEUED, "attempts": max(0, job.attempts - 1)}
+            jobs.change(connection, id, updated=now, lease_until=None, message=failure.message, **again)
         elif failure.kind != "refused" and job.state is JobState.QUEUED:
             pass  # `expire` has counted this attempt
         elif failure.kind == "infrastructure":
