@@ -42,6 +42,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--machines", type=int, default=4, help="devices, with sshd and adbd in turn")
     parser.add_argument("--longest", type=float, default=60.0, help="seconds that a link may be down")
+    parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite", help="of the coordinator")
     parser.add_argument("--state", type=Path, help="file that remembers what was done; default: in a temporary folder")
     parser.add_argument("--resume", type=Path, help="state file of a campaign to go on with; its options hold")
     parser.add_argument("--only", help="numbers of faults, with commas between")
@@ -55,7 +56,7 @@ def main() -> int:
         journal = Journal.open(options.resume)
     else:
         folder = Path(tempfile.mkdtemp(prefix="hilnas-faults-"))
-        terms = Terms(options.seed, options.faults, options.machines, options.longest, str(folder))
+        terms = Terms(options.seed, options.faults, options.machines, options.longest, str(folder), options.database)
         journal = Journal.begin(options.state or folder / "campaign.jsonl", terms)
     only = [int(part) for part in options.only.split(",")] if options.only else None
     report = Campaign(journal, only).run()

@@ -139,6 +139,7 @@ class BuildStore(Generic[D]):
         details: reads build.json.
         variants: known instruction sets, best first.
         sources: of the runner.
+        options: of the runner that measuring needs; the only ones that agents accept in plans.
         is_known: whether a build was made from a source of the runtime that this version of hilnas knows.
     """
 
@@ -148,6 +149,7 @@ class BuildStore(Generic[D]):
     details: type[D]
     variants: Sequence[Variant]
     sources: Sequence[Path]
+    options: tuple[str, ...]
     is_known: Callable[[D], bool] = lambda details: True
 
     @property
@@ -196,7 +198,7 @@ class BuildStore(Generic[D]):
             main="runner",
         )
         partial = folder / f"{MANIFEST}.partial"
-        partial.write_text(runner.model_dump_json(indent=1))
+        partial.write_text(runner.model_dump_json(indent=1, exclude={"options"}))
         partial.replace(folder / MANIFEST)
 
     def _read(self, folder: Path) -> Build[D] | None:
@@ -207,6 +209,8 @@ class BuildStore(Generic[D]):
             return None  # written by another version of hilnas
         known = details.variant in {variant.name for variant in self.variants} and self.is_known(details)
         whole = all(_has_size(folder / name, file.size) for name, file in runner.files.items())
+        # The options are those of today's plans, whenever the build was made.
+        runner = runner.model_copy(update={"options": self.options})
         return Build(folder, runner, details) if known and whole else None
 
 

@@ -56,7 +56,7 @@ class Campaign:
     def run(self) -> Line:
         """Runs the campaign; returns the report."""
         begun, folder = time.monotonic(), Path(self._terms.folder)
-        with stage(folder, self._terms.machines) as farm:
+        with stage(folder, self._terms.machines, self._terms.database) as farm:
             works = Works(farm.store, self._terms.seed)
             works.admit(admissions(farm.store))
             with Watch({post.id: post.machine for post in farm.posts}) as watch:

@@ -22,6 +22,7 @@ class Terms:
         machines: number of devices.
         longest_s: longest time that a link is down.
         folder: of homes and logs.
+        database: "sqlite" or "postgresql".
     """
 
     seed: int
@@ -29,6 +30,7 @@ class Terms:
     machines: int
     longest_s: float
     folder: str
+    database: str = "sqlite"
 
 
 class Journal:

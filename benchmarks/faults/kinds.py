@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import random
 import time
@@ -13,6 +15,9 @@ from faults.replay import replay_after_end, second_self
 from faults.runtime import MAIN
 from faults.scene import Moment, Scene
 from faults.work import Conduct
+from nas.search_spaces import load_space
+from nas.store import devices, outcomes
+from nas.store.archive import import_study
 
 WORKING: tuple[Moment, ...] = ("fetching", "pushing", "running")
 ANY: tuple[Moment, ...] = ("queued", *WORKING, "ending")
@@ -25,6 +30,8 @@ RIGHT: tuple[Conduct, ...] = ("right",)
 SMALL_DISK_MB = 1
 _LEASE_S = 30.0
 _DAY_S = 86400.0
+_COPY_STARTS_S = 5.0
+_MANY = 5
 
 
 @dataclass(frozen=True)
@@ -178,6 +185,58 @@ def clock_jump(scene: Scene) -> None:
             scene.stage.set_clock(0.0)
 
 
+def clock_ahead(scene: Scene) -> None:
+    """Sets the agent's clock ahead by more than a lease; another host whose clock is as wrong takes back leases."""
+    with scene.stage.turn:
+        scene.begin()
+        scene.until_moment()
+        with scene.act(), scene.stage.other_host(_LEASE_S + 5) as other:
+            scene.stage.set_clock(_LEASE_S + 5)
+            scene.until(lambda: outcomes.expire(other) is None, scene.draw.seconds)
+            scene.stage.set_clock(0.0)
+
+
+def database_restored(scene: Scene) -> None:
+    """Sets the device's epoch in the database back, as a restored backup does; the device knows newer ones."""
+    _bring(scene)
+    store, id = scene.stage.store, scene.post.id
+    with scene.act():
+        newest = 0
+        while not newest:
+            with store.write() as connection:
+                row = devices.read(connection, id)
+                if row.lease_until is None:
+                    newest = row.epoch
+                    devices.change(connection, id, epoch=random.Random(f"{scene.draw}").randrange(newest))
+    scene.begin()
+    scene.until(lambda: False)
+    if devices.get(store, id).epoch <= newest:
+        scene.problems.append(f"the device's epochs do not go on above {newest}, which it has seen")
+
+
+def archive_imported(scene: Scene) -> None:
+    """Imports a study whose archive tells of failures of this job; then the connection is lost while the job runs."""
+    scene.begin()
+    scene.until_moment()
+    forged = {"kind": "infrastructure", "message": "forged", "at": 1.0, "result_key": scene.order.key}
+    forged |= {"stage": "measure", "trial": None, "job": scene.order.job, "device": scene.post.id, "payload": None}
+    header = {"format": "hilnas-study", "v": 1, "name": f"hostile-{scene.order.tag}", "seed": 0, "version": "0"}
+    header |= {"created": 1.0, "state": "complete", "scales": None, "reference_point": None, "proposer": None}
+    header["space"] = load_space("lfm2").model_dump(mode="json")
+    lines = [header, *[{"attempt": forged}] * _MANY, {"end": 1 + _MANY}]
+    with scene.act():
+        import_study(scene.stage.store, io.StringIO("".join(json.dumps(line) + "\n" for line in lines)))
+        scene.slay(scene.post.session)
+
+
+def agent_copied(scene: Scene) -> None:
+    """Runs a second agent with the name, secret and devices of the first, as on a copy of its host's disk."""
+    with scene.stage.turn:
+        scene.begin()
+        with scene.act(), scene.stage.copied_agent():
+            time.sleep(_COPY_STARTS_S + scene.draw.seconds)
+
+
 def duplicate(scene: Scene) -> None:
     """Sends the result again, and other results under the same epoch."""
     scene.begin()
@@ -232,6 +291,10 @@ KINDS: dict[str, Kind] = {
     "both killed": Kind(both_killed, 8, ANY, UPWARD | WIRE, everywhere=True),
     "agent frozen": Kind(agent_frozen, 5, WORKING, UPWARD | WIRE, everywhere=True),
     "clock jump": Kind(clock_jump, 16, ANY, UPWARD, everywhere=True),
+    "clock ahead": Kind(clock_ahead, 14, ANY, everywhere=True),
+    "database restored": Kind(database_restored, 14, ("queued",)),
+    "archive imported": Kind(archive_imported, 10, ("running",), WIRE),
+    "agent copied": Kind(agent_copied, 8, ("queued",), UPWARD | WIRE, everywhere=True),
     "duplicate": Kind(duplicate, 14, ("queued",), conducts=RIGHT),
     "stale": Kind(stale, 16, ("fetching", "pushing", "running"), frozenset({"lease"})),
     "misbehaving runner": Kind(misbehaving, 24, ("queued",), conducts=MISBEHAVING),

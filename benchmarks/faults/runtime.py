@@ -48,7 +48,8 @@ class CampaignRuntime(FakeRuntime):
         content = _SCRIPT.read_bytes()
         sha256 = hashlib.sha256(content).hexdigest()
         files = {MAIN: PlanFile(sha256=sha256, size=len(content))}
-        return Runner(runtime=self.name, build=sha256, target=target, files=files, main=MAIN)
+        options = ("--model", "--seconds", "--conduct", "--tag", "--limit")
+        return Runner(runtime=self.name, build=sha256, target=target, files=files, main=MAIN, options=options)
 
     def runner_folder(self, runner: Runner) -> Path:
         """Returns the folder of the script."""

@@ -10,6 +10,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -31,8 +32,10 @@ from nas.devices.transports.shell import ShellTransport
 from nas.devices.transports.ssh import SshAddress, SshWire, host_key, pin
 from nas.farm.trust import Admissions, open_key
 from nas.store import devices
+from nas.store.engine import ServerClock, sqlite_file
 from nas.store.rows import DeviceState
 from nas.store.store import Store
+from nas.testing.postgres import CARELESS, server
 
 NAS = (sys.executable, "-c", "from nas.cli.main import main; main()")
 AGENT = "campaign"
@@ -76,11 +79,22 @@ class Post:
         return ShellTransport(SshWire(SshAddress("root", self.machine.address, self.machine.port), self.keys))
 
 
+class WrongClock(SystemClock):
+    """A machine's clock that is wrong by `ahead_s` seconds."""
+
+    def __init__(self, ahead_s: float) -> None:
+        self._ahead_s = ahead_s
+
+    def now(self) -> float:
+        return super().now() + self._ahead_s
+
+
 @dataclass(frozen=True)
 class Stage:
     """The running farm."""
 
     store: Store
+    url: str
     posts: list[Post]
     coordinator: RestartedProcess
     coordinator_link: Link
@@ -99,6 +113,27 @@ class Stage:
         """Sets the offset of the agent's wall clock."""
         set_offset(self.clock_file, offset_s)
 
+    @contextlib.contextmanager
+    def other_host(self, ahead_s: float) -> Iterator[Store]:
+        """Opens the database as a host whose clock is wrong; with SQLite as another process of this host."""
+        clock = ServerClock(WrongClock(ahead_s)) if sqlite_file(self.store.engine.url) is None else None
+        store = Store.open(self.url, clock=clock, artifacts=self.store.artifacts)
+        try:
+            yield store
+        finally:
+            store.close()
+
+    @contextlib.contextmanager
+    def copied_agent(self) -> Iterator[None]:
+        """Runs a second agent with a copy of the first one's enrolment, name and list of devices."""
+        folder = self.clock_file.parent
+        with tempfile.TemporaryDirectory(prefix="copy-", dir=folder) as copy:
+            left_out = shutil.ignore_patterns("outbox")
+            shutil.copytree(folder / "agent", Path(copy) / "agent", ignore=left_out)
+            env = os.environ | {"NAS_HOME": str(Path(copy) / "agent"), "NAS_CACHE": str(Path(copy) / "cache")}
+            with RestartedProcess([*NAS, "agent", "run"], env, Path(copy) / "agent.log"):
+                yield
+
     def until_serving(self) -> None:
         """Waits until a killed coordinator serves again, since agents report its absence until then."""
         assert within(_START_S, lambda: _listens(self.coordinator_link)), "the coordinator did not come back"
@@ -110,12 +145,13 @@ class Stage:
 
 
 @contextlib.contextmanager
-def stage(folder: Path, machines: int) -> Iterator[Stage]:
+def stage(folder: Path, machines: int, database: str = "sqlite") -> Iterator[Stage]:
     """Sets everything up.
 
     Args:
         folder: for databases, keys and logs; that of an earlier stage is continued.
         machines: number of devices, with sshd and adbd in turn.
+        database: "sqlite" or "postgresql".
     """
     keys, clock = folder / "agent" / "keys", folder / "clock"
     set_offset(clock, 0.0)
@@ -128,10 +164,11 @@ def stage(folder: Path, machines: int) -> Iterator[Stage]:
             wire.slow(MEGABITS)
         home = folder / "coordinator"
         home.mkdir(parents=True, exist_ok=True)
-        store = Store.open(f"sqlite:///{home / 'hilnas.db'}", artifacts=home / "artifacts")
+        url = stack.enter_context(_database(folder, database))
+        store = Store.open(url, artifacts=home / "artifacts")
         stack.callback(store.close)
-        coordinator = stack.enter_context(start_coordinator(folder, link))
-        enrolment = enrol(folder, link)
+        coordinator = stack.enter_context(start_coordinator(folder, link, url))
+        enrolment = enrol(folder, link, url)
         attached = folder / "agent" / "agent" / "devices.json"
         attached.unlink(missing_ok=True)
         for i, machine in enumerate(booted):
@@ -140,26 +177,39 @@ def stage(folder: Path, machines: int) -> Iterator[Stage]:
         ids = _registered(store, machines)
         posts = [_post(machine, keys, ids[_tag(i)], i) for i, machine in enumerate(booted)]
         cache = folder / "cache" / "agent"
-        yield Stage(store, posts, coordinator, link, agent, cache, clock, enrolment, threading.Lock())
+        yield Stage(store, url, posts, coordinator, link, agent, cache, clock, enrolment, threading.Lock())
 
 
-def start_coordinator(folder: Path, link: Link) -> RestartedProcess:
+@contextlib.contextmanager
+def _database(folder: Path, kind: str) -> Iterator[str]:
+    """Yields the URL of the coordinator's database; a server runs while the context is open."""
+    if kind == "sqlite":
+        yield f"sqlite:///{folder / 'coordinator' / 'hilnas.db'}"
+        return
+    folder.chmod(0o711)  # the server's user enters it
+    new = not (folder / "postgres").exists()
+    with server(CARELESS, folder / "postgres") as running:
+        yield running.create("farm") if new else running.url("farm")
+
+
+def start_coordinator(folder: Path, link: Link, url: str) -> RestartedProcess:
     """Starts `nas serve` at the far end of `link`."""
     paths = os.pathsep.join([*plugin(folder / "plugin"), os.environ.get("PYTHONPATH", "")])
     # A cache of its own: no other runtime has a build there, so devices are checked with the campaign's.
     env = {"NAS_HOME": str(folder / "coordinator"), "NAS_CACHE": str(folder / "builds"), "PYTHONPATH": paths}
+    env["NAS_DB"] = url
     argv = [*link.inside, *NAS, "serve", "--host", link.address, "--port", str(PORT)]
     return RestartedProcess(argv, os.environ | env, folder / "coordinator.log")
 
 
-def enrol(folder: Path, link: Link) -> Enrolment:
+def enrol(folder: Path, link: Link, url: str) -> Enrolment:
     """Enrols the agent with an invitation of the coordinator."""
     coordinator, agent = (os.environ | {"NAS_HOME": str(folder / name)} for name in ("coordinator", "agent"))
     known = read_enrolment(folder / "agent" / "agent")
     if known is not None and known.url == f"https://{link.address}:{PORT}":
         return known
     assert within(_START_S, lambda: _listens(link)), f"no coordinator: see {folder / 'coordinator.log'}"
-    line = _output([*NAS, "agent", "token", "--json"], coordinator)
+    line = _output([*NAS, "agent", "token", "--json"], coordinator | {"NAS_DB": url})
     invitation = Invitation.parse(json.loads(line)["line"])
     _output([*NAS, "agent", "enrol", invitation.format(), "--name", AGENT, "--replace"], agent)
     enrolment = read_enrolment(folder / "agent" / "agent")

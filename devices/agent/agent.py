@@ -283,6 +283,11 @@ def child_arguments(
     return ["-m", __name__, *(str(part) for option in options.items() for part in option)]
 
 
+def local_agent_name(cache: Path) -> str:
+    """Returns the name of this machine's own agent, which has no enrolment."""
+    return f"local-{describe(LocalTransport(cache), platform.machine()).id}"[:64]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the agent until standard input ends or a signal arrives. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="nas-agent")
@@ -308,10 +313,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _local_agent(client: JobClient, options: argparse.Namespace) -> Agent:
-    here = describe(LocalTransport(options.cache), platform.machine()).id
     folders = {"cache": options.cache, "lock": options.lock, "state": options.state}
     attached = served(Attachments(options.devices), this_machine=True) if options.devices else lambda: (THIS_MACHINE,)
-    return make_agent(f"local-{here}"[:64], client, attached, key=options.key, **folders)
+    return make_agent(local_agent_name(options.cache), client, attached, key=options.key, **folders)
 
 
 def _end_with_parent(agent: Agent) -> None:

@@ -11,11 +11,20 @@ from typing import Self
 from nas.core.clock import Clock
 from nas.core.errors import InfrastructureFailed, NasError
 from nas.core.plan import RoundResult
-from nas.core.protocol import Failure, FailureKind, HeartbeatRequest, Job, Phase, RegisterReply, ResultRequest
+from nas.core.protocol import (
+    LAST_EPOCH,
+    Failure,
+    FailureKind,
+    HeartbeatRequest,
+    Job,
+    Phase,
+    RegisterReply,
+    ResultRequest,
+)
 from nas.devices.agent.client import JobClient, NotAdmitted, Outbox, PendingResult
 from nas.devices.agent.connection import Attached, Backoff
 from nas.devices.agent.run_plan import FileSource, KnownRunner, Observer, run_round
-from nas.devices.transports.base import Cancelled, Lease
+from nas.devices.transports.base import Cancelled, Lease, StaleLease
 
 log = logging.getLogger(__name__)
 
@@ -218,6 +227,9 @@ class Worker:
             if heartbeat.overdue:
                 return _failure("infrastructure", f"not done within {job.deadline_s:g} s of the lease", heartbeat)
             return _failure("cancelled", error, heartbeat)
+        except StaleLease as error:
+            last = error.last if error.last <= LAST_EPOCH else None
+            return _failure("infrastructure", error, heartbeat).model_copy(update={"last_epoch": last})
         except (InfrastructureFailed, OSError) as error:
             return _failure("infrastructure", error, heartbeat)
         except NasError as error:

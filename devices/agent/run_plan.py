@@ -161,6 +161,10 @@ ENV_ALLOWED = frozenset(
 """Variables that a plan may set. Others (LD_PRELOAD, GGML_BACKEND_PATH) could load code that is in no manifest."""
 
 _SLOT = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_VALUE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,:=+@%-]*")
+"""Of an option: no path, which a signed runner might write to, and no option."""
+_ENV_VALUE = re.compile(r"[A-Za-z0-9_.,:=+@%{}() -]*")
+"""The same; OMP_PLACES has braces and parentheses."""
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,127}")
 _COOL_DOWN_SLICE_S = 1.0
 _MAKE_S = 600.0
@@ -192,7 +196,7 @@ def prepare(plan: Plan, transport: Transport, files: FileSource, known: KnownRun
 
     Raises:
         Unsupported: the runner is unknown.
-        InvalidInput: the plan names an input it does not have, or sets a forbidden environment variable.
+        InvalidInput: the plan uses arguments or variables that the runner's signed record does not allow.
         InfrastructureFailed: a file could not be fetched or pushed.
     """
     runner = plan.runner
@@ -210,7 +214,7 @@ def prepare(plan: Plan, transport: Transport, files: FileSource, known: KnownRun
         return transport.make(file.sha256, lambda path: _make(transport, main, libraries, recipe, path))
 
     paths = {name: deliver(file) for name, file in plan.inputs.items()}
-    arguments = (_SLOT.sub(lambda slot: paths[slot[1]], argument) for argument in plan.args)
+    arguments = (paths[slot[1]] if (slot := _SLOT.fullmatch(word)) else word for word in plan.args)
     return Prepared(plan, (main, *arguments), libraries | plan.env)
 
 
@@ -233,14 +237,38 @@ def _check(plan: Plan, known: KnownRunner) -> None:
             raise InvalidInput(f"runner file name {name!r}: letters, digits and ._+- only")
     if runner.main not in runner.files:
         raise UnknownName("runner file", runner.main, runner.files)
-    for variable in plan.env:
+    _check_words(plan)
+
+
+def _check_words(plan: Plan) -> None:
+    """Refuses arguments and variables that the signed record of the runner does not allow.
+
+    A runner that the coordinator signed can still be told to write files, so whoever writes plans without the signing
+    key could write any file of the agent's user. An argument is an option of the runner's record, an input of the plan
+    in braces, or a value that is no path.
+
+    Raises:
+        InvalidInput: an option, variable or value is not allowed, or an input is not in the plan.
+    """
+    runner = plan.runner
+    for word in plan.args:
+        if slot := _SLOT.fullmatch(word):
+            if slot[1] not in plan.inputs:
+                raise UnknownName("input of the plan", slot[1], plan.inputs)
+        elif word.startswith("-"):
+            if word not in runner.options:
+                raise UnknownName(f"option of runner {runner.runtime} {runner.build[:12]}", word, runner.options)
+        elif not _VALUE.fullmatch(word):
+            raise InvalidInput(
+                f"argument {word[:80]!r} of a plan: values are letters, digits and _.,:=+@%-, inputs {{NAME}}"
+            )
+    for variable, value in plan.env.items():
         if variable not in ENV_ALLOWED:
             raise UnknownName("environment variable of a plan", variable, ENV_ALLOWED)
-    if any("\0" in word for word in (*plan.args, *plan.env.values())):
-        raise InvalidInput("an argument or variable of the plan has a NUL character, which no process can be given")
-    for slot in (slot for argument in plan.args for slot in _SLOT.findall(argument)):
-        if slot not in plan.inputs:
-            raise UnknownName("input of the plan", slot, plan.inputs)
+        if not _ENV_VALUE.fullmatch(value):
+            raise InvalidInput(
+                f"variable {variable}={value[:80]!r} of a plan: letters, digits and _.,:=+@%{{}}() - only"
+            )
 
 
 def execute(

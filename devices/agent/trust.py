@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from nas.core.clock import Clock, SystemClock
 from nas.core.durable import locked, write_durably
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError, Unsupported
 from nas.core.plan import Runner
@@ -185,24 +186,34 @@ _SHOWN = 16
 """Digits of a fingerprint in messages."""
 
 
-class PinnedManifest:
-    """A `KnownRunner`: the runners of the newest signed manifest, fetched again when an unknown runner appears.
+FRESH_S = 3600.0
+"""Age after which the manifest is fetched again."""
 
-    The newest manifest seen is stored with its signature, and an older one is not accepted in its place, even after a
-    restart.
+
+class PinnedManifest:
+    """A `KnownRunner`: the runners of the newest signed manifest.
+
+    It is fetched for the first plan after the start, when an unknown runner appears, and after `FRESH_S`, so that a
+    runner which the coordinator withdrew is refused. The newest manifest seen is stored with its signature, and an
+    older one is not accepted in its place, even after a restart.
 
     Args:
         fetch: requests the coordinator's manifest.
         key: the coordinator's public key, pinned at enrolment.
         state: folder that outlives the agent; created if missing.
+        clock: measures the manifest's age.
     """
 
-    def __init__(self, fetch: Callable[[], SignedManifest], key: PublicKey, state: Path) -> None:
+    def __init__(
+        self, fetch: Callable[[], SignedManifest], key: PublicKey, state: Path, clock: Clock | None = None
+    ) -> None:
         if not re.fullmatch(r"[0-9a-f]{64}", key):
             raise InvalidInput(f"public key {key!r}: give 64 hex digits")
         self._fetch, self._key = fetch, key
         state.mkdir(parents=True, exist_ok=True)
         self._memory = state / f"manifest-{fingerprint(key)}.json"
+        self._clock = clock or SystemClock()
+        self._fetched_at: float | None = None
 
     def __call__(self, runner: Runner) -> bool:
         """Returns whether the whole record of `runner` is in the newest manifest.
@@ -211,10 +222,17 @@ class PinnedManifest:
             Unsupported: the coordinator's manifest is not trusted, or it has the build with other files.
             InfrastructureFailed: the coordinator did not answer, or the stored manifest is damaged.
         """
+        fresh = self._fetched_at is not None and self._clock.monotonic() - self._fetched_at < FRESH_S
         kept = self._kept()
-        if kept is not None and runner in kept[1].runners:
+        in_kept = kept is not None and runner in kept[1].runners
+        if in_kept and fresh:
             return True
-        newest = self._renewed()
+        try:
+            newest = self._renewed()
+        except Unsupported:
+            if in_kept:
+                return True  # an older manifest withdraws nothing; the coordinator's home may have been restored
+            raise
         if runner in newest.runners:
             return True
         for listed in newest.runners:
@@ -225,6 +243,7 @@ class PinnedManifest:
     def _renewed(self) -> RunnerManifest:
         signed = self._fetch()
         manifest = verified(signed, self._key)
+        self._fetched_at = self._clock.monotonic()
         with locked(self._memory.with_suffix(".lock")):
             kept = self._kept()
             if kept is not None and kept[0].text == signed.text:

@@ -43,7 +43,17 @@ class NotTrusted(InfrastructureFailed):
 
 
 class StaleLease(InfrastructureFailed):
-    """A newer epoch ran on the device, so this lease has expired."""
+    """A newer epoch ran on the device, so this lease has expired.
+
+    Args:
+        where: the device or folder that refused it.
+        lease: the refused one.
+        last: the newest epoch of the same authority that ran there.
+    """
+
+    def __init__(self, where: str, lease: Lease, last: int) -> None:
+        super().__init__(f"{where}: epoch {lease.epoch} of {lease.authority} is over: {last} was here")
+        self.last = last
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ class Fence:
         path = self._folder / lease.authority
         last = int(path.read_text()) if path.exists() else 0
         if lease.epoch < last:
-            raise StaleLease(f"epoch {lease.epoch} of {lease.authority} is over: {last} was here")
+            raise StaleLease(str(self._folder), lease, last)
         temporary = path.with_name(f".{path.name}.new")
         temporary.write_text(str(lease.epoch))
         temporary.replace(path)

@@ -261,9 +261,8 @@ class ShellTransport:
                 return Unsupported(f"{self._wire.name} cannot run {program}: no such program")
             case ["processors"]:
                 return Unsupported(f"{self._wire.name} cannot run {program} on processors {list(cpus)}")
-            case ["stale", last] if self._lease:
-                lease, name = self._lease, self._wire.name
-                return StaleLease(f"{name}: epoch {lease.epoch} of {lease.authority} is over: {last} was here")
+            case ["stale", last] if self._lease and last.isdecimal():
+                return StaleLease(self._wire.name, self._lease, int(last))
             case ["busy", *process]:
                 return InfrastructureFailed(f"{self._wire.name}: in use by another, process {' '.join(process)} there")
         return InfrastructureFailed(f"{self._wire.name}: the run ended without a result")

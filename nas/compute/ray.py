@@ -108,13 +108,14 @@ class Compute(Protocol):
 
 
 class RayCompute:
-    """Ray on this machine: a cluster that ends with this process.
+    """Ray on this machine: a cluster that ends with this process, and that only this machine reaches.
 
     Args:
         workers: CPU slots.
     """
 
     def __init__(self, workers: int) -> None:
+        _stay_private()
         self._ray = _import_ray()
         mark = secrets.token_hex(8)
         self._reaper = _start_reaper(mark)
@@ -342,6 +343,16 @@ def _write_new(path: Path, content: bytes) -> None:
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_durably(path, content)
+
+
+def _stay_private() -> None:
+    """Makes clusters of this process listen on the loopback interface only, to whoever has a token of this process.
+
+    Ray reads both when it is imported. Without clusters of several nodes, which the first variable forbids, it takes
+    127.0.0.1 for the node's address; a token of its own it would keep in ~/.ray, for everybody to read.
+    """
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 
 def _import_ray() -> Any:

@@ -37,7 +37,10 @@ class InputFile(PlanFile):
 
 
 class Runner(BaseModel):
-    """A runner build: the executable and the files next to it, by content."""
+    """A runner build: the executable and the files next to it by content, and the options that measuring needs.
+
+    A runner may have more options, such as one that writes logits to a file; no plan can use those.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -47,13 +50,14 @@ class Runner(BaseModel):
     patched: bool = False
     files: dict[str, PlanFile] = Field(description="file name -> content; 'main' names the executable")
     main: str
+    options: tuple[str, ...] = Field((), description="arguments beginning with '-' that a plan may give it")
 
 
 class Plan(BaseModel):
     """One process to run on a device.
 
-    `args` are the runner's own; `{model}` in one is replaced by the path of the input file called `model`. An input
-    with a recipe is made by the same runner: `runner --recipe FILE --output FILE`.
+    `args` are options of the runner and their values; the value `{model}` is replaced by the path of the input file
+    called `model`. An input with a recipe is made by the same runner: `runner --recipe FILE --output FILE`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -46,6 +46,8 @@ DeviceId = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 JobId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 Authority = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Epoch = Annotated[int, Field(ge=0, lt=1 << 31)]
+LAST_EPOCH = 1 << 30
+"""The highest epoch of a device that a coordinator continues from; it leaves as many to count."""
 
 FailureKind = Literal["infrastructure", "refused", "cancelled"]
 """Why an agent has no result. infrastructure: host, device or network, another try can help. refused: this agent may
@@ -147,6 +149,13 @@ class Failure(_Message):
     message: str = Field(max_length=4000)
     phase: Phase = Field("running", description="how far it had come: before 'running' it is never the candidate's")
     overdue: bool = Field(False, description="whether the job's deadline was over")
+    last_epoch: int | None = Field(
+        None,
+        ge=0,
+        le=LAST_EPOCH,
+        description="the device refused the lease because it has recorded this newer epoch of the same authority: the "
+        "coordinator's database was restored from a backup, or is used twice",
+    )
 
     @property
     def reached_device(self) -> bool:

@@ -19,16 +19,16 @@ from typing import Self
 from nas.core.device import Device
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError, UnknownName
 from nas.core.plan import Runner
-from nas.devices.agent.agent import child_arguments
+from nas.devices.agent.agent import child_arguments, local_agent_name
 from nas.devices.attachments import Attachment, Attachments, agent_cache, own_attachments
-from nas.devices.describe import describe
+from nas.devices.describe import boot_id, describe
 from nas.devices.host_lock import host_lock_folder
 from nas.devices.transports.local import LocalTransport
-from nas.farm.agent_api import make_app
+from nas.farm.agent_api import POLL_S, make_app
 from nas.farm.queue import DeviceJobs, JobNotifier, LeaseMonitor
 from nas.farm.trust import Admissions, open_key
 from nas.runtimes.base import Runtime
-from nas.store import artifacts, devices, jobs
+from nas.store import agents, artifacts, devices, jobs
 from nas.store.devices import LIMITS
 from nas.store.rows import DeviceState, Health
 from nas.store.store import Store
@@ -43,6 +43,8 @@ _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 10.0
 _POLL_CHILD_S = 0.2
 _STANDBY_S = 1.0
+_SILENT_S = 1.5 * POLL_S
+"""An agent that is alive asks for work more often."""
 _STOP_S = 10.0
 
 _QUICK_S, _QUICK_DEATHS = 10.0, 5
@@ -227,6 +229,8 @@ def open_farm(store: Store, *, serves_others: bool = False) -> Iterator[Farm]:
     home.mkdir(parents=True, exist_ok=True)
     socket, key = run / "jobs.sock", open_key(home)
     attached = own_attachments()
+    own = local_agent_name(agent_cache())
+    require_own_name(store, own, boot_id(LocalTransport(agent_cache())))
     # While no coordinator was running, agents could not renew their leases.
     jobs.extend_leases(store)
     agent = LocalAgent(
@@ -239,7 +243,7 @@ def open_farm(store: Store, *, serves_others: bool = False) -> Iterator[Farm]:
         log=home / "agent.log",
         attachments=attached.path,
     )
-    monitor = LeaseMonitor(store, JobNotifier(), local_only=not serves_others)
+    monitor = LeaseMonitor(store, JobNotifier(), agent=None if serves_others else own)
     farm = Farm(store, agent, monitor, Admissions(home, key, store.clock), attached)
     try:
         app = make_app(store, farm.find_file, farm.monitor.notifier, farm.runners.signed)
@@ -250,6 +254,37 @@ def open_farm(store: Store, *, serves_others: bool = False) -> Iterator[Farm]:
                 farm.notifier.close()
     finally:
         shutil.rmtree(run, ignore_errors=True)
+
+
+def require_own_name(store: Store, agent: str, boot: str) -> None:
+    """Raises where a machine that is alive, and is not this one, has registered as this machine's agent.
+
+    Copies of one disk image share /etc/machine-id, from which the names of device and agent follow; over one database
+    they would take each other's leases. Waits for up to `_SILENT_S` where this machine was just restarted.
+
+    Args:
+        store: where agents are registered.
+        agent: name of this machine's agent.
+        boot: the kernel's id of this boot.
+
+    Raises:
+        InvalidInput: both are alive.
+    """
+    heard: float | None = None
+    while True:
+        row = next((each for each in agents.all(store) if each.name == agent), None)
+        if row is None or row.boot_id in (None, boot) or row.last_seen is None:
+            return
+        heard = row.last_seen if heard is None else heard
+        if row.last_seen > heard:
+            raise InvalidInput(
+                f"another machine uses this database as {agent}: copies of one disk image share /etc/machine-id, by "
+                "which hilnas tells devices apart. Give this machine its own: remove that file and run "
+                "systemd-machine-id-setup"
+            )
+        if store.now() >= heard + _SILENT_S:
+            return
+        store.clock.sleep(_FIRST_PAUSE_S)
 
 
 def known_devices(store: Store, attached: Iterable[Attachment]) -> dict[str, tuple[str, ...]]:

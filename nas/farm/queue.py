@@ -242,13 +242,13 @@ class LeaseMonitor:
     Args:
         store: where jobs are.
         notifier: notified when the table changes; wakes the agents' long polls.
-        local_only: take back only leases of this machine's agent. Agents of other hosts may speak to a coordinator
-            that is down just now, which is not their failure.
+        agent: take back only leases of this agent. Other agents may speak to a coordinator that is down just now, which
+            is not their failure. None: of all.
     """
 
-    def __init__(self, store: Store, notifier: JobNotifier, *, local_only: bool) -> None:
+    def __init__(self, store: Store, notifier: JobNotifier, *, agent: str | None) -> None:
         self.notifier = notifier
-        self._store, self._local_only = store, local_only
+        self._store, self._agent = store, agent
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease monitor", daemon=True)
 
@@ -266,7 +266,7 @@ class LeaseMonitor:
         while not self._stop.wait(_PAUSE_S):
             try:
                 if time.monotonic() >= expire_at:
-                    outcomes.expire(self._store, local_only=self._local_only)
+                    outcomes.expire(self._store, agent=self._agent)
                     expire_at = time.monotonic() + _EXPIRE_S
                 if waited_for := self.notifier.waited_for():
                     self.notifier.wake(jobs.with_work(self._store, waited_for))

@@ -93,7 +93,9 @@ class Admissions:
         self._key, self._clock = key, clock
 
     def admit(self, runner: Runner, folder: Path) -> None:
-        """Admits `runner`, and drops runners whose files are missing or changed; issues a manifest if that changes it.
+        """Admits `runner`, and drops other records of that build, and runners whose files are missing or changed.
+
+        Issues a manifest if that changes it.
 
         Raises:
             InfrastructureFailed: a file in `folder` is not what the record says, so it is not signed; or the manifest
@@ -104,7 +106,8 @@ class Admissions:
             raise InfrastructureFailed(f"{runner.runtime} build {runner.build[:12]}: {fault}; build it again")
         with locked(self._path.with_suffix(".lock")):
             last = self._read()
-            others = [each for each in (last.admitted if last else ()) if each.runner != runner and not each.fault()]
+            before = last.admitted if last else ()
+            others = [each for each in before if _name(each.runner) != _name(runner) and not each.fault()]
             admitted = _in_order([wanted, *others])
             if last is None or last.admitted != admitted or last.signed.key != self._key.public:
                 issue = self._issue(admitted, last.serial if last else 0)
@@ -180,6 +183,10 @@ def _private_key(pem: bytes, path: Path) -> Ed25519PrivateKey:
             f"{path} holds no Ed25519 key: restore it, or remove it for a new one, which agents must pin again"
         )
     return private
+
+
+def _name(runner: Runner) -> tuple[str, str, str]:
+    return runner.runtime, runner.build, runner.target
 
 
 def _in_order(admitted: Iterable[Admitted]) -> tuple[Admitted, ...]:

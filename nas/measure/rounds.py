@@ -26,6 +26,9 @@ from nas.store.calibrations import ReferenceRun
 
 _FAULTS_TO_FAIL = 2
 
+_ROUNDS_OF_A_TRY = 10_000
+"""More than a try ever has, whatever the settings: rounds of two tries never have the same number."""
+
 
 class Jobs(Protocol):
     """Runs rounds on devices; see `nas.farm.queue.DeviceJobs`."""
@@ -67,7 +70,7 @@ class Subject:
 
 async def measure(
     subject: Subject, reference: Reference, jobs: Jobs, key: str, trial: int | None, repetitions: int,
-    protocol: MeasurementSettings, *, accept_noise: bool = False, first_round: int = 0,
+    protocol: MeasurementSettings, *, accept_noise: bool = False, tries: int = 0,
 ) -> Measurement:  # fmt: skip
     """Measures `subject` until `repetitions` are valid.
 
@@ -80,7 +83,7 @@ async def measure(
         repetitions: how many must be valid.
         protocol: limits and attempts.
         accept_noise: keep refused repetitions, marked, instead of measuring again.
-        first_round: number of the first job; rounds of an earlier try, which failed, have lower ones.
+        tries: how many earlier tries failed; their rounds are not read again.
 
     Raises:
         CandidateFailed: the runner failed twice on this candidate while the reference ran.
@@ -89,7 +92,7 @@ async def measure(
     plan = subject.runtime.plan(subject.artifact, subject.runner, subject.workload, protocol.deadline_s)
     done: list[Repetition] = []
     faults: list[CandidateFailed] = []
-    wall_s = 0.0
+    wall_s, first_round = 0.0, tries * _ROUNDS_OF_A_TRY
     for attempt in range(protocol.max_attempts + 1):
         missing = repetitions - sum(rep.valid for rep in done)
         # Doubles each time: what disturbed a round often lasts for more than a few seconds.

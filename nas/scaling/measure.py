@@ -125,12 +125,11 @@ class Measurer:
 
     async def _take(self, subject: Subject, bench: MeasurementTarget, key: str) -> Measurement:
         store, protocol = self.farm.store, self.space.protocol
-        # Failed attempts used the lower round numbers.
         tries = sum(attempt.job is None for attempt in outcomes.attempts_of_key(store, key))
         try:
             taken = await measure(
                 subject, bench.reference, self.farm.jobs(None), key, None, self.repetitions, protocol,
-                accept_noise=self.accept_noise, first_round=tries * (protocol.max_attempts + 1),
+                accept_noise=self.accept_noise, tries=tries,
             )  # fmt: skip
         except CandidateFailed as error:
             results.put(store, key, "measure", failure(error))

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Table, create_engine, event
+from sqlalchemy import Connection, Engine, Table, create_engine, event, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import (
@@ -51,6 +51,9 @@ _CONFLICTS = ("40001", "40P01")
 """SQLSTATE of a serialization failure and of a deadlock."""
 
 _POOL_WAIT_S = 30.0
+_SERVER_TIME = text("SELECT extract(epoch FROM clock_timestamp())")
+_FOLLOW_S, _CLOCK_SET_S = 30.0, 0.5
+"""The server's time is asked for this often, and when this machine's clock jumped by more."""
 _LIBPQ = {
     "connect_timeout": "10",
     "application_name": "hilnas",
@@ -150,6 +153,44 @@ def writing(engine: Engine, clock: Clock) -> Iterator[Connection]:
             clock.sleep(_RETRY_S)
         yield connection
         connection.commit()
+
+
+class ServerClock:
+    """The time of a PostgreSQL server: hosts that share its database compare times, and their own clocks may differ.
+
+    `now` is this machine's time plus the difference to the server's, which `follow` measures.
+
+    Args:
+        local: this machine's clock.
+    """
+
+    def __init__(self, local: Clock) -> None:
+        self._local = local
+        self._ahead_s = 0.0
+        self._measured: tuple[float, float] | None = None
+
+    def now(self) -> float:
+        """Returns the server's seconds since the epoch."""
+        return self._local.now() + self._ahead_s
+
+    def monotonic(self) -> float:
+        """Returns this machine's monotonic seconds."""
+        return self._local.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Sleeps."""
+        self._local.sleep(seconds)
+
+    def follow(self, connection: Connection) -> None:
+        """Measures the difference, if the last measurement is old or this machine's clock was set since."""
+        here, monotonic = self._local.now(), self._local.monotonic()
+        if self._measured is not None:
+            since, since_monotonic = here - self._measured[0], monotonic - self._measured[1]
+            if since_monotonic < _FOLLOW_S and abs(since - since_monotonic) < _CLOCK_SET_S:
+                return
+        server = float(connection.execute(_SERVER_TIME).scalar_one())
+        self._ahead_s = server - (here + self._local.now()) / 2
+        self._measured = here, monotonic
 
 
 def lock_tables(connection: Connection, *tables: Table) -> None:

@@ -20,6 +20,7 @@ from nas.core.plan import Round, RoundResult
 from nas.core.protocol import Phase
 from nas.store import devices
 from nas.store.engine import Conflict, insert_if_absent
+from nas.store.models import attempt as attempt_table
 from nas.store.models import device as device_table
 from nas.store.models import job as job_table
 from nas.store.rows import Blame, DeviceRow, DeviceState, Health, JobKind, JobRow, JobState, from_row
@@ -30,6 +31,9 @@ LEASE_S = 30.0
 
 MAX_FAILURES = 5
 """Failures after which a job fails for good, by the infrastructure unless the candidate was found at fault."""
+
+RETRIED = "retried"
+"""Kind of an attempt that marks where a job was queued again: earlier failures do not count."""
 
 LIVE = (JobState.QUEUED, JobState.LEASED)
 
@@ -64,7 +68,7 @@ def enqueue(
 ) -> JobRow:
     """Queues round `number` of the measurement `result_key` and returns its job, which may exist already.
 
-    A cancelled job is queued again. A failed one stays failed until `retry`.
+    A cancelled job is queued again, as it is wanted now. A failed one stays failed until `retry`.
 
     Args:
         store: the database.
@@ -84,13 +88,15 @@ def enqueue(
     with store.write() as connection:
         devices.read(connection, device)
         now = store.now()
-        values = {"result_key": result_key, "round": number, "kind": kind, "device": device, "priority": priority}
-        values |= {"payload": round.model_dump(mode="json"), "state": JobState.QUEUED, "attempts": 0}
-        values |= {"not_before": not_before, "created": now, "updated": now}
         study, trial_number = trial or (None, None)
-        if not insert_if_absent(connection, job_table, id=id, study=study, trial=trial_number, **values):
-            again = {"state": JobState.QUEUED, "attempts": 0, "not_before": not_before, "updated": now}
-            change(connection, id, JobState.CANCELLED, **again)
+        of: dict[str, Any] = {"kind": kind, "device": device, "study": study, "trial": trial_number}
+        wanted = of | {"priority": priority, "payload": round.model_dump(mode="json"), "not_before": not_before}
+        wanted |= _clean(now)
+        new: dict[str, Any] = {"id": id, "result_key": result_key, "round": number, "created": now}
+        if not insert_if_absent(connection, job_table, **new, **wanted) and change(
+            connection, id, JobState.CANCELLED, **wanted
+        ):
+            _forget_failures(connection, id, now)
         stored = find(connection, id)
         if stored is None:
             raise Conflict(f"job {id!r} was there, and was deleted with its study")
@@ -164,8 +170,8 @@ def renew(
 @retried
 def extend_leases(store: Store, lease_s: float = LEASE_S) -> None:
     """Gives every lease its full time again. A coordinator calls it when it starts, before `outcomes.expire`."""
-    until = store.now() + lease_s
     with store.write() as connection:
+        until = store.now() + lease_s
         ids = devices.hold_all(connection, device_table.c.lease_until.is_not(None))
         connection.execute(update(device_table).where(device_table.c.id.in_(ids)).values(lease_until=until))
         leased = (job_table.c.state == JobState.LEASED) & job_table.c.device.in_(ids)
@@ -229,17 +235,16 @@ def cancel_study(store: Store, study: int, *, trial: int | None = None) -> None:
 
 @retried
 def retry(store: Store, id: str) -> None:
-    """Queues a failed job again and resets its count of attempts.
+    """Queues a failed job again; its failures count from 0.
 
     Raises:
         InvalidInput: it has not failed.
     """
     with store.write() as connection:
         now = store.now()
-        clean: dict[str, Any] = {"attempts": 0, "blame": None, "reason": None, "message": None}
-        queued = {"state": JobState.QUEUED, "not_before": now, "updated": now} | clean
-        if not change(connection, id, JobState.FAILED, **queued):
+        if not change(connection, id, JobState.FAILED, not_before=now, **_clean(now)):
             raise InvalidInput(f"job {id!r} has not failed, so it cannot be retried")
+        _forget_failures(connection, id, now)
 
 
 @retried
@@ -282,9 +287,30 @@ def next_job(connection: Connection, device: DeviceRow, now: float) -> Row[Any] 
 
     other = job_table.alias()
     highest = select(other.c.priority).where(ready(other)).order_by(other.c.priority.desc()).limit(1).scalar_subquery()
-    first = select(job_table).where(ready(job_table), job_table.c.priority == highest)
-    query = first.order_by(job_table.c.created, job_table.c.id).limit(1)
-    return connection.execute(query.with_for_update(key_share=True, skip_locked=True)).first()
+    of_highest = select(job_table).where(ready(job_table), job_table.c.priority == highest)
+    first = of_highest.order_by(job_table.c.created, job_table.c.id).limit(1)
+    found = connection.execute(first.with_for_update(key_share=True, skip_locked=True)).first()
+    if found is not None or connection.dialect.name == "sqlite":
+        return found
+    # Others may hold every job of that priority, because they cancel them.
+    order = (job_table.c.priority.desc(), job_table.c.created, job_table.c.id)
+    any_other = select(job_table).where(ready(job_table)).order_by(*order).limit(1)
+    return connection.execute(any_other.with_for_update(key_share=True, skip_locked=True)).first()
+
+
+def _clean(now: float) -> dict[str, Any]:
+    """Returns the columns of a job that waits for its first attempt."""
+    ended: dict[str, Any] = {"blame": None, "reason": None, "message": None}
+    return {"state": JobState.QUEUED, "attempts": 0, "updated": now} | ended
+
+
+def _forget_failures(connection: Connection, id: str, now: float) -> None:
+    """Marks in the log of attempts that earlier failures of a job do not count any more (`MAX_FAILURES`)."""
+    job, attempts = find(connection, id), select(attempt_table.c.id).where(attempt_table.c.job == id)
+    if job is not None and connection.scalar(attempts.limit(1)) is not None:
+        of_job = {"job": id, "device": job.device, "study": job.study, "trial": job.trial, "result_key": job.result_key}
+        values = of_job | {"kind": RETRIED, "message": "queued again", "stage": "measure", "at": now}
+        connection.execute(attempt_table.insert().values(values))
 
 
 def _all(store: Store, *which: ColumnElement[bool], order: tuple[Any, ...]) -> list[JobRow]:

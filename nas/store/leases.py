@@ -8,10 +8,12 @@ Taking a lease locks the row of the study, and so does every write under one (`l
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import socket
 from dataclasses import replace
+from pathlib import Path
 
 from sqlalchemy import Connection, select, update
 
@@ -24,10 +26,48 @@ from nas.store.store import Store, retried
 LEASE_S = 30.0
 """Seconds a study lease lasts unless renewed; renew three times as often."""
 
+_ENDED = ("Z", "X")
+
 
 def new_holder() -> str:
     """Returns a name for this process as a holder, unique over hosts and restarts."""
-    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+    return holder_of(os.getpid())
+
+
+def holder_of(pid: int) -> str:
+    """Returns a name for a running process of this machine: host, process id, and what distinguishes it from others.
+
+    Two machines may have the same host name, and two containers the same kernel. So the name holds a hash of the
+    kernel's boot id and the namespace of process ids, and when the process started.
+    """
+    _, started = _process(pid)
+    return f"{socket.gethostname()}:{pid}:{_process_ids()}-{started}-{secrets.token_hex(4)}"
+
+
+def has_died(holder: str) -> bool:
+    """Returns whether a holder was a process of this machine that does not run any more; False if that is unknown."""
+    _, pid, token = holder.rsplit(":", 2)
+    process_ids, *rest = token.split("-")
+    if len(rest) != 2 or process_ids != _process_ids():
+        return False
+    try:
+        state, started = _process(int(pid))
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    # A zombie has ended; another start time is that of a younger process with the same number.
+    return state in _ENDED or started != rest[0]
+
+
+def _process_ids() -> str:
+    """Returns a name of the set of processes that this one belongs to: one boot of one kernel, one container."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return hashlib.sha256(f"{boot} {Path('/proc/self/ns/pid').readlink()}".encode()).hexdigest()[:12]
+
+
+def _process(pid: int) -> tuple[str, str]:
+    """Returns the state of a process, one letter, and its start in ticks since the boot."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return fields[0], fields[19]
 
 
 @retried
@@ -63,10 +103,10 @@ def renew(store: Store, lease: StudyLease, ttl_s: float = LEASE_S) -> StudyLease
     Raises:
         StudyBusy: another process has taken the study.
     """
-    renewed = replace(lease, expires=store.now() + ttl_s)
     of_study = (study_lease.c.study == lease.study) & (study_lease.c.epoch == lease.epoch)
     ours = of_study & (study_lease.c.holder == lease.holder)
     with store.write() as connection:
+        renewed = replace(lease, expires=store.now() + ttl_s)
         if connection.execute(update(study_lease).where(ours).values(expires=renewed.expires)).rowcount != 1:
             fence(connection, lease.study, lease)
         return renewed

@@ -13,13 +13,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, delete, exists, func, or_, select
+from sqlalchemy import ColumnElement, Connection, delete, exists, func, or_, select
 
 from nas.core.errors import FailureReason
 from nas.core.plan import RoundResult
 from nas.core.protocol import Failure, Phase
 from nas.store import devices, jobs
-from nas.store.models import agent as agent_table
 from nas.store.models import attempt
 from nas.store.models import device as device_table
 from nas.store.models import job as job_table
@@ -92,6 +91,10 @@ def submit(store: Store, id: str, device: str, agent: str, epoch: int, result: R
 def fail(store: Store, id: str, device: str, agent: str, epoch: int, failure: Failure) -> Verdict:
     """Ends a job's attempt without a result: it is queued again, fails for good, or is cancelled.
 
+    A device that has recorded a newer epoch than this database is not at fault (the database was restored from a
+    backup, or is used twice): its epoch is raised to that, so that the next lease is accepted. A failure of a job whose
+    expired lease was counted already is not counted again.
+
     Raises:
         UnknownName: no such device.
         InvalidInput: another agent serves it.
@@ -106,7 +109,13 @@ def fail(store: Store, id: str, device: str, agent: str, epoch: int, failure: Fa
         if job.state not in jobs.LIVE:
             return Verdict(False, f"the job is {job.state.value} already")
         _end_lease(connection, row, now)
-        if failure.kind == "infrastructure":
+        if failure.last_epoch is not None and failure.last_epoch > row.epoch:
+            devices.change(connection, device, epoch=failure.last_epoch)
+            again: dict[str, Any] = {"state": JobState.QUEUED, "attempts": max(0, job.attempts - 1)}
+            jobs.change(connection, id, updated=now, lease_until=None, message=failure.message, **again)
+        elif failure.kind != "refused" and job.state is JobState.QUEUED:
+            pass  # `expire` has counted this attempt
+        elif failure.kind == "infrastructure":
             reason: FailureReason = "timeout" if failure.overdue else "crash"
             ran = failure.phase == "running"
             failed = _Failed(job, row, failure.message, failure.phase, ran, reason)
@@ -118,18 +127,18 @@ def fail(store: Store, id: str, device: str, agent: str, epoch: int, failure: Fa
         return Verdict(True)
 
 
-def expire(store: Store, *, local_only: bool = False) -> list[str]:
+def expire(store: Store, *, agent: str | None = None) -> list[str]:
     """Takes back expired leases and makes silent devices offline; returns the ids of the jobs concerned.
 
-    With `local_only`, leases of enrolled agents stay as they are: their coordinator may be another process.
+    With `agent`, leases of other agents stay as they are: their coordinator is another process, maybe on another host.
     """
-    now = store.now()
-    over = or_(job_table.c.lease_until <= now, job_table.c.phase_until <= now)
-    lost = (job_table.c.state == JobState.LEASED) & over
-    if local_only:
-        lost &= job_table.c.device.in_(_local_devices())
-    silent = devices.silent(now)
     with store.read() as connection:
+        now = store.now()
+        over = or_(job_table.c.lease_until <= now, job_table.c.phase_until <= now)
+        lost = (job_table.c.state == JobState.LEASED) & over
+        if agent is not None:
+            lost &= job_table.c.device.in_(select(device_table.c.id).where(device_table.c.agent == agent))
+        silent = devices.silent(now)
         gone = list(connection.execute(select(job_table.c.id, job_table.c.device).where(lost).order_by(job_table.c.id)))
         quiet = connection.scalar(select(exists().where(silent)))
     # In this order: a device whose lease ends becomes idle, if it is not silent.
@@ -264,10 +273,6 @@ def _take_back(store: Store, id: str, device: str) -> bool:
         return True
 
 
-def _local_devices() -> Select[str]:
-    return select(device_table.c.id).join(agent_table).where(agent_table.c.secret_hash.is_(None))
-
-
 def _refusal(job: JobRow | None, device: DeviceRow, epoch: int) -> str | None:
     if job is None:
         return "there is no such job; its study was deleted"
@@ -340,8 +345,10 @@ def _verdict(connection: Connection, failed: _Failed, now: float) -> dict[str, A
     job = failed.job
     if job.kind is JobKind.MEASURE and failed.ran and _failed_on_a_good_device(connection, job):
         return {"state": JobState.FAILED, "blame": Blame.CANDIDATE, "reason": failed.reason}
-    failures = attempt.c.kind.in_((_BLAMABLE, _HARMLESS))
-    own = connection.scalar(select(func.count()).where(_of_job(job), failures)) or 0
+    of_job = _of_job(job)
+    retried_last = select(func.max(attempt.c.id)).where(of_job, attempt.c.kind == jobs.RETRIED).scalar_subquery()
+    failures = attempt.c.kind.in_((_BLAMABLE, _HARMLESS)) & (attempt.c.id > func.coalesce(retried_last, 0))
+    own = connection.scalar(select(func.count()).where(of_job, failures)) or 0
     if own >= jobs.MAX_FAILURES:
         return {"state": JobState.FAILED, "blame": Blame.INFRASTRUCTURE}
     return {"state": JobState.QUEUED, "not_before": now + _BACKOFF_S * 2 ** (own - 1)}

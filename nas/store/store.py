@@ -19,6 +19,7 @@ from nas.store import migrate
 from nas.store.engine import (
     WRITE_DEADLINE_S,
     Conflict,
+    ServerClock,
     database_url,
     make_engine,
     snapshots,
@@ -60,7 +61,7 @@ class Store:
 
         Args:
             url: SQLAlchemy URL, or None.
-            clock: defaults to the machine's.
+            clock: defaults to the machine's; of a PostgreSQL database, to its server's, which its hosts share.
             artifacts: defaults to `$NAS_HOME/artifacts`.
             create: whether a missing database is created.
 
@@ -70,17 +71,24 @@ class Store:
             InfrastructureFailed: it cannot be reached, stayed locked, or the disk is full.
         """
         engine = make_engine(database_url(url), create=create)
-        clock = clock or SystemClock()
+        clock = clock or (SystemClock() if sqlite_file(engine.url) else ServerClock(SystemClock()))
+        store = Store(engine, clock, artifacts or home() / "artifacts")
         try:
             migrate.ensure_current(engine, clock, create=create)
+            with store.read():
+                pass  # asks for the server's time
         except BaseException:
             engine.dispose()
             raise
-        return Store(engine, clock, artifacts or home() / "artifacts")
+        return store
 
     def now(self) -> float:
         """Returns seconds since the epoch, by the store's clock."""
         return self.clock.now()
+
+    def _follow(self, connection: Connection) -> None:
+        if isinstance(self.clock, ServerClock):
+            self.clock.follow(connection)
 
     def close(self) -> None:
         """Closes the pooled connections; the store can be used again afterwards."""
@@ -97,6 +105,7 @@ class Store:
             yield outer
             return
         with translated(self.engine.url), self._snapshots.connect() as connection, connection.begin():
+            self._follow(connection)
             yield connection
 
     @contextmanager
@@ -115,6 +124,7 @@ class Store:
                 yield outer
             return
         with self._own_turn(), writing(self.engine, self.clock) as connection:
+            self._follow(connection)
             self._local.connection = connection
             try:
                 yield connection

@@ -6,15 +6,12 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from nas.compute.ray import ClusterCompute, Compute, RayCompute
 from nas.core import paths
@@ -247,7 +244,7 @@ def _acquire(store: Store, study: Study, log: Log) -> StudyLease:
         return leases.acquire(store, study.id, holder)
     except StudyBusy as busy:
         old = leases.current(store, study.id)
-        if old is not None and _died_here(old):
+        if old is not None and leases.has_died(old.holder):
             log(f"the process that ran {study.name} died without releasing it; taking over")
             leases.release(store, old)
             return leases.acquire(store, study.id, holder)
@@ -255,19 +252,6 @@ def _acquire(store: Store, study: Study, log: Log) -> StudyLease:
             raise
         studies.set_desired_state(store, study.id, "run")
         raise StudyBusy(f"{busy}; it was paused, and now continues") from None
-
-
-def _died_here(lease: StudyLease) -> bool:
-    """Returns whether the holder was a process of this machine that does not run any more."""
-    host, pid, _ = lease.holder.rsplit(":", 2)
-    if host != socket.gethostname():
-        return False
-    try:
-        holder = psutil.Process(int(pid))
-        # Its number belongs to a younger process, or it has ended and its parent has not waited for it.
-        return holder.create_time() > lease.expires or holder.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 @contextmanager

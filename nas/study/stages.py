@@ -202,7 +202,7 @@ class StageWork:
             try:
                 taken = await measure(
                     subject, target.reference, self.jobs, key, trial, repetitions, protocol,
-                    accept_noise=self.accept_noise, first_round=self.ledger.tries(key) * (protocol.max_attempts + 1),
+                    accept_noise=self.accept_noise, tries=self.ledger.tries(key),
                 )  # fmt: skip
             except CandidateFailed as error:
                 return failure(error)

@@ -140,7 +140,8 @@ class FakeRuntime:
         if not path.exists():
             _write(path, content, mode=0o755)
         files = {"runner": _described(content)}
-        return Runner(runtime=self.name, build=digest, target=target, files=files, main="runner")
+        options = ("--model", "--prompt", "--gen", "--context", "--seconds", "--fault")
+        return Runner(runtime=self.name, build=digest, target=target, files=files, main="runner", options=options)
 
     def runner_folder(self, runner: Runner) -> Path:
         """Returns the folder of the script."""

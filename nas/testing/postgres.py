@@ -54,6 +54,13 @@ class Server:
         """Returns the URL of a database on this server."""
         return f"postgresql://hilnas@/{database}?host={self.folder}"
 
+    def initialise(self) -> None:
+        """Makes the folder of its data."""
+        options = ["--username=hilnas", "--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C"]
+        init = _as_server(self._programs / "initdb", "-D", self.folder / "data", *options)
+        done = subprocess.run(init, cwd=self.folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
     def start(self) -> None:
         """Starts the server, and returns when it takes connections."""
         options = [f"--{name}={value}" for name, value in {"listen_addresses": "", **self._settings}.items()]
@@ -120,25 +127,32 @@ class Server:
 
 
 @contextlib.contextmanager
-def server(settings: Mapping[str, str]) -> Iterator[Server]:
-    """Runs a new server with `settings` as in postgresql.conf."""
+def server(settings: Mapping[str, str], kept: Path | None = None) -> Iterator[Server]:
+    """Runs a server.
+
+    Args:
+        settings: as in postgresql.conf.
+        kept: folder of its data, which stay for the next server there; None: a new one, removed at the end.
+    """
     programs = _programs()
-    folder = Path(tempfile.mkdtemp(prefix="hilnas-postgres-"))
+    folder = kept or Path(tempfile.mkdtemp(prefix="hilnas-postgres-"))
+    folder.mkdir(exist_ok=True)
     try:
         if os.geteuid() == 0:
             shutil.chown(folder, "nobody", "nogroup")
-        options = ["--username=hilnas", "--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C"]
-        init = _as_server(programs / "initdb", "-D", folder / "data", *options)
-        done = subprocess.run(init, cwd=folder, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+        # A server whose processes all were killed leaves it, and its number may now be that of another process.
+        (folder / "data" / "postmaster.pid").unlink(missing_ok=True)
         made = Server(programs, folder, settings)
+        if not (folder / "data").exists():
+            made.initialise()
         made.start()
         try:
             yield made
         finally:
             made.stop()
     finally:
-        shutil.rmtree(folder)
+        if kept is None:
+            shutil.rmtree(folder)
 
 
 def _programs() -> Path:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import hashlib
 import platform
 import subprocess
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
+from nas.core.clock import SystemClock
 from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput, NasError
 from nas.core.layout import Layout
-from nas.core.plan import Conditions, Plan, RawRun
+from nas.core.plan import Conditions, Plan, PlanFile, RawRun, Round, RoundResult
 from nas.core.workload import Workload
+from nas.devices.agent.run_plan import Observer, run_round
+from nas.devices.transports.local import LocalTransport
 from nas.runtimes.base import Artifact, Checkpoint, RandomWeights, ReleaseRequest, Runtime, Vocabulary
 from nas.testing.run_plan import run_plan
 
@@ -27,6 +32,16 @@ def no_vocabulary() -> Vocabulary:
 def no_checkpoint() -> AbstractContextManager[Checkpoint]:
     """Fails: no model is released."""
     raise AssertionError("needed before anything is written")
+
+
+@dataclass(frozen=True)
+class _Files:
+    """A `FileSource` of files of this machine, by SHA-256."""
+
+    paths: Mapping[str, Path]
+
+    def fetch(self, file: PlanFile) -> Path:
+        return self.paths[file.sha256]
 
 
 class RuntimeContract:
@@ -108,7 +123,34 @@ class RuntimeContract:
     def test_plan_survives_json(self, plan: Plan, artifact: Artifact) -> None:
         assert Plan.model_validate_json(plan.model_dump_json()) == plan
         assert plan.inputs["model"] == artifact.file
-        assert any("{model}" in arg for arg in plan.args)
+        assert "{model}" in plan.args
+
+    def test_agents_run_the_plan_and_refuse_one_that_writes_files(
+        self, runtime: Runtime, plan: Plan, tmp_path: Path
+    ) -> None:
+        """The signed record of a runner names the options that plans may use; an agent refuses others, and paths."""
+        folder = runtime.runner_folder(plan.runner)
+        paths = {file.sha256: folder / name for name, file in plan.runner.files.items()}
+        files = _Files(paths | {plan.inputs["model"].sha256: tmp_path / "model"})
+        transport = LocalTransport(tmp_path / "cache")
+
+        def run(*args: str) -> RoundResult:
+            batch = Round(candidate=plan.model_copy(update={"args": args}), repetitions=1)
+            observer, clock = Observer(transport), SystemClock()
+            return run_round(batch, transport, files, lambda runner: True, observer=observer, clock=clock)
+
+        assert run(*plan.args).pairs[0].candidate.exit_code == 0
+        victim = tmp_path / "victim"
+        victim.write_text("kept")
+        for words in (
+            (*plan.args, "--logits", str(victim)),
+            ("--recipe", "{model}", "--output", str(victim)),
+            (*plan.args, plan.args[0], str(victim)),
+            (*plan.args, plan.args[0], "{model}/../../victim"),
+        ):
+            with pytest.raises(InvalidInput):
+                run(*words)
+        assert victim.read_text() == "kept"
 
     def test_runner_files_are_what_the_manifest_says(self, runtime: Runtime, plan: Plan) -> None:
         folder = runtime.runner_folder(plan.runner)

@@ -39,7 +39,7 @@ class TlsCoordinator:
             self.store = Store.open(f"sqlite:///{self.home}/db", artifacts=self.home / "artifacts")
             stack.callback(self.store.close)
             certificates, access = Certificates(self.home, self.store.clock), SecretAccess(self.store)
-            monitor = LeaseMonitor(self.store, JobNotifier(), local_only=False)
+            monitor = LeaseMonitor(self.store, JobNotifier(), agent=None)
             self._notifier = monitor.notifier
             self._admissions = Admissions(self.home, open_key(self.home), self.store.clock)
             find_file, manifest = self._admissions.find_file, self._admissions.signed

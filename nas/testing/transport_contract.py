@@ -124,10 +124,11 @@ class TransportContract:
     def test_an_older_epoch_is_refused(self, transport: Transport) -> None:
         transport.claim(Lease("coordinator", 7))
         assert run(transport, "exit 0").exit_code == 0
-        with pytest.raises(StaleLease):
+        with pytest.raises(StaleLease) as claiming:
             transport.claim(Lease("coordinator", 6))
-        with pytest.raises(StaleLease):
+        with pytest.raises(StaleLease) as running:
             run(transport, "exit 0")
+        assert (claiming.value.last, running.value.last) == (7, 7), "so that the coordinator can continue above it"
         transport.claim(Lease("coordinator", 7))
         assert run(transport, "exit 0").exit_code == 0
 

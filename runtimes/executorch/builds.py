@@ -75,7 +75,9 @@ class BuildDetails(builds.BuildDetails):
 
 Build = builds.Build[BuildDetails]
 
-BUILDS = BuildStore(NAME, "ExecuTorch runner", f"{NAME}/builds", BuildDetails, VARIANTS, SOURCES)
+OPTIONS = ("--model", "--prompt", "--gen", "--context", "--batch", "--threads", "--kv", "--mmap", "--seed")
+
+BUILDS = BuildStore(NAME, "ExecuTorch runner", f"{NAME}/builds", BuildDetails, VARIANTS, SOURCES, OPTIONS)
 
 
 def variant_for(target: str, features: Collection[str] | None, name: str | None = None) -> Variant:

@@ -138,7 +138,12 @@ def _is_known(details: BuildDetails) -> bool:
     return details.sdist == source.SHA256 and details.patches in ((), patch_hashes())
 
 
-BUILDS = BuildStore(NAME, "llama.cpp build", NAME, BuildDetails, VARIANTS, (RUNNER_SOURCE,), _is_known)
+OPTIONS = (
+    *("--model", "--prompt", "--gen", "--context", "--batch", "--ubatch", "--threads"),
+    *("--kv", "--flash", "--mmap", "--repack", "--seed"),
+)
+
+BUILDS = BuildStore(NAME, "llama.cpp build", NAME, BuildDetails, VARIANTS, (RUNNER_SOURCE,), OPTIONS, _is_known)
 
 
 def best_variant(target: str, features: Collection[str]) -> Variant:

@@ -1,8 +1,8 @@
 """Faults to a whole farm; see `benchmarks/fault_campaign.py` for the long version.
 
-Six of other kinds each by default, twenty that are of every kind with HILNAS_TEST_ALL. What the farm does about lost
-agents, expired leases and late results is also in tests/unit/test_farm_*.py and test_store_jobs_machine.py, links that
-break in test_farm_devices.py.
+Six of other kinds each by default, twenty-four that are of every kind with HILNAS_TEST_ALL. What the farm does about
+lost agents, expired leases and late results is also in tests/unit/test_farm_*.py and test_store_jobs_machine.py, links
+that break in test_farm_devices.py.
 """
 
 from __future__ import annotations
@@ -31,13 +31,19 @@ def done(state: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    ("faults", "kinds", "before_the_kill"), [(6, 6, 2), pytest.param(20, 18, 4, marks=pytest.mark.exhaustive)]
+    ("database", "faults", "kinds", "before_the_kill"),
+    [
+        ("sqlite", 6, 6, 2),
+        pytest.param("sqlite", 24, 22, 4, marks=pytest.mark.exhaustive),
+        pytest.param("postgresql", 24, 22, 4, marks=pytest.mark.exhaustive),
+    ],
 )
-def test_faults_corrupt_nothing(tmp_path: Path, faults: int, kinds: int, before_the_kill: int) -> None:
+def test_faults_corrupt_nothing(tmp_path: Path, database: str, faults: int, kinds: int, before_the_kill: int) -> None:
     """Nor does a kill of the campaign itself, which is then resumed."""
     state = tmp_path / "campaign.jsonl"
     end = time.monotonic() + LIMIT_S
-    options = ("--faults", str(faults), "--seed", "1", "--machines", "2", "--longest", "6", "--state", str(state))
+    options = ("--faults", str(faults), "--seed", "3", "--machines", "2", "--longest", "6", "--state", str(state))
+    options += ("--database", database)
     with start(*options) as first:
         while first.poll() is None and done(state) < before_the_kill:
             assert time.monotonic() < end, state.read_text()

@@ -33,7 +33,7 @@ class Coordinator:
         self.home = home
         self.store: Store = open_store(home, clock or SystemClock())  # type: ignore[arg-type]
         self.certificates = Certificates(home, self.store.clock)
-        self.monitor = LeaseMonitor(self.store, JobNotifier(), local_only=False)
+        self.monitor = LeaseMonitor(self.store, JobNotifier(), agent=None)
         admissions = Admissions(home, open_key(home), self.store.clock)
         farm = Farm(self.store, cast(LocalAgent, None), self.monitor, admissions)
         studies = SubmittedStudies(self.store, home, LaunchProcess(self.store, home))

@@ -27,6 +27,7 @@ from nas.devices.attachments import THIS_MACHINE
 from nas.devices.describe import boot_id
 from nas.devices.files import ContentFolder
 from nas.devices.host_lock import HostLock
+from nas.devices.transports.base import Lease
 from nas.devices.transports.local import LocalTransport
 from nas.testing.fake_coordinator import FakeCoordinator
 
@@ -132,6 +133,19 @@ def test_wrong_bytes_are_an_infrastructure_failure(coordinator: FakeCoordinator,
     coordinator.wait_for(results=1)
     told = failure(coordinator.results["1"])
     assert (told.kind, told.phase, told.overdue) == ("infrastructure", "preparing", False)
+
+
+@pytest.mark.parametrize(("recorded", "told"), [(300, 300), (1 << 40, None)])
+def test_a_device_that_knows_a_newer_epoch_tells_the_coordinator(
+    coordinator: FakeCoordinator, start: Start, tmp_path: Path, recorded: int, told: int | None
+) -> None:
+    """As it is after the coordinator's database was restored from a backup."""
+    LocalTransport(tmp_path / "cache").claim(Lease("fake", recorded))
+    coordinator.offer(job(coordinator, "exit 0"))
+    start()
+    coordinator.wait_for(results=1)
+    failed = failure(coordinator.results["1"])
+    assert (failed.kind, failed.phase, failed.last_epoch) == ("infrastructure", "preparing", told)
 
 
 def test_sends_heartbeats_while_it_works_and_ends_when_cancelled(coordinator: FakeCoordinator, start: Start) -> None:

@@ -36,7 +36,9 @@ class Folder:
 
     def plan(self, script: str, *args: str, inputs: Mapping[str, str] | None = None, **more: Any) -> Plan:
         files = {"main.sh": self.add(f"#!/bin/sh\n{script}\n")}
-        runner = Runner(runtime="script", build="b" * 64, target="x86_64-linux", files=files, main="main.sh")
+        runner = Runner(
+            runtime="script", build="b" * 64, target="x86_64-linux", files=files, main="main.sh", options=("--model",)
+        )
         contents = {name: self.add(text) for name, text in (inputs or {}).items()}
         return Plan(**({"runner": runner, "inputs": contents, "args": args, "deadline_s": 30} | more))
 
@@ -72,9 +74,9 @@ def run_here(batch: Round, transport: LocalTransport, files: Folder, **options: 
 
 
 def test_arguments_name_inputs_by_their_path_on_the_device(files: Folder, transport: LocalTransport) -> None:
-    plan = files.plan('cat "${1#--model=}"; echo " $2 $3"', "--model={model}", "{", "{}", inputs={"model": "weights"})
+    plan = files.plan('cat "$2"; echo " $1 $3 $4"', "--model", "{model}", "q8_0", "1e-05", inputs={"model": "weights"})
     raw = execute(prepare(plan, transport, files, lambda runner: True), transport, Observer(transport))
-    assert raw.stdout == "weights { {}\n"
+    assert raw.stdout == "weights --model q8_0 1e-05\n"
     assert raw.exit_code == 0
 
 
@@ -82,6 +84,39 @@ def test_only_inputs_of_the_plan_are_named(files: Folder, transport: LocalTransp
     plan = files.plan("exit 0", "{modle}", inputs={"model": "weights"})
     with pytest.raises(UnknownName, match="did you mean 'model'"):
         prepare(plan, transport, files, lambda runner: True)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--logits", "log"),
+        ("--recipe", "{model}", "--output", "/tmp/autostart.sh"),
+        ("--model", "/etc/passwd"),
+        ("--model", "--output"),
+        ("--model", "~/x"),
+        ("--model", ".."),
+        ("--model", "{model}/../x"),
+        ("--model={model}",),
+        ("--model=/etc/passwd",),
+        ("-o", "x"),
+        ("",),
+        ("a b",),
+        ("x\n",),
+    ],
+)
+def test_a_plan_gives_a_runner_no_option_but_those_that_were_signed_and_no_path(
+    files: Folder, transport: LocalTransport, words: tuple[str, ...]
+) -> None:
+    plan = files.plan("exit 0", *words, inputs={"model": "weights"})
+    with pytest.raises(InvalidInput):
+        prepare(plan, transport, files, lambda runner: True)
+    assert files.fetched == []
+
+
+def test_a_variable_of_a_plan_names_no_file(files: Folder, transport: LocalTransport) -> None:
+    prepare(files.plan("exit 0", env={"OMP_PLACES": "{0}:4:1, threads(2)"}), transport, files, lambda runner: True)
+    with pytest.raises(InvalidInput, match="LC_ALL"):
+        prepare(files.plan("exit 0", env={"LC_ALL": "/tmp/locale"}), transport, files, lambda runner: True)
 
 
 @pytest.mark.parametrize("variable", ["LD_PRELOAD", "LD_LIBRARY_PATH", "GGML_BACKEND_PATH", "PATH", "PYTHONPATH"])

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from store_support import StillClock
 
+from nas.core.clock import Clock
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError, Unsupported
 from nas.core.plan import PlanFile, Runner
 from nas.core.trust import RunnerManifest, SignedManifest
 from nas.devices.agent.client import JobClient
-from nas.devices.agent.trust import PinnedManifest, verified
+from nas.devices.agent.trust import FRESH_S, PinnedManifest, verified
 from nas.farm.trust import SigningKey
 from nas.testing.fake_coordinator import FakeCoordinator
 
@@ -35,15 +37,27 @@ class Coordinator:
         return self.manifest
 
 
-def pinned(coordinator: Coordinator, state: Path) -> PinnedManifest:
-    return PinnedManifest(coordinator.fetch, KEY.public, state)
+def pinned(coordinator: Coordinator, state: Path, clock: Clock | None = None) -> PinnedManifest:
+    return PinnedManifest(coordinator.fetch, KEY.public, state, clock)
 
 
 def test_a_listed_runner_is_known_and_the_manifest_is_fetched_once(tmp_path: Path) -> None:
     coordinator = Coordinator(signed(RUNNER))
-    assert pinned(coordinator, tmp_path)(RUNNER)
-    assert pinned(coordinator, tmp_path)(RUNNER)  # after a restart, too
+    known = pinned(coordinator, tmp_path)
+    assert known(RUNNER) and known(RUNNER)
     assert coordinator.asked == 1
+
+
+def test_a_runner_that_was_withdrawn_is_refused_after_an_hour_and_after_a_restart(tmp_path: Path) -> None:
+    coordinator, clock = Coordinator(signed(RUNNER, ANOTHER)), StillClock()
+    known = pinned(coordinator, tmp_path, clock)
+    assert known(RUNNER) and known(ANOTHER)
+    coordinator.manifest = signed(ANOTHER, serial=2)
+    assert known(RUNNER), "it is not asked about every plan"
+    assert not pinned(coordinator, tmp_path)(RUNNER)
+    clock.time += FRESH_S
+    assert not known(RUNNER)
+    assert known(ANOTHER)
 
 
 def test_an_unknown_runner_makes_it_fetch_again(tmp_path: Path) -> None:
@@ -66,6 +80,7 @@ def test_an_unknown_runner_makes_it_fetch_again(tmp_path: Path) -> None:
         ({"files": {"runner": FILES["runner"]}}, r"in lib\.so"),
         ({"main": "lib.so"}, "in its description"),
         ({"patched": True}, "in its description"),
+        ({"options": ("--output",)}, "in its description"),
     ],
 )
 def test_a_build_with_any_other_record_is_refused(tmp_path: Path, change: dict[str, object], told: str) -> None:

@@ -57,7 +57,7 @@ def test_what_no_process_can_be_given_is_refused(args: tuple[str, ...], env: dic
     file = PlanFile(sha256="0" * 64, size=0)
     runner = Runner(runtime="any", build="b", target="x86_64-linux", files={"main": file}, main="main")
     plan = Plan(runner=runner, inputs={}, args=args, env=env, deadline_s=1)
-    with pytest.raises(InvalidInput, match="NUL"):
+    with pytest.raises(InvalidInput, match="of a plan"):
         prepare(plan, LocalTransport(tmp_path), None, lambda runner: True)  # type: ignore[arg-type]
 
 

@@ -115,6 +115,14 @@ def test_builds_that_are_gone_or_were_changed_are_taken_out(home: Home) -> None:
     assert found.read_bytes() == b"the same everywhere"
 
 
+def test_a_build_is_listed_with_its_newest_record_only(home: Home) -> None:
+    runner, folder = home.build("a")
+    home.admissions.admit(runner, folder)
+    newer = runner.model_copy(update={"options": ("--model",)})
+    home.admissions.admit(newer, folder)
+    assert home.manifest().runners == (newer,)
+
+
 def test_serials_grow_whatever_the_clock_does(home: Home) -> None:
     serials = []
     for name, time in (("a", 1000.0), ("b", 1000.0), ("c", 5.0), ("d", 2000.0)):

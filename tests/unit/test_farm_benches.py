@@ -41,7 +41,7 @@ class Lab:
         devices.register(self.store, "local", [DEVICE], boot_id="boot")
         self.folder = folder
         admissions = Admissions(folder, SigningKey.generate(), self.store.clock)
-        monitor = LeaseMonitor(self.store, JobNotifier(), local_only=True)  # looks at nothing until it is entered
+        monitor = LeaseMonitor(self.store, JobNotifier(), agent="local")  # looks at nothing until it is entered
         self.farm = Farm(self.store, cast(LocalAgent, None), monitor, admissions)
         self.jobs = ScriptedJobs([])
 

@@ -48,7 +48,7 @@ def test_who_waits_is_called_when_there_is_work(store: Store, tmp_path: Path, qu
     async def wait() -> list[bool]:
         notifier = JobNotifier()
         with (
-            LeaseMonitor(store, notifier, local_only=True),
+            LeaseMonitor(store, notifier, agent="local"),
             notifier.waiting("box", "a") as box,
             notifier.waiting("phone", "b") as phone,
         ):
@@ -94,21 +94,23 @@ def test_nobody_waits_any_more_once_the_bell_is_closed() -> None:
 
 def test_leases_that_ran_out_are_taken_back(store: Store, clock: StillClock) -> None:
     add_device(store)
+    add_device(store, "nuc", agent="local-nuc")  # of another host that uses the database
     add_remote(store)
-    put(store, "a", device="box")
-    put(store, "b", device="phone")
-    held = {"box": take(store, "box"), "phone": take(store, "phone", "host")}
+    for box in ("box", "nuc", "phone"):
+        put(store, box, device=box)
+    held = {"box": take(store), "nuc": take(store, "nuc", "local-nuc"), "phone": take(store, "phone", "host")}
     clock.time += jobs.LEASE_S + 1
 
     def states() -> dict[str, JobState]:
         rows = {name: jobs.get(store, job.id) for name, job in held.items()}
         return {name: row.state for name, row in rows.items() if row}
 
-    with LeaseMonitor(store, JobNotifier(), local_only=True):
+    with LeaseMonitor(store, JobNotifier(), agent="local"):
         until(lambda: states()["box"] is JobState.QUEUED)
-    assert states()["phone"] is JobState.LEASED  # its coordinator may be another process
-    with LeaseMonitor(store, JobNotifier(), local_only=False):
-        until(lambda: states()["phone"] is JobState.QUEUED)
+    # Their coordinators may be other processes.
+    assert (states()["nuc"], states()["phone"]) == (JobState.LEASED, JobState.LEASED)
+    with LeaseMonitor(store, JobNotifier(), agent=None):
+        until(lambda: set(states().values()) == {JobState.QUEUED})
 
 
 def test_a_renewal_that_comes_too_late_changes_nothing(store: Store, clock: StillClock) -> None:

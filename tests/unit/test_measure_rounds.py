@@ -45,8 +45,8 @@ def answer(*candidates: RawRun, beside: RawRun = CALM) -> RoundResult:
 
 
 def measured(subject: Subject, *script: Any, **options: Any) -> tuple[Measurement, ScriptedJobs]:
-    jobs = ScriptedJobs(list(script))
-    taken = asyncio.run(measure(subject, reference(subject), jobs, "key", 3, 2, LIMITS, **options))
+    jobs, protocol = ScriptedJobs(list(script)), options.pop("protocol", LIMITS)
+    taken = asyncio.run(measure(subject, reference(subject), jobs, "key", 3, 2, protocol, **options))
     return taken, jobs
 
 
@@ -55,9 +55,13 @@ def test_the_reference_runs_of_every_round_are_kept_whatever_the_round_was_good_
     told = replace(reference(subject), note=lambda job, runs: noted.append((job, list(runs))))
     drifted, broken = raw(sample(20.0, 2.0), temperature_c=70.0), answer(CALM, beside=KILLED)
     script = [answer(CALM, beside=drifted), broken, answer(CALM, NOISY, CALM)]
-    asyncio.run(measure(subject, told, ScriptedJobs(script), "key", 3, 2, LIMITS, first_round=5))
+    asyncio.run(measure(subject, told, ScriptedJobs(script), "key", 3, 2, LIMITS, tries=2))
     calm, noisy = ReferenceRun(1.0, None, True), ReferenceRun(1.0, None, False)
-    assert noted == [("key.5", [ReferenceRun(2.0, 70.0, True)]), ("key.6", []), ("key.7", [calm, noisy, calm])]
+    assert noted == [
+        ("key.20000", [ReferenceRun(2.0, 70.0, True)]),
+        ("key.20001", []),
+        ("key.20002", [calm, noisy, calm]),
+    ]
 
 
 def test_one_round_is_enough_on_a_calm_machine(subject: Subject) -> None:
@@ -93,8 +97,14 @@ def test_a_device_that_was_calibrated_when_it_was_slow_needs_another_study(subje
 
 
 def test_a_later_try_uses_rounds_of_its_own(subject: Subject) -> None:
-    _, jobs = measured(subject, answer(NOISY, NOISY), answer(CALM, CALM), first_round=3)
-    assert [number for _, number, _ in jobs.asked] == [3, 4]
+    numbers: list[int] = []
+    for tries in range(3):
+        # Studies that share a measurement may allow different numbers of rounds.
+        protocol = LIMITS.model_copy(update={"max_attempts": 3 - tries})
+        rounds = [answer(NOISY, NOISY)] * protocol.max_attempts + [answer(CALM, CALM)]
+        _, jobs = measured(subject, *rounds, tries=tries, protocol=protocol)
+        numbers += [number for _, number, _ in jobs.asked]
+    assert len(numbers) == len(set(numbers)) == 4 + 3 + 2
 
 
 def test_noise_is_kept_and_marked_where_accepted(subject: Subject) -> None:

@@ -21,7 +21,7 @@ from store_support import (
 )
 
 from nas.core.errors import InvalidInput
-from nas.core.protocol import Failure
+from nas.core.protocol import Failure, FailureKind
 from nas.store import devices, jobs, outcomes, trials
 from nas.store.jobs import MAX_FAILURES
 from nas.store.outcomes import BAD_AFTER_JOBS
@@ -125,6 +125,42 @@ def test_failing_again_without_a_check_is_the_infrastructures_in_the_end(store: 
     assert (again.blame, again.message, again.attempts) == (None, None, 1)
     with pytest.raises(InvalidInput, match="has not failed"):
         jobs.retry(store, again.id)
+
+
+@pytest.mark.parametrize("again", ["retried", "cancelled and queued again"])
+def test_a_job_that_is_queued_again_may_fail_as_often_as_a_new_one(store: Store, clock: StillClock, again: str) -> None:
+    job = put(store)
+    failures = MAX_FAILURES if again == "retried" else MAX_FAILURES - 1
+    for _ in range(failures):
+        break_down(store, clock)
+    if again == "retried":
+        jobs.retry(store, job.id)
+    else:
+        jobs.cancel(store, [job.id])
+        put(store)
+    states = [break_down(store, clock) for _ in range(MAX_FAILURES)]
+    assert [job.state for job in states] == [JobState.QUEUED] * (MAX_FAILURES - 1) + [JobState.FAILED]
+
+
+@pytest.mark.parametrize("kind", ["infrastructure", "cancelled"])
+def test_a_run_whose_lease_expired_is_one_failure_whatever_its_agent_says_later(
+    store: Store, clock: StillClock, kind: FailureKind
+) -> None:
+    put(store)
+    devices.set_health(store, "box", Health.GOOD)
+    job = take(store)
+    assert jobs.renew(store, job.id, "box", "local", 1)
+    clock.time += jobs.LEASE_S
+    assert outcomes.expire(store) == [job.id]
+    clock.time += 1
+    devices.set_health(store, "box", Health.GOOD)  # a check passed meanwhile
+    late = Failure(kind=kind, message="killed", phase="running")
+    for accepted in (True, False):
+        assert outcomes.fail(store, job.id, "box", "local", 1, late).accepted is accepted
+    found = jobs.get(store, job.id)
+    assert found is not None and (found.state, found.blame) == (JobState.QUEUED, None)
+    assert len(outcomes.attempts_of_key(store, job.result_key)) == 1
+    assert devices.get(store, "box").health is Health.GOOD
 
 
 @pytest.mark.sql

@@ -23,9 +23,10 @@ from store_support import (
 
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.plan import RoundResult
+from nas.core.protocol import Failure
 from nas.store import agents, devices, jobs, outcomes, studies, trials
 from nas.store.outcomes import OFFLINE_S
-from nas.store.rows import DeviceState, Health, JobKind, JobState
+from nas.store.rows import DeviceEventKind, DeviceState, Health, JobKind, JobState
 from nas.store.store import Store
 
 
@@ -220,6 +221,46 @@ def test_a_cancelled_job_stops_and_its_result_is_refused_until_it_is_wanted_agai
     assert devices.get(store, "box").state is DeviceState.IDLE
     assert put(store, "leased").state is JobState.QUEUED
     assert take(store).epoch == 2
+
+
+@pytest.mark.sql
+def test_a_cancelled_job_is_queued_again_as_it_is_wanted_now(store: Store, clock: StillClock) -> None:
+    first, second = new_study(store, "first").id, new_study(store, "second").id
+    trials.propose(store, second, [proposal(32)])
+    job = put(store, trial=(first, None), priority=1)
+    jobs.cancel(store, [job.id])
+    clock.time += 1
+    wanted = jobs.enqueue(store, key("a"), round_of("other"), device="box", trial=(second, 0), priority=7)
+    assert (wanted.id, wanted.state, wanted.study, wanted.trial) == (job.id, JobState.QUEUED, second, 0)
+    assert (wanted.priority, wanted.payload, wanted.updated) == (7, round_of("other"), clock.time)
+    again = jobs.enqueue(store, key("a"), round_of("third"), device="box", trial=(first, None), priority=9)
+    assert again == wanted, "one that is queued is shared as it is"
+
+
+@pytest.mark.sql
+def test_a_database_that_was_restored_goes_on_above_the_epochs_of_its_devices(store: Store, clock: StillClock) -> None:
+    put(store)
+    devices.set_health(store, "box", Health.GOOD)
+    job = take(store)
+    stale = Failure(kind="infrastructure", message="epoch 1 is over", phase="preparing", last_epoch=300)
+    for _ in range(2):  # the answer was lost
+        outcomes.fail(store, job.id, "box", "local", 1, stale)
+    row = devices.get(store, "box")
+    assert (row.epoch, row.health, row.state) == (300, Health.GOOD, DeviceState.IDLE)
+    assert outcomes.attempts_of_key(store, job.result_key) == []
+    assert devices.history(store, "box", kind=DeviceEventKind.FAILURE) == []
+    again = take(store)
+    assert (again.id, again.epoch, again.attempts) == (job.id, 301, 1)
+
+
+@pytest.mark.sql
+def test_an_epoch_that_a_device_reports_never_lowers_its_own(store: Store) -> None:
+    put(store)
+    job = take(store)
+    older = Failure(kind="infrastructure", message="odd", phase="preparing", last_epoch=0)
+    assert outcomes.fail(store, job.id, "box", "local", 1, older).accepted
+    assert devices.get(store, "box").epoch == 1
+    assert len(outcomes.attempts_of_key(store, job.result_key)) == 1
 
 
 @pytest.mark.sql

@@ -43,18 +43,20 @@ def lease(store: Store, study: Study) -> StudyLease:
     return launch_module._lease(store, study, lambda line: None)
 
 
-def dead_process() -> int:
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
+def dead_holder() -> str:
+    """The name that a process had as a holder."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        holder = leases.holder_of(process.pid)
+        process.kill()
+    return holder
 
 
-def hold(store: Store, study: Study, pid: int, host: str | None = None) -> StudyLease:
-    return leases.acquire(store, study.id, f"{host or socket.gethostname()}:{pid}:abcd")
+def hold(store: Store, study: Study, holder: str) -> StudyLease:
+    return leases.acquire(store, study.id, holder)
 
 
 def test_a_study_is_taken_over_from_a_process_that_died(store: Store, study: Study) -> None:
-    old = hold(store, study, dead_process())
+    old = hold(store, study, dead_holder())
     new = lease(store, study)
     assert new.epoch == old.epoch + 1
     with pytest.raises(StudyBusy):
@@ -64,27 +66,49 @@ def test_a_study_is_taken_over_from_a_process_that_died(store: Store, study: Stu
 def test_a_zombie_is_dead(store: Store, study: Study) -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         until(lambda: Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
-        hold(store, study, process.pid)
+        hold(store, study, leases.holder_of(process.pid))
         lease(store, study)
 
 
 def test_a_live_study_is_left_alone(store: Store, study: Study) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        old = hold(store, study, process.pid)
+        old = hold(store, study, leases.holder_of(process.pid))
         with pytest.raises(StudyBusy, match="run by"):
             lease(store, study)
         leases.check(store, old)
         process.kill()
 
 
-def test_of_processes_elsewhere_nothing_is_known(store: Store, study: Study) -> None:
-    hold(store, study, dead_process(), host="elsewhere")
-    with pytest.raises(StudyBusy, match="elsewhere"):
+def test_another_process_with_the_number_of_a_dead_holder_does_not_hold_the_study(store: Store, study: Study) -> None:
+    name, started = leases.new_holder().rsplit("-", 2)[:2]
+    hold(store, study, f"{name}-{int(started) + 1}-abcd")
+    lease(store, study)
+
+
+@pytest.mark.parametrize("elsewhere", ["machine", "container"])
+def test_of_processes_elsewhere_nothing_is_known(
+    store: Store, study: Study, elsewhere: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two machines may have the same host name, two containers the same kernel, and each has a process 1."""
+    holder = dead_holder()
+    if elsewhere == "machine":
+        read = Path.read_text
+        monkeypatch.setattr(Path, "read_text", lambda path: "other" if path.name == "boot_id" else read(path))
+    else:
+        monkeypatch.setattr(Path, "readlink", lambda path: Path("pid:[4026532000]"))
+    hold(store, study, holder)
+    with pytest.raises(StudyBusy, match=f"run by {holder}"):
+        lease(store, study)
+
+
+def test_of_a_holder_that_an_older_version_named_nothing_is_known(store: Store, study: Study) -> None:
+    hold(store, study, f"{socket.gethostname()}:{dead_holder().split(':')[1]}:0123abcd")
+    with pytest.raises(StudyBusy):
         lease(store, study)
 
 
 def test_a_live_study_that_is_paused_is_told_to_go_on(store: Store, study: Study) -> None:
-    hold(store, study, 1, host="elsewhere")
+    hold(store, study, "elsewhere:1:abcd")
     studies.set_desired_state(store, study.id, "pause")
     with pytest.raises(StudyBusy, match="it was paused, and now continues"):
         lease(store, study)
@@ -92,7 +116,7 @@ def test_a_live_study_that_is_paused_is_told_to_go_on(store: Store, study: Study
 
 
 def test_a_live_study_is_not_told_to_run_where_it_was_told_to_stop(store: Store, study: Study) -> None:
-    hold(store, study, 1, host="elsewhere")
+    hold(store, study, "elsewhere:1:abcd")
     studies.set_desired_state(store, study.id, "stop")
     with pytest.raises(StudyBusy):
         lease(store, study)

@@ -1,0 +1,29 @@
+"""The Ray of a plain launch is for its own machine and its own process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+LIMIT_S = 240
+
+CODE = """
+import json, os, psutil
+from nas.compute.ray import RayCompute
+
+with RayCompute(1):
+    ours = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+    listening = [each for each in psutil.net_connections("inet") if each.status == "LISTEN" and each.pid in ours]
+    print(json.dumps(sorted({each.laddr.ip for each in listening})))
+"""
+
+
+def test_it_listens_on_loopback_only_and_leaves_no_token(tmp_path: Path) -> None:
+    env = os.environ | {"HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", CODE], env=env, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == ["127.0.0.1"]
+    assert not (tmp_path / ".ray" / "auth_token").exists()
