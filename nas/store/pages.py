@@ -12,6 +12,7 @@ from nas.store.models import device as device_table
 from nas.store.models import job, study, trial
 from nas.store.rows import Blame, DeviceState, JobKind, JobState, Study, StudyState
 from nas.store.store import Store
+from nas.store.studies import Condition, conditions
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class JobSummary:
 
 @dataclass(frozen=True, slots=True)
 class StudySummary:
-    """A study without its space; `trials` counts all it has."""
+    """A study without its space; `trials` counts all it has, `condition` is what users see of its state."""
 
     id: int
     name: str
@@ -47,6 +48,7 @@ class StudySummary:
     desired_state: str
     created: float
     trials: int
+    condition: Condition
 
 
 JobPlace = tuple[float, str]
@@ -89,10 +91,11 @@ def _summaries(store: Store, query: Select[Any]) -> list[StudySummary]:
     with store.read() as connection:
         rows = connection.execute(query).all()
         counts = _trials_of(connection, [row.id for row in rows])
+    shown = conditions(store, [(row.id, row.name, StudyState(row.state)) for row in rows])
     return [
         StudySummary(
             row.id, row.name, row.space["name"], StudyState(row.state), row.desired_state, row.created,
-            counts.get(row.id, 0),
+            counts.get(row.id, 0), shown[row.id],
         )
         for row in rows
     ]  # fmt: skip
