@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+from nas.core.canonical import content_hash
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.layout import Layout
 from nas.runtimes.base import RandomWeights
@@ -89,7 +90,7 @@ def build(
         InvalidInput: unknown target or variant, no instruction set in the table fits, or tools for another machine.
     """
     details = _details(host_target() if target == "host" else target, patched, variant, tools, static)
-    build_id = details.build_id
+    build_id = content_hash(details.model_dump(mode="json"))
     final = BUILDS.folder / build_id
     build_once(final, _WHAT, _DISK_BYTES, lambda work: _make(work, details, build_id, log), log)
     log(f"{'patched ' * patched}llama.cpp {source.COMMIT} for {details.target} ({details.variant}): {final}")

@@ -11,7 +11,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from nas.core.canonical import content_hash
+from pydantic import Field
+
 from nas.core.errors import InfrastructureFailed, Unsupported
 from nas.runtimes import builds
 from nas.runtimes.builds import BuildStore, Processor, baseline
@@ -118,12 +119,7 @@ class BuildDetails(builds.BuildDetails):
     compiler: str
     tools: bool
     static: bool = False
-    runner_flags: tuple[tuple[str, ...], ...] = ()
-
-    @property
-    def build_id(self) -> str:
-        """The build's id; builds of earlier versions had no flags of the runner in theirs."""
-        return content_hash(self.model_dump(mode="json", exclude=None if self.runner_flags else {"runner_flags"}))
+    runner_flags: tuple[tuple[str, ...], ...] = Field((), exclude_if=lambda flags: not flags)
 
     @property
     def files(self) -> tuple[str, ...]:
