@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from nas.core.errors import CandidateFailed, NasError
+from nas.core.errors import CandidateFailed, InvalidInput, NasError
 from nas.core.family import MemberFile
 from nas.core.layout import Layout
 from nas.core.measurement import Sample
@@ -70,6 +71,24 @@ class Checkpoint:
     def describe(self) -> str:
         """Returns their identity in result keys."""
         return f"checkpoint:{self.sha256}"
+
+    def is_intact(self) -> bool:
+        """Returns whether the file is there and holds the content that is in result keys."""
+        try:
+            with self.path.open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest() == self.sha256
+        except OSError:
+            return False
+
+    def verified(self) -> Path:
+        """Returns the path, to be opened.
+
+        Raises:
+            InvalidInput: the file is not intact.
+        """
+        if not self.is_intact():
+            raise InvalidInput(f"missing, or changed since it was checkpoint {self.sha256[:12]}", where=str(self.path))
+        return self.path
 
 
 Weights = RandomWeights | Checkpoint

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from nas.analysis.agreement import agreements
@@ -17,7 +18,7 @@ from nas.core.metrics import METRICS
 from nas.core.pareto import Ranked, TrialAxes, dominates, front_hypervolume, rank_trials
 from nas.core.scoring import Axis, check_budgets, measurement_keys, ratio_of_limit
 from nas.core.trial import TrialState
-from nas.store import results
+from nas.store import results, studies
 from nas.store.store import Store
 
 _COUNTED = ("complete", "infeasible", "stopped", "failed", "cancelled")
@@ -41,6 +42,8 @@ def study_report(store: Store, study: str | StudySnapshot) -> Json:
     found = {row["trial"]: row for name in _WITH_MEASUREMENTS for row in report[name]}
     taken = _measurements(store, [snapshot.records[trial] for trial in found])
     whole = {trial: row | {"measurements": taken[trial]} for trial, row in found.items()}
+    # Without an event, the process of a study may be gone since.
+    report |= asdict(studies.condition(store, snapshot.record.study))
     return report | {name: [row | whole[row["trial"]] for row in report[name]] for name in _WITH_MEASUREMENTS}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
@@ -35,8 +36,8 @@ _SUBMISSION = {
     "warm_start": [], "tries": 0, "not_before": 0.0, "exit_code": None, "message": None,
 }  # fmt: skip
 _STUDY = {
-    "study": "phones", "space": "lfm2-demo", "state": "running", "desired_state": "run", "trials": 14,
-    "created": 1763690002.0, "submission": _SUBMISSION,
+    "study": "phones", "space": "lfm2-demo", "state": "running", "reason": None, "resume": None,
+    "desired_state": "run", "trials": 14, "created": 1763690002.0, "submission": _SUBMISSION,
 }  # fmt: skip
 _REPORT = {
     "study": "phones",
@@ -89,13 +90,19 @@ class SubmissionView(BaseModel):
 
 
 class StudyView(BaseModel):
-    """A study. `state`: new, running, paused, stopped, complete or failed; queued before its process has begun."""
+    """A study.
+
+    `state`: new, running, paused, stopped, complete or failed; interrupted if its process is gone; queued before its
+    process has begun.
+    """
 
     model_config = with_example(**_STUDY)
 
     study: str
     space: str
     state: str
+    reason: str | None = Field(None, description="why it failed or was interrupted")
+    resume: str | None = Field(None, description="the command that continues it where it was launched")
     desired_state: str
     trials: int = Field(description="trials so far, references included")
     created: Time
@@ -223,9 +230,9 @@ def _view(store: Store, submitted: SubmittedStudies, name: str) -> StudyView:
 
 def _begun(row: StudySummary, submission: Submission | None) -> StudyView:
     return StudyView(
-        study=row.name, space=row.space, state=row.state.value, desired_state=row.desired_state, trials=row.trials,
-        created=row.created, submission=SubmissionView.model_validate(submission) if submission else None,
-        problem=row.problem,
+        study=row.name, space=row.space, desired_state=row.desired_state, trials=row.trials, created=row.created,
+        submission=SubmissionView.model_validate(submission) if submission else None, problem=row.problem,
+        **asdict(row.condition),
     )  # fmt: skip
 
 

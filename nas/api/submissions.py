@@ -362,7 +362,9 @@ class SubmittedStudies:
     def _run_again(self, study: str, submission: Submission | None, row: Study | None) -> None:
         if row is not None and row.state is StudyState.COMPLETE:
             raise Conflict(f"study {study!r} is complete")
-        if row is not None and row.state in (StudyState.RUNNING, StudyState.PAUSED, StudyState.NEW):
+        working = (StudyState.RUNNING, StudyState.PAUSED, StudyState.NEW)
+        at_work = row is not None and studies.condition(self._store, row).state in working
+        if row is not None and at_work:
             studies.set_desired_state(self._store, row.id, "run")
         elif submission is None:
             raise Conflict(f"study {study!r} was not submitted; resume it where it was launched: nas launch --resume")

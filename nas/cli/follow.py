@@ -44,6 +44,8 @@ def event_line(event: Json) -> str | None:
     trial, kind, payload = event["trial"], event["kind"], event["payload"]
     subject = "study" if trial is None else f"trial {trial}"
     if kind in ("study", "progress"):
+        if trial is None and payload.get("reason"):
+            return f"{subject}: {payload.get('state')}: {payload['reason']}"
         message = payload.get("message")
         return f"{subject}: {payload.get('what')}: {message}" if message else None
     details = [f"rung {payload['rung']}"] if "rung" in payload else []

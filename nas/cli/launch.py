@@ -29,9 +29,11 @@ from nas.cli.space import plan_fields
 from nas.cli.study_view import print_agreement, print_front
 from nas.core import paths
 from nas.core.errors import InvalidInput, NasError
+from nas.core.space import SearchSpace
 from nas.search_spaces import load_space, space_key, space_text
 from nas.store import studies
 from nas.store.rows import StudyState
+from nas.study.events import stored_space
 from nas.study.launch import LaunchOptions, launch, support_filter
 from nas.study.orchestrator import Snapshot
 
@@ -45,7 +47,10 @@ app = command_app()
 
 @app.command("launch", no_args_is_help=True)
 def command(
-    space: Annotated[str, typer.Option("--space", help="Packaged space name or YAML file.")],
+    space: Annotated[
+        str | None,
+        typer.Option("--space", help="Packaged space name or YAML file. Default with --resume: that of the study."),
+    ] = None,
     study: Annotated[str | None, typer.Option("--study", help="Study name. Default: space name and time.")] = None,
     trials: Annotated[
         int | None,
@@ -88,11 +93,14 @@ def command(
         raise InvalidInput("--resume requires the name of the study", where="--study")
     if train_gpus is not None and ray_address is None:
         raise InvalidInput("requires --ray-address", where="--train-gpus")
+    if space is None and (study is None or not resume or server is not None):
+        raise InvalidInput("name a packaged space or a YAML file", where="--space")
+    name = space or ""
     options = LaunchOptions(
-        space=load_space(space),
-        study=study or f"{Path(space).stem}-{datetime.datetime.now():%Y%m%d-%H%M%S}",
+        space=_stored_space(study or "", db) if space is None else load_space(space),
+        study=study or f"{Path(name).stem}-{datetime.datetime.now():%Y%m%d-%H%M%S}",
         trials=trials,
-        base=Path(space).parent if Path(space).is_file() else Path(),
+        base=Path(name).parent if Path(name).is_file() else Path(),
         db=db,
         ray_address=ray_address,
         train_gpus=train_gpus,
@@ -104,7 +112,7 @@ def command(
     if open_pages and server is not None:
         raise InvalidInput("cannot be combined with --server, which has its own dashboard", where="--open")
     if server is not None and not dry_run:
-        _launch_remotely(options, space_text(space), server, json)
+        _launch_remotely(options, space_text(name), server, json)
         return
     support_filter(options.space)
     if dry_run:
@@ -115,7 +123,7 @@ def command(
         typer.confirm("Start?", default=True, abort=True, err=True)
     with _dashboard(options.db) if open_pages else nullcontext():
         state = _run(options)
-    _report(options, space, state, json)
+    _report(options, state, json)
 
 
 @contextmanager
@@ -194,11 +202,16 @@ def _run(options: LaunchOptions) -> StudyState:
         with live_display() as update:
             return launch(options, update, report_failure, say)
     except KeyboardInterrupt:  # before or after the search, which handles it itself
-        say(f"interrupted; to resume, repeat the command with --study {options.study} --resume")
+        say(f"interrupted; to resume: nas launch --study {options.study} --resume{same_database(options.db)}")
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _report(options: LaunchOptions, space: str, state: StudyState, json: bool) -> None:
+def _stored_space(study: str, db: str | None) -> SearchSpace:
+    with open_store(db) as store:
+        return stored_space(studies.get(store, study))
+
+
+def _report(options: LaunchOptions, state: StudyState, json: bool) -> None:
     """Prints the report, the paths of its plots and the next commands."""
     from nas.analysis.plot import draw_front  # matplotlib takes a second to load
 
@@ -214,7 +227,7 @@ def _report(options: LaunchOptions, space: str, state: StudyState, json: bool) -
     say(f"plots: {png}, {svg}")
     database = same_database(options.db)
     if state is StudyState.STOPPED:
-        say(f"stopped; to resume: nas launch --space {space} --study {options.study} --resume{database}")
+        say(f"stopped; to resume: nas launch --study {options.study} --resume{database}")
         if not stop_requested:
             raise typer.Exit(INTERRUPTED)
     else:

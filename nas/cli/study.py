@@ -18,7 +18,7 @@ from nas.analysis.report import csv_parts, study_report, study_table
 from nas.analysis.snapshot import StudySnapshot
 from nas.cli.follow import follow
 from nas.cli.lazy import command_app
-from nas.cli.options import DatabaseOption, StudyArgument, YesOption, open_store
+from nas.cli.options import DatabaseOption, StudyArgument, YesOption, open_store, same_database
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
 from nas.cli.remote import Json, ServerOption, open_server, part
 from nas.cli.study_view import print_agreement, print_front, report_fields
@@ -29,6 +29,7 @@ from nas.store import pages, studies, trials
 from nas.store.archive import export_study
 from nas.store.rows import DesiredState, Trial
 from nas.store.store import Store
+from nas.store.studies import INTERRUPTED
 from nas.study.events import all_events, stored_space
 from nas.study.launch import support_filter
 from nas.study.proposals import replay as replay_log
@@ -53,11 +54,13 @@ def list_studies(server: ServerOption = None, db: DatabaseOption = None, json: J
     if json:
         print_json({"studies": rows})
         return
-    columns = ("study", "space", "state", "trials")
-    print_table(columns, [[row[column] for column in columns] for row in rows])
+    columns = ("study", "space", "state", "trials", "reason")
+    print_table(columns, [[row.get(column) for column in columns] for row in rows])
     for row in rows:
         if row.get("problem"):
             say(f"{row['study']}: {row['problem']}")
+        if row["state"] == INTERRUPTED:
+            say(f"to continue {row['study']}: {row['resume']}{'' if server else same_database(db)}")
 
 
 @app.command()
@@ -67,7 +70,7 @@ def show(study: StudyArgument, server: ServerOption = None, db: DatabaseOption =
     if json:
         print_json(report)
         return
-    print_fields(report_fields(report))
+    print_fields(report_fields(report, "" if server else same_database(db)))
     typer.echo()
     print_front(report)
     print_agreement(report)
@@ -271,7 +274,7 @@ def mirror(
 
 
 def _read_studies(server: str | None, db: str | None) -> list[Json]:
-    """Lists all studies: study, space, state, desired_state, trials, created."""
+    """Lists all studies: study, space, state, reason, resume, desired_state, trials, created."""
     if server is not None:
         with open_server(server, db) as client:
             return list(client.get_all("/v1/studies", "studies")["studies"])
@@ -280,7 +283,9 @@ def _read_studies(server: str | None, db: str | None) -> list[Json]:
             {
                 "study": study.name,
                 "space": study.space,
-                "state": study.state.value,
+                "state": study.condition.state,
+                "reason": study.condition.reason,
+                "resume": study.condition.resume,
                 "desired_state": study.desired_state,
                 "trials": study.trials,
                 "created": study.created,

@@ -13,12 +13,16 @@ from nas.core.units import show_count
 Report = Mapping[str, Any]
 
 
-def report_fields(report: Report) -> Iterator[tuple[str, str]]:
-    """Yields (name, value) for the state of a study."""
+def report_fields(report: Report, database: str = "") -> Iterator[tuple[str, str]]:
+    """Yields (name, value) for the state of a study; `database` is what its commands need (`same_database`)."""
     volume = report["hypervolume"]
     yield "study", report["study"]
     yield "space", report["space"]["name"]
     yield "state", report["state"]
+    if reason := report.get("reason"):
+        yield "reason", reason
+    if resume := report.get("resume"):
+        yield "to continue", f"{resume}{database}"
     yield "trials", ", ".join(f"{count} {name}" for name, count in report["trials"].items() if count) or "none yet"
     yield "hypervolume", "null until the references are done" if volume is None else f"{volume:.4g}{_between(report)}"
     if (expected := report["expected_gain"]) is not None:

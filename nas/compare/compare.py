@@ -499,7 +499,7 @@ class InterleavedBench:
         bench = self.bench
         key = measure_key(
             artifact.sha256, bench.runner, bench.device.id, workload, 1, self.protocol, bench.reference.calibration_ms,
-            self.accept_noise, self.replicate * _REPLICATES + turn, bench.device.energy_counter,
+            self.accept_noise, self.replicate * _REPLICATES + turn, bench.device.energy_counter, bench.device.page_size,
         )  # fmt: skip
         if row := results.get(self.store, key):
             return row.payload

@@ -96,6 +96,9 @@ class BlockKind(ABC):
     cache_args: ClassVar[tuple[str, ...]] = ()
     """Arguments in which a block with `kv=n` must equal the block whose cache it reads; (): the kind has no `kv`."""
 
+    version: ClassVar[str | None] = None
+    """Of the kind and its module, in the keys of results; None: that of the distribution that adds it."""
+
     hue: ClassVar[int | None] = None
     """Number of its colour in pictures of layouts, 0 to 9; None: one of the last four, by its name."""
 

@@ -4,6 +4,7 @@
       InvalidInput               3   a file, flag or layout the user gave cannot be used
         UnknownName              3   an unknown name; suggests the nearest valid one
         Unsupported              3   understood, but this runtime, device or build cannot carry it
+        StudyChanged             3   a study cannot be resumed with other inputs than it began with
       CandidateFailed            1   the candidate's own fault; recorded as its result, never retried
       InfrastructureFailed       4   the host, device, network or store; a retry can help
         StudyBusy                4   another live process holds the study or device
@@ -55,6 +56,10 @@ class UnknownName(InvalidInput):
 
 class Unsupported(InvalidInput):
     """Valid, but not supported by this runtime, device or build."""
+
+
+class StudyChanged(InvalidInput):
+    """A study cannot be resumed: an input of its results is another one than it began with. Its state is kept."""
 
 
 class CandidateFailed(NasError):

@@ -133,6 +133,13 @@ class Layout:
         layers = [layer for item in body.split() for layer in _parse_item(item, default)]
         return Layout.of(int(width), int(vocab), layers, tied=not untied)
 
+    @property
+    def plugin_versions(self) -> dict[str, str]:
+        """Block kind -> version, of the kinds that other distributions add: part of the layout's result keys."""
+        kinds = {block.kind for layer in self.layers for block in layer.blocks}
+        found = {kind: BLOCKS.version(kind) for kind in sorted(kinds)}
+        return {kind: version for kind, version in found.items() if version is not None}
+
     def format(self) -> str:
         """Returns the canonical one-line string; `Layout.parse(layout.format()) == layout`."""
         default = _default_ffn(self)

@@ -29,6 +29,7 @@ class Registry(Generic[T]):
         self._what = what
         self.group = group
         self._targets: dict[str, T | str] = dict(builtin)
+        self._distributions: dict[str, str] = {}
         self._plugins_read = False
 
     def add(self, name: str, target: T | str) -> None:
@@ -64,12 +65,23 @@ class Registry(Generic[T]):
         """Returns every registered object, resolved."""
         return [self[name] for name in self]
 
+    def version(self, name: str) -> str | None:
+        """Returns the version of an extension for the keys of results that depend on it.
+
+        Its attribute `version`, or else the version of the distribution whose entry point added it. None for what
+        hilnas has itself: constants such as `TRAINER_VERSION` stand for its code.
+        """
+        own = getattr(self[name], "version", None)
+        return self._distributions.get(name) if own is None else str(own)
+
     def _read_plugins(self) -> None:
         if self._plugins_read:
             return
         self._plugins_read = True
         for point in entry_points(group=self.group):
-            self._targets.setdefault(point.name, point.value)
+            if point.name not in self._targets:
+                self._targets[point.name] = point.value
+                self._distributions[point.name] = point.dist.version if point.dist is not None else "unknown"
 
 
 def _resolve(target: str) -> Any:

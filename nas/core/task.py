@@ -27,7 +27,8 @@ Setting = int | float | bool
 class Task(Protocol):
     """One problem at one difficulty. Implement it as a frozen dataclass whose fields are the settings.
 
-    Two tasks with equal settings must give equal batches from equal generators.
+    Two tasks with equal settings must give equal batches from equal generators. A class attribute `version` is part of
+    result keys: change it when batches change. Without one, the version of the distribution that adds the task is.
     """
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[object]]]

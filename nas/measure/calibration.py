@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from nas.core.canonical import result_key
-from nas.core.device import Device
-from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName, Unsupported
+from nas.core.device import Device, show_cores
+from nas.core.errors import InfrastructureFailed, InvalidInput, StudyChanged, UnknownName, Unsupported
 from nas.core.plan import Plan, Runner
 from nas.core.space import MeasurementSettings, RuntimeSpace
 from nas.core.stats import coefficient_of_variation
@@ -23,6 +25,7 @@ from nas.measure.reference import (
     CHECK_RUNS,
     DEADLINE_S,
     PROTOCOL_VERSION,
+    USUAL_PAGE_SIZE,
     calibration_name,
     reference_model,
     reference_plan,
@@ -39,13 +42,94 @@ Log = Callable[[str], None]
 DEPLOY_SEED = 0
 """Seed of the random weights of deploy-scale models: speed does not depend on them."""
 
+_CONDITIONS = {
+    "device": "device",
+    "build": "build",
+    "energy_counter": "energy counter",
+    "page_size": "memory page size in bytes",
+    "cores": "cores",
+    "calibration": "reference run",
+    "protocol": "measurement protocol version",
+    "writer": "model writer version",
+}
+"""Conditions in the order in which differences are listed -> what they are called."""
+
+_HASH = re.compile(r"[0-9a-f]{64}")
+
 
 @dataclass(frozen=True, slots=True)
 class SavedCalibration:
-    """The calibration that a study began with: the runner's build, and the reference model's time in ms."""
+    """The calibration that a study began with.
+
+    Args:
+        build: of the runner.
+        ms: time of the reference model.
+        conditions: `PreparedDevice.conditions` at that time; earlier versions stored only some of them.
+    """
 
     build: str
     ms: float
+    conditions: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PreparedDevice:
+    """One device with one runtime, ready to be calibrated.
+
+    Args:
+        name: of the device in the space.
+        device: its description.
+        runtime: of the runner.
+        runner: for the device.
+        quantisation: of the models.
+        plan: one run of the reference model.
+        cores: workload -> the cores that it runs on; (): any.
+    """
+
+    name: str
+    device: Device
+    runtime: Runtime
+    runner: Runner
+    quantisation: str
+    plan: Plan
+    cores: Mapping[str, tuple[int, ...]]
+
+    @property
+    def calibration(self) -> str:
+        """The name of its calibration."""
+        return calibration_name(self.plan)
+
+    @property
+    def conditions(self) -> dict[str, Any]:
+        """All inputs of measurement keys that are not part of a search space, as JSON."""
+        return {
+            "device": self.device.id,
+            "build": self.runner.build,
+            "energy_counter": self.device.energy_counter,
+            "page_size": self.device.page_size or USUAL_PAGE_SIZE,
+            "cores": {name: list(cores) for name, cores in self.cores.items()},
+            "calibration": self.calibration,
+            "protocol": PROTOCOL_VERSION,
+            "writer": self.runtime.writer_version,
+        }
+
+    def require_unchanged(self, began: Mapping[str, Any]) -> None:
+        """Compares the conditions with those that a study began with; conditions that were not stored may be any.
+
+        Raises:
+            StudyChanged: one differs; the message names each.
+        """
+        now = self.conditions
+        changes = [
+            f"{_CONDITIONS[name]} {_shown(began[name])}, which is {_shown(now[name])} now"
+            for name in _CONDITIONS
+            if name in began and began[name] != now[name]
+        ]
+        if changes:
+            raise StudyChanged(
+                f"{self.name} with {self.runtime.name}: the study began with {'; '.join(changes)}. Its figures would "
+                "not compare, so restore what has changed or begin a new study"
+            )
 
 
 @dataclass(frozen=True)
@@ -92,46 +176,69 @@ class Calibrator:
             saved: of the study that is resumed; None: the device's own calibration, checked, or a new one.
 
         Raises:
-            InvalidInput: the study began with another build of the runtime.
+            StudyChanged: the study began under other conditions.
             UnknownName: no such device, runtime or quantisation.
             Unsupported: the runtime cannot run one of the workloads.
             InfrastructureFailed: no build of the runtime, or the machine is too noisy to calibrate.
+        """
+        return await self.calibrated(self.prepare(device_name, spec), saved)
+
+    def prepare(self, device_name: str, spec: RuntimeSpace) -> PreparedDevice:
+        """Prepares one device with one runtime, without running anything on it.
+
+        Raises:
+            NasError: see `target`.
         """
         runtime = known_runtime(spec)
         device = self.farm.device(device_name)
         # The patched build runs what the stock build runs, too, so that one build measures all of a study.
         patched = spec.build == "any"
         runner = runtime.runner(device.target, device.cpu_features, patched=patched, libc=device.libc)
-        if saved is not None and saved.build != runner.build:
-            raise InvalidInput(
-                f"{device_name}: the study began with build {saved.build[:12]} of {runtime.name}, which is build "
-                f"{runner.build[:12]} now; figures of two builds do not compare, so begin a new study"
-            )
         self.farm.admit(runtime, runner)
         model = reference_model(self.farm.store, self.scratch, runtime, spec.quantisation)
-        self._require_workloads(runtime, model, runner, device)
+        cores = self._require_workloads(runtime, model, runner, device)
         plan = reference_plan(runtime, runner, model, device)
+        return PreparedDevice(device_name, device, runtime, runner, spec.quantisation, plan, cores)
+
+    async def calibrated(self, prepared: PreparedDevice, saved: SavedCalibration | None = None) -> MeasurementTarget:
+        """Calibrates a prepared device; `saved` is that of `target`.
+
+        Raises:
+            NasError: see `target`.
+        """
+        device, runtime, runner, plan = prepared.device, prepared.runtime, prepared.runner, prepared.plan
         if saved is None:
             ms = await self._calibration(device, runtime, runner, plan)
         else:
+            prepared.require_unchanged({**saved.conditions, "build": saved.build})
             ms = saved.ms
             if devices.get(self.farm.store, device.id).health is Health.BAD:
                 await self._time_reference(device, runtime, plan, CHECK_RUNS)
-        name = (device.id, runtime.name, calibration_name(plan))
+        name = (device.id, runtime.name, prepared.calibration)
         note = partial(calibrations.note_runs, self.farm.store, name, calibration_ms=ms)
-        return MeasurementTarget(device, runtime, runner, spec.quantisation, Reference(plan, ms, note))
+        return MeasurementTarget(device, runtime, runner, prepared.quantisation, Reference(plan, ms, note))
 
-    def _require_workloads(self, runtime: Runtime, model: Artifact, runner: Runner, device: Device) -> None:
-        """Plans each workload once, so that what a runtime or a device lacks is reported before the study runs."""
+    def _require_workloads(
+        self, runtime: Runtime, model: Artifact, runner: Runner, device: Device
+    ) -> dict[str, tuple[int, ...]]:
+        """Plans each workload once, so that what a runtime or a device lacks is reported before the study runs.
+
+        Returns:
+            workload -> the cores that it runs on.
+        """
+        cores = {}
         for name, workload in self.workloads.items():
             try:
-                runtime.plan(model, runner, device.pinned(workload), DEADLINE_S)
+                pinned = device.pinned(workload)
+                runtime.plan(model, runner, pinned, DEADLINE_S)
             except Unsupported as error:
                 raise Unsupported(f"workload {name!r} on {runtime.name}: {error}", where="workloads") from error
             except InvalidInput as error:
                 raise InvalidInput(f"workload {name!r}: {error}", where="workloads") from error
             if pinning := device.pinning(workload):
                 self.log(f"{device.id}: {name} runs on {pinning}")
+            cores[name] = pinned.affinity
+        return cores
 
     async def _calibration(self, device: Device, runtime: Runtime, runner: Runner, plan: Plan) -> float:
         """Returns the device's calibration if the reference model still runs as fast; else calibrates the device."""
@@ -197,3 +304,11 @@ def known_runtime(spec: RuntimeSpace) -> Runtime:
     if spec.quantisation not in runtime.quantisations:
         raise UnknownName(f"quantisation of {spec.name}", spec.quantisation, runtime.quantisations)
     return runtime
+
+
+def _shown(value: Any) -> str:
+    """Formats a condition: hashes are shortened, None is "none"."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {show_cores(cores) or 'any'}" for name, cores in value.items())
+    text = "none" if value is None else str(value)
+    return text[:12] if _HASH.fullmatch(text) else text

@@ -23,6 +23,11 @@ PROTOCOL_VERSION = 1
 """Version of the measurement protocol (warm-up, timing, interleaving). Raise it when figures change their meaning."""
 
 GATE_VERSION = 2
+"""Version of the equivalence check. Raise it when the same logits may get another verdict."""
+
+USUAL_PAGE_SIZE = 4096
+"""Bytes of a page of memory on most devices, which adds nothing to result keys."""
+
 DEADLINE_S = 120.0
 """Of one run of the reference model."""
 
@@ -35,24 +40,30 @@ CALIBRATION_RUNS = 10
 
 def export_key(layout: Layout, runtime: Runtime, quantisation: str, weights: str) -> str:
     """Returns the key of an artifact, whose bytes depend on nothing else."""
+    plugins = layout.plugin_versions
+    extra = {"plugins": plugins} if plugins else {}
     return result_key(
         "export", layout=layout.to_json(), runtime=runtime.name, quantisation=quantisation, weights=weights,
-        writer=runtime.writer_version,
+        writer=runtime.writer_version, **extra,
     )  # fmt: skip
 
 
 def measure_key(
     artifact: str, runner: Runner, device: str, workload: Workload, repetitions: int, protocol: MeasurementSettings,
     calibration_ms: float, accept_noise: bool, replicate: int = 0, energy_counter: str | None = None,
+    page_size: int | None = None,
 ) -> str:  # fmt: skip
     """Returns the key of a measurement.
 
     It depends on the settings that decide about a repetition or a failure, not on those of retries. A higher
-    `replicate` measures the same thing once more; `energy_counter` is the device's at that time.
+    `replicate` measures the same thing once more; `energy_counter` and `page_size` are the device's at that time. Times
+    are checked against the reference model whatever kernel runs; peak memory is not, and it depends on the page size.
     """
     extra: dict[str, Any] = {"accept_noise": True} if accept_noise else {}
     if energy_counter is not None:
         extra["energy_counter"] = energy_counter
+    if page_size not in (None, USUAL_PAGE_SIZE):
+        extra["page_size"] = page_size
     limits = {
         "drift": protocol.drift_limit, "foreign_cpu": protocol.foreign_cpu_limit, "deadline_s": protocol.deadline_s,
     }  # fmt: skip

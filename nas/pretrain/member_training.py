@@ -128,11 +128,13 @@ class TrainingPlan(BaseModel, ABC):
     @property
     def key(self) -> str:
         """The key of the training, 64 hex digits."""
+        plugins = Layout.from_json(self.layout).plugin_versions
         return result_key(
             "family-train",
             trainer=TRAINER_VERSION,
             layout=self.layout,
             tokenizer=self.tokenizer_sha256,
+            **({"plugins": plugins} if plugins else {}),
             **self.key_inputs(),
         )
 

@@ -79,9 +79,26 @@ class PretrainingRequest(TrainingRequest):
             teacher=None if self.teacher is None else self.teacher.resolve(),
             teacher_sha256=None if self.teacher is None else sha256_of(self.teacher),
             small=self.start,
-            small_layout=None if self.start_layout is None else self.start_layout.format(),
+            small_layout=None if self.start is None else _unnamed_layout(self.start, self.start_layout),
             small_sha256=None if self.start is None else sha256_of(self.start),
         )
+
+
+def _unnamed_layout(start: Path, given: Layout | None) -> str | None:
+    """Returns the layout of start weights; None if their file names it.
+
+    Raises:
+        InvalidInput: the file names another layout than `given`, or none if `given` is None.
+    """
+    try:
+        named = checkpoint_layout(start)
+    except InvalidInput:
+        if given is None:
+            raise
+        return given.format()
+    if given not in (None, named):
+        raise InvalidInput(f"{start} holds weights of {named}", where="--start-layout")
+    return None
 
 
 class Pretraining(TrainingPlan):
@@ -105,6 +122,7 @@ class Pretraining(TrainingPlan):
             "corpus": [[key for _, key in sources] for sources in self.sources],
             "teacher": self.teacher_sha256,
             "start": f"random:{self.seed}" if self.small is None else f"grown:{self.small_sha256}",
+            **({} if self.small_layout is None else {"start_layout": self.small_layout}),
         }
 
     def config(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from nas.core import paths
 from nas.core.canonical import content_hash
 from nas.core.durable import write_durably
-from nas.core.errors import InfrastructureFailed, InvalidInput
+from nas.core.errors import InfrastructureFailed, InvalidInput, StudyChanged
 from nas.proxy import corpus_default
 
 BYTE_VOCAB = 256
@@ -95,8 +95,27 @@ def refer(source: Literal["default"] | Sequence[str], base: Path) -> CorpusRef:
     """
     corpus = build_corpus(source, base)
     _store(corpus)
-    stored: Literal["default"] | tuple[str, ...] = "default" if isinstance(source, str) else tuple(source)
-    return CorpusRef(source=stored, base=str(base.resolve()), hash=corpus.hash)
+    return _reference(source, base, corpus.hash)
+
+
+def refer_again(source: Literal["default"] | Sequence[str], base: Path, hash_: str) -> CorpusRef:
+    """Returns the reference to the corpus that `source` was when it had this hash.
+
+    The cached corpus is used even if `source` has changed since.
+
+    Raises:
+        StudyChanged: it is not in the cache, and `source` is another corpus now.
+        InvalidInput: see `build_corpus`.
+        InfrastructureFailed: see `build_corpus`.
+    """
+    if _load(hash_) is None and (now := refer(source, base)).hash != hash_:
+        raise StudyChanged(
+            f"the study began with corpus {hash_[:12]}, which is {now.hash[:12]} now and is not in the cache: files "
+            f"changed, or this Python ({sys.version.split()[0]}) differs. Its qualities would not compare, so restore "
+            "the files or begin a new study",
+            where="corpus",
+        )
+    return _reference(source, base, hash_)
 
 
 def open_corpus(ref: CorpusRef) -> Corpus:
@@ -141,6 +160,11 @@ def split(texts: Sequence[bytes]) -> Domain:
     train = np.concatenate([array[:cut] for array, cut in zip(arrays, cuts, strict=True)])
     heldout = np.concatenate([array[cut:] for array, cut in zip(arrays, cuts, strict=True)])
     return Domain(train, heldout)
+
+
+def _reference(source: Literal["default"] | Sequence[str], base: Path, hash_: str) -> CorpusRef:
+    stored: Literal["default"] | tuple[str, ...] = "default" if isinstance(source, str) else tuple(source)
+    return CorpusRef(source=stored, base=str(base.resolve()), hash=hash_)
 
 
 def _from_texts(texts: Mapping[str, Sequence[bytes]]) -> Corpus:

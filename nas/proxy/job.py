@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nas.core.canonical import result_key
 from nas.core.layout import Layout
-from nas.core.task import Setting, make_task, task_settings
+from nas.core.task import TASKS, Setting, make_task, task_settings
 from nas.proxy.corpus import CorpusRef
 from nas.proxy.tasks import SUITE_VERSION
 
@@ -62,7 +62,9 @@ class TaskRun(BaseModel):
     def key_inputs(self) -> dict[str, Any]:
         """Returns the inputs of the result key."""
         settings = task_settings(make_task(self.task, self.settings))
-        return {"task": self.task, "settings": settings, "suite": SUITE_VERSION}
+        version = TASKS.version(self.task)
+        plugin = {} if version is None else {"version": version}
+        return {"task": self.task, "settings": settings, "suite": SUITE_VERSION} | plugin
 
 
 class TrainJob(BaseModel):
@@ -118,7 +120,7 @@ def train_key_inputs(job: TrainJob) -> dict[str, Any]:
 def run_inputs(job: TrainJob) -> dict[str, Any]:
     """Returns the inputs that a training and its continuation have in common."""
     config = job.model_dump(mode="json", include={"batch", "lr", "warmup", "weight_decay", "clip", "ema"})
-    return {
+    inputs = {
         "layout": job.layout,
         "data": job.run.key_inputs(),
         "config": config,
@@ -126,6 +128,8 @@ def run_inputs(job: TrainJob) -> dict[str, Any]:
         "replicate": job.replicate,
         "trainer": TRAINER_VERSION,
     }
+    plugins = Layout.from_json(job.layout).plugin_versions
+    return inputs | ({"plugins": plugins} if plugins else {})
 
 
 def proxy_layout(job: TrainJob) -> Layout:

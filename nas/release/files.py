@@ -122,8 +122,10 @@ class _Member:
     @property
     def model(self) -> dict[str, Any]:
         """Inputs of every model file, for its key."""
+        plugins = self.layout.plugin_versions
         return {
             "v": FILES_VERSION,
+            **({"plugins": plugins} if plugins else {}),
             "layout": self.layout.to_json(),
             "weights": self.weights.describe(),
             "dtype": self.options.dtype,

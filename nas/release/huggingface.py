@@ -310,7 +310,7 @@ def open_weights(layout: Layout, weights: Weights, dtype: torch.dtype) -> Iterat
     if isinstance(weights, RandomWeights):
         yield DrawnWeights(layout, weights.seed, dtype)
         return
-    with CheckpointFile(weights.path) as file:
+    with CheckpointFile(weights.verified()) as file:
         _require_fit(layout, file)
         yield file
 

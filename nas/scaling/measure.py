@@ -19,8 +19,8 @@ from nas.core.scoring import MeasurementKey, require_sensors
 from nas.core.space import RuntimeSpace, SearchSpace
 from nas.core.workload import Workload
 from nas.farm.farm import Farm, open_farm
-from nas.measure.calibration import DEPLOY_SEED, Calibrator, MeasurementTarget, SavedCalibration, known_runtime
-from nas.measure.reference import export_key, measure_key
+from nas.measure.calibration import DEPLOY_SEED, Calibrator, MeasurementTarget, SavedCalibration
+from nas.measure.reference import PROTOCOL_VERSION, export_key, measure_key
 from nas.measure.rounds import Subject, measure
 from nas.runtimes.base import Artifact, RandomWeights
 from nas.scaling.source import Measurements
@@ -121,6 +121,7 @@ class Measurer:
         return measure_key(
             artifact.sha256, bench.runner, bench.device.id, workload, self.repetitions, self.space.protocol,
             bench.reference.calibration_ms, accept_noise, energy_counter=bench.device.energy_counter,
+            page_size=bench.device.page_size,
         )  # fmt: skip
 
     async def _take(self, subject: Subject, bench: MeasurementTarget, key: str) -> Measurement:
@@ -208,17 +209,18 @@ async def calibrated_bench(
         replicate: a higher number calibrates again.
 
     Raises:
-        NasError: see `Calibrator.bench`.
+        NasError: see `Calibrator.target`.
     """
     if not calibrator.accept_noise:
         return await calibrator.target(device_name, spec)
-    device, runtime, store = calibrator.farm.device(device_name), known_runtime(spec), calibrator.farm.store
-    runner = runtime.runner(device.target, device.cpu_features, patched=spec.build == "any", libc=device.libc)
-    key = result_key(purpose, device=device.id, build=runner.build, replicate=replicate)
+    store, prepared = calibrator.farm.store, calibrator.prepare(device_name, spec)
+    key = result_key(
+        purpose, device=prepared.device.id, calibration=prepared.calibration, protocol=PROTOCOL_VERSION,
+        replicate=replicate,
+    )  # fmt: skip
     row = results.get(store, key)
-    bench = await calibrator.target(
-        device_name, spec, SavedCalibration(runner.build, row.payload["ms"]) if row else None
-    )
+    saved = SavedCalibration(prepared.runner.build, row.payload["ms"]) if row else None
+    bench = await calibrator.calibrated(prepared, saved)
     results.put(store, key, "measure", {"ms": bench.reference.calibration_ms})
     return bench
 

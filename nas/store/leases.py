@@ -12,6 +12,7 @@ import hashlib
 import os
 import secrets
 import socket
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -127,6 +128,13 @@ def current(store: Store, study: int) -> StudyLease | None:
     """Returns the present lease, expired or not; None where the study was never run."""
     with store.read() as connection:
         return _current(connection, study)
+
+
+def expired(connection: Connection, studies: Sequence[int], now: float) -> dict[int, float]:
+    """Returns study -> when its lease ended, of those among `studies` that were run and nobody holds."""
+    found = study_lease.c.study, study_lease.c.expires
+    query = select(*found).where(study_lease.c.study.in_(studies), study_lease.c.expires <= now)
+    return {study: expires for study, expires in connection.execute(query)}
 
 
 def check(store: Store, lease: StudyLease) -> None:

@@ -12,6 +12,7 @@ from nas.store.models import device as device_table
 from nas.store.models import job, study, trial
 from nas.store.rows import Blame, DeviceState, JobKind, JobState, Study, StudyState
 from nas.store.store import Store
+from nas.store.studies import Condition, conditions
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,10 @@ class JobSummary:
 
 @dataclass(frozen=True, slots=True)
 class StudySummary:
-    """A study without its space; `trials` counts all it has, `problem` says why the name of its space is unknown."""
+    """A study without its space; `trials` counts all it has, `condition` is what users see of its state.
+
+    `problem` says why the name of its space is unknown.
+    """
 
     id: int
     name: str
@@ -47,6 +51,7 @@ class StudySummary:
     desired_state: str
     created: float
     trials: int
+    condition: Condition
     problem: str | None = None
 
 
@@ -90,15 +95,16 @@ def _summaries(store: Store, query: Select[Any]) -> list[StudySummary]:
     with store.read() as connection:
         rows = connection.execute(query).all()
         counts = _trials_of(connection, [row.id for row in rows])
-    return [_study_summary(row, counts.get(row.id, 0)) for row in rows]
+    shown = conditions(store, [(row.id, row.name, StudyState(row.state)) for row in rows])
+    return [_study_summary(row, counts.get(row.id, 0), shown[row.id]) for row in rows]
 
 
-def _study_summary(row: Row[Any], trials: int) -> StudySummary:
+def _study_summary(row: Row[Any], trials: int, condition: Condition) -> StudySummary:
     name = row.space.get("name") if isinstance(row.space, dict) else None
     problem = None if isinstance(name, str) else "its search space is malformed"
     space = name if isinstance(name, str) else ""
     state = StudyState(row.state)
-    return StudySummary(row.id, row.name, space, state, row.desired_state, row.created, trials, problem)
+    return StudySummary(row.id, row.name, space, state, row.desired_state, row.created, trials, condition, problem)
 
 
 def summary(store: Store, found: Study) -> StudySummary:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, select, update
+from sqlalchemy import Connection, Row, func, select, update
 
 from nas.core.canonical import content_hash
 from nas.core.errors import InvalidInput, StudyBusy, UnknownName
@@ -15,11 +18,30 @@ from nas.store.artifacts import pin_only, study_owner
 from nas.store.engine import insert_if_absent
 from nas.store.events import insert_event
 from nas.store.leases import lock_study
-from nas.store.models import study
+from nas.store.models import event, study
 from nas.store.rows import DesiredState, Json, Study, StudyLease, StudyState, from_row
 from nas.store.store import Store, retried
 
+INTERRUPTED = "interrupted"
+"""State that users see of a study whose process is gone without having ended it; never stored."""
+
+_AT_WORK = (StudyState.NEW, StudyState.RUNNING, StudyState.PAUSED)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """The state of a study as users see it.
+
+    Args:
+        state: of the study, or `INTERRUPTED`.
+        reason: why it failed or was interrupted; None in other states.
+        resume: the command that continues it where it was launched; None while it runs and once it is complete.
+    """
+
+    state: str
+    reason: str | None = None
+    resume: str | None = None
 
 
 @retried
@@ -94,6 +116,42 @@ def all(store: Store) -> list[Study]:
         return [_study(row) for row in connection.execute(select(study).order_by(study.c.id))]
 
 
+def condition(store: Store, found: Study) -> Condition:
+    """Returns the present condition of a study."""
+    return conditions(store, [(found.id, found.name, found.state)])[found.id]
+
+
+def conditions(store: Store, found: Sequence[tuple[int, str, StudyState]]) -> dict[int, Condition]:
+    """Returns the present condition of each study, given as (id, name, state)."""
+    now = store.now()
+    with store.read() as connection:
+        # A process renews its lease three times before it expires, and lets it expire only when it ends.
+        gone = leases.expired(connection, [id for id, _, state in found if state in _AT_WORK], now)
+        reasons = _reasons(connection, [id for id, _, state in found if state is StudyState.FAILED])
+    return {id: _condition(name, state, gone.get(id), reasons.get(id)) for id, name, state in found}
+
+
+def _condition(name: str, state: StudyState, gone: float | None, reason: str | None) -> Condition:
+    resume = f"nas launch --study {name} --resume"
+    if gone is not None:
+        at = datetime.fromtimestamp(gone, UTC).isoformat(sep=" ", timespec="seconds")
+        return Condition(INTERRUPTED, f"its process is gone; it held the study until {at}", resume)
+    if state is StudyState.FAILED:
+        return Condition(state.value, reason or "the version of hilnas that ran it stored no reason", resume)
+    return Condition(state.value, None, resume if state is StudyState.STOPPED else None)
+
+
+def _reasons(connection: Connection, failed: Sequence[int]) -> dict[int, str]:
+    """Returns id -> the reason in the last event that set the state of a failed study."""
+    state = event.c.payload["state"].as_string()
+    last = select(func.max(event.c.id)).where(
+        event.c.study.in_(failed), event.c.kind == EventKind.STUDY.value, state == StudyState.FAILED.value
+    )
+    query = select(event.c.study, event.c.payload).where(event.c.id.in_(last.group_by(event.c.study)))
+    rows = connection.execute(query) if failed else ()
+    return {study_id: payload["reason"] for study_id, payload in rows if payload.get("reason")}
+
+
 @retried
 def set_desired_state(store: Store, study_id: int, desired: DesiredState) -> None:
     """Requests a state from the orchestrator, which polls for it."""
@@ -101,17 +159,19 @@ def set_desired_state(store: Store, study_id: int, desired: DesiredState) -> Non
 
 
 @retried
-def set_state(store: Store, study_id: int, state: StudyState, *, lease: StudyLease | None = None) -> None:
-    """Sets the state of a study; a change is logged as an event.
+def set_state(
+    store: Store, study_id: int, state: StudyState, *, lease: StudyLease | None = None, reason: str | None = None
+) -> None:
+    """Sets the state of a study; a change, and a reason in any case, is logged as an event.
 
     Raises:
         StudyBusy: the lease was lost.
     """
     with store.write() as connection:
         lock_study(connection, study_id, lease)
-        if get(store, study_id).state is not state:
+        if get(store, study_id).state is not state or reason is not None:
             _set(store, study_id, lease, state=state)
-            _log(connection, store, study_id, {"state": state.value})
+            _log(connection, store, study_id, {"state": state.value} | ({"reason": reason} if reason else {}))
 
 
 def set_scales(store: Store, study_id: int, scales: Json, *, lease: StudyLease | None = None) -> Study:

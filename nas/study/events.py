@@ -107,6 +107,7 @@ class Calibrated(Note):
         id: of the device.
         build: of the runtime's runner.
         ms: what the reference model takes.
+        conditions: `nas.measure.calibration.PreparedDevice.conditions`; None: the first versions stored none.
     """
 
     what: ClassVar[str] = CALIBRATED
@@ -115,14 +116,50 @@ class Calibrated(Note):
     id: str
     build: str
     ms: float
+    conditions: Mapping[str, Any] | None = None
+
+    @property
+    def known_conditions(self) -> Mapping[str, Any]:
+        """The conditions that a resumed study must find unchanged."""
+        return self.conditions or {"device": self.id, "build": self.build, "protocol": 1}
+
+    def to_json(self) -> Json:
+        """See `Note`."""
+        return {name: each for name, each in super().to_json().items() if name != "conditions" or each}
+
+    @classmethod
+    def from_json(cls, payload: Mapping[str, Any]) -> Self:
+        """See `Note`."""
+        return super().from_json({"conditions": None, **payload})
 
 
 @dataclass(frozen=True)
 class CorpusUsed(Note):
-    """The text that language models are trained on, by content hash."""
+    """What proxies are trained on and by.
+
+    Args:
+        hash: of the text that language models are trained on.
+        versions: of the trainer, of the suite of tasks, and of block kinds and tasks that other distributions add;
+            None: the first versions stored none.
+    """
 
     what: ClassVar[str] = CORPUS
     hash: str
+    versions: Mapping[str, Any] | None = None
+
+    @property
+    def known_versions(self) -> Mapping[str, Any]:
+        """The versions that a resumed study must find unchanged."""
+        return self.versions or {"trainer": 1, "suite": 1}
+
+    def to_json(self) -> Json:
+        """See `Note`."""
+        return {name: each for name, each in super().to_json().items() if name != "versions" or each}
+
+    @classmethod
+    def from_json(cls, payload: Mapping[str, Any]) -> Self:
+        """See `Note`."""
+        return super().from_json({"versions": None, **payload})
 
 
 @dataclass(frozen=True)

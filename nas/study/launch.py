@@ -15,21 +15,25 @@ from typing import Any
 
 from nas.compute.ray import ClusterCompute, Compute, RayCompute
 from nas.core import paths
-from nas.core.errors import InvalidInput, NasError, StudyBusy, Unsupported
+from nas.core.block import BLOCKS
+from nas.core.errors import InvalidInput, NasError, StudyBusy, StudyChanged, Unsupported
 from nas.core.layout import Layout
 from nas.core.scoring import require_sensors
 from nas.core.space import SearchSpace
+from nas.core.task import TASKS
 from nas.devices.host_lock import host_lock_folder
 from nas.farm.farm import Farm, open_farm
 from nas.measure.calibration import Calibrator, MeasurementTarget, SavedCalibration, known_runtime
 from nas.measure.health import HealthKeeper
-from nas.proxy.corpus import CorpusRef, refer
+from nas.proxy.corpus import CorpusRef, refer, refer_again
+from nas.proxy.job import TRAINER_VERSION
+from nas.proxy.tasks import SUITE_VERSION
 from nas.runtimes.base import Runtime
 from nas.search_spaces import space_difference
 from nas.store import jobs, leases, studies
 from nas.store.rows import Study, StudyLease, StudyState
 from nas.store.store import Store
-from nas.study.events import Calibrated, CorpusUsed, Launched, notes, stored_space
+from nas.study.events import Calibrated, CorpusUsed, Launched, all_events, notes, stored_space
 from nas.study.ledger import Ledger
 from nas.study.orchestrator import Orchestrator, Snapshot
 from nas.study.proposals import ProposalDriver, require_studies, warm_start
@@ -90,16 +94,17 @@ def launch(
         NasError: the space cannot be searched here, the study is taken, or a reference failed.
     """
     supported = support_filter(options.space)
-    corpus = refer(options.space.quality.corpus, options.base)
     store = Store.open(options.db)
     try:
         require_studies(store, options.warm_start, options.study)
-        study = _study(store, options)
+        study = _resumed(store, options) if options.resume else None
+        corpus = _corpus(store, study, options)
+        study = study or _new(store, options)
         lease = _lease(store, study, log)
         ledger = Ledger(store, study, lease, on_event)
         with ledger.keep(), _failure_shown(ledger):
             begun = _as_begun(options, ledger)
-            ledger.note(None, CorpusUsed(corpus.hash))
+            ledger.note(None, CorpusUsed(corpus.hash, training_versions(options.space)))
             return asyncio.run(_run(begun, ledger, corpus, supported, on_update, log, compute or _open_ray))
     finally:
         store.close()
@@ -171,15 +176,21 @@ async def _targets(
     workloads = {name: space.workloads[name] for name in space.measured}
     calibrator = Calibrator(farm, jobs_of_study, space.protocol, scratch, log, options.accept_noise, workloads)
     logged = notes(ledger.events(), Calibrated)
-    saved = {(note.device, note.runtime): SavedCalibration(note.build, note.ms) for note in logged}
+    saved = {
+        (note.device, note.runtime): SavedCalibration(note.build, note.ms, note.known_conditions) for note in logged
+    }
+    prepared = [calibrator.prepare(device, runtime) for device in space.devices for runtime in space.runtimes]
+    for each in prepared:  # all of them before the first run
+        if (before := saved.get((each.name, each.runtime.name))) is not None:
+            each.require_unchanged(before.conditions)
+    ledger.set_state(StudyState.RUNNING)
     targets = {}
-    for device in space.devices:
-        for runtime in space.runtimes:
-            name = (device, runtime.name)
-            targets[name] = target = await calibrator.target(device, runtime, saved.get(name))
-            if name not in saved:
-                build, ms = target.runner.build, target.reference.calibration_ms
-                ledger.note(None, Calibrated(device, runtime.name, target.device.id, build, ms))
+    for each in prepared:
+        name = (each.name, each.runtime.name)
+        targets[name] = target = await calibrator.calibrated(each, saved.get(name))
+        if name not in saved:
+            ms = target.reference.calibration_ms
+            ledger.note(None, Calibrated(*name, each.device.id, each.runner.build, ms, each.conditions))
     return targets
 
 
@@ -198,13 +209,16 @@ def _as_begun(options: LaunchOptions, ledger: Ledger) -> LaunchOptions:
 
 @contextmanager
 def _failure_shown(ledger: Ledger) -> Iterator[None]:
-    """Sets the state of a study that ends by an exception, so that it does not seem to run."""
+    """Sets the state of a study that ends by an exception, and why, so that it does not seem to run."""
     try:
         yield
+    except StudyChanged:
+        raise  # nothing was done
     except BaseException as error:
-        state = StudyState.STOPPED if isinstance(error, KeyboardInterrupt) else StudyState.FAILED
+        stopped = isinstance(error, KeyboardInterrupt)
+        reason = None if stopped else str(error) if isinstance(error, NasError) else f"{type(error).__name__}: {error}"
         with contextlib.suppress(NasError):  # the study was lost, or the database is what failed
-            ledger.set_state(state)
+            ledger.set_state(StudyState.STOPPED if stopped else StudyState.FAILED, reason)
         raise
 
 
@@ -213,11 +227,53 @@ def _carries(runtime: Runtime, layout: Layout, build: str) -> bool:
     return verdict == "stock" or (verdict == "patched" and build == "any")
 
 
-def _study(store: Store, options: LaunchOptions) -> Study:
-    if options.resume:
-        study = studies.get(store, options.study)
-        _require_same_space(study, options.space)
-        return study
+def _resumed(store: Store, options: LaunchOptions) -> Study:
+    study = studies.get(store, options.study)
+    _require_same_space(study, options.space)
+    return study
+
+
+def _corpus(store: Store, resumed: Study | None, options: LaunchOptions) -> CorpusRef:
+    """Returns the corpus of the study: that with which a resumed one began.
+
+    Raises:
+        StudyChanged: that corpus is gone, or this version or a plug-in trains otherwise.
+    """
+    source = options.space.quality.corpus
+    log = [] if resumed is None else all_events(store, resumed.id)
+    # Earlier versions went on under other corpora until the references were complete.
+    frozen = next((place for place, event in enumerate(log) if "scales" in event.payload), len(log))
+    used = notes(log[:frozen], CorpusUsed)
+    if not used:
+        return refer(source, options.base)
+    now = training_versions(options.space)
+    changes = [
+        f"version {began} of {name}, which is {now[name]} now"
+        for name, began in used[-1].known_versions.items()
+        if name in now and now[name] != began
+    ]
+    if changes:
+        raise StudyChanged(
+            f"study {options.study!r} began with {'; '.join(changes)}. Its qualities would not compare, so install "
+            "what it began with, or begin a new study",
+            where="--resume",
+        )
+    return refer_again(source, options.base, used[-1].hash)
+
+
+def training_versions(space: SearchSpace) -> dict[str, Any]:
+    """Returns the version of everything that trains proxies of a space: trainer, suite of tasks, plug-ins."""
+    layouts = space.references.layouts().values()
+    kinds = {block.kind for block in (*space.mixers, *space.ffn)}
+    found = {kind: BLOCKS.version(kind) for kind in sorted(kinds)}
+    for layout in layouts:
+        found |= layout.plugin_versions
+    found |= {name: TASKS.version(name) for rung in space.quality.rungs for name in rung.tasks}
+    plugins = {name: version for name, version in found.items() if version is not None}
+    return {"trainer": TRAINER_VERSION, "suite": SUITE_VERSION} | plugins
+
+
+def _new(store: Store, options: LaunchOptions) -> Study:
     space = options.space.model_dump(mode="json")
     return studies.create(store, options.study, space, seed=options.space.search.seed, version=version("hilnas"))
 

@@ -79,9 +79,9 @@ class Ledger:
         if self._lost is not None:
             raise self._lost
 
-    def set_state(self, state: StudyState) -> None:
-        """Sets the state of the study."""
-        studies.set_state(self.store, self.study.id, state, lease=self._lease)
+    def set_state(self, state: StudyState, reason: str | None = None) -> None:
+        """Sets the state of the study, and why it failed."""
+        studies.set_state(self.store, self.study.id, state, lease=self._lease, reason=reason)
 
     def desired_state(self) -> str:
         """Returns the state that users want: run, pause or stop."""

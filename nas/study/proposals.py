@@ -11,7 +11,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,18 @@ from nas.search.ehvi import forecast
 from nas.store import studies
 from nas.store.rows import Json, Trial
 from nas.store.store import Store
-from nas.study.events import PointTold, Spent, Told, WarmStarted, all_events, calibrated_devices, notes, stored_space
+from nas.study.events import (
+    CALIBRATED,
+    CorpusUsed,
+    PointTold,
+    Spent,
+    Told,
+    WarmStarted,
+    all_events,
+    calibrated_devices,
+    notes,
+    stored_space,
+)
 from nas.study.ledger import Ledger
 
 _FINAL = ("complete", "infeasible", "stopped")
@@ -131,15 +142,28 @@ class ProposalDriver:
 
 @dataclass(frozen=True)
 class BoundSpace:
-    """A space, and the devices that its names mean.
+    """A space, and what its names mean.
 
     Args:
         space: of a study.
         devices: name in the space -> id of the device.
+        builds: (name of a device, runtime) -> build of the runner.
+        training: identifies the corpus and the versions of the training; None: not known.
     """
 
     space: SearchSpace
     devices: Mapping[str, str]
+    builds: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    training: str | None = None
+
+    @staticmethod
+    def of(space: SearchSpace, log: Sequence[Event]) -> BoundSpace:
+        """Returns the space with the devices, builds and corpus of a study's log."""
+        calibrated = [event.payload for event in log if event.payload.get("what") == CALIBRATED]
+        builds = {(each["device"], each["runtime"]): each["build"] for each in calibrated if "build" in each}
+        used = notes(log, CorpusUsed)
+        training = canonical_json(used[-1].to_json()) if used else None
+        return BoundSpace(space, dict(calibrated_devices(log)), builds, training)
 
     def objectives(self) -> dict[str, str]:
         """Returns the meaning of each coordinate -> its name."""
@@ -159,14 +183,15 @@ class BoundSpace:
 
     def _coordinate(self, objective: Objective) -> str:
         if METRICS[objective.metric].source == "proxy":
-            return canonical_json([objective.metric, self.space.quality.model_dump(mode="json")])
+            return canonical_json([objective.metric, self.space.quality.model_dump(mode="json"), self.training])
         found = sorted(self._where(key) for key in measurement_keys(self.space, objective))
         return canonical_json([objective.metric, found, objective.aggregate if len(found) > 1 else ""])
 
     def _where(self, key: MeasurementKey) -> list[str]:
         (quantisation,) = {each.quantisation for each in self.space.runtimes if each.name == key.runtime}
         workload = canonical_json(self.space.workloads[key.workload].key()) if key.workload else ""
-        return [self.devices.get(key.device, ""), key.runtime, quantisation, workload]
+        build = self.builds.get((key.device, key.runtime), "")
+        return [self.devices.get(key.device, ""), key.runtime, build, quantisation, workload]
 
 
 @dataclass(frozen=True)
@@ -285,7 +310,7 @@ def warm_start(
     events = ledger.events()
     if not names or notes(events, WarmStarted):
         return
-    new, sampler = BoundSpace(space, dict(calibrated_devices(events))), Sampler(space, supported)
+    new, sampler = BoundSpace.of(space, events), Sampler(space, supported)
     taken: dict[str, Observation] = {}
     rows = []
     for name in names:
@@ -327,7 +352,7 @@ def _record(ledger: Ledger, proposal: Proposal) -> Trial:
 def _learn(store: Store, name: str, new: BoundSpace, sampler: Sampler) -> tuple[list[Observation], Json]:
     study = studies.get(store, name)
     events = all_events(store, study.id)
-    old = BoundSpace(stored_space(study), dict(calibrated_devices(events)))
+    old = BoundSpace.of(stored_space(study), events)
     shared = SharedNames.between(old, new)
     found, left_out = [], Counter[str]()
     for seen in _last_told(events):

@@ -217,6 +217,7 @@ class StageWork:
             return measure_key(
                 artifact.sha256, target.runner, target.device.id, workload, repetitions, self.space.protocol,
                 target.reference.calibration_ms, accept_noise, energy_counter=target.device.energy_counter,
+                page_size=target.device.page_size,
             )  # fmt: skip
 
         # A measurement without noise is used, too, where noise would be accepted.
@@ -293,11 +294,11 @@ class StageWork:
         return TrainResult.model_validate(value)
 
     async def _weights(self, trial: int, job: TrainJob) -> Checkpoint:
-        trained = await self._train(trial, job)
-        if not Path(trained.weights).is_file():
-            # Removed since, or trained on another host: the same job yields them again.
-            trained = TrainResult.model_validate(value_of(await self._run_training(trial, job)))
-        return Checkpoint(Path(trained.weights), trained.weights_sha256)
+        trained = _checkpoint(await self._train(trial, job))
+        if not await asyncio.to_thread(trained.is_intact):
+            # Removed or damaged since, or trained on another host: the same job yields them again.
+            trained = _checkpoint(TrainResult.model_validate(value_of(await self._run_training(trial, job))))
+        return trained
 
     async def _run_training(self, trial: int, job: TrainJob) -> Outcome:
         spec = {
@@ -307,6 +308,10 @@ class StageWork:
         }
         async with self.training.acquire(trial):
             return await self.compute.run(worker.train, spec, "train")
+
+
+def _checkpoint(trained: TrainResult) -> Checkpoint:
+    return Checkpoint(Path(trained.weights), trained.weights_sha256)
 
 
 def value_of(outcome: Outcome) -> Any:

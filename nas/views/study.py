@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,6 +60,8 @@ class StudyLine(BaseModel):
     name: str
     space: str
     state: str
+    reason: str | None = Field(None, description="why it failed or was interrupted")
+    resume: str | None = Field(None, description="the command that continues it where it was launched")
     desired_state: str
     created: float = Field(description="seconds since the epoch")
     wanted: int | None = Field(description="requested trials, references not counted; null if it was never launched")
@@ -298,6 +301,8 @@ class StudyView(BaseModel):
     name: str
     space: str
     state: str
+    reason: str | None = Field(None, description="why it failed or was interrupted")
+    resume: str | None = Field(None, description="the command that continues it where it was launched")
     desired_state: str
     over: bool = Field(description="no orchestrator is expected to continue the study")
     created: float
@@ -358,6 +363,7 @@ def study_view(store: Store, snapshots: Snapshots, name: str, query: Mapping[str
     row = studies.get(store, study.id)
     view = study.cached("view", lambda: _view(study))
     update = {
+        **asdict(studies.condition(store, row)),
         "desired_state": row.desired_state,
         "page": page_state(study.axes, query),
         "queue": _queue(store, study),
@@ -448,9 +454,9 @@ def _line(row: StudySummary, snapshots: Snapshots) -> StudyLine | None:
         return None
     except InvalidInput as error:
         return StudyLine(
-            name=row.name, space=row.space, state=row.state.value, desired_state=row.desired_state,
-            created=row.created, wanted=None, proposed=0, ended=0, states={}, front=0, hypervolume=None, course=[],
-            device_seconds=0.0, problem=str(error),
+            name=row.name, space=row.space, desired_state=row.desired_state, created=row.created, wanted=None,
+            proposed=0, ended=0, states={}, front=0, hypervolume=None, course=[], device_seconds=0.0,
+            problem=str(error), **asdict(row.condition),
         )  # fmt: skip
 
 
@@ -458,10 +464,10 @@ def _study_line(row: StudySummary, study: StudySnapshot) -> StudyLine:
     return StudyLine(
         name=row.name,
         space=row.space,
-        state=study.state.value,
         desired_state=row.desired_state,
         created=row.created,
         hypervolume=study.course.hypervolume,
+        **asdict(row.condition),
         **_progress(study),
     )
 

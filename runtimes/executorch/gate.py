@@ -107,7 +107,7 @@ class Oracle:
         self._model = Model(dataclasses.replace(layout, tied=False), seed=None).eval()
         self._state = self._model.state_dict()
         self._rounded_rows: dict[int, int] = {}
-        with CheckpointContents(checkpoint.path) as contents, torch.no_grad():
+        with CheckpointContents(checkpoint.verified()) as contents, torch.no_grad():
             for method in build_chain(layout).methods:
                 for constant in method.program.constants:
                     if constant.role != "fill":

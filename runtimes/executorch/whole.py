@@ -69,7 +69,7 @@ def write_whole_graph(layout: Layout, weights: Weights, context: int, destinatio
 @contextlib.contextmanager
 def _opened(weights: Weights) -> Iterator[Contents[bytes]]:
     if isinstance(weights, Checkpoint):
-        with CheckpointContents(weights.path) as contents:
+        with CheckpointContents(weights.verified()) as contents:
             yield contents
     else:
         yield DrawnContents(weights.seed)

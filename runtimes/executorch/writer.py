@@ -40,7 +40,7 @@ def write_artifact(layout: Layout, weights: Weights, destination: Path, *, recip
     chain = build_chain(layout)
     templates = [template(program) for program in chain.programs]
     if isinstance(weights, Checkpoint):
-        with CheckpointContents(weights.path) as trained, replacing(destination) as partial:
+        with CheckpointContents(weights.verified()) as trained, replacing(destination) as partial:
             plan = _Plan(layout, chain, templates, trained)
             return Written(hashed(itertools.chain([plan.header], _aligned(plan.parts())), partial))
     random = RandomContents()

@@ -20,6 +20,7 @@ from nas.runtimes.builds import Log, build_once, run_step, smoke_test, variant_n
 from nas.runtimes.llama_cpp import source
 from nas.runtimes.llama_cpp.builds import (
     BUILDS,
+    RUNNER_FLAGS,
     RUNNER_SOURCE,
     TOOLS,
     VARIANTS,
@@ -27,6 +28,7 @@ from nas.runtimes.llama_cpp.builds import (
     BuildDetails,
     Variant,
     best_variant,
+    recorded_runner_flags,
 )
 from nas.runtimes.llama_cpp.patches import apply_patches, patch_hashes
 from nas.runtimes.llama_cpp.writer import write_gguf
@@ -120,6 +122,7 @@ def _details(target: str, patched: bool, variant: str | None, tools: bool, stati
         compiler=source.ZIG_COMPILER if static else find_toolchain().version,
         tools=tools,
         static=static,
+        runner_flags=recorded_runner_flags(static=static),
     )
 
 
@@ -156,8 +159,9 @@ def _make_static(tree: Path, work: Path, product: Path, details: BuildDetails, l
 
 def _same_but_for_runner(details: BuildDetails) -> Path | None:
     """Returns the folder of a build that differs only in our runner, so its libraries can be copied."""
+    same = {"runner_c": details.runner_c, "runner_flags": details.runner_flags}
     for build in BUILDS.every():
-        if build.details.model_copy(update={"runner_c": details.runner_c}) == details:
+        if build.details.model_copy(update=same) == details:
             return build.folder
     return None
 
@@ -205,26 +209,26 @@ def compile_library(
 
 def compile_runner(tree: Path, product: Path, toolchain: Toolchain) -> None:
     """Compiles the runner into the folder of the shared libraries in `product`, where it will look for them."""
-    libraries = [f"-L{product}", "-lllama", "-lggml", "-lggml-cpu", "-lggml-base", "-lm"]
-    found_at = ["-Wl,-rpath,$ORIGIN", f"-Wl,-rpath-link,{product}"]
+    compiling, linking = RUNNER_FLAGS[False]
     output = ["-o", str(product / "runner"), str(RUNNER_SOURCE)]
-    argv = [toolchain.cc, *_runner_flags(tree), *output, *libraries, *found_at]
+    found_at = [f"-L{product}", *linking, f"-Wl,-rpath-link,{product}"]
+    argv = [toolchain.cc, *compiling, *_includes(tree), *output, *found_at]
     run_step(argv, _WHAT, toolchain.cc, _RUNNER_S)
 
 
 def compile_static_runner(tree: Path, library: Path, product: Path, toolchain: Toolchain) -> None:
     """Compiles the runner with everything in it, C++ runtime and libc included, into `product`."""
     compiled = library / "runner.o"
-    argv = [toolchain.cc, *_runner_flags(tree), "-c", "-o", str(compiled), str(RUNNER_SOURCE)]
+    compiling, linking = RUNNER_FLAGS[True]
+    argv = [toolchain.cc, *compiling, *_includes(tree), "-c", "-o", str(compiled), str(RUNNER_SOURCE)]
     run_step(argv, _WHAT, toolchain.cc, _RUNNER_S)
     archives = [str(library / name) for name in _STATIC]
-    output = ["-static", "-s", "-o", str(product / "runner")]
+    output = [*linking, "-o", str(product / "runner")]
     run_step([toolchain.cxx, *output, str(compiled), *archives], _WHAT, toolchain.cxx, _RUNNER_S)
 
 
-def _runner_flags(tree: Path) -> list[str]:
-    includes = [f"-I{tree / 'include'}", f"-I{tree / 'ggml' / 'include'}"]
-    return ["-std=c11", "-O2", "-Wall", "-Wextra", *includes]
+def _includes(tree: Path) -> list[str]:
+    return [f"-I{tree / 'include'}", f"-I{tree / 'ggml' / 'include'}"]
 
 
 def _progress(log: Log) -> Callable[[str], None]:

@@ -11,6 +11,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import Field
+
 from nas.core.errors import InfrastructureFailed, Unsupported
 from nas.runtimes import builds
 from nas.runtimes.builds import BuildStore, Processor, baseline
@@ -89,6 +91,24 @@ VARIANTS: tuple[Variant, ...] = (
 """Best first."""
 
 
+_COMPILED = ("-std=c11", "-O2", "-Wall", "-Wextra")
+_SHARED = ("-lllama", "-lggml", "-lggml-cpu", "-lggml-base", "-lm", "-Wl,-rpath,$ORIGIN")
+_FIRST_RUNNER_FLAGS: dict[bool, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    False: (_COMPILED, _SHARED),
+    True: (_COMPILED, ("-static", "-s")),
+}
+"""The flags of builds whose details have none; they never change."""
+
+RUNNER_FLAGS = {**_FIRST_RUNNER_FLAGS}
+"""Whether a build is static -> options of the runner's compiler and linker, apart from paths."""
+
+
+def recorded_runner_flags(*, static: bool) -> tuple[tuple[str, ...], ...]:
+    """Returns the runner's flags as the details of a build hold them: none where they are the first ones."""
+    flags = RUNNER_FLAGS[static]
+    return () if flags == _FIRST_RUNNER_FLAGS[static] else flags
+
+
 class BuildDetails(builds.BuildDetails):
     """The inputs of a build; its canonical hash is the build id."""
 
@@ -99,6 +119,7 @@ class BuildDetails(builds.BuildDetails):
     compiler: str
     tools: bool
     static: bool = False
+    runner_flags: tuple[tuple[str, ...], ...] = Field((), exclude_if=lambda flags: not flags)
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -135,7 +156,8 @@ Build = builds.Build[BuildDetails]
 
 
 def _is_known(details: BuildDetails) -> bool:
-    return details.sdist == source.SHA256 and details.patches in ((), patch_hashes())
+    flags = recorded_runner_flags(static=details.static)
+    return (details.sdist, details.runner_flags) == (source.SHA256, flags) and details.patches in ((), patch_hashes())
 
 
 OPTIONS = (

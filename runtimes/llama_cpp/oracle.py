@@ -58,7 +58,7 @@ class Oracle:
         self._model = Model(layout, seed=None)
         state = self._model.state_dict()
         self._types: dict[int, Type] = {}
-        with CheckpointFile(checkpoint.path) as file:
+        with CheckpointFile(checkpoint.verified()) as file:
             contents = CheckpointTensors(file)
             contents.check(listed)
             for tensor in listed:

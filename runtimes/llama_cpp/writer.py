@@ -71,7 +71,7 @@ def write_gguf(
         header = header_bytes(writer, partial, stored)
         if isinstance(weights, RandomWeights):
             return write_drawn(random_recipe(header, stored, weights.seed), partial, recipe=recipe)
-        with CheckpointFile(weights.path) if isinstance(weights, Checkpoint) else nullcontext(weights) as state:
+        with CheckpointFile(weights.verified()) if isinstance(weights, Checkpoint) else nullcontext(weights) as state:
             contents = CheckpointTensors(state)
             contents.check(tensor for tensor, _ in stored)
             return Written(hashed(_trained(header, layout, arch, stored, contents), partial))

@@ -16,6 +16,7 @@ from nas.core.errors import Unsupported
 from nas.core.layout import Layout
 from nas.dashboard.filters import hue
 from nas.dashboard.layout_svg import layout_strip
+from nas.measure.reference import export_key
 from nas.nn.model import Model
 from nas.pretrain.grow import grow
 from nas.proxy.job import TaskRun, TrainJob
@@ -64,6 +65,21 @@ def test_a_space_of_these_kinds_is_read_and_sampled(tmp_path: Path) -> None:
 @given(layouts(max_depth=3))
 def test_layouts_of_all_kinds_round_trip(layout: Layout) -> None:
     assert Layout.parse(layout.format()) == layout
+
+
+def test_their_version_is_in_the_keys_of_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    def keys() -> list[str]:
+        job = TrainJob(
+            layout=LAYOUT.to_json(), run=TaskRun(task="selcopy"), steps=3, batch=2, lr=3e-3, warmup=1,
+            weight_decay=0.1, clip=1.0, ema=0.9, seed=0,
+        )  # fmt: skip
+        return [job.key, export_key(LAYOUT, RUNTIMES["executorch"], "8da4w", "random:0")]
+
+    assert LAYOUT.plugin_versions == {"decay": "1.0", "relu2": "1.0"}  # of the distribution
+    before = keys()
+    monkeypatch.setattr(type(BLOCKS["relu2"]), "version", "2")
+    assert LAYOUT.plugin_versions == {"decay": "1.0", "relu2": "2"}
+    assert not set(before) & set(keys())
 
 
 def test_a_proxy_is_trained(tmp_path: Path) -> None:

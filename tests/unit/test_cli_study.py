@@ -42,7 +42,10 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
 def test_list() -> None:
     (row,) = json.loads(nas("study", "list", "--json").out)["studies"]
     assert (row["study"], row["space"], row["trials"], row["state"]) == ("first", "lfm2-demo", 2, "new")
-    assert nas("study", "list").out.splitlines() == ["study\tspace\tstate\ttrials", "first\tlfm2-demo\tnew\t2"]
+    assert nas("study", "list").out.splitlines() == [
+        "study\tspace\tstate\ttrials\treason",
+        "first\tlfm2-demo\tnew\t2\t",
+    ]
 
 
 def test_trials_and_their_states() -> None:

@@ -35,7 +35,7 @@ from nas.core.layout import Layout
 from nas.core.plan import Round, RoundResult
 from nas.core.space import MeasurementSettings, RuntimeSpace
 from nas.core.workload import Workload
-from nas.measure.calibration import Calibrator, MeasurementTarget, SavedCalibration
+from nas.measure.calibration import Calibrator, MeasurementTarget, PreparedDevice, SavedCalibration
 from nas.measure.protocol import total_ms
 from nas.measure.rounds import Reference
 from nas.runtimes.base import Artifact
@@ -291,15 +291,18 @@ def test_every_question_has_a_record_of_its_own(home: Path) -> None:
     assert comparison_path(replace(both, repetitions=9, accept_noise=True), "box") == found[0]
 
 
-def test_with_accepted_noise_the_first_calibration_is_kept(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nas.scaling.measure.known_runtime", lambda spec: lab.runtime)
+def test_with_accepted_noise_the_first_calibration_is_kept(lab: Lab) -> None:
     given: list[SavedCalibration | None] = []
 
     class Noisy:
-        accept_noise, farm = True, SimpleNamespace(device=lambda name: DEVICE, store=lab.store)
+        accept_noise, farm = True, SimpleNamespace(store=lab.store)
 
-        async def target(
-            self, device: str, spec: RuntimeSpace, saved: SavedCalibration | None = None
+        def prepare(self, device: str, spec: RuntimeSpace) -> PreparedDevice:
+            plan = lab.bench.reference.plan
+            return PreparedDevice(device, DEVICE, lab.runtime, lab.bench.runner, spec.quantisation, plan, {})
+
+        async def calibrated(
+            self, prepared: PreparedDevice, saved: SavedCalibration | None = None
         ) -> MeasurementTarget:
             given.append(saved)
             ms = saved.ms if saved else float(len(given))

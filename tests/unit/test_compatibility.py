@@ -64,9 +64,21 @@ def approx(value: Any) -> Any:
     return [approx(each) for each in value] if isinstance(value, list) else value
 
 
+SINCE_0_1_0 = {"reason", "resume"}
+"""Fields of studies that the JSON of 0.1.0 lacks."""
+
+
+def without_new_fields(printed: Any) -> Any:
+    """What a command of 0.1.0 would have printed; it called a study whose process is gone running."""
+    if "studies" in printed:
+        return {"studies": [without_new_fields(each) for each in printed["studies"]]}
+    known = {key: value for key, value in printed.items() if key not in SINCE_0_1_0}
+    return known | ({"state": "running"} if known.get("state") == "interrupted" else {})
+
+
 def same(printed: str, name: str) -> None:
     """Compares what a command printed with what that of 0.1.0 did."""
-    assert json.loads(printed) == approx(json.loads(read(f"expected/{name}.json")))
+    assert without_new_fields(json.loads(printed)) == approx(json.loads(read(f"expected/{name}.json")))
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ from store_support import StillClock, open_store
 from study_support import DEVICE, ScriptedJobs, raw, sample
 
 from nas.core.device import Cluster
-from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName, Unsupported
+from nas.core.errors import InfrastructureFailed, InvalidInput, StudyChanged, UnknownName, Unsupported
 from nas.core.plan import Pair, Plan, RawRun, RoundResult, Runner
 from nas.core.space import MeasurementSettings, RuntimeSpace
 from nas.core.workload import Workload
@@ -20,11 +21,14 @@ from nas.farm.queue import JobNotifier, LeaseMonitor
 from nas.farm.trust import Admissions, SigningKey
 from nas.measure.calibration import Calibrator, MeasurementTarget, SavedCalibration
 from nas.measure.protocol import total_ms
+from nas.measure.reference import PROTOCOL_VERSION, measure_key
 from nas.runtimes import RUNTIMES
 from nas.runtimes.base import Artifact
+from nas.scaling.measure import calibrated_bench
 from nas.store import agents, artifacts, calibrations, devices
 from nas.store.calibrations import ReferenceRun
 from nas.store.rows import Health
+from nas.study.events import Calibrated
 from nas.testing.fake_runtime import FakeRuntime
 
 FAKE = RuntimeSpace(name="fake", quantisation="q4_0")
@@ -143,8 +147,57 @@ def test_a_bad_device_is_checked_before_a_study_goes_on(lab: Lab) -> None:
 
 
 def test_a_study_does_not_go_on_with_another_build(lab: Lab) -> None:
-    with pytest.raises(InvalidInput, match=r"began with build aaaaaaaaaaaa of fake.*begin a new study"):
+    with pytest.raises(StudyChanged, match=r"began with build aaaaaaaaaaaa, which is .*begin a new study"):
         lab.target(saved=SavedCalibration("a" * 64, 123.0))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"energy_counter": "RAPL package"}, "energy counter none, which is RAPL package now"),
+        ({"page_size": 16384}, "memory page size in bytes 4096, which is 16384 now"),
+        ({"pinned_to": (1,)}, "cores chat: any, which is chat: 1 now; reference run "),
+    ],
+)
+def test_a_study_does_not_go_on_under_other_conditions(lab: Lab, changed: dict[str, Any], message: str) -> None:
+    calibrator: Any = Calibrator(
+        lab.farm, lab.jobs, MeasurementSettings(), lab.folder / "work", lambda line: None,
+        workloads={"chat": Workload(prompt=16, gen=8, threads=1)},
+    )  # fmt: skip
+    began = json.loads(json.dumps(calibrator.prepare(DEVICE.id, FAKE).conditions))
+    calibrator.prepare(DEVICE.id, FAKE).require_unchanged(began)
+    devices.register(lab.store, "local", [DEVICE.model_copy(update=changed)], boot_id="boot")
+    with pytest.raises(StudyChanged, match=f"box with fake: the study began with {message}"):
+        asyncio.run(calibrator.target(DEVICE.id, FAKE, SavedCalibration(lab.build(), 123.0, began)))
+    assert lab.asked() == []
+
+
+def test_what_an_earlier_version_did_not_store_may_be_any(lab: Lab) -> None:
+    old = Calibrated.from_json({"device": "local", "runtime": "fake", "id": "box", "build": lab.build(), "ms": 123.0})
+    assert old.known_conditions == {"device": "box", "build": lab.build(), "protocol": 1}
+    saved = SavedCalibration(old.build, old.ms, {**old.known_conditions, "protocol": PROTOCOL_VERSION})
+    assert lab.target(saved=saved).reference.calibration_ms == 123.0
+    with pytest.raises(StudyChanged, match="began with device phone, which is box now"):
+        lab.target(saved=SavedCalibration(old.build, old.ms, {"device": "phone"}))
+
+
+def test_a_page_size_is_in_measurement_keys_unless_it_is_the_usual_one(lab: Lab) -> None:
+    runner, limits = lab.runtime.runner(DEVICE.target), MeasurementSettings()
+    sizes = (None, 4096, 16384, 65536)
+    keys = [measure_key("a" * 64, runner, "box", Workload(), 5, limits, 1.5, False, page_size=size) for size in sizes]
+    assert keys[0] == keys[1] and len(set(keys)) == 3
+
+
+def test_an_accepted_calibration_is_not_used_for_other_cores(lab: Lab) -> None:
+    def accepted(ms: float) -> float:
+        lab.jobs = ScriptedJobs([runs(*[raw(sample(ttft_ms=ms))] * 10)])
+        calibrator = Calibrator(lab.farm, lab.jobs, MeasurementSettings(), lab.folder / "work", print, True)
+        return asyncio.run(calibrated_bench(calibrator, DEVICE.id, FAKE, "family")).reference.calibration_ms
+
+    first = accepted(10.0)
+    assert accepted(20.0) == first and lab.asked() == []
+    devices.register(lab.store, "local", [PHONE.model_copy(update={"pinned_to": (0, 1)})], boot_id="boot")
+    assert accepted(20.0) == pytest.approx(first + 10.0)
 
 
 def test_a_device_that_nobody_registered_is_refused_with_the_nearest(lab: Lab) -> None:

@@ -8,7 +8,16 @@ import pytest
 
 from nas.core.errors import InfrastructureFailed
 from nas.runtimes.llama_cpp import source
-from nas.runtimes.llama_cpp.builds import BUILDS, LIBRARIES, VARIANTS, BuildDetails, build_command, find_build
+from nas.runtimes.llama_cpp.build import _details
+from nas.runtimes.llama_cpp.builds import (
+    BUILDS,
+    LIBRARIES,
+    RUNNER_FLAGS,
+    VARIANTS,
+    BuildDetails,
+    build_command,
+    find_build,
+)
 from nas.runtimes.llama_cpp.patches import patch_hashes
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.runtimes.toolchain import host_target
@@ -69,6 +78,24 @@ def test_patched_build_is_one_with_todays_patches() -> None:
         find_build("x86_64-linux", AVX2, patched=True)
     put_build("patched", "avx2", patches=patch_hashes())
     assert find_build("x86_64-linux", AVX2, patched=True).runner.patched
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_flags_of_the_runner_are_in_the_build_id_unless_they_are_the_first_ones(
+    static: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = "aarch64-linux" if static else host_target()
+    old = _details(target, False, None, False, static)
+    assert "runner_flags" not in old.model_dump(mode="json")
+    put_build("old", "avx2")
+    compiling, linking = RUNNER_FLAGS[static]
+    monkeypatch.setitem(RUNNER_FLAGS, static, ((*compiling, "-O3"), linking))
+    new = _details(target, False, None, False, static)
+    assert "-O3" in new.model_dump(mode="json")["runner_flags"][0]
+    assert BuildDetails.model_validate_json(new.model_dump_json()) == new
+    if not static:
+        with pytest.raises(InfrastructureFailed, match=r"nas runtime build llama\.cpp"):
+            find_build("x86_64-linux", AVX2)
 
 
 def test_static_build_is_the_runner_alone() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 from pathlib import Path
@@ -41,7 +42,7 @@ def checkpoint(layout: Layout, path: Path, **changes: np.ndarray | None) -> Chec
         if value is not None:
             state[name] = value
     save_file(state, path)
-    return Checkpoint(path, "0" * 64)
+    return Checkpoint(path, hashlib.sha256(path.read_bytes()).hexdigest())
 
 
 def test_bytes_are_pinned(tmp_path: Path) -> None:
@@ -105,7 +106,16 @@ def test_checkpoint_that_does_not_fit(tmp_path: Path, changes: dict[str, np.ndar
 def test_checkpoint_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "c").write_text("hello")
     with pytest.raises(InvalidInput, match="not a safetensors file"):
-        write_gguf(TINY, "f32", Checkpoint(tmp_path / "c", "0" * 64), tmp_path / "m.gguf")
+        write_gguf(TINY, "f32", Checkpoint(tmp_path / "c", hashlib.sha256(b"hello").hexdigest()), tmp_path / "m.gguf")
+
+
+def test_checkpoint_that_changed_or_is_gone(tmp_path: Path) -> None:
+    trained = checkpoint(TINY, tmp_path / "c.safetensors")
+    checkpoint(TINY, trained.path, norm__weight=np.full(256, 2, np.float32))
+    for _ in range(2):
+        with pytest.raises(InvalidInput, match=f"missing, or changed since it was checkpoint {trained.sha256[:12]}"):
+            write_gguf(TINY, "f32", trained, tmp_path / "m.gguf")
+        trained.path.unlink(missing_ok=True)
 
 
 def test_disk_that_fills_up(tmp_path: Path) -> None:

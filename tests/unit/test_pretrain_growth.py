@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from pretrain_lab import LAYOUT, SETTINGS, write_corpus, write_tokenizer
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nas.core.errors import InvalidInput
@@ -11,6 +13,8 @@ from nas.core.layout import Layout
 from nas.nn.model import Model
 from nas.nn.weights import save_weights
 from nas.pretrain.grow import Growth, grow, grow_checkpoint
+from nas.pretrain.member_training import MemberToTrain
+from nas.pretrain.next_token import PretrainingRequest, _unnamed_layout
 
 SMALL = "d64 v96 ffn=swiglu:96 [C3*2 A4/2:16 C3]"
 MIXED = "d64 v96 ffn=moe:4x2:32 [C3 M16(heads=8) W4/2@8:16(sink=1)]"
@@ -111,6 +115,33 @@ def test_narrower_and_rearranged_models_are_refused() -> None:
         grown(SMALL, "d32 v96 ffn=swiglu:96 [C3 A2/1:16]")
     with pytest.raises(InvalidInput, match="grow in width alone"):
         grown("d64 v96 ffn=swiglu:96 [C3 ^0]", "d64 v96 ffn=swiglu:96 [C3 ^0 C3]")
+
+
+def test_the_layout_of_start_weights_is_in_the_key_if_their_file_names_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+    named, plain = tmp_path / "named.safetensors", tmp_path / "plain.safetensors"
+    save_weights(trained(SMALL), named)
+    save_file(load_file(named), plain)
+    assert _unnamed_layout(named, None) is None
+    assert _unnamed_layout(named, Layout.parse(SMALL)) is None
+    assert _unnamed_layout(plain, Layout.parse(SMALL)) == Layout.parse(SMALL).format()
+    with pytest.raises(InvalidInput, match="header names no layout"):
+        _unnamed_layout(plain, None)
+    with pytest.raises(InvalidInput, match=r"--start-layout: .*named\.safetensors holds weights of"):
+        _unnamed_layout(named, Layout.parse(MIXED))
+    corpus = write_corpus(tmp_path / "corpus")
+    tokenizer = write_tokenizer(tmp_path / "tokenizer.json", corpus)
+
+    def key(start: Path, layout: str | None) -> str:
+        request = PretrainingRequest(
+            (corpus,), SETTINGS, start=start, start_layout=None if layout is None else Layout.parse(layout)
+        )  # fmt: skip
+        return request.plan(MemberToTrain(tmp_path, LAYOUT, tokenizer, ()), lambda line: None).key
+
+    assert key(plain, SMALL) != key(plain, MIXED)
+    assert key(named, SMALL) == key(named, None)
 
 
 def test_a_checkpoint_is_grown_from_its_header_or_from_a_given_layout(tmp_path: Path) -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
 import numpy as np
 import pytest
+from study_support import lm_job
 
 from nas.core.errors import InvalidInput, UnknownName
+from nas.core.registry import Registry
 from nas.core.task import IGNORE, TASKS, Task, make_task, task_settings
+from nas.proxy.job import TaskRun
 from nas.proxy.tasks.induction import Induction
 from nas.proxy.tasks.mqar import AssociativeRecall
 from nas.proxy.tasks.selcopy import SelectiveCopy
@@ -19,6 +25,37 @@ def examples(task: Task, count: int = 200, seed: int = 0) -> list[Example]:
     assert x.shape == y.shape == (count, task.length)
     assert x.dtype == y.dtype == np.int64
     return list(zip(x.tolist(), y.tolist(), strict=True))
+
+
+class Shifted(SelectiveCopy):
+    """A task of a plug-in."""
+
+    version: ClassVar[str] = "3"
+
+
+def test_the_version_of_a_plug_in_s_task_is_in_training_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    def key() -> str:
+        run = TaskRun(task="mine")
+        return lm_job().model_copy(update={"run": run}).key
+
+    TASKS.add("mine", Shifted)
+    before = key()
+    monkeypatch.setattr(Shifted, "version", "4")
+    assert key() != before
+    assert "version" not in TaskRun(task="selcopy").key_inputs()
+
+
+def test_without_one_it_is_that_of_its_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    def points(group: str) -> list[SimpleNamespace]:
+        target = {"name": "mine", "value": "nas.proxy.tasks.mqar:AssociativeRecall"}
+        dist = SimpleNamespace(version="1.5")
+        return [SimpleNamespace(**target, dist=dist), SimpleNamespace(name="own", value="elsewhere:X", dist=dist)]
+
+    monkeypatch.setattr("nas.core.registry.entry_points", points)
+    found: Registry[Any] = Registry("task", "nas.tasks", {"own": SelectiveCopy})
+    assert (found.version("mine"), found.version("own")) == ("1.5", None)
+    versioned: Registry[Any] = Registry("task", "nas.tasks", {"own": Shifted})
+    assert versioned.version("own") == "3"
 
 
 @pytest.mark.parametrize("name", list(TASKS))

@@ -38,10 +38,13 @@ from nas.study.events import (
 LAYOUT = Layout.parse("d64 v256 ffn=swiglu:96 [C3 A2/1]")
 SEEN = Observation(LAYOUT, "complete", {"quality": -1.0}, {"ttft@chat": -0.1}, 2, {"quality": 0.1}).to_json()
 QUALITY = {"rung": "top", "value": 1.0, "per_group": {"lm": 1.0}, "sd": 0.1, "n_seeds": 2}
+CALIBRATED = {"what": "calibrated", "device": "local", "runtime": "fake", "id": "box", "build": "b", "ms": 3.5}
 STORED: list[tuple[type[Note], dict[str, Any]]] = [
     (Launched, {"what": "launched", "trials": 5, "accept_noise": False, "warm_start": ["first"]}),
-    (Calibrated, {"what": "calibrated", "device": "local", "runtime": "fake", "id": "box", "build": "b", "ms": 3.5}),
+    (Calibrated, CALIBRATED),
+    (Calibrated, {**CALIBRATED, "conditions": {"page_size": 4096}}),
     (CorpusUsed, {"what": "corpus", "hash": "0" * 64}),
+    (CorpusUsed, {"what": "corpus", "hash": "0" * 64, "versions": {"trainer": 1}}),
     (Told, {"what": "told", "observation": SEEN}),
     (PointTold, {"what": "reference point told", "point": {"quality": -0.5}}),
     (WarmStarted, {"what": "warm start", "studies": [{"study": "first", "layouts": 1}], "observations": [SEEN]}),

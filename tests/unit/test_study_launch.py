@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
+import shutil
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from store_support import add_device, key, open_store, proposal, round_of
-from study_support import TINY, tiny_space, until
+from study_support import DEVICE, TINY, ScriptedJobs, raw, sample, tiny_space, until
 
 from nas.core.clock import SystemClock
-from nas.core.errors import InfrastructureFailed, InvalidInput, StudyBusy, UnknownName, Unsupported
+from nas.core.errors import (
+    InfrastructureFailed,
+    InvalidInput,
+    NasError,
+    StudyBusy,
+    StudyChanged,
+    UnknownName,
+    Unsupported,
+)
+from nas.core.plan import Pair, RoundResult
 from nas.core.trial import Event, EventKind
+from nas.farm.farm import Farm, LocalAgent
+from nas.farm.queue import JobNotifier, LeaseMonitor
+from nas.farm.trust import Admissions, SigningKey
+from nas.proxy.job import TRAINER_VERSION
 from nas.runtimes import RUNTIMES
-from nas.store import jobs, leases, studies, trials
+from nas.store import agents, devices, jobs, leases, studies, trials
 from nas.store.rows import JobState, Study, StudyLease, StudyState
 from nas.store.store import Store
 from nas.study import launch as launch_module
 from nas.study import ledger as ledger_module
-from nas.study.events import all_events
+from nas.study.events import CorpusUsed, all_events, notes
 from nas.study.launch import LaunchOptions, launch, support_filter
 from nas.study.ledger import Ledger
 from nas.testing.fake_runtime import FakeRuntime
@@ -229,10 +245,9 @@ def test_a_new_study_takes_the_space_s_number_of_trials(store: Store, study: Stu
     assert as_begun(store, study) == (tiny_space().search.trials, False)
 
 
-def launched(tmp_path: Path, **changes: Any) -> StudyState:
+def launched(tmp_path: Path, text: str = "some text. ", **changes: Any) -> StudyState:
     db = f"sqlite:///{tmp_path / 'nas.db'}"
-    text = tmp_path / "text.txt"
-    text.write_text("some text. " * 10_000)
+    (tmp_path / "text.txt").write_text(text * 10_000)
     quality = TINY["quality"] | {"corpus": ["text.txt"]}
     space = tiny_space(**{"quality": quality} | changes.pop("space", {}))
     given = options(space=space, db=db, base=tmp_path, **changes)
@@ -269,8 +284,66 @@ def test_a_device_that_is_not_there_ends_the_launch_and_leaves_a_study_to_resume
     study = studies.get(after, "study")
     assert study.state is StudyState.FAILED
     last = all_events(after, study.id)[-1]
-    assert last == Event(EventKind.STUDY, {"state": "failed"}, None, study.id, last.id, last.at)
+    payload = {"state": "failed", "reason": "unknown device 'phone'; valid: local"}
+    assert last == Event(EventKind.STUDY, payload, None, study.id, last.id, last.at)
     lease(after, study)
+
+
+def refused_or_unknown_device(tmp_path: Path, **changes: Any) -> NasError:
+    """Launches a study whose device does not exist, which is found after the inputs of a resumed study are compared."""
+    with pytest.raises((StudyChanged, UnknownName)) as caught:
+        launched(tmp_path, space={"devices": ["phone"]}, **changes)
+    return cast(NasError, caught.value)
+
+
+@pytest.mark.usefixtures("cached", "store")
+def test_a_changed_corpus_is_refused_unless_the_old_one_is_cached(tmp_path: Path) -> None:
+    assert isinstance(refused_or_unknown_device(tmp_path), UnknownName)
+    after = open_store(tmp_path, SystemClock())  # type: ignore[arg-type]
+    study = studies.get(after, "study").id
+    assert isinstance(refused_or_unknown_device(tmp_path, resume=True, text="other text. "), UnknownName)
+    assert len({used.hash for used in notes(all_events(after, study), CorpusUsed)}) == 1
+    before = len(all_events(after, study))
+    shutil.rmtree(tmp_path / "cache")
+    refused = refused_or_unknown_device(tmp_path, resume=True, text="other text. ")
+    assert isinstance(refused, StudyChanged)
+    assert re.match(r"corpus: the study began with corpus [0-9a-f]{12}, which is [0-9a-f]{12} now", str(refused))
+    assert len(all_events(after, study)) == before
+
+
+@pytest.mark.usefixtures("cached", "store")
+def test_another_version_of_the_training_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused_or_unknown_device(tmp_path)
+    monkeypatch.setattr(launch_module, "TRAINER_VERSION", TRAINER_VERSION + 1)
+    assert isinstance(refused_or_unknown_device(tmp_path, resume=True), StudyChanged)
+
+
+def test_a_resumed_study_runs_nothing_where_a_device_has_changed(
+    store: Store, study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agents.register_local(store, "local")
+    devices.register(store, "local", [DEVICE], boot_id="boot")
+    admissions = Admissions(tmp_path, SigningKey.generate(), store.clock)
+    monitor = LeaseMonitor(store, JobNotifier(), local_only=True)
+    farm = Farm(store, cast(LocalAgent, None), monitor, admissions)
+    calm = RoundResult(pairs=[Pair(reference=None, candidate=raw(sample()))] * 10)
+    scripted = ScriptedJobs([calm])
+    monkeypatch.setattr(Farm, "jobs", lambda self, of: scripted)
+    given = options(space=tiny_space(devices=["box"]))
+
+    def prepare() -> None:
+        with (ours := ledger(store, study)).keep(), launch_module._failure_shown(ours):
+            asyncio.run(launch_module._targets(given, ours, farm, tmp_path / "work", lambda line: None))
+
+    prepare()
+    prepare()
+    assert len(scripted.asked) == 1
+    studies.set_state(store, study.id, StudyState.COMPLETE)
+    devices.register(store, "local", [DEVICE.model_copy(update={"energy_counter": "RAPL"})], boot_id="boot")
+    with pytest.raises(StudyChanged, match="began with energy counter none, which is RAPL now"):
+        prepare()
+    assert len(scripted.asked) == 1
+    assert studies.get(store, study.id).state is StudyState.COMPLETE
 
 
 ENERGY = {"metric": "energy_mj_per_token", "workload": "chat"}

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from store_support import key, open_store
-from study_support import Bed, tiny_space
+from study_support import Bed, _trained, lm_job, tiny_space
 
 from nas.core.clock import SystemClock
 from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.core.layout import Layout
+from nas.runtimes.base import Checkpoint
 from nas.store import outcomes, results
 from nas.study.ledger import Ledger
 from nas.study.stages import Outcome, Stages
@@ -29,6 +31,30 @@ def ledger(tmp_path: Path) -> Ledger:
     for width in (256, 320, 384):
         made.propose(Layout.parse(f"d128 v256 ffn=swiglu:{width} [C3 A2/1]"), "proposal")
     return made
+
+
+def test_a_damaged_checkpoint_is_trained_again(tmp_path: Path) -> None:
+    bed = Bed(open_store(tmp_path, SystemClock()), tmp_path, tiny_space(), FakeRuntime(tmp_path))  # type: ignore[arg-type]
+    made = bed.ledger()
+    made.propose(Layout.parse("d128 v256 ffn=swiglu:256 [C3 A2/1]"), "proposal")
+    trained: list[str] = []
+
+    class Trainer:
+        workers = 1
+
+        async def run(self, work: Any, spec: Any, kind: str = "short") -> Outcome:
+            trained.append(spec["job"]["layout"]["d_model"])
+            return {"value": _trained(spec).model_dump(mode="json"), "seconds": 1.0}
+
+    work = replace(bed.work(made), compute=cast(Any, Trainer()))
+
+    async def weights() -> Checkpoint:
+        return await work._weights(0, lm_job())
+
+    first = run(weights)
+    first.path.write_text("rotten")
+    assert run(weights).is_intact() and run(weights).is_intact()
+    assert len(trained) == 2
 
 
 class Action:

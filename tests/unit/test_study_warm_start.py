@@ -15,9 +15,10 @@ from nas.analysis.report import study_report
 from nas.core.clock import SystemClock
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.space import SearchSpace
+from nas.core.trial import Event, EventKind
 from nas.search import Observation, Proposer
 from nas.store import studies, trials
-from nas.study.events import WARM, all_events
+from nas.study.events import CALIBRATED, CORPUS, WARM, all_events
 from nas.study.launch import support_filter
 from nas.study.ledger import Ledger
 from nas.study.proposals import BoundSpace, SharedNames, make_proposer, replay, require_studies, warm_start
@@ -92,6 +93,21 @@ def test_what_means_something_else_is_not_shared() -> None:
     assert set(elsewhere.objectives) == {"quality"} and not elsewhere.budgets
     other = [{"name": "loss", "metric": "quality"}, {"name": "speed", "metric": "decode_p50", **CHAT}]
     assert shared({}, {"objectives": other}).objectives == {"quality": "loss"}
+
+
+def test_figures_of_another_build_or_corpus_are_not_shared() -> None:
+    def bound(build: str, corpus: str) -> BoundSpace:
+        calibrated = {"what": CALIBRATED, "device": "local", "runtime": "fake", "id": "box", "build": build, "ms": 1.0}
+        used = {"what": CORPUS, "hash": corpus}
+        return BoundSpace.of(tiny_space(), [Event(EventKind.STUDY, payload, None, 1) for payload in (calibrated, used)])
+
+    def common(build: str, corpus: str) -> tuple[set[str], int]:
+        found = SharedNames.between(bound("a", "b"), bound(build, corpus))
+        return set(found.objectives), len(found.budgets)
+
+    assert common("a", "b") == ({"quality", "latency", "memory"}, 2)
+    assert common("other", "b") == ({"quality"}, 0)
+    assert common("a", "other") == ({"latency", "memory"}, 2)
 
 
 def test_an_excess_is_told_for_the_new_limit() -> None:
