@@ -24,7 +24,7 @@ ARM64 = Path("/usr/aarch64-linux-gnu/lib/libstdc++.so.6")
 POSTGRESQL = Path("/usr/lib/postgresql")
 DEVICE_TOOLS = ("apt-get", "chroot", "dpkg-deb", "ip", "mount", "nsenter", "ssh-keygen", "tc", "unshare")
 NOT_ROOT = "root"
-_PROBE_S = 30.0
+_PROBE_S, _STDERR = 30.0, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ def install() -> None:
     subprocess.run(["apt-get", "-qq", "update"], env=env, check=False)
     for group in wanted:
         say(f"installing {' '.join(group.packages)} (apt-get), for tests that {group.what}")
-        subprocess.run(["apt-get", "-qq", "install", "-y", *group.packages], env=env, check=False, stdout=sys.stderr)
+        subprocess.run(["apt-get", "-qq", "install", "-y", *group.packages], env=env, check=False, stdout=_STDERR)
 
 
 def report() -> int:
