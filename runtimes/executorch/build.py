@@ -226,7 +226,7 @@ def _make(work: Path, kit: _Kit, build_id: str, log: Log) -> Path:
     for name in LIBRARIES:
         shutil.copy2(sdk.library(name), product)
     shutil.copy2(sdk.licence, product / "LICENSE.executorch")
-    log("compiling the runner (about 10 seconds)")
+    log("compiling the runner (about 10 seconds; for another machine a minute the first time)")
     _compile(sdk, cxx, kit.details, product)
     smoke_test(product / "runner", kit.details.target, _WHAT, partial(_tiny_models, log), log)
     BUILDS.describe(product, kit.details, build_id)

@@ -31,6 +31,7 @@
 #include <time.h>
 #include <unistd.h>
 #include <unordered_map>
+#include <variant>
 #include <vector>
 
 #include <executorch/extension/kernel_util/make_boxed_from_unboxed_functor.h>
@@ -243,6 +244,10 @@ class Section final : public DataLoader {
     const File &file_;
     uint64_t offset_, size_;
 };
+
+#ifdef LIBRARIES_OF_LIBSTDCXX
+static_assert(sizeof(std::variant<bool, char>) == 2, "the index of a variant is one byte, as in libstdc++");
+#endif
 
 /* What a library hands over as a key: libstdc++ stores the length of a string_view first, libc++ last. */
 std::string text(std::string_view key) {
