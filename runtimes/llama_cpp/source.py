@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import tarfile
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
+from nas.core.errors import InfrastructureFailed
 from nas.runtimes.toolchain import fetched
 
 PACKAGE = "llama-cpp-python"
@@ -44,12 +45,20 @@ def fetch(log: Callable[[str], None]) -> Path:
 
 
 def unpack(sdist: Path, folder: Path) -> Path:
-    """Unpacks what a build needs of `sdist` below `folder`; returns the root of the llama.cpp tree."""
+    """Unpacks what a build needs of `sdist` below `folder`; returns the root of the llama.cpp tree.
+
+    Raises:
+        InfrastructureFailed: the archive names a file outside of `folder`.
+    """
     with tarfile.open(sdist) as archive:
         wanted = [
             member
             for member in archive
             if member.name.startswith(_ROOT) and not member.name.removeprefix(_ROOT).startswith(_UNUSED)
         ]
-        archive.extractall(folder, members=wanted, filter="data")
+        if outside := [member.name for member in wanted if ".." in PurePosixPath(member.name).parts]:
+            raise InfrastructureFailed(f"{sdist.name} names a file outside of its folder: {outside[0]}")
+        # Python 3.11.2, which Debian 12 has, knows no filters.
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)
+        archive.extractall(folder, members=wanted)
     return folder / _ROOT

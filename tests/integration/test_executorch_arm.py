@@ -16,6 +16,7 @@ from nas.core.errors import CandidateFailed
 from nas.core.layout import Layout
 from nas.core.plan import RawRun
 from nas.runtimes.base import RandomWeights
+from nas.runtimes.builds import needed_glibc
 from nas.runtimes.executorch.build import build
 from nas.runtimes.executorch.builds import LIBRARIES, Build
 from nas.runtimes.executorch.runtime import EXECUTORCH
@@ -53,7 +54,10 @@ def test_runner_needs_gnus_libraries_only_and_none_newer_than_its_own_libraries_
         dynamic = subprocess.run(["readelf", "-d", arm_build.folder / name], check=True, capture_output=True, text=True)
         loaded |= {line.split("[")[1].rstrip("]") for line in dynamic.stdout.splitlines() if "(NEEDED)" in line}
     of_glibc = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "ld-linux-aarch64.so.1"}
-    assert loaded <= of_glibc | set(arm_build.runner.files)
+    of_gcc = {"libstdc++.so.6", "libgcc_s.so.1"}
+    assert loaded <= of_glibc | of_gcc | set(arm_build.runner.files)
+    needed = (needed_glibc((arm_build.folder / name,)) for name in LIBRARIES)
+    assert arm_build.glibc == max(filter(None, needed), key=lambda version: int(version.removeprefix("2.")))
 
 
 @pytest.mark.parametrize("kind", mostly_exhaustive(LAYOUTS, "all"))
