@@ -20,7 +20,7 @@ COMMIT = "0c1e57098"
 """llama.cpp commit that the sdist vendors (its CHANGELOG)."""
 
 _ROOT = f"llama_cpp_python-{VERSION}/vendor/llama.cpp/"
-# ".git" is the pointer of a submodule to a repository that is not there: `git apply` stops at it.
+# ".git" is the pointer of a submodule to a repository that is not there: git commands of a build would stop at it.
 _UNUSED = (
     ".git",
     "docs/",
