@@ -19,7 +19,7 @@ BENCHES ?= llama_cpp_equivalence first_number workloads against_llama_bench \
 # $(call timed,COMMAND): the command, what it is and how long it took.
 timed = @echo '$(1)'; begun=$$(date +%s); $(1) || exit; echo "took $$(($$(date +%s) - begun)) s"
 
-.PHONY: help setup builds demo test test-all lint bench lock docs clean
+.PHONY: help setup tools builds demo test test-all lint bench lock docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -44,7 +44,6 @@ setup: $(READY)
 	@$(BIN)/nas runtime build llama.cpp
 
 # Tests find these in the cache: a test that compiled for minutes would hit its time limit on a fresh machine.
-# ExecuTorch's for arm64 wants Debian's g++-aarch64-linux-gnu.
 builds: setup
 	@echo "builds: ExecuTorch's runner and patched llama.cpp, for this machine and arm64; the cache is asked first" >&2
 	@$(BIN)/nas runtime build executorch
@@ -63,11 +62,17 @@ lint: $(READY)
 	$(call timed,$(BIN)/lint-imports)
 	$(call timed,$(BIN)/python scripts/write_docs.py --check)
 
+# As root on Debian or Ubuntu what tests need is installed; elsewhere tests whose tools are missing are left out, and
+# listed at the beginning and at the end. With CI=true a missing tool is a failure.
+tools: $(READY)
+	@$(BIN)/python scripts/tools_for_tests.py install
+
 # Tests with real processes wait more than they compute: three at a time keep two cores busy.
-test: setup lint builds
-	$(call timed,$(BIN)/python -m pytest -n 2 tests/unit tests/contract)
-	$(call timed,$(BIN)/python -m pytest -n 3 --dist worksteal tests/integration)
+test: setup lint tools builds
+	$(call timed,$(BIN)/python -m pytest --durations=15 --durations-min=5 -n 2 tests/unit tests/contract)
+	$(call timed,$(BIN)/python -m pytest --durations=15 --durations-min=5 -n 3 --dist worksteal tests/integration)
 	$(call timed,$(BIN)/python -m pytest -n 2 --dist loadfile tests/browser)
+	@$(BIN)/python scripts/tools_for_tests.py report
 
 test-all: export HILNAS_TEST_ALL = 1
 test-all: test

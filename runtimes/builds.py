@@ -24,7 +24,7 @@ from nas.core import paths
 from nas.core.durable import locked
 from nas.core.errors import InfrastructureFailed, UnknownName
 from nas.core.plan import PlanFile, Runner
-from nas.runtimes.toolchain import build_environment, emulator_of, host_features, host_target, stream
+from nas.runtimes.toolchain import EMULATION, build_environment, emulator_of, host_features, host_target, stream
 
 Log = Callable[[str], None]
 
@@ -346,9 +346,9 @@ def smoke_test(
     Raises:
         InfrastructureFailed: it died or gave no finite logits.
     """
-    emulator = emulator_of(target)
+    emulator = emulator_of(target, runner)
     if emulator is None:
-        log(f"no smoke test: this machine has no qemu-user for {target} (Debian: qemu-user-static)")
+        log(f"no smoke test: nothing on this machine runs programs for {target} (Debian: {EMULATION})")
         return
     log("smoke test: a tiny random model")
     with tempfile.TemporaryDirectory() as folder:

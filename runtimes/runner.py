@@ -29,7 +29,7 @@ from nas.core.plan import Plan, RawRun, Runner
 from nas.core.workload import Workload
 from nas.runtimes.base import Artifact
 from nas.runtimes.recipe import splitmix64
-from nas.runtimes.toolchain import build_environment, emulator_of
+from nas.runtimes.toolchain import EMULATION, build_environment, emulator_of
 
 USAGE, LOAD_FAILED, DECODE_FAILED, NO_MEMORY = 64, 65, 70, 71
 """Exit codes of a runner, after sysexits.h: EX_USAGE, EX_DATAERR, EX_SOFTWARE, EX_OSERR."""
@@ -213,9 +213,9 @@ def here(executable: Path, target: str) -> Machine:
     Raises:
         InfrastructureFailed: no emulator is installed.
     """
-    emulator = emulator_of(target)
+    emulator = emulator_of(target, executable)
     if emulator is None:
-        raise InfrastructureFailed(f"logits of {target} need an emulator on this machine (Debian: qemu-user-static)")
+        raise InfrastructureFailed(f"logits of {target} need an emulator on this machine (Debian: {EMULATION})")
 
     def run(arguments: Sequence[str], model: Path, rows: Path) -> RawRun:
         paths = {"{model}": str(model), "{rows}": str(rows)}

@@ -10,6 +10,7 @@ import platform
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -68,33 +69,6 @@ def find_compiler() -> Compiler:
     return Compiler(cc, cxx, version)
 
 
-def find_cross_compiler(target: str) -> Compiler:
-    """Finds GCC for another machine with GNU's C library, as Debian and Ubuntu package it.
-
-    Args:
-        target: ABI, such as "aarch64-linux".
-
-    Raises:
-        InfrastructureFailed: it is missing or does not work; the message says how to get it.
-    """
-    triple = gnu_triple(target)
-    remedy = f"install the package g++-{triple} (Debian, Ubuntu)"
-    cc, cxx = (_find(f"{triple}-{name}", remedy=remedy) for name in ("gcc", "g++"))
-    return Compiler(cc, cxx, "; ".join(_first_line([program, "--version"]) for program in (cc, cxx)))
-
-
-def compilers_library(compiler: Compiler, name: str) -> Path:
-    """Returns a shared library that programs of `compiler` load.
-
-    Raises:
-        InfrastructureFailed: the compiler does not work, or came without it.
-    """
-    path = Path(_first_line([compiler.cxx, f"-print-file-name={name}"]))  # without it: the bare name
-    if not path.is_absolute():
-        raise InfrastructureFailed(f"{compiler.cxx} comes without {name}: install that compiler whole")
-    return path.resolve()
-
-
 def find_build_tools() -> tuple[str, str]:
     """Returns the paths of cmake and ninja.
 
@@ -143,22 +117,33 @@ def host_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     return frozenset.intersection(*(frozenset(line.split()) for line in lines)) if lines else frozenset()
 
 
-def gnu_triple(target: str) -> str:
-    """Returns GNU's name of a machine: "aarch64-linux-gnu" of "aarch64-linux"."""
-    return f"{target}-gnu"
+EMULATION = "qemu-user-static libstdc++6-arm64-cross"
+"""Debian's packages that run programs for arm64 elsewhere: the emulator, and the libraries that shared ones load."""
+_LOADED = ("libc.so.6", "libstdc++.so.6", "libgcc_s.so.1")
+_PT_INTERP = 3
 
 
-def emulator_of(target: str) -> list[str] | None:
+def emulator_of(target: str, program: Path) -> list[str] | None:
     """Returns the arguments before a program for `target`: none on such a machine; None: nothing here runs it.
 
-    A program that is not static finds that machine's C library where Debian's cross compilers keep it.
+    A program that is not static finds that machine's libraries where Debian's cross packages keep them.
     """
     if target == host_target():
         return []
     machine = target.partition("-")[0]
     found = shutil.which(f"qemu-{machine}-static") or shutil.which(f"qemu-{machine}")
-    root = Path("/usr") / gnu_triple(target)
-    return [found, *(("-L", str(root)) if root.is_dir() else ())] if found else None
+    if found is None or _is_static(program):
+        return [found] if found else None
+    root = Path("/usr") / f"{target}-gnu"
+    return [found, "-L", str(root)] if all((root / "lib" / name).exists() for name in _LOADED) else None
+
+
+def _is_static(program: Path) -> bool:
+    """Returns whether a 64-bit ELF file names no dynamic loader."""
+    with program.open("rb") as file:
+        headers = file.read(4096)
+    (begin,), (size, count) = struct.unpack_from("<Q", headers, 32), struct.unpack_from("<HH", headers, 54)
+    return all(struct.unpack_from("<I", headers, begin + size * at)[0] != _PT_INTERP for at in range(count))
 
 
 _TAIL_LINES = 40

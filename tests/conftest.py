@@ -2,15 +2,20 @@
 
 Tests marked `exhaustive` are deselected unless HILNAS_TEST_ALL is set (`make test-all`); the run says how many. Next to
 each of them a comment names the tests that guard the same behaviour by default.
+
+Tests of a group in scripts/tools_for_tests.py, by the marker `needs` or a fixture, are deselected where its tools are
+missing; the run says how many of which. Where CI is "true", they run, and fail.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import tools_for_tests
 from hypothesis import settings
 
 if TYPE_CHECKING:
@@ -25,33 +30,46 @@ settings.register_profile("hilnas", deadline=None)
 settings.load_profile("hilnas")
 
 
-LEFT_OUT = pytest.StashKey[int]()
+LEFT_OUT = pytest.StashKey[dict[str, int]]()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if os.environ.get("HILNAS_TEST_ALL"):
-        return
-    left_out = [item for item in items if item.get_closest_marker("exhaustive")]
-    config.stash[LEFT_OUT] = len(left_out)
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
+    absent = {} if tools_for_tests.in_ci() else tools_for_tests.absent()
+    reasons = [reason_to_leave_out(item, absent) for item in items]
+    config.stash[LEFT_OUT] = dict(Counter(filter(None, reasons)))
+    config.hook.pytest_deselected(items=[item for item, reason in zip(items, reasons, strict=True) if reason])
+    items[:] = [item for item, reason in zip(items, reasons, strict=True) if not reason]
+
+
+def reason_to_leave_out(item: pytest.Item, absent: Iterable[str]) -> str:
+    """Returns "exhaustive" or the first group of a test that is in `absent`; "": it runs."""
+    if item.get_closest_marker("exhaustive") and not os.environ.get("HILNAS_TEST_ALL"):
+        return "exhaustive"
+    named = {name for marker in item.iter_markers("needs") for name in marker.args}
+    assert named <= tools_for_tests.GROUPS.keys(), f"{item.nodeid}: unknown group in {sorted(named)}"
+    used = set(getattr(item, "fixturenames", ()))
+    return next((name for name in absent if name in named or used & set(tools_for_tests.GROUPS[name].fixtures)), "")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, 0)
+        session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, {})
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Takes the count from a worker of xdist; each of them collects the same tests."""
-    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
+    """Takes the counts from a worker of xdist; each of them collects the same tests."""
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", {})
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if count := config.stash.get(LEFT_OUT, 0):
-        terminalreporter.write_line(f"{count} exhaustive tests left out; HILNAS_TEST_ALL=1 runs them too")
+    for name, count in config.stash.get(LEFT_OUT, {}).items():
+        if name == "exhaustive":
+            terminalreporter.write_line(f"{count} exhaustive tests left out; HILNAS_TEST_ALL=1 runs them too")
+        else:
+            what = tools_for_tests.GROUPS[name].what
+            terminalreporter.write_line(f"{count} tests left out that {what}: scripts/tools_for_tests.py says why")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -76,7 +76,7 @@ def build_runtime(
 
     The first build of llama.cpp downloads 77 MB and compiles for 2-5 minutes; cross-compiled and static builds also
     download a compiler (100 MB). executorch compiles one file against the libraries of the installed package; for
-    aarch64-linux it downloads the libraries (18 MB) and requires the package g++-aarch64-linux-gnu (Debian, Ubuntu).
+    aarch64-linux it downloads the libraries (18 MB) and the same compiler.
     """
     runtime = RUNTIMES[name]
     build = runtime.build(target, log=say, patched=patched, variant=variant, tools=tools, static=static)

@@ -153,7 +153,7 @@ async def _run(
                 accept_noise=options.accept_noise,
             )
             assert options.trials is not None, "fixed by `_as_begun`"
-            orchestrator = Orchestrator(work, ledger, proposals, options.trials, on_update)
+            orchestrator = Orchestrator(work, ledger, proposals, options.trials, on_update, log)
             with _interrupts(orchestrator, log):
                 return await orchestrator.run()
 

@@ -30,6 +30,7 @@ from nas.study.trial import StudyContext, run_trial
 
 _LOOK_S = 1.0
 _FINAL: tuple[Status, ...] = ("complete", "infeasible", "stopped", "failed")
+_SHOWN = ("ttft", "decode_p50", "peak_rss")
 _ENDED_TO_ESTIMATE = 3
 """Trials that must have ended before the time left is estimated."""
 
@@ -83,14 +84,15 @@ class Orchestrator:
         proposals: proposes layouts.
         trials: how many to propose, references not counted.
         on_update: called about twice a second with a snapshot.
+        log: called with a line of figures for each reference as soon as it is measured.
     """
 
     def __init__(
         self, work: StageWork, ledger: Ledger, proposals: ProposalDriver, trials: int,
-        on_update: Callable[[Snapshot], None],
+        on_update: Callable[[Snapshot], None], log: Callable[[str], None] = lambda line: None,
     ) -> None:  # fmt: skip
         self._work, self._ledger, self._proposals, self._wanted = work, ledger, proposals, trials
-        self._on_update = on_update
+        self._on_update, self._log = on_update, log
         self.scales = Scales(work.space, ledger)
         self._promotion = PromotionController(work.space, self.scales, work.stages.seconds)
         self._stopping = StoppingRules(work.space.search.stop, ledger, trials)
@@ -309,6 +311,9 @@ class Orchestrator:
 
     def _report(self, run: TrialRun, status: str) -> None:
         """Passes what is new of a trial to the scales, the promotion and the proposer."""
+        if run.reference and status == "gated":
+            for line in _measured(run):
+                self._log(line)
         before = self.scales.reference_point
         self.scales.learn(run, status)
         self._promotion.learn(run, status)
@@ -333,3 +338,14 @@ class Orchestrator:
 def _activity(run: TrialRun) -> str:
     name = f"{run.reference} reference" if run.reference else f"trial {run.number}"
     return f"{name}: {run.stage}"
+
+
+def _measured(run: TrialRun) -> list[str]:
+    """Returns a line of figures for each device, runtime and workload that a trial was measured on."""
+    lines = []
+    for key, figures in run.figures.items():
+        known = {name: figures[name] for name in _SHOWN if name in figures and figures[name].value is not None}
+        shown = ", ".join(f"{name} {figure.value:.4g} {figure.unit}" for name, figure in known.items())
+        if shown:
+            lines.append(f"{run.reference} reference, {key.workload} on {key.device} ({key.runtime}): {shown}")
+    return lines

@@ -1,7 +1,8 @@
 """Compiles our runner against the libraries of ExecuTorch's wheel, once per build id.
 
-For this machine against the installed package; for another one against that machine's wheel, with Debian's cross
-compiler, whose C++ library goes along.
+For this machine against the installed package; for another one against that machine's wheel, by zig. The libraries were
+compiled with GCC's libstdc++ and load it; zig's runner has libc++ inside. So nothing of the standard library may cross
+the border between them whose form differs: runner.cpp says what does cross.
 """
 
 from __future__ import annotations
@@ -18,26 +19,21 @@ from pathlib import Path
 from nas.core.canonical import content_hash
 from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName
 from nas.core.layout import Layout
+from nas.runtimes import zig
 from nas.runtimes.base import RandomWeights
 from nas.runtimes.builds import Log, build_once, run_step, smoke_test
 from nas.runtimes.executorch.builds import BUILDS, LIBRARIES, SOURCES, Build, BuildDetails, Variant, variant_for
 from nas.runtimes.executorch.writer import write_artifact
-from nas.runtimes.toolchain import (
-    Compiler,
-    compilers_library,
-    fetched,
-    find_compiler,
-    find_cross_compiler,
-    host_features,
-    host_target,
-    sha256_of,
-)
+from nas.runtimes.toolchain import fetched, find_compiler, host_features, host_target, sha256_of
 
 _DISK_BYTES = 100 << 20
 _COMPILE_S = 600.0
 _WHAT = "ExecuTorch runner"
 _FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-Wall", "-Wextra")
-_CARRIED = ("libstdc++.so.6", "libgcc_s.so.1")
+_GLIBC = "2.28"
+"""The version of GNU's C library that the wheels for other machines are for."""
+_ACROSS = ("-DLIBRARIES_OF_LIBSTDCXX", "-D_LIBCPP_ABI_VARIANT_INDEX_TYPE_OPTIMIZATION", "-s")
+"""Make the runner understand libraries that were compiled with libstdc++: for compilers with libc++."""
 _TINY = Layout.parse("d64 v128 ffn=swiglu:64 [C3 A2/1]")
 PACKAGE, VERSION = "executorch", "1.5.1"
 """The version that pyproject.toml pins."""
@@ -172,8 +168,7 @@ def build(
     build_once(final, _WHAT, _DISK_BYTES, lambda work: _make(work, kit, build_id, log), log)
     log(f"ExecuTorch {kit.details.executorch} for {target} ({kit.details.variant}): {final}")
     built = BUILDS.load(final)
-    also = "" if kit.carried else ", and libstdc++"
-    log(f"a device needs the GNU C library {built.glibc} or newer{also}; all else is in that folder")
+    log(f"a device needs the GNU C library {built.glibc} or newer and libstdc++; all else is in that folder")
     return built
 
 
@@ -183,36 +178,35 @@ class _Kit:
 
     Args:
         details: of the build.
-        compiler: for its target.
+        cxx: gives the C++ compiler, when it is needed.
         sdk: gives headers and libraries, when they are needed.
-        carried: the compiler's libraries that go along.
     """
 
     details: BuildDetails
-    compiler: Compiler
+    cxx: Callable[[Log], str]
     sdk: Callable[[Path, Log], Sdk]
-    carried: tuple[Path, ...] = ()
 
 
 def _for_this_machine(variant: str | None) -> _Kit:
     sdk, compiler = installed_sdk(), find_compiler()
     chosen = variant_for(host_target(), host_features(), variant)
-    return _Kit(_details(chosen, sdk.version, sdk.library_hashes(), compiler), compiler, lambda work, log: sdk)
+    flags = (*_FLAGS, f"-march={chosen.march}")
+    details = _details(chosen, sdk.version, sdk.library_hashes(), flags, compiler.version)
+    return _Kit(details, lambda log: compiler.cxx, lambda work, log: sdk)
 
 
 def _for_another(target: str, variant: str | None) -> _Kit:
     if target not in WHEELS:
         raise UnknownName("target to build for on this machine", target, (host_target(), *WHEELS))
     chosen = variant_for(target, None, variant)
-    compiler = find_cross_compiler(target)
-    carried = tuple(compilers_library(compiler, name) for name in _CARRIED)
-    hashes = (WHEELS[target].sha256, *map(sha256_of, carried))
-    details = _details(chosen, VERSION, hashes, compiler, _CARRIED)
-    return _Kit(details, compiler, partial(fetched_sdk, target), carried)
+    triple = f"{target}-gnu.{_GLIBC}"
+    flags = (*_FLAGS, *_ACROSS, f"-mcpu={chosen.mcpu}")
+    details = _details(chosen, VERSION, (WHEELS[target].sha256,), flags, f"{zig.COMPILER} for {triple}")
+    return _Kit(details, lambda log: zig.zig_compiler(triple, chosen.mcpu, log).cxx, partial(fetched_sdk, target))
 
 
 def _details(
-    variant: Variant, version: str, libraries: tuple[str, ...], compiler: Compiler, carried: tuple[str, ...] = ()
+    variant: Variant, version: str, libraries: tuple[str, ...], flags: tuple[str, ...], compiler: str
 ) -> BuildDetails:
     return BuildDetails(
         executorch=version,
@@ -220,23 +214,20 @@ def _details(
         runner=BUILDS.runner_hash(),
         variant=variant.name,
         target=variant.target,
-        flags=(*_FLAGS, f"-march={variant.march}"),
-        compiler=compiler.version,
-        carried=carried,
+        flags=flags,
+        compiler=compiler,
     )
 
 
 def _make(work: Path, kit: _Kit, build_id: str, log: Log) -> Path:
     product = work / "product"
     product.mkdir()
-    sdk = kit.sdk(work / "sdk", log)
+    sdk, cxx = kit.sdk(work / "sdk", log), kit.cxx(log)
     for name in LIBRARIES:
         shutil.copy2(sdk.library(name), product)
-    for name, path in zip(kit.details.carried, kit.carried, strict=True):
-        shutil.copy2(path, product / name)
     shutil.copy2(sdk.licence, product / "LICENSE.executorch")
-    log("compiling the runner (about 10 seconds)")
-    _compile(sdk, kit.compiler.cxx, kit.details, product)
+    log("compiling the runner (about 10 seconds; for another machine a minute the first time)")
+    _compile(sdk, cxx, kit.details, product)
     smoke_test(product / "runner", kit.details.target, _WHAT, partial(_tiny_models, log), log)
     BUILDS.describe(product, kit.details, build_id)
     return product

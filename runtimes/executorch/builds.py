@@ -28,17 +28,21 @@ class Variant(builds.Variant):
     """One instruction set to compile our attention kernel for; XNNPACK chooses its own kernels when it runs.
 
     Args:
-        march: the compiler's `-march`.
+        march: the compiler's `-march`, for builds on such a machine.
+        mcpu: the processor in zig's words, for builds elsewhere.
     """
 
     march: str
+    mcpu: str = ""
 
 
 VARIANTS = (
     Variant("avx2", "x86_64-linux", frozenset({"avx2", "fma", "f16c", "bmi2"}), "x86-64-v3"),
     Variant("sse42", "x86_64-linux", frozenset({"sse4_2"}), "x86-64-v2"),
-    Variant("armv8.2", "aarch64-linux", frozenset({"asimd", "fphp", "asimdhp"}), "armv8.2-a+fp16"),
-    Variant("armv8", "aarch64-linux", frozenset({"asimd"}), "armv8-a"),
+    Variant(
+        "armv8.2", "aarch64-linux", frozenset({"asimd", "fphp", "asimdhp"}), "armv8.2-a+fp16", "generic+v8_2a+fullfp16"
+    ),
+    Variant("armv8", "aarch64-linux", frozenset({"asimd"}), "armv8-a", "generic"),
 )
 """Best first."""
 
@@ -52,7 +56,6 @@ class BuildDetails(builds.BuildDetails):
         runner: hash of its sources.
         flags: of the compiler.
         compiler: its version.
-        carried: the compiler's own libraries among the files, for machines where they may be older or missing.
     """
 
     executorch: str
@@ -60,12 +63,11 @@ class BuildDetails(builds.BuildDetails):
     runner: str
     flags: tuple[str, ...]
     compiler: str
-    carried: tuple[str, ...] = ()
 
     @property
     def files(self) -> tuple[str, ...]:
         """The runner and what it loads."""
-        return ("runner", *LIBRARIES, *self.carried)
+        return ("runner", *LIBRARIES)
 
     @property
     def runner_hash(self) -> str:

@@ -4,7 +4,11 @@
  *
  * A model is an artifact (the format stands in __init__.py) whose blocks are ExecuTorch programs, or one whole-graph
  * .pte. Links ExecuTorch's own libraries and no torch. A run is one fresh process: nothing is left over from another
- * repetition. The log goes to stderr. Exit codes follow sysexits.h and stand in runtimes/output.py.
+ * repetition. The log goes to stderr. Exit codes follow sysexits.h and stand in runtimes/runner.py.
+ *
+ * The libraries may have been compiled with libstdc++ and this file with libc++ (build.py: _ACROSS). Of the standard
+ * library only this crosses the border between them: std::optional and std::array, which are the same in both,
+ * std::variant, which build.py makes the same, and std::string_view, which `text` turns round. No exception crosses it.
  */
 #include <algorithm>
 #include <cerrno>
@@ -17,20 +21,23 @@
 #include <functional>
 #include <malloc.h>
 #include <memory>
+#include <new>
 #include <optional>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 #include <unordered_map>
+#include <variant>
 #include <vector>
 
 #include <executorch/extension/kernel_util/make_boxed_from_unboxed_functor.h>
 #include <executorch/extension/memory_allocator/malloc_memory_allocator.h>
-#include <executorch/extension/tensor/tensor.h>
 #include <executorch/runtime/backend/interface.h>
+#include <executorch/runtime/core/exec_aten/exec_aten.h>
 #include <executorch/runtime/core/exec_aten/util/tensor_util.h>
 #include <executorch/runtime/core/function_ref.h>
 #include <executorch/runtime/executor/method.h>
@@ -54,7 +61,7 @@ namespace {
 
 using executorch::aten::ScalarType;
 using executorch::aten::Tensor;
-using executorch::extension::from_blob;
+using executorch::aten::TensorImpl;
 using executorch::extension::MallocMemoryAllocator;
 using namespace executorch::runtime;
 
@@ -238,6 +245,19 @@ class Section final : public DataLoader {
     uint64_t offset_, size_;
 };
 
+#ifdef LIBRARIES_OF_LIBSTDCXX
+static_assert(sizeof(std::variant<bool, char>) == 2, "the index of a variant is one byte, as in libstdc++");
+#endif
+
+/* What a library hands over as a key: libstdc++ stores the length of a string_view first, libc++ last. */
+std::string text(std::string_view key) {
+#ifdef LIBRARIES_OF_LIBSTDCXX
+    return std::string((const char *)key.size(), (size_t)key.data());
+#else
+    return std::string(key);
+#endif
+}
+
 /* The constants of one method. */
 class Constants final : public NamedDataMap {
   public:
@@ -250,19 +270,19 @@ class Constants final : public NamedDataMap {
         if (!entries_.emplace(key, Entry{offset, size, std::move(shape), std::move(order)}).second) refuse(key + " twice");
     }
     Result<const TensorLayout> get_tensor_layout(std::string_view key) const override {
-        auto found = entries_.find(std::string(key));
+        auto found = entries_.find(text(key));
         if (found == entries_.end()) return Error::NotFound;
         const Entry &entry = found->second;
         return TensorLayout::create({entry.shape.data(), entry.shape.size()}, {entry.order.data(), entry.order.size()},
                                     ScalarType::Float);
     }
     Result<FreeableBuffer> get_data(std::string_view key) const override {
-        auto found = entries_.find(std::string(key));
+        auto found = entries_.find(text(key));
         if (found == entries_.end()) return Error::NotFound;
         return file_.part(found->second.offset, found->second.size);
     }
     Error load_data_into(std::string_view key, void *buffer, size_t size) const override {
-        auto found = entries_.find(std::string(key));
+        auto found = entries_.find(text(key));
         if (found == entries_.end() || found->second.size != size) return Error::NotFound;
         file_.read_into(found->second.offset, size, buffer);
         return Error::Ok;
@@ -438,6 +458,24 @@ class Arena {
 
   private:
     std::vector<std::vector<uint8_t>> buffers_;
+};
+
+/* A dense tensor over memory of the caller's. */
+class View {
+  public:
+    View(void *data, std::vector<int32_t> shape, ScalarType type = ScalarType::Float)
+        : sizes_(std::move(shape)), strides_(sizes_.size(), 1), order_(sizes_.size()) {
+        for (size_t i = 0; i < order_.size(); i++) order_[i] = (uint8_t)i;
+        for (size_t i = sizes_.size(); i-- > 1;) strides_[i - 1] = strides_[i] * sizes_[i];
+        tensor_.emplace(type, (ssize_t)sizes_.size(), sizes_.data(), data, order_.data(), strides_.data());
+    }
+    View(const View &) = delete;
+    EValue value() { return EValue(Tensor(&*tensor_)); }
+
+  private:
+    std::vector<int32_t> sizes_, strides_;
+    std::vector<uint8_t> order_;
+    std::optional<TensorImpl> tensor_;
 };
 
 struct LoadedProgram {
@@ -670,13 +708,13 @@ class ChainModel final : public Model {
     }
 
     EValue tensor(float *data, int count) {
-        held_.push_back(from_blob(data, {1, count, (int)width_}));
-        return EValue(*held_.back());
+        held_.push_back(std::make_unique<View>(data, std::vector<int32_t>{1, count, (int)width_}));
+        return held_.back()->value();
     }
 
     EValue state(std::vector<float> &values, const std::vector<int32_t> &shape) {
-        held_.push_back(from_blob(values.data(), {shape.begin(), shape.end()}));
-        return EValue(*held_.back());
+        held_.push_back(std::make_unique<View>(values.data(), shape));
+        return held_.back()->value();
     }
 
     void run(Step &step, int count);
@@ -694,7 +732,7 @@ class ChainModel final : public Model {
     std::unordered_map<std::string, std::unique_ptr<Rope>> ropes_;
     std::vector<Step> steps_;
     LoadedMethod *head_ = nullptr;
-    std::vector<executorch::extension::TensorPtr> held_;
+    std::vector<std::unique_ptr<View>> held_;
     std::vector<float> x_, y_, before_, hidden_, expert_in_, expert_out_, router_, logits_;
     int side_ = 0;
 };
@@ -849,10 +887,9 @@ class WholeModel final : public Model {
     void reset() override { position_ = 0; } /* at position 0 the program forgets by itself */
 
     const float *feed(const int64_t *ids, int count) override {
-        auto tokens = from_blob(const_cast<int64_t *>(ids), {1, count}, ScalarType::Long);
-        auto at = from_blob(&position_, {1}, ScalarType::Long);
-        check(method_->method->set_input(EValue(*tokens), 0), DECODE_FAILED, "set_input");
-        check(method_->method->set_input(EValue(*at), 1), DECODE_FAILED, "set_input");
+        View tokens(const_cast<int64_t *>(ids), {1, count}, ScalarType::Long), at(&position_, {1}, ScalarType::Long);
+        check(method_->method->set_input(tokens.value(), 0), DECODE_FAILED, "set_input");
+        check(method_->method->set_input(at.value(), 1), DECODE_FAILED, "set_input");
         check(method_->method->execute(), DECODE_FAILED, "execute");
         position_ += count;
         const Tensor &logits = method_->method->get_output(0).toTensor();
@@ -1024,9 +1061,6 @@ int measure() {
 int main(int argc, char **argv) {
     parse_arguments(argc, argv);
     runtime_init();
-    try {
-        return opt.recipe ? make_model() : measure();
-    } catch (const std::bad_alloc &) {
-        fail(NO_MEMORY, "out_of_memory", "the runner's own buffers");
-    }
+    std::set_new_handler([] { fail(NO_MEMORY, "out_of_memory", "the runner's own buffers"); });
+    return opt.recipe ? make_model() : measure();
 }

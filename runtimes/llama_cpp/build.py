@@ -15,6 +15,7 @@ from pathlib import Path
 from nas.core.canonical import content_hash
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.layout import Layout
+from nas.runtimes import zig
 from nas.runtimes.base import RandomWeights
 from nas.runtimes.builds import Log, build_once, run_step, smoke_test, variant_named
 from nas.runtimes.llama_cpp import source
@@ -32,7 +33,7 @@ from nas.runtimes.llama_cpp.builds import (
 )
 from nas.runtimes.llama_cpp.patches import apply_patches, patch_hashes
 from nas.runtimes.llama_cpp.writer import write_gguf
-from nas.runtimes.toolchain import Toolchain, find_toolchain, host_features, host_target
+from nas.runtimes.toolchain import Toolchain, find_build_tools, find_toolchain, host_features, host_target
 
 _WHAT = "llama.cpp"
 _TINY = Layout.parse("d256 v512 ffn=swiglu:512 [C3 A4/2]")
@@ -62,6 +63,8 @@ _FLAGS = (
 )
 _STATIC = ("libllama.a", "libggml.a", "libggml-cpu.a", "libggml-base.a")
 """In the order in which they need each other."""
+_TRIPLES = {"aarch64-linux": "aarch64-linux-musl", "x86_64-linux": "x86_64-linux-musl"}
+"""Targets of static builds -> zig's name."""
 _DISK_BYTES = 600 << 20
 
 
@@ -100,10 +103,8 @@ def build(
 def _details(target: str, patched: bool, variant: str | None, tools: bool, static: bool) -> BuildDetails:
     cross = target != host_target()
     static = static or cross
-    if static and target not in source.TRIPLES:
-        raise UnknownName(
-            "target to build for on this machine", target, dict.fromkeys((host_target(), *source.TRIPLES))
-        )
+    if static and target not in _TRIPLES:
+        raise UnknownName("target to build for on this machine", target, dict.fromkeys((host_target(), *_TRIPLES)))
     if static and tools:
         raise InvalidInput(f"llama-bench and llama-quantize are built for {host_target()} only, with shared libraries")
     if variant:
@@ -119,7 +120,7 @@ def _details(target: str, patched: bool, variant: str | None, tools: bool, stati
         variant=chosen.name,
         target=target,
         flags=library_flags(chosen, tools=tools, static=static),
-        compiler=source.ZIG_COMPILER if static else find_toolchain().version,
+        compiler=zig.COMPILER if static else find_toolchain().version,
         tools=tools,
         static=static,
         runner_flags=recorded_runner_flags(static=static),
@@ -151,8 +152,9 @@ def _make_shared(tree: Path, work: Path, product: Path, details: BuildDetails, l
 
 def _make_static(tree: Path, work: Path, product: Path, details: BuildDetails, log: Log) -> None:
     chosen = variant_named(details.variant, details.target, VARIANTS)
-    toolchain = source.zig_toolchain(chosen.target, chosen.name, chosen.mcpu, log)
-    extra = source.zig_cmake_flags(toolchain, details.target)
+    compiler = zig.zig_compiler(_TRIPLES[details.target], chosen.mcpu, log)
+    toolchain = Toolchain(compiler.cc, compiler.cxx, *find_build_tools(), compiler.version)
+    extra = zig.zig_cmake_flags(compiler, details.target)
     library = compile_library(tree, work / "cmake", details, toolchain, extra, log)
     compile_static_runner(tree, library, product, toolchain)
 

@@ -20,6 +20,9 @@ PACKAGES = (
 )
 TOOLS = ("apt-get", "chroot", "dpkg-deb", "ip", "mount", "ssh-keygen", "unshare")
 
+KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+"""Debian's keys, where the package debian-archive-keyring puts them, on Ubuntu, too."""
+
 ADBD = "usr/lib/android-sdk/platform-tools/adbd"
 NO_AUTH = re.compile(
     rb"\xbe\x01\0\0\0\xbf\x0d\0\0\0(?:\xe8.{4}){3}\x48\x8d\x05.{4}\xc6\x00(\x00)",
@@ -57,7 +60,8 @@ def _unpack(folder: Path) -> None:
     for name in ("state/lists/partial", "cache/archives/partial", "root/etc"):
         (folder / name).mkdir(parents=True)
     (folder / "status").touch()
-    (folder / "sources.list").write_text(f"deb {_mirror()} {RELEASE} main\n")
+    signed = f"[signed-by={KEYRING}] " if Path(KEYRING).exists() else ""
+    (folder / "sources.list").write_text(f"deb {signed}{_mirror()} {RELEASE} main\n")
     (folder / "apt.conf").write_text(
         f'Dir::State "{folder}/state"; Dir::State::status "{folder}/status"; Dir::Cache "{folder}/cache";'
         f'Dir::Etc::sourcelist "{folder}/sources.list"; Dir::Etc::sourceparts "/dev/null";'

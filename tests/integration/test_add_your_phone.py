@@ -24,6 +24,8 @@ from study_lab import LIMIT_S, NAS, until
 from nas.devices.transports.adb_device import AdbKey
 from nas.runtimes.llama_cpp.builds import Build
 
+pytestmark = pytest.mark.needs("devices")
+
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "tutorial/add-your-phone.md").read_text(encoding="utf-8")
 HERE, ELSEWHERE = PAGE.split("## The phone is attached to another computer")
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -16,6 +16,7 @@ from nas.runtimes.llama_cpp.builds import Build as LlamaBuild
 pytestmark = pytest.mark.timeout(900)  # blocks are lowered
 
 ROOT = Path(__file__).parents[2]
+DATABASES = [(), pytest.param(("--postgres",), marks=pytest.mark.needs("postgresql"))]
 
 
 def benchmark(name: str, *options: str) -> dict[str, Any]:
@@ -34,6 +35,7 @@ def test_attention_kernels_agree(executorch_build: Build, llama_build: LlamaBuil
         assert all(ratio["median"] > 0 for ratio in row["ratio"].values())
 
 
+@pytest.mark.exhaustive  # by default test_executorch_whole.py holds blocks against whole graphs, with trained weights
 def test_blocks_and_whole_graph_of_random_weights_are_the_same(executorch_build: Build) -> None:
     layout = "d64 v128 ffn=swiglu:64 [A2/1+none C3+none]"
     result = benchmark("executorch_blockwise", "--layout", layout, "--prompts", "32,160", "--repetitions", "1")
@@ -58,7 +60,7 @@ def test_experts_are_compared_with_dense_layers_of_as_many_active_weights(execut
     assert dense["executorch"]["over_dense"]["median"] == 1
 
 
-@pytest.mark.parametrize("database", [(), ("--postgres",)], ids=["sqlite", "postgresql"])
+@pytest.mark.parametrize("database", DATABASES, ids=["sqlite", "postgresql"])
 def test_no_job_is_lost_under_the_load_of_agents(database: tuple[str, ...]) -> None:
     """Agents that hold a job for longer than a heartbeat, and more of them than there are threads in the server."""
     load = ("--agents", "20", "--processes", "1", "--job-seconds", "6", "--jobs", "1", "--ramp", "1", "--seconds", "5")

@@ -23,6 +23,8 @@ from nas.devices.transports.base import Cancelled, NotTrusted, Transport
 from nas.devices.transports.shell import ShellTransport
 from nas.testing.transport_contract import TransportContract, device_hash, run
 
+pytestmark = pytest.mark.needs("devices")
+
 FOLDER = "data/local/tmp/hilnas"
 
 

@@ -18,6 +18,8 @@ from device_lab import Machine, adbd, sshd
 from nas.devices.transports.adb_device import AdbKey
 from nas.devices.transports.ssh import SshAddress, host_key, pin
 
+pytestmark = pytest.mark.needs("devices")
+
 GIGABYTE = 1_000_000_000
 LIMIT = 1 << 20
 MOST_MB = 64

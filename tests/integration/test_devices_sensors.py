@@ -17,6 +17,8 @@ from nas.devices.transports.shell import ShellTransport
 from nas.devices.transports.ssh import SshAddress, SshWire, host_key, pin
 from nas.testing.transport_contract import run
 
+pytestmark = pytest.mark.needs("devices")
+
 GETPROP = """#!/bin/sh
 cat <<'end'
 [ro.build.id]: [UQ1A.240205.004]

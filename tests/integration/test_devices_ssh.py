@@ -17,6 +17,8 @@ from nas.devices.transports.shell import ShellTransport
 from nas.devices.transports.ssh import SshAddress, SshWire, host_key, pin
 from nas.testing.transport_contract import TransportContract, run
 
+pytestmark = pytest.mark.needs("devices")
+
 FOLDER = "root/.cache/hilnas"
 FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
 

@@ -16,6 +16,7 @@ from nas.core.errors import CandidateFailed
 from nas.core.layout import Layout
 from nas.core.plan import RawRun
 from nas.runtimes.base import RandomWeights
+from nas.runtimes.builds import needed_glibc
 from nas.runtimes.executorch.build import build
 from nas.runtimes.executorch.builds import LIBRARIES, Build
 from nas.runtimes.executorch.runtime import EXECUTORCH
@@ -23,7 +24,8 @@ from nas.runtimes.toolchain import emulator_of
 from nas.testing.executorch_gate import gate
 from nas.testing.planted_faults import FAULTS, MOE_FAULTS, PLANTED, PLANTED_MOE, Fault
 
-pytestmark = pytest.mark.timeout(1800)  # the first test compiles, and blocks are lowered the first time
+# The first test compiles, and blocks are lowered the first time.
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.needs("arm64")]
 
 TARGET = "aarch64-linux"
 LAYOUTS = {
@@ -41,19 +43,21 @@ LAYOUTS = {
 
 @pytest.fixture(scope="module")
 def arm_build() -> Build:
-    assert emulator_of(TARGET) is not None, "no qemu-user here: apt-get install qemu-user-static"
     return build(TARGET, log=print)
 
 
-def test_runner_comes_with_all_but_the_c_library(arm_build: Build) -> None:
-    assert set(arm_build.runner.files) == {"runner", *LIBRARIES, "libstdc++.so.6", "libgcc_s.so.1"}
+def test_runner_needs_gnus_libraries_only_and_none_newer_than_its_own_libraries_do(arm_build: Build) -> None:
+    assert set(arm_build.runner.files) == {"runner", *LIBRARIES}
     loaded = set()
     for name in arm_build.runner.files:
         assert (arm_build.folder / name).read_bytes()[18] == 183, "EM_AARCH64"
         dynamic = subprocess.run(["readelf", "-d", arm_build.folder / name], check=True, capture_output=True, text=True)
         loaded |= {line.split("[")[1].rstrip("]") for line in dynamic.stdout.splitlines() if "(NEEDED)" in line}
     of_glibc = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "ld-linux-aarch64.so.1"}
-    assert loaded <= of_glibc | set(arm_build.runner.files)
+    of_gcc = {"libstdc++.so.6", "libgcc_s.so.1"}
+    assert loaded <= of_glibc | of_gcc | set(arm_build.runner.files)
+    needed = (needed_glibc((arm_build.folder / name,)) for name in LIBRARIES)
+    assert arm_build.glibc == max(filter(None, needed), key=lambda version: int(version.removeprefix("2.")))
 
 
 @pytest.mark.parametrize("kind", mostly_exhaustive(LAYOUTS, "all"))
@@ -83,7 +87,7 @@ def test_recipe_makes_the_same_file(arm_build: Build, tmp_path: Path) -> None:
     layout, made = Layout.parse(LAYOUTS["all"]), tmp_path / "made"
     EXECUTORCH.export(layout, "8da4w", RandomWeights(3), tmp_path / "file")
     EXECUTORCH.export(layout, "8da4w", RandomWeights(3), tmp_path / "recipe", recipe=True)
-    emulator = emulator_of(TARGET)
+    emulator = emulator_of(TARGET, arm_build.executable)
     assert emulator
     argv = [*emulator, str(arm_build.executable), "--recipe", str(tmp_path / "recipe"), "--output", str(made)]
     subprocess.run(argv, check=True, capture_output=True, timeout=120)
@@ -93,7 +97,7 @@ def test_recipe_makes_the_same_file(arm_build: Build, tmp_path: Path) -> None:
 def test_measured_run(arm_build: Build, tmp_path: Path) -> None:
     """As a device runs it: a float16 cache, written and read by arm64's conversions."""
     EXECUTORCH.export(Layout.parse(LAYOUTS["lfm2"]), "8da4w", RandomWeights(), tmp_path / "model")
-    emulator = emulator_of(TARGET)
+    emulator = emulator_of(TARGET, arm_build.executable)
     assert emulator
     argv = [*emulator, str(arm_build.executable), "--model", str(tmp_path / "model"), "--prompt", "40", "--gen", "3"]
     done = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=120)

@@ -17,10 +17,13 @@ from nas.testing.planted_faults import FAULTS, MOE_FAULTS, PLANTED, PLANTED_MOE,
 
 pytestmark = pytest.mark.timeout(900)  # blocks are lowered the first time
 
-RIGHT = (
-    PLANTED.format(),
+MORE_WIDTHS = (
     "d96 v300 untied ffn=swiglu:256 [C5 A6/2 C5 A6/3]",
     "d128 v512 ffn=swiglu:352 [A4/2:32(qk_norm=0)*4]",
+)
+RIGHT = (
+    PLANTED.format(),
+    *MORE_WIDTHS,
     "d160 v512 ffn=swiglu:352 [A8/4:20 W8/2@16:20(rope_theta=0) C3 ^0]",
     "d256 v512 ffn=swiglu:512 [W4/2@32 W4/1@32(sink=1)]",
     "d256 v512 ffn=swiglu:512 [M16 M16(groups=2)]",
@@ -30,7 +33,10 @@ RIGHT = (
 )
 
 
-@pytest.mark.parametrize("text", RIGHT)
+# Of unusual widths one by default; how constants are packed is in tests/unit/test_executorch_numbers.py.
+@pytest.mark.parametrize(
+    "text", [pytest.param(text, marks=[pytest.mark.exhaustive] if text in MORE_WIDTHS else []) for text in RIGHT]
+)
 def test_right_graphs_pass(executorch_build: Build, tmp_path: Path, text: str) -> None:
     report = gate(tmp_path, Layout.parse(text), executorch_build)
     assert report.passed, (report.error, report.limit)

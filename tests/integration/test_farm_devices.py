@@ -26,6 +26,8 @@ from nas.store.rows import JobState
 from nas.store.store import Store
 from nas.testing.tls_coordinator import TlsCoordinator
 
+pytestmark = pytest.mark.needs("devices")
+
 
 class Host:
     """Its attached devices, and its home."""

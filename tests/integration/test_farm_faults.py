@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.needs("devices")]
 
 CAMPAIGN = Path(__file__).parents[2] / "benchmarks" / "fault_campaign.py"
 LIMIT_S = 840.0

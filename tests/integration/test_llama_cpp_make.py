@@ -13,7 +13,7 @@ from nas.runtimes.base import RandomWeights
 from nas.runtimes.llama_cpp.build import build
 from nas.runtimes.llama_cpp.builds import Build
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.runtimes.toolchain import emulator_of
+from nas.runtimes.toolchain import EMULATION, emulator_of
 
 LAYOUTS = (
     "d256 v512 ffn=swiglu:512 [C3 A4/2 C3 A4/1]",
@@ -44,11 +44,13 @@ def test_the_same_bytes(llama_build: Build, tmp_path: Path, text: str, quantisat
     assert made.read_bytes() == (tmp_path / "file").read_bytes()
 
 
+@pytest.mark.needs("arm64")
 @pytest.mark.timeout(1800)  # compiles, where no cache has the build
 def test_the_same_bytes_on_arm64(tmp_path: Path) -> None:
     target, layout = "aarch64-linux", Layout.parse(LAYOUTS[2])
-    arm, emulator = build(target, log=print, patched=True), emulator_of(target)
-    assert emulator is not None, "no qemu-user here: apt-get install qemu-user-static"
+    arm = build(target, log=print, patched=True)
+    emulator = emulator_of(target, arm.executable)
+    assert emulator is not None, f"no emulator here: apt-get install {EMULATION}"
     for quantisation in LLAMA_CPP.quantisations:
         LLAMA_CPP.export(layout, quantisation, RandomWeights(3), tmp_path / "file")
         LLAMA_CPP.export(layout, quantisation, RandomWeights(3), tmp_path / "recipe", recipe=True)

@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.needs("devices")
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "push_throughput.py"
 
 

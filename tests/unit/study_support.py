@@ -224,6 +224,10 @@ class Bed:
         RUNTIMES.add("fake", self.runtime)
         self.jobs, self.compute = InlineJobs(self.store), InlineCompute(self.store)
 
+    def log(self, line: str) -> None:
+        """Keeps a line of the log among the events."""
+        self.told.append((None, line))
+
     def ledger(self, kind: type[Ledger] = Ledger, name: str = "study") -> Ledger:
         """The study's ledger under a new lease; the study is made if there is none."""
         space = self.space.model_dump(mode="json")
@@ -266,7 +270,7 @@ class Bed:
     def orchestrator(self, ledger: Ledger, trials: int) -> Orchestrator:
         """To be made inside a running event loop."""
         proposals = ProposalDriver(self.space, support_filter(self.space), self.folder / "lock")
-        return Orchestrator(self.work(ledger), ledger, proposals, trials, lambda snapshot: None)
+        return Orchestrator(self.work(ledger), ledger, proposals, trials, lambda snapshot: None, self.log)
 
     def run(self, trials: int = 5, kind: type[Ledger] = Ledger, seconds: float = 200.0) -> StudyState:
         """Runs the study to its end."""

@@ -45,18 +45,22 @@ def test_other_text_is_refused_and_nothing_written(tmp_path: Path) -> None:
     assert (tree / "src" / "x.c").read_text() == other
 
 
-def test_a_repository_around_the_tree_does_not_hide_its_files(tmp_path: Path) -> None:
-    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True, timeout=30)
-    patch, tree = made_by_diff(OLD, OLD + "more\n", tmp_path), tree_with(OLD, tmp_path)
+def test_lines_that_moved_are_found(tmp_path: Path) -> None:
+    """A patch of another distribution does not know what ours inserted before its own lines."""
+    patch = made_by_diff(OLD, OLD.replace("line 3\n", "new\n").replace("line 25\n", ""), tmp_path)
+    before = "".join(f"more {n}\n" for n in range(7))
+    tree = tree_with(before + OLD, tmp_path)
     apply_diff(patch, tree)
-    assert (tree / "src" / "x.c").read_text() == OLD + "more\n"
+    assert (tree / "src" / "x.c").read_text() == before + OLD.replace("line 3\n", "new\n").replace("line 25\n", "")
 
 
-def test_without_git_the_remedy_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    patch, tree = made_by_diff(OLD, OLD + "more\n", tmp_path), tree_with(OLD, tmp_path)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(InfrastructureFailed, match="install the package git"):
-        apply_diff(patch, tree)
+@pytest.mark.parametrize(
+    ("old", "new"), [("a\nb", "a\nb\n"), ("a\nb\n", "a\nb"), ("a\nb", "a\nc"), ("a\r\n\fb\n", "a\r\n\fc")]
+)
+def test_ends_of_lines_are_kept(tmp_path: Path, old: str, new: str) -> None:
+    patch, tree = made_by_diff(old, new, tmp_path), tree_with(old, tmp_path)
+    apply_diff(patch, tree)
+    assert (tree / "src" / "x.c").read_bytes() == new.encode()
 
 
 def test_missing_file_is_told(tmp_path: Path) -> None:
@@ -70,6 +74,13 @@ def test_new_file(tmp_path: Path) -> None:
     (tmp_path / "new.patch").write_text("--- /dev/null\n+++ b/y.c\n@@ -0,0 +1,2 @@\n+one\n+two\n")
     apply_diff(tmp_path / "new.patch", tmp_path)
     assert (tmp_path / "y.c").read_text() == "one\ntwo\n"
+
+
+def test_removed_file(tmp_path: Path) -> None:
+    tree = tree_with("one\n", tmp_path)
+    (tmp_path / "x.patch").write_text("--- a/src/x.c\n+++ /dev/null\n@@ -1 +0,0 @@\n-one\n")
+    apply_diff(tmp_path / "x.patch", tree)
+    assert not (tree / "src" / "x.c").exists()
 
 
 def test_patches_are_packaged_and_named() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -80,6 +81,15 @@ def test_a_study_ends_with_a_front(bed: Bed) -> None:
     assert bed.run(TRIALS) is StudyState.COMPLETE
     check(bed)
     assert study_report(bed.store, "study")["front"]
+
+
+def test_the_published_reference_is_measured_and_told_before_anything_is_trained(bed: Bed) -> None:
+    bed.run(TRIALS)
+    lines = [line for trial, line in bed.told if trial is None and "reference, " in line]
+    assert any(line.startswith("attention reference, ") for line in lines)
+    first = next(line for line in lines if line.startswith("published reference, "))
+    assert re.search(r" on local \(fake\): ttft [\d.]+ ms, decode_p50 [\d.]+ ms, peak_rss [\d.]+ MB$", first)
+    assert bed.told.index((None, first)) < [what for _, what in bed.told].index("training")
 
 
 def test_running_a_finished_study_again_changes_nothing(bed: Bed) -> None:

@@ -10,14 +10,17 @@ Patches of other distributions' blocks (`nas.runtimes.llama_cpp.kinds`) follow.
 from __future__ import annotations
 
 import hashlib
-import shutil
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from nas.core.errors import InfrastructureFailed
 from nas.runtimes.llama_cpp.kinds import KINDS
-from nas.runtimes.toolchain import build_environment, stream
 
-_PATCH_S = 60.0
+_HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+\d+(?:,(\d+))? @@")
+_LINE = re.compile(r"[^\n]*\n|[^\n]+")
+_NOTHING = "/dev/null"
 
 
 def patch_files() -> list[Path]:
@@ -35,7 +38,7 @@ def apply_patches(tree: Path) -> None:
     """Applies all of them to an unpacked source tree.
 
     Raises:
-        InfrastructureFailed: `git` is missing, or the tree is not the source that a patch was made for.
+        InfrastructureFailed: the tree is not the source that a patch was made for.
     """
     for path in patch_files():
         apply_diff(path, tree)
@@ -46,17 +49,99 @@ def apply_diff(patch: Path, tree: Path) -> None:
 
     Args:
         patch: a diff whose names start with one folder, as `git diff` writes them ("a/src/x.cpp", "b/src/x.cpp").
-        tree: the folder that is meant by it; every line of context must be there.
+        tree: the folder that is meant by it; every line of context must be there, though not at the same number.
 
     Raises:
-        InfrastructureFailed: `git` is missing, or a hunk does not fit.
+        InfrastructureFailed: a hunk does not fit.
     """
-    git = shutil.which("git")
-    if git is None:
-        raise InfrastructureFailed("no git on this machine to patch llama.cpp with: install the package git")
-    # A repository around the tree would make git skip files outside of its index.
-    environment = build_environment() | {"GIT_CEILING_DIRECTORIES": str(tree.resolve().parent)}
-    argv = [git, "apply", "--whitespace=nowarn", str(patch.resolve())]
-    code, tail = stream(argv, deadline_s=_PATCH_S, env=environment, cwd=tree)
-    if code != 0:
-        raise InfrastructureFailed(f"{patch.name} does not fit the source:\n{tail}")
+    contents: dict[str, str | None] = {}
+    for change in _changes(_LINE.findall(patch.read_bytes().decode())):
+        try:
+            old = [] if change.old == _NOTHING else _LINE.findall((tree / change.old).read_bytes().decode())
+            new = "".join(change.applied(old))
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise InfrastructureFailed(f"{patch.name} does not fit the source: {change.old}: {why}") from error
+        removed = change.new == _NOTHING
+        contents[change.old if removed else change.new] = None if removed else new
+    for name, content in contents.items():
+        if content is None:
+            (tree / name).unlink()
+        else:
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            (tree / name).write_bytes(content.encode())
+
+
+@dataclass(slots=True)
+class _Hunk:
+    """Lines `before` from number `at` on, which `after` replaces."""
+
+    at: int
+    before: list[str] = field(default_factory=list)
+    after: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Change:
+    """What a diff says about one file."""
+
+    old: str
+    new: str
+    hunks: list[_Hunk] = field(default_factory=list)
+
+    def applied(self, lines: list[str]) -> list[str]:
+        """Returns the new content of a file.
+
+        Raises:
+            ValueError: a hunk does not fit.
+        """
+        lines, done, shift = list(lines), 0, 0
+        for hunk in self.hunks:
+            size, wanted = len(hunk.before), max(hunk.at - 1, 0) + shift
+            fitting = [at for at in range(done, len(lines) - size + 1) if lines[at : at + size] == hunk.before]
+            if not fitting:
+                raise ValueError(f"no such lines as from {hunk.at} on")
+            at = min(fitting, key=lambda at: abs(at - wanted))
+            lines[at : at + size] = hunk.after
+            done, shift = at + len(hunk.after), shift + at - wanted + len(hunk.after) - size
+        return lines
+
+
+def _changes(lines: list[str]) -> Iterator[_Change]:
+    """Yields the changes of a unified diff; lines between them ("diff --git", "index") mean nothing."""
+    change, at = None, 0
+    while at < len(lines):
+        if lines[at].startswith("--- "):
+            if change:
+                yield change
+            change, at = _Change(_name(lines[at]), _name(lines[at + 1])), at + 2
+        elif change and (match := _HUNK.match(lines[at])):
+            hunk = _Hunk(int(match[1]))
+            change.hunks.append(hunk)
+            at = _read(hunk, lines, at + 1, int(match[2] or 1), int(match[3] or 1))
+        else:
+            at += 1
+    if change:
+        yield change
+
+
+def _read(hunk: _Hunk, lines: list[str], at: int, before: int, after: int) -> int:
+    """Reads a hunk of so many lines; returns the number of the first line behind it."""
+    sides: list[list[str]] = []
+    while at < len(lines) and (len(hunk.before) < before or len(hunk.after) < after or lines[at].startswith("\\")):
+        sign, rest = lines[at][0], lines[at][1:]
+        if sign == "\\":  # "\ No newline at end of file"
+            for side in sides:
+                side[-1] = side[-1].removesuffix("\n")
+        else:
+            sides = [hunk.before] * (sign != "+") + [hunk.after] * (sign != "-")
+            for side in sides:
+                side.append(rest)
+        at += 1
+    return at
+
+
+def _name(line: str) -> str:
+    """Returns the file that a line such as "--- a/src/x.cpp" names."""
+    name = line[4:].split("\t")[0].strip()
+    return name if name == _NOTHING else name.partition("/")[2]
