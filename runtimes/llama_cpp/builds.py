@@ -7,9 +7,12 @@ product.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+
+from pydantic import Field
 
 from nas.core.errors import InfrastructureFailed, Unsupported
 from nas.runtimes import builds
@@ -22,7 +25,10 @@ NAME = "llama.cpp"
 RUNNER_SOURCE = Path(__file__).with_name("runner.c")
 LIBRARIES = ("libllama.so", "libggml.so", "libggml-base.so", "libggml-cpu.so")
 """Libraries that a runner loads from its own folder; a static one, for other machines, loads nothing."""
-TOOLS = ("llama-bench", "llama-quantize")
+TOOLS = ("llama-bench", "llama-completion", "llama-quantize")
+"""llama.cpp's own programs. Its `llama-cli` has become a client of the server, `llama-completion` is what that was."""
+TOOLS_SOURCE = Path(__file__).with_name("tools")
+"""The folder of their CMakeLists.txt."""
 
 _X86_OPTIONS = (
     "SSE42", "AVX", "AVX2", "AVX_VNNI", "FMA", "F16C", "BMI2", "AVX512", "AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16",
@@ -90,7 +96,10 @@ VARIANTS: tuple[Variant, ...] = (
 
 
 class BuildDetails(builds.BuildDetails):
-    """The inputs of a build; its canonical hash is the build id."""
+    """The inputs of a build; its canonical hash is the build id.
+
+    A build with tools is one without, and the tools linked to its libraries.
+    """
 
     sdist: str
     patches: tuple[str, ...] = ()
@@ -98,6 +107,7 @@ class BuildDetails(builds.BuildDetails):
     flags: tuple[str, ...]
     compiler: str
     tools: bool
+    tools_cmake: str | None = Field(None, exclude_if=lambda value: value is None)
     static: bool = False
 
     @property
@@ -134,8 +144,14 @@ class BuildDetails(builds.BuildDetails):
 Build = builds.Build[BuildDetails]
 
 
+def tools_hash() -> str:
+    """Returns the SHA-256 of what the tools are built by."""
+    return hashlib.sha256((TOOLS_SOURCE / "CMakeLists.txt").read_bytes()).hexdigest()
+
+
 def _is_known(details: BuildDetails) -> bool:
-    return details.sdist == source.SHA256 and details.patches in ((), patch_hashes())
+    tools = tools_hash() if details.tools else None
+    return (details.sdist, details.tools_cmake) == (source.SHA256, tools) and details.patches in ((), patch_hashes())
 
 
 BUILDS = BuildStore(NAME, "llama.cpp build", NAME, BuildDetails, VARIANTS, (RUNNER_SOURCE,), _is_known)
@@ -171,7 +187,7 @@ def find_build(
         features: CPU features by the kernel's names; `None`: this machine's, for use here, of which static builds are
             none; or for another ABI those of its `baseline`.
         patched: whether it carries our patches; `None`: either.
-        tools: whether it must have llama-bench and llama-quantize.
+        tools: whether it must have `TOOLS`.
         libc: the machine's C library, as `Device.libc`; `None`: unknown.
 
     Raises:

@@ -8,7 +8,15 @@ import pytest
 
 from nas.core.errors import InfrastructureFailed
 from nas.runtimes.llama_cpp import source
-from nas.runtimes.llama_cpp.builds import BUILDS, LIBRARIES, VARIANTS, BuildDetails, build_command, find_build
+from nas.runtimes.llama_cpp.builds import (
+    BUILDS,
+    LIBRARIES,
+    VARIANTS,
+    BuildDetails,
+    build_command,
+    find_build,
+    tools_hash,
+)
 from nas.runtimes.llama_cpp.patches import patch_hashes
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.runtimes.toolchain import host_target
@@ -59,7 +67,10 @@ def test_tools_and_patches_are_asked_for() -> None:
         find_build("x86_64-linux", AVX2, tools=True)
     with pytest.raises(InfrastructureFailed, match="patched"):
         find_build("x86_64-linux", AVX2, patched=True)
-    put_build("tools", "avx2", tools=True)
+    put_build("other tools", "avx2", tools=True)
+    with pytest.raises(InfrastructureFailed):
+        find_build("x86_64-linux", AVX2, tools=True)
+    put_build("tools", "avx2", tools=True, tools_cmake=tools_hash())
     assert find_build("x86_64-linux", AVX2, tools=True).runner.build == "tools"
 
 
