@@ -218,6 +218,7 @@ class ReleaseRequest:
         context: tokens that the files are meant for.
         vocabulary: makes the tokenizer, for files that hold one.
         checkpoint: opens the weights as a checkpoint file, for tools that read one.
+        license: identifier of the licence, for files that hold one; None: left open.
     """
 
     folder: Path
@@ -227,6 +228,7 @@ class ReleaseRequest:
     context: int
     vocabulary: Callable[[], Vocabulary]
     checkpoint: Callable[[], AbstractContextManager[Checkpoint]]
+    license: str | None = None
 
 
 @dataclass(frozen=True)
@@ -414,6 +416,18 @@ class Runtime(Protocol):
 
     def release(self, request: ReleaseRequest) -> Release:
         """Returns the files of a released model, to be written later."""
+
+
+@runtime_checkable
+class FileInspector(Protocol):
+    """A runtime that knows from a model file which of its builds loads it."""
+
+    def needs_patched(self, model: Path) -> bool:
+        """Returns whether only the patched build loads `model`.
+
+        Raises:
+            InvalidInput: it is no model file of this runtime.
+        """
 
 
 @runtime_checkable

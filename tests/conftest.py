@@ -98,6 +98,14 @@ def patched_build() -> Build:
 
 
 @pytest.fixture(scope="session")
+def tools_build() -> Build:
+    """The stock build with llama.cpp's own programs: compiled once (some minutes), then found in the user's cache."""
+    from nas.runtimes.llama_cpp.build import build
+
+    return build(log=print, tools=True)
+
+
+@pytest.fixture(scope="session")
 def executorch_build() -> ExecuTorchBuild:
     """The ExecuTorch runner for this machine: compiled once (half a minute), then found in the user's cache."""
     from nas.runtimes.executorch.build import build

@@ -44,7 +44,7 @@ def command(
     Layouts are exported with random weights. Earlier results are not reused.
     """
     options = BenchOptions(
-        subject=Path(subject) if Path(subject).is_file() else read_layout(subject),
+        subject=Path(subject) if Path(subject).is_file() else read_layout(subject, "published layout or file"),
         runtime=runtime,
         quantisation=quantisation,
         device=device,

@@ -61,14 +61,15 @@ def export(
     else:
         raise Unsupported(f"files of {runtime} can be used in apps without it", where="--whole")
     if json:
-        print_json({"file": str(output), "layout": model.format(), **artifact.model_dump(mode="json")})
+        counts = {"parameters": model.params.total, "active_parameters": model.params.active}
+        print_json({"file": str(output), "layout": model.format(), **counts, **artifact.model_dump(mode="json")})
         return
     print_fields(
         (
             ("file", output),
             ("size", f"{artifact.size / 1e6:.1f} MB"),
             *_recipe(artifact),
-            ("weights", show_count(model.params.total)),
+            ("weights", f"{model.params.total:,} ({show_count(model.params.total)})"),
             ("layout", model),
             ("architecture", artifact.arch + (" (patched build)" if artifact.patched else "")),
             ("quantisation", artifact.quantisation),

@@ -77,6 +77,9 @@ def build(
     pte_context: Annotated[
         int, typer.Option("--pte-context", min=16, help="Context length of the ExecuTorch program.")
     ] = 2048,
+    license: Annotated[
+        str | None, typer.Option("--license", help="License of the model files, such as apache-2.0.")
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random weights.")] = 0,
     db: DatabaseOption = None,
     json: JsonFlag = False,
@@ -105,7 +108,7 @@ def build(
         accept_noise=accept_noise,
         seed=seed,
         db=db,
-        files=_writer(tokenizer, context, pte_context if pte else None) if files else None,
+        files=_writer(tokenizer, context, pte_context if pte else None, license) if files else None,
     )
     if sys.stdin.isatty() and not (yes or json):
         _show_plan(options)
@@ -178,6 +181,10 @@ def train(
             "--pte-context", min=16, help="Context length of the ExecuTorch program.", show_default="as before, or 2048"
         ),
     ] = None,
+    license: Annotated[
+        str | None,
+        typer.Option("--license", help="License of the model files, such as apache-2.0.", show_default="as before"),
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Pre-train a family member on your own text and write its model files with the trained weights.
@@ -203,7 +210,7 @@ def train(
         start=start,
         start_layout=None if start_layout is None else Layout.parse(start_layout),
         workers=workers,
-        files=kept_options(files_of(folder), context, pte, pte_context),
+        files=kept_options(files_of(folder), context, pte, pte_context, license),
     )
     record = train_member(name, size, request, say)
     if json:
@@ -320,12 +327,14 @@ def show(
     _print_comparisons(view)
 
 
-def _writer(tokenizer: Path | None, context: int, pte_context: int | None) -> FilesWriter:
+def _writer(tokenizer: Path | None, context: int, pte_context: int | None, license: str | None) -> FilesWriter:
     """Returns the writer of model files; imports torch, which a build without files does not need."""
     from nas.release.files import MemberFilesWriter
     from nas.release.options import FileOptions
 
-    return MemberFilesWriter(FileOptions(tokenizer=tokenizer, context=context, pte_context=pte_context))
+    return MemberFilesWriter(
+        FileOptions(tokenizer=tokenizer, context=context, pte_context=pte_context, license=license)
+    )
 
 
 def _show_plan(options: BuildOptions) -> None:

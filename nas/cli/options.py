@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nas.core.errors import UnknownName
 from nas.core.layout import Layout
 from nas.core.logs import without_passwords
 from nas.core.published import LFM2
@@ -21,6 +23,8 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 
 _DATABASE_VARIABLE = "NAS_DB"
+_NAME = re.compile(r"[\w./-]+")
+"""No layout: those have brackets."""
 
 LayoutArgument = Annotated[
     str, typer.Argument(metavar="LAYOUT", help="Layout string, published name such as LFM2-350M, or '-' for stdin.")
@@ -41,14 +45,21 @@ DatabaseOption = Annotated[
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation prompt.")]
 
 
-def read_layout(text: str) -> Layout:
+def read_layout(text: str, what: str = "published layout") -> Layout:
     """Parses a layout argument: a published name, a layout string, or '-' for the first line of stdin.
+
+    Args:
+        text: the argument.
+        what: other than a layout string the argument can be, for the message.
 
     Raises:
         InvalidInput: `text` is neither a published name nor a layout.
     """
     if text == "-":
         text = typer.get_text_stream("stdin").readline()
+    text = text.strip()
+    if text not in LFM2 and _NAME.fullmatch(text):
+        raise UnknownName(what, text, LFM2)
     return Layout.parse(LFM2.get(text, text))
 
 

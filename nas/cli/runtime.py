@@ -66,7 +66,8 @@ def build_runtime(
         str | None, typer.Option(help="Instruction set. Default: the best that the target supports.")
     ] = None,
     tools: Annotated[
-        bool, typer.Option("--tools", help="Also build the benchmark and quantisation tools of the runtime.")
+        bool,
+        typer.Option("--tools", help="Also build the runtime's own programs to generate text, benchmark and quantise."),
     ] = False,
     static: Annotated[
         bool, typer.Option("--static", help="Link statically, for machines with older system libraries.")

@@ -147,6 +147,9 @@ class MemberFiles(Record):
     files: tuple[MemberFile, ...]
     context: int | None = Field(None, description="tokens that the model is meant for; None: not on record")
     pte_context: int | None = Field(None, description="tokens of a text in the .pte that was asked for; None: none was")
+    license: str | None = Field(
+        None, exclude_if=lambda license: license is None, description="identifier of the licence; None: left open"
+    )
 
 
 class MemberTraining(Record):

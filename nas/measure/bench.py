@@ -22,7 +22,7 @@ from nas.measure.calibration import DEPLOY_SEED, Calibrator, MeasurementTarget, 
 from nas.measure.reference import export_to_store
 from nas.measure.rounds import Subject, measure
 from nas.runtimes import RUNTIMES
-from nas.runtimes.base import Artifact, RandomWeights, Runtime
+from nas.runtimes.base import Artifact, FileInspector, RandomWeights, Runtime
 from nas.store import artifacts
 from nas.store.store import Store
 
@@ -99,8 +99,16 @@ async def _bench(options: BenchOptions, spec: RuntimeSpace, farm: Farm, log: Log
 def _runtime_space(options: BenchOptions) -> RuntimeSpace:
     runtime = RUNTIMES[options.runtime]
     quantisation = options.quantisation or runtime.quantisations[0]
-    patched = isinstance(options.subject, Layout) and runtime.supports(options.subject).verdict == "patched"
+    patched = _needs_patched(runtime, options.subject)
     return RuntimeSpace(name=options.runtime, quantisation=quantisation, build="any" if patched else "stock")
+
+
+def _needs_patched(runtime: Runtime, subject: Layout | Path) -> bool:
+    if isinstance(subject, Layout):
+        return runtime.supports(subject).verdict == "patched"
+    if not subject.is_file():
+        raise InvalidInput(f"{subject} is neither a layout nor a file")
+    return isinstance(runtime, FileInspector) and runtime.needs_patched(subject)
 
 
 def _require_support(runtime: Runtime, layout: Layout) -> None:
@@ -116,12 +124,10 @@ def _artifact(options: BenchOptions, spec: RuntimeSpace, runtime: Runtime, store
 
 
 def _from_file(path: Path, spec: RuntimeSpace, store: Store) -> Artifact:
-    if not path.is_file():
-        raise InvalidInput(f"{path} is neither a layout nor a file")
     stored = artifacts.put_file(store, path)
     return Artifact(
         sha256=stored.sha256, size=stored.size, runtime=spec.name, quantisation=spec.quantisation, layout_id="",
-        arch="", weights=f"file:{path.name}",
+        arch="", patched=spec.build == "any", weights=f"file:{path.name}",
     )  # fmt: skip
 
 

@@ -235,12 +235,16 @@ def _conv_config(conv: Block | None) -> dict[str, Any]:
 
 
 def _attention_config(attention: Block, d_model: int) -> dict[str, Any]:
-    """Returns heads, head size and RoPE; the head size is left out where heads times it make up `d_model`."""
-    heads, head_dim = attention.int("heads"), attention.int("head_dim")
+    """Returns heads, head size and RoPE; the head size is left out where heads times it make up `d_model`.
+
+    RoPE's base has two keys: transformers 5 reads `rope_parameters`, transformers 4 only `rope_theta`.
+    """
+    heads, head_dim, theta = attention.int("heads"), attention.int("head_dim"), attention.get("rope_theta")
     return {
         "num_attention_heads": heads,
         "num_key_value_heads": attention.int("kv_heads"),
-        "rope_parameters": {"rope_type": "default", "rope_theta": attention.get("rope_theta")},
+        "rope_theta": theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": theta},
         **({} if heads * head_dim == d_model else {"head_dim": head_dim}),
     }
 

@@ -53,7 +53,7 @@ from nas.runtimes.checkpoint_file import StateDict
 Log = Callable[[str], None]
 
 PARTIAL = "files.partial.json"
-FILES_VERSION = 1
+FILES_VERSION = 2
 """Increase it with every change to this package that changes the bytes of a file."""
 
 _LOCK_S = 4 * 3600.0
@@ -240,6 +240,7 @@ def _of_runtime(member: _Member, name: str) -> tuple[str, tuple[ReleasePart, ...
         context=context,
         vocabulary=member.tokenizer.vocabulary,
         checkpoint=lambda: checkpoint_of(member.layout, member.weights, member.dtype, scratch),
+        license=member.options.license,
     )
     released = RUNTIMES[name].release(request)
     return released.loads, released.parts
@@ -257,6 +258,7 @@ def _written(member: _Member, log: Log) -> MemberFiles:
         files=(),
         context=member.options.context,
         pte_context=member.options.pte_context,
+        license=member.options.license,
     )
     parts = [(loader, part) for loader, (_, own) in plan.items() for part in own]
     record = _with_card(member, _with_parts(member, parts, record, ledger, log), ledger)

@@ -11,9 +11,19 @@ from nas.core.family import Figure, Measured, MemberFile, MemberFiles
 from nas.core.layout import Layout
 from nas.core.units import show_count
 from nas.release.options import FileOptions
+from nas.runtimes.llama_cpp.source import COMMIT
 from nas.runtimes.writing import hashed, replacing
 
 NAME = "README.md"
+_LEAST_TRANSFORMERS = {"Lfm2MoeForCausalLM": "5.0"}
+"""Class -> first release of transformers that has it, where it is newer than `_TRANSFORMERS`."""
+_TRANSFORMERS = "4.57"
+"""The oldest release that our files are tested with."""
+_LEAST_LLAMA_CPP = {"lfm2moe": "b6709"}
+"""Architecture -> first release of llama.cpp that has it, where it is newer than `_LLAMA_CPP`."""
+_LLAMA_CPP = "b6000"
+"""A release that has the architectures and the pre-tokenizer of the files. Windows and separate output tables came to
+them later: with those, the card names the commit that the files are tested with."""
 _UNITS = {
     "prefill_tps": "prefill, tokens/s",
     "decode_tps": "decode, tokens/s",
@@ -37,7 +47,7 @@ def write_card(folder: Path, text: str) -> MemberFile:
 def card(name: str, layout: Layout, files: MemberFiles, options: FileOptions) -> str:
     """Returns the card's text, in Markdown; it states measured figures only."""
     sections = (
-        _head(files),
+        _head(options.license),
         f"# {name}\n\n" + _what(layout, files),
         "## Measured\n\n" + _measured(options.measured),
         *(
@@ -45,15 +55,15 @@ def card(name: str, layout: Layout, files: MemberFiles, options: FileOptions) ->
             * bool(options.budgets)
         ),
         "## Provenance\n\n" + _table(("", ""), _provenance(files, options)),
-        "## Use\n\n" + "\n\n".join(_use(files)),
+        "## Use\n\n" + "\n\n".join(_use(layout, files)),
         "## Files\n\n" + _table(("file", "bytes", "SHA-256"), _listed(files.files)),
     )
     return "\n\n".join(sections) + "\n"
 
 
-def _head(files: MemberFiles) -> str:
-    lines = ["---", "license: # yours to choose", "library_name: transformers", "pipeline_tag: text-generation"]
-    return "\n".join((*lines, "tags: [hilnas]", "---"))
+def _head(license: str | None) -> str:
+    lines = [f"license: {license or '# yours to choose'}", "library_name: transformers"]
+    return "\n".join(("---", *lines, "pipeline_tag: text-generation", "tags: [hilnas]", "---"))
 
 
 def _what(layout: Layout, files: MemberFiles) -> str:
@@ -101,22 +111,33 @@ def _provenance(files: MemberFiles, options: FileOptions) -> Iterator[tuple[str,
     yield "weights", f"`{files.weights}`"
 
 
-def _use(files: MemberFiles) -> Iterator[str]:
+def _use(layout: Layout, files: MemberFiles) -> Iterator[str]:
     if any(file.kind == "transformers" for file in files.files):
         remote = ", trust_remote_code=True" if "trust_remote_code" in files.loads["transformers"] else ""
+        least = _LEAST_TRANSFORMERS.get(files.loads["transformers"], _TRANSFORMERS)
         yield (
-            "transformers:\n\n```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+            f"transformers {least} or newer:\n\n```python\n"
+            "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
             f'model = AutoModelForCausalLM.from_pretrained("transformers"{remote})\n'
             f'tokenizer = AutoTokenizer.from_pretrained("transformers"{remote})\n```'
         )
-    if gguf := next((file for file in files.files if file.kind == "gguf"), None):
-        patched = " with the patches of hilnas" if "patched" in files.loads["llama.cpp"] else ""
-        yield f"llama.cpp{patched}:\n\n```sh\nllama-cli -m {gguf.path}\n```"
+    if ggufs := [file for file in files.files if file.kind == "gguf"]:
+        gguf = next((file for file in ggufs if file.quantisation == "q4_0"), ggufs[0])
+        yield f"{_llama_cpp(layout, files.loads['llama.cpp'])}:\n\n```sh\nllama-cli -m {gguf.path}\n```"
     if pte := next((file for file in files.files if file.kind == "pte"), None):
         yield (
             "ExecuTorch:\n\n```python\nfrom executorch.runtime import Runtime\n\n"
             f'forward = Runtime.get().load_program("{pte.path}").load_method("forward")\n```'
         )
+
+
+def _llama_cpp(layout: Layout, loads: str) -> str:
+    """Returns the versions of llama.cpp that load a member's files."""
+    if "patched" in loads:
+        return "llama.cpp with the patches of hilnas (`nas runtime build llama.cpp --patched`)"
+    windows = any(mixer.kind == "swa" for layer in layout.layers for mixer in layer.mixers)
+    plain = layout.tied and not windows
+    return f"llama.cpp {_LEAST_LLAMA_CPP.get(loads, _LLAMA_CPP) if plain else f'of commit {COMMIT}'} or newer"
 
 
 def _listed(files: Sequence[MemberFile]) -> Iterator[tuple[str, str, str]]:

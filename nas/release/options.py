@@ -17,6 +17,7 @@ QUANTISATIONS = ("q4_0", "f16", "q8_0", "q4_k_m", "f32")
 DEFAULT_CONTEXT, DEFAULT_PTE_CONTEXT = 32768, 2048
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_LICENSE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]{0,99}")
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class FileOptions:
         pte_context: maximum tokens of a text in the .pte; None: no .pte.
         context: tokens that the model is meant for.
         shard_bytes: maximum size of a safetensors file; the default is transformers' own.
+        license: identifier of the licence, such as "apache-2.0"; None: left open.
         measured: content of the card's table.
         budgets: limits of the search, such as "peak RSS at 4K" -> "700 MB".
         provenance: origin of the model: family, study, seed, versions.
@@ -45,6 +47,7 @@ class FileOptions:
     pte_context: int | None = None
     context: int = DEFAULT_CONTEXT
     shard_bytes: int = 50 * 10**9
+    license: str | None = None
     measured: tuple[Measured, ...] = ()
     budgets: Mapping[str, str] = field(default_factory=dict)
     provenance: Mapping[str, str] = field(default_factory=dict)
@@ -58,6 +61,8 @@ class FileOptions:
         name = self.name or folder.name
         if not _NAME.fullmatch(name):
             raise InvalidInput(f"{name!r} cannot name files: letters, digits and . _ - only")
+        if self.license is not None and not _LICENSE.fullmatch(self.license):
+            raise InvalidInput(f"{self.license!r} is no identifier of a licence, such as apache-2.0", where="--license")
         for quantisation in self.gguf:
             if quantisation not in QUANTISATIONS:
                 raise UnknownName("quantisation of GGUF files", quantisation, QUANTISATIONS)
@@ -92,7 +97,11 @@ class FileOptions:
 
 
 def kept_options(
-    before: MemberFiles | None, context: int | None, pte: bool | None, pte_context: int | None
+    before: MemberFiles | None,
+    context: int | None,
+    pte: bool | None,
+    pte_context: int | None,
+    license: str | None = None,
 ) -> FileOptions:
     """Returns the options for rewriting a member's files; None keeps the earlier value.
 
@@ -101,6 +110,7 @@ def kept_options(
         context: tokens that the model is meant for.
         pte: whether to write a .pte.
         pte_context: maximum tokens of a text in the .pte.
+        license: identifier of the licence.
     """
     known = before.context if before else None
     known_pte = before.pte_context if before else None
@@ -108,4 +118,5 @@ def kept_options(
     return FileOptions(
         context=context or known or DEFAULT_CONTEXT,
         pte_context=(pte_context or known_pte or DEFAULT_PTE_CONTEXT) if wanted else None,
+        license=license or (before.license if before else None),
     )

@@ -24,12 +24,14 @@ from nas.runtimes.llama_cpp.builds import (
     RUNNER_FLAGS,
     RUNNER_SOURCE,
     TOOLS,
+    TOOLS_SOURCE,
     VARIANTS,
     Build,
     BuildDetails,
     Variant,
     best_variant,
     recorded_runner_flags,
+    tools_hash,
 )
 from nas.runtimes.llama_cpp.patches import apply_patches, patch_hashes
 from nas.runtimes.llama_cpp.writer import write_gguf
@@ -59,7 +61,7 @@ _FLAGS = (
     f"-DLLAMA_BUILD_COMMIT={source.COMMIT}",
     "-DLLAMA_OPENSSL=OFF",
     "-DLLAMA_USE_PREBUILT_UI=OFF",
-    *(f"-DLLAMA_BUILD_{part}=OFF" for part in ("TESTS", "EXAMPLES", "SERVER", "APP", "UI", "MTMD")),
+    *(f"-DLLAMA_BUILD_{part}=OFF" for part in ("TESTS", "EXAMPLES", "SERVER", "APP", "UI", "MTMD", "COMMON", "TOOLS")),
 )
 _STATIC = ("libllama.a", "libggml.a", "libggml-cpu.a", "libggml-base.a")
 """In the order in which they need each other."""
@@ -84,7 +86,7 @@ def build(
         log: gets progress, a line at a time.
         patched: with our patches, for layouts that no stock architecture holds.
         variant: instruction set to build for; `None`: the best of this machine, of another one the best in the table.
-        tools: also build llama-bench and llama-quantize; for this machine only.
+        tools: also build llama.cpp's own programs; for this machine only.
         static: also for this machine's ABI one file that needs nothing, for devices with an older C library or none of
             GNU's.
 
@@ -93,11 +95,16 @@ def build(
         InvalidInput: unknown target or variant, no instruction set in the table fits, or tools for another machine.
     """
     details = _details(host_target() if target == "host" else target, patched, variant, tools, static)
-    build_id = content_hash(details.model_dump(mode="json"))
-    final = BUILDS.folder / build_id
-    build_once(final, _WHAT, _DISK_BYTES, lambda work: _make(work, details, build_id, log), log)
+    if tools:
+        build(target, log=log, patched=patched, variant=variant)
+    final = _folder(details)
+    build_once(final, _WHAT, _DISK_BYTES, lambda work: _make(work, details, final.name, log), log)
     log(f"{'patched ' * patched}llama.cpp {source.COMMIT} for {details.target} ({details.variant}): {final}")
     return BUILDS.load(final)
+
+
+def _folder(details: BuildDetails) -> Path:
+    return BUILDS.folder / content_hash(details.model_dump(mode="json"))
 
 
 def _details(target: str, patched: bool, variant: str | None, tools: bool, static: bool) -> BuildDetails:
@@ -106,7 +113,7 @@ def _details(target: str, patched: bool, variant: str | None, tools: bool, stati
     if static and target not in _TRIPLES:
         raise UnknownName("target to build for on this machine", target, dict.fromkeys((host_target(), *_TRIPLES)))
     if static and tools:
-        raise InvalidInput(f"llama-bench and llama-quantize are built for {host_target()} only, with shared libraries")
+        raise InvalidInput(f"{', '.join(TOOLS)} are built for {host_target()} only, with shared libraries")
     if variant:
         chosen = variant_named(variant, target, VARIANTS)
     elif cross:
@@ -119,9 +126,10 @@ def _details(target: str, patched: bool, variant: str | None, tools: bool, stati
         runner_c=BUILDS.runner_hash(),
         variant=chosen.name,
         target=target,
-        flags=library_flags(chosen, tools=tools, static=static),
+        flags=library_flags(chosen, static=static),
         compiler=zig.COMPILER if static else find_toolchain().version,
         tools=tools,
+        tools_cmake=tools_hash() if tools else None,
         static=static,
         runner_flags=recorded_runner_flags(static=static),
     )
@@ -143,9 +151,15 @@ def _make(work: Path, details: BuildDetails, build_id: str, log: Log) -> Path:
 
 
 def _make_shared(tree: Path, work: Path, product: Path, details: BuildDetails, log: Log) -> None:
-    toolchain = find_toolchain()
-    library = _same_but_for_runner(details) or compile_library(tree, work / "cmake", details, toolchain, (), log)
-    for file in (*library.glob("*.so"), *(library / tool for tool in TOOLS if details.tools)):
+    toolchain, out, same = find_toolchain(), work / "cmake", _same_but_for_runner(details)
+    if same is not None:
+        library = tools = same
+    elif details.tools:
+        library = _folder(details.model_copy(update={"tools": False, "tools_cmake": None}))
+        tools = compile_tools(tree, out, library, toolchain, log)
+    else:
+        library = tools = compile_library(tree, out, details, toolchain, (), log)
+    for file in (*library.glob("*.so"), *(tools / tool for tool in TOOLS if details.tools)):
         shutil.copy2(file, product)
     compile_runner(tree, product, toolchain)
 
@@ -168,11 +182,10 @@ def _same_but_for_runner(details: BuildDetails) -> Path | None:
     return None
 
 
-def library_flags(variant: Variant, *, tools: bool, static: bool) -> tuple[str, ...]:
+def library_flags(variant: Variant, *, static: bool) -> tuple[str, ...]:
     """Returns the options of cmake, apart from paths; part of the build id."""
-    parts = (f"-DLLAMA_BUILD_{part}={'ON' if tools else 'OFF'}" for part in ("COMMON", "TOOLS"))
     linking = ("-DBUILD_SHARED_LIBS=OFF",) if static else ()
-    return (*_FLAGS, *parts, *linking, *variant.cmake_flags(cross=static))
+    return (*_FLAGS, *linking, *variant.cmake_flags(cross=static))
 
 
 def compile_library(
@@ -194,19 +207,39 @@ def compile_library(
     Raises:
         InfrastructureFailed: a step failed; with the compiler's words.
     """
+    options = [*details.flags, f"-DCMAKE_ARCHIVE_OUTPUT_DIRECTORY={out / 'bin'}", *extra]
+    _compile(tree, tree, out, options, ("llama",), toolchain, log)
+    return out / "bin"
+
+
+def compile_tools(tree: Path, out: Path, libraries: Path, toolchain: Toolchain, log: Log) -> Path:
+    """Compiles `TOOLS` from the source in `tree` for the shared libraries in `libraries`; returns their folder.
+
+    Raises:
+        InfrastructureFailed: a step failed; with the compiler's words.
+    """
+    options = [
+        *(f"-DLLAMA_TREE={tree}", f"-DLLAMA_LIBRARIES={libraries}", f"-DLLAMA_BUILD_COMMIT={source.COMMIT}"),
+        f"-DCMAKE_RUNTIME_OUTPUT_DIRECTORY={out / 'bin'}",
+    ]
+    _compile(TOOLS_SOURCE, tree, out, options, TOOLS, toolchain, log)
+    return out / "bin"
+
+
+def _compile(
+    project: Path, tree: Path, out: Path, options: Sequence[str], targets: Sequence[str], toolchain: Toolchain, log: Log
+) -> None:
     # Without the prefix map __FILE__ would carry the temporary folder's name into the libraries.
     prefix_map = f"-ffile-prefix-map={tree}=llama.cpp"
     configure = [
-        *(toolchain.cmake, "-G", "Ninja", "-S", str(tree), "-B", str(out)),
+        *(toolchain.cmake, "-G", "Ninja", "-S", str(project), "-B", str(out)),
         *(f"-DCMAKE_MAKE_PROGRAM={toolchain.ninja}", f"-DCMAKE_C_COMPILER={toolchain.cc}"),
         *(f"-DCMAKE_CXX_COMPILER={toolchain.cxx}", f"-DCMAKE_C_FLAGS={prefix_map}", f"-DCMAKE_CXX_FLAGS={prefix_map}"),
-        *(*details.flags, f"-DCMAKE_ARCHIVE_OUTPUT_DIRECTORY={out / 'bin'}", *extra),
+        *options,
     ]
     log("configuring (about 10 seconds)")
     run_step(configure, _WHAT, "cmake", _CONFIGURE_S)
-    targets = ("llama", *(TOOLS if details.tools else ()))
     run_step([toolchain.ninja, "-C", str(out), *targets], _WHAT, "the compiler", _COMPILE_S, _progress(log))
-    return out / "bin"
 
 
 def compile_runner(tree: Path, product: Path, toolchain: Toolchain) -> None:

@@ -7,6 +7,7 @@ product.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,10 @@ NAME = "llama.cpp"
 RUNNER_SOURCE = Path(__file__).with_name("runner.c")
 LIBRARIES = ("libllama.so", "libggml.so", "libggml-base.so", "libggml-cpu.so")
 """Libraries that a runner loads from its own folder; a static one, for other machines, loads nothing."""
-TOOLS = ("llama-bench", "llama-quantize")
+TOOLS = ("llama-bench", "llama-completion", "llama-quantize")
+"""llama.cpp's own programs. Its `llama-cli` has become a client of the server, `llama-completion` is what that was."""
+TOOLS_SOURCE = Path(__file__).with_name("tools")
+"""The folder of their CMakeLists.txt."""
 
 _X86_OPTIONS = (
     "SSE42", "AVX", "AVX2", "AVX_VNNI", "FMA", "F16C", "BMI2", "AVX512", "AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16",
@@ -110,7 +114,10 @@ def recorded_runner_flags(*, static: bool) -> tuple[tuple[str, ...], ...]:
 
 
 class BuildDetails(builds.BuildDetails):
-    """The inputs of a build; its canonical hash is the build id."""
+    """The inputs of a build; its canonical hash is the build id.
+
+    A build with tools is one without, and the tools linked to its libraries.
+    """
 
     sdist: str
     patches: tuple[str, ...] = ()
@@ -118,6 +125,7 @@ class BuildDetails(builds.BuildDetails):
     flags: tuple[str, ...]
     compiler: str
     tools: bool
+    tools_cmake: str | None = Field(None, exclude_if=lambda value: value is None)
     static: bool = False
     runner_flags: tuple[tuple[str, ...], ...] = Field((), exclude_if=lambda flags: not flags)
 
@@ -155,9 +163,16 @@ class BuildDetails(builds.BuildDetails):
 Build = builds.Build[BuildDetails]
 
 
+def tools_hash() -> str:
+    """Returns the SHA-256 of what the tools are built by."""
+    return hashlib.sha256((TOOLS_SOURCE / "CMakeLists.txt").read_bytes()).hexdigest()
+
+
 def _is_known(details: BuildDetails) -> bool:
     flags = recorded_runner_flags(static=details.static)
-    return (details.sdist, details.runner_flags) == (source.SHA256, flags) and details.patches in ((), patch_hashes())
+    tools = tools_hash() if details.tools else None
+    known = (source.SHA256, flags, tools)
+    return (details.sdist, details.runner_flags, details.tools_cmake) == known and details.patches in ((), patch_hashes())
 
 
 OPTIONS = (
@@ -198,7 +213,7 @@ def find_build(
         features: CPU features by the kernel's names; `None`: this machine's, for use here, of which static builds are
             none; or for another ABI those of its `baseline`.
         patched: whether it carries our patches; `None`: either.
-        tools: whether it must have llama-bench and llama-quantize.
+        tools: whether it must have `TOOLS`.
         libc: the machine's C library, as `Device.libc`; `None`: unknown.
 
     Raises:

@@ -18,7 +18,7 @@ from nas.runtimes.llama_cpp.binding import FILE_TYPES, quantise_file
 from nas.runtimes.llama_cpp.builds import find_build
 from nas.runtimes.llama_cpp.patches import patch_hashes
 from nas.runtimes.llama_cpp.support import PATCHED, Quantisation, supports
-from nas.runtimes.llama_cpp.writer import write_gguf
+from nas.runtimes.llama_cpp.writer import Released, write_gguf
 
 FOLDER = "gguf"
 
@@ -29,11 +29,11 @@ def release(writer_version: str, request: ReleaseRequest) -> Release:
     if support.arch is None:
         return Release(f"none: {'; '.join(support.reasons)}")
     patched = support.verdict == "patched"
-    build = [writer_version, source.SHA256, patch_hashes() if patched else None]
+    inputs = [[writer_version, source.SHA256, patch_hashes() if patched else None], request.license]
     # The float16 file comes first: llama.cpp's quantiser reads it.
     wanted = sorted(request.quantisations, key=lambda name: name != "f16")
     parts = tuple(
-        ReleasePart(name.upper(), [build, name, _file_name(request.name, name)], partial(_write, request, name))
+        ReleasePart(name.upper(), [*inputs, name, _file_name(request.name, name)], partial(_write, request, name))
         for name in wanted
     )
     loads = f"{support.arch} (patched build): {'; '.join(support.reasons)}" if patched else support.arch
@@ -59,9 +59,8 @@ def _write(request: ReleaseRequest, quantisation: str, state: StateDict) -> Iter
     path.parent.mkdir(parents=True, exist_ok=True)
 
     def write(quantisation: str, path: Path) -> PlanFile:
-        known = cast(Quantisation, quantisation)
-        vocabulary = request.vocabulary()
-        return write_gguf(request.layout, known, state, path, vocabulary=vocabulary, context=request.context).file
+        released = Released(request.name, request.license, request.vocabulary(), request.context)
+        return write_gguf(request.layout, cast(Quantisation, quantisation), state, path, released=released).file
 
     if quantisation not in FILE_TYPES:
         written = write(quantisation, path)

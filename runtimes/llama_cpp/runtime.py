@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast, get_args
 
-from nas.core.errors import UnknownName, Unsupported
+from nas.core.errors import InvalidInput, UnknownName, Unsupported
 from nas.core.layout import Layout
 from nas.core.measurement import Sample
 from nas.core.plan import Plan, RawRun, Runner
@@ -70,6 +70,16 @@ class LlamaCpp:
             weights=weights.describe(),
             recipe=written.recipe,
         )
+
+    def needs_patched(self, model: Path) -> bool:
+        """See `FileInspector`: whether the file's architecture is ours."""
+        from gguf import GGUFReader
+
+        try:
+            arch = GGUFReader(model).fields["general.architecture"].contents()
+        except (OSError, ValueError, KeyError, IndexError) as error:
+            raise InvalidInput(f"not a GGUF file: {error}", where=str(model)) from error
+        return bool(arch == support.PATCHED)
 
     def plan(self, artifact: Artifact, runner: Runner, workload: Workload, deadline_s: float) -> Plan:
         """Returns a run as one fresh process of the runner."""

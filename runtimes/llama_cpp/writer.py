@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import struct
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from gguf import ExpertGatingFuncType, GGUFWriter, Keys, TokenType
+from gguf import ExpertGatingFuncType, GGUFValueType, GGUFWriter, Keys, TokenType
+from gguf.utility import model_weight_count_rounded_notation
 from numpy.typing import NDArray
 
 from nas.core.block import BLOCKS, Block
@@ -31,10 +35,25 @@ _RMS_EPS = 1e-5  # of nas.nn.primitives.RMSNorm, and of the published LFM2
 PRE_TOKENIZER = "lfm2"
 """llama.cpp's name of a regular expression that splits text before BPE, and of asking the vocabulary for whole words
 first: `LLAMA_VOCAB_PRE_TYPE_LLAMA3` of src/llama-vocab.cpp."""
-_NO_MERGE = "<|never|> <|merged|>"
-"""The loader needs a list of merges, and gguf-py writes no empty one: these two tokens are never made of bytes."""
 
 _Stored = list[tuple[Tensor, Type]]
+
+
+@dataclass(frozen=True)
+class Released:
+    """What a file has that is made for others.
+
+    Args:
+        name: of the model.
+        license: identifier of the licence; None: left open.
+        vocabulary: for text.
+        context: tokens that the model is meant for.
+    """
+
+    name: str
+    license: str | None
+    vocabulary: Vocabulary
+    context: int
 
 
 def write_gguf(
@@ -44,8 +63,7 @@ def write_gguf(
     destination: Path,
     *,
     recipe: bool = False,
-    vocabulary: Vocabulary | None = None,
-    context: int = CONTEXT,
+    released: Released | None = None,
 ) -> Written:
     """Writes the file, or the recipe of it, next to `destination` and renames it into place.
 
@@ -55,8 +73,8 @@ def write_gguf(
         weights: random, trained, or any other state dict of `nas.nn.model`.
         destination: where to.
         recipe: write the recipe only, where weights are random.
-        vocabulary: for text; None: the file knows token ids only, which is all that measuring needs.
-        context: tokens that the model is meant for.
+        released: what a model for others has besides weights; None: the file knows token ids only, which is all that
+            measuring needs.
 
     Raises:
         Unsupported: neither build carries the layout.
@@ -66,8 +84,8 @@ def write_gguf(
     arch = architecture(layout)
     stored = [(tensor, storage_type(tensor, layout, quantisation)) for tensor in tensors(layout, arch)]
     with replacing(destination) as partial:
-        writer = GGUFWriter(partial, arch)
-        _add_metadata(writer, layout, quantisation, vocabulary, context)
+        writer = _Writer(partial, arch)
+        _add_metadata(writer, layout, quantisation, released)
         header = header_bytes(writer, partial, stored)
         if isinstance(weights, RandomWeights):
             return write_drawn(random_recipe(header, stored, weights.seed), partial, recipe=recipe)
@@ -100,25 +118,46 @@ def _turned(data: NDArray[np.uint8], tensor: Tensor, layout: Layout) -> NDArray[
     return halves.swapaxes(1, 2).reshape(-1)
 
 
-def _add_metadata(
-    writer: GGUFWriter, layout: Layout, quantisation: Quantisation, vocabulary: Vocabulary | None, context: int
-) -> None:
-    """Describes `layout` to the architecture that the writer was opened for; without a vocabulary it has ids only."""
+class _Writer(GGUFWriter):
+    """Also packs lists of no strings, which the base class refuses: BPE without merges has one."""
+
+    def _pack_val(
+        self, val: Any, vtype: GGUFValueType, add_vtype: bool, sub_type: GGUFValueType | None = None
+    ) -> bytes:
+        if vtype == GGUFValueType.ARRAY and len(val) == 0:
+            return struct.pack("<IIQ" if add_vtype else "<IQ", *((vtype,) * add_vtype), GGUFValueType.STRING, 0)
+        return super()._pack_val(val, vtype, add_vtype, sub_type)
+
+
+def _add_metadata(writer: GGUFWriter, layout: Layout, quantisation: Quantisation, released: Released | None) -> None:
+    """Describes `layout` to the architecture that the writer was opened for."""
+    if released is not None:
+        writer.add_name(released.name)
+        if released.license is not None:
+            writer.add_license(released.license)
+        writer.add_size_label(_size_label(layout))
     writer.add_file_type(FILE_TYPE[quantisation])
     writer.add_quantization_version(QUANTISATION_VERSION)
-    if vocabulary is None:
+    if released is None:
         writer.add_tokenizer_model("none")
     else:
-        _add_vocabulary(writer, vocabulary)
+        _add_vocabulary(writer, released.vocabulary)
     writer.add_vocab_size(layout.vocab)
     writer.add_block_count(layout.depth)
-    writer.add_context_length(context)
+    writer.add_context_length(released.context if released else CONTEXT)
     writer.add_embedding_length(layout.d_model)
     writer.add_layer_norm_rms_eps(_RMS_EPS)
     if writer.arch == PATCHED:
         _add_patched(writer, layout)
     else:
         _add_stock(writer, layout)
+
+
+def _size_label(layout: Layout) -> str:
+    """Returns the count of weights, with that of the active ones where these are fewer: 350M, 8.3B-A1.5B."""
+    total = model_weight_count_rounded_notation(layout.params.total)
+    active = model_weight_count_rounded_notation(layout.params.active)
+    return f"{total}-A{active}" if layout.params.active < layout.params.total else total
 
 
 def _add_stock(writer: GGUFWriter, layout: Layout) -> None:
@@ -196,7 +235,8 @@ def _add_vocabulary(writer: GGUFWriter, vocabulary: Vocabulary) -> None:
     writer.add_tokenizer_pre(PRE_TOKENIZER)
     writer.add_token_list(list(vocabulary.tokens))
     writer.add_token_types([_token_type(i, vocabulary) for i in range(len(vocabulary.tokens))])
-    writer.add_token_merges(list(vocabulary.merges) or [_NO_MERGE])
+    # Not by `add_token_merges`, which leaves out an empty list: llama.cpp wants to find one.
+    writer.add_key_value(Keys.Tokenizer.MERGES, list(vocabulary.merges), GGUFValueType.ARRAY)
     writer.add_add_bos_token("bos" in vocabulary.ids)
     writer.add_add_eos_token(False)
     for purpose, token in vocabulary.ids.items():

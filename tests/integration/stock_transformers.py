@@ -13,7 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, pipeline
+
+PADDED = ["Once upon a time", "a", "The quick brown fox jumps over", "yes, no"]
+"""Texts of different lengths, which a batch pads."""
 
 
 @torch.no_grad()
@@ -38,7 +41,12 @@ def main() -> None:
     slow = model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, do_sample=False, num_beams=3, use_cache=False
     )
+    pipe: Any = pipeline("text-generation", model=model, tokenizer=tokenizer)
+    batched, single = (
+        pipe(PADDED, batch_size=size, max_new_tokens=8, do_sample=False, return_full_text=False) for size in (4, 1)
+    )
     answer = {
+        "batches_agree": batched == single,
         "class": type(model).__name__,
         "dtype": str(saved),
         "followed": followed[:, ids.shape[1] :].tolist(),

@@ -134,6 +134,7 @@ def require_same_as_ours(made: Made) -> None:
     assert made.logits.std() > 0.1, "too flat to tell models apart"
     assert made.answer["followed"] == made.answer["uncached"] == ids[:, len(PROMPT) :].tolist()
     assert made.answer["beams_agree"]
+    assert made.answer["batches_agree"]
     assert made.answer["dtype"] == "torch.float16"
     assert made.answer["vocab"] == VOCAB
 

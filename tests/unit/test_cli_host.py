@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,11 @@ from cli_runner import nas
 
 from nas.cli import doctor
 from nas.cli.doctor import Finding, worst
+from nas.core.errors import InfrastructureFailed
 from nas.core.layout import Layout
 from nas.core.published import LFM2
+from nas.core.space import RuntimeSpace
+from nas.measure.calibration import Calibrator
 from nas.store.store import Store
 
 SMALL = "d256 v512 ffn=swiglu:512 [C3 A4/2]"
@@ -148,7 +152,56 @@ def test_export_of_trained_weights_names_them(tmp_path: Path) -> None:
     assert written["weights"] == trained.describe()
 
 
+def test_export_counts_the_weights_exactly(tmp_path: Path) -> None:
+    path, mixture = tmp_path / "tiny.gguf", "d256 v512 ffn=moe:8x2:64 [C3+swiglu:512 A4/2]"
+    written = json.loads(nas("export", mixture, "-o", str(path), "--json").out)
+    counted = Layout.parse(mixture).params
+    assert (written["parameters"], written["active_parameters"]) == (counted.total, counted.active)
+    assert f"{counted.total:,} (" in nas("export", mixture, "-o", str(path)).out
+
+
 def test_published_names_are_layouts() -> None:
     from nas.cli.options import read_layout
 
     assert read_layout("LFM2-350M").format() == LFM2["LFM2-350M"]
+
+
+def test_a_mistyped_published_name_is_told_the_nearest(tmp_path: Path) -> None:
+    mistyped = nas("export", "LFM2-350", "-o", str(tmp_path / "m.gguf"))
+    assert mistyped.code == 3
+    assert "unknown published layout 'LFM2-350'; did you mean 'LFM2-350M'?" in mistyped.err
+    assert "valid: LFM2-1.2B, LFM2-2.6B, " in nas("export", "gpt2", "-o", str(tmp_path / "m.gguf")).err
+    assert "unknown published layout or file 'none.gguf'" in nas("bench", "none.gguf").err
+
+
+@pytest.mark.parametrize(
+    ("layout", "build"), [("d256 v512 ffn=swiglu:512 [C3 A4/2]", "stock"), ("d256 v512 ffn=swiglu:512 [C3 M16]", "any")]
+)
+def test_bench_of_a_file_takes_the_build_that_loads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, build: str
+) -> None:
+    """The same as of the layout that it was made from."""
+    path = tmp_path / "m.gguf"
+    assert nas("export", layout, "-o", str(path)).code == 0
+    asked: list[RuntimeSpace] = []
+
+    async def target(self: Calibrator, device: str, spec: RuntimeSpace, saved: object) -> None:
+        asked.append(spec)
+        raise InfrastructureFailed("no device here")
+
+    monkeypatch.setattr(Calibrator, "target", target)
+    monkeypatch.setattr("nas.measure.bench.open_farm", lambda store: nullcontext(_NoFarm()))
+    for subject in (str(path), layout):
+        assert "no device here" in nas("bench", subject).err
+    assert [spec.build for spec in asked] == [build, build]
+
+
+class _NoFarm:
+    def jobs(self, study: None) -> None:
+        return None
+
+
+def test_bench_of_what_is_no_model_file_says_so(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_text("hello, this is no model")
+    refused = nas("bench", str(tmp_path / "m.gguf"))
+    assert refused.code == 3 and "not a GGUF file" in refused.err

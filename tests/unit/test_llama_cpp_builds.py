@@ -17,6 +17,7 @@ from nas.runtimes.llama_cpp.builds import (
     BuildDetails,
     build_command,
     find_build,
+    tools_hash,
 )
 from nas.runtimes.llama_cpp.patches import patch_hashes
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
@@ -68,7 +69,10 @@ def test_tools_and_patches_are_asked_for() -> None:
         find_build("x86_64-linux", AVX2, tools=True)
     with pytest.raises(InfrastructureFailed, match="patched"):
         find_build("x86_64-linux", AVX2, patched=True)
-    put_build("tools", "avx2", tools=True)
+    put_build("other tools", "avx2", tools=True)
+    with pytest.raises(InfrastructureFailed):
+        find_build("x86_64-linux", AVX2, tools=True)
+    put_build("tools", "avx2", tools=True, tools_cmake=tools_hash())
     assert find_build("x86_64-linux", AVX2, tools=True).runner.build == "tools"
 
 

@@ -77,6 +77,16 @@ def test_their_weights_come_back(text: str) -> None:
         assert torch.equal(weight, back[name]), name
 
 
+@pytest.mark.parametrize("text", [DENSE[3], MIXTURES[0], ATTENTION_ONLY[2], ATTENTION_ONLY[3]])
+def test_the_base_of_rope_is_there_for_transformers_4_and_5(text: str) -> None:
+    layout = Layout.parse(text)
+    config = transformers_config(layout)
+    theta = next(mixer.get("rope_theta") for layer in layout.layers for mixer in layer.mixers if mixer.kind == "gqa")
+    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == theta
+    read = AutoConfig.for_model(**config)
+    assert read.rope_parameters["rope_theta"] == theta
+
+
 @pytest.mark.parametrize("name", LFM2)
 def test_published_counts_are_those_of_transformers(name: str) -> None:
     layout = Layout.parse(LFM2[name])

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file
+from transformers import AutoTokenizer
 
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.family import Figure, Measured, MemberFiles, read_record
@@ -25,6 +26,7 @@ from nas.release.huggingface import DrawnWeights, LazyTensors, Planned, open_wei
 from nas.release.model_card import card
 from nas.release.options import FileOptions, kept_options
 from nas.runtimes.base import RandomWeights
+from nas.runtimes.llama_cpp.source import COMMIT
 from nas.testing.planted_faults import checkpoint
 
 STOCK = Layout.parse("d64 v300 ffn=swiglu:96 [C3 A4/2]")
@@ -258,6 +260,7 @@ def test_the_card_states_measured_figures_only(tmp_path: Path) -> None:
     text = (tmp_path / "m" / "README.md").read_text()
     assert "Nothing was measured yet." in text and "tokens/s" not in text
     assert "license: # yours to choose" in text
+    assert "license: apache-2.0" in card("m", STOCK, record, FileOptions(license="apache-2.0"))
     assert all(file.sha256 in text for file in record.files if file.kind != "card")
     figures = (
         Figure(metric="prefill_tps", prompt=4096, value=412.34, ci95=(400.0, 425.0)),
@@ -272,6 +275,72 @@ def test_the_card_states_measured_figures_only(tmp_path: Path) -> None:
     assert "| 32,768 | none: out of memory |" in text
     assert "phone: not used by the search." in text
     assert "| peak RSS at 4K | 700 MB |" in text and "demo &#124; 1" in text
+
+
+@pytest.mark.parametrize(
+    ("layout", "transformers", "llama_cpp"),
+    [
+        (STOCK, "transformers 4.57 or newer", "llama.cpp b6000 or newer"),
+        (
+            Layout.parse("d64 v300 ffn=moe:4x2:32 [C3+swiglu:96 A4/2]"),
+            "transformers 5.0 or newer",
+            "llama.cpp b6709 or newer",
+        ),
+        (
+            Layout.parse("d64 v300 ffn=swiglu:96 [C3 W4/2@8]"),
+            "transformers 4.57 or newer",
+            f"llama.cpp of commit {COMMIT} or newer",
+        ),
+        (
+            Layout.parse("d64 v300 ffn=swiglu:96 [C3 M16 A4/2]"),
+            "transformers 4.57 or newer",
+            "llama.cpp with the patches of hilnas (`nas runtime build llama.cpp --patched`)",
+        ),
+    ],
+)
+def test_the_card_names_the_least_versions(tmp_path: Path, layout: Layout, transformers: str, llama_cpp: str) -> None:
+    write(tmp_path / "m", layout, FileOptions(gguf=("f16", "q4_0")))
+    text = (tmp_path / "m" / "README.md").read_text()
+    assert f"\n{transformers}:\n" in text
+    assert f"\n{llama_cpp}:\n\n```sh\nllama-cli -m gguf/m-Q4_0.gguf\n" in text
+
+
+def gguf_values(path: Path, *keys: str) -> list[object]:
+    fields = GGUFReader(path).fields
+    return [fields[f"general.{key}"].contents() if f"general.{key}" in fields else None for key in keys]
+
+
+def test_gguf_files_tell_members_apart(tmp_path: Path) -> None:
+    """In a list of files a program shows these, not the path."""
+    keys = ("name", "size_label", "license")
+    write(tmp_path / "m")
+    assert gguf_values(tmp_path / "m" / "gguf" / "m-F16.gguf", *keys) == ["m", "85K", None]
+    mixture = Layout.parse("d64 v300 ffn=moe:8x2:128 [C3+swiglu:96 A4/2]")
+    named = replace(LIGHT, name="fam-0.3M", license="apache-2.0")
+    write(tmp_path / "n", mixture, named)
+    assert gguf_values(tmp_path / "n" / "gguf" / "fam-0.3M-F16.gguf", *keys) == ["fam-0.3M", "264K-A117K", "apache-2.0"]
+    record, said = write(tmp_path / "n", mixture, replace(named, license="mit"))
+    assert said == ["fam-0.3M: writing F16"] and record.license == "mit"
+    assert kept_options(record, None, None, None).license == "mit"
+    with pytest.raises(InvalidInput, match="no identifier of a licence"):
+        write(tmp_path / "n", mixture, replace(named, license="all rights reserved"))
+
+
+def test_bytes_without_merges_are_an_empty_list(tmp_path: Path) -> None:
+    """A list of merges of tokens that the vocabulary lacks is refused by transformers, no list by llama.cpp."""
+    write(tmp_path / "m")
+    reader = GGUFReader(tmp_path / "m" / "gguf" / "m-F16.gguf")
+    assert reader.fields["tokenizer.ggml.merges"].contents() == []
+    assert len(reader.fields["tokenizer.ggml.tokens"].contents()) == STOCK.vocab, "what follows is read in its place"
+
+
+def test_transformers_reads_the_tokenizer_of_a_gguf_file(tmp_path: Path) -> None:
+    write(tmp_path / "m")
+    ours = AutoTokenizer.from_pretrained(tmp_path / "m" / "transformers")
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "m" / "gguf", gguf_file="m-F16.gguf")
+    for text in ("hello world", " naïve\n\t日本 😀", "<|im_start|>user\nhi<|im_end|>"):
+        assert theirs(text).input_ids == ours(text).input_ids, text
+        assert theirs.decode(theirs(text, add_special_tokens=False).input_ids) == text
 
 
 def test_a_tokenizer_that_does_not_match_is_refused(tmp_path: Path) -> None:

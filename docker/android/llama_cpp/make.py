@@ -35,7 +35,7 @@ def main(out: Path) -> None:
         runner_c=BUILDS.runner_hash(),
         variant=variant.name,
         target="aarch64-android",
-        flags=(*library_flags(variant, tools=False, static=True), f"-DGGML_CPU_ARM_ARCH={variant.march}"),
+        flags=(*library_flags(variant, static=True), f"-DGGML_CPU_ARM_ARCH={variant.march}"),
         compiler=ndk.name,
         tools=False,
         static=True,

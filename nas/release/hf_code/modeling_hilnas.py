@@ -1,7 +1,11 @@
 """Models that hilnas found, for transformers: every block kind and a cache. Needs torch and transformers only.
 
-A batch is one length: it takes no padding, because convolutions and Mamba-2 would read it as text.
+Padding, on either side, is hidden from the text: inputs of mixers are zero there, scans skip it, attention does not
+see it, and positions count the tokens of the text. So each row of a padded batch gets what it gets alone.
 """
+
+from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +29,7 @@ class HilnasCache:
     def __init__(self):
         self.length = 0
         self.states = {}
+        self.real = None  # [B, length]: which tokens are text; None: all
 
     def get_seq_length(self, layer_idx=0):
         return self.length
@@ -34,6 +39,15 @@ class HilnasCache:
             place: tuple(part.index_select(0, beam_idx.to(part.device)) for part in state)
             for place, state in self.states.items()
         }
+        if self.real is not None:
+            self.real = self.real.index_select(0, beam_idx.to(self.real.device))
+
+
+class Padding(NamedTuple):
+    """Which tokens of a padded batch are text, and their positions in it: [B, past + T], with those in the cache."""
+
+    real: torch.Tensor
+    at: torch.Tensor
 
 
 class RMSNorm(nn.Module):
@@ -70,8 +84,21 @@ def _linear(inputs, outputs):
     return nn.Linear(inputs, outputs, bias=False)
 
 
+def _last_rows(window, count, padding):
+    """The last `count` rows of `window` [B, count + T, C] that are not followed by text."""
+    length = window.shape[1] - count
+    if padding is None:
+        return window[:, length:]
+    steps = torch.arange(1, length + 1, device=window.device)
+    ends = (padding.real[:, -length:] * steps).amax(1)
+    rows = ends[:, None] + torch.arange(count, device=window.device)
+    return window.gather(1, rows[..., None].expand(-1, -1, window.shape[2]))
+
+
 class ShortConv(nn.Module):
     """Gated short convolution."""
+
+    takes_padding = True
 
     def __init__(self, width, eps, kernel):
         super().__init__()
@@ -79,17 +106,19 @@ class ShortConv(nn.Module):
         self.conv = Taps(width, kernel)
         self.out = _linear(width, width)
 
-    def forward(self, x, state, past):
+    def forward(self, x, state, past, padding=None):
         gate_in, gate_out, value = self.in_proj(x).chunk(3, -1)
         gated = gate_in * value
         kept = self.conv.weight.shape[1] - 1
         before = state[0] if state else gated.new_zeros(len(x), kept, x.shape[-1])
         window = torch.cat([before, gated], 1)
-        return self.out(gate_out * self.conv(window)), (window[:, window.shape[1] - kept :],)
+        return self.out(gate_out * self.conv(window)), (_last_rows(window, kept, padding),)
 
 
 class Attention(nn.Module):
     """Grouped-query attention, over all tokens or a window of them."""
+
+    takes_padding = True
 
     def __init__(self, width, eps, heads, kv_heads, head_dim, rope_theta, qk_norm, kv=None, window=None, sink=False):
         super().__init__()
@@ -102,16 +131,19 @@ class Attention(nn.Module):
         self.o = _linear(heads * head_dim, width)
         self.sinks = Vector(heads) if sink else None
 
-    def forward(self, x, state, past):
-        q = self._turned(self._heads(self.q(x), self.q_norm), past)
+    def forward(self, x, state, past, padding=None):
+        at = torch.arange(past, past + x.shape[1], device=x.device)
+        if padding is not None:
+            at = padding.at[:, None, -x.shape[1] :]
+        q = self._turned(self._heads(self.q(x), self.q_norm), at)
         if self.reads is None:
-            keys, values = self._turned(self._heads(self.k(x), self.k_norm), past), self._heads(self.v(x), None)
+            keys, values = self._turned(self._heads(self.k(x), self.k_norm), at), self._heads(self.v(x), None)
             if state:
                 keys, values = torch.cat([state[0], keys], 2), torch.cat([state[1], values], 2)
         else:
             keys, values = state
-        mixed = self._attend(q, keys, values)
-        if self.window:
+        mixed = self._attend(q, keys, values, padding)
+        if self.window and padding is None:  # padding may lie between tokens of one window
             keys, values = keys[:, :, -self.window :], values[:, :, -self.window :]
         return self.o(mixed.transpose(1, 2).flatten(2)), (keys, values)
 
@@ -119,32 +151,46 @@ class Attention(nn.Module):
         heads = x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         return heads if norm is None else norm(heads)
 
-    def _turned(self, x, past):
+    def _turned(self, x, at):
+        """`at`: positions, [T] or [B, 1, T]."""
         if not self.theta:
             return x
         half = self.head_dim // 2
         turns = self.theta ** (-torch.arange(half, dtype=torch.float32, device=x.device) / half)
-        at = torch.arange(past, past + x.shape[2], dtype=torch.float32, device=x.device)
-        cos, sin = (part.to(x.dtype) for part in (torch.outer(at, turns).cos(), torch.outer(at, turns).sin()))
+        angles = at[..., None].float() * turns
+        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         first, second = x[..., :half], x[..., half:]
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
-    def _attend(self, q, keys, values):
-        length, seen = q.shape[2], keys.shape[2]
-        mask = torch.ones(length, seen, dtype=torch.bool, device=q.device).tril(seen - length)
-        if self.window:
-            mask = mask.triu(seen - length - self.window + 1)
+    def _attend(self, q, keys, values, padding):
+        mask = self._mask(q.shape[2], keys.shape[2], padding, q.device)
         if self.sinks is not None:  # one more key, of score zero, and the sink's logit through the mask
             hidden = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
-            sinks = self.sinks.weight.to(q.dtype)[:, None, None].expand(-1, length, 1)
-            mask = torch.cat([sinks, hidden.expand(len(sinks), -1, -1)], -1)
+            hidden = hidden.expand(-1, q.shape[1], -1, -1)
+            sinks = self.sinks.weight.to(q.dtype)[:, None, None].expand(*hidden.shape[:3], 1)
+            mask = torch.cat([sinks, hidden], -1)
             keys, values = F.pad(keys, (0, 0, 1, 0)), F.pad(values, (0, 0, 1, 0))
         grouped = q.shape[1] != keys.shape[1]
         return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=grouped)
 
+    def _mask(self, length, seen, padding, device):
+        """Which of `seen` keys each of the last `length` tokens sees: [1 or B, 1, length, seen]."""
+        ones = torch.ones(1, 1, length, seen, dtype=torch.bool, device=device)
+        past = seen - length
+        mask = ones.tril(past)
+        if padding is None:
+            return mask.triu(past - self.window + 1) if self.window else mask
+        mask = mask & padding.real[:, None, None, -seen:]
+        if self.window:
+            at = padding.at[:, None, -seen:]
+            mask = mask & (at[..., -length:, None] - at[..., None, :] < self.window)
+        return mask | ones.tril(past).triu(past)  # a token sees itself: without any key padding would be no number
+
 
 class Mamba2(nn.Module):
     """Selective state space with one decay per head (Dao and Gu 2024)."""
+
+    takes_padding = True
 
     def __init__(self, width, eps, state, heads, groups, expand, conv):
         super().__init__()
@@ -159,7 +205,7 @@ class Mamba2(nn.Module):
         self.norm = RMSNorm(self.inner, eps, groups)
         self.out = _linear(self.inner, width)
 
-    def forward(self, x, state, past):
+    def forward(self, x, state, past, padding=None):
         gate, mixed, step = self.in_proj(x).split(self.widths, -1)
         kept, heads = self.conv.weight.shape[1] - 1, self.widths[2]
         before, memory = state or (
@@ -172,9 +218,11 @@ class Mamba2(nn.Module):
         value = value.unflatten(-1, (heads, -1))
         b, c = (part.unflatten(-1, (self.groups, -1)).repeat_interleave(heads // self.groups, 2) for part in (b, c))
         step = F.softplus(step.float() + self.dt_bias)
+        if padding is not None:  # a step of no length: nothing decays, nothing is added
+            step = step * padding.real[:, -x.shape[1] :, None]
         y, memory = _scan(value * step[..., None], -step * self.A_log.float().exp(), b, c, memory)
         y = (y + value * self.D[:, None]).flatten(2).to(x.dtype)
-        return self.out(self.norm(y * F.silu(gate))), (window[:, window.shape[1] - kept :], memory)
+        return self.out(self.norm(y * F.silu(gate))), (_last_rows(window, kept, padding), memory)
 
 
 def _scan(u, log_decay, b, c, memory):
@@ -255,6 +303,22 @@ class Layer(nn.Module):
         self.ffn_norm = RMSNorm(width, eps) if ffn else None
         self.ffn = _FEED_FORWARDS[ffn["kind"]](width, **_arguments(ffn)) if ffn else None
 
+    def forward(self, x, states, past, padding):
+        """Maps x and the state of each mixer to those afterwards."""
+        after = []
+        if self.mixer_norm is not None:
+            h = self.mixer_norm(x)
+            if padding is not None:
+                h = h.masked_fill(~padding.real[:, -x.shape[1] :, None], 0)
+            for mixer, state in zip(self.mixers, states, strict=True):
+                masked = padding is not None and getattr(mixer, "takes_padding", False)
+                y, state = mixer(h, state, past, *((padding,) if masked else ()))
+                x = x + y
+                after.append(state)
+        if self.ffn is not None:
+            x = x + self.ffn(self.ffn_norm(x))
+        return x, after
+
 
 def _arguments(block):
     return {name: value for name, value in block.items() if name not in ("kind", "reads")}
@@ -264,6 +328,7 @@ class HilnasForCausalLM(PreTrainedModel, GenerationMixin):
     """A language model of `config.layers`."""
 
     config_class = HilnasConfig
+    supports_gradient_checkpointing = True
     _no_split_modules = ("Layer",)
 
     def __init__(self, config):
@@ -274,6 +339,7 @@ class HilnasForCausalLM(PreTrainedModel, GenerationMixin):
         self.layers = nn.ModuleDict({i: Layer(layer, width, eps) for i, layer in own.items()})
         self.norm = RMSNorm(width, eps)
         self.head = None if config.tie_word_embeddings else _linear(width, config.vocab_size)
+        self.gradient_checkpointing = False
         self.post_init()
 
     @classmethod
@@ -297,38 +363,92 @@ class HilnasForCausalLM(PreTrainedModel, GenerationMixin):
         inputs_embeds=None,
         labels=None,
         use_cache=None,
+        output_hidden_states=None,
+        return_dict=None,
         logits_to_keep=0,
         **kwargs,
     ):
-        if attention_mask is not None and past_key_values is None and not bool(attention_mask.all()):
-            raise ValueError("a batch is of one length: this model takes no padding")
+        """Returns logits and, where asked for, the loss, the cache and the hidden states.
+
+        Args:
+            attention_mask: [B, T], or with the tokens in the cache [B, past + T]; 0 is padding, on either side.
+            output_hidden_states: also return the embeddings and the output of each layer, of the last one after the
+                final norm.
+        """
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
         use_cache = self.config.use_cache if use_cache is None else use_cache
+        if self.gradient_checkpointing and self.training:
+            use_cache, past_key_values = False, None
         cache = HilnasCache() if past_key_values is None else past_key_values
         x = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
-        x = self.norm(self._layers(x, cache))
+        padding = self._padding(attention_mask, cache, x)
+        passed = [] if output_hidden_states else None
+        x = self.norm(self._layers(x, cache, padding, use_cache or past_key_values is not None, passed))
+        hidden_states = None if passed is None else (*passed, x)
         x = x[:, -logits_to_keep:] if isinstance(logits_to_keep, int) else x[:, logits_to_keep]
         logits = F.linear(x, self.embed.weight if self.head is None else self.head.weight)
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache if use_cache else None)
+        output = CausalLMOutputWithPast(
+            loss=loss, logits=logits, past_key_values=cache if use_cache else None, hidden_states=hidden_states
+        )
+        return output.to_tuple() if return_dict is False else output
 
-    def _layers(self, x, cache):
-        past, after = cache.length, {}
-        for depth, about in enumerate(self.config.layers):
-            share = about.get("share")
-            layer = self.layers[str(depth if share is None else share)]
-            if layer.mixer_norm is not None:
-                h = layer.mixer_norm(x)
-                blocks = self.config.layers[depth if share is None else share]["mixers"]
-                for place, (block, mixer) in enumerate(zip(blocks, layer.mixers, strict=True)):
-                    source = block.get("reads")
-                    state = after[tuple(source)] if source else cache.states.get((depth, place))
-                    y, state = mixer(h, state, past)
-                    x = x + y
-                    if not source:
-                        after[depth, place] = state
-            if layer.ffn is not None:
-                x = x + layer.ffn(layer.ffn_norm(x))
-        cache.states, cache.length = after, past + x.shape[1]
+    def _padding(self, attention_mask, cache, x):
+        """Adds the mask of `x` to that of the cache; None: no token is padding."""
+        batch, length = x.shape[:2]
+        new = torch.ones(batch, length, dtype=torch.bool, device=x.device)
+        if attention_mask is not None:
+            if attention_mask.dim() != 2 or attention_mask.shape[1] < length:
+                raise ValueError(f"attention_mask must be [batch, tokens], not {list(attention_mask.shape)}")
+            new = attention_mask[:, -length:].bool()
+        if cache.real is None:
+            if bool(new.all()):
+                return None
+            cache.real = new.new_ones(batch, cache.length)
+        cache.real = torch.cat([cache.real, new], 1)
+        at = cache.real.cumsum(1) - 1
+        if bool((new[:, 1:] & ~new[:, :-1] & (at[:, -length:][:, 1:] > 0)).any()):
+            raise ValueError("padding must come before or after a text, or after a part of it that the cache holds")
+        return Padding(cache.real, at)
+
+    def _layers(self, x, cache, padding, keep, passed):
+        """Returns the output of the last layer.
+
+        Args:
+            keep: whether the cache is used afterwards.
+            passed: gets the input of each layer; None: not wanted.
+        """
+        past, length, after = cache.length, x.shape[1], {}
+        checkpointing = self.gradient_checkpointing and self.training
+        read = {tuple(block["reads"]) for _, blocks in self._blocks() for block in blocks if "reads" in block}
+        for depth, (owner, blocks) in enumerate(self._blocks()):
+            if passed is not None:
+                passed.append(x)
+            layer, places = self.layers[owner], [(depth, place) for place in range(len(blocks))]
+            states = [
+                after[tuple(block["reads"])] if "reads" in block else cache.states.get(place)
+                for place, block in zip(places, blocks, strict=True)
+            ]
+            # A cache that one layer hands to another is no input of a checkpoint, and would get no gradient.
+            if checkpointing and not any(states) and not read.intersection(places):
+                x = self._gradient_checkpointing_func(partial(_output, layer, states, past, padding), x)
+                continue
+            x, states = layer(x, states, past, padding)
+            for place, block, state in zip(places, blocks, states, strict=True):
+                if "reads" not in block and (keep or place in read):
+                    after[place] = state
+        cache.states, cache.length = after, past + length
         return x
+
+    def _blocks(self):
+        """Yields, for each depth, the key of the layer whose weights run there, and its mixers."""
+        for depth, layer in enumerate(self.config.layers):
+            owner = depth if layer.get("share") is None else layer["share"]
+            yield str(owner), self.config.layers[owner].get("mixers", [])
+
+
+def _output(layer, states, past, padding, x):
+    return layer(x, states, past, padding)[0]

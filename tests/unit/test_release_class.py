@@ -1,0 +1,196 @@
+"""The class of layouts that no stock class of transformers holds: padding, checkpointing, hidden states."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from nas.core.layout import Layout
+from nas.nn.model import Model
+from nas.release.hf_code import modeling_hilnas
+from nas.release.hf_code.configuration_hilnas import HilnasConfig
+from nas.release.hf_code.modeling_hilnas import HilnasForCausalLM
+from nas.release.huggingface import _own_config
+
+LAYOUTS = {
+    "conv": "d64 v96 ffn=swiglu:64 [C2 C5]",
+    "gqa": "d64 v96 ffn=swiglu:64 [A4/2 A4/1(rope_theta=0)]",
+    "swa": "d64 v96 ffn=swiglu:64 [W4/2@3 W4/2@4(sink=1)]",
+    "mamba2": "d64 v96 ffn=swiglu:64 [M16 M8(groups=2)]",
+    "moe": "d64 v96 untied ffn=moe:4x2:32 [C3 A4/2]",
+    "mixed": "d64 v96 ffn=moe:4x2:32 [C4&A2/1 M16+none W4/2@3(sink=1)+swiglu:64 ^0 A4/2(rope_theta=0) A4/2 A4/2(kv=5)]",
+}
+LENGTHS = (9, 4, 7, 1)
+
+
+@pytest.fixture(params=LAYOUTS)
+def layout(request: pytest.FixtureRequest) -> Layout:
+    return Layout.parse(LAYOUTS[request.param])
+
+
+@pytest.fixture
+def model(layout: Layout) -> Any:
+    ours, noise = Model(layout, seed=3), torch.Generator().manual_seed(4)
+    for tensor in ours.state_dict().values():
+        tensor += 0.1 * torch.randn(tensor.shape, generator=noise)
+    theirs = HilnasForCausalLM(HilnasConfig(**_own_config(layout), pad_token_id=0, eos_token_id=None)).eval()
+    theirs.load_state_dict(ours.state_dict())
+    return theirs
+
+
+def texts(seed: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(1, 96, (length,), generator=generator) for length in LENGTHS]
+
+
+def padded(rows: list[Tensor], side: str) -> tuple[Tensor, Tensor]:
+    """Ids and mask [B, T]; the ids of padding are of no account."""
+    longest = max(map(len, rows))
+    ids = torch.full((len(rows), longest), 7)
+    mask = torch.zeros_like(ids)
+    for row, text in enumerate(rows):
+        at = slice(longest - len(text), None) if side == "left" else slice(len(text))
+        ids[row, at], mask[row, at] = text, 1
+    return ids, mask
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@torch.no_grad()
+def test_a_row_of_a_padded_batch_is_what_it_is_alone(model: Any, side: str) -> None:
+    rows = texts()
+    ids, mask = padded(rows, side)
+    logits = model(ids, attention_mask=mask).logits
+    assert torch.isfinite(logits).all()
+    for row, text in enumerate(rows):
+        alone = model(text[None]).logits[0]
+        torch.testing.assert_close(logits[row][mask[row].bool()], alone, rtol=0, atol=1e-5)
+        assert len(text) == 1 or alone.std() > 0.1, "too flat to tell rows apart"
+
+
+class Sums(nn.Module):
+    """A kind of another distribution that knows nothing of padding."""
+
+    def __init__(self, width: int, eps: float, kernel: int) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor, state: tuple[Tensor] | None, past: int) -> tuple[Tensor, tuple[Tensor]]:
+        total = x.cumsum(1) + (state[0] if state else 0)
+        return total, (total[:, -1:],)
+
+
+@torch.no_grad()
+def test_mixers_that_know_no_padding_are_given_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(modeling_hilnas._MIXERS, "conv", Sums)
+    config = _own_config(Layout.parse("d64 v96 ffn=swiglu:64 [C3 A4/2]"))
+    model: Any = HilnasForCausalLM(HilnasConfig(**config)).eval()
+    rows = texts()
+    ids, mask = padded(rows, "left")
+    logits = model(ids, attention_mask=mask).logits
+    for row, text in enumerate(rows):
+        torch.testing.assert_close(logits[row][mask[row].bool()], model(text[None]).logits[0], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_padded_batch_is_continued_as_each_of_its_rows(model: Any, cached: bool) -> None:
+    rows = texts(1)
+    ids, mask = padded(rows, "left")
+    options = {"max_new_tokens": 12, "do_sample": False, "use_cache": cached}
+    together = model.generate(ids, attention_mask=mask, **options)[:, ids.shape[1] :]
+    for row, text in enumerate(rows):
+        alone = model.generate(text[None], attention_mask=torch.ones(1, len(text)), **options)[0, len(text) :]
+        assert together[row].tolist() == alone.tolist()
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@torch.no_grad()
+def test_the_cache_of_a_padded_batch_goes_on(model: Any, side: str) -> None:
+    """Two padded chunks: padding lies between the tokens of a text, as after a first turn of a chat."""
+    first, second = texts(2), texts(3)[::-1]
+    (ids, mask), (more, more_mask) = padded(first, side), padded(second, "right")
+    cache = model(ids, attention_mask=mask).past_key_values
+    both = model(more, attention_mask=torch.cat([mask, more_mask], 1), past_key_values=cache).logits
+    for row in range(len(first)):
+        whole = model(torch.cat([first[row], second[row]])[None]).logits[0, len(first[row]) :]
+        torch.testing.assert_close(both[row][more_mask[row].bool()], whole, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_beams_keep_their_own_padding(model: Any) -> None:
+    rows = texts(1)
+    ids, mask = padded(rows, "left")
+    options = {"max_new_tokens": 4, "do_sample": False, "num_beams": 3}
+    together = model.generate(ids, attention_mask=mask, **options)[:, ids.shape[1] :]
+    for row, text in enumerate(rows):
+        alone = model.generate(text[None], attention_mask=torch.ones(1, len(text)), **options)[0, len(text) :]
+        assert together[row].tolist() == alone.tolist()
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradient_checkpointing_changes_nothing(model: Any, reentrant: bool) -> None:
+    ids, mask = padded(texts(), "right")
+    labels = ids.masked_fill(mask == 0, -100)
+
+    def step() -> tuple[Tensor, dict[str, Tensor]]:
+        model.zero_grad()
+        loss = model(ids, attention_mask=mask, labels=labels).loss
+        loss.backward()
+        return loss.detach(), {name: weight.grad.clone() for name, weight in model.named_parameters()}
+
+    model.train()
+    loss, grads = step()
+    runs = count_runs(model)
+    model._set_gradient_checkpointing(True, lambda run, x: checkpoint(run, x, use_reentrant=reentrant))
+    again, checkpointed = step()
+    assert any(count == 2 for count in runs.values()), "a layer was computed again for its gradient"
+    torch.testing.assert_close(again, loss, rtol=0, atol=1e-6)
+    for name, grad in grads.items():
+        torch.testing.assert_close(checkpointed[name], grad, rtol=0, atol=1e-6, msg=name)
+
+
+def count_runs(model: Any) -> dict[str, int]:
+    """Counts how often each layer's norm is computed from now on."""
+    runs: dict[str, int] = {}
+
+    def counted(name: str) -> Any:
+        def hook(*_: object) -> None:
+            runs[name] = runs.get(name, 0) + 1
+
+        return hook
+
+    for name, layer in model.layers.items():
+        layer.mixer_norm.register_forward_hook(counted(name))
+    return runs
+
+
+@torch.no_grad()
+def test_hidden_states_are_those_of_every_layer(model: Any, layout: Layout) -> None:
+    ids, mask = padded(texts(), "left")
+    found = model(ids, attention_mask=mask, output_hidden_states=True)
+    assert len(found.hidden_states) == layout.depth + 1
+    assert torch.equal(found.hidden_states[0], model.embed(ids))
+    head = model.embed.weight if model.head is None else model.head.weight
+    torch.testing.assert_close(found.hidden_states[-1] @ head.T, found.logits, rtol=0, atol=1e-5)
+    assert model(ids, attention_mask=mask).hidden_states is None
+    assert torch.equal(model(ids, attention_mask=mask, return_dict=False)[0], found.logits)
+
+
+@torch.no_grad()
+def test_padding_in_the_middle_of_a_chunk_is_refused(model: Any) -> None:
+    """A convolution would take it for text that is zero."""
+    ids, holes = torch.ones(1, 4, dtype=torch.long), torch.tensor([[1, 0, 1, 1]])
+    with pytest.raises(ValueError, match="padding must come before or after"):
+        model(ids, attention_mask=holes)
+    cache = model(ids).past_key_values
+    with pytest.raises(ValueError, match="padding must come before or after"):
+        model(ids, attention_mask=torch.tensor([[1, 1, 1, 1, 0, 0, 1, 1]]), past_key_values=cache)
+
+
+def test_masks_of_other_shapes_are_refused(model: Any) -> None:
+    ids = torch.ones(1, 4, dtype=torch.long)
+    for mask in (torch.ones(1, 3), torch.ones(1, 1, 4, 4)):
+        with pytest.raises(ValueError, match=r"attention_mask must be \[batch, tokens\]"):
+            model(ids, attention_mask=mask)
