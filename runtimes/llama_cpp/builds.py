@@ -171,8 +171,8 @@ def tools_hash() -> str:
 def _is_known(details: BuildDetails) -> bool:
     flags = recorded_runner_flags(static=details.static)
     tools = tools_hash() if details.tools else None
-    known = (source.SHA256, flags, tools)
-    return (details.sdist, details.runner_flags, details.tools_cmake) == known and details.patches in ((), patch_hashes())
+    inputs = (details.sdist, details.runner_flags, details.tools_cmake)
+    return inputs == (source.SHA256, flags, tools) and details.patches in ((), patch_hashes())
 
 
 OPTIONS = (
