@@ -179,18 +179,18 @@ def options(**changes: Any) -> LaunchOptions:
     return LaunchOptions(**values | changes)
 
 
-def as_begun(store: Store, study: Study, **changes: Any) -> tuple[int | None, bool]:
+def as_begun(store: Store, study: Study, **changes: Any) -> int | None:
     ours = ledger(store, study)
     known = launch_module._as_begun(options(**changes), ours)
     with ours.keep():
-        return known.trials, known.accept_noise
+        return known.trials
 
 
 def test_a_resumed_study_goes_on_as_it_was_begun(store: Store, study: Study) -> None:
-    assert as_begun(store, study, trials=7) == (7, False)
-    assert as_begun(store, study) == (7, False)
-    assert as_begun(store, study, trials=9, accept_noise=True) == (9, True)
-    assert as_begun(store, study) == (9, True)
+    assert as_begun(store, study, trials=7) == 7
+    assert as_begun(store, study) == 7
+    assert as_begun(store, study, trials=9) == 9
+    assert as_begun(store, study) == 9
 
 
 def test_a_resumed_study_keeps_what_it_learnt_from(store: Store, study: Study) -> None:
@@ -202,7 +202,7 @@ def test_a_resumed_study_keeps_what_it_learnt_from(store: Store, study: Study) -
 
 
 def test_a_new_study_takes_the_space_s_number_of_trials(store: Store, study: Study) -> None:
-    assert as_begun(store, study) == (tiny_space().search.trials, False)
+    assert as_begun(store, study) == tiny_space().search.trials
 
 
 def launched(tmp_path: Path, **changes: Any) -> StudyState:
