@@ -185,7 +185,7 @@ def _busy(tree: LocalTransport) -> Finding:
         share = (busy_s(tree) - time.process_time() - before) / (time.monotonic() - began)
         detail = f"other processes use {max(0.0, share):.2f} cores"
         if share > BUSY_SHARE:
-            return Finding("load", "warning", detail, "measurements work beside them, with wider intervals")
+            return Finding("load", "warning", detail, "stop them for narrower intervals")
         return Finding("load", "ok", detail)
 
     return _reading("load", read)
