@@ -111,7 +111,7 @@ def test_checkpoint_that_is_none(tmp_path: Path) -> None:
 
 def test_checkpoint_that_changed_or_is_gone(tmp_path: Path) -> None:
     trained = checkpoint(TINY, tmp_path / "c.safetensors")
-    checkpoint(TINY, trained.path, norm__weight=np.full(256, 2, np.float32))
+    checkpoint(TINY, trained.path, norm__weight=np.full(64, 2, np.float32))
     for _ in range(2):
         with pytest.raises(InvalidInput, match=f"missing, or changed since it was checkpoint {trained.sha256[:12]}"):
             write_gguf(TINY, "f32", trained, tmp_path / "m.gguf")
