@@ -1,6 +1,6 @@
 """Measures random layouts on both runtimes with one and two threads: the table that hardware models are judged on.
 
-    python benchmarks/hardware_layouts.py [--layouts 60] [--minutes 10] [--foreign-cpu 0.2]
+    python benchmarks/hardware_layouts.py [--layouts 60] [--minutes 10]
 
 Layouts are drawn from lfm2-mixed-demo, those that both runtimes carry, and kept in benchmarks/hardware/layouts.txt;
 runs are added to benchmarks/hardware/runs.csv. A layout's runs are interleaved: in each of three rounds, every
@@ -30,7 +30,6 @@ from nas.core.clock import SystemClock
 from nas.core.errors import InfrastructureFailed
 from nas.core.layout import Layout
 from nas.core.plan import Plan, PlanFile, Round
-from nas.core.space import MeasurementSettings
 from nas.core.stats import quantile
 from nas.core.workload import Workload
 from nas.devices.agent.run_plan import Observer, run_round
@@ -90,7 +89,6 @@ def main() -> None:
     parser.add_argument("--layouts", type=int, default=60, help="only in an empty folder: how many to draw")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=600.0)
-    parser.add_argument("--foreign-cpu", type=float, default=0.2, help="most that other processes may take, in cores")
     parser.add_argument("--export-only", action="store_true", help="lower all shapes now; measure later")
     parser.add_argument("--folder", type=Path, default=FOLDER)
     options = parser.parse_args()
@@ -99,7 +97,7 @@ def main() -> None:
     done = {row.layout for row in read_rows(options.folder)}
     ends = time.monotonic() + 60 * options.minutes
     with tempfile.TemporaryDirectory(prefix="hilnas-benchmark-") as scratch:
-        bench = Bench(Path(scratch), options.foreign_cpu)
+        bench = Bench(Path(scratch))
         for index, layout in enumerate(layouts):
             if index in done or time.monotonic() > ends:
                 continue
@@ -115,12 +113,10 @@ class Bench:
 
     Args:
         scratch: folder for models.
-        foreign_cpu: see `--foreign-cpu`.
     """
 
-    def __init__(self, scratch: Path, foreign_cpu: float) -> None:
+    def __init__(self, scratch: Path) -> None:
         self._scratch = scratch
-        self._protocol = MeasurementSettings(foreign_cpu_limit=foreign_cpu)
         self._transport = LocalTransport(paths.cache() / "hardware-benchmark")
         self._files = Files({})
         self._builds = {runtime.name: runtime.build(log=say, patched=runtime is LLAMA_CPP) for runtime in RUNTIMES}
@@ -159,7 +155,7 @@ class Bench:
                 batch, self._transport, self._files, lambda runner: True, observer=observer, clock=SystemClock()
             )
             (pair,) = result.pairs
-            rep, fault = judge(pair, parse, None, self._protocol, 0)
+            rep, fault = judge(pair, parse, None, 0)
             if fault is not None:
                 raise fault
             if rep.valid and rep.sample is not None and rep.reference is not None:
@@ -172,7 +168,7 @@ class Bench:
                 shown = (round(figure, 4) for figure in (*figures, pair.foreign_cpu or 0.0))
                 return Row(index, runtime, threads, round_, *shown)
             why = rep.reason
-        raise InfrastructureFailed(f"{_TRIES} runs were refused, the last one because {why}. Go on when it is calm")
+        raise InfrastructureFailed(f"{_TRIES} runs failed, the last one because {why}")
 
     def _plans(self, runtime: Runtime, layout: Layout, name: str, workload: Workload) -> Plans:
         path = self._scratch / f"{name}-{runtime.name}"

@@ -42,7 +42,7 @@ VICTIMS = ("launch", "worker", "agent", "runner")
 ORPHANS_GONE_S = 15.0
 _TRANSIENT = 4
 _RUN_LIMIT_S = 1800.0
-_LAUNCH = (sys.executable, "-c", "from nas.cli.main import main; main()", "launch", "--yes", "--accept-noise")
+_LAUNCH = (sys.executable, "-c", "from nas.cli.main import main; main()", "launch", "--yes")
 
 
 @dataclass
@@ -261,8 +261,7 @@ def default_space() -> dict[str, Any]:
         {"name": "long", "lm_steps": 120, "seeds": [0, 1]},
     ]
     space["quality"]["min_reference"] = 0.01
-    protocol = {"screen_repetitions": 2, "confirm_repetitions": 10, "drift_limit": 100, "foreign_cpu_limit": 100}
-    return space | {"protocol": protocol | {"cool_down_s": 0}}
+    return space | {"protocol": {"screen_repetitions": 2, "confirm_repetitions": 10}}
 
 
 def prepare(home: Path) -> None:

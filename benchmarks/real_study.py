@@ -62,7 +62,6 @@ def main() -> int:
     parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=ENGINES)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--trials", type=int, default=60, help="of each study, references not counted")
-    parser.add_argument("--accept-noise", action="store_true", help="keep refused repetitions, marked, off the fronts")
     parser.add_argument("--plan", action="store_true", help="say what would be run and how long it takes, and stop")
     parser.add_argument("--table", type=Path, default=TABLE, help="where all layouts that were tried are written")
     parser.add_argument("--from", dest="source", type=Path, help="run nothing; make figures and page of this table")
@@ -76,7 +75,7 @@ def main() -> int:
             show(load(args.source), args)
             return 0
         planned = campaign(args.engines, args.seeds, args.trials)
-        run = Campaign(args.state.resolve(), args.space, args.accept_noise, say)
+        run = Campaign(args.state.resolve(), args.space, say)
         if args.plan:
             run.tell(planned)
             return 0

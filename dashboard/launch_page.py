@@ -51,7 +51,6 @@ class LaunchForm(BaseModel):
     study: str = ""
     space: str = Field("", description="YAML text")
     trials: str = ""
-    accept_noise: bool = False
     warm_start: str = Field("", description="names, between spaces or commas")
 
     @classmethod
@@ -62,7 +61,6 @@ class LaunchForm(BaseModel):
             study=posted.get("study", "").strip(),
             space=space.replace("\r\n", "\n"),
             trials=posted.get("trials", "").strip(),
-            accept_noise="accept_noise" in posted,
             warm_start=posted.get("warm_start", "").strip(),
         )
 
@@ -77,7 +75,6 @@ class LaunchForm(BaseModel):
                 "study": self.study,
                 "space": self.space,
                 "trials": self.trials or None,
-                "accept_noise": self.accept_noise,
                 "warm_start": tuple(re.split(r"[\s,]+", self.warm_start)) if self.warm_start else (),
             }
         )
@@ -128,8 +125,7 @@ def launch_router(store: Store, submitted: SubmittedStudies, access: PageAccess)
         try:
             wanted = form.request()
             submitted.submit(
-                wanted.study, wanted.space, trials=wanted.trials, accept_noise=wanted.accept_noise,
-                warm_start=wanted.warm_start, by=by,
+                wanted.study, wanted.space, trials=wanted.trials, warm_start=wanted.warm_start, by=by,
             )  # fmt: skip
         except (NasError, ValidationError) as error:
             status = answer_to(request, error).status_code if isinstance(error, NasError) else 422

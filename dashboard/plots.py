@@ -19,9 +19,9 @@ from markupsafe import Markup
 from nas.api.devices import ReferenceRunView
 from nas.core.family import MemberTraining
 from nas.core.logs import visible
-from nas.core.measurement import DRIFT_LIMIT
 from nas.core.scoring import BudgetCheck, MeasurementKey
 from nas.dashboard.filters import shown
+from nas.store.calibrations import FASTER_LIMIT, SLOWER_LIMIT
 from nas.views.candidate import CandidateView, ComparisonView, MeasurementView
 from nas.views.family import ComparisonView as FamilyComparison
 
@@ -194,7 +194,7 @@ def no_temperature(measurement: MeasurementView) -> str | None:
 def token_histogram(view: CandidateView, measurement: MeasurementView) -> Plot:
     """Returns the distribution of the tokens that count, corrected for drift."""
     limits = token_limits("x", view.budgets, measurement.place)
-    return histogram(corrected_ms(measurement), measurement.name, "ms per token", limits)
+    return histogram(counted_ms(measurement), measurement.name, "ms per token", limits)
 
 
 def token_distributions(view: ComparisonView) -> list[tuple[str, Plot]]:
@@ -204,7 +204,7 @@ def token_distributions(view: ComparisonView) -> list[tuple[str, Plot]]:
     drawn = []
     for key, name in sorted(names.items()):
         samples = {
-            each.name: corrected_ms(taken[key]) if key in taken else []
+            each.name: counted_ms(taken[key]) if key in taken else []
             for each, taken in zip(view.candidates, by_key, strict=True)
         }
         limits = token_limits("x", view.candidates[0].budgets, key)
@@ -212,10 +212,14 @@ def token_distributions(view: ComparisonView) -> list[tuple[str, Plot]]:
     return drawn
 
 
-def corrected_ms(measurement: MeasurementView) -> list[float]:
-    """Returns milliseconds per token of the repetitions that count, times candidate / reference x calibration."""
+def counted_ms(measurement: MeasurementView) -> list[float]:
+    """Returns milliseconds per token of the repetitions that count, as experienced.
+
+    Under measurement protocol 1 each repetition was divided by its reference run.
+    """
     counted = [each for each in measurement.repetitions if each.valid or measurement.noisy]
-    return [ms / (1 + (each.drift or 0.0)) for each in counted for ms in each.token_ms]
+    divided = measurement.protocol == 1
+    return [ms / (1 + (each.drift or 0.0) * divided) for each in counted for ms in each.token_ms]
 
 
 def token_limits(axis: Literal["x", "y"], budgets: Sequence[BudgetCheck], key: MeasurementKey) -> list[Limit]:
@@ -264,7 +268,7 @@ def drift(runs: Sequence[ReferenceRunView], label: str, now: float) -> Plot:
     warm = [(at, run.temperature_c) for at, run in zip(ago, runs, strict=True) if run.temperature_c is not None]
     if warm:
         series.append(Series("temperature", warm, hue=_OWN, right=True))
-    limits = [Limit("y", f"limit: {sign * 100 * DRIFT_LIMIT:g} %", sign * 100 * DRIFT_LIMIT) for sign in (1, -1)]
+    limits = [Limit("y", f"limit: {100 * each:+g} %", 100 * each) for each in (SLOWER_LIMIT, -FASTER_LIMIT)]
     return Plot(
         f"{label}: {len(runs)} reference runs, the latest {100 * (runs[-1].ratio - 1):+.2f} %", series,
         Axis(f"{'hours' if hours else 'days'}, 0 is now", covers=(0.0,)),

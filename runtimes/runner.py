@@ -37,6 +37,8 @@ USAGE, LOAD_FAILED, DECODE_FAILED, NO_MEMORY = 64, 65, 70, 71
 _DEADLINE_S = 3600.0
 """Emulation is a hundred times slower than the machine that it emulates."""
 _PROMPT_SEED = 0
+_CLOCK_STEP_MS = 20.0
+"""Step of a device's clock (10 ms), twice: at the beginning and the end of a process."""
 _NONSENSE = 1e15
 """Eleven days in nanoseconds."""
 _NOT_STARTED = (126, 127)
@@ -135,6 +137,20 @@ def read_sample(raw: RawRun) -> Sample:
         raise CandidateFailed("garbage_output", "report: a time or size is negative or beyond all measure")
     if not sample.finite:
         raise CandidateFailed("not_finite", "the logits hold NaN or infinity")
+    return sample
+
+
+def read_timed_sample(raw: RawRun) -> Sample:
+    """Returns the sample that a runner reported that timed itself with the device's clock.
+
+    Raises:
+        CandidateFailed: see `read_sample`.
+        InfrastructureFailed: see `read_sample`; or a clock jumped: the timed work is longer than the process lived.
+    """
+    sample = read_sample(raw)
+    timed_ms, lived_ms = sample.load_ms + sample.ttft_ms + sum(sample.decode_ns) / 1e6, raw.wall_s * 1e3
+    if timed_ms > lived_ms + _CLOCK_STEP_MS:
+        raise InfrastructureFailed(f"impossible times: {timed_ms:.0f} ms of work in a process of {lived_ms:.0f} ms")
     return sample
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from importlib import resources
 from pathlib import Path
 
@@ -9,9 +10,11 @@ from pydantic import ValidationError
 
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.frame import check_reachable
-from nas.core.space import SearchSpace
+from nas.core.space import REMOVED_LIMITS, SearchSpace
 from nas.search_spaces.problems import describe
 from nas.search_spaces.yaml_text import MAX_CHARACTERS, Document, read_yaml
+
+log = logging.getLogger(__name__)
 
 
 def load_space(name_or_path: str | Path) -> SearchSpace:
@@ -53,6 +56,7 @@ def parse_space(text: str, name: str) -> SearchSpace:
     except ValidationError as error:
         raise InvalidInput("\n".join(describe(error, document))) from None
     _check_reachable(space, document)
+    _warn_of_removed(document, name)
     return space
 
 
@@ -74,6 +78,13 @@ def _file(name_or_path: str | Path) -> Path:
     if not path.is_file():
         raise UnknownName("search space (no packaged one, and no such file)", str(name_or_path), packaged)
     return path
+
+
+def _warn_of_removed(document: Document, name: str) -> None:
+    value = document.value
+    protocol = value.get("protocol") if isinstance(value, dict) else None
+    if found := [key for key in REMOVED_LIMITS if isinstance(protocol, dict) and key in protocol]:
+        log.warning("%s: protocol: %s: ignored, noise is not refused any more", name, ", ".join(found))
 
 
 def _check_reachable(space: SearchSpace, document: Document) -> None:

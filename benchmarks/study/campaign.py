@@ -40,12 +40,11 @@ class Campaign:
     Args:
         folder: gets a home of its own with the database, the spaces and the log of the launches.
         base: name or file of the space.
-        accept_noise: keep refused repetitions, marked and off the fronts.
         say: called with progress messages.
     """
 
-    def __init__(self, folder: Path, base: str, accept_noise: bool, say: Callable[[str], None]) -> None:
-        self.folder, self._base, self._accept_noise, self._say = folder, base, accept_noise, say
+    def __init__(self, folder: Path, base: str, say: Callable[[str], None]) -> None:
+        self.folder, self._base, self._say = folder, base, say
         self._home = folder / "home"
 
     def run(self, planned: Sequence[Terms]) -> None:
@@ -106,7 +105,7 @@ class Campaign:
         space.write_text(yaml.safe_dump(space_of(self._base, terms), sort_keys=False), encoding="utf-8")
         known = self._study(terms) is not None
         self._say(f"{terms.study}: {'going on' if known else 'begins'}, {terms.trials} trials")
-        options = [*(["--resume"] if known else []), *(["--accept-noise"] if self._accept_noise else [])]
+        options = ["--resume"] if known else []
         argv = [
             sys.executable, "-m", "nas.cli", "launch", "--space", str(space), "--study", terms.study,
             "--trials", str(terms.trials), "--yes", "--json", *options,

@@ -89,11 +89,13 @@ class MeasurementSummary:
         key: of the result that holds all of it.
         noisy: whether figures rest on refused repetitions.
         figures_json: the figures by name, as stored: parsed, those of a large study would fill the memory.
+        foreign_cpu: median CPU share of other processes meanwhile, in cores; None: not known.
     """
 
     key: str
     noisy: bool
     figures_json: str
+    foreign_cpu: float | None = None
 
     @property
     def figures(self) -> dict[str, Figure]:
@@ -379,7 +381,7 @@ def best_measurements(found: Iterable[ResultSummary], lookup: KeyLookup) -> dict
         if each.stage != "measure" or each.device is None:
             continue  # not a measurement, or a failure that is kept as the result
         assert each.runtime and each.workload and each.figures, "a measurement has all of these"
-        summary = MeasurementSummary(each.key, bool(each.noisy), each.figures)
+        summary = MeasurementSummary(each.key, bool(each.noisy), each.figures, each.foreign_cpu)
         count = summary.figures["ttft"].n
         for key in lookup(each.device, each.runtime, each.workload):
             if count >= repetitions.get(key, 0):

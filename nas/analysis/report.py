@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from statistics import median
 from typing import Any
+
+from pydantic import BaseModel, Field
 
 from nas.analysis.agreement import agreements
 from nas.analysis.history import ended, expected_gain, history, interval, interval_json
@@ -16,7 +20,8 @@ from nas.core.layout import Layout
 from nas.core.measurement import Measurement
 from nas.core.metrics import METRICS
 from nas.core.pareto import Ranked, TrialAxes, dominates, front_hypervolume, rank_trials
-from nas.core.scoring import Axis, check_budgets, measurement_keys, ratio_of_limit
+from nas.core.scoring import Axis, check_budgets, log_sd, measurement_keys, ratio_of_limit
+from nas.core.stats import Z95
 from nas.core.trial import TrialState
 from nas.store import results, studies
 from nas.store.store import Store
@@ -26,6 +31,9 @@ _WITH_MEASUREMENTS = ("front", "ranking", "references", "noisy")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 """Prefixes that make a spreadsheet read a cell as a formula."""
 _ROWS_PER_PART = 1000
+_NOISE_OF_LATEST = 400
+"""Measurements from which the noise of a study is computed."""
+
 Json = dict[str, Any]
 Cell = str | int | float | None
 Row = dict[str, Cell]
@@ -53,6 +61,29 @@ def ranking(study: StudySnapshot) -> list[Ranked]:
     if corner is None:
         return []
     return study.cached("ranking", lambda: rank_trials(study.counted, corner, chances=study.chances))
+
+
+class NoiseSummary(BaseModel):
+    """What a study was measured beside, and how sure its times are: medians over measurements."""
+
+    foreign_cpu: float | None = Field(description="CPU share of other processes, in cores")
+    interval: float | None = Field(description="half width of the 95 % intervals of TTFT and decode p50, as a share")
+    text: str = Field(description="both as a sentence")
+
+
+def noise_summary(study: StudySnapshot) -> NoiseSummary | None:
+    """Returns the noise of the latest measured trials; None before anything was measured."""
+    taken = [each for number in sorted(study.records) for each in study.records[number].measurements.values()]
+    taken = taken[-_NOISE_OF_LATEST:]
+    figures = [each.figures[name] for each in taken for name in ("ttft", "decode_p50")]
+    widths = [math.expm1(Z95 * sd) for figure in figures if (sd := log_sd(figure))]
+    shares = [each.foreign_cpu for each in taken if each.foreign_cpu is not None]
+    if not widths and not shares:
+        return None
+    share, width = median(shares) if shares else None, median(widths) if widths else None
+    parts = [f"measured while other processes used {share:.1f} of a core"] if share is not None else []
+    parts += [f"intervals +-{width:.1%} (median)"] if width is not None else []
+    return NoiseSummary(foreign_cpu=share, interval=width, text="; ".join(parts))
 
 
 def study_table(study: StudySnapshot) -> tuple[list[str], list[Row]]:
@@ -153,6 +184,7 @@ def _report(store: Store, study: StudySnapshot) -> Json:
         "references": [
             {"name": reference, **_row(record, each, None)} for reference, each in record.references.items()
         ],
+        "noise": None if (noise := noise_summary(study)) is None else noise.model_dump(),
         "noisy_references": [name for name, each in record.references.items() if each.noisy],
         "noisy": [_row(record, each, None) for each in record.records.values() if _left_out(each)],
         "told": _observations(record),

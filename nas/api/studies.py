@@ -6,14 +6,14 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
 from nas.analysis.report import study_report
 from nas.analysis.snapshot import Snapshots
 from nas.api.access import require
-from nas.api.submissions import Order, Submission, SubmissionState, SubmittedStudies
+from nas.api.submissions import Order, Submission, SubmissionState, SubmittedStudies, without_accept_noise
 from nas.api.types import EventId, Limit, StudyName, Time, Wait, with_example
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.trial import EventKind
@@ -32,7 +32,7 @@ from nas.web.server import max_body
 _MAX_SUBMISSION = 8 << 20
 """Bytes of a submission: the longest space, also where its characters take several bytes."""
 _SUBMISSION = {
-    "submitted_by": "laptop", "submitted": 1763690000.0, "state": "running", "trials": 40, "accept_noise": False,
+    "submitted_by": "laptop", "submitted": 1763690000.0, "state": "running", "trials": 40,
     "warm_start": [], "tries": 0, "not_before": 0.0, "exit_code": None, "message": None,
 }  # fmt: skip
 _STUDY = {
@@ -68,8 +68,12 @@ class SubmitRequest(BaseModel):
     study: StudyName
     space: str = Field(max_length=MAX_CHARACTERS)
     trials: int | None = Field(None, ge=1, le=1_000_000, description="layouts to try; default: as the space says")
-    accept_noise: bool = Field(False, description="keep noisy measurements, marked and off the reported front")
     warm_start: tuple[StudyName, ...] = Field((), max_length=20, description="earlier studies to learn from first")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_earlier_versions(cls, data: Any) -> Any:
+        return without_accept_noise(data)
 
 
 class SubmissionView(BaseModel):
@@ -81,7 +85,6 @@ class SubmissionView(BaseModel):
     submitted: Time
     state: SubmissionState
     trials: int | None
-    accept_noise: bool
     warm_start: tuple[str, ...]
     tries: int = Field(description="processes in a row that ended soon without finishing it")
     not_before: float = Field(description="when it is retried, in seconds since the epoch")
@@ -171,7 +174,7 @@ def studies_router(
     @router.post("", summary="Submit a study", status_code=201, responses=documented(409))
     @max_body(_MAX_SUBMISSION)
     def submit(request: SubmitRequest, token: ApiToken = operate) -> StudyView:
-        wanted = {"trials": request.trials, "accept_noise": request.accept_noise, "warm_start": request.warm_start}
+        wanted = {"trials": request.trials, "warm_start": request.warm_start}
         submitted.submit(request.study, request.space, by=token.name, **wanted)  # type: ignore[arg-type]
         return _view(store, submitted, request.study)
 

@@ -16,9 +16,9 @@ import threading
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, Literal, Protocol, Self
+from typing import IO, Any, Literal, Protocol, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from nas.core.durable import write_durably
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError, UnknownName
@@ -61,6 +61,11 @@ class SubmissionState(StrEnum):
     ENDED = "ended"
 
 
+def without_accept_noise(data: Any) -> Any:
+    """Returns a mapping without an option that clients and files of version 0.1.0 have; noise is not refused now."""
+    return {key: value for key, value in data.items() if key != "accept_noise"} if isinstance(data, dict) else data
+
+
 class Submission(BaseModel):
     """A submitted study and its state.
 
@@ -69,7 +74,6 @@ class Submission(BaseModel):
         space: name of its space.
         space_sha256: of the YAML text.
         trials: how many layouts to try; None: as the space says.
-        accept_noise: keep noisy measurements, marked.
         warm_start: earlier studies to learn from first.
         submitted_by: name of the API token.
         submitted: seconds since the epoch.
@@ -89,7 +93,6 @@ class Submission(BaseModel):
     space: str
     space_sha256: str
     trials: int | None = None
-    accept_noise: bool = False
     warm_start: tuple[str, ...] = ()
     submitted_by: str
     submitted: float
@@ -101,6 +104,11 @@ class Submission(BaseModel):
     exit_code: int | None = None
     message: str | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_earlier_versions(cls, data: Any) -> Any:
+        return without_accept_noise(data)
+
     @property
     def ended(self) -> bool:
         """Whether nothing more is due."""
@@ -108,7 +116,7 @@ class Submission(BaseModel):
 
     def same_request(self, other: Submission) -> bool:
         """Returns whether both request the same study, space and options."""
-        wants = ("study", "space_sha256", "trials", "accept_noise", "warm_start")
+        wants = ("study", "space_sha256", "trials", "warm_start")
         return all(getattr(self, name) == getattr(other, name) for name in wants)
 
 
@@ -212,7 +220,7 @@ class LaunchProcess:
         argv = [sys.executable, "-m", "nas.cli", "launch", "--space", str(folder.space), "--study", submission.study]
         argv += ["--yes", "--json", *self._more]
         argv += ["--trials", str(submission.trials)] if submission.trials is not None else []
-        argv += ["--accept-noise"] * submission.accept_noise + ["--resume"] * resume
+        argv += ["--resume"] * resume
         argv += [part for name in submission.warm_start for part in ("--warm-start", name)]
         with folder.open_log() as out, folder.open_result() as result:
             return subprocess.Popen(
@@ -248,8 +256,7 @@ class SubmittedStudies:
         self._thread.join()
 
     def submit(
-        self, study: str, space: str, *, trials: int | None = None, accept_noise: bool = False,
-        warm_start: tuple[str, ...] = (), by: str,
+        self, study: str, space: str, *, trials: int | None = None, warm_start: tuple[str, ...] = (), by: str,
     ) -> Submission:  # fmt: skip
         """Accepts a study; submitting an equal one again returns the existing one.
 
@@ -257,7 +264,6 @@ class SubmittedStudies:
             study: its name.
             space: YAML text.
             trials: how many layouts to try; None: as the space says.
-            accept_noise: keep noisy measurements, marked.
             warm_start: earlier studies to learn from first.
             by: name of the API token.
 
@@ -273,7 +279,6 @@ class SubmittedStudies:
             space=check_space(self._store, space).name,
             space_sha256=hashlib.sha256(space.encode()).hexdigest(),
             trials=trials,
-            accept_noise=accept_noise,
             warm_start=warm_start,
             submitted_by=by,
             submitted=self._store.now(),

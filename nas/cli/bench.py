@@ -35,7 +35,6 @@ def command(
     context: Annotated[int, typer.Option("--context", help="Allocated context in tokens; 0: --prompt + --gen.")] = 0,
     threads: Annotated[int, typer.Option("--threads", "-t", help="Number of compute threads.")] = 1,
     reps: Annotated[int, typer.Option("--reps", min=2, help="Number of valid repetitions.")] = 10,
-    accept_noise: Annotated[bool, typer.Option("--accept-noise", help="Keep repetitions rejected as noisy.")] = False,
     db: DatabaseOption = None,
     json: JsonFlag = False,
 ) -> None:
@@ -51,7 +50,6 @@ def command(
         workload=_workload(prompt=prompt, gen=gen, context=context, threads=threads),
         repetitions=reps,
         protocol=MeasurementSettings(),
-        accept_noise=accept_noise,
         db=db,
     )
     report = measure(options, say)
@@ -72,23 +70,25 @@ def _workload(**values: int) -> Workload:
 
 def _fields(report: dict[str, Any]) -> list[tuple[str, object]]:
     ttft, decode, memory, workload = (report[name] for name in ("ttft_ms", "decode_ms", "peak_rss_mb", "workload"))
-    refused = f", {report['refused_share']:.0%} of repetitions rejected" if report["refused_share"] else ""
-    drift = report["reference"]["drift"]
+    refused = f", {report['refused_share']:.0%} of repetitions failed" if report["refused_share"] else ""
+    drift, others = report["reference"]["drift"], report["foreign_cpu"]
     return [
         ("layout", report.get("layout")),
         ("file", report.get("file")),
         ("runtime", f"{report['runtime']['name']} build {report['runtime']['build'][:12]}"),
         ("device", f"{report['device']['id']} ({report['device']['cpu']})"),
         ("workload", f"{workload['prompt']} tokens in, {workload['gen']} out, {workload['threads']} thread(s)"),
-        ("TTFT", f"{_shown(ttft['median'], 'ms')}{_interval(ttft['ci95'])}, n = {ttft['n']}{refused}"),
+        ("TTFT", f"{_shown(ttft['value'], 'ms')}{_interval(ttft['ci95'])}, n = {ttft['n']}{refused}"),
+        ("  as experienced", _shown(ttft["typical"], "ms")),
         ("prefill", _shown(report["prefill_tps"], "tokens/s")),
         ("decode p50", f"{_shown(decode['p50'], 'ms/token')}{_interval(decode['ci95'])}"),
+        ("  as experienced", _shown(decode["typical"], "ms/token")),
         ("decode p95", _shown(decode["p95"], "ms/token", decode["p95_reason"])),
         ("peak memory", _shown(memory["total"], "MB")),
         ("load", _shown(report["load_ms"], "ms")),
         ("file size", _shown(report["file_mb"], "MB")),
-        ("drift", None if drift is None else f"{drift:+.1%} of the reference run, corrected"),
-        ("noisy", "yes: includes repetitions rejected as noisy" if report["noisy"] else None),
+        ("reference model", None if drift is None else f"{drift:+.1%} off its calibration"),
+        ("other processes", None if others is None else f"{others:.2f} of a core meanwhile"),
     ]
 
 

@@ -204,7 +204,7 @@ def _device_fields(found: dict[str, Any]) -> list[tuple[str, object]]:
 
 
 def _drift_row(drift: dict[str, Any]) -> list[object]:
-    off = "too few quiet runs" if drift["off"] is None else f"{drift['off']:+.1%}"
+    off = "too few runs" if drift["off"] is None else f"{drift['off']:+.1%}"
     text = f"{off}: will be recalibrated by the next study" if drift["recalibrate"] else off
     return [drift["runtime"], drift["build"][:12], len(drift["runs"]), text]
 

@@ -30,7 +30,7 @@ from nas.runtimes.base import Finding, Status, finding_of
 
 FREE_DISK_GB, FREE_MEMORY_MB = 5.0, 2000.0
 BUSY_SHARE = 0.2
-"""CPU usage of other processes, in cores, above which repetitions are rejected as noisy."""
+"""CPU usage of other processes, in cores, above which intervals become wider."""
 
 SEARCH_PACKAGES = ("torch", "ray", "sqlalchemy", "moocore", "scipy", "gguf", "llama_cpp")
 GOOD_CLOCKS = ("tsc", "arch_sys_counter", "kvm-clock", "hyperv_clocksource_tsc_page")
@@ -185,7 +185,7 @@ def _busy(tree: LocalTransport) -> Finding:
         share = (busy_s(tree) - time.process_time() - before) / (time.monotonic() - began)
         detail = f"other processes use {max(0.0, share):.2f} cores"
         if share > BUSY_SHARE:
-            return Finding("load", "warning", detail, "stop them: repetitions under load are rejected")
+            return Finding("load", "warning", detail, "stop them for narrower intervals")
         return Finding("load", "ok", detail)
 
     return _reading("load", read)

@@ -67,7 +67,6 @@ def build(
         int | None,
         typer.Option("--reps", min=2, help="Number of valid repetitions.", show_default="those of the first screening"),
     ] = None,
-    accept_noise: Annotated[bool, typer.Option("--accept-noise", help="Keep refused repetitions, marked.")] = False,
     files: Annotated[bool, typer.Option("--files/--no-files", help="Write model files of the members.")] = True,
     tokenizer: Annotated[
         Path | None, typer.Option("--tokenizer", help="tokenizer.json for the model files.", show_default="bytes")
@@ -105,7 +104,6 @@ def build(
         candidates=candidates,
         measure=measure,
         repetitions=reps,
-        accept_noise=accept_noise,
         seed=seed,
         db=db,
         files=_writer(tokenizer, context, pte_context if pte else None, license) if files else None,
@@ -268,7 +266,6 @@ def compare(
     threads: Annotated[int, typer.Option("--threads", "-t", min=1, help="Number of compute threads.")] = 1,
     reps: Annotated[int, typer.Option("--reps", min=1, max=100, help="Repetitions per model and prompt length.")] = 3,
     flash_attn: Annotated[bool, typer.Option("--flash-attn/--no-flash-attn", help="Use fused attention.")] = True,
-    accept_noise: Annotated[bool, typer.Option("--accept-noise", help="Keep refused repetitions, marked.")] = False,
     replicate: Annotated[
         int, typer.Option("--replicate", min=0, help="Use a higher number to repeat earlier measurements.")
     ] = 0,
@@ -291,7 +288,7 @@ def compare(
         check_suffix(plot)
     models = ModelSelection(family, tuple(reference or ()), tuple(layout or ()), tuple(size_class or ()), alone)
     options = CompareOptions(
-        models, device=device, threads=threads, repetitions=reps, flash_attn=flash_attn, accept_noise=accept_noise,
+        models, device=device, threads=threads, repetitions=reps, flash_attn=flash_attn,
         replicate=replicate, db=db,
     )  # fmt: skip
     record, path = measure(options, say, say)

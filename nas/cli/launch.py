@@ -26,7 +26,7 @@ from nas.cli.options import INTERRUPTED, DatabaseOption, YesOption, open_store, 
 from nas.cli.output import JsonFlag, duration, print_fields, print_json, say
 from nas.cli.remote import Json, ServerOption, UsersClient, open_server, part
 from nas.cli.space import plan_fields
-from nas.cli.study_view import print_agreement, print_front
+from nas.cli.study_view import print_agreement, print_front, say_noise
 from nas.core import paths
 from nas.core.errors import InvalidInput, NasError
 from nas.core.space import SearchSpace
@@ -69,9 +69,6 @@ def command(
         int, typer.Option("--workers", min=1, help="Maximum concurrent local trainings.", show_default="all cores")
     ] = os.cpu_count() or 1,
     resume: Annotated[bool, typer.Option("--resume", help="Resume --study without repeating finished stages.")] = False,
-    accept_noise: Annotated[
-        bool, typer.Option("--accept-noise", help="Keep noisy measurements, marked and excluded from the front.")
-    ] = False,
     warm_start: Annotated[
         list[str] | None,
         typer.Option("--warm-start", metavar="STUDY", help="Warm-start from this earlier study. Repeatable."),
@@ -105,7 +102,6 @@ def command(
         ray_address=ray_address,
         train_gpus=train_gpus,
         resume=resume,
-        accept_noise=accept_noise,
         workers=workers,
         warm_start=tuple(warm_start or ()),
     )
@@ -223,6 +219,7 @@ def _report(options: LaunchOptions, state: StudyState, json: bool) -> None:
     else:
         print_front(report)
         print_agreement(report)
+    say_noise(report)
     png, svg = draw_front(report, paths.home() / "studies" / options.study)
     say(f"plots: {png}, {svg}")
     database = same_database(options.db)
@@ -267,7 +264,6 @@ def _submit(client: UsersClient, options: LaunchOptions, space: str) -> None:
         "study": options.study,
         "space": space,
         "trials": options.trials,
-        "accept_noise": options.accept_noise,
     }
     if options.warm_start:  # older coordinators reject the key
         wanted["warm_start"] = list(options.warm_start)
@@ -281,6 +277,7 @@ def _print_remote_report(found: Json, state: str, url: str, json: bool) -> None:
     elif found["report"] is not None:
         print_front(found["report"])
         print_agreement(found["report"])
+        say_noise(found["report"])
     study = found["study"]
     if state == "complete":
         say(f"next: nas study show {study} --server {url}        state, Pareto front and cost")

@@ -32,6 +32,8 @@ def report_fields(report: Report, database: str = "") -> Iterator[tuple[str, str
         yield "proposals ended", report["ended"]["message"]
     for row in report["warm_start"]:
         yield "warm start", f"{row['layouts']} layouts of {row['study']}"
+    if (noise := report.get("noise")) is not None:  # older coordinators do not have it
+        yield "noise", noise["text"]
     yield "elapsed", duration(report["elapsed_s"])
     spent = {stage: seconds for stage, seconds in report["stage_seconds"].items() if seconds}
     yield "work", ", ".join(f"{stage} {duration(seconds)}" for stage, seconds in spent.items()) or "none yet"
@@ -40,6 +42,12 @@ def report_fields(report: Report, database: str = "") -> Iterator[tuple[str, str
 def _between(report: Report) -> str:
     interval = report["hypervolume_ci95"]
     return f" (95 % CI {interval['low']:.4g} to {interval['high']:.4g})" if interval else ""
+
+
+def say_noise(report: Report) -> None:
+    """Prints what the study was measured beside, as one line."""
+    if (noise := report.get("noise")) is not None:
+        say(noise["text"])
 
 
 def print_front(report: Report) -> None:

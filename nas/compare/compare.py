@@ -50,7 +50,7 @@ from nas.measure.rounds import Jobs, Subject, measure
 from nas.runtimes import RUNTIMES
 from nas.runtimes.base import Artifact, RandomWeights, Runtime
 from nas.runtimes.llama_cpp.stock_model import QUANTISATION, StockModel, write_stock_model
-from nas.scaling.measure import calibrated_bench, export_once, recorded_figure
+from nas.scaling.measure import export_once, recorded_figure
 from nas.store import artifacts, results
 from nas.store.store import Store
 from nas.study.stages import failure
@@ -121,7 +121,6 @@ class CompareOptions:
         threads: of computation.
         repetitions: per model and workload.
         flash_attn: fused attention.
-        accept_noise: keep refused repetitions, marked.
         replicate: a higher number measures again.
         db: URL, or None for the default database.
         runtime: that runs the models.
@@ -133,7 +132,6 @@ class CompareOptions:
     threads: int = 1
     repetitions: int = 3
     flash_attn: bool = True
-    accept_noise: bool = False
     replicate: int = 0
     db: str | None = None
     runtime: str = RUNTIME
@@ -177,7 +175,7 @@ def compare(options: CompareOptions, log: Log, progress: Log) -> tuple[Compariso
 
     Raises:
         InvalidInput: a requested model does not exist, or the runtime does not support it.
-        InfrastructureFailed: the device is gone or too noisy, or another process makes this comparison; the same call
+        InfrastructureFailed: the device is gone, or another process makes this comparison; the same call
             resumes it.
     """
     store = Store.open(options.db)
@@ -202,13 +200,13 @@ async def _compare(
     tasks = options.workloads or report_tasks(options.threads, options.repetitions, flash_attn=options.flash_attn)
     protocol = MeasurementSettings(deadline_s=DEADLINE_S)
     workloads = {f"{task.at} tokens": task.workload for task in tasks}
-    calibrator = Calibrator(farm, jobs, protocol, paths.home() / "work", log, options.accept_noise, workloads)
+    calibrator = Calibrator(farm, jobs, protocol, paths.home() / "work", log, workloads)
     patched = any(each.patched for each in contenders)
     spec = RuntimeSpace(name=options.runtime, quantisation=QUANTISATION, build="any" if patched else "stock")
-    bench = await calibrated_bench(calibrator, options.device, spec, "compare", replicate=options.replicate)
+    bench = await calibrator.target(options.device, spec)
     log(f"{len(contenders)} models on {device.id}: about {_duration(expected_seconds(contenders, tasks, bench))}")
     entries = [(each, artifact_of(each, farm.store, bench.runtime)) for each in contenders]
-    interleaved = InterleavedBench(bench, jobs, farm.store, protocol, options.accept_noise, options.replicate)
+    interleaved = InterleavedBench(bench, jobs, farm.store, protocol, options.replicate)
     made = datetime.now(UTC).isoformat(timespec="seconds")
     conditions = Conditions(options.models.family, bench, options.threads, options.flash_attn, tasks, made)
 
@@ -265,7 +263,7 @@ def expected_seconds(contenders: Sequence[Contender], tasks: Sequence[BenchTask]
     Time grows with active parameters times tokens, at the rate at which the device's reference model runs.
     """
     reference, workload = bench.runtime.reference_model(), bench.runtime.reference_workload()
-    run_s = bench.reference.calibration_ms / 1e3
+    run_s = bench.reference.calibration.run_ms / 1e3
     work = reference.params.active * (workload.prompt + _DECODED * workload.gen)
     total = 0.0
     for contender in contenders:
@@ -426,12 +424,11 @@ class PartialResult:
         first = self.taken[0]
         size_mb = first.figures["file_size"].value
         assert size_mb is not None
-        counted = [rep for each in self.taken for rep in each.repetitions if rep.valid or each.noisy]
         return measurement(
-            counted, noisy=any(each.noisy for each in self.taken),
+            [rep for each in self.taken for rep in each.repetitions if rep.valid],
             artifact=first.artifact, runtime=first.runtime, build=first.build, patched=first.patched,
             device=first.device, workload=first.workload, file_bytes=round(size_mb * 1e6),
-            calibration_ms=first.calibration_ms, wall_s=sum(each.wall_s for each in self.taken),
+            calibration=first.calibration, wall_s=sum(each.wall_s for each in self.taken),
         )  # fmt: skip
 
 
@@ -447,8 +444,7 @@ class InterleavedBench:
         bench: device, runtime, reference run.
         jobs: runs rounds on the device.
         store: keeps repetitions.
-        protocol: limits and attempts.
-        accept_noise: keep refused repetitions, marked.
+        protocol: deadline and attempts.
         replicate: a higher number measures again.
     """
 
@@ -456,7 +452,6 @@ class InterleavedBench:
     jobs: Jobs
     store: Store
     protocol: MeasurementSettings
-    accept_noise: bool = False
     replicate: int = 0
 
     async def run(
@@ -468,7 +463,7 @@ class InterleavedBench:
         """Measures every entry in every task; `after_each` takes all results so far and the name of the repetition.
 
         Raises:
-            InfrastructureFailed: the device is gone or too noisy; finished repetitions are kept.
+            InfrastructureFailed: the device is gone; finished repetitions are kept.
         """
         partial: PartialResults = {(each.name, task.at): PartialResult() for task in tasks for each, _ in entries}
         for task in tasks:
@@ -498,8 +493,8 @@ class InterleavedBench:
     async def _repetition(self, artifact: Artifact, workload: Workload, turn: int) -> dict[str, Any]:
         bench = self.bench
         key = measure_key(
-            artifact.sha256, bench.runner, bench.device.id, workload, 1, self.protocol, bench.reference.calibration_ms,
-            self.accept_noise, self.replicate * _REPLICATES + turn, bench.device.energy_counter, bench.device.page_size,
+            artifact.sha256, bench.runner, bench.device.id, workload, 1, self.protocol, bench.reference.calibration,
+            self.replicate * _REPLICATES + turn, bench.device.energy_counter, bench.device.page_size,
         )  # fmt: skip
         if row := results.get(self.store, key):
             return row.payload
@@ -507,9 +502,7 @@ class InterleavedBench:
         # A new key for the job: the device may still have jobs of an earlier attempt.
         job = content_hash({"compare": key, "at": time.time()})
         try:
-            taken = await measure(
-                subject, bench.reference, self.jobs, job, None, 1, self.protocol, accept_noise=self.accept_noise
-            )
+            taken = await measure(subject, bench.reference, self.jobs, job, None, 1, self.protocol)
         except CandidateFailed as error:
             return results.put(self.store, key, "measure", dict(failure(error))).payload
         except InfrastructureFailed as error:
@@ -562,11 +555,9 @@ def comparison(conditions: Conditions, contenders: Sequence[Contender], partial:
 
 def _model(conditions: Conditions, contender: Contender, partial: PartialResults) -> ComparedModel:
     figures: list[Figure] = []
-    noisy = False
     for task in conditions.tasks:
         result = partial[contender.name, task.at]
         summary = result.summary()
-        noisy = noisy or bool(summary and summary.noisy)
         for metric in task.metrics:
             if result.failed or summary is None:
                 figures.append(Figure(metric=metric, prompt=task.at, reason=result.failed or _PENDING))
@@ -585,7 +576,6 @@ def _model(conditions: Conditions, contender: Contender, partial: PartialResults
             threads=conditions.threads,
             figures=tuple(figures),
             searched=contender.searched,
-            noisy=noisy,
         ),
     )
 
@@ -607,7 +597,7 @@ def _described(conditions: Conditions, partial: PartialResults) -> dict[str, str
         "flash attention": "on" if conditions.flash_attn else "off",
         "key-value cache": first.kv_type,
         "repetitions": "; ".join(f"{task.repetitions} at {task.at} tokens" for task in conditions.tasks),
-        "calibration": f"{conditions.bench.reference.calibration_ms:.1f} ms of the reference run",
+        "calibration": f"{conditions.bench.reference.calibration.run_ms:.1f} ms of the reference run",
     }
 
 
@@ -645,6 +635,9 @@ def _notes(conditions: Conditions, contenders: Sequence[Contender]) -> Iterator[
         "Weights of reference models are random, with the types that llama.cpp's quantiser gives: as far as measured, "
         "speed does not depend on values. A trained router may favour some experts more than a random one does."
     )
-    yield "Decode speed is 100 tokens over their time; times are corrected by the reference run of each repetition."
+    yield (
+        "Decode speed is 100 tokens over their time; times are floors over the repetitions, corrected by the reference "
+        "runs beside them."
+    )
     if any(each.member and not each.searched for each in contenders):
         yield "The family's search did not use this device."

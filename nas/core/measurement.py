@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from nas.core.plan import Conditions
 from nas.core.workload import Workload
 
-DRIFT_LIMIT = 0.05
-"""Default limit of a reference run's drift from its calibration, as a share."""
+ClockName = Literal["cpu", "wall"]
+"""What times are read from: processor time of the runner, or the time that passed."""
 
 
 class Sample(BaseModel):
@@ -30,6 +30,16 @@ class Sample(BaseModel):
     info: dict[str, Any] = Field(default_factory=dict, description="build info, system info, buffer sizes")
 
 
+class ReferenceTimes(BaseModel):
+    """What the reference model takes on a device: floors over several runs, on the runs' own clock."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    ttft_ms: float = Field(gt=0)
+    decode_ms: float = Field(gt=0, description="per token")
+    run_ms: float = Field(gt=0, description="all timed work of one run")
+
+
 class Repetition(BaseModel):
     """A sample with its verdict."""
 
@@ -41,6 +51,7 @@ class Repetition(BaseModel):
     sample: Sample | None
     reference: Sample | None = None
     drift: float | None = Field(None, description="reference run's time / its calibration - 1")
+    foreign_cpu: float | None = Field(None, description="CPU share of other processes, in cores, over both runs")
     conditions: Conditions = Field(default_factory=Conditions)
 
 
@@ -52,6 +63,8 @@ class Figure(BaseModel):
     value: float | None
     low: float | None = Field(None, description="lower end of the 95 % interval")
     high: float | None = None
+    log_sd: float | None = Field(None, description="standard deviation of the logarithm of `value`")
+    typical: float | None = Field(None, description="median as experienced: time that passed, not corrected")
     minimum: float | None = None
     maximum: float | None = None
     n: int = 0
@@ -64,8 +77,9 @@ class Measurement(BaseModel):
     """The result of one measure stage.
 
     `figures` holds at least ttft, prefill_tps, decode_p50, decode_p95, decode_mean, latency, peak_rss, prefill_rss,
-    decode_rss, load, energy_mj_per_token, file_size. Figures of time are drift-corrected: (candidate / reference) x
-    calibrated reference.
+    decode_rss, load, energy_mj_per_token, file_size. TTFT, decode p50 and mean, and what is computed from them, are
+    floors on `clock`, corrected for the speed of the machine (`nas.measure.estimator`). Measurements of protocol
+    version 1 hold medians, each divided by its reference run.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -78,8 +92,12 @@ class Measurement(BaseModel):
     workload: Workload
     figures: dict[str, Figure]
     repetitions: list[Repetition]
-    refused_share: float = Field(description="share of repetitions that were refused as invalid")
+    protocol: int = Field(1, description="version of the measurement protocol")
+    refused_share: float = Field(description="share of repetitions that do not count")
     wall_s: float = Field(0.0, description="seconds of device time, refused repetitions and references included")
-    noisy: bool = Field(False, description="kept under --accept-noise: stays off the reported front")
-    calibration_ms: float | None = None
+    noisy: bool = Field(False, description="version 1: refused repetitions were kept; stays off the reported front")
+    clock: ClockName = "wall"
+    foreign_cpu: float | None = Field(None, description="median CPU share of other processes, in cores")
+    calibration: ReferenceTimes | None = None
+    calibration_ms: float | None = Field(None, description="`calibration.run_ms`")
     drift: float | None = Field(None, description="median drift of the reference runs")

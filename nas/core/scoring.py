@@ -33,6 +33,9 @@ class MeasurementKey(NamedTuple):
 
 Figures = Mapping[MeasurementKey, Mapping[str, Figure]]
 
+SURE = 0.95
+"""Chance to keep a budget from which few repetitions are enough; at 1 - SURE they are enough to give a layout up."""
+
 PUBLISHED, ATTENTION = "published", "attention"
 """Names of the reference layouts, as in `References`."""
 
@@ -61,8 +64,9 @@ class BudgetCheck(BaseModel):
     """log(value / limit), signed so that above 0 is broken."""
     log_sd: float = 0.0
     """Standard deviation of `log_excess`; 0 if unknown."""
+    chance: float | None = None
+    """Chance that the budget is kept."""
     verdict: Verdict
-    decided_by_median: bool = False
 
     @property
     def name(self) -> str:
@@ -105,7 +109,7 @@ def check_budgets(
         space: whose budgets.
         figures: of the candidate.
         published: of the published reference, for relative limits.
-        final: whether the median decides if the limit is within the interval.
+        final: whether the likelier of the two decides where the chance to keep the budget is neither high nor low.
     """
     checks = []
     for budget in space.budgets:
@@ -255,7 +259,12 @@ def limit_at(space: SearchSpace, name: str, key: MeasurementKey, published: Figu
 
 
 def log_sd(figure: Figure) -> float:
-    """Returns the standard deviation of the logarithm of a figure, from its interval; 0 if it has none."""
+    """Returns the standard deviation of the logarithm of a figure; 0 if it has none.
+
+    Figures of measurement protocol 1 hold an interval only.
+    """
+    if figure.log_sd is not None:
+        return figure.log_sd
     if figure.low is None or figure.high is None or figure.low <= 0:
         return 0.0
     return math.log(figure.high / figure.low) / (2 * t_critical(0.95, max(1, figure.n - 1)))
@@ -273,22 +282,27 @@ def _check(budget: Budget, key: MeasurementKey, figure: Figure, limit: float, fi
     sign = 1 if metric.direction == "min" else -1
     excess = None if figure.value is None else sign * math.log(figure.value / limit)
     low, high = figure.low or figure.value, figure.high or figure.value
-    verdict: Verdict = "unknown"
-    by_median = False
-    if excess is not None and low is not None and high is not None:
-        best, worst = (low, high) if sign > 0 else (high, low)
-        if sign * (worst - limit) <= 0:
-            verdict = "feasible"
-        elif sign * (best - limit) > 0:
-            verdict = "infeasible"
-        elif final:
-            verdict, by_median = ("feasible" if excess <= 0 else "infeasible"), True
-        else:
-            verdict = "borderline"
+    sd = log_sd(figure)
+    chance = None if excess is None else chance_to_keep(excess, sd)
     return BudgetCheck(
         budget=budget.name, place=key, value=figure.value, low=low, high=high, limit=limit, unit=metric.unit,
-        log_excess=excess, log_sd=log_sd(figure), verdict=verdict, decided_by_median=by_median,
+        log_excess=excess, log_sd=sd, chance=chance, verdict=_verdict(chance, final),
     )  # fmt: skip
+
+
+def chance_to_keep(log_excess: float, sd: float) -> float:
+    """Returns the chance that a budget is kept: that a normal variable of this mean and deviation is 0 or less."""
+    if sd == 0:
+        return float(log_excess <= 0)
+    return 0.5 * math.erfc(log_excess / (sd * math.sqrt(2)))
+
+
+def _verdict(chance: float | None, final: bool) -> Verdict:
+    if chance is None:
+        return "unknown"
+    if chance >= (0.5 if final else SURE):
+        return "feasible"
+    return "infeasible" if final or chance <= 1 - SURE else "borderline"
 
 
 def _bound(

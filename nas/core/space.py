@@ -14,7 +14,6 @@ from pydantic_core import InitErrorDetails
 from nas.core.block_space import BlockSpace, Knob, Scope, block_spaces, problem, refuse
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.layout import Layout
-from nas.core.measurement import DRIFT_LIMIT
 from nas.core.metrics import METRICS, metric
 from nas.core.quality_config import QualityConfig, without_removed
 from nas.core.stats import P95_MIN_TOKENS
@@ -175,25 +174,28 @@ class References(_Strict):
         return {name: Layout.parse(text) for name, text in self.model_dump().items()}
 
 
+REMOVED_LIMITS = ("cool_down_s", "drift_limit", "foreign_cpu_limit")
+"""Settings of measurement protocol 1 that spaces may still hold; they are ignored."""
+
+
 class MeasurementSettings(_Strict):
     """Measurement protocol (docs/explanation/measurement-protocol.md)."""
 
     screen_repetitions: int = Field(3, ge=2, description="processes per workload before training")
     confirm_repetitions: int = Field(10, ge=2, description="processes per workload at the top rung")
     max_attempts: int = Field(
-        3, ge=1, description="further rounds per measurement, after refused repetitions, before it fails as retryable"
+        3, ge=1, description="further rounds per measurement, after failed runs, before it fails as retryable"
     )
-    cool_down_s: Finite = Field(
-        5.0, ge=0, description="pause before refused repetitions are tried again; doubles each time"
-    )
-    drift_limit: Finite = Field(DRIFT_LIMIT, gt=0, description="reference run off its calibration, as a share")
-    foreign_cpu_limit: Finite = Field(0.05, gt=0, description="CPU of other processes, in cores")
     deadline_s: Finite = Field(600.0, gt=0, description="per process")
 
     @model_validator(mode="before")
     @classmethod
-    def _no_further_measurements(cls, data: Any) -> Any:
-        return without_removed(data, "further_measurements")
+    def _without_removed(cls, data: Any) -> Any:
+        data = without_removed(data, "further_measurements")
+        if isinstance(data, dict):
+            # Limits of measurement protocol 1, in spaces that were written or stored for it; noise is not refused.
+            data = {key: value for key, value in data.items() if key not in REMOVED_LIMITS}
+        return data
 
 
 class StopRules(_Strict):

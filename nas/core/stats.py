@@ -7,7 +7,7 @@ independent unit (one fresh process each), tokens within a repetition are not.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from statistics import fmean, geometric_mean, median, stdev
 
@@ -16,9 +16,8 @@ from nas.core.measurement import Figure
 __all__ = [
     "P95_MIN_TOKENS",
     "Z95",
-    "coefficient_of_variation",
+    "floor",
     "geometric_mean",
-    "log_t_interval",
     "p95_figure",
     "quantile",
     "repetition_figure",
@@ -59,18 +58,13 @@ def _central_probability(theta: float, dof: int) -> float:
     return 2 / math.pi * (theta + sine * total) if odd else sine * total
 
 
-def log_t_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Returns the t-interval of the geometric mean of positive `values`.
+def floor(values: Sequence[float]) -> float:
+    """Returns the mean of the lowest third of `values`, rounded up to whole values.
 
-    Raises:
-        ValueError: fewer than two values, or one that is not positive.
+    Other work on a machine only ever makes a run slower, so the fastest runs are the least disturbed ones.
     """
-    if len(values) < 2:
-        raise ValueError(f"an interval needs two values or more, not {len(values)}")
-    logs = [math.log(value) for value in values]
-    half = t_critical(confidence, len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
-    centre = fmean(logs)
-    return math.exp(centre - half), math.exp(centre + half)
+    lowest = sorted(values)[: math.ceil(len(values) / 3)]
+    return fmean(lowest)
 
 
 def quantile(values: Sequence[float], q: float) -> float | None:
@@ -88,20 +82,23 @@ def quantile(values: Sequence[float], q: float) -> float | None:
     return ordered[below] + (position - below) * (ordered[above] - ordered[below])
 
 
-def coefficient_of_variation(values: Sequence[float]) -> float | None:
-    """Returns the sample standard deviation over the mean; `None` for fewer than two values."""
-    return stdev(values) / fmean(values) if len(values) > 1 else None
-
-
 def repetition_figure(per_repetition: Sequence[float], unit: str, reason: str = "no valid repetition") -> Figure:
     """Returns the median of one positive value per repetition, with range and 95 % t-interval on logarithms.
+
+    The standard error of the median is taken as that of the mean times sqrt(pi / 2), as for normal values.
 
     Args:
         per_repetition: the repetition's own median (of its tokens, say), one value each.
         unit: of the values.
         reason: given where there is no value at all.
     """
-    return _figure(per_repetition, unit, reason, log_t_interval)
+    if len(per_repetition) < 2:
+        return _figure(per_repetition, unit, reason)
+    n, middle = len(per_repetition), median(per_repetition)
+    sd = math.sqrt(math.pi / 2 / n) * stdev(map(math.log, per_repetition))
+    width = math.exp(t_critical(0.95, n - 1) * sd)
+    ends = {"low": middle / width, "high": middle * width, "log_sd": sd}
+    return _figure(per_repetition, unit, reason).model_copy(update=ends)
 
 
 def p95_figure(per_repetition: Sequence[Sequence[float]], unit: str, min_tokens: int = P95_MIN_TOKENS) -> Figure:
@@ -116,24 +113,10 @@ def p95_figure(per_repetition: Sequence[Sequence[float]], unit: str, min_tokens:
     if samples < min_tokens:
         return Figure(value=None, unit=unit, n=0, reason=f"{samples} samples; a p95 needs {min_tokens}")
     tails = [tail for values in per_repetition if (tail := quantile(values, 0.95)) is not None]
-    return _figure(tails, unit, "no repetition has the 20 samples that a p95 needs", None)
+    return _figure(tails, unit, "no repetition has the 20 samples that a p95 needs")
 
 
-def _figure(
-    values: Sequence[float],
-    unit: str,
-    reason: str,
-    interval: Callable[[Sequence[float]], tuple[float, float]] | None,
-) -> Figure:
+def _figure(values: Sequence[float], unit: str, reason: str) -> Figure:
     if not values:
         return Figure(value=None, unit=unit, n=0, reason=reason)
-    low, high = interval(values) if interval and len(values) > 1 else (None, None)
-    return Figure(
-        value=median(values),
-        low=low,
-        high=high,
-        minimum=min(values),
-        maximum=max(values),
-        n=len(values),
-        unit=unit,
-    )
+    return Figure(value=median(values), minimum=min(values), maximum=max(values), n=len(values), unit=unit)

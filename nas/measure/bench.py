@@ -40,9 +40,8 @@ class BenchOptions:
         quantisation: None: the runtime's first.
         device: as in spaces; "local" is this machine.
         workload: what is run.
-        repetitions: that must be valid.
-        protocol: limits.
-        accept_noise: keep refused repetitions, marked.
+        repetitions: that must count.
+        protocol: deadline and attempts.
         db: URL, or None for the default database.
     """
 
@@ -53,7 +52,6 @@ class BenchOptions:
     workload: Workload
     repetitions: int
     protocol: MeasurementSettings = field(default_factory=MeasurementSettings)
-    accept_noise: bool = False
     db: str | None = None
 
 
@@ -61,7 +59,7 @@ def bench(options: BenchOptions, log: Log) -> Json:
     """Measures, and returns the report; `docs/explanation/measurement-protocol.md` says what the figures mean.
 
     Raises:
-        NasError: the runtime does not carry the layout, the runner failed on it, or the machine is too noisy.
+        NasError: the runtime does not carry the layout, or the runner failed on it.
     """
     spec = _runtime_space(options)
     if isinstance(options.subject, Layout):
@@ -78,7 +76,7 @@ async def _bench(options: BenchOptions, spec: RuntimeSpace, farm: Farm, log: Log
     jobs = farm.jobs(None)
     scratch = paths.home() / "work"
     workloads = {"bench": options.workload}
-    calibrator = Calibrator(farm, jobs, options.protocol, scratch, log, options.accept_noise, workloads)
+    calibrator = Calibrator(farm, jobs, options.protocol, scratch, log, workloads)
     target = await calibrator.target(options.device, spec, None)
     begun = time.monotonic()
     artifact = _artifact(options, spec, target.runtime, farm.store, scratch)
@@ -88,10 +86,7 @@ async def _bench(options: BenchOptions, spec: RuntimeSpace, farm: Farm, log: Log
     subject = Subject(artifact, target.runtime, target.runner, target.device, workload)
     # A key of its own: earlier results are never reused.
     key = content_hash({"bench": artifact.sha256, "at": time.time()})
-    taken = await measure(
-        subject, target.reference, jobs, key, None, options.repetitions, options.protocol,
-        accept_noise=options.accept_noise,
-    )  # fmt: skip
+    taken = await measure(subject, target.reference, jobs, key, None, options.repetitions, options.protocol)
     seconds = {"export": exported, "measure": time.monotonic() - begun - exported}
     return _report(options, target, artifact, taken, seconds)
 
@@ -137,17 +132,18 @@ def _report(
     figures = taken.figures
     layout = options.subject if isinstance(options.subject, Layout) else None
     named = {"layout_id": layout.id, "layout": layout.format()} if layout else {"file": str(options.subject)}
-    tokens = sum(len(rep.sample.decode_ns) for rep in taken.repetitions if (rep.valid or taken.noisy) and rep.sample)
+    tokens = sum(len(rep.sample.decode_ns) for rep in taken.repetitions if rep.valid and rep.sample)
     return {
         **named,
         "artifact": artifact.sha256,
         "runtime": {"name": taken.runtime, "build": taken.build, "patched": taken.patched},
         "device": {"id": target.device.id, "model": target.device.model, "cpu": target.device.cpu},
         "workload": taken.workload.key(),
-        "ttft_ms": _median(figures["ttft"]),
+        "ttft_ms": _time(figures["ttft"]),
         "prefill_tps": figures["prefill_tps"].value,
         "decode_ms": {
             "p50": figures["decode_p50"].value,
+            "typical": figures["decode_p50"].typical,
             "p95": figures["decode_p95"].value,
             "p95_reason": figures["decode_p95"].reason,
             "mean": figures["decode_mean"].value,
@@ -164,15 +160,18 @@ def _report(
         "load_ms": figures["load"].value,
         "reps": [_repetition(rep) for rep in taken.repetitions],
         "refused_share": taken.refused_share,
-        "noisy": taken.noisy,
+        "clock": taken.clock,
+        "foreign_cpu": taken.foreign_cpu,
         "reference": {"calibrated": taken.calibration_ms, "drift": taken.drift},
         "seconds": seconds,
     }
 
 
-def _median(figure: Figure) -> Json:
+def _time(figure: Figure) -> Json:
     return {
-        "median": figure.value,
+        "value": figure.value,
+        "typical": figure.typical,
+        "median": figure.typical,
         "min": figure.minimum,
         "max": figure.maximum,
         "ci95": [figure.low, figure.high],

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,23 +13,25 @@ from typing import Any
 from nas.core.canonical import result_key
 from nas.core.device import Device, show_cores
 from nas.core.errors import InfrastructureFailed, InvalidInput, StudyChanged, UnknownName, Unsupported
+from nas.core.measurement import ReferenceTimes, Sample
 from nas.core.plan import Plan, Runner
 from nas.core.space import MeasurementSettings, RuntimeSpace
-from nas.core.stats import coefficient_of_variation
 from nas.core.workload import Workload
 from nas.farm.farm import Farm
-from nas.measure.protocol import commonest, disturbance, total_ms
+from nas.measure.estimator import read_times
+from nas.measure.protocol import PROTOCOL_VERSION, THROTTLED
 from nas.measure.reference import (
     CALIBRATION_RUNS,
     CHECK_RUNS,
     DEADLINE_S,
-    PROTOCOL_VERSION,
     USUAL_PAGE_SIZE,
     calibration_name,
+    keep_calibration,
+    known_calibration,
     reference_model,
     reference_plan,
 )
-from nas.measure.rounds import Jobs, Reference, calibrate
+from nas.measure.rounds import COOL_DOWN_S, Jobs, Reference, calibrate
 from nas.runtimes import RUNTIMES
 from nas.runtimes.base import Artifact, Runtime
 from nas.store import calibrations, devices
@@ -63,12 +64,12 @@ class SavedCalibration:
 
     Args:
         build: of the runner.
-        ms: time of the reference model.
+        times: of the reference model.
         conditions: `PreparedDevice.conditions` at that time; earlier versions stored only some of them.
     """
 
     build: str
-    ms: float
+    times: ReferenceTimes
     conditions: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -153,7 +154,6 @@ class Calibrator:
         protocol: the measurement protocol.
         scratch: folder for files being written.
         log: called with a line before something that takes time.
-        accept_noise: calibrate on a noisy machine, too.
         workloads: what will be measured.
     """
 
@@ -162,7 +162,6 @@ class Calibrator:
     protocol: MeasurementSettings
     scratch: Path
     log: Log
-    accept_noise: bool = False
     workloads: Mapping[str, Workload] = field(default_factory=dict)
 
     async def target(
@@ -179,7 +178,7 @@ class Calibrator:
             StudyChanged: the study began under other conditions.
             UnknownName: no such device, runtime or quantisation.
             Unsupported: the runtime cannot run one of the workloads.
-            InfrastructureFailed: no build of the runtime, or the machine is too noisy to calibrate.
+            InfrastructureFailed: no build of the runtime, or its reference model fails.
         """
         return await self.calibrated(self.prepare(device_name, spec), saved)
 
@@ -208,15 +207,15 @@ class Calibrator:
         """
         device, runtime, runner, plan = prepared.device, prepared.runtime, prepared.runner, prepared.plan
         if saved is None:
-            ms = await self._calibration(device, runtime, runner, plan)
+            times = await self._calibration(device, runtime, plan)
         else:
             prepared.require_unchanged({**saved.conditions, "build": saved.build})
-            ms = saved.ms
+            times = saved.times
             if devices.get(self.farm.store, device.id).health is Health.BAD:
-                await self._time_reference(device, runtime, plan, CHECK_RUNS)
+                await self._run_reference(device, runtime, plan, CHECK_RUNS)
         name = (device.id, runtime.name, prepared.calibration)
-        note = partial(calibrations.note_runs, self.farm.store, name, calibration_ms=ms)
-        return MeasurementTarget(device, runtime, runner, prepared.quantisation, Reference(plan, ms, note))
+        note = partial(calibrations.note_runs, self.farm.store, name, calibration_ms=times.run_ms)
+        return MeasurementTarget(device, runtime, runner, prepared.quantisation, Reference(plan, times, note))
 
     def _require_workloads(
         self, runtime: Runtime, model: Artifact, runner: Runner, device: Device
@@ -240,58 +239,57 @@ class Calibrator:
             cores[name] = pinned.affinity
         return cores
 
-    async def _calibration(self, device: Device, runtime: Runtime, runner: Runner, plan: Plan) -> float:
-        """Returns the device's calibration if the reference model still runs as fast; else calibrates the device."""
-        name = calibration_name(plan)
-        known = calibrations.get(self.farm.store, device.id, runtime.name, name)
-        if known is not None:
-            now = await self._time_reference(device, runtime, plan, CHECK_RUNS)
-            off, recalibrate = off_by([ms / known.reference_ms for ms in now], self.protocol.drift_limit)
-            if not recalibrate:
-                return known.reference_ms
-            self.log(f"{device.id}: the reference model runs {off:+.1%} off its calibration; calibrating again")
-        else:
-            self.log(f"{device.id}: calibrating {runtime.name} ({CALIBRATION_RUNS} runs of the reference model)")
-        times = await self._time_reference(device, runtime, plan, CALIBRATION_RUNS)
-        ms, spread = statistics.median(times), coefficient_of_variation(times) or 0.0
-        if self.accept_noise:
-            return ms  # not stored: for this study alone
-        if spread > self.protocol.drift_limit:
-            raise InfrastructureFailed(
-                f"{device.id}: runs of the reference model spread by {spread:.1%}, too much to calibrate (limit "
-                f"{self.protocol.drift_limit:.0%}). Calm the machine and start again, or keep noisy numbers with "
-                "--accept-noise"
-            )
-        calibrations.put(self.farm.store, device.id, runtime.name, name, ms, {"ms": times})
-        return ms
+    async def _calibration(self, device: Device, runtime: Runtime, plan: Plan) -> ReferenceTimes:
+        """Returns the device's calibration; calibrates the device if there is none, or it does not hold any more.
 
-    async def _time_reference(self, device: Device, runtime: Runtime, plan: Plan, runs: int) -> list[float]:
-        """Times the reference model on a calm machine, in ms; a device on which it runs is in good health."""
+        The device need not be calm. A few runs of the reference model decide whether a known calibration is kept; if
+        they are off it, many more have a second look.
+        """
+        place = (device.id, runtime.name, calibration_name(plan))
+        known = known_calibration(self.farm.store, place)
+        samples: list[Sample] = []
+        if known is not None:
+            samples = await self._run_reference(device, runtime, plan, CHECK_RUNS)
+            if not _off(samples, plan, known)[1]:
+                return known
+        self.log(f"{device.id}: calibrating {runtime.name} ({CALIBRATION_RUNS} runs of the reference model)")
+        samples += await self._run_reference(device, runtime, plan, CALIBRATION_RUNS)
+        if known is not None:
+            off, replace = _off(samples, plan, known)
+            if not replace:
+                return known
+            why = "it was calibrated in a bad minute" if off < 0 else "the device changed"
+            self.log(f"{device.id}: the reference model runs {off:+.1%} off its calibration: {why}; calibrated again")
+        return keep_calibration(self.farm.store, place, samples, plan.threads)
+
+    async def _run_reference(self, device: Device, runtime: Runtime, plan: Plan, runs: int) -> list[Sample]:
+        """Runs the reference model `runs` times; a device on which it works is in good health.
+
+        Raises:
+            InfrastructureFailed: runs failed, or the device throttled, in all attempts.
+        """
         key = result_key(
             "calibrate", device=device.id, build=plan.runner.build, protocol=PROTOCOL_VERSION, at=time.time()
         )
-        times: list[float] = []
-        refused: list[str] = []
+        samples: list[Sample] = []
         failures: list[str] = []
+        cool_down_s = 0.0
         for attempt in range(self.protocol.max_attempts + 1):
-            good, failed = await calibrate(plan, runtime, device, self.jobs, key, attempt, runs - len(times))
-            failures += failed
-            for sample, pair in good:
-                calm = disturbance([pair.candidate.conditions], pair.foreign_cpu, self.protocol)
-                reason = None if self.accept_noise else calm
-                if reason is None:
-                    times.append(total_ms(sample))
-                else:
-                    refused.append(reason)
-            if len(times) >= runs:
+            missing = runs - len(samples)
+            good, failed = await calibrate(plan, runtime, device, self.jobs, key, attempt, missing, cool_down_s)
+            samples += [sample for sample, pair in good if not pair.candidate.conditions.throttled]
+            throttled = any(pair.candidate.conditions.throttled for _, pair in good)
+            failures += [*failed, *([THROTTLED] if throttled else [])]
+            cool_down_s = COOL_DOWN_S * 2**attempt if throttled else 0.0
+            if len(samples) >= runs:
                 devices.set_health(self.farm.store, device.id, Health.GOOD)
-                return times
-        if failures:
-            raise InfrastructureFailed(f"{device.id}: the reference model of {runtime.name} failed: {failures[-1]}")
-        raise InfrastructureFailed(
-            f"{device.id}: {len(refused)} runs of the reference model were refused: {commonest(refused)}. Calm the "
-            "machine and start again, or keep noisy numbers with --accept-noise"
-        )
+                return samples
+        raise InfrastructureFailed(f"{device.id}: the reference model of {runtime.name} failed: {failures[-1]}")
+
+
+def _off(samples: Sequence[Sample], plan: Plan, known: ReferenceTimes) -> tuple[float, bool]:
+    """Returns the drift from a calibration, as a share, and whether to calibrate again."""
+    return off_by([ms / known.run_ms for ms in read_times(samples, plan.threads).run])
 
 
 def known_runtime(spec: RuntimeSpace) -> Runtime:

@@ -7,7 +7,6 @@ row, so that several keepers over one database queue and judge each check once.
 from __future__ import annotations
 
 import logging
-import statistics
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -16,19 +15,29 @@ from typing import Self
 
 from nas.core.canonical import result_key
 from nas.core.errors import InfrastructureFailed, NasError, Unsupported
+from nas.core.measurement import ReferenceTimes, Sample
 from nas.core.plan import Pair, Plan, Round, RoundResult, Runner
 from nas.core.protocol import on_the_way
 from nas.core.space import MeasurementSettings
-from nas.core.stats import coefficient_of_variation
 from nas.farm.trust import Admissions
-from nas.measure.protocol import disturbance, read_run, total_ms
-from nas.measure.reference import CALIBRATION_RUNS, CHECK_RUNS, calibration_name, reference_model, reference_plan
+from nas.measure.estimator import read_times
+from nas.measure.protocol import read_run, undisturbed
+from nas.measure.reference import (
+    CALIBRATION_RUNS,
+    CHECK_RUNS,
+    calibration_name,
+    keep_calibration,
+    known_calibration,
+    reference_model,
+    reference_plan,
+)
+from nas.measure.rounds import COOL_DOWN_S
 from nas.runtimes import RUNTIMES
 from nas.runtimes.base import Artifact, Runtime
 from nas.store import calibrations, jobs, outcomes
-from nas.store.calibrations import ReferenceRun, off_by
+from nas.store.calibrations import FASTER_LIMIT, SLOWER_LIMIT, Place, ReferenceRun, off_by
 from nas.store.jobs import CHECK_PRIORITY
-from nas.store.rows import Blame, Calibration, CheckOutcome, DeviceRow, JobKind, JobRow, JobState
+from nas.store.rows import Blame, CheckOutcome, DeviceRow, JobKind, JobRow, JobState
 from nas.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -56,21 +65,19 @@ class CheckResult:
     Args:
         outcome: passed, failed or unsure.
         reason: why it did not pass.
-        times_ms: of the runs that worked.
-        runs: the same, as ratios to the calibration, if there is one.
-        calibration_ms: the device's new calibration, if it had none.
+        runs: those that worked, as ratios to the calibration, if there is one.
+        calibration: the same as they are, to calibrate a device that was not; empty if there are too few.
     """
 
     outcome: CheckOutcome
     reason: str | None = None
-    times_ms: tuple[float, ...] = ()
     runs: tuple[ReferenceRun, ...] = ()
-    calibration_ms: float | None = None
+    calibration: tuple[Sample, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    ms: float
+    sample: Sample
     throttled: bool
     calm: bool
     temperature_c: float | None
@@ -149,7 +156,7 @@ class HealthKeeper:
         if verdict is not None:
             self._end(device, verdict, last)
         elif len(rounds) <= _PROTOCOL.max_attempts:
-            cool_down_s = _PROTOCOL.cool_down_s * 2 ** (len(rounds) - 1)
+            cool_down_s = COOL_DOWN_S * 2 ** (len(rounds) - 1)
             self._queue(device, last.payload.candidate, len(rounds), last.payload.repetitions, cool_down_s)
 
     def _judge(self, device: DeviceRow, rounds: list[JobRow]) -> CheckResult | None:
@@ -157,7 +164,7 @@ class HealthKeeper:
         known = self._known(device, plan)
         results = [row.result for row in rounds if row.result is not None]
         final = len(rounds) > _PROTOCOL.max_attempts
-        return judge_check(results, RUNTIMES[plan.runner.runtime], known, _PROTOCOL, final=final)
+        return judge_check(results, RUNTIMES[plan.runner.runtime], known, plan.threads, final=final)
 
     def _queue(self, device: DeviceRow, plan: Plan, number: int, runs: int, cool_down_s: float = 0.0) -> None:
         round_ = Round(candidate=plan, repetitions=runs, cool_down_s=cool_down_s)
@@ -179,15 +186,14 @@ class HealthKeeper:
 
     def _keep(self, device: DeviceRow, verdict: CheckResult, last: JobRow) -> None:
         plan = last.payload.candidate
-        name = (device.id, plan.runner.runtime, calibration_name(plan))
-        if verdict.calibration_ms is not None:
-            calibrations.put(self._store, *name, verdict.calibration_ms, {"ms": list(verdict.times_ms)})
+        if verdict.calibration:
+            keep_calibration(self._store, _place(device, plan), verdict.calibration, plan.threads)
         known = self._known(device, plan)
         if known is not None and verdict.runs:
-            calibrations.note_runs(self._store, name, last.id, verdict.runs, known.reference_ms)
+            calibrations.note_runs(self._store, _place(device, plan), last.id, verdict.runs, known.run_ms)
 
-    def _known(self, device: DeviceRow, plan: Plan) -> Calibration | None:
-        return calibrations.get(self._store, device.id, plan.runner.runtime, calibration_name(plan))
+    def _known(self, device: DeviceRow, plan: Plan) -> ReferenceTimes | None:
+        return known_calibration(self._store, _place(device, plan))
 
 
 class AnyDevice:
@@ -243,22 +249,22 @@ class AnyDevice:
 def judge_check(
     results: Sequence[RoundResult],
     runtime: Runtime,
-    known: Calibration | None,
-    protocol: MeasurementSettings,
+    known: ReferenceTimes | None,
+    threads: int,
     *,
     final: bool,
 ) -> CheckResult | None:
     """Judges the rounds of a check; None: another round is needed.
 
-    A device passes if enough runs worked unthrottled and their median is within the limit of the calibration. It fails
-    if the runs failed. If they were slower or faster than the calibration, the cause may be the device or other
-    processes: the verdict is unsure, and measurements are protected by their own reference runs.
+    A device passes if enough runs worked unthrottled and their floor is within the limits of the calibration. It fails
+    if the runs failed. If they were slower or faster than that, the cause may be the device or other processes: the
+    verdict is unsure, and figures are corrected by their own reference runs.
 
     Args:
         results: of the rounds so far.
         runtime: reads the runs.
-        known: the device's calibration; None: the check calibrates it, if it is calm enough.
-        protocol: the limits.
+        known: the device's calibration; None: the check calibrates it.
+        threads: of a run.
         final: whether no other round follows.
     """
     worked: list[_Run] = []
@@ -267,10 +273,10 @@ def judge_check(
         sample, failed = read_run(pair.candidate, runtime.parse)
         failure = failed or failure
         if sample is not None:
-            worked.append(_run(total_ms(sample), pair, protocol))
+            worked.append(_run(sample, pair))
     good = [run for run in worked if not run.throttled]
     if len(good) >= CHECK_RUNS:
-        return _passed_or_drifted(good, known, protocol)
+        return _passed_or_drifted(good, known, threads)
     if not final:
         return None
     if failure is not None:
@@ -294,31 +300,28 @@ def _not_run(last: JobRow) -> CheckResult | None:
     return CheckResult(CheckOutcome.UNSURE, f"the health check was {last.blame or last.state}: {last.message}")
 
 
-def _run(ms: float, pair: Pair, protocol: MeasurementSettings) -> _Run:
+def _place(device: DeviceRow, plan: Plan) -> Place:
+    return device.id, plan.runner.runtime, calibration_name(plan)
+
+
+def _run(sample: Sample, pair: Pair) -> _Run:
     conditions = pair.candidate.conditions
-    calm = disturbance([conditions], pair.foreign_cpu, protocol) is None
-    return _Run(ms, bool(conditions.throttled), calm, conditions.temperature_c)
+    calm = undisturbed([conditions], pair.foreign_cpu)
+    return _Run(sample, bool(conditions.throttled), calm, conditions.temperature_c)
 
 
-def _passed_or_drifted(good: Sequence[_Run], known: Calibration | None, protocol: MeasurementSettings) -> CheckResult:
-    times = tuple(run.ms for run in good)
+def _passed_or_drifted(good: Sequence[_Run], known: ReferenceTimes | None, threads: int) -> CheckResult:
+    samples = tuple(run.sample for run in good)
     if known is None:
-        return CheckResult(CheckOutcome.PASSED, times_ms=times, calibration_ms=_calibration_ms(good, protocol))
-    runs = tuple(ReferenceRun(run.ms / known.reference_ms, run.temperature_c, run.calm) for run in good)
-    off, too_far = off_by([run.ratio for run in runs], protocol.drift_limit)
+        return CheckResult(CheckOutcome.PASSED, calibration=samples if len(samples) >= CALIBRATION_RUNS else ())
+    ratios = [ms / known.run_ms for ms in read_times(samples, threads).run]
+    runs = tuple(ReferenceRun(ratio, run.temperature_c, run.calm) for ratio, run in zip(ratios, good, strict=True))
+    off, too_far = off_by(ratios)
     if not too_far:
-        return CheckResult(CheckOutcome.PASSED, times_ms=times, runs=runs)
+        return CheckResult(CheckOutcome.PASSED, runs=runs)
     busy = "" if all(run.calm for run in good) else "; other processes ran there"
     reason = (
-        f"the reference model runs {off:+.1%} off its calibration (limit {protocol.drift_limit:.0%}){busy}; "
-        "the next study calibrates it again"
+        f"the reference model runs {off:+.1%} off its calibration (limits -{FASTER_LIMIT:.0%}, +{SLOWER_LIMIT:.0%})"
+        f"{busy}; the next study has a second look and calibrates it again"
     )
-    return CheckResult(CheckOutcome.UNSURE, reason, times, runs)
-
-
-def _calibration_ms(good: Sequence[_Run], protocol: MeasurementSettings) -> float | None:
-    """Returns the median if enough runs were calm and agree; else None: the first study calibrates the device."""
-    calm = [run.ms for run in good if run.calm]
-    if len(calm) < CALIBRATION_RUNS or (coefficient_of_variation(calm) or 0.0) > protocol.drift_limit:
-        return None
-    return statistics.median(calm)
+    return CheckResult(CheckOutcome.UNSURE, reason, runs)

@@ -1,6 +1,7 @@
-"""The measurement protocol: which repetitions are valid, and the figures computed from them.
+"""The measurement protocol: which repetitions count, and the figures computed from them.
 
-Pure functions over what agents sent, so that a recorded measurement can be judged again.
+Noise is not refused: a repetition does not count only if it means nothing, because a run failed or the device
+throttled. Pure functions over what agents sent, so that a recorded measurement can be judged again.
 """
 
 from __future__ import annotations
@@ -11,31 +12,38 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 
 from nas.core.errors import CandidateFailed, NasError
-from nas.core.measurement import Figure, Measurement, Repetition, Sample
+from nas.core.measurement import Figure, Measurement, ReferenceTimes, Repetition, Sample
 from nas.core.plan import Conditions, Pair, RawRun
-from nas.core.space import MeasurementSettings
 from nas.core.stats import p95_figure, repetition_figure
 from nas.core.workload import Workload
+from nas.measure.estimator import rate, read_times, slowness, time_figures
 from nas.store.calibrations import ReferenceRun
+
+PROTOCOL_VERSION = 2
+"""Version of the measurement protocol (warm-up, timing, interleaving). Raise it when figures change their meaning."""
+
+UNDISTURBED_CPU = 0.05
+"""CPU share of other processes, in cores, up to which a run is shown as undisturbed. It decides nothing."""
 
 _ENERGY_STEP_SHARE = 0.05
 """Maximum step of an energy counter, as a share of a run's energy; above it the figure is null."""
 
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
+THROTTLED = "the device throttled"
 Parse = Callable[[RawRun], Sample]
 
 
 def judge(
-    pair: Pair, parse: Parse, calibration_ms: float | None, protocol: MeasurementSettings, attempt: int
+    pair: Pair, parse: Parse, calibration: ReferenceTimes | None, attempt: int, reference_threads: int = 1
 ) -> tuple[Repetition, CandidateFailed | None]:
     """Judges one repetition.
 
     Args:
         pair: the reference run and the candidate run after it.
         parse: the runtime's reading of a run.
-        calibration_ms: the reference's time when the device was calibrated; None where no reference is run.
-        protocol: the limits.
+        calibration: the reference's times when the device was calibrated; None where no reference is run.
         attempt: which round this is, from 0.
+        reference_threads: of the reference run.
 
     Returns:
         The repetition, and the candidate's failure if its run failed and the reference's did not.
@@ -48,25 +56,24 @@ def judge(
     if failed is not None:
         candidates_fault = failed if isinstance(failed, CandidateFailed) else None
         return _refused(f"the run failed: {failed}", attempt, conditions), candidates_fault
-    drift = total_ms(reference) / calibration_ms - 1 if reference and calibration_ms else None
+    drift = None
+    if reference is not None and calibration is not None:
+        drift = read_times([reference], reference_threads).run[0] / calibration.run_ms - 1
     runs = [run.conditions for run in (pair.reference, pair.candidate) if run is not None]
-    reason = disturbance(runs, pair.foreign_cpu, protocol) or _objection(drift, protocol)
+    throttled = any(run.throttled for run in runs)
     return Repetition(
-        valid=reason is None, reason=reason, attempt=attempt, sample=sample, reference=reference, drift=drift,
-        conditions=conditions,
+        valid=not throttled, reason=THROTTLED if throttled else None, attempt=attempt, sample=sample,
+        reference=reference, drift=drift, foreign_cpu=foreign_cpu(runs, pair.foreign_cpu), conditions=conditions,
     ), None  # fmt: skip
 
 
-def reference_runs(
-    pairs: Sequence[Pair], repetitions: Sequence[Repetition], protocol: MeasurementSettings
-) -> list[ReferenceRun]:
-    """Returns the reference runs of pairs in which both runs worked, with their verdicts."""
+def reference_runs(pairs: Sequence[Pair], repetitions: Sequence[Repetition]) -> list[ReferenceRun]:
+    """Returns the reference runs of pairs in which both runs worked, and whether anything disturbed them."""
     return [
         ReferenceRun(
             ratio=1 + rep.drift,
             temperature_c=pair.reference.conditions.temperature_c,
-            calm=disturbance([pair.reference.conditions, pair.candidate.conditions], pair.foreign_cpu, protocol)
-            is None,
+            calm=undisturbed([pair.reference.conditions, pair.candidate.conditions], pair.foreign_cpu),
         )
         for pair, rep in zip(pairs, repetitions, strict=True)
         if pair.reference is not None and rep.drift is not None
@@ -74,43 +81,49 @@ def reference_runs(
 
 
 def measurement(
-    repetitions: Sequence[Repetition], *, noisy: bool, artifact: str, runtime: str, build: str, patched: bool,
-    device: str, workload: Workload, file_bytes: int, calibration_ms: float | None, wall_s: float,
+    repetitions: Sequence[Repetition], *, artifact: str, runtime: str, build: str, patched: bool, device: str,
+    workload: Workload, file_bytes: int, calibration: ReferenceTimes | None, wall_s: float, reference_threads: int = 1,
 ) -> Measurement:  # fmt: skip
-    """Builds the result of a measure stage; `noisy` keeps the refused repetitions in the figures."""
-    counted = [rep for rep in repetitions if rep.valid or (noisy and rep.sample is not None)]
+    """Builds the result of a measure stage."""
+    counted = [rep for rep in repetitions if rep.valid and rep.sample is not None]
     drifts = [rep.drift for rep in counted if rep.drift is not None]
+    shares = [rep.foreign_cpu for rep in counted if rep.foreign_cpu is not None]
+    samples = [rep.sample for rep in counted if rep.sample is not None]
     return Measurement(
         artifact=artifact, runtime=runtime, build=build, patched=patched, device=device, workload=workload,
-        figures=summarise(counted, workload, file_bytes), repetitions=list(repetitions), noisy=noisy,
+        figures=summarise(counted, workload, file_bytes, calibration, reference_threads),
+        repetitions=list(repetitions), protocol=PROTOCOL_VERSION, clock=read_times(samples, workload.threads).clock,
         refused_share=sum(not rep.valid for rep in repetitions) / max(1, len(repetitions)),
-        calibration_ms=calibration_ms, drift=statistics.median(drifts) if drifts else None, wall_s=wall_s,
+        foreign_cpu=statistics.median(shares) if shares else None, calibration=calibration,
+        calibration_ms=calibration.run_ms if calibration else None,
+        drift=statistics.median(drifts) if drifts else None, wall_s=wall_s,
     )  # fmt: skip
 
 
-def summarise(repetitions: Sequence[Repetition], workload: Workload, file_bytes: int) -> dict[str, Figure]:
-    """Computes the figures of the valid repetitions.
+def summarise(
+    repetitions: Sequence[Repetition], workload: Workload, file_bytes: int, calibration: ReferenceTimes | None = None,
+    reference_threads: int = 1,
+) -> dict[str, Figure]:  # fmt: skip
+    """Computes the figures of the repetitions that count.
 
-    Times are divided by (1 + drift): candidate / reference x the calibrated reference. Each repetition contributes its
-    median; the interval is a t-interval on the logarithms of those.
+    TTFT and decode times are floors, corrected by the reference runs (`nas.measure.estimator`); p95, load, memory and
+    energy are medians as experienced.
     """
-    kept = [(rep.sample, 1 + (rep.drift or 0.0)) for rep in repetitions if rep.sample is not None]
-    ttft = [sample.ttft_ms / scale for sample, scale in kept]
-    decode = [[ns / 1e6 / scale for ns in sample.decode_ns] for sample, scale in kept]
-    p50 = [statistics.median(tokens) for tokens in decode]
-    figures = {
-        "ttft": repetition_figure(ttft, "ms"),
-        "prefill_tps": repetition_figure([workload.prompt * 1e3 / ms for ms in ttft], "tok/s"),
-        "decode_p50": repetition_figure(p50, "ms"),
-        "decode_p95": p95_figure(decode, "ms"),
-        "decode_mean": repetition_figure([statistics.fmean(tokens) for tokens in decode], "ms"),
-        "latency": repetition_figure([a + workload.gen * b for a, b in zip(ttft, p50, strict=True)], "ms"),
-        "load": repetition_figure([sample.load_ms for sample, _ in kept], "ms"),
+    samples = [rep.sample for rep in repetitions if rep.sample is not None]
+    beside = [rep.reference for rep in repetitions if rep.reference is not None]
+    reference = read_times(beside, reference_threads).floors() if beside else None
+    figures = time_figures(
+        samples, read_times(samples, workload.threads), slowness(reference, calibration), workload.gen
+    )
+    figures |= {
+        "prefill_tps": rate(figures["ttft"], workload.prompt, "tok/s"),
+        "decode_p95": p95_figure([[ns / 1e6 for ns in sample.decode_ns] for sample in samples], "ms"),
+        "load": repetition_figure([sample.load_ms for sample in samples], "ms"),
         "energy_mj_per_token": energy_figure([rep for rep in repetitions if rep.sample is not None], workload.gen),
         "file_size": Figure(value=file_bytes / 1e6, n=1, unit="MB"),
     }
     for name in ("peak_rss_mb", "prefill_rss_mb", "decode_rss_mb"):
-        read = [value for sample, _ in kept if (value := getattr(sample, name)) is not None]
+        read = [value for sample in samples if (value := getattr(sample, name)) is not None]
         figures[name.removesuffix("_mb")] = repetition_figure(read, "MB", "the device does not report it")
     return figures
 
@@ -155,21 +168,16 @@ def total_ms(sample: Sample) -> float:
     return sample.ttft_ms + sum(sample.decode_ns) / 1e6
 
 
-def disturbance(runs: Sequence[Conditions], foreign_cpu: float | None, protocol: MeasurementSettings) -> str | None:
-    """Returns what disturbed the device; None if nothing did.
+def foreign_cpu(runs: Sequence[Conditions], over_all: float | None) -> float | None:
+    """Returns the CPU share of other processes, in cores: over all runs if it was read, else the largest of one."""
+    if over_all is not None:
+        return over_all
+    return max((run.foreign_cpu for run in runs if run.foreign_cpu is not None), default=None)
 
-    Args:
-        runs: conditions of each process.
-        foreign_cpu: share of other processes over all runs.
-        protocol: the limits.
-    """
-    if any(run.throttled for run in runs):
-        return "the device throttled"
-    shares = [foreign_cpu, *(run.foreign_cpu for run in runs)]
-    foreign = max((share for share in shares if share is not None), default=0.0)
-    if foreign > protocol.foreign_cpu_limit:
-        return f"other processes used {foreign:.2f} of a core (limit {protocol.foreign_cpu_limit:.2f})"
-    return None
+
+def undisturbed(runs: Sequence[Conditions], over_all: float | None) -> bool:
+    """Returns whether the device did not throttle and other processes used next to nothing, as far as it tells."""
+    return not any(run.throttled for run in runs) and (foreign_cpu(runs, over_all) or 0.0) <= UNDISTURBED_CPU
 
 
 def commonest(reasons: Iterable[str]) -> str:
@@ -181,12 +189,6 @@ def commonest(reasons: Iterable[str]) -> str:
         return "no reason given"
     alike = max(kinds, key=lambda kind: len(kinds[kind]))
     return max(kinds[alike], key=_magnitude)
-
-
-def _objection(drift: float | None, protocol: MeasurementSettings) -> str | None:
-    if drift is not None and abs(drift) > protocol.drift_limit:
-        return f"the reference ran {drift:+.1%} off its calibration (limit {protocol.drift_limit:.0%})"
-    return None
 
 
 def _refused(reason: str, attempt: int, conditions: Conditions) -> Repetition:

@@ -6,21 +6,23 @@ Also the keys under which exports, measurements and equivalence checks are store
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from nas.core.canonical import content_hash, result_key
 from nas.core.device import Device
 from nas.core.layout import Layout
+from nas.core.measurement import ReferenceTimes, Sample
 from nas.core.plan import Plan, Runner
 from nas.core.space import MeasurementSettings
 from nas.core.workload import Workload
+from nas.measure.estimator import read_times
+from nas.measure.protocol import PROTOCOL_VERSION
 from nas.runtimes.base import Artifact, RandomWeights, Runtime
-from nas.store import artifacts, results
+from nas.store import artifacts, calibrations, results
+from nas.store.calibrations import Place
 from nas.store.store import Store
-
-PROTOCOL_VERSION = 1
-"""Version of the measurement protocol (warm-up, timing, interleaving). Raise it when figures change their meaning."""
 
 GATE_VERSION = 2
 """Version of the equivalence check. Raise it when the same logits may get another verdict."""
@@ -35,7 +37,7 @@ CHECK_RUNS = 3
 """Runs of the reference model in a health check, or before a known calibration is used."""
 
 CALIBRATION_RUNS = 10
-"""Runs of the reference model of which a calibration is the median."""
+"""Runs of the reference model of which a calibration is the floor."""
 
 
 def export_key(layout: Layout, runtime: Runtime, quantisation: str, weights: str) -> str:
@@ -50,27 +52,21 @@ def export_key(layout: Layout, runtime: Runtime, quantisation: str, weights: str
 
 def measure_key(
     artifact: str, runner: Runner, device: str, workload: Workload, repetitions: int, protocol: MeasurementSettings,
-    calibration_ms: float, accept_noise: bool, replicate: int = 0, energy_counter: str | None = None,
-    page_size: int | None = None,
+    calibration: ReferenceTimes, replicate: int = 0, energy_counter: str | None = None, page_size: int | None = None,
 ) -> str:  # fmt: skip
     """Returns the key of a measurement.
 
-    It depends on the settings that decide about a repetition or a failure, not on those of retries. A higher
-    `replicate` measures the same thing once more; `energy_counter` and `page_size` are the device's at that time. Times
-    are checked against the reference model whatever kernel runs; peak memory is not, and it depends on the page size.
+    It depends on the deadline, which decides about a failure, not on the number of attempts. A higher `replicate`
+    measures the same thing once more; `energy_counter` and `page_size` are the device's at that time. Times are checked
+    against the reference model whatever kernel runs; peak memory is not, and it depends on the page size.
     """
-    extra: dict[str, Any] = {"accept_noise": True} if accept_noise else {}
-    if energy_counter is not None:
-        extra["energy_counter"] = energy_counter
+    extra: dict[str, Any] = {} if energy_counter is None else {"energy_counter": energy_counter}
     if page_size not in (None, USUAL_PAGE_SIZE):
         extra["page_size"] = page_size
-    limits = {
-        "drift": protocol.drift_limit, "foreign_cpu": protocol.foreign_cpu_limit, "deadline_s": protocol.deadline_s,
-    }  # fmt: skip
     return result_key(
         "measure", artifact=artifact, runtime=runner.runtime, build=runner.build, device=device,
-        workload=workload.key(), repetitions=repetitions, protocol=PROTOCOL_VERSION, limits=limits,
-        calibration_ms=calibration_ms, replicate=replicate, **extra,
+        workload=workload.key(), repetitions=repetitions, protocol=PROTOCOL_VERSION, deadline_s=protocol.deadline_s,
+        calibration=[calibration.ttft_ms, calibration.decode_ms], replicate=replicate, **extra,
     )  # fmt: skip
 
 
@@ -120,6 +116,22 @@ def reference_plan(runtime: Runtime, runner: Runner, model: Artifact, device: De
 
 
 def calibration_name(plan: Plan) -> str:
-    """Returns the name of a calibration: it depends on runner, model, workload and cores."""
-    named = {"build": plan.runner.build, "inputs": plan.model_dump(mode="json")["inputs"], "args": plan.args}
+    """Returns the name of a calibration: it depends on runner, model, workload, cores and the protocol's version."""
+    inputs = plan.model_dump(mode="json")["inputs"]
+    named = {"protocol": PROTOCOL_VERSION, "build": plan.runner.build, "inputs": inputs, "args": plan.args}
     return content_hash(named | ({"affinity": plan.affinity} if plan.affinity else {}))
+
+
+def known_calibration(store: Store, place: Place) -> ReferenceTimes | None:
+    """Returns the calibration of a device for one runtime and `calibration_name`; None where there is none."""
+    row = calibrations.get(store, *place)
+    return None if row is None else ReferenceTimes.model_validate(row.samples["times"])
+
+
+def keep_calibration(store: Store, place: Place, samples: Sequence[Sample], threads: int) -> ReferenceTimes:
+    """Stores the floors of reference runs as the device's calibration, and returns them."""
+    read = read_times(samples, threads)
+    times = read.floors()
+    stored = {"times": times.model_dump(), "clock": read.clock, "runs_ms": list(read.run)}
+    calibrations.put(store, *place, times.run_ms, stored)
+    return times

@@ -75,7 +75,6 @@ class BuildOptions:
         candidates: maximum to measure per size.
         measure: whether anything is measured.
         repetitions: valid ones per workload; None: the protocol's for a first screen.
-        accept_noise: keep refused repetitions, marked.
         seed: of the members' random weights.
         db: URL, or None for the default database.
         files: writes members' files; None: none are written.
@@ -92,7 +91,6 @@ class BuildOptions:
     candidates: int = 4
     measure: bool = True
     repetitions: int | None = None
-    accept_noise: bool = False
     seed: int = 0
     db: str | None = None
     files: FilesWriter | None = None
@@ -107,7 +105,7 @@ def build(options: BuildOptions, log: Log) -> Family:
 
     Raises:
         InvalidInput: a size that no scaling reaches, a study without a front, or another family of that name.
-        InfrastructureFailed: a device went away or is too noisy; decisions and measurements are kept.
+        InfrastructureFailed: a device went away; decisions and measurements are kept.
     """
     origin = _origin(options)
     shapes = _shapes(options, origin)  # before any file is written
@@ -186,7 +184,7 @@ class SizeSearch:
 
         Raises:
             CandidateFailed: no candidate could be measured.
-            InfrastructureFailed: a device went away, or is too noisy.
+            InfrastructureFailed: a device went away.
         """
         criteria, parent = self.origin.criteria, self.origin.pattern.parent.layout
         results = self._results(size, shapes)
@@ -393,7 +391,7 @@ def _measurer(options: BuildOptions, origin: Origin, wanted: bool, folder: Path,
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(contextlib.closing(Store.open(options.db)))
         with _with_advice(folder, "devices"):
-            measurer = stack.enter_context(open_measurer(store, space, repetitions, options.accept_noise, log))
+            measurer = stack.enter_context(open_measurer(store, space, repetitions, log))
         yield measurer
 
 

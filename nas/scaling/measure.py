@@ -10,17 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nas.core import paths
-from nas.core.canonical import result_key
 from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.core.family import Figure, Measured, Metric
 from nas.core.layout import Layout
 from nas.core.measurement import Measurement
 from nas.core.scoring import MeasurementKey, require_sensors
-from nas.core.space import RuntimeSpace, SearchSpace
+from nas.core.space import SearchSpace
 from nas.core.workload import Workload
 from nas.farm.farm import Farm, open_farm
-from nas.measure.calibration import DEPLOY_SEED, Calibrator, MeasurementTarget, SavedCalibration
-from nas.measure.reference import PROTOCOL_VERSION, export_key, measure_key
+from nas.measure.calibration import DEPLOY_SEED, Calibrator, MeasurementTarget
+from nas.measure.reference import export_key, measure_key
 from nas.measure.rounds import Subject, measure
 from nas.runtimes.base import Artifact, RandomWeights
 from nas.scaling.source import Measurements
@@ -47,8 +46,7 @@ class Measurer:
     Args:
         farm: has the devices.
         space: runtimes, workloads and limits.
-        repetitions: valid ones per workload.
-        accept_noise: keep refused repetitions, marked.
+        repetitions: per workload.
         log: takes one line at a time.
         benches: (device, runtime) -> calibrated pair.
     """
@@ -56,7 +54,6 @@ class Measurer:
     farm: Farm
     space: SearchSpace
     repetitions: int
-    accept_noise: bool
     log: Log
     benches: dict[tuple[str, str], MeasurementTarget] = field(default_factory=dict)
 
@@ -65,15 +62,15 @@ class Measurer:
 
         Raises:
             UnknownName: no such device.
-            InfrastructureFailed: it cannot be reached, has no build, or is too noisy to calibrate.
+            InfrastructureFailed: it cannot be reached, has no build, or its reference model fails.
         """
         if any(name == device for name, _ in self.benches):
             return
         workloads = {name: self.space.workloads[name] for name in self.space.measured}
         scratch, jobs = paths.home() / "work", self.farm.jobs(None)
-        calibrator = Calibrator(self.farm, jobs, self.space.protocol, scratch, self.log, self.accept_noise, workloads)
+        calibrator = Calibrator(self.farm, jobs, self.space.protocol, scratch, self.log, workloads)
         for spec in self.space.runtimes:
-            self.benches[device, spec.name] = asyncio.run(calibrated_bench(calibrator, device, spec, "family"))
+            self.benches[device, spec.name] = asyncio.run(calibrator.target(device, spec))
 
     def id(self, device: str) -> str:
         """Returns the id of a prepared device."""
@@ -84,7 +81,7 @@ class Measurer:
 
         Raises:
             CandidateFailed: a runtime cannot write or run the layout.
-            InfrastructureFailed: a device went away, or is too noisy.
+            InfrastructureFailed: a device went away.
         """
         return asyncio.run(self._measure(layout, on))
 
@@ -108,21 +105,15 @@ class Measurer:
 
     async def _workload(self, artifact: Artifact, bench: MeasurementTarget, workload: Workload) -> Measurement:
         pinned = bench.device.pinned(workload)
-        clean, noisy = (self._key(artifact, bench, pinned, accept) for accept in (False, True))
-        # A result without noise is used even if noise is accepted.
-        for known in (clean, noisy) if self.accept_noise else (clean,):
-            row = results.get(self.farm.store, known)
-            if row is not None:
-                return _value(row.payload)
-        subject = Subject(artifact, bench.runtime, bench.runner, bench.device, pinned)
-        return await self._take(subject, bench, noisy if self.accept_noise else clean)
-
-    def _key(self, artifact: Artifact, bench: MeasurementTarget, workload: Workload, accept_noise: bool) -> str:
-        return measure_key(
-            artifact.sha256, bench.runner, bench.device.id, workload, self.repetitions, self.space.protocol,
-            bench.reference.calibration_ms, accept_noise, energy_counter=bench.device.energy_counter,
-            page_size=bench.device.page_size,
+        key = measure_key(
+            artifact.sha256, bench.runner, bench.device.id, pinned, self.repetitions, self.space.protocol,
+            bench.reference.calibration, energy_counter=bench.device.energy_counter, page_size=bench.device.page_size,
         )  # fmt: skip
+        row = results.get(self.farm.store, key)
+        if row is not None:
+            return _value(row.payload)
+        subject = Subject(artifact, bench.runtime, bench.runner, bench.device, pinned)
+        return await self._take(subject, bench, key)
 
     async def _take(self, subject: Subject, bench: MeasurementTarget, key: str) -> Measurement:
         store, protocol = self.farm.store, self.space.protocol
@@ -130,7 +121,7 @@ class Measurer:
         try:
             taken = await measure(
                 subject, bench.reference, self.farm.jobs(None), key, None, self.repetitions, protocol,
-                accept_noise=self.accept_noise, tries=tries,
+                past_tries=tries,
             )  # fmt: skip
         except CandidateFailed as error:
             results.put(store, key, "measure", failure(error))
@@ -157,19 +148,17 @@ class Measurer:
 
 
 @contextmanager
-def open_measurer(
-    store: Store, space: SearchSpace, repetitions: int, accept_noise: bool, log: Log
-) -> Iterator[Measurer]:
+def open_measurer(store: Store, space: SearchSpace, repetitions: int, log: Log) -> Iterator[Measurer]:
     """Yields a measurer with the space's devices prepared.
 
     Raises:
         UnknownName: no such device or runtime.
         InvalidInput: a device lacks a sensor that an objective needs.
-        InfrastructureFailed: a device cannot be reached, or is too noisy to calibrate.
+        InfrastructureFailed: a device cannot be reached, or its reference model fails.
     """
     with open_farm(store) as farm:
         require_sensors(space, {name: farm.device(name) for name in space.devices})
-        measurer = Measurer(farm, space, repetitions, accept_noise, log)
+        measurer = Measurer(farm, space, repetitions, log)
         for device in space.devices:
             measurer.prepare(device)
         yield measurer
@@ -194,35 +183,6 @@ def export_once(store: Store, key: str, export: Callable[[Path], Artifact]) -> A
         artifacts.put_file(store, destination)
     results.put(store, key, "export", {"value": artifact.model_dump(mode="json")})
     return artifact
-
-
-async def calibrated_bench(
-    calibrator: Calibrator, device_name: str, spec: RuntimeSpace, purpose: str, *, replicate: int = 0
-) -> MeasurementTarget:
-    """Calibrates a runtime on a device. If noise is accepted the first calibration is kept, as later ones differ.
-
-    Args:
-        calibrator: calibrates.
-        device_name: as in a space.
-        spec: the runtime.
-        purpose: figures of one purpose are ratios to one calibration.
-        replicate: a higher number calibrates again.
-
-    Raises:
-        NasError: see `Calibrator.target`.
-    """
-    if not calibrator.accept_noise:
-        return await calibrator.target(device_name, spec)
-    store, prepared = calibrator.farm.store, calibrator.prepare(device_name, spec)
-    key = result_key(
-        purpose, device=prepared.device.id, calibration=prepared.calibration, protocol=PROTOCOL_VERSION,
-        replicate=replicate,
-    )  # fmt: skip
-    row = results.get(store, key)
-    saved = SavedCalibration(prepared.runner.build, row.payload["ms"]) if row else None
-    bench = await calibrator.calibrated(prepared, saved)
-    results.put(store, key, "measure", {"ms": bench.reference.calibration_ms})
-    return bench
 
 
 def measured_of(taken: Measurements, space: SearchSpace, *, searched: bool = True) -> tuple[Measured, ...]:

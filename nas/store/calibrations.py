@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from sqlalchemy import ColumnElement, Row, and_, delete, select
 
-from nas.core.measurement import DRIFT_LIMIT
+from nas.core.stats import floor
 from nas.store import devices
 from nas.store.engine import insert_if_absent
 from nas.store.models import calibration, reference_run
@@ -22,7 +21,14 @@ KEPT_ROUNDS = 2000
 """Rounds of one device, runtime and build whose reference runs are kept."""
 
 LATEST_RUNS = 9
-"""Latest calm runs from which the present drift is computed: those of three screening measurements."""
+"""Latest runs from which the present drift is computed: those of three screening measurements."""
+
+FASTER_LIMIT, SLOWER_LIMIT = 0.05, 0.2
+"""Shares by which the reference model may run faster or slower than when it was calibrated.
+
+A device that is faster was calibrated in a bad minute. One that is slower is mostly busy, which figures are corrected
+for, until it is so slow that something changed.
+"""
 
 Place = tuple[str, str, str]
 """Device, runtime and build."""
@@ -35,7 +41,7 @@ class ReferenceRun:
     Args:
         ratio: its time / the calibration.
         temperature_c: of the device right after it; None: it has no sensor.
-        calm: whether nothing disturbed the device meanwhile, so that `ratio` is meaningful.
+        calm: whether nothing disturbed the device meanwhile.
     """
 
     ratio: float
@@ -61,10 +67,10 @@ class Drift:
         device: id.
         runtime: name.
         build: of the calibration (`Calibration.build`).
-        calibration: the present one; None where only noisy studies ran.
+        calibration: the present one, if there is one.
         points: oldest first.
-        off: drift of the latest calm runs since the calibration, as a share; None: too few runs.
-        recalibrate: whether the drift exceeds the limit.
+        off: drift of the latest runs since the calibration, as a share; None: too few runs.
+        recalibrate: whether the drift exceeds the limits.
     """
 
     device: str
@@ -101,13 +107,13 @@ def of_device(store: Store, device: str) -> list[Calibration]:
         return [Calibration(**row._mapping) for row in connection.execute(query)]
 
 
-def off_by(ratios: Sequence[float], limit: float) -> tuple[float, bool]:
+def off_by(ratios: Sequence[float]) -> tuple[float, bool]:
     """Returns the drift of runs, as a share, and whether to calibrate the device again.
 
-    The median decides. A device within the limit keeps its calibration, so that studies stay comparable.
+    The floor decides. A device within the limits keeps its calibration, so that studies stay comparable.
     """
-    off = statistics.median(ratios) - 1
-    return off, abs(off) > limit
+    off = floor(ratios) - 1
+    return off, not -FASTER_LIMIT <= off <= SLOWER_LIMIT
 
 
 @retried
@@ -141,7 +147,6 @@ def drift(
     *,
     runtime: str | None = None,
     since: float = 0.0,
-    limit: float = DRIFT_LIMIT,
 ) -> list[Drift]:
     """Returns the reference runs of a device, by runtime and build; the latest calibrated comes first.
 
@@ -150,7 +155,6 @@ def drift(
         device: id.
         runtime: only this one.
         since: only points from then on, in seconds since the epoch.
-        limit: drift, as a share, beyond which a device must be calibrated again.
     """
     columns = reference_run.c
     query = select(reference_run).where(columns.device == device, columns.at >= since).order_by(columns.at, columns.job)
@@ -162,17 +166,16 @@ def drift(
     shown = [key for key in known if runtime in (None, key[0])]
     keys = dict.fromkeys([*reversed(shown), *((row.runtime, row.build) for row in reversed(rows))])
     return [
-        _drift((device, *key), known.get(key), [row for row in rows if (row.runtime, row.build) == key], limit)
-        for key in keys
+        _drift((device, *key), known.get(key), [row for row in rows if (row.runtime, row.build) == key]) for key in keys
     ]
 
 
-def _drift(place: Place, known: Calibration | None, rows: Iterable[Row[tuple[object, ...]]], limit: float) -> Drift:
+def _drift(place: Place, known: Calibration | None, rows: Iterable[Row[tuple[object, ...]]]) -> Drift:
     points = tuple(
         DriftPoint(row.at, row.job, row.calibration_ms, ReferenceRun(*run)) for row in rows for run in row.runs
     )
-    calm = [point.run.ratio for point in points if known and point.at >= known.created and point.run.calm]
-    off, recalibrate = off_by(calm[-LATEST_RUNS:], limit) if len(calm) >= LATEST_RUNS else (None, False)
+    ratios = [point.run.ratio for point in points if known and point.at >= known.created]
+    off, recalibrate = off_by(ratios[-LATEST_RUNS:]) if len(ratios) >= LATEST_RUNS else (None, False)
     return Drift(*place, known, points, off, recalibrate)
 
 

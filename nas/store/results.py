@@ -102,6 +102,7 @@ class ResultSummary(NamedTuple):
         workload: as JSON text.
         figures: by name, as JSON text.
         noisy: whether refused repetitions count.
+        foreign_cpu: median CPU share of other processes meanwhile, in cores; None: not known.
     """
 
     key: str
@@ -114,6 +115,7 @@ class ResultSummary(NamedTuple):
     workload: str | None
     figures: str | None
     noisy: bool | None
+    foreign_cpu: float | None
 
 
 def summaries(store: Store, study: int, trials: Sequence[int] | None = None) -> dict[int, list[ResultSummary]]:
@@ -126,9 +128,10 @@ def summaries(store: Store, study: int, trials: Sequence[int] | None = None) -> 
     """
     value = result.c.payload
     texts = [value[("value", name)].as_string() for name in ("device", "runtime", "workload", "figures")]
+    others = value[("value", "foreign_cpu")].as_float()
     columns = (result.c.result_key, result.c.stage, result.c.seconds, result.c.created, result_use.c.first)
     query = (
-        select(result_use.c.trial, *columns, *texts, value[("value", "noisy")].as_boolean())
+        select(result_use.c.trial, *columns, *texts, value[("value", "noisy")].as_boolean(), others)
         .join(result, result.c.result_key == result_use.c.result_key)
         .where(result_use.c.study == study)
         .order_by(result_use.c.trial, result.c.created, result.c.result_key)

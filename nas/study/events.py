@@ -78,13 +78,11 @@ class Launched(Note):
 
     Args:
         trials: layouts to propose, references not counted.
-        accept_noise: keep refused repetitions, marked.
         warm_start: names of the earlier studies that this one learns from.
     """
 
     what: ClassVar[str] = LAUNCHED
     trials: int
-    accept_noise: bool
     warm_start: tuple[str, ...] = ()
 
     def to_json(self) -> Json:
@@ -94,7 +92,7 @@ class Launched(Note):
     @classmethod
     def from_json(cls, payload: Mapping[str, Any]) -> Self:
         """See `Note`; the first versions had no warm start."""
-        return cls(payload["trials"], payload["accept_noise"], tuple(payload.get("warm_start", ())))
+        return cls(payload["trials"], tuple(payload.get("warm_start", ())))
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,10 @@ class Calibrated(Note):
         runtime: name.
         id: of the device.
         build: of the runtime's runner.
-        ms: what the reference model takes.
+        ms: timed work of a run of the reference model.
+        ttft_ms: its TTFT; None: the study began under protocol 1.
+        decode_ms: its time per token; likewise.
+        protocol: version of the measurement protocol that the study's figures are measured by.
         conditions: `nas.measure.calibration.PreparedDevice.conditions`; None: the first versions stored none.
     """
 
@@ -116,12 +117,15 @@ class Calibrated(Note):
     id: str
     build: str
     ms: float
+    ttft_ms: float | None = None
+    decode_ms: float | None = None
+    protocol: int = 1
     conditions: Mapping[str, Any] | None = None
 
     @property
     def known_conditions(self) -> Mapping[str, Any]:
         """The conditions that a resumed study must find unchanged."""
-        return self.conditions or {"device": self.id, "build": self.build, "protocol": 1}
+        return self.conditions or {"device": self.id, "build": self.build, "protocol": self.protocol}
 
     def to_json(self) -> Json:
         """See `Note`."""
@@ -129,8 +133,8 @@ class Calibrated(Note):
 
     @classmethod
     def from_json(cls, payload: Mapping[str, Any]) -> Self:
-        """See `Note`."""
-        return super().from_json({"conditions": None, **payload})
+        """See `Note`; the first versions had one time, no protocol and no conditions."""
+        return cls(**{each.name: payload[each.name] for each in fields(cls) if each.name in payload})
 
 
 @dataclass(frozen=True)
@@ -301,6 +305,11 @@ def calibrated_devices(log: Iterable[Event]) -> list[tuple[str, str]]:
     """Returns (name in the space, id) of the devices that took part, in the order of the log."""
     found = (event.payload for event in log if event.payload.get("what") == CALIBRATED)
     return [(payload["device"], payload["id"]) for payload in found]
+
+
+def protocols(log: Iterable[Event]) -> set[int]:
+    """Returns the versions of the measurement protocol that a study's devices were calibrated for."""
+    return {event.payload.get("protocol", 1) for event in log if event.payload.get("what") == CALIBRATED}
 
 
 def elapsed(log: Sequence[Event]) -> list[float]:

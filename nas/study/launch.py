@@ -18,6 +18,7 @@ from nas.core import paths
 from nas.core.block import BLOCKS
 from nas.core.errors import InvalidInput, NasError, StudyBusy, StudyChanged, Unsupported
 from nas.core.layout import Layout
+from nas.core.measurement import ReferenceTimes
 from nas.core.scoring import require_sensors
 from nas.core.space import SearchSpace
 from nas.core.task import TASKS
@@ -25,6 +26,7 @@ from nas.devices.host_lock import host_lock_folder
 from nas.farm.farm import Farm, open_farm
 from nas.measure.calibration import Calibrator, MeasurementTarget, SavedCalibration, known_runtime
 from nas.measure.health import HealthKeeper
+from nas.measure.protocol import PROTOCOL_VERSION
 from nas.proxy.corpus import CorpusRef, refer, refer_again
 from nas.proxy.job import TRAINER_VERSION
 from nas.proxy.tasks import SUITE_VERSION
@@ -33,7 +35,7 @@ from nas.search_spaces import space_difference
 from nas.store import jobs, leases, studies
 from nas.store.rows import Study, StudyLease, StudyState
 from nas.store.store import Store
-from nas.study.events import Calibrated, CorpusUsed, Launched, all_events, notes, stored_space
+from nas.study.events import Calibrated, CorpusUsed, Launched, all_events, notes, protocols, stored_space
 from nas.study.ledger import Ledger
 from nas.study.orchestrator import Orchestrator, Snapshot
 from nas.study.proposals import ProposalDriver, require_studies, warm_start
@@ -56,7 +58,6 @@ class LaunchOptions:
         ray_address: of a running cluster, or None.
         train_gpus: GPUs per training on that cluster; None: CPU slots of nodes with GPUs share them evenly.
         resume: continue the study.
-        accept_noise: keep refused repetitions, marked, off the reported front; a study that did so once keeps doing so.
         workers: parallel trainings on a local Ray.
         warm_start: earlier studies of the database to learn from; a resumed study keeps its own.
     """
@@ -69,7 +70,6 @@ class LaunchOptions:
     ray_address: str | None = None
     train_gpus: float | None = None
     resume: bool = False
-    accept_noise: bool = False
     workers: int = os.cpu_count() or 1
     warm_start: tuple[str, ...] = ()
 
@@ -97,6 +97,9 @@ def launch(
     store = Store.open(options.db)
     try:
         require_studies(store, options.warm_start, options.study)
+        if options.resume and _nothing_to_measure(store, options):
+            log(f"{options.study} is complete")
+            return StudyState.COMPLETE
         study = _resumed(store, options) if options.resume else None
         corpus = _corpus(store, study, options)
         study = study or _new(store, options)
@@ -150,7 +153,6 @@ async def _run(
                 jobs=farm.jobs(ledger.study.id),
                 scratch=scratch,
                 lock=host_lock_folder(),
-                accept_noise=options.accept_noise,
             )
             assert options.trials is not None, "fixed by `_as_begun`"
             orchestrator = Orchestrator(work, ledger, proposals, options.trials, on_update, log)
@@ -174,11 +176,9 @@ async def _targets(
     space = options.space
     require_sensors(space, {name: farm.device(name) for name in space.devices})
     workloads = {name: space.workloads[name] for name in space.measured}
-    calibrator = Calibrator(farm, jobs_of_study, space.protocol, scratch, log, options.accept_noise, workloads)
+    calibrator = Calibrator(farm, jobs_of_study, space.protocol, scratch, log, workloads)
     logged = notes(ledger.events(), Calibrated)
-    saved = {
-        (note.device, note.runtime): SavedCalibration(note.build, note.ms, note.known_conditions) for note in logged
-    }
+    saved = {(note.device, note.runtime): _saved(note) for note in logged}
     prepared = [calibrator.prepare(device, runtime) for device in space.devices for runtime in space.runtimes]
     for each in prepared:  # all of them before the first run
         if (before := saved.get((each.name, each.runtime.name))) is not None:
@@ -189,22 +189,31 @@ async def _targets(
         name = (each.name, each.runtime.name)
         targets[name] = target = await calibrator.calibrated(each, saved.get(name))
         if name not in saved:
-            ms = target.reference.calibration_ms
-            ledger.note(None, Calibrated(*name, each.device.id, each.runner.build, ms, each.conditions))
+            times, build = target.reference.calibration, each.runner.build
+            note = Calibrated(
+                *name, each.device.id, build, times.run_ms, times.ttft_ms, times.decode_ms, PROTOCOL_VERSION,
+                each.conditions,
+            )  # fmt: skip
+            ledger.note(None, note)
     return targets
+
+
+def _saved(note: Calibrated) -> SavedCalibration:
+    assert note.ttft_ms is not None and note.decode_ms is not None, "checked by `_nothing_to_measure`"
+    times = ReferenceTimes(ttft_ms=note.ttft_ms, decode_ms=note.decode_ms, run_ms=note.ms)
+    return SavedCalibration(note.build, times, note.known_conditions)
 
 
 def _as_begun(options: LaunchOptions, ledger: Ledger) -> LaunchOptions:
     """Completes the options with those of the study's earlier launches."""
     before = notes(ledger.events(), Launched)
     trials = options.trials or (before[-1].trials if before else options.space.search.trials)
-    accept_noise = options.accept_noise or any(launched.accept_noise for launched in before)
     earlier = before[-1].warm_start if before else options.warm_start
     if options.warm_start not in ((), earlier):
         names = ", ".join(earlier) or "no other study"
         raise InvalidInput(f"the study began with {names}; that cannot be changed", where="--warm-start")
-    ledger.note(None, Launched(trials, accept_noise, earlier))
-    return replace(options, trials=trials, accept_noise=accept_noise, warm_start=earlier)
+    ledger.note(None, Launched(trials, earlier))
+    return replace(options, trials=trials, warm_start=earlier)
 
 
 @contextmanager
@@ -276,6 +285,29 @@ def training_versions(space: SearchSpace) -> dict[str, Any]:
 def _new(store: Store, options: LaunchOptions) -> Study:
     space = options.space.model_dump(mode="json")
     return studies.create(store, options.study, space, seed=options.space.search.seed, version=version("hilnas"))
+
+
+def _nothing_to_measure(store: Store, options: LaunchOptions) -> bool:
+    """Returns whether a study of an earlier measurement protocol has ended.
+
+    Raises:
+        InvalidInput: it has not: figures of two protocols do not compare.
+        UnknownName: no such study.
+    """
+    study = studies.get(store, options.study)
+    log = all_events(store, study.id)
+    began = protocols(log) - {PROTOCOL_VERSION}
+    if not began:
+        return False
+    asked = max((launched.trials for launched in notes(log, Launched)), default=0)
+    if study.state is StudyState.COMPLETE and (options.trials is None or options.trials <= asked):
+        return True
+    raise InvalidInput(
+        f"study {study.name!r} began under version {min(began)} of the measurement protocol, and this version of "
+        f"hilnas measures by version {PROTOCOL_VERSION}: their figures do not compare. Begin a new study with "
+        f"--warm-start {study.name}",
+        where="--resume",
+    )
 
 
 def _require_same_space(study: Study, space: SearchSpace) -> None:

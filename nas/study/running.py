@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.core.layout import Layout
-from nas.core.scoring import BudgetCheck, Figures, MeasurementKey
+from nas.core.scoring import BudgetCheck, Figures
 from nas.proxy.quality import Quality
 from nas.runtimes.base import Artifact
 
@@ -27,7 +27,6 @@ class TrialRun:
         quality: at the highest rung so far.
         rung: the highest one that it entered.
         waiting: whether it waits for other trials, with nothing to do itself.
-        noisy_keys: where the figures rest on refused repetitions.
         stage: what it does now, or how it ended.
         ended: whether it came to an end in this process.
         failed: why it failed.
@@ -42,15 +41,9 @@ class TrialRun:
     quality: Quality | None = None
     rung: int | None = None
     waiting: bool = False
-    noisy_keys: set[MeasurementKey] = field(default_factory=set)
     stage: str = "proposed"
     ended: bool = False
     failed: CandidateFailed | InfrastructureFailed | None = None
-
-    @property
-    def noisy(self) -> bool:
-        """True if a figure that counts rests on refused repetitions."""
-        return bool(self.noisy_keys)
 
     @property
     def retryable(self) -> bool:

@@ -103,7 +103,7 @@ class Scales:
         """Takes new results of a trial."""
         if run.reference is not None:
             self._learn_reference(run, run.reference, status)
-        elif status == "complete" and not run.noisy:
+        elif status == "complete":
             axes = self.axes(run)
             assert axes is not None, f"trial {run.number} is complete but lacks an objective"
             self.complete[run.number] = axes

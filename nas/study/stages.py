@@ -18,7 +18,6 @@ from nas.core.layout import Layout
 from nas.core.measurement import Measurement
 from nas.core.scoring import MeasurementKey
 from nas.core.space import SearchSpace
-from nas.core.workload import Workload
 from nas.measure.calibration import DEPLOY_SEED, MeasurementTarget
 from nas.measure.reference import export_key, gate_key, measure_key
 from nas.measure.rounds import Jobs, Subject, measure
@@ -149,7 +148,6 @@ class StageWork:
         jobs: runs measurements.
         scratch: folder for checkpoints and files being written.
         lock: folder of the host lock.
-        accept_noise: keep refused repetitions, marked.
     """
 
     space: SearchSpace
@@ -162,7 +160,6 @@ class StageWork:
     jobs: Jobs
     scratch: Path
     lock: Path
-    accept_noise: bool = False
 
     def measurement_keys(self, workloads: Iterable[str]) -> list[MeasurementKey]:
         """Returns every device and runtime of the space with each of `workloads`."""
@@ -190,39 +187,30 @@ class StageWork:
             raise error
         return dict(zip(targets, (each for each in ended if isinstance(each, Artifact)), strict=True))
 
-    async def measure(self, trial: int, artifact: Artifact, where: MeasurementKey, repetitions: int) -> Measurement:
-        """Measures `repetitions` of one workload on one device and runtime."""
+    async def measure(
+        self, trial: int, artifact: Artifact, where: MeasurementKey, repetitions: int, replicate: int = 0
+    ) -> Measurement:
+        """Measures `repetitions` of one workload on one device and runtime; a higher `replicate` measures once more."""
         target = self.targets[where.device, where.runtime]
         workload = target.device.pinned(self.space.workloads[where.workload])
-        key = self._measure_key(trial, artifact, target, workload, repetitions)
-        subject = Subject(artifact, target.runtime, target.runner, target.device, workload)
         protocol = self.space.protocol
+        key = measure_key(
+            artifact.sha256, target.runner, target.device.id, workload, repetitions, protocol,
+            target.reference.calibration, replicate, target.device.energy_counter, target.device.page_size,
+        )  # fmt: skip
+        subject = Subject(artifact, target.runtime, target.runner, target.device, workload)
 
         async def act() -> Outcome:
             try:
                 taken = await measure(
                     subject, target.reference, self.jobs, key, trial, repetitions, protocol,
-                    accept_noise=self.accept_noise, tries=self.ledger.tries(key),
+                    past_tries=self.ledger.tries(key),
                 )  # fmt: skip
             except CandidateFailed as error:
                 return failure(error)
             return {"value": taken.model_dump(mode="json"), "seconds": taken.wall_s}
 
         return Measurement.model_validate(await self.stages.run("measure", key, trial, act))
-
-    def _measure_key(
-        self, trial: int, artifact: Artifact, target: MeasurementTarget, workload: Workload, repetitions: int
-    ) -> str:
-        def key(accept_noise: bool) -> str:
-            return measure_key(
-                artifact.sha256, target.runner, target.device.id, workload, repetitions, self.space.protocol,
-                target.reference.calibration_ms, accept_noise, energy_counter=target.device.energy_counter,
-                page_size=target.device.page_size,
-            )  # fmt: skip
-
-        # A measurement without noise is used, too, where noise would be accepted.
-        clean = key(False)
-        return key(True) if self.accept_noise and self.ledger.result(clean, trial) is None else clean
 
     async def train_rung(self, trial: int, layout: Layout, rung: int) -> SeedScores:
         """Runs all proxy trainings that quality at `rung` is made of: seed -> evaluation group -> score."""

@@ -80,7 +80,8 @@ async def _check_budgets(run: TrialRun, study: StudyContext) -> bool:
     borderline = {check.place.workload for check in run.checks if check.verdict == "borderline"}
     if borderline and not run.reference:
         _mark(run, study, EventKind.BORDERLINE)
-        await _measure(run, study, borderline, protocol.confirm_repetitions)
+        # Fresh repetitions decide, under a key of their own: those that confirm a layout in the end do not let it in.
+        await _measure(run, study, borderline, protocol.confirm_repetitions, replicate=1)
         await _update_checks(run, study, final=True)
         if run.broken:
             _end_infeasible(run, study)
@@ -129,9 +130,11 @@ async def _confirm(run: TrialRun, study: StudyContext) -> None:
         _end(run, study, EventKind.COMPLETE)
 
 
-async def _measure(run: TrialRun, study: StudyContext, workloads: Iterable[str], repetitions: int) -> None:
+async def _measure(
+    run: TrialRun, study: StudyContext, workloads: Iterable[str], repetitions: int, replicate: int = 0
+) -> None:
     tasks = [
-        asyncio.ensure_future(_measure_one(run, study, run.artifacts[key.runtime], key, repetitions))
+        asyncio.ensure_future(_measure_one(run, study, run.artifacts[key.runtime], key, repetitions, replicate))
         for key in study.work.measurement_keys(workloads)
     ]
     try:
@@ -144,11 +147,10 @@ async def _measure(run: TrialRun, study: StudyContext, workloads: Iterable[str],
 
 
 async def _measure_one(
-    run: TrialRun, study: StudyContext, artifact: Artifact, key: MeasurementKey, repetitions: int
+    run: TrialRun, study: StudyContext, artifact: Artifact, key: MeasurementKey, repetitions: int, replicate: int
 ) -> None:
-    measurement = await study.work.measure(run.number, artifact, key, repetitions)
+    measurement = await study.work.measure(run.number, artifact, key, repetitions, replicate)
     run.figures = {**run.figures, **with_file_size({key: measurement.figures})}
-    (run.noisy_keys.add if measurement.noisy else run.noisy_keys.discard)(key)
 
 
 async def _update_checks(run: TrialRun, study: StudyContext, *, final: bool = False) -> None:

@@ -48,6 +48,7 @@ def report(figures: dict[str, float], args: argparse.Namespace) -> dict[str, obj
         "v": 1,
         "load_ms": figures["weights_mb"] / 2,
         "ttft_ms": figures["prefill_ns"] * args.prompt / 1e6,
+        "prefill_cpu_ms": figures["prefill_ns"] * args.prompt / 1e6,
         "decode_ns": decode,
         "decode_cpu_ns": decode,
         "peak_rss_mb": memory,

@@ -17,7 +17,7 @@ from nas.analysis.snapshot import Snapshots, StudySnapshot
 from nas.core.clock import Clock, SystemClock
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.layout import Layout
-from nas.core.measurement import Figure, Measurement, Repetition
+from nas.core.measurement import ClockName, Figure, Measurement, Repetition
 from nas.core.metrics import METRICS
 from nas.core.quality_config import QualityConfig
 from nas.core.scoring import BudgetCheck, MeasurementKey, check_budgets, log_sd, measurement_keys
@@ -101,7 +101,7 @@ class ObjectiveView(_Frozen):
 
 
 class RepetitionView(_Frozen):
-    """One repetition with every token's time, as it was read: not corrected for drift."""
+    """One repetition with every token's time, as it was read: not corrected."""
 
     valid: bool
     reason: str | None
@@ -128,7 +128,12 @@ class MeasurementView(_Frozen):
     build: str
     patched: bool
     artifact: str
+    protocol: int
+    """Version of the measurement protocol."""
+    clock: ClockName
     noisy: bool
+    foreign_cpu: float | None
+    """Median CPU share of other processes, in cores."""
     refused_share: float
     drift: float | None
     calibration_ms: float | None
@@ -484,7 +489,10 @@ def _measurement(study: StudySnapshot, key: MeasurementKey, taken: Measurement) 
         for name, figure in taken.figures.items()
         if figure.value is not None and name in base and (theirs := base[name].value)
     }
-    shared = ("build", "patched", "artifact", "noisy", "refused_share", "drift", "calibration_ms", "wall_s", "figures")
+    shared = (
+        "build", "patched", "artifact", "protocol", "clock", "noisy", "foreign_cpu", "refused_share", "drift",
+        "calibration_ms", "wall_s", "figures",
+    )  # fmt: skip
     return MeasurementView(
         place=key,
         device_id=taken.device,

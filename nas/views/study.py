@@ -19,6 +19,7 @@ from nas.analysis.agreement import RankCorrelation, rank_correlation
 from nas.analysis.axes import KV_BYTES, PARAMS_TOTAL, AxisView, only_key
 from nas.analysis.history import Step, ended, expected_gain
 from nas.analysis.record import readable
+from nas.analysis.report import NoiseSummary, noise_summary
 from nas.analysis.snapshot import NO_RUNG, ORIGINS, STATES, UNKNOWN, Snapshots, StudySnapshot, rounded
 from nas.api.submissions import SubmissionState, SubmittedStudies
 from nas.core.errors import InvalidInput, UnknownName
@@ -316,6 +317,7 @@ class StudyView(BaseModel):
     device_seconds: float = Field(description="of the study's own measurements")
     hypervolume: VolumeView | None = Field(description="null until the reference point is fixed")
     corner: list[CornerView] = Field(description="the reference point")
+    noise: NoiseSummary | None = Field(description="of the measurements; null before there are any")
     course: list[Moment] = Field(description="of the hypervolume; includes the last moment")
     ending: EndingView | None
     expected_gain: GainView | None
@@ -490,6 +492,7 @@ def _view(study: StudySnapshot) -> StudyView:
         revision=study.revision,
         hypervolume=_volume(study),
         corner=_corner(study),
+        noise=noise_summary(study),
         ending=EndingView.model_validate(end) if end else None,
         expected_gain=GainView.model_validate(gain) if gain else None,
         axes=study.axes,

@@ -32,7 +32,7 @@ from nas.runtimes.executorch.builds import BUILDS, NAME, Build, find_build
 from nas.runtimes.executorch.chain import ARCH, Quantisation, require, supports
 from nas.runtimes.executorch.kinds import KINDS
 from nas.runtimes.executorch.templates import PACKAGES, templates_folder, trim_templates
-from nas.runtimes.runner import plan_run, read_sample
+from nas.runtimes.runner import plan_run, read_timed_sample
 from nas.runtimes.writing import Written
 
 
@@ -108,7 +108,7 @@ class ExecuTorch:
 
     def parse(self, raw: RawRun) -> Sample:
         """See `nas.runtimes.runner`."""
-        return read_sample(raw)
+        return read_timed_sample(raw)
 
     def gate(
         self, layout: Layout, quantisation: str, checkpoint: Checkpoint, model: Path, runner: Runner

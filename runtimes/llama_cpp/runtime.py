@@ -28,7 +28,7 @@ from nas.runtimes.llama_cpp import support
 from nas.runtimes.llama_cpp.builds import BUILDS, NAME, Build, find_build
 from nas.runtimes.llama_cpp.kinds import KINDS
 from nas.runtimes.llama_cpp.support import Quantisation
-from nas.runtimes.runner import plan_run, read_sample
+from nas.runtimes.runner import plan_run, read_timed_sample
 from nas.runtimes.toolchain import find_toolchain
 
 
@@ -100,7 +100,7 @@ class LlamaCpp:
 
     def parse(self, raw: RawRun) -> Sample:
         """See `nas.runtimes.runner`."""
-        return read_sample(raw)
+        return read_timed_sample(raw)
 
     def gate(
         self, layout: Layout, quantisation: str, checkpoint: Checkpoint, model: Path, runner: Runner

@@ -68,15 +68,7 @@ SPACE: dict[str, Any] = {
             {"name": "third", "lm_steps": 24, "seeds": [0, 1]},
         ],
     },
-    # The machine that tests run on is never calm.
-    "protocol": {
-        "screen_repetitions": 2,
-        "confirm_repetitions": 2,
-        "cool_down_s": 0,
-        "drift_limit": 100,
-        "foreign_cpu_limit": 100,
-        "deadline_s": 20,
-    },
+    "protocol": {"screen_repetitions": 2, "confirm_repetitions": 2, "deadline_s": 20},
     "search": {"proposer": "random", "seeds": 2},
 }
 

@@ -109,7 +109,7 @@ def test_a_phone_on_this_computer(phone: Machine, names: dict[str, str], tmp_pat
         assert "\tattached\t" in computer.give(see).stdout
         told = computer.give(f"{bench} --json")
         report = json.loads(told.stdout)
-        assert report["ttft_ms"]["median"] > 0 and len(report["reps"]) == 3
+        assert report["ttft_ms"]["value"] > 0 and len(report["reps"]) == 3
         computer.names["DEVICE"] = report["device"]["id"]
         assert f"{report['device']['id']}\toffline\tgood" in computer.give(see).stdout
         out = computer.give(launch).stdout

@@ -40,7 +40,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModelSelection:
 
 
 def test_members_and_references_are_measured_once(llama_build: Build, small: ModelSelection) -> None:
-    options = CompareOptions(small, accept_noise=True, workloads=TASKS)
+    options = CompareOptions(small, workloads=TASKS)
     told: list[str] = []
     first, path = compare(options, told.append, told.append)
     assert [model.name for model in first.models] == ["demo-1M", "Qwen3-0.6B", "PLM-1.8B"]

@@ -60,7 +60,7 @@ def run(llama_build: Build, *args: object, limit_mb: int | None = None) -> RawRu
         argv = ["prlimit", f"--as={limit_mb << 20}", *argv]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     return RawRun(
-        exit_code=done.returncode, stdout=done.stdout, stderr_tail=done.stderr[-4096:], wall_s=1, started_at=0
+        exit_code=done.returncode, stdout=done.stdout, stderr_tail=done.stderr[-4096:], wall_s=3600, started_at=0
     )
 
 

@@ -68,7 +68,8 @@ def test_a_registered_device_is_found_good_and_heals(
 
 
 def test_a_device_whose_runner_crashes_is_bad(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "_PROTOCOL", health.MeasurementSettings(max_attempts=1, cool_down_s=0))
+    monkeypatch.setattr(health, "_PROTOCOL", health.MeasurementSettings(max_attempts=1))
+    monkeypatch.setattr(health, "COOL_DOWN_S", 0.0)
     sound = FakeRuntime(tmp_path / "fake")
     install(monkeypatch, FakeRuntime(tmp_path / "fake", faults={sound.reference_model().id: "crash"}))
     with open_farm(store) as farm:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping
@@ -18,11 +19,12 @@ from nas.compute import worker
 from nas.compute.ray import Work
 from nas.core.device import Device
 from nas.core.layout import Layout
-from nas.core.measurement import Figure, Sample
+from nas.core.measurement import Figure, ReferenceTimes, Sample
 from nas.core.plan import Conditions, EnergyUsed, Pair, Plan, RawRun, Round, RoundResult
 from nas.core.space import SearchSpace
+from nas.core.stats import Z95
 from nas.measure.calibration import MeasurementTarget
-from nas.measure.protocol import total_ms
+from nas.measure.estimator import read_times
 from nas.measure.rounds import Reference
 from nas.proxy.corpus import CorpusRef
 from nas.proxy.job import LmRun, TrainJob, TrainResult
@@ -67,7 +69,7 @@ TINY: dict[str, Any] = {
             {"name": "third", "lm_steps": 24, "seeds": [0, 1]},
         ],
     },
-    "protocol": {"screen_repetitions": 2, "confirm_repetitions": 3, "cool_down_s": 0},
+    "protocol": {"screen_repetitions": 2, "confirm_repetitions": 3},
     "search": {"proposer": "evolution", "seeds": 3, "pool": 16},
 }
 DEVICE = Device(
@@ -86,6 +88,11 @@ def sample(ttft_ms: float = 10.0, token_ms: float = 1.0, tokens: int = 16, **mor
     return Sample(decode_ns=[round(token_ms * 1e6)] * tokens, **values | more)
 
 
+def reference_times(report: Sample | None = None) -> ReferenceTimes:
+    """What a reference model takes whose runs report `report`."""
+    return read_times([report or sample()], 1).floors()
+
+
 def raw(report: Sample | None = None, exit_code: int = 0, **conditions: Any) -> RawRun:
     """A run that reported `report`, or left nothing."""
     stdout = json.dumps({"v": 1, **report.model_dump(mode="json")}) if report else ""
@@ -95,10 +102,11 @@ def raw(report: Sample | None = None, exit_code: int = 0, **conditions: Any) -> 
 
 
 def figure(value: float | None, spread: float = 0.0, unit: str = "ms", n: int = 3) -> Figure:
-    """A figure whose interval is `spread` to either side, as a share."""
+    """A figure whose 95 % interval is `spread` to either side, as a share."""
     if value is None:
         return Figure(value=None, unit=unit, reason="not read")
-    return Figure(value=value, low=value / (1 + spread), high=value * (1 + spread), n=n, unit=unit)
+    sd = math.log1p(spread) / Z95
+    return Figure(value=value, low=value / (1 + spread), high=value * (1 + spread), log_sd=sd, n=n, unit=unit)
 
 
 def summary(figures: Mapping[str, Figure], *, noisy: bool = False) -> MeasurementSummary:
@@ -132,6 +140,8 @@ class InlineJobs:
 
     store: Store
     done: dict[tuple[str, int], RoundResult] = field(default_factory=dict)
+    foreign_cpu: float | None = None
+    """What other processes use meanwhile."""
 
     async def run(self, key: str, number: int, device: str, round_: Round, trial: int | None = None) -> RoundResult:
         await asyncio.sleep(0)
@@ -139,7 +149,7 @@ class InlineJobs:
             assert results.get(self.store, key) is None, "measured again after the result was stored"
             reference = None if round_.reference is None else self._run(round_.reference)
             runs = [self._run(round_.candidate, nth) for nth in range(round_.repetitions)]
-            pairs = [Pair(reference=reference, candidate=run) for run in runs]
+            pairs = [Pair(reference=reference, candidate=run, foreign_cpu=self.foreign_cpu) for run in runs]
             self.done[key, number] = RoundResult(pairs=pairs, wall_s=0.5)
         return self.done[key, number]
 
@@ -264,7 +274,7 @@ class Bed:
         artifact = self.runtime.export(self.runtime.reference_model(), "q4_0", RandomWeights(), reference)
         artifacts.put_file(self.store, reference)
         plan = self.runtime.plan(artifact, runner, self.runtime.reference_workload(), 60.0)
-        calibration = total_ms(self.runtime.parse(self.jobs._run(plan)))
+        calibration = read_times([self.runtime.parse(self.jobs._run(plan))], plan.threads).floors()
         return MeasurementTarget(DEVICE, self.runtime, runner, "q4_0", Reference(plan, calibration))
 
     def orchestrator(self, ledger: Ledger, trials: int) -> Orchestrator:

@@ -188,3 +188,17 @@ def test_one_device_under_two_names_is_reported_under_both(tmp_path: Path) -> No
 def test_an_unknown_study_is_refused_with_the_nearest(bed: Bed) -> None:
     with pytest.raises(UnknownName, match="did you mean 'study'"):
         study_report(bed.store, "studdy")
+
+
+def test_the_noise_of_its_measurements_is_told_in_a_line(tmp_path: Path) -> None:
+    bed = Bed(open_store(tmp_path, SystemClock()), tmp_path, tiny_space(), FakeRuntime(tmp_path / "fake"))  # type: ignore[arg-type]
+    bed.jobs.foreign_cpu = 0.9
+    bed.ledger()
+    assert study_report(bed.store, "study")["noise"] is None
+    bed.run(1)
+    noise = study_report(bed.store, "study")["noise"]
+    assert noise["foreign_cpu"] == pytest.approx(0.9)
+    assert 0.01 < noise["interval"] < 0.1
+    assert noise["text"] == (
+        f"measured while other processes used 0.9 of a core; intervals +-{noise['interval']:.1%} (median)"
+    )

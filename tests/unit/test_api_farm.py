@@ -45,14 +45,14 @@ def test_a_device_is_shown_with_its_drift(lab: Lab) -> None:
     calibrations.put(lab.store, "box", "fake", "b1", 12.5, {})
     for number in range(3):
         lab.clock.time += 60
-        runs = [calibrations.ReferenceRun(1.08, 41.5, True)] * 3
+        runs = [calibrations.ReferenceRun(1.28, 41.5, True)] * 3
         calibrations.note_runs(lab.store, ("box", "fake", "b1"), f"job {number}", runs, 12.5)
     (drift,) = lab.get("/v1/devices/box")["drift"]
     assert (drift["runtime"], drift["build"], drift["reference_ms"]) == ("fake", "b1", 12.5)
-    assert (drift["off"], drift["recalibrate"]) == (pytest.approx(0.08), True)
+    assert (drift["off"], drift["recalibrate"]) == (pytest.approx(0.28), True)
     assert len(drift["runs"]) == 9
     assert drift["runs"][0] == {
-        "at": lab.clock.time - 120, "job": "job 0", "ratio": 1.08, "temperature_c": 41.5, "calm": True
+        "at": lab.clock.time - 120, "job": "job 0", "ratio": 1.28, "temperature_c": 41.5, "calm": True
     }  # fmt: skip
 
 

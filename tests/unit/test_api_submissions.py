@@ -10,6 +10,7 @@ import pytest
 from api_lab import Lab, ScriptedProcess, space_text
 
 from nas.api import submissions as records
+from nas.api.studies import SubmitRequest
 from nas.api.submissions import LaunchProcess, Submission, SubmissionFolder, SubmissionState, SubmittedStudies
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.search_spaces import parse_space
@@ -215,3 +216,12 @@ def test_the_process_is_a_plain_launch_over_the_same_database(lab: Lab, monkeypa
     assert environment["NAS_DB"] == str(lab.store.engine.url)
     assert environment["NAS_HOME"] == str(lab.home)
     assert not {"NAS_SERVER", "NAS_TOKEN"} & set(environment)
+
+
+def test_an_option_of_the_first_version_is_ignored(lab: Lab) -> None:
+    """Its clients and files have `accept_noise`."""
+    submit(lab)
+    stored = found(lab).model_dump(mode="json")
+    assert Submission.model_validate(stored | {"accept_noise": True}) == found(lab)
+    asked = {"study": "mine", "space": "name: x", "trials": 3}
+    assert SubmitRequest.model_validate(asked | {"accept_noise": False}) == SubmitRequest.model_validate(asked)

@@ -80,7 +80,7 @@ def test_the_ablated_space_lacks_state_space_blocks_and_nothing_else() -> None:
 def test_a_campaign_runs_what_is_not_finished(tmp_path: Path) -> None:
     run(tmp_path, "random", 0, 3, "random-0").close()
     said: list[str] = []
-    started = Campaign(tmp_path, "lfm2-study", accept_noise=False, say=said.append)
+    started = Campaign(tmp_path, "lfm2-study", say=said.append)
     planned = campaign(("ehvi", "random"), (0,), 3)
     assert [terms.study for terms in started.tell(planned)] == ["ehvi-0", "ehvi-ablated-0"]
     assert said[-1].startswith("2 of 3 studies to run: about ")
@@ -152,7 +152,7 @@ def test_page_and_plot_come_from_the_table_alone(studies: list[Recorded], tmp_pa
 def test_a_study_that_cannot_be_run_is_not_tried_again(tmp_path: Path) -> None:
     (tmp_path / "broken.yaml").write_text("v: 1\nname: broken\nmixers: {}\n")
     said: list[str] = []
-    started = Campaign(tmp_path, str(tmp_path / "broken.yaml"), accept_noise=False, say=said.append)
+    started = Campaign(tmp_path, str(tmp_path / "broken.yaml"), say=said.append)
     with pytest.raises(NasError, match=r"study random-0 did not come to its end: .*random-0\.yaml"):
         started.run([Terms("random", 0, 3)])
     assert said[1:] == ["random-0: begins, 3 trials"]

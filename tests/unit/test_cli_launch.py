@@ -55,12 +55,12 @@ def test_dry_run_prints_the_plan_and_starts_nothing(monkeypatch: pytest.MonkeyPa
 
 def test_options_reach_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     (asked,) = [ends_with(StudyState.COMPLETE, monkeypatch)]
-    args = ("--study", "first", "--resume", "--trials", "7", "--accept-noise", "--workers", "1", "--yes")
+    args = ("--study", "first", "--resume", "--trials", "7", "--workers", "1", "--yes")
     args += ("--warm-start", "one", "--warm-start", "two", "--ray-address", "auto", "--train-gpus", "0.5")
     assert nas("launch", "--space", "lfm2-demo", *args).code == 0
     (options,) = asked
     assert (options.study, options.resume, options.trials) == ("first", True, 7)
-    assert (options.accept_noise, options.workers) == (True, 1)
+    assert options.workers == 1
     assert (options.warm_start, options.train_gpus) == (("one", "two"), 0.5)
 
 

@@ -33,14 +33,14 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[compare.Compa
 def test_options_are_passed_on(asked: list[compare.CompareOptions]) -> None:
     outcome = nas(
         "family", "compare", "--family", "demo", "--class", "350M", "--class", "1B", "--layout", "LFM2-350M",
-        "--reference", "Qwen3-0.6B", "-d", "phone", "-t", "4", "--reps", "5", "--no-flash-attn", "--accept-noise",
+        "--reference", "Qwen3-0.6B", "-d", "phone", "-t", "4", "--reps", "5", "--no-flash-attn",
         "--replicate", "2",
     )  # fmt: skip
     assert outcome.code == 0, outcome.err
     (options,) = asked
     assert options.models == compare.ModelSelection("demo", ("Qwen3-0.6B",), ("LFM2-350M",), ("350M", "1B"))
     assert (options.device, options.threads, options.repetitions, options.replicate) == ("phone", 4, 5, 2)
-    assert (options.flash_attn, options.accept_noise) == (False, True)
+    assert not options.flash_attn
 
 
 def test_tables_go_to_stdout_and_explanations_to_stderr(asked: list[compare.CompareOptions]) -> None:

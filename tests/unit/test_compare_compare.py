@@ -6,12 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 from store_support import open_store
-from study_support import DEVICE, InlineJobs
+from study_support import DEVICE, InlineJobs, reference_times
 
 from nas.compare.compare import (
     BenchTask,
@@ -33,14 +31,12 @@ from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName, Uns
 from nas.core.family import FAMILY, FILES, Comparison, Family, Measured, Member, MemberFile, MemberFiles, write_record
 from nas.core.layout import Layout
 from nas.core.plan import Round, RoundResult
-from nas.core.space import MeasurementSettings, RuntimeSpace
+from nas.core.space import MeasurementSettings
 from nas.core.workload import Workload
-from nas.measure.calibration import Calibrator, MeasurementTarget, PreparedDevice, SavedCalibration
-from nas.measure.protocol import total_ms
+from nas.measure.calibration import MeasurementTarget
 from nas.measure.rounds import Reference
 from nas.runtimes.base import Artifact
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
-from nas.scaling.measure import calibrated_bench
 from nas.store.store import Store
 from nas.testing.fake_runtime import FakeRuntime
 
@@ -80,7 +76,7 @@ class Lab:
         alone = Round(candidate=plan, repetitions=1, reference=None)
         calibrated = asyncio.run(self.jobs.inner.run("calibration", 0, DEVICE.id, alone)).pairs[0].candidate
         self.bench = MeasurementTarget(
-            DEVICE, self.runtime, runner, "q4_0", Reference(plan, total_ms(self.runtime.parse(calibrated)))
+            DEVICE, self.runtime, runner, "q4_0", Reference(plan, reference_times(self.runtime.parse(calibrated)))
         )
         self.told: list[str] = []
 
@@ -90,7 +86,7 @@ class Lab:
 
     def run(self, *texts: str, replicate: int = 0) -> PartialResults:
         interleaved = InterleavedBench(
-            self.bench, self.jobs, self.store, MeasurementSettings(max_attempts=1, cool_down_s=0), replicate=replicate
+            self.bench, self.jobs, self.store, MeasurementSettings(max_attempts=1), replicate=replicate
         )
         return asyncio.run(
             interleaved.run(self.contenders(*texts), TASKS, lambda partial, what: self.told.append(what))
@@ -288,34 +284,7 @@ def test_every_question_has_a_record_of_its_own(home: Path) -> None:
     found = [comparison_path(each, "box") for each in asked]
     assert len(set(found)) == len(asked)
     assert {path.parent for path in found[:-1]} == {home / "families" / "demo"}
-    assert comparison_path(replace(both, repetitions=9, accept_noise=True), "box") == found[0]
-
-
-def test_with_accepted_noise_the_first_calibration_is_kept(lab: Lab) -> None:
-    given: list[SavedCalibration | None] = []
-
-    class Noisy:
-        accept_noise, farm = True, SimpleNamespace(store=lab.store)
-
-        def prepare(self, device: str, spec: RuntimeSpace) -> PreparedDevice:
-            plan = lab.bench.reference.plan
-            return PreparedDevice(device, DEVICE, lab.runtime, lab.bench.runner, spec.quantisation, plan, {})
-
-        async def calibrated(
-            self, prepared: PreparedDevice, saved: SavedCalibration | None = None
-        ) -> MeasurementTarget:
-            given.append(saved)
-            ms = saved.ms if saved else float(len(given))
-            return replace(lab.bench, reference=replace(lab.bench.reference, calibration_ms=ms))
-
-    spec = RuntimeSpace(name="fake", quantisation="q4_0")
-
-    def calibrated(purpose: str, replicate: int = 0) -> float:
-        made = calibrated_bench(cast(Calibrator, Noisy()), "local", spec, purpose, replicate=replicate)
-        return asyncio.run(made).reference.calibration_ms
-
-    assert [calibrated("family"), calibrated("family"), calibrated("compare"), calibrated("family", 1)] == [1, 1, 3, 4]
-    assert [each is not None for each in given] == [False, True, False, False]
+    assert comparison_path(replace(both, repetitions=9), "box") == found[0]
 
 
 def test_layouts_and_published_names_take_part(home: Path) -> None:

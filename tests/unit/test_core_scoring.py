@@ -45,21 +45,49 @@ def two_devices(aggregate: str, metric: str = "ttft") -> SearchSpace:
 @pytest.mark.parametrize(
     ("value", "verdict"), [(7.0, "feasible"), (13.0, "infeasible"), (9.5, "borderline"), (10.5, "borderline")]
 )
-def test_an_absolute_budget_is_judged_by_the_interval(value: float, verdict: str) -> None:
+def test_an_absolute_budget_is_judged_by_the_chance_to_keep_it(value: float, verdict: str) -> None:
     each = space({"metric": "ttft", "max": "10ms"})
     (check,) = check_budgets(each, at(ttft=figure(value, spread=0.1)), {})
     assert check.verdict == verdict
     assert check.limit == 10.0
     assert check.log_excess == pytest.approx(math.log(value / 10))
-    assert not check.decided_by_median
+
+
+@pytest.mark.parametrize(
+    ("sds_below", "chance", "verdict"),
+    [(1.66, 0.9515, "feasible"), (1.63, 0.9484, "borderline"), (0.0, 0.5, "borderline"), (-1.66, 0.0485, "infeasible")],
+)
+def test_few_repetitions_are_enough_where_the_chance_is_95_in_100(
+    sds_below: float, chance: float, verdict: str
+) -> None:
+    each = space({"metric": "ttft", "max": "10ms"})
+    taken = Figure(value=10 * math.exp(-0.02 * sds_below), log_sd=0.02, n=3, unit="ms")
+    (check,) = check_budgets(each, at(ttft=taken), {})
+    assert check.verdict == verdict
+    assert check.chance == pytest.approx(chance, abs=1e-3)
+    assert check.log_sd == 0.02
+
+
+def test_a_figure_of_the_first_protocol_has_its_noise_from_its_interval() -> None:
+    """A t-interval of three repetitions: t = 4.303 at two degrees of freedom."""
+    each = space({"metric": "ttft", "max": "10ms"})
+    old = Figure(value=9.8, low=9.8 * math.exp(-0.04303), high=9.8 * math.exp(0.04303), n=3, unit="ms")
+    (check,) = check_budgets(each, at(ttft=old), {})
+    assert check.log_sd == pytest.approx(0.01, rel=1e-3)
+    assert check.verdict == "feasible"
 
 
 @pytest.mark.parametrize(("value", "verdict"), [(9.5, "feasible"), (10.0, "feasible"), (10.5, "infeasible")])
-def test_in_the_end_the_median_decides_and_that_is_marked(value: float, verdict: str) -> None:
+def test_in_the_end_the_likelier_of_the_two_decides(value: float, verdict: str) -> None:
     each = space({"metric": "ttft", "max": "10ms"})
     (check,) = check_budgets(each, at(ttft=figure(value, spread=0.1)), {}, final=True)
     assert check.verdict == verdict
-    assert check.decided_by_median
+
+
+@pytest.mark.parametrize(("value", "verdict"), [(9.99, "feasible"), (10.01, "infeasible")])
+def test_a_figure_without_noise_is_sure(value: float, verdict: str) -> None:
+    each = space({"metric": "ttft", "max": "10ms"})
+    assert [check.verdict for check in check_budgets(each, at(ttft=figure(value)), {})] == [verdict]
 
 
 def test_a_relative_budget_is_a_multiple_of_the_published_reference_at_the_same_place() -> None:

@@ -20,26 +20,12 @@ def test_t_critical_is_scipys(confidence: float, dof: int) -> None:
     assert stats.t_critical(confidence, dof) == pytest.approx(expected, rel=1e-9)
 
 
-def test_log_t_interval_is_the_t_interval_of_logs() -> None:
-    values = [10.0, 11.0, 9.5, 10.4, 12.0]
-    logs = np.log(values)
-    low, high = scipy_stats.t.interval(0.95, 4, loc=logs.mean(), scale=logs.std(ddof=1) / math.sqrt(5))
-    assert stats.log_t_interval(values) == pytest.approx((math.exp(low), math.exp(high)))
-
-
-@given(st.lists(st.floats(0.01, 1e6), min_size=2, max_size=20), st.floats(0.01, 100.0))
-def test_log_t_interval_scales_with_its_unit(values: list[float], factor: float) -> None:
-    low, high = stats.log_t_interval(values)
-    assert low <= stats.geometric_mean(values) * (1 + 1e-9)
-    assert high >= stats.geometric_mean(values) * (1 - 1e-9)
-    scaled = stats.log_t_interval([value * factor for value in values])
-    assert scaled == pytest.approx((low * factor, high * factor), rel=1e-6)
-
-
-@pytest.mark.parametrize("values", [[], [1.0], [1.0, 0.0], [1.0, -1.0]])
-def test_an_interval_that_cannot_be_is_an_error(values: list[float]) -> None:
-    with pytest.raises(ValueError):
-        stats.log_t_interval(values)
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [([5.0], 5.0), ([5.0, 4.0], 4.0), ([9.0, 3.0, 7.0], 3.0), ([9.0, 3.0, 7.0, 4.0], 3.5), ([1.0] * 9 + [50.0], 1.0)],
+)
+def test_the_floor_is_the_mean_of_the_lowest_third(values: list[float], expected: float) -> None:
+    assert stats.floor(values) == pytest.approx(expected)
 
 
 @given(st.lists(st.floats(0, 1e9), min_size=20, max_size=60), st.sampled_from([0.05, 0.25, 0.5, 0.95]))
@@ -52,15 +38,21 @@ def test_quantile_needs_samples_in_its_tail(n: int, q: float, known: bool) -> No
     assert (stats.quantile([float(i) for i in range(n)], q) is not None) == known
 
 
-def test_coefficient_of_variation() -> None:
-    assert stats.coefficient_of_variation([9.0, 11.0]) == pytest.approx(math.sqrt(2) / 10)
-    assert stats.coefficient_of_variation([9.0]) is None
-
-
 def test_repetition_figure() -> None:
-    figure = stats.repetition_figure([12.0, 10.0, 11.0], "ms")
+    values = [12.0, 10.0, 11.0]
+    figure = stats.repetition_figure(values, "ms")
     assert (figure.value, figure.minimum, figure.maximum, figure.n, figure.unit) == (11.0, 10.0, 12.0, 3, "ms")
-    assert (figure.low, figure.high) == stats.log_t_interval([12.0, 10.0, 11.0])
+    sd = math.sqrt(math.pi / 2) * np.std(np.log(values), ddof=1) / math.sqrt(3)
+    low, high = scipy_stats.t.interval(0.95, 2, loc=math.log(11.0), scale=sd)
+    assert (figure.low, figure.high) == pytest.approx((math.exp(low), math.exp(high)))
+    assert figure.log_sd == pytest.approx(sd)
+
+
+@given(st.lists(st.floats(0.01, 1e6), min_size=2, max_size=20))
+def test_an_interval_holds_its_median(values: list[float]) -> None:
+    figure = stats.repetition_figure(values, "ms")
+    assert figure.low is not None and figure.value is not None and figure.high is not None
+    assert figure.low <= figure.value <= figure.high
 
 
 def test_one_repetition_has_a_value_and_no_interval() -> None:

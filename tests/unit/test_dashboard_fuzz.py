@@ -26,7 +26,7 @@ ROUTES = {f"{method} {route.path}": route for route in all_routes() for method i
 THERE = {"name": ["study", "mine"], "id": ["box"], "number": ["0", "1"], "trial": ["0", "1"], "space": ["lfm2-demo"],
          "size": ["4M", "12M"], "path": ["gguf/model q4_0.gguf"]}  # fmt: skip
 """Parameter -> what is there."""
-FIELDS = ["next", "reason", "study", "space", "trials", "warm_start", "accept_noise", "file", "token"]
+FIELDS = ["next", "reason", "study", "space", "trials", "warm_start", "file", "token"]
 
 words = st.one_of(
     st.sampled_from([name for names in THERE.values() for name in names]),

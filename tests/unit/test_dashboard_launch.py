@@ -45,11 +45,11 @@ def test_a_packaged_space_is_shown_to_begin_with(visitor: Visitor) -> None:
 
 
 def test_a_study_is_launched_and_waits_until_it_begins(lab: DashboardLab, visitor: Visitor) -> None:
-    answer = launch(visitor, trials="7", accept_noise="on")
+    answer = launch(visitor, trials="7")
     assert (answer.status_code, answer.headers["Location"]) == (303, "/submissions/mine")
     found = lab.submitted.find("mine")
     assert found is not None
-    assert (found.trials, found.accept_noise, found.submitted_by) == (7, True, "operate")
+    assert (found.trials, found.submitted_by) == (7, "operate")
     assert (lab.home / "studies" / "mine" / "space.yaml").read_text() == space_text()
     assert "until a slot is free" in visitor.page("/submissions/mine").text
     assert [each["study"] for each in visitor.client.get("/studies.json").json()["waiting"]] == ["mine"]
@@ -58,7 +58,7 @@ def test_a_study_is_launched_and_waits_until_it_begins(lab: DashboardLab, visito
     studies.create(lab.store, "mine", space, seed=0, version="0")
     assert '<a href="/studies/mine">' in visitor.page("/submissions/mine").text
     assert visitor.client.get("/studies.json").json()["waiting"] == []
-    assert launch(visitor, trials="7", accept_noise="on").headers["Location"] == "/studies/mine"
+    assert launch(visitor, trials="7").headers["Location"] == "/studies/mine"
 
 
 def test_one_that_waits_is_stopped_and_taken_up_again(lab: DashboardLab, visitor: Visitor) -> None:
@@ -76,14 +76,13 @@ def test_one_that_waits_is_stopped_and_taken_up_again(lab: DashboardLab, visitor
 
 def test_problems_are_told_at_their_line_and_the_text_is_kept(lab: DashboardLab, visitor: Visitor) -> None:
     lab.study()
-    answer = launch(visitor, space=TYPED, trials="9", warm_start="study", accept_noise="on")
+    answer = launch(visitor, space=TYPED, trials="9", warm_start="study")
     assert answer.status_code == 422
     assert "Line 3: modle: unknown key &#39;modle&#39;; did you mean &#39;model&#39;?" in answer.text
     assert "<code>modle: {}  # \\u202eright &lt;b&gt;&amp;amp;</code>" in answer.text
     kept = Inputs(answer.text)
     assert kept.areas["space"] == TYPED.replace("\r\n", "\n")
     assert (kept.fields["study"], kept.fields["trials"], kept.fields["warm_start"]) == ("mine", "9", "study")
-    assert 'name="accept_noise" type="checkbox" checked' in answer.text
     assert lab.submitted.not_begun() == []
 
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from markupsafe import escape
 
 from nas.api.devices import ReferenceRunView
-from nas.core.measurement import DRIFT_LIMIT
 from nas.core.scoring import MeasurementKey
 from nas.dashboard.plots import (
     MOST_BUCKETS,
@@ -173,7 +172,7 @@ def test_a_sparkline_says_where_it_begins_and_ends() -> None:
 def test_drift_is_drawn_between_its_limits() -> None:
     plot = drift([reference(0.0), reference(3600.0)], "box", 7200.0)
     assert plot.x and plot.x.label == "hours, 0 is now" and not plot.right
-    assert [limit.value for limit in plot.limits] == [100 * DRIFT_LIMIT, -100 * DRIFT_LIMIT]
+    assert [limit.value for limit in plot.limits] == [20.0, -5.0]
     assert [y for _, y in plot.series[0].points] == pytest.approx([20.0, 20.0])
     later = drift([reference(0.0)], "box", 90 * 86_400.0)
     assert later.x and later.x.label == "days, 0 is now"

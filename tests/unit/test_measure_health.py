@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from store_support import StillClock, key, open_store, round_of
-from study_support import DEVICE, raw, sample, until
+from study_support import DEVICE, raw, reference_times, sample, until
 
 from nas.core.errors import InfrastructureFailed
 from nas.core.plan import Pair, RawRun, RoundResult, Runner
@@ -16,8 +16,7 @@ from nas.core.protocol import Failure
 from nas.core.registry import Registry
 from nas.farm.trust import Admissions, SigningKey
 from nas.measure.health import AnyDevice, HealthKeeper, check_key
-from nas.measure.protocol import total_ms
-from nas.measure.reference import calibration_name
+from nas.measure.reference import calibration_name, keep_calibration
 from nas.runtimes.base import Runtime
 from nas.store import agents, calibrations, devices, jobs, outcomes
 from nas.store.jobs import CHECK_PRIORITY
@@ -27,7 +26,7 @@ from nas.testing.fake_runtime import FakeRuntime
 
 CALM, KILLED = raw(sample()), raw(exit_code=-9)
 CRASHED, THROTTLED = raw(exit_code=-11), raw(sample(), throttled=True)
-MS = total_ms(sample())
+MS = reference_times().run_ms
 
 
 class Lab:
@@ -76,8 +75,7 @@ class Lab:
         return self.device()
 
     def calibrate(self) -> None:
-        name = calibration_name(self.plan)
-        calibrations.put(self.store, DEVICE.id, "fake", name, MS, {})
+        keep_calibration(self.store, (DEVICE.id, "fake", calibration_name(self.plan)), [sample()] * 10, 1)
 
     def device(self) -> DeviceRow:
         return devices.get(self.store, DEVICE.id)
@@ -109,9 +107,10 @@ def test_a_new_device_is_checked_and_calibrated(lab: Lab) -> None:
     assert jobs.live(lab.store) == []
 
 
-def test_a_noisy_device_is_good_and_left_to_a_study_to_calibrate(lab: Lab) -> None:
+def test_a_noisy_device_is_good_and_calibrated(lab: Lab) -> None:
     assert lab.check(*[raw(sample(), foreign_cpu=0.9)] * 10).health is Health.GOOD
-    assert calibrations.of_device(lab.store, DEVICE.id) == []
+    [kept] = calibrations.of_device(lab.store, DEVICE.id)
+    assert kept.reference_ms == pytest.approx(MS)
 
 
 def test_a_calibrated_device_runs_three_times_and_its_drift_is_kept(lab: Lab) -> None:
@@ -162,14 +161,15 @@ def test_one_killed_run_fails_no_check(lab: Lab) -> None:
 
 def test_a_drifted_device_is_not_bad_but_says_so(lab: Lab) -> None:
     lab.calibrate()
-    row = lab.check(*[raw(sample(11.0, 1.1))] * 3)
+    row = lab.check(*[raw(sample(13.0, 1.3))] * 3)
     assert row.health is Health.UNKNOWN
     assert row.health_reason == (
-        "the reference model runs +10.0% off its calibration (limit 5%); the next study calibrates it again"
+        "the reference model runs +30.0% off its calibration (limits -5%, +20%); the next study has a second look and "
+        "calibrates it again"
     )
     devices.set_health(lab.store, DEVICE.id, Health.BAD, "three jobs failed")
     lab.clock.time += 60
-    row = lab.check(*[raw(sample(11.0, 1.1), foreign_cpu=0.5)] * 3)
+    row = lab.check(*[raw(sample(13.0, 1.3), foreign_cpu=0.5)] * 3)
     assert row.health is Health.BAD, "only a passed check heals"
     assert "other processes ran there" in (row.health_reason or "")
 

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from typing import Any
 
 import pytest
-from study_support import raw, sample
+from study_support import raw, reference_times, sample
 
 from nas.core.errors import CandidateFailed
 from nas.core.measurement import Repetition
 from nas.core.plan import Conditions, EnergyUsed, Pair, RawRun
-from nas.core.space import MeasurementSettings
 from nas.core.workload import Workload
-from nas.measure.protocol import commonest, energy_figure, judge, measurement, summarise, total_ms
+from nas.measure.protocol import commonest, energy_figure, judge, measurement, summarise, undisturbed
 from nas.runtimes.runner import read_sample
 
-LIMITS = MeasurementSettings(drift_limit=0.05, foreign_cpu_limit=0.1)
-CALIBRATED_MS = total_ms(sample())
+CALIBRATION = reference_times(sample())
 WORKLOAD = Workload(prompt=64, gen=16)
 
 
 def judged(reference: RawRun | None, candidate: RawRun) -> tuple[Repetition, CandidateFailed | None]:
-    calibration = CALIBRATED_MS if reference else None
-    return judge(Pair(reference=reference, candidate=candidate), read_sample, calibration, LIMITS, attempt=2)
+    calibration = CALIBRATION if reference else None
+    return judge(Pair(reference=reference, candidate=candidate), read_sample, calibration, attempt=2)
 
 
 def scaled(factor: float) -> RawRun:
@@ -41,28 +38,36 @@ def test_a_calm_pair_counts() -> None:
     assert rep.sample.ttft_ms == 20.0
 
 
-@pytest.mark.parametrize("factor", [0.94, 1.06])
-def test_a_reference_off_its_calibration_refuses_the_repetition(factor: float) -> None:
+@pytest.mark.parametrize("factor", [0.5, 0.94, 1.06, 3.0])
+def test_a_reference_off_its_calibration_is_recorded_and_refuses_nothing(factor: float) -> None:
     rep, fault = judged(scaled(factor), raw(sample()))
-    assert not rep.valid
+    assert rep.valid
     assert fault is None
-    assert rep.reason is not None
-    assert "off its calibration (limit 5%)" in rep.reason
     assert rep.drift == pytest.approx(factor - 1)
 
 
+def test_other_processes_are_recorded_and_refuse_nothing() -> None:
+    rep, _ = judged(raw(sample(), foreign_cpu=0.2), raw(sample(), foreign_cpu=1.7))
+    assert rep.valid
+    assert rep.foreign_cpu == 1.7
+    pair = Pair(reference=raw(sample()), candidate=raw(sample(), foreign_cpu=1.7), foreign_cpu=0.9)
+    assert judge(pair, read_sample, CALIBRATION, 0)[0].foreign_cpu == 0.9, "over both runs, where it was read"
+
+
 @pytest.mark.parametrize("who", ["reference", "candidate"])
-@pytest.mark.parametrize(
-    ("condition", "reason"),
-    [({"throttled": True}, "throttled"), ({"foreign_cpu": 0.2}, "0.20 of a core (limit 0.10)")],
-)
-def test_a_disturbance_of_either_run_refuses_both(who: str, condition: dict[str, Any], reason: str) -> None:
-    runs = {name: raw(sample(), **(condition if name == who else {})) for name in ("reference", "candidate")}
+def test_a_device_that_throttles_refuses_the_repetition(who: str) -> None:
+    runs = {name: raw(sample(), throttled=name == who) for name in ("reference", "candidate")}
     rep, fault = judged(runs["reference"], runs["candidate"])
-    assert not rep.valid
+    assert (rep.valid, rep.reason) == (False, "the device throttled")
     assert fault is None
-    assert reason in (rep.reason or "")
-    assert rep.sample is not None, "it can still be kept under --accept-noise"
+
+
+@pytest.mark.parametrize(
+    ("conditions", "calm"),
+    [({}, True), ({"foreign_cpu": 0.05}, True), ({"foreign_cpu": 0.06}, False), ({"throttled": True}, False)],
+)
+def test_undisturbed_is_next_to_no_other_process(conditions: dict[str, Any], calm: bool) -> None:
+    assert undisturbed([Conditions(**conditions)], None) is calm
 
 
 def test_what_could_not_be_read_refuses_nothing() -> None:
@@ -119,25 +124,34 @@ def counted(*factors: float, tokens: int = 16, **more: Any) -> list[Repetition]:
     return made
 
 
-def test_drift_is_divided_out_of_times_only() -> None:
-    figures = summarise(counted(0.96, 1.0, 1.04), WORKLOAD, file_bytes=3_000_000)
+def test_the_machines_speed_is_taken_out_of_compute_times_only() -> None:
+    """The machine was a tenth slower than when it was calibrated, for the reference, too."""
+    reps = [Repetition(valid=True, sample=sample(22.0, 2.2), reference=sample(11.0, 1.1)) for _ in range(3)]
+    figures = summarise(reps, WORKLOAD, 3_000_000, CALIBRATION)
     assert figures["ttft"].value == pytest.approx(20.0)
-    assert figures["ttft"].minimum == pytest.approx(figures["ttft"].maximum)
     assert figures["decode_p50"].value == pytest.approx(2.0)
     assert figures["latency"].value == pytest.approx(20.0 + 16 * 2.0)
     assert figures["prefill_tps"].value == pytest.approx(64 / 0.020)
+    assert figures["ttft"].typical == 22.0
     assert figures["load"].value == 5.0
     assert figures["peak_rss"].value == 50.0
     assert figures["file_size"].value == 3.0
     assert figures["ttft"].n == 3
 
 
-def test_intervals_are_on_logarithms_of_medians_per_repetition() -> None:
-    reps = [Repetition(valid=True, sample=sample(10.0 * 2**i), drift=0.0) for i in range(3)]
-    ttft = summarise(reps, WORKLOAD, 1)["ttft"]
-    assert ttft.low is not None
-    assert ttft.high is not None
-    assert math.sqrt(ttft.low * ttft.high) == pytest.approx(20.0)
+def test_one_slow_reference_run_changes_nothing() -> None:
+    reps = [Repetition(valid=True, sample=sample(20.0, 2.0), reference=sample()) for _ in range(5)]
+    reps.append(Repetition(valid=True, sample=sample(20.0, 2.0), reference=sample(40.0, 4.0)))
+    figures = summarise(reps, WORKLOAD, 1, CALIBRATION)
+    assert figures["ttft"].value == pytest.approx(20.0)
+    assert figures["decode_p50"].value == pytest.approx(2.0)
+
+
+def test_p95_is_as_experienced() -> None:
+    slow = [Repetition(valid=True, sample=sample(20.0, 4.0, 600), reference=sample(20.0, 2.0)) for _ in range(2)]
+    figures = summarise(slow, WORKLOAD, 1, CALIBRATION)
+    assert figures["decode_p95"].value == pytest.approx(4.0)
+    assert figures["decode_p50"].value == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(("tokens", "there"), [(499, False), (500, True)])
@@ -154,22 +168,20 @@ def test_a_peak_that_could_not_be_reset_is_null_with_its_reason() -> None:
     assert figures["decode_rss"].value == 7.0
 
 
-def measured(reps: list[Repetition], noisy: bool) -> Any:
-    return measurement(
-        reps, noisy=noisy, artifact="a", runtime="fake", build="b", patched=False, device="box", workload=WORKLOAD,
-        file_bytes=1, calibration_ms=CALIBRATED_MS, wall_s=3.0,
+def test_only_valid_repetitions_count() -> None:
+    reps = [*counted(1.0, 1.02), Repetition(valid=False, reason="the device throttled", sample=sample(9.0), drift=0.2)]
+    reps[0].foreign_cpu, reps[1].foreign_cpu, reps[2].foreign_cpu = 0.4, 0.8, 2.0
+    taken = measurement(
+        reps, artifact="a", runtime="fake", build="b", patched=False, device="box", workload=WORKLOAD, file_bytes=1,
+        calibration=CALIBRATION, wall_s=3.0,
     )  # fmt: skip
-
-
-def test_refused_repetitions_count_only_where_noise_is_accepted() -> None:
-    reps = [*counted(1.0, 1.02), Repetition(valid=False, reason="noise", sample=sample(99.0), drift=0.2)]
-    calm, noisy = measured(reps, False), measured(reps, True)
-    assert calm.figures["ttft"].n == 2
-    assert noisy.figures["ttft"].n == 3
-    assert calm.refused_share == noisy.refused_share == pytest.approx(1 / 3)
-    assert calm.drift == pytest.approx(statistics.median([0.0, 0.02]))
-    assert noisy.noisy
-    assert calm.wall_s == 3.0
+    assert taken.figures["ttft"].n == 2
+    assert taken.refused_share == pytest.approx(1 / 3)
+    assert taken.drift == pytest.approx(statistics.median([0.0, 0.02]))
+    assert taken.foreign_cpu == pytest.approx(0.6)
+    assert (taken.protocol, taken.clock, taken.noisy) == (2, "wall", False)
+    assert (taken.calibration, taken.calibration_ms) == (CALIBRATION, CALIBRATION.run_ms)
+    assert taken.wall_s == 3.0
 
 
 def test_the_commonest_reason_is_told_by_its_worst_case() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from study_support import DEVICE, ScriptedJobs, raw, sample
+from study_support import DEVICE, ScriptedJobs, raw, reference_times, sample
 
 from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.core.layout import Layout
@@ -16,14 +16,13 @@ from nas.core.measurement import Measurement
 from nas.core.plan import Pair, RawRun, RoundResult
 from nas.core.space import MeasurementSettings
 from nas.core.workload import Workload
-from nas.measure.protocol import total_ms
 from nas.measure.rounds import Reference, Subject, calibrate, measure
 from nas.runtimes.base import RandomWeights
 from nas.store.calibrations import ReferenceRun
 from nas.testing.fake_runtime import FakeRuntime
 
-LIMITS = MeasurementSettings(max_attempts=2, cool_down_s=7.0)
-CALM, NOISY = raw(sample()), raw(sample(), foreign_cpu=1.0)
+LIMITS = MeasurementSettings(max_attempts=2)
+CALM, NOISY, HOT = raw(sample()), raw(sample(), foreign_cpu=1.0), raw(sample(), throttled=True)
 KILLED, CRASHED = raw(exit_code=-9), raw(exit_code=-11)
 
 
@@ -37,7 +36,7 @@ def subject(tmp_path: Path) -> Subject:
 
 def reference(subject: Subject) -> Reference:
     plan = subject.runtime.plan(subject.artifact, subject.runner, Workload(prompt=16, gen=4), 60.0)
-    return Reference(plan, total_ms(sample()))
+    return Reference(plan, reference_times())
 
 
 def answer(*candidates: RawRun, beside: RawRun = CALM) -> RoundResult:
@@ -45,8 +44,8 @@ def answer(*candidates: RawRun, beside: RawRun = CALM) -> RoundResult:
 
 
 def measured(subject: Subject, *script: Any, **options: Any) -> tuple[Measurement, ScriptedJobs]:
-    jobs, protocol = ScriptedJobs(list(script)), options.pop("protocol", LIMITS)
-    taken = asyncio.run(measure(subject, reference(subject), jobs, "key", 3, 2, protocol, **options))
+    jobs = ScriptedJobs(list(script))
+    taken = asyncio.run(measure(subject, reference(subject), jobs, "key", 3, 2, LIMITS, **options))
     return taken, jobs
 
 
@@ -54,14 +53,10 @@ def test_the_reference_runs_of_every_round_are_kept_whatever_the_round_was_good_
     noted: list[tuple[str, list[ReferenceRun]]] = []
     told = replace(reference(subject), note=lambda job, runs: noted.append((job, list(runs))))
     drifted, broken = raw(sample(20.0, 2.0), temperature_c=70.0), answer(CALM, beside=KILLED)
-    script = [answer(CALM, beside=drifted), broken, answer(CALM, NOISY, CALM)]
-    asyncio.run(measure(subject, told, ScriptedJobs(script), "key", 3, 2, LIMITS, tries=2))
+    script = [answer(HOT, beside=drifted), broken, answer(CALM, NOISY)]
+    asyncio.run(measure(subject, told, ScriptedJobs(script), "key", 3, 2, LIMITS, past_tries=5))
     calm, noisy = ReferenceRun(1.0, None, True), ReferenceRun(1.0, None, False)
-    assert noted == [
-        ("key.20000", [ReferenceRun(2.0, 70.0, True)]),
-        ("key.20001", []),
-        ("key.20002", [calm, noisy, calm]),
-    ]
+    assert noted == [("key.5000", [ReferenceRun(2.0, 70.0, False)]), ("key.5001", []), ("key.5002", [calm, noisy])]
 
 
 def test_one_round_is_enough_on_a_calm_machine(subject: Subject) -> None:
@@ -75,47 +70,45 @@ def test_one_round_is_enough_on_a_calm_machine(subject: Subject) -> None:
     assert round_.reference is not None
 
 
-def test_refused_repetitions_are_asked_for_again_after_a_cool_down(subject: Subject) -> None:
-    taken, jobs = measured(subject, answer(CALM, NOISY), answer(CALM))
-    assert [(number, r.repetitions, r.cool_down_s) for _, number, r in jobs.asked] == [(0, 2, 0.0), (1, 1, 7.0)]
-    assert taken.refused_share == pytest.approx(1 / 3)
-    assert not taken.noisy
-    assert [rep.attempt for rep in taken.repetitions] == [0, 0, 1]
-    assert taken.wall_s == 4.0
-
-
-def test_after_all_attempts_it_fails_as_the_infrastructures_and_says_what_helps(subject: Subject) -> None:
-    script = [answer(NOISY, NOISY)] * 3
-    with pytest.raises(InfrastructureFailed, match=r"6 of 6 repetitions were refused.*--accept-noise"):
-        measured(subject, *script)
-
-
-def test_a_device_that_was_calibrated_when_it_was_slow_needs_another_study(subject: Subject) -> None:
-    fast = raw(sample(5.0, 0.5))
-    with pytest.raises(InfrastructureFailed, match=r"ran -50\.0% off its calibration.*begin another study"):
-        measured(subject, *[answer(CALM, CALM, beside=fast)] * 3)
-
-
-def test_a_later_try_uses_rounds_of_its_own(subject: Subject) -> None:
-    numbers: list[int] = []
-    for tries in range(3):
-        # Studies that share a measurement may allow different numbers of rounds.
-        protocol = LIMITS.model_copy(update={"max_attempts": 3 - tries})
-        rounds = [answer(NOISY, NOISY)] * protocol.max_attempts + [answer(CALM, CALM)]
-        _, jobs = measured(subject, *rounds, tries=tries, protocol=protocol)
-        numbers += [number for _, number, _ in jobs.asked]
-    assert len(numbers) == len(set(numbers)) == 4 + 3 + 2
-
-
-def test_noise_is_kept_and_marked_where_accepted(subject: Subject) -> None:
-    taken, jobs = measured(subject, answer(CALM, NOISY), accept_noise=True)
-    assert taken.noisy
-    assert taken.figures["ttft"].n == 2
+def test_noise_fails_nothing_and_is_recorded(subject: Subject) -> None:
+    slow = raw(sample(50.0, 5.0), foreign_cpu=2.0)
+    taken, jobs = measured(subject, answer(NOISY, slow, beside=raw(sample(20.0, 2.0), foreign_cpu=1.0)))
     assert len(jobs.asked) == 1
+    assert taken.figures["ttft"].n == 2
+    assert taken.refused_share == 0.0
+    assert taken.foreign_cpu == pytest.approx(1.5)
+    assert taken.drift == pytest.approx(1.0)
 
 
-def test_accepting_noise_marks_nothing_that_is_calm(subject: Subject) -> None:
-    assert not measured(subject, answer(CALM, CALM), accept_noise=True)[0].noisy
+def test_repetitions_of_a_hot_device_are_asked_for_again_after_a_cool_down(subject: Subject) -> None:
+    taken, jobs = measured(subject, answer(CALM, HOT), answer(HOT), answer(CALM))
+    assert [(number, r.repetitions, r.cool_down_s) for _, number, r in jobs.asked] == [
+        (0, 2, 0.0), (1, 1, 5.0), (2, 1, 10.0),
+    ]  # fmt: skip
+    assert taken.refused_share == pytest.approx(1 / 2)
+    assert [rep.attempt for rep in taken.repetitions] == [0, 0, 1, 2]
+    assert taken.wall_s == 6.0
+
+
+def test_failed_runs_are_repeated_at_once(subject: Subject) -> None:
+    _, jobs = measured(subject, answer(CALM, KILLED), answer(CALM))
+    assert [(number, r.repetitions, r.cool_down_s) for _, number, r in jobs.asked] == [(0, 2, 0.0), (1, 1, 0.0)]
+
+
+def test_after_all_attempts_it_fails_as_the_infrastructures_and_says_why(subject: Subject) -> None:
+    with pytest.raises(InfrastructureFailed, match=r"6 of 6 repetitions do not count: the device throttled"):
+        measured(subject, *[answer(HOT, HOT)] * 3)
+
+
+def test_the_jobs_of_tries_never_have_the_same_numbers_whatever_the_attempts(subject: Subject) -> None:
+    """Studies may share a measurement and differ in `max_attempts`."""
+    asked = []
+    for tries, attempts in ((1, 5), (2, 1)):
+        jobs = ScriptedJobs([*[answer(KILLED)] * attempts, answer(CALM, CALM)])
+        limits = MeasurementSettings(max_attempts=attempts)
+        asyncio.run(measure(subject, reference(subject), jobs, "key", 3, 2, limits, past_tries=tries))
+        asked.append({number for _, number, _ in jobs.asked})
+    assert not asked[0] & asked[1]
 
 
 @pytest.mark.parametrize("run", [KILLED, CRASHED], ids=["killed", "crashed"])
@@ -134,11 +127,6 @@ def test_two_failures_beside_a_good_reference_are(subject: Subject) -> None:
     with pytest.raises(CandidateFailed) as failed:
         measured(subject, answer(CRASHED), answer(CALM, CRASHED))
     assert failed.value.reason == "crash"
-
-
-def test_accepted_noise_does_not_cover_failures(subject: Subject) -> None:
-    with pytest.raises(CandidateFailed):
-        measured(subject, answer(CRASHED), answer(CRASHED), accept_noise=True)
 
 
 def test_failures_beside_a_failed_reference_are_the_infrastructures(subject: Subject) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.core.plan import Conditions, RawRun
-from nas.runtimes.runner import read_sample
+from nas.runtimes.runner import read_sample, read_timed_sample
 
 GOOD = {"v": 1, "load_ms": 1.5, "ttft_ms": 20.0, "decode_ns": [5, 6], "peak_rss_mb": 100.0}
 
@@ -67,3 +67,11 @@ def test_times_that_are_no_numbers_are_garbage(value: str) -> None:
     with pytest.raises(CandidateFailed) as failure:
         read_sample(run(text))
     assert failure.value.reason == "garbage_output"
+
+
+def test_times_that_are_longer_than_the_process_lived_are_nobodys_fault() -> None:
+    """A clock jumped: 5 + 1000 + 2 ms of work."""
+    report = GOOD | {"load_ms": 5.0, "ttft_ms": 1000.0, "decode_ns": [1_000_000, 1_000_000]}
+    assert read_timed_sample(run(report).model_copy(update={"wall_s": 1.01})).ttft_ms == 1000.0
+    with pytest.raises(InfrastructureFailed, match="impossible times: 1007 ms of work in a process of 900 ms"):
+        read_timed_sample(run(report).model_copy(update={"wall_s": 0.9}))

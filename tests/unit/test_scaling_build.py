@@ -206,7 +206,7 @@ def search(bed: Bed, jobs: Jobs | None = None, log: BuildLog | None = None) -> S
     origin = study_origin(bed.store, "study", (), (), None)
     farm = cast(Farm, Here(bed.store, jobs or bed.jobs))
     log = log or BuildLog()
-    measurer = Measurer(farm, origin.criteria.space, 2, False, log, {("local", "fake"): bed.target()})
+    measurer = Measurer(farm, origin.criteria.space, 2, log, {("local", "fake"): bed.target()})
     return SizeSearch(origin, measurer, log)
 
 

@@ -39,10 +39,11 @@ LAYOUT = Layout.parse("d64 v256 ffn=swiglu:96 [C3 A2/1]")
 SEEN = Observation(LAYOUT, "complete", {"quality": -1.0}, {"ttft@chat": -0.1}, 2, {"quality": 0.1}).to_json()
 QUALITY = {"rung": "top", "value": 1.0, "per_group": {"lm": 1.0}, "sd": 0.1, "n_seeds": 2}
 CALIBRATED = {"what": "calibrated", "device": "local", "runtime": "fake", "id": "box", "build": "b", "ms": 3.5}
+TIMES = {"ttft_ms": 1.5, "decode_ms": 0.1, "protocol": 2}
 STORED: list[tuple[type[Note], dict[str, Any]]] = [
-    (Launched, {"what": "launched", "trials": 5, "accept_noise": False, "warm_start": ["first"]}),
-    (Calibrated, CALIBRATED),
-    (Calibrated, {**CALIBRATED, "conditions": {"page_size": 4096}}),
+    (Launched, {"what": "launched", "trials": 5, "warm_start": ["first"]}),
+    (Calibrated, CALIBRATED | TIMES),
+    (Calibrated, {**CALIBRATED, **TIMES, "conditions": {"page_size": 4096}}),
     (CorpusUsed, {"what": "corpus", "hash": "0" * 64}),
     (CorpusUsed, {"what": "corpus", "hash": "0" * 64, "versions": {"trainer": 1}}),
     (Told, {"what": "told", "observation": SEEN}),
@@ -75,8 +76,12 @@ def log(*payloads: dict[str, Any], seconds: float = 10.0) -> list[Event]:
 LAUNCH = {"what": "launched", "trials": 5, "accept_noise": False}
 
 
-def test_a_launch_of_the_first_versions_had_no_warm_start() -> None:
-    assert notes(log(LAUNCH), Launched) == [Launched(5, False, ())]
+def test_a_launch_of_the_first_versions_had_no_warm_start_and_could_accept_noise() -> None:
+    assert notes(log(LAUNCH), Launched) == [Launched(5, ())]
+
+
+def test_a_calibration_of_the_first_versions_is_of_the_first_protocol() -> None:
+    assert notes(log(CALIBRATED), Calibrated) == [Calibrated("local", "fake", "box", "b", 3.5, None, None, 1)]
 
 
 def test_time_between_launches_does_not_count() -> None:
@@ -101,6 +106,10 @@ def test_a_space_of_earlier_versions_is_read(tmp_path: Path) -> None:
         made = studies.create(open_store(tmp_path), f"study-{asked}", space, seed=0, version="0")
         assert stored_space(made) == tiny_space()
     SearchSpace.model_validate(TINY | {"quality": TINY["quality"] | {"further_seeds": 0}})
+    limits = {"cool_down_s": 2, "drift_limit": 0.12, "foreign_cpu_limit": 0.2}
+    space["protocol"] |= limits
+    space["quality"]["further_seeds"] = space["protocol"]["further_measurements"] = 0
+    assert stored_space(studies.create(open_store(tmp_path), "limits", space, seed=0, version="0")) == tiny_space()
     for part, name in (("quality", "further_seeds"), ("protocol", "further_measurements")):
         with pytest.raises(ValidationError, match=f"{name} was removed"):
             SearchSpace.model_validate(TINY | {part: TINY[part] | {name: 1}})

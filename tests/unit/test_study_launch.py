@@ -31,6 +31,7 @@ from nas.core.trial import Event, EventKind
 from nas.farm.farm import Farm, LocalAgent
 from nas.farm.queue import JobNotifier, LeaseMonitor
 from nas.farm.trust import Admissions, SigningKey
+from nas.measure.reference import CALIBRATION_RUNS
 from nas.proxy.job import TRAINER_VERSION
 from nas.runtimes import RUNTIMES
 from nas.store import agents, devices, jobs, leases, studies, trials
@@ -219,18 +220,18 @@ def options(**changes: Any) -> LaunchOptions:
     return LaunchOptions(**values | changes)
 
 
-def as_begun(store: Store, study: Study, **changes: Any) -> tuple[int | None, bool]:
+def as_begun(store: Store, study: Study, **changes: Any) -> int | None:
     ours = ledger(store, study)
     known = launch_module._as_begun(options(**changes), ours)
     with ours.keep():
-        return known.trials, known.accept_noise
+        return known.trials
 
 
 def test_a_resumed_study_goes_on_as_it_was_begun(store: Store, study: Study) -> None:
-    assert as_begun(store, study, trials=7) == (7, False)
-    assert as_begun(store, study) == (7, False)
-    assert as_begun(store, study, trials=9, accept_noise=True) == (9, True)
-    assert as_begun(store, study) == (9, True)
+    assert as_begun(store, study, trials=7) == 7
+    assert as_begun(store, study) == 7
+    assert as_begun(store, study, trials=9) == 9
+    assert as_begun(store, study) == 9
 
 
 def test_a_resumed_study_keeps_what_it_learnt_from(store: Store, study: Study) -> None:
@@ -242,7 +243,7 @@ def test_a_resumed_study_keeps_what_it_learnt_from(store: Store, study: Study) -
 
 
 def test_a_new_study_takes_the_space_s_number_of_trials(store: Store, study: Study) -> None:
-    assert as_begun(store, study) == (tiny_space().search.trials, False)
+    assert as_begun(store, study) == tiny_space().search.trials
 
 
 def launched(tmp_path: Path, text: str = "some text. ", **changes: Any) -> StudyState:
@@ -326,7 +327,7 @@ def test_a_resumed_study_runs_nothing_where_a_device_has_changed(
     admissions = Admissions(tmp_path, SigningKey.generate(), store.clock)
     monitor = LeaseMonitor(store, JobNotifier(), local_only=True)
     farm = Farm(store, cast(LocalAgent, None), monitor, admissions)
-    calm = RoundResult(pairs=[Pair(reference=None, candidate=raw(sample()))] * 10)
+    calm = RoundResult(pairs=[Pair(reference=None, candidate=raw(sample()))] * CALIBRATION_RUNS)
     scripted = ScriptedJobs([calm])
     monkeypatch.setattr(Farm, "jobs", lambda self, of: scripted)
     given = options(space=tiny_space(devices=["box"]))

@@ -22,7 +22,7 @@ from nas.core.plan import Plan, Round, RoundResult, Runner
 from nas.core.trial import TrialState
 from nas.core.workload import Workload
 from nas.measure.calibration import MeasurementTarget
-from nas.measure.protocol import total_ms
+from nas.measure.estimator import read_times
 from nas.measure.rounds import Reference
 from nas.runtimes import RUNTIMES
 from nas.runtimes.base import Artifact, Checkpoint, GateReport, RandomWeights, Weights
@@ -88,7 +88,7 @@ class DualBed(Bed):
         model = FakeRuntime.export(self.other, self.other.reference_model(), "q4_0", RandomWeights(), reference)
         artifacts.put_file(self.store, reference)
         plan = self.other.plan(model, runner, self.other.reference_workload(), 60.0)
-        calibration = total_ms(self.other.parse(self.jobs._run(plan)))
+        calibration = read_times([self.other.parse(self.jobs._run(plan))], plan.threads).floors()
         return MeasurementTarget(DEVICE, self.other, runner, "q4_0", Reference(plan, calibration))
 
 

@@ -20,15 +20,15 @@ import numpy as np
 import pytest
 from pretrain_lab import SETTINGS, pretraining, write_corpus, write_tokenizer
 from safetensors.numpy import save_file
-from study_support import DEVICE, ScriptedJobs, raw, sample
+from study_support import DEVICE, ScriptedJobs, raw, reference_times, sample
 
 from nas.core.layout import Layout
 from nas.core.plan import EnergyUsed, Pair, RawRun, RoundResult
 from nas.core.space import MeasurementSettings
 from nas.core.task import make_task
 from nas.core.workload import Workload
-from nas.measure.protocol import total_ms
-from nas.measure.reference import GATE_VERSION, PROTOCOL_VERSION
+from nas.measure.protocol import PROTOCOL_VERSION
+from nas.measure.reference import GATE_VERSION
 from nas.measure.rounds import Reference, Subject, measure
 from nas.nn.model import Model
 from nas.pretrain import data as pretrain_data
@@ -272,14 +272,14 @@ def test_measurements_of_recorded_runs(tmp_path: Path) -> None:
     artifact = runtime.export(layout, "q4_0", RandomWeights(), tmp_path / "model")
     subject = Subject(artifact, runtime, runtime.runner(DEVICE.target), DEVICE, Workload(prompt=64, gen=16))
     plan = runtime.plan(artifact, subject.runner, Workload(prompt=16, gen=16), 60.0)
-    calibration_ms = total_ms(sample(10.0, 1.0, 16))
     rounds = [RoundResult(pairs=pairs[:4], wall_s=4.0), RoundResult(pairs=pairs[4:], wall_s=2.0)]
     limits = MeasurementSettings(max_attempts=1, cool_down_s=0.0)
-    taken = asyncio.run(measure(subject, Reference(plan, calibration_ms), ScriptedJobs([*rounds]), "key", 0, 4, limits))
+    reference = Reference(plan, reference_times(sample(10.0, 1.0, 16)))
+    taken = asyncio.run(measure(subject, reference, ScriptedJobs([*rounds]), "key", 0, 4, limits))
     found = taken.model_dump(mode="json")
     kept = {name: found[name] for name in ("figures", "refused_share", "noisy", "drift")}
     kept["reps"] = [[rep["valid"], rep["reason"], rep["drift"]] for rep in found["repetitions"]]
-    check("nas.measure.reference.PROTOCOL_VERSION", PROTOCOL_VERSION, kept)
+    check("nas.measure.protocol.PROTOCOL_VERSION", PROTOCOL_VERSION, kept)
 
 
 def test_the_default_corpus() -> None:
