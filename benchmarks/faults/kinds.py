@@ -207,11 +207,11 @@ def database_restored(scene: Scene) -> None:
                 row = devices.read(connection, id)
                 if row.lease_until is None:
                     newest = row.epoch
-                    devices.change(connection, id, epoch=random.Random(f"{scene.draw}").randrange(newest))
+                    devices.change(connection, id, epoch=random.Random(f"{scene.draw}").randrange(max(1, newest - 1)))
     scene.begin()
     scene.until(lambda: False)
-    if devices.get(store, id).epoch <= newest:
-        scene.problems.append(f"the device's epochs do not go on above {newest}, which it has seen")
+    if devices.get(store, id).epoch < newest:
+        scene.problems.append(f"the device's epochs stay below {newest}, which it has seen")
 
 
 def archive_imported(scene: Scene) -> None:
