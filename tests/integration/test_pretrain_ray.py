@@ -19,14 +19,13 @@ from safetensors.torch import load_file
 from nas.pretrain.member_training import CHECKPOINT
 
 PROGRAM = """
-import json, os, sys
+import json, sys
 from pathlib import Path
 from pretrain_lab import SETTINGS
 from nas.pretrain.next_token import PretrainingRequest
 from nas.pretrain.member_training import train_member
 
 corpus, tokenizer, workers = sys.argv[1:]
-os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: int(workers)])  # of Ray's workers, too: one thread each
 request = PretrainingRequest(
     (Path(corpus),), SETTINGS, tokenizer=Path(tokenizer), workers=int(workers), checkpoint_s=0
 )
@@ -53,10 +52,10 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], su
     return run
 
 
-def undisturbed(folder: Path) -> dict[str, torch.Tensor]:
-    """The weights of the same training in this process, on one thread, as that of each worker."""
+def undisturbed(folder: Path, threads: int) -> dict[str, torch.Tensor]:
+    """The weights of the same training in this process."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     calm = pretraining(folder / "calm", folder / "corpus", folder / "tokenizer.json")
     calm.run()
     torch.set_num_threads(before)
@@ -84,7 +83,7 @@ def test_a_killed_training_ends_with_the_weights_of_one_left_alone(
     record = json.loads(out)
     starts = [line for line in (found[0].parent / "log.txt").read_text().splitlines() if "from step" in line]
     assert len(starts) == 2 and "from step 0 " in starts[0] and "from step 0 " not in starts[1]
-    calm, resumed = undisturbed(tmp_path), weights_of(tmp_path)
+    calm, resumed = undisturbed(tmp_path, len(os.sched_getaffinity(0))), weights_of(tmp_path)
     assert all(torch.equal(resumed[name], tensor) for name, tensor in calm.items())
     assert record["curve"][-1][1] < record["curve"][0][1] - 1
     assert record["device"] == "cpu" and record["steps"] == 30
@@ -96,6 +95,6 @@ def test_a_killed_training_ends_with_the_weights_of_one_left_alone(
 def test_two_workers_train_what_one_does(tmp_path: Path, start: Callable[[int], subprocess.Popen[str]]) -> None:
     out, _ = start(2).communicate(timeout=DEADLINE_S)
     assert json.loads(out)["device"] == "2 x cpu"
-    calm, shared = undisturbed(tmp_path), weights_of(tmp_path)
+    calm, shared = undisturbed(tmp_path, 1), weights_of(tmp_path)
     for name, tensor in calm.items():
         assert torch.allclose(shared[name], tensor, atol=2e-3), name
