@@ -25,7 +25,7 @@ timed = @echo '$(1)'; begun=$$(date +%s); $(1) || exit; echo "took $$(($$(date +
 help:
 	@echo "make setup   .venv with everything the demo and the tests need, and the llama.cpp build (first time: 3-5 min)"
 	@echo "make demo    search a small space on this machine and show its Pareto front"
-	@echo "make builds  every runtime build that the tests need: patched and arm64 beside the stock one (first time: 5-8 min)"
+	@echo "make builds  every runtime build that the tests need: tools, patched and arm64 beside the stock one (first time: 8-12 min)"
 	@echo "make test    lint, types, import rules, documentation checks, these builds and the tests"
 	@echo "make test-all  the same with the exhaustive tests: more layouts, faults and kills, all store tests on PostgreSQL"
 	@echo "make lint    the same without builds and tests"
@@ -45,9 +45,10 @@ setup: $(READY)
 
 # Tests find these in the cache: a test that compiled for minutes would hit its time limit on a fresh machine.
 builds: setup
-	@echo "builds: ExecuTorch's runner and patched llama.cpp, for this machine and arm64; the cache is asked first" >&2
+	@echo "builds: ExecuTorch's runner and patched llama.cpp, for this machine and arm64, and llama.cpp's tools; the cache is asked first" >&2
 	@$(BIN)/nas runtime build executorch
 	@$(BIN)/nas runtime build executorch --target aarch64-linux
+	@$(BIN)/nas runtime build llama.cpp --tools
 	@$(BIN)/nas runtime build llama.cpp --patched
 	@$(BIN)/nas runtime build llama.cpp --patched --target aarch64-linux
 

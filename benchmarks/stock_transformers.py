@@ -3,7 +3,7 @@
     python benchmarks/stock_transformers.py [--version 4.57.6] [--version 5.23.0] [--no-lm-eval] > result.json
 
 For each version a virtual environment is made once in the user's cache ($NAS_CACHE/venvs) with that transformers and
-lm-eval; torch is this environment's. Members of every class are written with random weights, RoPE bases other than the
+lm-eval. Members of every class are written with random weights, RoPE bases other than the
 classes' own included. In each version, without hilnas, every member gives:
 
 - logits, compared with those of our PyTorch model;
@@ -73,18 +73,17 @@ def _environment(version: str) -> Path:
     """Returns the Python of an environment with that version of transformers, made where it is missing."""
     from nas.core import paths
 
+    sys.path.append(str(Path(__file__).parents[1] / "scripts"))
+    import setup_venv
+
     folder = paths.cache() / "venvs" / f"transformers-{version}"
     python, done = folder / "bin" / "python", folder / "complete"
     if not done.exists():
         print(f"making {folder}", file=sys.stderr)
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-        (site,) = (folder / "lib").glob("python*/site-packages")
-        import torch
-
-        # Behind the environment's own packages: torch and numpy are found there, transformers here.
-        (site / "torch.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
-        wanted = [f"transformers=={version}", f"lm-eval=={LM_EVAL}", "accelerate"]
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *wanted], check=True, stdout=sys.stderr)
+        uv, environment = setup_venv.ensure_uv(), setup_venv.uv_environment(setup_venv.pip_settings()) | os.environ
+        wanted = [f"transformers=={version}", f"lm-eval=={LM_EVAL}", "accelerate", setup_venv.TORCH]
+        setup_venv.run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)], environment)
+        setup_venv.run([uv, "pip", "install", "--quiet", "--python", str(python), *wanted], environment)
         done.touch()
     return python
 

@@ -50,26 +50,18 @@ def test_text_goes_on(tools_build: Build, released: Path, quantisation: str) -> 
     options = ("-n", str(TOKENS), "-c", "256", "-t", "1", "--temp", "0", "--ignore-eos", "--no-warmup", "-no-cnv")
     done = run(tools_build, "llama-completion", "-m", model, "-p", "Once upon a time", *options)
     assert "Once upon a time" in done.stdout
-    assert re.search(r"general\.name\s+str\s+= tiny\n", done.stderr), "the name is shown"
     assert re.search(rf"eval time = .* / +{TOKENS - 1} runs", done.stdout + done.stderr)
 
 
-def test_llama_bench_times_it(tools_build: Build, released: Path) -> None:
-    (rows,) = (bench(tools_build, released / "tiny-Q4_0.gguf") for _ in range(1))
-    counted = Layout.parse(LAYOUTS[json_arch(rows)]).params.total
-    assert {row["model_n_params"] for row in rows} <= {counted, counted + 8 * 2}, "but for the experts' bias"
-
-
-def bench(build: Build, model: Path) -> list[dict[str, object]]:
+def bench(build: Build, model: Path) -> None:
     options = ("-p", "32", "-n", "4", "-r", "1", "-t", "1", "--no-warmup", "-o", "json")
-    rows: list[dict[str, object]] = json.loads(run(build, "llama-bench", "-m", str(model), *options).stdout)
+    rows = json.loads(run(build, "llama-bench", "-m", str(model), *options).stdout)
     assert [(row["n_prompt"], row["n_gen"]) for row in rows] == [(32, 0), (0, 4)]
-    assert all(float(str(row["avg_ts"])) > 0 for row in rows)
-    return rows
+    assert all(row["avg_ts"] > 0 for row in rows)
 
 
-def json_arch(rows: list[dict[str, object]]) -> str:
-    return str(rows[0]["model_type"]).split()[0]
+def test_llama_bench_opens_released_files(tools_build: Build, released: Path) -> None:
+    bench(tools_build, released / "tiny-Q4_0.gguf")
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
