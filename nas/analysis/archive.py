@@ -79,7 +79,6 @@ class _Strict(BaseModel):
 
 class _Launched(_Strict):
     trials: Count
-    accept_noise: bool
     warm_start: tuple[str, ...] = ()
 
 
@@ -89,6 +88,10 @@ class _Calibrated(_Strict):
     runtime: DeviceText | None = None
     build: DeviceText | None = None
     ms: Positive | None = None
+    ttft_ms: Positive | None = None
+    decode_ms: Positive | None = None
+    protocol: Count = 1
+    conditions: Json | None = None
 
 
 class _CorpusUsed(_Strict):

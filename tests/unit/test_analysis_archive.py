@@ -44,7 +44,7 @@ def genuine() -> list[Line]:
     found = [json.loads(line) for line in gzip.decompress(ARCHIVE.read_bytes()).decode().splitlines()]
     told = next(line for line in found if is_note(line, "told"))["event"]["payload"]["observation"]
     more = [
-        note(None, what="launched", trials=8, accept_noise=False, warm_start=["first"]),
+        note(None, what="launched", trials=8, warm_start=["first"]),
         note(None, what="corpus", hash="c" * 64),
         note(None, what="warm start", studies=[{"study": "first", "layouts": 1}], observations=[told]),
         note(None, what="calibrated", device="local", id="box", runtime="fake", build="b", ms=2.5),
