@@ -80,7 +80,12 @@ def _environment(version: str) -> Path:
     python, done = folder / "bin" / "python", folder / "complete"
     if not done.exists():
         print(f"making {folder}", file=sys.stderr)
-        uv, environment = setup_venv.ensure_uv(), setup_venv.uv_environment(setup_venv.pip_settings()) | os.environ
+        # The interpreter that .venv was made with has pip, .venv has not.
+        ask = "import json; from setup_venv import *; print(json.dumps([ensure_uv(), uv_environment(pip_settings())]))"
+        base = [getattr(sys, "_base_executable", sys.executable), "-c", ask]
+        asked = subprocess.run(base, cwd=Path(setup_venv.__file__).parent, check=True, stdout=subprocess.PIPE)
+        uv, settings = json.loads(asked.stdout)
+        environment = settings | os.environ
         wanted = [f"transformers=={version}", f"lm-eval=={LM_EVAL}", "accelerate", setup_venv.TORCH]
         setup_venv.run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)], environment)
         setup_venv.run([uv, "pip", "install", "--quiet", "--python", str(python), *wanted], environment)

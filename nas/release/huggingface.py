@@ -231,6 +231,8 @@ def _tokenizer_files(tokenizer: MemberTokenizer, options: FileOptions) -> Iterat
                 "tokenizer_class": "PreTrainedTokenizerFast",
                 "clean_up_tokenization_spaces": False,
                 "model_max_length": options.context,
+                # transformers 4 adds token types otherwise, which `generate` refuses.
+                "model_input_names": ["input_ids", "attention_mask"],
                 **names,
             }
         ),
