@@ -50,7 +50,10 @@ NOISE: Mapping[ClockName, Mapping[Phase, NoiseModel]] = {
         "decode": NoiseModel(exponent=1.0, base=0.03, spread_weight=1.5, correction_weight=0.5),
     },
 }
-"""Constants of the protocol, from recorded runs on calm and busy machines: `benchmarks/noise/report.py`."""
+"""Constants of the protocol: first values, from three layouts on llama.cpp on one busy machine of two cores.
+
+`benchmarks/noise` records more layouts and both runtimes, and compares estimators on them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
