@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, and_, case, func, or_, select
 
+from nas.core.errors import UnknownName
 from nas.store import devices
 from nas.store.models import device as device_table
 from nas.store.models import job, study, trial
@@ -108,8 +109,15 @@ def _study_summary(row: Row[Any], trials: int, condition: Condition) -> StudySum
 
 
 def summary(store: Store, found: Study) -> StudySummary:
-    """Returns one study, as `studies` lists it."""
-    return studies(store, limit=1, after=found.id - 1)[0]
+    """Returns one study, as `studies` lists it.
+
+    Raises:
+        UnknownName: it was deleted meanwhile.
+    """
+    listed = studies(store, limit=1, after=found.id - 1)
+    if not listed or listed[0].id != found.id:
+        raise UnknownName("study", found.name, [])
+    return listed[0]
 
 
 def devices_by_condition(store: Store) -> dict[tuple[str, str], int]:

@@ -325,7 +325,7 @@ def test_a_resumed_study_runs_nothing_where_a_device_has_changed(
     agents.register_local(store, "local")
     devices.register(store, "local", [DEVICE], boot_id="boot")
     admissions = Admissions(tmp_path, SigningKey.generate(), store.clock)
-    monitor = LeaseMonitor(store, JobNotifier(), local_only=True)
+    monitor = LeaseMonitor(store, JobNotifier(), agent="local-box")
     farm = Farm(store, cast(LocalAgent, None), monitor, admissions)
     calm = RoundResult(pairs=[Pair(reference=None, candidate=raw(sample()))] * CALIBRATION_RUNS)
     scripted = ScriptedJobs([calm])
