@@ -273,8 +273,10 @@ def read_study(store: Store, study: str | int) -> StudyRecord:
         UnknownName: no such study.
         InvalidInput: its space is not valid in this version, or its records are malformed.
     """
-    row = studies.get(store, study)
-    news = [*_since(store, row.id, 0)]
+    id = study if isinstance(study, int) else studies.find_id(store, study)
+    # The row after the events: `read_news` sees later changes of either by their events.
+    news = [*_since(store, id, 0)]
+    row = studies.get(store, id)
     with readable(row.name):
         return _read(store, row, StudyLog(), news, {}, trials.all(store, row.id))
 

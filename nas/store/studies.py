@@ -127,6 +127,9 @@ def conditions(store: Store, found: Sequence[tuple[int, str, StudyState]]) -> di
     with store.read() as connection:
         # A process renews its lease three times before it expires, and lets it expire only when it ends.
         gone = leases.expired(connection, [id for id, _, state in found if state in _AT_WORK], now)
+        # One that ended after `found` was read gave its lease back, too.
+        still = select(study.c.id).where(study.c.id.in_(gone), study.c.state.in_(_AT_WORK))
+        gone = {id: gone[id] for id in connection.scalars(still)}
         reasons = _reasons(connection, [id for id, _, state in found if state is StudyState.FAILED])
     return {id: _condition(name, state, gone.get(id), reasons.get(id)) for id, name, state in found}
 

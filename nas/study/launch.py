@@ -94,15 +94,19 @@ def launch(
         NasError: the space cannot be searched here, the study is taken, or a reference failed.
     """
     supported = support_filter(options.space)
+    # Of a new study it is read before a database is made.
+    fresh = None if options.resume else refer(options.space.quality.corpus, options.base)
     store = Store.open(options.db)
     try:
         require_studies(store, options.warm_start, options.study)
         if options.resume and _nothing_to_measure(store, options):
             log(f"{options.study} is complete")
             return StudyState.COMPLETE
-        study = _resumed(store, options) if options.resume else None
-        corpus = _corpus(store, study, options)
-        study = study or _new(store, options)
+        if fresh is None:
+            study = _resumed(store, options)
+            corpus = _corpus(store, study, options)
+        else:
+            study, corpus = _new(store, options), fresh
         lease = _lease(store, study, log)
         ledger = Ledger(store, study, lease, on_event)
         with ledger.keep(), _failure_shown(ledger):
@@ -242,14 +246,14 @@ def _resumed(store: Store, options: LaunchOptions) -> Study:
     return study
 
 
-def _corpus(store: Store, resumed: Study | None, options: LaunchOptions) -> CorpusRef:
-    """Returns the corpus of the study: that with which a resumed one began.
+def _corpus(store: Store, resumed: Study, options: LaunchOptions) -> CorpusRef:
+    """Returns the corpus that a resumed study began with.
 
     Raises:
         StudyChanged: that corpus is gone, or this version or a plug-in trains otherwise.
     """
     source = options.space.quality.corpus
-    log = [] if resumed is None else all_events(store, resumed.id)
+    log = all_events(store, resumed.id)
     # Earlier versions went on under other corpora until the references were complete.
     frozen = next((place for place, event in enumerate(log) if "scales" in event.payload), len(log))
     used = notes(log[:frozen], CorpusUsed)

@@ -10,7 +10,7 @@ from study_lab import Lab
 
 from nas.core import paths
 
-TRIALS = 2
+TRIALS = 3  # with the references five layouts, which an interval of the agreement needs
 RUNTIMES = ("llama.cpp", "executorch")
 CHAT = {"workload": "chat"}
 SPACE: dict[str, Any] = {
