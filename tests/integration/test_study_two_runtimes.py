@@ -10,14 +10,14 @@ from study_lab import Lab
 
 from nas.core import paths
 
-TRIALS = 3  # with the references five layouts, which an interval of the agreement needs
+TRIALS = 3
 RUNTIMES = ("llama.cpp", "executorch")
 CHAT = {"workload": "chat"}
 SPACE: dict[str, Any] = {
-    # The proxies are as wide as the models, and all blocks of a kind are alike, so that few programs are lowered.
+    # The proxies are as wide as the models, so that both need the same few programs.
     "model": {"d_model": 64, "depth": {"min": 2, "max": 4}, "vocab": 256},
     "mixers": {"conv": {"kernel": 3}, "gqa": {"heads": 2, "kv_heads": {"choices": [1, 2], "scope": "layer"}}},
-    "ffn": {"swiglu": {"width": 160}},
+    "ffn": {"swiglu": {"width": [160, 192]}},
     "limits": {"conv": {"min": 1}, "gqa": {"min": 1}},
     "runtimes": [{"name": "llama.cpp", "quantisation": "q4_0"}, {"name": "executorch", "quantisation": "8da4w"}],
     "budgets": [
