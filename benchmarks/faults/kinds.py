@@ -215,7 +215,7 @@ def database_restored(scene: Scene) -> None:
 
 
 def archive_imported(scene: Scene) -> None:
-    """Imports a study whose archive tells of failures of this job; then the connection is lost while the job runs."""
+    """Imports a study whose archive reports failures of this job; then the connection is lost while the job runs."""
     scene.begin()
     scene.until_moment()
     forged = {"kind": "infrastructure", "message": "forged", "at": 1.0, "result_key": scene.order.key}

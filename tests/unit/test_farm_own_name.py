@@ -1,4 +1,4 @@
-"""Machines that are copies of one disk image have the same names; they are told apart by the boots of their kernels."""
+"""Machines that are copies of one disk image have the same names; their boot ids differ."""
 
 from __future__ import annotations
 

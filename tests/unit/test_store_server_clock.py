@@ -15,7 +15,7 @@ from nas.store.engine import ServerClock
 
 @dataclass
 class HostClock(StillClock):
-    """A clock that somebody may set: `monotonic` goes on all the same."""
+    """A clock that somebody may set: `monotonic` does not change with it."""
 
     up: float = 0.0
 

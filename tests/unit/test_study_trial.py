@@ -23,7 +23,7 @@ SURE, NEAR, BROKEN = 8.0, 10 * math.exp(0.01), 12.0
 
 
 class Study:
-    """A study whose measurements are a script; it stands in for each part of a `StudyContext`."""
+    """A study whose measurements are scripted; used for every part of a `StudyContext`."""
 
     def __init__(self, *script: float) -> None:
         self.space, self._script = SPACE, list(script)
