@@ -7,6 +7,9 @@ rounds of one condition with one runtime and one number of threads; in a round e
 its own, with the runtime's reference model before every third of them. Units of all conditions alternate, so that slow
 phases of the machine do not fall on one of them. Each unit is one file, so the script may be stopped and started again.
 
+Where several threads share their cores with loops, they wait for each other: a run takes ten times as long and more. Of
+these there is one unit each, the last, with three rounds: enough to show that their times say nothing.
+
 Conditions: `calm` nothing else; `loop` one endless loop; `loops` one for each core; `bursts` loops that come and go, as
 many as cores; `copy` a process that copies memory.
 """
@@ -71,6 +74,8 @@ CONDITIONS: dict[str, Sequence[str]] = {
     "bursts": (_BURST,) * _CORES,
     "copy": (_COPY,),
 }
+CONTENDED = ("loop", "loops", "bursts")
+CONTENDED_ROUNDS = 3
 
 
 def main() -> None:
@@ -87,7 +92,13 @@ def main() -> None:
         with locked(options.lock):
             subjects = {name: Subjects(RUNTIMES[name], Path(scratch)) for name in ("llama.cpp", "executorch")}
         blocks = range(options.rounds // ROUNDS_A_UNIT)
-        for block, condition, runtime, threads in itertools.product(blocks, CONDITIONS, subjects, THREADS):
+        units = list(itertools.product(blocks, CONDITIONS, subjects, THREADS))
+        contended = [unit for unit in units if unit[1] in CONTENDED and unit[3] > 1]
+        for block, condition, runtime, threads in [
+            *(unit for unit in units if unit not in contended),
+            *(unit for unit in contended if unit[0] == 0),
+        ]:
+            rounds = CONTENDED_ROUNDS if condition in CONTENDED and threads > 1 else ROUNDS_A_UNIT
             path = options.folder / f"{condition}-{runtime}-{threads}-{block}.jsonl.gz"
             if path.exists():
                 continue
@@ -95,7 +106,7 @@ def main() -> None:
                 return
             with locked(options.lock), loaded(CONDITIONS[condition]):
                 begun = time.monotonic()
-                rows = list(subjects[runtime].unit(block, threads))
+                rows = list(subjects[runtime].unit(block, threads, rounds))
                 print(f"{path.name}: {len(rows)} runs in {time.monotonic() - begun:.0f} s", flush=True)
             part = path.with_suffix(".part")
             # A fixed time stamp: the same rows give the same bytes.
@@ -127,10 +138,10 @@ class Subjects:
                 workload = WORKLOAD.model_copy(update={"threads": threads})
                 self._plans[index, threads] = runtime.plan(artifact, self._build.runner, workload, 600.0)
 
-    def unit(self, block: int, threads: int) -> Iterator[dict[str, Any]]:
+    def unit(self, block: int, threads: int, rounds: int) -> Iterator[dict[str, Any]]:
         """Runs the rounds of one unit and returns a row for each run."""
         order = random.Random(block)
-        for round_ in range(block * ROUNDS_A_UNIT, (block + 1) * ROUNDS_A_UNIT):
+        for round_ in range(block * ROUNDS_A_UNIT, block * ROUNDS_A_UNIT + rounds):
             layouts = order.sample(range(LAYOUTS), LAYOUTS)
             for position, layout in enumerate(layouts):
                 if position % REFERENCE_EVERY == 0:
