@@ -19,7 +19,7 @@ BENCHES ?= llama_cpp_equivalence first_number workloads against_llama_bench \
 # $(call timed,COMMAND): the command, what it is and how long it took.
 timed = @echo '$(1)'; begun=$$(date +%s); $(1) || exit; echo "took $$(($$(date +%s) - begun)) s"
 
-.PHONY: help setup tools builds demo test test-all lint bench lock docs clean
+.PHONY: help setup tools builds demo test test-all lint bench truth lock docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -30,6 +30,7 @@ help:
 	@echo "make test-all  the same with the exhaustive tests: more layouts, faults and kills, all store tests on PostgreSQL"
 	@echo "make lint    the same without builds and tests"
 	@echo "make bench   performance and search-efficiency benchmarks, as JSON"
+	@echo "make truth   train what the literature has an order of, and compare (hours; goes on where it was stopped)"
 	@echo "make docs    write the generated parts of docs/"
 	@echo "make lock    resolve requirements.lock again"
 	@echo "make clean   remove build products and tool caches from the checkout; .venv, studies and downloads stay"
@@ -81,6 +82,10 @@ test-all: test
 bench: setup
 	@for name in $(BENCHES); do $(BIN)/python benchmarks/$$name.py || exit 1; done
 	@$(BIN)/python -m benchmarks.search time
+
+truth: $(READY)
+	$(BIN)/python -m benchmarks.quality.truth run
+	$(BIN)/python -m benchmarks.quality.truth report
 
 docs: $(READY)
 	$(BIN)/python scripts/write_docs.py

@@ -1,0 +1,365 @@
+"""Truth tests: does the proxy protocol order layouts as the literature does?
+
+    python -m benchmarks.quality.truth run [--seeds 4] [--minutes M]      trains what is missing
+    python -m benchmarks.quality.truth report [--page docs/measured/truth.md]
+
+Each ordering is two layouts, the evaluation groups in which one is known to be better, and the source that says so. All
+layouts are narrowed and trained by `PROTOCOL`, seeds in pairs. The verdict is *right* or *wrong* where the mean paired
+difference is two standard errors from 0, else *undecided*. One training is one line of `RECORDED`, under its result
+key: the script may be stopped at any moment, and a changed protocol trains again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, Literal
+
+from nas.core.layout import Layout
+from nas.core.quality_config import QualityConfig, Rung, TaskStage
+from nas.proxy.corpus import CorpusRef, refer
+from nas.proxy.job import TrainJob
+from nas.proxy.ladder import rung_jobs
+
+RECORDED = Path(__file__).parents[1] / "recorded" / "truth.jsonl"
+
+PROTOCOL = QualityConfig(
+    eval_bytes=65536,
+    rungs=(
+        Rung(
+            name="truth",
+            lm_steps=600,
+            tasks={
+                "mqar": TaskStage(steps=600, settings={"pairs": 8, "length": 64}),
+                "selcopy": TaskStage(steps=480),
+                "induction": TaskStage(steps=480),
+            },
+        ),
+    ),
+)
+"""The top rung that the orderings are judged at."""
+
+Equal = Literal["total", "active", None]
+
+
+@dataclass(frozen=True)
+class Ordering:
+    """A claim of the literature about two layouts.
+
+    Args:
+        name: short, unique.
+        claim: in words.
+        source: paper, and where in it.
+        better: layout text.
+        worse: layout text.
+        groups: names of evaluation groups, or their beginning up to a slash ('lm').
+        equal: weights outside the embedding that the two have in common.
+    """
+
+    name: str
+    claim: str
+    source: str
+    better: str
+    worse: str
+    groups: tuple[str, ...]
+    equal: Equal = None
+
+
+def _d512(ffn: str, body: str) -> str:
+    return f"d512 v8192 ffn={ffn} [{body}]"
+
+
+_LM = ("lm",)
+_RECALL = ("task/mqar",)
+
+ORDERINGS = (
+    Ordering(
+        "hybrid-ratio-recall",
+        "three linear layers to one of attention recall more than twelve to one",
+        "Wang et al. 2025, A Systematic Analysis of Hybrid Linear Attention (arXiv:2507.06457), recall over ratios",
+        _d512("swiglu:1536", "M*3 A8/2 M*3 A8/2 M*3 A8/2 M"), _d512("swiglu:1536", "M*6 A8/2 M*6"), _RECALL,
+    ),
+    Ordering(
+        "convolution-recall",
+        "gated short convolutions alone recall far less than with some attention",
+        "Arora et al. 2023, Zoology (arXiv:2312.04927), MQAR and hybrids",
+        _d512("swiglu:1536", "C3*2 A8/2 C3*2 A8/2"), _d512("swiglu:1536", "C3*6"), _RECALL,
+    ),
+    Ordering(
+        "attention-over-convolution-recall",
+        "attention recalls more than gated convolution",
+        "Arora et al. 2023, Zoology (arXiv:2312.04927), section 4",
+        _d512("swiglu:1536", "A8/2*6"), _d512("swiglu:1536", "C3*6"), _RECALL,
+    ),
+    Ordering(
+        "state-space-recall",
+        "a state-space stack recalls more once two of its layers are attention",
+        "Waleffe et al. 2024, An Empirical Study of Mamba-based Language Models (arXiv:2406.07887), recall tasks",
+        _d512("swiglu:1536", "M*2 A8/2 M*2 A8/2"), _d512("swiglu:1536", "M*6"), _RECALL,
+    ),
+    Ordering(
+        "state-size-recall",
+        "a larger state recalls more",
+        "Dao and Gu 2024, Transformers are SSMs (arXiv:2405.21060), MQAR over state sizes",
+        _d512("swiglu:1536", "M*6"), _d512("swiglu:1536", "M16*6"), _RECALL,
+    ),
+    Ordering(
+        "selective-copying",
+        "selective state spaces copy selectively, fixed convolutions do not",
+        "Gu and Dao 2023, Mamba (arXiv:2312.00752), selective copying",
+        _d512("swiglu:1536", "M*6"), _d512("swiglu:1536", "C4*6"), ("task/selcopy",),
+    ),
+    Ordering(
+        "induction",
+        "attention forms induction heads; convolutions of a few tokens cannot",
+        "Olsson et al. 2022, In-context Learning and Induction Heads (arXiv:2209.11895)",
+        _d512("swiglu:1536", "A8/2*6"), _d512("swiglu:1536", "C3*6"), ("task/induction",),
+    ),
+    Ordering(
+        "window-recall",
+        "attention to everything recalls more than a window shorter than the distance",
+        "Arora et al. 2024, Based (arXiv:2402.18668), recall over window sizes",
+        _d512("swiglu:1536", "A8/2*6"), _d512("swiglu:1536", "W8/2@512*6"), _RECALL,
+    ),
+    Ordering(
+        "window-and-full-recall",
+        "windows with a layer of full attention recall more than windows alone",
+        "Gemma Team 2025, Gemma 3 (arXiv:2503.19786), ratio of local to global layers",
+        _d512("swiglu:1536", "W8/2@512*2 A8/2 W8/2@512*2 A8/2"), _d512("swiglu:1536", "W8/2@512*6"), _RECALL,
+    ),
+    Ordering(
+        "window-sinks",
+        "windows with a learned sink model text no worse than without",
+        "Xiao et al. 2023, StreamingLLM (arXiv:2309.17453), pre-training with a sink",
+        _d512("swiglu:1536", "W8/2@512(sink=1)*6"), _d512("swiglu:1536", "W8/2@512*6"), _LM,
+    ),
+    Ordering(
+        "fewer-kv-heads",
+        "as many key-value heads as query heads model text better than one",
+        "Ainslie et al. 2023, GQA (arXiv:2305.13245), figure 3; Shazeer 2019 (arXiv:1911.02150)",
+        _d512("swiglu:1536", "A8/8*6"), _d512("swiglu:1536", "A8/1*6"), _LM,
+    ),
+    Ordering(
+        "hybrid-text",
+        "a hybrid of convolution and attention models text better than attention alone at equal weights",
+        "Liquid AI 2025, LFM2 Technical Report (arXiv:2511.23404), section 2",
+        _d512("swiglu:1536", "C3*2 A8/4 C3 A8/4 C3"), _d512("swiglu:1664", "A8/4*6"), _LM, "total",
+    ),
+    Ordering(
+        "state-space-hybrid-text",
+        "a hybrid of Mamba-2 and attention models text better than attention alone",
+        "Waleffe et al. 2024 (arXiv:2406.07887), Mamba-2-Hybrid against the transformer",
+        _d512("swiglu:1328", "M*2 A8/2 M*2 A8/2"), _d512("swiglu:1792", "A8/2*6"), _LM, "total",
+    ),
+    Ordering(
+        "deep-and-thin",
+        "at small size, more and thinner layers model text better at equal weights",
+        "Liu et al. 2024, MobileLLM (arXiv:2402.14905), depth against width",
+        _d512("swiglu:1008", "C3 A8/2 C3 A8/2 C3 A8/2 C3 A8/2"), _d512("swiglu:2560", "C3 A8/2 C3 A8/2"), _LM, "total",
+    ),
+    Ordering(
+        "experts-at-equal-active",
+        "a mixture of experts models text better than a dense layer of as many active weights",
+        "Fedus et al. 2021, Switch Transformers (arXiv:2101.03961); Muennighoff et al. 2024, OLMoE (arXiv:2409.02060)",
+        _d512("moe:8x2:512", "C3*2 A8/2 C3*2 A8/2"), _d512("swiglu:1024", "C3*2 A8/2 C3*2 A8/2"), _LM, "active",
+    ),
+    Ordering(
+        "dense-at-equal-total",
+        "a dense layer models text better than a mixture of experts of as many weights in all",
+        "Clark et al. 2022, Unified Scaling Laws for Routed Language Models (arXiv:2202.01169)",
+        _d512("swiglu:4096", "C3*2 A8/2 C3*2 A8/2"), _d512("moe:8x2:512", "C3*2 A8/2 C3*2 A8/2"), _LM, "total",
+    ),
+    Ordering(
+        "more-weights",
+        "more feed-forward weights model text better",
+        "Kaplan et al. 2020, Scaling Laws for Neural Language Models (arXiv:2001.08361)",
+        _d512("swiglu:2048", "C3*2 A8/2 C3*2 A8/2"), _d512("swiglu:512", "C3*2 A8/2 C3*2 A8/2"), _LM,
+    ),
+    Ordering(
+        "more-layers",
+        "more layers of the same kind model text better",
+        "Kaplan et al. 2020 (arXiv:2001.08361)",
+        _d512("swiglu:1536", "C3 A8/2 C3 A8/2 C3 A8/2 C3 A8/2"), _d512("swiglu:1536", "C3 A8/2"), _LM,
+    ),
+    Ordering(
+        "shared-layers",
+        "running each layer twice models text better than once, at equal weights",
+        "Liu et al. 2024, MobileLLM (arXiv:2402.14905), MobileLLM-LS",
+        _d512("swiglu:1536", "C3 ^0 A8/2 ^2 C3 ^4"), _d512("swiglu:1536", "C3 A8/2 C3"), _LM, "total",
+    ),
+    Ordering(
+        "shared-caches",
+        "keys and values of one's own model text better than those of the layer below",
+        "Brandon et al. 2024, Cross-Layer Attention (arXiv:2405.12981)",
+        _d512("swiglu:1536", "A8/2*4"), _d512("swiglu:1536", "A8/2 A8/2(kv=0) A8/2 A8/2(kv=2)"), _LM,
+    ),
+)  # fmt: skip
+"""Named beforehand: an ordering is not taken out because the protocol fails it."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True, dest="command")
+    running = commands.add_parser("run")
+    running.add_argument("--seeds", type=int, default=4)
+    running.add_argument("--minutes", type=float, default=600.0, help="begin no training after this time")
+    reporting = commands.add_parser("report")
+    reporting.add_argument("--seeds", type=int, default=4)
+    reporting.add_argument("--page", type=Path)
+    options = parser.parse_args()
+    corpus = refer(PROTOCOL.corpus, Path.cwd())
+    if options.command == "run":
+        run(corpus, options.seeds, options.minutes)
+        return
+    text = page(corpus, options.seeds)
+    if options.page:
+        options.page.write_text(text)
+    else:
+        print(text)
+
+
+def jobs_of(layout: str, corpus: CorpusRef, seeds: int) -> list[TrainJob]:
+    """Returns the trainings of a layout, all units with each seed."""
+    rung = PROTOCOL.rungs[-1].model_copy(update={"seeds": tuple(range(seeds))})
+    config = PROTOCOL.model_copy(update={"rungs": (*PROTOCOL.rungs[:-1], rung)})
+    return rung_jobs(config, len(config.rungs) - 1, Layout.parse(layout), corpus)
+
+
+def wanted(ordering: Ordering, corpus: CorpusRef, seeds: int) -> Iterator[tuple[str, TrainJob]]:
+    """Yields layout and training for everything that an ordering is judged by."""
+    for layout in (ordering.better, ordering.worse):
+        for job in jobs_of(layout, corpus, seeds):
+            if any(_counts(group, job) for group in ordering.groups):
+                yield layout, job
+
+
+def run(corpus: CorpusRef, seeds: int, minutes: float) -> None:
+    """Trains what has no line in `RECORDED` yet, first seeds first: every ordering soon has a difference."""
+    from nas.proxy.train import train
+
+    ends = time.monotonic() + 60 * minutes
+    known = recorded()
+    todo = {job.key: (layout, job) for each in ORDERINGS for layout, job in wanted(each, corpus, seeds)}
+    missing = sorted((pair for key, pair in todo.items() if key not in known), key=lambda pair: pair[1].seed)
+    print(f"{len(todo)} trainings, {len(missing)} missing", flush=True)
+    for layout, job in missing:
+        if time.monotonic() > ends:
+            return
+        with tempfile.TemporaryDirectory(prefix="hilnas-truth-") as folder:
+            result = train(job, yield_hook=lambda: None, checkpoint_dir=Path(folder), device="cpu", log=lambda _: None)
+        row = {
+            "key": job.key, "layout": layout, "run": job.run.name, "seed": job.seed, "steps": job.steps,
+            "scores": result.scores, "losses": result.losses, "accuracy": result.accuracy,
+            "cpu_seconds": round(result.cpu_seconds, 2),
+        }  # fmt: skip
+        RECORDED.parent.mkdir(exist_ok=True)
+        with RECORDED.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        print(f"{job.run.name} seed {job.seed} {result.cpu_seconds:.0f} s {layout}", flush=True)
+
+
+def recorded() -> dict[str, dict[str, Any]]:
+    """Returns result key -> recorded line; a line that a kill cut off is left out."""
+    if not RECORDED.exists():
+        return {}
+    rows = {}
+    for line in RECORDED.read_text().splitlines():
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        rows[row["key"]] = row
+    return rows
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the protocol says of an ordering.
+
+    Args:
+        differences: per seed, mean over groups of (better - worse), in units of the group's score.
+    """
+
+    differences: Sequence[float]
+
+    @property
+    def mean(self) -> float:
+        """Mean paired difference."""
+        return fmean(self.differences)
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean; infinite with fewer than two seeds."""
+        count = len(self.differences)
+        return stdev(self.differences) / math.sqrt(count) if count > 1 else math.inf
+
+    @property
+    def word(self) -> str:
+        """'right', 'wrong' or 'undecided'."""
+        if abs(self.mean) < 2 * self.error:
+            return "undecided"
+        return "right" if self.mean > 0 else "wrong"
+
+
+def judge(ordering: Ordering, corpus: CorpusRef, seeds: int, known: Mapping[str, Mapping[str, Any]]) -> Verdict | None:
+    """Returns the verdict from the seeds that have all trainings; None where there are none."""
+    scores: dict[int, dict[tuple[str, str], float]] = {}
+    expected: dict[int, int] = {}
+    for layout, job in wanted(ordering, corpus, seeds):
+        expected[job.seed] = expected.get(job.seed, 0) + 1
+        if row := known.get(job.key):
+            found = [value for group, value in row["scores"].items() if _matches(group, ordering.groups)]
+            scores.setdefault(job.seed, {})[layout, job.run.name] = fmean(found)
+    whole = [found for seed, found in sorted(scores.items()) if len(found) == expected[seed]]
+    differences = [
+        fmean(value if layout == ordering.better else -value for (layout, _), value in found.items()) * 2
+        for found in whole
+    ]
+    return Verdict(differences) if differences else None
+
+
+def page(corpus: CorpusRef, seeds: int) -> str:
+    """Returns the Markdown page of all verdicts."""
+    known = recorded()
+    lines, words = [], []
+    for ordering in ORDERINGS:
+        verdict = judge(ordering, corpus, seeds, known)
+        word = "not run" if verdict is None else verdict.word
+        words.append(word)
+        figures = (
+            "|  |  "
+            if verdict is None
+            else f"| {verdict.mean:+.3f} ± {verdict.error:.3f} | {len(verdict.differences)} "
+        )
+        lines.append(f"| {ordering.name} | {ordering.claim} | {ordering.source} {figures}| {word} |")
+    decided = [word for word in words if word in ("right", "wrong")]
+    share = f"{words.count('right')} of {len(decided)} decided" if decided else "none decided"
+    return (
+        "# Truth tests\n\n    python -m benchmarks.quality.truth run\n"
+        "    python -m benchmarks.quality.truth report --page docs/measured/truth.md\n\n"
+        "Orderings of layouts that the literature agrees on, and what the proxy protocol says of each. Differences\n"
+        "are means over paired seeds, in bits per byte (text) or nats per label (tasks), with standard errors.\n\n"
+        f"Right: {share}; undecided: {words.count('undecided')}; not run: {words.count('not run')}.\n\n"
+        "| ordering | claim | source | difference | seeds | verdict |\n| --- | --- | --- | --- | --- | --- |\n"
+        + "\n".join(lines)
+        + "\n"
+    )
+
+
+def _counts(group: str, job: TrainJob) -> bool:
+    return group == "lm" if job.run.kind == "lm" else group == f"task/{job.run.name}"
+
+
+def _matches(group: str, wanted_groups: Sequence[str]) -> bool:
+    return any(group == each or group.startswith(f"{each}/") for each in wanted_groups)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""The truth tests' list of orderings, and the arithmetic of their verdicts."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.quality.truth import ORDERINGS, Ordering, Verdict, jobs_of, judge, wanted
+from nas.core.layout import Layout
+from nas.proxy.corpus import CorpusRef
+
+CORPUS = CorpusRef(source="default", hash="0" * 64)
+
+
+def outside_embedding(layout: Layout) -> tuple[int, int]:
+    table = layout.d_model * layout.vocab
+    return layout.params.total - table, layout.params.active - table
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS, ids=lambda ordering: ordering.name)
+def test_an_ordering_compares_what_it_says(ordering: Ordering) -> None:
+    better, worse = Layout.parse(ordering.better), Layout.parse(ordering.worse)
+    assert len({job.key for _, job in wanted(ordering, CORPUS, 1)}) >= 2, "the two have different proxies"
+    if ordering.equal:
+        index = ["total", "active"].index(ordering.equal)
+        assert outside_embedding(better)[index] == pytest.approx(outside_embedding(worse)[index], rel=0.01)
+
+
+def test_names_differ() -> None:
+    assert len({ordering.name for ordering in ORDERINGS}) == len(ORDERINGS) >= 15
+
+
+@pytest.mark.parametrize(
+    ("differences", "word"),
+    [
+        ([0.2, 0.3, 0.25], "right"),
+        ([-0.2, -0.3, -0.25], "wrong"),
+        ([0.2, -0.3, 0.25], "undecided"),
+        ([0.2], "undecided"),
+    ],
+)
+def test_a_verdict_needs_two_standard_errors(differences: list[float], word: str) -> None:
+    assert Verdict(differences).word == word
+
+
+def test_differences_are_paired_by_seed() -> None:
+    ordering = Ordering("n", "c", "s", ORDERINGS[0].better, ORDERINGS[0].worse, ("task/mqar",))
+    scores = {ordering.better: [1.0, 5.0], ordering.worse: [0.5, 4.0]}
+    known = {
+        job.key: {"scores": {"task/mqar": scores[layout][job.seed]}}
+        for layout in scores
+        for job in jobs_of(layout, CORPUS, 2)
+        if job.run.name == "mqar"
+    }
+    verdict = judge(ordering, CORPUS, 2, known)
+    assert verdict is not None and verdict.differences == pytest.approx([0.5, 1.0])
+    known.popitem()
+    verdict = judge(ordering, CORPUS, 2, known)
+    assert verdict is not None
+    assert verdict.differences == pytest.approx([0.5]), "a seed that lacks a training does not count"
