@@ -7,8 +7,8 @@ rounds of one condition with one runtime and one number of threads; in a round e
 its own, with the runtime's reference model before every third of them. Units of all conditions alternate, so that slow
 phases of the machine do not fall on one of them. Each unit is one file, so the script may be stopped and started again.
 
-Where several threads share their cores with loops, they wait for each other: a run takes ten times as long and more. Of
-these there is one unit each, the last, with three rounds: enough to show that their times say nothing.
+Where several threads share their cores with other work, they wait for each other: a run takes ten times as long and
+more. Of these there is one unit each, the last, with three rounds: enough to show that their times say nothing.
 
 Conditions: `calm` nothing else; `loop` one endless loop; `loops` one for each core; `bursts` loops that come and go, as
 many as cores; `copy` a process that copies memory.
@@ -74,7 +74,7 @@ CONDITIONS: dict[str, Sequence[str]] = {
     "bursts": (_BURST,) * _CORES,
     "copy": (_COPY,),
 }
-CONTENDED = ("loop", "loops", "bursts")
+CONTENDED = ("loop", "loops", "bursts", "copy")
 CONTENDED_ROUNDS = 3
 
 
