@@ -53,18 +53,27 @@ REFERENCE_EVERY = 3
 ROUNDS_A_UNIT = 10
 THREADS = (1, 2)
 
-_LOOP = "while True: pass"
+# Each ends with the process that started it, however that ended.
+_LOOP = """
+import os
+parent = os.getppid()
+while os.getppid() == parent:
+    for _ in range(10_000_000): pass
+"""
 _BURST = """
-import random, time
-while True:
+import os, random, time
+parent = os.getppid()
+while os.getppid() == parent:
     end = time.monotonic() + random.expovariate(1 / 0.3)
     while time.monotonic() < end: pass
     time.sleep(random.expovariate(1 / 0.6))
 """
 _COPY = """
+import os
 import numpy as np
+parent = os.getppid()
 a, b = np.zeros(64_000_000), np.zeros(64_000_000)
-while True: b[:] = a
+while os.getppid() == parent: b[:] = a
 """
 _CORES = os.cpu_count() or 1
 CONDITIONS: dict[str, Sequence[str]] = {
