@@ -7,7 +7,7 @@ import heapq
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ Action = Callable[[], Awaitable[Outcome]]
 SeedScores = dict[int, dict[str, float]]
 _TRIES = {"export": 3, "train": 3, "gate": 3, "measure": 1}
 _FIRST_PAUSE_S = 0.5
+_TIMES = ("seconds", "waited_s", "cpu_seconds")
 
 
 class Stages:
@@ -133,6 +134,68 @@ class PrioritySemaphore:
                 ready.set_result(None)
 
 
+class Trainings:
+    """Runs trainings that wait for a worker at the same time and differ in their seed alone as one.
+
+    Args:
+        compute: runs them.
+        scratch: folder for checkpoints.
+        lock: folder of the host lock.
+    """
+
+    def __init__(self, compute: Compute, scratch: Path, lock: Path) -> None:
+        self._compute, self._scratch, self._lock = compute, scratch, lock
+        self._free = PrioritySemaphore(compute.workers)
+        self._waiting: dict[str, _SeedGroup] = {}
+
+    async def run(self, trial: int, job: TrainJob) -> Outcome:
+        """Returns the outcome of one job; lower trials go first.
+
+        Raises:
+            InfrastructureFailed: the worker died, or says so.
+        """
+        group = self._waiting.get(job.seeds_key)
+        if group is None:
+            group = self._waiting[job.seeds_key] = _SeedGroup()
+            group.task = asyncio.ensure_future(self._run(trial, group))
+        group.jobs.append(job)
+        try:
+            outcome = await asyncio.shield(group.task)
+        except asyncio.CancelledError:
+            group.cancelled += 1
+            if group.cancelled == len(group.jobs):
+                group.task.cancel()
+            raise
+        times = {name: outcome[name] / len(group.jobs) for name in _TIMES if name in outcome}
+        return {**outcome["value"][job.key], **times}
+
+    async def _run(self, trial: int, group: _SeedGroup) -> Outcome:
+        try:
+            async with self._free.acquire(trial):
+                self._close(group)
+                spec = {
+                    "jobs": [job.model_dump(mode="json") for job in group.jobs],
+                    "checkpoints": str(self._scratch / "checkpoints"),
+                    "lock": str(self._lock),
+                }
+                return await self._compute.run(worker.train, spec, "train")
+        finally:
+            self._close(group)
+
+    def _close(self, group: _SeedGroup) -> None:
+        """Lets no further seed join."""
+        self._waiting = {key: each for key, each in self._waiting.items() if each is not group}
+
+
+@dataclass(eq=False)
+class _SeedGroup:
+    """Jobs that run as one; cancelled once all who wait for it are."""
+
+    jobs: list[TrainJob] = field(default_factory=list)
+    cancelled: int = 0
+    task: asyncio.Future[Outcome] = field(init=False)
+
+
 @dataclass(frozen=True)
 class StageWork:
     """Runs the stages of one study.
@@ -143,8 +206,8 @@ class StageWork:
         corpus: for proxy trainings.
         stages: finds, shares and retries.
         ledger: keeps artifacts.
-        compute: runs exports and trainings.
-        training: as many at once as `compute` has workers.
+        compute: runs exports and checks.
+        trainings: runs trainings, as many at once as `compute` has workers.
         jobs: runs measurements.
         scratch: folder for checkpoints and files being written.
         lock: folder of the host lock.
@@ -156,7 +219,7 @@ class StageWork:
     stages: Stages
     ledger: Ledger
     compute: Compute
-    training: PrioritySemaphore
+    trainings: Trainings
     jobs: Jobs
     scratch: Path
     lock: Path
@@ -278,24 +341,15 @@ class StageWork:
         return artifact
 
     async def _train(self, trial: int, job: TrainJob) -> TrainResult:
-        value = await self.stages.run("train", job.key, trial, lambda: self._run_training(trial, job))
+        value = await self.stages.run("train", job.key, trial, lambda: self.trainings.run(trial, job))
         return TrainResult.model_validate(value)
 
     async def _weights(self, trial: int, job: TrainJob) -> Checkpoint:
         trained = _checkpoint(await self._train(trial, job))
         if not await asyncio.to_thread(trained.is_intact):
             # Removed or damaged since, or trained on another host: the same job yields them again.
-            trained = _checkpoint(TrainResult.model_validate(value_of(await self._run_training(trial, job))))
+            trained = _checkpoint(TrainResult.model_validate(value_of(await self.trainings.run(trial, job))))
         return trained
-
-    async def _run_training(self, trial: int, job: TrainJob) -> Outcome:
-        spec = {
-            "job": job.model_dump(mode="json"),
-            "checkpoints": str(self.scratch / "checkpoints"),
-            "lock": str(self.lock),
-        }
-        async with self.training.acquire(trial):
-            return await self.compute.run(worker.train, spec, "train")
 
 
 def _checkpoint(trained: TrainResult) -> Checkpoint:
