@@ -183,7 +183,8 @@ class TrainingState:
                 moments = optimiser.state.get(parameter, {})
                 tensors |= {f"optimizer.{name}:{moment}": value for moment, value in moments.items()}
         losses = self.losses[: self.step]
-        seconds = {"seconds": self.seconds, "cpu_seconds": self.cpu_seconds}
+        seeds = self.seeds or 1
+        seconds = {"seconds": self.seconds / seeds, "cpu_seconds": self.cpu_seconds / seeds}
         for index, (path, identity) in enumerate(zip(paths, identities, strict=True)):
             own = tensors if self.seeds is None else of_seed(tensors, index)
             own |= {"losses": losses if self.seeds is None else losses[:, index]}
@@ -192,12 +193,14 @@ class TrainingState:
     def restore(self, paths: Sequence[Path]) -> None:
         """Loads the checkpoints of all seeds in place; they have the same number of steps."""
         each = []
+        self.seconds = self.cpu_seconds = 0.0
         for path in paths:
             with safe_open(path, "pt", device=str(self.losses.device)) as file:
                 scalars: Scalars = json.loads(file.metadata()["scalars"])
+                self.step = int(scalars["step"])
+                self.seconds += scalars["seconds"]
+                self.cpu_seconds += scalars.get("cpu_seconds", 0.0)
                 each.append({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118 - not a mapping
-        self.step = int(scalars["step"])
-        self.seconds, self.cpu_seconds = float(scalars["seconds"]), float(scalars.get("cpu_seconds", 0.0))
         losses = [tensors.pop("losses") for tensors in each]
         self.losses[: self.step] = losses[0] if self.seeds is None else torch.stack(losses, 1)
         tensors = each[0] if self.seeds is None else of_seeds(each)

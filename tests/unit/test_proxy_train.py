@@ -287,7 +287,7 @@ def close(one: TrainResult, other: TrainResult) -> bool:
     [
         {},
         {"optimiser": "muon", "decay": 0.5, "ema": 0.0},
-        {"layout": Layout.parse("d32 v256 ffn=swiglu:32 [M C12&W8:2/1(sink=1) A2/1]").to_json()},
+        {"layout": Layout.parse("d32 v256 ffn=swiglu:32 [M16 C12&W2/1@8(sink=1) A2/1]").to_json()},
         {"layout": Layout.parse("d32 v256 untied ffn=none [A2/1(qk_norm=0) A2/1(kv=0) C3]").to_json()},
     ],
     ids=["experts", "muon", "mixers", "untied"],

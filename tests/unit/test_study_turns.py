@@ -90,9 +90,8 @@ def test_a_turn_granted_in_the_moment_of_cancelling_is_passed_on() -> None:
 class CountedCompute:
     """Trains nothing: notes the seeds of each training that is started, and answers when it may."""
 
-    workers = 1
-
-    def __init__(self) -> None:
+    def __init__(self, workers: int = 1) -> None:
+        self.workers = workers
         self.started: list[list[int]] = []
         self.go = asyncio.Event()
 
@@ -109,11 +108,13 @@ class CountedCompute:
         """Nothing to stop."""
 
 
-def trainings_of(seeds: Sequence[int], check: Callable[[Trainings, CountedCompute, list[Any]], Any]) -> Any:
+def trainings_of(
+    seeds: Sequence[int], check: Callable[[Trainings, CountedCompute, list[Any]], Any], workers: int = 1
+) -> Any:
     """Starts a training per seed at once, then runs `check`."""
 
     async def go() -> Any:
-        compute = CountedCompute()
+        compute = CountedCompute(workers)
         trainings = Trainings(compute, Path("scratch"), Path("lock"))
         running = [
             asyncio.ensure_future(trainings.run(0, lm_job().model_copy(update={"seed": seed}))) for seed in seeds
@@ -135,6 +136,16 @@ def test_seeds_that_start_together_are_one_training_with_an_outcome_each() -> No
         assert [outcome["seconds"] for outcome in outcomes] == [2.0] * 3
 
     trainings_of([0, 1, 9], check)
+
+
+def test_free_workers_share_the_seeds() -> None:
+    async def check(trainings: Trainings, compute: CountedCompute, running: list[Any]) -> None:
+        compute.go.set()
+        outcomes = await asyncio.gather(*running)
+        assert compute.started == [[0, 1], [2, 3], [4]]
+        assert [outcome["value"] for outcome in outcomes] == [0, 1, 2, 3, 4]
+
+    trainings_of(range(5), check, workers=3)
 
 
 def test_a_seed_that_comes_while_its_group_waits_for_a_worker_joins_it() -> None:
