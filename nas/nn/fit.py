@@ -9,7 +9,7 @@ weight average; its header holds scalars as JSON. It needs no position in the da
 depend on the number of the step alone.
 
 Several seeds of one layout may train in one pass, as stacked parameters (`nas.nn.seeds`). Each has a checkpoint of its
-own, like that of a training of this seed alone, which it can be continued from, and the other way round.
+own, which it may be continued from alone or with other seeds at the same step.
 """
 
 from __future__ import annotations

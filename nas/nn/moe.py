@@ -19,6 +19,8 @@ from nas.nn.growth import BlockGrowth, CannotGrow, tiled, widened
 from nas.nn.primitives import ExpertLinear, Linear, Weights, for_examples, linear
 
 _NORM_EPS = 1e-6
+_DENSE = 4
+"""Most experts for each chosen one with which stacked seeds compute all of them: products of few rows are slow."""
 
 
 class ExpertBias(Weights):
@@ -67,14 +69,18 @@ class MixtureOfExperts(FeedForward):
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.flatten(0, -2)
         weights, chosen = self.route(tokens)
-        if self.router.weight.dim() == 3:
+        seeds = len(self.router.weight) if self.router.weight.dim() == 3 else 0
+        if seeds and (self.experts <= _DENSE * self.top_k or x.is_cuda):
             return self._dense(tokens, weights, chosen).view(x.shape)
+        if seeds:
+            seed = torch.arange(seeds, device=x.device).repeat_interleave(len(tokens) // seeds)
+            chosen = chosen + self.experts * seed[:, None]
         # Sorted by expert, the tokens of one expert are contiguous: one gather and one scatter, whatever the count.
         by_expert = chosen.flatten().argsort(stable=True)
         token = by_expert // self.top_k
-        load = chosen.flatten().bincount(minlength=self.experts)
+        load = chosen.flatten().bincount(minlength=self.experts * max(seeds, 1))
         if self.training:
-            self.bias.load += load
+            self.bias.load += load.view_as(self.bias.load)
         parts = torch.split(tokens[token], load.tolist())
         outputs = torch.cat([self._expert(e, part) for e, part in enumerate(parts) if len(part)])
         outputs = outputs * weights.flatten()[by_expert, None].to(outputs.dtype)
@@ -88,7 +94,7 @@ class MixtureOfExperts(FeedForward):
         return weights / (weights.sum(-1, keepdim=True) + _NORM_EPS), chosen
 
     def _dense(self, tokens: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """Computes every expert for every token: more work in few large products, for stacked small experts."""
+        """Computes every expert for every token: more work, but in three products and without waiting for a GPU."""
         share = torch.zeros(len(tokens), self.experts, dtype=weights.dtype, device=tokens.device)
         share = share.scatter(-1, chosen, weights)
         if self.training:

@@ -117,8 +117,8 @@ class ExpertLinear(Weights):
         self.residual = residual
 
     def forward(self, x: Tensor, expert: int) -> Tensor:
-        """Maps [..., inputs] -> [..., outputs] by one expert's map."""
-        return F.linear(x, self.weight[expert])
+        """Maps [..., inputs] -> [..., outputs] by one expert's map; those of stacked seeds are numbered through."""
+        return F.linear(x, self.weight.flatten(0, -3)[expert])
 
     def draw(self, rng: torch.Generator, depth: int) -> None:
         draw_uniform(self.weight, _fan_in_std(self.weight, self.residual, depth), rng)

@@ -1,7 +1,8 @@
 """Several models of one layout that train in one pass: the same modules, with parameters stacked [S, ...].
 
 A batch holds the examples of the first model, then those of the second, and so on (`nas.nn.primitives`). Each model
-gets the gradients that it would get alone, up to the rounding of other kernels.
+gets the gradients that it would get alone: on a CPU to the bit, whatever the number of seeds, if it is stacked alone,
+too; unstacked up to the rounding of other kernels.
 """
 
 from __future__ import annotations

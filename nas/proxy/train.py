@@ -70,8 +70,9 @@ def train_seeds(
 ) -> list[TrainResult | CandidateFailed]:
     """Runs jobs that differ in their seed alone to their end, each from its last checkpoint if there is one.
 
-    Seeds that are at the same step train in one pass, as many as fit; a seed's numbers then differ from those of its
-    training alone by rounding. Seeds that fail together train again one by one, so that each gets its own outcome.
+    Seeds that are at the same step train in one pass, as many as fit, to the same numbers as alone: on one kind of CPU
+    to the bit, as parameters are stacked for one seed, too. Seeds that fail together train again one by one, so that
+    each gets its own outcome.
 
     Args:
         jobs: of one `seeds_key`.
@@ -147,12 +148,13 @@ def _train(jobs: Sequence[TrainJob], checkpoint_dir: Path, checkpoint_s: float, 
     Raises:
         CandidateFailed: the loss of one is not finite, or memory runs out.
     """
-    job, seeds = jobs[0], None if len(jobs) == 1 else len(jobs)
-    names = f"{job.key[:12]}" + (f" and {len(jobs) - 1} more seeds" if seeds else "")
+    job = jobs[0]
+    names = ", ".join(each.key[:12] for each in jobs)
     data = [open_data(each) for each in jobs]
     with _memory_errors(job):
         models = [Model(proxy_layout(each), each.seed) for each in jobs]
-        model = (stacked(models) if seeds else models[0]).to(worker.device)
+        seeds = None if unstackable(models[0]) else len(jobs)
+        model = (models[0] if seeds is None else stacked(models)).to(worker.device)
         settings = Optimiser(job.weight_decay, job.clip, BALANCE_RATE, job.betas, kind=job.optimiser)
         state = TrainingState(model, settings, job.steps, job.ema, seeds)
         fit(
