@@ -121,7 +121,7 @@ def orthogonalised(matrices: Tensor) -> Tensor:
     x = matrices.bfloat16() if matrices.is_cuda else matrices
     wide = x.shape[-1] >= x.shape[-2]
     x = x if wide else x.mT
-    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    x = x / (x.square().sum((-2, -1), keepdim=True).sqrt() + 1e-7)
     a, b, c = _COEFFICIENTS
     for _ in range(_ITERATIONS):
         square = x @ x.mT
@@ -136,7 +136,8 @@ def clip_gradients(model: nn.Module, largest: float, stacked: bool) -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), largest)
         return
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    norms = torch.stack([torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient in gradients])
-    factor = (largest / (torch.linalg.vector_norm(norms, dim=0) + 1e-6)).clamp(max=1.0)
+    # Each seed's own tensors: sums over rows of a stack are rounded otherwise than those over a single row.
+    totals = [torch.nn.utils.get_total_norm([gradient[i] for gradient in gradients]) for i in range(len(gradients[0]))]
+    factor = (largest / (torch.stack(totals) + 1e-6)).clamp(max=1.0)
     factors = [factor.view(-1, *(1,) * (gradient.dim() - 1)) for gradient in gradients]
     torch._foreach_mul_(gradients, factors)
