@@ -26,7 +26,7 @@ from nas.core.durable import write_durably
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.devices.host_lock import host_lock_folder
 from nas.proxy.corpus import CorpusRef, packed, unpack
-from nas.proxy.job import CHECKPOINT, WEIGHTS, TrainJob
+from nas.proxy.job import CHECKPOINT, STABLE, WEIGHTS, TrainJob
 
 _MARK = "HILNAS_RAY"
 _REAPER_S = 10.0
@@ -263,16 +263,22 @@ def checked(result: Outcome) -> Outcome:
     return result
 
 
+def jobs_of(spec: Spec) -> list[TrainJob]:
+    """Returns the seeds that `spec` trains."""
+    return [TrainJob.model_validate(job) for job in spec["jobs"]]
+
+
 def checkpoints_of(spec: Spec) -> dict[str, bytes]:
-    """Returns key -> content of the local checkpoints that the training of `spec` can continue from."""
-    job, folder = TrainJob.model_validate(spec["job"]), Path(spec["checkpoints"])
-    keys = [key for key in (job.key, job.resume_from) if key is not None]
-    return {key: path.read_bytes() for key in keys if (path := folder / key / CHECKPOINT).is_file()}
+    """Returns KEY/FILE -> content of the local checkpoints that the training of `spec` can continue from."""
+    folder = Path(spec["checkpoints"])
+    names = [f"{job.key}/{name}" for job in jobs_of(spec) for name in (CHECKPOINT, STABLE)]
+    names += [f"{job.resume_from}/{STABLE}" for job in jobs_of(spec) if job.resume_from is not None]
+    return {name: path.read_bytes() for name in names if (path := folder / name).is_file()}
 
 
 def corpus_of(spec: Spec) -> CorpusRef | None:
     """Returns the corpus that the training of `spec` reads; None for a task, which generates its data."""
-    return TrainJob.model_validate(spec["job"]).run.corpus
+    return jobs_of(spec)[0].run.corpus
 
 
 def run_remote_training(spec: Spec, checkpoints: Mapping[str, bytes], text: bytes | None) -> Outcome:
@@ -283,15 +289,16 @@ def run_remote_training(spec: Spec, checkpoints: Mapping[str, bytes], text: byte
         checkpoints: see `checkpoints_of`.
         text: content of the corpus.
     """
-    job = TrainJob.model_validate(spec["job"])
     _unpack_corpus(spec, text)
     # Named by the key: a training that is retried on this host continues from a killed worker's checkpoint.
-    folder = paths.home() / "work" / "elsewhere" / job.key
-    for key, content in checkpoints.items():
-        _write_new(folder / key / CHECKPOINT, content)
+    folder = paths.home() / "work" / "elsewhere" / jobs_of(spec)[0].key
+    for name, content in checkpoints.items():
+        _write_new(folder / name, content)
     outcome: Outcome = train({**spec, "checkpoints": str(folder), "lock": str(host_lock_folder())})
     if "value" in outcome:
-        outcome["files"] = {name: (folder / job.key / name).read_bytes() for name in (CHECKPOINT, WEIGHTS)}
+        trained = [key for key, of_seed in outcome["value"].items() if "value" in of_seed]
+        names = [f"{key}/{name}" for key in trained for name in (CHECKPOINT, STABLE, WEIGHTS)]
+        outcome["files"] = {name: (folder / name).read_bytes() for name in names}
         shutil.rmtree(folder)
     return outcome
 
@@ -305,14 +312,18 @@ def collect_remote_training(spec: Spec, outcome: Outcome) -> Outcome:
     files = outcome.pop("files", None)
     if files is None:
         return outcome  # trained on this host, or failed
-    value = outcome["value"]
-    if hashlib.sha256(files[WEIGHTS]).hexdigest() != value["weights_sha256"]:
-        raise InfrastructureFailed(f"the weights of training {value['key'][:12]} were damaged in transit")
-    folder = Path(spec["checkpoints"]) / value["key"]
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in (CHECKPOINT, WEIGHTS):
-        write_durably(folder / name, files[name])
-    return outcome | {"value": value | {"weights": str(folder / WEIGHTS)}}
+    folder = Path(spec["checkpoints"])
+    for key, of_seed in outcome["value"].items():
+        if "value" not in of_seed:
+            continue
+        value = of_seed["value"]
+        if hashlib.sha256(files[f"{key}/{WEIGHTS}"]).hexdigest() != value["weights_sha256"]:
+            raise InfrastructureFailed(f"the weights of training {key[:12]} were damaged in transit")
+        value["weights"] = str(folder / key / WEIGHTS)
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_durably(folder / name, content)
+    return outcome
 
 
 def _unpack_corpus(spec: Spec, text: bytes | None) -> None:

@@ -1,8 +1,8 @@
 """Functions of worker processes, one per kind of stage, from spec to result, both JSON.
 
 Failures are results, because exceptions lose their type between processes: {"failed": ...} is the candidate's,
-{"infrastructure": ...} the infrastructure's. Workers never touch the database. Every spec has the folder of the host
-lock as `lock`.
+{"infrastructure": ...} the infrastructure's. A training of several seeds has an outcome for each. Workers never touch
+the database. Every spec has the folder of the host lock as `lock`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _stage(function: Callable[[Spec, _Share], dict[str, Any]]) -> Stage:
                 finally:
                     waited = share.waited_s
         except CandidateFailed as error:
-            outcome = {"failed": {"reason": error.reason, "message": str(error)}}
+            outcome = _failure(error)
         except (InfrastructureFailed, InvalidInput, OSError) as error:
             outcome = {"infrastructure": str(error)}
         seconds = time.perf_counter() - wall - waited
@@ -59,6 +59,10 @@ def _stage(function: Callable[[Spec, _Share], dict[str, Any]]) -> Stage:
 
     del run.__wrapped__  # Ray would check arguments against its signature
     return run
+
+
+def _failure(error: CandidateFailed) -> dict[str, Any]:
+    return {"failed": {"reason": error.reason, "message": str(error)}}
 
 
 @_stage
@@ -83,18 +87,24 @@ def export(spec: Spec, share: _Share) -> dict[str, Any]:
 
 @_stage
 def train(spec: Spec, share: _Share) -> dict[str, Any]:
-    """Trains a proxy: {job, checkpoints, device?} -> TrainResult."""
+    """Trains the seeds of a proxy: {jobs, checkpoints, device?} -> {key of a job: its outcome}."""
     from nas.proxy.job import TrainJob
-    from nas.proxy.train import train as run
+    from nas.proxy.train import train_seeds
 
-    result = run(
-        TrainJob.model_validate(spec["job"]),
+    jobs = [TrainJob.model_validate(job) for job in spec["jobs"]]
+    outcomes = train_seeds(
+        jobs,
         yield_hook=share.yield_if_wanted,
         checkpoint_dir=Path(spec["checkpoints"]),
         device=spec.get("device", "auto"),
         log=_log.info,
     )
-    return result.model_dump(mode="json")
+    return {
+        job.key: _failure(outcome)
+        if isinstance(outcome, CandidateFailed)
+        else {"value": outcome.model_dump(mode="json")}
+        for job, outcome in zip(jobs, outcomes, strict=True)
+    }
 
 
 @_stage

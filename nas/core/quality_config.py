@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from nas.core.task import Setting, make_task
 
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 def without_removed(data: Any, name: str) -> Any:
@@ -116,12 +117,24 @@ class QualityConfig(BaseModel):
         4096, ge=16, description="tokens at deploy scale; attention windows stay the same share of a sequence"
     )
     task_batch: int = Field(8, ge=1, description="examples per task step")
-    lr: float = Field(3e-3, gt=0, allow_inf_nan=False, description="learning rate of AdamW")
-    task_lr: float = Field(3e-3, gt=0, allow_inf_nan=False, description="learning rate of AdamW for tasks")
-    warmup: int = Field(20, ge=0, description="steps of linear learning-rate warm-up; constant from there on")
-    weight_decay: float = Field(0.05, ge=0, allow_inf_nan=False, description="of AdamW")
+    optimiser: Literal["adamw", "muon"] = Field(
+        "adamw", description="muon: for matrices of hidden layers; AdamW for embeddings, gains, taps and routers"
+    )
+    betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="decays of AdamW's moments")
+    lr: float = Field(3e-3, gt=0, allow_inf_nan=False, description="learning rate")
+    task_lr: float = Field(3e-3, gt=0, allow_inf_nan=False, description="learning rate for tasks")
+    warmup: int = Field(20, ge=0, description="steps of linear learning-rate warm-up")
+    decay: float = Field(
+        0.0, ge=0, le=1,
+        description="share of a training's steps, the last ones, in which the learning rate falls to 0; a longer rung"
+        " resumes from before",
+    )  # fmt: skip
+    precision: Literal["float32", "bfloat16"] = Field("float32", description="of matrix products in training")
+    weight_decay: float = Field(0.05, ge=0, allow_inf_nan=False, description="of the optimiser")
     clip: float = Field(1.0, gt=0, allow_inf_nan=False, description="largest gradient norm")
-    ema: float = Field(0.99, ge=0, lt=1, description="decay of the weight average that is evaluated")
+    ema: float = Field(
+        0.99, ge=0, lt=1, description="decay of the weight average that is evaluated; 0: the last weights"
+    )
     eval_bytes: int = Field(16384, ge=1024, description="held-out bytes scored per domain")
     min_reference: float = Field(
         0.25, gt=0, description="a group where the reference scores less (bits or nats above chance) is left out"

@@ -30,6 +30,7 @@ class Attention(Mixer):
     """
 
     projection = "o"
+    stackable = True
 
     def __init__(self, block: Block, d_model: int, *, own_kv: bool = True) -> None:
         super().__init__(block, d_model)

@@ -36,7 +36,11 @@ class BlockModule(nn.Module, ABC):
             nothing. Needed where layers are added to a smaller model's.
         release_code: "module:Class" of what computes the block in released folders, for kinds that are not built in:
             that module's file is copied there, so it needs torch only; see docs/how-to/adding-a-block.md.
+        stackable: whether it touches parameters only through modules of `nas.nn.primitives`, or takes stacked ones, so
+            that several seeds train in one pass (`nas.nn.seeds`). Where not, they train one after another.
     """
+
+    stackable: ClassVar[bool] = False
 
     projection: ClassVar[str] = ""
     release_code: ClassVar[str] = ""

@@ -21,6 +21,7 @@ class GatedShortConv(Mixer):
     """
 
     projection = "out"
+    stackable = True
 
     def __init__(self, block: Block, d_model: int) -> None:
         super().__init__(block, d_model)

@@ -1,4 +1,4 @@
-"""The training loop that proxies and family members share: AdamW steps through a list of stages, with exact resume.
+"""The training loop that proxies and family members share: steps through a list of stages, with exact resume.
 
 A training can be killed at any moment: started again, it resumes from its last checkpoint and ends with the same
 weights. On a CPU that holds bit for bit; on a GPU, whose kernels add in any order, up to rounding, and so it does after
@@ -7,10 +7,14 @@ a change of the number of workers.
 A checkpoint is one safetensors file with weights, optimiser moments, the losses so far and, where there is one, the
 weight average; its header holds scalars as JSON. It needs no position in the data and no random state, as batches
 depend on the number of the step alone.
+
+Several seeds of one layout may train in one pass, as stacked parameters (`nas.nn.seeds`). Each has a checkpoint of its
+own, which it may be continued from alone or with other seeds at the same step.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
@@ -21,7 +25,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -29,10 +33,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.swa_utils import AveragedModel
 
 from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.nn.moe import ExpertBias, balance_experts
+from nas.nn.optimisers import Optimiser, clip_gradients, make_optimisers
+from nas.nn.seeds import of_seed, of_seeds
 
 _SAVE_SHARE = 20
 """Least time between checkpoints as a multiple of what writing one takes: that of a billion weights holds 12 GB."""
@@ -51,8 +56,10 @@ class Stage:
         tokens: tokens trained on in one step, by all workers.
         batches: step of the stage, from 0 -> the passes of this worker, whose gradients are accumulated. A pass holds
             the tensors that `loss` takes after the model.
-        loss: (model, *pass) -> this pass' share of the step's loss, which is the sum over all passes and workers.
+        loss: (model, *pass) -> this pass' share of the step's loss, which is the sum over all passes and workers; [S]
+            for stacked models, each one's own.
         rate: step of the stage, from 0 -> learning rate.
+        keep: file name, beside the checkpoint, for the state at the end of the stage; None: it is not kept.
     """
 
     name: str
@@ -61,25 +68,7 @@ class Stage:
     batches: Callable[[int], Sequence[tuple[Tensor, ...]]]
     loss: Callable[..., Tensor]
     rate: Callable[[int], float]
-
-
-@dataclass(frozen=True)
-class Optimiser:
-    """Settings of AdamW (Loshchilov and Hutter 2019) and of what else a step does.
-
-    Args:
-        weight_decay: on matrices; gains do not decay.
-        clip: largest gradient norm.
-        balance_rate: step of the experts' load-balancing bias.
-        betas: decay of the moments.
-        eps: added to the denominator.
-    """
-
-    weight_decay: float
-    clip: float
-    balance_rate: float
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
+    keep: str | None = None
 
 
 @dataclass(frozen=True)
@@ -109,7 +98,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class TrainingCheckpoint:
-    """The file that a training resumes from.
+    """The file that a training of one seed resumes from.
 
     Args:
         path: of the file.
@@ -123,22 +112,42 @@ class TrainingCheckpoint:
     interval_s: float = 60.0
     resume_from: Path | None = None
 
+    def latest(self, log: Log) -> tuple[Path, int] | None:
+        """Returns the file to resume from and its number of steps; damaged files are removed."""
+        for path in (self.path, self.resume_from):
+            if path is None or not path.is_file():
+                continue
+            try:
+                with safe_open(path, "pt") as file:
+                    scalars: Scalars = json.loads(file.metadata()["scalars"])
+            except SafetensorError as error:
+                log(f"{path} is damaged and removed: {error}")
+                path.unlink(missing_ok=True)
+                continue
+            assert all(scalars[key] == value for key, value in self.identity.items()), f"{path} is of another run"
+            return path, int(scalars["step"])
+        if self.resume_from is not None:
+            log(f"checkpoint of {self.resume_from.parent.name[:12]} is gone: training from the start, same result")
+        return None
+
 
 @dataclass(eq=False)
 class TrainingState:
     """Weights, optimiser state and losses after `step` steps of all stages together.
 
     Args:
-        model: with start values, on the device where it is trained.
+        model: with start values, on the device where it is trained; see `nas.nn.seeds` for several seeds.
         optimiser: settings.
         steps: of all stages.
-        ema: decay of an exponential moving average of the weights; None: no average.
+        ema: decay of an exponential moving average of the weights; 0: no average.
+        seeds: number of stacked models; None: `model` is a single one.
     """
 
     model: nn.Module
     optimiser: Optimiser
     steps: int
-    ema: float | None = None
+    ema: float = 0.0
+    seeds: int | None = None
     step: int = field(default=0, init=False)
     seconds: float = field(default=0.0, init=False)
     """Wall time of all steps, without the time in `yield_hook`."""
@@ -146,57 +155,64 @@ class TrainingState:
     """Processor time of all steps."""
 
     def __post_init__(self) -> None:
-        settings = self.optimiser
-        groups = [
-            {"params": [p for p in self.model.parameters() if p.ndim >= 2], "weight_decay": settings.weight_decay},
-            {"params": [p for p in self.model.parameters() if p.ndim < 2], "weight_decay": 0.0},
-        ]
-        self.adamw = torch.optim.AdamW(groups, betas=settings.betas, eps=settings.eps, fused=True)
-        self.losses = torch.zeros(self.steps, device=next(self.model.parameters()).device)
-        self.average: AveragedModel | None = None
-        if self.ema is not None:
-            self.average = AveragedModel(self.model, multi_avg_fn=moving_average(self.ema))
-            self.average.eval()
+        self.optimisers = make_optimisers(self.model, self.optimiser, self.seeds is not None)
+        shape = () if self.seeds is None else (self.seeds,)
+        self.losses = torch.zeros(self.steps, *shape, device=next(self.model.parameters()).device)
+        """Of each step; [steps, S] for stacked models."""
+        self.average = copy.deepcopy(self.model).requires_grad_(False) if self.ema else None
 
-    def save(self, path: Path, identity: Mapping[str, str]) -> None:
-        """Writes a checkpoint atomically.
+    def evaluated(self) -> nn.Module:
+        """Returns the model to evaluate: the average with the experts' biases of the last step, or the model itself."""
+        if self.average is None:
+            return self.model.eval()
+        for buffer, last in zip(self.average.buffers(), self.model.buffers(), strict=True):
+            buffer.copy_(last)
+        return self.average.eval()
+
+    def save(self, paths: Sequence[Path], identities: Sequence[Mapping[str, str]]) -> None:
+        """Writes the checkpoint of each seed, each atomically.
 
         Raises:
             InfrastructureFailed: the disk is full.
         """
         tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
         if self.average is not None:
-            tensors |= {f"average.{name}": tensor for name, tensor in self.average.state_dict().items()}
+            tensors |= {f"average.{name}": tensor for name, tensor in self.average.named_parameters()}
         for name, parameter in self.model.named_parameters():
-            moments = self.adamw.state.get(parameter, {})
-            tensors |= {f"optimizer.{name}:{moment}": value for moment, value in moments.items()}
-        tensors["losses"] = self.losses[: self.step]
-        scalars = {"step": self.step, **identity, "seconds": self.seconds, "cpu_seconds": self.cpu_seconds}
-        save_tensors(tensors, path, scalars)
+            for optimiser in self.optimisers:
+                moments = optimiser.state.get(parameter, {})
+                tensors |= {f"optimizer.{name}:{moment}": value for moment, value in moments.items()}
+        losses = self.losses[: self.step]
+        seeds = self.seeds or 1
+        seconds = {"seconds": self.seconds / seeds, "cpu_seconds": self.cpu_seconds / seeds}
+        for index, (path, identity) in enumerate(zip(paths, identities, strict=True)):
+            own = tensors if self.seeds is None else of_seed(tensors, index)
+            own |= {"losses": losses if self.seeds is None else losses[:, index]}
+            save_tensors(own, path, {"step": self.step, **identity, **seconds})
 
-    def restore(self, path: Path, identity: Mapping[str, str], log: Log) -> bool:
-        """Loads a checkpoint in place, and removes a damaged one; returns whether there was one to load."""
-        if not path.is_file():
-            return False
-        try:
+    def restore(self, paths: Sequence[Path]) -> None:
+        """Loads the checkpoints of all seeds in place; they have the same number of steps."""
+        each = []
+        self.seconds = self.cpu_seconds = 0.0
+        for path in paths:
             with safe_open(path, "pt", device=str(self.losses.device)) as file:
                 scalars: Scalars = json.loads(file.metadata()["scalars"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-        except SafetensorError as error:
-            log(f"{path} is damaged and removed: {error}")
-            path.unlink(missing_ok=True)
-            return False
-        assert all(scalars[key] == value for key, value in identity.items()), f"{path} is of another run"
-        self.step = int(scalars["step"])
-        self.seconds, self.cpu_seconds = float(scalars["seconds"]), float(scalars.get("cpu_seconds", 0.0))
-        self.losses[: self.step] = tensors["losses"]
+                self.step = int(scalars["step"])
+                self.seconds += scalars["seconds"]
+                self.cpu_seconds += scalars.get("cpu_seconds", 0.0)
+                each.append({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118 - not a mapping
+        losses = [tensors.pop("losses") for tensors in each]
+        self.losses[: self.step] = losses[0] if self.seeds is None else torch.stack(losses, 1)
+        tensors = each[0] if self.seeds is None else of_seeds(each)
         self.model.load_state_dict(_with_prefix(tensors, "model."))
         if self.average is not None:
-            self.average.load_state_dict(_with_prefix(tensors, "average."))
+            self.average.load_state_dict(_with_prefix(tensors, "average."), strict=False)
+        owner = {
+            parameter: each for each in self.optimisers for group in each.param_groups for parameter in group["params"]
+        }
         for name, parameter in self.model.named_parameters():
             if moments := _with_prefix(tensors, f"optimizer.{name}:"):
-                self.adamw.state[parameter] = dict(moments)
-        return True
+                owner[parameter].state[parameter] = dict(moments)
 
     @contextmanager
     def timed(self) -> Iterator[None]:
@@ -210,7 +226,7 @@ class TrainingState:
 def fit(
     state: TrainingState,
     stages: Sequence[Stage],
-    checkpoint: TrainingCheckpoint,
+    checkpoints: Sequence[TrainingCheckpoint],
     worker: Worker,
     *,
     name: str,
@@ -223,7 +239,8 @@ def fit(
     Args:
         state: start values; holds the result afterwards.
         stages: in their order; `state` counts their steps together.
-        checkpoint: written now and then, by worker 0.
+        checkpoints: one per seed, in the order of the stacked models; written now and then, by worker 0. All resume
+            from the same number of steps.
         worker: this process.
         name: of the training, for its first progress line.
         precision: context of forward passes, such as `torch.autocast`.
@@ -234,13 +251,14 @@ def fit(
         CandidateFailed: the loss is not finite.
         InfrastructureFailed: a checkpoint cannot be written.
     """
-    _resume(state, checkpoint, worker.log)
+    _resume(state, checkpoints, worker.log)
     state.model.train()
     worker.log(f"training {name} from step {state.step:,} to {state.steps:,}")
     objective = _Objective(state.model)
     # Buffers are the experts' loads, which each worker counts, and biases, which stay equal without an exchange.
     parallel = DistributedDataParallel(objective, broadcast_buffers=False) if worker.world > 1 else objective
-    interval = checkpoint.interval_s
+    interval = checkpoints[0].interval_s
+    paths, identities = [each.path for each in checkpoints], [each.identity for each in checkpoints]
     saved = logged = time.monotonic()
     first = 0
     for stage in stages:
@@ -252,17 +270,24 @@ def fit(
                 _check_finite(state, check_steps)
             if due:
                 began = time.monotonic()
-                state.save(checkpoint.path, checkpoint.identity)
+                state.save(paths, identities)
                 saved = time.monotonic()
-                interval = next_interval(checkpoint.interval_s, saved - began)
+                interval = next_interval(checkpoints[0].interval_s, saved - began)
             if time.monotonic() - logged > log_s or state.step == end:
-                loss = float(state.losses[state.step - 1])
+                loss = float(state.losses[state.step - 1].mean())
                 worker.log(f"{stage.name}: step {state.step:,} of {state.steps:,}, loss {loss:.3f}, lr {rate:.2e}")
                 logged = time.monotonic()
+            if state.step == end and stage.keep is not None and worker.rank == 0:
+                state.save([path.with_name(stage.keep) for path in paths], identities)
         first = end
     _check_finite(state, check_steps)
     if worker.rank == 0:
-        state.save(checkpoint.path, checkpoint.identity)
+        state.save(paths, identities)
+
+
+def precision_of(device: torch.device, precision: Literal["float32", "bfloat16"]) -> AbstractContextManager[object]:
+    """Returns the context of forward passes whose matrix products have `precision`; weights stay float32."""
+    return torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
 
 
 def next_interval(interval_s: float, saving_s: float) -> float:
@@ -283,14 +308,15 @@ class _Objective(nn.Module):
         return self.loss(self.model, *tensors)
 
 
-def _resume(state: TrainingState, checkpoint: TrainingCheckpoint, log: Log) -> None:
-    earlier = checkpoint.resume_from
-    if state.restore(checkpoint.path, checkpoint.identity, log) or earlier is None:
+def _resume(state: TrainingState, checkpoints: Sequence[TrainingCheckpoint], log: Log) -> None:
+    found = [checkpoint.latest(log) for checkpoint in checkpoints]
+    files = [each for each in found if each is not None]
+    if not files:
         return
-    if state.restore(earlier, checkpoint.identity, log):
+    assert len({step for _, step in files}) == 1 and len(files) == len(found), "seeds at the same step train together"
+    state.restore([path for path, _ in files])
+    if files[0][0] != checkpoints[0].path:
         state.seconds = state.cpu_seconds = 0.0
-    else:
-        log(f"checkpoint of {earlier.parent.name[:12]} is gone: training from the start, same result")
 
 
 def _take_step(
@@ -309,7 +335,7 @@ def _take_step(
         dist.barrier()
     with state.timed():
         passes, rate = stage.batches(step), stage.rate(step)
-    total = torch.zeros((), device=worker.device)
+    total = torch.zeros_like(state.losses[0])
     for number, tensors in enumerate(passes):
         if worker.world == 1:
             worker.yield_hook()
@@ -317,24 +343,25 @@ def _take_step(
         parallel = objective if isinstance(objective, DistributedDataParallel) else None
         with state.timed(), parallel.no_sync() if parallel and number < len(passes) - 1 else nullcontext():
             with precision():
-                loss = objective(*(tensor.to(worker.device) for tensor in tensors))
-            torch.autograd.backward(loss * worker.world)  # DDP averages where a sum is wanted
+                loss = objective(*(tensor.to(worker.device, non_blocking=True) for tensor in tensors))
+            torch.autograd.backward(loss.sum() * worker.world)  # DDP averages where a sum is wanted
             total += loss.detach()
     with state.timed():
         if worker.world > 1:
             dist.all_reduce(total)
-        torch.nn.utils.clip_grad_norm_(state.model.parameters(), state.optimiser.clip)
-        for group in state.adamw.param_groups:
-            group["lr"] = rate
-        state.adamw.step()
-        state.adamw.zero_grad()
+        clip_gradients(state.model, state.optimiser.clip, state.seeds is not None)
+        for optimiser in state.optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = rate
+            optimiser.step()
+            optimiser.zero_grad()
         if worker.world > 1:
             for module in state.model.modules():
                 if isinstance(module, ExpertBias):
                     dist.all_reduce(module.load)
         balance_experts(state.model, state.optimiser.balance_rate)
         if state.average is not None:
-            state.average.update_parameters(state.model)
+            move_average([*state.average.parameters()], [*state.model.parameters()], state.ema, state.step)
         state.losses[state.step] = total
         state.step += 1
     return rate
@@ -346,23 +373,19 @@ def _check_finite(state: TrainingState, steps: int) -> None:
     with state.timed():  # where the time of the GPU's work shows
         finite = state.losses[first : state.step].isfinite().cpu()
     if not finite.all():
-        step = first + int(finite.int().argmin()) + 1
+        step = first + int(finite.view(len(finite), -1).all(1).int().argmin()) + 1
         raise CandidateFailed("diverged", f"the loss is not finite at step {step:,}; a lower lr may help")
 
 
-def moving_average(decay: float) -> Callable[[Any, Any, Tensor | int], None]:
-    """Returns an update rule for `AveragedModel`: an exponential moving average whose decay starts low.
+@torch.no_grad()
+def move_average(averages: list[Tensor], current: list[Tensor], decay: float, updates: int) -> None:
+    """Updates an exponential moving average whose decay starts low.
 
     After n updates the decay is min(decay, (1 + n) / (10 + n)), so that a training of a hundred steps is not averaged
-    with its start values.
+    with its start values; the first one copies.
     """
-
-    @torch.no_grad()
-    def update(averages: list[Tensor], current: list[Tensor], updates: Tensor | int) -> None:
-        n = int(updates)
-        torch._foreach_lerp_(averages, current, 1 - min(decay, (1 + n) / (10 + n)))
-
-    return update
+    kept = min(decay, (1 + updates) / (10 + updates)) if updates else 0.0
+    torch._foreach_lerp_(averages, current, 1 - kept)
 
 
 def thinned(losses: Tensor, points: int) -> list[tuple[int, float]]:

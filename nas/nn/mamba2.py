@@ -13,7 +13,7 @@ from nas.blocks.mamba2 import convolved
 from nas.core.block import Block
 from nas.nn.base import Mixer, State
 from nas.nn.growth import BlockGrowth, CannotGrow, tiled, units
-from nas.nn.primitives import DepthwiseConv, Linear, RMSNorm, Weights
+from nas.nn.primitives import DepthwiseConv, Linear, RMSNorm, Weights, for_examples
 from nas.nn.ssd import ssd
 
 _STEP = (1e-3, 1e-1)
@@ -31,7 +31,7 @@ class GroupedRMSNorm(RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         """Maps [..., width] -> [..., width], in the weight's precision."""
         parts = torch.unflatten(x.to(self.weight.dtype), -1, (self.groups, -1))
-        return F.rms_norm(parts, parts.shape[-1:], eps=self.eps).flatten(-2) * self.weight
+        return F.rms_norm(parts, parts.shape[-1:], eps=self.eps).flatten(-2) * for_examples(self.weight, x)
 
 
 class Mamba2(Mixer, Weights):
@@ -44,6 +44,7 @@ class Mamba2(Mixer, Weights):
     """
 
     projection = "out"
+    stackable = True
 
     def __init__(self, block: Block, d_model: int) -> None:
         super().__init__(block, d_model)
@@ -82,9 +83,10 @@ class Mamba2(Mixer, Weights):
         gate, mixed, step = torch.split(self.in_proj(x), self.widths, -1)
         window = torch.cat([past, mixed], 1)
         value, b, c = self._split(F.silu(self.conv(window)))
-        step = F.softplus(step + self.dt_bias)
-        y, memory = ssd(value * step[..., None], -step * self.A_log.exp(), b, c, memory)
-        y = (y + value * self.D[:, None]).flatten(2)
+        rate, skip = for_examples(self.A_log.exp(), step), for_examples(self.D, step)
+        step = F.softplus(step + for_examples(self.dt_bias, step))
+        y, memory = ssd(value * step[..., None], -step * rate, b, c, memory)
+        y = (y + value * skip[..., None]).flatten(2)
         out: Tensor = self.out(self.norm(y * F.silu(gate)))
         return out, (window[:, x.shape[1] :], memory)
 

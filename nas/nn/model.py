@@ -34,12 +34,11 @@ another.
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nas.core.layout import Layer, Layout
 from nas.nn.base import MODULES, State
-from nas.nn.primitives import Embedding, Linear, RMSNorm, draw_weights
+from nas.nn.primitives import Embedding, Linear, RMSNorm, draw_weights, linear
 
 ModelState = list[list[State]]
 """State per depth and mixer; () for a mixer that reads another layer's cache."""
@@ -107,7 +106,7 @@ class Model(nn.Module):
 
     def logits(self, features: Tensor) -> Tensor:
         """Applies the output head: [..., D] -> [..., V]."""
-        return F.linear(features, self.embed.weight if self.head is None else self.head.weight)
+        return linear(features, self.embed.weight if self.head is None else self.head.weight)
 
     def prefill(self, tokens: Tensor, state: ModelState | None = None) -> tuple[Tensor, ModelState]:
         """Reads the next chunk of a prompt.

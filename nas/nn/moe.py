@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from nas.core.block import Block
 from nas.nn.base import FeedForward
 from nas.nn.growth import BlockGrowth, CannotGrow, tiled, widened
-from nas.nn.primitives import ExpertLinear, Linear, Weights
+from nas.nn.primitives import ExpertLinear, Linear, Weights, for_examples, linear
 
 _NORM_EPS = 1e-6
+_DENSE = 4
+"""Most experts for each chosen one with which stacked seeds compute all of them: products of few rows are slow."""
 
 
 class ExpertBias(Weights):
@@ -29,6 +31,8 @@ class ExpertBias(Weights):
 
     weight: Tensor
     load: Tensor
+
+    stackable = True
 
     def __init__(self, experts: int) -> None:
         super().__init__()
@@ -43,13 +47,14 @@ class ExpertBias(Weights):
     @torch.no_grad()
     def update(self, load: Tensor, rate: float) -> None:
         """Adds `rate` to the bias of experts below the mean load, takes it from those above."""
-        self.weight += rate * torch.sign(load.mean() - load)
+        self.weight += rate * torch.sign(load.mean(-1, keepdim=True) - load)
 
 
 class MixtureOfExperts(FeedForward):
     """Each token goes to the `top_k` experts of highest score + bias; their outputs add up by normalised score."""
 
     projection = "down"
+    stackable = True
 
     def __init__(self, block: Block, d_model: int) -> None:
         super().__init__(block, d_model)
@@ -64,12 +69,18 @@ class MixtureOfExperts(FeedForward):
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.flatten(0, -2)
         weights, chosen = self.route(tokens)
+        seeds = len(self.router.weight) if self.router.weight.dim() == 3 else 0
+        if seeds and (self.experts <= _DENSE * self.top_k or x.is_cuda):
+            return self._dense(tokens, weights, chosen).view(x.shape)
+        if seeds:
+            seed = torch.arange(seeds, device=x.device).repeat_interleave(len(tokens) // seeds)
+            chosen = chosen + self.experts * seed[:, None]
         # Sorted by expert, the tokens of one expert are contiguous: one gather and one scatter, whatever the count.
         by_expert = chosen.flatten().argsort(stable=True)
         token = by_expert // self.top_k
-        load = chosen.flatten().bincount(minlength=self.experts)
+        load = chosen.flatten().bincount(minlength=self.experts * max(seeds, 1))
         if self.training:
-            self.bias.load += load
+            self.bias.load += load.view_as(self.bias.load)
         parts = torch.split(tokens[token], load.tolist())
         outputs = torch.cat([self._expert(e, part) for e, part in enumerate(parts) if len(part)])
         outputs = outputs * weights.flatten()[by_expert, None].to(outputs.dtype)
@@ -78,9 +89,21 @@ class MixtureOfExperts(FeedForward):
     def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Returns weights and expert numbers, both [N, top_k], for tokens [N, D]."""
         scores = self.router(tokens).float().sigmoid()
-        chosen = (scores + self.bias.weight).topk(self.top_k, -1).indices
+        chosen = (scores + for_examples(self.bias.weight, scores)).topk(self.top_k, -1).indices
         weights = scores.gather(-1, chosen)
         return weights / (weights.sum(-1, keepdim=True) + _NORM_EPS), chosen
+
+    def _dense(self, tokens: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """Computes every expert for every token: more work, but in three products and without waiting for a GPU."""
+        share = torch.zeros(len(tokens), self.experts, dtype=weights.dtype, device=tokens.device)
+        share = share.scatter(-1, chosen, weights)
+        if self.training:
+            counts = torch.zeros_like(share).scatter(-1, chosen, 1.0)
+            self.bias.load += counts.view(len(self.bias.load), -1, self.experts).sum(1)
+        gate, up = (linear(tokens, each.weight.flatten(-3, -2)) for each in (self.gate, self.up))  # [N, E F]
+        hidden = torch.unflatten(F.silu(gate) * up, -1, (self.experts, -1))
+        down = self.down.weight.transpose(-3, -2).flatten(-2)  # [S, D, E F]
+        return linear((hidden * share[..., None].to(hidden.dtype)).flatten(-2), down)
 
     def _expert(self, expert: int, x: Tensor) -> Tensor:
         y: Tensor = self.down(F.silu(self.gate(x, expert)) * self.up(x, expert), expert)

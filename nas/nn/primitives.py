@@ -2,6 +2,10 @@
 
 Values are uniform, not normal: a uniform float is exact bit arithmetic on the generator's integers, so a seed gives the
 same weights on every machine, while normal values go through the platform's logarithm and cosine.
+
+Several models of one layout train in one pass (`nas.nn.seeds`): their parameters are stacked, with a first dimension S
+more than is said here, and a batch holds the examples of the first seed, then those of the second, and so on. Only what
+touches a parameter needs to know; everything else sees a larger batch.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -25,8 +30,30 @@ def draw_uniform(weight: Tensor, std: float, rng: torch.Generator) -> None:
     weight.copy_(torch.empty(weight.shape).uniform_(-bound, bound, generator=rng))
 
 
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """Maps [B, ..., inputs] -> [B, ..., outputs] by `weight` [outputs, inputs], or stacked [S, outputs, inputs]."""
+    if weight.dim() == 2:
+        return F.linear(x, weight)
+    return torch.bmm(x.reshape(len(weight), -1, x.shape[-1]), weight.mT).view(*x.shape[:-1], -1)
+
+
+def for_examples(parameter: Tensor, x: Tensor) -> Tensor:
+    """Returns `parameter` [D], or stacked [S, D], in a shape that multiplies the examples x [B, ..., D]."""
+    if parameter.dim() == 1:
+        return parameter
+    seeds, width = parameter.shape
+    rows = parameter[:, None].expand(seeds, len(x) // seeds, width)
+    return rows.reshape(len(x), *(1,) * (x.dim() - 2), width)
+
+
 class Weights(nn.Module, ABC):
-    """A module that owns parameters, which nothing fills until `draw` or a checkpoint does."""
+    """A module that owns parameters, which nothing fills until `draw` or a checkpoint does.
+
+    Attributes:
+        stackable: whether `forward` takes stacked parameters, too.
+    """
+
+    stackable: ClassVar[bool] = False
 
     @abstractmethod
     def draw(self, rng: torch.Generator, depth: int) -> None:
@@ -54,12 +81,16 @@ def generator_of(seed: int, name: str) -> torch.Generator:
 class Linear(Weights):
     """y = W x without bias; `weight` [outputs, inputs].
 
+    A matrix of a hidden layer: the optimiser may treat it otherwise than embeddings, gains and taps.
+
     Args:
         inputs: width of x.
         outputs: width of y.
         residual: whether y is added to the residual stream.
         std: deviation of start values; None: 1 / sqrt(inputs), over sqrt(2 depth) where `residual`.
     """
+
+    stackable = True
 
     def __init__(self, inputs: int, outputs: int, *, residual: bool = False, std: float | None = None) -> None:
         super().__init__()
@@ -69,7 +100,7 @@ class Linear(Weights):
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps [..., inputs] -> [..., outputs]."""
-        return F.linear(x, self.weight)
+        return linear(x, self.weight)
 
     def draw(self, rng: torch.Generator, depth: int) -> None:
         draw_uniform(self.weight, self.std or _fan_in_std(self.weight, self.residual, depth), rng)
@@ -78,14 +109,16 @@ class Linear(Weights):
 class ExpertLinear(Weights):
     """One linear map without bias per expert; `weight` [experts, outputs, inputs]."""
 
+    stackable = True
+
     def __init__(self, experts: int, inputs: int, outputs: int, *, residual: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(experts, outputs, inputs))
         self.residual = residual
 
     def forward(self, x: Tensor, expert: int) -> Tensor:
-        """Maps [..., inputs] -> [..., outputs] by one expert's map."""
-        return F.linear(x, self.weight[expert])
+        """Maps [..., inputs] -> [..., outputs] by one expert's map; those of stacked seeds are numbered through."""
+        return F.linear(x, self.weight.flatten(0, -3)[expert])
 
     def draw(self, rng: torch.Generator, depth: int) -> None:
         draw_uniform(self.weight, _fan_in_std(self.weight, self.residual, depth), rng)
@@ -100,6 +133,8 @@ class DepthwiseConv(Weights):
         bias: whether each channel has one; it starts at zero.
     """
 
+    stackable = True
+
     def __init__(self, channels: int, kernel: int, *, bias: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(channels, kernel))
@@ -108,18 +143,18 @@ class DepthwiseConv(Weights):
     @property
     def kernel(self) -> int:
         """Number of taps K."""
-        return self.weight.shape[1]
+        return self.weight.shape[-1]
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps [B, K - 1 + T, D] -> [B, T, D]: x carries the K - 1 inputs before the chunk."""
         weight = self.weight.to(x.dtype)
         bias = None if self.bias is None else self.bias.to(x.dtype)
         if self.kernel > _MOST_SHIFTS:
-            return F.conv1d(x.transpose(1, 2), weight[:, None], bias, groups=len(weight)).transpose(1, 2)
-        taps = weight.t().contiguous()
+            return _grouped_conv(x, weight, bias)
+        taps = [for_examples(tap, x) for tap in weight.movedim(-1, 0).contiguous()]
         length = x.shape[1] - self.kernel + 1
         first = x[:, :length]
-        y = first * taps[0] if bias is None else torch.addcmul(bias, first, taps[0])
+        y = first * taps[0] if bias is None else torch.addcmul(for_examples(bias, x), first, taps[0])
         for shift in range(1, self.kernel):
             y = torch.addcmul(y, x[:, shift : shift + length], taps[shift])
         return y
@@ -133,6 +168,8 @@ class DepthwiseConv(Weights):
 class RMSNorm(Weights):
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019); `weight` [width]."""
 
+    stackable = True
+
     def __init__(self, width: int, eps: float = 1e-5) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width))
@@ -140,7 +177,10 @@ class RMSNorm(Weights):
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps [..., width] -> [..., width], in the weight's precision: autocast hands over bfloat16 heads."""
-        return F.rms_norm(x.to(self.weight.dtype), (x.shape[-1],), self.weight, self.eps)
+        x = x.to(self.weight.dtype)
+        if self.weight.dim() == 1:
+            return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+        return F.rms_norm(x, (x.shape[-1],), eps=self.eps) * for_examples(self.weight, x)
 
     @torch.no_grad()
     def draw(self, rng: torch.Generator, depth: int) -> None:
@@ -151,6 +191,7 @@ class RMSNorm(Weights):
 class Embedding(Weights):
     """Rows of a table; `weight` [vocab, D]."""
 
+    stackable = True
     std = 0.02
 
     def __init__(self, vocab: int, d_model: int) -> None:
@@ -159,11 +200,25 @@ class Embedding(Weights):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Maps token ids [...] -> [..., D]."""
-        return F.embedding(tokens, self.weight)
+        if self.weight.dim() == 2:
+            return F.embedding(tokens, self.weight)
+        seeds, vocab, _ = self.weight.shape
+        first = torch.arange(seeds, device=tokens.device) * vocab
+        offset = first.repeat_interleave(len(tokens) // seeds).view(-1, *(1,) * (tokens.dim() - 1))
+        return F.embedding(tokens + offset, self.weight.flatten(0, 1))
 
     def draw(self, rng: torch.Generator, depth: int) -> None:
         """Draws small values: the table may be the output head too, and the first logits should be small."""
         draw_uniform(self.weight, self.std, rng)
+
+
+def _grouped_conv(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Computes `DepthwiseConv` by the library, with the channels of all seeds side by side."""
+    seeds = len(weight) if weight.dim() == 3 else 1
+    channels = torch.unflatten(x, 0, (seeds, -1)).permute(1, 0, 3, 2).flatten(1, 2)  # [B, S D, K - 1 + T]
+    taps = weight.reshape(channels.shape[1], 1, -1)
+    y = F.conv1d(channels, taps, None if bias is None else bias.flatten(), groups=len(taps))
+    return torch.unflatten(y, 1, (seeds, -1)).permute(1, 0, 3, 2).flatten(0, 1)
 
 
 def _fan_in_std(weight: Tensor, residual: bool, depth: int) -> float:

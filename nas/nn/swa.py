@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from nas.core.block import Block
 from nas.nn.attention import Attention, reference_cache, reference_heads
 from nas.nn.base import State
-from nas.nn.primitives import Weights
+from nas.nn.primitives import Weights, for_examples
 
 
 class Sinks(Weights):
     """One logit per query head that takes part in its softmax and carries no value; `weight` [heads]."""
+
+    stackable = True
 
     def __init__(self, heads: int) -> None:
         super().__init__()
@@ -57,8 +59,9 @@ class SlidingWindowAttention(Attention):
         mask: Tensor = _seen(q.shape[2], keys.shape[2], self.window, q.device)
         if self.sinks is not None:
             hidden = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
-            sinks = self.sinks.weight.to(q.dtype)[:, None, None].expand(-1, q.shape[2], 1)
-            mask = torch.cat([sinks, hidden.expand(self.heads, -1, -1)], -1)
+            sinks = for_examples(self.sinks.weight, q[:, :, 0, 0]).to(q.dtype)[..., None, None]
+            sinks = sinks.expand(*sinks.shape[:-2], q.shape[2], 1)  # [heads, T, 1], or [B, heads, T, 1]
+            mask = torch.cat([sinks, hidden.expand(*sinks.shape[:-2], -1, -1)], -1)
             keys, values = F.pad(keys, (0, 0, 1, 0)), F.pad(values, (0, 0, 1, 0))
         return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=self.heads != self.kv_heads)
 

@@ -18,6 +18,7 @@ class SwiGLU(FeedForward):
     """W_down (silu(W_gate x) * W_up x)."""
 
     projection = "down"
+    stackable = True
 
     def __init__(self, block: Block, d_model: int) -> None:
         super().__init__(block, d_model)

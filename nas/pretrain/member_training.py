@@ -41,8 +41,9 @@ from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput,
 from nas.core.family import TRAINING, Family, Member, MemberTraining, read_record, write_record
 from nas.core.layout import Layout
 from nas.devices.host_lock import HostLock, host_lock_folder
-from nas.nn.fit import Log, Optimiser, Stage, TrainingCheckpoint, TrainingState, Worker, fit, thinned
+from nas.nn.fit import Log, Stage, TrainingCheckpoint, TrainingState, Worker, fit, precision_of, thinned
 from nas.nn.model import Model
+from nas.nn.optimisers import Optimiser
 from nas.nn.weights import load_weights, save_weights
 from nas.release.files import find_member, sha256_of, tokenizer_of, write_files
 from nas.release.options import FileOptions
@@ -412,13 +413,13 @@ def train_plan(
     stages = plan.stages(worker)
     state = TrainingState(model.to(worker.device), plan.optimiser(), sum(stage.steps for stage in stages))
     checkpoint = TrainingCheckpoint(own / CHECKPOINT, {"key": key}, checkpoint_s)
-    fit(state, stages, checkpoint, worker, name=key[:12], precision=lambda: _precision(worker.device))
+    fit(state, stages, [checkpoint], worker, name=key[:12], precision=lambda: _precision(worker.device))
     return state, sum(stage.steps * stage.tokens for stage in stages)
 
 
 def _precision(device: torch.device) -> AbstractContextManager[object]:
     """Returns bfloat16 on GPUs, with float32 weights (LFM2 report, section 4.2.2); else float32, as fast on CPUs."""
-    return torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext()
+    return precision_of(device, "bfloat16" if device.type == "cuda" else "float32")
 
 
 def _remove_partial_files(own: Path) -> None:

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
-from nas.nn.fit import Log, Optimiser, Stage, Worker
+from nas.nn.fit import Log, Stage, Worker
 from nas.nn.model import Model
+from nas.nn.optimisers import Optimiser
 from nas.nn.weights import checkpoint_layout, load_weights, save_weights
 from nas.pretrain.data import MIN_HELD_OUT, StoredIds, Tokens, Vocabulary, open_tokens, read_sources, tokenise
 from nas.pretrain.grow import grow_checkpoint

@@ -6,16 +6,22 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from nas.core.canonical import result_key
+from nas.core.canonical import content_hash, result_key
 from nas.core.layout import Layout
 from nas.core.task import TASKS, Setting, make_task, task_settings
 from nas.proxy.corpus import CorpusRef
 from nas.proxy.tasks import SUITE_VERSION
 
-CHECKPOINT, WEIGHTS = "checkpoint.safetensors", "weights.safetensors"
-"""Files in the folder of a key: the state that a training resumes from, and the averaged weights."""
-TRAINER_VERSION = 1
+CHECKPOINT, STABLE, WEIGHTS = "checkpoint.safetensors", "stable.safetensors", "weights.safetensors"
+"""Files in the folder of a key: the state that a training resumes from after a kill, the state before the learning rate
+decays, which a longer training resumes from, and the weights that were evaluated."""
+TRAINER_VERSION = 2
 """Part of result keys: increase it with every change after which the same job gives other numbers."""
+
+
+_CONFIG = {
+    "batch", "lr", "warmup", "decay", "optimiser", "betas", "precision", "weight_decay", "clip", "ema",
+}  # fmt: skip
 
 
 class LmRun(BaseModel):
@@ -77,10 +83,14 @@ class TrainJob(BaseModel):
     steps: int = Field(ge=1)
     batch: int = Field(ge=1, description="sequences per step")
     lr: float = Field(gt=0)
-    warmup: int = Field(ge=0, description="steps of linear warm-up; constant from there on")
+    warmup: int = Field(ge=0, description="steps of linear warm-up")
+    decay: float = Field(0.0, ge=0, le=1, description="share of the steps, the last ones, in which the rate falls to 0")
+    optimiser: Literal["adamw", "muon"] = Field("adamw", description="muon: AdamW for all but hidden matrices")
+    betas: tuple[float, float] = Field((0.9, 0.95), description="decays of AdamW's moments")
+    precision: Literal["float32", "bfloat16"] = Field("float32", description="of matrix products, by autocast")
     weight_decay: float = Field(ge=0, description="on matrices")
     clip: float = Field(gt=0, description="largest gradient norm")
-    ema: float = Field(ge=0, lt=1, description="decay of the weight average that is evaluated")
+    ema: float = Field(ge=0, lt=1, description="decay of the weight average that is evaluated; 0: the last weights")
     seed: int = Field(ge=0)
     replicate: int = Field(0, ge=0)
     resume_from: str | None = Field(None, description="key of a shorter training of the same run, to resume from")
@@ -89,6 +99,16 @@ class TrainJob(BaseModel):
     def key(self) -> str:
         """The result key, 64 hex digits."""
         return result_key("train", **train_key_inputs(self))
+
+    @property
+    def seeds_key(self) -> str:
+        """The same for jobs that differ in seed and replicate alone."""
+        return content_hash(train_key_inputs(self) | {"seed": None, "replicate": None})
+
+    @property
+    def decay_steps(self) -> int:
+        """Number of steps in which the learning rate falls."""
+        return round(self.decay * self.steps)
 
 
 class TrainResult(BaseModel):
@@ -105,8 +125,11 @@ class TrainResult(BaseModel):
     curve: list[tuple[int, float]] = Field(description="(step, mean training loss in nats since the point before)")
     steps: int
     tokens: int = Field(description="input tokens trained on, a continued training's earlier part included")
-    seconds: float = Field(description="wall time under this key, without waiting for the host lock")
-    cpu_seconds: float = Field(description="processor time under this key")
+    seconds: float = Field(
+        description="wall time under this key, without waiting for the host lock; of seeds that trained in one pass,"
+        " an equal share"
+    )
+    cpu_seconds: float = Field(description="processor time under this key, likewise")
     device: str
     weights: str = Field(description="path of the averaged weights")
     weights_sha256: str
@@ -119,7 +142,7 @@ def train_key_inputs(job: TrainJob) -> dict[str, Any]:
 
 def run_inputs(job: TrainJob) -> dict[str, Any]:
     """Returns the inputs that a training and its continuation have in common."""
-    config = job.model_dump(mode="json", include={"batch", "lr", "warmup", "weight_decay", "clip", "ema"})
+    config = job.model_dump(mode="json", include=_CONFIG)
     inputs = {
         "layout": job.layout,
         "data": job.run.key_inputs(),

@@ -39,7 +39,7 @@ from nas.study.events import Calibrated, CorpusUsed, Launched, all_events, notes
 from nas.study.ledger import Ledger
 from nas.study.orchestrator import Orchestrator, Snapshot
 from nas.study.proposals import ProposalDriver, require_studies, warm_start
-from nas.study.stages import PrioritySemaphore, Stages, StageWork
+from nas.study.stages import Stages, StageWork, Trainings
 
 Log = Callable[[str], None]
 _SHOWN_CHANGES = 10
@@ -153,7 +153,7 @@ async def _run(
                 stages=Stages(ledger),
                 ledger=ledger,
                 compute=compute,
-                training=PrioritySemaphore(compute.workers),
+                trainings=Trainings(compute, scratch, host_lock_folder()),
                 jobs=farm.jobs(ledger.study.id),
                 scratch=scratch,
                 lock=host_lock_folder(),

@@ -19,6 +19,7 @@ from nas.core.block import BLOCKS, Block
 from nas.core.layout import Layer, Layout
 from nas.nn.base import MODULES, FeedForward, Mixer, State
 from nas.nn.primitives import draw_weights
+from nas.nn.seeds import stacked, unstackable
 
 BATCH, LENGTH = 2, 19
 
@@ -70,6 +71,17 @@ class BlockContract:
     def x(self) -> Tensor:
         """Input [B, T, D] of unit size."""
         return torch.randn(BATCH, LENGTH, self.d_model, generator=torch.Generator().manual_seed(2))
+
+    def test_stacked_modules_compute_what_each_does(self, block: Block, module: Mixer | FeedForward, x: Tensor) -> None:
+        if unstackable(module):
+            return  # its seeds train one after another
+        other = MODULES[block.kind](block, self.d_model)
+        draw_weights(other, 5, depth=4)
+        pair = (module, other.eval())
+        both = stacked(pair).eval()(torch.cat([x, x.flip(1)]))
+        for index, (each, own) in enumerate(zip(pair, (x, x.flip(1)), strict=True)):
+            alone, part = each(own), torch.utils._pytree.tree_map(lambda y: y.chunk(2)[index], both)  # noqa: B023
+            torch.testing.assert_close(part, alone, atol=10 * self.tolerance, rtol=1e-4)
 
     def test_is_registered_under_its_name(self) -> None:
         spec = BLOCKS[self.kind]

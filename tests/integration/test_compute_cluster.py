@@ -121,8 +121,8 @@ def _check_results(store: Store, study: int, lost: str, path: Path, folder: Path
         for job in rung_jobs(space.quality, rung, Layout.from_json(row.layout), corpus)
     ]
     (job,) = {job.key: job for job in jobs if job.key == lost}.values()
-    spec = {"job": job.model_dump(mode="json"), "checkpoints": str(folder / "again"), "lock": str(folder / "lock")}
-    again = worker.train(spec)["value"]
+    spec = {"jobs": [job.model_dump(mode="json")], "checkpoints": str(folder / "again"), "lock": str(folder / "lock")}
+    again = worker.train(spec)["value"][lost]["value"]
     assert {name: again[name] for name in ("scores", "weights_sha256")} == {
         name: trained[lost][name] for name in ("scores", "weights_sha256")
     }

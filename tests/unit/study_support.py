@@ -37,7 +37,7 @@ from nas.study.launch import support_filter
 from nas.study.ledger import Ledger
 from nas.study.orchestrator import Orchestrator
 from nas.study.proposals import ProposalDriver
-from nas.study.stages import PrioritySemaphore, Stages, StageWork
+from nas.study.stages import Stages, StageWork, Trainings
 from nas.testing import fake_runner
 from nas.testing.fake_runtime import FakeRuntime
 
@@ -182,23 +182,20 @@ class InlineCompute:
     async def run(self, work_: Work, spec: Mapping[str, Any], kind: str = "short") -> dict[str, Any]:
         await asyncio.sleep(0)
         stage = work_.__name__
-        key = {"export": Path(spec.get("destination", "")).name, "train": spec.get("job", {}) and _key(spec)}.get(stage)
-        assert key is None or results.get(self.store, key) is None, f"{stage} again after the result was stored"
+        jobs = [TrainJob.model_validate(job) for job in spec.get("jobs", ())]
+        for key in [Path(spec["destination"]).name] if stage == "export" else [job.key for job in jobs]:
+            assert results.get(self.store, key) is None, f"{stage} again after the result was stored"
         self.fail(stage, spec)
         if work_ is worker.train:
-            return {"value": _trained(spec).model_dump(mode="json"), "seconds": 2.0}
+            trained = {job.key: {"value": _trained(job, spec).model_dump(mode="json")} for job in jobs}
+            return {"value": trained, "seconds": 2.0 * len(jobs)}
         return work_(spec)
 
     def close(self) -> None:
         """Nothing to stop."""
 
 
-def _key(spec: Mapping[str, Any]) -> str:
-    return TrainJob.model_validate(spec["job"]).key
-
-
-def _trained(spec: Mapping[str, Any]) -> TrainResult:
-    job = TrainJob.model_validate(spec["job"])
+def _trained(job: TrainJob, spec: Mapping[str, Any]) -> TrainResult:
     luck = int(Layout.from_json(job.layout).id[:6], 16) / 16**6
     score = (1 + luck) * (1 - 1 / job.steps) + 0.01 * job.seed
     weights = Path(spec["checkpoints"]) / job.key / "weights"
@@ -259,7 +256,7 @@ class Bed:
             stages=Stages(ledger, first_pause_s=0.0),
             ledger=ledger,
             compute=self.compute,
-            training=PrioritySemaphore(2),
+            trainings=Trainings(self.compute, self.folder / "work", self.folder / "lock"),
             jobs=self.jobs,
             scratch=self.folder / "work",
             lock=self.folder / "lock",

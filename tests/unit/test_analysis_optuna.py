@@ -97,10 +97,10 @@ def test_trials_that_may_be_tried_again_are_not_copied_yet(bed: Bed, url: str) -
 def _no_training_of_the_next() -> object:
     broken: list[object] = []
 
-    def fail(stage: str, spec: dict[str, dict[str, object]]) -> None:
+    def fail(stage: str, spec: dict[str, list[dict[str, object]]]) -> None:
         if stage == "train":
-            broken.append(spec["job"]["layout"])
-            if spec["job"]["layout"] == broken[0]:
+            broken.append(spec["jobs"][0]["layout"])
+            if spec["jobs"][0]["layout"] == broken[0]:
                 raise InfrastructureFailed("a worker died")
 
     return fail

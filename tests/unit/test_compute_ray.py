@@ -18,12 +18,13 @@ from nas.compute.ray import (
     checkpoints_of,
     collect_remote_training,
     corpus_of,
+    jobs_of,
     run_remote_training,
 )
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.layout import Layout
 from nas.proxy.corpus import MIN_BYTES, packed, refer
-from nas.proxy.job import CHECKPOINT, WEIGHTS, LmRun, TrainJob
+from nas.proxy.job import CHECKPOINT, STABLE, WEIGHTS, LmRun, TrainJob
 
 SMALL, BIG = Node(cpus=4, gpus=0), Node(cpus=8, gpus=2)
 
@@ -89,10 +90,16 @@ def spec_of(steps: int, here: Host, folder: Path, resume_from: str | None = None
         steps=steps, batch=2, lr=0.01, warmup=0, weight_decay=0, clip=1, ema=0.5, seed=0, resume_from=resume_from,
     )  # fmt: skip
     return {
-        "job": job.model_dump(mode="json"),
+        "jobs": [job.model_dump(mode="json")],
         "checkpoints": str(here.home / "work" / "checkpoints"),
         "lock": str(folder / "lock"),
     }
+
+
+def value_of(outcome: dict[str, Any]) -> Any:
+    """The result of the only seed."""
+    (of_seed,) = outcome["value"].values()
+    return of_seed["value"]
 
 
 def elsewhere(spec: dict[str, Any], hosts: tuple[Host, Host]) -> dict[str, Any]:
@@ -110,30 +117,30 @@ def elsewhere(spec: dict[str, Any], hosts: tuple[Host, Host]) -> dict[str, Any]:
 def test_a_training_elsewhere_is_a_training_at_home(hosts: tuple[Host, Host], tmp_path: Path) -> None:
     here, there = hosts
     short = spec_of(4, here, tmp_path)
-    first = TrainJob.model_validate(short["job"]).key
+    first = jobs_of(short)[0].key
     long = spec_of(8, here, tmp_path, resume_from=first)
     (tmp_path / "text.txt").unlink()  # nothing of ours is over there
     outcomes = [elsewhere(short, hosts), elsewhere(long, hosts)]
     for spec, outcome in zip((short, long), outcomes, strict=True):
-        weights = Path(outcome["value"]["weights"])
-        assert weights == Path(spec["checkpoints"]) / outcome["value"]["key"] / WEIGHTS
-        assert weights.is_file() and weights.with_name(CHECKPOINT).is_file()
+        weights = Path(value_of(outcome)["weights"])
+        assert weights == Path(spec["checkpoints"]) / value_of(outcome)["key"] / WEIGHTS
+        assert all(weights.with_name(name).is_file() for name in (WEIGHTS, CHECKPOINT, STABLE))
         assert "files" not in outcome
     assert not list((there.home / "work" / "elsewhere").iterdir())
     shutil.rmtree(here.home)
     at_home = [worker.train(spec) for spec in (short, long)]
     for one, other in zip(outcomes, at_home, strict=True):
         for name in ("key", "scores", "curve", "weights_sha256"):
-            assert one["value"][name] == other["value"][name]
+            assert value_of(one)[name] == value_of(other)[name]
 
 
 def test_the_checkpoint_travels(hosts: tuple[Host, Host], tmp_path: Path) -> None:
     here, _ = hosts
     short = spec_of(4, here, tmp_path)
     assert checkpoints_of(short) == {}
-    first = elsewhere(short, hosts)["value"]["key"]
+    first = value_of(elsewhere(short, hosts))["key"]
     long = spec_of(8, here, tmp_path, resume_from=first)
-    assert checkpoints_of(long).keys() == {first}
+    assert checkpoints_of(long).keys() == {f"{first}/{STABLE}"}
 
 
 def test_damaged_weights_are_not_taken(hosts: tuple[Host, Host], tmp_path: Path) -> None:
@@ -144,7 +151,7 @@ def test_damaged_weights_are_not_taken(hosts: tuple[Host, Host], tmp_path: Path)
     text = packed(wanted)
     there.enter()
     outcome = run_remote_training(spec, {}, text)
-    outcome["files"][WEIGHTS] += b"!"
+    outcome["files"][f"{jobs_of(spec)[0].key}/{WEIGHTS}"] += b"!"
     here.enter()
     with pytest.raises(InfrastructureFailed, match="damaged"):
         collect_remote_training(spec, outcome)
@@ -152,6 +159,6 @@ def test_damaged_weights_are_not_taken(hosts: tuple[Host, Host], tmp_path: Path)
 
 def test_a_candidate_s_failure_comes_home_as_it_is(hosts: tuple[Host, Host], tmp_path: Path) -> None:
     spec = spec_of(30, hosts[0], tmp_path)
-    spec["job"] |= {"lr": 1e30}
-    outcome = elsewhere(spec, hosts)
+    spec["jobs"][0] |= {"lr": 1e30}
+    (outcome,) = elsewhere(spec, hosts)["value"].values()
     assert outcome["failed"]["reason"] == "diverged"

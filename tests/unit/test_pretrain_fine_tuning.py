@@ -17,7 +17,8 @@ from nas.core.canonical import content_hash
 from nas.core.errors import InvalidInput
 from nas.core.family import FILES, TRAINING, MemberFiles, MemberTraining, read_record
 from nas.core.task import IGNORE
-from nas.nn.fit import Log, Optimiser, Stage, Worker
+from nas.nn.fit import Log, Stage, Worker
+from nas.nn.optimisers import Optimiser
 from nas.pretrain import member_training
 from nas.pretrain.data import Vocabulary
 from nas.pretrain.member_training import MemberToTrain, TrainingPlan, TrainingRequest, train_member

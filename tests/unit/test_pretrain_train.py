@@ -95,7 +95,7 @@ def test_checkpoints_that_take_long_are_rare(
     now = [0.0]
     saves: list[float] = []
 
-    def save(state: TrainingState, path: Path, identity: object) -> None:
+    def save(state: TrainingState, paths: list[Path], identities: object) -> None:
         saves.append(now[0])
         now[0] += 0.5
 

@@ -13,13 +13,14 @@ from safetensors.torch import load_file
 
 from nas.core.errors import CandidateFailed
 from nas.core.layout import Layout
-from nas.nn.fit import moving_average, thinned
+from nas.nn.conv import GatedShortConv
+from nas.nn.fit import move_average, thinned
 from nas.nn.model import Model
 from nas.proxy import train as train_module
 from nas.proxy.corpus import MIN_BYTES, CorpusRef, build_corpus, refer
 from nas.proxy.data import LmData, open_data
 from nas.proxy.job import LmRun, TaskRun, TrainJob, TrainResult, train_key_inputs
-from nas.proxy.train import train
+from nas.proxy.train import train, train_seeds
 
 LAYOUT = Layout.parse("d32 v256 ffn=moe:4x2:32 [C3+swiglu:32 A2/1]")
 TIMES = {"seconds", "cpu_seconds", "weights", "key", "steps", "tokens"}
@@ -111,6 +112,26 @@ def test_a_longer_rung_continues_to_what_training_at_once_gives(corpus: CorpusRe
     assert len(steps) == 5
     assert numbers(continued) == numbers(at_once)
     assert continued.key == at_once.key
+
+
+def test_a_longer_rung_continues_from_before_the_rate_fell(corpus: CorpusRef, tmp_path: Path) -> None:
+    short, long = (lm_job(corpus, steps=steps, decay=0.5, optimiser="muon") for steps in (4, 8))
+    at_once = run(long, tmp_path / "once")
+    shorter = run(short, tmp_path / "ladder")
+    steps: list[int] = []
+    continued = run(long.model_copy(update={"resume_from": shorter.key}), tmp_path / "ladder", lambda: steps.append(1))
+    assert len(steps) == 6
+    assert numbers(continued) == numbers(at_once)
+    assert numbers(continued) != numbers(run(lm_job(corpus, steps=8, optimiser="muon"), tmp_path / "constant"))
+
+
+def test_the_rate_warms_up_stays_and_falls(corpus: CorpusRef) -> None:
+    job = lm_job(corpus, steps=10, warmup=2, decay=0.3, lr=1.0)
+    stages = train_module._stages(job, [open_data(job)], None)
+    rates = [stage.rate(step) for stage in stages for step in range(stage.steps)]
+    assert rates == pytest.approx([0.5, 1, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25])
+    (first,), (later,) = stages[1].batches(0), stages[0].batches(7)
+    assert torch.equal(first[0], later[0]), "the data of a step does not depend on the schedule"
 
 
 def test_a_shorter_rung_that_was_cleaned_up_is_said_and_trained_again(corpus: CorpusRef, tmp_path: Path) -> None:
@@ -225,10 +246,10 @@ def test_training_windows_never_reach_the_held_out_part(tmp_path: Path, monkeypa
 
 def test_the_weight_average_starts_quick_and_ends_slow() -> None:
     average, value = [torch.zeros(1)], [torch.ones(1)]
-    moving_average(0.5)(average, value, 1)
+    move_average(average, value, 0.5, 1)
     assert average[0].item() == pytest.approx(1 - 2 / 11)
     slow = [torch.zeros(1)]
-    moving_average(0.5)(slow, value, 1000)
+    move_average(slow, value, 0.5, 1000)
     assert slow[0].item() == pytest.approx(0.5)
 
 
@@ -240,6 +261,106 @@ def test_the_average_is_that_of_the_steps(corpus: CorpusRef, tmp_path: Path) -> 
     assert all(torch.equal(tensor, checkpoint[f"model.{name}"]) for name, tensor in last.items())
     smooth = load_file(run(lm_job(corpus, ema=0.9), tmp_path / "smooth").weights)
     assert any(not torch.equal(smooth[name], last[name]) for name in last)
+
+
+SEEDS = (0, 1, 2)
+
+
+def together(jobs: list[TrainJob], folder: Path, hook: Callable[[], None] = lambda: None) -> list[TrainResult]:
+    lines: list[str] = []
+    outcomes = train_seeds(
+        jobs, yield_hook=hook, checkpoint_dir=folder, device="cpu", log=lines.append, checkpoint_s=0.0
+    )
+    return [outcome for outcome in outcomes if isinstance(outcome, TrainResult)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"layout": Layout.parse("d32 v256 ffn=moe:8x1:32 [C3 A2/1]").to_json()},
+        {"optimiser": "muon", "decay": 0.5, "ema": 0.0},
+        {"layout": Layout.parse("d32 v256 ffn=swiglu:32 [M16 C12&W2/1@8(sink=1) A2/1]").to_json()},
+        {"layout": Layout.parse("d32 v256 untied ffn=none [A2/1(qk_norm=0) A2/1(kv=0) C3]").to_json()},
+    ],
+    ids=["experts", "many-experts", "muon", "mixers", "untied"],
+)
+def test_seeds_in_one_pass_are_those_alone(changes: dict[str, Any], corpus: CorpusRef, tmp_path: Path) -> None:
+    jobs = [lm_job(corpus, seed=seed, **changes) for seed in SEEDS]
+    steps: list[int] = []
+    pairs = zip(together(jobs, tmp_path / "all", lambda: steps.append(1)), jobs, strict=True)
+    assert all(numbers(one) == numbers(run(job, tmp_path / "alone")) for one, job in pairs)
+    assert len(steps) == jobs[0].steps
+
+
+def test_seeds_that_were_stopped_go_on_together_or_alone(corpus: CorpusRef, tmp_path: Path) -> None:
+    jobs = [lm_job(corpus, seed=seed) for seed in SEEDS]
+    whole = together(jobs, tmp_path / "whole")
+    for folder in ("cut", "split"):
+        with pytest.raises(Stopped):
+            together(jobs, tmp_path / folder, stop_after(4))
+    steps: list[int] = []
+    resumed = together(jobs, tmp_path / "cut", lambda: steps.append(1))
+    assert [numbers(result) for result in resumed] == [numbers(result) for result in whole]
+    assert len(steps) == 2
+    run(jobs[0], tmp_path / "split")
+    assert [numbers(result) for result in together(jobs, tmp_path / "split")] == [numbers(result) for result in whole]
+    longer = [lm_job(corpus, seed=seed, steps=9, resume_from=job.key) for seed, job in zip(SEEDS, jobs, strict=True)]
+    for one, job in zip(together(longer, tmp_path / "split"), longer, strict=True):
+        assert numbers(one) == numbers(run(job.model_copy(update={"resume_from": None}), tmp_path / "new"))
+
+
+def test_stacked_training_is_close_to_that_of_one_model(
+    corpus: CorpusRef, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stacked = run(lm_job(corpus), tmp_path / "stacked")
+    monkeypatch.setattr(GatedShortConv, "stackable", False)
+    alone = run(lm_job(corpus), tmp_path / "alone")
+    assert stacked.weights_sha256 != alone.weights_sha256
+    assert stacked.losses == pytest.approx(alone.losses, rel=1e-5)
+    assert [loss for _, loss in stacked.curve] == pytest.approx([loss for _, loss in alone.curve], rel=1e-5)
+
+
+def test_one_seed_that_diverges_leaves_the_others(
+    corpus: CorpusRef, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(layout: Layout, seed: int | None) -> Model:
+        model = Model(layout, seed)
+        if seed == 1:
+            with torch.no_grad():
+                model.embed.weight.fill_(torch.nan)
+        return model
+
+    monkeypatch.setattr(train_module, "Model", broken)
+    jobs = [lm_job(corpus, seed=seed) for seed in SEEDS]
+    outcomes = train_seeds(jobs, yield_hook=lambda: None, checkpoint_dir=tmp_path, device="cpu", log=lambda line: None)
+    assert [type(outcome) for outcome in outcomes] == [TrainResult, CandidateFailed, TrainResult]
+
+
+def test_kinds_that_cannot_be_stacked_train_one_by_one(
+    corpus: CorpusRef, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GatedShortConv, "stackable", False)
+    lines: list[str] = []
+    jobs = [lm_job(corpus, seed=seed, steps=2) for seed in SEEDS]
+    train_seeds(jobs, yield_hook=lambda: None, checkpoint_dir=tmp_path, device="cpu", log=lines.append)
+    assert lines[0] == "GatedShortConv cannot be stacked: 3 seeds train one by one"
+
+
+def test_products_in_bfloat16_train_too(corpus: CorpusRef, tmp_path: Path) -> None:
+    exact, rounded = (run(lm_job(corpus, steps=20, precision=name), tmp_path) for name in ("float32", "bfloat16"))
+    assert exact.weights_sha256 != rounded.weights_sha256
+    assert rounded.losses == pytest.approx(exact.losses, abs=0.05)
+    assert load_file(rounded.weights)["embed.weight"].dtype == torch.float32
+
+
+@pytest.mark.gpu
+def test_seeds_train_on_a_gpu(corpus: CorpusRef, tmp_path: Path) -> None:
+    jobs = [lm_job(corpus, seed=seed, steps=20, precision="bfloat16") for seed in SEEDS]
+    outcomes = train_seeds(jobs, yield_hook=lambda: None, checkpoint_dir=tmp_path / "gpu", device="cuda", log=print)
+    for outcome, job in zip(outcomes, jobs, strict=True):
+        assert isinstance(outcome, TrainResult)
+        assert outcome.losses == pytest.approx(run(job, tmp_path / "cpu").losses, abs=0.05)
 
 
 def test_curves_are_thinned_by_averaging() -> None:
@@ -257,6 +378,10 @@ def test_the_key_covers_every_input_but_where_to_go_on_from(corpus: CorpusRef) -
         {"run": TaskRun(task="selcopy", settings={"items": 2})},
         *({name: 7} for name in ("steps", "batch", "lr", "warmup", "weight_decay", "clip", "seed", "replicate")),
         {"ema": 0.5},
+        {"decay": 0.5},
+        {"optimiser": "muon"},
+        {"betas": (0.9, 0.99)},
+        {"precision": "bfloat16"},
     ]
     keys = [base.key, *(lm_job(corpus, **change).key for change in changes)]
     assert len(set(keys)) == len(keys)

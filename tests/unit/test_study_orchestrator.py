@@ -176,8 +176,8 @@ def test_a_trial_that_failed_for_no_reason_of_its_own_is_tried_again_on_resume(b
     def fail(stage: str, spec: Mapping[str, Any]) -> None:
         """The first layout that is trained from now on cannot be."""
         if stage == "train":
-            broken.append(spec["job"]["layout"])
-            if spec["job"]["layout"] == broken[0]:
+            broken.append(spec["jobs"][0]["layout"])
+            if spec["jobs"][0]["layout"] == broken[0]:
                 raise InfrastructureFailed("a worker died")
 
     bed.compute.fail = fail
