@@ -10,6 +10,9 @@ from nas.core.errors import InvalidInput
 MAX_GROUP = 8
 """Query heads to a key-value head up to which `scale` keeps the number of these: as in Llama 3 70B."""
 
+_LEAST_HEAD = 8
+"""Least head size of a proxy."""
+
 HEAD_ARGS = (
     Arg("heads", int, "query heads", required=True, low=1, high=1024),
     Arg("kv_heads", int, "key-value heads; divides heads", required=True, low=1, high=1024),
@@ -47,6 +50,16 @@ class AttentionKind(BlockKind):
             full.int("heads"), full.int("kv_heads"), full.int("head_dim"), d_model, to
         )
         return block.replace(heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+
+    def shorten(self, block: Block, context: int, length: int) -> Block:
+        """RoPE's base, such that the same share of frequencies turns by a radian or more within a sequence.
+
+        Of n frequencies base^(-i / n), the share log(length) / log(base) does.
+        """
+        base = float(block.get("rope_theta") or 0.0)
+        if not base:
+            return block
+        return block.replace(rope_theta=float(f"{base ** (math.log(length) / math.log(context)):.3g}"))
 
     def scale(self, block: Block, d_model: int, to: int, caches: Caches) -> Block:
         """Heads keep their size, so that their number changes."""
@@ -97,12 +110,13 @@ def cache_bytes(block: Block, tokens: int, element: float) -> float:
 def narrow_heads(heads: int, kv_heads: int, head_dim: int, d_model: int, to: int) -> tuple[int, int, int]:
     """Returns query heads, key-value heads and head size of an attention at width `to`.
 
-    The head size is scaled, then taken to the nearest even divisor of `to` that is at least 16: RoPE and QK-norm mean
-    little on fewer numbers, so there are fewer heads instead. Attention as wide as the model stays as wide as the
-    model, and the width of all heads stays a multiple of 32. The new cache shape (kv_heads, head_dim) follows from the
-    old one alone, so that a layer that reads another's cache still can.
+    The head size is scaled, then taken to the nearest even divisor of `to` that is at least 8: RoPE turns no fewer than
+    four pairs, so there are fewer heads instead. At 16, two and four key-value heads of 64 would be one in a proxy
+    sixteen times narrower. Attention as wide as the model stays as wide as the model, and the width of all heads stays
+    a multiple of 32. The new cache shape (kv_heads, head_dim) follows from the old one alone, so that a layer that
+    reads another's cache still can, and the head size from that of the layout, so that layers have one.
     """
-    size = nearest(head_dim * to / d_model, [n for n in divisors(to) if n >= 16 and n % 2 == 0])
+    size = nearest(head_dim * to / d_model, [n for n in divisors(to) if n >= _LEAST_HEAD and n % 2 == 0])
     kv = nearest(kv_heads * head_dim * to / d_model / size, divisors(to // size))
     step = math.lcm(kv, 32 // math.gcd(32, size))
     return step * max(1, round(heads * head_dim * to / d_model / size / step)), kv, size

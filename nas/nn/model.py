@@ -88,7 +88,7 @@ class Model(nn.Module):
         owners = {str(i): layer for i, layer in enumerate(layout.layers) if layer.share is None}
         self.layers = nn.ModuleDict({i: ResidualLayer(layer, layout.d_model) for i, layer in owners.items()})
         self.norm = RMSNorm(layout.d_model)
-        self.head = None if layout.tied else Linear(layout.d_model, layout.vocab, std=Embedding.std)
+        self.head = None if layout.tied else Linear(layout.d_model, layout.vocab)
         self._own = [str(i if layer.share is None else layer.share) for i, layer in enumerate(layout.layers)]
         self._sources = [
             [layout.cache_source(depth, j) for j in range(len(layout.own(depth).mixers))]

@@ -19,8 +19,9 @@ from nas.core.errors import CandidateFailed
 from nas.core.task import IGNORE
 from nas.nn.fit import Log, Optimiser, Stage, TrainingCheckpoint, TrainingState, Worker, fit, save_tensors, thinned
 from nas.nn.model import Model
+from nas.nn.weights import padded_weights
 from nas.proxy.data import Data, evaluate, open_data
-from nas.proxy.job import CHECKPOINT, WEIGHTS, TrainJob, TrainResult, proxy_layout, run_inputs
+from nas.proxy.job import CHECKPOINT, WEIGHTS, TrainJob, TrainResult, exported_layout, proxy_layout, run_inputs
 
 BALANCE_RATE = 0.01
 """Step of the experts' load-balancing bias; ten times DeepSeek-V3's, for runs a thousand times shorter."""
@@ -96,7 +97,8 @@ def _result(job: TrainJob, state: TrainingState, data: Data, worker: Worker, wei
     with state.timed():
         groups = data.groups()
         scores = {name: evaluate(state.average, group, worker.device) for name, group in groups.items()}
-        save_tensors(state.average.module.state_dict(), weights, {"step": state.step})
+        averaged = padded_weights(state.average.module.state_dict(), exported_layout(job))
+        save_tensors(averaged, weights, {"step": state.step})
     return TrainResult(
         key=job.key,
         scores={name: group.chance - scores[name].loss for name, group in groups.items()},

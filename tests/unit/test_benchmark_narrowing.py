@@ -1,0 +1,32 @@
+"""Proxies keep the proportions of the layouts that they stand for, in every packaged space."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from benchmarks.quality.narrowing import Narrowing, study
+from nas.search_spaces import list_spaces, load_space
+
+LAYOUTS = 60
+
+
+@pytest.fixture(scope="module", params=list_spaces())
+def found(request: pytest.FixtureRequest) -> Narrowing:
+    return study(load_space(request.param), LAYOUTS)
+
+
+def test_weights_keep_their_order(found: Narrowing) -> None:
+    for correlations in (found.total, found.active):
+        assert all(math.isnan(value) or value >= 0.99 for value in correlations.values()), correlations
+        assert not math.isnan(correlations["MoE"])
+
+
+def test_references_of_equal_weights_are_equal_as_proxies(found: Narrowing) -> None:
+    assert abs(found.gap_proxy) <= 0.005 + abs(found.gap_deploy)
+
+
+def test_memory_keeps_its_share_of_attentions_cache(found: Narrowing) -> None:
+    for kind, (low, high) in found.memory.items():
+        assert 0.5 <= low <= high <= 2.0, kind
