@@ -42,6 +42,7 @@ KINDS = {
     "conv": "C3",
     "gqa": "A16/8",
     "gqa, 1 key-value head": "A16/1",
+    "gqa, Canon": "A16/8(canon=4)",
     "swa, sinks": "W16/8@1024(sink=1)",
     "mamba2": "M",
     "conv + moe": "C3+moe:8x2:1536",

@@ -1,4 +1,8 @@
-"""Shared parts of the kinds of softmax attention: heads, QK-norm, RoPE, and how heads become fewer in a proxy."""
+"""Shared parts of the kinds of softmax attention: heads, QK-norm, RoPE, Canon, and how heads become fewer in a proxy.
+
+Canon (Allen-Zhu 2025, "Physics of Language Models: Part 4.1", Canon-A): h + conv(h) in place of h, a causal depthwise
+convolution of a few taps, such as Mamba-2 and gated convolutions have built in.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,14 @@ HEAD_ARGS = (
     Arg("head_dim", int, "head size; d_model / heads unless given", low=2, high=1024),
     Arg("qk_norm", bool, "RMSNorm on each query and key head", default=True),
     Arg("rope_theta", float, "RoPE base, at least 1; 0: no positions", default=1e6, low=0, high=1e12),
+    Arg(
+        "canon",
+        int,
+        "taps of a causal depthwise convolution in front, added to its input; 0: none",
+        default=0,
+        low=0,
+        high=64,
+    ),
 )
 
 
@@ -43,6 +55,11 @@ class AttentionKind(BlockKind):
         theta = float(block.get("rope_theta") or 0)
         if 0 < theta < 1:
             raise InvalidInput(f"{self.name}: rope_theta {theta} must be 0 (no positions) or at least 1")
+        if block.int("canon") == 1:
+            raise InvalidInput(f"{self.name}: canon must be 0 (no convolution) or at least 2 taps")
+
+    def state_bytes(self, block: Block, d_model: int) -> float:
+        return 4.0 * max(0, block.int("canon") - 1) * d_model
 
     def narrow(self, block: Block, d_model: int, to: int) -> Block:
         full = block.resolve(d_model)
@@ -93,7 +110,7 @@ def attention_count(block: Block, d_model: int, *, own_kv: bool = True) -> Count
     q = block.int("heads") * head_dim
     kv = block.int("kv_heads") * head_dim if own_kv else 0
     norms = head_dim * (1 + own_kv) if block.get("qk_norm") else 0
-    weights = 2 * d_model * q + 2 * d_model * kv + norms
+    weights = 2 * d_model * q + 2 * d_model * kv + norms + block.int("canon") * d_model
     return Count(weights, weights)
 
 

@@ -12,6 +12,7 @@ State dict (D width, V vocabulary, i depth, j mixer of the layer; a linear weigh
                                                               o.weight [D, heads * head_dim]
                                                               q_norm.weight, k_norm.weight [head_dim] (qk_norm=1)
                                                               kv=n: no k, v, k_norm
+                                                              canon.weight [D, K], last tap for the current token
                                                       swa:    as gqa, without kv=n
                                                               sinks.weight [heads] (sink=1)
                                                       mamba2: in_proj.weight [2I + 2GN + H, D], rows z, x, B, C, dt

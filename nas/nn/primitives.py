@@ -135,12 +135,19 @@ class DepthwiseConv(Weights):
 
 
 class RMSNorm(Weights):
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019); `weight` [width]."""
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019); `weight` [width].
 
-    def __init__(self, width: int, eps: float = 1e-5) -> None:
+    Args:
+        width: of x.
+        eps: added to the mean square.
+        gain: start value of the weights.
+    """
+
+    def __init__(self, width: int, eps: float = 1e-5, *, gain: float = 1.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width))
         self.eps = eps
+        self.gain = gain
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps [..., width] -> [..., width], in the weight's precision: autocast hands over bfloat16 heads."""
@@ -148,8 +155,8 @@ class RMSNorm(Weights):
 
     @torch.no_grad()
     def draw(self, rng: torch.Generator, depth: int) -> None:
-        """Sets ones."""
-        self.weight.fill_(1.0)
+        """Sets all to `gain`."""
+        self.weight.fill_(self.gain)
 
 
 class Embedding(Weights):

@@ -14,7 +14,7 @@ from nas.proxy.tasks import SUITE_VERSION
 
 CHECKPOINT, WEIGHTS = "checkpoint.safetensors", "weights.safetensors"
 """Files in the folder of a key: the state that a training resumes from, and the averaged weights."""
-TRAINER_VERSION = 1
+TRAINER_VERSION = 2
 """Part of result keys: increase it with every change after which the same job gives other numbers."""
 
 
