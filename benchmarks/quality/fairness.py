@@ -200,7 +200,8 @@ def run(options: argparse.Namespace) -> None:
     """Trains what has no result yet, until the time is over."""
     torch.set_num_threads(1)
     until = time.monotonic() + options.seconds
-    for training in trainings(options.widths, options.seeds):
+    number, count = options.part
+    for training in itertools.islice(trainings(options.widths, options.seeds), number, None, count):
         if time.monotonic() > until:
             return
         if not training.path.exists():
@@ -224,6 +225,7 @@ def main() -> None:
     running.add_argument("--widths", type=int, nargs="+", default=[64, 128])
     running.add_argument("--seeds", type=int, nargs="+", default=[0])
     running.add_argument("--seconds", type=float, default=float("inf"), help="start no training after this time")
+    running.add_argument("--part", type=int, nargs=2, default=[0, 1], help="number and count of processes that share")
     running.set_defaults(handle=run)
     reporting = commands.add_parser("report", help="print the table of what is on file")
     reporting.add_argument("--page", type=Path, help="also write the table there")

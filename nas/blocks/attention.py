@@ -14,8 +14,8 @@ from nas.core.errors import InvalidInput
 MAX_GROUP = 8
 """Query heads to a key-value head up to which `scale` keeps the number of these: as in Llama 3 70B."""
 
-_LEAST_HEAD = 8
-"""Least head size of a proxy."""
+_LEAST_HEAD, _GOOD_HEAD = 8, 16
+"""Head sizes of proxies, see `narrow_heads`."""
 
 HEAD_ARGS = (
     Arg("heads", int, "query heads", required=True, low=1, high=1024),
@@ -127,13 +127,16 @@ def cache_bytes(block: Block, tokens: int, element: float) -> float:
 def narrow_heads(heads: int, kv_heads: int, head_dim: int, d_model: int, to: int) -> tuple[int, int, int]:
     """Returns query heads, key-value heads and head size of an attention at width `to`.
 
-    The head size is scaled, then taken to the nearest even divisor of `to` that is at least 8: RoPE turns no fewer than
-    four pairs, so there are fewer heads instead. At 16, two and four key-value heads of 64 would be one in a proxy
-    sixteen times narrower. Attention as wide as the model stays as wide as the model, and the width of all heads stays
-    a multiple of 32. The new cache shape (kv_heads, head_dim) follows from the old one alone, so that a layer that
-    reads another's cache still can, and the head size from that of the layout, so that layers have one.
+    The head size is scaled, but is at least 16, for which it may be twice what the scale says, and at least 8 in any
+    case: RoPE and QK-norm mean little on fewer numbers, so there are fewer heads instead. It is no more than twice, so
+    that one, two and four key-value heads stay different. Attention as wide as the model stays as wide as the model,
+    and the width of all heads stays a multiple of 32. The new cache shape (kv_heads, head_dim) follows from the old one
+    alone, so that a layer that reads another's cache still can, and the head size from that of the layout, so that
+    layers of one head size keep one.
     """
-    size = nearest(head_dim * to / d_model, [n for n in divisors(to) if n >= _LEAST_HEAD and n % 2 == 0])
+    scaled = head_dim * to / d_model
+    wanted = max(scaled, min(_GOOD_HEAD, 2 * scaled), _LEAST_HEAD)
+    size = nearest(wanted, [n for n in divisors(to) if n >= _LEAST_HEAD and n % 2 == 0])
     kv = nearest(kv_heads * head_dim * to / d_model / size, divisors(to // size))
     step = math.lcm(kv, 32 // math.gcd(32, size))
     return step * max(1, round(heads * head_dim * to / d_model / size / step)), kv, size

@@ -235,9 +235,9 @@ def narrow(layout: Layout, d_model: int, vocab: int, *, context: int = 1, length
     """Scales a layout from deploy scale to proxy scale: width `d_model`, with a vocabulary of its own.
 
     Widths scale by one factor and are not rounded up to a quantiser's block, so that weights keep their proportions;
-    head sizes stay >= 8, so there are fewer heads; depth, order and kernels stay. Several layouts can have the same
-    proxy: they share its result and are shown as ties. At its own width a layout keeps its layers, so a proxy is its
-    own proxy.
+    head sizes stay >= 8, and >= 16 where that at most doubles them, so there are fewer heads; depth, order and kernels
+    stay. Several layouts can have the same proxy: they share its result and are shown as ties. At its own width a
+    layout keeps its layers, so a proxy is its own proxy.
 
     Args:
         layout: at deploy scale, or already narrow.
