@@ -29,6 +29,7 @@ from benchmarks.quality.page import fill, markdown
 from nas.core.layout import Layout, narrow
 from nas.core.quality_config import QualityConfig
 from nas.nn.model import Model
+from nas.nn.primitives import ExpertLinear, Linear
 from nas.proxy.corpus import BYTE_VOCAB, refer
 from nas.proxy.job import LmRun, TrainJob
 from nas.proxy.train import train
@@ -141,10 +142,10 @@ def run_one(training: Training) -> None:
 def scaled_model(layout: Layout, seed: int, start: Start) -> Model:
     """Returns a model whose start values are the default's times the factors of `start`."""
     model = Model(layout, seed)
-    model.embed.weight *= start.embedding
+    model.embed.weight.mul_(start.embedding)
     for module in model.modules():
-        if getattr(module, "residual", False):
-            module.weight *= start.residual
+        if isinstance(module, Linear | ExpertLinear) and module.residual:
+            module.weight.mul_(start.residual)
     return model
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from benchmarks.quality.narrowing import Narrowing, study
+from nas.core.layout import narrow, padded
+from nas.runtimes.llama_cpp.support import supports
+from nas.search import Sampler
 from nas.search_spaces import list_spaces, load_space
 
-LAYOUTS = 60
+LAYOUTS = 200
 
 
 @pytest.fixture(scope="module", params=list_spaces())
@@ -30,3 +34,13 @@ def test_references_are_as_far_apart_as_their_proxies(found: Narrowing) -> None:
 def test_memory_keeps_its_share_of_attentions_cache(found: Narrowing) -> None:
     for kind, (low, high) in found.memory.items():
         assert 0.5 <= low <= high <= 2.0, kind
+
+
+@pytest.mark.parametrize("name", list_spaces())
+def test_a_build_that_carries_a_layout_carries_its_exported_proxy(name: str) -> None:
+    space = load_space(name)
+    sampler, rng = Sampler(space), np.random.default_rng(0)
+    for _ in range(LAYOUTS):
+        layout = sampler.draw(rng)
+        proxy = padded(narrow(layout, space.quality.proxy_d_model, 256, context=4096, length=128))
+        assert supports(proxy).verdict == supports(layout).verdict, layout.format()
