@@ -1,4 +1,8 @@
-"""Shared parts of the kinds of softmax attention: heads, QK-norm, RoPE, and how heads become fewer in a proxy."""
+"""Shared parts of the kinds of softmax attention: heads, QK-norm, RoPE, Canon, and how heads become fewer in a proxy.
+
+Canon (Allen-Zhu 2025, "Physics of Language Models: Part 4.1", Canon-A): h + conv(h) in place of h, a causal depthwise
+convolution of a few taps, such as Mamba-2 and gated convolutions have built in.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,23 @@ from nas.core.errors import InvalidInput
 MAX_GROUP = 8
 """Query heads to a key-value head up to which `scale` keeps the number of these: as in Llama 3 70B."""
 
+_LEAST_HEAD, _GOOD_HEAD = 8, 16
+"""Head sizes of proxies, see `narrow_heads`."""
+
 HEAD_ARGS = (
     Arg("heads", int, "query heads", required=True, low=1, high=1024),
     Arg("kv_heads", int, "key-value heads; divides heads", required=True, low=1, high=1024),
     Arg("head_dim", int, "head size; d_model / heads unless given", low=2, high=1024),
     Arg("qk_norm", bool, "RMSNorm on each query and key head", default=True),
     Arg("rope_theta", float, "RoPE base, at least 1; 0: no positions", default=1e6, low=0, high=1e12),
+    Arg(
+        "canon",
+        int,
+        "taps of a causal depthwise convolution in front, added to its input; 0: none",
+        default=0,
+        low=0,
+        high=64,
+    ),
 )
 
 
@@ -40,6 +55,11 @@ class AttentionKind(BlockKind):
         theta = float(block.get("rope_theta") or 0)
         if 0 < theta < 1:
             raise InvalidInput(f"{self.name}: rope_theta {theta} must be 0 (no positions) or at least 1")
+        if block.int("canon") == 1:
+            raise InvalidInput(f"{self.name}: canon must be 0 (no convolution) or at least 2 taps")
+
+    def state_bytes(self, block: Block, d_model: int) -> float:
+        return 4.0 * max(0, block.int("canon") - 1) * d_model
 
     def narrow(self, block: Block, d_model: int, to: int) -> Block:
         full = block.resolve(d_model)
@@ -47,6 +67,16 @@ class AttentionKind(BlockKind):
             full.int("heads"), full.int("kv_heads"), full.int("head_dim"), d_model, to
         )
         return block.replace(heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+
+    def shorten(self, block: Block, context: int, length: int) -> Block:
+        """RoPE's base, such that the same share of frequencies turns by a radian or more within a sequence.
+
+        Of n frequencies base^(-i / n), the share log(length) / log(base) does.
+        """
+        base = float(block.get("rope_theta") or 0.0)
+        if not base:
+            return block
+        return block.replace(rope_theta=float(f"{base ** (math.log(length) / math.log(context)):.3g}"))
 
     def scale(self, block: Block, d_model: int, to: int, caches: Caches) -> Block:
         """Heads keep their size, so that their number changes."""
@@ -80,7 +110,7 @@ def attention_count(block: Block, d_model: int, *, own_kv: bool = True) -> Count
     q = block.int("heads") * head_dim
     kv = block.int("kv_heads") * head_dim if own_kv else 0
     norms = head_dim * (1 + own_kv) if block.get("qk_norm") else 0
-    weights = 2 * d_model * q + 2 * d_model * kv + norms
+    weights = 2 * d_model * q + 2 * d_model * kv + norms + block.int("canon") * d_model
     return Count(weights, weights)
 
 
@@ -97,12 +127,16 @@ def cache_bytes(block: Block, tokens: int, element: float) -> float:
 def narrow_heads(heads: int, kv_heads: int, head_dim: int, d_model: int, to: int) -> tuple[int, int, int]:
     """Returns query heads, key-value heads and head size of an attention at width `to`.
 
-    The head size is scaled, then taken to the nearest even divisor of `to` that is at least 16: RoPE and QK-norm mean
-    little on fewer numbers, so there are fewer heads instead. Attention as wide as the model stays as wide as the
-    model, and the width of all heads stays a multiple of 32. The new cache shape (kv_heads, head_dim) follows from the
-    old one alone, so that a layer that reads another's cache still can.
+    The head size is scaled, but is at least 16, for which it may be twice what the scale says, and at least 8 in any
+    case: RoPE and QK-norm mean little on fewer numbers, so there are fewer heads instead. It is no more than twice, so
+    that one, two and four key-value heads stay different. Attention as wide as the model stays as wide as the model,
+    and the width of all heads stays a multiple of 32. The new cache shape (kv_heads, head_dim) follows from the old one
+    alone, so that a layer that reads another's cache still can, and the head size from that of the layout, so that
+    layers of one head size keep one.
     """
-    size = nearest(head_dim * to / d_model, [n for n in divisors(to) if n >= 16 and n % 2 == 0])
+    scaled = head_dim * to / d_model
+    wanted = max(scaled, min(_GOOD_HEAD, 2 * scaled), _LEAST_HEAD)
+    size = nearest(wanted, [n for n in divisors(to) if n >= _LEAST_HEAD and n % 2 == 0])
     kv = nearest(kv_heads * head_dim * to / d_model / size, divisors(to // size))
     step = math.lcm(kv, 32 // math.gcd(32, size))
     return step * max(1, round(heads * head_dim * to / d_model / size / step)), kv, size

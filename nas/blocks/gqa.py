@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nas.blocks.attention import HEAD_ARGS, AttentionKind, attention_count, attention_flops, cache_bytes
 from nas.core.block import Arg, Block, Count
+from nas.core.errors import InvalidInput
 
 
 class GroupedQueryAttention(AttentionKind):
@@ -16,6 +17,11 @@ class GroupedQueryAttention(AttentionKind):
     doc = "grouped-query attention"
     cache_args = ("kv_heads", "head_dim", "rope_theta")
     args = (*HEAD_ARGS, Arg("kv", int, "reuse the key-value cache of this earlier layer (0-based)", low=0))
+
+    def check(self, block: Block, d_model: int) -> None:
+        super().check(block, d_model)
+        if block.get("kv") is not None and block.int("canon"):
+            raise InvalidInput("gqa: canon needs a state of its own, which a block with kv has not")
 
     def count(self, block: Block, d_model: int) -> Count:
         return attention_count(block.resolve(d_model), d_model, own_kv=block.get("kv") is None)

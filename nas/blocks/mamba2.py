@@ -8,6 +8,8 @@ from nas.core.errors import InvalidInput
 
 _HEAD_DIM = 64
 """Head size of the published models."""
+_LEAST_STATE = 2
+"""Least state of a proxy: keys of one number differ in size only."""
 
 
 class Mamba2(BlockKind):
@@ -61,17 +63,21 @@ class Mamba2(BlockKind):
         return 4.0 * (window + block.int("expand") * d_model * block.int("state"))
 
     def narrow(self, block: Block, d_model: int, to: int) -> Block:
-        """Heads as in attention: their size scales down to 16, then there are fewer of them.
-
-        The state stays: it is no width but what a channel remembers with, as a convolution's taps are, and scaled with
-        the width it would hold next to nothing. So B and C weigh more in a proxy than at deploy scale.
-        """
+        """Heads as in attention: their size scales down to 16, then there are fewer of them. The state stays."""
         full = block.resolve(d_model)
         inner = block.int("expand") * to
         groups = nearest(block.int("groups"), divisors(inner // 16))
         head_dim = block.int("expand") * d_model / full.int("heads")
         size = nearest(head_dim * to / d_model, [n for n in divisors(inner // groups) if n >= 16])
         return block.replace(heads=inner // size, groups=groups)
+
+    def shorten(self, block: Block, context: int, length: int) -> Block:
+        """The state in proportion to the sequence, as attention's cache is.
+
+        So memory stays the same share of what attention would keep of a sequence, and with it what can be recalled.
+        """
+        state = block.int("state")
+        return block.replace(state=min(state, max(_LEAST_STATE, round(state * length / context))))
 
     def scale(self, block: Block, d_model: int, to: int, caches: Caches) -> Block:
         """Heads that follow from the width do so there too; given ones scale as in proxies."""

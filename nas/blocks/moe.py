@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from nas.blocks.swiglu import narrow_width
-from nas.core.block import Arg, Block, BlockKind, Count
+from nas.blocks.swiglu import FeedForwardKind
+from nas.core.block import Arg, Block, Count
 from nas.core.errors import InvalidInput
 
 
-class MixtureOfExperts(BlockKind):
+class MixtureOfExperts(FeedForwardKind):
     """`moe:32x4:1792`: 32 experts of width 1792, 4 of them per token.
 
     The load-balancing bias is a buffer that the router's loss never reaches; like transformers, counts leave it out.
@@ -16,7 +16,6 @@ class MixtureOfExperts(BlockKind):
     name = "moe"
     letter = "moe"
     hue = 5
-    role = "ffn"
     syntax = ":{experts}x{top_k}:{width}"
     doc = "mixture of SwiGLU experts"
     args = (
@@ -35,9 +34,6 @@ class MixtureOfExperts(BlockKind):
 
     def flops(self, block: Block, d_model: int, context: int) -> float:
         return 2.0 * self.count(block, d_model).active
-
-    def narrow(self, block: Block, d_model: int, to: int) -> Block:
-        return block.replace(width=narrow_width(block.int("width"), d_model, to))
 
 
 MOE = MixtureOfExperts()

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-from nas.core.block import Arg, Block, BlockKind, Count
+from nas.core.block import Arg, Block, BlockKind, Caches, Count
+
+_QUANTISED = 32
+"""Block of 4-bit quantisers: widths of models that are exported are multiples of it."""
 
 
-def narrow_width(width: int, d_model: int, to: int) -> int:
-    """Returns a feed-forward width scaled with the model's, a multiple of 32 (the quantisers' block), at least 32."""
-    return max(32, round(width * to / d_model / 32) * 32)
+class FeedForwardKind(BlockKind):
+    """A kind with a hidden `width`."""
+
+    role = "ffn"
+
+    def narrow(self, block: Block, d_model: int, to: int) -> Block:
+        """The width in exact proportion, so that proxies have the proportions of weights that layouts have."""
+        return block.replace(width=max(1, round(block.int("width") * to / d_model)))
+
+    def scale(self, block: Block, d_model: int, to: int, caches: Caches) -> Block:
+        """The width in proportion, as a multiple of the quantisers' block."""
+        width = block.int("width") * to / d_model
+        return block.replace(width=max(1, round(width / _QUANTISED)) * _QUANTISED)
+
+    def pad(self, block: Block, multiple: int) -> Block:
+        return block.replace(width=-(-block.int("width") // multiple) * multiple)
 
 
-class SwiGLU(BlockKind):
+class SwiGLU(FeedForwardKind):
     """`swiglu:4608`: W_down (silu(W_gate x) * W_up x)."""
 
     name = "swiglu"
     letter = "swiglu"
     hue = 4
-    role = "ffn"
     syntax = ":{width}"
     doc = "SwiGLU feed-forward"
     args = (Arg("width", int, "hidden width", required=True, low=1, high=1 << 20),)
@@ -27,9 +42,6 @@ class SwiGLU(BlockKind):
 
     def flops(self, block: Block, d_model: int, context: int) -> float:
         return 2.0 * self.count(block, d_model).active
-
-    def narrow(self, block: Block, d_model: int, to: int) -> Block:
-        return block.replace(width=narrow_width(block.int("width"), d_model, to))
 
 
 SWIGLU = SwiGLU()

@@ -133,8 +133,18 @@ class BlockKind(ABC):
     def narrow(self, block: Block, d_model: int, to: int) -> Block:
         """Returns the block at width `to`: widths scale, kernels and ratios stay."""
 
-    def shorten(self, block: Block, ratio: float) -> Block:
-        """Returns the block for sequences `ratio` times as long: attention windows shrink with them and never grow."""
+    def shorten(self, block: Block, context: int, length: int) -> Block:
+        """Returns the block for sequences of `length` tokens that it is for `context` tokens at deploy scale.
+
+        What is a share of the sequence (a window, a state, the reach of positions) shrinks with it and never grows.
+        """
+        return block
+
+    def pad(self, block: Block, multiple: int) -> Block:
+        """Returns the block with hidden widths rounded up to multiples of `multiple`, the block of a quantiser.
+
+        With the weights of `block` in its tensors' first rows and columns and zeros elsewhere it computes the same.
+        """
         return block
 
     def scale(self, block: Block, d_model: int, to: int, caches: Caches) -> Block:

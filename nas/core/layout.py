@@ -231,19 +231,21 @@ class Layout:
         return sum(part(block) for i in range(self.depth) for block in self.own(i).blocks)
 
 
-def narrow(layout: Layout, d_model: int, vocab: int, length_ratio: float = 1.0) -> Layout:
+def narrow(layout: Layout, d_model: int, vocab: int, *, context: int = 1, length: int = 1) -> Layout:
     """Scales a layout from deploy scale to proxy scale: width `d_model`, with a vocabulary of its own.
 
-    Widths scale by one factor; head sizes stay >= 16, so there are fewer heads; depth, order and kernels stay.
-    Several layouts can have the same proxy: they share its result and are shown as ties. At its own width a layout
-    keeps its layers, so a proxy is its own proxy.
+    Widths scale by one factor and are not rounded up to a quantiser's block, so that weights keep their proportions;
+    head sizes stay >= 8, and >= 16 where that at most doubles them, so there are fewer heads; depth, order and kernels
+    stay. Several layouts can have the same proxy: they share its result and are shown as ties. At its own width a
+    layout keeps its layers, so a proxy is its own proxy.
 
     Args:
         layout: at deploy scale, or already narrow.
         d_model: width of the proxy.
         vocab: its rows of the embedding table.
-        length_ratio: length of the proxy's sequences / of those at deploy scale; attention windows shrink with it and
-            so stay the same share of a sequence.
+        context: tokens of a sequence at deploy scale.
+        length: tokens of a proxy's sequence. Where they are fewer, windows, states and the reach of positions shrink,
+            and so stay the same share of a sequence and of its cache.
 
     Raises:
         InvalidInput: the proxy would be wider than the layout, or a size is out of range.
@@ -252,8 +254,26 @@ def narrow(layout: Layout, d_model: int, vocab: int, length_ratio: float = 1.0) 
         raise InvalidInput(f"proxy width {d_model} exceeds the layout's {layout.d_model}")
     if d_model == layout.d_model:
         return replace(layout, vocab=vocab)
-    layers = [_narrow_layer(layer, layout.d_model, d_model, length_ratio) for layer in layout.layers]
-    return Layout.of(d_model, vocab, layers, tied=layout.tied)
+
+    def fit(block: Block) -> Block:
+        narrowed = block.spec.narrow(block, layout.d_model, d_model)
+        return block.spec.shorten(narrowed, context, length) if length < context else narrowed
+
+    return Layout.of(d_model, vocab, _with_blocks(layout, fit), tied=layout.tied)
+
+
+def padded(layout: Layout, multiple: int = 32) -> Layout:
+    """Returns the layout with hidden widths rounded up to multiples of `multiple`, for export.
+
+    Weights of `layout`, padded with zeros (`nas.nn.weights.padded_weights`), compute the same in it. 32 is the block of
+    4-bit quantisers.
+    """
+    return Layout.of(
+        layout.d_model,
+        layout.vocab,
+        _with_blocks(layout, lambda block: block.spec.pad(block, multiple)),
+        tied=layout.tied,
+    )
 
 
 def _active(layer: Layer, d_model: int) -> int:
@@ -325,11 +345,11 @@ def _cache_shape(block: Block, d_model: int) -> list[Scalar | None]:
     return [resolved.get(name) for name in block.spec.cache_args]
 
 
-def _narrow_layer(layer: Layer, d_model: int, to: int, length_ratio: float) -> Layer:
-    def fit(block: Block) -> Block:
-        return block.spec.shorten(block.spec.narrow(block, d_model, to), length_ratio)
-
-    return replace(layer, mixers=tuple(map(fit, layer.mixers)), ffn=fit(layer.ffn) if layer.ffn else None)
+def _with_blocks(layout: Layout, change: Callable[[Block], Block]) -> list[Layer]:
+    return [
+        replace(layer, mixers=tuple(map(change, layer.mixers)), ffn=change(layer.ffn) if layer.ffn else None)
+        for layer in layout.layers
+    ]
 
 
 def _default_ffn(layout: Layout) -> Block | None:

@@ -114,7 +114,9 @@ class QualityConfig(BaseModel):
     batch: int = Field(4, ge=1, description="sequences per language-model step")
     length: int = Field(128, ge=16, description="bytes per sequence")
     context: int = Field(
-        4096, ge=16, description="tokens at deploy scale; attention windows stay the same share of a sequence"
+        4096,
+        ge=16,
+        description="tokens at deploy scale; windows, states and the reach of positions keep their share of it",
     )
     task_batch: int = Field(8, ge=1, description="examples per task step")
     optimiser: Literal["adamw", "muon"] = Field(

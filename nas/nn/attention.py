@@ -6,13 +6,17 @@ import math
 from collections.abc import Mapping
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from nas.core.block import Block
 from nas.nn.base import Mixer, State
 from nas.nn.growth import BlockGrowth, CannotGrow, tiled, units
-from nas.nn.primitives import Linear, RMSNorm
+from nas.nn.primitives import DepthwiseConv, Linear, RMSNorm
 
+_SHARP = 64
+"""With QK-norm, a score is at most gain^2 sqrt(head size). Smaller heads start with gains that make it that of heads of
+this size: else attention over many tokens starts near an average of them and cannot be anything else for long."""
 _SPARK = 1e-3
 """Scale of start values in added query and key numbers: nothing to the function, and enough for gradients,
 which are zero where both are."""
@@ -38,18 +42,35 @@ class Attention(Mixer):
         self.head_dim = self.block.int("head_dim")
         self.rope_theta = float(self.block.get("rope_theta") or 0.0)
         norm = bool(self.block.get("qk_norm"))
+        self.canon = DepthwiseConv(d_model, self.block.int("canon")) if self.block.get("canon") else None
         self.q = Linear(d_model, self.heads * self.head_dim)
-        self.q_norm = RMSNorm(self.head_dim) if norm else None
+        gain = max(1.0, (_SHARP / self.head_dim) ** 0.25)
+        self.q_norm = RMSNorm(self.head_dim, gain=gain) if norm else None
         if own_kv:
             self.k = Linear(d_model, self.kv_heads * self.head_dim)
             self.v = Linear(d_model, self.kv_heads * self.head_dim)
-            self.k_norm = RMSNorm(self.head_dim) if norm else None
+            self.k_norm = RMSNorm(self.head_dim, gain=gain) if norm else None
         self.o = Linear(self.heads * self.head_dim, d_model, residual=True)
 
     def init_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
-        """Keys and values of no token."""
+        """Keys and values of no token, and zeros before it."""
         empty = torch.zeros(batch, self.kv_heads, 0, self.head_dim, dtype=dtype, device=device)
-        return empty, empty
+        if self.canon is None:
+            return empty, empty
+        return empty, empty, torch.zeros(batch, self.canon.kernel - 1, self.d_model, dtype=dtype, device=device)
+
+    def mixed_in(self, x: Tensor, state: State | None) -> tuple[Tensor, State]:
+        """Adds the block's convolution, if it has one, to its input [B, T, D].
+
+        Returns:
+            The sum [B, T, D], and what of a state the convolution keeps: (window [B, canon - 1, D],), the last inputs,
+            oldest first; () without one.
+        """
+        if self.canon is None:
+            return x, ()
+        past = self.canon.kernel - 1
+        window = F.pad(x, (0, 0, past, 0)) if state is None else torch.cat([state[2], x], 1)
+        return x + self.canon(window), (window[:, -past:],)
 
     def queries(self, x: Tensor) -> Tensor:
         """Maps [B, T, D] -> [B, heads, T, head_dim], normalised, before RoPE."""
@@ -89,7 +110,7 @@ class Attention(Mixer):
         times as many numbers: projections times sqrt(m) keep it, and the gain of queries makes up for it.
         """
         a, b, small, width = growing.a, growing.b, growing.small, growing.width
-        for name in ("qk_norm", "rope_theta", "window", "sink"):
+        for name in ("qk_norm", "rope_theta", "canon", "window", "sink"):
             if name in {arg.name for arg in a.spec.args} and a.get(name) != b.get(name):
                 raise CannotGrow(f"{name} differs")
         d, wide = a.int("head_dim"), b.int("head_dim")
@@ -109,6 +130,8 @@ class Attention(Mixer):
             grown["v.weight"] = growing.widened("v.weight", outputs=values, inputs=width)
             if norm:
                 grown["k_norm.weight"] = _gain(small["k_norm.weight"], m)
+        if "canon.weight" in small:
+            grown["canon.weight"] = small["canon.weight"][width]
         if "sinks.weight" in small:
             grown["sinks.weight"] = small["sinks.weight"][queries]
         read = units(queries, tiled(d, wide), d)
@@ -176,6 +199,15 @@ def reference_heads(block: Block, weights: Mapping[str, Tensor], h: Tensor, name
         for t in range(len(h)):
             heads[:, t] = _reference_turn(heads[:, t], t, theta)
     return heads
+
+
+def reference_canon(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:
+    """Computes h_t + sum over lags of w_lag h_{t - lag}, one token and one tap at a time: [T, D] -> [T, D]."""
+    mixed, kernel = h.clone(), block.int("canon")
+    for t in range(len(h)):
+        for lag in range(min(kernel, t + 1)):
+            mixed[t] += weights["canon.weight"][:, kernel - 1 - lag] * h[t - lag]
+    return mixed
 
 
 def reference_cache(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> tuple[Tensor, Tensor]:

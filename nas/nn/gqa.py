@@ -10,14 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nas.core.block import Block
-from nas.nn.attention import Attention, reference_cache, reference_heads
+from nas.nn.attention import Attention, reference_cache, reference_canon, reference_heads
 from nas.nn.base import State
 
 
 class GroupedQueryAttention(Attention):
     """Causal softmax attention.
 
-    State: (keys, values), each [B, kv_heads, S, head_dim] after QK-norm and RoPE; S tokens seen so far.
+    State: (keys, values), each [B, kv_heads, S, head_dim] after QK-norm and RoPE; S tokens seen so far. With `canon`
+    also what `Attention.mixed_in` keeps.
     A block with `kv=n` has no keys and values of its own: it is handed layer n's state *after* the chunk.
     """
 
@@ -26,14 +27,16 @@ class GroupedQueryAttention(Attention):
         self.owns_cache = block.get("kv") is None
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        x, window = self.mixed_in(x, state)
         if self.owns_cache:
-            state = self._append(x, state)
-        assert state is not None, "a block with kv=n is handed layer n's state"
-        keys, values = state
+            keys, values = self._append(x, state)
+        else:
+            assert state is not None, "a block with kv=n is handed layer n's state"
+            keys, values = state[:2]
         q = self.turned(self.queries(x), keys.shape[2] - x.shape[1])
-        return self.output(_attend(q, keys, values)), (keys, values)
+        return self.output(_attend(q, keys, values)), (keys, values, *window)
 
-    def _append(self, x: Tensor, state: State | None) -> State:
+    def _append(self, x: Tensor, state: State | None) -> tuple[Tensor, Tensor]:
         past = state[0].shape[2] if state else 0
         keys, values = self.turned(self.keys(x), past), self.values(x)
         if state and past:
@@ -68,6 +71,7 @@ def reference_gqa(
         The output [T, D].
     """
     heads, kv_heads, head_dim = block.int("heads"), block.int("kv_heads"), block.int("head_dim")
+    h = reference_canon(block, weights, h)
     keys, values = cache if cache is not None else reference_cache(block, weights, h)
     queries = reference_heads(block, weights, h, "q")
     out = torch.zeros(len(h), heads, head_dim, dtype=h.dtype)

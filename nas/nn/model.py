@@ -12,6 +12,7 @@ State dict (D width, V vocabulary, i depth, j mixer of the layer; a linear weigh
                                                               o.weight [D, heads * head_dim]
                                                               q_norm.weight, k_norm.weight [head_dim] (qk_norm=1)
                                                               kv=n: no k, v, k_norm
+                                                              canon.weight [D, K], last tap for the current token
                                                       swa:    as gqa, without kv=n
                                                               sinks.weight [heads] (sink=1)
                                                       mamba2: in_proj.weight [2I + 2GN + H, D], rows z, x, B, C, dt
@@ -87,7 +88,7 @@ class Model(nn.Module):
         owners = {str(i): layer for i, layer in enumerate(layout.layers) if layer.share is None}
         self.layers = nn.ModuleDict({i: ResidualLayer(layer, layout.d_model) for i, layer in owners.items()})
         self.norm = RMSNorm(layout.d_model)
-        self.head = None if layout.tied else Linear(layout.d_model, layout.vocab, std=Embedding.std)
+        self.head = None if layout.tied else Linear(layout.d_model, layout.vocab)
         self._own = [str(i if layer.share is None else layer.share) for i, layer in enumerate(layout.layers)]
         self._sources = [
             [layout.cache_source(depth, j) for j in range(len(layout.own(depth).mixers))]

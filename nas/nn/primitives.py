@@ -3,6 +3,11 @@
 Values are uniform, not normal: a uniform float is exact bit arithmetic on the generator's integers, so a seed gives the
 same weights on every machine, while normal values go through the platform's logarithm and cosine.
 
+Sizes: rows of the embedding have norm 1, so a token's numbers have deviation 1 / sqrt(D) and first logits deviation 1;
+what a block adds is smaller by sqrt(2 depth) than the embedding, so that all blocks together add as much as the token
+itself at any depth and width, and no block at the bottom, such as attention that averages tokens, hides it. These are
+start values of trainings; measured files with random weights hold others (`nas.runtimes`).
+
 Several models of one layout train in one pass (`nas.nn.seeds`): their parameters are stacked, with a first dimension S
 more than is said here, and a batch holds the examples of the first seed, then those of the second, and so on. Only what
 touches a parameter needs to know; everything else sees a larger batch.
@@ -61,7 +66,7 @@ class Weights(nn.Module, ABC):
 
         Args:
             rng: a CPU generator of this module's own.
-            depth: layers of the model; projections into the residual stream shrink by sqrt(2 depth).
+            depth: layers of the model; see `Linear`.
         """
 
 
@@ -86,24 +91,23 @@ class Linear(Weights):
     Args:
         inputs: width of x.
         outputs: width of y.
-        residual: whether y is added to the residual stream.
-        std: deviation of start values; None: 1 / sqrt(inputs), over sqrt(2 depth) where `residual`.
+        residual: whether y is added to the residual stream. Start values have deviation 1 / sqrt(inputs), and where
+            y is added, over sqrt(2 depth outputs).
     """
 
     stackable = True
 
-    def __init__(self, inputs: int, outputs: int, *, residual: bool = False, std: float | None = None) -> None:
+    def __init__(self, inputs: int, outputs: int, *, residual: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
         self.residual = residual
-        self.std = std
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps [..., inputs] -> [..., outputs]."""
         return linear(x, self.weight)
 
     def draw(self, rng: torch.Generator, depth: int) -> None:
-        draw_uniform(self.weight, self.std or _fan_in_std(self.weight, self.residual, depth), rng)
+        draw_uniform(self.weight, _fan_in_std(self.weight, self.residual, depth), rng)
 
 
 class ExpertLinear(Weights):
@@ -166,14 +170,21 @@ class DepthwiseConv(Weights):
 
 
 class RMSNorm(Weights):
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019); `weight` [width]."""
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019); `weight` [width].
+
+    Args:
+        width: of x.
+        eps: added to the mean square.
+        gain: start value of the weights.
+    """
 
     stackable = True
 
-    def __init__(self, width: int, eps: float = 1e-5) -> None:
+    def __init__(self, width: int, eps: float = 1e-5, *, gain: float = 1.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width))
         self.eps = eps
+        self.gain = gain
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps [..., width] -> [..., width], in the weight's precision: autocast hands over bfloat16 heads."""
@@ -184,15 +195,14 @@ class RMSNorm(Weights):
 
     @torch.no_grad()
     def draw(self, rng: torch.Generator, depth: int) -> None:
-        """Sets ones."""
-        self.weight.fill_(1.0)
+        """Sets all to `gain`."""
+        self.weight.fill_(self.gain)
 
 
 class Embedding(Weights):
     """Rows of a table; `weight` [vocab, D]."""
 
     stackable = True
-    std = 0.02
 
     def __init__(self, vocab: int, d_model: int) -> None:
         super().__init__()
@@ -208,8 +218,8 @@ class Embedding(Weights):
         return F.embedding(tokens + offset, self.weight.flatten(0, 1))
 
     def draw(self, rng: torch.Generator, depth: int) -> None:
-        """Draws small values: the table may be the output head too, and the first logits should be small."""
-        draw_uniform(self.weight, self.std, rng)
+        """Draws rows of norm 1."""
+        draw_uniform(self.weight, _fan_in_std(self.weight, False, depth), rng)
 
 
 def _grouped_conv(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -223,4 +233,4 @@ def _grouped_conv(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def _fan_in_std(weight: Tensor, residual: bool, depth: int) -> float:
     std = 1.0 / math.sqrt(weight.shape[-1])
-    return std / math.sqrt(2 * depth) if residual else std
+    return std / math.sqrt(2 * depth * weight.shape[-2]) if residual else std

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nas.core.block import Block
-from nas.nn.attention import Attention, reference_cache, reference_heads
+from nas.nn.attention import Attention, reference_cache, reference_canon, reference_heads
 from nas.nn.base import State
 from nas.nn.primitives import Weights, for_examples
 
@@ -35,7 +35,7 @@ class SlidingWindowAttention(Attention):
 
     State: (keys, values), each [B, kv_heads, min(S, window), head_dim], of the last of S tokens seen, after QK-norm and
     before RoPE. RoPE makes scores depend on differences of positions alone, so keys are turned when they are read, and
-    the state needs no position.
+    the state needs no position. With `canon` also what `Attention.mixed_in` keeps.
     """
 
     def __init__(self, block: Block, d_model: int) -> None:
@@ -44,12 +44,13 @@ class SlidingWindowAttention(Attention):
         self.sinks = Sinks(self.heads) if block.get("sink") else None
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        x, window = self.mixed_in(x, state)
         keys, values = self.keys(x), self.values(x)
         if state is not None:
             keys, values = torch.cat([state[0], keys], 2), torch.cat([state[1], values], 2)
         q = self.turned(self.queries(x), keys.shape[2] - x.shape[1])
         mixed = self._attend(q, self.turned(keys, 0), values)
-        return self.output(mixed), (keys[:, :, -self.window :], values[:, :, -self.window :])
+        return self.output(mixed), (keys[:, :, -self.window :], values[:, :, -self.window :], *window)
 
     def _attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Attends within windows: the last T of S positions [B, H, T, d] and twice [B, KV, S, d] -> [B, H, T, d].
@@ -87,6 +88,7 @@ def reference_swa(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Ten
         The output [T, D].
     """
     heads, kv_heads, head_dim = block.int("heads"), block.int("kv_heads"), block.int("head_dim")
+    h = reference_canon(block, weights, h)
     keys, values = reference_cache(block, weights, h)
     queries = reference_heads(block, weights, h, "q")
     out = torch.zeros(len(h), heads, head_dim, dtype=h.dtype)

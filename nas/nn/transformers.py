@@ -44,7 +44,7 @@ from nas.core.block import Block
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layout
 
-_SHAPE = ("heads", "kv_heads", "head_dim", "rope_theta", "qk_norm")
+_SHAPE = ("heads", "kv_heads", "head_dim", "rope_theta", "qk_norm", "canon")
 _LAYER_TYPES = {"gqa": "full_attention", "swa": "sliding_attention"}
 
 
@@ -205,6 +205,8 @@ def _attention_shape(blocks: list[Block]) -> Block:
 def _check_attention(shape: Block, blocks: list[Block]) -> None:
     if any("kv" in dict(block.given) for block in blocks):
         raise Unsupported("transformers' stock attention has a cache of its own in every layer")
+    if shape.get("canon"):
+        raise Unsupported("transformers' stock attention has no convolution in front (canon)")
     if not shape.get("rope_theta"):
         raise Unsupported("transformers' stock attention always has positions")
 
@@ -314,7 +316,7 @@ def _names(layout: Layout) -> Iterator[_Name]:
 
 
 def _block_names(block: Block, index: int) -> tuple[_Name, ...]:
-    if block.kind not in _BLOCKS or {"kv", "qk_norm"} & dict(block.given).keys():
+    if block.kind not in _BLOCKS or {"kv", "qk_norm", "canon"} & dict(block.given).keys():
         raise Unsupported(f"layer {index}: transformers' LFM2 classes have no {block.format()}")
     return _BLOCKS[block.kind]
 
@@ -322,7 +324,7 @@ def _block_names(block: Block, index: int) -> tuple[_Name, ...]:
 def _attention_only_names(block: Block, index: int) -> tuple[_Name, ...]:
     if block.kind == "swiglu":
         return _STOCK_DENSE
-    if {"kv", "sink"} & dict(block.given).keys():
+    if {"kv", "sink", "canon"} & dict(block.given).keys():
         raise Unsupported(f"layer {index}: transformers' stock classes have no {block.format()}")
     return _STOCK_ATTENTION + (_STOCK_QK_NORM if block.get("qk_norm") else ())
 

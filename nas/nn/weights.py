@@ -6,9 +6,12 @@ so what is saved is exactly what is loaded.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import safetensors
+import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save
 from torch import Tensor
 
@@ -39,6 +42,13 @@ def load_weights(model: Model, path: Path) -> None:
     model.load_state_dict(tensors)
 
 
+def padded_weights(weights: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
+    """Returns `weights` with zeros up to the shapes that `layout` has, such as `nas.core.layout.padded` returns."""
+    with torch.device("meta"):
+        wanted = Model(layout, seed=None).state_dict()
+    return {name: zero_padded(tensor, wanted[name].shape) for name, tensor in weights.items()}
+
+
 def checkpoint_layout(path: Path) -> Layout:
     """Returns the layout of the checkpoint at `path`; reads the header only.
 
@@ -54,6 +64,12 @@ def checkpoint_layout(path: Path) -> Layout:
     if "layout" not in metadata:
         raise InvalidInput("a safetensors file, but its header names no layout", where=str(path))
     return Layout.parse(metadata["layout"])
+
+
+def zero_padded(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    """Returns `tensor` in the first rows and columns of zeros of that shape."""
+    added = [(0, wide - narrow) for narrow, wide in zip(tensor.shape, shape, strict=True)]
+    return F.pad(tensor, [count for pair in reversed(added) for count in pair])
 
 
 def _check_shapes(tensors: dict[str, Tensor], wanted: dict[str, Tensor], path: Path) -> None:

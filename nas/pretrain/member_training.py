@@ -50,7 +50,7 @@ from nas.release.options import FileOptions
 from nas.release.tokenizer import read_tokenizer, require_fit
 from nas.runtimes.base import Checkpoint
 
-TRAINER_VERSION = 1
+TRAINER_VERSION = 2
 """Part of keys: increase it with every change after which the same training gives other numbers."""
 CHECKPOINT, START, WEIGHTS = "checkpoint.safetensors", "start.safetensors", "weights.safetensors"
 

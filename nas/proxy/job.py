@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from nas.core.canonical import content_hash, result_key
-from nas.core.layout import Layout
+from nas.core.layout import Layout, padded
 from nas.core.task import TASKS, Setting, make_task, task_settings
 from nas.proxy.corpus import CorpusRef
 from nas.proxy.tasks import SUITE_VERSION
@@ -131,7 +131,7 @@ class TrainResult(BaseModel):
     )
     cpu_seconds: float = Field(description="processor time under this key, likewise")
     device: str
-    weights: str = Field(description="path of the averaged weights")
+    weights: str = Field(description="path of the averaged weights, padded as `exported_layout` is")
     weights_sha256: str
 
 
@@ -159,3 +159,11 @@ def proxy_layout(job: TrainJob) -> Layout:
     """Returns the layout that is trained: the job's, with the vocabulary of its run."""
     vocab = job.run.vocab
     return Layout.from_json(job.layout if vocab is None else job.layout | {"vocab": vocab})
+
+
+def exported_layout(job: TrainJob) -> Layout:
+    """Returns the layout that a finished training's weights are written for: its proxy, padded to quantisers' blocks.
+
+    Runtimes compute the same with it, by the kernels that the model at deploy scale takes.
+    """
+    return padded(proxy_layout(job))

@@ -12,7 +12,7 @@ from nas.proxy.job import LmRun, TaskRun, TrainJob, TrainResult
 
 
 def proxy_of(layout: Layout, config: QualityConfig) -> Layout:
-    """Returns the proxy of `layout`, with unchanged windows; layouts with the same proxy share its results.
+    """Returns the proxy of `layout`, with unchanged windows and states; layouts with the same proxy share its results.
 
     Raises:
         InvalidInput: the layout is narrower than the proxies.
@@ -51,8 +51,8 @@ def seed_scores(jobs: Iterable[TrainJob], results: Mapping[str, TrainResult]) ->
 
 
 def _proxy(config: QualityConfig, layout: Layout, length: int) -> Layout:
-    """Returns the proxy for sequences of `length` tokens: windows keep their ratio to the context."""
-    return narrow(layout, config.proxy_d_model, BYTE_VOCAB, length / config.context)
+    """Returns the proxy for sequences of `length` tokens: windows and states keep their ratio to the context."""
+    return narrow(layout, config.proxy_d_model, BYTE_VOCAB, context=config.context, length=length)
 
 
 def _task_jobs(config: QualityConfig, rung: int, layout: Layout) -> list[TrainJob]:

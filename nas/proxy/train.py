@@ -21,8 +21,9 @@ from nas.nn.fit import Log, Stage, TrainingCheckpoint, TrainingState, Worker, fi
 from nas.nn.model import Model
 from nas.nn.optimisers import Optimiser
 from nas.nn.seeds import of_seed, stacked, unstackable
+from nas.nn.weights import padded_weights
 from nas.proxy.data import Data, evaluate, open_data
-from nas.proxy.job import CHECKPOINT, STABLE, WEIGHTS, TrainJob, TrainResult, proxy_layout, run_inputs
+from nas.proxy.job import CHECKPOINT, STABLE, WEIGHTS, TrainJob, TrainResult, exported_layout, proxy_layout, run_inputs
 
 BALANCE_RATE = 0.01
 """Step of the experts' load-balancing bias; ten times DeepSeek-V3's, for runs a thousand times shorter."""
@@ -219,7 +220,7 @@ def _results(
             groups = own.groups()
             scores = {name: evaluate(model, group, worker.device) for name, group in groups.items()}
             path = checkpoint_dir / job.key / WEIGHTS
-            save_tensors(model.state_dict(), path, {"step": state.step})
+            save_tensors(padded_weights(model.state_dict(), exported_layout(job)), path, {"step": state.step})
         scored.append((job, groups, scores, losses, path))
     return [
         TrainResult(

@@ -22,7 +22,7 @@ from nas.measure.calibration import DEPLOY_SEED, MeasurementTarget
 from nas.measure.reference import export_key, gate_key, measure_key
 from nas.measure.rounds import Jobs, Subject, measure
 from nas.proxy.corpus import CorpusRef
-from nas.proxy.job import TrainJob, TrainResult, proxy_layout
+from nas.proxy.job import TrainJob, TrainResult, exported_layout
 from nas.proxy.ladder import rung_jobs, seed_scores
 from nas.runtimes.base import Artifact, Checkpoint, RandomWeights, Weights
 from nas.store.rows import Stage
@@ -319,7 +319,7 @@ class StageWork:
         job = rung_jobs(self.space.quality, last, layout, self.corpus)[-1]
         weights = await self._weights(trial, job)
         for target in self._target_of_runtimes().values():
-            await self._check_on(target, trial, proxy_layout(job), weights)
+            await self._check_on(target, trial, exported_layout(job), weights)
 
     def _target_of_runtimes(self) -> dict[str, MeasurementTarget]:
         """Returns runtime -> one of its targets: what is exported does not depend on the device."""

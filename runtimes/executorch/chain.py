@@ -181,6 +181,8 @@ def _kinds(layout: Layout) -> Iterator[str]:
         for block in layer.blocks:
             if block.kind not in KINDS:
                 yield f"{block.kind} blocks: there is no ExecuTorch program of them"
+            elif reason := KINDS[block.kind].refuses(block):
+                yield f"{block.format()}: {reason}"
 
 
 def _widths(layout: Layout) -> Iterator[str]:

@@ -41,12 +41,14 @@ class ExecuTorchKind:
         attention: of a mixer that attends over a key-value cache, which the runner keeps by the block's arguments
             `kv_heads` and `head_dim`.
         mixture: whether the block is a mixture of the arguments `experts` and `top_k`, with a bias per expert.
+        refuses: (block) -> why no program computes this one; None: one does.
         version: changes whenever the record of another distribution gives other bytes.
     """
 
     programs: Callable[[Block, int], tuple[Program, ...]]
     attention: Callable[[Block], Attention] | None = None
     mixture: bool = False
+    refuses: Callable[[Block], str | None] = lambda block: None
     version: str = ""
 
 
@@ -158,15 +160,21 @@ def _windowed(block: Block) -> Attention:
     return Attention(_theta(block), block.int("window"), "sinks.weight" if block.get("sink") else None)
 
 
+def _canon(block: Block) -> str | None:
+    return "there is no program with a convolution in front of attention (canon)" if block.get("canon") else None
+
+
 KINDS: Registry[ExecuTorchKind] = Registry(
     "block kind that ExecuTorch runs",
     "nas.executorch.kinds",
     {
         "conv": ExecuTorchKind(lambda block, d_model: (_conv(block, d_model),)),
         "gqa": ExecuTorchKind(
-            lambda block, d_model: (_attention(block, d_model),), lambda block: Attention(_theta(block))
+            lambda block, d_model: (_attention(block, d_model),),
+            lambda block: Attention(_theta(block)),
+            refuses=_canon,
         ),
-        "swa": ExecuTorchKind(lambda block, d_model: (_attention(block, d_model),), _windowed),
+        "swa": ExecuTorchKind(lambda block, d_model: (_attention(block, d_model),), _windowed, refuses=_canon),
         "mamba2": ExecuTorchKind(lambda block, d_model: (_mamba2(block, d_model),)),
         "swiglu": ExecuTorchKind(lambda block, d_model: (_swiglu(block, d_model),)),
         "moe": ExecuTorchKind(lambda block, d_model: (_router(block, d_model), _expert(block, d_model)), mixture=True),

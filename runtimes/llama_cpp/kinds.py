@@ -147,8 +147,12 @@ _ATTENTION_SIZES = (
 )
 
 
-def _borrowed_cache(block: Block) -> str | None:
-    return None if block.get("kv") is None else f"reuses the cache of layer {block.int('kv')}"
+def _canon(block: Block) -> str | None:
+    return "has a convolution in front of its attention (canon)" if block.get("canon") else None
+
+
+def _canon_or_borrowed_cache(block: Block) -> str | None:
+    return _canon(block) if block.get("kv") is None else f"reuses the cache of layer {block.int('kv')}"
 
 
 GQA = GgufKind(
@@ -156,7 +160,7 @@ GQA = GgufKind(
     _ATTENTION_SIZES,
     (_attention_header,),
     rules=lambda blocks: _one_rope_base("attention", blocks),
-    refuses=_borrowed_cache,
+    refuses=_canon_or_borrowed_cache,
 )
 
 
@@ -172,7 +176,9 @@ def _window_rules(blocks: Sequence[Block]) -> Iterable[str]:
     yield from one_per_model("window", blocks, lambda block: block.int("window"), "llama.cpp")
 
 
-SWA = GgufKind(_attention_parts, _ATTENTION_SIZES, (_attention_header, _window_header), rules=_window_rules)
+SWA = GgufKind(
+    _attention_parts, _ATTENTION_SIZES, (_attention_header, _window_header), rules=_window_rules, refuses=_canon
+)
 
 
 def _conv_parts(block: Block, width: int) -> Iterator[Part]:

@@ -28,6 +28,8 @@ class TestGroupedQueryAttention(MixerContract):
         "A4/2(qk_norm=0)",
         "A4/2(rope_theta=0)",
         "A1/1(rope_theta=9)",
+        "A4/2(canon=4)",
+        "A4/1(canon=2,qk_norm=0)",
     )
     reference = staticmethod(reference_gqa)
 
@@ -45,6 +47,8 @@ class TestSlidingWindowAttention(MixerContract):
         "W4/2@6(qk_norm=0)",
         "W4/2@6(rope_theta=0)",
         "W1/1@6(rope_theta=9,sink=1)",
+        "W4/2@6(canon=4)",
+        "W4/2@5(canon=3,sink=1)",
     )
     reference = staticmethod(reference_swa)
 

@@ -37,6 +37,12 @@ def test_every_mix_is_carried(text: str) -> None:
     assert support.verdict == "stock" and support.arch == "blocks"
 
 
+@pytest.mark.parametrize("block", ["A8/4(canon=4)", "W8/4@64(canon=4)"])
+def test_a_convolution_in_front_of_attention_is_refused(block: str) -> None:
+    (reason,) = EXECUTORCH.supports(Layout.parse(f"d256 v512 ffn=swiglu:512 [C3 {block}]")).reasons
+    assert reason == f"{block}: there is no program with a convolution in front of attention (canon)"
+
+
 def test_groups_must_fit() -> None:
     support = EXECUTORCH.supports(Layout.parse("d160 v512 ffn=swiglu:40 [A4/2:20]"))
     assert not support

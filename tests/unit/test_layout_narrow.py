@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 
+from nas.core.block import Block
 from nas.core.errors import InvalidInput
-from nas.core.layout import Layer, Layout, narrow
+from nas.core.layout import Layer, Layout, narrow, padded
 from nas.core.published import LFM2
 from nas.testing.layout_strategy import WIDTHS, layouts
 
@@ -33,16 +36,16 @@ def shape(layer: Layer) -> object:
 
 
 @given(layouts(), WIDTHS)
-def test_widths_are_multiples_of_the_quantisers_block(layout: Layout, width: int) -> None:
+def test_padded_widths_are_multiples_of_the_quantisers_block(layout: Layout, width: int) -> None:
     if width >= layout.d_model:
         return
-    for layer in narrow(layout, width, 256).layers:
+    for layer in padded(narrow(layout, width, 256)).layers:
         for block in (block.resolve(width) for block in layer.blocks):
             if block.kind in ("swiglu", "moe"):
                 assert block.int("width") % 32 == 0
             if block.kind in ("gqa", "swa"):
                 assert block.int("heads") * block.int("head_dim") % 32 == 0
-                assert block.int("head_dim") >= 16
+                assert block.int("head_dim") >= 8
             if block.kind == "mamba2":
                 assert block.int("expand") * width // block.int("heads") >= 16
 
@@ -58,41 +61,71 @@ def test_attention_as_wide_as_the_model_stays_so(name: str, width: int) -> None:
 
 
 def test_the_proxies_of_the_published_family() -> None:
-    order = "C3*2 A4/2 C3*2 A4/2 C3*2 A4/2 C3 A4/2 C3 A4/2 C3 A4/2 C3"
+    order = "C3*2 A8/4 C3*2 A8/4 C3*2 A8/4 C3 A8/4 C3 A8/4 C3 A8/4 C3"
     assert narrow(Layout.parse(LFM2["LFM2-350M"]), 64, 256).format() == f"d64 v256 ffn=swiglu:288 [{order}]"
     assert narrow(Layout.parse(LFM2["LFM2-350M"]), 256, 256).format() == (
         "d256 v256 ffn=swiglu:1152 [C3*2 A16/8 C3*2 A16/8 C3*2 A16/8 C3 A16/8 C3 A16/8 C3 A16/8 C3]"
     )
     assert narrow(Layout.parse(LFM2["LFM2-8B-A1B"]), 128, 256).format() == (
-        "d128 v256 ffn=moe:32x4:128 [C3+swiglu:448*2 A8/2 C3*3 A8/2 C3*3 A8/2 C3*3 A8/2 C3*3 A8/2 C3*2 A8/2 C3*2]"
+        "d128 v256 ffn=moe:32x4:112 [C3+swiglu:448*2 A16/4 C3*3 A16/4 C3*3 A16/4 C3*3 A16/4 C3*3 A16/4 C3*2 A16/4 C3*2]"
     )
 
 
 def test_proxies_of_windows_and_state_spaces() -> None:
     layout = Layout.parse("d1024 v65536 ffn=swiglu:4608 [M W16/4@512 M64(groups=2,heads=16) W16/8@2048(sink=1) A16/8]")
-    order = "M(heads=8) W4/1@{} M64(groups=2,heads=8) W4/2@{}(sink=1) A4/2"
-    for ratio, windows in {1.0: (512, 2048), 2.0: (512, 2048), 128 / 4096: (16, 64), 20 / 4096: (8, 10)}.items():
-        wanted = f"d64 v256 ffn=swiglu:288 [{order.format(*windows)}]"
-        assert narrow(layout, 64, 256, ratio).format() == wanted
+    order = "M{n}(heads=8) W8/2@{w}{t} M{m}(groups=2,heads=8) W8/4@{v}({r}sink=1) A8/4{t}"
+    sizes = {
+        4096: {"w": 512, "v": 2048, "n": "", "m": 64, "t": "", "r": ""},
+        8192: {"w": 512, "v": 2048, "n": "", "m": 64, "t": "", "r": ""},
+        512: {"w": 64, "v": 256, "n": 16, "m": 8, "t": "(rope_theta=31600)", "r": "rope_theta=31600,"},
+        20: {"w": 8, "v": 10, "n": 2, "m": 2, "t": "(rope_theta=145)", "r": "rope_theta=145,"},
+    }
+    for length, wanted in sizes.items():
+        proxy = narrow(layout, 64, 256, context=4096, length=length)
+        assert proxy.format() == f"d64 v256 ffn=swiglu:288 [{order.format(**wanted)}]"
 
 
 def test_windows_of_proxies_are_no_shorter_than_eight_unless_they_were() -> None:
     layout = Layout.parse("d1024 v65536 ffn=swiglu:4608 [W16/4@100 W16/4@8 W16/4@3]")
-    assert narrow(layout, 64, 256, 1e-6).format() == "d64 v256 ffn=swiglu:288 [W4/1@8*2 W4/1@3]"
+    proxy = narrow(layout, 64, 256, context=4096, length=16)
+    assert [layer.mixers[0].int("window") for layer in proxy.layers] == [8, 8, 3]
 
 
 def test_a_proxy_is_its_own_proxy() -> None:
-    proxy = narrow(Layout.parse("d1024 v65536 ffn=swiglu:4608 [M W16/4@512 A16/8]"), 64, 256, 1 / 32)
-    assert narrow(proxy, 64, 256, 1 / 32) == proxy
+    proxy = narrow(Layout.parse("d1024 v65536 ffn=swiglu:4608 [M W16/4@512 A16/8]"), 64, 256, context=4096, length=128)
+    assert narrow(proxy, 64, 256, context=4096, length=128) == proxy
 
 
 def test_the_proxy_id_never_changes() -> None:
     assert (
         narrow(Layout.parse(LFM2["LFM2-350M"]), 64, 256).id
-        == "4d76949784bdb08f16379e36439b95da25138c9e9d7f2ca45c90626c66668210"
+        == "44cd486650896f19e2e67953ad9c79cb28727712564de1a349ce02f15443f1b6"
     )
 
 
 def test_a_wider_proxy_is_refused() -> None:
     with pytest.raises(InvalidInput, match="proxy width 2048 exceeds the layout's 1024"):
         narrow(Layout.parse(LFM2["LFM2-350M"]), 2048, 256)
+
+
+@pytest.mark.parametrize("heads", ["A16/2", "A16/4", "A16/8", "A16/16"])
+def test_caches_of_few_heads_keep_their_proportion(heads: str) -> None:
+    layout = Layout.parse(f"d1024 v65536 ffn=swiglu:4608 [{heads}]")
+    assert narrow(layout, 64, 256).kv_bytes(1) == layout.kv_bytes(1) / 16
+
+
+@given(layouts(), WIDTHS)
+def test_positions_reach_as_far_in_a_proxys_sequence(layout: Layout, width: int) -> None:
+    """The share of RoPE's frequencies that turn by a radian within a sequence stays."""
+    if width >= layout.d_model:
+        return
+    proxy = narrow(layout, width, 256, context=4096, length=256)
+    for block, short in zip(attention_of(layout), attention_of(proxy), strict=True):
+        base, theirs = float(block.get("rope_theta") or 0), float(short.get("rope_theta") or 0)
+        assert bool(base) == bool(theirs)
+        if base > 100:
+            assert math.log(256) / math.log(theirs) == pytest.approx(math.log(4096) / math.log(base), rel=0.01)
+
+
+def attention_of(layout: Layout) -> list[Block]:
+    return [block for layer in layout.layers for block in layer.mixers if block.kind in ("gqa", "swa")]

@@ -74,6 +74,11 @@ def test_patched_by_name(text: str, reason: str) -> None:
         ("d256 v512 ffn=swiglu:512 [C3 A8/4 -]", "layer 2 has no mixer"),
         ("d256 v512 ffn=swiglu:512 [C3 A8/4+none]", "layer 1 has no feed-forward"),
         ("d256 v512 ffn=swiglu:512 [C3 A8/4 A8/4(kv=1)]", "layer 2 reuses the cache of layer 1"),
+        ("d256 v512 ffn=swiglu:512 [C3 A8/4(canon=4)]", "layer 1 has a convolution in front of its attention (canon)"),
+        (
+            "d256 v512 ffn=swiglu:512 [C3 W8/4@64(canon=4)]",
+            "layer 1 has a convolution in front of its attention (canon)",
+        ),
         ("d256 v512 ffn=swiglu:512 [C3*512 A8/4]", "513 layers: at most 512"),
     ],
 )

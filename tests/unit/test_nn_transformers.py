@@ -115,6 +115,8 @@ def test_published_counts_are_those_of_transformers(name: str) -> None:
         ("d64 v128 ffn=swiglu:96 [W4/2@8(qk_norm=0)]", "no sliding windows"),
         ("d64 v128 ffn=swiglu:96 [A4/2 A4/2(kv=0)]", "cache of its own"),
         ("d64 v128 ffn=swiglu:96 [A4/2(rope_theta=0)]", "positions"),
+        ("d64 v128 ffn=swiglu:96 [A4/2(canon=4)]", "canon"),
+        ("d64 v128 ffn=swiglu:96 [C3 A4/2(canon=4)]", "canon"),
     ],
 )
 def test_what_transformers_cannot_hold_is_said(text: str, message: str) -> None:

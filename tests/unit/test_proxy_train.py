@@ -19,10 +19,11 @@ from nas.nn.model import Model
 from nas.proxy import train as train_module
 from nas.proxy.corpus import MIN_BYTES, CorpusRef, build_corpus, refer
 from nas.proxy.data import LmData, open_data
-from nas.proxy.job import LmRun, TaskRun, TrainJob, TrainResult, train_key_inputs
+from nas.proxy.job import LmRun, TaskRun, TrainJob, TrainResult, exported_layout, train_key_inputs
 from nas.proxy.train import train, train_seeds
 
-LAYOUT = Layout.parse("d32 v256 ffn=moe:4x2:32 [C3+swiglu:32 A2/1]")
+LAYOUT = Layout.parse("d32 v256 ffn=moe:4x2:20 [C3+swiglu:40 A2/1]")
+PADDED = Layout.parse("d32 v256 ffn=moe:4x2:32 [C3+swiglu:64 A2/1]")
 TIMES = {"seconds", "cpu_seconds", "weights", "key", "steps", "tokens"}
 
 
@@ -154,7 +155,7 @@ def test_a_checkpoint_of_another_run_is_not_continued(corpus: CorpusRef, tmp_pat
         run(lm_job(corpus, resume_from=other.key), tmp_path)
 
 
-def test_the_result_is_scored_above_chance_and_loads_as_a_model(corpus: CorpusRef, tmp_path: Path) -> None:
+def test_the_result_is_scored_above_chance_and_loads_as_a_padded_model(corpus: CorpusRef, tmp_path: Path) -> None:
     job = lm_job(corpus, steps=60, batch=4, lr=1e-2)
     result = run(job, tmp_path)
     data = open_data(job)
@@ -163,7 +164,8 @@ def test_the_result_is_scored_above_chance_and_loads_as_a_model(corpus: CorpusRe
     for name, score in result.scores.items():
         assert score == pytest.approx(chance[name] - result.losses[name])
         assert score > 0.3
-    model = Model(LAYOUT, seed=None)
+    assert exported_layout(job) == PADDED
+    model = Model(PADDED, seed=None)
     model.load_state_dict(load_file(result.weights))
     group = data.groups()["lm/a.txt"]
     with torch.no_grad():

@@ -13,7 +13,7 @@ from nas.cli.space import draw_layouts, support_by_layout, survey
 from nas.core.layout import Layout
 from nas.core.space import SearchSpace
 from nas.proxy.corpus import CorpusRef
-from nas.proxy.job import proxy_layout
+from nas.proxy.job import exported_layout
 from nas.proxy.ladder import rung_jobs
 from nas.proxy.train import train
 from nas.runtimes.llama_cpp.support import supports
@@ -90,7 +90,7 @@ def test_two_runtimes_demo_is_the_demo_on_both_and_both_carry_it_proxies_include
     # The gate exports the proxies of what is complete, to both.
     last = len(dual.quality.rungs) - 1
     corpus = CorpusRef(source="default", hash="0" * 64)
-    proxies = [proxy_layout(rung_jobs(dual.quality, last, layout, corpus)[-1]) for layout in layouts]
+    proxies = [exported_layout(rung_jobs(dual.quality, last, layout, corpus)[-1]) for layout in layouts]
     assert all(row["admitted"] for row in support_by_layout(dual, proxies))
 
 

@@ -120,8 +120,11 @@ class Attention(nn.Module):
 
     takes_padding = True
 
-    def __init__(self, width, eps, heads, kv_heads, head_dim, rope_theta, qk_norm, kv=None, window=None, sink=False):
+    def __init__(
+        self, width, eps, heads, kv_heads, head_dim, rope_theta, qk_norm, canon=0, kv=None, window=None, sink=False
+    ):
         super().__init__()
+        self.canon = Taps(width, canon) if canon else None
         self.head_dim, self.theta, self.window, self.reads = head_dim, rope_theta, window, kv
         self.q = _linear(width, heads * head_dim)
         self.q_norm = RMSNorm(head_dim, eps) if qk_norm else None
@@ -135,17 +138,25 @@ class Attention(nn.Module):
         at = torch.arange(past, past + x.shape[1], device=x.device)
         if padding is not None:
             at = padding.at[:, None, -x.shape[1] :]
+        x, last = (x, ()) if self.canon is None else self._mixed_in(x, state, padding)
         q = self._turned(self._heads(self.q(x), self.q_norm), at)
         if self.reads is None:
             keys, values = self._turned(self._heads(self.k(x), self.k_norm), at), self._heads(self.v(x), None)
             if state:
                 keys, values = torch.cat([state[0], keys], 2), torch.cat([state[1], values], 2)
         else:
-            keys, values = state
+            keys, values = state[:2]
         mixed = self._attend(q, keys, values, padding)
         if self.window and padding is None:  # padding may lie between tokens of one window
             keys, values = keys[:, :, -self.window :], values[:, :, -self.window :]
-        return self.o(mixed.transpose(1, 2).flatten(2)), (keys, values)
+        return self.o(mixed.transpose(1, 2).flatten(2)), (keys, values, *last)
+
+    def _mixed_in(self, x, state, padding):
+        """Adds the convolution to its input."""
+        kept = self.canon.weight.shape[1] - 1
+        before = state[2] if state else x.new_zeros(len(x), kept, x.shape[-1])
+        window = torch.cat([before, x], 1)
+        return x + self.canon(window), (_last_rows(window, kept, padding),)
 
     def _heads(self, x, norm):
         heads = x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)

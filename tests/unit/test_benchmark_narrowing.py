@@ -1,0 +1,46 @@
+"""Proxies keep the proportions of the layouts that they stand for, in every packaged space."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from benchmarks.quality.narrowing import Narrowing, study
+from nas.core.layout import narrow, padded
+from nas.runtimes.llama_cpp.support import supports
+from nas.search import Sampler
+from nas.search_spaces import list_spaces, load_space
+
+LAYOUTS = 200
+
+
+@pytest.fixture(scope="module", params=list_spaces())
+def found(request: pytest.FixtureRequest) -> Narrowing:
+    return study(load_space(request.param), LAYOUTS)
+
+
+def test_weights_keep_their_order(found: Narrowing) -> None:
+    for correlations in (found.total, found.active):
+        assert all(math.isnan(value) or value >= 0.99 for value in correlations.values()), correlations
+        assert not math.isnan(correlations["MoE"])
+
+
+def test_references_are_as_far_apart_as_their_proxies(found: Narrowing) -> None:
+    assert abs(found.gap_proxy - found.gap_deploy) <= 0.005
+
+
+def test_memory_keeps_its_share_of_attentions_cache(found: Narrowing) -> None:
+    for kind, (low, high) in found.memory.items():
+        assert 0.5 <= low <= high <= 2.0, kind
+
+
+@pytest.mark.parametrize("name", list_spaces())
+def test_a_build_that_carries_a_layout_carries_its_exported_proxy(name: str) -> None:
+    space = load_space(name)
+    sampler, rng = Sampler(space), np.random.default_rng(0)
+    for _ in range(LAYOUTS):
+        layout = sampler.draw(rng)
+        proxy = padded(narrow(layout, space.quality.proxy_d_model, 256, context=4096, length=128))
+        assert supports(proxy).verdict == supports(layout).verdict, layout.format()
