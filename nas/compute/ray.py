@@ -264,9 +264,9 @@ def checked(result: Outcome) -> Outcome:
 
 
 def checkpoints_of(spec: Spec) -> dict[str, bytes]:
-    """Returns key -> content of the local checkpoints that the training of `spec` can continue from."""
+    """Returns key -> content of the local checkpoints that the training of `spec` continues from or learns from."""
     job, folder = TrainJob.model_validate(spec["job"]), Path(spec["checkpoints"])
-    keys = [key for key in (job.key, job.resume_from) if key is not None]
+    keys = [job.key, *([job.resume_from] if job.resume_from else []), *([job.teacher.job.key] if job.teacher else [])]
     return {key: path.read_bytes() for key in keys if (path := folder / key / CHECKPOINT).is_file()}
 
 

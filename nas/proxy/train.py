@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,12 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nas.core.canonical import content_hash
-from nas.core.errors import CandidateFailed
+from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.core.task import IGNORE
 from nas.nn.fit import Log, Optimiser, Stage, TrainingCheckpoint, TrainingState, Worker, fit, save_tensors, thinned
 from nas.nn.model import Model
-from nas.proxy.data import Data, evaluate, open_data
+from nas.proxy.data import Data, open_data, score
 from nas.proxy.job import CHECKPOINT, WEIGHTS, TrainJob, TrainResult, proxy_layout, run_inputs
+from nas.proxy.teacher import predictions, taught, trained_average
 
 BALANCE_RATE = 0.01
 """Step of the experts' load-balancing bias; ten times DeepSeek-V3's, for runs a thousand times shorter."""
@@ -60,6 +62,13 @@ def train(
     torch.set_num_threads(threads)
     data = open_data(job)
     with _memory_errors(job):
+        stage = _stage(job, data)
+        if job.teacher is not None:
+            taught_by = partial(
+                _teacher, job.teacher.job, worker, checkpoint_dir=checkpoint_dir, threads=threads,
+                checkpoint_s=checkpoint_s,
+            )  # fmt: skip
+            stage = taught(stage, job.teacher, predictions(job, job.teacher, data, taught_by, yield_hook))
         model = Model(proxy_layout(job), job.seed).to(worker.device)
         state = TrainingState(model, Optimiser(job.weight_decay, job.clip, BALANCE_RATE), job.steps, ema=job.ema)
         checkpoint = TrainingCheckpoint(
@@ -69,10 +78,29 @@ def train(
             resume_from=None if job.resume_from is None else checkpoint_dir / job.resume_from / CHECKPOINT,
         )
         fit(
-            state, [_stage(job, data)], checkpoint, worker, name=f"{job.key[:12]} on {worker.describe()}",
+            state, [stage], checkpoint, worker, name=f"{job.key[:12]} on {worker.describe()}",
             check_steps=_FINITE_CHECK_STEPS,
         )  # fmt: skip
         return _result(job, state, data, worker, checkpoint.path.with_name(WEIGHTS))
+
+
+def _teacher(job: TrainJob, worker: Worker, *, checkpoint_dir: Path, threads: int, checkpoint_s: float) -> Model:
+    """Returns the trained model of `job`; trains it unless its finished checkpoint is in `checkpoint_dir`.
+
+    Raises:
+        InfrastructureFailed: it cannot be trained, which is not its students' fault.
+    """
+    if (model := trained_average(job, checkpoint_dir, worker.device)) is None:
+        try:
+            train(
+                job, yield_hook=worker.yield_hook, checkpoint_dir=checkpoint_dir, device=str(worker.device),
+                log=worker.log, threads=threads, checkpoint_s=checkpoint_s,
+            )  # fmt: skip
+        except CandidateFailed as error:
+            raise InfrastructureFailed(f"the teacher {job.key[:12]} cannot be trained: {error}") from error
+        model = trained_average(job, checkpoint_dir, worker.device)
+    assert model is not None, "a finished training has a checkpoint"
+    return model
 
 
 def _stage(job: TrainJob, data: Data) -> Stage:
@@ -94,14 +122,13 @@ def _result(job: TrainJob, state: TrainingState, data: Data, worker: Worker, wei
     """Scores the averaged weights and writes them."""
     assert state.average is not None
     with state.timed():
-        groups = data.groups()
-        scores = {name: evaluate(state.average, group, worker.device) for name, group in groups.items()}
+        scored = score(state.average, data.groups(), worker.device)
         save_tensors(state.average.module.state_dict(), weights, {"step": state.step})
     return TrainResult(
         key=job.key,
-        scores={name: group.chance - scores[name].loss for name, group in groups.items()},
-        losses={name: score.loss for name, score in scores.items()},
-        accuracy={name: score.accuracy for name, score in scores.items()},
+        scores={name: chance - got.loss for name, (got, chance) in scored.items()},
+        losses={name: got.loss for name, (got, _) in scored.items()},
+        accuracy={name: got.accuracy for name, (got, _) in scored.items()},
         curve=thinned(state.losses, _CURVE_POINTS),
         steps=state.step,
         tokens=state.step * data.batch(0)[0].numel(),
