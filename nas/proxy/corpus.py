@@ -56,17 +56,29 @@ class Domain:
     sizes: NDArray[np.int64] = field(default_factory=lambda: np.ones(BYTE_VOCAB, np.int64))
 
     @cached_property
+    def share(self) -> NDArray[np.float64]:
+        """How often each id occurs among the held-out ids, [V]."""
+        counts = np.bincount(self.heldout, minlength=self.sizes.size)
+        share: NDArray[np.float64] = counts / self.heldout.size
+        return share
+
+    @property
     def surprise(self) -> NDArray[np.float64]:
-        """Bits of each id under the distribution of the held-out ids, [V]; infinite where it does not occur."""
-        share = np.bincount(self.heldout, minlength=self.sizes.size) / self.heldout.size
+        """Bits of each id under that distribution, [V]; infinite where it does not occur."""
         with np.errstate(divide="ignore"):
-            bits: NDArray[np.float64] = -np.log2(share)
+            bits: NDArray[np.float64] = -np.log2(self.share)
         return bits
+
+    @property
+    def bytes_per_id(self) -> float:
+        """Mean bytes of a held-out id."""
+        return float(self.share @ self.sizes)
 
     @cached_property
     def unigram_entropy(self) -> float:
         """Entropy of the held-out ids' distribution, in bits per byte: the chance level of a language model."""
-        return float(self.surprise[self.heldout].sum() / self.sizes[self.heldout].sum())
+        occurs = self.share > 0
+        return float(self.share[occurs] @ self.surprise[occurs]) / self.bytes_per_id
 
 
 @dataclass(frozen=True)
@@ -114,17 +126,17 @@ def build_corpus(source: Source, base: Path) -> Corpus:
     """
     match _normal(source):
         case "default":
-            made_of = {"python": _python(), "recipe": str(corpus_default.RECIPE)}
+            versions = {"python": _python(), "recipe": str(corpus_default.RECIPE)}
             key = [corpus_default.RECIPE, sys.version, sysconfig.get_path("stdlib")]
-            return _made_once("default", key, corpus_default.read_domains, made_of)
+            return _made_once("default", key, corpus_default.read_domains, versions)
         case "installed":
             found = corpus_installed.distributions()
-            made_of = {"recipe": str(corpus_installed.RECIPE)} | {each.name: each.version for each in found}
-            key = [corpus_installed.RECIPE, made_of, [str(each.locate_file("")) for each in found]]
-            return _made_once("installed", key, lambda: corpus_installed.read_domains(found), made_of)
-        case CorpusFiles(files=entries, text=column):
+            versions = {"recipe": str(corpus_installed.RECIPE)} | {each.name: each.version for each in found}
+            key = [corpus_installed.RECIPE, versions, [str(each.locate_file("")) for each in found]]
+            return _made_once("installed", key, lambda: corpus_installed.read_domains(found), versions)
+        case CorpusFiles() as named:
             budget = Budget(corpus_files.MAX_BYTES)
-            return _from_texts({name: corpus_files.read_entry(name, base, column, budget) for name in entries})
+            return _from_texts({name: corpus_files.read_entry(name, base, named.text, budget) for name in named.files})
 
 
 def refer(source: Source, base: Path) -> CorpusRef:

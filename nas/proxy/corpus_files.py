@@ -1,7 +1,7 @@
 """Texts of the user's files: plain text, JSON lines, Parquet, Arrow, and folders of them, also those of `datasets`.
 
 Files are data that nobody has checked: nothing is unpickled, a bad record is an error with its file and line, and sizes
-are bounded before memory is used. Parquet, Arrow and, before Python 3.14, Zstandard need `pyarrow`.
+are bounded before memory is used. Parquet, Arrow and Zstandard need `pyarrow`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SMALL = 1 << 16
 _RECORD_SEPARATOR = "\n\n"
 _TEXT = (
     ".adoc", ".bash", ".c", ".cc", ".cfg", ".cpp", ".cs", ".css", ".csv", ".cu", ".go", ".h", ".hpp", ".html", ".ini",
-    ".java", ".jl", ".js", ".json", ".kt", ".lua", ".md", ".org", ".php", ".pl", ".py", ".pyi", ".r", ".rb", ".rs",
+    ".java", ".jl", ".js", ".kt", ".lua", ".md", ".org", ".php", ".pl", ".py", ".pyi", ".r", ".rb", ".rs",
     ".rst", ".scala", ".sh", ".sql", ".swift", ".tex", ".toml", ".ts", ".tsv", ".tsx", ".txt", ".xml", ".yaml", ".yml",
     ".zig",
 )  # fmt: skip
@@ -197,7 +197,7 @@ def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
         number += 1
         try:
             line = file.readline(MAX_RECORD + 1)
-        except (EOFError, zlib.error, OSError) as error:
+        except (EOFError, ValueError, zlib.error, OSError) as error:
             raise InvalidInput(f"cannot be read: {error}", where=f"{path}:{number}") from error
         if not line:
             return
@@ -211,13 +211,7 @@ def _opened(path: Path) -> IO[bytes]:
     if name.endswith(".gz"):
         return gzip.open(path, "rb")
     if name.endswith(".zst"):
-        try:
-            from compression import zstd  # type: ignore[import-not-found, unused-ignore]  # from Python 3.14 on
-        except ImportError:
-            stream = _pyarrow(path).input_stream(str(path), compression="zstd")
-            return io.BufferedReader(stream)
-        opened: IO[bytes] = zstd.open(path, "rb")
-        return opened
+        return io.BufferedReader(_pyarrow(path).input_stream(str(path), compression="zstd"))
     return path.open("rb")
 
 
@@ -277,7 +271,7 @@ def _no_column(column: str, names: Iterable[str]) -> str:
 def _arrow_errors(pyarrow: Any, path: Path) -> Iterator[None]:
     try:
         yield
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, OSError) as error:
         raise InvalidInput(f"cannot be read: {error}", where=str(path)) from error
 
 

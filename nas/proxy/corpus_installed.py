@@ -70,7 +70,7 @@ def read_domains(packages: list[Distribution]) -> dict[str, list[bytes]]:
                 text = content.decode("utf-8")
             except (OSError, UnicodeDecodeError):
                 continue  # removed since, or in another encoding
-            files[hashlib.sha256(content).digest()] = split(text) if path.suffix == ".py" else ("", text)
+            files[hashlib.sha256(content).digest()] = split(text) if path.suffix == ".py" else ("", text.strip())
     ordered = [files[digest] for digest in sorted(files)]
     return {
         "code": ["\n\n".join(code for code, _ in ordered if code.strip()).encode()],

@@ -41,8 +41,8 @@ Pair = tuple[Tensor, Tensor]
 class Data(Protocol):
     """Training batches and evaluation groups of a run."""
 
-    def batch(self, step: int) -> Pair:
-        """Returns inputs and labels of a step (from 0), int64 [B, T]."""
+    def batch(self, step: int) -> tuple[Tensor, ...]:
+        """Returns inputs and labels of a step (from 0), int64 [B, T], and what else the loss takes."""
         ...
 
     def groups(self) -> dict[str, Group]:
@@ -161,8 +161,7 @@ class LmData:
 
     def _group(self, domain: Domain) -> Group:
         """Returns windows that are spread evenly over the held-out part."""
-        per_id = domain.sizes[domain.heldout].mean()
-        ids = min(round(self._eval_bytes / per_id), domain.heldout.size - 1)
+        ids = min(round(self._eval_bytes / domain.bytes_per_id), domain.heldout.size - 1)
         count = max(1, ids // self._length)
         starts = np.linspace(0, domain.heldout.size - self._length - 1, count).astype(int)
         windows = np.stack([domain.heldout[start : start + self._length + 1] for start in starts])

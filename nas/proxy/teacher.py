@@ -12,29 +12,26 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
 
 from nas.core import paths
 from nas.core.canonical import content_hash
 from nas.core.durable import locked
-from nas.nn.distillation import TopK, decoupled_top_k, top_k
-from nas.nn.fit import Stage
+from nas.nn.distillation import top_k
 from nas.nn.model import Model
-from nas.proxy.data import Data
-from nas.proxy.job import CHECKPOINT, Teaching, TrainJob, proxy_layout
+from nas.proxy.data import Data, Group
+from nas.proxy.job import WEIGHTS, Teaching, TrainJob, proxy_layout
 
 TEACHER_VERSION = 1
 """Part of keys: increase it with every change after which the same teacher predicts otherwise."""
 
 _DEADLINE_S = 3600.0
-_AVERAGE = "average.module."
 
 
 class Predictions:
@@ -100,17 +97,13 @@ def _write(folder: Path, steps: int, k: int, data: Data, teacher: Model, yield_h
         shutil.move(partial, folder)
 
 
-def trained_average(job: TrainJob, checkpoint_dir: Path, device: torch.device) -> Model | None:
-    """Returns the averaged model of a finished training, from its checkpoint; None if that is not there."""
-    path = checkpoint_dir / job.key / CHECKPOINT
+def trained_model(job: TrainJob, checkpoint_dir: Path, device: torch.device) -> Model | None:
+    """Returns the model that a finished training wrote; None if it is not there, or damaged."""
+    path = checkpoint_dir / job.key / WEIGHTS
     if not path.is_file():
         return None
     try:
-        with safe_open(path, "pt", device=str(device)) as file:
-            names = [name for name in file.keys() if name.startswith(_AVERAGE)]  # noqa: SIM118 - not a mapping
-            weights = {name.removeprefix(_AVERAGE): file.get_tensor(name) for name in names}
-            if len(file.get_tensor("losses")) < job.steps:
-                return None
+        weights = load_file(path, str(device))
     except SafetensorError:
         return None
     model = Model(proxy_layout(job), None).to(device)
@@ -118,16 +111,21 @@ def trained_average(job: TrainJob, checkpoint_dir: Path, device: torch.device) -
     return model
 
 
-def taught(stage: Stage, teaching: Teaching, known: Predictions) -> Stage:
-    """Returns a student's stage: `weight` of its loss is the decoupled Top-K objective, the rest is cross-entropy."""
+class TaughtData:
+    """A student's data with the predictions of its teacher: batches hold inputs, labels, log-probabilities and ids.
 
-    def batches(step: int) -> list[tuple[Tensor, ...]]:
-        return [(*tensors, *known.at(step)) for tensors in stage.batches(step)]
+    Args:
+        data: the student's.
+        known: of its teacher.
+    """
 
-    def loss(model: nn.Module, inputs: Tensor, labels: Tensor, log_p: Tensor, ids: Tensor) -> Tensor:
-        logits = model(inputs).float()
-        own = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
-        theirs = decoupled_top_k(logits, TopK(log_p, ids), teaching.temperature).mean()
-        return (1 - teaching.weight) * own + teaching.weight * theirs
+    def __init__(self, data: Data, known: Predictions) -> None:
+        self._data, self._known = data, known
 
-    return replace(stage, batches=batches, loss=loss)
+    def batch(self, step: int) -> tuple[Tensor, ...]:
+        """Returns inputs and labels [B, T], and the teacher's log-probabilities and tokens [B, T, K]."""
+        return (*self._data.batch(step), *self._known.at(step))
+
+    def groups(self) -> dict[str, Group]:
+        """See `Data`."""
+        return self._data.groups()

@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from nas.core.canonical import content_hash
 from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.core.task import IGNORE
+from nas.nn.distillation import TopK, decoupled_top_k
 from nas.nn.fit import Log, Optimiser, Stage, TrainingCheckpoint, TrainingState, Worker, fit, save_tensors, thinned
 from nas.nn.model import Model
 from nas.proxy.data import Data, open_data, score
-from nas.proxy.job import CHECKPOINT, WEIGHTS, TrainJob, TrainResult, proxy_layout, run_inputs
-from nas.proxy.teacher import predictions, taught, trained_average
+from nas.proxy.job import CHECKPOINT, WEIGHTS, Teaching, TrainJob, TrainResult, proxy_layout, run_inputs
+from nas.proxy.teacher import TaughtData, predictions, trained_model
 
 BALANCE_RATE = 0.01
 """Step of the experts' load-balancing bias; ten times DeepSeek-V3's, for runs a thousand times shorter."""
@@ -60,15 +61,14 @@ def train(
         device = "cuda" if torch.cuda.is_available() else "cpu"
     worker = Worker(torch.device(device), log, yield_hook)
     torch.set_num_threads(threads)
-    data = open_data(job)
+    data: Data = open_data(job)
     with _memory_errors(job):
-        stage = _stage(job, data)
         if job.teacher is not None:
             taught_by = partial(
                 _teacher, job.teacher.job, worker, checkpoint_dir=checkpoint_dir, threads=threads,
                 checkpoint_s=checkpoint_s,
             )  # fmt: skip
-            stage = taught(stage, job.teacher, predictions(job, job.teacher, data, taught_by, yield_hook))
+            data = TaughtData(data, predictions(job, job.teacher, data, taught_by, yield_hook))
         model = Model(proxy_layout(job), job.seed).to(worker.device)
         state = TrainingState(model, Optimiser(job.weight_decay, job.clip, BALANCE_RATE), job.steps, ema=job.ema)
         checkpoint = TrainingCheckpoint(
@@ -78,19 +78,19 @@ def train(
             resume_from=None if job.resume_from is None else checkpoint_dir / job.resume_from / CHECKPOINT,
         )
         fit(
-            state, [stage], checkpoint, worker, name=f"{job.key[:12]} on {worker.describe()}",
+            state, [_stage(job, data)], checkpoint, worker, name=f"{job.key[:12]} on {worker.describe()}",
             check_steps=_FINITE_CHECK_STEPS,
         )  # fmt: skip
         return _result(job, state, data, worker, checkpoint.path.with_name(WEIGHTS))
 
 
 def _teacher(job: TrainJob, worker: Worker, *, checkpoint_dir: Path, threads: int, checkpoint_s: float) -> Model:
-    """Returns the trained model of `job`; trains it unless its finished checkpoint is in `checkpoint_dir`.
+    """Returns the trained model of `job`; trains it unless its weights are in `checkpoint_dir`.
 
     Raises:
         InfrastructureFailed: it cannot be trained, which is not its students' fault.
     """
-    if (model := trained_average(job, checkpoint_dir, worker.device)) is None:
+    if (model := trained_model(job, checkpoint_dir, worker.device)) is None:
         try:
             train(
                 job, yield_hook=worker.yield_hook, checkpoint_dir=checkpoint_dir, device=str(worker.device),
@@ -98,8 +98,8 @@ def _teacher(job: TrainJob, worker: Worker, *, checkpoint_dir: Path, threads: in
             )  # fmt: skip
         except CandidateFailed as error:
             raise InfrastructureFailed(f"the teacher {job.key[:12]} cannot be trained: {error}") from error
-        model = trained_average(job, checkpoint_dir, worker.device)
-    assert model is not None, "a finished training has a checkpoint"
+        model = trained_model(job, checkpoint_dir, worker.device)
+    assert model is not None, "a finished training has weights"
     return model
 
 
@@ -109,13 +109,24 @@ def _stage(job: TrainJob, data: Data) -> Stage:
         steps=job.steps,
         tokens=data.batch(0)[0].numel(),
         batches=lambda step: [data.batch(step)],
-        loss=_cross_entropy,
+        loss=_loss(job.teacher),
         rate=lambda step: job.lr * min(1.0, (step + 1) / max(job.warmup, 1)),
     )
 
 
-def _cross_entropy(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(model(inputs).flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE)
+def _loss(teaching: Teaching | None) -> Callable[..., Tensor]:
+    """Returns the loss function: the mean cross-entropy over all labels, in part the teacher's term; nats."""
+
+    def loss(model: nn.Module, inputs: Tensor, labels: Tensor, *known: Tensor) -> Tensor:
+        logits = model(inputs).flatten(0, 1).float()
+        own = F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORE)
+        if teaching is None:
+            return own
+        theirs = TopK(*(each.flatten(0, 1) for each in known))
+        taught = decoupled_top_k(logits, theirs, teaching.temperature).mean()
+        return (1 - teaching.weight) * own + teaching.weight * taught
+
+    return loss
 
 
 def _result(job: TrainJob, state: TrainingState, data: Data, worker: Worker, weights: Path) -> TrainResult:

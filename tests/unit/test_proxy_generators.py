@@ -8,7 +8,6 @@ from collections import Counter
 import pytest
 
 from nas.proxy.generators import (
-    DISTANCES,
     FORMS,
     SCRIPTS,
     Dice,
@@ -48,16 +47,16 @@ def test_answers_repeat_facts_at_their_distance(form: str, items: int, distance:
 def test_a_distance_shorter_than_the_question_gives_the_next_longer_one(form: str) -> None:
     document = recall_document(Dice(1), form, 4, 16)
     check_answers(document)
-    assert [recall.distance for recall in document.recalls] == [pytest.approx(60, abs=40)]
+    assert all(16 < recall.distance < 120 for recall in document.recalls)
 
 
 def test_each_distance_gets_the_same_share_of_text() -> None:
-    documents = recall_text(3, 200_000)
+    documents = recall_text(3, 200_000, distances=(256, 1024, 4096))
     sizes: Counter[int] = Counter()
     for document in documents:
-        nearest = min(DISTANCES, key=lambda each, first=document.recalls[0].distance: abs(each - first))
-        sizes[nearest] += len(document.text)
-    assert max(sizes.values()) < 1.5 * min(sizes.values())
+        sizes[document.recalls[0].distance] += len(document.text)
+    assert set(sizes) == {256, 1024, 4096}
+    assert max(sizes.values()) < 1.2 * min(sizes.values())
     check_answers(joined(documents[:20]))
 
 
@@ -65,8 +64,8 @@ def test_generated_text_is_the_same_on_every_machine() -> None:
     """Another digest means another default corpus: raise `corpus_default.RECIPE` with it."""
     recalled = joined(recall_text(7, 20_000)).text
     spoken = languages_text(7, 20_000)
-    assert hashlib.sha256(recalled).hexdigest()[:16] == "0"
-    assert hashlib.sha256(spoken.encode()).hexdigest()[:16] == "0"
+    assert hashlib.sha256(recalled).hexdigest()[:16] == "bc6b9d2ff727c7d0"
+    assert hashlib.sha256(spoken.encode()).hexdigest()[:16] == "df9f374feb243c18"
     assert recalled != joined(recall_text(8, 20_000)).text
     assert spoken != languages_text(8, 20_000)
 
