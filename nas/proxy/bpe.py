@@ -21,7 +21,7 @@ import numpy as np
 from nas.core import paths
 from nas.core.canonical import content_hash
 from nas.core.durable import locked
-from nas.proxy.corpus import Bytes, Corpus, Domain
+from nas.proxy.corpus import Corpus, Domain, Ids
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -101,7 +101,7 @@ def _trained(domains: Mapping[str, Domain], vocab: int) -> Tokenizer:
     return tokenizer
 
 
-def _encode(tokenizer: Tokenizer, part: Bytes) -> Iterator[np.ndarray[tuple[int], np.dtype[np.uint16]]]:
+def _encode(tokenizer: Tokenizer, part: Ids) -> Iterator[Ids]:
     texts: list[str] = []
     for text in _texts(part, part.size):
         texts.append(text)
@@ -111,7 +111,7 @@ def _encode(tokenizer: Tokenizer, part: Bytes) -> Iterator[np.ndarray[tuple[int]
     yield from (np.array(each.ids, np.uint16) for each in tokenizer.encode_batch_fast(texts))
 
 
-def _texts(part: Bytes, size: int) -> Iterator[str]:
+def _texts(part: Ids, size: int) -> Iterator[str]:
     """Yields pieces of `part`, about `size` bytes of it in all and evenly spread; a cut character is left out."""
     pieces = -(-part.size // _PIECE)
     every = max(1, pieces * _PIECE // max(size, 1))

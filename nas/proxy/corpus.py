@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,7 @@ MIN_BYTES = 1 << 16
 """Smallest domain: its held-out end is then about 3 kB."""
 
 Bytes = NDArray[np.uint8]
-Ids = NDArray[np.uint8] | NDArray[np.uint16]
+Ids = NDArray[np.unsignedinteger[Any]]
 Texts = Mapping[str, Sequence[bytes]]
 """Domain -> texts; the end of each text is held out."""
 
@@ -221,7 +221,7 @@ def split(texts: Sequence[bytes]) -> Domain:
 
 
 def _normal(source: Source) -> CorpusSource:
-    return source if isinstance(source, str | CorpusFiles) else CorpusFiles(files=tuple(source))
+    return cast(CorpusSource, source) if isinstance(source, str | CorpusFiles) else CorpusFiles(files=tuple(source))
 
 
 def _reference(source: Source, base: Path, hash_: str) -> CorpusRef:
@@ -317,4 +317,4 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _sha256(data: Ids) -> str:
-    return hashlib.sha256(np.ascontiguousarray(data)).hexdigest()
+    return hashlib.sha256(memoryview(np.ascontiguousarray(data))).hexdigest()

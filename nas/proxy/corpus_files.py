@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from nas.core.errors import InvalidInput
 
@@ -191,7 +191,7 @@ def _json_lines(path: Path, column: str) -> Iterator[bytes]:
             yield _encoded(record[column], column, where)
 
 
-def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
+def _lines(file: io.BufferedIOBase, path: Path) -> Iterator[bytes]:
     number = 0
     while True:
         number += 1
@@ -206,7 +206,7 @@ def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
         yield line
 
 
-def _opened(path: Path) -> IO[bytes]:
+def _opened(path: Path) -> io.BufferedIOBase:
     name = path.name.lower()
     if name.endswith(".gz"):
         return gzip.open(path, "rb")

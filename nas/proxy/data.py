@@ -89,7 +89,9 @@ class Score(NamedTuple):
 def evaluate(model: nn.Module, group: Group, device: torch.device) -> dict[str, Score]:
     """Returns the means over all labels of `group` under the name "", and over those of each part."""
     nats, right = [], []
-    for inputs, labels in zip(group.inputs.split(_EVAL_BATCH), group.labels.split(_EVAL_BATCH), strict=True):
+    for inputs, labels in zip(
+        torch.split(group.inputs, _EVAL_BATCH), torch.split(group.labels, _EVAL_BATCH), strict=True
+    ):
         logits, wanted = model(inputs.to(device)).float(), labels.to(device)
         nats.append(F.cross_entropy(logits.mT, wanted, ignore_index=IGNORE, reduction="none").double().cpu())
         right.append((logits.argmax(-1) == wanted).cpu())
