@@ -452,9 +452,9 @@ def check_space(store: Store, text: str) -> SearchSpace:
     """
     space = parse_space(text, FILE)
     document = read_yaml(text, FILE)
-    if space.quality.corpus != "default":
+    if not isinstance(space.quality.corpus, str):
         raise InvalidInput(
-            "a submitted study trains on the default corpus: it cannot name files of the coordinator",
+            "a submitted study trains on the corpus 'default' or 'installed': it cannot name files of the coordinator",
             where=document.where(("quality", "corpus")),
         )
     try:

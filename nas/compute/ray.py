@@ -269,10 +269,11 @@ def jobs_of(spec: Spec) -> list[TrainJob]:
 
 
 def checkpoints_of(spec: Spec) -> dict[str, bytes]:
-    """Returns KEY/FILE -> content of the local checkpoints that the training of `spec` can continue from."""
+    """Returns KEY/FILE -> content of the local files that the training of `spec` continues or learns from."""
     folder = Path(spec["checkpoints"])
     names = [f"{job.key}/{name}" for job in jobs_of(spec) for name in (CHECKPOINT, STABLE)]
     names += [f"{job.resume_from}/{STABLE}" for job in jobs_of(spec) if job.resume_from is not None]
+    names += [f"{job.teacher.job.key}/{WEIGHTS}" for job in jobs_of(spec) if job.teacher is not None]
     return {name: path.read_bytes() for name in names if (path := folder / name).is_file()}
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from nas.core.layout import Layout
 from nas.core.task import Setting, make_task
 
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
@@ -31,6 +32,52 @@ def without_removed(data: Any, name: str) -> Any:
     return data
 
 
+class CorpusFiles(BaseModel):
+    """A corpus of one's own: text files, JSON lines, Parquet, Arrow, and folders of them. Relative to the space's file.
+
+    `.jsonl` may be compressed, `.gz` or `.zst`. Folders are read with all below them; so are those that
+    `datasets.save_to_disk` wrote. A list in place of the keys is `files`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    files: tuple[str, ...] = Field(min_length=1, description="paths, globs and folders; each is a domain of its own")
+    text: str = Field("text", min_length=1, description="key or column that holds the text of a record")
+
+
+CorpusSource = Literal["default", "installed"] | CorpusFiles
+
+
+class ProxyTokenizer(BaseModel):
+    """Byte-pair tokens in place of bytes, trained once on the corpus; bits per byte stay the unit."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    vocab: int = Field(ge=512, le=8192, multiple_of=32, description="tokens, of which 256 are the bytes")
+
+
+class Teacher(BaseModel):
+    """A teacher of a rung's language models, trained once per study; its likeliest tokens are cached for all students.
+
+    The loss is (1 - weight) of cross-entropy and `weight` of the decoupled Top-K objective of the LFM2 report (3.3).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    layout: str = Field("published", description="a layout at deploy scale; 'published': that reference")
+    steps: int | None = Field(None, ge=1, description="of its training; none: as many as the rung's")
+    weight: float = Field(0.5, gt=0, le=1, description="of the teacher's term")
+    temperature: float = Field(2.0, ge=1, allow_inf_nan=False, description="of the tokens within the Top-K")
+    k: int = Field(8, ge=1, le=64, description="tokens of the teacher at each position")
+
+    @field_validator("layout")
+    @classmethod
+    def _is_layout(cls, layout: str) -> str:
+        if layout != "published":
+            Layout.parse(layout)
+        return layout
+
+
 class TaskStage(BaseModel):
     """One synthetic task in a rung, trained from scratch for `steps`."""
 
@@ -45,13 +92,14 @@ class Rung(BaseModel):
     """One rung of the ladder: what is trained there, and how many candidates are promoted.
 
     A language-model run of a later rung continues the one of the same seed from the rung before, so its `lm_steps`
-    count from the start.
+    count from the start; under another teacher than there it begins anew.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$", description="what the rung is called in results")
     lm_steps: int = Field(0, ge=0, description="0: no language model in this rung")
+    teacher: Teacher | None = Field(None, description="of the language models of this rung")
     tasks: dict[str, TaskStage] = Field(default_factory=dict, description="quality task -> its training")
     seeds: tuple[Seed, ...] = Field((0,), min_length=1, description="one training each; scores are their mean")
     keep: int | float | None = Field(
@@ -78,6 +126,8 @@ class Rung(BaseModel):
     def _trains_something(self) -> Rung:
         if not self.lm_steps and not self.tasks:
             raise ValueError(f"rung {self.name!r} trains nothing: give lm_steps or tasks")
+        if self.teacher and not self.lm_steps:
+            raise ValueError(f"rung {self.name!r} has a teacher, but no lm_steps: teachers are for language models")
         for name, stage in self.tasks.items():
             make_task(name, stage.settings)
         return self
@@ -110,9 +160,14 @@ class QualityConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     proxy_d_model: int = Field(64, ge=32, multiple_of=32, description="width of the proxies")
-    corpus: Literal["default"] | tuple[str, ...] = Field("default", description="'default', or paths and globs of text")
+    corpus: CorpusSource | tuple[str, ...] = Field(
+        "default",
+        description="Python's library and generated text, the source and documentation of the packages installed with"
+        " hilnas, or files; see [corpora](#corpora)",
+    )
+    tokenizer: ProxyTokenizer | None = Field(None, description="tokens of language models; none: bytes")
     batch: int = Field(4, ge=1, description="sequences per language-model step")
-    length: int = Field(128, ge=16, description="bytes per sequence")
+    length: int = Field(128, ge=16, description="bytes or tokens per sequence")
     context: int = Field(
         4096,
         ge=16,
@@ -155,10 +210,20 @@ class QualityConfig(BaseModel):
 
     @field_validator("corpus")
     @classmethod
-    def _names_files(cls, corpus: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    def _names_files(cls, corpus: CorpusSource | tuple[str, ...]) -> CorpusSource | tuple[str, ...]:
         if not corpus:
-            raise ValueError("corpus names no file: give paths or globs, or 'default'")
+            raise ValueError("corpus names no file: give paths, globs or folders, or 'default'")
         return corpus
+
+    def taught_by(self, published: str) -> QualityConfig:
+        """Returns this with the layout `published` in place of the name of that reference."""
+        rungs = [
+            rung.model_copy(update={"teacher": rung.teacher.model_copy(update={"layout": published})})
+            if rung.teacher and rung.teacher.layout == "published"
+            else rung
+            for rung in self.rungs
+        ]
+        return self.model_copy(update={"rungs": tuple(rungs)})
 
     @model_validator(mode="after")
     def _ladder_climbs(self) -> QualityConfig:

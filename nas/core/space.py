@@ -8,7 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import AllowInfNan, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AllowInfNan,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import InitErrorDetails
 
 from nas.core.block_space import BlockSpace, Knob, Scope, block_spaces, problem, refuse
@@ -248,6 +257,12 @@ class SearchSpace(_Strict):
     quality: QualityConfig = Field(QualityConfig(), description="how quality is estimated")
     protocol: MeasurementSettings = Field(MeasurementSettings(), description="how candidates are measured")
     search: SearchSettings = Field(SearchSettings(), description="how candidates are proposed")
+
+    @field_validator("quality")
+    @classmethod
+    def _teachers_are_layouts(cls, quality: QualityConfig, info: ValidationInfo) -> QualityConfig:
+        references = info.data.get("references")
+        return quality if references is None else quality.taught_by(references.published)
 
     @field_validator("mixers", mode="before")
     @classmethod

@@ -1,10 +1,4 @@
-"""The loss of pre-training: next-token cross-entropy, and distillation from a teacher's Top-K (LFM2 report, 3.3).
-
-The decoupled, tempered Top-K objective per token, with T the teacher's K likeliest tokens, P_T(T) and P_S(T) their
-total mass for teacher and student, and p^(tau) a distribution at temperature tau:
-
-    L_DTK = KL(Bern(P_T(T)) || Bern(P_S(T)))                                                      (1)
-          + P_T(T) * tau^2 * KL(P_T(. | T)^(tau) || P_S(. | T)^(tau))                             (2)
+"""The loss of pre-training: next-token cross-entropy, and distillation from a teacher's Top-K.
 
 Logits of all positions would not fit into memory: 32,768 positions of 65,536 tokens are 8 GB. The loss is computed on
 chunks of positions, whose logits are recomputed in the backward pass.
@@ -19,17 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from nas.nn.distillation import decoupled_top_k, top_k
 from nas.nn.model import Model
 
 _LOGITS_AT_ONCE = 1 << 24
 """Most logits of a chunk: 64 MB of float32, of which a backward pass holds a few copies."""
-
-
-class TopK(NamedTuple):
-    """A teacher's likeliest tokens: their log-probabilities `log_p` [..., K] and `ids` [..., K]."""
-
-    log_p: Tensor
-    ids: Tensor
 
 
 class Distilled(NamedTuple):
@@ -76,34 +64,3 @@ def _chunk_loss(
     with torch.no_grad():
         known = top_k(distilled.teacher.logits(taught).float(), distilled.k)
     return (1 - distilled.weight) * loss + distilled.weight * decoupled_top_k(logits, known, distilled.tau).sum()
-
-
-def top_k(logits: Tensor, k: int) -> TopK:
-    """Returns the `k` likeliest tokens of each position: [..., V] -> [..., k]."""
-    values, ids = logits.topk(k, -1)
-    return TopK(values - logits.logsumexp(-1, keepdim=True), ids)
-
-
-def decoupled_top_k(logits: Tensor, teacher: TopK, tau: float) -> Tensor:
-    """Returns L_DTK per position.
-
-    Args:
-        logits: the student's, [..., V].
-        teacher: K < V tokens per position.
-        tau: temperature of the conditional term, at least 1.
-
-    Returns:
-        Nats, [...]; never negative but for rounding.
-    """
-    normaliser = logits.logsumexp(-1)
-    known = logits.gather(-1, teacher.ids)
-    # The mass outside is summed: 1 - mass would be rounded to nothing where the prediction is certain.
-    outside = logits.scatter(-1, teacher.ids, -torch.inf).logsumexp(-1) - normaliser
-    inside = known.logsumexp(-1) - normaliser
-    mass = teacher.log_p.logsumexp(-1)
-    rest = torch.special.expm1(mass).neg().clamp_min(0)
-    member = mass.exp() * (mass - inside) + torch.special.xlogy(rest, rest) - rest * outside
-    theirs, ours = (teacher.log_p / tau).log_softmax(-1), (known / tau).log_softmax(-1)
-    conditional = (theirs.exp() * (theirs - ours)).sum(-1)
-    loss: Tensor = member + mass.exp() * tau**2 * conditional
-    return loss

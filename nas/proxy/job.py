@@ -9,12 +9,15 @@ from pydantic import BaseModel, ConfigDict, Field
 from nas.core.canonical import content_hash, result_key
 from nas.core.layout import Layout, padded
 from nas.core.task import TASKS, Setting, make_task, task_settings
+from nas.proxy.bpe import BPE_VERSION
 from nas.proxy.corpus import CorpusRef
 from nas.proxy.tasks import SUITE_VERSION
 
 CHECKPOINT, STABLE, WEIGHTS = "checkpoint.safetensors", "stable.safetensors", "weights.safetensors"
 """Files in the folder of a key: the state that a training resumes from after a kill, the state before the learning rate
 decays, which a longer training resumes from, and the weights that were evaluated."""
+PARTS = ("recall", "rest", "late")
+"""Parts of a domain's labels that are scored apart, as `lm/DOMAIN.PART`; see `nas.proxy.data.LmData`."""
 TRAINER_VERSION = 2
 """Part of result keys: increase it with every change after which the same job gives other numbers."""
 
@@ -25,7 +28,7 @@ _CONFIG = {
 
 
 class LmRun(BaseModel):
-    """Next-byte prediction on a corpus; its evaluation groups are the corpus' domains."""
+    """Next-byte or next-token prediction on a corpus; its evaluation groups are the corpus' domains."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -35,12 +38,19 @@ class LmRun(BaseModel):
 
     kind: Literal["lm"] = "lm"
     corpus: CorpusRef
-    length: int = Field(128, ge=1, description="bytes per sequence")
+    bpe: int | None = Field(None, description="byte-pair tokens of the corpus; None: bytes")
+    length: int = Field(128, ge=1, description="bytes or tokens per sequence")
     eval_bytes: int = Field(16384, ge=1, description="held-out bytes scored per domain")
 
     def key_inputs(self) -> dict[str, Any]:
         """Returns the inputs of the result key."""
-        return {"corpus": self.corpus.hash, "length": self.length, "eval_bytes": self.eval_bytes}
+        inputs = {"corpus": self.corpus.hash, "length": self.length, "eval_bytes": self.eval_bytes}
+        return inputs | ({} if self.bpe is None else {"bpe": [BPE_VERSION, self.bpe]})
+
+
+def is_part(group: str) -> bool:
+    """Returns whether a group of a language model is a part of another one, whose labels it shares."""
+    return group.startswith("lm/") and group.rpartition(".")[2] in PARTS
 
 
 class TaskRun(BaseModel):
@@ -94,6 +104,7 @@ class TrainJob(BaseModel):
     seed: int = Field(ge=0)
     replicate: int = Field(0, ge=0)
     resume_from: str | None = Field(None, description="key of a shorter training of the same run, to resume from")
+    teacher: Teaching | None = None
 
     @property
     def key(self) -> str:
@@ -111,6 +122,21 @@ class TrainJob(BaseModel):
         return round(self.decay * self.steps)
 
 
+class Teaching(BaseModel):
+    """A teacher and how its predictions enter the loss; see `nas.core.quality_config.Teacher`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    job: TrainJob
+    weight: float = Field(gt=0, le=1)
+    temperature: float = Field(ge=1)
+    k: int = Field(ge=1)
+
+    def key_inputs(self) -> dict[str, Any]:
+        """Returns the inputs of a student's result key."""
+        return {"teacher": self.job.key, "weight": self.weight, "temperature": self.temperature, "k": self.k}
+
+
 class TrainResult(BaseModel):
     """The result of a finished training. On one kind of host, all but times and paths follow from the key."""
 
@@ -118,7 +144,8 @@ class TrainResult(BaseModel):
 
     key: str
     scores: dict[str, float] = Field(
-        description="evaluation group -> amount above chance: 'lm/DOMAIN' in bits per byte, 'task/NAME' in nats"
+        description="evaluation group -> amount above chance: 'lm/DOMAIN' and its parts 'lm/DOMAIN.recall', '.rest' and"
+        " '.late' in bits per byte, 'task/NAME' in nats"
     )
     losses: dict[str, float] = Field(description="evaluation group -> loss, in bits per byte or nats per label")
     accuracy: dict[str, float] = Field(description="evaluation group -> share of labels predicted")
@@ -152,7 +179,8 @@ def run_inputs(job: TrainJob) -> dict[str, Any]:
         "trainer": TRAINER_VERSION,
     }
     plugins = Layout.from_json(job.layout).plugin_versions
-    return inputs | ({"plugins": plugins} if plugins else {})
+    taught = {} if job.teacher is None else {"teacher": job.teacher.key_inputs()}
+    return inputs | ({"plugins": plugins} if plugins else {}) | taught
 
 
 def proxy_layout(job: TrainJob) -> Layout:

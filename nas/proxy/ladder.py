@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from nas.core.errors import InvalidInput
 from nas.core.layout import Layout, narrow
-from nas.core.quality_config import QualityConfig
+from nas.core.quality_config import QualityConfig, Teacher
 from nas.core.task import make_task
 from nas.proxy.corpus import BYTE_VOCAB, CorpusRef
-from nas.proxy.job import LmRun, TaskRun, TrainJob, TrainResult
+from nas.proxy.job import LmRun, TaskRun, Teaching, TrainJob, TrainResult
+
+_TEACHER_SEED = 0
 
 
 def proxy_of(layout: Layout, config: QualityConfig) -> Layout:
@@ -17,7 +20,7 @@ def proxy_of(layout: Layout, config: QualityConfig) -> Layout:
     Raises:
         InvalidInput: the layout is narrower than the proxies.
     """
-    return narrow(layout, config.proxy_d_model, BYTE_VOCAB)
+    return narrow(layout, config.proxy_d_model, _vocab(config))
 
 
 def rung_jobs(config: QualityConfig, rung: int, layout: Layout, corpus: CorpusRef) -> list[TrainJob]:
@@ -52,7 +55,11 @@ def seed_scores(jobs: Iterable[TrainJob], results: Mapping[str, TrainResult]) ->
 
 def _proxy(config: QualityConfig, layout: Layout, length: int) -> Layout:
     """Returns the proxy for sequences of `length` tokens: windows and states keep their ratio to the context."""
-    return narrow(layout, config.proxy_d_model, BYTE_VOCAB, context=config.context, length=length)
+    return narrow(layout, config.proxy_d_model, _vocab(config), context=config.context, length=length)
+
+
+def _vocab(config: QualityConfig) -> int:
+    return BYTE_VOCAB if config.tokenizer is None else config.tokenizer.vocab
 
 
 def _task_jobs(config: QualityConfig, rung: int, layout: Layout) -> list[TrainJob]:
@@ -72,20 +79,33 @@ def _task_jobs(config: QualityConfig, rung: int, layout: Layout) -> list[TrainJo
 def _lm_jobs(config: QualityConfig, rung: int, layout: Layout, corpus: CorpusRef) -> list[TrainJob]:
     """Returns the jobs of the latest rung with a language model; it resumes from earlier ones."""
     proxy = _proxy(config, layout, config.length)
-    run = LmRun(corpus=corpus, length=config.length, eval_bytes=config.eval_bytes)
+    bpe = None if config.tokenizer is None else config.tokenizer.vocab
+    run = LmRun(corpus=corpus, bpe=bpe, length=config.length, eval_bytes=config.eval_bytes)
     latest: dict[int, TrainJob] = {}
     for at in config.rungs[: rung + 1]:
         if not at.lm_steps:
             continue
         before, latest = latest, {}
+        teaching = None if at.teacher is None else _teaching(config, at.teacher, run, at.lm_steps)
         for seed in at.seeds:
             shorter = before.get(seed)
+            if shorter is not None and shorter.teacher != teaching:
+                shorter = None
             if shorter is not None and shorter.steps == at.lm_steps:
                 latest[seed] = shorter
                 continue
             job = _job(config, proxy, run, at.lm_steps, seed, batch=config.batch, lr=config.lr)
-            latest[seed] = job.model_copy(update={"resume_from": shorter.key if shorter else None})
+            latest[seed] = job.model_copy(update={"resume_from": shorter.key if shorter else None, "teacher": teaching})
     return list(latest.values())
+
+
+def _teaching(config: QualityConfig, teacher: Teacher, run: LmRun, steps: int) -> Teaching:
+    """Returns the teacher of a rung's language models; it is trained alike, with the first seed, for its own steps."""
+    if teacher.layout == "published":
+        raise InvalidInput("'published' names a reference of a space: give the teacher's layout", where="teacher")
+    proxy = _proxy(config, Layout.parse(teacher.layout), config.length)
+    job = _job(config, proxy, run, teacher.steps or steps, _TEACHER_SEED, batch=config.batch, lr=config.lr)
+    return Teaching(job=job, weight=teacher.weight, temperature=teacher.temperature, k=teacher.k)
 
 
 def _job(

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 
 from nas.core.errors import InvalidInput
+from nas.proxy.job import is_part
 
 Scores = Mapping[str, float]
 """Evaluation group -> amount above chance, of one seed."""
@@ -108,7 +109,7 @@ def fix_scale(
     Raises:
         InvalidInput: the published reference learns nothing in this rung.
     """
-    groups = sorted({group for scores in published.values() for group in scores})
+    groups = sorted({group for scores in published.values() for group in scores if not is_part(group)})
     means = {group: fmean(_ratios(published, group, 1.0).values()) for group in groups}
     kept = {group: mean for group, mean in means.items() if mean >= minimum}
     if not kept:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,15 +16,27 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nas.core.canonical import content_hash
-from nas.core.errors import CandidateFailed
+from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.core.task import IGNORE
+from nas.nn.distillation import TopK, decoupled_top_k
 from nas.nn.fit import Log, Stage, TrainingCheckpoint, TrainingState, Worker, fit, precision_of, save_tensors, thinned
 from nas.nn.model import Model
 from nas.nn.optimisers import Optimiser
 from nas.nn.seeds import of_seed, stacked, unstackable
 from nas.nn.weights import padded_weights
-from nas.proxy.data import Data, evaluate, open_data
-from nas.proxy.job import CHECKPOINT, STABLE, WEIGHTS, TrainJob, TrainResult, exported_layout, proxy_layout, run_inputs
+from nas.proxy.data import Data, open_data, score
+from nas.proxy.job import (
+    CHECKPOINT,
+    STABLE,
+    WEIGHTS,
+    Teaching,
+    TrainJob,
+    TrainResult,
+    exported_layout,
+    proxy_layout,
+    run_inputs,
+)
+from nas.proxy.teacher import TaughtData, predictions, trained_model
 
 BALANCE_RATE = 0.01
 """Step of the experts' load-balancing bias; ten times DeepSeek-V3's, for runs a thousand times shorter."""
@@ -151,8 +164,8 @@ def _train(jobs: Sequence[TrainJob], checkpoint_dir: Path, checkpoint_s: float, 
     """
     job = jobs[0]
     names = ", ".join(each.key[:12] for each in jobs)
-    data = [open_data(each) for each in jobs]
     with _memory_errors(job):
+        data = [_data(each, worker, checkpoint_dir, checkpoint_s) for each in jobs]
         models = [Model(proxy_layout(each), each.seed) for each in jobs]
         seeds = None if unstackable(models[0]) else len(jobs)
         model = (models[0] if seeds is None else stacked(models)).to(worker.device)
@@ -170,6 +183,31 @@ def _train(jobs: Sequence[TrainJob], checkpoint_dir: Path, checkpoint_s: float, 
         return _results(jobs, state, data, worker, checkpoint_dir)
 
 
+def _data(job: TrainJob, worker: Worker, checkpoint_dir: Path, checkpoint_s: float) -> Data:
+    """Opens the data of a job, with the predictions of its teacher if it has one."""
+    data = open_data(job)
+    if job.teacher is None:
+        return data
+    taught_by = partial(_teacher, job.teacher.job, worker, checkpoint_dir, checkpoint_s)
+    return TaughtData(data, predictions(job, job.teacher, data, taught_by, worker.yield_hook))
+
+
+def _teacher(job: TrainJob, worker: Worker, checkpoint_dir: Path, checkpoint_s: float) -> Model:
+    """Returns the trained model of `job`; trains it unless its weights are in `checkpoint_dir`.
+
+    Raises:
+        InfrastructureFailed: it cannot be trained, which is not its students' fault.
+    """
+    if (model := trained_model(job, checkpoint_dir, worker.device)) is None:
+        try:
+            _train([job], checkpoint_dir, checkpoint_s, worker)
+        except CandidateFailed as error:
+            raise InfrastructureFailed(f"the teacher {job.key[:12]} cannot be trained: {error}") from error
+        model = trained_model(job, checkpoint_dir, worker.device)
+    assert model is not None, "a finished training has weights"
+    return model
+
+
 def _stages(job: TrainJob, data: Sequence[Data], seeds: int | None) -> list[Stage]:
     """Returns warm-up and a constant learning rate, then its linear decay (Hu et al. 2024, "MiniCPM", section 4)."""
     stable = job.steps - job.decay_steps
@@ -182,7 +220,7 @@ def _stages(job: TrainJob, data: Sequence[Data], seeds: int | None) -> list[Stag
         return of_step
 
     tokens = len(data) * data[0].batch(0)[0].numel()
-    loss = _cross_entropy(() if seeds is None else (seeds,))
+    loss = _loss(job.teacher, () if seeds is None else (seeds,))
     warm = Stage(
         job.run.name, stable, tokens, batches(0), loss,
         rate=lambda step: job.lr * min(1.0, (step + 1) / max(job.warmup, 1)),
@@ -195,13 +233,21 @@ def _stages(job: TrainJob, data: Sequence[Data], seeds: int | None) -> list[Stag
     return [warm, falling]
 
 
-def _cross_entropy(seeds: tuple[int, ...]) -> Callable[..., Tensor]:
-    """Returns the loss function: the mean over the labels of each of the stacked models, or of the only one."""
+def _loss(teaching: Teaching | None, seeds: tuple[int, ...]) -> Callable[..., Tensor]:
+    """Returns the loss function of each of the stacked models, or of the only one, in nats.
 
-    def loss(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
+    It is the mean cross-entropy over all labels, in part the teacher's term.
+    """
+
+    def loss(model: nn.Module, inputs: Tensor, labels: Tensor, *known: Tensor) -> Tensor:
         logits = model(inputs).flatten(0, 1).float()
         each = F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORE, reduction="none")
-        return each.view(*seeds, -1).sum(-1) / (labels != IGNORE).view(*seeds, -1).sum(-1)
+        own = each.view(*seeds, -1).sum(-1) / (labels != IGNORE).view(*seeds, -1).sum(-1)
+        if teaching is None:
+            return own
+        theirs = TopK(*(each.flatten(0, 1) for each in known))
+        taught = decoupled_top_k(logits, theirs, teaching.temperature).view(*seeds, -1).mean(-1)
+        return (1 - teaching.weight) * own + teaching.weight * taught
 
     return loss
 
@@ -217,17 +263,16 @@ def _results(
             if state.seeds is not None:
                 model, losses = Model(proxy_layout(job), None).to(worker.device).eval(), losses[:, index]
                 model.load_state_dict(of_seed(evaluated.state_dict(), index))
-            groups = own.groups()
-            scores = {name: evaluate(model, group, worker.device) for name, group in groups.items()}
+            scores = score(model, own.groups(), worker.device)
             path = checkpoint_dir / job.key / WEIGHTS
             save_tensors(padded_weights(model.state_dict(), exported_layout(job)), path, {"step": state.step})
-        scored.append((job, groups, scores, losses, path))
+        scored.append((job, scores, losses, path))
     return [
         TrainResult(
             key=job.key,
-            scores={name: group.chance - scores[name].loss for name, group in groups.items()},
-            losses={name: score.loss for name, score in scores.items()},
-            accuracy={name: score.accuracy for name, score in scores.items()},
+            scores={name: chance - got.loss for name, (got, chance) in scores.items()},
+            losses={name: got.loss for name, (got, _) in scores.items()},
+            accuracy={name: got.accuracy for name, (got, _) in scores.items()},
             curve=thinned(losses, _CURVE_POINTS),
             steps=state.step,
             tokens=state.step * data[0].batch(0)[0].numel(),
@@ -237,7 +282,7 @@ def _results(
             weights=str(path),
             weights_sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
         )
-        for job, groups, scores, losses, path in scored
+        for job, scores, losses, path in scored
     ]
 
 

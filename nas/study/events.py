@@ -145,11 +145,13 @@ class CorpusUsed(Note):
         hash: of the text that language models are trained on.
         versions: of the trainer, of the suite of tasks, and of block kinds and tasks that other distributions add;
             None: the first versions stored none.
+        made_of: versions of Python or of the packages that the text was taken from; None: files, or an earlier version.
     """
 
     what: ClassVar[str] = CORPUS
     hash: str
     versions: Mapping[str, Any] | None = None
+    made_of: Mapping[str, str] | None = None
 
     @property
     def known_versions(self) -> Mapping[str, Any]:
@@ -158,12 +160,12 @@ class CorpusUsed(Note):
 
     def to_json(self) -> Json:
         """See `Note`."""
-        return {name: each for name, each in super().to_json().items() if name != "versions" or each}
+        return {name: each for name, each in super().to_json().items() if each}
 
     @classmethod
     def from_json(cls, payload: Mapping[str, Any]) -> Self:
         """See `Note`."""
-        return super().from_json({"versions": None, **payload})
+        return super().from_json({"versions": None, "made_of": None, **payload})
 
 
 @dataclass(frozen=True)

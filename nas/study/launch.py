@@ -27,7 +27,7 @@ from nas.farm.farm import Farm, open_farm
 from nas.measure.calibration import Calibrator, MeasurementTarget, SavedCalibration, known_runtime
 from nas.measure.health import HealthKeeper
 from nas.measure.protocol import PROTOCOL_VERSION
-from nas.proxy.corpus import CorpusRef, refer, refer_again
+from nas.proxy.corpus import CorpusRef, made_of, refer, refer_again
 from nas.proxy.job import TRAINER_VERSION
 from nas.proxy.tasks import SUITE_VERSION
 from nas.runtimes.base import Runtime
@@ -111,7 +111,7 @@ def launch(
         ledger = Ledger(store, study, lease, on_event)
         with ledger.keep(), _failure_shown(ledger):
             begun = _as_begun(options, ledger)
-            ledger.note(None, CorpusUsed(corpus.hash, training_versions(options.space)))
+            ledger.note(None, CorpusUsed(corpus.hash, training_versions(options.space), made_of(corpus) or None))
             return asyncio.run(_run(begun, ledger, corpus, supported, on_update, log, compute or _open_ray))
     finally:
         store.close()

@@ -369,6 +369,11 @@ class StageWork:
         return artifact
 
     async def _train(self, trial: int, job: TrainJob) -> TrainResult:
+        if job.teacher is not None:  # trained before its students, so that they do not train it twice
+            try:
+                await self._train(trial, job.teacher.job)
+            except CandidateFailed as error:
+                raise InfrastructureFailed(f"the teacher of the language models cannot be trained: {error}") from error
         value = await self.stages.run("train", job.key, trial, lambda: self.trainings.run(trial, job))
         return TrainResult.model_validate(value)
 

@@ -71,7 +71,7 @@ def test_submitting_again_gives_the_same_study_and_another_one_is_refused(lab: L
         (space_text(devices=["local", "bxo"]), "space.yaml:25: unknown device 'bxo'; did you mean 'box'?"),
         (
             space_text(quality={"corpus": ["/etc/passwd"]}),
-            "space.yaml:42: a submitted study trains on the default corpus",
+            "space.yaml:42: a submitted study trains on the corpus 'default' or 'installed'",
         ),
         (space_text(runtimes=[{"name": "none", "quantisation": "q4_0"}]), "unknown runtime 'none'"),
     ],

@@ -6,8 +6,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nas.core.layout import Layout
+from nas.nn.distillation import decoupled_top_k, top_k
 from nas.nn.model import Model
-from nas.pretrain.loss import Distilled, decoupled_top_k, pretraining_loss, top_k
+from nas.pretrain.loss import Distilled, pretraining_loss
 
 LAYOUT = Layout.parse("d32 v48 ffn=swiglu:32 [C3 A2/1]")
 

@@ -238,7 +238,7 @@ def test_training_windows_never_reach_the_held_out_part(tmp_path: Path, monkeypa
     size = MIN_BYTES
     cut = size - round(0.05 * size)
     (tmp_path / "a.txt").write_text("t" * cut + "h" * (size - cut))
-    data = LmData(build_corpus(["a.txt"], tmp_path), batch=64, length=16, eval_bytes=256, seed=0)
+    data = LmData(build_corpus(["a.txt"], tmp_path).domains, batch=64, length=16, eval_bytes=256, seed=0)
     for step in range(20):
         inputs, labels = data.batch(step)
         assert torch.all(inputs == ord("t"))

@@ -46,6 +46,7 @@ STORED: list[tuple[type[Note], dict[str, Any]]] = [
     (Calibrated, {**CALIBRATED, **TIMES, "conditions": {"page_size": 4096}}),
     (CorpusUsed, {"what": "corpus", "hash": "0" * 64}),
     (CorpusUsed, {"what": "corpus", "hash": "0" * 64, "versions": {"trainer": 1}}),
+    (CorpusUsed, {"what": "corpus", "hash": "0" * 64, "versions": {"trainer": 1}, "made_of": {"python": "3.11.7"}}),
     (Told, {"what": "told", "observation": SEEN}),
     (PointTold, {"what": "reference point told", "point": {"quality": -0.5}}),
     (WarmStarted, {"what": "warm start", "studies": [{"study": "first", "layouts": 1}], "observations": [SEEN]}),

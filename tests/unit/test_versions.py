@@ -33,7 +33,7 @@ from nas.measure.rounds import Reference, Subject, measure
 from nas.nn.model import Model
 from nas.pretrain import data as pretrain_data
 from nas.pretrain import member_training
-from nas.proxy import corpus_default
+from nas.proxy import corpus_default, generators
 from nas.proxy.corpus import refer
 from nas.proxy.job import TRAINER_VERSION, LmRun, TaskRun, TrainJob
 from nas.proxy.tasks import SUITE_VERSION
@@ -285,5 +285,9 @@ def test_measurements_of_recorded_runs(tmp_path: Path) -> None:
 def test_the_default_corpus() -> None:
     """A fixed source stands for the standard library, which differs between versions of Python."""
     source = '"""Module."""\n\n\ndef f(x):  # doubles\n    """Returns 2 x.\n\n    Always.\n    """\n    return 2 * x\n'
-    found = [*corpus_default.split_source(source), digest(corpus_default.generate(1, 20_000))]
+    found = [
+        *corpus_default.split_source(source),
+        digest(generators.joined(generators.recall_text(1, 20_000)).text),
+        digest(generators.languages_text(1, 20_000).encode()),
+    ]
     check("nas.proxy.corpus_default.RECIPE", corpus_default.RECIPE, found)

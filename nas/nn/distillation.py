@@ -1,0 +1,53 @@
+"""Distillation from a teacher's likeliest tokens: the decoupled, tempered Top-K objective (LFM2 report, 3.3).
+
+Per token, with T the teacher's K likeliest tokens, P_T(T) and P_S(T) their total mass for teacher and student, and
+p^(tau) a distribution at temperature tau:
+
+    L_DTK = KL(Bern(P_T(T)) || Bern(P_S(T)))                                                      (1)
+          + P_T(T) * tau^2 * KL(P_T(. | T)^(tau) || P_S(. | T)^(tau))                             (2)
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class TopK(NamedTuple):
+    """A teacher's likeliest tokens: their log-probabilities `log_p` [..., K] and `ids` [..., K]."""
+
+    log_p: Tensor
+    ids: Tensor
+
+
+def top_k(logits: Tensor, k: int) -> TopK:
+    """Returns the `k` likeliest tokens of each position: [..., V] -> [..., k]."""
+    values, ids = logits.topk(k, -1)
+    return TopK(values - logits.logsumexp(-1, keepdim=True), ids)
+
+
+def decoupled_top_k(logits: Tensor, teacher: TopK, tau: float) -> Tensor:
+    """Returns L_DTK per position.
+
+    Args:
+        logits: the student's, [..., V].
+        teacher: K < V tokens per position.
+        tau: temperature of the conditional term, at least 1.
+
+    Returns:
+        Nats, [...]; never negative but for rounding.
+    """
+    normaliser = logits.logsumexp(-1)
+    known = logits.gather(-1, teacher.ids)
+    # The mass outside is summed: 1 - mass would be rounded to nothing where the prediction is certain.
+    outside = logits.scatter(-1, teacher.ids, -torch.inf).logsumexp(-1) - normaliser
+    inside = known.logsumexp(-1) - normaliser
+    mass = teacher.log_p.logsumexp(-1)
+    rest = torch.special.expm1(mass).neg().clamp_min(0)
+    member = mass.exp() * (mass - inside) + torch.special.xlogy(rest, rest) - rest * outside
+    theirs, ours = (teacher.log_p / tau).log_softmax(-1), (known / tau).log_softmax(-1)
+    conditional = (theirs.exp() * (theirs - ours)).sum(-1)
+    loss: Tensor = member + mass.exp() * tau**2 * conditional
+    return loss

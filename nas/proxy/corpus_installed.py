@@ -1,0 +1,102 @@
+"""The corpus 'installed': source and documentation of the packages that are installed with hilnas.
+
+Packages are hilnas and what it requires, directly or not, as far as this environment has it: what requirements.lock
+pins, where it was installed by that. Their files come from the RECORD of each. Domains: `code`, Python source without
+docstrings; `prose`, those docstrings and the packages' .rst and .md files. Nothing is imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from importlib.metadata import Distribution, PackageNotFoundError, PackagePath, distribution
+from pathlib import Path
+
+from nas.core.errors import InfrastructureFailed
+
+RECIPE = 1
+"""Increase it whenever the corpus of unchanged packages changes: cached copies are then not used."""
+
+_SELF = "hilnas"
+_MAX_FILE = 1 << 18
+"""Largest file that is read: beyond it are tables and generated code."""
+_LEFT_OUT = {"_vendor", "include", "node_modules", "test", "testing", "tests", "third_party", "vendor", "vendored"}
+"""Folders whose files are copies from elsewhere, or data of tests."""
+_GENERATED = ("_pb2.py", "_pb2_grpc.py")
+_REQUIRED = re.compile(r"^[A-Za-z0-9._-]+")
+_DOCSTRING = re.compile(r'^[ \t]*[rRuU]?("""|\'\'\')(.*?)\1[ \t]*\n', re.MULTILINE | re.DOTALL)
+_LEAST_DOCSTRING = 80
+"""Characters of the shortest docstring that counts as prose."""
+
+
+def distributions() -> list[Distribution]:
+    """Returns the installed packages that hilnas requires, directly or not, sorted by name; without hilnas.
+
+    Every requirement is followed, also those of extras and other platforms: what is not installed is left out.
+
+    Raises:
+        InfrastructureFailed: hilnas itself is not installed.
+    """
+    try:
+        wanted = [_names(distribution(_SELF))]
+    except PackageNotFoundError as error:
+        raise InfrastructureFailed("hilnas is not installed here, so its packages are unknown") from error
+    found: dict[str, Distribution | None] = {_SELF: None}
+    while wanted:
+        for name in wanted.pop():
+            if name in found:
+                continue
+            try:
+                found[name] = here = distribution(name)
+            except PackageNotFoundError:
+                found[name] = None
+                continue
+            wanted.append(_names(here))
+    return [found_ for _, found_ in sorted(found.items()) if found_ is not None]
+
+
+def read_domains(packages: list[Distribution]) -> dict[str, list[bytes]]:
+    """Returns the corpus of `packages`, one text per domain.
+
+    Files are in the order of the hash of their contents, each content once: the held-out end of a domain is a random
+    choice of whole files, the same wherever these versions are installed.
+    """
+    files: dict[bytes, tuple[str, str]] = {}
+    for package in packages:
+        for path in _files(package):
+            try:
+                content = Path(str(package.locate_file(path))).read_bytes()
+                text = content.decode("utf-8")
+            except (OSError, UnicodeDecodeError):
+                continue  # removed since, or in another encoding
+            files[hashlib.sha256(content).digest()] = split(text) if path.suffix == ".py" else ("", text.strip())
+    ordered = [files[digest] for digest in sorted(files)]
+    return {
+        "code": ["\n\n".join(code for code, _ in ordered if code.strip()).encode()],
+        "prose": ["\n\n".join(prose for _, prose in ordered if prose.strip()).encode()],
+    }
+
+
+def split(source: str) -> tuple[str, str]:
+    """Splits Python source into code without docstrings, and the docstrings that are long enough to be prose.
+
+    Triple-quoted strings that stand alone on their lines count as docstrings: a hundred times faster than a parser.
+    """
+    docstrings = [match[2].strip() for match in _DOCSTRING.finditer(source)]
+    return _DOCSTRING.sub("", source), "\n\n".join(text for text in docstrings if len(text) >= _LEAST_DOCSTRING)
+
+
+def _names(package: Distribution) -> set[str]:
+    """Returns the names that a package requires, as the index normalises them (PEP 503)."""
+    found = (_REQUIRED.match(each) for each in package.requires or ())
+    return {re.sub(r"[-_.]+", "-", match[0]).lower() for match in found if match}
+
+
+def _files(package: Distribution) -> Iterator[PackagePath]:
+    for path in sorted(package.files or (), key=str):
+        inside = ".." not in path.parts and not path.parts[0].endswith(".dist-info")
+        wanted = path.suffix in (".py", ".rst", ".md") and not path.name.endswith(_GENERATED)
+        small = path.size is None or 0 < path.size <= _MAX_FILE
+        if inside and wanted and small and _LEFT_OUT.isdisjoint(path.parts):
+            yield path
