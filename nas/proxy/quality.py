@@ -41,42 +41,9 @@ class Spread(NamedTuple):
 
 LM_PRIOR = Spread(sd=0.02, dof=4.0)
 TASK_PRIOR = Spread(sd=0.25, dof=4.0)
-"""Paired spread over seeds of a unit's score / reference, for want of an estimate: see `with_prior`. Seen with layouts of
-width 64: language model 0.014 at 300 and at 600 steps (0.02 between the references); selective copy 0.25 at 160 steps
+"""Paired spread over seeds of a unit's score / reference, for want of an estimate: see `with_prior`. Seen with layouts
+of width 64: language model 0.014 at 300 and at 600 steps (0.02 between the references); selective copy 0.25 at 160 steps
 (12 degrees of freedom) and 0.21 at 240, induction 0.06."""
-
-MIN_SNR` times its noise does not count (Heineman et al. 2025, Signal and Noise, find that this ratio predicts whether
-an evaluation decides rightly); the others weigh by precision, see `_weights`. Without anchors all groups weigh the
-same, and a prior is most of what is known about noise.
-"""
-
-from __future__ import annotations
-
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import fmean
-from typing import Any, NamedTuple
-
-from pydantic import BaseModel, ConfigDict, Field
-
-from nas.core.errors import InvalidInput
-
-Scores = Mapping[str, float]
-"""Evaluation group -> amount above chance, of one seed."""
-
-
-class Spread(NamedTuple):
-    """A standard deviation and the degrees of freedom that it was estimated with."""
-
-    sd: float
-    dof: float
-
-
-LM_PRIOR = Spread(sd=0.02, dof=4.0)
-TASK_PRIOR = Spread(sd=0.25, dof=4.0)
-"""Paired spread over seeds of a unit's score / reference, for want of an estimate: see `with_prior`. Seen with layouts of width 64: language model 0.014 at 300 and at 600 steps (0.02 between the
-references); selective copy 0.25 at 160 steps (12 degrees of freedom) and 0.21 at 240, induction 0.06."""
 
 MIN_SNR = 2.0
 """Least signal / noise of a group that counts: differences of two such layouts have the right sign 85 times in 100."""
