@@ -42,8 +42,8 @@ class Spread(NamedTuple):
 LM_PRIOR = Spread(sd=0.02, dof=4.0)
 TASK_PRIOR = Spread(sd=0.25, dof=4.0)
 """Paired spread over seeds of a unit's score / reference, for want of an estimate: see `with_prior`. Seen with layouts
-of width 64: language model 0.014 at 300 and at 600 steps (0.02 between the references); selective copy 0.25 at 160 steps
-(12 degrees of freedom) and 0.21 at 240, induction 0.06."""
+of width 64: language model 0.014 at 300 and at 600 steps (0.02 between the references); selective copy 0.25 at 160
+steps (12 degrees of freedom) and 0.21 at 240, induction 0.06."""
 
 MIN_SNR = 2.0
 """Least signal / noise of a group that counts: differences of two such layouts have the right sign 85 times in 100."""
