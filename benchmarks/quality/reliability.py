@@ -174,7 +174,7 @@ def effective_dimension(means: Mapping[str, Mapping[str, float]]) -> float | Non
         return None
     table = np.array([[each[layout] for layout in shared] for each in means.values()])
     table = table[table.std(axis=1) > 0]
-    values = np.linalg.eigvalsh(np.corrcoef(table))
+    values = np.linalg.eigvalsh(np.atleast_2d(np.corrcoef(table)))
     return float(values.sum() ** 2 / np.square(values).sum())
 
 
