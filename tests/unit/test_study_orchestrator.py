@@ -341,7 +341,7 @@ def anchored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bed:
 
     def lucky(spec: Mapping[str, Any]) -> Any:
         result = trained(spec)
-        score = result.scores["lm/text"] + int(result.key[:6], 16) / 16**6 / 4
+        score = result.scores["lm/text"] + int(result.key[:6], 16) / 16**6 / 2
         return result.model_copy(update={"scores": {"lm/text": score}})
 
     trained = study_support._trained
