@@ -232,7 +232,7 @@ class Orchestrator:
                 if self._retry_failed():
                     continue
                 if self._work.space.quality.rescore is not None and self._rescoring is None:
-                    self._rescoring = asyncio.create_task(self._rescore(), name="re-scoring")
+                    self._rescoring = asyncio.create_task(self._rescore(), name="re-scored front")
                     continue
                 return StudyState.COMPLETE
             self._require_progress(pending)
@@ -273,8 +273,11 @@ class Orchestrator:
             self._state = state
 
     def _all_tasks(self) -> list[asyncio.Task[None]]:
-        others = (self._asking, self._anchoring, self._rescoring)
-        return [*self._tasks.values(), *(task for task in others if task is not None)]
+        return [*self._tasks.values(), *([self._asking] if self._asking else []), *self._trainings()]
+
+    def _trainings(self) -> list[asyncio.Task[None]]:
+        """Returns the trainings that belong to no trial: of anchors, and of the front on fresh seeds."""
+        return [task for task in (self._anchoring, self._rescoring) if task is not None]
 
     def _proposed(self) -> int:
         return sum(run.reference is None for run in self.runs.values())
@@ -324,8 +327,8 @@ class Orchestrator:
     def _require_progress(self, pending: list[asyncio.Task[None]]) -> None:
         running = [run for number, run in self.runs.items() if not self._tasks[number].done()]
         stuck = self._promotion.closed and not self._promotion.recalling and all(run.waiting for run in running)
-        others = [task for task in (self._anchoring, self._rescoring) if task in pending]
-        assert not (stuck and pending and not others), "trials wait for each other"
+        waited_for = any(task in pending for task in self._trainings())
+        assert not (stuck and pending and not waited_for), "trials wait for each other"
 
     def _unpin_others(self) -> None:
         """Unpins all models but those of references and of the front, so that `nas gc` may remove the others."""
@@ -347,7 +350,10 @@ class Orchestrator:
             states=dict(Counter(run.stage for run in own)),
             proposed=len(own),
             wanted=self._wanted,
-            active=tuple(_activity(run) for run in self.runs.values() if not run.ended and not run.waiting),
+            active=(
+                *(_activity(run) for run in self.runs.values() if not run.ended and not run.waiting),
+                *(f"{task.get_name()}: training" for task in self._trainings() if not task.done()),
+            ),
             objectives=tuple(objective.name for objective in self._work.space.objectives),
             hypervolume=self.scales.hypervolume,
             front=self._front(),
