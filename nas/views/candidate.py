@@ -537,8 +537,7 @@ def _jobs(config: QualityConfig, layout: Layout, corpora: Iterable[str]) -> dict
     found: dict[str, tuple[str, TrainJob]] = {}
     for corpus in corpora:
         reference = CorpusRef(source="default", hash=corpus)
-        for seeds in (None, config.anchors and config.anchors.seeds, config.rescore and config.rescore.seeds):
-            ladder = config if seeds is None else config.with_seeds(seeds)
+        for ladder in (config, *(config.with_seeds(each.seeds) for each in (config.anchors, config.rescore) if each)):
             for index, rung in enumerate(ladder.rungs):
                 for job in rung_jobs(ladder, index, layout, reference):
                     found.setdefault(job.key, (rung.name, job))
