@@ -14,6 +14,7 @@ seconds of one training, and for all together the effective dimension: the parti
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import tempfile
@@ -90,11 +91,11 @@ def layouts(count: int) -> list[Layout]:
 
 
 def jobs(count: int, seeds: int) -> Iterator[tuple[str, TrainJob]]:
-    """Yields name and job of every training: all evaluations of few layouts and seeds first."""
+    """Yields name and job of every training: of four layouts, evaluation by evaluation, then of the next four."""
     corpus = refer("default", REPOSITORY)
     found = layouts(count)
-    for seed, first in ((seed, first) for first in range(0, count, 4) for seed in range(seeds)):
-        for evaluation in EVALUATIONS:
+    for first in range(0, count, 4):
+        for evaluation, seed in itertools.product(EVALUATIONS, range(seeds)):
             config = evaluation.config().with_seeds((seed,))
             for layout in found[first : first + 4]:
                 (job,) = rung_jobs(config, 0, layout, corpus)
