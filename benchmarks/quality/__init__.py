@@ -1,0 +1,1 @@
+"""Measurements of the quality score: what tells layouts apart, and how surely."""

@@ -31,6 +31,7 @@ from nas.store.archive import EventRecord, Header, ResultRecord, TrialRecord
 from nas.store.rows import Json, Study
 from nas.store.store import Store
 from nas.study.events import (
+    ANCHORS,
     CALIBRATED,
     CLOSED,
     CORPUS,
@@ -38,6 +39,7 @@ from nas.study.events import (
     LAUNCHED,
     POINT,
     QUALITY,
+    RESCORED,
     SPENT,
     TOLD,
     UNREADABLE,
@@ -143,11 +145,22 @@ class _Quality(_Strict):
     per_group: dict[str, Coordinate]
     sd: Deviation
     n_seeds: Count
+    recall: Coordinate | None = None
+    recall_sd: Deviation = 0.0
 
 
 class _QualityKnown(_Strict):
     rung: archive.RungNumber = 0
     quality: _Quality
+
+
+class _AnchorsChosen(_Strict):
+    layouts: list[Json]
+
+
+class _Rescored(_Strict):
+    quality: _Quality
+    per_seed: dict[Annotated[str, Field(pattern=r"^[0-9]{1,10}$")], Coordinate]
 
 
 class _Spent(_Strict):
@@ -169,6 +182,7 @@ class _Scales(_Strict):
 _NOTES: dict[str, type[_Strict]] = {
     LAUNCHED: _Launched, CALIBRATED: _Calibrated, CORPUS: _CorpusUsed, TOLD: _Told, POINT: _PointTold,
     WARM: _WarmStarted, EXPECTED: _Expected, CLOSED: _Closed, QUALITY: _QualityKnown, SPENT: _Spent,
+    ANCHORS: _AnchorsChosen, RESCORED: _Rescored,
 }  # fmt: skip
 _VALUES: dict[str, type[BaseModel]] = {"export": Artifact, "measure": Measurement, "train": TrainResult}
 _POINT: TypeAdapter[dict[str, float]] = TypeAdapter(dict[str, Coordinate], config=ConfigDict(strict=True))

@@ -42,10 +42,12 @@ from nas.study.events import (
     CALIBRATED,
     LAUNCHED,
     QUALITY,
+    RESCORED,
     TOLD,
     UNREADABLE,
     Launched,
     QualityKnown,
+    Rescored,
     Spent,
     WarmStarted,
     calibrated_devices,
@@ -112,8 +114,9 @@ class Record:
         layout: of the trial.
         measurements: by key; see `best_measurements`.
         axes: the objectives in the space's order; None where one is not known. Their `source` is the layout's id.
-        quality: at the highest rung so far.
+        quality: at the highest rung so far; on fresh seeds, if it was re-scored.
         rungs: rung -> quality there, in the order in which they were reached.
+        rescored: quality on fresh seeds; None: only candidates near the front are re-scored.
         observed: JSON of the last observation that was reported to the proposer, without the layout.
         observed_after_s: when, in seconds while an orchestrator ran.
         results: of all stages, oldest first.
@@ -126,6 +129,7 @@ class Record:
     axes: Sequence[Axis | None] = ()
     quality: Quality | None = None
     rungs: dict[str, Quality] = field(default_factory=dict)
+    rescored: Rescored | None = None
     observed: Mapping[str, Any] | None = None
     observed_after_s: float | None = None
     results: Sequence[ResultSummary] = ()
@@ -153,8 +157,11 @@ class Record:
         self.changed = event.id
         what = event.payload.get("what")
         if known := QualityKnown.read(event.payload):
-            self.quality = known.quality
-            self.rungs[self.quality.rung] = self.quality
+            self.rungs[known.quality.rung] = known.quality
+            if self.rescored is None:
+                self.quality = known.quality
+        elif fresh := Rescored.read(event.payload):
+            self.quality, self.rescored = fresh.quality, fresh
         elif what == TOLD:
             observation = event.payload["observation"]
             self.observed = {name: value for name, value in observation.items() if name != "layout"}
@@ -206,7 +213,7 @@ class StudyLog:
             self.notes.append(event)
             if what == CALIBRATED or any(name in event.payload for name in _FROZEN):
                 self.judged = event.id
-        elif event.kind is EventKind.PROGRESS and what not in (QUALITY, TOLD):
+        elif event.kind is EventKind.PROGRESS and what not in (QUALITY, RESCORED, TOLD):
             self.notes.append(event)
         elif event.kind is EventKind.COMPLETE and event.trial is not None:
             self.completions.append(Completion(event.trial, event.at, self.elapsed_s))
@@ -398,7 +405,7 @@ def _axes(record: Record, study: StudyRecord) -> list[Axis | None]:
         return [None] * len(space.objectives)
     figures, quality = record.figures, QualityValue(0.0, 0.0, "")
     if record.quality:
-        quality = QualityValue(record.quality.value, record.quality.sd, record.layout.id)
+        quality = QualityValue.of(record.quality, record.layout.id)
     return [
         None
         if METRICS[objective.metric].source == "proxy" and record.quality is None

@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field
 from nas.analysis.agreement import agreements
 from nas.analysis.history import ended, expected_gain, history, interval, interval_json
 from nas.analysis.record import Record, StudyRecord, read_study
+from nas.analysis.reliability import quality_reliability
 from nas.analysis.snapshot import UNKNOWN, StudySnapshot, rounded
 from nas.core.layout import Layout
 from nas.core.measurement import Measurement
@@ -184,6 +185,7 @@ def _report(store: Store, study: StudySnapshot) -> Json:
         "references": [
             {"name": reference, **_row(record, each, None)} for reference, each in record.references.items()
         ],
+        "reliability": None if (sure := quality_reliability(study)) is None else sure.model_dump(),
         "noise": None if (noise := noise_summary(study)) is None else noise.model_dump(),
         "noisy_references": [name for name, each in record.references.items() if each.noisy],
         "noisy": [_row(record, each, None) for each in record.records.values() if _left_out(each)],
@@ -221,6 +223,7 @@ def _row(record: StudyRecord, each: Record, ranked: Ranked | None) -> Json:
         "params": _params(each.layout),
         "measurements": [],
         "quality": each.quality.model_dump(mode="json") if each.quality else None,
+        "rescored": each.rescored is not None,
         "budgets": [
             check.model_dump(mode="json")
             for check in check_budgets(record.space, each.figures, record.published or {}, final=True)

@@ -165,7 +165,11 @@ def plan_fields(space: SearchSpace, trials: int) -> Iterator[tuple[str, str]]:
         what = f"{', '.join(steps)}, {len(rung.seeds)} seed(s)"
         yield f"rung {index} ({rung.name})", f"at most {entering} + {references} references: {what}"
         entering = rung.promoted(entering)
+    if (anchors := space.quality.anchors) is not None:
+        yield "anchors", f"{anchors.layouts} + {references} references at every rung, {len(anchors.seeds)} seeds"
     yield "confirm", f"the top rung again, {protocol.confirm_repetitions} runs a workload"
+    if (fresh := space.quality.rescore) is not None:
+        yield "re-score", f"the front and {references} references at the top rung, {len(fresh.seeds)} fresh seeds"
 
 
 def admits(wanted: RuntimeSpace, support: Support) -> bool:

@@ -60,6 +60,8 @@ def print_front(report: Report) -> None:
         *(_row(str(row["trial"]), row, objectives) for row in report["front"]),
     ]
     print_table(("trial", *heads, "p_front", "ties", "beaten by", "weights", "layout"), rows)
+    if (sure := report.get("reliability")) is not None:  # older coordinators do not have it
+        say(sure["text"])
     if report["noisy_references"]:
         say(f"noisy reference measurements, all ratios are unreliable: {', '.join(report['noisy_references'])}")
     if report["noisy"]:

@@ -19,6 +19,12 @@ Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
+def _different(seeds: tuple[int, ...]) -> tuple[int, ...]:
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"seeds must differ, not {list(seeds)}")
+    return seeds
+
+
 def without_removed(data: Any, name: str) -> Any:
     """Returns a mapping without a setting of earlier versions, which stored spaces hold at its default, 0.
 
@@ -83,9 +89,53 @@ class TaskStage(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    task: str | None = Field(None, description="the quality task; the entry's name where left out")
     steps: int = Field(ge=1, description="optimiser steps")
     settings: dict[str, Setting] = Field(default_factory=dict, description="difficulty; the task's own where left out")
     seeds: tuple[Seed, ...] | None = Field(None, min_length=1, description="instead of the rung's seeds")
+    batch: int | None = Field(None, ge=1, description="examples per step, instead of `task_batch`")
+
+
+class Anchors(BaseModel):
+    """Layouts of the space, spread over it, that are trained beside the references to estimate signal and noise."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    layouts: int = Field(3, ge=1, description="layouts beside the references")
+    seeds: tuple[Seed, ...] = Field((0, 1, 2), min_length=2, description="of references and anchors alike")
+
+    @field_validator("seeds")
+    @classmethod
+    def _seeds_differ(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
+        return _different(seeds)
+
+    @model_validator(mode="after")
+    def _tells_enough(self) -> Anchors:
+        dof = (_REFERENCES + self.layouts - 1) * (len(self.seeds) - 1)
+        if dof < _LEAST_DOF:
+            raise ValueError(
+                f"{self.layouts} anchors beside {_REFERENCES} references and {len(self.seeds)} seeds leave {dof}"
+                f" degrees of freedom, at least {_LEAST_DOF} are needed: give more of either"
+            )
+        return self
+
+
+class Rescore(BaseModel):
+    """Seeds with which the candidates on and near the front are trained once more when the search has ended."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    seeds: tuple[Seed, ...] = Field((100, 101, 102, 103), min_length=1, description="none that a rung trains")
+    p_front: float = Field(0.1, gt=0, le=1, description="least chance to be on the front of those that are re-scored")
+
+    @field_validator("seeds")
+    @classmethod
+    def _seeds_differ(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
+        return _different(seeds)
+
+
+_REFERENCES = 2
+_LEAST_DOF = 8
 
 
 class Rung(BaseModel):
@@ -118,9 +168,7 @@ class Rung(BaseModel):
     @field_validator("seeds")
     @classmethod
     def _seeds_differ(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
-        if len(set(seeds)) < len(seeds):
-            raise ValueError(f"seeds must differ, not {list(seeds)}")
-        return seeds
+        return _different(seeds)
 
     @model_validator(mode="after")
     def _trains_something(self) -> Rung:
@@ -129,12 +177,23 @@ class Rung(BaseModel):
         if self.teacher and not self.lm_steps:
             raise ValueError(f"rung {self.name!r} has a teacher, but no lm_steps: teachers are for language models")
         for name, stage in self.tasks.items():
-            make_task(name, stage.settings)
+            make_task(stage.task or name, stage.settings)
         return self
 
     def task_seeds(self, task: str) -> tuple[int, ...]:
         """Returns the seeds of `task` in this rung."""
         return self.tasks[task].seeds or self.seeds
+
+    @property
+    def all_seeds(self) -> set[int]:
+        """Every seed that something is trained with in this rung."""
+        own = {seed for name in self.tasks for seed in self.task_seeds(name)}
+        return own | set(self.seeds) if self.lm_steps else own
+
+    def with_seeds(self, seeds: tuple[int, ...]) -> Rung:
+        """Returns the rung with other seeds."""
+        tasks = {name: stage.model_copy(update={"seeds": None}) for name, stage in self.tasks.items()}
+        return self.model_copy(update={"seeds": seeds, "tasks": tasks})
 
     def promoted(self, candidates: int) -> int:
         """Returns how many of `candidates` are promoted; at least one where there is one."""
@@ -202,6 +261,10 @@ class QualityConfig(BaseModel):
         " best `keep` of each rung",
     )
     rungs: tuple[Rung, ...] = Field(DEFAULT_RUNGS, min_length=1, description="the ladder, cheapest first")
+    anchors: Anchors | None = Field(
+        None, description="what noise is estimated from; left out: from the references and a prior"
+    )
+    rescore: Rescore | None = Field(None, description="of the front, on fresh seeds; left out: it is not re-scored")
 
     @model_validator(mode="before")
     @classmethod
@@ -237,4 +300,12 @@ class QualityConfig(BaseModel):
                     f"rung {after.name!r} trains the language model for {after.lm_steps} steps, fewer than"
                     f" {before.lm_steps} of rung {before.name!r} before it"
                 )
+        if self.rescore is not None:
+            used = {seed for rung in self.rungs for seed in rung.all_seeds}
+            if again := used & set(self.rescore.seeds):
+                raise ValueError(f"rescore: rungs train with seeds {sorted(again)}, so these are not fresh")
         return self
+
+    def with_seeds(self, seeds: tuple[int, ...]) -> QualityConfig:
+        """Returns the same ladder with other seeds in all rungs."""
+        return self.model_copy(update={"rungs": tuple(rung.with_seeds(seeds) for rung in self.rungs)})

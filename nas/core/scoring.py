@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
 from nas.core.device import Device
 from nas.core.errors import InvalidInput
 from nas.core.measurement import Figure
-from nas.core.metrics import METRICS
+from nas.core.metrics import METRICS, RECALL_METRIC
 from nas.core.space import Budget, Objective, SearchSpace
 from nas.core.stats import t_critical
 
@@ -40,12 +40,32 @@ PUBLISHED, ATTENTION = "published", "attention"
 """Names of the reference layouts, as in `References`."""
 
 
+class SeededQuality(Protocol):
+    """What scoring needs of `nas.proxy.quality.Quality`."""
+
+    @property
+    def value(self) -> float: ...
+    @property
+    def sd(self) -> float: ...
+    @property
+    def recall(self) -> float | None: ...
+    @property
+    def recall_sd(self) -> float: ...
+
+
 class QualityValue(NamedTuple):
-    """A quality, its standard deviation over seeds, and the id of the proxy that was trained."""
+    """A quality, its standard deviation over seeds, the id of the proxy that was trained, and the same of recall."""
 
     value: float
     sd: float
     proxy: str
+    recall: float | None = None
+    recall_sd: float = 0.0
+
+    @staticmethod
+    def of(quality: SeededQuality, proxy: str = "") -> QualityValue:
+        """Returns the figures of a quality that was computed."""
+        return QualityValue(quality.value, quality.sd, proxy, quality.recall, quality.recall_sd)
 
 
 class BudgetCheck(BaseModel):
@@ -135,7 +155,8 @@ def axis(
     """
     metric = METRICS[objective.metric]
     if metric.source == "proxy":
-        return Axis(value=quality.value, coordinate=-quality.value, sd=quality.sd, source=quality.proxy)
+        value, sd = (quality.value, quality.sd) if metric.name != RECALL_METRIC else (quality.recall, quality.recall_sd)
+        return None if value is None else Axis(value=value, coordinate=-value, sd=sd, source=quality.proxy)
     ratios, sds, values = [], [], []
     for key in measurement_keys(space, objective):
         figure = figures.get(key, {}).get(objective.metric)
@@ -156,7 +177,7 @@ def axis(
 
 
 def reference_point(
-    space: SearchSpace, published: Figures, attention: Figures, attention_quality: tuple[float, float]
+    space: SearchSpace, published: Figures, attention: Figures, attention_quality: QualityValue
 ) -> list[float]:
     """Returns the reference point of hypervolume, in coordinates; fixed once, when the references are done.
 
@@ -166,7 +187,9 @@ def reference_point(
     corner = []
     for objective in space.objectives:
         if METRICS[objective.metric].source == "proxy":
-            corner.append(-(attention_quality[0] - 3 * attention_quality[1]))
+            worst = axis(space, objective, {}, {}, attention_quality)
+            assert worst is not None, "a scale without recall is refused where that is an objective"
+            corner.append(worst.coordinate + 3 * worst.sd)
             continue
         bounds = [_bound(space, objective, key, published, attention) for key in measurement_keys(space, objective)]
         corner.append(max(bounds) if objective.aggregate == "worst" else math.fsum(bounds) / len(bounds))

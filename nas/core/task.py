@@ -49,7 +49,10 @@ class Task(Protocol):
         ...
 
     def batch(self, generator: np.random.Generator, size: int) -> Batch:
-        """Returns `size` examples: inputs [B, T] and, for each position, the next token to predict, or `IGNORE`."""
+        """Returns `size` examples: inputs [B, T] and, for each position, the symbol to predict, or `IGNORE`.
+
+        It is the next symbol of the example, unless the task says otherwise.
+        """
         ...
 
 
@@ -60,6 +63,10 @@ TASKS: Registry[type[Task]] = Registry(
         "selcopy": "nas.proxy.tasks.selcopy:SelectiveCopy",
         "induction": "nas.proxy.tasks.induction:Induction",
         "mqar": "nas.proxy.tasks.mqar:AssociativeRecall",
+        "noisyrecall": "nas.proxy.tasks.noisyrecall:NoisyRecall",
+        "automata": "nas.proxy.tasks.automata:Automata",
+        "knowledge": "nas.proxy.tasks.knowledge:Knowledge",
+        "wordproblem": "nas.proxy.tasks.wordproblem:WordProblem",
     },
 )
 

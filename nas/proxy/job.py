@@ -64,6 +64,7 @@ class TaskRun(BaseModel):
     kind: Literal["task"] = "task"
     task: str
     settings: dict[str, Setting] = Field(default_factory=dict)
+    entry: str | None = Field(None, description="its name in the rung if that is another; in no result key")
 
     @property
     def name(self) -> str:

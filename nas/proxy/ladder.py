@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from nas.core.errors import InvalidInput
@@ -49,8 +50,18 @@ def seed_scores(jobs: Iterable[TrainJob], results: Mapping[str, TrainResult]) ->
     """
     scores: dict[int, dict[str, float]] = {}
     for job in jobs:
-        scores.setdefault(job.seed, {}).update(results[job.key].scores)
+        found = results[job.key].scores
+        if isinstance(job.run, TaskRun) and job.run.entry:
+            found = {f"task/{job.run.entry}": score for score in found.values()}
+        scores.setdefault(job.seed, {}).update(found)
     return scores
+
+
+def seed_counts(jobs: Iterable[TrainJob]) -> dict[str, int]:
+    """Returns unit of quality (`nas.proxy.quality.unit_of`) -> seeds that `jobs` train."""
+    return dict(
+        Counter(f"task/{job.run.entry or job.run.task}" if isinstance(job.run, TaskRun) else "lm" for job in jobs)
+    )
 
 
 def _proxy(config: QualityConfig, layout: Layout, length: int) -> Layout:
@@ -67,10 +78,11 @@ def _task_jobs(config: QualityConfig, rung: int, layout: Layout) -> list[TrainJo
     jobs = []
     for name, at in latest.items():
         stage = at.tasks[name]
-        run = TaskRun(task=name, settings=stage.settings)
-        proxy = _proxy(config, layout, make_task(name, stage.settings).length)
+        task = stage.task or name
+        run = TaskRun(task=task, settings=stage.settings, entry=None if task == name else name)
+        proxy = _proxy(config, layout, make_task(task, stage.settings).length)
         jobs += [
-            _job(config, proxy, run, stage.steps, seed, batch=config.task_batch, lr=config.task_lr)
+            _job(config, proxy, run, stage.steps, seed, batch=stage.batch or config.task_batch, lr=config.task_lr)
             for seed in at.task_seeds(name)
         ]
     return jobs

@@ -75,6 +75,27 @@ class Features:
         """Returns [L, len(names)] features, one row per layout."""
         return np.array([self.vector(layout) for layout in layouts]).reshape(-1, len(self.names))
 
+    def spread_over(self, pool: Sequence[Layout], given: Sequence[Layout], count: int) -> list[Layout]:
+        """Returns the `count` layouts of `pool` that, with those given, stand for all of it.
+
+        Each in turn is the one that most reduces the sum over the pool of the distance to the nearest chosen one
+        (Nemhauser, Wolsey and Fisher 1978, the greedy rule for facility location): typical layouts of all parts of a
+        space, where the layouts farthest from each other would be its oddities.
+        """
+        vectors = self.matrix([*pool, *given])
+        vectors = (vectors - vectors.mean(axis=0)) / np.maximum(vectors.std(axis=0), 1e-9)
+        square = (vectors**2).sum(axis=1)
+        apart = np.sqrt(np.maximum(0.0, square[:, None] + square[None] - 2 * vectors @ vectors.T))
+        own, nearest = apart[: len(pool), : len(pool)], apart[: len(pool), len(pool) :].min(axis=1, initial=np.inf)
+        nearest = np.minimum(nearest, own.max(initial=0.0) + 1.0)
+        chosen: list[int] = []
+        while len(chosen) < min(count, len(pool)):
+            left = np.minimum(nearest[:, None], own).sum(axis=0)
+            left[chosen] = np.inf
+            chosen.append(int(left.argmin()))
+            nearest = np.minimum(nearest, own[chosen[-1]])
+        return [pool[index] for index in chosen]
+
     def _named(self) -> Iterator[tuple[str, str]]:
         """Yields group and name of each column, in the order of `_vector`."""
         names = ["depth", "d_model", "vocab", "total", "active", "non_embedding", "state"]

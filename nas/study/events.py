@@ -33,6 +33,8 @@ WARM = "warm start"
 EXPECTED = "expected gain"
 CLOSED = "closed"
 QUALITY = "quality"
+RESCORED = "rescored"
+ANCHORS = "anchors"
 SPENT = "spent"
 
 UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError)
@@ -273,12 +275,49 @@ class QualityKnown(Note):
 
     def to_json(self) -> Json:
         """See `Note`."""
-        return {"what": self.what, "rung": self.rung, "quality": self.quality.model_dump(mode="json")}
+        return {"what": self.what, "rung": self.rung, "quality": self.quality.to_json()}
 
     @classmethod
     def from_json(cls, payload: Mapping[str, Any]) -> Self:
         """See `Note`."""
         return cls(payload.get("rung", 0), Quality.model_validate(payload["quality"]))
+
+
+@dataclass(frozen=True)
+class AnchorsChosen(Note):
+    """Layouts that the noise of the qualities is estimated from, beside the references.
+
+    Args:
+        layouts: canonical JSON of each.
+    """
+
+    what: ClassVar[str] = ANCHORS
+    layouts: Sequence[Json]
+
+
+@dataclass(frozen=True)
+class Rescored(Note):
+    """A trial's quality on fresh seeds, which from then on is its quality.
+
+    Args:
+        quality: relative to the published reference on the same seeds.
+        per_seed: seed -> the quality that it alone gives.
+    """
+
+    what: ClassVar[str] = RESCORED
+    quality: Quality
+    per_seed: Mapping[int, float]
+
+    def to_json(self) -> Json:
+        """See `Note`."""
+        seeds = {str(seed): value for seed, value in self.per_seed.items()}
+        return {"what": self.what, "quality": self.quality.to_json(), "per_seed": seeds}
+
+    @classmethod
+    def from_json(cls, payload: Mapping[str, Any]) -> Self:
+        """See `Note`."""
+        seeds = {int(seed): float(value) for seed, value in payload["per_seed"].items()}
+        return cls(Quality.model_validate(payload["quality"]), seeds)
 
 
 @dataclass(frozen=True)

@@ -281,7 +281,8 @@ def training_versions(space: SearchSpace) -> dict[str, Any]:
     found = {kind: BLOCKS.version(kind) for kind in sorted(kinds)}
     for layout in layouts:
         found |= layout.plugin_versions
-    found |= {name: TASKS.version(name) for rung in space.quality.rungs for name in rung.tasks}
+    tasks = {stage.task or name for rung in space.quality.rungs for name, stage in rung.tasks.items()}
+    found |= {name: TASKS.version(name) for name in sorted(tasks)}
     plugins = {name: version for name, version in found.items() if version is not None}
     return {"trainer": TRAINER_VERSION, "suite": SUITE_VERSION} | plugins
 

@@ -12,19 +12,21 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from nas.core.errors import InfrastructureFailed, NasError
+from nas.core.errors import CandidateFailed, InfrastructureFailed, NasError
 from nas.core.layout import Layout
 from nas.core.pareto import Ranked, rank_trials
+from nas.core.scoring import PUBLISHED
 from nas.core.trial import Event, TrialState
+from nas.proxy.quality import Quality
 from nas.search import Observation, Status
 from nas.store.rows import StudyState, Trial
-from nas.study.events import Expected
+from nas.study.events import Expected, Rescored
 from nas.study.ledger import Ledger
 from nas.study.promotion import PromotionController
 from nas.study.proposals import ProposalDriver
 from nas.study.running import TrialRun
-from nas.study.scales import Scales
-from nas.study.stages import StageWork
+from nas.study.scales import Scales, train_anchors
+from nas.study.stages import SeedScores, StageWork
 from nas.study.stopping import StoppingRules
 from nas.study.trial import StudyContext, run_trial
 
@@ -100,6 +102,9 @@ class Orchestrator:
         self.runs: dict[int, TrialRun] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._asking: asyncio.Task[None] | None = None
+        self._anchoring: asyncio.Task[None] | None = None
+        self._rescoring: asyncio.Task[None] | None = None
+        self._rescored: set[int] = set()
         self._failed_in_a_row: list[TrialRun] = []
         self._retried = False
         self._stop = asyncio.Event()
@@ -143,6 +148,8 @@ class Orchestrator:
             # The proposer knows references from the start, so that it does not propose them again.
             self._proposals.tell(self._ledger, trial.number, Observation(layout, "running"))
             self._start(self._ledger.retry(trial), reference=name)
+        if self._work.space.quality.anchors is not None:
+            self._anchoring = asyncio.create_task(self._train_anchors(), name="anchors")
         for trial in known:
             if trial.number not in self.runs and trial.status.state is not TrialState.CANCELLED:
                 self._start(self._ledger.retry(trial))
@@ -162,6 +169,55 @@ class Orchestrator:
             self._promotion.ended(run)
         self._failed_in_a_row = [*self._failed_in_a_row, run] if run.retryable else []
 
+    async def _train_anchors(self) -> None:
+        layouts = [*self._work.space.references.layouts().values(), *self._proposals.anchors(self._ledger)]
+        (published,) = (number for number, run in self.runs.items() if run.reference == PUBLISHED)
+        await train_anchors(self._work, self.scales, layouts, published)
+
+    async def _rescore(self) -> None:
+        """Trains the candidates on and near the front with fresh seeds, until no other is near it.
+
+        Noise chose the front too, so the values that it was chosen by are too good on average. A candidate that they
+        hid may be near the front of the fresh values: it is re-scored next.
+        """
+        settings = self._work.space.quality.rescore
+        assert settings is not None
+        references = [number for number, run in self.runs.items() if run.reference is not None]
+        (published,) = (number for number in references if self.runs[number].reference == PUBLISHED)
+        scores = await self._fresh_scores(published, settings.seeds)
+        if scores is None:
+            return
+        scale = self.scales.rescored_by(scores)
+        while due := [*references, *self._near_front(settings.p_front)]:
+            found = await asyncio.gather(*(self._fresh_scores(number, settings.seeds) for number in due))
+            for number, fresh in zip(due, found, strict=True):
+                self._rescored.add(number)
+                if fresh is not None:
+                    self._take_fresh(self.runs[number], scale.quality(fresh), scale.per_seed(fresh))
+            references = []
+
+    def _take_fresh(self, run: TrialRun, quality: Quality, per_seed: Mapping[int, float]) -> None:
+        self._ledger.note_once(run.number, Rescored(quality, per_seed))
+        run.quality = quality
+        self.scales.learn(run, "rescored")
+        self._proposals.tell(self._ledger, run.number, self._observation(run, "complete"))
+
+    async def _fresh_scores(self, number: int, seeds: tuple[int, ...]) -> SeedScores | None:
+        """Returns a trial's scores at the top rung; None where a training fails, and the quality stays as it was."""
+        top = len(self._work.space.quality.rungs) - 1
+        try:
+            return await self._work.train_rung(number, self.runs[number].layout, top, seeds)
+        except CandidateFailed as error:
+            self._log(f"trial {number} was not re-scored: {error}")
+            return None
+
+    def _near_front(self, chance: float) -> list[int]:
+        """Returns the complete trials that are on the front, or are with this chance, and were not re-scored."""
+        point, complete = self.scales.reference_point, self.scales.complete
+        places = rank_trials(complete, point) if point is not None else []
+        near = [each.trial for each in places if each.rank == 0 or (each.p_front or 0.0) >= chance]
+        return sorted(set(near) - self._rescored)
+
     async def _loop(self) -> StudyState:
         while True:
             self._check()
@@ -174,6 +230,9 @@ class Orchestrator:
             pending = [task for task in self._all_tasks() if not task.done()]
             if self._promotion.closed and not pending:
                 if self._retry_failed():
+                    continue
+                if self._work.space.quality.rescore is not None and self._rescoring is None:
+                    self._rescoring = asyncio.create_task(self._rescore(), name="re-scored front")
                     continue
                 return StudyState.COMPLETE
             self._require_progress(pending)
@@ -214,7 +273,11 @@ class Orchestrator:
             self._state = state
 
     def _all_tasks(self) -> list[asyncio.Task[None]]:
-        return [*self._tasks.values(), *([self._asking] if self._asking else [])]
+        return [*self._tasks.values(), *([self._asking] if self._asking else []), *self._trainings()]
+
+    def _trainings(self) -> list[asyncio.Task[None]]:
+        """Returns the trainings that belong to no trial: of anchors, and of the front on fresh seeds."""
+        return [task for task in (self._anchoring, self._rescoring) if task is not None]
 
     def _proposed(self) -> int:
         return sum(run.reference is None for run in self.runs.values())
@@ -264,7 +327,8 @@ class Orchestrator:
     def _require_progress(self, pending: list[asyncio.Task[None]]) -> None:
         running = [run for number, run in self.runs.items() if not self._tasks[number].done()]
         stuck = self._promotion.closed and not self._promotion.recalling and all(run.waiting for run in running)
-        assert not (stuck and pending), "trials wait for each other"
+        waited_for = any(task in pending for task in self._trainings())
+        assert not (stuck and pending and not waited_for), "trials wait for each other"
 
     def _unpin_others(self) -> None:
         """Unpins all models but those of references and of the front, so that `nas gc` may remove the others."""
@@ -286,7 +350,10 @@ class Orchestrator:
             states=dict(Counter(run.stage for run in own)),
             proposed=len(own),
             wanted=self._wanted,
-            active=tuple(_activity(run) for run in self.runs.values() if not run.ended and not run.waiting),
+            active=(
+                *(_activity(run) for run in self.runs.values() if not run.ended and not run.waiting),
+                *(f"{task.get_name()}: training" for task in self._trainings() if not task.done()),
+            ),
             objectives=tuple(objective.name for objective in self._work.space.objectives),
             hypervolume=self.scales.hypervolume,
             front=self._front(),

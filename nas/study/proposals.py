@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from nas.core.canonical import canonical_json, content_hash
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
@@ -23,13 +25,14 @@ from nas.core.scoring import MeasurementKey, measurement_keys
 from nas.core.space import Objective, SearchSpace
 from nas.core.trial import Event, EventKind
 from nas.devices.host_lock import HostLock
-from nas.search import PROPOSERS, Observation, Proposal, Proposer, Sampler, SearchState
+from nas.search import PROPOSERS, Features, Observation, Proposal, Proposer, Sampler, SearchState
 from nas.search.ehvi import forecast
 from nas.store import studies
 from nas.store.rows import Json, Trial
 from nas.store.store import Store
 from nas.study.events import (
     CALIBRATED,
+    AnchorsChosen,
     CorpusUsed,
     PointTold,
     Spent,
@@ -43,6 +46,8 @@ from nas.study.events import (
 from nas.study.ledger import Ledger
 
 _FINAL = ("complete", "infeasible", "stopped")
+_ANCHOR_POOL, _ANCHOR_SEED = 96, 0
+"""Layouts that anchors are chosen from, the same in all studies of a space."""
 
 
 class ProposalDriver:
@@ -55,7 +60,7 @@ class ProposalDriver:
     """
 
     def __init__(self, space: SearchSpace, supported: Callable[[Layout], bool], lock: Path) -> None:
-        self._space = space
+        self._space, self._supported = space, supported
         self._proposer = make_proposer(space, supported)
         self._lock = HostLock(lock)
         self._asking = self._has_point = False
@@ -97,6 +102,20 @@ class ProposalDriver:
             self._asking = False
             while self._deferred:
                 self._deferred.pop(0)()
+
+    def anchors(self, ledger: Ledger) -> list[Layout]:
+        """Returns the anchors of the study beside its references: those of the log, or new ones, which are logged."""
+        if known := notes(ledger.events(), AnchorsChosen):
+            return [Layout.from_json(each) for each in known[-1].layouts]
+        wanted = self._space.quality.anchors
+        assert wanted is not None
+        sampler, rng = Sampler(self._space, self._supported), np.random.default_rng(_ANCHOR_SEED)
+        references = list(self._space.references.layouts().values())
+        drawn = {layout.id: layout for layout in (sampler.draw(rng) for _ in range(_ANCHOR_POOL))}
+        pool = [layout for layout in drawn.values() if layout not in references]
+        chosen = Features(self._space).spread_over(pool, references, wanted.layouts)
+        ledger.note(None, AnchorsChosen([layout.to_json() for layout in chosen]))
+        return chosen
 
     def tell(self, ledger: Ledger, trial: int, observation: Observation) -> None:
         """Passes an observation to the proposer and logs it; deferred while the proposer is being asked."""

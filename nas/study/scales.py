@@ -11,7 +11,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from nas.core.metrics import METRICS
+from nas.core.errors import CandidateFailed, InvalidInput
+from nas.core.layout import Layout
+from nas.core.metrics import METRICS, RECALL_METRIC
 from nas.core.pareto import front_hypervolume
 from nas.core.scoring import (
     ATTENTION,
@@ -25,13 +27,14 @@ from nas.core.scoring import (
     require_figures,
 )
 from nas.core.space import SearchSpace
-from nas.proxy.ladder import proxy_of
-from nas.proxy.quality import QualityScale, fix_scale
+from nas.proxy.ladder import proxy_of, rung_jobs, seed_counts
+from nas.proxy.quality import RECALL, Anchors, QualityScale, fix_scale
 from nas.study.ledger import Ledger
 from nas.study.running import TrialRun
-from nas.study.stages import SeedScores
+from nas.study.stages import SeedScores, StageWork
 
 _NO_QUALITY = QualityValue(0.0, 0.0, "")
+_FEWEST_ANCHORS = 2
 
 
 class Scales:
@@ -48,8 +51,9 @@ class Scales:
         self._figures_taken = asyncio.Event()
         self._scores: dict[int, dict[str, SeedScores]] = {}
         self._rungs: dict[int, QualityScale] = {}
+        self._anchors: dict[int, Anchors] = {}
         self._changed = asyncio.Condition()
-        self._final: dict[str, tuple[float, float]] = {}
+        self._final: dict[str, QualityValue] = {}
         self.reference_point: list[float] | None = None
         self.complete: dict[int, list[Axis]] = {}
         """Axes of the complete trials that count for the front."""
@@ -91,19 +95,39 @@ class Scales:
             await self._changed.wait_for(lambda: rung in self._rungs)
         return self._rungs[rung]
 
+    async def learn_anchors(self, rung: int, anchors: Anchors) -> None:
+        """Takes the scores of the anchors at a rung, once.
+
+        Raises:
+            InvalidInput: the published reference learns nothing on that rung.
+        """
+        self._anchors[rung] = anchors
+        async with self._changed:
+            self._fix(rung)
+            self._changed.notify_all()
+
     def _fix(self, rung: int) -> None:
-        scores = self._scores[rung]
-        if {PUBLISHED, ATTENTION} <= scores.keys():
-            config = self._space.quality
-            self._rungs[rung] = fix_scale(
-                config.rungs[rung].name, scores[PUBLISHED], [scores[ATTENTION]], minimum=config.min_reference
-            )
+        scores, config = self._scores.get(rung, {}), self._space.quality
+        awaited = config.anchors is not None and rung not in self._anchors
+        if rung in self._rungs or awaited or not {PUBLISHED, ATTENTION} <= scores.keys():
+            return
+        scale = fix_scale(
+            config.rungs[rung].name, scores[PUBLISHED], [scores[ATTENTION]], minimum=config.min_reference,
+            anchors=self._anchors.get(rung),
+        )  # fmt: skip
+        if rung == len(config.rungs) - 1 and RECALL_METRIC in (each.metric for each in self._space.objectives):
+            _require_recall(scale)
+        self._rungs[rung] = scale
+
+    def rescored_by(self, published: SeedScores) -> QualityScale:
+        """Returns the scale of the top rung for the seeds of `published`, the published reference's scores there."""
+        return self._rungs[len(self._space.quality.rungs) - 1].rescored(published)
 
     def learn(self, run: TrialRun, status: str) -> None:
         """Takes new results of a trial."""
         if run.reference is not None:
             self._learn_reference(run, run.reference, status)
-        elif status == "complete":
+        elif status in ("complete", "rescored"):
             axes = self.axes(run)
             assert axes is not None, f"trial {run.number} is complete but lacks an objective"
             self.complete[run.number] = axes
@@ -115,7 +139,7 @@ class Scales:
             if name == PUBLISHED:
                 self._figures_taken.set()
         if status == "complete" and run.quality is not None:
-            self._final[name] = (run.quality.value, run.quality.sd)
+            self._final[name] = QualityValue.of(run.quality)
         if self.reference_point is None and {PUBLISHED, ATTENTION} <= self._final.keys():
             self.reference_point = reference_point(
                 self._space, self._figures[PUBLISHED], self._figures[ATTENTION], self._final[ATTENTION]
@@ -169,7 +193,7 @@ class Scales:
             if run.quality is None:
                 return None
             proxy = proxy_of(run.layout, self._space.quality).id
-            return axis(self._space, objective, {}, {}, QualityValue(run.quality.value, run.quality.sd, proxy))
+            return axis(self._space, objective, {}, {}, QualityValue.of(run.quality, proxy))
         if not self.figures_ready:
             return None
         return axis(self._space, objective, run.figures, self._figures[PUBLISHED], _NO_QUALITY)
@@ -178,5 +202,43 @@ class Scales:
         return {
             "figures": {name: figures_json(taken) for name, taken in self._figures.items()},
             "quality": {scale.rung: scale.model_dump(mode="json") for scale in self._rungs.values()},
-            "final_quality": {name: list(pair) for name, pair in self._final.items()},
+            "final_quality": {name: [each.value, each.sd] for name, each in self._final.items()},
         }
+
+
+async def train_anchors(work: StageWork, scales: Scales, layouts: Sequence[Layout], trial: int) -> None:
+    """Trains the anchors of a study, rung by rung, and passes their scores to the scales.
+
+    A layout that fails at a rung takes no further part, unless too few are left to tell anything.
+
+    Args:
+        work: trains.
+        scales: waits for the anchors of each rung.
+        layouts: the references and the anchors.
+        trial: that the trainings are recorded under, the published reference.
+
+    Raises:
+        CandidateFailed: fewer than two layouts are left.
+        InfrastructureFailed: a worker died, too often.
+    """
+    config = work.space.quality
+    assert config.anchors is not None
+    left = list(layouts)
+    for rung in range(len(config.rungs)):
+        seeds = config.anchors.seeds
+        trained = [work.train_rung(trial, layout, rung, seeds, anchor=True) for layout in left]
+        ended = await asyncio.gather(*trained, return_exceptions=True)
+        failed = [each for each in ended if isinstance(each, BaseException)]
+        for error in failed:
+            if not isinstance(error, CandidateFailed) or len(left) - len(failed) < _FEWEST_ANCHORS:
+                raise error
+        found = [each for each in ended if not isinstance(each, BaseException)]
+        left = [layout for layout, each in zip(left, ended, strict=True) if not isinstance(each, BaseException)]
+        counts = seed_counts(rung_jobs(config, rung, left[0], work.corpus))
+        await scales.learn_anchors(rung, Anchors(found, counts))
+
+
+def _require_recall(scale: QualityScale) -> None:
+    if not any(group.startswith(RECALL) for group in scale.reference):
+        why = "; ".join(f"{group}: {reason}" for group, reason in scale.reasons.items())
+        raise InvalidInput(f"rung {scale.rung!r} has no group of recall that counts ({why}), but it is an objective")

@@ -52,8 +52,8 @@ class Stages:
         self._running: dict[str, asyncio.Task[Outcome]] = {}
         self._seconds: dict[int, dict[str, float]] = {}
 
-    async def run(self, stage: Stage, key: str, trial: int, action: Action) -> Any:
-        """Returns the stage's value, from the store if it is there.
+    async def run(self, stage: Stage, key: str, trial: int, action: Action, *, counted: bool = True) -> Any:
+        """Returns the stage's value, from the store if it is there; `counted`: its seconds are the trial's own cost.
 
         Raises:
             CandidateFailed: the candidate's own failure, which is its result.
@@ -71,7 +71,8 @@ class Stages:
                 # Another trial runs the same stage: its result is used, but its cancellation is not passed on.
                 await asyncio.wait([task])
                 outcome = self._ledger.result(key, trial)
-        self._seconds.setdefault(trial, {})[key] = float(outcome.get("seconds", 0.0))
+        if counted:
+            self._seconds.setdefault(trial, {})[key] = float(outcome.get("seconds", 0.0))
         return value_of(outcome)
 
     def seconds(self, trial: int) -> float:
@@ -303,10 +304,21 @@ class StageWork:
 
         return Measurement.model_validate(await self.stages.run("measure", key, trial, act))
 
-    async def train_rung(self, trial: int, layout: Layout, rung: int) -> SeedScores:
-        """Runs all proxy trainings that quality at `rung` is made of: seed -> evaluation group -> score."""
-        jobs = rung_jobs(self.space.quality, rung, layout, self.corpus)
-        results = await asyncio.gather(*(self._train(trial, job) for job in jobs))
+    async def train_rung(
+        self, trial: int, layout: Layout, rung: int, seeds: tuple[int, ...] | None = None, *, anchor: bool = False
+    ) -> SeedScores:
+        """Runs all proxy trainings that quality at `rung` is made of: seed -> evaluation group -> score.
+
+        Args:
+            trial: that the trainings are recorded under.
+            layout: at deploy scale.
+            rung: its index.
+            seeds: instead of the rung's own.
+            anchor: the layout is an anchor: its trainings go before all others, and cost the trial nothing.
+        """
+        config = self.space.quality if seeds is None else self.space.quality.with_seeds(seeds)
+        jobs = rung_jobs(config, rung, layout, self.corpus)
+        results = await asyncio.gather(*(self._train(trial, job, anchor) for job in jobs))
         return seed_scores(jobs, {result.key: result for result in results})
 
     async def check_equivalence(self, trial: int, layout: Layout) -> None:
@@ -368,13 +380,14 @@ class StageWork:
         self.ledger.pin(kept)
         return artifact
 
-    async def _train(self, trial: int, job: TrainJob) -> TrainResult:
+    async def _train(self, trial: int, job: TrainJob, anchor: bool = False) -> TrainResult:
         if job.teacher is not None:  # trained before its students, so that they do not train it twice
             try:
-                await self._train(trial, job.teacher.job)
+                await self._train(trial, job.teacher.job, anchor)
             except CandidateFailed as error:
                 raise InfrastructureFailed(f"the teacher of the language models cannot be trained: {error}") from error
-        value = await self.stages.run("train", job.key, trial, lambda: self.trainings.run(trial, job))
+        rank, run = -1 if anchor else trial, self.stages.run
+        value = await run("train", job.key, trial, lambda: self.trainings.run(rank, job), counted=not anchor)
         return TrainResult.model_validate(value)
 
     async def _weights(self, trial: int, job: TrainJob) -> Checkpoint:

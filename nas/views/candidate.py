@@ -365,6 +365,8 @@ def trainings(
     """
     values = [row.payload["value"] for row in stored if row.stage == "train" and "value" in row.payload]
     jobs = _jobs(config, layout, corpora or (_NO_CORPUS,))
+    if config.anchors is not None and corpora:  # anchors are trained under the trial of the published reference
+        values = [value for value in values if value["key"] in jobs]
     found = [_training(config, TrainResult.model_validate(value), jobs) for value in values]
     order = {rung.name: index for index, rung in enumerate(config.rungs)}
     return sorted(found, key=lambda each: (order.get(each.rung or "", len(order)), each.run, each.seed or 0, each.key))
@@ -535,9 +537,10 @@ def _jobs(config: QualityConfig, layout: Layout, corpora: Iterable[str]) -> dict
     found: dict[str, tuple[str, TrainJob]] = {}
     for corpus in corpora:
         reference = CorpusRef(source="default", hash=corpus)
-        for index, rung in enumerate(config.rungs):
-            for job in rung_jobs(config, index, layout, reference):
-                found.setdefault(job.key, (rung.name, job))
+        for ladder in (config, *(config.with_seeds(each.seeds) for each in (config.anchors, config.rescore) if each)):
+            for index, rung in enumerate(ladder.rungs):
+                for job in rung_jobs(ladder, index, layout, reference):
+                    found.setdefault(job.key, (rung.name, job))
     return found
 
 

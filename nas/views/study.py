@@ -19,6 +19,7 @@ from nas.analysis.agreement import RankCorrelation, rank_correlation
 from nas.analysis.axes import KV_BYTES, PARAMS_TOTAL, AxisView, only_key
 from nas.analysis.history import Step, ended, expected_gain
 from nas.analysis.record import readable
+from nas.analysis.reliability import QualityReliability, quality_reliability
 from nas.analysis.report import NoiseSummary, noise_summary
 from nas.analysis.snapshot import NO_RUNG, ORIGINS, STATES, UNKNOWN, Snapshots, StudySnapshot, rounded
 from nas.api.submissions import SubmissionState, SubmittedStudies
@@ -317,6 +318,7 @@ class StudyView(BaseModel):
     device_seconds: float = Field(description="of the study's own measurements")
     hypervolume: VolumeView | None = Field(description="null until the reference point is fixed")
     corner: list[CornerView] = Field(description="the reference point")
+    reliability: QualityReliability | None = Field(description="of the qualities; null before there is a front")
     noise: NoiseSummary | None = Field(description="of the measurements; null before there are any")
     course: list[Moment] = Field(description="of the hypervolume; includes the last moment")
     ending: EndingView | None
@@ -492,6 +494,7 @@ def _view(study: StudySnapshot) -> StudyView:
         revision=study.revision,
         hypervolume=_volume(study),
         corner=_corner(study),
+        reliability=quality_reliability(study),
         noise=noise_summary(study),
         ending=EndingView.model_validate(end) if end else None,
         expected_gain=GainView.model_validate(gain) if gain else None,

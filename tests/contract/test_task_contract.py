@@ -21,5 +21,25 @@ class TestAssociativeRecall(TaskContract):
     difficulties = ({}, {"pairs": 1, "length": 4}, {"pairs": 8, "keys": 32, "values": 8, "length": 64})
 
 
+class TestNoisyRecall(TaskContract):
+    name = "noisyrecall"
+    difficulties = ({}, {"pairs": 4, "values": 8, "length": 32, "share": 0.2})
+
+
+class TestAutomata(TaskContract):
+    name = "automata"
+    difficulties = ({}, {"states": 3, "branches": 1, "symbols": 5, "length": 20})
+
+
+class TestKnowledge(TaskContract):
+    name = "knowledge"
+    difficulties = ({}, {"facts": 96, "fields": 1, "values": 8, "length": 12})
+
+
+class TestWordProblem(TaskContract):
+    name = "wordproblem"
+    difficulties = ({"length": 32}, {"points": 5, "even": True, "length": 16})
+
+
 def test_every_task_is_held_to_the_contract() -> None:
     assert {contract.name for contract in TaskContract.__subclasses__()} == set(TASKS)

@@ -170,7 +170,7 @@ def test_over_devices_an_objective_is_a_ratio_to_the_reference(aggregate: str, r
 
 
 def corner(each: SearchSpace, published: Taken, attention: Taken) -> list[float]:
-    return reference_point(each, published, attention, (0.8, 0.05))
+    return reference_point(each, published, attention, QualityValue(0.8, 0.05, ""))
 
 
 def test_the_reference_point_takes_budgets() -> None:

@@ -77,6 +77,9 @@ def test_the_twin_says_what_the_page_shows(lab: LiveLab, visitor: TestClient) ->
     )
     assert [row["trial"] for row in view["ranked"] if row["on"]] == [row["trial"] for row in report["front"]]
     assert [row["p_front"] for row in view["ranked"] if row["on"]] == [row["p_front"] for row in report["front"]]
+    assert view["reliability"] == report["reliability"]
+    assert view["reliability"]["candidates"] == 5
+    assert "not re-scored on fresh seeds" in page.text
     assert view["ending"]["message"] in page.text and view["expected_gain"]["share"] == pytest.approx(0.1)
     assert [each["trial"] for each in view["queue"]["trials"]] == [7] and "trial 7" in page.text
     assert [(each["objective"], each["value"]) for each in view["corner"]] == [

@@ -13,7 +13,7 @@ from nas.core.layout import Layout
 from nas.core.quality_config import QualityConfig, Rung
 from nas.proxy.corpus import CorpusRef
 from nas.proxy.job import LmRun, TaskRun, TrainJob, TrainResult
-from nas.proxy.ladder import rung_jobs, seed_scores
+from nas.proxy.ladder import rung_jobs, seed_counts, seed_scores
 
 LAYOUT = Layout.parse("d1024 v65536 ffn=swiglu:4608 [C3*2 A16/8]")
 CORPUS = CorpusRef(source="default", hash="0" * 64)
@@ -97,6 +97,39 @@ def test_scores_are_gathered_by_seed() -> None:
     scores = seed_scores(jobs, results)
     assert scores[0] == {"lm/code": 0.5, "task/selcopy": 0.5, "task/mqar": 0.5}
     assert scores[2] == {"task/mqar": 2.5}
+
+
+def test_one_task_may_have_several_entries_of_their_own_difficulty_and_batch() -> None:
+    stages = {
+        "mqar-4": {"task": "mqar", "steps": 5, "settings": {"length": 128}, "batch": 16},
+        "mqar-16": {"task": "mqar", "steps": 5, "settings": {"pairs": 16, "length": 128}},
+    }
+    jobs = rung_jobs(ladder({"name": "recall", "tasks": stages, "seeds": [0, 1]}), 0, LAYOUT, CORPUS)
+    assert [job.batch for job in jobs] == [16, 16, 8, 8]
+    results = {job.key: result(job, {"task/mqar": float(index)}) for index, job in enumerate(jobs)}
+    assert seed_scores(jobs, results)[1] == {"task/mqar-4": 1.0, "task/mqar-16": 3.0}
+    assert seed_counts(jobs) == {"task/mqar-4": 2, "task/mqar-16": 2}
+    plain = ladder({"name": "recall", "tasks": {"mqar": {**stages["mqar-16"]}}})
+    assert rung_jobs(plain, 0, LAYOUT, CORPUS)[0].key == jobs[2].key, "a name changes no training"
+
+
+def test_other_seeds_replace_those_of_rungs_and_tasks() -> None:
+    jobs = rung_jobs(CONFIG.with_seeds((7, 8)), 2, LAYOUT, CORPUS)
+    assert {job.seed for job in jobs} == {7, 8}
+    assert described(jobs) == {(name, steps, seed) for name, steps, _ in described(jobs) for seed in (7, 8)}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"anchors": {"layouts": 1}}, "leave 4 degrees of freedom"),
+        ({"anchors": {"seeds": [0, 0, 1]}}, "seeds must differ"),
+        ({"rescore": {"seeds": [100, 0]}}, r"rungs train with seeds \[0\], so these are not fresh"),
+    ],
+)
+def test_anchors_and_fresh_seeds_that_tell_nothing_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        QualityConfig.model_validate(settings)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from nas.core.errors import InvalidInput
 from nas.proxy.quality import (
     LM_PRIOR,
     TASK_PRIOR,
+    Anchors,
     QualityScale,
     Spread,
     fix_scale,
@@ -127,5 +129,92 @@ def test_references_with_several_seeds_move_the_spread() -> None:
     published, other = {0: {"lm/code": 2.0}, 1: {"lm/code": 2.0}}, {0: {"lm/code": 1.0}, 1: {"lm/code": 1.8}}
     scale = fix_scale("short", published, [other], minimum=0.1)
     # Their ratios differ by 0.5 and by 0.1: residuals +-0.1, so a deviation of 0.2 on one degree of freedom.
-    expected = math.sqrt((LM_PRIOR.dof * LM_PRIOR.sd**2 + 1 * 0.2**2) / (LM_PRIOR.dof + 1))
-    assert scale.spreads["lm"] == pytest.approx((expected, LM_PRIOR.dof + 1))
+    left = LM_PRIOR.dof - 0.5
+    expected = math.sqrt((left * LM_PRIOR.sd**2 + 1 * 0.2**2) / (left + 1))
+    assert scale.spreads["lm"] == pytest.approx((expected, left + 1))
+
+
+def anchors(seeds: int = 3, **groups: tuple[float, float]) -> Anchors:
+    """Six layouts whose groups differ by steps of the first number, with normal errors of the second."""
+    layouts = [
+        {
+            seed: {
+                f"task/{name}": 2.0 + 2 * step * (layout - 2.5) + 2 * noise * Random(f"{layout} {seed}").gauss()
+                for name, (step, noise) in groups.items()
+            }
+            for seed in range(4)
+        }
+        for layout in range(6)
+    ]
+    return Anchors(layouts, {f"task/{name}": seeds for name in groups})
+
+
+def anchored(found: Anchors, minimum: float = 0.1) -> QualityScale:
+    published = {seed: dict.fromkeys(scores, 2.0) for seed, scores in found.layouts[0].items()}
+    return fix_scale("r", published, minimum=minimum, anchors=found)
+
+
+def test_anchors_move_the_noise_far_from_a_prior_that_is_wrong() -> None:
+    loud = anchored(anchors(a=(1.0, 0.6))).spreads["task/a"]
+    quiet = anchored(anchors(a=(1.0, 0.001))).spreads["task/a"]
+    assert loud.dof == quiet.dof == 15
+    assert loud.sd == pytest.approx(600 * quiet.sd), "no prior is left"
+
+
+def test_a_group_of_little_signal_does_not_count_and_says_why() -> None:
+    scale = anchored(anchors(clear=(1.0, 0.1), lost=(0.01, 0.6)))
+    assert set(scale.reference) == {"task/clear"}
+    assert scale.left_out == {"task/lost": 2.0}
+    assert "signal to noise" in scale.reasons["task/lost"]
+    assert scale.anchors == 6
+
+
+def test_the_group_of_most_signal_counts_even_if_it_is_little() -> None:
+    scale = anchored(anchors(little=(0.2, 0.6), none=(0.0, 0.6)))
+    assert set(scale.reference) == {"task/little"}
+
+
+def test_more_seeds_at_the_rung_raise_signal_to_noise() -> None:
+    one, four = (anchored(anchors(seeds, a=(0.4, 0.4))).signals["task/a"] for seeds in (1, 4))
+    assert four.ratio == pytest.approx(2 * one.ratio)
+    assert four.between == one.between
+
+
+def test_groups_weigh_by_precision_on_the_scale_of_their_own_signal() -> None:
+    scale = anchored(anchors(sure=(0.5, 0.01), loose=(0.5, 0.6), wide=(2.0, 0.04)))
+    weights = scale.weights
+    assert sum(weights.values()) == pytest.approx(1.0)
+    signals = scale.signals
+    pulls = {group: weights[group] * signals[group].between for group in weights}
+    assert pulls["task/wide"] == pytest.approx(pulls["task/sure"], rel=0.01), "a wide range is no more weight"
+    assert 0.5 < pulls["task/loose"] / pulls["task/sure"] < 0.95
+    runs = {0: {"task/sure": 3.0, "task/loose": 2.0, "task/wide": 2.0}}
+    assert scale.quality(runs).value == pytest.approx(1 + 0.5 * weights["task/sure"])
+
+
+def test_recall_is_the_mean_of_its_groups_alone() -> None:
+    published = {0: {"task/mqar-16": 1.0, "task/selcopy": 2.0, "lm/code": 1.0}}
+    quality = fix_scale("r", published, minimum=0.1).quality(
+        {0: {"task/mqar-16": 0.5, "task/selcopy": 2.0, "lm/code": 0}}
+    )
+    assert quality.recall == pytest.approx(0.75)
+    assert quality.value == pytest.approx(0.5)
+    assert quality.recall_sd == pytest.approx(TASK_PRIOR.sd / math.sqrt(2))
+    assert fix_scale("r", {0: {"lm/code": 1.0}}, minimum=0.1).quality({0: {"lm/code": 1.0}}).recall is None
+
+
+def test_fresh_seeds_compare_with_the_published_reference_on_the_same_seeds() -> None:
+    scale = fix_scale("r", {0: {"lm/code": 2.0}}, minimum=0.1).rescored({7: {"lm/code": 4.0}, 8: {"lm/code": 4.0}})
+    quality = scale.quality({7: {"lm/code": 4.0}, 8: {"lm/code": 2.0}})
+    assert quality.value == pytest.approx(0.75)
+    assert scale.per_seed({7: {"lm/code": 4.0}, 8: {"lm/code": 2.0}}) == pytest.approx({7: 1.0, 8: 0.5})
+
+
+def test_a_scale_of_version_0_1_0_is_read_and_weighs_groups_alike() -> None:
+    stored = {
+        "rung": "r", "reference": {"lm/a": 1.0, "task/b": 2.0}, "left_out": {}, "minimum": 0.25,
+        "spreads": {"lm": [0.02, 4.0], "task/b": [0.15, 4.0]},
+    }  # fmt: skip
+    scale = QualityScale.model_validate(stored)
+    assert scale.quality({0: {"lm/a": 1.0, "task/b": 0.0}}).value == pytest.approx(0.5)
+    assert scale.anchors == 0

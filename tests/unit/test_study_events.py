@@ -17,6 +17,7 @@ from nas.core.trial import Event, EventKind
 from nas.search import Observation
 from nas.store import studies
 from nas.study.events import (
+    AnchorsChosen,
     Calibrated,
     Closed,
     CorpusUsed,
@@ -25,6 +26,7 @@ from nas.study.events import (
     Note,
     PointTold,
     QualityKnown,
+    Rescored,
     Spent,
     Told,
     WarmStarted,
@@ -53,6 +55,9 @@ STORED: list[tuple[type[Note], dict[str, Any]]] = [
     (Expected, {"what": "expected gain", "gain": None, "hypervolume": 2.0, "batch": 3, "quality": -1.5}),
     (Closed, {"what": "closed", "rule": "trials", "message": "all 4 layouts were proposed"}),
     (QualityKnown, {"what": "quality", "rung": 2, "quality": QUALITY}),
+    (QualityKnown, {"what": "quality", "rung": 2, "quality": {**QUALITY, "recall": 0.5, "recall_sd": 0.25}}),
+    (AnchorsChosen, {"what": "anchors", "layouts": [LAYOUT.to_json()]}),
+    (Rescored, {"what": "rescored", "quality": QUALITY, "per_seed": {"100": 1.0, "101": 0.5}}),
     (Spent, {"what": "spent", "stage": "propose", "seconds": 0.25}),
 ]
 

@@ -8,20 +8,26 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
+import study_support
 from sqlalchemy import event
 from store_support import open_store
 from study_support import TINY, Bed, tiny_space
 
 from nas.analysis.report import study_report
 from nas.core.clock import SystemClock
-from nas.core.errors import InfrastructureFailed, NasError
+from nas.core.errors import CandidateFailed, InfrastructureFailed, NasError
+from nas.core.layout import Layout
+from nas.core.space import SearchSpace
 from nas.core.trial import TrialState
+from nas.proxy.ladder import proxy_of
+from nas.proxy.quality import LM_PRIOR
 from nas.store import artifacts, results, studies, trials
 from nas.store.rows import StudyState
-from nas.study.events import all_events
+from nas.study.events import QualityKnown, all_events
 from nas.study.launch import support_filter
 from nas.study.ledger import Ledger
 from nas.study.proposals import replay
@@ -323,3 +329,117 @@ def test_a_full_database_loses_nothing(bed: Bed) -> None:
     bed.store.close()
     bed.run(8)
     check(bed, wanted=8)
+
+
+def bed_of(tmp_path: Path, space: SearchSpace) -> Bed:
+    return Bed(open_store(tmp_path, SystemClock()), tmp_path, space, FakeRuntime(tmp_path / "fake"))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def anchored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bed:
+    """Estimates noise from anchors and re-scores its front; every training has luck of its own."""
+
+    def lucky(spec: Mapping[str, Any]) -> Any:
+        result = trained(spec)
+        score = result.scores["lm/text"] + int(result.key[:6], 16) / 16**6 / 2
+        return result.model_copy(update={"scores": {"lm/text": score}})
+
+    trained = study_support._trained
+    monkeypatch.setattr(study_support, "_trained", lucky)
+    quality = {**TINY["quality"], "anchors": {}, "rescore": {"seeds": [100, 101, 102], "p_front": 0.2}}
+    return Bed(
+        open_store(tmp_path, SystemClock()), tmp_path, tiny_space(quality=quality), FakeRuntime(tmp_path / "fake")
+    )  # type: ignore[arg-type]
+
+
+def test_noise_is_estimated_from_anchors_and_the_front_is_of_fresh_seeds(anchored: Bed) -> None:
+    assert anchored.run(TRIALS) is StudyState.COMPLETE
+    check(anchored)
+    scales = studies.get(anchored.store, "study").scales
+    assert scales is not None
+    for scale in scales["quality"].values():
+        assert scale["anchors"] == 5
+        assert scale["spreads"]["lm"][1] == 8
+        assert scale["spreads"]["lm"][0] > 2 * LM_PRIOR.sd, "the anchors' noise counts, not the prior"
+    report = study_report(anchored.store, "study")
+    assert all(row["rescored"] and row["quality"]["n_seeds"] == 3 for row in report["front"])
+    left = [row for row in report["ranking"] if not row["rescored"]]
+    assert all(row["p_front"] < 0.2 and row["quality"]["n_seeds"] == 2 for row in left)
+    sure = report["reliability"]
+    assert sure["rescored"] == len(report["ranking"]) - len(left)
+    assert sure["seeds"] == 3
+    assert sure["front_noise"] == pytest.approx(1 - fmean(row["p_front"] for row in report["front"]))
+    assert "re-scored on 3 fresh seeds" in sure["text"]
+    first = {event.trial: note.quality.value for event in all_events(anchored.store, 1)
+             if (note := QualityKnown.read(event.payload)) and note.quality.rung == "third"}  # fmt: skip
+    assert any(row["quality"]["value"] != first[row["trial"]] for row in report["front"])
+    published = next(row for row in report["references"] if row["name"] == "published")
+    assert published["quality"]["value"] == pytest.approx(1.0)
+
+
+def test_a_study_that_is_killed_while_it_is_re_scored_goes_on(anchored: Bed) -> None:
+    deaths = 0
+    for life in range(20, 400, 23):
+
+        class Doomed(Mortal):
+            pass
+
+        Doomed.life = life
+        try:
+            anchored.run(TRIALS, Doomed)
+        except Killed:
+            deaths += 1
+        else:
+            break
+    assert deaths > 3
+    anchored.run(TRIALS)
+    check(anchored)
+    before, seen = study_report(anchored.store, "study"), len(all_events(anchored.store, 1))
+    anchored.run(TRIALS)
+    assert {**before, "elapsed_s": 0} == {**study_report(anchored.store, "study"), "elapsed_s": 0}
+    assert len(all_events(anchored.store, 1)) == seen + 2
+
+
+def test_an_anchor_that_cannot_be_trained_is_left_out(anchored: Bed) -> None:
+    references = {proxy_of(each, anchored.space.quality).id for each in anchored.space.references.layouts().values()}
+
+    def fail(stage: str, spec: Mapping[str, Any]) -> None:
+        of_anchor = stage == "train" and spec["job"]["seed"] == 2
+        if of_anchor and Layout.from_json(spec["job"]["layout"]).id not in references:
+            raise CandidateFailed("not_finite", "the loss is not finite")
+
+    anchored.compute.fail = fail
+    assert anchored.run(TRIALS) is StudyState.COMPLETE
+    scales = studies.get(anchored.store, "study").scales
+    assert scales is not None
+    assert {scale["anchors"] for scale in scales["quality"].values()} == {2}
+
+
+def test_recall_as_an_objective_needs_a_group_of_recall(tmp_path: Path) -> None:
+    objectives = [*TINY["objectives"], {"name": "recall", "metric": "quality.recall"}]
+    bed = Bed(
+        open_store(tmp_path, SystemClock()), tmp_path, tiny_space(objectives=objectives), FakeRuntime(tmp_path / "f")
+    )  # type: ignore[arg-type]
+    with pytest.raises(NasError, match="no group of recall that counts"):
+        bed.run(TRIALS)
+
+
+def test_recall_is_an_axis_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def recalling(spec: Mapping[str, Any]) -> Any:
+        result = trained(spec)
+        text = result.scores["lm/text"]
+        return result.model_copy(update={"scores": {"lm/text": text, "lm/recall": 3.0 - text}})
+
+    trained = study_support._trained
+    monkeypatch.setattr(study_support, "_trained", recalling)
+    objectives = [*TINY["objectives"], {"name": "recall", "metric": "quality.recall"}]
+    bed = Bed(
+        open_store(tmp_path, SystemClock()), tmp_path, tiny_space(objectives=objectives), FakeRuntime(tmp_path / "f")
+    )  # type: ignore[arg-type]
+    assert bed.run(TRIALS) is StudyState.COMPLETE
+    check(bed)
+    report = study_report(bed.store, "study")
+    assert report["reference_point"].keys() == {"quality", "latency", "memory", "recall"}
+    for row in report["ranking"]:
+        assert row["objectives"]["recall"] == pytest.approx(row["quality"]["per_group"]["lm/recall"])
+        assert row["coordinates"]["recall"] == -row["objectives"]["recall"]
