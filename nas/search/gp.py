@@ -93,7 +93,9 @@ def fit(
     return Process(factor, solved, offset, scale)
 
 
-def left_out(covariance: Array, targets: Array, known_noise: Array, noise: float) -> tuple[Array, Array]:
+def left_out(
+    covariance: Array, targets: Array, known_noise: Array, noise: float, neighbours: int = 0
+) -> tuple[Array, Array]:
     """Returns [N] means and variances of each target, noise included, without itself (ibid., eq. 5.12).
 
     Args:
@@ -101,13 +103,20 @@ def left_out(covariance: Array, targets: Array, known_noise: Array, noise: float
         targets: [N].
         known_noise: [N], as for `fit`.
         noise: as for `fit`.
+        neighbours: of each observation, those of highest correlation, that are left out with it.
     """
     offset, scale = _standard(targets)
     whole = covariance.copy()
     whole[np.diag_indices_from(whole)] += noise + known_noise / scale**2 + 1e-8
     inverse = np.linalg.inv(whole)
-    share = 1.0 / np.diag(inverse)
-    return targets - scale * share * (inverse @ ((targets - offset) / scale)), scale**2 * share
+    solved = inverse @ ((targets - offset) / scale)
+    size = np.sqrt(np.diag(covariance))
+    alike = covariance / size / size[:, None]
+    alike[np.diag_indices_from(alike)] = np.inf
+    out = np.argsort(-alike, axis=1, kind="stable")[:, : 1 + min(neighbours, len(targets) - 2)]
+    covariances = np.linalg.inv(inverse[out[:, :, None], out[:, None, :]])
+    away = (covariances[:, 0] * solved[out]).sum(axis=1)
+    return targets - scale * away, scale**2 * covariances[:, 0, 0]
 
 
 def tune(grams: Array, targets: Array, known_noise: Array) -> Weights:

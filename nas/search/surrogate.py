@@ -11,7 +11,9 @@ An averaged surrogate also
   eq. 4);
 - models an objective part by part where observations tell its parts, such as the units of quality: each has a process
   and a noise of its own, and means and variances add up;
-- scales standard deviations so that leave-one-out errors are as large as it says.
+- widens standard deviations where errors on left-out observations are larger than it says.
+
+An observation is left out together with its nearest neighbours, since candidates are further from what is known.
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ _FOLDS = 8
 _FEWEST_PARTS = 2
 _ROUNDED = 1e-6
 """Spread of the difference from the sum of its parts below which a coordinate has no further part."""
+_NEIGHBOURS = 4
+"""Observations that are left out with each one: candidates are further from what is known than that is from itself."""
 _LEAST_SHARE = 0.05
 """Share below which a process is left out of an average."""
 _STACKING_STEPS = 50
@@ -422,7 +426,7 @@ def _averaged(gram: Array, target: Target, members: Sequence[tuple[int, ...]]) -
     for which in members:
         tuned = tune(gram[list(which)], values, target.noise)
         own = Weights(tuned.kernels, tuned.noise, which)
-        found.append(left_out(own.sum(gram), values, target.noise, own.noise))
+        found.append(left_out(own.sum(gram), values, target.noise, own.noise, _NEIGHBOURS))
         weights.append(own)
         noises.append(own.noise * scale**2)
     means, variances = np.array([mean for mean, _ in found]), np.array([variance for _, variance in found])
@@ -450,14 +454,14 @@ def _stacked(densities: Array) -> Array:
 
 
 def _doubt(errors: Array, latent: Array, noise: Array) -> tuple[float, float]:
-    """Returns the most likely factor on standard deviations, and the log density with it.
+    """Returns the most likely factor on standard deviations, at least 1, and the log density with it.
 
     Args:
         errors: [N] of leave-one-out predictions.
         latent: [N] variances that they stated for the noise-free target.
         noise: [N] variances of the noise.
     """
-    logs = np.linspace(-_MOST_DOUBT, _MOST_DOUBT, 41)
+    logs = np.linspace(0.0, _MOST_DOUBT, 25)
     scores = np.array([_log_density(errors, np.exp(2 * each) * latent + noise).sum() for each in logs])
     best = int(np.argmax(scores - 0.5 * (logs / _DOUBT_SD) ** 2))
     return float(np.exp(logs[best])), float(scores[best])

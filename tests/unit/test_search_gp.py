@@ -70,6 +70,14 @@ def test_targets_without_spread_are_predicted() -> None:
     assert found.offset + found.scale * mean == pytest.approx(np.full(7, 3.0))
 
 
+def test_neighbours_are_left_out_too() -> None:
+    rows = np.vstack([ROWS, ROWS[:1] + 1e-3])
+    targets, gram = np.sin(rows[:, 0]), 0.7 * rbf(rows, rows, 1.0)
+    alone, pair = (left_out(gram, targets, np.zeros(31), 1e-4, neighbours)[1] for neighbours in (0, 1))
+    rest = left_out(gram[:30, :30], targets[:30], np.zeros(30), 1e-4)[1] / targets[:30].var() * targets.var()
+    assert pair[0] == pytest.approx(rest[0], rel=1e-3) and pair[0] > alone[0]
+
+
 def test_what_is_left_out_is_predicted_by_the_rest() -> None:
     targets, noise = np.sin(ROWS[:, 0]) + 5.0, RNG.uniform(0.001, 0.05, 30)
     gram, own = 0.7 * rbf(ROWS, ROWS, 1.0), np.full(30, 0.7)
