@@ -51,6 +51,8 @@ _TUNE_ROWS = 192
 """Observations that hyperparameters are learned from at most."""
 _TUNE_EVERY = 8
 """They are fitted again after this many more; from 128 observations on, after an eighth to a sixteenth more."""
+_AVERAGED_RARER = 2
+"""Factor on that for the averaged surrogate, which has more of them."""
 
 
 class Improvement:
@@ -154,7 +156,8 @@ class EhviSearch(BaseProposer):
         most = self.sampler.space.search.pool
         left, size, rounds = self.untried(), max(4, most // _ROUNDS), _ROUNDS
         if left is not None and len(left) <= most:
-            pool, rounds = [(layout, "listed", ()) for layout in left], 1
+            pool: list[Child] = [(layout, "listed", ()) for layout in left]
+            rounds = 1
         else:
             pool = self._pool(parents, rng, size)
         if not pool:
@@ -211,7 +214,8 @@ class EhviSearch(BaseProposer):
     def _hyperparameters(self) -> Tuned:
         """Returns hyperparameters fitted to the first finished layouts, up to a multiple of a few, to refit rarely."""
         final = self.log.finished()
-        step = max(_TUNE_EVERY, 1 << max(0, len(final).bit_length() - 4))
+        every = _TUNE_EVERY * (_AVERAGED_RARER if self.averaged else 1)
+        step = max(every, 1 << max(0, len(final).bit_length() - 4))
         count = len(final) // step * step
         sample = sorted(final[:count], key=lambda seen: seen.layout.id)[:_TUNE_ROWS]
         if not sample:

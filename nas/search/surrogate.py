@@ -5,7 +5,7 @@ kernels' weights are learned, so that device figures come out nearly linear in s
 heights, on neighbours, or on neither.
 
 An averaged surrogate also
-- starts figures of devices from sums of the costs of their layers, where that predicts better;
+- starts figures of devices from sums of the costs of their layers, where these predict most of them;
 - averages quality over three processes: the one above, one that is linear in all features, and one with further
   kernels of a layout as a string. Their shares maximise the leave-one-out density ("stacking"; Yao et al. 2018,
   eq. 4);
@@ -34,8 +34,9 @@ _CROWD = 64
 MIN_POINTS = 4
 """Values below which a target is predicted by their mean and a wide interval, without a model."""
 _PRIOR_SD = 0.3
-_PRICED_FROM = 12
-"""Values from which a target may start from sums of costs."""
+_PRICED_FROM, _PRICED_SHARE = 12, 0.5
+"""Values from which a target may start from sums of costs, and the share of its standard deviation that these may leave
+at most where they are fitted without the value."""
 _FOLDS = 8
 _FEWEST_PARTS = 2
 _ROUNDED = 1e-6
@@ -384,15 +385,14 @@ class Surrogate:
         if self._costs is None:
             return Tuning((tune(gram[list(self._kernels.members[0])], target.values, target.noise),))
         costs = self._costs.get(target.figure)
-        found = [_averaged(gram, target, self._kernels.members if target.by_rung else self._kernels.members[:1])]
         if costs is not None and len(target.known) >= _PRICED_FROM:
             sums = costs.sums([self._layouts[row] for row in target.known])
             unseen = replace(target, values=target.values - _left_out_sums(sums, target.values))
-            priced, score = _averaged(gram, unseen, self._kernels.members[:1])
             scale = max(float(unseen.values.std()), 1e-9)
-            paid = prices(sums, target.values)
-            found.append((replace(priced, prices=paid, costs=costs, scale=scale), score))
-        return max(found, key=lambda each: each[1])[0]
+            if scale < _PRICED_SHARE * float(target.values.std()):
+                found = _averaged(gram, unseen, self._kernels.members[:1])
+                return replace(found, prices=prices(sums, target.values), costs=costs, scale=scale)
+        return _averaged(gram, target, self._kernels.members if target.by_rung else self._kernels.members[:1])
 
     def _fitted(self) -> list[Fitted | None]:
         """Returns the model of each target; targets that differ by offset and scale alone share a fit."""
@@ -413,8 +413,8 @@ class Surrogate:
         return models
 
 
-def _averaged(gram: Array, target: Target, members: Sequence[tuple[int, ...]]) -> tuple[Tuning, float]:
-    """Returns hyperparameters of an average of processes, and the sum of its leave-one-out log densities.
+def _averaged(gram: Array, target: Target, members: Sequence[tuple[int, ...]]) -> Tuning:
+    """Returns hyperparameters of an average of processes.
 
     Args:
         gram: [G, N, N] kernels between observations.
@@ -435,8 +435,8 @@ def _averaged(gram: Array, target: Target, members: Sequence[tuple[int, ...]]) -
     shares = shares[kept] / shares[kept].sum()
     mean, spread = _mixed(np.stack([means[kept], np.sqrt(variances[kept])], axis=1), shares)
     noise = target.noise + float(shares @ np.array(noises)[kept])
-    doubt, score = _doubt(values - mean, np.maximum(spread**2 - noise, 1e-3 * spread**2), noise)
-    return Tuning(tuple(weights[index] for index in kept), tuple(shares.tolist()), doubt), score
+    doubt = _doubt(values - mean, np.maximum(spread**2 - noise, 1e-3 * spread**2), noise)
+    return Tuning(tuple(weights[index] for index in kept), tuple(shares.tolist()), doubt)
 
 
 def _stacked(densities: Array) -> Array:
@@ -453,8 +453,8 @@ def _stacked(densities: Array) -> Array:
     return np.asarray(shares)
 
 
-def _doubt(errors: Array, latent: Array, noise: Array) -> tuple[float, float]:
-    """Returns the most likely factor on standard deviations, at least 1, and the log density with it.
+def _doubt(errors: Array, latent: Array, noise: Array) -> float:
+    """Returns the most likely factor on standard deviations, at least 1.
 
     Args:
         errors: [N] of leave-one-out predictions.
@@ -463,8 +463,7 @@ def _doubt(errors: Array, latent: Array, noise: Array) -> tuple[float, float]:
     """
     logs = np.linspace(0.0, _MOST_DOUBT, 25)
     scores = np.array([_log_density(errors, np.exp(2 * each) * latent + noise).sum() for each in logs])
-    best = int(np.argmax(scores - 0.5 * (logs / _DOUBT_SD) ** 2))
-    return float(np.exp(logs[best])), float(scores[best])
+    return float(np.exp(logs[np.argmax(scores - 0.5 * (logs / _DOUBT_SD) ** 2)]))
 
 
 def _log_density(errors: Array, variances: Array) -> Array:
