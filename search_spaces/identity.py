@@ -12,7 +12,8 @@ from nas.core.space import SearchSpace
 
 def space_json(space: SearchSpace) -> dict[str, Any]:
     """Returns everything that affects a study: all values, defaults included, without `doc`."""
-    data: dict[str, Any] = space.model_dump(mode="json", exclude={"doc"})
+    unused = set() if space.layouts else {"layouts"}
+    data: dict[str, Any] = space.model_dump(mode="json", exclude={"doc"} | unused)
     for role in ("mixers", "ffn"):
         data[role] = {block["kind"]: block["knobs"] for block in data[role]}
     return data

@@ -55,7 +55,8 @@ def parse_space(text: str, name: str) -> SearchSpace:
         space = SearchSpace.model_validate(document.value)
     except ValidationError as error:
         raise InvalidInput("\n".join(describe(error, document))) from None
-    _check_reachable(space, document)
+    if not space.layouts:
+        _check_reachable(space, document)
     _warn_of_removed(document, name)
     return space
 

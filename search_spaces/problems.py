@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from nas.core.block_space import Knob
+from nas.core.block_space import ArgKnob
 from nas.core.errors import InvalidInput, nearest
 from nas.core.space import SearchSpace
 from nas.search_spaces.yaml_text import Document, KeyPath
@@ -84,7 +84,7 @@ def _keys_beside(loc: KeyPath, model: type[BaseModel]) -> list[str]:
 
 def _step(kind: Any, key: str | int) -> Iterator[Any]:
     if kind is SearchSpace and key in ("mixers", "ffn"):
-        yield dict[str, dict[str, Knob]]  # how YAML writes them; the field itself holds a tuple of blocks
+        yield dict[str, dict[str, ArgKnob]]  # how YAML writes them; the field itself holds a tuple of blocks
     elif _is_model(kind):
         yield from _unwrap(kind.model_fields[key].annotation) if key in kind.model_fields else ()
     else:

@@ -12,7 +12,7 @@ import json
 import sys
 from pathlib import Path
 
-from benchmarks.search import fidelity
+from benchmarks.search import fidelity, models
 from benchmarks.search.problems import FAMILY
 from benchmarks.search.recorded import load, table
 from benchmarks.search.replay import replay
@@ -25,6 +25,8 @@ from nas.search_spaces import load_space
 
 MARKS = (50, 100, 200)
 OURS = "ehvi"
+_ASKED_FOR = ("gp", "ehvi-averaged", "oracle")
+"""Engines that run only where they are named."""
 
 
 def say(text: str) -> None:
@@ -71,13 +73,22 @@ def climbed(args: argparse.Namespace) -> int:
     return 0
 
 
+def checked(args: argparse.Namespace) -> int:
+    seeds = range(args.first, args.first + args.seeds)
+    found = models.check(args.out, args.problems, seeds, args.engines, args.told, say)
+    print(models.table(found) if args.markdown else json.dumps(found, indent=1))
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(required=True, dest="verb")
     campaign = verbs.add_parser("run", help="fill a folder with results")
     campaign.add_argument("--out", type=Path, required=True)
     campaign.add_argument("--problems", nargs="+", default=list(FAMILY), choices=list(FAMILY))
-    campaign.add_argument("--engines", nargs="+", default=[e for e in ENGINES if e != "gp"], choices=list(ENGINES))
+    campaign.add_argument(
+        "--engines", nargs="+", default=[e for e in ENGINES if e not in _ASKED_FOR], choices=list(ENGINES)
+    )
     campaign.add_argument("--first", type=int, default=1000, help="least seed; engines are developed below 1000")
     campaign.add_argument("--seeds", type=int, default=10)
     campaign.add_argument("--workers", type=int, nargs="+", default=[1])
@@ -94,6 +105,15 @@ def main() -> int:
     clock.add_argument("--proposer", default=OURS)
     clock.add_argument("--told", type=int, nargs="+", default=[100, 500, 2000])
     clock.set_defaults(call=clocked)
+    model = verbs.add_parser("models", help="errors and calibration of surrogates")
+    model.add_argument("--out", type=Path, required=True, help="folder of histories and results, to go on from")
+    model.add_argument("--problems", nargs="+", default=list(FAMILY), choices=list(FAMILY))
+    model.add_argument("--engines", nargs="+", default=[OURS])
+    model.add_argument("--first", type=int, default=0, help="least seed")
+    model.add_argument("--seeds", type=int, default=1)
+    model.add_argument("--told", type=int, default=100, help="observations in each history")
+    model.add_argument("--markdown", action="store_true", help="a table instead of JSON")
+    model.set_defaults(call=checked)
     again = verbs.add_parser("replay", help="engines on the table of recorded studies")
     again.add_argument("recorded", type=Path, help="a report of `nas study export -f json`, or a table of reports")
     again.add_argument("--space", help="name or file; the study's own name of it if left out")

@@ -106,10 +106,10 @@ class Problem:
         """The budgets; on other axes the 75 % quantile of random layouts within the budgets."""
         inside = [figures for figures in self._crowd if max(self._excess(figures).values()) <= 0]
         corner = {name: float(np.quantile([figures[name] for figures in inside], 0.75)) for name in self.axes}
-        return corner | {name: self._limits[name] for name in self.axes if name in BUDGETS}
+        return corner | {name: self.limits[name] for name in self.axes if name in BUDGETS}
 
     def _excess(self, figures: Mapping[str, float]) -> dict[str, float]:
-        return {name: figures[name] - self._limits[name] for name in BUDGETS}
+        return {name: figures[name] - self.limits[name] for name in BUDGETS}
 
     @cached_property
     def _crowd(self) -> list[dict[str, float]]:
@@ -121,7 +121,7 @@ class Problem:
         return self.kind.quality_noise * float(np.std([figures["quality"] for figures in self._crowd]))
 
     @cached_property
-    def _limits(self) -> dict[str, float]:
+    def limits(self) -> dict[str, float]:
         """Limits at one quantile of each figure, such that the wanted share of random layouts keeps all of them."""
         table = np.array([[figures[name] for name in BUDGETS] for figures in self._crowd])
         order = np.sort(table, axis=0)

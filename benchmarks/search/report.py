@@ -8,6 +8,7 @@ from itertools import chain
 from typing import Any
 
 from benchmarks.search.results import REFERENCE, Key
+from benchmarks.search.runs import ORACLE
 from nas.core.pareto import hypervolume
 from nas.core.stats import t_critical
 
@@ -29,16 +30,39 @@ def report(results: Results, marks: tuple[int, ...], ours: str) -> dict[str, Any
             | {"cpu_s": _cpu(results, problem, engine, workers)}
             for (problem, engine, workers), by_mark in sorted(found.items())
         ],
+        "of_oracle": [
+            {"problem": problem, "engine": engine}
+            | {f"@{mark}": _summary(list(by_seed.values())) for mark, by_seed in by_mark.items()}
+            for problem, engine, by_mark in _of_oracle(found)
+        ],
         "leads": [lead for problem in problems for mark in marks if (lead := _lead(found, problem, mark, ours))],
         "parallel": [loss for mark in marks for loss in _losses(found, problems, mark, ours)],
     }
 
 
+def _of_oracle(found: Fractions) -> Iterator[tuple[str, str, dict[int, dict[int, float]]]]:
+    """Yields for each problem and engine the share of what the oracle reached after as many evaluations, by seed."""
+    for (problem, engine, workers), by_mark in sorted(found.items()):
+        best = found.get((problem, ORACLE, 1))
+        if best is None or workers != 1 or engine == ORACLE:
+            continue
+        shares = {
+            mark: {seed: share / best[mark][seed] for seed, share in by_seed.items() if best.get(mark, {}).get(seed)}
+            for mark, by_seed in by_mark.items()
+        }
+        yield problem, engine, {mark: by_seed for mark, by_seed in shares.items() if by_seed}
+
+
 def fractions(results: Results, marks: tuple[int, ...]) -> Fractions:
-    """Returns hypervolume over that of the reference: the long search and every run on the instance together."""
+    """Returns hypervolume over that of the reference: the long search and every run on the instance together.
+
+    Runs of the oracle are no part of the reference, so that shares compare with those of a folder without them.
+    """
     best: dict[tuple[str, int], float] = {}
     for problem, seed in sorted({(key.problem, key.seed) for key in results if key.engine == REFERENCE}):
-        group = [data for key, data in results.items() if (key.problem, key.seed) == (problem, seed)]
+        group = [
+            data for key, data in results.items() if (key.problem, key.seed) == (problem, seed) and key.engine != ORACLE
+        ]
         points = [point for data in group for point in data["points"] if point is not None]
         best[problem, seed] = hypervolume(points, group[0]["corner"])
     found: Fractions = {}
@@ -60,13 +84,21 @@ def _lead(found: Fractions, problem: str, mark: int, ours: str) -> dict[str, Any
     others = {
         engine: by_mark[mark]
         for (name, engine, workers), by_mark in found.items()
-        if name == problem and engine != ours and workers == 1 and by_mark.get(mark, {}).keys() >= mine.keys()
+        if name == problem
+        and not _is_ours(engine, ours)
+        and workers == 1
+        and by_mark.get(mark, {}).keys() >= mine.keys()
     }
     if not mine or not others:
         return None
     best = max(others, key=lambda engine: statistics.fmean(others[engine].values()))
     paired = [mine[seed] - others[best][seed] for seed in mine]
     return {"problem": problem, "evaluations": mark, "over": best} | interval(paired)
+
+
+def _is_ours(engine: str, ours: str) -> bool:
+    """Returns whether an engine is no baseline: ours, another form of it, or the oracle."""
+    return engine == ORACLE or engine.startswith(ours)
 
 
 def _losses(found: Fractions, problems: list[str], mark: int, ours: str) -> Iterator[dict[str, Any]]:

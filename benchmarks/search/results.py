@@ -39,7 +39,7 @@ def fill(folder: Path, keys: list[Key], evaluations: int, reference: int, second
     folder.mkdir(parents=True, exist_ok=True)
     for key in keys:
         path = folder / key.file
-        with _claimed(path) as mine:
+        with claimed(path) as mine:
             if not mine:
                 continue
             if os.times().user > seconds:
@@ -58,7 +58,7 @@ def fill(folder: Path, keys: list[Key], evaluations: int, reference: int, second
 
 
 @contextmanager
-def _claimed(path: Path) -> Iterator[bool]:
+def claimed(path: Path) -> Iterator[bool]:
     """Yields whether this process may write `path`: it is missing, and no other live process has claimed it."""
     if path.exists():
         yield False

@@ -33,6 +33,11 @@ def tables(report: Mapping[str, Any], ours: str) -> str:
     for problem in problems:
         cells = (found.get((problem, engine, 1), {}).get("@100") for engine in engines)
         lines.append(_line(f"`{problem}`", *(_share(cell) for cell in cells)))
+    if report["of_oracle"]:
+        lines += ["", *_head("share of the oracle", "engine", "@50", "@100", "@200")]
+        for row in report["of_oracle"]:
+            marks = [_share(row.get(f"@{mark}")) for mark in (50, 100, 200)]
+            lines.append(_line(f"`{row['problem']}`", row["engine"], *marks))
     return "\n".join(lines)
 
 

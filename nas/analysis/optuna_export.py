@@ -109,7 +109,7 @@ class Parameters:
         from optuna.distributions import CategoricalDistribution
 
         for name, knob in kind.knobs.items():
-            choices, argument = knob.choices, name
+            choices, argument = _numbers(kind, name), name
             if name == EXPANSION:
                 widths = {
                     ffn_width(float(each), int(to)) for each in choices for to in self._space.model.d_model.choices
@@ -119,6 +119,14 @@ class Parameters:
             if len(choices) > 1 and value is not None:
                 prefix = f"layer{number:02}." if knob.scope == "layer" else ""
                 yield f"{prefix}{kind.kind}.{argument}", (value, CategoricalDistribution(choices))
+
+
+def _numbers(kind: BlockSpace, name: str) -> tuple[Scalar, ...]:
+    """Returns the values of a knob; a choice that names another argument has the values of that argument's knob."""
+    found: list[Scalar] = []
+    for choice in kind.knobs[name].choices:
+        found += _numbers(kind, choice) if isinstance(choice, str) else [choice]
+    return tuple(dict.fromkeys(found))
 
 
 def mirror(store: Store, study: str, url: str, name: str | None = None) -> MirrorResult:

@@ -19,7 +19,7 @@ _LEAST_HEAD, _GOOD_HEAD = 8, 16
 
 HEAD_ARGS = (
     Arg("heads", int, "query heads", required=True, low=1, high=1024),
-    Arg("kv_heads", int, "key-value heads; divides heads", required=True, low=1, high=1024),
+    Arg("kv_heads", int, "key-value heads; divides heads", required=True, low=1, high=1024, same_as="heads"),
     Arg("head_dim", int, "head size; d_model / heads unless given", low=2, high=1024),
     Arg("qk_norm", bool, "RMSNorm on each query and key head", default=True),
     Arg("rope_theta", float, "RoPE base, at least 1; 0: no positions", default=1e6, low=0, high=1e12),

@@ -16,7 +16,7 @@ from nas.cli.lazy import command_app
 from nas.cli.options import SpaceArgument
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
 from nas.core.block import Scalar
-from nas.core.block_space import BlockSpace, Knob
+from nas.core.block_space import ArgKnob, BlockSpace, Choice, Knob
 from nas.core.layout import Layout
 from nas.core.metrics import METRICS
 from nas.core.scoring import measurement_keys
@@ -100,7 +100,7 @@ def validate(space: SpaceArgument, json: JsonFlag = False) -> None:
     if json:
         print_json({"valid": True, "name": found.name, "key": space_key(found)})
     else:
-        say(f"{found.name}: valid")
+        say(f"{found.name}: valid" + (f", {len(found.layouts)} layouts" if found.layouts else ""))
 
 
 @app.command()
@@ -129,6 +129,8 @@ def space_fields(space: SearchSpace) -> Iterator[tuple[str, str]]:
     model = space.model
     yield "name", space.name
     yield "purpose", " ".join(space.doc.split())
+    if space.layouts:
+        yield "layouts", f"{len(space.layouts)}, listed; their values are:"
     yield "width", _show_knob(model.d_model)
     yield "depth", _show_knob(model.depth)
     yield "vocabulary", _show_knob(model.vocab)
@@ -156,6 +158,7 @@ def plan_fields(space: SearchSpace, trials: int) -> Iterator[tuple[str, str]]:
     yield "space", space.name
     yield "devices", ", ".join(space.devices)
     yield "runtimes", ", ".join(f"{runtime.name} {runtime.quantisation}" for runtime in space.runtimes)
+    trials = min(trials, len(space.layouts) or trials)
     places = len(space.measured) * len(space.devices) * len(space.runtimes)
     yield "screen", f"{trials} + {references} references x {places} workload(s) x {protocol.screen_repetitions} runs"
     entering = trials
@@ -185,7 +188,9 @@ def sampler(space: SearchSpace) -> Sampler:
 
 
 def draw_layouts(space: SearchSpace, seed: int = 0) -> list[Layout]:
-    """Draws `SAMPLES` layouts regardless of runtime support."""
+    """Draws `SAMPLES` layouts regardless of runtime support; those of a list are all returned."""
+    if space.layouts:
+        return list(space.listed())
     rng, free = np.random.default_rng(seed), Sampler(space)
     return [free.draw(rng) for _ in range(SAMPLES)]
 
@@ -264,7 +269,7 @@ def _show_layout(layout: Layout) -> str:
     return f"{layout}  ({show_count(params.total)} weights{active})"
 
 
-def _show_knob(knob: Knob) -> str:
+def _show_knob(knob: Knob | ArgKnob) -> str:
     """Formats choices as a range if they are evenly spaced, else as a list."""
     choices = [_number(choice) for choice in knob.choices]
     if len(choices) == 1:
@@ -276,13 +281,16 @@ def _show_knob(knob: Knob) -> str:
     return f"{' | '.join(shown)}{scope}"
 
 
-def _step(choices: Sequence[Scalar]) -> Scalar | None:
+def _step(choices: Sequence[Choice]) -> Scalar | None:
     """Returns the distance between neighbours if it is the same for all."""
-    steps = {after - before for before, after in pairwise(choices)}
-    return steps.pop() if len(steps) == 1 else None
+    numbers = [choice for choice in choices if not isinstance(choice, str)]
+    steps = {after - before for before, after in pairwise(numbers)}
+    return steps.pop() if len(steps) == 1 and len(numbers) == len(choices) else None
 
 
-def _number(value: Scalar) -> str:
+def _number(value: Choice) -> str:
+    if isinstance(value, str):
+        return value
     return str(int(value)) if float(value).is_integer() else f"{value:g}"
 
 

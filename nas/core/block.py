@@ -43,6 +43,7 @@ class Arg:
         low: least value allowed.
         high: greatest value allowed.
         required: whether it must be given.
+        same_as: another argument, whose name stands for its value among the choices of a search space.
         doc: one line for the reference.
     """
 
@@ -53,6 +54,7 @@ class Arg:
     low: float | None = None
     high: float | None = None
     required: bool = False
+    same_as: str | None = None
 
     def check(self, value: Scalar, kind: str) -> Scalar:
         """Returns `value` as this argument's type.

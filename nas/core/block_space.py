@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from nas.core.block import BLOCKS, BlockKind, Role, Scalar
+from nas.core.block import BLOCKS, Args, Block, BlockKind, Role, Scalar
 from nas.core.errors import InvalidInput, UnknownName
 
 Scope = Literal["model", "layer"]
+Choice = Scalar | str
+"""A number, or the name of another argument of the block, whose value is meant: `kv_heads: heads`."""
 
 EXPANSION = "expansion"
 """A knob in place of a feed-forward's width: width / d_model."""
@@ -20,7 +22,7 @@ EXPANSION = "expansion"
 _MAX_CHOICES = 4096
 
 
-class Knob(BaseModel):
+class _Choices(BaseModel):
     """A choice. In YAML: a value, a list of values, `{choices: [...], scope: layer}` or `{min, max, step}`.
 
     `scope: model` chooses once for all layers, `scope: layer` for each layer by itself.
@@ -28,13 +30,13 @@ class Knob(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    choices: tuple[Scalar, ...] = Field(min_length=1)
+    _kinds: ClassVar[tuple[type, ...]] = (bool, int, float)
     scope: Scope = "model"
 
     @model_validator(mode="before")
     @classmethod
     def _short_forms(cls, data: Any) -> Any:
-        if isinstance(data, (int, float)):
+        if isinstance(data, (int, float, str)):
             return {"choices": (data,)}
         if isinstance(data, (list, tuple)):
             return {"choices": tuple(data)}
@@ -42,29 +44,63 @@ class Knob(BaseModel):
             return _range(data)
         return data
 
-    @field_validator("choices", mode="before")
+    @field_validator("choices", mode="before", check_fields=False)
     @classmethod
-    def _numbers(cls, choices: Any) -> Any:
+    def _readable(cls, choices: Any) -> Any:
         for choice in choices if isinstance(choices, (list, tuple)) else ():
-            if not isinstance(choice, (bool, int, float)):
+            if not isinstance(choice, cls._kinds):
                 raise ValueError(f"a choice must be a number, not {choice!r}")
         return choices
 
-    @field_validator("choices")
+    @field_validator("choices", check_fields=False)
     @classmethod
-    def _distinct(cls, choices: tuple[Scalar, ...]) -> tuple[Scalar, ...]:
+    def _distinct(cls, choices: tuple[Choice, ...]) -> tuple[Choice, ...]:
         if len(set(choices)) != len(choices):
             raise ValueError(f"a choice occurs twice in {list(choices)}")
         return choices
 
 
+class Knob(_Choices):
+    """A choice between numbers."""
+
+    choices: tuple[Scalar, ...] = Field(min_length=1)
+
+
+class ArgKnob(_Choices):
+    """A choice between values of an argument; where `Arg.same_as` allows it, also the name of another argument."""
+
+    _kinds: ClassVar[tuple[type, ...]] = (bool, int, float, str)
+    choices: tuple[Choice, ...] = Field(min_length=1)
+
+    def allows(self, value: Scalar | None, args: Args) -> bool:
+        """Returns whether `value` is a choice for a block with the resolved arguments `args`."""
+        return any(matches(value, choice, args) for choice in self.choices)
+
+
+def matches(value: Scalar | None, choice: Choice, args: Args) -> bool:
+    """Returns whether an argument's value is the choice, or that of the argument which the choice names."""
+    return value == (args.get(choice) if isinstance(choice, str) else choice)
+
+
+def arguments(block: Block, d_model: int) -> dict[str, Scalar | None]:
+    """Returns the values of all arguments of a block."""
+    full = block.resolve(d_model)
+    return {arg.name: full.get(arg.name) for arg in block.spec.args}
+
+
+def resolved(values: Mapping[str, Choice]) -> dict[str, Scalar]:
+    """Replaces each choice that names another argument by the value of that argument."""
+    numbers = {name: value for name, value in values.items() if not isinstance(value, str)}
+    return {name: numbers[value] if isinstance(value, str) else value for name, value in values.items()}
+
+
 class BlockSpace(BaseModel):
-    """Knobs of one block kind: argument name -> Knob. `expansion` may replace a feed-forward's width."""
+    """Knobs of one block kind: argument name -> knob. `expansion` may replace a feed-forward's width."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: str
-    knobs: dict[str, Knob]
+    knobs: dict[str, ArgKnob]
 
 
 def block_spaces(data: Any, role: Role) -> Any:
@@ -99,7 +135,7 @@ def refuse(problems: list[InitErrorDetails]) -> None:
         raise ValidationError.from_exception_data("search space", problems)
 
 
-def _knob_problems(kind: str, role: Role, knobs: Mapping[str, Knob]) -> Iterator[InitErrorDetails]:
+def _knob_problems(kind: str, role: Role, knobs: Mapping[str, ArgKnob]) -> Iterator[InitErrorDetails]:
     spec = BLOCKS[kind]
     valid = [arg.name for arg in spec.args] + ([EXPANSION] if role == "ffn" else [])
     for name, knob in knobs.items():
@@ -107,8 +143,8 @@ def _knob_problems(kind: str, role: Role, knobs: Mapping[str, Knob]) -> Iterator
             yield problem((kind, name), UnknownName(f"knob of {kind}", name, valid))
         elif name != EXPANSION:
             yield from _choice_problems(spec, name, knob)
-        elif min(knob.choices) <= 0:
-            yield problem((kind, name), InvalidInput(f"{kind}: expansion must be above 0"))
+        elif any(isinstance(choice, str) or choice <= 0 for choice in knob.choices):
+            yield problem((kind, name), InvalidInput(f"{kind}: expansion must be a number above 0"))
     given = set(knobs) | ({"width"} if EXPANSION in knobs else set())
     for arg in spec.args:
         if arg.required and arg.name not in given:
@@ -119,10 +155,15 @@ def _knob_problems(kind: str, role: Role, knobs: Mapping[str, Knob]) -> Iterator
         yield problem((kind, EXPANSION), InvalidInput(f"{kind}: give width or expansion, not both"))
 
 
-def _choice_problems(spec: BlockKind, name: str, knob: Knob) -> Iterator[InitErrorDetails]:
+def _choice_problems(spec: BlockKind, name: str, knob: ArgKnob) -> Iterator[InitErrorDetails]:
+    arg = spec.arg(name)
     for choice in knob.choices:
         try:
-            spec.arg(name).check(choice, spec.name)
+            if not isinstance(choice, str):
+                arg.check(choice, spec.name)
+            elif choice != arg.same_as:
+                valid = f"a number or {arg.same_as!r}" if arg.same_as else "a number"
+                raise InvalidInput(f"a choice must be {valid}, not {choice!r}")
         except InvalidInput as error:
             yield problem((spec.name, name), error)
 
@@ -140,4 +181,4 @@ def _range(data: Mapping[str, Any]) -> dict[str, Any]:
     return {"choices": tuple(range(low, high + 1, step)), **extra}
 
 
-_KNOBS = TypeAdapter(dict[str, dict[str, Knob]])
+_KNOBS = TypeAdapter(dict[str, dict[str, ArgKnob]])

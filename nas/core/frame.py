@@ -13,12 +13,12 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from nas.core.block import Block, Scalar
-from nas.core.block_space import EXPANSION, BlockSpace
+from nas.core.block import Block
+from nas.core.block_space import EXPANSION, BlockSpace, Choice, resolved
 from nas.core.errors import InvalidInput
 from nas.core.space import DENSE, Range, SearchSpace
 
-Values = tuple[tuple[str, Scalar], ...]
+Values = tuple[tuple[str, Choice], ...]
 CostSpan = tuple[tuple[int, ...], tuple[int, ...]]
 """Least and greatest weights of a block, each in the order of `MEASURES`."""
 
@@ -81,7 +81,7 @@ class Frames:
         ffn: tuple[str | None, ...] = (None,)
         if model.ffn_scope == "model":
             ffn = tuple(block.kind for block in space.ffn)
-        self.axes: tuple[tuple[Scalar | str | None, ...], ...] = (
+        self.axes: tuple[tuple[Choice | None, ...], ...] = (
             model.d_model.choices,
             model.vocab.choices,
             ffn,
@@ -102,7 +102,7 @@ class Frames:
         d_model, vocab, ffn, leading, period = values[:5]
         shared = dict(zip(self._shared, values[5:], strict=True))
         knobs = tuple(
-            (kind, tuple((name, _scalar(value)) for (owner, name), value in shared.items() if owner == kind))
+            (kind, tuple((name, _chosen(value)) for (owner, name), value in shared.items() if owner == kind))
             for kind in self._spaces
         )
         kind = None if ffn is None else str(ffn)
@@ -227,7 +227,7 @@ def check_reachable(space: SearchSpace) -> None:
 def _blocks(space: BlockSpace, d_model: int, shared: Values) -> Iterator[Block]:
     free = [name for name, knob in space.knobs.items() if knob.scope == "layer"]
     for choice in itertools.product(*(space.knobs[name].choices for name in free)):
-        values = dict(shared) | dict(zip(free, choice, strict=True))
+        values = resolved(dict(shared) | dict(zip(free, choice, strict=True)))
         if EXPANSION in values:
             values["width"] = ffn_width(values.pop(EXPANSION), d_model)
         try:
@@ -236,8 +236,8 @@ def _blocks(space: BlockSpace, d_model: int, shared: Values) -> Iterator[Block]:
             continue  # such as key-value heads that do not divide the query heads
 
 
-def _scalar(value: Scalar | str | None) -> Scalar:
-    assert isinstance(value, int | float), value
+def _chosen(value: Choice | None) -> Choice:
+    assert value is not None, "a knob has a value"
     return value
 
 

@@ -5,7 +5,7 @@ Errors carry the path of keys; `nas.search_spaces.loader` turns that into file:l
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -20,7 +20,8 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails
 
-from nas.core.block_space import BlockSpace, Knob, Scope, block_spaces, problem, refuse
+from nas.core.block import BLOCKS, Role
+from nas.core.block_space import ArgKnob, BlockSpace, Knob, Scope, arguments, block_spaces, problem, refuse
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.layout import Layout
 from nas.core.metrics import METRICS, metric
@@ -239,6 +240,9 @@ class SearchSpace(_Strict):
     v: Literal[1] = Field(1, description="version of this format")
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="what studies of this space are listed under")
     doc: str = Field("", description="what the space is for; its first line is shown in lists")
+    layouts: tuple[str, ...] = Field(
+        (), description="the only layouts to propose, one line each; instead of `model`, `mixers`, `ffn` and `limits`"
+    )
     model: ModelSpace = Field(description="knobs of the whole model")
     mixers: tuple[BlockSpace, ...] = Field(min_length=1, description="what a layer may mix tokens with")
     ffn: tuple[BlockSpace, ...] = Field(min_length=1, description="feed-forwards to choose from")
@@ -257,6 +261,14 @@ class SearchSpace(_Strict):
     quality: QualityConfig = Field(QualityConfig(), description="how quality is estimated")
     protocol: MeasurementSettings = Field(MeasurementSettings(), description="how candidates are measured")
     search: SearchSettings = Field(SearchSettings(), description="how candidates are proposed")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_layouts(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or not data.get("layouts"):
+            return data
+        listed = _parsed(data["layouts"])
+        return {**_derived(listed), **data, "layouts": [layout.format() for layout in listed]}
 
     @field_validator("quality")
     @classmethod
@@ -278,6 +290,7 @@ class SearchSpace(_Strict):
     def _names_exist(self) -> SearchSpace:
         refuse(
             [
+                *self._listing_problems(),
                 *self._limit_problems(),
                 *self._selector_problems(),
                 *self._repeated_objectives(),
@@ -285,6 +298,12 @@ class SearchSpace(_Strict):
             ]
         )
         return self
+
+    def _listing_problems(self) -> Iterator[InitErrorDetails]:
+        derived = _derived(self.listed()) if self.layouts else {}
+        for part, value in derived.items():
+            if getattr(self, part) != value:
+                yield problem((part,), InvalidInput(f"follows from `layouts`: leave {part!r} out"))
 
     def _limit_problems(self) -> Iterator[InitErrorDetails]:
         kinds = [block.kind for block in self.mixers + self.ffn]
@@ -332,6 +351,19 @@ class SearchSpace(_Strict):
             if name in names[:index]:
                 yield problem(("objectives", index, "name"), InvalidInput(f"objective {name!r} occurs twice"))
 
+    def listed(self) -> tuple[Layout, ...]:
+        """Returns the layouts of a space that lists them; none where the space is made of choices."""
+        return tuple(map(Layout.parse, self.layouts))
+
+    def listing(self, layouts: Iterable[Layout]) -> SearchSpace:
+        """Returns this space with a finite list of layouts in place of its choices.
+
+        Raises:
+            ValidationError: a layout occurs twice, or none has a mixer or a feed-forward.
+        """
+        kept = self.model_dump(mode="json", exclude={"model", "mixers", "ffn", "pattern", "limits"})
+        return SearchSpace.model_validate(kept | {"layouts": [layout.format() for layout in layouts]})
+
     def block_space(self, kind: str) -> BlockSpace:
         """Returns the knobs of a block kind that the space uses.
 
@@ -350,3 +382,63 @@ class SearchSpace(_Strict):
         used = {item.workload for item in items}
         # File sizes need no workload; the first one is used for their artifact.
         return tuple(name for name in self.workloads if name in used) or tuple(self.workloads)[:1]
+
+
+def _parsed(texts: Any) -> list[Layout]:
+    """Reads the layouts of a space that lists them.
+
+    Raises:
+        ValidationError: it is no list of layouts, or one occurs twice; each problem at its place.
+    """
+    place = "layouts"
+    if not isinstance(texts, (list, tuple)):
+        refuse([problem((place,), InvalidInput("must be a list of layouts, one string each"))])
+    found: dict[str, int] = {}
+    layouts, problems = [], []
+    for index, text in enumerate(texts):
+        try:
+            layout = Layout.parse(text if isinstance(text, str) else str(text))
+            if found.setdefault(layout.id, index) != index:
+                raise InvalidInput(f"is the layout of item {found[layout.id]} (items count from 0)")
+            layouts.append(layout)
+        except InvalidInput as error:
+            problems.append(problem((place, index), error))
+    blocks = {block.spec.role for layout in layouts for layer in layout.layers for block in layer.blocks}
+    if not problems and len(blocks) < 2:
+        problems.append(problem((place,), InvalidInput("no layout has a mixer, or none has a feed-forward")))
+    refuse(problems)
+    return layouts
+
+
+def _derived(layouts: Sequence[Layout]) -> dict[str, Any]:
+    """Returns the parts of a space that follow from a list of layouts: the values that these have."""
+    shape = {name: _values(getattr(layout, name) for layout in layouts) for name in ("d_model", "depth", "vocab")}
+    knobs = {name: Knob(choices=choices) for name, choices in shape.items()}
+    return {
+        "model": ModelSpace(**knobs, tied=all(layout.tied for layout in layouts)),
+        "mixers": tuple(_derived_blocks("mixer", layouts)),
+        "ffn": tuple(_derived_blocks("ffn", layouts)),
+        "pattern": Pattern(),
+        "limits": {},
+    }
+
+
+def _derived_blocks(role: Role, layouts: Sequence[Layout]) -> Iterator[BlockSpace]:
+    """Yields the kinds of blocks of a role, each with the values of the arguments that are given somewhere."""
+    used = [{block for layer in layout.layers for block in layer.blocks} for layout in layouts]
+    for kind in sorted({block.kind for blocks in used for block in blocks if block.spec.role == role}):
+        named = {name for blocks in used for block in blocks if block.kind == kind for name, _ in block.given}
+        knobs = {}
+        for arg in BLOCKS[kind].args:
+            values = [
+                {arguments(block, layout.d_model)[arg.name] for block in blocks if block.kind == kind} - {None}
+                for layout, blocks in zip(layouts, used, strict=True)
+            ]
+            if arg.name in named:
+                scope: Scope = "layer" if any(len(own) > 1 for own in values) else "model"
+                knobs[arg.name] = ArgKnob(choices=_values(value for own in values for value in own), scope=scope)
+        yield BlockSpace(kind=kind, knobs=knobs)
+
+
+def _values(values: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(sorted(set(values)))

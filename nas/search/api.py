@@ -16,7 +16,7 @@ from nas.core.layout import Layout
 from nas.core.registry import Registry
 from nas.search.sampling import Sampler
 
-Status = Literal["running", "complete", "infeasible", "stopped", "failed"]
+Status = Literal["running", "complete", "infeasible", "stopped", "failed", "withdrawn"]
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,17 @@ class Observation:
     Args:
         layout: proposed or not: reference layouts are observed too.
         status: 'running' while more will follow, 'complete' at the top rung, 'infeasible' beyond a budget, 'stopped'
-            at a rung that did not promote it, 'failed' for the candidate's own failure.
+            at a rung that did not promote it, 'failed' for the candidate's own failure, 'withdrawn' for one that is not
+            run, or not to its end, for a reason that says nothing of the layout: it is neither pending nor proposed
+            again, what is known of it counts, and a later observation replaces this one.
         objectives: name -> minimised coordinate, as far as known. An infeasible candidate has device coordinates and
             no quality; a stopped one has the quality of the rung it reached.
         constraints: budget -> log(figure / limit), above 0 where it is broken, as far as known.
         rung: index of the rung that quality was taken at.
-        noise: standard deviations, by name of the coordinate or budget, as far as known; others are estimated.
+        noise: standard deviations, by name of the coordinate or budget, as far as known; others are estimated. That of
+            a part is named 'OBJECTIVE/PART'.
+        parts: objective -> part -> what the part adds to the coordinate, for objectives that are sums of parts; they
+            add up to the coordinate.
     """
 
     layout: Layout
@@ -71,19 +76,21 @@ class Observation:
     constraints: Mapping[str, float] = field(default_factory=dict)
     rung: int | None = None
     noise: Mapping[str, float] = field(default_factory=dict)
+    parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the JSON form; without noise where none is known."""
+        """Returns the JSON form; without noise and parts where none are known."""
         figures = {"objectives": dict(self.objectives), "constraints": dict(self.constraints)}
         noise = {"noise": dict(self.noise)} if self.noise else {}
-        return {"layout": self.layout.to_json(), "status": self.status, "rung": self.rung, **figures, **noise}
+        parts = {"parts": {name: dict(each) for name, each in self.parts.items()}} if self.parts else {}
+        return {"layout": self.layout.to_json(), "status": self.status, "rung": self.rung, **figures, **noise, **parts}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Observation:
         """Reads what `to_json` wrote."""
         layout = Layout.from_json(data["layout"])
         figures = data["objectives"], data["constraints"], data["rung"], data.get("noise", {})
-        return Observation(layout, data["status"], *figures)
+        return Observation(layout, data["status"], *figures, data.get("parts", {}))
 
 
 class Proposer(Protocol):
@@ -137,6 +144,7 @@ PROPOSERS: Registry[ProposerFactory] = Registry(
         "random": "nas.search.evolution:RandomSearch",
         "evolution": "nas.search.evolution:Evolution",
         "ehvi": "nas.search.ehvi:EhviSearch",
+        "ehvi-averaged": "nas.search.ehvi:AveragedSearch",
         "cache-evolution": "nas.search.evolution:CacheEvolution",
         "optuna-nsga2": "nas.search.optuna_sampler:nsga2",
         "optuna-tpe": "nas.search.optuna_sampler:tpe",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 
@@ -21,8 +22,10 @@ from nas.search.api import Observation, Proposer
 from nas.search.evolution import Stock, breed, stock
 from nas.search.features import Features
 from nas.search.gp import Array
+from nas.search.hardware import Costs
 from nas.search.mutation import crossover, mutate
 from nas.search.sampling import Rng, Sampler
+from nas.search.screening import costs_by_name
 from nas.search.state import BaseProposer, Child
 from nas.search.surrogate import MIN_POINTS, Forecast, Kernels, Surrogate, Tuned
 
@@ -34,7 +37,8 @@ _WIDE = 3.0
 _RANDOM = 0.15
 """Share of the first candidates that is drawn at random, so that no part of the space is out of reach."""
 _ROUNDS = 8
-"""The pool is made in this many rounds: first children of known layouts, then edits of the best candidates."""
+"""The pool is made in this many rounds: first children of known layouts, then edits of the best candidates. Where the
+space lists its layouts and no more are left than the pool holds, the pool is all of them."""
 _EDITED = 8
 """Best candidates that each later round edits."""
 _CROSSED, _EDITED_AGAIN = 0.2, 0.35
@@ -47,6 +51,8 @@ _TUNE_ROWS = 192
 """Observations that hyperparameters are learned from at most."""
 _TUNE_EVERY = 8
 """They are fitted again after this many more; from 128 observations on, after an eighth to a sixteenth more."""
+_AVERAGED_RARER = 2
+"""Factor on that for the averaged surrogate, which has more of them."""
 
 
 class Improvement:
@@ -126,13 +132,16 @@ class EhviSearch(BaseProposer):
 
     engine = "ehvi/3"
     screened = True
+    averaged: ClassVar[bool] = False
+    """Whether the surrogate is averaged and calibrated; see `nas.search.surrogate`."""
 
     def __init__(self, sampler: Sampler, seed: int) -> None:
         super().__init__(sampler, seed)
         space = sampler.space
         self._by_rung = frozenset(item.name for item in space.objectives if METRICS[item.metric].source == "proxy")
         self._top = len(space.quality.rungs) - 1
-        self._features = Features(space)
+        self._features = Features(space, strings=self.averaged)
+        self._costs: dict[str, Costs] = {}
         self._kernels: Kernels | None = None
         self.expected_gain: float | None = None
         """Expected gain in hypervolume of the latest proposal; None where no model chose it."""
@@ -144,14 +153,19 @@ class EhviSearch(BaseProposer):
         self.expected_gain = None
         if not self._ready():
             return breed(parents, self.sampler, rng)
-        size = max(4, self.sampler.space.search.pool // _ROUNDS)
-        pool = self._pool(parents, rng, size)
+        most = self.sampler.space.search.pool
+        left, size, rounds = self.untried(), max(4, most // _ROUNDS), _ROUNDS
+        if left is not None and len(left) <= most:
+            pool: list[Child] = [(layout, "listed", ()) for layout in left]
+            rounds = 1
+        else:
+            pool = self._pool(parents, rng, size)
         if not pool:
             return self.sampler.draw(rng), "random", ()
         boldness = _BOLDNESS if rng.random() < _BOLD else 1.0
         acquisition = Acquisition(self, [layout for layout, _, _ in pool], boldness)
         scores = acquisition.scores
-        for _ in range(_ROUNDS - 1):
+        for _ in range(rounds - 1):
             if more := self._edit_best(pool, scores, rng, size):
                 pool += more
                 scores = np.concatenate([scores, acquisition.of([layout for layout, _, _ in more])])
@@ -185,12 +199,23 @@ class EhviSearch(BaseProposer):
         point = self.log.reference_point
         assert point is not None, "objectives without a value are assumed to be as at the reference point"
         worst = dict(zip(self.log.objectives, point, strict=True))
-        return Surrogate(self._kernels, observations, worst, self._by_rung, self._top, tuned, self.log.prior(), pending)
+        costs = self._known_costs(observations) if self.averaged else None
+        return Surrogate(
+            self._kernels, observations, worst, self._by_rung, self._top, tuned, self.log.prior(), pending, costs
+        )
+
+    def _known_costs(self, observations: Sequence[Observation]) -> dict[str, Costs]:
+        """Returns the amounts of work and memory of each figure of a device, by name; kept, as they are cached."""
+        constraints = {name for seen in observations for name in seen.constraints}
+        if not self._costs or not constraints <= self._costs.keys():
+            self._costs = costs_by_name(self.sampler.space, constraints)
+        return self._costs
 
     def _hyperparameters(self) -> Tuned:
         """Returns hyperparameters fitted to the first finished layouts, up to a multiple of a few, to refit rarely."""
         final = self.log.finished()
-        step = max(_TUNE_EVERY, 1 << max(0, len(final).bit_length() - 4))
+        every = _TUNE_EVERY * (_AVERAGED_RARER if self.averaged else 1)
+        step = max(every, 1 << max(0, len(final).bit_length() - 4))
         count = len(final) // step * step
         sample = sorted(final[:count], key=lambda seen: seen.layout.id)[:_TUNE_ROWS]
         if not sample:
@@ -228,6 +253,13 @@ class EhviSearch(BaseProposer):
                 known.add(child.id)
                 more.append((child, operator, parents))
         return more
+
+
+class AveragedSearch(EhviSearch):
+    """`EhviSearch` on an averaged surrogate, whose standard deviations are calibrated."""
+
+    engine = "ehvi-averaged/1"
+    averaged = True
 
 
 class Acquisition:

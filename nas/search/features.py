@@ -11,13 +11,15 @@ from functools import lru_cache
 import numpy as np
 
 from nas.core.block import Block
-from nas.core.block_space import EXPANSION
+from nas.core.block_space import EXPANSION, Choice
 from nas.core.layout import Layer, Layout
 from nas.core.space import SearchSpace
 from nas.search.gp import Array
 
 GROUPS = ("sizes", "values", "heights", "neighbours", "pairs")
 """Groups of features; a surrogate learns how much each of them matters."""
+STRING_GROUPS = ("places", "steps", "triples")
+"""Further groups, of a layout as a string of layers."""
 BYTES_PER_WEIGHT = 0.5625
 """Of Q4_0: 18 bytes per block of 32. Only a scale that puts weights and cache on one axis."""
 _MOST_VALUES = 8
@@ -27,6 +29,10 @@ _BLUR = 0.12
 """Standard deviation of the window around each height, as a share of the stack."""
 _PAIRS = 64
 """Columns that pairs of neighbouring mixers, arguments included, are hashed into (Weinberger et al. 2009)."""
+_PLACES, _PLACES_BLUR = tuple((index + 0.5) / 10 for index in range(10)), 0.06
+"""Finer heights, and the standard deviation of the window around each, for the string groups."""
+_TRIPLES = 128
+"""Columns that triples of neighbouring mixers, arguments included, are hashed into."""
 
 
 class Features:
@@ -38,9 +44,12 @@ class Features:
 
     Args:
         space: gives the kinds, their varying arguments, and the contexts at which work is counted.
+        strings: whether to add `STRING_GROUPS`: kinds of blocks at ten heights, pairs of kinds of neighbouring mixers
+            by height, and triples of mixers, arguments included.
     """
 
-    def __init__(self, space: SearchSpace) -> None:
+    def __init__(self, space: SearchSpace, *, strings: bool = False) -> None:
+        self._strings = strings
         self._mixers = [block.kind for block in space.mixers]
         self._kinds = [block.kind for block in space.mixers + space.ffn]
         self._arguments = [
@@ -62,8 +71,9 @@ class Features:
         self._track = lru_cache(maxsize=1 << 14)(self._draw_track)
         named = list(self._named())
         self.names = [name for _, name in named]
-        self.groups = np.array([GROUPS.index(group) for group, _ in named])
-        """[len(names)] index into `GROUPS`."""
+        order = GROUPS + STRING_GROUPS
+        self.groups = np.array([order.index(group) for group, _ in named])
+        """[len(names)] index into `GROUPS + STRING_GROUPS`."""
 
     def vector(self, layout: Layout) -> Array:
         """Returns [len(names)] features of one layout; cached."""
@@ -107,6 +117,11 @@ class Features:
         yield from (("neighbours", f"{below}>{above}") for below in self._mixers for above in self._mixers)
         yield from (("neighbours", f"{kind}.{name}") for kind in self._mixers for name in ("gap", "run"))
         yield from (("pairs", f"pair{index}") for index in range(_PAIRS))
+        if self._strings:
+            yield from (("places", f"{kind}@{height:.2f}") for height in _PLACES for kind in self._kinds)
+            pairs = [f"{below}>{above}" for below in self._mixers for above in self._mixers]
+            yield from (("steps", f"{pair}@{height}") for height in _HEIGHTS for pair in pairs)
+            yield from (("triples", f"triple{index}") for index in range(_TRIPLES))
 
     def _vector(self, layout: Layout) -> Array:
         layers = [layout.own(index) for index in range(layout.depth)]
@@ -117,9 +132,20 @@ class Features:
         steps = mixers[:-1].T @ mixers[1:] / max(1, len(layers) - 1)
         parts = (
             self._sizes(layout, work), tracks.mean(axis=0), values.mean(axis=0),
-            (_windows(len(layers)) @ tracks).ravel(), steps.ravel(), _stretches(mixers), _hashed_pairs(layers),
+            (_windows(len(layers), _HEIGHTS, _BLUR) @ tracks).ravel(), steps.ravel(), _stretches(mixers),
+            _hashed_pairs(layers),
         )  # fmt: skip
-        return np.concatenate(parts)
+        return np.concatenate([*parts, *self._string_parts(layers, tracks[:, : len(self._kinds)])])
+
+    def _string_parts(self, layers: Sequence[Layer], present: Array) -> Iterator[Array]:
+        """Yields the string groups of a layout with [L, K] marks of kinds."""
+        if not self._strings:
+            return
+        yield (_windows(len(layers), _PLACES, _PLACES_BLUR) @ present).ravel()
+        mixers = present[:, : len(self._mixers)]
+        steps = (mixers[:-1, :, None] * mixers[1:, None, :]).reshape(len(layers) - 1, len(self._mixers) ** 2)
+        yield (_windows(len(steps), _HEIGHTS, _BLUR) @ steps).ravel()
+        yield _hashed_triples(layers)
 
     def _sizes(self, layout: Layout, work: Array) -> list[float]:
         counts = layout.params
@@ -140,7 +166,7 @@ class Features:
         found = {block.kind: block.resolve(d_model) for block in layer.blocks}
         present = [float(kind in found) for kind in self._kinds]
         values = [found[kind].get(name) if kind in found else 0 for kind, name in self._arguments]
-        chosen = [float(kind in found and found[kind].get(name) == choice) for kind, name, choice in self._values]
+        chosen = [float(kind in found and _has(found[kind], name, choice)) for kind, name, choice in self._values]
         work = [sum(block.spec.state_bytes(block, d_model) for block in layer.blocks)]
         for context in self._contexts:
             work.append(sum(block.spec.flops(block, d_model, context) for block in layer.blocks))
@@ -148,11 +174,16 @@ class Features:
         return (*present, *(math.log1p(float(value or 0)) for value in values), *chosen, *work)
 
 
+def _has(block: Block, name: str, choice: Choice) -> bool:
+    """Returns whether an argument has a value, or that of the argument which `choice` names."""
+    return block.get(name) == (block.get(choice) if isinstance(choice, str) else choice)
+
+
 @lru_cache
-def _windows(depth: int) -> Array:
-    """Returns [len(_HEIGHTS), depth] weights of the layers around each height; each row sums to 1."""
+def _windows(depth: int, heights: tuple[float, ...], blur: float) -> Array:
+    """Returns [len(heights), depth] weights of the layers around each height; each row sums to 1."""
     places = (np.arange(depth) + 0.5) / depth
-    weights = np.exp(-0.5 * ((places - np.array(_HEIGHTS)[:, None]) / _BLUR) ** 2)
+    weights = np.exp(-0.5 * ((places - np.array(heights)[:, None]) / blur) ** 2)
     return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
 
@@ -178,3 +209,18 @@ def _hashed_pairs(layers: Sequence[Layer]) -> Array:
 def _pair(below: tuple[Block, ...], above: tuple[Block, ...]) -> tuple[int, float]:
     code = zlib.crc32(">".join(" ".join(block.format() for block in mixers) for mixers in (below, above)).encode())
     return code % _PAIRS, 1.0 if code >> 16 & 1 else -1.0
+
+
+def _hashed_triples(layers: Sequence[Layer]) -> Array:
+    """Returns [_TRIPLES] signed counts of three mixers in a row by the hash of all."""
+    counts = np.zeros(_TRIPLES)
+    for three in zip(layers, layers[1:], layers[2:], strict=False):
+        column, sign = _triple(three[0].mixers, three[1].mixers, three[2].mixers)
+        counts[column] += sign
+    return counts
+
+
+@lru_cache(maxsize=1 << 16)
+def _triple(*mixers: tuple[Block, ...]) -> tuple[int, float]:
+    code = zlib.crc32(">".join(" ".join(block.format() for block in each) for each in mixers).encode())
+    return code % _TRIPLES, 1.0 if code >> 16 & 1 else -1.0

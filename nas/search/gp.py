@@ -27,14 +27,18 @@ class Weights:
     Args:
         kernels: [G] weights of the kernels.
         noise: variance of the noise of an observation beyond the known one; targets have unit variance.
+        which: index of each kernel among those that `sum` is given; None: they are the first ones.
     """
 
     kernels: Array
     noise: float
+    which: tuple[int, ...] | None = None
 
     def sum(self, kernels: Array) -> Array:
         """Returns [...] the weighted sum of [G, ...] kernels."""
-        return np.tensordot(self.kernels, kernels, axes=1)
+        if self.which is None:
+            return np.tensordot(self.kernels, kernels[: len(self.kernels)], axes=1)
+        return np.asarray(sum(weight * kernels[index] for weight, index in zip(self.kernels, self.which, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,32 @@ def fit(
     factor = cholesky(whole, lower=True, check_finite=False)
     solved = cho_solve((factor, True), (targets - offset) / scale, check_finite=False)
     return Process(factor, solved, offset, scale)
+
+
+def left_out(
+    covariance: Array, targets: Array, known_noise: Array, noise: float, neighbours: int = 0
+) -> tuple[Array, Array]:
+    """Returns [N] means and variances of each target, noise included, without itself (ibid., eq. 5.12).
+
+    Args:
+        covariance: [N, N], as for `fit`.
+        targets: [N].
+        known_noise: [N], as for `fit`.
+        noise: as for `fit`.
+        neighbours: of each observation, those of highest correlation, that are left out with it.
+    """
+    offset, scale = _standard(targets)
+    whole = covariance.copy()
+    whole[np.diag_indices_from(whole)] += noise + known_noise / scale**2 + 1e-8
+    inverse = np.linalg.inv(whole)
+    solved = inverse @ ((targets - offset) / scale)
+    size = np.sqrt(np.diag(covariance))
+    alike = covariance / size / size[:, None]
+    alike[np.diag_indices_from(alike)] = np.inf
+    out = np.argsort(-alike, axis=1, kind="stable")[:, : 1 + min(neighbours, len(targets) - 2)]
+    covariances = np.linalg.inv(inverse[out[:, :, None], out[:, None, :]])
+    away = (covariances[:, 0] * solved[out]).sum(axis=1)
+    return targets - scale * away, scale**2 * covariances[:, 0, 0]
 
 
 def tune(grams: Array, targets: Array, known_noise: Array) -> Weights:

@@ -32,6 +32,8 @@ _NOT_OF = {"MB": ("read", "prompt", "decode"), "ms": ("widest",)}
 """Unit of a figure -> terms that it does not depend on: memory on no work, time on no buffers."""
 _OWN = ("layers", "read", "held", "decode", "cache", "state")
 """Terms of each kind of block by itself."""
+_SPILL = (1e6, 2e6, 4e6)
+"""Bytes of cache of one layer above which reading it may cost more."""
 MIN_POINTS = 3
 """Measurements below which there is no model."""
 _TUNE_POINTS = 12
@@ -48,6 +50,8 @@ in a kind of block by a tenth."""
 _LENGTHS = (1.0, 3.0)
 """Length scales of the smooth kernels, in typical distances of a measured layout from their mean."""
 _FOLDS = 30
+_NNLS_STEPS = 30
+"""Steps of the fit of costs at most, for each of them."""
 _LEAST = 1e-9
 """Least variance of log figures, to divide by."""
 _RIDGE = 1e-3
@@ -67,6 +71,7 @@ class Costs:
         self._used = [index for index, term in enumerate(TERMS) if term not in _NOT_OF.get(unit, ())]
         self._workload, self._kinds = workload, tuple(dict.fromkeys(kinds))
         self._seen: dict[str, tuple[Array, Array]] = {}
+        self._summed: dict[str, Array] = {}
 
     def terms(self, layouts: Sequence[Layout]) -> Array:
         """Returns [L, <= len(TERMS)] amounts of the terms that the figure may depend on."""
@@ -75,6 +80,33 @@ class Costs:
     def tracks(self, layouts: Sequence[Layout]) -> Array:
         """Returns [L, T] amounts of each kind of block, and the sums of its arguments."""
         return np.array([self._amounts(layout)[1] for layout in layouts])
+
+    def sums(self, layouts: Sequence[Layout]) -> Array:
+        """Returns [L, S] amounts of which a figure may be a sum: the terms, those of each kind of block, and excesses.
+
+        Excesses are the width of the model, the greatest number of weights per input of a mixer and of a feed-forward,
+        which determine buffers, and bytes of cache in layers that keep more than a cache of a processor may hold.
+        """
+        return np.array([self._sums(layout) for layout in layouts])
+
+    def _sums(self, layout: Layout) -> Array:
+        if layout.id not in self._summed:
+            whole, tracks = self._amounts(layout)
+            own = tracks[: len(self._kinds) * len(_OWN)]
+            self._summed[layout.id] = np.concatenate([whole[self._used], own, self._excess(layout)])
+        return self._summed[layout.id]
+
+    def _excess(self, layout: Layout) -> Array:
+        widest, kept = {"mixer": 0.0, "ffn": 0.0}, []
+        for index in range(layout.depth):
+            blocks = layout.own(index).blocks
+            for block in blocks:
+                width = block.spec.count(block, layout.d_model).active / layout.d_model
+                widest[block.spec.role] = max(widest[block.spec.role], width)
+            bytes_of = (block.spec.kv_bytes(block, layout.d_model, self._workload.window, 2.0) for block in blocks)
+            kept.append(sum(bytes_of))
+        spilled = [sum(each for each in kept if each > limit) for limit in _SPILL]
+        return np.array([layout.d_model, *widest.values(), *spilled])
 
     def _amounts(self, layout: Layout) -> tuple[Array, Array]:
         if layout.id not in self._seen:
@@ -156,7 +188,7 @@ class HardwareModel:
         if len(measured.layouts) > _MOST_ROWS:
             measured = measured.of(_spaced(len(measured.layouts), _MOST_ROWS))
         self._costs, self.measured, self.base = costs, measured, base
-        self._prices = np.empty(0) if base else _prices(costs.terms(measured.layouts), measured.logs)
+        self._prices = np.empty(0) if base else prices(costs.terms(measured.layouts), measured.logs)
         self._scale: tuple[Array, Array] = base._scale if base else _standard(costs.tracks(measured.layouts))
         expected = self._expected(measured.layouts)
         self._centre = float(expected.mean.mean())
@@ -226,7 +258,7 @@ class HardwareModel:
         away = np.empty(len(logs))
         for row in range(len(logs)):
             rest = np.arange(len(logs)) != row
-            away[row] = logs[row] - np.log(max(float(terms[row] @ _prices(terms[rest], logs[rest])), 1e-12))
+            away[row] = logs[row] - np.log(max(float(terms[row] @ prices(terms[rest], logs[rest])), 1e-12))
         return away
 
     def _expected(self, layouts: Sequence[Layout]) -> Estimate:
@@ -242,14 +274,15 @@ class HardwareModel:
         return np.column_stack([expected.mean - self._centre, tracks])
 
 
-def _prices(terms: Array, logs: Array) -> Array:
+def prices(terms: Array, logs: Array) -> Array:
     """Returns [T] non-negative costs of each amount, which minimise the sum of squared relative errors."""
     from scipy.optimize import nnls  # type: ignore[import-untyped]
 
     size = np.maximum(terms.mean(axis=0), 1e-12)
     relative = terms / size / np.exp(logs)[:, None] * float(np.exp(logs.mean()))
     ridge = np.sqrt(_RIDGE * len(logs)) * np.eye(len(size))
-    found, _ = nnls(np.vstack([relative, ridge]), np.append(np.ones(len(logs)), np.zeros(len(size))))
+    wanted = np.append(np.ones(len(logs)), np.zeros(len(size)))
+    found, _ = nnls(np.vstack([relative, ridge]), wanted, maxiter=_NNLS_STEPS * len(size))
     return np.asarray(found / size * float(np.exp(logs.mean())))
 
 

@@ -28,9 +28,13 @@ _TRIES = 8
 
 
 def seed_layouts(sampler: Sampler, count: int) -> list[Layout]:
-    """Returns up to `count` distinct layouts of the space, always the same: its references, then spaced hybrids."""
+    """Returns up to `count` distinct layouts of the space, always the same: its references, then spaced hybrids.
+
+    In a space that lists its layouts, layouts that differ most from each other follow the references.
+    """
     found: dict[str, Layout] = {}
-    for layout in itertools.chain(_references(sampler), _spaced(sampler, count)):
+    further = _spaced(sampler, count) if sampler.listed is None else iter(sampler.listed.spread(count))
+    for layout in itertools.chain(_references(sampler), further):
         if len(found) == count:
             break
         found.setdefault(layout.id, layout)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from nas.core.block import Block
-from nas.core.block_space import EXPANSION, BlockSpace
+from nas.core.block_space import EXPANSION, ArgKnob, BlockSpace, arguments, matches
 from nas.core.frame import ffn_width
 from nas.core.layout import Layout
 from nas.core.space import DENSE, SearchSpace
@@ -61,22 +61,31 @@ def _block(block: Block, spaces: tuple[BlockSpace, ...], d_model: int) -> Iterat
     if not found:
         yield f"{block.kind} is none of {', '.join(space.kind for space in spaces)}"
         return
-    given = dict(block.given)
+    given, full = dict(block.given), arguments(block, d_model)
     for arg in block.spec.args:
-        allowed = _allowed(found[0], arg.name, d_model)
-        value = block.resolve(d_model).get(arg.name)
-        if allowed is None and arg.name in given:
+        knob = _knob(found[0], arg.name, d_model)
+        if knob is None and arg.name in given:
             yield f"{block.format()}: the space does not vary {arg.name}"
-        if allowed is not None and value not in allowed:
-            yield f"{block.format()}: {arg.name} {value} is none of {list(allowed)}"
+        if knob is not None and not knob.allows(full[arg.name], full):
+            yield f"{block.format()}: {arg.name} {full[arg.name]} is none of {list(knob.choices)}"
 
 
 def _shared_values(space: SearchSpace, layout: Layout) -> Iterator[str]:
     for block_space in space.mixers + space.ffn:
         for name, knob in block_space.knobs.items():
             arg = "width" if name == EXPANSION else name
-            if knob.scope == "model" and len(values(layout, block_space.kind, arg)) > 1:
+            if knob.scope == "model" and not _is_shared(layout, block_space.kind, arg, knob):
                 yield f"{block_space.kind}: {arg} must be the same in all layers"
+
+
+def _is_shared(layout: Layout, kind: str, arg: str, knob: ArgKnob) -> bool:
+    """Returns whether one choice gives the argument of all blocks of `kind`; a choice may name another argument."""
+    blocks = [block for layer in layout.layers for block in layer.blocks if block.kind == kind]
+    found = [arguments(block, layout.d_model) for block in dict.fromkeys(blocks)]
+    named = [choice for choice in knob.choices if isinstance(choice, str)]
+    return len(values(layout, kind, arg)) < 2 or any(
+        all(matches(args[arg], choice, args) for args in found) for choice in named
+    )
 
 
 def values(layout: Layout, kind: str, arg: str) -> set[object]:
@@ -118,9 +127,10 @@ def repeats(layout: Layout, period: int, lead: int) -> bool:
     return all(a.mixers == b.mixers and (index < lead or a.ffn == b.ffn) for index, (a, b) in enumerate(pairs))
 
 
-def _allowed(space: BlockSpace, name: str, d_model: int) -> tuple[object, ...] | None:
+def _knob(space: BlockSpace, name: str, d_model: int) -> ArgKnob | None:
     if name in space.knobs:
-        return space.knobs[name].choices
+        return space.knobs[name]
     if name == "width" and EXPANSION in space.knobs:
-        return tuple(ffn_width(float(choice), d_model) for choice in space.knobs[EXPANSION].choices)
+        widths = (ffn_width(float(choice), d_model) for choice in space.knobs[EXPANSION].choices)
+        return ArgKnob(choices=tuple(dict.fromkeys(widths)))
     return None

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
-from nas.core.block import Block, Scalar
-from nas.core.block_space import EXPANSION, BlockSpace
+from nas.core.block import Block
+from nas.core.block_space import EXPANSION, BlockSpace, Choice, arguments, matches
 from nas.core.frame import Frame, Values, ffn_width
 from nas.core.layout import Layout
 from nas.core.space import DENSE, SearchSpace
 from nas.search.draft import Draft, layer_kinds
 from nas.search.membership import EXPERTS, leading_dense, repeats
 from nas.search.sampling import Rng, Sampler
+
+T = TypeVar("T")
 
 _TRIES = 60
 
@@ -72,30 +75,32 @@ def _period(space: SearchSpace, layout: Layout, lead: int) -> int:
 
 def _values(space: BlockSpace, layout: Layout, rng: Rng) -> Values:
     """Returns the model-wide values of the first block of the kind; random ones where there is none."""
-    blocks = (block for layer in layout.layers for block in layer.blocks if block.kind == space.kind)
-    block = next(blocks, None)
+    blocks = [block for layer in layout.layers for block in layer.blocks if block.kind == space.kind]
     return tuple(
-        (name, _any(knob.choices, rng) if block is None else _value(block, name, knob.choices, layout.d_model))
+        (name, _value(blocks, name, knob.choices, layout.d_model) if blocks else _any(knob.choices, rng))
         for name, knob in space.knobs.items()
         if knob.scope == "model"
     )
 
 
-def _value(block: Block, name: str, choices: tuple[Scalar, ...], d_model: int) -> Scalar:
+def _value(blocks: Sequence[Block], name: str, choices: tuple[Choice, ...], d_model: int) -> Choice:
+    """Returns the choice that gives the argument of all `blocks`."""
     if name == EXPANSION:
-        return next(choice for choice in choices if ffn_width(float(choice), d_model) == block.int("width"))
-    value = block.resolve(d_model).get(name)
-    return next(choice for choice in choices if choice == value)
+        width = blocks[0].int("width")
+        return next(choice for choice in choices if ffn_width(float(choice), d_model) == width)
+    found = [arguments(block, d_model) for block in dict.fromkeys(blocks)]
+    return next(choice for choice in choices if all(matches(args[name], choice, args) for args in found))
 
 
-def _any(choices: tuple[Scalar, ...], rng: Rng) -> Scalar:
+def _any(choices: tuple[T, ...], rng: Rng) -> T:
     return choices[int(rng.integers(len(choices)))]
 
 
 def mutate(layout: Layout, sampler: Sampler, rng: Rng, again: float = 0.0) -> tuple[Layout, str]:
     """Returns a layout of the space one edit away from `layout`, and the edit's name.
 
-    Where no edit gives another layout inside the space, the result is a random layout ('random').
+    Where no edit gives another layout inside the space, the result is a random layout ('random'). In a space that lists
+    its layouts, the result is one like `layout` ('neighbour').
 
     Args:
         layout: one inside the space.
@@ -103,6 +108,8 @@ def mutate(layout: Layout, sampler: Sampler, rng: Rng, again: float = 0.0) -> tu
         rng: for all choices.
         again: chance that an edit is followed by another one, whose name is returned.
     """
+    if sampler.listed is not None:
+        return sampler.listed.near([layout], rng), "neighbour"
     draft = draft_of(layout, sampler, rng)
     for _ in range(_TRIES):
         edited, name = _edited(draft, sampler, rng)
@@ -123,8 +130,11 @@ def crossover(first: Layout, second: Layout, sampler: Sampler, rng: Rng) -> tupl
     """Returns the lower part of one parent under the upper part of the other, and the edit's name.
 
     Widths are from either parent. Cuts are at the same relative depth, so that the child's depth is between those of
-    its parents. Where the child equals a parent or is outside the space, one parent is mutated instead.
+    its parents. Where the child equals a parent or is outside the space, one parent is mutated instead. In a space that
+    lists its layouts, the child is one between its parents.
     """
+    if sampler.listed is not None:
+        return sampler.listed.near([first, second], rng), "crossover"
     a, b = draft_of(first, sampler, rng), draft_of(second, sampler, rng)
     cut = rng.uniform(0.2, 0.8)
     below, above = a.genes[: round(cut * len(a.genes))], b.genes[round(cut * len(b.genes)) :]

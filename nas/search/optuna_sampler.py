@@ -16,6 +16,7 @@ from nas.core.frame import Frame
 from nas.core.layout import Layout
 from nas.search.api import Observation, Proposal
 from nas.search.draft import Draft, resample
+from nas.search.listed import Listed
 from nas.search.mutation import draft_of
 from nas.search.sampling import Rng, Sampler
 from nas.search.state import BaseProposer, Child
@@ -92,6 +93,31 @@ class Encoding:
         return options[min(int(params[f"{role}{slot}.variant"] * len(options)), len(options) - 1)] if options else None
 
 
+class ListEncoding:
+    """Layouts of a space that lists them as Optuna's parameters: their places, one number from 0 to 1 for each axis.
+
+    Args:
+        listed: the layouts.
+        taken: whether a layout was proposed or observed; such layouts are not decoded.
+    """
+
+    def __init__(self, listed: Listed, taken: Callable[[Layout], bool]) -> None:
+        from optuna.distributions import FloatDistribution
+
+        self._listed, self._taken = listed, taken
+        self.distributions: dict[str, BaseDistribution] = {
+            f"place{axis}": FloatDistribution(0.0, 1.0) for axis in range(listed.places.shape[1])
+        }
+
+    def decode(self, params: Mapping[str, Any], rng: Rng) -> Layout | None:
+        """Returns the nearest layout that is not taken; None where all are."""
+        return self._listed.nearest(np.array([params[name] for name in self.distributions]), self._taken)
+
+    def encode(self, layout: Layout, rng: Rng) -> dict[str, Any]:
+        """Returns the place of a layout of the list."""
+        return dict(zip(self.distributions, self._listed.place(layout).tolist(), strict=True))
+
+
 class OptunaSearch(BaseProposer):
     """Asks an Optuna sampler, and reports objectives and constraints to it (`trial.set_constraint`).
 
@@ -111,7 +137,7 @@ class OptunaSearch(BaseProposer):
         super().__init__(sampler, seed)
         self._factory = factory
         self._one_constraint = one_constraint
-        self._encoding = Encoding(sampler)
+        self._encoding = Encoding(sampler) if sampler.listed is None else ListEncoding(sampler.listed, self.log.knows)
         self._study: Study | None = None
         self._trials: dict[str, Trial] = {}
         self._told: dict[str, Observation] = {}

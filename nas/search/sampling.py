@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -14,6 +14,7 @@ from nas.core.frame import Frame, Frames, check_reachable, depths
 from nas.core.layout import Layout
 from nas.core.space import DENSE, SearchSpace
 from nas.search.draft import Draft, Gene, closest, distance, layer_kinds, resample
+from nas.search.listed import Listed
 from nas.search.membership import reasons_outside
 
 Rng = np.random.Generator
@@ -38,15 +39,34 @@ class Sampler:
     """
 
     def __init__(self, space: SearchSpace, supported: Supported = lambda layout: True) -> None:
-        check_reachable(space)
         self.space = space
+        self.listed: Listed | None = None
+        """The layouts of a space that lists them; None where the space is made of choices."""
+        if space.layouts:
+            kept = [layout for layout in space.listed() if supported(layout)]
+            if not kept:
+                raise InvalidInput(
+                    f"no runtime of space {space.name!r} carries any of its {len(space.layouts)} layouts"
+                )
+            self.listed = Listed(space, kept)
+        else:
+            check_reachable(space)
         self.frames = Frames(space)
         self._supported = supported
         self._admitted: dict[str, bool] = {}
         self._depths: dict[Frame, tuple[int, ...]] = {}
 
+    @classmethod
+    def of(cls, layouts: Iterable[Layout], space: SearchSpace, supported: Supported = lambda layout: True) -> Sampler:
+        """Returns a sampler of a finite list of layouts; all else, such as objectives and budgets, is of `space`."""
+        return cls(space.listing(layouts), supported)
+
     def contains(self, layout: Layout) -> list[str]:
         """Returns why `layout` is no candidate of the space, one reason per rule; empty where it is one."""
+        if self.listed is not None:
+            return (
+                [] if layout.id in self.listed else ["it is not among the layouts of the space that a runtime carries"]
+            )
         reasons = reasons_outside(self.space, layout)
         return reasons or ([] if self._supported(layout) else ["no runtime of the space carries it"])
 
@@ -65,6 +85,8 @@ class Sampler:
         Raises:
             InvalidInput: a thousand draws gave no layout, or none that a runtime carries.
         """
+        if self.listed is not None:
+            return _pick(self.listed.layouts, rng)
         refused = 0
         for _ in range(_DRAWS):
             draft = self._repaired(self._random_draft(rng), rng)

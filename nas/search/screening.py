@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from nas.core.layout import Layout
 from nas.core.metrics import METRICS
-from nas.core.space import Budget, SearchSpace
+from nas.core.space import Budget, Objective, SearchSpace
 from nas.search.api import Observation
 from nas.search.gp import Array
 from nas.search.hardware import MIN_POINTS, Costs, HardwareModel, Measured, better
@@ -72,12 +72,26 @@ class Screen:
     def _costs_of(self, constraint: str) -> Costs:
         name = _budget(constraint)
         if name not in self._costs:
-            budget = self._budgets.get(name)
-            workload = (budget.workload if budget else None) or self._space.measured[0]
-            kinds = [block.kind for block in self._space.mixers + self._space.ffn]
-            unit = METRICS[budget.metric].unit if budget else ""
-            self._costs[name] = Costs(self._space.workloads[workload], kinds, unit)
+            self._costs[name] = costs_of(self._space, self._budgets.get(name))
         return self._costs[name]
+
+
+def costs_of(space: SearchSpace, figure: Budget | Objective | None) -> Costs:
+    """Returns the amounts that a figure depends on; of an unknown one, all amounts under the first workload."""
+    workload = (figure.workload if figure else None) or space.measured[0]
+    kinds = [block.kind for block in space.mixers + space.ffn]
+    return Costs(space.workloads[workload], kinds, METRICS[figure.metric].unit if figure else "")
+
+
+def costs_by_name(space: SearchSpace, constraints: Iterable[str]) -> dict[str, Costs]:
+    """Returns the amounts of each objective that is no quality and of each constraint, by name."""
+    budgets = {_budget(budget.name): budget for budget in space.budgets}
+    measured = {
+        each.name: costs_of(space, each)
+        for each in space.objectives
+        if METRICS[each.metric].source != "proxy" and METRICS[each.metric].transform == "log"
+    }
+    return {name: costs_of(space, budgets.get(_budget(name))) for name in sorted(constraints)} | measured
 
 
 def _by_constraint(observations: Sequence[Observation]) -> dict[str, Measured]:

@@ -131,6 +131,8 @@ class SearchState:
         check_finite(observation.objectives, "objective")
         check_finite(observation.constraints, "constraint")
         check_finite(observation.noise, "noise of")
+        for name, parts in observation.parts.items():
+            check_finite(parts, f"part of {name!r}")
 
     def fix_reference_point(self, point: Mapping[str, float]) -> None:
         """Records the reference point; see `Proposer.fix_reference_point`."""
@@ -253,6 +255,9 @@ class BaseProposer(ABC):
         for layout in self._seeds:
             if not self.log.knows(layout):
                 return Proposal(layout, number, "seed", engine=self.engine)
+        left = self.untried()
+        if left == []:
+            return None
         rng = np.random.default_rng([self.log.seed, number])
         found: list[tuple[float, Proposal]] = []
         for _ in range(_REDRAWS):
@@ -265,7 +270,14 @@ class BaseProposer(ABC):
                 found.append((chance, Proposal(layout, number, operator, parents, self.engine)))
                 if chance >= self.sampler.space.search.screen or len(found) == _SCREENED:
                     break
+        if not found and left:
+            return Proposal(left[int(rng.integers(len(left)))], number, "random", engine=self.engine)
         return max(found, key=lambda each: each[0])[1] if found else None
+
+    def untried(self) -> list[Layout] | None:
+        """Returns the layouts that are still to be tried; None where the space does not list its layouts."""
+        listed = self.sampler.listed
+        return None if listed is None else [layout for layout in listed.layouts if not self.log.knows(layout)]
 
     def _chance(self, layout: Layout) -> float:
         """Returns the least chance over all budgets that `layout` keeps it; 1 where proposals are not screened."""

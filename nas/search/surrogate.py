@@ -3,6 +3,17 @@
 Each target (a coordinate, or a budget's log ratio) has its own Gaussian process over the kernels of `Kernels`. The
 kernels' weights are learned, so that device figures come out nearly linear in sizes, while quality may depend on
 heights, on neighbours, or on neither.
+
+An averaged surrogate also
+- starts figures of devices from sums of the costs of their layers, where these predict most of them;
+- averages quality over three processes: the one above, one that is linear in all features, and one with further
+  kernels of a layout as a string. Their shares maximise the leave-one-out density ("stacking"; Yao et al. 2018,
+  eq. 4);
+- models an objective part by part where observations tell its parts, such as the units of quality: each has a process
+  and a noise of its own, and means and variances add up;
+- widens standard deviations where errors on left-out observations are larger than it says.
+
+An observation is left out together with its nearest neighbours, since candidates are further from what is known.
 """
 
 from __future__ import annotations
@@ -14,14 +25,29 @@ import numpy as np
 
 from nas.core.layout import Layout
 from nas.search.api import Observation
-from nas.search.features import GROUPS, Features
-from nas.search.gp import Array, Process, Weights, fit, tune
+from nas.search.features import GROUPS, STRING_GROUPS, Features
+from nas.search.gp import Array, Process, Weights, fit, left_out, tune
+from nas.search.hardware import Costs, prices
 from nas.search.sampling import Sampler
 
 _CROWD = 64
 MIN_POINTS = 4
 """Values below which a target is predicted by their mean and a wide interval, without a model."""
 _PRIOR_SD = 0.3
+_PRICED_FROM, _PRICED_SHARE = 12, 0.5
+"""Values from which a target may start from sums of costs, and the share of its standard deviation that these may leave
+at most where they are fitted without the value."""
+_FOLDS = 8
+_FEWEST_PARTS = 2
+_ROUNDED = 1e-6
+"""Spread of the difference from the sum of its parts below which a coordinate has no further part."""
+_NEIGHBOURS = 4
+"""Observations that are left out with each one: candidates are further from what is known than that is from itself."""
+_LEAST_SHARE = 0.05
+"""Share below which a process is left out of an average."""
+_STACKING_STEPS = 50
+_MOST_DOUBT, _DOUBT_SD = 1.2, 0.5
+"""Greatest logarithm of the factor on standard deviations, and the deviation of its prior."""
 _RUNG_NOISE = 0.1
 """Additional variance of quality per rung below the top, as a share of that of all figures."""
 
@@ -47,6 +73,14 @@ class Kernels:
         self._scale = np.where(spread > 1e-9, spread, 1.0)
         columns = {group: features.groups == index for index, group in enumerate(GROUPS)}
         self._columns = {group: mask for group, mask in columns.items() if mask.any()}
+        strings = {group: features.groups == len(GROUPS) + index for index, group in enumerate(STRING_GROUPS)}
+        self._strings = {group: mask for group, mask in strings.items() if mask.any()}
+        count = 2 + len(self._columns) + len(_NONLINEAR)
+        self.members: tuple[tuple[int, ...], ...] = (tuple(range(count)),)
+        """Kernels of each process that quality is averaged over; a single one without string groups."""
+        if self._strings:
+            whole = tuple(range(count + 2 + len(self._strings)))
+            self.members = (self.members[0], (0, 1, count), (*whole[:count], *whole[count + 1 :]))
 
     def rows(self, layouts: list[Layout], below: Array | None = None) -> Array:
         """Returns [L, F + rungs] scaled features; `below` [L] is the number of rungs below the top of each figure."""
@@ -71,14 +105,34 @@ class Kernels:
             columns_in = sum(self._columns[group].sum() for group in groups)
             mean = sum((squared[group] for group in groups), np.zeros(parts[0].shape)) / columns_in
             parts.append(form(np.sqrt(np.maximum(mean, 0.0)) / length))
+        if self._strings:
+            parts += self._string_kernels(parts[2 : 2 + len(self._columns)], a[:, :size], b[:, :size])
         return np.array(parts)
+
+    def _string_kernels(self, linear: Sequence[Array], a: Array, b: Array) -> list[Array]:
+        """Returns kernels linear in all features, in each string group, and one that is rough in these."""
+        shares = [columns.sum() for columns in self._columns.values()]
+        parts = [sum((share * dots for share, dots in zip(shares, linear, strict=True)), 0.0 * linear[0]) / sum(shares)]
+        mean = np.zeros(linear[0].shape)
+        for columns in self._strings.values():
+            left, right = a[:, columns], b[:, columns]
+            dots = left @ right.T
+            parts.append(dots / columns.sum())
+            mean += ((left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1) - 2 * dots) / columns.sum()
+        return [*parts, _exponential(np.sqrt(np.maximum(mean / len(self._strings), 0.0)))]
 
     def own(self, a: Array) -> Array:
         """Returns [G, A] kernels of each row with itself."""
         size = len(self._centre)
         parts = [np.ones(len(a)), (a[:, size:] ** 2).sum(axis=1)]
         parts += [(a[:, :size][:, columns] ** 2).mean(axis=1) for columns in self._columns.values()]
-        return np.array(parts + [np.ones(len(a))] * len(_NONLINEAR))
+        parts += [np.ones(len(a))] * len(_NONLINEAR)
+        if self._strings:
+            known = np.any([*self._columns.values()], axis=0)
+            parts.append((a[:, :size][:, known] ** 2).mean(axis=1))
+            parts += [(a[:, :size][:, columns] ** 2).mean(axis=1) for columns in self._strings.values()]
+            parts.append(np.ones(len(a)))
+        return np.array(parts)
 
 
 def _matern(distance: Array) -> Array:
@@ -106,7 +160,34 @@ _NONLINEAR: tuple[tuple[tuple[str, ...], float, Callable[[Array], Array]], ...] 
 and yet layouts that are nearly alike may differ abruptly."""
 
 
-Tuned = dict[str, Weights]
+@dataclass(frozen=True)
+class Tuning:
+    """Hyperparameters of one target.
+
+    Args:
+        members: of each process.
+        shares: of the processes in the average.
+        doubt: factor on standard deviations.
+        prices: [S] of the amounts that the target is a sum of, to start from; None: it starts from a constant.
+        costs: these amounts.
+        scale: standard deviation that variances are shares of; None: that of what is fitted.
+    """
+
+    members: tuple[Weights, ...]
+    shares: tuple[float, ...] = (1.0,)
+    doubt: float = 1.0
+    prices: Array | None = None
+    costs: Costs | None = None
+    scale: float | None = None
+
+    def expected(self, layouts: Sequence[Layout]) -> Array:
+        """Returns [L] logarithms of sums of costs; 0 where the target starts from a constant."""
+        if self.prices is None or self.costs is None:
+            return np.zeros(len(layouts))
+        return np.asarray(np.log(np.maximum(self.costs.sums(layouts) @ self.prices, 1e-12)))
+
+
+Tuned = dict[str, Tuning]
 """Target -> hyperparameters."""
 
 
@@ -123,11 +204,13 @@ class Target:
     """The data of one process.
 
     Args:
-        name: of the objective or the constraint.
+        name: of the target: 'objective NAME' or 'constraint NAME'.
         known: rows of the observations that have it.
         values: [K] of these.
         noise: [K] known variances.
         by_rung: whether it depends on the rung it was taken at.
+        column: of the objective or constraint.
+        is_part: whether it is one of several parts of that.
     """
 
     name: str
@@ -135,11 +218,56 @@ class Target:
     values: Array
     noise: Array
     by_rung: bool
+    column: int
+    is_part: bool = False
+
+    @property
+    def figure(self) -> str:
+        """Name of the objective or constraint."""
+        return self.name.partition(" ")[2]
 
     @property
     def learnable(self) -> bool:
         """Whether there are enough values for a model."""
         return len(self.known) >= MIN_POINTS and float(self.values.std()) > 1e-9
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The processes of one target.
+
+    Args:
+        processes: one a member; their offsets and scales are those of residuals where the target has `prices`.
+        tuning: their hyperparameters.
+        offset: mean of the target.
+        scale: its standard deviation.
+    """
+
+    processes: tuple[Process, ...]
+    tuning: Tuning
+    offset: float
+    scale: float
+
+    def predict(self, layouts: Sequence[Layout], cross: Array, rows: list[int], own: Array) -> tuple[Array, Array]:
+        """Returns [L] means and standard deviations, without offset and scale.
+
+        Args:
+            layouts: new ones.
+            cross: [G, L, N] kernels between them and all known ones.
+            rows: of the known ones, those that the target was fitted to.
+            own: [G, L] kernels of each with itself.
+        """
+        found = [
+            process.predict(weights.sum(cross)[:, rows], weights.sum(own))
+            for weights, process in zip(self.tuning.members, self.processes, strict=True)
+        ]
+        centre, spread = found[0] if len(found) == 1 else _mixed(np.array(found), self.tuning.shares)
+        spread = spread * self.tuning.doubt
+        if self.tuning.prices is None:
+            return centre, spread
+        process = self.processes[0]
+        centre = (self.tuning.expected(layouts) + process.offset + process.scale * centre - self.offset) / self.scale
+        return centre, spread * process.scale / self.scale
 
 
 class Surrogate:
@@ -154,6 +282,8 @@ class Surrogate:
         tuned: hyperparameters of an earlier surrogate; targets that it lacks are tuned here.
         prior: observations of other studies, which differ from this one's by an offset.
         pending: layouts that count as if they had reached their prediction, so that near them less is uncertain.
+        costs: amounts that figures of devices are sums of, by name of the objective or constraint; None: of a
+            surrogate that is not averaged.
     """
 
     def __init__(
@@ -166,7 +296,9 @@ class Surrogate:
         tuned: Tuned | None = None,
         prior: Sequence[Observation] = (),
         pending: Sequence[Layout] = (),
+        costs: Mapping[str, Costs] | None = None,
     ) -> None:
+        self._costs = costs
         self.objectives = tuple(worst)
         self._worst = tuple(worst.values())
         self.constraints = tuple(sorted({name for seen in observations for name in seen.constraints}))
@@ -175,12 +307,14 @@ class Surrogate:
         below, elsewhere = np.array([*own, *(top + 1 for _ in prior)]), np.arange(len(own) + len(prior)) >= len(own)
         known = [*observations, *prior]
         layouts = [seen.layout for seen in known]
+        self._layouts = [*layouts, *pending]
         believed = kernels.rows(list(pending))
         self._plain = np.vstack([kernels.rows(layouts, below * elsewhere), believed])
         self._staged = np.vstack([kernels.rows(layouts, below), believed])
         self._has_rungs = bool((below > 0).any())
         self._pending = [*range(len(known), len(self._plain))]
-        self._targets = _targets(known, self.objectives, self.constraints, by_rung, np.where(elsewhere, 1, below))
+        far = np.where(elsewhere, 1, below)
+        self._targets = _targets(known, self.objectives, self.constraints, by_rung, far, split=costs is not None)
         self._grams: dict[bool, Array] = {}
         self.tuned: Tuned = dict(tuned or {})
         self._models = self._fitted()
@@ -190,18 +324,23 @@ class Surrogate:
         rows = self._kernels.rows(list(layouts))
         own = self._kernels.own(rows)
         cross = self._kernels.between(rows, self._plain)  # at the top rung, the rungs of others make no difference
-        mean, sd = np.empty((2, len(rows), len(self._targets)))
+        mean, sd = np.zeros((2, len(rows), len(self.objectives) + len(self.constraints)))
         done: dict[int, tuple[Array, Array]] = {}
-        for column, (target, model) in enumerate(zip(self._targets, self._models, strict=True)):
+        for target, model in zip(self._targets, self._models, strict=True):
+            column = target.column
             if model is None:
-                mean[:, column], sd[:, column] = self._prior(column, target.values)
+                found: tuple[Array | float, Array | float] = self._prior(column, target.values)
             else:
-                if id(model.solved) not in done:  # twins share it
-                    weights = self.tuned[target.name]
-                    between = weights.sum(cross)[:, target.known + self._pending]
-                    done[id(model.solved)] = model.predict(between, weights.sum(own))
-                centre, spread = done[id(model.solved)]
-                mean[:, column], sd[:, column] = model.offset + model.scale * centre, model.scale * spread
+                key = id(model.processes[0].solved)
+                if key not in done:  # twins share it
+                    done[key] = model.predict(layouts, cross, target.known + self._pending, own)
+                centre, spread = done[key]
+                found = model.offset + model.scale * centre, model.scale * spread
+            if target.is_part:
+                mean[:, column] += found[0]
+                sd[:, column] = np.hypot(sd[:, column], found[1])
+            else:
+                mean[:, column], sd[:, column] = found
         count = len(self.objectives)
         return Forecast(mean[:, :count], sd[:, :count]), Forecast(mean[:, count:], sd[:, count:])
 
@@ -217,14 +356,20 @@ class Surrogate:
             self._grams[staged] = self._kernels.between(rows, rows)
         return self._grams[staged]
 
-    def _fit(self, target: Target) -> Process:
+    def _fit(self, target: Target) -> Fitted:
         gram, known = self._gram(target.by_rung and self._has_rungs), np.array(target.known)
         if target.name not in self.tuned:
-            own = gram[:, known[:, None], known]
-            self.tuned[target.name] = tune(own, target.values, target.noise)
-        weights = self.tuned[target.name]
-        covariance = weights.sum(gram)
-        process = fit(covariance[np.ix_(known, known)], target.values, target.noise, weights.noise)
+            self.tuned[target.name] = self._tune(target, gram[:, known[:, None], known])
+        tuning = self.tuned[target.name]
+        values = target.values - tuning.expected([self._layouts[row] for row in target.known])
+        standard = None if tuning.scale is None else (float(values.mean()), tuning.scale)
+        fitted = replace(target, values=values)
+        processes = tuple(self._process(fitted, gram, each, standard) for each in tuning.members)
+        return Fitted(processes, tuning, float(target.values.mean()), float(target.values.std()))
+
+    def _process(self, target: Target, gram: Array, weights: Weights, standard: tuple[float, float] | None) -> Process:
+        covariance, known = weights.sum(gram), target.known
+        process = fit(covariance[np.ix_(known, known)], target.values, target.noise, weights.noise, standard)
         return self._believing(process, target, covariance, weights.noise) if self._pending else process
 
     def _believing(self, process: Process, target: Target, covariance: Array, noise: float) -> Process:
@@ -235,10 +380,24 @@ class Surrogate:
         values, noises = np.append(target.values, believed), np.append(target.noise, np.zeros(len(believed)))
         return fit(covariance[np.ix_(rows, rows)], values, noises, noise, (process.offset, process.scale))
 
-    def _fitted(self) -> list[Process | None]:
-        """Returns one process per target; targets that differ by offset and scale alone share a fit."""
-        done: dict[tuple[object, ...], tuple[Process, str]] = {}
-        models: list[Process | None] = []
+    def _tune(self, target: Target, gram: Array) -> Tuning:
+        """Returns hyperparameters: of one process, or of an average as the module's docstring says."""
+        if self._costs is None:
+            return Tuning((tune(gram[list(self._kernels.members[0])], target.values, target.noise),))
+        costs = self._costs.get(target.figure)
+        if costs is not None and len(target.known) >= _PRICED_FROM:
+            sums = costs.sums([self._layouts[row] for row in target.known])
+            unseen = replace(target, values=target.values - _left_out_sums(sums, target.values))
+            scale = max(float(unseen.values.std()), 1e-9)
+            if scale < _PRICED_SHARE * float(target.values.std()):
+                found = _averaged(gram, unseen, self._kernels.members[:1])
+                return replace(found, prices=prices(sums, target.values), costs=costs, scale=scale)
+        return _averaged(gram, target, self._kernels.members if target.by_rung else self._kernels.members[:1])
+
+    def _fitted(self) -> list[Fitted | None]:
+        """Returns the model of each target; targets that differ by offset and scale alone share a fit."""
+        done: dict[tuple[object, ...], tuple[Fitted, str]] = {}
+        models: list[Fitted | None] = []
         for target in self._targets:
             if not target.learnable:
                 models.append(None)
@@ -248,10 +407,84 @@ class Surrogate:
             key = (target.by_rung, tuple(target.known), *shape)
             if key not in done:
                 done[key] = self._fit(target), target.name
-            process, twin = done[key]
+            fitted, twin = done[key]
             self.tuned[target.name] = self.tuned[twin]
-            models.append(replace(process, offset=offset, scale=scale))
+            models.append(fitted if twin == target.name else replace(fitted, offset=offset, scale=scale))
         return models
+
+
+def _averaged(gram: Array, target: Target, members: Sequence[tuple[int, ...]]) -> Tuning:
+    """Returns hyperparameters of an average of processes.
+
+    Args:
+        gram: [G, N, N] kernels between observations.
+        target: of N observations.
+        members: kernels of each process.
+    """
+    values, scale = target.values, float(target.values.std())
+    found, weights, noises = [], [], []
+    for which in members:
+        tuned = tune(gram[list(which)], values, target.noise)
+        own = Weights(tuned.kernels, tuned.noise, which)
+        found.append(left_out(own.sum(gram), values, target.noise, own.noise, _NEIGHBOURS))
+        weights.append(own)
+        noises.append(own.noise * scale**2)
+    means, variances = np.array([mean for mean, _ in found]), np.array([variance for _, variance in found])
+    shares = _stacked(_log_density(values - means, variances))
+    kept = [index for index, share in enumerate(shares) if share >= _LEAST_SHARE]
+    shares = shares[kept] / shares[kept].sum()
+    mean, spread = _mixed(np.stack([means[kept], np.sqrt(variances[kept])], axis=1), shares)
+    noise = target.noise + float(shares @ np.array(noises)[kept])
+    doubt = _doubt(values - mean, np.maximum(spread**2 - noise, 1e-3 * spread**2), noise)
+    return Tuning(tuple(weights[index] for index in kept), tuple(shares.tolist()), doubt)
+
+
+def _stacked(densities: Array) -> Array:
+    """Returns [M] shares that maximise the sum of the logarithms of the average of [M, N] densities, given as logs.
+
+    One count is added to each, so that few observations decide little.
+    """
+    scaled = np.exp(densities - densities.max(axis=0))
+    shares = np.full(len(densities), 1 / len(densities))
+    for _ in range(_STACKING_STEPS):
+        parts = shares[:, None] * scaled
+        counts = (parts / parts.sum(axis=0)).sum(axis=1) + 1.0
+        shares = counts / counts.sum()
+    return np.asarray(shares)
+
+
+def _doubt(errors: Array, latent: Array, noise: Array) -> float:
+    """Returns the most likely factor on standard deviations, at least 1.
+
+    Args:
+        errors: [N] of leave-one-out predictions.
+        latent: [N] variances that they stated for the noise-free target.
+        noise: [N] variances of the noise.
+    """
+    logs = np.linspace(0.0, _MOST_DOUBT, 25)
+    scores = np.array([_log_density(errors, np.exp(2 * each) * latent + noise).sum() for each in logs])
+    return float(np.exp(logs[np.argmax(scores - 0.5 * (logs / _DOUBT_SD) ** 2)]))
+
+
+def _log_density(errors: Array, variances: Array) -> Array:
+    return np.asarray(-0.5 * (errors**2 / variances + np.log(2 * np.pi * variances)))
+
+
+def _mixed(found: Array, shares: Sequence[float] | Array) -> tuple[Array, Array]:
+    """Returns mean and standard deviation [L] of the mixture of [M, 2, L] means and standard deviations."""
+    means, spreads = found[:, 0], found[:, 1]
+    part = np.asarray(shares)[:, None]
+    mean = (part * means).sum(axis=0)
+    return mean, np.sqrt((part * (spreads**2 + (means - mean) ** 2)).sum(axis=0))
+
+
+def _left_out_sums(sums: Array, logs: Array) -> Array:
+    """Returns [N] logarithms of sums of costs whose prices were fitted without the observation (in folds)."""
+    found = np.empty(len(logs))
+    for fold in range(_FOLDS):
+        out = np.arange(len(logs)) % _FOLDS == fold
+        found[out] = np.log(np.maximum(sums[out] @ prices(sums[~out], logs[~out]), 1e-12))
+    return found
 
 
 def _targets(
@@ -260,14 +493,18 @@ def _targets(
     constraints: Sequence[str],
     by_rung: frozenset[str],
     below: Array,
+    *,
+    split: bool,
 ) -> list[Target]:
+    """Returns the targets of objectives, then those of constraints; with `split`, each part of an objective is one."""
     found = []
-    for name in objectives:
+    for column, name in enumerate(objectives):
         values = [seen.objectives.get(name) for seen in observations]
-        found.append(_target(f"objective {name}", values, _noise(observations, name), below, name in by_rung))
-    for name in constraints:
+        whole = _target(f"objective {name}", values, _noise(observations, name), below, name in by_rung, column)
+        found += (_parts(whole, name, observations, below) if split else []) or [whole]
+    for column, name in enumerate(constraints, len(objectives)):
         values = [seen.constraints.get(name) for seen in observations]
-        found.append(_target(f"constraint {name}", values, _noise(observations, name), below, False))
+        found.append(_target(f"constraint {name}", values, _noise(observations, name), below, False, column))
     return found
 
 
@@ -275,10 +512,41 @@ def _noise(observations: Sequence[Observation], name: str) -> list[float]:
     return [seen.noise.get(name, 0.0) ** 2 for seen in observations]
 
 
-def _target(name: str, values: Sequence[float | None], noise: list[float], below: Array, by_rung: bool) -> Target:
+def _target(
+    name: str, values: Sequence[float | None], noise: list[float], below: Array, by_rung: bool, column: int
+) -> Target:
     known = [index for index, value in enumerate(values) if value is not None]
     figures = np.array([value for value in values if value is not None], dtype=np.float64)
     variances = np.array(noise, dtype=np.float64)[known]
     if by_rung and len(figures):
         variances = variances + _RUNG_NOISE * float(figures.var()) * below[known]
-    return Target(name, known, figures, variances, by_rung)
+    return Target(name, known, figures, variances, by_rung, column)
+
+
+def _parts(whole: Target, name: str, observations: Sequence[Observation], below: Array) -> list[Target]:
+    """Returns the parts that all observations of an objective tell, and the rest; none where there are not two."""
+    seen = [observations[row] for row in whole.known]
+    told = [each.parts.get(name, {}) for each in seen]
+    shared = sorted(set.intersection(*map(set, told))) if told else []
+    found = []
+    rest = whole.values.copy()
+    for part in shared:
+        values: list[float | None] = [each.parts.get(name, {}).get(part) for each in observations]
+        noise = _noise(observations, f"{name}/{part}")
+        target = _target(f"{whole.name}/{part}", _only(values, whole.known), noise, below, whole.by_rung, whole.column)
+        if target.learnable:
+            rest -= target.values
+            found.append(replace(target, is_part=True))
+    if len(found) < _FEWEST_PARTS:
+        return []
+    if np.ptp(rest) > _ROUNDED:
+        found.append(replace(whole, name=f"{whole.name}/rest", values=rest, is_part=True))
+    else:
+        found[0] = replace(found[0], values=found[0].values + rest)
+    return found
+
+
+def _only(values: Sequence[float | None], rows: Sequence[int]) -> list[float | None]:
+    """Returns `values` with None in all but `rows`."""
+    kept = set(rows)
+    return [value if row in kept else None for row, value in enumerate(values)]

@@ -31,7 +31,7 @@ from nas.study.stopping import StoppingRules
 from nas.study.trial import StudyContext, run_trial
 
 _LOOK_S = 1.0
-_FINAL: tuple[Status, ...] = ("complete", "infeasible", "stopped", "failed")
+_FINAL: tuple[Status, ...] = ("complete", "infeasible", "stopped", "failed", "withdrawn")
 _SHOWN = ("ttft", "decode_p50", "peak_rss")
 _ENDED_TO_ESTIMATE = 3
 """Trials that must have ended before the time left is estimated."""
@@ -151,7 +151,10 @@ class Orchestrator:
         if self._work.space.quality.anchors is not None:
             self._anchoring = asyncio.create_task(self._train_anchors(), name="anchors")
         for trial in known:
-            if trial.number not in self.runs and trial.status.state is not TrialState.CANCELLED:
+            if trial.status.state is TrialState.CANCELLED:
+                withdrawn = Observation(Layout.from_json(trial.layout), "withdrawn")
+                self._proposals.tell(self._ledger, trial.number, withdrawn)
+            elif trial.number not in self.runs:
                 self._start(self._ledger.retry(trial))
 
     def _start(self, trial: Trial, reference: str | None = None) -> None:
@@ -386,8 +389,9 @@ class Orchestrator:
         self._promotion.learn(run, status)
         if before is None and (point := self.scales.named_reference_point()):
             self._proposals.fix_reference_point(self._ledger, point)
-        if status != "failed" or not run.retryable:
-            self._proposals.tell(self._ledger, run.number, self._observation(run, status))
+        # A failure of the infrastructure says nothing of the layout: unless it is tried again, it is not pending.
+        ended = "withdrawn" if run.retryable else status
+        self._proposals.tell(self._ledger, run.number, self._observation(run, ended))
 
     def _observation(self, run: TrialRun, status: str) -> Observation:
         final: dict[str, Status] = {each: each for each in _FINAL}
@@ -399,6 +403,7 @@ class Orchestrator:
             {check.name: check.log_excess for check in run.checks if check.log_excess is not None},
             rung,
             self.scales.known_noise(run, 0.0 if rung is None else self._promotion.noise(rung)),
+            self.scales.known_parts(run),
         )
 
 

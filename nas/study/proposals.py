@@ -65,7 +65,7 @@ class ProposalDriver:
         self._lock = HostLock(lock)
         self._asking = self._has_point = False
         self._deferred: list[Callable[[], None]] = []
-        self._seen: set[str] = set()
+        self._seen: dict[int, set[str]] = {}
         self.expected_gain: float | None = None
         """In hypervolume, of the last proposal; None if no model chose it, or the proposer does not report one."""
         self.forecast: float | None = None
@@ -139,10 +139,16 @@ class ProposalDriver:
         self._now_or_later(fix)
 
     def _is_new(self, trial: int, observation: Observation) -> bool:
-        """Returns whether the proposer has not seen this. Noise is estimated: another estimate alone is not new."""
-        name = content_hash([trial, replace(observation, noise={}).to_json()])
-        new = name not in self._seen
-        self._seen.add(name)
+        """Returns whether the proposer has not seen this of a trial since that was withdrawn, if it was.
+
+        Noise is estimated: another estimate alone is not new.
+        """
+        name = content_hash(replace(observation, noise={}).to_json())
+        seen = self._seen.setdefault(trial, set())
+        new = name not in seen
+        if new and observation.status == "withdrawn":
+            seen.clear()
+        seen.add(name)
         return new
 
     def _now_or_later(self, action: Callable[[], None]) -> None:
@@ -251,7 +257,8 @@ class SharedNames:
             status = "infeasible"
         elif status == "infeasible":
             status = "stopped"  # it keeps the budgets of the new study
-        return Observation(seen.layout, status, objectives, excess, seen.rung, noise)
+        parts = {new: seen.parts[old] for old, new in self.objectives.items() if old in seen.parts}
+        return Observation(seen.layout, status, objectives, excess, seen.rung, noise, parts)
 
 
 def make_proposer(space: SearchSpace, supported: Callable[[Layout], bool]) -> Proposer:

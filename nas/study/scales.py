@@ -28,7 +28,7 @@ from nas.core.scoring import (
 )
 from nas.core.space import SearchSpace
 from nas.proxy.ladder import proxy_of, rung_jobs, seed_counts
-from nas.proxy.quality import RECALL, Anchors, QualityScale, fix_scale
+from nas.proxy.quality import RECALL, Anchors, QualityScale, fix_scale, unit_of
 from nas.study.ledger import Ledger
 from nas.study.running import TrialRun
 from nas.study.stages import SeedScores, StageWork
@@ -158,6 +158,22 @@ class Scales:
         names = [objective.name for objective in self._space.objectives]
         found = {name: self._axis(run, index) for index, name in enumerate(names)}
         return {name: each.coordinate for name, each in found.items() if each is not None}
+
+    def known_parts(self, run: TrialRun) -> dict[str, dict[str, float]]:
+        """Returns what each unit of quality adds to its coordinate, by objective; nothing before quality is known.
+
+        Units are weighed as in the quality itself. Where that is no mean of groups, nothing is returned.
+        """
+        if run.quality is None:
+            return {}
+        groups = run.quality.per_group
+        parts: dict[str, float] = {}
+        for group, score in groups.items():
+            parts[unit_of(group)] = parts.get(unit_of(group), 0.0) - score / len(groups)
+        if len(parts) < 2 or not math.isclose(math.fsum(parts.values()), -run.quality.value, abs_tol=1e-9):
+            return {}
+        proxied = (each.name for each in self._space.objectives if METRICS[each.metric].source == "proxy")
+        return {name: parts for name in proxied}
 
     def known_noise(self, run: TrialRun, rung_noise: float) -> dict[str, float]:
         """Returns standard deviations of coordinates and budgets, by name, of those that have an interval.

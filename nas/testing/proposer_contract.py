@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
 
 from nas.core.errors import InvalidInput, UnknownName
@@ -156,6 +157,36 @@ class ProposerContract:
             seen = problem.observe(asked[0].layout)
             proposer.tell(Observation(seen.layout, "complete", {"quality": 2.5} | dict(seen.objectives)))
         assert len({proposal.layout.id for proposal in made}) == len(made) == 8
+
+    def test_a_list_is_tried_to_its_end(self, factory: ProposerFactory, problem: SyntheticProblem) -> None:
+        rng, free = np.random.default_rng(5), Sampler(problem.space)
+        layouts = {layout.id: layout for layout in (free.draw(rng) for _ in range(14))}
+        sampler = Sampler.of(layouts.values(), problem.space)
+        proposer = factory(sampler, SEED)
+        proposer.fix_reference_point(problem.reference_point)
+        made = []
+        while asked := proposer.ask(2):
+            assert not any(sampler.contains(proposal.layout) for proposal in asked)
+            made += asked
+            for proposal in asked:
+                proposer.tell(problem.observe(proposal.layout))
+        assert [proposal.number for proposal in made] == list(range(len(layouts)))
+        assert {proposal.layout.id for proposal in made} == layouts.keys()
+
+    def test_withdrawn_layouts_leave_only_what_was_learned(
+        self, factory: ProposerFactory, problem: SyntheticProblem
+    ) -> None:
+        """A withdrawn layout is not proposed again, and the state with it survives JSON."""
+        proposer = self.start(factory, problem)
+        self.search(proposer, problem)
+        asked = proposer.ask(2)
+        for proposal in asked:
+            proposer.tell(Observation(proposal.layout, "withdrawn"))
+        again = factory(Sampler(problem.space), SEED)
+        again.restore(json.loads(json.dumps(proposer.state())))
+        fresh = proposer.ask(2)
+        assert fresh == again.ask(2)
+        assert {each.layout.id for each in asked}.isdisjoint(each.layout.id for each in fresh)
 
 
 def _small_space() -> SearchSpace:

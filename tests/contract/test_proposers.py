@@ -28,6 +28,12 @@ class TestEhviSearch(ProposerContract):
         return PROPOSERS["ehvi"]
 
 
+class TestAveragedSearch(ProposerContract):
+    @pytest.fixture
+    def factory(self) -> ProposerFactory:
+        return PROPOSERS["ehvi-averaged"]
+
+
 class TestCacheEvolution(ProposerContract):
     @pytest.fixture
     def factory(self) -> ProposerFactory:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.search import models
 from benchmarks.search.problems import BUDGETS, FAMILY, Problem
 from benchmarks.search.recorded import load, recorded, rounded, table, write
 from benchmarks.search.replay import replay
@@ -176,3 +177,25 @@ def test_a_report_is_a_table_of_one_study(tmp_path: Path) -> None:
 
 def rows_without_nulls(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if value is not None} for row in rows]
+
+
+def test_engines_are_compared_with_an_oracle_that_is_no_part_of_the_reference(tmp_path: Path) -> None:
+    keys = [Key("attention", engine, 1, 0) for engine in (REFERENCE, "oracle", "random")]
+    fill(tmp_path, keys, 50, 60, 1e9, lambda text: None)
+    found = report(read(tmp_path), (50,), "ehvi")
+    by_engine = {row["engine"]: row["@50"]["mean"] for row in found["fractions"]}
+    (row,) = found["of_oracle"]
+    assert row["engine"] == "random"
+    assert row["@50"]["mean"] == pytest.approx(by_engine["random"] / by_engine["oracle"], abs=1e-3)
+    assert by_engine["oracle"] > by_engine["random"]
+    alone = fractions({key: data for key, data in read(tmp_path).items() if key.engine != "oracle"}, (50,))
+    assert alone["attention", "random", 1][50][0] == pytest.approx(by_engine["random"], abs=1e-3)
+
+
+def test_surrogates_are_checked_on_a_stored_history(tmp_path: Path) -> None:
+    said: list[str] = []
+    rows = models.check(tmp_path, ["attention"], [0], ["ehvi", "ehvi-averaged"], 14, said.append)
+    assert [row["engine"] for row in rows] == ["ehvi", "ehvi-averaged"] and len(said) == 3
+    assert rows == models.check(tmp_path, ["attention"], [0], ["ehvi", "ehvi-averaged"], 14, said.append)
+    assert len(said) == 3 and "| `all` | ehvi-averaged |" in models.table(rows)
+    assert all(np.isfinite(row[name]) for row in rows for name in ("near_z_sd", "random_r2", "memory_near"))

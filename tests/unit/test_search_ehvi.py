@@ -119,3 +119,36 @@ def test_expected_gain_shrinks_as_the_space_is_known() -> None:
         if proposer.expected_gain is not None:
             gains.append(proposer.expected_gain)
     assert 0 < np.mean(gains[-10:]) < 0.5 * np.mean(gains[:10])
+
+
+def test_all_that_is_left_of_a_list_is_scored() -> None:
+    problem = SyntheticProblem(3, space=synthetic_space(pool=32))
+    rng, free = np.random.default_rng(0), Sampler(problem.space)
+    layouts = list({layout.id: layout for layout in (free.draw(rng) for _ in range(36))}.values())
+    search = EhviSearch(Sampler.of(layouts, problem.space), 0)
+    search.fix_reference_point(problem.reference_point)
+    for proposal in search.ask(12):
+        search.tell(problem.observe(proposal.layout))
+    left = search.untried()
+    assert left is not None and len(left) == len(layouts) - 12
+    best = left[int(np.argmax(search.score(left)))]
+    (proposal,) = search.ask(1)
+    assert proposal.operator == "listed" and proposal.layout in left
+    if search.expected_gain == pytest.approx(float(search.score(left).max())):  # not one of the bold proposals
+        assert proposal.layout == best
+
+
+def test_a_withdrawn_proposal_leaves_no_trace_in_the_model() -> None:
+    problem = SyntheticProblem(3, space=synthetic_space(pool=32))
+    search = EhviSearch(Sampler(problem.space), 0)
+    search.fix_reference_point(problem.reference_point)
+    for proposal in search.ask(12):
+        search.tell(problem.observe(proposal.layout))
+    others = [Sampler(problem.space).draw(np.random.default_rng(1)) for _ in range(5)]
+    before = search.surrogate().predict(others)[0].sd
+    (asked,) = search.ask(1)
+    pending = search.surrogate().predict([asked.layout])[0].sd
+    search.tell(Observation(asked.layout, "withdrawn"))
+    assert search.log.pending() == []
+    assert (search.surrogate().predict([asked.layout])[0].sd > pending).all()
+    assert search.surrogate().predict(others)[0].sd == pytest.approx(before)

@@ -7,7 +7,7 @@ import pytest
 from sklearn.gaussian_process import GaussianProcessRegressor  # type: ignore[import-untyped]
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel  # type: ignore[import-untyped]
 
-from nas.search.gp import Array, Weights, _loss, fit, tune
+from nas.search.gp import Array, Weights, _loss, fit, left_out, tune
 
 RNG = np.random.default_rng(2)
 ROWS = RNG.normal(size=(30, 2))
@@ -68,3 +68,25 @@ def test_targets_without_spread_are_predicted() -> None:
     found = fit(weights.sum(kernels(ROWS, ROWS)), np.full(30, 3.0), np.zeros(30), weights.noise)
     mean, _ = found.predict(weights.sum(kernels(NEW, ROWS)), weights.sum(np.ones((2, 7))))
     assert found.offset + found.scale * mean == pytest.approx(np.full(7, 3.0))
+
+
+def test_neighbours_are_left_out_too() -> None:
+    rows = np.vstack([ROWS, ROWS[:1] + 1e-3])
+    targets, gram = np.sin(rows[:, 0]), 0.7 * rbf(rows, rows, 1.0)
+    alone, pair = (left_out(gram, targets, np.zeros(31), 1e-4, neighbours)[1] for neighbours in (0, 1))
+    rest = left_out(gram[:30, :30], targets[:30], np.zeros(30), 1e-4)[1] / targets[:30].var() * targets.var()
+    assert pair[0] == pytest.approx(rest[0], rel=1e-3) and pair[0] > alone[0]
+
+
+def test_what_is_left_out_is_predicted_by_the_rest() -> None:
+    targets, noise = np.sin(ROWS[:, 0]) + 5.0, RNG.uniform(0.001, 0.05, 30)
+    gram, own = 0.7 * rbf(ROWS, ROWS, 1.0), np.full(30, 0.7)
+    mean, variance = left_out(gram, targets, noise, 0.01)
+    standard = float(targets.mean()), float(targets.std())
+    for row in (0, 7, 29):
+        rest = np.arange(30) != row
+        process = fit(gram[np.ix_(rest, rest)], targets[rest], noise[rest], 0.01, standard)
+        centre, spread = process.predict(gram[row : row + 1, rest], own[:1])
+        assert mean[row] == pytest.approx(standard[0] + standard[1] * centre[0], abs=1e-6)
+        latent = (standard[1] * spread[0]) ** 2
+        assert variance[row] == pytest.approx(latent + noise[row] + 0.01 * standard[1] ** 2, rel=1e-4)

@@ -32,6 +32,9 @@ REST: dict[str, Any] = {
 }
 
 
+HEADS = {"mixers": {"gqa": {"heads": {"choices": [4, 8], "scope": "layer"}, "kv_heads": "heads"}}}
+
+
 def space(**changes: Any) -> SearchSpace:
     """A space of 256 wide layouts, 3 to 6 deep; `changes` replace keys of its parts."""
     data: dict[str, Any] = {
@@ -46,6 +49,8 @@ def space(**changes: Any) -> SearchSpace:
 
 SPACES = {
     "plain": space(),
+    "as many key-value heads as heads": space(**HEADS),
+    "a few key-value heads or all": space(mixers={"gqa": {"heads": [4, 8], "kv_heads": [2, "heads"]}}),
     "limits": space(limits={"gqa": {"min": 2, "max": 2}, "conv": {"min": 1}}),
     "period": space(pattern={"period": [2, 3]}),
     "period with lead": space(pattern={"period": 2}, model={"leading_dense": [1, 2]}),
@@ -217,3 +222,51 @@ def test_unsupported_space_is_refused_and_partly_supported_one_constrains() -> N
 def test_expansion_gives_quantisable_widths() -> None:
     assert [ffn_width(x, 1024) for x in (4.5, 2.67, 0.1)] == [4608, 2816, 256]
     assert [ffn_width(x, 512) for x in (3, 2.67, 0.01)] == [1536, 1376, 32]
+
+
+def test_key_value_heads_may_be_as_many_as_heads() -> None:
+    sampler, rng = Sampler(space(**HEADS)), np.random.default_rng(0)
+    blocks = {block for _ in range(40) for layer in sampler.draw(rng).layers for block in layer.mixers}
+    shown = {block.format() for block in blocks if block.kind == "gqa"}
+    assert shown == {"A4/4", "A8/8"}
+    assert sampler.contains(Layout.parse("d256 v1024 ffn=swiglu:512 [C3 A8/4 C3]"))
+    assert not sampler.contains(Layout.parse("d256 v1024 ffn=swiglu:512 [C3 A8/8 A4/4]"))
+
+
+LISTED = [
+    "d256 v1024 ffn=swiglu:512 [C3*2 A8/4]",
+    "d256 v1024 ffn=swiglu:256 [C3*2 A8/8]",
+    "d128 v1024 ffn=swiglu:256 [A8/4&C3 C3 ^1]",
+    "d128 v1024 ffn=swiglu:256 [A8/4 A8/4(kv=0) C4+none]",
+    "d128 v1024 untied ffn=swiglu:256 [M16 C4]",
+]
+"""Two of one width, and three that no space of choices holds."""
+
+
+def listed(supported: Any = lambda layout: True) -> Sampler:
+    return Sampler.of(map(Layout.parse, LISTED), space(), supported)
+
+
+def test_a_list_is_the_whole_space() -> None:
+    sampler, rng = listed(), np.random.default_rng(0)
+    assert {sampler.draw(rng).format() for _ in range(60)} == set(LISTED)
+    first, second = map(Layout.parse, LISTED[:2])
+    assert mutate(first, sampler, rng)[0] != first
+    assert crossover(first, second, sampler, rng)[0] not in (first, second)
+    assert sampler.contains(Layout.parse("d256 v1024 ffn=swiglu:512 [C3*3 A8/4]"))
+    assert seed_layouts(sampler, 9)[0].format() == LISTED[0]  # a reference
+    assert {layout.format() for layout in seed_layouts(sampler, 9)} == set(LISTED)
+
+
+def test_neighbours_in_a_list_are_alike() -> None:
+    sampler, rng = listed(), np.random.default_rng(0)
+    found = [mutate(Layout.parse(LISTED[0]), sampler, rng)[0].format() for _ in range(80)]
+    assert max(set(found), key=found.count) == LISTED[1]
+
+
+def test_what_no_runtime_carries_is_not_in_the_list() -> None:
+    sampler = listed(lambda layout: layout.d_model == 256)
+    assert sampler.listed is not None and len(sampler.listed.layouts) == 2
+    assert sampler.contains(Layout.parse(LISTED[2]))
+    with pytest.raises(InvalidInput, match="carries any of its 5 layouts"):
+        listed(lambda layout: False)

@@ -10,7 +10,8 @@ import pytest
 from nas.core.layout import Layout
 from nas.search import Features, Observation, Sampler
 from nas.search.features import BYTES_PER_WEIGHT, GROUPS
-from nas.search.surrogate import Kernels, Surrogate
+from nas.search.screening import costs_by_name
+from nas.search.surrogate import Kernels, Surrogate, _doubt, _log_density, _stacked
 from nas.search_spaces import load_space
 from nas.testing.synthetic import OBJECTIVES, SyntheticProblem
 
@@ -157,3 +158,98 @@ def test_a_value_may_have_an_effect_that_does_not_follow_its_size() -> None:
         zip(FEATURES.names, FEATURES.vector(Layout.parse("d512 v8192 ffn=swiglu:1152 [C3*2 A16/4 C5]")), strict=True)
     )
     assert [named[f"conv.kernel={size}"] for size in (3, 5, 7)] == [0.5, 0.25, 0]
+
+
+STRINGS = Kernels(Features(PROBLEM.space, strings=True), Sampler(PROBLEM.space), TOP)
+COSTS = costs_by_name(PROBLEM.space, ("ttft", "decode", "memory"))
+
+
+def averaged(observations: list[Observation]) -> Surrogate:
+    worst = dict.fromkeys(OBJECTIVES, 9.0)
+    return Surrogate(STRINGS, observations, worst, frozenset({"quality"}), TOP, costs=COSTS)
+
+
+def test_string_features_tell_what_stands_where() -> None:
+    features = Features(PROBLEM.space, strings=True)
+    texts = ("[C3*2 A16/4 C5 A16/4 C7*3]", "[A16/4 C3*2 C5 A16/4 C7*3]")
+    rows = features.matrix([Layout.parse(f"d512 v8192 ffn=swiglu:1152 {text}") for text in texts])
+    named = [dict(zip(features.names, row, strict=True)) for row in rows]
+    assert named[0]["gqa@0.05"] < 0.01 < 0.9 < named[1]["gqa@0.05"]
+    assert named[1]["gqa>conv@0.1"] > 5 * named[0]["gqa>conv@0.1"]
+    assert any(named[0][f"triple{index}"] != named[1][f"triple{index}"] for index in range(128))
+    assert (
+        rows[:, : len(FEATURES.names)]
+        == FEATURES.matrix([Layout.parse(f"d512 v8192 ffn=swiglu:1152 {t}") for t in texts])
+    ).all()
+
+
+def test_an_average_predicts_figures_of_devices_from_sums_of_costs() -> None:
+    told, held_out = [whole(layout) for layout in LAYOUTS[:60]], LAYOUTS[100:]
+    surrogate = averaged(told)
+    assert surrogate.tuned["objective memory"].prices is not None
+    truth = np.array([np.log(PROBLEM.truth(layout)["memory"]) for layout in held_out])
+    errors = [
+        float(np.sqrt(((model.predict(held_out)[0].mean[:, 2] - truth) ** 2).mean()))
+        for model in (fit(told), surrogate)
+    ]
+    assert errors[1] < 0.7 * errors[0] and errors[1] < 0.1 * truth.std()
+
+
+def test_an_average_of_quality_has_shares_and_knows_its_errors() -> None:
+    told, held_out = [whole(layout) for layout in LAYOUTS[:100]], LAYOUTS[100:]
+    surrogate = averaged(told)
+    tuning = surrogate.tuned["objective quality"]
+    assert sum(tuning.shares) == pytest.approx(1) and len(tuning.shares) == len(tuning.members) <= 3
+    found = surrogate.predict(held_out)[0]
+    away = (np.array([PROBLEM.truth(layout)["quality"] for layout in held_out]) - found.mean[:, 0]) / found.sd[:, 0]
+    assert 0.6 < np.sqrt((away**2).mean()) < 1.6
+
+
+def test_shares_go_to_what_predicts() -> None:
+    errors = np.random.default_rng(0).normal(0, 1, (2, 200))
+    densities = _log_density(errors * np.array([[1.0], [4.0]]), np.ones((2, 200)))
+    assert _stacked(densities)[0] > 0.9
+    assert _stacked(densities[:, :0]) == pytest.approx([0.5, 0.5])
+
+
+@pytest.mark.parametrize("factor", [0.6, 1.0, 2.0])
+def test_doubt_is_how_much_larger_errors_are_than_stated(factor: float) -> None:
+    errors = np.random.default_rng(1).normal(0, factor, 400)
+    found = _doubt(errors, np.full(400, 0.9999), np.full(400, 1e-4))
+    assert found == pytest.approx(max(1.0, factor), rel=0.12)
+
+
+def in_parts(layout: Layout, parts: bool = True) -> Observation:
+    """Quality is the sum of weights, nearly exact, and of attention, very noisy."""
+    rng = np.random.default_rng(int(layout.id[:8], 16))
+    heads = sum(layer.mixers[0].kind == "gqa" for layer in layout.layers)
+    exact, rough = np.log(layout.params.active / 1e7), 0.1 * heads + float(rng.normal(0, 0.3))
+    known = {"quality": {"lm": exact, "recall": rough}} if parts else {}
+    return Observation(layout, "complete", {"quality": exact + rough}, {}, TOP, parts=known)
+
+
+def test_units_of_quality_have_models_of_their_own_that_add_up() -> None:
+    told, held_out = [in_parts(layout) for layout in LAYOUTS[:60]], LAYOUTS[100:]
+    surrogate = averaged(told)
+    names = {name for name in surrogate.tuned if "quality" in name}
+    assert names == {"objective quality/lm", "objective quality/recall"}
+    noises = {name: min(each.noise for each in surrogate.tuned[name].members) for name in names}
+    assert noises["objective quality/lm"] < 0.1 * noises["objective quality/recall"]
+    truth = np.array([
+        np.log(x.params.active / 1e7) + 0.1 * sum(layer.mixers[0].kind == "gqa" for layer in x.layers) for x in held_out
+    ])  # fmt: skip
+    found = surrogate.predict(held_out)[0]
+    assert float(np.sqrt(((found.mean[:, 0] - truth) ** 2).mean())) < 0.25
+    assert (found.sd[:, 0] > 0).all()
+
+
+def test_quality_is_one_model_where_an_observation_lacks_its_units() -> None:
+    told = [in_parts(layout, parts=index > 0) for index, layout in enumerate(LAYOUTS[:20])]
+    assert "objective quality" in averaged(told).tuned
+    rest = [
+        replace(each, objectives={"quality": each.objectives["quality"] + 1.0}) for each in map(in_parts, LAYOUTS[:20])
+    ]
+    whole_mean = averaged(rest).predict(LAYOUTS[20:40])[0].mean[:, 0]
+    assert whole_mean == pytest.approx(
+        1.0 + averaged([in_parts(x) for x in LAYOUTS[:20]]).predict(LAYOUTS[20:40])[0].mean[:, 0]
+    )

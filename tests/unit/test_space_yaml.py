@@ -16,7 +16,7 @@ from nas.core import frame
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.plan import MAX_OUTPUT
 from nas.core.workload import MAX_GEN
-from nas.search_spaces import load_space, parse_space, space_text
+from nas.search_spaces import load_space, parse_space, space_difference, space_key, space_text
 from nas.search_spaces.yaml_text import read_yaml
 
 GOOD = """\
@@ -257,3 +257,58 @@ def test_limits_of_the_first_measurement_protocol_are_ignored_and_it_is_said(cap
     assert caplog.messages == [
         "mine.yaml: protocol: cool_down_s, drift_limit, foreign_cpu_limit: ignored, noise is not refused any more"
     ]
+
+
+LISTED = (
+    GOOD[: GOOD.index("model:")]
+    + """\
+layouts:
+  - d256 v1024 ffn=swiglu:512 [C3*2 A8/4]
+  - d256 v1024 ffn=swiglu:256 [C3*4 A8/2]
+"""
+    + GOOD[GOOD.index("runtimes:") :]
+)
+
+
+def test_a_list_of_layouts_is_a_space() -> None:
+    space = parse_space(LISTED, "mine.yaml")
+    assert [layout.depth for layout in space.listed()] == [3, 5]
+    assert space.model.depth.choices == (3, 5)
+    assert [block.kind for block in space.mixers] == ["conv", "gqa"]
+    assert space.block_space("gqa").knobs["kv_heads"].choices == (2, 4)
+    stored = space.model_dump(mode="json")
+    assert type(space).model_validate(json.loads(json.dumps(stored))) == space
+    assert space_difference(space, parse_space(LISTED.replace("A8/2", "A8/4"), "mine.yaml"))
+    assert space_key(parse_space(GOOD, "a")) == space_key(parse_space("doc: other\n" + GOOD, "b"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("[C3*4 A8/2]", "[C3*4 A8/3]", "mine.yaml:5: layouts.1: layer 4: gqa: 3 key-value heads do not divide"),
+        ("d256 v1024 ffn=swiglu:256", "width 256", "mine.yaml:5: layouts.1: cannot read layout"),
+        (
+            "ffn=swiglu:256 [C3*4 A8/2]",
+            "ffn=swiglu:512 [C3 C3 A8/4]",
+            "mine.yaml:5: layouts.1: is the layout of item 0",
+        ),
+        ("runtimes:", "limits: {gqa: {min: 1}}\nruntimes:", "mine.yaml:6: limits: follows from `layouts`: leave"),
+        ("layouts:\n", "layouts: one\nmixers:\n", "mine.yaml:3: layouts: must be a list of layouts"),
+    ],
+)
+def test_a_wrong_list_is_reported_with_its_line(old: str, new: str, message: str) -> None:
+    assert old in LISTED
+    assert any(line.startswith(message) for line in errors(LISTED.replace(old, new))), errors(LISTED.replace(old, new))
+
+
+def test_key_value_heads_may_name_the_heads() -> None:
+    knobs = parse_space(GOOD.replace("choices: [2, 4]", "choices: [2, heads]"), "mine.yaml").block_space("gqa").knobs
+    assert knobs["kv_heads"].choices == (2, "heads")
+    alone = parse_space(GOOD.replace("{choices: [2, 4], scope: layer}", "heads"), "mine.yaml")
+    assert alone.block_space("gqa").knobs["kv_heads"].choices == ("heads",)
+    (line,) = errors(GOOD.replace("choices: [2, 4]", "choices: [2, head]"))
+    assert line == "mine.yaml:12: mixers.gqa.kv_heads: a choice must be a number or 'heads', not 'head'"
+    (line,) = errors(GOOD.replace("heads: 8", "heads: heads"))
+    assert line == "mine.yaml:12: mixers.gqa.heads: a choice must be a number, not 'heads'"
+    (line,) = errors(GOOD.replace("d_model: 256", "d_model: heads"))
+    assert line == "mine.yaml:4: model.d_model: a choice must be a number, not 'heads'"

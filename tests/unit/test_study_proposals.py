@@ -158,6 +158,27 @@ def test_the_same_is_told_once(bed: Bed) -> None:
     assert [event.payload.get("what") for event in ledger.events()].count(TOLD) == 2
 
 
+def test_a_withdrawn_proposal_is_not_pending_and_is_told_again_if_it_runs_after_all(bed: Bed) -> None:
+    ledger = bed.ledger()
+    each = asker(bed, ledger)
+    trial = next_trial(each, ledger)
+    each.tell(ledger, trial.number, running(trial))
+    layout = Layout.from_json(trial.layout)
+    withdrawn = Observation(layout, "withdrawn", {"latency": 0.1})
+    for _ in range(2):
+        each.tell(ledger, trial.number, withdrawn)
+    search = each._proposer
+    assert isinstance(search, Moody)
+    assert (search.log.pending(), search.log.told()) == ([], [withdrawn])
+    next_trial(each, ledger)
+    ledger = bed.ledger()
+    later = asker(bed, ledger)
+    later.tell(ledger, trial.number, running(trial))
+    assert [event.payload.get("what") for event in ledger.events()].count(TOLD) == 3
+    next_trial(later, ledger)
+    assert differences(bed, ledger) == []
+
+
 def test_an_exhausted_space_is_no_error(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Moody, "ask", lambda self, count: [])
     ledger = bed.ledger()

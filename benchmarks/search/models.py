@@ -1,0 +1,166 @@
+"""Checks the surrogates of proposers: errors and calibration near the front and on random layouts.
+
+A history of observations is made once for each problem and seed, by `ehvi`, and stored. Every compared proposer is
+told the same history; its surrogate then forecasts the noise-free figures of layouts that it was not told: single edits
+of the history's front, and random ones.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.search.problems import BUDGETS, Problem
+from benchmarks.search.results import claimed
+from nas.core.layout import Layout
+from nas.core.pareto import front_mask
+from nas.search import Observation, Sampler, make_proposer, mutate
+from nas.search.ehvi import EhviSearch
+
+_NEAR, _RANDOM = 120, 200
+"""Layouts of each sort that are forecast."""
+HISTORY = "history"
+_KEPT_EVERY = 10
+
+
+def check(
+    folder: Path, problems: Sequence[str], seeds: Sequence[int], engines: Sequence[str], told: int, say: Any
+) -> list[dict[str, Any]]:
+    """Returns a row of figures for each problem, seed and engine; what the folder holds is not computed again.
+
+    Args:
+        folder: of results, one file each.
+        problems: in `FAMILY`.
+        seeds: of problems; engines are developed below 1000.
+        engines: names of proposers with a surrogate.
+        told: observations in each history.
+        say: called with a line for each new file.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for seed in seeds:
+        for name in problems:
+            path = folder / f"{name}.{HISTORY}.{told}.{seed}.json"
+            history = _stored(path, partial(_history, folder, name, seed, told), say)
+            for engine in engines:
+                path = folder / f"{name}.{engine}.{told}.{seed}.json"
+                rows.append(_stored(path, partial(_checked, name, seed, engine, history), say))
+    return [row for row in rows if row]
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the rows as a Markdown table, means over seeds, and a last row of means over problems."""
+    names = ("near_z_mean", "near_z_sd", "near_r2", "random_r2", "random_rho", "memory_near", "memory_random", "cpu_s")
+    lines = ["| problem | engine | " + " | ".join(names) + " |", "| --- " * (len(names) + 2) + "|"]
+    engines = list(dict.fromkeys(row["engine"] for row in rows))
+    problems = list(dict.fromkeys(row["problem"] for row in rows))
+    for problem in [*problems, "all"]:
+        for engine in engines:
+            own = [row for row in rows if row["engine"] == engine and problem in (row["problem"], "all")]
+            if own:
+                cells = [f"{statistics.fmean(row[name] for row in own):.3f}" for name in names]
+                lines.append(f"| `{problem}` | {engine} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _stored(path: Path, make: Any, say: Any) -> dict[str, Any]:
+    """Returns the contents of `path`, computed where it is missing; empty where another process computes it."""
+    with claimed(path) as mine:
+        if mine:
+            data = make()
+            fresh = path.with_suffix(".tmp")
+            fresh.write_text(json.dumps(data))
+            fresh.replace(path)
+            say(path.name)
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _history(folder: Path, name: str, seed: int, told: int) -> dict[str, Any]:
+    """Returns what `ehvi` is told in a run; its state is kept as it goes, so that a killed process loses little."""
+    problem, begun = Problem(name, seed), folder / f"{name}.{seed}.partial"
+    proposer = make_proposer(Sampler(problem.space), "ehvi", seed)
+    proposer.fix_reference_point(problem.reference_point)
+    if begun.exists():
+        proposer.restore(json.loads(begun.read_text()))
+    while len(made := proposer.state()["proposals"]) < told:
+        proposer.tell(problem.observe(proposer.ask(1)[0].layout))
+        if len(made) % _KEPT_EVERY == 0:
+            begun.write_text(json.dumps(proposer.state()))
+    begun.unlink(missing_ok=True)
+    return {"layouts": [Layout.from_json(each["layout"]).format() for each in made]}
+
+
+def _checked(name: str, seed: int, engine: str, history: Mapping[str, Any]) -> dict[str, Any]:
+    problem = Problem(name, seed)
+    sampler = Sampler(problem.space)
+    proposer = make_proposer(sampler, engine, seed)
+    assert isinstance(proposer, EhviSearch), f"{engine} has no surrogate"
+    proposer.fix_reference_point(problem.reference_point)
+    told = [problem.observe(Layout.parse(text)) for text in history["layouts"]]
+    for seen in told:
+        proposer.tell(seen)
+    known = {seen.layout.id for seen in told}
+    begun = time.process_time()
+    surrogate = proposer.surrogate()
+    found: dict[str, Any] = {"problem": name, "engine": engine, "seed": seed, "told": len(told)}
+    sets = {"near": _near(problem, sampler, told, known), "random": _random(problem, sampler, known)}
+    for place, layouts in sets.items():
+        objectives, constraints = surrogate.predict(layouts)
+        truth = [problem.truth(layout) for layout in layouts]
+        names = [*problem.axes, *surrogate.constraints]
+        mean, sd = np.hstack([objectives.mean, constraints.mean]), np.hstack([objectives.sd, constraints.sd])
+        for column, target in enumerate(names):
+            limit = problem.limits[target] if column >= len(problem.axes) else 0.0
+            true = np.array([figures[target] for figures in truth]) - limit
+            if target == "quality" and column == 0:
+                found |= _scores(place, true, mean[:, column], sd[:, column])
+            elif target in BUDGETS:
+                found[f"{target}_{place}"] = float(np.sqrt(((true - mean[:, column]) ** 2).mean()) / true.std())
+    return found | {"cpu_s": time.process_time() - begun}
+
+
+def _scores(place: str, true: np.ndarray, mean: np.ndarray, sd: np.ndarray) -> dict[str, float]:
+    from scipy.stats import spearmanr  # type: ignore[import-untyped]
+
+    away = (true - mean) / sd
+    density = -0.5 * away**2 - np.log(sd) - 0.5 * math.log(2 * math.pi)
+    return {
+        f"{place}_z_mean": float(away.mean()),
+        f"{place}_z_sd": float(away.std()),
+        f"{place}_r2": float(1 - ((true - mean) ** 2).mean() / true.var()),
+        f"{place}_rho": float(spearmanr(true, mean).statistic),
+        f"{place}_log_score": float((density + math.log(true.std())).mean()),
+    }
+
+
+def _near(problem: Problem, sampler: Sampler, told: Sequence[Observation], known: set[str]) -> list[Layout]:
+    """Returns single edits of the layouts on the history's front that truly keep the budgets."""
+    inside = [(seen.layout, point) for seen in told if (point := problem.point(seen.layout)) is not None]
+    best = front_mask([point for _, point in inside])
+    front = [layout for (layout, _), on in zip(inside, best, strict=True) if on]
+    rng = np.random.default_rng([103, problem.seed])
+    edits = (mutate(front[index % len(front)], sampler, rng)[0] for index in range(4 * _NEAR))
+    return _distinct(edits, known, _NEAR)
+
+
+def _random(problem: Problem, sampler: Sampler, known: set[str]) -> list[Layout]:
+    rng = np.random.default_rng([107, problem.seed])
+    return _distinct((sampler.draw(rng) for _ in range(4 * _RANDOM)), known, _RANDOM)
+
+
+def _distinct(layouts: Iterator[Layout], known: set[str], most: int) -> list[Layout]:
+    found: dict[str, Layout] = {}
+    for layout in layouts:
+        if layout.id not in known:
+            found.setdefault(layout.id, layout)
+        if len(found) == most:
+            break
+    return list(found.values())
