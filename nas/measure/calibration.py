@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nas.core.canonical import result_key
+from nas.core.canonical import content_hash, result_key
 from nas.core.device import Device, show_cores
 from nas.core.errors import InfrastructureFailed, InvalidInput, StudyChanged, UnknownName, Unsupported
 from nas.core.measurement import ReferenceTimes, Sample
@@ -64,12 +64,12 @@ class SavedCalibration:
 
     Args:
         build: of the runner.
-        times: of the reference model.
+        times: number of threads -> of the reference model.
         conditions: `PreparedDevice.conditions` at that time; earlier versions stored only some of them.
     """
 
     build: str
-    times: ReferenceTimes
+    times: Mapping[int, ReferenceTimes]
     conditions: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -83,7 +83,7 @@ class PreparedDevice:
         runtime: of the runner.
         runner: for the device.
         quantisation: of the models.
-        plan: one run of the reference model.
+        plans: number of threads -> one run of the reference model; every number that a workload has.
         cores: workload -> the cores that it runs on; (): any.
     """
 
@@ -92,24 +92,20 @@ class PreparedDevice:
     runtime: Runtime
     runner: Runner
     quantisation: str
-    plan: Plan
+    plans: Mapping[int, Plan]
     cores: Mapping[str, tuple[int, ...]]
-
-    @property
-    def calibration(self) -> str:
-        """The name of its calibration."""
-        return calibration_name(self.plan)
 
     @property
     def conditions(self) -> dict[str, Any]:
         """All inputs of measurement keys that are not part of a search space, as JSON."""
+        references = [calibration_name(plan) for plan in self.plans.values()]
         return {
             "device": self.device.id,
             "build": self.runner.build,
             "energy_counter": self.device.energy_counter,
             "page_size": self.device.page_size or USUAL_PAGE_SIZE,
             "cores": {name: list(cores) for name, cores in self.cores.items()},
-            "calibration": self.calibration,
+            "calibration": references[0] if len(references) == 1 else content_hash(references),
             "protocol": PROTOCOL_VERSION,
             "writer": self.runtime.writer_version,
         }
@@ -135,13 +131,33 @@ class PreparedDevice:
 
 @dataclass(frozen=True)
 class MeasurementTarget:
-    """One device with one runtime, calibrated and ready to measure."""
+    """One device with one runtime, calibrated and ready to measure.
+
+    Args:
+        device: its description.
+        runtime: of the runner.
+        runner: for the device.
+        quantisation: of the models.
+        references: number of threads -> the reference model run with as many.
+    """
 
     device: Device
     runtime: Runtime
     runner: Runner
     quantisation: str
-    reference: Reference
+    references: Mapping[int, Reference]
+
+    @property
+    def reference(self) -> Reference:
+        """The reference model with the fewest threads."""
+        return self.references[min(self.references)]
+
+    def reference_beside(self, workload: Workload) -> Reference:
+        """Returns the reference model with as many threads as `workload` has.
+
+        Threads that wait for each other are slowed down by other processes far more than one thread is.
+        """
+        return self.references[workload.threads]
 
 
 @dataclass(frozen=True)
@@ -196,8 +212,9 @@ class Calibrator:
         self.farm.admit(runtime, runner)
         model = reference_model(self.farm.store, self.scratch, runtime, spec.quantisation)
         cores = self._require_workloads(runtime, model, runner, device)
-        plan = reference_plan(runtime, runner, model, device)
-        return PreparedDevice(device_name, device, runtime, runner, spec.quantisation, plan, cores)
+        threads = sorted({workload.threads for workload in self.workloads.values()}) or [1]
+        plans = {count: reference_plan(runtime, runner, model, device, count) for count in threads}
+        return PreparedDevice(device_name, device, runtime, runner, spec.quantisation, plans, cores)
 
     async def calibrated(self, prepared: PreparedDevice, saved: SavedCalibration | None = None) -> MeasurementTarget:
         """Calibrates a prepared device; `saved` is that of `target`.
@@ -205,17 +222,21 @@ class Calibrator:
         Raises:
             NasError: see `target`.
         """
-        device, runtime, runner, plan = prepared.device, prepared.runtime, prepared.runner, prepared.plan
+        device, runtime, plans = prepared.device, prepared.runtime, prepared.plans
         if saved is None:
-            times = await self._calibration(device, runtime, plan)
+            times = {threads: await self._calibration(device, runtime, plan) for threads, plan in plans.items()}
         else:
             prepared.require_unchanged({**saved.conditions, "build": saved.build})
-            times = saved.times
+            times = dict(saved.times)
             if devices.get(self.farm.store, device.id).health is Health.BAD:
-                await self._run_reference(device, runtime, plan, CHECK_RUNS)
-        name = (device.id, runtime.name, prepared.calibration)
-        note = partial(calibrations.note_runs, self.farm.store, name, calibration_ms=times.run_ms)
-        return MeasurementTarget(device, runtime, runner, prepared.quantisation, Reference(plan, times, note))
+                await self._run_reference(device, runtime, plans[min(plans)], CHECK_RUNS)
+        references = {threads: self._reference(prepared, plan, times[threads]) for threads, plan in plans.items()}
+        return MeasurementTarget(device, runtime, prepared.runner, prepared.quantisation, references)
+
+    def _reference(self, prepared: PreparedDevice, plan: Plan, times: ReferenceTimes) -> Reference:
+        place = (prepared.device.id, prepared.runtime.name, calibration_name(plan))
+        note = partial(calibrations.note_runs, self.farm.store, place, calibration_ms=times.run_ms)
+        return Reference(plan, times, note)
 
     def _require_workloads(
         self, runtime: Runtime, model: Artifact, runner: Runner, device: Device
@@ -252,7 +273,8 @@ class Calibrator:
             samples = await self._run_reference(device, runtime, plan, CHECK_RUNS)
             if not _off(samples, plan, known)[1]:
                 return known
-        self.log(f"{device.id}: calibrating {runtime.name} ({CALIBRATION_RUNS} runs of the reference model)")
+        threads = f", {plan.threads} threads" if plan.threads > 1 else ""
+        self.log(f"{device.id}: calibrating {runtime.name} ({CALIBRATION_RUNS} runs of the reference model{threads})")
         samples += await self._run_reference(device, runtime, plan, CALIBRATION_RUNS)
         if known is not None:
             off, replace = _off(samples, plan, known)
