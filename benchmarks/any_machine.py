@@ -99,11 +99,12 @@ def launch(arguments: Sequence[str], condition: str, nas: Sequence[str] = NAS) -
             first, lines = None, []
             watchdog = threading.Timer(_DEADLINE_S, process.kill)
             watchdog.start()
-            for line in process.stderr:
-                lines.append(line.rstrip())
-                if first is None and " reference, " in line:
-                    first = time.monotonic() - begun
-            exit_code = process.wait()
+            with process:
+                for line in process.stderr:
+                    lines.append(line.rstrip())
+                    if first is None and " reference, " in line:
+                        first = time.monotonic() - begun
+            exit_code = process.returncode
             watchdog.cancel()
             seconds = time.monotonic() - begun
         show = [*nas, "study", "show", "any", "--json"]

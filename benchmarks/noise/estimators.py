@@ -13,7 +13,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -54,7 +54,7 @@ class Runs:
     seconds: tuple[float, float]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Unit:
     """Some rounds of one condition.
 
@@ -213,27 +213,43 @@ class Estimator:
             setting: the fitted constant.
         """
         series, statistic = self.series(metric), self._over_runs
+        level = _level(unit, layout, repetitions, series, self.statistic)
+        if self.correction in ("none", "ratio", "half", "shrunken"):
+            return Estimate(level.value - setting * level.slow, level.slow, level.noise, level.count)
         runs = unit.layouts[layout]
         times, before, after = (
             each[series][:repetitions] for each in (runs.times, runs.before, runs.after)
         )  # fmt: skip
-        slow = statistic(before)
+        slow = level.slow
         if self.correction == "each":
             value = statistic(times - runs.before[self.clock, "total"][:repetitions])
         elif self.correction == "each of both":
             value = statistic(times - (before + after) / 2)
         elif self.correction == "two-way":
-            value = _two_way(unit, series, len(times), statistic)[layout]
+            value = _two_way(unit, series, len(times), self.statistic)[layout]
         elif self.correction == "smoothed":
             value = statistic(times - _smoothed(unit.reference[series], setting)[runs.at[:repetitions]])
         else:
-            slow = statistic(np.concatenate([before, after])) if self.correction == "ratio to both" else slow
-            value = statistic(times) - setting * slow
-        medians = times if times.ndim == 1 else np.median(times, axis=1)
-        return Estimate(value, slow, spread(medians) / math.sqrt(len(times)), len(times))
+            slow = statistic(np.concatenate([before, after]))
+            value = level.value - slow
+        return Estimate(value, slow, level.noise, level.count)
 
     def _over_runs(self, logs: Array) -> float:
-        return float(np.median(STATISTICS[self.statistic](logs)))
+        return _over_runs(logs, self.statistic)
+
+
+@cache
+def _level(unit: Unit, layout: int, repetitions: int, series: Series, statistic: str) -> Estimate:
+    """Returns the uncorrected figure."""
+    runs = unit.layouts[layout]
+    times, before = runs.times[series][:repetitions], runs.before[series][:repetitions]
+    medians = times if times.ndim == 1 else np.median(times, axis=1)
+    noise = spread(medians) / math.sqrt(len(times))
+    return Estimate(_over_runs(times, statistic), _over_runs(before, statistic), noise, len(times))
+
+
+def _over_runs(logs: Array, statistic: str) -> float:
+    return float(np.median(STATISTICS[statistic](logs)))
 
 
 CORRECTIONS: Mapping[str, tuple[float, ...]] = {
@@ -241,6 +257,7 @@ CORRECTIONS: Mapping[str, tuple[float, ...]] = {
     "each": (1.0,),
     "each of both": (1.0,),
     "ratio": (1.0,),
+    "half": (0.5,),
     "ratio to both": (1.0,),
     "shrunken": tuple(step / 10 for step in range(13)),
     "smoothed": (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0),
@@ -250,10 +267,10 @@ CORRECTIONS: Mapping[str, tuple[float, ...]] = {
 
 each: every run is divided by the whole time of the reference run before it, as protocol 1 did; "of both": by the mean
 of the one before and the one after. ratio: the statistic is divided by that of the reference runs before ("to both":
-and after). shrunken: by a power of it. smoothed: every run is divided by the reference's state at that moment, a
-two-sided exponential mean over that many reference runs, which is the steady smoother of a random walk seen through
-noise. two-way: layout + moment, fitted in turns by `statistic` to all layouts of the unit and the reference; a figure
-is relative to the reference's.
+and after; half: by its square root). shrunken: by a fitted power of it. smoothed: every run is divided by the
+reference's state at that moment, a two-sided exponential mean over that many reference runs, which is the steady
+smoother of a random walk seen through noise. two-way: layout + moment, fitted in turns by `statistic` to all layouts
+of the unit and the reference; a figure is relative to the reference's.
 """
 
 OLD = Estimator("wall", "median", "each")
@@ -263,13 +280,13 @@ def estimators(metric: str) -> list[Estimator]:
     """Returns all estimators of a metric that are compared, the old protocol first."""
     found = [OLD]
     for clock, statistic in itertools.product(("wall", "cpu"), STATISTICS):
-        found += [Estimator(clock, statistic, correction) for correction in ("none", "ratio")]  # type: ignore[arg-type]
+        found += [Estimator(clock, statistic, correction) for correction in ("none", "half", "ratio")]  # type: ignore[arg-type]
     for clock in ("wall", "cpu"):
         more = ("each of both", "ratio to both", "shrunken", "smoothed", "two-way")
         found += [Estimator(clock, "floor", correction) for correction in more]  # type: ignore[arg-type]
         if metric == "decode":
             reads = ("decode_q10", "tokens", *(f"slices of {size}" for size in SLICES))
-            for correction, tokens in itertools.product(("ratio", "shrunken"), reads):
+            for correction, tokens in itertools.product(("half", "ratio", "shrunken"), reads):
                 found.append(Estimator(clock, "floor", correction, tokens))  # type: ignore[arg-type]
     return found
 
@@ -281,24 +298,21 @@ def _smoothed(logs: Array, reach: float) -> Array:
     return smoothed
 
 
-_TWO_WAY: dict[tuple[Any, ...], dict[int, float]] = {}
 _TURNS = 10
 
 
-def _two_way(unit: Unit, series: Series, rounds: int, statistic: Callable[[Array], float]) -> dict[int, float]:
+@cache
+def _two_way(unit: Unit, series: Series, rounds: int, statistic: str) -> Mapping[int, float]:
     """Returns layout -> its level above the reference's in a model of levels and moments, fitted in turns."""
-    key = (*unit.bed, unit.condition, unit.block, series, rounds)
-    if key not in _TWO_WAY:
-        numbers = sorted(unit.layouts)
-        per_round = len(unit.reference[series]) // max(len(each.at) for each in unit.layouts.values())
-        reference = unit.reference[series][: per_round * rounds].reshape(rounds, per_round).min(axis=1)
-        table = np.array([*(unit.layouts[number].times[series][:rounds] for number in numbers), reference])
-        moments = np.zeros(rounds)
-        for _ in range(_TURNS):
-            levels = np.array([statistic(row - moments) for row in table])
-            moments = np.array([statistic(column) for column in (table - levels[:, None]).T])
-        _TWO_WAY[key] = dict(zip(numbers, (levels[:-1] - levels[-1]).tolist(), strict=True))
-    return _TWO_WAY[key]
+    numbers = sorted(unit.layouts)
+    per_round = len(unit.reference[series]) // max(len(each.at) for each in unit.layouts.values())
+    reference = unit.reference[series][: per_round * rounds].reshape(rounds, per_round).min(axis=1)
+    table = np.array([*(unit.layouts[number].times[series][:rounds] for number in numbers), reference])
+    moments = np.zeros(rounds)
+    for _ in range(_TURNS):
+        levels = STATISTICS[statistic]((table - moments).T)
+        moments = STATISTICS[statistic](table - levels[:, None])
+    return dict(zip(numbers, (levels[:-1] - levels[-1]).tolist(), strict=True))
 
 
 def spread(logs: Array) -> float:

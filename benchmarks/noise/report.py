@@ -3,9 +3,9 @@
     python -m benchmarks.noise.report [--folder DIR ...] [--repetitions 10] [--json] [--page docs/measured/noise.md]
 
 A figure is one estimate from the runs of a layout in one unit (`benchmarks.noise.record`). Its error is the logarithm
-of figure / the mean calm figure of that layout, from calm units of *other* blocks and as many repetitions. Constants
-that an estimator fits, and those of its interval, are fitted on other blocks than the one that is scored; where a
-condition was recorded in one block only, on other layouts.
+of figure / the mean calm figure of that layout, from as many repetitions; of a calm figure, from *other* blocks.
+Constants that an estimator fits, and those of its interval, are fitted on other blocks than the one that is scored;
+where a condition was recorded in one block only, on other layouts.
 
 Per condition and in per cent: `rms` of the errors, `bias` their mean, `spread` their standard deviation within a layout
 (within a condition and runtime, over blocks), `held` how many of the stated 95 % intervals hold the calm figure.
@@ -18,7 +18,7 @@ import argparse
 import itertools
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,15 +36,20 @@ FOLDERS = (FOLDER, FOLDER / "three_layouts")
 CONDITIONS = ("calm", "loop", "loops", "loops4", "bursts", "copy", "calm2")
 CALM = "calm"
 NEW = {
-    (threads, metric): Estimator(clock, "floor", "ratio", f"slices of {SLICE}" if metric == "decode" else "decode")
+    (threads, metric): Estimator(
+        clock,
+        "floor",
+        {1.0: "ratio", 0.5: "half"}[NOISE[clock][metric].exponent],
+        f"slices of {SLICE}" if metric == "decode" else "decode",
+    )
     for (threads, clock), metric in itertools.product(((1, "cpu"), (2, "wall")), METRICS)
 }  # type: ignore[arg-type]
 """Number of threads and metric -> the protocol's estimator."""
 
 _ALPHA = 0.05
-_BASES = (0.004, 0.006, 0.008, 0.01, 0.012, 0.015, 0.018, 0.022, 0.027, 0.033, 0.04, 0.05, 0.07, 0.1)
+_BASES = (0.004, 0.006, 0.008, 0.01, 0.012, 0.015, 0.018, 0.022, 0.027, 0.033, 0.04, 0.05, 0.065, 0.08, 0.1, 0.13)
 _SPREADS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
-_CORRECTIONS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.35, 0.5, 0.75)
+_CORRECTIONS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.35, 0.5, 0.75, 1.0)
 _FOLDS = 3
 
 
@@ -119,9 +124,9 @@ def scored(units: Sequence[Unit], estimator: Estimator, metric: str, repetitions
     errors = []
     for (place, layout), each in found.items():
         unit = units[place]
-        others = [one for block, one in calm[unit.bed, layout].items() if block != unit.block]
-        if not others and unit.condition != CALM:
-            others = list(calm[unit.bed, layout].values())
+        others = [
+            one for block, one in calm[unit.bed, layout].items() if unit.condition != CALM or block != unit.block
+        ]  # fmt: skip
         if not others:
             continue
         runs = unit.layouts[layout]
@@ -168,13 +173,15 @@ def fit_interval(errors: Sequence[Scored]) -> NoiseModel:
     error = np.abs([each.error for each in errors])
     noise, slow = np.array([each.noise for each in errors]), np.array([each.slow for each in errors])
     names = [(each.unit.bed, each.unit.condition) for each in errors]
-    weight = np.array([1 / names.count(name) for name in names])
+    counts = Counter(names)
+    weight = np.array([1 / counts[name] for name in names])
     best, least = NoiseModel(1.0, _BASES[-1], 0.0, 0.0), math.inf
-    for base, of_spread, of_slow in itertools.product(_BASES, _SPREADS, _CORRECTIONS):
-        half = Z95 * np.sqrt(base**2 + (of_spread * noise) ** 2 + (of_slow * slow) ** 2)
-        score = float(np.sum(weight * (half + 2 / _ALPHA * np.maximum(0.0, error - half))))
-        if score < least:
-            best, least = NoiseModel(1.0, base, of_spread, of_slow), score
+    bases = np.array(_BASES)[:, None]
+    for of_spread, of_slow in itertools.product(_SPREADS, _CORRECTIONS):
+        half = Z95 * np.sqrt(bases**2 + (of_spread * noise) ** 2 + (of_slow * slow) ** 2)
+        scores = (half + 2 / _ALPHA * np.maximum(0.0, error - half)) @ weight
+        if (score := float(scores.min())) < least:
+            best, least = NoiseModel(1.0, _BASES[int(scores.argmin())], of_spread, of_slow), score
     return best
 
 
@@ -258,8 +265,11 @@ def chosen_constants(units: Sequence[Unit], repetitions: int) -> dict[str, dict[
         shrunken = replace(NEW[threads, metric], correction="shrunken")
         by_power = {power: scored(own, shrunken, metric, repetitions, power) for power in shrunken.settings}
         best = min(by_power, key=lambda power: _rms(by_power[power]))
-        model = fit_interval(by_power[NOISE[shrunken.clock][metric].exponent])  # type: ignore[index]
-        found.setdefault(shrunken.clock, {})[metric] = replace(model, exponent=best)
+        used = NOISE[shrunken.clock][metric].exponent  # type: ignore[index]
+        model = fit_interval(by_power[used])
+        found.setdefault(shrunken.clock, {})[metric] = replace(
+            model, exponent=best, correction_weight=model.correction_weight / used
+        )
     return found
 
 
@@ -274,17 +284,18 @@ Which statistic over repetitions is nearest to the figure of a calm machine, cal
 
 {what}
 
-An **error** is the logarithm of a figure over the mean figure of calm units of other blocks, so the calm column holds
-the errors of both. Constants are fitted on other blocks than the one that is scored (where a condition has one block,
-on other layouts). Estimators are a clock (the time that passed, or the processor time of the runner), a statistic
-over repetitions (`floor`: the mean of the fastest fifth; `third`: of the fastest third) and a correction by reference
-runs: `each` divides every run by the whole reference run before it, as protocol 1 did; `ratio` divides the statistic
-by that of the reference runs; `shrunken` by a fitted power of it; `smoothed` every run by the smoothed state of the
-reference; `two-way` fits layouts and moments to all runs of the minutes; "both" takes the reference runs before and
-after. Of decoded tokens the median of a run counts; or the 10 % quantile ("fast tokens"), the median over slices of
-the fastest of each ("slices"), or the statistic of each token by itself ("by token"). Cells are the root mean square
-error in per cent, and the bias; `held` is how many of all stated 95 % intervals hold the calm figure, `s` the device
-seconds of a figure.
+An **error** is the logarithm of a figure over the mean calm figure of that layout; of calm figures over that of the
+other calm blocks, so with two blocks the calm column is 1.4 times the error of one figure. Constants are fitted on
+other blocks than the one that is scored (where a condition has one block, on other layouts). Estimators are a clock
+(the time that passed, or the processor time of the runner), a statistic over repetitions (`floor`: the mean of the
+fastest fifth; `third`: of the fastest third) and a correction by reference runs: `each` divides every run by the
+whole reference run before it, as protocol 1 did; `ratio` divides the statistic by that of the reference runs, `half`
+by its square root; `shrunken` by a fitted power of it; `smoothed` every run by the smoothed state of the reference;
+`two-way` fits layouts and moments to all runs of the minutes; "both" takes the reference runs before and after. Of
+decoded tokens the median of a run counts; or the 10 % quantile ("fast tokens"), the median over slices of the fastest
+of each ("slices"), or the statistic of each token by itself ("by token"). Cells are the root mean square error in per
+cent, and the bias; `held` is how many of all stated 95 % intervals hold the calm figure, `s` the device seconds of a
+figure.
 """
 
 

@@ -19,7 +19,7 @@ from nas.core.space import MeasurementSettings, RuntimeSpace
 from nas.core.workload import Workload
 from nas.farm.farm import Farm
 from nas.measure.estimator import read_times
-from nas.measure.protocol import PROTOCOL_VERSION, THROTTLED
+from nas.measure.protocol import PROTOCOL_VERSION, THROTTLED, foreign_cpu
 from nas.measure.reference import (
     CALIBRATION_RUNS,
     CHECK_RUNS,
@@ -39,6 +39,9 @@ from nas.store.calibrations import off_by
 from nas.store.rows import Health
 
 Log = Callable[[str], None]
+
+BUSY_CPU = 0.5
+"""Cores that other processes use from which on a device is slow because of them, rather than because it changed."""
 
 DEPLOY_SEED = 0
 """Seed of the random weights of deploy-scale models: speed does not depend on them."""
@@ -264,28 +267,38 @@ class Calibrator:
         """Returns the device's calibration; calibrates the device if there is none, or it does not hold any more.
 
         The device need not be calm. A few runs of the reference model decide whether a known calibration is kept; if
-        they are off it, many more have a second look.
+        they are off it, many more have a second look. A device that is slower beside other processes is busy and keeps
+        its calibration.
         """
         place = (device.id, runtime.name, calibration_name(plan))
         known = known_calibration(self.farm.store, place)
-        samples: list[Sample] = []
+        runs: list[tuple[Sample, bool]] = []
         if known is not None:
-            samples = await self._run_reference(device, runtime, plan, CHECK_RUNS)
-            if not _off(samples, plan, known)[1]:
+            runs = await self._run_reference(device, runtime, plan, CHECK_RUNS)
+            if not _off([sample for sample, _ in runs], plan, known)[1]:
                 return known
         threads = f", {plan.threads} threads" if plan.threads > 1 else ""
         self.log(f"{device.id}: calibrating {runtime.name} ({CALIBRATION_RUNS} runs of the reference model{threads})")
-        samples += await self._run_reference(device, runtime, plan, CALIBRATION_RUNS)
+        runs += await self._run_reference(device, runtime, plan, CALIBRATION_RUNS)
+        samples = [sample for sample, _ in runs]
         if known is not None:
             off, replace = _off(samples, plan, known)
             if not replace:
+                return known
+            if off > 0 and all(busy for _, busy in runs):
+                self.log(f"{device.id}: the reference model runs {off:+.1%} off its calibration beside other processes")
                 return known
             why = "it was calibrated in a bad minute" if off < 0 else "the device changed"
             self.log(f"{device.id}: the reference model runs {off:+.1%} off its calibration: {why}; calibrated again")
         return keep_calibration(self.farm.store, place, samples, plan.threads)
 
-    async def _run_reference(self, device: Device, runtime: Runtime, plan: Plan, runs: int) -> list[Sample]:
+    async def _run_reference(
+        self, device: Device, runtime: Runtime, plan: Plan, runs: int
+    ) -> list[tuple[Sample, bool]]:
         """Runs the reference model `runs` times; a device on which it works is in good health.
+
+        Returns:
+            The sample of each run, and whether other processes had much of the device meanwhile.
 
         Raises:
             InfrastructureFailed: runs failed, or the device throttled, in all attempts.
@@ -293,13 +306,17 @@ class Calibrator:
         key = result_key(
             "calibrate", device=device.id, build=plan.runner.build, protocol=PROTOCOL_VERSION, at=time.time()
         )
-        samples: list[Sample] = []
+        samples: list[tuple[Sample, bool]] = []
         failures: list[str] = []
         cool_down_s = 0.0
         for attempt in range(self.protocol.max_attempts + 1):
             missing = runs - len(samples)
             good, failed = await calibrate(plan, runtime, device, self.jobs, key, attempt, missing, cool_down_s)
-            samples += [sample for sample, pair in good if not pair.candidate.conditions.throttled]
+            samples += [
+                (sample, (foreign_cpu([pair.candidate.conditions], pair.foreign_cpu) or 0.0) > BUSY_CPU)
+                for sample, pair in good
+                if not pair.candidate.conditions.throttled
+            ]
             throttled = any(pair.candidate.conditions.throttled for _, pair in good)
             failures += [*failed, *([THROTTLED] if throttled else [])]
             cool_down_s = COOL_DOWN_S * 2**attempt if throttled else 0.0

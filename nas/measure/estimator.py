@@ -42,7 +42,7 @@ class NoiseModel:
 NOISE: Mapping[ClockName, Mapping[Phase, NoiseModel]] = {
     # One thread, by its processor time.
     "cpu": {
-        "ttft": NoiseModel(exponent=1.0, base=0.012, spread_weight=1.0, correction_weight=0.25),
+        "ttft": NoiseModel(exponent=0.5, base=0.012, spread_weight=1.0, correction_weight=0.25),
         "decode": NoiseModel(exponent=1.0, base=0.018, spread_weight=1.0, correction_weight=0.25),
     },
     # Several threads, which wait for each other, or a runner that does not report processor time.

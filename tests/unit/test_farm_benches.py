@@ -145,6 +145,15 @@ def test_a_device_that_changed_is_calibrated_anew_and_it_is_said(lab: Lab) -> No
     assert "+100.0% off its calibration: the device changed; calibrated again" in lab.said[-1]
 
 
+def test_a_device_that_is_slow_beside_other_processes_keeps_its_calibration(lab: Lab) -> None:
+    lab.target(runs(*[CALM] * 10))
+    busy = scaled(4.0, foreign_cpu=1.0)
+    assert lab.target(runs(*[busy] * 3), runs(*[busy] * 10)).reference.calibration == reference_times()
+    assert "+300.0% off its calibration beside other processes" in lab.said[-1]
+    changed = lab.target(runs(*[busy] * 3), runs(*[busy] * 9, scaled(4.0, foreign_cpu=0.2))).reference.calibration
+    assert changed.run_ms == pytest.approx(4 * reference_times().run_ms), "also while little else ran"
+
+
 def test_a_hot_device_is_waited_for(lab: Lab) -> None:
     hot = scaled(3.0, throttled=True)
     place = lab.target(runs(*[CALM] * 4, *[hot] * 6), runs(*[CALM] * 6))
