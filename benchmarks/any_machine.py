@@ -211,8 +211,11 @@ def agreement(result: Json, idle: Sequence[Json]) -> Agreement | None:
                 rho = rank_correlation(*zip(*known, strict=True), kendall=False).spearman
                 found.setdefault(name, []).extend([] if rho is None else [rho.value])
     correlation = {name: fmean(values) for name, values in found.items() if values}
-    shares = [fmean(each) if each else None for each in (feasible, front)]
-    return Agreement(fmean(map(len, common)), *shares, correlation)
+    return Agreement(fmean(map(len, common)), _mean(feasible), _mean(front), correlation)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
 
 
 def table(results: Sequence[Json]) -> str:

@@ -15,19 +15,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.noise.record import REFERENCE
+from nas.core.measurement import ClockName
 from nas.core.stats import FASTEST
-from nas.measure.estimator import SLICE, token_time
+from nas.measure.estimator import SLICE, Phase, token_time
 
 Array = NDArray[np.float64]
 Rows = Sequence[Mapping[str, Any]]
-METRICS = ("ttft", "decode")
-Clock = Literal["wall", "cpu"]
+METRICS: tuple[Phase, ...] = ("ttft", "decode")
+CLOCKS: tuple[ClockName, ...] = ("wall", "cpu")
 Series = tuple[str, str]
 """Clock and quantity: ttft, decode (median of the tokens), decode_q10 (their 10 % quantile), total, tokens.
 
@@ -181,7 +182,7 @@ class Estimator:
             then the median over tokens.
     """
 
-    clock: Clock
+    clock: ClockName
     statistic: str
     correction: str = "none"
     tokens: str = "decode"
@@ -279,15 +280,15 @@ OLD = Estimator("wall", "median", "each")
 def estimators(metric: str) -> list[Estimator]:
     """Returns all estimators of a metric that are compared, the old protocol first."""
     found = [OLD]
-    for clock, statistic in itertools.product(("wall", "cpu"), STATISTICS):
-        found += [Estimator(clock, statistic, correction) for correction in ("none", "half", "ratio")]  # type: ignore[arg-type]
-    for clock in ("wall", "cpu"):
+    for clock, statistic in itertools.product(CLOCKS, STATISTICS):
+        found += [Estimator(clock, statistic, correction) for correction in ("none", "half", "ratio")]
+    for clock in CLOCKS:
         more = ("each of both", "ratio to both", "shrunken", "smoothed", "two-way")
-        found += [Estimator(clock, "floor", correction) for correction in more]  # type: ignore[arg-type]
+        found += [Estimator(clock, "floor", correction) for correction in more]
         if metric == "decode":
             reads = ("decode_q10", "tokens", *(f"slices of {size}" for size in SLICES))
             for correction, tokens in itertools.product(("half", "ratio", "shrunken"), reads):
-                found.append(Estimator(clock, "floor", correction, tokens))  # type: ignore[arg-type]
+                found.append(Estimator(clock, "floor", correction, tokens))
     return found
 
 
