@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from nas.core.scoring import SURE
 from nas.core.space import MeasurementSettings
+from nas.core.stats import FASTEST
 from nas.measure.estimator import NOISE, NoiseModel
 
 Array = NDArray[np.float64]
@@ -97,7 +98,7 @@ def estimate(logs: Array, model: NoiseModel) -> tuple[Array, Array]:
     """
     count = logs.shape[1]
     ordered = np.sort(logs, axis=1)
-    values = np.log(np.mean(np.exp(ordered[:, : math.ceil(count / 3)]), axis=1))
+    values = np.log(np.mean(np.exp(ordered[:, : math.ceil(count / FASTEST)]), axis=1))
     spread = np.log(np.median(np.exp(ordered), axis=1)) - values
     return values, np.sqrt(model.base**2 + (model.spread_weight * spread) ** 2 / count)
 

@@ -1,209 +1,405 @@
-"""Compares estimators of device times on the recorded runs: error against the calm figure, and coverage of intervals.
+"""Compares estimators of device times on recorded runs: error against the calm figure, and coverage of intervals.
 
-    python -m benchmarks.noise.report [--folder benchmarks/noise/recorded] [--repetitions 10] [--json]
+    python -m benchmarks.noise.report [--folder DIR ...] [--repetitions 10] [--json] [--page docs/measured/noise.md]
 
-A figure is one estimate from the runs of a layout in one unit and the reference run before each. Its error is the
-logarithm of figure / the same estimator's figure from all calm runs of that layout. Per condition, over layouts and
-units and in per cent: `rms` of the errors, `bias` their mean, `spread` their standard deviation within a layout.
-`--repetitions` below 10 takes the first runs of each unit.
+A figure is one estimate from the runs of a layout in one unit (`benchmarks.noise.record`). Its error is the logarithm
+of figure / the mean calm figure of that layout, from as many repetitions; of a calm figure, from *other* blocks.
+Constants that an estimator fits, and those of its interval, are fitted on other blocks than the one that is scored;
+where a condition was recorded in one block only, on other layouts.
 
-An estimator is a statistic over runs, and a correction for the speed of the machine by the reference runs:
-
-    wall, cpu     time of the clock, or processor time of the runner
-    median, q25, min, low3   statistic over runs; low3 is the mean of the lowest third
-    +each         each run is divided by (its reference run's whole time / the calm one): the protocol before this one
-    +ratio        the figure is multiplied by (the calm statistic of the reference / the one here)
-    +half         the same with the square root of that ratio
+Per condition and in per cent: `rms` of the errors, `bias` their mean, `spread` their standard deviation within a layout
+(within a condition and runtime, over blocks), `held` how many of the stated 95 % intervals hold the calm figure.
+Columns `s` are device seconds of a figure, reference runs included.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
 import itertools
 import json
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from benchmarks.noise.record import CONDITIONS, FOLDER, REFERENCE, THREADS
+from benchmarks.noise.estimators import METRICS, OLD, Array, Estimate, Estimator, Unit, estimators, read_units
+from benchmarks.noise.record import FOLDER, THREADS
+from nas.core.measurement import ClockName
+from nas.core.stats import Z95, t_critical
+from nas.measure.estimator import NOISE, SLICE, NoiseModel, Phase
 
-Array = NDArray[np.float64]
-METRICS = ("ttft", "decode_p50")
-STATISTICS = {
-    "median": np.median,
-    "q25": lambda values: np.quantile(values, 0.25),
-    "min": np.min,
-    "low3": lambda values: np.mean(np.sort(values)[: max(1, math.ceil(len(values) / 3))]),
+FOLDERS = (FOLDER, FOLDER / "three_layouts")
+CONDITIONS = ("calm", "loop", "loops", "loops4", "bursts", "copy", "calm2")
+CALM = "calm"
+_CLOCKS: Mapping[int, ClockName] = {1: "cpu", 2: "wall"}
+NEW = {
+    (threads, metric): Estimator(
+        clock,
+        "floor",
+        {1.0: "ratio", 0.5: "half"}[NOISE[clock][metric].exponent],
+        f"slices of {SLICE}" if metric == "decode" else "decode",
+    )
+    for (threads, clock), metric in itertools.product(_CLOCKS.items(), METRICS)
 }
-CLOCKS = ("wall", "cpu")
-CORRECTIONS = ("", "+ratio", "+half")
-OLD = "wall median+each"
+"""Number of threads and metric -> the protocol's estimator."""
+
+_ALPHA = 0.05
+_BASES = (0.004, 0.006, 0.008, 0.01, 0.012, 0.015, 0.018, 0.022, 0.027, 0.033, 0.04, 0.05)
+"""At most 5 %: by how much more threads err beside other work, the reference with as many threads tells."""
+_SPREADS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
+_CORRECTIONS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.35, 0.5, 0.75, 1.0)
+_FOLDS = 3
 
 
 @dataclass(frozen=True)
-class Runs:
-    """Runs of one layout, and the reference run before each: (clock, metric) -> ms; `total` is all timed work."""
+class Scored:
+    """One figure against the calm one, in logarithms.
 
-    times: Mapping[tuple[str, str], Array]
-    reference: Mapping[tuple[str, str], Array]
-    reference_total: Array
-    foreign_cpu: Array
+    Args:
+        unit: where it was measured.
+        layout: which.
+        fold: figures of other folds fit its constants.
+        error: of the figure.
+        slow: how much slower than calm the reference ran.
+        noise: see `Estimate`.
+        count: of repetitions.
+        seconds: of device time.
+        sd: stated standard deviation; None: none.
+    """
 
-    def first(self, count: int) -> Runs:
-        """Returns the first `count` runs."""
-        return Runs(
-            {key: values[:count] for key, values in self.times.items()},
-            {key: values[:count] for key, values in self.reference.items()},
-            self.reference_total[:count],
-            self.foreign_cpu[:count],
-        )
+    unit: Unit
+    layout: int
+    fold: int
+    error: float
+    slow: float
+    noise: float
+    count: int
+    seconds: float
+    sd: float | None = None
 
-
-@dataclass(frozen=True)
-class Cell:
-    """All units of one condition: (layout, block) -> runs."""
-
-    runtime: str
-    threads: int
-    condition: str
-    units: Mapping[tuple[int, int], Runs]
+    @property
+    def held(self) -> bool | None:
+        """Whether the stated interval holds the calm figure."""
+        return None if self.sd is None else abs(self.error) <= Z95 * self.sd
 
 
 def main() -> None:
+    """Prints the tables, or writes the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument("--folder", type=Path, action="append", help="default: all that is committed")
     parser.add_argument("--repetitions", type=int, default=10)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--page", type=Path)
     options = parser.parse_args()
-    cells = list(read(options.folder))
-    table = errors_table(cells, options.repetitions)
+    units = read_units(options.folder or FOLDERS)
     if options.json:
-        print(json.dumps(table))
+        print(json.dumps([row for rows in every_table(units, options.repetitions).values() for row in rows]))
         return
-    for threads, metric in itertools.product(THREADS, METRICS):
-        rows = [row for row in table if row["threads"] == threads and row["metric"] == metric]
-        conditions = [name for name in CONDITIONS if any(row["condition"] == name for row in rows)]
-        print(f"\n{metric}, {threads} thread{'s' * (threads > 1)}: rms error (bias) in per cent\n")
-        print("| estimator | " + " | ".join(conditions) + " |\n" + "|---" * (len(conditions) + 1) + "|")
-        for name in dict.fromkeys(row["estimator"] for row in rows):
-            shown = {
-                row["condition"]: f"{row['rms']:.1f} ({row['bias']:+.1f})" for row in rows if row["estimator"] == name
-            }
-            print(f"| {name} | " + " | ".join(shown[condition] for condition in conditions) + " |")
+    text = page(units, options.repetitions)
+    if options.page:
+        options.page.write_text(text)
+    else:
+        print(text)
 
 
-def read(folder: Path) -> Iterator[Cell]:
-    """Returns the recorded cells."""
-    units: dict[tuple[str, int, str], dict[tuple[int, int], Runs]] = defaultdict(dict)
-    for path in sorted(folder.glob("*.jsonl.gz")):
-        condition, runtime, threads, block = path.name.removesuffix(".jsonl.gz").rsplit("-", 3)
-        with gzip.open(path, "rt") as file:
-            rows = [json.loads(line) for line in file]
-        pairs: dict[int, list[tuple[Any, Any]]] = defaultdict(list)
-        reference = None
-        for row in rows:
-            if row["layout"] == REFERENCE:
-                reference = row
-            else:
-                pairs[row["layout"]].append((reference, row))
-        for layout, both in pairs.items():
-            units[runtime, int(threads), condition][layout, int(block)] = Runs(
-                _times([row for _, row in both]),
-                _times([row for row, _ in both]),
-                np.array([row["ttft_us"] / 1e3 + sum(row["decode_us"]) / 1e3 for row, _ in both]),
-                np.array([row["foreign_cpu"] for _, row in both]),
-            )
-    for (runtime, count, condition), found in units.items():
-        yield Cell(runtime, count, condition, found)
+# Errors.
 
 
-def _times(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], Array]:
-    return {
-        ("wall", "ttft"): np.array([row["ttft_us"] for row in rows]) / 1e3,
-        ("cpu", "ttft"): np.array([row["ttft_cpu_us"] for row in rows]) / 1e3,
-        ("wall", "decode_p50"): np.array([np.median(row["decode_us"]) for row in rows]) / 1e3,
-        ("cpu", "decode_p50"): np.array([np.median(row["decode_cpu_us"]) for row in rows]) / 1e3,
+def scored(units: Sequence[Unit], estimator: Estimator, metric: str, repetitions: int, setting: float) -> list[Scored]:
+    """Returns the errors of all figures of an estimator with one value of its constant."""
+    found: dict[tuple[int, int], Estimate] = {
+        (place, layout): estimator.estimate(unit, layout, repetitions, metric, setting)
+        for place, unit in enumerate(units)
+        for layout in unit.layouts
     }
+    calm: dict[tuple[Any, ...], dict[int, Estimate]] = defaultdict(dict)
+    several = defaultdict(set)
+    for (place, layout), each in found.items():
+        unit = units[place]
+        several[unit.bed, unit.condition].add(unit.block)
+        if unit.condition == CALM:
+            calm[unit.bed, layout][unit.block] = each
+    errors = []
+    for (place, layout), each in found.items():
+        unit = units[place]
+        others = [
+            one for block, one in calm[unit.bed, layout].items() if unit.condition != CALM or block != unit.block
+        ]  # fmt: skip
+        if not others:
+            continue
+        runs = unit.layouts[layout]
+        # Two calm figures err alike: the error is that of one.
+        both = math.sqrt(1 + 1 / len(others)) if unit.condition == CALM else 1.0
+        errors.append(
+            Scored(
+                unit, layout, (unit.block if len(several[unit.bed, unit.condition]) > 1 else layout) % _FOLDS,
+                (each.value - fmean(one.value for one in others)) / both, each.slow - fmean(one.slow for one in others),
+                each.noise, each.count, each.count * (runs.seconds[0] + _share(estimator) * runs.seconds[1]),
+            )
+        )  # fmt: skip
+    return errors
 
 
-def pooled(units: Iterable[Runs]) -> Runs:
-    """Returns the runs of several units as one."""
-    all_units = list(units)
-    first = all_units[0]
-    return Runs(
-        {key: np.concatenate([each.times[key] for each in all_units]) for key in first.times},
-        {key: np.concatenate([each.reference[key] for each in all_units]) for key in first.reference},
-        np.concatenate([each.reference_total for each in all_units]),
-        np.concatenate([each.foreign_cpu for each in all_units]),
+def _share(estimator: Estimator) -> float:
+    """Returns reference runs for each repetition."""
+    return {"none": 0.0, "two-way": 1 / 3}.get(estimator.correction, 1.0)
+
+
+def held_out(units: Sequence[Unit], estimator: Estimator, metric: str, repetitions: int) -> list[Scored]:
+    """Returns all errors, each with the constants that are the best on other folds."""
+    by_setting = {
+        setting: scored(units, estimator, metric, repetitions, setting) for setting in estimator.settings
+    }  # fmt: skip
+    result = []
+    for fold in range(_FOLDS):
+        train = {
+            setting: [each for each in found if each.fold != fold] for setting, found in by_setting.items()
+        }  # fmt: skip
+        best = min(train, key=lambda setting: _rms(train[setting]))
+        model = fit_interval(train[best])
+        for each in by_setting[best]:
+            if each.fold == fold:
+                sd = _old_sd(each, metric, repetitions) if estimator == OLD else _sd(each, model)
+                result.append(replace(each, sd=sd))
+    return result
+
+
+def fit_interval(errors: Sequence[Scored]) -> NoiseModel:
+    """Returns the constants of the interval with the least interval score (Gneiting and Raftery 2007, equation 43).
+
+    The score is the width, plus 2 / 0.05 times the distance of each calm figure that lies outside. Each condition has
+    the same weight.
+    """
+    error = np.abs([each.error for each in errors])
+    noise, slow = np.array([each.noise for each in errors]), np.array([each.slow for each in errors])
+    names = [(each.unit.bed, each.unit.condition) for each in errors]
+    counts = Counter(names)
+    weight = np.array([1 / counts[name] for name in names])
+    best, least = NoiseModel(1.0, _BASES[-1], 0.0, 0.0), math.inf
+    bases = np.array(_BASES)[:, None]
+    for of_spread, of_slow in itertools.product(_SPREADS, _CORRECTIONS):
+        half = Z95 * np.sqrt(bases**2 + (of_spread * noise) ** 2 + (of_slow * slow) ** 2)
+        scores = (half + 2 / _ALPHA * np.maximum(0.0, error - half)) @ weight
+        if (score := float(scores.min())) < least:
+            best, least = NoiseModel(1.0, _BASES[int(scores.argmin())], of_spread, of_slow), score
+    return best
+
+
+def _sd(each: Scored, model: NoiseModel) -> float:
+    return math.sqrt(
+        model.base**2 + (model.spread_weight * each.noise) ** 2 + (model.correction_weight * each.slow) ** 2
     )
 
 
-def estimators() -> list[str]:
-    """Returns the names of all estimators."""
-    plain = [
-        f"{clock} {name}{correction}" for clock, name, correction in itertools.product(CLOCKS, STATISTICS, CORRECTIONS)
-    ]
-    return [OLD, *plain]
+def _old_sd(each: Scored, metric: str, repetitions: int) -> float:
+    """Returns the standard deviation that protocol 1's t-interval amounts to."""
+    runs = each.unit.layouts[each.layout]
+    values: Array = (runs.times["wall", metric] - runs.before["wall", "total"])[:repetitions]
+    sd = math.sqrt(math.pi / 2 / len(values)) * float(np.std(values, ddof=1))
+    return sd * t_critical(0.95, len(values) - 1) / Z95
 
 
-def estimate(name: str, runs: Runs, calm: Runs, metric: str) -> float:
-    """Returns the logarithm of a figure in ms; `calm` are all calm runs of the same layout."""
-    if name == OLD:
-        drift = runs.reference_total / np.median(calm.reference_total)
-        return float(np.log(np.median(runs.times["wall", metric] / drift)))
-    clock, rest = name.split(" ")
-    statistic, plus, correction = rest.partition("+")
-    compute = STATISTICS[statistic]
-    value = float(np.log(compute(runs.times[clock, metric])))
-    if plus:
-        slower = float(np.log(compute(runs.reference[clock, metric]) / compute(calm.reference[clock, metric])))
-        value -= slower * (0.5 if correction == "half" else 1.0)
-    return value
+def _rms(errors: Sequence[Scored]) -> float:
+    return math.sqrt(fmean(each.error**2 for each in errors))
 
 
-def errors(cell: Cell, calm: Cell, name: str, metric: str, repetitions: int) -> dict[tuple[int, int], float]:
-    """Returns (layout, block) -> error of an estimator."""
-    found = {}
-    for (layout, block), runs in cell.units.items():
-        all_calm = pooled(each for (other, _), each in calm.units.items() if other == layout)
-        truth = estimate(name, all_calm, all_calm, metric)
-        found[layout, block] = estimate(name, runs.first(repetitions), all_calm, metric) - truth
+# Tables.
+
+
+def row(errors: Sequence[Scored]) -> dict[str, float | None]:
+    """Returns rms, bias and spread in per cent, the share of intervals that hold, and seconds of a figure."""
+    groups: dict[Any, list[float]] = defaultdict(list)
+    for each in errors:
+        groups[each.unit.bed, each.unit.condition, each.layout].append(each.error)
+    within = [float(np.var(own, ddof=1)) for own in groups.values() if len(own) > 1]
+    held = [each.held for each in errors if each.held is not None]
+    return {
+        "rms": 100 * _rms(errors),
+        "bias": 100 * fmean(each.error for each in errors),
+        "spread": 100 * math.sqrt(fmean(within)) if within else None,
+        "held": 100 * fmean(held) if held else None,
+        "half": 100 * math.expm1(Z95 * float(np.median([each.sd for each in errors if each.sd is not None]))),
+        "seconds": fmean(each.seconds for each in errors),
+        "figures": len(errors),
+    }
+
+
+def by_condition(errors: Sequence[Scored]) -> dict[str, list[Scored]]:
+    """Returns the errors of each condition."""
+    return {
+        name: own for name in CONDITIONS if (own := [each for each in errors if each.unit.condition == name])
+    }  # fmt: skip
+
+
+def every_table(units: Sequence[Unit], repetitions: int) -> dict[tuple[int, str], list[dict[str, Any]]]:
+    """Returns (threads, metric) -> a row for each estimator and condition."""
+    tables: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    for threads, metric in itertools.product(THREADS, METRICS):
+        own = [unit for unit in units if unit.threads == threads]
+        tables[threads, metric] = [
+            {"threads": threads, "metric": metric, "estimator": estimator.name, "condition": name} | row(errors)
+            for estimator in estimators(metric)
+            for name, errors in by_condition(held_out(own, estimator, metric, repetitions)).items()
+        ]
+    return tables
+
+
+def relative(errors: Iterable[Scored]) -> list[Scored]:
+    """Returns the errors of ratios to the first layout, measured in the same unit."""
+    all_errors = list(errors)
+    first = {id(each.unit): each for each in all_errors if each.layout == 0}
+    found = []
+    for each in all_errors:
+        base = first.get(id(each.unit))
+        if base is not None and each.layout != 0:
+            sd = math.hypot(each.sd, base.sd) if each.sd is not None and base.sd is not None else None
+            found.append(replace(each, error=each.error - base.error, seconds=each.seconds + base.seconds, sd=sd))
     return found
 
 
-def errors_table(cells: Sequence[Cell], repetitions: int) -> list[dict[str, Any]]:
-    """Returns one row for each metric, number of threads, condition and estimator, over both runtimes."""
-    known = {(cell.runtime, cell.threads, cell.condition): cell for cell in cells}
-    table = []
-    for threads, metric, name, condition in itertools.product(THREADS, METRICS, estimators(), CONDITIONS):
-        found: list[float] = []
-        within: list[float] = []
-        for runtime in sorted({cell.runtime for cell in cells}):
-            cell, calm = known.get((runtime, threads, condition)), known.get((runtime, threads, "calm"))
-            if cell is None or calm is None:
-                continue
-            by_unit = errors(cell, calm, name, metric, repetitions)
-            found += by_unit.values()
-            for layout in {layout for layout, _ in by_unit}:
-                own = [error for (other, _), error in by_unit.items() if other == layout]
-                if len(own) > 1:
-                    within.append(float(np.var(own, ddof=1)))
-        if found:
-            table.append(
-                {
-                    "threads": threads, "metric": metric, "estimator": name, "condition": condition,
-                    "rms": 100 * math.sqrt(float(np.mean(np.square(found)))), "bias": 100 * float(np.mean(found)),
-                    "spread": 100 * math.sqrt(float(np.mean(within))) if within else None, "figures": len(found),
-                }
-            )  # fmt: skip
-    return table
+def chosen_constants(units: Sequence[Unit], repetitions: int) -> dict[ClockName, dict[Phase, NoiseModel]]:
+    """Returns `nas.measure.estimator.NOISE` as fitted to all units; the exponent is the best of the shrunken ones."""
+    found: dict[ClockName, dict[Phase, NoiseModel]] = {}
+    for threads, metric in itertools.product(THREADS, METRICS):
+        own = [unit for unit in units if unit.threads == threads]
+        shrunken = replace(NEW[threads, metric], correction="shrunken")
+        by_power = {power: scored(own, shrunken, metric, repetitions, power) for power in shrunken.settings}
+        best = min(by_power, key=lambda power: _rms(by_power[power]))
+        used = NOISE[shrunken.clock][metric].exponent
+        model = fit_interval(by_power[used])
+        found.setdefault(shrunken.clock, {})[metric] = replace(
+            model, exponent=best, correction_weight=model.correction_weight / used
+        )
+    return found
+
+
+# The page.
+
+_PAIRS = 5
+_HEAD = """# Noise of device times, measured
+
+Which statistic over repetitions is nearest to the figure of a calm machine, calm and beside other work. Written by
+`python -m benchmarks.noise.report --page docs/measured/noise.md` from the raw rows in `benchmarks/noise/recorded`;
+[the protocol](../explanation/measurement-protocol.md) says how a figure is computed.
+
+{what}
+
+An **error** is the logarithm of a figure over the mean calm figure of that layout; of a calm figure over that of the
+other calm blocks, divided by the root of 1 + 1 / their number, as they err alike. Constants are fitted on other
+blocks than the one that is scored (where a condition has one block, on other layouts). Estimators are a clock (the
+time that passed, or the processor time of the runner), a statistic over repetitions (`floor`: the mean of the fastest
+fifth; `third`: of the fastest third) and a correction by reference runs: `each` divides every run by the whole
+reference run before it, as protocol 1 did; `ratio` divides the statistic by that of the reference runs, `half` by its
+square root; `shrunken` by a fitted power of it; `smoothed` every run by the smoothed state of the reference; `two-
+way` fits layouts and moments to all runs of the minutes; "both" takes the reference runs before and after. Of decoded
+tokens the median of a run counts; or the 10 % quantile ("fast tokens"), the median over slices of the fastest of each
+("slices"), or the statistic of each token by itself ("by token"). Cells are the root mean square error in per cent,
+and the bias; `held` is how many of all stated 95 % intervals hold the calm figure, `s` the device seconds of a
+figure.
+"""
+
+
+def page(units: Sequence[Unit], repetitions: int) -> str:
+    """Returns the page in Markdown."""
+    parts = [_HEAD.format(what=_what(units, repetitions))]
+    for threads, metric in itertools.product(THREADS, METRICS):
+        own = [unit for unit in units if unit.threads == threads]
+        results = {estimator: held_out(own, estimator, metric, repetitions) for estimator in estimators(metric)}
+        named = f"{_TITLES[metric]}, {threads} thread{'s' * (threads > 1)}"
+        parts += [f"## {named}\n", _comparison(results), ""]
+        chosen = NEW[threads, metric]
+        parts += [f"Protocol 1 (`{OLD.name}`) and this one (`{chosen.name}`):\n", _details(results, (OLD, chosen)), ""]
+        parts += [_equal_seconds(own, metric), ""]
+    parts += ["## Constants\n", _constants(units, repetitions), ""]
+    return "\n".join(parts)
+
+
+_TITLES: Mapping[Phase, str] = {"ttft": "TTFT", "decode": "Decode p50"}
+
+
+def _what(units: Sequence[Unit], repetitions: int) -> str:
+    lines = ["| recording | runtime | threads | layouts | units of each condition |", "| --- | --- | --- | --- | --- |"]
+    for bed in sorted({unit.bed for unit in units}):
+        own = [unit for unit in units if unit.bed == bed]
+        counts = {name: sum(unit.condition == name for unit in own) for name in CONDITIONS}
+        shown = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
+        lines.append(f"| {bed[0]} | {bed[1]} | {bed[2]} | {len(own[0].layouts)} | {shown} |")
+    few = "three for two threads beside loops, where threads that wait for each other take 10 to 25 times as long"
+    return "\n".join(lines) + (
+        f"\n\nA unit is ten rounds ({few}) on a virtual machine of two cores; figures are of {repetitions} repetitions "
+        "or of all that there are. Conditions: one endless loop beside, one for each core, four of them, loops that "
+        "come and go, a process that copies memory, and `calm2`, minutes in which the host itself was slow."
+    )
+
+
+def _comparison(results: Mapping[Estimator, Sequence[Scored]]) -> str:
+    conditions = list(by_condition(results[OLD]))
+    lines = [f"| estimator | {' | '.join(conditions)} | held | s |", "| --- " * (len(conditions) + 3) + "|"]
+    for estimator, errors in results.items():
+        cells = [row(own) for own in by_condition(errors).values()]
+        whole = row(errors)
+        shown = [f"{cell['rms']:.1f} ({cell['bias']:+.1f})" for cell in cells]
+        lines.append(f"| {estimator.name} | {' | '.join(shown)} | {whole['held']:.0f} % | {whole['seconds']:.1f} |")
+    return "\n".join(lines)
+
+
+def _details(results: Mapping[Estimator, Sequence[Scored]], which: Sequence[Estimator]) -> str:
+    head = ("spread", "bias", "rms", "+- stated", "held", "rms of ratio to a layout", "held", "s")
+    lines = [f"| | figures | {' | '.join(head)} |", "| --- " * (len(head) + 2) + "|"]
+    for condition in by_condition(results[OLD]):
+        for estimator in which:
+            own = by_condition(results[estimator])[condition]
+            cell, ratio = row(own), row(relative(own))
+            spread = "" if cell["spread"] is None else f"{cell['spread']:.1f}"
+            version = "1" if estimator == OLD else "now"
+            lines.append(
+                f"| {condition}, {version} | {cell['figures']} | {spread} | {cell['bias']:+.1f} | {cell['rms']:.1f} "
+                f"| {cell['half']:.1f} | {cell['held']:.0f} % | {ratio['rms']:.1f} | {ratio['held']:.0f} % "
+                f"| {cell['seconds']:.1f} |"
+            )
+    return "\n".join(lines)
+
+
+def _equal_seconds(units: Sequence[Unit], metric: str) -> str:
+    """Returns a table of estimators at the device seconds of `_PAIRS` pairs."""
+    runs = [each.seconds for unit in units for each in unit.layouts.values()]
+    candidate, reference = (fmean(each[place] for each in runs) for place in (0, 1))
+    lines = [
+        f"At the device seconds of {_PAIRS} repetitions, each with its reference run:\n",
+        "| estimator | repetitions | calm: spread | calm: rms | all: rms |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for estimator in estimators(metric):
+        cost = candidate + _share(estimator) * reference
+        count = min(10, int(_PAIRS * (candidate + reference) / cost + 1e-9))
+        errors = held_out(units, estimator, metric, count)
+        calm = row(by_condition(errors)[CALM])
+        lines.append(
+            f"| {estimator.name} | {count} | {calm['spread']:.1f} | {calm['rms']:.1f} | {100 * _rms(errors):.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def _constants(units: Sequence[Unit], repetitions: int) -> str:
+    lines = [
+        "Fitted to all units: the power by the least error, the interval by the least interval score (Gneiting and "
+        "Raftery 2007), each condition with the same weight. `NOISE` in `nas/measure/estimator.py` has them.\n",
+        "| clock | figure | best power | power used | base | spread weight | correction weight |",
+        "| --- " * 7 + "|",
+    ]
+    for clock, models in chosen_constants(units, repetitions).items():
+        for metric, model in models.items():
+            used = NOISE[clock][metric].exponent
+            lines.append(
+                f"| {clock} | {_TITLES[metric]} | {model.exponent:g} | {used:g} | {model.base:g} "
+                f"| {model.spread_weight:g} | {model.correction_weight:g} |"
+            )
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -84,16 +84,21 @@ class _Launched(_Strict):
     warm_start: tuple[str, ...] = ()
 
 
+class _Times(_Strict):
+    ttft_ms: Positive
+    decode_ms: Positive
+    run_ms: Positive
+
+
 class _Calibrated(_Strict):
     device: DeviceText
     id: DeviceText
     runtime: DeviceText | None = None
     build: DeviceText | None = None
     ms: Positive | None = None
-    ttft_ms: Positive | None = None
-    decode_ms: Positive | None = None
     protocol: Count = 1
     conditions: Json | None = None
+    times: dict[Annotated[str, Field(pattern=r"^[1-9][0-9]{0,3}$")], _Times] | None = None
 
 
 class _CorpusUsed(_Strict):

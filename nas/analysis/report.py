@@ -32,6 +32,8 @@ _WITH_MEASUREMENTS = ("front", "ranking", "references", "noisy")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 """Prefixes that make a spreadsheet read a cell as a formula."""
 _ROWS_PER_PART = 1000
+_MUCH_MORE_CPU = 0.3
+"""Cores by which the busiest measurement exceeds the median one when it is told, too."""
 _NOISE_OF_LATEST = 400
 """Measurements from which the noise of a study is computed."""
 
@@ -68,6 +70,7 @@ class NoiseSummary(BaseModel):
     """What a study was measured beside, and how sure its times are: medians over measurements."""
 
     foreign_cpu: float | None = Field(description="CPU share of other processes, in cores")
+    most_foreign_cpu: float | None = Field(None, description="the same of the measurement with the most")
     interval: float | None = Field(description="half width of the 95 % intervals of TTFT and decode p50, as a share")
     text: str = Field(description="both as a sentence")
 
@@ -82,9 +85,15 @@ def noise_summary(study: StudySnapshot) -> NoiseSummary | None:
     if not widths and not shares:
         return None
     share, width = median(shares) if shares else None, median(widths) if widths else None
-    parts = [f"measured while other processes used {share:.1f} of a core"] if share is not None else []
+    parts = []
+    if share is not None:
+        # The median says nothing of what ran beside fewer than half of the measurements.
+        most = f" (at most {max(shares):.1f})" if max(shares) >= share + _MUCH_MORE_CPU else ""
+        parts.append(f"measured while other processes used {share:.1f} of a core{most}")
     parts += [f"intervals +-{width:.1%} (median)"] if width is not None else []
-    return NoiseSummary(foreign_cpu=share, interval=width, text="; ".join(parts))
+    return NoiseSummary(
+        foreign_cpu=share, most_foreign_cpu=max(shares, default=None), interval=width, text="; ".join(parts)
+    )
 
 
 def study_table(study: StudySnapshot) -> tuple[list[str], list[Row]]:

@@ -260,16 +260,16 @@ def report_tasks(threads: int, repetitions: int, *, flash_attn: bool = True) -> 
 def expected_seconds(contenders: Sequence[Contender], tasks: Sequence[BenchTask], bench: MeasurementTarget) -> float:
     """Returns the expected time of all repetitions with their reference runs, if none is stored.
 
-    Time grows with active parameters times tokens, at the rate at which the device's reference model runs.
+    Time grows with active parameters times tokens, at the rate at which the reference model runs with as many threads.
     """
     reference, workload = bench.runtime.reference_model(), bench.runtime.reference_workload()
-    run_s = bench.reference.calibration.run_ms / 1e3
     work = reference.params.active * (workload.prompt + _DECODED * workload.gen)
     total = 0.0
     for contender in contenders:
         for task in tasks:
             tokens = task.workload.prompt + _DECODED * task.workload.gen
-            computed = _LONG * contender.active * tokens * run_s / work / task.workload.threads
+            run_s = bench.reference_beside(task.workload).calibration.run_ms / 1e3
+            computed = _LONG * contender.active * tokens * run_s / work
             total += task.repetitions * (computed + contender.parameters / _LOADED_PER_S + run_s)
     return total
 
@@ -491,9 +491,9 @@ class InterleavedBench:
             result.taken.append(Measurement.model_validate(outcome["value"]))
 
     async def _repetition(self, artifact: Artifact, workload: Workload, turn: int) -> dict[str, Any]:
-        bench = self.bench
+        bench, reference = self.bench, self.bench.reference_beside(workload)
         key = measure_key(
-            artifact.sha256, bench.runner, bench.device.id, workload, 1, self.protocol, bench.reference.calibration,
+            artifact.sha256, bench.runner, bench.device.id, workload, 1, self.protocol, reference.calibration,
             self.replicate * _REPLICATES + turn, bench.device.energy_counter, bench.device.page_size,
         )  # fmt: skip
         if row := results.get(self.store, key):
@@ -502,7 +502,7 @@ class InterleavedBench:
         # A new key for the job: the device may still have jobs of an earlier attempt.
         job = content_hash({"compare": key, "at": time.time()})
         try:
-            taken = await measure(subject, bench.reference, self.jobs, job, None, 1, self.protocol)
+            taken = await measure(subject, reference, self.jobs, job, None, 1, self.protocol)
         except CandidateFailed as error:
             return results.put(self.store, key, "measure", dict(failure(error))).payload
         except InfrastructureFailed as error:

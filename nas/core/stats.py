@@ -14,6 +14,7 @@ from statistics import fmean, geometric_mean, median, stdev
 from nas.core.measurement import Figure
 
 __all__ = [
+    "FASTEST",
     "P95_MIN_TOKENS",
     "Z95",
     "floor",
@@ -26,6 +27,9 @@ __all__ = [
 
 Z95 = 1.959964
 """Two-sided 95 % quantile of the normal distribution: half width of an interval in standard errors."""
+
+FASTEST = 5
+"""A floor is the mean of the fastest of so many runs: the lowest fifth."""
 
 P95_MIN_TOKENS = 1000
 """Decoded tokens over all repetitions below which no p95 is reported."""
@@ -59,11 +63,11 @@ def _central_probability(theta: float, dof: int) -> float:
 
 
 def floor(values: Sequence[float]) -> float:
-    """Returns the mean of the lowest third of `values`, rounded up to whole values.
+    """Returns the mean of the lowest fifth of `values`, rounded up to whole values.
 
     Other work on a machine only ever makes a run slower, so the fastest runs are the least disturbed ones.
     """
-    lowest = sorted(values)[: math.ceil(len(values) / 3)]
+    lowest = sorted(values)[: math.ceil(len(values) / FASTEST)]
     return fmean(lowest)
 
 

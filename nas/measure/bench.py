@@ -86,7 +86,8 @@ async def _bench(options: BenchOptions, spec: RuntimeSpace, farm: Farm, log: Log
     subject = Subject(artifact, target.runtime, target.runner, target.device, workload)
     # A key of its own: earlier results are never reused.
     key = content_hash({"bench": artifact.sha256, "at": time.time()})
-    taken = await measure(subject, target.reference, jobs, key, None, options.repetitions, options.protocol)
+    reference = target.reference_beside(workload)
+    taken = await measure(subject, reference, jobs, key, None, options.repetitions, options.protocol)
     seconds = {"export": exported, "measure": time.monotonic() - begun - exported}
     return _report(options, target, artifact, taken, seconds)
 

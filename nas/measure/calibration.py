@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nas.core.canonical import result_key
+from nas.core.canonical import content_hash, result_key
 from nas.core.device import Device, show_cores
 from nas.core.errors import InfrastructureFailed, InvalidInput, StudyChanged, UnknownName, Unsupported
 from nas.core.measurement import ReferenceTimes, Sample
@@ -19,7 +19,7 @@ from nas.core.space import MeasurementSettings, RuntimeSpace
 from nas.core.workload import Workload
 from nas.farm.farm import Farm
 from nas.measure.estimator import read_times
-from nas.measure.protocol import PROTOCOL_VERSION, THROTTLED
+from nas.measure.protocol import PROTOCOL_VERSION, THROTTLED, foreign_cpu
 from nas.measure.reference import (
     CALIBRATION_RUNS,
     CHECK_RUNS,
@@ -39,6 +39,9 @@ from nas.store.calibrations import off_by
 from nas.store.rows import Health
 
 Log = Callable[[str], None]
+
+BUSY_CPU = 0.5
+"""Cores that other processes use from which on a device is slow because of them, rather than because it changed."""
 
 DEPLOY_SEED = 0
 """Seed of the random weights of deploy-scale models: speed does not depend on them."""
@@ -64,12 +67,12 @@ class SavedCalibration:
 
     Args:
         build: of the runner.
-        times: of the reference model.
+        times: number of threads -> of the reference model.
         conditions: `PreparedDevice.conditions` at that time; earlier versions stored only some of them.
     """
 
     build: str
-    times: ReferenceTimes
+    times: Mapping[int, ReferenceTimes]
     conditions: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -83,7 +86,7 @@ class PreparedDevice:
         runtime: of the runner.
         runner: for the device.
         quantisation: of the models.
-        plan: one run of the reference model.
+        plans: number of threads -> one run of the reference model; every number that a workload has.
         cores: workload -> the cores that it runs on; (): any.
     """
 
@@ -92,24 +95,20 @@ class PreparedDevice:
     runtime: Runtime
     runner: Runner
     quantisation: str
-    plan: Plan
+    plans: Mapping[int, Plan]
     cores: Mapping[str, tuple[int, ...]]
-
-    @property
-    def calibration(self) -> str:
-        """The name of its calibration."""
-        return calibration_name(self.plan)
 
     @property
     def conditions(self) -> dict[str, Any]:
         """All inputs of measurement keys that are not part of a search space, as JSON."""
+        references = [calibration_name(plan) for plan in self.plans.values()]
         return {
             "device": self.device.id,
             "build": self.runner.build,
             "energy_counter": self.device.energy_counter,
             "page_size": self.device.page_size or USUAL_PAGE_SIZE,
             "cores": {name: list(cores) for name, cores in self.cores.items()},
-            "calibration": self.calibration,
+            "calibration": references[0] if len(references) == 1 else content_hash(references),
             "protocol": PROTOCOL_VERSION,
             "writer": self.runtime.writer_version,
         }
@@ -135,13 +134,33 @@ class PreparedDevice:
 
 @dataclass(frozen=True)
 class MeasurementTarget:
-    """One device with one runtime, calibrated and ready to measure."""
+    """One device with one runtime, calibrated and ready to measure.
+
+    Args:
+        device: its description.
+        runtime: of the runner.
+        runner: for the device.
+        quantisation: of the models.
+        references: number of threads -> the reference model run with as many.
+    """
 
     device: Device
     runtime: Runtime
     runner: Runner
     quantisation: str
-    reference: Reference
+    references: Mapping[int, Reference]
+
+    @property
+    def reference(self) -> Reference:
+        """The reference model with the fewest threads."""
+        return self.references[min(self.references)]
+
+    def reference_beside(self, workload: Workload) -> Reference:
+        """Returns the reference model with as many threads as `workload` has.
+
+        Threads that wait for each other are slowed down by other processes far more than one thread is.
+        """
+        return self.references[workload.threads]
 
 
 @dataclass(frozen=True)
@@ -196,8 +215,9 @@ class Calibrator:
         self.farm.admit(runtime, runner)
         model = reference_model(self.farm.store, self.scratch, runtime, spec.quantisation)
         cores = self._require_workloads(runtime, model, runner, device)
-        plan = reference_plan(runtime, runner, model, device)
-        return PreparedDevice(device_name, device, runtime, runner, spec.quantisation, plan, cores)
+        threads = sorted({workload.threads for workload in self.workloads.values()}) or [1]
+        plans = {count: reference_plan(runtime, runner, model, device, count) for count in threads}
+        return PreparedDevice(device_name, device, runtime, runner, spec.quantisation, plans, cores)
 
     async def calibrated(self, prepared: PreparedDevice, saved: SavedCalibration | None = None) -> MeasurementTarget:
         """Calibrates a prepared device; `saved` is that of `target`.
@@ -205,17 +225,21 @@ class Calibrator:
         Raises:
             NasError: see `target`.
         """
-        device, runtime, runner, plan = prepared.device, prepared.runtime, prepared.runner, prepared.plan
+        device, runtime, plans = prepared.device, prepared.runtime, prepared.plans
         if saved is None:
-            times = await self._calibration(device, runtime, plan)
+            times = {threads: await self._calibration(device, runtime, plan) for threads, plan in plans.items()}
         else:
             prepared.require_unchanged({**saved.conditions, "build": saved.build})
-            times = saved.times
+            times = dict(saved.times)
             if devices.get(self.farm.store, device.id).health is Health.BAD:
-                await self._run_reference(device, runtime, plan, CHECK_RUNS)
-        name = (device.id, runtime.name, prepared.calibration)
-        note = partial(calibrations.note_runs, self.farm.store, name, calibration_ms=times.run_ms)
-        return MeasurementTarget(device, runtime, runner, prepared.quantisation, Reference(plan, times, note))
+                await self._run_reference(device, runtime, plans[min(plans)], CHECK_RUNS)
+        references = {threads: self._reference(prepared, plan, times[threads]) for threads, plan in plans.items()}
+        return MeasurementTarget(device, runtime, prepared.runner, prepared.quantisation, references)
+
+    def _reference(self, prepared: PreparedDevice, plan: Plan, times: ReferenceTimes) -> Reference:
+        place = (prepared.device.id, prepared.runtime.name, calibration_name(plan))
+        note = partial(calibrations.note_runs, self.farm.store, place, calibration_ms=times.run_ms)
+        return Reference(plan, times, note)
 
     def _require_workloads(
         self, runtime: Runtime, model: Artifact, runner: Runner, device: Device
@@ -243,27 +267,38 @@ class Calibrator:
         """Returns the device's calibration; calibrates the device if there is none, or it does not hold any more.
 
         The device need not be calm. A few runs of the reference model decide whether a known calibration is kept; if
-        they are off it, many more have a second look.
+        they are off it, many more have a second look. A device that is slower beside other processes is busy and keeps
+        its calibration.
         """
         place = (device.id, runtime.name, calibration_name(plan))
         known = known_calibration(self.farm.store, place)
-        samples: list[Sample] = []
+        runs: list[tuple[Sample, bool]] = []
         if known is not None:
-            samples = await self._run_reference(device, runtime, plan, CHECK_RUNS)
-            if not _off(samples, plan, known)[1]:
+            runs = await self._run_reference(device, runtime, plan, CHECK_RUNS)
+            if not _off([sample for sample, _ in runs], plan, known)[1]:
                 return known
-        self.log(f"{device.id}: calibrating {runtime.name} ({CALIBRATION_RUNS} runs of the reference model)")
-        samples += await self._run_reference(device, runtime, plan, CALIBRATION_RUNS)
+        threads = f", {plan.threads} threads" if plan.threads > 1 else ""
+        self.log(f"{device.id}: calibrating {runtime.name} ({CALIBRATION_RUNS} runs of the reference model{threads})")
+        runs += await self._run_reference(device, runtime, plan, CALIBRATION_RUNS)
+        samples = [sample for sample, _ in runs]
         if known is not None:
             off, replace = _off(samples, plan, known)
             if not replace:
+                return known
+            if off > 0 and all(busy for _, busy in runs):
+                self.log(f"{device.id}: the reference model runs {off:+.1%} off its calibration beside other processes")
                 return known
             why = "it was calibrated in a bad minute" if off < 0 else "the device changed"
             self.log(f"{device.id}: the reference model runs {off:+.1%} off its calibration: {why}; calibrated again")
         return keep_calibration(self.farm.store, place, samples, plan.threads)
 
-    async def _run_reference(self, device: Device, runtime: Runtime, plan: Plan, runs: int) -> list[Sample]:
+    async def _run_reference(
+        self, device: Device, runtime: Runtime, plan: Plan, runs: int
+    ) -> list[tuple[Sample, bool]]:
         """Runs the reference model `runs` times; a device on which it works is in good health.
+
+        Returns:
+            The sample of each run, and whether other processes had much of the device meanwhile.
 
         Raises:
             InfrastructureFailed: runs failed, or the device throttled, in all attempts.
@@ -271,13 +306,17 @@ class Calibrator:
         key = result_key(
             "calibrate", device=device.id, build=plan.runner.build, protocol=PROTOCOL_VERSION, at=time.time()
         )
-        samples: list[Sample] = []
+        samples: list[tuple[Sample, bool]] = []
         failures: list[str] = []
         cool_down_s = 0.0
         for attempt in range(self.protocol.max_attempts + 1):
             missing = runs - len(samples)
             good, failed = await calibrate(plan, runtime, device, self.jobs, key, attempt, missing, cool_down_s)
-            samples += [sample for sample, pair in good if not pair.candidate.conditions.throttled]
+            samples += [
+                (sample, (foreign_cpu([pair.candidate.conditions], pair.foreign_cpu) or 0.0) > BUSY_CPU)
+                for sample, pair in good
+                if not pair.candidate.conditions.throttled
+            ]
             throttled = any(pair.candidate.conditions.throttled for _, pair in good)
             failures += [*failed, *([THROTTLED] if throttled else [])]
             cool_down_s = COOL_DOWN_S * 2**attempt if throttled else 0.0

@@ -8,6 +8,7 @@ times are corrected by its floor in the same minutes. Pure functions; all consta
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -41,24 +42,42 @@ class NoiseModel:
 NOISE: Mapping[ClockName, Mapping[Phase, NoiseModel]] = {
     # One thread, by its processor time.
     "cpu": {
-        "ttft": NoiseModel(exponent=1.0, base=0.012, spread_weight=1.0, correction_weight=0.25),
-        "decode": NoiseModel(exponent=1.0, base=0.018, spread_weight=1.0, correction_weight=0.25),
+        "ttft": NoiseModel(exponent=0.5, base=0.018, spread_weight=1.0, correction_weight=0.2),
+        "decode": NoiseModel(exponent=1.0, base=0.022, spread_weight=1.0, correction_weight=0.75),
     },
     # Several threads, which wait for each other, or a runner that does not report processor time.
     "wall": {
-        "ttft": NoiseModel(exponent=1.0, base=0.03, spread_weight=1.5, correction_weight=0.5),
-        "decode": NoiseModel(exponent=1.0, base=0.03, spread_weight=1.5, correction_weight=0.5),
+        "ttft": NoiseModel(exponent=1.0, base=0.13, spread_weight=0.5, correction_weight=0.2),
+        "decode": NoiseModel(exponent=1.0, base=0.1, spread_weight=0.5, correction_weight=0.25),
     },
 }
-"""Constants of the protocol: first values, from three layouts on llama.cpp on one busy machine of two cores.
+"""Constants of the protocol, fitted to recorded runs of both runtimes on a calm and a busy machine of two cores.
 
-`benchmarks/noise` records more layouts and both runtimes, and compares estimators on them.
+`python -m benchmarks.noise.report` prints the fit and how often intervals hold; see docs/measured/noise.md.
 """
+
+
+SLICE = 16
+"""Decoded tokens of which the fastest counts."""
+
+
+def token_time(times: Sequence[float], size: int = SLICE) -> float:
+    """Returns the median over slices of the fastest token of each slice.
+
+    Other processes interrupt tokens, not slices; a longer context slows all tokens of a slice.
+
+    Args:
+        times: of the tokens of one run, in order.
+        size: consecutive tokens of a slice, at least; fewer tokens in all are one slice.
+    """
+    count = max(1, len(times) // size)
+    edges = [len(times) * place // count for place in range(count + 1)]
+    return statistics.median(min(times[begin:end]) for begin, end in itertools.pairwise(edges))
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Times of each repetition in ms, on one clock; of decoded tokens the median and the mean."""
+    """Times of each repetition in ms, on one clock; of decoded tokens `token_time` and the mean."""
 
     clock: ClockName
     ttft: Sequence[float]
@@ -79,7 +98,7 @@ def read_times(samples: Sequence[Sample], threads: int) -> Times:
     return Times(
         clock,
         ttft=ttft,
-        p50=[statistics.median(each) for each in tokens],
+        p50=[token_time(each) for each in tokens],
         mean=[statistics.fmean(each) for each in tokens],
         run=[first + sum(each) for first, each in zip(ttft, tokens, strict=True)],
     )

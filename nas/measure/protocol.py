@@ -19,7 +19,7 @@ from nas.core.workload import Workload
 from nas.measure.estimator import rate, read_times, slowness, time_figures
 from nas.store.calibrations import ReferenceRun
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Version of the measurement protocol (warm-up, timing, interleaving). Raise it when figures change their meaning."""
 
 UNDISTURBED_CPU = 0.05
@@ -34,7 +34,7 @@ Parse = Callable[[RawRun], Sample]
 
 
 def judge(
-    pair: Pair, parse: Parse, calibration: ReferenceTimes | None, attempt: int, reference_threads: int = 1
+    pair: Pair, parse: Parse, calibration: ReferenceTimes | None, attempt: int, threads: int = 1
 ) -> tuple[Repetition, CandidateFailed | None]:
     """Judges one repetition.
 
@@ -43,7 +43,7 @@ def judge(
         parse: the runtime's reading of a run.
         calibration: the reference's times when the device was calibrated; None where no reference is run.
         attempt: which round this is, from 0.
-        reference_threads: of the reference run.
+        threads: of both runs.
 
     Returns:
         The repetition, and the candidate's failure if its run failed and the reference's did not.
@@ -58,7 +58,7 @@ def judge(
         return _refused(f"the run failed: {failed}", attempt, conditions), candidates_fault
     drift = None
     if reference is not None and calibration is not None:
-        drift = read_times([reference], reference_threads).run[0] / calibration.run_ms - 1
+        drift = read_times([reference], threads).run[0] / calibration.run_ms - 1
     runs = [run.conditions for run in (pair.reference, pair.candidate) if run is not None]
     throttled = any(run.throttled for run in runs)
     return Repetition(
@@ -82,7 +82,7 @@ def reference_runs(pairs: Sequence[Pair], repetitions: Sequence[Repetition]) -> 
 
 def measurement(
     repetitions: Sequence[Repetition], *, artifact: str, runtime: str, build: str, patched: bool, device: str,
-    workload: Workload, file_bytes: int, calibration: ReferenceTimes | None, wall_s: float, reference_threads: int = 1,
+    workload: Workload, file_bytes: int, calibration: ReferenceTimes | None, wall_s: float,
 ) -> Measurement:  # fmt: skip
     """Builds the result of a measure stage."""
     counted = [rep for rep in repetitions if rep.valid and rep.sample is not None]
@@ -91,7 +91,7 @@ def measurement(
     samples = [rep.sample for rep in counted if rep.sample is not None]
     return Measurement(
         artifact=artifact, runtime=runtime, build=build, patched=patched, device=device, workload=workload,
-        figures=summarise(counted, workload, file_bytes, calibration, reference_threads),
+        figures=summarise(counted, workload, file_bytes, calibration),
         repetitions=list(repetitions), protocol=PROTOCOL_VERSION, clock=read_times(samples, workload.threads).clock,
         refused_share=sum(not rep.valid for rep in repetitions) / max(1, len(repetitions)),
         foreign_cpu=statistics.median(shares) if shares else None, calibration=calibration,
@@ -101,8 +101,7 @@ def measurement(
 
 
 def summarise(
-    repetitions: Sequence[Repetition], workload: Workload, file_bytes: int, calibration: ReferenceTimes | None = None,
-    reference_threads: int = 1,
+    repetitions: Sequence[Repetition], workload: Workload, file_bytes: int, calibration: ReferenceTimes | None = None
 ) -> dict[str, Figure]:  # fmt: skip
     """Computes the figures of the repetitions that count.
 
@@ -111,7 +110,7 @@ def summarise(
     """
     samples = [rep.sample for rep in repetitions if rep.sample is not None]
     beside = [rep.reference for rep in repetitions if rep.reference is not None]
-    reference = read_times(beside, reference_threads).floors() if beside else None
+    reference = read_times(beside, workload.threads).floors() if beside else None
     figures = time_figures(
         samples, read_times(samples, workload.threads), slowness(reference, calibration), workload.gen
     )

@@ -110,15 +110,17 @@ def export_to_store(
     return artifact
 
 
-def reference_plan(runtime: Runtime, runner: Runner, model: Artifact, device: Device) -> Plan:
-    """Plans one reference run, on the cores that the device measures on."""
-    return runtime.plan(model, runner, device.pinned(runtime.reference_workload()), DEADLINE_S)
+def reference_plan(runtime: Runtime, runner: Runner, model: Artifact, device: Device, threads: int = 1) -> Plan:
+    """Plans one reference run with `threads`, on the cores that the device measures on."""
+    workload = runtime.reference_workload().model_copy(update={"threads": threads})
+    return runtime.plan(model, runner, device.pinned(workload), DEADLINE_S)
 
 
 def calibration_name(plan: Plan) -> str:
-    """Returns the name of a calibration: it depends on runner, model, workload, cores and the protocol's version."""
+    """Returns the name of a calibration, which depends on runner, model, workload, threads, cores and protocol."""
     inputs = plan.model_dump(mode="json")["inputs"]
     named = {"protocol": PROTOCOL_VERSION, "build": plan.runner.build, "inputs": inputs, "args": plan.args}
+    named |= {"threads": plan.threads}
     return content_hash(named | ({"affinity": plan.affinity} if plan.affinity else {}))
 
 

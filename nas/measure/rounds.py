@@ -49,7 +49,7 @@ class Reference:
     """A device's calibrated reference model.
 
     Args:
-        plan: one run of it.
+        plan: one run of it, with as many threads as what is measured beside it.
         calibration: what it takes, as figures refer to it.
         note: stores the reference runs of a job, given its id.
     """
@@ -101,7 +101,7 @@ async def measure(
         result = await jobs.run(key, number, subject.device.id, round_, trial)
         wall_s += result.wall_s
         judged = [
-            judge(pair, subject.runtime.parse, reference.calibration, attempt, reference.plan.threads)
+            judge(pair, subject.runtime.parse, reference.calibration, attempt, subject.workload.threads)
             for pair in result.pairs
         ]
         reps = [rep for rep, _ in judged]
@@ -149,7 +149,6 @@ def _result(subject: Subject, reference: Reference, done: list[Repetition], wall
         done, artifact=subject.artifact.sha256, runtime=subject.runtime.name, build=subject.runner.build,
         patched=subject.runner.patched, device=subject.device.id, workload=subject.workload,
         file_bytes=subject.artifact.size, calibration=reference.calibration, wall_s=wall_s,
-        reference_threads=reference.plan.threads,
     )  # fmt: skip
 
 

@@ -104,10 +104,10 @@ class Measurer:
         return found
 
     async def _workload(self, artifact: Artifact, bench: MeasurementTarget, workload: Workload) -> Measurement:
-        pinned = bench.device.pinned(workload)
+        pinned, reference = bench.device.pinned(workload), bench.reference_beside(workload)
         key = measure_key(
             artifact.sha256, bench.runner, bench.device.id, pinned, self.repetitions, self.space.protocol,
-            bench.reference.calibration, energy_counter=bench.device.energy_counter, page_size=bench.device.page_size,
+            reference.calibration, energy_counter=bench.device.energy_counter, page_size=bench.device.page_size,
         )  # fmt: skip
         row = results.get(self.farm.store, key)
         if row is not None:
@@ -120,8 +120,8 @@ class Measurer:
         tries = sum(attempt.job is None for attempt in outcomes.attempts_of_key(store, key))
         try:
             taken = await measure(
-                subject, bench.reference, self.farm.jobs(None), key, None, self.repetitions, protocol,
-                past_tries=tries,
+                subject, bench.reference_beside(subject.workload), self.farm.jobs(None), key, None, self.repetitions,
+                protocol, past_tries=tries,
             )  # fmt: skip
         except CandidateFailed as error:
             results.put(store, key, "measure", failure(error))

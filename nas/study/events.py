@@ -106,11 +106,10 @@ class Calibrated(Note):
         runtime: name.
         id: of the device.
         build: of the runtime's runner.
-        ms: timed work of a run of the reference model.
-        ttft_ms: its TTFT; None: the study began under protocol 1.
-        decode_ms: its time per token; likewise.
+        ms: timed work of a run of the reference model, with the fewest threads that are measured.
         protocol: version of the measurement protocol that the study's figures are measured by.
         conditions: `nas.measure.calibration.PreparedDevice.conditions`; None: the first versions stored none.
+        times: number of threads -> `ReferenceTimes` of the reference model; None: of an earlier protocol.
     """
 
     what: ClassVar[str] = CALIBRATED
@@ -119,10 +118,9 @@ class Calibrated(Note):
     id: str
     build: str
     ms: float
-    ttft_ms: float | None = None
-    decode_ms: float | None = None
     protocol: int = 1
     conditions: Mapping[str, Any] | None = None
+    times: Mapping[str, Mapping[str, float]] | None = None
 
     @property
     def known_conditions(self) -> Mapping[str, Any]:
@@ -131,7 +129,7 @@ class Calibrated(Note):
 
     def to_json(self) -> Json:
         """See `Note`."""
-        return {name: each for name, each in super().to_json().items() if name != "conditions" or each}
+        return {name: each for name, each in super().to_json().items() if each is not None}
 
     @classmethod
     def from_json(cls, payload: Mapping[str, Any]) -> Self:

@@ -193,18 +193,18 @@ async def _targets(
         name = (each.name, each.runtime.name)
         targets[name] = target = await calibrator.calibrated(each, saved.get(name))
         if name not in saved:
-            times, build = target.reference.calibration, each.runner.build
-            note = Calibrated(
-                *name, each.device.id, build, times.run_ms, times.ttft_ms, times.decode_ms, PROTOCOL_VERSION,
-                each.conditions,
-            )  # fmt: skip
-            ledger.note(None, note)
+            times = {str(threads): one.calibration.model_dump() for threads, one in target.references.items()}
+            ms = target.reference.calibration.run_ms
+            ledger.note(
+                None,
+                Calibrated(*name, each.device.id, each.runner.build, ms, PROTOCOL_VERSION, each.conditions, times),
+            )
     return targets
 
 
 def _saved(note: Calibrated) -> SavedCalibration:
-    assert note.ttft_ms is not None and note.decode_ms is not None, "checked by `_nothing_to_measure`"
-    times = ReferenceTimes(ttft_ms=note.ttft_ms, decode_ms=note.decode_ms, run_ms=note.ms)
+    assert note.times is not None, "checked by `_nothing_to_measure`"
+    times = {int(threads): ReferenceTimes.model_validate(each) for threads, each in note.times.items()}
     return SavedCalibration(note.build, times, note.known_conditions)
 
 

@@ -285,17 +285,18 @@ class StageWork:
         """Measures `repetitions` of one workload on one device and runtime; a higher `replicate` measures once more."""
         target = self.targets[where.device, where.runtime]
         workload = target.device.pinned(self.space.workloads[where.workload])
+        reference = target.reference_beside(workload)
         protocol = self.space.protocol
         key = measure_key(
             artifact.sha256, target.runner, target.device.id, workload, repetitions, protocol,
-            target.reference.calibration, replicate, target.device.energy_counter, target.device.page_size,
+            reference.calibration, replicate, target.device.energy_counter, target.device.page_size,
         )  # fmt: skip
         subject = Subject(artifact, target.runtime, target.runner, target.device, workload)
 
         async def act() -> Outcome:
             try:
                 taken = await measure(
-                    subject, target.reference, self.jobs, key, trial, repetitions, protocol,
+                    subject, reference, self.jobs, key, trial, repetitions, protocol,
                     past_tries=self.ledger.tries(key),
                 )  # fmt: skip
             except CandidateFailed as error:

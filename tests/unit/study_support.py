@@ -272,7 +272,7 @@ class Bed:
         artifacts.put_file(self.store, reference)
         plan = self.runtime.plan(artifact, runner, self.runtime.reference_workload(), 60.0)
         calibration = read_times([self.runtime.parse(self.jobs._run(plan))], plan.threads).floors()
-        return MeasurementTarget(DEVICE, self.runtime, runner, "q4_0", Reference(plan, calibration))
+        return MeasurementTarget(DEVICE, self.runtime, runner, "q4_0", {plan.threads: Reference(plan, calibration)})
 
     def orchestrator(self, ledger: Ledger, trials: int) -> Orchestrator:
         """To be made inside a running event loop."""

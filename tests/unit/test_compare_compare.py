@@ -76,7 +76,11 @@ class Lab:
         alone = Round(candidate=plan, repetitions=1, reference=None)
         calibrated = asyncio.run(self.jobs.inner.run("calibration", 0, DEVICE.id, alone)).pairs[0].candidate
         self.bench = MeasurementTarget(
-            DEVICE, self.runtime, runner, "q4_0", Reference(plan, reference_times(self.runtime.parse(calibrated)))
+            DEVICE,
+            self.runtime,
+            runner,
+            "q4_0",
+            {1: Reference(plan, reference_times(self.runtime.parse(calibrated)))},
         )
         self.told: list[str] = []
 

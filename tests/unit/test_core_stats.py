@@ -22,9 +22,9 @@ def test_t_critical_is_scipys(confidence: float, dof: int) -> None:
 
 @pytest.mark.parametrize(
     ("values", "expected"),
-    [([5.0], 5.0), ([5.0, 4.0], 4.0), ([9.0, 3.0, 7.0], 3.0), ([9.0, 3.0, 7.0, 4.0], 3.5), ([1.0] * 9 + [50.0], 1.0)],
+    [([5.0], 5.0), ([5.0, 4.0], 4.0), ([9.0, 3.0, 7.0, 5.0, 8.0], 3.0), ([9.0, 3.0, 7.0, 4.0, 5.0, 8.0], 3.5)],
 )
-def test_the_floor_is_the_mean_of_the_lowest_third(values: list[float], expected: float) -> None:
+def test_the_floor_is_the_mean_of_the_lowest_fifth(values: list[float], expected: float) -> None:
     assert stats.floor(values) == pytest.approx(expected)
 
 

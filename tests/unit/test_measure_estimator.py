@@ -13,7 +13,17 @@ from study_support import reference_times, sample
 from nas.core.measurement import Figure, ReferenceTimes, Sample
 from nas.core.stats import Z95
 from nas.measure import estimator
-from nas.measure.estimator import NOISE, NoiseModel, rate, read_times, slowness, spread, time_figures
+from nas.measure.estimator import (
+    NOISE,
+    SLICE,
+    NoiseModel,
+    rate,
+    read_times,
+    slowness,
+    spread,
+    time_figures,
+    token_time,
+)
 
 STILL = {"ttft": 1.0, "decode": 1.0}
 
@@ -49,6 +59,15 @@ def test_one_thread_is_timed_by_its_processor_time() -> None:
 def test_anything_else_is_timed_by_the_wall(threads: int, samples: list[Sample]) -> None:
     assert read_times(samples, threads).clock == "wall"
     assert figures(samples, threads)["ttft"].value == pytest.approx(30.0)
+
+
+def test_tokens_that_were_interrupted_do_not_count_and_a_longer_context_does() -> None:
+    growing = [1.0 + place / 100 for place in range(3 * SLICE + 2)]
+    calm = token_time(growing)
+    assert calm == growing[16], "the fastest token of the middle one of three slices"
+    assert token_time([time * (1 if place % SLICE < 2 else 5) for place, time in enumerate(growing)]) == calm
+    assert token_time([3.0, 2.0, 4.0]) == 2.0, "too few for two slices"
+    assert token_time([3.0, 2.0, 4.0, 5.0], size=2) == 3.0
 
 
 def test_slow_repetitions_do_not_move_a_figure() -> None:

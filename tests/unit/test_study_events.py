@@ -41,11 +41,11 @@ LAYOUT = Layout.parse("d64 v256 ffn=swiglu:96 [C3 A2/1]")
 SEEN = Observation(LAYOUT, "complete", {"quality": -1.0}, {"ttft@chat": -0.1}, 2, {"quality": 0.1}).to_json()
 QUALITY = {"rung": "top", "value": 1.0, "per_group": {"lm": 1.0}, "sd": 0.1, "n_seeds": 2}
 CALIBRATED = {"what": "calibrated", "device": "local", "runtime": "fake", "id": "box", "build": "b", "ms": 3.5}
-TIMES = {"ttft_ms": 1.5, "decode_ms": 0.1, "protocol": 2}
+TIMES = {"times": {"1": {"ttft_ms": 1.5, "decode_ms": 0.1, "run_ms": 3.5}}}
 STORED: list[tuple[type[Note], dict[str, Any]]] = [
     (Launched, {"what": "launched", "trials": 5, "warm_start": ["first"]}),
-    (Calibrated, CALIBRATED | TIMES),
-    (Calibrated, {**CALIBRATED, **TIMES, "conditions": {"page_size": 4096}}),
+    (Calibrated, {**CALIBRATED, "protocol": 2}),
+    (Calibrated, {**CALIBRATED, "protocol": 3, "conditions": {"page_size": 4096}, **TIMES}),
     (CorpusUsed, {"what": "corpus", "hash": "0" * 64}),
     (CorpusUsed, {"what": "corpus", "hash": "0" * 64, "versions": {"trainer": 1}}),
     (CorpusUsed, {"what": "corpus", "hash": "0" * 64, "versions": {"trainer": 1}, "made_of": {"python": "3.11.7"}}),
@@ -87,7 +87,13 @@ def test_a_launch_of_the_first_versions_had_no_warm_start_and_could_accept_noise
 
 
 def test_a_calibration_of_the_first_versions_is_of_the_first_protocol() -> None:
-    assert notes(log(CALIBRATED), Calibrated) == [Calibrated("local", "fake", "box", "b", 3.5, None, None, 1)]
+    assert notes(log(CALIBRATED), Calibrated) == [Calibrated("local", "fake", "box", "b", 3.5, 1)]
+
+
+def test_times_of_a_calibration_of_protocol_2_are_not_read() -> None:
+    """Such a study cannot be resumed: nothing asks for them."""
+    before = CALIBRATED | {"ttft_ms": 1.5, "decode_ms": 0.1, "protocol": 2}
+    assert notes(log(before), Calibrated) == [Calibrated("local", "fake", "box", "b", 3.5, 2)]
 
 
 def test_time_between_launches_does_not_count() -> None:

@@ -89,7 +89,7 @@ class DualBed(Bed):
         artifacts.put_file(self.store, reference)
         plan = self.other.plan(model, runner, self.other.reference_workload(), 60.0)
         calibration = read_times([self.other.parse(self.jobs._run(plan))], plan.threads).floors()
-        return MeasurementTarget(DEVICE, self.other, runner, "q4_0", Reference(plan, calibration))
+        return MeasurementTarget(DEVICE, self.other, runner, "q4_0", {1: Reference(plan, calibration)})
 
 
 def bed(folder: Path, other: type[FakeRuntime] = FakeRuntime, **changes: Any) -> DualBed:

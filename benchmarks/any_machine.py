@@ -1,0 +1,257 @@
+"""Runs the demo, and a study on two runtimes, idle and beside other work, and tabulates how far the answers agree.
+
+    python -m benchmarks.any_machine run [--runs 3] [--only demo-loops ...] [--folder benchmarks/recorded/any_machine]
+    python -m benchmarks.any_machine table [--folder ...]
+
+`demo` is `nas launch --space lfm2-demo`, `two-runtimes` a study of 20 layouts of lfm2-two-runtimes-demo. Conditions:
+`idle`; `loop`, one endless loop; `loops`, one for each core; `setup`, `make setup` of another clone with empty caches,
+again and again until the launch ends. Every run has an empty folder of studies and its own database, so that nothing
+measured before is reused; runtime builds come from the usual cache. One file for each run: a run that has its file is
+skipped, so the script may be stopped and started again. Needs the machine for hours; put nothing else on it.
+
+Agreement is with each idle run of the same study, the mean of them: of the layouts that both tried, how many are
+feasible in both or neither; of the idle front's layouts that both tried, how many are on the other front, too; and the
+rank correlation (Spearman) of the objectives of layouts that both completed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from nas.analysis.agreement import rank_correlation
+
+Json = dict[str, Any]
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = Path(__file__).parent / "recorded" / "any_machine"
+STUDIES: Mapping[str, tuple[str, ...]] = {
+    "demo": ("--space", "lfm2-demo"),
+    "two-runtimes": ("--space", "lfm2-two-runtimes-demo", "--trials", "20"),
+}
+PLAN = (
+    ("demo", "idle"),
+    ("demo", "loops"),
+    ("demo", "setup"),
+    ("two-runtimes", "idle"),
+    ("two-runtimes", "loop"),
+)
+FEASIBLE = ("complete", "stopped")
+"""States of trials that kept the budgets."""
+
+NAS = (str(Path(sys.executable).parent / "nas"),)
+
+_DEADLINE_S = 7200.0
+_LOOP = (sys.executable, "-c", "while True: pass")
+
+
+def main() -> None:
+    """Runs what is missing, or prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("run", "table"))
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument("--runs", type=int, default=3, help="of the demo in each condition; the study runs once")
+    parser.add_argument("--only", action="append", help="STUDY-CONDITION; repeatable")
+    options = parser.parse_args()
+    if options.what == "run":
+        run_missing(options.folder, options.runs, options.only)
+    print(table(read_results(options.folder)))
+
+
+def run_missing(folder: Path, runs: int, only: Sequence[str] | None) -> None:
+    """Runs each study in each condition unless its file is there; conditions take turns."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(runs):
+        for study, condition in PLAN:
+            path = folder / f"{study}-{condition}-{number}.json"
+            unwanted = only is not None and f"{study}-{condition}" not in only
+            if path.exists() or unwanted or (study != "demo" and number > 0):
+                continue
+            print(f"{path.name}: running", file=sys.stderr, flush=True)
+            result = {"study": study, "condition": condition, "run": number} | launch(STUDIES[study], condition)
+            part = path.with_suffix(".part")
+            part.write_text(json.dumps(result, indent=1) + "\n")
+            part.replace(path)
+
+
+def launch(arguments: Sequence[str], condition: str, nas: Sequence[str] = NAS) -> Json:
+    """Launches one study beside other work, and returns its time, exit code and summary."""
+    with tempfile.TemporaryDirectory(prefix="hilnas-any-") as scratch:
+        env = os.environ | {"NAS_HOME": f"{scratch}/home"}
+        command = [*nas, "launch", *arguments, "--study", "any", "--yes"]
+        with beside(condition, Path(scratch)):
+            begun = time.monotonic()
+            process = subprocess.Popen(command, cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True)
+            assert process.stderr is not None
+            first, lines = None, []
+            watchdog = threading.Timer(_DEADLINE_S, process.kill)
+            watchdog.start()
+            with process:
+                for line in process.stderr:
+                    lines.append(line.rstrip())
+                    if first is None and " reference, " in line:
+                        first = time.monotonic() - begun
+            exit_code = process.returncode
+            watchdog.cancel()
+            seconds = time.monotonic() - begun
+        show = [*nas, "study", "show", "any", "--json"]
+        shown = subprocess.run(show, cwd=ROOT, env=env, capture_output=True, text=True)
+    summary = summarised(json.loads(shown.stdout)) if shown.returncode == 0 else {"error": shown.stderr[-500:]}
+    took = {"seconds": round(seconds, 1), "first_figure_s": None if first is None else round(first, 1)}
+    return {"exit_code": exit_code, **took, **summary, "last_lines": lines[-8:]}
+
+
+def summarised(report: Mapping[str, Any]) -> Json:
+    """Returns what is kept of `nas study show --json`; layouts as text."""
+    volume = report["hypervolume_ci95"] or {}
+    return {
+        "trials": report["trials"],
+        "hypervolume": report["hypervolume"],
+        "hypervolume_ci95": [volume.get("low"), volume.get("high")],
+        "noise": report["noise"],
+        "front": [row["layout"] for row in report["front"]],
+        "objectives": {row["layout"]: row["objectives"] for row in report["ranking"]},
+        "states": {each["layout"]: each["status"] for each in report["told"]},
+    }
+
+
+@contextlib.contextmanager
+def beside(condition: str, scratch: Path) -> Iterator[None]:
+    """Keeps the work of a condition running."""
+    count = {"idle": 0, "loop": 1, "loops": os.cpu_count() or 1, "setup": 1}[condition]
+    ended = threading.Event()
+    make = partial(_setup, scratch) if condition == "setup" else _loop
+    threads = [threading.Thread(target=_keep_running, args=(make, ended)) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+
+
+def _keep_running(make: Callable[[int], subprocess.Popen[bytes]], ended: threading.Event) -> None:
+    turn = 0
+    while not ended.is_set():
+        process = make(turn)
+        turn += 1
+        while process.poll() is None and not ended.wait(0.2):
+            pass
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _loop(turn: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(_LOOP, start_new_session=True)
+
+
+def _setup(scratch: Path, turn: int) -> subprocess.Popen[bytes]:
+    clone = scratch / f"clone-{turn}"
+    env = os.environ | {"NAS_CACHE": str(clone / "cache"), "NAS_HOME": str(clone / "home")}
+    script = f"git clone -q {ROOT} {clone} && make -C {clone} setup"
+    return subprocess.Popen(
+        ("sh", "-c", script), env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+
+
+# The table.
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far a run agrees with idle ones; see the module. None: nothing to compare."""
+
+    layouts: float
+    feasible: float | None
+    front: float | None
+    correlation: Mapping[str, float]
+
+
+def read_results(folder: Path) -> list[Json]:
+    """Returns the results, by study, condition and run."""
+    order = {place: index for index, place in enumerate(PLAN)}
+    found = [json.loads(path.read_text()) for path in folder.glob("*.json")]
+    return sorted(found, key=lambda each: (order[each["study"], each["condition"]], each["run"]))
+
+
+def agreement(result: Json, idle: Sequence[Json]) -> Agreement | None:
+    """Returns the mean agreement with each of `idle`; None if there is none."""
+    pairs = [(one, result) for one in idle if "states" in one and "states" in result]
+    if not pairs:
+        return None
+    common = [sorted(one["states"].keys() & other["states"].keys()) for one, other in pairs]
+    feasible, front = [], []
+    found: dict[str, list[float]] = {}
+    for (one, other), layouts in zip(pairs, common, strict=True):
+        same = [(one["states"][each] in FEASIBLE) == (other["states"][each] in FEASIBLE) for each in layouts]
+        feasible += [fmean(same)] if same else []
+        best = [each for each in one["front"] if each in other["states"]]
+        front += [fmean(each in other["front"] for each in best)] if best else []
+        both = sorted(one["objectives"].keys() & other["objectives"].keys())
+        for name in next(iter(one["objectives"].values()), {}):
+            values = [[each["objectives"][layout][name] for layout in both] for each in (one, other)]
+            known = [pair for pair in zip(*values, strict=True) if None not in pair]
+            if len(known) > 2:
+                rho = rank_correlation(*zip(*known, strict=True), kendall=False).spearman
+                found.setdefault(name, []).extend([] if rho is None else [rho.value])
+    correlation = {name: fmean(values) for name, values in found.items() if values}
+    return Agreement(fmean(map(len, common)), _mean(feasible), _mean(front), correlation)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
+
+
+def table(results: Sequence[Json]) -> str:
+    """Returns the table in Markdown."""
+    lines = [
+        "| study, beside | run | s | first figure, s | exit | front | hypervolume (95 %) | other processes, cores "
+        "| layouts in common | feasible alike | front in common | rank correlation |",
+        "| --- " * 12 + "|",
+    ]
+    for result in results:
+        idle = [
+            each
+            for each in results
+            if each["study"] == result["study"] and each["condition"] == "idle" and each is not result
+        ]
+        found = agreement(result, idle)
+        low, high = result.get("hypervolume_ci95") or (None, None)
+        noise = result.get("noise") or {}
+        cells = [
+            f"{result['study']}, {result['condition']}", result["run"], f"{result['seconds']:.0f}",
+            _number(result["first_figure_s"], ".0f"), result["exit_code"], len(result.get("front", ())),
+            f"{_number(result.get('hypervolume'))} ({_number(low)} to {_number(high)})",
+            _number(noise.get("foreign_cpu"), ".1f"),
+            *(
+                [f"{found.layouts:.0f}", _number(found.feasible, ".0%"), _number(found.front, ".0%"),
+                 ", ".join(f"{name} {rho:.2f}" for name, rho in found.correlation.items())]
+                if found else [""] * 4
+            ),
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def _number(value: float | None, form: str = ".4g") -> str:
+    return "" if value is None else format(value, form)
+
+
+if __name__ == "__main__":
+    main()
