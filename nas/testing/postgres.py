@@ -50,6 +50,11 @@ class Server:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def alive(self) -> bool:
+        """Whether the server runs."""
+        return self._process is not None and self._process.poll() is None
+
     def url(self, database: str) -> str:
         """Returns the URL of a database on this server."""
         return f"postgresql://hilnas@/{database}?host={self.folder}"
