@@ -18,6 +18,7 @@ from nas.testing.postgres import CARELESS, Server, server
 
 DISK_MB = 512
 _SMALLEST = 4096
+_FILLER = "filler"
 _DETACHED_S = 30.0
 _LOCK_WAIT = "5s"
 
@@ -59,9 +60,8 @@ class Disk:
     """
 
     def __init__(self, folder: Path, tighten: Callable[[Store], None], revive: Callable[[], None]) -> None:
-        self._filler = folder / "filler"
+        self._filler = folder / _FILLER
         self._tighten, self._revive = tighten, revive
-        self._filler.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def full(self, store: Store) -> Iterator[Callable[[], None]]:
@@ -94,6 +94,7 @@ def database(home: Path, kind: str) -> Iterator[tuple[str, Disk]]:
         home: of the coordinator, on the disk.
         kind: "sqlite" or "postgresql".
     """
+    (home / _FILLER).unlink(missing_ok=True)  # of a campaign that was killed
     if kind == "sqlite":
         yield f"sqlite:///{home / 'hilnas.db'}", Disk(home, _empty_log, lambda: None)
         return
