@@ -10,7 +10,6 @@ from pathlib import Path
 
 import psycopg
 from device_lab import within
-from psycopg import sql
 
 from nas.store.engine import sqlite_file
 from nas.store.store import Store
@@ -20,7 +19,7 @@ DISK_MB = 512
 _SMALLEST = 4096
 _FILLER = "filler"
 _DETACHED_S = 30.0
-_LOCK_WAIT = "5s"
+_REVIVED_S = 60.0
 
 
 @contextlib.contextmanager
@@ -55,21 +54,29 @@ class Disk:
 
     Args:
         folder: where it is mounted.
-        tighten: leaves the database as little free room in its own files as there can be.
+        before: is done before the disk is filled, so that the database needs room for its next change.
+        after: is done after that, for the same reason.
         revive: starts the database's server again if it ended, as a service manager does.
     """
 
-    def __init__(self, folder: Path, tighten: Callable[[Store], None], revive: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        before: Callable[[Store], None] = lambda store: None,
+        after: Callable[[], None] = lambda: None,
+        revive: Callable[[], None] = lambda: None,
+    ) -> None:
         self._filler = folder / _FILLER
-        self._tighten, self._revive = tighten, revive
+        self._before, self._after, self._revive = before, after, revive
 
     @contextlib.contextmanager
     def full(self, store: Store) -> Iterator[Callable[[], None]]:
         """Fills the disk while the context is open; yields what fills it again where files were removed."""
-        self._tighten(store)
+        self._before(store)
         with self._filler.open("wb") as filler:
             try:
                 _fill(filler.fileno())
+                self._after()
                 yield lambda: _fill(filler.fileno())
             finally:
                 self._filler.unlink()
@@ -96,11 +103,12 @@ def database(home: Path, kind: str) -> Iterator[tuple[str, Disk]]:
     """
     (home / _FILLER).unlink(missing_ok=True)  # of a campaign that was killed
     if kind == "sqlite":
-        yield f"sqlite:///{home / 'hilnas.db'}", Disk(home, _empty_log, lambda: None)
+        yield f"sqlite:///{home / 'hilnas.db'}", Disk(home, before=_empty_log)
         return
     new = not (home / "postgres" / "data").exists()
-    with server(CARELESS, home / "postgres") as running:
-        yield running.create("farm") if new else running.url("farm"), Disk(home, _compact, lambda: _revive(running))
+    with server(CARELESS | {"wal_recycle": "off"}, home / "postgres") as running:
+        disk = Disk(home, after=lambda: _switch_log(running), revive=lambda: _revive(running))
+        yield running.create("farm") if new else running.url("farm"), disk
 
 
 def _empty_log(store: Store) -> None:
@@ -113,14 +121,18 @@ def _empty_log(store: Store) -> None:
         connection.close()
 
 
-def _compact(store: Store) -> None:
-    """Writes PostgreSQL's tables anew without free pages: they need room as soon as rows are added or changed."""
-    url = store.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
-    with psycopg.connect(url, autocommit=True) as connection, contextlib.suppress(psycopg.Error):
-        connection.execute(sql.SQL("SET lock_timeout = {}").format(_LOCK_WAIT))
-        connection.execute("VACUUM FULL")
+def _switch_log(running: Server) -> None:
+    """Ends the segment of PostgreSQL's write-ahead log: the next one has no room, and without it the server ends."""
+    with contextlib.suppress(psycopg.OperationalError), running.connect() as connection:
+        connection.execute("SELECT pg_switch_wal()")
 
 
-def _revive(server: Server) -> None:
-    if not server.alive:
-        server.start()
+def _revive(running: Server) -> None:
+    def serves() -> bool:
+        if not running.alive:
+            running.start()
+        with contextlib.suppress(psycopg.OperationalError), running.connect():
+            return True
+        return False
+
+    assert within(_REVIVED_S, serves), running.log()[-2000:]

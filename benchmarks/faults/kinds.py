@@ -239,7 +239,7 @@ def database_restored(scene: Scene) -> None:
             time.sleep(0 if newest else _TRY_S)
     scene.begin()
     scene.until(lambda: False)
-    if devices.get(store, id).epoch < newest:
+    if patiently(lambda: devices.get(store, id)).epoch < newest:
         scene.problems.append(f"the device's epochs stay below {newest}, which it has seen")
 
 
@@ -353,6 +353,8 @@ def _replace(path: Path, content: bytes) -> None:
 WIRE = frozenset({"wire", "lease"})
 UPWARD = frozenset({"coordinator", "lease"})
 
+DAMAGED = "damaged in the store"
+
 KINDS: dict[str, Kind] = {
     "runner killed": Kind(runner_killed, 20, ("running",), kills=True, conducts=RIGHT),
     "session killed": Kind(session_killed, 24, ("queued", "pushing", "running", "ending"), WIRE),
@@ -364,9 +366,7 @@ KINDS: dict[str, Kind] = {
     "push truncated": Kind(push_truncated, 14, ("pushing",), frozenset({"damage", "wire"}), conducts=RIGHT),
     "damaged after the push": Kind(damaged_after_push, 12, ("queued",), frozenset({"damage"}), conducts=RIGHT),
     "runner replaced": Kind(runner_replaced, 14, ("queued",), frozenset({"damage"}), conducts=RIGHT),
-    "damaged in the store": Kind(
-        damaged_in_store, 12, ("fetching",), frozenset({"coordinator", "damage"}), conducts=RIGHT
-    ),
+    DAMAGED: Kind(damaged_in_store, 12, ("fetching",), frozenset({"coordinator", "damage"}), conducts=RIGHT),
     "agent killed": Kind(agent_killed, 26, ANY, WIRE, everywhere=True),
     "coordinator killed": Kind(coordinator_killed, 26, ANY, UPWARD, everywhere=True),
     "both killed": Kind(both_killed, 8, ANY, UPWARD | WIRE, everywhere=True),

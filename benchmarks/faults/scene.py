@@ -99,7 +99,11 @@ class Scene:
 
     def until_failed(self) -> None:
         """Waits until the first attempt has failed."""
-        self.until(lambda: bool(outcomes.attempts_of_key(self.stage.store, self.order.key)), look_s=_READ_S)
+
+        def failed() -> bool:
+            return bool(patiently(lambda: outcomes.attempts_of_key(self.stage.store, self.order.key)))
+
+        self.until(failed, look_s=_READ_S)
 
     def until(self, condition: Callable[[], bool], seconds: float = _MOMENT_WITHIN_S, look_s: float = _LOOK_S) -> bool:
         """Waits for a condition; returns whether it became true before the job ended."""

@@ -8,10 +8,11 @@ from datetime import datetime
 from pathlib import Path
 
 from faults.disturbances import Disturbances, cause
-from faults.kinds import KINDS
+from faults.kinds import DAMAGED, KINDS
 from faults.scene import Scene
 from faults.stage import Stage
 from faults.work import ENDS, KILLED, Order, fingerprint, judged, patiently
+from nas.core.protocol import OWN_FILE
 from nas.store import devices, jobs, outcomes
 from nas.store.rows import Attempt, Blame, CheckOutcome, DeviceEventKind, Health, JobRow, JobState
 from nas.store.store import Store
@@ -58,6 +59,8 @@ def _end_problems(row: JobRow, order: Order, kind: str, tries: list[Attempt], pa
         running = [each.at for each in tries if each.kind == _WHILE_IT_RAN]
         if not any(first < check < running[-1] for first in running for check in passed):
             yield f"the candidate was blamed ({row.reason}) without a passed check between two failures: {row.message}"
+    elif kind == DAMAGED and (row.message or "").startswith(OWN_FILE) and row.blame is Blame.INFRASTRUCTURE:
+        return  # no other try could succeed
     elif row.blame is not Blame.INFRASTRUCTURE or len(tries) < _MANY:
         yield f"given up after {len(tries)} failed tries, blame {row.blame}: {row.message}"
 
