@@ -39,9 +39,9 @@ class Part:
 
 
 PARTS = {
-    "archives": Part("tests/unit/test_analysis_archive.py::test_any_file_is_refused_or_shown_on_every_page", 250),
-    "API": Part("tests/unit/test_api_fuzz.py", 40),
-    "pages": Part("tests/unit/test_dashboard_fuzz.py", 40),
+    "archives": Part("tests/unit/test_analysis_archive.py::test_any_file_is_refused_or_shown_on_every_page", 125),
+    "API": Part("tests/unit/test_api_fuzz.py", 20),
+    "pages": Part("tests/unit/test_dashboard_fuzz.py", 20),
 }
 
 
