@@ -125,7 +125,7 @@ class Campaign:
             name: (folder / f"{name}.log").read_bytes()[size:].decode(errors="replace") for name, size in before.items()
         }
         problems = [*watch.take_late(), *end_problems(farm, done, logs, self._disturbances, folder)]
-        line = {"end": time.time(), "seconds": round(time.monotonic() - self._begun, 1)}
+        line: Line = {"end": time.time(), "seconds": round(time.monotonic() - self._begun, 1)}
         line |= {"restarts": {"agent": len(farm.agent.exits), "coordinator": len(farm.coordinator.exits)}}
         self._journal.write(line | {"unavailable": unavailable(logs["coordinator"]), "violations": problems})
 
