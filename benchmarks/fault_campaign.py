@@ -12,15 +12,20 @@ Checked after each fault, and all again at the end: the job ends with the right 
 true; nothing accepted is lost, changed or counted twice; nothing of an old epoch is accepted; no runner is alive 5 s
 after its deadline on the device.
 
-The state file records the campaign, one JSON object a line. A campaign that was itself killed is continued with
-`--resume FILE`. `--only N,N` does these faults of a campaign again. Exit code 1 if anything was found; then the folder
-with logs and databases stays.
+The state file records the campaign, one JSON object a line. A campaign that was itself killed, or that ended because of
+`--seconds`, is continued with `--resume FILE`. `--only N,N` does these faults of a campaign again. Exit code 1 if
+anything was found; then the folder with logs and databases stays.
+
+    python benchmarks/fault_campaign.py --page docs/measured/faults.md benchmarks/recorded/faults-*.json
+
+writes the table of campaigns, whose results are given, into a page.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import sys
@@ -46,7 +51,15 @@ def main() -> int:
     parser.add_argument("--state", type=Path, help="file that remembers what was done; default: in a temporary folder")
     parser.add_argument("--resume", type=Path, help="state file of a campaign to go on with; its options hold")
     parser.add_argument("--only", help="numbers of faults, with commas between")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no fault after this time")
+    parser.add_argument("--page", type=Path, help="Markdown page that gets the table of results; nothing is run")
+    parser.add_argument("results", type=Path, nargs="*", help="what campaigns printed, for --page")
     options = parser.parse_args()
+    if options.page:
+        from faults.table import write_table
+
+        write_table(options.page, [json.loads(path.read_text()) for path in options.results])
+        return 0
     if ISOLATED not in os.environ:
         go_apart()
     from faults.campaign import Campaign
@@ -59,11 +72,11 @@ def main() -> int:
         terms = Terms(options.seed, options.faults, options.machines, options.longest, str(folder), options.database)
         journal = Journal.begin(options.state or folder / "campaign.jsonl", terms)
     only = [int(part) for part in options.only.split(",")] if options.only else None
-    report = Campaign(journal, only).run()
+    report = Campaign(journal, only, options.seconds).run()
     if report["violations"]:
         report["folder"] = journal.terms.folder
     print(json.dumps(report, indent=1))
-    if not report["violations"]:
+    if not report["violations"] and not report["left"]:
         shutil.rmtree(journal.terms.folder)
     return 1 if report["violations"] else 0
 

@@ -1,6 +1,6 @@
 """Kills processes of a search at random moments, resumes it, and checks that nothing was lost or repeated.
 
-    python benchmarks/kill_campaign.py --kills 20 --seed 0
+    python benchmarks/kill_campaign.py --kills 20 --seed 0 [--database postgresql]
 
 What is killed, always by SIGKILL: the launch itself, a Ray worker, the device agent, or the runner it measures with.
 Studies follow each other until all kills are done; the last one is then finished. Prints JSON; exit code 1 if a check
@@ -27,16 +27,19 @@ from typing import Any
 
 import psutil
 import yaml
+from sqlalchemy import select
 
 from nas.core import paths
 from nas.core.space import SearchSpace
 from nas.core.trial import TrialState
 from nas.store import jobs, outcomes, results, studies, trials
+from nas.store.models import result_use
 from nas.store.rows import JobState, StudyState
 from nas.store.store import Store
 from nas.study.events import all_events
 from nas.study.launch import support_filter
 from nas.study.proposals import replay
+from nas.testing.postgres import CARELESS, server
 
 VICTIMS = ("launch", "worker", "agent", "runner")
 ORPHANS_GONE_S = 15.0
@@ -56,6 +59,7 @@ class Campaign:
         rng: chooses moments and processes.
         pause_s: longest time between two kills.
         home: NAS_HOME; also holds the space of each study.
+        url: of the database.
     """
 
     space: dict[str, Any]
@@ -64,6 +68,7 @@ class Campaign:
     rng: random.Random
     pause_s: float
     home: Path
+    url: str
     done: list[dict[str, Any]] = field(default_factory=list)
     launches: int = 0
     problems: list[str] = field(default_factory=list)
@@ -111,7 +116,7 @@ class Campaign:
         return code == 0
 
     def _exists(self) -> bool:
-        with opened(self.home) as store:
+        with opened(self.home, self.url) as store:
             return self.names[-1] in {study.name for study in studies.all(store)}
 
     def _harass(self, process: psutil.Popen) -> bool:
@@ -195,9 +200,9 @@ def family_of(home: Path) -> list[psutil.Process]:
 
 
 @contextlib.contextmanager
-def opened(home: Path) -> Iterator[Store]:
+def opened(home: Path, url: str) -> Iterator[Store]:
     """Opens the campaign's database."""
-    store = Store.open(f"sqlite:///{home / 'hilnas.db'}", artifacts=home / "artifacts")
+    store = Store.open(url, artifacts=home / "artifacts")
     try:
         yield store
     finally:
@@ -229,8 +234,8 @@ def check(store: Store, names: list[str]) -> Iterator[str]:
 def first_uses(store: Store, study: int) -> list[str]:
     """Returns keys of the results that the study itself made."""
     with store.read() as connection:
-        query = "SELECT result_key FROM result_use WHERE study = ? AND first"
-        return [row.result_key for row in connection.exec_driver_sql(query, (study,))]
+        query = select(result_use.c.result_key).where(result_use.c.study == study, result_use.c.first)
+        return list(connection.scalars(query))
 
 
 def repeated(store: Store, key: str) -> Iterator[str]:
@@ -264,6 +269,16 @@ def default_space() -> dict[str, Any]:
     return space | {"protocol": {"screen_repetitions": 2, "confirm_repetitions": 10}}
 
 
+@contextlib.contextmanager
+def database(home: Path, kind: str) -> Iterator[str]:
+    """Yields the URL of a database, "sqlite" or "postgresql"; a server runs while the context is open."""
+    if kind == "sqlite":
+        yield f"sqlite:///{home / 'hilnas.db'}"
+        return
+    with server(CARELESS) as running:
+        yield running.create("kills")
+
+
 def prepare(home: Path) -> None:
     """Creates a home and a cache for this campaign, with links to the builds."""
     cache = home / "cache"
@@ -279,17 +294,21 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--pause", type=float, default=8.0, help="longest time between kills, in seconds")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite")
     args = parser.parse_args()
     home = Path(tempfile.mkdtemp(prefix="hilnas-kills-"))
     prepare(home)
     space = yaml.safe_load(args.space.read_text()) if args.space else default_space()
     begun = time.monotonic()
-    campaign = Campaign(space, args.trials, args.kills, random.Random(args.seed), args.pause, home)
-    campaign.run()
-    with opened(home) as store:
-        problems = [*campaign.problems, *check(store, campaign.names)]
+    with database(home, args.database) as url:
+        os.environ["NAS_DB"] = url
+        campaign = Campaign(space, args.trials, args.kills, random.Random(args.seed), args.pause, home, url)
+        campaign.run()
+        with opened(home, url) as store:
+            problems = [*campaign.problems, *check(store, campaign.names)]
     report = {
         "seed": args.seed,
+        "database": args.database,
         "kills": Counter(kill["kind"] for kill in campaign.done),
         "launches": campaign.launches,
         "studies": campaign.names,

@@ -22,7 +22,9 @@ CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 EMULATORS = ("qemu-aarch64-static", "qemu-aarch64")
 ARM64 = Path("/usr/aarch64-linux-gnu/lib/libstdc++.so.6")
 POSTGRESQL = Path("/usr/lib/postgresql")
-DEVICE_TOOLS = ("apt-get", "chroot", "dpkg-deb", "ip", "mount", "nsenter", "ssh-keygen", "tc", "unshare")
+DEVICE_TOOLS = (
+    *("apt-get", "chroot", "dpkg-deb", "ip", "losetup", "mkfs.ext4", "mount", "nsenter", "ssh-keygen", "tc", "unshare"),
+)
 NOT_ROOT = "root"
 _PROBE_S, _STDERR = 30.0, 2
 
@@ -83,7 +85,7 @@ GROUPS = {
     "arm64": Group("run arm64 runners by emulation", ("qemu-user-static", "libstdc++6-arm64-cross"), _arm64),
     "devices": Group(
         "reach real adbd and sshd on machines made of namespaces",
-        ("iproute2", "openssh-client", "debian-archive-keyring"),
+        ("iproute2", "openssh-client", "debian-archive-keyring", "e2fsprogs"),
         _devices,
         _no_namespaces,
     ),

@@ -9,7 +9,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import cycle, islice
@@ -22,9 +22,9 @@ from faults.journal import Journal, Line
 from faults.kinds import KINDS
 from faults.scene import Draw, Scene
 from faults.stage import Post, Stage, admissions, stage
-from faults.verify import end_problems, scene_problems
+from faults.verify import end_problems, scene_problems, unavailable
 from faults.watch import Watch
-from faults.work import Works, fingerprint
+from faults.work import Works, fingerprint, patiently
 from nas.core.errors import NasError
 from nas.store import jobs
 from nas.store.rows import JobState
@@ -34,6 +34,7 @@ _ENDS_WITHIN_S = 240.0
 _CALM_WITHIN_S = 240.0
 _MANY_VIOLATIONS = 25
 _LONG_SHARE = 0.08
+_LOGS = ("coordinator", "agent")
 
 
 class Campaign:
@@ -42,9 +43,10 @@ class Campaign:
     Args:
         journal: its settings, and the faults done so far.
         only: numbers of the faults to do; None: all that were not done.
+        seconds: after which no fault is begun.
     """
 
-    def __init__(self, journal: Journal, only: Sequence[int] | None = None) -> None:
+    def __init__(self, journal: Journal, only: Sequence[int] | None = None, seconds: float = math.inf) -> None:
         self._journal, self._terms = journal, journal.terms
         known = {line["number"] for line in journal.faults()}
         self._numbers = [number for number in range(self._terms.faults) if number not in known]
@@ -52,10 +54,13 @@ class Campaign:
             self._numbers = list(only)
         self._plan = plan(self._terms.seed, self._terms.faults)
         self._disturbances = Disturbances()
+        self._begun = time.monotonic()
+        self._until = self._begun + seconds
 
     def run(self) -> Line:
         """Runs the campaign; returns the report."""
-        begun, folder = time.monotonic(), Path(self._terms.folder)
+        folder = Path(self._terms.folder)
+        before = {name: _size(folder / f"{name}.log") for name in _LOGS}
         with stage(folder, self._terms.machines, self._terms.database) as farm:
             works = Works(farm.store, self._terms.seed)
             works.admit(admissions(farm.store))
@@ -64,15 +69,16 @@ class Campaign:
                     for lane in [lanes.submit(self._lane, farm, works, watch, i) for i in range(len(farm.posts))]:
                         lane.result()
                 self._calm_down(farm, watch)
-                self._note_end(farm, watch, folder)
-                report = self._report(farm)
-        return report | {"seconds": round(time.monotonic() - begun, 1)}
+                self._note_end(farm, watch, before)
+        return report(self._journal)
 
     def _lane(self, farm: Stage, works: Works, watch: Watch, lane: int) -> None:
         """Runs one device's faults, one after the other."""
         for number in self._numbers:
             if number % len(farm.posts) != lane or len(self._violations()) > _MANY_VIOLATIONS:
                 continue
+            if time.monotonic() > self._until:
+                return
             try:
                 self._journal.write(self._fault(farm, farm.posts[lane], works, watch, number))
             except (NasError, OSError, AssertionError, SubprocessError):
@@ -96,7 +102,7 @@ class Campaign:
         problems = scene_problems(scene, self._disturbances)
         row = scene.row()
         if not ended:
-            jobs.cancel(farm.store, [order.job])
+            patiently(lambda: jobs.cancel(farm.store, [order.job]))
         works.forget(order, farm.agent_cache, post.files)
         line = scene.record() | {"begun": begun, "over": over, "recovery_s": max(0.0, row.updated - over)}
         line |= {"state": row.state.value, "blame": row.blame, "tries": row.attempts, "violations": problems}
@@ -112,34 +118,57 @@ class Campaign:
         while time.monotonic() < end and not (farm.all_idle() and watch.quiet() and not jobs.live(farm.store)):
             time.sleep(1.0)
 
-    def _note_end(self, farm: Stage, watch: Watch, folder: Path) -> None:
+    def _note_end(self, farm: Stage, watch: Watch, before: Mapping[str, int]) -> None:
+        folder = Path(self._terms.folder)
         done = {line["job"]: line["result"] for line in self._journal.faults() if line.get("result")}
-        problems = [*watch.take_late(), *end_problems(farm, done, folder)]
-        self._journal.write({"end": time.time(), "violations": problems})
+        logs = {
+            name: (folder / f"{name}.log").read_bytes()[size:].decode(errors="replace") for name, size in before.items()
+        }
+        problems = [*watch.take_late(), *end_problems(farm, done, logs, self._disturbances, folder)]
+        line: Line = {"end": time.time(), "seconds": round(time.monotonic() - self._begun, 1)}
+        line |= {"restarts": {"agent": len(farm.agent.exits), "coordinator": len(farm.coordinator.exits)}}
+        self._journal.write(line | {"unavailable": unavailable(logs["coordinator"]), "violations": problems})
 
     def _violations(self) -> list[str]:
         return [problem for line in self._journal.lines for problem in line.get("violations", ())]
 
-    def _report(self, farm: Stage) -> Line:
-        faults = self._journal.faults()
-        return {
-            "seed": self._terms.seed,
-            "faults": len(faults),
-            "kinds": dict(sorted(Counter(line["kind"] for line in faults).items())),
-            "moments": dict(sorted(Counter(line["moment"] for line in faults if "moment" in line).items())),
-            "late": sum(line.get("late", False) for line in faults),
-            "jobs": dict(
-                Counter(f"{line['state']} {line['blame'] or ''}".strip() for line in faults if "state" in line)
-            ),
-            "tries": dict(sorted(Counter(line["tries"] for line in faults if "tries" in line).items())),
-            "recovery_s": recoveries(faults),
-            "restarts": {"agent": len(farm.agent.exits), "coordinator": len(farm.coordinator.exits)},
-            "violations": [
-                {"what": problem, "fault": {name: value for name, value in line.items() if name != "violations"}}
-                for line in self._journal.lines
-                for problem in line.get("violations", ())
-            ],
-        }
+
+def report(journal: Journal) -> Line:
+    """Returns the summary of a campaign, over all its runs."""
+    faults, ends = journal.faults(), [line for line in journal.lines if "end" in line]
+    restarts: Counter[str] = Counter()
+    for line in ends:
+        restarts.update(line["restarts"])
+    return {
+        "seed": journal.terms.seed,
+        "database": journal.terms.database,
+        "machines": journal.terms.machines,
+        "faults": len(faults),
+        "left": journal.terms.faults - len({line["number"] for line in faults}),
+        "kinds": dict(sorted(Counter(line["kind"] for line in faults).items())),
+        "moments": dict(sorted(Counter(line["moment"] for line in faults if "moment" in line).items())),
+        "late": sum(line.get("late", False) for line in faults),
+        "jobs": dict(Counter(f"{line['state']} {line['blame'] or ''}".strip() for line in faults if "state" in line)),
+        "tries": dict(sorted(Counter(line["tries"] for line in faults if "tries" in line).items())),
+        "recovery_s": recoveries(faults),
+        "restarts": dict(restarts),
+        "answers_503": sum(line["unavailable"] for line in ends),
+        "runs": len(ends),
+        "seconds": round(sum(line["seconds"] for line in ends), 1),
+        "violations": [
+            {"what": problem, "fault": {name: value for name, value in line.items() if name != "violations"}}
+            for line in journal.lines
+            for problem in line.get("violations", ())
+        ],
+    }
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
+
+
+def _since(file: Path, size: int) -> str:
+    return file.read_bytes()[size:].decode(errors="replace")
 
 
 def plan(seed: int, count: int) -> list[str]:

@@ -23,6 +23,11 @@ AFTER_S = {"lease": 45.0, "coordinator": 20.0, "disk": 20.0, "damage": 60.0, "wi
 is noticed after 15 s or at a run's deadline, and damage when the file is read."""
 
 
+_UNAVAILABLE = frozenset({"coordinator", "disk"})
+_LOG_S = 0.001
+"""Resolution of times in the coordinator's log."""
+
+
 def cause(message: str) -> str | None:
     """Returns the cause that matches the message, if any."""
     return next((name for name, pattern in CAUSES.items() if re.search(pattern, message)), None)
@@ -62,6 +67,16 @@ class Disturbances:
             yield begun
         finally:
             begun.ended = time.time()
+
+    def answers(self, at: float) -> bool:
+        """Returns whether a disturbance explains that the coordinator answered 503 at this time."""
+        with self._lock:
+            return any(
+                _UNAVAILABLE & each.causes
+                and each.begun - _LOG_S <= at
+                and (each.ended is None or at <= each.ended + AFTER_S["coordinator"])
+                for each in self._all
+            )
 
     def excuses(self, told: str, device: str, at: float) -> bool:
         """Returns whether a disturbance explains a failure of the device at this time by this cause."""

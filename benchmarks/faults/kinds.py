@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -10,14 +11,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from faults.replay import replay_after_end, second_self
 from faults.runtime import MAIN
 from faults.scene import Moment, Scene
-from faults.work import Conduct
+from faults.stage import AGENT
+from faults.work import Conduct, patiently
+from nas.analysis.archive import import_archive
+from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
+from nas.core.protocol import EnrolRequest
 from nas.search_spaces import load_space
-from nas.store import devices, outcomes
-from nas.store.archive import import_study
+from nas.store import agents, devices, outcomes, results, studies
 
 WORKING: tuple[Moment, ...] = ("fetching", "pushing", "running")
 ANY: tuple[Moment, ...] = ("queued", *WORKING, "ending")
@@ -32,6 +37,21 @@ _LEASE_S = 30.0
 _DAY_S = 86400.0
 _COPY_STARTS_S = 5.0
 _MANY = 5
+_REFILL_S = _TRY_S = 0.2
+
+
+_WRONG: tuple[dict[str, Any], ...] = (
+    {"event": {"trial": 99, "kind": "progress", "payload": {}, "at": 1.0}},
+    {"event": {"trial": None, "kind": "study", "payload": {"what": "calibrated", "device": 1, "id": []}, "at": 1.0}},
+    {"event": {"trial": None, "kind": "study", "payload": {"what": "quality", "rung": -1}, "at": 1e300}},
+    {"use": {"trial": 0, "result_key": "0" * 64, "first": True}},
+    {"result": {"result_key": "x", "stage": "measure", "payload": {}, "seconds": 1.0, "created": 1.0}},
+    {"result": {"result_key": "0" * 64, "stage": "measure", "payload": {"value": 1}, "seconds": 1.0, "created": 1.0}},
+    {"attempt": {"kind": "infrastructure"}, "end": 1},
+    {"trial": {"number": 0, "layout": {"blocks": [[]]}}},
+    {"end": 1 << 60},
+)
+"""Lines that no archive may have."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +119,18 @@ def disk_full(scene: Scene) -> None:
     with scene.act(), scene.post.machine.small_disk(scene.post.folder, SMALL_DISK_MB):
         scene.begin()
         scene.until_failed()
+
+
+def coordinators_disk_full(scene: Scene) -> None:
+    """Fills the disk of the coordinator's home and database, and empties it again."""
+    with scene.stage.turn:
+        scene.begin()
+        scene.until_moment()
+        with scene.act(), scene.stage.disk.full(scene.stage.store) as fill:
+            end = time.monotonic() + scene.draw.seconds
+            while time.monotonic() < end:
+                fill()
+                time.sleep(_REFILL_S)
 
 
 def push_truncated(scene: Scene) -> None:
@@ -203,38 +235,86 @@ def database_restored(scene: Scene) -> None:
     with scene.act():
         newest = 0
         while not newest:
-            with store.write() as connection:
-                row = devices.read(connection, id)
-                if row.lease_until is None:
-                    newest = row.epoch
-                    devices.change(connection, id, epoch=random.Random(f"{scene.draw}").randrange(max(1, newest - 1)))
+            newest = patiently(lambda: _restored(scene)) or 0
+            time.sleep(0 if newest else _TRY_S)
     scene.begin()
     scene.until(lambda: False)
-    if devices.get(store, id).epoch < newest:
+    if patiently(lambda: devices.get(store, id)).epoch < newest:
         scene.problems.append(f"the device's epochs stay below {newest}, which it has seen")
 
 
+def _restored(scene: Scene) -> int | None:
+    """Sets the epoch of a device without a lease back; returns the one it had, or None if it has a lease."""
+    with scene.stage.store.write() as connection:
+        row = devices.read(connection, scene.post.id)
+        if row.lease_until is not None:
+            return None
+        lower = random.Random(f"{scene.draw}").randrange(max(1, row.epoch - 1))
+        devices.change(connection, scene.post.id, epoch=lower)
+        return row.epoch
+
+
 def archive_imported(scene: Scene) -> None:
-    """Imports a study whose archive reports failures of this job; then the connection is lost while the job runs."""
+    """Imports archives somebody forged; then the connection is lost while the job runs.
+
+    The whole one reports failures and a result of this job: it becomes a study, and changes nothing else. The other,
+    the same with one line that is wrong, is refused and leaves nothing.
+    """
     scene.begin()
     scene.until_moment()
-    forged = {"kind": "infrastructure", "message": "forged", "at": 1.0, "result_key": scene.order.key}
-    forged |= {"stage": "measure", "trial": None, "job": scene.order.job, "device": scene.post.id, "payload": None}
-    header = {"format": "hilnas-study", "v": 1, "name": f"hostile-{scene.order.tag}", "seed": 0, "version": "0"}
-    header |= {"created": 1.0, "state": "complete", "scales": None, "reference_point": None, "proposer": None}
-    header["space"] = load_space("lfm2").model_dump(mode="json")
-    lines = [header, *[{"attempt": forged}] * _MANY, {"end": 1 + _MANY}]
+    name = f"hostile-{scene.order.tag}"
+    whole = _forged(scene, name)
+    wrong = random.Random(f"{scene.draw}").choice(_WRONG)
     with scene.act():
-        import_study(scene.stage.store, io.StringIO("".join(json.dumps(line) + "\n" for line in lines)))
+        patiently(lambda: import_archive(scene.stage.store, _archive([*whole, {"end": len(whole)}])))
+        if results.get(scene.stage.store, scene.order.key) is not None:
+            scene.problems.append("a result of an archive is taken for one of this farm")
+        broken = [whole[0] | {"name": f"{name}-broken"}, *whole[1:], wrong]
+        try:
+            patiently(lambda: import_archive(scene.stage.store, _archive([*broken, {"end": len(broken)}])))
+            scene.problems.append(f"an archive was imported with the line {json.dumps(wrong)[:80]}")
+        except InvalidInput:
+            pass
+        names = {study.name for study in patiently(lambda: studies.all(scene.stage.store))}
+        if name not in names or f"{name}-broken" in names:
+            scene.problems.append(f"studies after the import: {sorted(names)}")
         scene.slay(scene.post.session)
 
 
+def _forged(scene: Scene, name: str) -> list[dict[str, Any]]:
+    """Returns the lines of an archive, but its end."""
+    header = {"format": "hilnas-study", "v": 1, "name": name, "seed": 0, "version": "0"}
+    header |= {"created": 1.0, "state": "complete", "scales": None, "reference_point": None, "proposer": None}
+    header["space"] = load_space("lfm2").model_dump(mode="json")
+    attempt = {"kind": "infrastructure", "message": "forged", "at": 1.0, "result_key": scene.order.key}
+    attempt |= {"stage": "measure", "trial": None, "job": scene.order.job, "device": scene.post.id, "payload": None}
+    result = {"result_key": scene.order.key, "stage": "measure", "seconds": 1.0, "created": 1.0}
+    result["payload"] = {"failed": {"reason": "crash", "message": "forged"}}
+    return [header, {"result": result}, *[{"attempt": attempt}] * _MANY]
+
+
+def _archive(lines: list[dict[str, Any]]) -> io.StringIO:
+    return io.StringIO("".join(json.dumps(line) + "\n" for line in lines))
+
+
 def agent_copied(scene: Scene) -> None:
-    """Runs a second agent with the name, secret and devices of the first, as on a copy of its host's disk."""
+    """Runs a second agent with the name, secret and devices of the first, as on a copy of its host's disk.
+
+    A host that only has the same name, and a token for any new one, is not let in.
+    """
     with scene.stage.turn:
         scene.begin()
         with scene.act(), scene.stage.copied_agent():
             time.sleep(_COPY_STARTS_S + scene.draw.seconds)
+            token = patiently(lambda: agents.issue_token(scene.stage.store))
+            with contextlib.closing(scene.stage.client()) as client:
+                try:
+                    patiently(lambda: client.enrol(EnrolRequest(token=token, agent=AGENT)))
+                    scene.problems.append(f"a second host enrolled as {AGENT}")
+                except InfrastructureFailed:
+                    raise
+                except NasError:
+                    pass
 
 
 def duplicate(scene: Scene) -> None:
@@ -273,6 +353,8 @@ def _replace(path: Path, content: bytes) -> None:
 WIRE = frozenset({"wire", "lease"})
 UPWARD = frozenset({"coordinator", "lease"})
 
+DAMAGED = "damaged in the store"
+
 KINDS: dict[str, Kind] = {
     "runner killed": Kind(runner_killed, 20, ("running",), kills=True, conducts=RIGHT),
     "session killed": Kind(session_killed, 24, ("queued", "pushing", "running", "ending"), WIRE),
@@ -280,12 +362,11 @@ KINDS: dict[str, Kind] = {
     "link down": Kind(link_down, 56, ("queued", "pushing", "running", "ending"), WIRE),
     "coordinator's link down": Kind(coordinator_link_down, 24, ANY, UPWARD, everywhere=True),
     "disk full": Kind(disk_full, 14, ("pushing",), WIRE | {"disk"}),
+    "coordinator's disk full": Kind(coordinators_disk_full, 14, ANY, UPWARD, everywhere=True),
     "push truncated": Kind(push_truncated, 14, ("pushing",), frozenset({"damage", "wire"}), conducts=RIGHT),
     "damaged after the push": Kind(damaged_after_push, 12, ("queued",), frozenset({"damage"}), conducts=RIGHT),
     "runner replaced": Kind(runner_replaced, 14, ("queued",), frozenset({"damage"}), conducts=RIGHT),
-    "damaged in the store": Kind(
-        damaged_in_store, 12, ("fetching",), frozenset({"coordinator", "damage"}), conducts=RIGHT
-    ),
+    DAMAGED: Kind(damaged_in_store, 12, ("fetching",), frozenset({"coordinator", "damage"}), conducts=RIGHT),
     "agent killed": Kind(agent_killed, 26, ANY, WIRE, everywhere=True),
     "coordinator killed": Kind(coordinator_killed, 26, ANY, UPWARD, everywhere=True),
     "both killed": Kind(both_killed, 8, ANY, UPWARD | WIRE, everywhere=True),

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
 from faults.scene import Scene
 from faults.stage import AGENT
-from faults.work import fingerprint
-from nas.core.errors import InfrastructureFailed
+from faults.work import fingerprint, patiently
 from nas.core.plan import Pair, RawRun, RoundResult
 from nas.core.protocol import Failure, HeartbeatRequest, Job, LeaseRequest, ResultRequest
 from nas.devices.agent.client import JobClient
@@ -19,8 +17,6 @@ from nas.devices.transports.base import Lease
 from nas.store.rows import JobRow, JobState
 
 T = TypeVar("T")
-
-_PATIENCE_S = 60.0
 
 
 def replay_after_end(scene: Scene) -> None:
@@ -102,15 +98,5 @@ def _lease(scene: Scene) -> Job | None:
 
 def _patiently(scene: Scene, ask: Callable[[JobClient], T]) -> T:
     """Retries while another fault keeps the coordinator away."""
-    end = time.monotonic() + _PATIENCE_S
-    client = scene.stage.client()
-    try:
-        while True:
-            try:
-                return ask(client)
-            except InfrastructureFailed:
-                if time.monotonic() > end:
-                    raise
-                time.sleep(0.5)
-    finally:
-        client.close()
+    with contextlib.closing(scene.stage.client()) as client:
+        return patiently(lambda: ask(client))

@@ -12,14 +12,15 @@ from typing import Any, Literal
 from faults.disturbances import Disturbance
 from faults.stage import Post, Stage
 from faults.watch import Watch
-from faults.work import Conduct, Order, Works
+from faults.work import Conduct, Order, Works, patiently
 from nas.store import jobs, outcomes
 from nas.store.rows import JobRow
 
 Moment = Literal["queued", "fetching", "pushing", "running", "ending"]
 
 _MOMENT_WITHIN_S = 120.0
-_LOOK_S = 0.03
+_LOOK_S, _READ_S = 0.03, 0.2
+"""Between looks at the machines, and at the database."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class Scene:
 
     def row(self) -> JobRow:
         """Returns the current row of the job."""
-        row = jobs.get(self.stage.store, self.order.job)
+        row = patiently(lambda: jobs.get(self.stage.store, self.order.job))
         assert row is not None, self.order
         return row
 
@@ -98,24 +99,30 @@ class Scene:
 
     def until_failed(self) -> None:
         """Waits until the first attempt has failed."""
-        self.until(lambda: bool(outcomes.attempts_of_key(self.stage.store, self.order.key)))
 
-    def until(self, condition: Callable[[], bool], seconds: float = _MOMENT_WITHIN_S) -> bool:
+        def failed() -> bool:
+            return bool(patiently(lambda: outcomes.attempts_of_key(self.stage.store, self.order.key)))
+
+        self.until(failed, look_s=_READ_S)
+
+    def until(self, condition: Callable[[], bool], seconds: float = _MOMENT_WITHIN_S, look_s: float = _LOOK_S) -> bool:
         """Waits for a condition; returns whether it became true before the job ended."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        end, read = time.monotonic() + seconds, 0.0
+        while (now := time.monotonic()) < end:
             if condition():
                 return True
-            if self.ended():
-                return False
-            time.sleep(_LOOK_S)
+            if now >= read + _READ_S:
+                if self.ended():
+                    return False
+                read = time.monotonic()
+            time.sleep(look_s)
         return False
 
     def until_ended(self, seconds: float) -> bool:
         """Waits for the job's end; returns whether it ended in time."""
         end = time.monotonic() + seconds
         while not self.ended() and time.monotonic() < end:
-            time.sleep(_LOOK_S)
+            time.sleep(_READ_S)
         return self.ended()
 
     def ended(self) -> bool:

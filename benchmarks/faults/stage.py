@@ -19,6 +19,7 @@ from pathlib import Path
 
 from device_lab import Link, Machine, adbd, sshd, wired, within
 
+from faults.disk import Disk, database, mounted
 from faults.restarting import RestartedProcess
 from faults.runtime import plugin
 from nas.core.clock import SystemClock
@@ -35,7 +36,6 @@ from nas.store import devices
 from nas.store.engine import ServerClock, sqlite_file
 from nas.store.rows import DeviceState
 from nas.store.store import Store
-from nas.testing.postgres import CARELESS, server
 
 NAS = (sys.executable, "-c", "from nas.cli.main import main; main()")
 AGENT = "campaign"
@@ -101,6 +101,7 @@ class Stage:
     agent: RestartedProcess
     agent_cache: Path
     clock_file: Path
+    disk: Disk
     enrolment: Enrolment
     turn: threading.Lock
     """Held by a fault that concerns all devices: one at a time."""
@@ -145,13 +146,13 @@ class Stage:
 
 
 @contextlib.contextmanager
-def stage(folder: Path, machines: int, database: str = "sqlite") -> Iterator[Stage]:
+def stage(folder: Path, machines: int, kind: str = "sqlite") -> Iterator[Stage]:
     """Sets everything up.
 
     Args:
         folder: for databases, keys and logs; that of an earlier stage is continued.
         machines: number of devices, with sshd and adbd in turn.
-        database: "sqlite" or "postgresql".
+        kind: of its database, "sqlite" or "postgresql".
     """
     keys, clock = folder / "agent" / "keys", folder / "clock"
     set_offset(clock, 0.0)
@@ -163,8 +164,9 @@ def stage(folder: Path, machines: int, database: str = "sqlite") -> Iterator[Sta
         for wire in (*booted, link):
             wire.slow(MEGABITS)
         home = folder / "coordinator"
-        home.mkdir(parents=True, exist_ok=True)
-        url = stack.enter_context(_database(folder, database))
+        folder.chmod(0o711)  # a database server's user enters it
+        stack.enter_context(mounted(folder / "coordinator.disk", home))
+        url, disk = stack.enter_context(database(home, kind))
         store = Store.open(url, artifacts=home / "artifacts")
         stack.callback(store.close)
         coordinator = stack.enter_context(start_coordinator(folder, link, url))
@@ -177,19 +179,7 @@ def stage(folder: Path, machines: int, database: str = "sqlite") -> Iterator[Sta
         ids = _registered(store, machines)
         posts = [_post(machine, keys, ids[_tag(i)], i) for i, machine in enumerate(booted)]
         cache = folder / "cache" / "agent"
-        yield Stage(store, url, posts, coordinator, link, agent, cache, clock, enrolment, threading.Lock())
-
-
-@contextlib.contextmanager
-def _database(folder: Path, kind: str) -> Iterator[str]:
-    """Yields the URL of the coordinator's database; a server runs while the context is open."""
-    if kind == "sqlite":
-        yield f"sqlite:///{folder / 'coordinator' / 'hilnas.db'}"
-        return
-    folder.chmod(0o711)  # the server's user enters it
-    new = not (folder / "postgres").exists()
-    with server(CARELESS, folder / "postgres") as running:
-        yield running.create("farm") if new else running.url("farm")
+        yield Stage(store, url, posts, coordinator, link, agent, cache, clock, disk, enrolment, threading.Lock())
 
 
 def start_coordinator(folder: Path, link: Link, url: str) -> RestartedProcess:

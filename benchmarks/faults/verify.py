@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 
 from faults.disturbances import Disturbances, cause
-from faults.kinds import KINDS
+from faults.kinds import DAMAGED, KINDS
 from faults.scene import Scene
 from faults.stage import Stage
-from faults.work import ENDS, KILLED, Order, fingerprint, judged
+from faults.work import ENDS, KILLED, Order, fingerprint, judged, patiently
+from nas.core.protocol import OWN_FILE
 from nas.store import devices, jobs, outcomes
 from nas.store.rows import Attempt, Blame, CheckOutcome, DeviceEventKind, Health, JobRow, JobState
 from nas.store.store import Store
 
 _TROUBLE = re.compile(
-    r"^Traceback|^[A-Za-z_.]*(Error|Exception): |Exception in ASGI| 500 |result lost|kept in memory only"
+    r"^\s*Traceback|^[A-Za-z_.]*(Error|Exception): |Exception in ASGI| status=50[0-24-9] |result lost|in memory only"
 )
+_UNAVAILABLE = re.compile(r"(?m)^(\S+) WARNING .* status=503 .*")
 _ACCEPTED = re.compile(r"job (\S+), epoch (\d+): accepted")
 _WHILE_IT_RAN = "infrastructure"
 _INFRASTRUCTURE = (_WHILE_IT_RAN, "interrupted")
@@ -56,17 +59,23 @@ def _end_problems(row: JobRow, order: Order, kind: str, tries: list[Attempt], pa
         running = [each.at for each in tries if each.kind == _WHILE_IT_RAN]
         if not any(first < check < running[-1] for first in running for check in passed):
             yield f"the candidate was blamed ({row.reason}) without a passed check between two failures: {row.message}"
+    elif kind == DAMAGED and (row.message or "").startswith(OWN_FILE) and row.blame is Blame.INFRASTRUCTURE:
+        return  # no other try could succeed
     elif row.blame is not Blame.INFRASTRUCTURE or len(tries) < _MANY:
         yield f"given up after {len(tries)} failed tries, blame {row.blame}: {row.message}"
 
 
-def end_problems(stage: Stage, done: dict[str, str], folder: Path) -> Iterator[str]:
+def end_problems(
+    stage: Stage, done: Mapping[str, str], logs: Mapping[str, str], disturbances: Disturbances, folder: Path
+) -> Iterator[str]:
     """Yields problems at the end.
 
     Args:
         stage: after the last job.
         done: job id -> fingerprint of its result, when it was first seen.
-        folder: of the logs.
+        logs: name -> what this run wrote to a log.
+        disturbances: of this run.
+        folder: of the logs of all runs of the campaign.
     """
     yield from changed(stage.store, done)
     for row in jobs.live(stage.store):
@@ -75,15 +84,23 @@ def end_problems(stage: Stage, done: dict[str, str], folder: Path) -> Iterator[s
         device = devices.get(stage.store, post.id)
         if device.health in (Health.BAD, Health.MAINTENANCE, Health.RETIRED):
             yield f"{post.id} is {device.health.value} at the end: {device.health_reason}"
-    for name in ("coordinator", "agent"):
-        yield from (f"{name}.log: {line}" for line in trouble((folder / f"{name}.log").read_text(errors="replace")))
+    for name, log in logs.items():
+        yield from (f"{name}.log: {line}" for line in trouble(log))
+    for found in _UNAVAILABLE.finditer(logs["coordinator"]):
+        if not disturbances.answers(datetime.fromisoformat(found[1]).timestamp()):
+            yield f"coordinator.log: without a cause: {found[0][:300]}"
     yield from _acceptances(stage.store, (folder / "agent.log").read_text(errors="replace"))
     waiting = [path.name for path in (folder / "agent" / "agent" / "outbox").glob("*.json")]
     if waiting:
         yield f"results that were never handed in: {waiting}"
 
 
-def changed(store: Store, done: dict[str, str]) -> Iterator[str]:
+def unavailable(log: str) -> int:
+    """Returns how often a coordinator with this log answered 503."""
+    return len(_UNAVAILABLE.findall(log))
+
+
+def changed(store: Store, done: Mapping[str, str]) -> Iterator[str]:
     """Yields results that changed after their jobs ended."""
     for id, before in done.items():
         row = jobs.get(store, id)
@@ -112,7 +129,8 @@ def trouble(log: str) -> list[str]:
 
 def scene_problems(scene: Scene, disturbances: Disturbances) -> list[str]:
     """Returns all problems of one fault."""
-    found = job_problems(scene.stage.store, scene.order, scene.draw.kind, disturbances)
+    order, kind = scene.order, scene.draw.kind
+    found = patiently(lambda: list(job_problems(scene.stage.store, order, kind, disturbances)))
     return [*scene.problems, *found, *scene.watch.take_late()]
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from faults.runtime import MAIN, CampaignRuntime, plan
 from nas.core.canonical import content_hash
@@ -18,6 +19,8 @@ from nas.runtimes.runner import read_sample
 from nas.store import artifacts, jobs
 from nas.store.rows import JobRow
 from nas.store.store import Store
+
+T = TypeVar("T")
 
 Conduct = Literal["right", "crash", "hang", "garbage", "flood", "out_of_memory"]
 
@@ -34,6 +37,7 @@ ENDS: dict[Conduct, str] = {
 KILLED = "killed from outside"
 
 _PATIENCE_S, _LOOK_S = 180.0, 0.1
+_RETRIES_S, _RETRY_S = 120.0, 0.5
 _HANG_S, _PATIENT_S = 2, 20
 
 
@@ -93,14 +97,15 @@ class Works:
     ) -> Order:
         """Returns a job, not queued yet, with its own model in the coordinator's store."""
         content = random.Random(f"{self._seed}/{name}").randbytes(size)
-        sha256 = artifacts.put_bytes(self._store, content).sha256
+        sha256 = patiently(lambda: artifacts.put_bytes(self._store, content)).sha256
         key = content_hash({"campaign": self._seed, "job": name, "device": device})
         return Order(key, device, conduct, round(seconds, 2), InputFile(sha256=sha256, size=size))
 
     def enqueue(self, order: Order) -> None:
         """Queues a job, as a launch does."""
         plan_ = plan(self._runner, order.model, order.conduct, order.seconds, order.tag, order.deadline_s)
-        jobs.enqueue(self._store, order.key, Round(candidate=plan_, repetitions=1), device=order.device)
+        round_ = Round(candidate=plan_, repetitions=1)
+        patiently(lambda: jobs.enqueue(self._store, order.key, round_, device=order.device))
 
     def twin(self, order: Order) -> Order:
         """Returns another job with the same model."""
@@ -110,7 +115,7 @@ class Works:
         """Returns the job once it is done or failed, or after a time limit."""
         end = time.monotonic() + _PATIENCE_S
         while True:
-            row = jobs.get(self._store, order.job)
+            row = patiently(lambda: jobs.get(self._store, order.job))
             assert row is not None, order
             if row.state not in jobs.LIVE or time.monotonic() > end:
                 return row
@@ -133,6 +138,18 @@ class Works:
             self.path(order).unlink()
         for path in (cache / sha256[:2] / sha256, device / "content" / sha256):
             path.unlink(missing_ok=True)
+
+
+def patiently(call: Callable[[], T]) -> T:
+    """Repeats a call of the campaign's own while a fault, such as a full disk, makes it fail."""
+    end = time.monotonic() + _RETRIES_S
+    while True:
+        try:
+            return call()
+        except InfrastructureFailed:
+            if time.monotonic() > end:
+                raise
+            time.sleep(_RETRY_S)
 
 
 def judged(row: JobRow, order: Order) -> str:

@@ -21,7 +21,7 @@ from fastapi.openapi.models import HTTPBase as HTTPBaseModel
 from fastapi.responses import FileResponse
 from fastapi.routing import APIRoute
 from fastapi.security.base import SecurityBase
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -52,6 +52,8 @@ _JOB_OVERHEAD_S = 120.0
 _MAX_REGISTRATION = 8 << 20
 _MAX_RESULT = 64 << 20
 """Bytes of a round's result: the output of a run is kept up to 1 MiB."""
+_PARSED_ON_LOOP = 64 << 10
+"""Bytes of a body that the event loop parses itself: less work than changing threads."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _REALM = {"WWW-Authenticate": 'Basic realm="hilnas"'}
 _BYTES: dict[str, Any] = {"content": {"application/octet-stream": {}}}
@@ -213,20 +215,49 @@ def end_if_damaged(store: Store, find_file: FindFile, id: str) -> None:
 
 
 def guarded(access: Access) -> type[APIRoute]:
-    """Makes a route class that authenticates before it reads the body of a request."""
+    """Makes a route class that authenticates before it reads a request's body, and parses large ones in a thread."""
 
     class Guarded(APIRoute):
         def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
             handle = super().get_route_handler()
+            model = self.body_field.field_info.annotation if self.body_field else None
 
             async def authenticate_first(request: Request) -> Response:
                 request.state.caller = await access.caller(request)
                 allow_body(request, self.endpoint)
-                return await handle(request)
+                return await handle(_ParsingRequest(model, request))
 
             return authenticate_first
 
     return Guarded
+
+
+class _ParsingRequest(Request):
+    """A request whose JSON, if it is large, is parsed and validated in a thread, so that others are answered meanwhile.
+
+    Args:
+        model: of the body; None if there is none.
+        request: the original one.
+    """
+
+    def __init__(self, model: Any, request: Request) -> None:
+        super().__init__(request.scope, request.receive)
+        self._model = model
+
+    async def json(self) -> Any:
+        """Returns the body's JSON, or the model that FastAPI would make of it.
+
+        Raises:
+            HTTPException: 422, a large body does not match the model.
+        """
+        body = await self.body()
+        if self._model is None or len(body) <= _PARSED_ON_LOOP:
+            return await super().json()
+        try:
+            return await off_loop(TypeAdapter(self._model).validate_json, body)
+        except ValidationError as error:
+            problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
+            raise HTTPException(422, f"{'.'.join(map(str, ('body', *problem['loc'])))}: {problem['msg']}") from None
 
 
 class _Documented(SecurityBase):

@@ -50,6 +50,11 @@ class Server:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def alive(self) -> bool:
+        """Whether the server runs."""
+        return self._process is not None and self._process.poll() is None
+
     def url(self, database: str) -> str:
         """Returns the URL of a database on this server."""
         return f"postgresql://hilnas@/{database}?host={self.folder}"
@@ -71,7 +76,7 @@ class Server:
         deadline = time.monotonic() + _START_S
         while True:
             try:
-                return self._connect().close()
+                return self.connect().close()
             except psycopg.OperationalError as error:
                 assert time.monotonic() < deadline and self._process.poll() is None, (error, self.log())
                 time.sleep(0.02)
@@ -119,10 +124,11 @@ class Server:
         return (self.folder / "log").read_text(errors="replace")
 
     def _execute(self, statement: str, *names: str) -> None:
-        with self._connect() as connection:
+        with self.connect() as connection:
             connection.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
 
-    def _connect(self) -> psycopg.Connection[tuple[object, ...]]:
+    def connect(self) -> psycopg.Connection[tuple[object, ...]]:
+        """Returns a connection of its superuser."""
         return psycopg.connect(host=str(self.folder), user="hilnas", dbname="postgres", autocommit=True)
 
 

@@ -34,8 +34,8 @@ def done(state: Path) -> int:
     ("database", "faults", "kinds", "before_the_kill"),
     [
         ("sqlite", 6, 6, 2),
-        pytest.param("sqlite", 24, 22, 4, marks=pytest.mark.exhaustive),
-        pytest.param("postgresql", 24, 22, 4, marks=pytest.mark.exhaustive),
+        pytest.param("sqlite", 24, 23, 4, marks=pytest.mark.exhaustive),
+        pytest.param("postgresql", 24, 23, 4, marks=pytest.mark.exhaustive),
     ],
 )
 def test_faults_corrupt_nothing(tmp_path: Path, database: str, faults: int, kinds: int, before_the_kill: int) -> None:

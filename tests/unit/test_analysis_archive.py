@@ -6,6 +6,7 @@ import copy
 import gzip
 import io
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from nas.store.archive import export_study
 from nas.store.rows import Role
 from nas.store.store import Store
 
-EXAMPLES = 40
+EXAMPLES = int(os.environ.get("HILNAS_FUZZ", 40))
 ARCHIVE = Path(__file__).resolve().parents[1] / "data" / "0.1.0" / "study-archive.jsonl.gz"
 Line = dict[str, Any]
 

@@ -7,6 +7,7 @@ the one form and tells nothing of the inside, and who shows wrong credentials ge
 from __future__ import annotations
 
 import copy
+import os
 import re
 import tempfile
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ from nas.store import agents, artifacts, jobs, outcomes, studies, trials
 from nas.store.rows import JobRow, Role
 from nas.web.errors import ErrorBody
 
-EXAMPLES = 15
+EXAMPLES = int(os.environ.get("HILNAS_FUZZ", 15))
 CHECKS = [
     not_a_server_error, checks.status_code_conformance, checks.content_type_conformance,
     checks.response_schema_conformance, checks.negative_data_rejection,

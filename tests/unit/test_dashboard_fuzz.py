@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -21,7 +22,7 @@ from nas.dashboard.pages import HEADERS
 from nas.store import events
 from nas.store.rows import Role
 
-EXAMPLES = 12
+EXAMPLES = int(os.environ.get("HILNAS_FUZZ", 12))
 ROUTES = {f"{method} {route.path}": route for route in all_routes() for method in sorted(route.methods)}
 THERE = {"name": ["study", "mine"], "id": ["box"], "number": ["0", "1"], "trial": ["0", "1"], "space": ["lfm2-demo"],
          "size": ["4M", "12M"], "path": ["gguf/model q4_0.gguf"]}  # fmt: skip

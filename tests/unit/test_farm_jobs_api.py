@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from fastapi.testclient import TestClient
+from pydantic import TypeAdapter
 from store_support import RESULT, device, key, open_store, round_of
 
 from nas.core.clock import SystemClock
@@ -230,6 +233,49 @@ def test_a_job_that_was_never_there_is_not_accepted(client: TestClient) -> None:
     answer = submit(client, {"id": "none.0", "epoch": 0}, result=RESULT.model_dump(mode="json"))
     assert answer.status_code == 200
     assert not answer.json()["accepted"]
+
+
+def large(**fields: object) -> dict[str, Any]:
+    """A result of half a megabyte."""
+    raw = RawRun(exit_code=0, stdout="x" * (1 << 18), wall_s=1.0, started_at=1.0)
+    return RoundResult(pairs=[Pair(reference=raw, candidate=raw)]).model_dump(mode="json") | fields
+
+
+def test_others_are_answered_while_a_large_result_is_parsed(
+    client: TestClient, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsing, answered = threading.Event(), threading.Event()
+
+    class Slow:
+        def __init__(self, model: Any) -> None:
+            self._real = TypeAdapter(model)
+
+        def validate_json(self, body: bytes) -> Any:
+            parsing.set()
+            assert answered.wait(10), "nobody else was answered meanwhile"
+            return self._real.validate_json(body)
+
+    monkeypatch.setattr(agent_api, "TypeAdapter", Slow, raising=False)
+    jobs.enqueue(store, KEY, round_of(), device="box")
+    with client, ThreadPoolExecutor(1) as other:
+        job = lease(client)
+        sent = other.submit(submit, client, job, result=large())
+        assert parsing.wait(10), "a large result is parsed by the event loop"
+        told = {**WHO, "job": job["id"], "epoch": job["epoch"]}
+        assert client.post("/v1/heartbeat", json=told).status_code == 200
+        answered.set()
+        assert sent.result(10).json() == {"accepted": True, "reason": None}
+    row = jobs.get(store, job["id"])
+    assert row is not None and row.result is not None
+    assert row.result.model_dump(mode="json") == large()
+
+
+@pytest.mark.parametrize("field", [{"wall_s": -1}, {"unknown": 1}, {"pairs": [{}]}, {"push_s": "x"}])
+def test_a_large_result_is_refused_as_a_small_one(client: TestClient, field: dict[str, Any]) -> None:
+    job = {"id": "none.0", "epoch": 1}
+    small, big = (submit(client, job, result=result) for result in ({"pairs": []} | field, large(**field)))
+    assert small.status_code == big.status_code == 422
+    assert {**small.json(), "request_id": None} == {**big.json(), "request_id": None}
 
 
 @pytest.mark.parametrize("announced", [True, False], ids=["announced", "chunked"])
