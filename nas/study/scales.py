@@ -162,15 +162,17 @@ class Scales:
     def known_parts(self, run: TrialRun) -> dict[str, dict[str, float]]:
         """Returns what each unit of quality adds to its coordinate, by objective; nothing before quality is known.
 
-        Units are weighed as in the quality itself. Where that is no mean of groups, nothing is returned.
+        Units are weighed as in the quality itself.
         """
-        if run.quality is None:
+        quality = run.quality
+        if quality is None:
             return {}
-        groups = run.quality.per_group
+        weights = next(scale for scale in self._rungs.values() if scale.rung == quality.rung).group_weights
+        total = math.fsum(weights.values())
         parts: dict[str, float] = {}
-        for group, score in groups.items():
-            parts[unit_of(group)] = parts.get(unit_of(group), 0.0) - score / len(groups)
-        if len(parts) < 2 or not math.isclose(math.fsum(parts.values()), -run.quality.value, abs_tol=1e-9):
+        for group, weight in weights.items():
+            parts[unit_of(group)] = parts.get(unit_of(group), 0.0) - quality.per_group[group] * weight / total
+        if len(parts) < 2 or not math.isclose(math.fsum(parts.values()), -quality.value, abs_tol=1e-9):
             return {}
         proxied = (each.name for each in self._space.objectives if METRICS[each.metric].source == "proxy")
         return {name: parts for name in proxied}
