@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import tools_for_tests
+from exhaustive import examples
 from hypothesis import settings
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # How long an example takes is the machine's business. Each run draws other examples.
-settings.register_profile("hilnas", deadline=None, max_examples=100 if os.environ.get("HILNAS_TEST_ALL") else 30)
+settings.register_profile("hilnas", deadline=None, max_examples=examples(100))
 settings.load_profile("hilnas")
 
 
