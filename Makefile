@@ -27,7 +27,7 @@ help:
 	@echo "make demo    search a small space on this machine and show its Pareto front"
 	@echo "make builds  every runtime build that the tests need: tools, patched and arm64 beside the stock one (first time: 8-12 min)"
 	@echo "make test    lint, types, import rules, documentation checks, these builds and the tests"
-	@echo "make test-all  the same with the exhaustive tests: more layouts, faults and kills, all store tests on PostgreSQL"
+	@echo "make test-all  the same with the exhaustive tests: more layouts, quantisations, faults and kills, all store tests on PostgreSQL"
 	@echo "make lint    the same without builds and tests"
 	@echo "make bench   performance and search-efficiency benchmarks, as JSON"
 	@echo "make docs    write the generated parts of docs/"
@@ -74,8 +74,8 @@ lint-others:
 tools: $(READY)
 	@$(BIN)/python scripts/tools_for_tests.py install
 
-# A file's tests run in one process, so that it makes its fixtures once. Those of tests/integration, with real processes,
-# wait more than they compute: three at a time keep two cores busy, and their conftest.py puts long files first.
+# A file's tests run in one process, so that it makes its fixtures once. Those of tests/integration, with real
+# processes, wait more than they compute: three at a time keep two cores busy. Their conftest.py puts long files first.
 test: setup lint tools builds
 	$(call timed,$(BIN)/python -m pytest --durations=15 --durations-min=5 -n 2 --dist loadfile tests/unit tests/contract)
 	$(call timed,$(BIN)/python -m pytest --durations=15 --durations-min=5 -n 3 --dist loadfile --no-loadscope-reorder tests/integration)

@@ -1,7 +1,8 @@
 """Processes of a search are killed at random; see `benchmarks/kill_campaign.py` for the long version.
 
-Two by default, six with HILNAS_TEST_ALL. That a study survives a kill at any write to its database is also in
-tests/unit/test_study_orchestrator.py, a killed training in test_proxy_kill.py, a killed agent in test_farm_agent.py.
+Two in studies of one trial by default, six in studies of three with HILNAS_TEST_ALL. That a study survives a kill at
+any write to its database is also in tests/unit/test_study_orchestrator.py, a killed training in test_proxy_kill.py, a
+killed agent in test_farm_agent.py.
 """
 
 from __future__ import annotations
