@@ -48,7 +48,7 @@ class RealLab(Lab):
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     lab = RealLab(tmp_path_factory.mktemp("two"))
-    quality = {"proxy_d_model": 64, "rungs": [{"name": "only", "lm_steps": 20}]}
+    quality = {"proxy_d_model": 64, "rungs": [{"name": "only", "lm_steps": 20, "seeds": [0, 1]}]}
     lab.space(
         "two",
         **SPACE,
