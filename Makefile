@@ -19,7 +19,7 @@ BENCHES ?= llama_cpp_equivalence first_number workloads against_llama_bench \
 # $(call timed,COMMAND): the command, what it is and how long it took.
 timed = @echo '$(1)'; begun=$$(date +%s); $(1) || exit; echo "took $$(($$(date +%s) - begun)) s"
 
-.PHONY: help setup tools builds demo test test-all lint bench truth lock docs clean
+.PHONY: help setup tools builds demo test test-all lint lint-types lint-others bench truth lock docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -27,7 +27,7 @@ help:
 	@echo "make demo    search a small space on this machine and show its Pareto front"
 	@echo "make builds  every runtime build that the tests need: tools, patched and arm64 beside the stock one (first time: 8-12 min)"
 	@echo "make test    lint, types, import rules, documentation checks, these builds and the tests"
-	@echo "make test-all  the same with the exhaustive tests: more layouts, faults and kills, all store tests on PostgreSQL"
+	@echo "make test-all  the same with the exhaustive tests: more layouts, quantisations, faults and kills, all store tests on PostgreSQL"
 	@echo "make lint    the same without builds and tests"
 	@echo "make bench   performance and search-efficiency benchmarks, as JSON"
 	@echo "make truth   train what the literature has an order of, and compare (hours; goes on where it was stopped)"
@@ -57,10 +57,16 @@ demo: setup
 	$(BIN)/nas launch --space search_spaces/lfm2-demo.yaml --study $(STUDY) --yes
 
 lint: $(READY)
-	$(call timed,$(BIN)/ruff check $(PACKAGES))
-	$(call timed,$(BIN)/ruff format --check $(PACKAGES))
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync lint-types lint-others
+
+# Each of the two takes about as long as the other where nothing is cached.
+lint-types:
 	$(call timed,$(BIN)/mypy -p nas)
 	$(call timed,$(BIN)/mypy scripts)
+
+lint-others:
+	$(call timed,$(BIN)/ruff check $(PACKAGES))
+	$(call timed,$(BIN)/ruff format --check $(PACKAGES))
 	$(call timed,$(BIN)/lint-imports)
 	$(call timed,$(BIN)/python scripts/write_docs.py --check)
 
@@ -69,10 +75,11 @@ lint: $(READY)
 tools: $(READY)
 	@$(BIN)/python scripts/tools_for_tests.py install
 
-# Tests with real processes wait more than they compute: three at a time keep two cores busy.
+# A file's tests run in one process, so that it makes its fixtures once. Those of tests/integration, with real
+# processes, wait more than they compute: three at a time keep two cores busy. Their conftest.py puts long files first.
 test: setup lint tools builds
-	$(call timed,$(BIN)/python -m pytest --durations=15 --durations-min=5 -n 2 tests/unit tests/contract)
-	$(call timed,$(BIN)/python -m pytest --durations=15 --durations-min=5 -n 3 --dist worksteal tests/integration)
+	$(call timed,$(BIN)/python -m pytest --durations=15 --durations-min=5 -n 2 --dist loadfile tests/unit tests/contract)
+	$(call timed,$(BIN)/python -m pytest --durations=15 --durations-min=5 -n 3 --dist loadfile --no-loadscope-reorder tests/integration)
 	$(call timed,$(BIN)/python -m pytest -n 2 --dist loadfile tests/browser)
 	@$(BIN)/python scripts/tools_for_tests.py report
 

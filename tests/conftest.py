@@ -1,7 +1,7 @@
 """Fixtures and rules for all tests.
 
 Tests marked `exhaustive` are deselected unless HILNAS_TEST_ALL is set (`make test-all`); the run says how many. Next to
-each of them a comment names the tests that guard the same behaviour by default.
+each of them, or at the top of its file, a comment names the tests that guard the same behaviour by default.
 
 Tests of a group in scripts/tools_for_tests.py, by the marker `needs` or a fixture, are deselected where its tools are
 missing; the run says how many of which. Where CI is "true", they run, and fail.
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import tools_for_tests
+from exhaustive import examples
 from hypothesis import settings
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 # Set before torch loads: its thread pools spin, and tests run beside each other on few cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# How long an example takes is the machine's business.
-settings.register_profile("hilnas", deadline=None)
+# How long an example takes is the machine's business. Each run draws other examples.
+settings.register_profile("hilnas", deadline=None, max_examples=examples(100))
 settings.load_profile("hilnas")
 
 

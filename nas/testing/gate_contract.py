@@ -25,11 +25,13 @@ class GateContract:
         layout: one that the runtime carries, with the blocks that `faults` need.
         faults: to plant. Those that the runtime cannot export may be left out; `earlier` is a runner's fault, which
             the runtime's own tests plant.
+        faults_at: quantisations at which they are planted; none: all of the runtime.
     """
 
     target: ClassVar[str] = f"{platform.machine()}-{platform.system().lower()}"
     layout: ClassVar[Layout] = Layout.parse("d256 v512 ffn=swiglu:512 [C3 A8/4 C3 A8/4]")
     faults: ClassVar[tuple[Fault, ...]] = tuple(fault for fault in FAULTS if not fault.earlier)
+    faults_at: ClassVar[tuple[str, ...]] = ()
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """One test per fault."""
@@ -52,7 +54,7 @@ class GateContract:
             assert len(report.errors) > 32, "a prompt and 32 decoded tokens"
 
     def test_planted_fault_fails(self, runtime: Runtime, fault: Fault, tmp_path: Path) -> None:
-        for quantisation in runtime.quantisations:
+        for quantisation in self.faults_at or runtime.quantisations:
             with pytest.raises(CandidateFailed) as failure:
                 self.gate(runtime, quantisation, tmp_path, fault).require()
             assert failure.value.reason == "gate"

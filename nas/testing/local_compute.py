@@ -1,12 +1,20 @@
-"""Runs stages in threads of this process, for tests of whole studies without Ray."""
+"""Runs stages in threads of this process, for tests of whole studies without Ray.
+
+`python -m nas.testing.local_compute ARGUMENTS` is `nas ARGUMENTS` with launches that run their stages so.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, Self
+from unittest import mock
 
+from nas.cli.main import main
 from nas.compute.ray import Kind, Work, checked
+from nas.study.launch import launch
 
 
 class LocalCompute:
@@ -32,3 +40,16 @@ class LocalCompute:
 
     def close(self) -> None:
         """Does nothing: no worker was started."""
+
+
+@contextmanager
+def without_ray() -> Iterator[None]:
+    """Makes `nas launch` in this process run its stages on a `LocalCompute`."""
+    local = partial(launch, compute=lambda options, _: LocalCompute(options.workers))
+    with mock.patch("nas.cli.launch.launch", local):
+        yield
+
+
+if __name__ == "__main__":
+    with without_ray():
+        main()

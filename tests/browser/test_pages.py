@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 import pytest
 from accessible import expect_readable
@@ -19,10 +18,7 @@ from nas.store import agents
 from nas.store.rows import Role
 from nas.web.server import Server, listen_tcp, web_app
 
-SCHEMES = ("light", "dark")
 
-
-@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize(
     ("path", "title"),
     [
@@ -33,10 +29,8 @@ SCHEMES = ("light", "dark")
         ("/study/compare?trial=2&trial=3", "Trial 2"),
     ],
 )
-def test_every_page_stands_for_itself(
-    page: Page, finished: str, path: str, title: str, scheme: Literal["light", "dark"]
-) -> None:
-    expect_readable(page, finished + path, title, scheme)
+def test_every_page_stands_for_itself(page: Page, finished: str, path: str, title: str) -> None:
+    expect_readable(page, finished + path, title)
 
 
 def test_from_the_list_to_a_comparison(page: Page, finished: str) -> None:

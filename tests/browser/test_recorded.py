@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 import pytest
 from accessible import expect_readable
@@ -52,7 +51,6 @@ def page(context: BrowserContext, watched: Watched, recorded: str) -> Page:
     return context.new_page()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize(
     ("path", "title"),
     [
@@ -68,8 +66,8 @@ def page(context: BrowserContext, watched: Watched, recorded: str) -> Page:
         ("/families/demo", "demo"),
     ],
 )
-def test_every_page_opens(page: Page, recorded: str, path: str, title: str, scheme: Literal["light", "dark"]) -> None:
-    expect_readable(page, recorded + path, title, scheme)
+def test_every_page_opens(page: Page, recorded: str, path: str, title: str) -> None:
+    expect_readable(page, recorded + path, title)
 
 
 def test_the_study_is_drawn(page: Page, recorded: str) -> None:

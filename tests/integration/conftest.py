@@ -9,17 +9,26 @@ import pytest
 from nas.testing.postgres import CARELESS, Server, server
 
 LONGEST = (
-    "test_farm_faults",
-    "test_executorch_whole",
     "test_release_stock",
+    "test_llama_cpp_patched",
+    "test_study_search",
+    "test_pretrain_ray",
+    "test_llama_cpp_gate",
+    "test_devices_adb",
+    "test_devices_ssh",
+    "test_executorch_whole",
+    "test_compute_cluster",
     "test_study_two_runtimes",
+    "test_farm_faults",
     "test_add_your_phone",
     "test_benchmarks",
-    "test_api_submitted",
     "test_study_kill",
-    "test_study_search",
+    "test_compare_whole",
+    "test_executorch_gate",
+    "test_llama_cpp_tools",
+    "test_llama_cpp_stock",
     "test_executorch_arm",
-    "test_executorch_private",
+    "test_api_submitted",
 )
 """Files that take longest. They begin first, so that no process is left with one of them when the others are done."""
 

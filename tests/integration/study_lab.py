@@ -1,7 +1,7 @@
 """Shared by tests of whole searches: a tiny space, and `nas` with its own home, cache and fake runtime.
 
-`Lab.here` runs a command in the test's process, and stages of a launch in its threads. `Lab.run` and `Lab.start` are
-for tests of processes, signals and Ray.
+`Lab.here` runs a command in the test's process, and stages of a launch in its threads. `Lab.run` and `Lab.start` run
+one in a process of its own: `Lab.program` is `NAS`, where launches start Ray, or `WITHOUT_RAY`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -24,12 +23,12 @@ from cli_runner import Outcome, nas
 
 from nas.runtimes import RUNTIMES
 from nas.store.store import Store
-from nas.study.launch import launch
 from nas.testing.fake_plugin import fake_environment
 from nas.testing.fake_runtime import FakeRuntime, Fault
-from nas.testing.local_compute import LocalCompute
+from nas.testing.local_compute import without_ray
 
 NAS = (sys.executable, "-c", "from nas.cli.main import main; main()")
+WITHOUT_RAY = (sys.executable, "-m", "nas.testing.local_compute")
 LIMIT_S = 540.0
 CHAT = {"workload": "chat"}
 SPACE: dict[str, Any] = {
@@ -80,6 +79,7 @@ class Lab:
     folder: Path
     faults: Mapping[str, Fault] = field(default_factory=dict)
     run_s: float = 0.0
+    program: tuple[str, ...] = NAS
 
     def __post_init__(self) -> None:
         self.folder.mkdir(exist_ok=True)
@@ -102,7 +102,7 @@ class Lab:
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """A command, running."""
         pipe = subprocess.PIPE
-        return subprocess.Popen([*NAS, *arguments], env=self.environment, stdout=pipe, stderr=pipe, text=True)
+        return subprocess.Popen([*self.program, *arguments], env=self.environment, stdout=pipe, stderr=pipe, text=True)
 
     def run(self, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         """A command, to its end, which must be `code` and no traceback."""
@@ -116,8 +116,7 @@ class Lab:
     def here(self, *arguments: str, code: int = 0) -> Outcome:
         """Runs a command in this process; its end must be `code` and no traceback."""
         RUNTIMES.add("fake", FakeRuntime(self.folder / "plugin" / "runners", faults=self.faults, run_s=self.run_s))
-        without_ray = partial(launch, compute=lambda options, _: LocalCompute(options.workers))
-        with mock.patch.dict(os.environ, self.environment), mock.patch("nas.cli.launch.launch", without_ray):
+        with mock.patch.dict(os.environ, self.environment), without_ray():
             done = nas(*arguments)
         assert "Traceback" not in done.err and "starting Ray" not in done.err, done.err
         assert done.code == code, f"{done.code}, not {code}: {done.err[-2000:]}"

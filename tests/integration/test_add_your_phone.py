@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 from device_lab import Machine, adbd
-from study_lab import LIMIT_S, NAS, until
+from study_lab import LIMIT_S, NAS, WITHOUT_RAY, until
 
 from nas.devices.transports.adb_device import AdbKey
 from nas.runtimes.llama_cpp.builds import Build
@@ -112,7 +112,7 @@ def test_a_phone_on_this_computer(phone: Machine, names: dict[str, str], tmp_pat
         assert report["ttft_ms"]["value"] > 0 and len(report["reps"]) == 3
         computer.names["DEVICE"] = report["device"]["id"]
         assert f"{report['device']['id']}\toffline\tgood" in computer.give(see).stdout
-        out = computer.give(launch).stdout
+        out = computer.give(launch, nas=WITHOUT_RAY).stdout
         assert "published" in out and "attention" in out
         assert "complete" in computer.give(study).stdout
         assert "reference [ms]" in computer.give(show).stdout

@@ -16,7 +16,7 @@ from nas.api.serve import last_address
 from nas.store import trials
 from nas.store.store import Store
 
-RUNGS = [{"name": "only", "lm_steps": 90, "seeds": [0, 1]}]
+RUNGS = [{"name": "only", "lm_steps": 30}]
 QUALITY = {name: value for name, value in SPACE["quality"].items() if name != "corpus"} | {"rungs": RUNGS}
 SEEDS_ONLY = {"proposer": "random", "seeds": 1}
 
@@ -72,12 +72,12 @@ def proposed(lab: Lab) -> int:
 
 
 def test_a_study_outlives_the_coordinator_that_started_it(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    token = lab.run("token", "create", "me", "--role", "operate").stdout.strip()
+    token = lab.here("token", "create", "me", "--role", "operate").out.strip()
     with coordinator(lab, "--port", "0") as first:
         address = last_address(lab.home)
         assert address is not None
         monkeypatch.setenv("NAS_TOKEN", token)
-        lab.run("server", "add", address.url, "--fingerprint", address.ca_sha256, "--token", token)
+        lab.here("server", "add", address.url, "--fingerprint", address.ca_sha256, "--token", token)
         monkeypatch.setenv("NAS_SERVER", address.url)
         space = str(lab.folder / "tiny.yaml")
         with log_shown(lab), running(lab, "launch", "--space", space, "--study", "mine", "-n", "1", "--json") as launch:
@@ -86,7 +86,7 @@ def test_a_study_outlives_the_coordinator_that_started_it(lab: Lab, monkeypatch:
             first.wait()
             with coordinator(lab, "--port", address.url.rpartition(":")[2]):
                 done = finish(launch)
-                shown = lab.json("study", "show", "mine")
+                shown = lab.json_here("study", "show", "mine")
     assert json.loads(done.stdout) == shown
     assert (shown["state"], shown["trials"]["proposed"]) == ("complete", 1)
     assert "retrying in" in done.stderr

@@ -16,7 +16,8 @@ from nas.runtimes.llama_cpp.builds import Build as LlamaBuild
 pytestmark = pytest.mark.timeout(900)  # blocks are lowered
 
 ROOT = Path(__file__).parents[2]
-DATABASES = [(), pytest.param(("--postgres",), marks=pytest.mark.needs("postgresql"))]
+# By default processes compete for jobs on PostgreSQL in test_store_processes.py.
+DATABASES = [(), pytest.param(("--postgres",), marks=[pytest.mark.needs("postgresql"), pytest.mark.exhaustive])]
 
 
 def benchmark(name: str, *options: str) -> dict[str, Any]:

@@ -25,8 +25,8 @@ from nas.store.store import Store
 
 QUALITY = SPACE["quality"] | {
     "rungs": [
-        {"name": "first", "lm_steps": 60, "keep": 1},
-        {"name": "second", "lm_steps": 120},
+        {"name": "first", "lm_steps": 30, "keep": 1},
+        {"name": "second", "lm_steps": 60},
     ]
 }
 
@@ -60,7 +60,7 @@ def test_a_node_is_lost_while_it_trains(
 ) -> None:
     there = {"NAS_HOME": str(tmp_path / "there"), "NAS_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
     node = cluster.add_node(num_cpus=1, object_store_memory=100 << 20, env_vars=there)
-    with lab.start(*lab.launch("far", "--trials", "2", "--ray-address", cluster.address)) as launch:
+    with lab.start(*lab.launch("far", "--trials", "1", "--ray-address", cluster.address)) as launch:
         try:
             lost = _kill_while_it_trains(launch, cluster, node, tmp_path / "there" / "work" / "elsewhere")
             finish(launch)
@@ -70,7 +70,7 @@ def test_a_node_is_lost_while_it_trains(
     study = studies.get(store, "far")
     assert study.state is StudyState.COMPLETE
     rows = trials.all(store, study.id)
-    assert len(rows) == 4
+    assert len(rows) == 3
     assert {row.status.state.value for row in rows} <= {"complete", "stopped", "infeasible"}
     assert [each.stage for each in outcomes.attempts_of_key(store, lost)] == ["train"]
     monkeypatch.setenv("NAS_CACHE", str(tmp_path / "third"))

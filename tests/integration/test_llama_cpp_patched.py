@@ -1,4 +1,9 @@
-"""The patched build: every kind of layer, alone and mixed, computes what PyTorch does; stock files as before."""
+"""The patched build: every kind of layer, alone and mixed, computes what PyTorch does; stock files as before.
+
+By default every layout and every fault of the patched kinds at q4_0, one fault of the stock kinds, and one layout at
+float32 (`test_long_text_outgrows_the_window`). All faults of the stock kinds, and all quantisations, are by default in
+test_llama_cpp_gate.py; a quantised cache in test_llama_cpp_runner.py.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from exhaustive import mostly_exhaustive
 
 from nas.core.errors import CandidateFailed, Unsupported
 from nas.core.layout import Layout
@@ -59,7 +65,7 @@ MAMBA2 = Layout.parse("d256 v512 ffn=swiglu:512 [C3 M16 M16 A4/2]")
 LONG = "d128 v512 ffn=swiglu:256 [C3 W4/2@32(sink=1) M16 A4/2]"
 
 
-@pytest.mark.parametrize("quantisation", ["q4_0", "f16", "f32"])
+@pytest.mark.parametrize("quantisation", mostly_exhaustive(["q4_0", "f16", "f32"], "q4_0"))
 @pytest.mark.parametrize("name", EVERY)
 def test_right_graphs_pass(patched_build: Build, tmp_path: Path, name: str, quantisation: str) -> None:
     layout = Layout.parse(EVERY[name])
@@ -68,8 +74,8 @@ def test_right_graphs_pass(patched_build: Build, tmp_path: Path, name: str, quan
     assert report.passed, (report.error, report.limit, report.note)
 
 
-@pytest.mark.parametrize("quantisation", ["q4_0", "f32"])
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("quantisation", mostly_exhaustive(["q4_0", "f32"], "q4_0"))
+@pytest.mark.parametrize("fault", mostly_exhaustive(FAULTS, FAULTS[0]), ids=lambda fault: fault.name)
 def test_planted_faults_fail(patched_build: Build, tmp_path: Path, fault: Fault, quantisation: str) -> None:
     with pytest.raises(CandidateFailed) as failure:
         gate(tmp_path, quantisation, PLANTED, patched_build, fault).require()
@@ -138,7 +144,7 @@ def swapped_mixers(state: State) -> None:
             first.copy_(kept)
 
 
-@pytest.mark.parametrize("quantisation", ["q4_0", "f32"])
+@pytest.mark.parametrize("quantisation", mostly_exhaustive(["q4_0", "f32"], "q4_0"))
 @pytest.mark.parametrize(
     "weights", [wrong_decay, swapped_b_and_c, forgotten_step_bias, forgotten_skip, forgotten_norm, swapped_mixers]
 )
@@ -154,7 +160,7 @@ def test_stale_state_of_one_kind_fails(patched_build: Build, tmp_path: Path, tex
     assert not gate(tmp_path, "q4_0", Layout.parse(text), patched_build, Fault("stale", earlier=40)).passed
 
 
-@pytest.mark.parametrize("quantisation", ["q4_0", "f32"])
+@pytest.mark.parametrize("quantisation", mostly_exhaustive(["q4_0", "f32"], "q4_0"))
 @pytest.mark.parametrize("wrong", ["W4/2@48(sink=1)", "A4/2", "W4/2@32", "W4/2@32(rope_theta=10000,sink=1)"])
 def test_faults_in_windows_fail(patched_build: Build, tmp_path: Path, wrong: str, quantisation: str) -> None:
     """Another window, none, no sinks, another RoPE base."""
@@ -162,7 +168,7 @@ def test_faults_in_windows_fail(patched_build: Build, tmp_path: Path, wrong: str
     assert not gate(tmp_path, quantisation, right, patched_build, Fault("", layout=("W4/2@32(sink=1)", wrong))).passed
 
 
-@pytest.mark.parametrize("quantisation", ["q4_0", "f32"])
+@pytest.mark.parametrize("quantisation", mostly_exhaustive(["q4_0", "f32"], "f32"))
 def test_long_text_outgrows_the_window(patched_build: Build, tmp_path: Path, quantisation: str) -> None:
     """The window's cache holds 256 cells: after 600 tokens each of them has been written more than once."""
     layout, model = Layout.parse(LONG), tmp_path / "m.gguf"
@@ -224,7 +230,7 @@ def test_stock_build_refuses_a_patched_file(llama_build: Build, patched_build: B
     assert failure.value.reason == "export"
 
 
-@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+@pytest.mark.parametrize("kv_type", mostly_exhaustive(["f16", "q8_0"], "f16"))
 @pytest.mark.parametrize("name", EVERY)
 def test_runner_measures(patched_build: Build, tmp_path: Path, name: str, kv_type: str) -> None:
     layout, path = Layout.parse(EVERY[name]), tmp_path / "m.gguf"

@@ -1,4 +1,8 @@
-"""Trainings of a small member through Ray Train, one of them killed."""
+"""Trainings of a small member through Ray Train, killed and resumed.
+
+By default on two workers. That one worker resumes to the bit, and that what has ended is not trained again, is by
+default in tests/unit/test_pretrain_train.py and test_pretrain_files.py, without Ray.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from exhaustive import mostly_exhaustive
 from pretrain_lab import pretraining, write_corpus, write_family, write_tokenizer
 from safetensors.torch import load_file
 
@@ -67,10 +72,11 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(path)
 
 
+@pytest.mark.parametrize("workers", mostly_exhaustive([1, 2], 2))
 def test_a_killed_training_ends_with_the_weights_of_one_left_alone(
-    tmp_path: Path, start: Callable[[int], subprocess.Popen[str]]
+    tmp_path: Path, start: Callable[[int], subprocess.Popen[str]], workers: int
 ) -> None:
-    process = start(1)
+    process = start(workers)
     deadline = time.monotonic() + DEADLINE_S
     while not (found := list((tmp_path / "NAS_HOME").glob(f"families/tiny/1M/training/*/{CHECKPOINT}"))):
         assert process.poll() is None, "it ended before it could be killed"
@@ -79,22 +85,20 @@ def test_a_killed_training_ends_with_the_weights_of_one_left_alone(
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL
-    out, _ = start(1).communicate(timeout=DEADLINE_S)
+    out, _ = start(workers).communicate(timeout=DEADLINE_S)
     record = json.loads(out)
     starts = [line for line in (found[0].parent / "log.txt").read_text().splitlines() if "from step" in line]
     assert len(starts) == 2 and "from step 0 " in starts[0] and "from step 0 " not in starts[1]
-    calm, resumed = undisturbed(tmp_path, len(os.sched_getaffinity(0))), weights_of(tmp_path)
-    assert all(torch.equal(resumed[name], tensor) for name, tensor in calm.items())
     assert record["curve"][-1][1] < record["curve"][0][1] - 1
-    assert record["device"] == "cpu" and record["steps"] == 30
+    assert record["steps"] == 30
     assert not found[0].exists(), "a training that has ended needs no checkpoint"
-    again, _ = start(1).communicate(timeout=DEADLINE_S)
-    assert json.loads(again) == record
-
-
-def test_two_workers_train_what_one_does(tmp_path: Path, start: Callable[[int], subprocess.Popen[str]]) -> None:
-    out, _ = start(2).communicate(timeout=DEADLINE_S)
-    assert json.loads(out)["device"] == "2 x cpu"
-    calm, shared = undisturbed(tmp_path, 1), weights_of(tmp_path)
-    for name, tensor in calm.items():
-        assert torch.allclose(shared[name], tensor, atol=2e-3), name
+    alone, resumed = undisturbed(tmp_path, max(1, len(os.sched_getaffinity(0)) // workers)), weights_of(tmp_path)
+    if workers == 1:
+        assert record["device"] == "cpu"
+        assert all(torch.equal(resumed[name], tensor) for name, tensor in alone.items())
+        again, _ = start(1).communicate(timeout=DEADLINE_S)
+        assert json.loads(again) == record
+    else:
+        assert record["device"] == "2 x cpu"
+        for name, tensor in alone.items():
+            assert torch.allclose(resumed[name], tensor, atol=2e-3), name

@@ -216,7 +216,8 @@ def test_a_float16_file_of_other_weights_is_not_quantised(llama_build: Build, tm
 
 
 def test_the_pte_runs_in_stock_executorch(tmp_path: Path) -> None:
-    layout, feed = Layout.parse("d64 v320 ffn=swiglu:64 [C3 A2/1+none]"), Feed(prompt=40, gen=STEPS, batch=17)
+    layout = Layout.parse("d64 v320 ffn=swiglu:64 [C3 A2/1+none A2/1(kv=1)+none]")
+    feed = Feed(prompt=40, gen=STEPS, batch=17)
     trained = checkpoint(layout, tmp_path / "weights")
     options = FileOptions(gguf=(), transformers=False, pte_context=128)
     record = write_files(tmp_path / "tiny", layout, trained, options, print)

@@ -13,7 +13,7 @@ from nas.core.layout import Layout
 from nas.scaling.candidates import parse_size
 
 LAYOUT = "d128 v256 ffn=swiglu:320 [C3*2 A2/1 C3]"
-SIZES = ("1M", "2M", "4M")
+SIZES = ("1M", "2M")
 
 
 @pytest.fixture

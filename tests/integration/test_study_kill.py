@@ -1,7 +1,8 @@
 """Processes of a search are killed at random; see `benchmarks/kill_campaign.py` for the long version.
 
-Two by default, six with HILNAS_TEST_ALL. That a study survives a kill at any write to its database is also in
-tests/unit/test_study_orchestrator.py, a killed training in test_proxy_kill.py, a killed agent in test_farm_agent.py.
+Two in studies of one trial by default, six in studies of three with HILNAS_TEST_ALL. That a study survives a kill at
+any write to its database is also in tests/unit/test_study_orchestrator.py, a killed training in test_proxy_kill.py, a
+killed agent in test_farm_agent.py.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from study_lab import SPACE, Lab
 CAMPAIGN = Path(__file__).parents[2] / "benchmarks" / "kill_campaign.py"
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(6, marks=pytest.mark.exhaustive)])
-def test_killed_processes_lose_nothing_and_repeat_nothing(tmp_path: Path, kills: int) -> None:
+@pytest.mark.parametrize(("kills", "trials"), [(2, 1), pytest.param(6, 3, marks=pytest.mark.exhaustive)])
+def test_killed_processes_lose_nothing_and_repeat_nothing(tmp_path: Path, kills: int, trials: int) -> None:
     lab = Lab(tmp_path / "lab", run_s=0.1)
     quality = SPACE["quality"] | {"corpus": [str(lab.folder / "alphabet.txt")]}
     options = {
         "--space": lab.space("killed", quality=quality),
         "--kills": kills,
-        "--trials": 3,
+        "--trials": trials,
         "--seed": 1,
         "--pause": 2,
     }

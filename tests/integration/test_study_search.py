@@ -1,4 +1,4 @@
-"""Whole searches: real agent and database, a fake runtime; one live study is a real process with Ray.
+"""Whole searches: real agent and database, a fake runtime; the live study is a process, interrupted on Ray.
 
 Whole studies on Ray are in test_study_kill.py and test_api_submitted.py.
 """
@@ -8,11 +8,12 @@ from __future__ import annotations
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from study_lab import Lab, finish, until
+from study_lab import NAS, WITHOUT_RAY, Lab, finish, until
 
 from nas.core.errors import NasError
 from nas.core.space import SearchSpace
@@ -21,14 +22,14 @@ from nas.store.rows import StudyState
 from nas.study.events import all_events
 from nas.study.proposals import replay
 
-TRIALS = 8
+TRIALS = 6
 Report = dict[str, Any]
 NOT_BEGUN = ("no database", "no study")
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
-    return Lab(tmp_path_factory.mktemp("search"))
+    return Lab(tmp_path_factory.mktemp("search"), program=WITHOUT_RAY)
 
 
 @pytest.fixture(scope="module")
@@ -140,10 +141,10 @@ def test_a_live_study_is_paused_resumed_and_stopped_from_outside(lab: Lab, live:
     assert "--study live --resume" in stopped.stderr
     assert state(lab, "live") == "stopped"
     assert lab.json_here("study", "show", "live")["state"] == StudyState.STOPPED
-    interrupted = lab.start(*lab.launch("live", "--resume", space="other"))
-    until(lambda: state(lab, "live") == "running")
-    interrupted.send_signal(signal.SIGINT)
-    finish(interrupted, code=130)
+    with replace(lab, program=NAS).start(*lab.launch("live", "--resume", space="other")) as interrupted:
+        until(lambda: state(lab, "live") == "running")
+        interrupted.send_signal(signal.SIGINT)
+        finish(interrupted, code=130)
     assert state(lab, "live") == "stopped"
     store = lab.store()
     assert jobs.live(store) == []

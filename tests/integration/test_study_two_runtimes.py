@@ -8,9 +8,10 @@ import pytest
 from study_lab import SPACE as TINY
 from study_lab import Lab
 
+from nas.analysis.agreement import FEWEST
 from nas.core import paths
 
-TRIALS = 3
+TRIALS = 1
 RUNTIMES = ("llama.cpp", "executorch")
 CHAT = {"workload": "chat"}
 SPACE: dict[str, Any] = {
@@ -85,10 +86,10 @@ def test_axes_are_ratios_over_both_and_budgets_are_of_one(report: dict[str, Any]
 
 
 def test_the_runtimes_agreement_is_told(report: dict[str, Any]) -> None:
+    """Its coefficients, which need more layouts, are in tests/unit/test_analysis_agreement.py."""
     found = {each["metric"]: each for each in report["agreement"]}
     assert found.keys() == {"latency", "ttft", "decode_p50", "peak_rss"}
     for each in found.values():
         assert each["runtimes"] == list(RUNTIMES)
         assert each["correlation"]["layouts"] == TRIALS + 2
-        kendall = each["correlation"]["kendall"]
-        assert -1 <= kendall["low"] <= kendall["value"] <= kendall["high"] <= 1
+        assert each["correlation"]["reason"] == f"{TRIALS + 2} layouts; a rank correlation needs {FEWEST}"

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from cli_runner import nas
 from dashboard_lab import HOST, HTML, DashboardLab, Visitor
+from exhaustive import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from store_support import open_store
@@ -30,7 +31,7 @@ from nas.store.archive import export_study
 from nas.store.rows import Role
 from nas.store.store import Store
 
-EXAMPLES = int(os.environ.get("HILNAS_FUZZ", 40))
+EXAMPLES = int(os.environ.get("HILNAS_FUZZ", examples(40)))
 ARCHIVE = Path(__file__).resolve().parents[1] / "data" / "0.1.0" / "study-archive.jsonl.gz"
 Line = dict[str, Any]
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from exhaustive import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from live_lab import LiveLab
@@ -119,7 +120,7 @@ def check_against_report(told: Points, report: dict[str, Any]) -> None:
             assert told.told.values[name][trial] == pytest.approx(value, rel=1e-5)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(STEPS, st.booleans())
 def test_a_snapshot_that_was_kept_up_equals_a_new_one_and_the_report(steps: list[Any], judged: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:

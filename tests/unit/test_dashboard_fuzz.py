@@ -11,6 +11,7 @@ import httpx
 import pytest
 from api_lab import space_text
 from dashboard_lab import HOST, OURS, DashboardLab, Visitor, all_routes
+from exhaustive import examples
 from fastapi.routing import APIRoute
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -22,7 +23,7 @@ from nas.dashboard.pages import HEADERS
 from nas.store import events
 from nas.store.rows import Role
 
-EXAMPLES = int(os.environ.get("HILNAS_FUZZ", 12))
+EXAMPLES = int(os.environ.get("HILNAS_FUZZ", examples(12)))
 ROUTES = {f"{method} {route.path}": route for route in all_routes() for method in sorted(route.methods)}
 THERE = {"name": ["study", "mine"], "id": ["box"], "number": ["0", "1"], "trial": ["0", "1"], "space": ["lfm2-demo"],
          "size": ["4M", "12M"], "path": ["gguf/model q4_0.gguf"]}  # fmt: skip

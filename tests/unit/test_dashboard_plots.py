@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
+from exhaustive import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markupsafe import escape
@@ -106,7 +107,7 @@ def test_nothing_to_draw_is_said_in_words(plot: Plot) -> None:
 
 
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=1, max_size=20))
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_any_figures_can_be_described(values: list[float]) -> None:
     points = list(enumerate(values))
     described(sparkline(points, "a"))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from device_fixtures import LAPTOP_FILES, LINUX, ODPM, PI_FILES, RAPL, SUPPLY, laptop, pixel, raspberry_pi
+from exhaustive import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -191,7 +192,7 @@ NONSENSE = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.data())
 def test_no_device_can_say_anything_that_is_worse_than_unread(data: st.DataObject) -> None:
     make = data.draw(st.sampled_from([pixel, laptop, raspberry_pi]))

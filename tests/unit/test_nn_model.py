@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from exhaustive import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -83,7 +84,7 @@ def test_no_logit_depends_on_a_later_token(text: str) -> None:
         assert moved[t] > 1e-4
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(layouts(widths=st.sampled_from([32, 64])))
 def test_counts_equal_the_module(layout: Layout) -> None:
     with torch.device("meta"):

@@ -6,6 +6,7 @@ import math
 from itertools import pairwise
 
 import pytest
+from exhaustive import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -169,7 +170,7 @@ def test_layers_that_read_each_other_keep_their_number() -> None:
     assert {each.layout.depth for each in found} == {tied.depth}
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 40), st.sampled_from(["heads", "ratio"]))
 def test_heads_keep_their_size_and_divide(kv_heads: int, group: int, units: int, caches: str) -> None:
     heads = kv_heads * group

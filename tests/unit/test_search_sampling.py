@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from exhaustive import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -77,7 +78,7 @@ samplers = {name: Sampler(found) for name, found in SPACES.items()}
 
 
 @given(st.sampled_from(sorted(SPACES)), st.integers(0, 2**32))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_drawn_edited_and_crossed_layouts_are_inside(name: str, seed: int) -> None:
     sampler, rng = samplers[name], np.random.default_rng(seed)
     first, second = sampler.draw(rng), sampler.draw(rng)
@@ -90,7 +91,7 @@ def test_drawn_edited_and_crossed_layouts_are_inside(name: str, seed: int) -> No
 
 
 @given(st.sampled_from(sorted(SPACES)), st.integers(0, 2**32))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_draft_of_a_layout_unfolds_into_it(name: str, seed: int) -> None:
     sampler, rng = samplers[name], np.random.default_rng(seed)
     layout = sampler.draw(rng)

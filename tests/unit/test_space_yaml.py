@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from exhaustive import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -223,7 +224,7 @@ def test_text_that_is_no_mapping_is_refused(text: str) -> None:
 
 
 @given(st.text() | st.builds(lambda a, b, c: GOOD[:a] + c + GOOD[b:], CUT, CUT, st.sampled_from(" :-[]{}&*<0x\n")))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:
         parse_space(text, "mine.yaml")

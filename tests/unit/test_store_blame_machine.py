@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
+from exhaustive import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -175,4 +176,4 @@ class Blames(RuleBasedStateMachine):
 
 
 TestBlames = Blames.TestCase
-TestBlames.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestBlames.settings = settings(max_examples=examples(30), stateful_step_count=30, deadline=None)

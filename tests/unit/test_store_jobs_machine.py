@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from exhaustive import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
@@ -139,4 +140,4 @@ class Farm(RuleBasedStateMachine):
 
 
 TestFarm = Farm.TestCase
-TestFarm.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestFarm.settings = settings(max_examples=examples(40), stateful_step_count=25, deadline=None)
