@@ -20,6 +20,7 @@ from nas.web.off_loop import off_loop
 _LAST = 2**31 - 1
 Number = Annotated[int, Path(ge=0, le=_LAST)]
 Numbers = Annotated[list[Annotated[int, Query(ge=0, le=_LAST)]], Query(alias="trial", max_length=MOST)]
+_NONE: list[int] = []
 
 
 def candidate_router(store: Store, snapshots: Snapshots, access: PageAccess) -> APIRouter:
@@ -49,7 +50,7 @@ def candidate_router(store: Store, snapshots: Snapshots, access: PageAccess) -> 
 
     @router.get("/compare")
     @router.get("/compare.json")
-    def show_comparison(request: Request, name: StudyName, numbers: Numbers) -> Response:
+    def show_comparison(request: Request, name: StudyName, numbers: Numbers = _NONE) -> Response:
         return answer("compare.html", request, comparison_view(store, snapshots.get(name), numbers))
 
     return router

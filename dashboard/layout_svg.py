@@ -13,11 +13,12 @@ from markupsafe import Markup
 
 from nas.analysis.snapshot import NONE
 from nas.core.block import BLOCKS
+from nas.core.layout import Layout
 from nas.core.logs import visible
 from nas.core.units import show_count
 from nas.dashboard.filters import hue, show_bytes
 from nas.views.candidate import CandidateView, ComparisonView
-from nas.views.layout import BlockView, LayerView
+from nas.views.layout import BlockView, LayerView, layout_view
 from nas.views.study import ShareView
 
 Element = ElementTree.Element
@@ -50,6 +51,22 @@ def layout_strip(
         _column(layer, index, index in marked, most) if layer else _gap(index) for index, layer in enumerate(columns)
     ]
     return _picture("strip", label, len(columns) * (_COLUMN + _GAP) + _GAP, _HEIGHT + _LETTERS, shapes)
+
+
+def layout_thumbnail(text: str) -> Markup:
+    """Draws a layout small, for lists: the strip without letters and without a text for each block.
+
+    Args:
+        text: the one-line string, which is the text alternative.
+    """
+    layers = layout_view(Layout.parse(text), 0).layers
+    most = tallest(layers)
+    shapes = []
+    for index, layer in enumerate(layers):
+        for shape in _column(layer, index, False, most).iter("rect"):
+            shape[:] = []
+            shapes.append(shape)
+    return _picture("thumbnail", text, len(layers) * (_COLUMN + _GAP) + _GAP, _HEIGHT, shapes)
 
 
 def tallest(columns: Sequence[LayerView | None]) -> int:

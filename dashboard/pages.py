@@ -59,11 +59,15 @@ _templates.globals |= {
 }  # fmt: skip
 
 
+def render(template: str, **values: Any) -> str:
+    """Renders a template."""
+    return _templates.get_template(template).render(**values)
+
+
 def page(template: str, request: Request, status: int = 200, **values: Any) -> HTMLResponse:
     """Renders a template for the visitor of the request."""
     visitor: Visitor | None = getattr(request.state, "visitor", None)
-    text = _templates.get_template(template).render(visitor=visitor, path=request.url.path, **values)
-    return HTMLResponse(text, status)
+    return HTMLResponse(render(template, visitor=visitor, path=request.url.path, **values), status)
 
 
 def answer(template: str, request: Request, view: BaseModel, **values: Any) -> Response:

@@ -1,5 +1,6 @@
 // The visitor's choices: axes and switches are in the page's controls, the rest is here; all of them are in the URL.
 export const AXES = ["x1", "y1", "x2", "y2", "x3", "y3"];
+const SWITCHES = ["infeasible", "incomplete"];
 
 export class Choice {
   constructor(controls, data) {
@@ -26,7 +27,7 @@ export class Choice {
   write() {
     const query = new URLSearchParams(location.search);
     for (const name of [...AXES, "place"]) query.set(name, this.controls[name].value);
-    query.set("infeasible", Number(this.controls.infeasible.checked));
+    for (const name of SWITCHES) query.set(name, Number(this.controls[name].checked));
     query.set("log", [...this.log].join());
     query.set("pick", [...this.ranges].map(([key, ends]) => [key, ...ends].join(":")).join());
     for (const [name, value] of [...query]) if (value === "") query.delete(name);
@@ -36,12 +37,12 @@ export class Choice {
   // For each trial 1 in `shown` if the switches show it, and 1 in `picked` if it is also within all ranges; and the layers
   // of shown trials: those that break a budget, all others, and on top the picked or complete ones.
   masks() {
-    const { data: { feasible, status, statuses, values }, controls: { infeasible: { checked } } } = this;
+    const { data: { feasible, status, statuses, values }, controls: { infeasible, incomplete } } = this;
     const [ranges, complete, { length }] = [[...this.ranges], statuses.indexOf("complete"), feasible];
     const [shown, picked, bad, others, marked] = [new Uint8Array(length), new Uint8Array(length), [], [], []];
     const within = (i) => ranges.every(([key, [low, high]]) => values[key][i] >= low && values[key][i] <= high);
     for (let i = 0; i < length; i++) {
-      if (!checked && feasible[i] === 0) continue;
+      if (feasible[i] === 0 ? !infeasible.checked : status[i] !== complete && !incomplete.checked) continue;
       [shown[i], picked[i]] = [1, within(i)];
       (feasible[i] === 0 ? bad : others).push(i);
       if (ranges.length ? picked[i] : status[i] === complete) marked.push(i);

@@ -63,6 +63,11 @@ function showTip(panel, { left, top }) {
   const point = nearest(panel, left, top);
   tip.hidden = !point;
   if (!point) return;
+  const { over, bbox } = panel.plot;
+  const [across, down] = [left + bbox.left / devicePixelRatio, top + bbox.top / devicePixelRatio];
+  const beyond = left > over.clientWidth / 2; // to the left of the pointer in the right half
+  Object.assign(tip.style, { top: `${down + 12}px`, left: beyond ? "auto" : `${across + 12}px`,
+    right: beyond ? `${panel.box.clientWidth - across + 12}px` : "auto" });
   const { trial, name, layout, on, p_front: chance, ties = [], low = {}, high = {} } = point;
   const interval = (key) => (Number.isFinite(low[key]) ? ` (${show(low[key])} to ${show(high[key])})` : "");
   tip.textContent = [

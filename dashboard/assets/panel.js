@@ -47,8 +47,10 @@ export class Panel {
     context.rect(area.left, area.top, area.width, area.height);
     context.clip();
     this.drawCloud(context);
+    this.drawStairs(context);
     for (const point of [...data.front, ...data.references]) this.drawPoint(context, point);
     this.drawLines(context, area);
+    this.drawCorner(context, area);
     context.restore();
   }
 
@@ -64,6 +66,38 @@ export class Panel {
         else for (const turn of [1, -1]) stroke(context, [[x - 2 * reach, y - 2 * turn * reach], [x + 2 * reach, y + 2 * turn * reach]]);
       }
     }
+  }
+
+  // The boundary of what the front beats on these two axes: steps through the trials that no other one beats on both.
+  drawStairs(context) {
+    const { page: { data } } = this;
+    const [right, up] = SIDES.map((side) => data.axis(this.keys[side]).direction === "max");
+    const places = data.front.filter(({ on }) => on).map(({ values }) => SIDES.map((side) => this.at(values, side)));
+    const best = places.filter((place) => place.every(Number.isFinite)).sort(([a], [b]) => (right ? b - a : a - b));
+    const steps = [];
+    for (const [x, y] of best) {
+      const last = steps.at(-1);
+      if (last && (up ? y >= last[1] : y <= last[1])) continue; // pixels count down from the top
+      if (last) steps.push([x, last[1]]);
+      steps.push([x, y]);
+    }
+    context.globalAlpha = 0.6;
+    context.strokeStyle = colour("hue-1");
+    context.lineWidth = 1.5 * uPlot.pxRatio;
+    stroke(context, steps);
+    [context.globalAlpha, context.lineWidth] = [1, uPlot.pxRatio];
+  }
+
+  // Names the corner in which both axes are best.
+  drawCorner(context, { left, top, width, height }) {
+    const [right, up] = SIDES.map((side) => this.page.data.axis(this.keys[side]).direction === "max");
+    const room = 8 * uPlot.pxRatio;
+    context.globalAlpha = 1;
+    context.fillStyle = colour("soft");
+    context.font = `600 ${12 * uPlot.pxRatio}px system-ui`;
+    context.textAlign = right ? "right" : "left";
+    const text = right ? `better ${up ? "↗" : "↘"}` : `${up ? "↖" : "↙"} better`;
+    context.fillText(text, right ? left + width - room : left + room, up ? top + 2 * room : top + height - room);
   }
 
   // Budgets, and the ends of selected ranges.
@@ -90,15 +124,24 @@ export class Panel {
     stroke(context, [[this.at(low, "x"), y], [this.at(high, "x"), y]]);
     stroke(context, [[x, this.at(low, "y")], [x, this.at(high, "y")]]);
     context.beginPath();
-    context.arc(x, y, name ? 0 : 4 * uPlot.pxRatio, 0, 2 * Math.PI);
+    if (name) star(context, x, y, 8 * uPlot.pxRatio);
+    else context.arc(x, y, 4 * uPlot.pxRatio, 0, 2 * Math.PI);
     context.fill();
     context.stroke();
+    if (!name) return;
     const [{ left, top, width }, near] = [this.plot.bbox, 60 * uPlot.pxRatio]; // its name stays inside
     const [align, up] = [x < left + near ? "left" : x > left + width - near ? "right" : "center", y < top + near / 2 ? -22 : 12];
-    for (const [text, size, above, textAlign] of name ? [["★", 20, -7, "center"], [name, 11, up, align]] : []) {
-      context.textAlign = textAlign;
-      context.font = `${size * uPlot.pxRatio}px system-ui`;
-      context.fillText(text, x, y - above * uPlot.pxRatio);
-    }
+    context.textAlign = align;
+    context.font = `${11 * uPlot.pxRatio}px system-ui`;
+    context.fillText(name, x, y - up * uPlot.pxRatio);
   }
+}
+
+// Adds the path of a star of five points whose centre is the place that it marks.
+function star(context, x, y, radius) {
+  for (let i = 0; i < 10; i++) {
+    const [angle, reach] = [(i * Math.PI) / 5 - Math.PI / 2, i % 2 ? 0.4 * radius : radius];
+    context[i ? "lineTo" : "moveTo"](x + reach * Math.cos(angle), y + reach * Math.sin(angle));
+  }
+  context.closePath();
 }

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from nas.analysis.agreement import agreements
+from nas.analysis.headline import headline
 from nas.analysis.history import ended, expected_gain, history, interval, interval_json
 from nas.analysis.record import Record, StudyRecord, read_study
 from nas.analysis.reliability import quality_reliability
@@ -180,6 +181,7 @@ def _report(store: Store, study: StudySnapshot) -> Json:
         "study": study.name,
         "space": {"name": record.space.name, "hash": record.study.space_hash},
         "state": study.state.value,
+        "headline": None if (found := headline(study)) is None else found.model_dump(),
         "trials": _counts(study),
         "hypervolume": front_hypervolume(axes, point) if point is not None else None,
         "hypervolume_ci95": interval_json(interval(axes, point), axes, point) if moments and point else None,

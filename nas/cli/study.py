@@ -100,6 +100,20 @@ def front(
         print_front(report)
 
 
+@app.command()
+def report(
+    study: StudyArgument,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file.")],
+    db: DatabaseOption = None,
+) -> None:
+    """Write a report of a study to send: one HTML file with the front, what won and how sure that is."""
+    from nas.dashboard.study_report import study_report_html  # matplotlib takes a second to load
+
+    with open_store(db) as store:
+        text = study_report_html(store, study)
+    _write_whole(output, lambda file: file.write(text))
+
+
 @app.command("follow", no_args_is_help=True)
 def follow_study(
     study: StudyArgument,
@@ -221,15 +235,8 @@ def export(
         Format.JSON: _write_json,
         Format.CSV: _write_csv,
     }
-    partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
     with open_store(db) as store:
-        try:
-            with partial.open("w", encoding="utf-8", newline="") as file:
-                write[format](store, study, file)
-            partial.replace(output)
-        finally:
-            partial.unlink(missing_ok=True)
-    say(f"wrote {output}")
+        _write_whole(output, lambda file: write[format](store, study, file))
 
 
 @app.command("import")
@@ -322,6 +329,18 @@ def _request(study: str, desired: DesiredState, server: str | None, db: str | No
         with open_store(db) as store:
             studies.set_desired_state(store, studies.get(store, study).id, desired)
     say(f"{study}: {desired} requested")
+
+
+def _write_whole(output: Path, write: Callable[[TextIO], object]) -> None:
+    """Writes a file, whole or not at all."""
+    partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("w", encoding="utf-8", newline="") as file:
+            write(file)
+        partial.replace(output)
+    finally:
+        partial.unlink(missing_ok=True)
+    say(f"wrote {output}")
 
 
 def _write_archive(store: Store, study: str, file: TextIO) -> None:

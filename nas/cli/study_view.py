@@ -23,6 +23,8 @@ def report_fields(report: Report, database: str = "") -> Iterator[tuple[str, str
         yield "reason", reason
     if resume := report.get("resume"):
         yield "to continue", f"{resume}{database}"
+    if (headline := report.get("headline")) is not None:  # older coordinators do not have it
+        yield "result", headline["text"]
     yield "trials", ", ".join(f"{count} {name}" for name, count in report["trials"].items() if count) or "none yet"
     yield "hypervolume", "null until the references are done" if volume is None else f"{volume:.4g}{_between(report)}"
     if (expected := report["expected_gain"]) is not None:

@@ -339,7 +339,7 @@ def comparison_view(store: Store, study: StudySnapshot, numbers: Sequence[int]) 
         UnknownName: no such trial.
     """
     if not FEWEST <= len(numbers) <= MOST or len(set(numbers)) < len(numbers):
-        raise InvalidInput(f"name {FEWEST} to {MOST} different trials to compare, not {list(numbers)}", where="trial")
+        raise InvalidInput(f"tick {FEWEST} to {MOST} different trials to compare, not {list(numbers)}", where="trial")
     candidates = candidate_views(store, study, numbers)
     layouts = [Layout.parse(each.layout.text) for each in candidates]
     rows = [LayerRow(layers=row, differs=differs(layouts, row)) for row in align(layouts)]

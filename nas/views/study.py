@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nas.analysis.agreement import RankCorrelation, rank_correlation
 from nas.analysis.axes import KV_BYTES, PARAMS_TOTAL, AxisView, only_key
+from nas.analysis.headline import Headline, headline
 from nas.analysis.history import Step, ended, expected_gain
 from nas.analysis.record import readable
 from nas.analysis.reliability import QualityReliability, quality_reliability
@@ -121,7 +122,8 @@ class PageState(BaseModel):
     panels: list[PanelView]
     log: list[str] = Field(description="axes with a logarithmic scale")
     infeasible: bool = Field(description="whether trials that break a budget are shown")
-    place: str | None = Field(description="device and runtime whose figures are shown; null: as the axis says")
+    incomplete: bool = Field(description="whether stopped and running trials are shown")
+    place: str | None = Field(description="device and runtime whose figures are shown; null: per axis")
     pick: list[RangeView]
 
 
@@ -317,6 +319,7 @@ class StudyView(BaseModel):
     states: dict[str, int] = Field(description="state -> trials, references not counted")
     device_seconds: float = Field(description="of the study's own measurements")
     hypervolume: VolumeView | None = Field(description="null until the reference point is fixed")
+    headline: Headline | None = Field(description="the result in sentences; null until the references are measured")
     corner: list[CornerView] = Field(description="the reference point")
     reliability: QualityReliability | None = Field(description="of the qualities; null before there is a front")
     noise: NoiseSummary | None = Field(description="of the measurements; null before there are any")
@@ -444,6 +447,7 @@ def page_state(axes: Sequence[AxisView], query: Mapping[str, str]) -> PageState:
         panels=panels,
         log=[_axis(key, axes) for key in _parts(query, "log")],
         infeasible=_flag(query, "infeasible"),
+        incomplete=_flag(query, "incomplete"),
         place=_target(query.get("place") or None, axes),
         pick=[_range(part, axes) for part in _parts(query, "pick")],
     )
@@ -493,6 +497,7 @@ def _view(study: StudySnapshot) -> StudyView:
         version=row.version,
         revision=study.revision,
         hypervolume=_volume(study),
+        headline=headline(study),
         corner=_corner(study),
         reliability=quality_reliability(study),
         noise=noise_summary(study),

@@ -68,7 +68,7 @@ def test_number_fields_pick_without_a_mouse(wide: Page, finished: str) -> None:
 def test_clear_lets_everything_go(wide: Page) -> None:
     brush(wide, 2, (0.05, 0.05), (0.6, 0.6))
     picked(wide)
-    wide.get_by_role("button", name="Clear the selection").click()
+    wide.get_by_role("button", name="Clear selection").click()
     expect(wide.locator("#picked")).to_be_empty()
     assert "pick" not in query(wide) and wide.locator("#ranked tr.picked").count() == 0
 

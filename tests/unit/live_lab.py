@@ -50,7 +50,11 @@ class LiveLab:
         """A running study of four trials to come, of the tiny space with `changes`; `judged`: see `judge`."""
         space = tiny_space(**changes).model_dump(mode="json")
         id = studies.create(self.store, name, space, seed=0, version="0").id
-        events.append(self.store, id, {"what": CALIBRATED, "id": "box", "device": "local"})
+        events.append(
+            self.store,
+            id,
+            {"what": CALIBRATED, "id": "box", "device": "local", "runtime": "fake", "build": "b", "ms": 1.0},
+        )
         events.append(self.store, id, {"what": LAUNCHED, "trials": 4, "accept_noise": False})
         studies.set_state(self.store, id, StudyState.RUNNING)
         if judged:

@@ -1,0 +1,57 @@
+"""A study's result as one HTML file to send: no scripts, nothing fetched, printable."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import tempfile
+from importlib.resources import files
+from pathlib import Path
+from xml.etree import ElementTree
+
+import yaml
+from markupsafe import Markup
+
+from nas.analysis.plot import draw_front
+from nas.analysis.report import study_report
+from nas.analysis.snapshot import Snapshots
+from nas.dashboard.pages import render
+from nas.store.store import Store
+from nas.study.events import Calibrated, notes
+from nas.views.study import study_view
+
+_STYLES = ("dashboard.css", "plots.css", "study.css", "report.css")
+_SVG = "http://www.w3.org/2000/svg"
+
+
+def study_report_html(store: Store, name: str) -> str:
+    """Returns the report of a study as one HTML page.
+
+    Raises:
+        InvalidInput: its space is not valid in this version.
+        UnknownName: no such study.
+    """
+    snapshots = Snapshots(store)
+    study = snapshots.get(name)
+    report = study_report(store, study)
+    assets = files("nas.dashboard") / "assets"
+    calibrations = {(each.device, each.runtime): each for each in notes(study.record.log.notes, Calibrated)}
+    return render(
+        "report.html",
+        view=study_view(store, snapshots, name, {}),
+        report=report,
+        calibrations=list(calibrations.values()),
+        picture=_picture(report),
+        style=Markup("\n".join((assets / style).read_text() for style in _STYLES)),
+        space=yaml.safe_dump(json.loads(json.dumps(study.record.study.space)), sort_keys=False, allow_unicode=True),
+        study=shlex.quote(name),
+    )
+
+
+def _picture(report: dict[str, object]) -> Markup:
+    """Returns the front as inline SVG."""
+    with tempfile.TemporaryDirectory(prefix="hilnas-report-") as folder:
+        _, path = draw_front(report, Path(folder))
+        tree = ElementTree.parse(path).getroot()
+    ElementTree.register_namespace("", _SVG)
+    return Markup(ElementTree.tostring(tree, encoding="unicode"))

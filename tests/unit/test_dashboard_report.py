@@ -1,0 +1,40 @@
+"""The report of a study as one HTML file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from cli_runner import nas
+from live_lab import LiveLab
+
+from nas.dashboard.study_report import study_report_html
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> LiveLab:
+    return LiveLab(tmp_path)
+
+
+def test_it_has_the_result_and_needs_nothing_else(lab: LiveLab) -> None:
+    study = lab.study()
+    lab.complete(study, 1.0, 1.0, 1.0, origin="reference")
+    best = lab.complete(study, 1.0, 0.55, 0.71)
+    text = study_report_html(lab.store, "study")
+    assert f"Best: trial {best}, latency 45% lower" in text
+    assert "<svg" in text and "The search space" in text
+    assert "<script" not in text and "<link" not in text
+    assert not re.search(r"""(?:src|href)=["'](?!#)""", text), "it fetches nothing"
+
+
+def test_an_empty_study_has_one_too(lab: LiveLab) -> None:
+    lab.study(judged=False)
+    assert "The front is empty." in study_report_html(lab.store, "study")
+
+
+def test_the_command_writes_the_file(lab: LiveLab, tmp_path: Path) -> None:
+    lab.study()
+    done = nas("study", "report", "study", "-o", f"{tmp_path}/report.html", "--db", str(lab.store.engine.url))
+    assert done.code == 0, done.err
+    assert (tmp_path / "report.html").read_text().rstrip().endswith("</html>")
