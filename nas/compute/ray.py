@@ -300,7 +300,7 @@ def run_remote_training(spec: Spec, checkpoints: Mapping[str, bytes], text: byte
         trained = [key for key, of_seed in outcome["value"].items() if "value" in of_seed]
         names = [f"{key}/{name}" for key in trained for name in (CHECKPOINT, STABLE, WEIGHTS)]
         outcome["files"] = {name: (folder / name).read_bytes() for name in names}
-        shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors=True)  # a candidate that failed may have left none
     return outcome
 
 

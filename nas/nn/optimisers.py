@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -83,11 +83,11 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, {"lr": 0.0, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         """Takes one step; matrices of one shape are orthogonalised together."""
         assert closure is None
         for group in self.param_groups:
-            by_shape: dict[tuple[int, ...], list[nn.Parameter]] = {}
+            by_shape: dict[tuple[int, ...], list[Tensor]] = {}
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     by_shape.setdefault(tuple(parameter.shape[-2:]), []).append(parameter)
@@ -95,14 +95,15 @@ class Muon(torch.optim.Optimizer):
                 steps = orthogonalised(torch.cat(self._updates(parameters)))
                 torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
                 counts = [parameter.numel() // (rows * columns) for parameter in parameters]
-                parts = [part.view_as(p) for part, p in zip(steps.split(counts), parameters, strict=True)]
+                parts = [part.view_as(p) for part, p in zip(torch.split(steps, counts), parameters, strict=True)]
                 torch._foreach_add_(parameters, parts, alpha=-group["lr"] * _RMS * max(rows, columns) ** 0.5)
 
-    def _updates(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    def _updates(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         """Advances the momentum of `parameters`; returns the updates [matrices, rows, columns] of each."""
-        gradients = [parameter.grad for parameter in parameters]
-        momenta = []
+        gradients, momenta = [], []
         for parameter in parameters:
+            assert parameter.grad is not None
+            gradients.append(parameter.grad)
             state: dict[str, Any] = self.state[parameter]
             if "momentum" not in state:
                 state["momentum"] = torch.zeros_like(parameter)

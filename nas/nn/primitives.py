@@ -155,7 +155,7 @@ class DepthwiseConv(Weights):
         bias = None if self.bias is None else self.bias.to(x.dtype)
         if self.kernel > _MOST_SHIFTS:
             return _grouped_conv(x, weight, bias)
-        taps = [for_examples(tap, x) for tap in weight.movedim(-1, 0).contiguous()]
+        taps = [for_examples(tap, x) for tap in weight.movedim(-1, 0).contiguous().unbind()]
         length = x.shape[1] - self.kernel + 1
         first = x[:, :length]
         y = first * taps[0] if bias is None else torch.addcmul(for_examples(bias, x), first, taps[0])
