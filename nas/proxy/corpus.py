@@ -317,4 +317,4 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _sha256(data: Ids) -> str:
-    return hashlib.sha256(memoryview(np.ascontiguousarray(data))).hexdigest()
+    return hashlib.sha256(np.ascontiguousarray(data).data).hexdigest()

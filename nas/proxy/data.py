@@ -30,7 +30,7 @@ BYTE_GRAM, TOKEN_GRAM = 6, 2
 LATE_FROM = 512
 """Shortest sequence whose last quarter is a part of its own."""
 _LEAST_LABELS = 64
-"""Fewest labels of a part."""
+"""Fewest labels of recall and of the rest: with fewer the group is not divided."""
 _KNOWN_SHARE = 2.0**-14
 _SAMPLE_PIECES, _SAMPLE_LENGTH = 16, 1 << 16
 _FACTOR, _ROW = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03)
@@ -176,12 +176,15 @@ class LmData:
         late = np.zeros_like(recalled)
         if self._length >= LATE_FROM:
             late[:, -(self._length // 4) :] = True
+        found = dict(zip(PARTS, (recalled, ~recalled, late), strict=True))
+        if min(recalled.sum(), (~recalled).sum()) < _LEAST_LABELS:
+            found = {"late": late}
         labels = windows[:, 1:]
         bits, size = domain.surprise[labels], domain.sizes[labels]
         return {
             name: Part(torch.from_numpy(where), float(bits[where].sum() / size[where].sum()))
-            for name, where in zip(PARTS, (recalled, ~recalled, late), strict=True)
-            if where.sum() >= _LEAST_LABELS
+            for name, where in found.items()
+            if where.any()
         }
 
 

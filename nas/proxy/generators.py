@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 
 DISTANCES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 """Bytes between a fact and its answer; each gets the same number of bytes of text unless given."""
-ITEMS = (1, 2, 4, 8, 16, 32)
+ITEMS = (2, 8, 32, 128)
 """Facts of a document, drawn with equal chance unless given."""
 
 T = TypeVar("T")
