@@ -51,8 +51,8 @@ NEW = {
 _ALPHA = 0.05
 _BASES = (0.004, 0.006, 0.008, 0.01, 0.012, 0.015, 0.018, 0.022, 0.027, 0.033, 0.04, 0.05)
 """At most 5 %: by how much more threads err beside other work, the reference with as many threads tells."""
-_SPREADS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
-_CORRECTIONS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.35, 0.5, 0.75, 1.0)
+_SPREADS = (0.5, 1.0, 1.5, 2.0, 3.0)
+_CORRECTIONS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.35, 0.5, 0.75, 1.0)
 _FOLDS = 3
 
 

@@ -42,13 +42,13 @@ class NoiseModel:
 NOISE: Mapping[ClockName, Mapping[Phase, NoiseModel]] = {
     # One thread, by its processor time.
     "cpu": {
-        "ttft": NoiseModel(exponent=0.5, base=0.018, spread_weight=1.0, correction_weight=0.2),
-        "decode": NoiseModel(exponent=1.0, base=0.022, spread_weight=1.0, correction_weight=0.75),
+        "ttft": NoiseModel(exponent=0.5, base=0.012, spread_weight=1.0, correction_weight=0.7),
+        "decode": NoiseModel(exponent=1.0, base=0.015, spread_weight=1.0, correction_weight=0.75),
     },
     # Several threads, which wait for each other, or a runner that does not report processor time.
     "wall": {
-        "ttft": NoiseModel(exponent=1.0, base=0.13, spread_weight=0.5, correction_weight=0.2),
-        "decode": NoiseModel(exponent=1.0, base=0.1, spread_weight=0.5, correction_weight=0.25),
+        "ttft": NoiseModel(exponent=1.0, base=0.05, spread_weight=1.0, correction_weight=0.2),
+        "decode": NoiseModel(exponent=1.0, base=0.05, spread_weight=1.0, correction_weight=0.05),
     },
 }
 """Constants of the protocol, fitted to recorded runs of both runtimes on a calm and a busy machine of two cores.
