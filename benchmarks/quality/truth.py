@@ -37,7 +37,7 @@ PROTOCOL = QualityConfig(
             name="truth",
             lm_steps=600,
             tasks={
-                "mqar": TaskStage(steps=600, settings={"pairs": 8, "length": 64}),
+                "mqar": TaskStage(steps=600, settings={"pairs": 16, "keys": 32, "length": 256}),
                 "selcopy": TaskStage(steps=480),
                 "induction": TaskStage(steps=480),
             },

@@ -62,6 +62,8 @@ class AttentionKind(BlockKind):
         return 4.0 * max(0, block.int("canon") - 1) * d_model
 
     def narrow(self, block: Block, d_model: int, to: int) -> Block:
+        if to == d_model:
+            return block
         full = block.resolve(d_model)
         heads, kv_heads, head_dim = narrow_heads(
             full.int("heads"), full.int("kv_heads"), full.int("head_dim"), d_model, to

@@ -18,6 +18,7 @@ from nas.analysis.snapshot import StudySnapshot
 from nas.compute import worker
 from nas.compute.ray import Work
 from nas.core.device import Device
+from nas.core.errors import CandidateFailed
 from nas.core.layout import Layout
 from nas.core.measurement import Figure, ReferenceTimes, Sample
 from nas.core.plan import Conditions, EnergyUsed, Pair, Plan, RawRun, Round, RoundResult
@@ -187,12 +188,18 @@ class InlineCompute:
             assert results.get(self.store, key) is None, f"{stage} again after the result was stored"
         self.fail(stage, spec)
         if work_ is worker.train:
-            trained = {job.key: {"value": _trained(job, spec).model_dump(mode="json")} for job in jobs}
-            return {"value": trained, "seconds": 2.0 * len(jobs)}
+            return {"value": {job.key: _outcome(job, spec) for job in jobs}, "seconds": 2.0 * len(jobs)}
         return work_(spec)
 
     def close(self) -> None:
         """Nothing to stop."""
+
+
+def _outcome(job: TrainJob, spec: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return {"value": _trained(job, spec).model_dump(mode="json")}
+    except CandidateFailed as error:
+        return {"failed": {"reason": error.reason, "message": str(error)}}
 
 
 def _trained(job: TrainJob, spec: Mapping[str, Any]) -> TrainResult:

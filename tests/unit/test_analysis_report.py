@@ -164,7 +164,7 @@ def test_before_the_references_are_done_there_is_no_hypervolume(tmp_path: Path) 
     bed = Bed(open_store(tmp_path, SystemClock()), tmp_path, tiny_space(), FakeRuntime(tmp_path / "fake"))  # type: ignore[arg-type]
 
     def enough(stage: str, spec: Mapping[str, Any]) -> None:
-        if stage == "train" and spec["job"]["steps"] == 24:
+        if stage == "train" and spec["jobs"][0]["steps"] == 24:
             raise ZeroDivisionError
 
     bed.compute.fail = enough

@@ -128,7 +128,7 @@ def test_difference_names_what_changed() -> None:
     changed = SearchSpace.model_validate(data)
     assert space_difference(space, changed) == [
         "model.depth.choices: [6, 7, 8] -> [6]",
-        'mixers.conv: removed (was {"kernel": {"choices": [3, 4], "scope": "model"}})',
+        'mixers.conv: removed (was {"kernel": {"scope": "model", "choices": [3, 4]}})',
         'limits.conv: removed (was {"min": 1, "max": null})',
     ]
     assert space_key(changed) != space_key(space)

@@ -22,7 +22,7 @@ def test_energy_is_an_objective_and_a_budget_like_any_other(tmp_path: Path) -> N
         budgets=[{**energy, "max": "1.02x"}],
     )
     bed = Bed(open_store(tmp_path, SystemClock()), tmp_path, space, FakeRuntime(tmp_path / "fake"))  # type: ignore[arg-type]
-    assert bed.run(8) is StudyState.COMPLETE
+    assert bed.run(12) is StudyState.COMPLETE
     report = study_report(bed.store, "study")
     assert report["trials"]["infeasible"] > 0
     assert report["hypervolume"] > 0

@@ -23,7 +23,9 @@ from nas.core.errors import CandidateFailed, InfrastructureFailed, NasError
 from nas.core.layout import Layout
 from nas.core.space import SearchSpace
 from nas.core.trial import TrialState
-from nas.proxy.ladder import proxy_of
+from nas.proxy.corpus import CorpusRef
+from nas.proxy.job import TrainJob
+from nas.proxy.ladder import rung_jobs
 from nas.proxy.quality import LM_PRIOR
 from nas.store import artifacts, results, studies, trials
 from nas.store.rows import StudyState
@@ -339,8 +341,8 @@ def bed_of(tmp_path: Path, space: SearchSpace) -> Bed:
 def anchored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bed:
     """Estimates noise from anchors and re-scores its front; every training has luck of its own."""
 
-    def lucky(spec: Mapping[str, Any]) -> Any:
-        result = trained(spec)
+    def lucky(job: TrainJob, spec: Mapping[str, Any]) -> Any:
+        result = trained(job, spec)
         score = result.scores["lm/text"] + int(result.key[:6], 16) / 16**6 / 2
         return result.model_copy(update={"scores": {"lm/text": score}})
 
@@ -400,15 +402,22 @@ def test_a_study_that_is_killed_while_it_is_re_scored_goes_on(anchored: Bed) -> 
     assert len(all_events(anchored.store, 1)) == seen + 2
 
 
-def test_an_anchor_that_cannot_be_trained_is_left_out(anchored: Bed) -> None:
-    references = {proxy_of(each, anchored.space.quality).id for each in anchored.space.references.layouts().values()}
+def test_an_anchor_that_cannot_be_trained_is_left_out(anchored: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = CorpusRef(source="default", hash="0" * 64)
+    references = {
+        Layout.from_json(job.layout).id
+        for each in anchored.space.references.layouts().values()
+        for rung in range(len(anchored.space.quality.rungs))
+        for job in rung_jobs(anchored.space.quality, rung, each, corpus)
+    }
 
-    def fail(stage: str, spec: Mapping[str, Any]) -> None:
-        of_anchor = stage == "train" and spec["job"]["seed"] == 2
-        if of_anchor and Layout.from_json(spec["job"]["layout"]).id not in references:
+    def of_good_layouts(job: TrainJob, spec: Mapping[str, Any]) -> Any:
+        if job.seed == 2 and Layout.from_json(job.layout).id not in references:  # a seed of anchors alone
             raise CandidateFailed("not_finite", "the loss is not finite")
+        return trained(job, spec)
 
-    anchored.compute.fail = fail
+    trained = study_support._trained
+    monkeypatch.setattr(study_support, "_trained", of_good_layouts)
     assert anchored.run(TRIALS) is StudyState.COMPLETE
     scales = studies.get(anchored.store, "study").scales
     assert scales is not None
@@ -425,8 +434,8 @@ def test_recall_as_an_objective_needs_a_group_of_recall(tmp_path: Path) -> None:
 
 
 def test_recall_is_an_axis_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def recalling(spec: Mapping[str, Any]) -> Any:
-        result = trained(spec)
+    def recalling(job: TrainJob, spec: Mapping[str, Any]) -> Any:
+        result = trained(job, spec)
         text = result.scores["lm/text"]
         return result.model_copy(update={"scores": {"lm/text": text, "lm/recall": 3.0 - text}})
 

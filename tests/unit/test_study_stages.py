@@ -15,10 +15,11 @@ from study_support import Bed, _trained, lm_job, tiny_space
 from nas.core.clock import SystemClock
 from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.core.layout import Layout
+from nas.proxy.job import TrainJob
 from nas.runtimes.base import Checkpoint
 from nas.store import outcomes, results
 from nas.study.ledger import Ledger
-from nas.study.stages import Outcome, Stages
+from nas.study.stages import Outcome, Stages, Trainings
 from nas.testing.fake_runtime import FakeRuntime
 
 KEY = key("stage")
@@ -43,10 +44,12 @@ def test_a_damaged_checkpoint_is_trained_again(tmp_path: Path) -> None:
         workers = 1
 
         async def run(self, work: Any, spec: Any, kind: str = "short") -> Outcome:
-            trained.append(spec["job"]["layout"]["d_model"])
-            return {"value": _trained(spec).model_dump(mode="json"), "seconds": 1.0}
+            (job,) = (TrainJob.model_validate(each) for each in spec["jobs"])
+            trained.append(job.key)
+            return {"value": {job.key: {"value": _trained(job, spec).model_dump(mode="json")}}, "seconds": 1.0}
 
-    work = replace(bed.work(made), compute=cast(Any, Trainer()))
+    work = bed.work(made)
+    work = replace(work, trainings=Trainings(cast(Any, Trainer()), work.scratch, work.lock))
 
     async def weights() -> Checkpoint:
         return await work._weights(0, lm_job())
