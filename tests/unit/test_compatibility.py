@@ -183,7 +183,7 @@ def test_a_study_of_the_same_layouts_measures_and_trains_anew_and_uses_all_other
     assert again.jobs.done
 
 
-def test_result_keys_are_the_recorded_ones_but_of_measurements_and_trainings() -> None:
+def test_result_keys_are_the_recorded_ones_but_of_measurements_trainings_and_gates() -> None:
     found, changed = {}, {}
     corpus = CorpusRef(source="default", hash="0" * 64)
     for name in ("lfm2-demo", "lfm2-mixed-demo", "lfm2-two-runtimes-demo", "lfm2"):
@@ -201,10 +201,12 @@ def test_result_keys_are_the_recorded_ones_but_of_measurements_and_trainings() -
                 for workload, sizes in space.workloads.items():
                     key = measure_key("a" * 64, runner, "box", sizes, 5, space.protocol, times)
                     changed[f"{name}/{reference}/measure/{spec.name}/{workload}"] = key
-        found[f"{name}/gate"] = gate_key("a" * 64, "b" * 64)
+        changed[f"{name}/gate"] = gate_key("a" * 64, "b" * 64)
     recorded = json.loads((DATA / "keys.json").read_text())
     assert found == {name: key for name, key in recorded.items() if name not in changed}
-    assert changed and not set(changed.values()) & set(recorded.values()), "they are of another protocol or trainer"
+    assert changed and not set(changed.values()) & set(recorded.values()), (
+        "they are of another protocol, trainer or gate"
+    )
 
 
 def test_a_family_is_shown(home: Path) -> None:

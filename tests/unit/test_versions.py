@@ -237,7 +237,11 @@ def test_verdicts_of_the_gates(tmp_path: Path) -> None:
             for share in (0.0, 1.0, 20.0)
         ],
         "executorch": [
-            shown(executorch_gate.compare(exact + noise[0], exact, [exact + each for each in noise[1:]], routed=routed))
+            shown(
+                executorch_gate.compare(
+                    exact + noise[0], exact, [exact + each for each in noise[1:]], exact, routed=routed
+                )
+            )
             for routed in (False, True)
         ],
     }
