@@ -30,7 +30,7 @@ from nas.nn.model import Model
 from nas.release.huggingface import LazyTensors, checkpoint_of, open_weights, released_type
 from nas.runtimes.base import Checkpoint, RandomWeights, Weights
 from nas.runtimes.builds import Build
-from nas.runtimes.executorch.gate import DISTURBANCES, STEPS, Oracle, compare
+from nas.runtimes.executorch.gate import STEPS, Oracle, judge
 from nas.runtimes.llama_cpp.binding import greedy_tokens
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.runtimes.runner import Feed
@@ -142,10 +142,7 @@ def _executorch(layout: Layout, weights: Weights, file: Path) -> dict[str, float
         _app("stock_runtime.py", [file, scratch / "ids.npy", *sizes, scratch / "logits.npy"], "", dict(os.environ))
         with checkpoint_of(layout, weights, torch.float16, scratch / "weights") as checkpoint:
             oracle = Oracle(layout, checkpoint)
-        texts = [oracle.exact(ids), *(oracle.disturbed(ids, seed) for seed in range(DISTURBANCES))]
-        exact, *disturbed = (text[-STEPS - 1 :] for text in texts)
-        routed = any(block.kind == "moe" for layer in layout.layers for block in layer.blocks)
-        report = compare(np.load(scratch / "logits.npy"), exact, disturbed, routed=routed)
+        report = judge(np.load(scratch / "logits.npy"), oracle, layout, ids)
     return {"error": report.error, "limit": report.limit}
 
 

@@ -70,6 +70,18 @@ def run_gate(
     ids = feed.ids(layout.vocab)[earlier:]
     with tempfile.TemporaryDirectory() as scratch:
         measured = runner_logits(machine, model, layout.vocab, feed, Path(scratch), EXACT_CACHE)
+    return judge(measured, oracle, layout, ids)
+
+
+def judge(measured: Logits, oracle: Oracle, layout: Layout, ids: NDArray[np.int64]) -> GateReport:
+    """Returns the report on what ran a layout.
+
+    Args:
+        measured: its logits at the last `STEPS` + 1 positions, [T, V].
+        oracle: the layout on the same weights.
+        layout: whose experts, if any, are chosen per token.
+        ids: all tokens.
+    """
     exact = oracle.exact(ids)[-STEPS - 1 :]
     disturbed = [oracle.disturbed(ids, seed)[-STEPS - 1 :] for seed in range(DISTURBANCES)]
     ties = oracle.with_ties_turned(ids)[-STEPS - 1 :]

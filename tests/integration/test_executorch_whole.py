@@ -20,7 +20,7 @@ from nas.core.errors import Unsupported
 from nas.core.layout import Layout
 from nas.runtimes.base import Checkpoint, GateReport, RandomWeights, WholeExporter
 from nas.runtimes.executorch.builds import Build
-from nas.runtimes.executorch.gate import DISTURBANCES, EXACT_CACHE, STEPS, Logits, Oracle, compare
+from nas.runtimes.executorch.gate import EXACT_CACHE, STEPS, Logits, Oracle, judge
 from nas.runtimes.executorch.runtime import EXECUTORCH
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.runtimes.runner import Feed, here, runner_logits
@@ -93,11 +93,7 @@ def by_our_runner(build: Build, model: Path, vocab: int, scratch: Path) -> Logit
 
 def held_against_pytorch(exported: Exported, logits: Logits) -> GateReport:
     oracle = Oracle(exported.layout, exported.weights)
-    ids = FEED.ids(exported.layout.vocab)
-    exact, *disturbed = (
-        every[-STEPS - 1 :] for every in (oracle.exact(ids), *(oracle.disturbed(ids, i) for i in range(DISTURBANCES)))
-    )
-    return compare(logits, exact, disturbed, routed="moe" in exported.layout.format())
+    return judge(logits, oracle, exported.layout, FEED.ids(exported.layout.vocab))
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from nas.release.files import write_files
 from nas.release.huggingface import LazyTensors, open_weights
 from nas.release.options import FileOptions
 from nas.runtimes.base import Checkpoint, RandomWeights
-from nas.runtimes.executorch.gate import DISTURBANCES, STEPS, Oracle, compare
+from nas.runtimes.executorch.gate import STEPS, Oracle, judge
 from nas.runtimes.llama_cpp.builds import Build
 from nas.runtimes.runner import Feed
 from nas.testing.planted_faults import checkpoint
@@ -228,9 +228,5 @@ def test_the_pte_runs_in_stock_executorch(tmp_path: Path) -> None:
     argv = [sys.executable, str(script), str(model), str(tmp_path / "ids.npy"), *sizes, str(tmp_path / "l.npy")]
     done = subprocess.run(argv, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    oracle, ids = Oracle(layout, trained), feed.ids(layout.vocab)
-    exact, *disturbed = (
-        every[-STEPS - 1 :] for every in (oracle.exact(ids), *(oracle.disturbed(ids, i) for i in range(DISTURBANCES)))
-    )
-    report = compare(np.load(tmp_path / "l.npy"), exact, disturbed, routed=False)
+    report = judge(np.load(tmp_path / "l.npy"), Oracle(layout, trained), layout, feed.ids(layout.vocab))
     assert report.passed, (report.error, report.limit)
