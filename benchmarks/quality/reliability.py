@@ -183,7 +183,8 @@ def show(folder: Path) -> None:
     """Prints the summary of the trainings in `folder`."""
     rows = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     found, dimension = summary(rows)
-    print(f"{len(rows)} trainings, {sum(row['cpu_seconds'] for row in rows):.0f} CPU s, trainer {TRAINER_VERSION}")
+    trainers = ", ".join(sorted({str(row["trainer"]) for row in rows}))
+    print(f"{len(rows)} trainings, {sum(row['cpu_seconds'] for row in rows):.0f} CPU s, trainer {trainers}")
     print(f"{'evaluation':16} layouts seeds dof   score  signal   noise   SNR  CPU s")
     for row in sorted(found, key=lambda row: -(row["snr"] or 0)):
         snr = "" if row["snr"] is None else f"{row['snr']:5.1f}"

@@ -84,7 +84,7 @@ def _stored(path: Path, make: Any, say: Any) -> dict[str, Any]:
 
 
 def _history(folder: Path, name: str, seed: int, told: int) -> dict[str, Any]:
-    """Returns what `ehvi` is told in a run; its state is kept as it goes, so that a killed process loses little."""
+    """Returns the observations of a run of `ehvi`; its state is stored after each: a killed process repeats little."""
     problem, begun = Problem(name, seed), folder / f"{name}.{seed}.partial"
     proposer = make_proposer(Sampler(problem.space), "ehvi", seed)
     proposer.fix_reference_point(problem.reference_point)

@@ -34,7 +34,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 """Prefixes that make a spreadsheet read a cell as a formula."""
 _ROWS_PER_PART = 1000
 _MUCH_MORE_CPU = 0.3
-"""Cores by which the busiest measurement exceeds the median one when it is told, too."""
+"""The busiest measurement is reported, too, if it exceeds the median one by more than this many cores."""
 _NOISE_OF_LATEST = 400
 """Measurements from which the noise of a study is computed."""
 
