@@ -111,7 +111,7 @@ def run(folder: Path, count: int, seeds: int, seconds: float) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         for name, job in jobs(count, seeds):
             path = folder / f"{name}.json"
-            if path.exists():
+            if path.exists() and json.loads(path.read_text())["trainer"] == TRAINER_VERSION:
                 continue
             if time.monotonic() - begun > seconds:
                 return
