@@ -20,6 +20,7 @@ COMMANDS = {
     "device": "Attach, list, show and manage devices.",
     "bench": "Measure a layout or model file on a device.",
     "export": "Export a layout to a model file.",
+    "import": "Import a trained model of Hugging Face's transformers.",
     "generate": "Generate text with a trained proxy model.",
     "agent": "Run and manage device agents.",
     "runtime": "List and build runtimes.",
@@ -31,6 +32,8 @@ COMMANDS = {
     "server": "Manage the coordinators known to --server.",
 }
 """Command -> summary in `nas --help`. Each is a module of this package with a Typer application `app`."""
+_MODULES = {"import": "import_model"}
+"""Command -> module, where a keyword of Python cannot be the module's name."""
 
 
 class LazyGroup(TyperGroup):
@@ -43,7 +46,7 @@ class LazyGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"nas.cli.{cmd_name}")
+        module = importlib.import_module(f"nas.cli.{_MODULES.get(cmd_name, cmd_name)}")
         command = get_command(module.app)
         command.name = cmd_name
         return command

@@ -34,7 +34,7 @@ Where one of their tensors holds several of ours, they are stored one after anot
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -49,67 +49,77 @@ _LAYER_TYPES = {"gqa": "full_attention", "swa": "sliding_attention"}
 
 
 @dataclass(frozen=True, slots=True)
-class _Name:
+class TensorName:
     """One tensor of theirs and what it is made of.
 
     Args:
-        ours: our tensors, joined along axis 1 where there are several.
+        ours: our tensors, joined along `axis` where there are several.
         theirs: transformers' name.
         tap_axis: whether theirs has a middle axis of length 1, as Conv1d's weights do.
+        axis: along which several tensors are joined.
     """
 
     ours: tuple[str, ...]
     theirs: str
     tap_axis: bool = False
+    axis: int = 1
 
-    def under(self, ours: str, theirs: str) -> _Name:
-        return _Name(tuple(f"{ours}.{name}" for name in self.ours), f"{theirs}.{self.theirs}", self.tap_axis)
+    def under(self, ours: str, theirs: str) -> TensorName:
+        """Returns the name with prefixes on both sides."""
+        return replace(self, ours=tuple(f"{ours}.{name}" for name in self.ours), theirs=f"{theirs}.{self.theirs}")
 
     def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Returns their tensor from `tensors` under our names."""
         parts = [_take(tensors, name) for name in self.ours]
-        whole = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts, self.axis)
         return whole[:, None] if self.tap_axis else whole
 
     def split(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Returns our tensors from `tensors` under their names.
+
+        Raises:
+            InvalidInput: it is missing.
+        """
         whole = _take(tensors, self.theirs)
         whole = whole[:, 0] if self.tap_axis else whole
-        parts = (whole,) if len(self.ours) == 1 else whole.chunk(len(self.ours), 1)
+        parts = (whole,) if len(self.ours) == 1 else whole.chunk(len(self.ours), self.axis)
         return dict(zip(self.ours, parts, strict=True))
 
 
-def _weight(ours: str, theirs: str) -> _Name:
-    return _Name((f"{ours}.weight",), f"{theirs}.weight")
+def weight_name(ours: str, theirs: str) -> TensorName:
+    """Returns the name of a module's `weight`."""
+    return TensorName((f"{ours}.weight",), f"{theirs}.weight")
 
 
-_BLOCKS: dict[str, tuple[_Name, ...]] = {
+_BLOCKS: dict[str, tuple[TensorName, ...]] = {
     "conv": (
-        _weight("in_proj", "conv.in_proj"),
-        _Name(("conv.weight",), "conv.conv.weight", tap_axis=True),
-        _weight("out", "conv.out_proj"),
+        weight_name("in_proj", "conv.in_proj"),
+        TensorName(("conv.weight",), "conv.conv.weight", tap_axis=True),
+        weight_name("out", "conv.out_proj"),
     ),
     "gqa": (
-        *(_weight(name, f"self_attn.{name}_proj") for name in "qkv"),
-        _weight("o", "self_attn.out_proj"),
-        *(_weight(f"{name}_norm", f"self_attn.{name}_layernorm") for name in "qk"),
+        *(weight_name(name, f"self_attn.{name}_proj") for name in "qkv"),
+        weight_name("o", "self_attn.out_proj"),
+        *(weight_name(f"{name}_norm", f"self_attn.{name}_layernorm") for name in "qk"),
     ),
     "swiglu": (
-        _weight("gate", "feed_forward.w1"),
-        _weight("up", "feed_forward.w3"),
-        _weight("down", "feed_forward.w2"),
+        weight_name("gate", "feed_forward.w1"),
+        weight_name("up", "feed_forward.w3"),
+        weight_name("down", "feed_forward.w2"),
     ),
     "moe": (
-        _weight("router", "feed_forward.gate"),
-        _Name(("bias.weight",), "feed_forward.expert_bias"),
-        _Name(("gate.weight", "up.weight"), "feed_forward.experts.gate_up_proj"),
-        _Name(("down.weight",), "feed_forward.experts.down_proj"),
+        weight_name("router", "feed_forward.gate"),
+        TensorName(("bias.weight",), "feed_forward.expert_bias"),
+        TensorName(("gate.weight", "up.weight"), "feed_forward.experts.gate_up_proj"),
+        TensorName(("down.weight",), "feed_forward.experts.down_proj"),
     ),
 }
 _NORMS = (("mixer_norm", "operator_norm"), ("ffn_norm", "ffn_norm"))
 """Norms of the LFM2 classes; the names below are of Qwen3 and Llama."""
 _STOCK_NORMS = (("mixer_norm", "input_layernorm"), ("ffn_norm", "post_attention_layernorm"))
-_STOCK_ATTENTION = tuple(_weight(name, f"self_attn.{name}_proj") for name in "qkvo")
-_STOCK_QK_NORM = tuple(_weight(f"{name}_norm", f"self_attn.{name}_norm") for name in "qk")
-_STOCK_DENSE = tuple(_weight(name, f"mlp.{name}_proj") for name in ("gate", "up", "down"))
+_STOCK_ATTENTION = tuple(weight_name(name, f"self_attn.{name}_proj") for name in "qkvo")
+_STOCK_QK_NORM = tuple(weight_name(f"{name}_norm", f"self_attn.{name}_norm") for name in "qk")
+_STOCK_DENSE = tuple(weight_name(name, f"mlp.{name}_proj") for name in ("gate", "up", "down"))
 
 
 def transformers_config(layout: Layout) -> dict[str, Any]:
@@ -140,7 +150,7 @@ def to_transformers(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, 
 
 def each_of_transformers(layout: Layout, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Yields the items of `to_transformers` one by one, so that `tensors` may read each from a file when needed."""
-    return ((name.theirs, name.join(tensors)) for name in _names(layout))
+    return ((name.theirs, name.join(tensors)) for name in tensor_names(layout))
 
 
 def from_transformers(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -150,7 +160,7 @@ def from_transformers(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str
         Unsupported: the layout has a layer that transformers' stock classes cannot hold.
         InvalidInput: a tensor is missing.
     """
-    return {ours: tensor for name in _names(layout) for ours, tensor in name.split(tensors).items()}
+    return {ours: tensor for name in tensor_names(layout) for ours, tensor in name.split(tensors).items()}
 
 
 def _is_attention_only(layout: Layout) -> bool:
@@ -298,30 +308,35 @@ def _have(who: str) -> str:
     return "have" if " and " in who else "has"
 
 
-def _names(layout: Layout) -> Iterator[_Name]:
+def tensor_names(layout: Layout) -> Iterator[TensorName]:
+    """Yields the names of all tensors of the class that `transformers_config` names.
+
+    Raises:
+        Unsupported: the layout has a layer that transformers' stock classes cannot hold.
+    """
     attention_only = _is_attention_only(layout)
-    yield _weight("embed", "model.embed_tokens")
+    yield weight_name("embed", "model.embed_tokens")
     for i, layer in enumerate(layout.layers):
         if len(layer.mixers) != 1 or layer.ffn is None:
             raise Unsupported(f"layer {i}: transformers' LFM2 layers have one mixer, one feed-forward and own weights")
         ours, theirs = f"layers.{i}", f"model.layers.{i}"
         for norm in _STOCK_NORMS if attention_only else _NORMS:
-            yield _weight(*norm).under(ours, theirs)
+            yield weight_name(*norm).under(ours, theirs)
         for block, place in ((layer.mixers[0], "mixers.0"), (layer.ffn, "ffn")):
             named = _attention_only_names(block, i) if attention_only else _block_names(block, i)
             yield from (name.under(f"{ours}.{place}", theirs) for name in named)
-    yield _weight("norm", "model.norm" if attention_only else "model.embedding_norm")
+    yield weight_name("norm", "model.norm" if attention_only else "model.embedding_norm")
     if not layout.tied:
-        yield _weight("head", "lm_head")
+        yield weight_name("head", "lm_head")
 
 
-def _block_names(block: Block, index: int) -> tuple[_Name, ...]:
+def _block_names(block: Block, index: int) -> tuple[TensorName, ...]:
     if block.kind not in _BLOCKS or {"kv", "qk_norm", "canon"} & dict(block.given).keys():
         raise Unsupported(f"layer {index}: transformers' LFM2 classes have no {block.format()}")
     return _BLOCKS[block.kind]
 
 
-def _attention_only_names(block: Block, index: int) -> tuple[_Name, ...]:
+def _attention_only_names(block: Block, index: int) -> tuple[TensorName, ...]:
     if block.kind == "swiglu":
         return _STOCK_DENSE
     if {"kv", "sink", "canon"} & dict(block.given).keys():

@@ -1,0 +1,196 @@
+"""Models of transformers are imported with the same logits, and everything that a layout cannot say is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cli_runner import nas
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from nas.adapt.checkpoints import import_model, read_model
+from nas.core.errors import InvalidInput, Unsupported
+from nas.nn.model import Model
+from nas.nn.weights import load_weights
+from nas.release.files import write_files
+from nas.release.options import FileOptions
+from nas.runtimes.base import Checkpoint
+
+ROPE = {"rope_type": "default", "rope_theta": 20000.0}
+SIZES: dict[str, Any] = {
+    "vocab_size": 288,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama", "rope_parameters": ROPE},
+    "mistral": {"model_type": "mistral", "head_dim": 32, "sliding_window": 16},
+    "qwen3": {"model_type": "qwen3", "head_dim": 32, "tie_word_embeddings": True},
+    "qwen3-windows": {
+        "model_type": "qwen3", "head_dim": 16, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1,
+    },
+    "smollm3": {"model_type": "smollm3", "no_rope_layer_interval": 2, "pad_token_id": 0, "bos_token_id": 1,
+                "eos_token_id": 2},
+    "granite": {
+        "model_type": "granite", "embedding_multiplier": 6.0, "residual_multiplier": 0.25,
+        "attention_multiplier": 0.1, "logits_scaling": 4.0, "tie_word_embeddings": True,
+    },
+    "granite-hybrid": {
+        "model_type": "granitemoehybrid", "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "num_local_experts": 0, "shared_intermediate_size": 96, "mamba_n_heads": 8, "mamba_d_state": 16,
+        "mamba_n_groups": 2, "rms_norm_eps": 1e-5, "embedding_multiplier": 12.0, "residual_multiplier": 0.2,
+        "attention_multiplier": 0.05, "logits_scaling": 3.0, "tie_word_embeddings": True,
+    },
+    "lfm2": {"model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32},
+    "lfm2-moe": {
+        "model_type": "lfm2_moe", "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1,
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "routed_scaling_factor": 1.5,
+    },
+}  # fmt: skip
+
+
+def save_theirs(folder: Path, config: dict[str, Any], *, dtype: torch.dtype = torch.float32, shard: str = "5GB") -> Any:
+    """Saves a model of `config` with random weights in `folder` and returns it; no weight has a special value."""
+    torch.manual_seed(1)
+    theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(**{**SIZES, **config})).eval()
+    noise = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for tensor in theirs.state_dict().values():
+            tensor += 0.1 * torch.randn(tensor.shape, generator=noise)
+    theirs = theirs.to(dtype)
+    theirs.save_pretrained(folder, max_shard_size=shard)
+    return theirs
+
+
+def ours_of(folder: Path, output: Path) -> Model:
+    layout = import_model(folder, output).layout
+    ours = Model(layout, None).eval()
+    load_weights(ours, output)
+    return ours
+
+
+def random_ids(vocab: int = 288) -> torch.Tensor:
+    return torch.randint(3, vocab, (2, 40), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_a_model_comes_in_and_goes_out_with_the_same_logits(name: str, tmp_path: Path) -> None:
+    theirs = save_theirs(tmp_path / "in", FAMILIES[name])
+    ours = ours_of(tmp_path / "in", tmp_path / "weights.safetensors")
+    ids = random_ids()
+    expected = theirs(ids).logits
+    torch.testing.assert_close(ours(ids), expected, rtol=0, atol=1e-4)
+    assert expected.std() > 0.05, "too flat to tell models apart"
+
+    options = FileOptions(gguf=(), dtype="float32", name="out")
+    write_files(tmp_path / "out", ours.layout, _checkpoint(tmp_path / "weights.safetensors"), options, lambda _: None)
+    back = ours_of(tmp_path / "out/transformers", tmp_path / "back.safetensors")
+    assert back.layout == ours.layout
+    torch.testing.assert_close(back(ids), expected, rtol=0, atol=1e-4)
+
+
+def _checkpoint(path: Path) -> Checkpoint:
+    return Checkpoint(path, hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+@torch.no_grad()
+def test_bfloat16_shards_are_read(tmp_path: Path) -> None:
+    save_theirs(tmp_path / "in", FAMILIES["qwen3"], dtype=torch.bfloat16, shard="100KB")
+    assert len(list((tmp_path / "in").glob("*.safetensors"))) > 1
+    ours = ours_of(tmp_path / "in", tmp_path / "weights.safetensors")
+    ids = random_ids()
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "in", dtype=torch.float32, local_files_only=True)
+    torch.testing.assert_close(ours(ids), theirs(ids).logits, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "messages"),
+    [
+        ("llama", {"attention_bias": True, "hidden_act": "gelu"}, ["biases (attention_bias)", "activation 'gelu'"]),
+        ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, ["RoPE of type 'llama3'"]),
+        ("llama", {"partial_rotary_factor": 0.5}, ["RoPE on a part of each head"]),
+        ("llama", {"quantization_config": {"bits": 4}}, ["quantised"]),
+        ("llama", {"hidden_size": 72}, ["multiple of 32"]),
+        ("lfm2", {"conv_bias": True}, ["biases (conv_bias)"]),
+        ("lfm2-moe", {"norm_topk_prob": False}, ["add up to one"]),
+        ("granite-hybrid", {"num_local_experts": 8, "mamba_proj_bias": True}, ["experts beside", "mamba_proj_bias"]),
+        ("granite-hybrid", {"rms_norm_eps": 1e-6}, ["epsilon 1e-06"]),
+        ("llama", {"model_type": "gemma3_text"}, ["'gemma3_text'", "qwen3"]),
+    ],
+)
+def test_what_no_layout_says_is_listed(name: str, changed: dict[str, Any], messages: list[str], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**SIZES, **FAMILIES[name], **changed}))
+    with pytest.raises(Unsupported) as caught:
+        read_model(tmp_path)
+    for message in messages:
+        assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "no JSON"),
+        ("[]", "no JSON object"),
+        (json.dumps({"model_type": "llama", "hidden_size": "64"}), "whole number"),
+        (json.dumps({**SIZES, **FAMILIES["lfm2"], "layer_types": ["conv"]}), "list of 3"),
+        (json.dumps({**SIZES, "model_type": "llama", "rms_norm_eps": 0}), "positive number"),
+    ],
+)
+def test_a_damaged_configuration_is_refused(content: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(InvalidInput, match=message):
+        read_model(tmp_path)
+
+
+def test_a_biased_model_without_a_flag_is_refused_by_its_tensors(tmp_path: Path) -> None:
+    save_theirs(tmp_path, FAMILIES["llama"])
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.0.self_attn.q_proj.bias"] = torch.zeros(64)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(Unsupported, match=r"q_proj\.bias"):
+        import_model(tmp_path, tmp_path / "out.safetensors")
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+def test_a_missing_or_misshapen_tensor_is_refused(tmp_path: Path) -> None:
+    save_theirs(tmp_path, FAMILIES["llama"])
+    tensors = load_file(tmp_path / "model.safetensors")
+    norm = tensors.pop("model.norm.weight")
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(InvalidInput, match=r"lacks model\.norm\.weight"):
+        import_model(tmp_path, tmp_path / "out.safetensors")
+    save_file({**tensors, "model.norm.weight": norm[:32].clone()}, tmp_path / "model.safetensors")
+    with pytest.raises(InvalidInput, match="shape"):
+        import_model(tmp_path, tmp_path / "out.safetensors")
+
+
+def test_pickles_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**SIZES, **FAMILIES["llama"]}))
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+    with pytest.raises(InvalidInput, match="never read"):
+        import_model(tmp_path, tmp_path / "out.safetensors")
+
+
+def test_an_index_names_files_of_its_folder_only(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**SIZES, **FAMILIES["llama"]}))
+    index = {"weight_map": {"model.norm.weight": "../other.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(InvalidInput, match=r"'\.\./other\.safetensors'"):
+        import_model(tmp_path, tmp_path / "out.safetensors")
+
+
+def test_the_command_prints_the_layout(tmp_path: Path) -> None:
+    save_theirs(tmp_path / "in", FAMILIES["qwen3"])
+    result = nas("import", str(tmp_path / "in"), "-o", str(tmp_path / "out.safetensors"), "--json")
+    report = json.loads(result.out)
+    assert report["family"] == "qwen3"
+    assert report["layout"] == "d64 v288 ffn=swiglu:96 [A4/2:32(rope_theta=10000)*3]"
