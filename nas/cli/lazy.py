@@ -32,8 +32,6 @@ COMMANDS = {
     "server": "Manage the coordinators known to --server.",
 }
 """Command -> summary in `nas --help`. Each is a module of this package with a Typer application `app`."""
-_MODULES = {"import": "import_model"}
-"""Command -> module, where a keyword of Python cannot be the module's name."""
 
 
 class LazyGroup(TyperGroup):
@@ -46,7 +44,7 @@ class LazyGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"nas.cli.{_MODULES.get(cmd_name, cmd_name)}")
+        module = importlib.import_module(f"nas.cli.{cmd_name}")
         command = get_command(module.app)
         command.name = cmd_name
         return command
