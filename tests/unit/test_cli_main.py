@@ -49,8 +49,8 @@ def test_summary_in_the_list_is_that_of_the_command(name: str) -> None:
 
 
 def test_no_command_pulls_in_torch_or_ray_when_it_is_imported() -> None:
-    imports = "; ".join(f"import nas.cli.{name}" for name in COMMANDS)
-    script = f"{imports}; import sys; print(sorted({{'torch', 'ray', 'matplotlib'}} & set(sys.modules)))"
+    imports = "; ".join(f"importlib.import_module('nas.cli.{name}')" for name in COMMANDS)
+    script = f"import importlib, sys; {imports}; print(sorted({{'torch', 'ray', 'matplotlib'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
