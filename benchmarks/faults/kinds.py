@@ -147,7 +147,8 @@ def damaged_after_push(scene: Scene) -> None:
     _bring(scene)
     with scene.act():
         (scene.post.files / "content" / scene.order.model.sha256).write_bytes(b"rotten")
-    scene.begin()
+        scene.begin()
+        scene.until_failed()
 
 
 def runner_replaced(scene: Scene) -> None:
@@ -156,7 +157,8 @@ def runner_replaced(scene: Scene) -> None:
     with scene.act():
         for runner in scene.works.runner_files(scene.post.files, everywhere=scene.draw.choice < 0.5):
             runner.write_bytes(b"#!/bin/sh\necho another program\n")
-    scene.begin()
+        scene.begin()
+        scene.until_failed()
 
 
 def damaged_in_store(scene: Scene) -> None:

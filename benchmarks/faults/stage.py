@@ -132,6 +132,7 @@ class Stage:
             left_out = shutil.ignore_patterns("outbox")
             shutil.copytree(folder / "agent", Path(copy) / "agent", ignore=left_out)
             env = os.environ | {"NAS_HOME": str(Path(copy) / "agent"), "NAS_CACHE": str(Path(copy) / "cache")}
+            env |= {"NAS_LOCK": str(folder / "lock")}
             with RestartedProcess([*NAS, "agent", "run"], env, Path(copy) / "agent.log"):
                 yield
 
@@ -187,7 +188,7 @@ def start_coordinator(folder: Path, link: Link, url: str) -> RestartedProcess:
     paths = os.pathsep.join([*plugin(folder / "plugin"), os.environ.get("PYTHONPATH", "")])
     # A cache of its own: no other runtime has a build there, so devices are checked with the campaign's.
     env = {"NAS_HOME": str(folder / "coordinator"), "NAS_CACHE": str(folder / "builds"), "PYTHONPATH": paths}
-    env["NAS_DB"] = url
+    env |= {"NAS_DB": url, "NAS_LOCK": str(folder / "lock")}
     argv = [*link.inside, *NAS, "serve", "--host", link.address, "--port", str(PORT)]
     return RestartedProcess(argv, os.environ | env, folder / "coordinator.log")
 
@@ -209,7 +210,7 @@ def enrol(folder: Path, link: Link, url: str) -> Enrolment:
 
 def start_agent(folder: Path, shim: Path, clock: Path) -> RestartedProcess:
     """Starts `nas agent run` with an adjustable wall clock."""
-    env = {"NAS_HOME": str(folder / "agent"), "NAS_CACHE": str(folder / "cache")}
+    env = {"NAS_HOME": str(folder / "agent"), "NAS_CACHE": str(folder / "cache"), "NAS_LOCK": str(folder / "lock")}
     env |= {"LD_PRELOAD": str(shim), "CLOCK_OFFSET": str(clock)}
     return RestartedProcess([*NAS, "agent", "run"], os.environ | env, folder / "agent.log")
 
@@ -229,13 +230,26 @@ def set_offset(file: Path, seconds: float) -> None:
 
 @contextlib.contextmanager
 def _machine(folder: Path, keys: Path, number: int) -> Iterator[Machine]:
-    own_id = f"printf %032x {number + 1} >etc/machine-id"
     if _is_phone(number):
-        with adbd(folder, AdbKey.load(keys / "adb").public(), setup=own_id) as machine:
+        with adbd(folder, AdbKey.load(keys / "adb").public(), setup=_identity(number)) as machine:
             yield machine
     else:
-        with sshd(folder, keys, setup=own_id) as machine:
+        with sshd(folder, keys, setup=_identity(number)) as machine:
             yield machine
+
+
+def _identity(number: int) -> str:
+    """Returns commands that give a machine ids of its own.
+
+    With this host's boot id, the agent would take it for this host: it would measure on one machine at a time, and
+    only while nothing else on this host trains or measures.
+    """
+    boot = f"00000000-0000-4000-8000-{number + 1:012x}"
+    return f"""
+printf %032x {number + 1} >etc/machine-id
+echo {boot} >etc/boot-id
+mount --bind etc/boot-id proc/sys/kernel/random/boot_id
+"""
 
 
 def _is_phone(number: int) -> bool:
