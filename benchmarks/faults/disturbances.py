@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 CAUSES = {
-    "lease": r"did not renew its lease|its agent was gone|epoch \d+ of .* is over|in use by another|agent's host",
+    "lease": r"did not renew its lease|asked for work while|epoch \d+ of .* is over|in use by another|agent's host",
     "coordinator": r"^(coordinator:|download|the coordinator's own )",
     "disk": r"No space left|MB are free",
     "damage": r"damaged|the bytes have SHA-256",

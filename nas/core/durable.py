@@ -20,7 +20,11 @@ _FOR_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 @contextmanager
 def locked(
-    path: Path, deadline_s: float = _DEADLINE_S, *, waiting: Callable[[], None] = lambda: None
+    path: Path,
+    deadline_s: float = _DEADLINE_S,
+    *,
+    waiting: Callable[[], None] = lambda: None,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> Iterator[None]:
     """Holds an exclusive lock on a file; the kernel releases it when the holder dies.
 
@@ -28,6 +32,7 @@ def locked(
         path: of the lock file; created if missing, and never removed.
         deadline_s: longest wait for the lock.
         waiting: called once if it has to wait.
+        meanwhile: called before each further try; may block.
 
     Raises:
         InfrastructureFailed: others held the lock that long.
@@ -44,6 +49,7 @@ def locked(
                 if not reported:
                     waiting()
                 reported = True
+                meanwhile()
                 time.sleep(_PAUSE_S)
         yield
 

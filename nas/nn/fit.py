@@ -251,6 +251,9 @@ def fit(
         CandidateFailed: the loss is not finite.
         InfrastructureFailed: a checkpoint cannot be written.
     """
+    if worker.world > 1:
+        # Worker 0 comes here once no worker of a killed command writes any more: all resume from one checkpoint.
+        dist.barrier()
     _resume(state, checkpoints, worker.log)
     state.model.train()
     worker.log(f"training {name} from step {state.step:,} to {state.steps:,}")

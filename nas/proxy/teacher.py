@@ -9,10 +9,11 @@ one candidate, its predictions one pass over the batches, and students pay for n
 
 from __future__ import annotations
 
+import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,16 +63,18 @@ def predictions(
         teaching: its teacher.
         data: the student's.
         model: returns the trained teacher; called if the predictions are not cached.
-        yield_hook: called before each pass; may block.
+        yield_hook: called before each pass, and while another process computes them; may block.
 
     Raises:
         InfrastructureFailed: another process has been computing them for an hour.
+        OSError: the disk is full.
     """
     inputs = [TEACHER_VERSION, teaching.job.key, job.run.key_inputs(), job.batch, job.seed, job.steps, teaching.k]
     folder = paths.cache() / "teachers" / content_hash(inputs)
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked(folder.with_name(f"{folder.name}.lock"), _DEADLINE_S):
+        # A measurement waits for all who train here: one that waited for the teacher alone would keep it out for long.
+        with locked(folder.with_name(f"{folder.name}.lock"), _DEADLINE_S, meanwhile=yield_hook):
             if not folder.is_dir():
                 _write(folder, job.steps, teaching.k, data, model(), yield_hook)
     return Predictions(folder)
@@ -79,22 +82,33 @@ def predictions(
 
 @torch.no_grad()
 def _write(folder: Path, steps: int, k: int, data: Data, teacher: Model, yield_hook: Callable[[], object]) -> None:
-    """Writes the predictions for `steps` batches to `folder`, atomically."""
+    """Writes the predictions for `steps` batches to `folder`, atomically; the caller holds its lock."""
     teacher.eval()
     device = next(teacher.parameters()).device
     shape = (steps, *data.batch(0)[0].shape, k)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".") as scratch:
-        partial = Path(scratch) / "predictions"
-        partial.mkdir()
-        log_p = np.lib.format.open_memmap(partial / "log_p.npy", "w+", np.float16, shape)
-        ids = np.lib.format.open_memmap(partial / "ids.npy", "w+", np.uint16, shape)
+    partial = folder.with_name(f".{folder.name}")
+    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+    partial.mkdir()
+    try:
+        log_p = _array(partial / "log_p.npy", np.float16, shape)
+        ids = _array(partial / "ids.npy", np.uint16, shape)
         for step in range(steps):
             yield_hook()
             known = top_k(teacher(data.batch(step)[0].to(device)).float(), k)
             log_p[step], ids[step] = known.log_p.cpu().numpy(), known.ids.cpu().numpy()
         log_p.flush()
         ids.flush()
-        shutil.move(partial, folder)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _array(path: Path, dtype: type[np.generic], shape: tuple[int, ...]) -> np.memmap[Any, Any]:
+    """Makes an array in a file, whose space is reserved: writing to a mapped file on a full disk would be a crash."""
+    array = np.lib.format.open_memmap(path, "w+", dtype, shape)
+    with path.open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return array
 
 
 def trained_model(job: TrainJob, checkpoint_dir: Path, device: torch.device) -> Model | None:

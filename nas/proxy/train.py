@@ -184,25 +184,31 @@ def _train(jobs: Sequence[TrainJob], checkpoint_dir: Path, checkpoint_s: float, 
 
 
 def _data(job: TrainJob, worker: Worker, checkpoint_dir: Path, checkpoint_s: float) -> Data:
-    """Opens the data of a job, with the predictions of its teacher if it has one."""
+    """Opens the data of a job, with the predictions of its teacher if it has one.
+
+    Raises:
+        InfrastructureFailed: the teacher cannot be trained or takes too much memory, which is not its students' fault.
+    """
     data = open_data(job)
     if job.teacher is None:
         return data
-    taught_by = partial(_teacher, job.teacher.job, worker, checkpoint_dir, checkpoint_s)
-    return TaughtData(data, predictions(job, job.teacher, data, taught_by, worker.yield_hook))
+    teacher = job.teacher.job
+    taught_by = partial(_teacher, teacher, worker, checkpoint_dir, checkpoint_s)
+    try:
+        with _memory_errors(teacher):
+            return TaughtData(data, predictions(job, job.teacher, data, taught_by, worker.yield_hook))
+    except CandidateFailed as error:
+        raise InfrastructureFailed(f"the teacher {teacher.key[:12]} failed: {error}") from error
 
 
 def _teacher(job: TrainJob, worker: Worker, checkpoint_dir: Path, checkpoint_s: float) -> Model:
     """Returns the trained model of `job`; trains it unless its weights are in `checkpoint_dir`.
 
     Raises:
-        InfrastructureFailed: it cannot be trained, which is not its students' fault.
+        CandidateFailed: see `_train`.
     """
     if (model := trained_model(job, checkpoint_dir, worker.device)) is None:
-        try:
-            _train([job], checkpoint_dir, checkpoint_s, worker)
-        except CandidateFailed as error:
-            raise InfrastructureFailed(f"the teacher {job.key[:12]} cannot be trained: {error}") from error
+        _train([job], checkpoint_dir, checkpoint_s, worker)
         model = trained_model(job, checkpoint_dir, worker.device)
     assert model is not None, "a finished training has weights"
     return model

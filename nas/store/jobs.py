@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, FromClause, Row, exists, or_, select, update
+from sqlalchemy import ColumnElement, Connection, FromClause, Row, exists, func, or_, select, update
 
 from nas.core.errors import InvalidInput
 from nas.core.plan import Round, RoundResult
@@ -32,8 +32,14 @@ LEASE_S = 30.0
 MAX_FAILURES = 5
 """Failures after which a job fails for good, by the infrastructure unless the candidate was found at fault."""
 
+BLAMABLE, HARMLESS = "infrastructure", "interrupted"
+"""Kinds of attempts: failures that may be the candidate's, and those that cannot."""
+
 RETRIED = "retried"
 """Kind of an attempt that marks where a job was queued again: earlier failures do not count."""
+
+_BACKOFF_S = 5.0
+"""Before a job that failed is tried again; doubles with each failure."""
 
 LIVE = (JobState.QUEUED, JobState.LEASED)
 
@@ -107,8 +113,8 @@ def enqueue(
 def claim(store: Store, device: str, agent: str, *, lease_s: float = LEASE_S) -> JobRow | None:
     """Leases the next job for a device to its agent under a new epoch; returns None where there is none.
 
-    An agent that asks while its device is leased does not run that job (it restarted, or never received the answer):
-    it is given the job again under a new epoch.
+    An agent that asks while its device is leased does not run that job (it restarted, never received the answer, or is
+    a copy of the one that does): it is given the job again under a new epoch, and only later if the job failed before.
 
     Raises:
         UnknownName: no such device.
@@ -120,7 +126,7 @@ def claim(store: Store, device: str, agent: str, *, lease_s: float = LEASE_S) ->
         if row.state not in TAKES_JOBS:
             return None
         if row.lease_until is not None:
-            _take_back(connection, device, now)
+            _take_back(connection, row, now)
         found = next_job(connection, row, now)
         if found is None:
             devices.move(connection, row, DeviceState.IDLE, now, lease_holder=None, lease_until=None)
@@ -304,13 +310,37 @@ def _clean(now: float) -> dict[str, Any]:
     return {"state": JobState.QUEUED, "attempts": 0, "updated": now} | ended
 
 
+def add_attempt(connection: Connection, job: JobRow, kind: str, message: str, now: float) -> None:
+    """Stores an attempt at a job that gave no result."""
+    of_job = {"job": job.id, "device": job.device, "study": job.study, "trial": job.trial, "result_key": job.result_key}
+    connection.execute(attempt_table.insert().values(kind=kind, message=message, stage="measure", at=now, **of_job))
+
+
+def attempts_at(job: JobRow) -> ColumnElement[bool]:
+    """Returns the condition of attempts at a job that its own study recorded: others may be from an imported file."""
+    return (attempt_table.c.job == job.id) & attempt_table.c.study.is_not_distinct_from(job.study)
+
+
+def after_failure(connection: Connection, job: JobRow, now: float) -> dict[str, Any]:
+    """Returns the columns of a job whose failure was recorded: it is tried again later, or failed too often.
+
+    A job that takes its agent down each time must end some day.
+    """
+    retried_last = (
+        select(func.max(attempt_table.c.id)).where(attempts_at(job), attempt_table.c.kind == RETRIED).scalar_subquery()
+    )
+    counted = attempt_table.c.kind.in_((BLAMABLE, HARMLESS)) & (attempt_table.c.id > func.coalesce(retried_last, 0))
+    failures = connection.scalar(select(func.count()).where(attempts_at(job), counted)) or 0
+    if failures >= MAX_FAILURES:
+        return {"state": JobState.FAILED, "blame": Blame.INFRASTRUCTURE}
+    return {"state": JobState.QUEUED, "not_before": now + _BACKOFF_S * 2 ** (failures - 1)}
+
+
 def _forget_failures(connection: Connection, id: str, now: float) -> None:
     """Marks in the log of attempts that earlier failures of a job do not count any more (`MAX_FAILURES`)."""
     job, attempts = find(connection, id), select(attempt_table.c.id).where(attempt_table.c.job == id)
     if job is not None and connection.scalar(attempts.limit(1)) is not None:
-        of_job = {"job": id, "device": job.device, "study": job.study, "trial": job.trial, "result_key": job.result_key}
-        values = of_job | {"kind": RETRIED, "message": "queued again", "stage": "measure", "at": now}
-        connection.execute(attempt_table.insert().values(values))
+        add_attempt(connection, job, RETRIED, "queued again", now)
 
 
 def _all(store: Store, *which: ColumnElement[bool], order: tuple[Any, ...]) -> list[JobRow]:
@@ -323,14 +353,17 @@ def _job(row: Row[Any]) -> JobRow:
     return from_row(JobRow, row, kind=JobKind, state=JobState, blame=Blame, **parsed)
 
 
-def _take_back(connection: Connection, device: str, now: float) -> None:
-    held = (job_table.c.device == device) & (job_table.c.state == JobState.LEASED)
-    # A job that takes its agent down each time must end some day.
-    given_up = held & (job_table.c.attempts >= MAX_FAILURES)
-    message = f"its agent was gone {MAX_FAILURES} times before it was done"
-    end = {"state": JobState.FAILED, "blame": Blame.INFRASTRUCTURE, "message": message}
-    connection.execute(update(job_table).where(given_up).values(lease_until=None, updated=now, **end))
-    connection.execute(update(job_table).where(held).values(state=JobState.QUEUED, lease_until=None, updated=now))
+def _take_back(connection: Connection, device: DeviceRow, now: float) -> None:
+    """Records that the job of a leased device was not done, and queues it: the first time it may begin at once."""
+    held = (job_table.c.device == device.id) & (job_table.c.state == JobState.LEASED)
+    message = f"agent {device.agent!r} asked for work while it had the job: it restarted, or runs twice"
+    for row in connection.execute(select(job_table).where(held).with_for_update(key_share=True)).all():
+        job = _job(row)
+        add_attempt(connection, job, HARMLESS, message, now)
+        values = after_failure(connection, job, now)
+        if job.attempts == 1:
+            values |= {"not_before": now}
+        change(connection, job.id, lease_until=None, updated=now, message=message, **values)
 
 
 def _cancel(connection: Connection, now: float, *which: ColumnElement[bool]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, delete, exists, func, or_, select
+from sqlalchemy import ColumnElement, Connection, delete, exists, or_, select
 
 from nas.core.errors import FailureReason
 from nas.core.plan import RoundResult
@@ -45,13 +45,10 @@ BAD_AFTER_JOBS = 3
 OFFLINE_S = devices.LIMITS[DeviceState.IDLE].seconds
 """Seconds without a message from its agent after which a device is offline."""
 
-_BACKOFF_S = 5.0
 _CHECK_JOBS_KEPT_S = 86_400.0
 _LOCAL = "local"
 """Transport of a device that its agent runs on."""
 
-_BLAMABLE, _HARMLESS = "infrastructure", "interrupted"
-"""Kinds of attempts: failures that may be the candidate's, and those that cannot."""
 _LASTING = (DeviceState.DRAINING, DeviceState.OFFLINE)
 _CHECKED = (Health.UNKNOWN, Health.GOOD, Health.BAD)
 
@@ -317,7 +314,7 @@ def _end_lease(connection: Connection, device: DeviceRow, now: float) -> None:
 def _record_failure(connection: Connection, failed: _Failed, now: float, *, of_device: bool = True) -> None:
     """Records a failure and decides what happens to its job and, where the device had a part in it, to the device."""
     job, device, message = failed.job, failed.device, failed.message
-    _record_of_job(connection, job, _BLAMABLE if failed.ran else _HARMLESS, message, now)
+    jobs.add_attempt(connection, job, jobs.BLAMABLE if failed.ran else jobs.HARMLESS, message, now)
     if of_device:
         phase = failed.phase or "not begun"
         devices.log_event(connection, device.id, now, DeviceEventKind.FAILURE, phase, message, job.id)
@@ -328,50 +325,33 @@ def _record_failure(connection: Connection, failed: _Failed, now: float, *, of_d
 
 def _end_uncounted(connection: Connection, job: JobRow, failure: Failure, now: float) -> None:
     """Ends a job that its agent refused or cancelled; no failure is counted."""
-    _record_of_job(connection, job, failure.kind, failure.message, now)
+    jobs.add_attempt(connection, job, failure.kind, failure.message, now)
     refused = {"state": JobState.FAILED, "blame": Blame.REFUSED}
     values: dict[str, Any] = refused if failure.kind == "refused" else {"state": JobState.CANCELLED}
     values |= {"updated": now, "lease_until": None, "message": failure.message}
     jobs.change(connection, job.id, **values)
 
 
-def _record_of_job(connection: Connection, job: JobRow, kind: str, message: str, now: float) -> None:
-    of_job = {"job": job.id, "device": job.device, "study": job.study, "trial": job.trial}
-    values = of_job | {"kind": kind, "message": message, "at": now}
-    insert_attempt(connection, result_key=job.result_key, stage="measure", **values)
-
-
 def _verdict(connection: Connection, failed: _Failed, now: float) -> dict[str, Any]:
     job = failed.job
     if job.kind is JobKind.MEASURE and failed.ran and _failed_on_a_good_device(connection, job):
         return {"state": JobState.FAILED, "blame": Blame.CANDIDATE, "reason": failed.reason}
-    of_job = _of_job(job)
-    retried_last = select(func.max(attempt.c.id)).where(of_job, attempt.c.kind == jobs.RETRIED).scalar_subquery()
-    failures = attempt.c.kind.in_((_BLAMABLE, _HARMLESS)) & (attempt.c.id > func.coalesce(retried_last, 0))
-    own = connection.scalar(select(func.count()).where(of_job, failures)) or 0
-    if own >= jobs.MAX_FAILURES:
-        return {"state": JobState.FAILED, "blame": Blame.INFRASTRUCTURE}
-    return {"state": JobState.QUEUED, "not_before": now + _BACKOFF_S * 2 ** (own - 1)}
+    return jobs.after_failure(connection, job, now)
 
 
 def _failed_on_a_good_device(connection: Connection, job: JobRow) -> bool:
     """Returns whether this job, or an unfinished one of its trial, failed on a device that has passed a check since."""
     of_trial = (attempt.c.study == job.study) & (attempt.c.trial == job.trial)
-    of_job = _of_job(job)
+    of_job = jobs.attempts_at(job)
     undone = job_table.c.state != JobState.DONE
     query = (
         select(attempt.c.id)
         .join(device_table, device_table.c.id == attempt.c.device)
         .join(job_table, job_table.c.id == attempt.c.job)
-        .where(attempt.c.kind == _BLAMABLE, attempt.c.at < device_table.c.checked_at, undone)
+        .where(attempt.c.kind == jobs.BLAMABLE, attempt.c.at < device_table.c.checked_at, undone)
         .where(of_job if job.trial is None else or_(of_job, of_trial))
     )
     return connection.scalar(query.limit(1)) is not None
-
-
-def _of_job(job: JobRow) -> ColumnElement[bool]:
-    """Returns the condition of attempts at a job that its own study recorded: others may be from an imported file."""
-    return (attempt.c.job == job.id) & attempt.c.study.is_not_distinct_from(job.study)
 
 
 def _rate_by_failure(connection: Connection, device: DeviceRow, message: str, now: float) -> None:

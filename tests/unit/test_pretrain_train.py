@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ import pytest
 import torch
 from pretrain_lab import LAYOUT, SETTINGS, alone, pretraining, write_corpus, write_family, write_tokenizer
 from safetensors.torch import load_file
+from torch import nn
 
 from nas.core.errors import CandidateFailed, InvalidInput, UnknownName
 from nas.core.layout import Layout
@@ -77,6 +79,42 @@ def test_an_interrupted_training_ends_with_the_same_weights(
     assert torch.equal(state.losses, expected.losses)
     for name, tensor in calm.model.state_dict().items():
         assert torch.equal(resumed.model.state_dict()[name], tensor), name
+
+
+class _Parallel(nn.Module):
+    """Takes the place of DistributedDataParallel, without other workers."""
+
+    def __init__(self, module: nn.Module, broadcast_buffers: bool) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = self.module(*tensors)
+        return loss
+
+    def no_sync(self) -> nullcontext[None]:
+        return nullcontext()
+
+
+def test_all_workers_resume_from_the_checkpoint_that_worker_0_finds(
+    tmp_path: Path, corpus: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The workers of a killed command may write one while worker 0 waits for their end."""
+    for name, steps in (("before", 5), ("last", 9)):
+        with pytest.raises(_KilledError):
+            pretraining(tmp_path / name, corpus, tokenizer).run(killed_after(steps), checkpoint_s=0)
+    newer = tmp_path / "last" / CHECKPOINT
+
+    def barrier() -> None:
+        if newer.exists():
+            newer.replace(tmp_path / "before" / CHECKPOINT)
+
+    monkeypatch.setattr("nas.nn.fit.dist", SimpleNamespace(barrier=barrier, all_reduce=lambda tensor: None))
+    monkeypatch.setattr("nas.nn.fit.DistributedDataParallel", _Parallel)
+    lines: list[str] = []
+    worker = Worker(torch.device("cpu"), lines.append, rank=1, world=2)
+    pretraining(tmp_path / "before", corpus, tokenizer).run(worker)
+    assert lines[0].endswith("from step 9 to 30")
 
 
 def test_a_damaged_checkpoint_is_removed_and_the_training_starts_again(

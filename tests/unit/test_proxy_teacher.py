@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from nas.core.durable import locked
 from nas.core.errors import InfrastructureFailed
 from nas.core.layout import Layout
 from nas.core.quality_config import QualityConfig
@@ -106,8 +110,59 @@ def test_predictions_are_the_teachers_and_are_computed_once(corpus: CorpusRef, t
 
 def test_a_teacher_that_diverges_is_not_its_students_fault(corpus: CorpusRef, tmp_path: Path) -> None:
     wild = Teaching(job=job(corpus, TEACHER, steps=30, lr=1e30, warmup=0), weight=0.5, temperature=1.0, k=2)
-    with pytest.raises(InfrastructureFailed, match=r"teacher .* cannot be trained: .*not finite"):
+    with pytest.raises(InfrastructureFailed, match=r"the teacher .* failed: .*not finite"):
         run(job(corpus, teacher=wild), tmp_path)
+
+
+def test_a_teacher_that_takes_too_much_memory_is_not_its_students_fault(
+    corpus: CorpusRef, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_memory(logits: torch.Tensor, k: int) -> Any:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(teacher_module, "top_k", out_of_memory)
+    with pytest.raises(InfrastructureFailed, match=r"the teacher .* failed: .*"):
+        run(taught(corpus), tmp_path)
+
+
+def test_a_measurement_need_not_wait_for_those_who_wait_for_a_teacher(
+    corpus: CorpusRef, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process trains the teacher, and lets a measurement run, which waits for this process, too."""
+    each = taught(corpus)
+    run(each, tmp_path)
+    (known,) = (path for path in (tmp_path / "cache" / "teachers").iterdir() if path.is_dir())
+    away = known.rename(tmp_path / "known")
+    monkeypatch.setattr(teacher_module, "_DEADLINE_S", 5.0)
+    with ExitStack() as other:
+        other.enter_context(locked(known.with_name(f"{known.name}.lock")))
+
+        def measured() -> None:
+            if away.exists():
+                away.rename(known)
+                other.close()
+
+        train(each, yield_hook=measured, checkpoint_dir=tmp_path / "two", device="cpu", log=lambda line: None)
+    assert not (tmp_path / "two" / each.teacher.job.key).exists() if each.teacher else False
+
+
+def test_nothing_is_left_of_predictions_that_were_not_finished(
+    corpus: CorpusRef, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teachers = tmp_path / "cache" / "teachers"
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as disk, pytest.raises(OSError, match="No space left"):
+        disk.setattr(os, "posix_fallocate", full)
+        run(taught(corpus), tmp_path)
+    (lock,) = teachers.iterdir()
+    killed = teachers / f".{lock.stem}"
+    killed.mkdir()
+    (killed / "log_p.npy").write_bytes(b"half")
+    run(taught(corpus), tmp_path)
+    assert {path.name for path in teachers.iterdir()} == {lock.name, lock.stem}
 
 
 def test_damaged_weights_of_the_teacher_are_not_used(corpus: CorpusRef, tmp_path: Path) -> None:

@@ -127,6 +127,31 @@ def test_failing_again_without_a_check_is_the_infrastructures_in_the_end(store: 
         jobs.retry(store, again.id)
 
 
+def test_a_job_that_two_agents_take_from_each_other_waits_and_ends_with_its_history(
+    store: Store, clock: StillClock
+) -> None:
+    """Two copies of an agent ask in turn; only the first loss of a job is made up for at once."""
+    put(store)
+    first, again = take(store), take(store)
+    assert (again.id, again.epoch) == (first.id, 2)
+    waits = []
+    while (job := jobs.get(store, first.id)) is not None and job.state is JobState.LEASED:
+        assert jobs.claim(store, "box", "local") is None
+        waiting = jobs.get(store, first.id)
+        assert waiting is not None
+        waits.append(waiting.not_before - clock.time)
+        if waiting.state is JobState.QUEUED:
+            clock.time = waiting.not_before
+            take(store)
+    assert waits[:-1] == [10.0, 20.0, 40.0]
+    assert job is not None and (job.state, job.blame) == (JobState.FAILED, Blame.INFRASTRUCTURE)
+    told = outcomes.attempts_of_key(store, job.result_key)
+    assert [attempt.kind for attempt in told] == ["interrupted"] * MAX_FAILURES
+    assert {attempt.message for attempt in told} == {job.message}
+    assert "'local' asked for work while it had the job" in (job.message or "")
+    assert devices.history(store, "box", kind=DeviceEventKind.FAILURE) == []
+
+
 @pytest.mark.parametrize("again", ["retried", "cancelled and queued again"])
 def test_a_job_that_is_queued_again_may_fail_as_often_as_a_new_one(store: Store, clock: StillClock, again: str) -> None:
     job = put(store)
