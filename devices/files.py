@@ -7,6 +7,7 @@ import errno
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -103,11 +104,15 @@ class ContentFolder:
             limit: bytes to keep.
             keep: hashes that are never removed.
         """
-        files = [path for path in self.root.glob("??/*") if path.is_file()]
-        by_use = sorted((path.stat().st_mtime, path.stat().st_size, path) for path in files)
-        total = sum(size for _, size, _ in by_use)
+        found = []
+        for path in self.root.glob("??/*"):
+            with contextlib.suppress(FileNotFoundError):  # others move and remove files meanwhile
+                status = path.stat()
+                if stat.S_ISREG(status.st_mode):
+                    found.append((status.st_mtime, status.st_size, path))
+        total = sum(size for _, size, _ in found)
         removed = 0
-        for _, size, path in by_use:
+        for _, size, path in sorted(found):
             if total - removed <= limit:
                 break
             if path.name not in keep:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import threading
 import time
@@ -79,12 +80,20 @@ class Disturbances:
             )
 
     def excuses(self, told: str, device: str, at: float) -> bool:
-        """Returns whether a disturbance explains a failure of the device at this time by this cause."""
+        """Returns whether a disturbance explains a failure of the device, reported at this time, by this cause."""
         with self._lock:
             return any(
                 told in each.causes
                 and each.device in (None, device)
                 and each.begun <= at
-                and (each.ended is None or at <= each.ended + AFTER_S[told])
+                and (each.ended is None or at <= self._reported_by(each.ended + AFTER_S[told]))
                 for each in self._all
             )
+
+    def _reported_by(self, noticed: float) -> float:
+        """Returns until when a failure may be reported that was noticed by then: not while the coordinator is away."""
+        end = noticed
+        for each in sorted(self._all, key=lambda each: each.begun):
+            if "coordinator" in each.causes and each.device is None and each.begun <= end:
+                end = max(end, math.inf if each.ended is None else each.ended + AFTER_S["coordinator"])
+        return end

@@ -66,3 +66,20 @@ def test_trim_removes_the_least_recently_used_and_keeps_the_named(folder: Conten
 def test_trim_below_the_limit_removes_nothing(folder: ContentFolder, tmp_path: Path) -> None:
     add(folder, tmp_path, b"one")
     assert folder.trim(3) == 0
+
+
+def test_a_file_that_others_move_while_the_folder_is_trimmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A download that another thread completes."""
+    folder = ContentFolder(tmp_path)
+    part = folder.partial("a" * 64)
+    part.write_bytes(b"x")
+    look = Path.stat
+
+    def moved(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        status = look(path, follow_symlinks=follow_symlinks)
+        if path == part:
+            part.rename(folder.path("a" * 64))
+        return status
+
+    monkeypatch.setattr(Path, "stat", moved)
+    assert folder.trim(1) == 0
