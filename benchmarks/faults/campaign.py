@@ -68,8 +68,9 @@ class Campaign:
                 with ThreadPoolExecutor(len(farm.posts)) as lanes:
                     for lane in [lanes.submit(self._lane, farm, works, watch, i) for i in range(len(farm.posts))]:
                         lane.result()
-                self._calm_down(farm, watch)
-                self._note_end(farm, watch, before)
+                    # Within the pool: a database server that a lane started again ends with the lane's thread.
+                    self._calm_down(farm, watch)
+                    self._note_end(farm, watch, before)
         return report(self._journal)
 
     def _lane(self, farm: Stage, works: Works, watch: Watch, lane: int) -> None:
