@@ -64,13 +64,15 @@ class Campaign:
         with stage(folder, self._terms.machines, self._terms.database) as farm:
             works = Works(farm.store, self._terms.seed)
             works.admit(admissions(farm.store))
-            with Watch({post.id: post.machine for post in farm.posts}) as watch:
-                with ThreadPoolExecutor(len(farm.posts)) as lanes:
-                    for lane in [lanes.submit(self._lane, farm, works, watch, i) for i in range(len(farm.posts))]:
-                        lane.result()
-                    # Within the pool: a database server that a lane started again ends with the lane's thread.
-                    self._calm_down(farm, watch)
-                    self._note_end(farm, watch, before)
+            with (
+                Watch({post.id: post.machine for post in farm.posts}) as watch,
+                # Open to the end: a database server that a lane started again ends with the lane's thread.
+                ThreadPoolExecutor(len(farm.posts)) as lanes,
+            ):
+                for lane in [lanes.submit(self._lane, farm, works, watch, i) for i in range(len(farm.posts))]:
+                    lane.result()
+                self._calm_down(farm, watch)
+                self._note_end(farm, watch, before)
         return report(self._journal)
 
     def _lane(self, farm: Stage, works: Works, watch: Watch, lane: int) -> None:
