@@ -30,8 +30,8 @@ from nas.store import jobs
 from nas.store.rows import JobState
 
 _SMALL, _BIG = 4096, 4 << 20
-_ENDS_WITHIN_S = 240.0
-_CALM_WITHIN_S = 240.0
+_ENDS_WITHIN_S = 480.0
+_CALM_WITHIN_S = 480.0
 _MANY_VIOLATIONS = 25
 _LONG_SHARE = 0.08
 _LOGS = ("coordinator", "agent")

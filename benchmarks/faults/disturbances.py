@@ -24,6 +24,8 @@ AFTER_S = {"lease": 45.0, "coordinator": 20.0, "disk": 20.0, "damage": 60.0, "wi
 is noticed after 15 s or at a run's deadline, and damage when the file is read."""
 
 
+_REPORT_S = 60.0
+"""Seconds after a disturbance of the whole farm in which its agent and coordinator start on a busy host."""
 _UNAVAILABLE = frozenset({"coordinator", "disk"})
 _LOG_S = 0.001
 """Resolution of times in the coordinator's log."""
@@ -91,9 +93,12 @@ class Disturbances:
             )
 
     def _reported_by(self, noticed: float) -> float:
-        """Returns until when a failure may be reported that was noticed by then: not while the coordinator is away."""
+        """Returns until when a failure may be reported that was noticed by then.
+
+        Reports wait for the agent and the coordinator, so also for later disturbances of the whole farm.
+        """
         end = noticed
         for each in sorted(self._all, key=lambda each: each.begun):
-            if "coordinator" in each.causes and each.device is None and each.begun <= end:
-                end = max(end, math.inf if each.ended is None else each.ended + AFTER_S["coordinator"])
+            if each.device is None and each.begun <= end:
+                end = max(end, math.inf if each.ended is None else each.ended + _REPORT_S)
         return end

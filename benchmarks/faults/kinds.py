@@ -145,8 +145,11 @@ def push_truncated(scene: Scene) -> None:
 def damaged_after_push(scene: Scene) -> None:
     """Damages the model on the device."""
     _bring(scene)
+    model = scene.post.files / "content" / scene.order.model.sha256
+    scene.late = not model.exists()  # other faults kept it away
     with scene.act():
-        (scene.post.files / "content" / scene.order.model.sha256).write_bytes(b"rotten")
+        if not scene.late:
+            model.write_bytes(b"rotten")
         scene.begin()
         scene.until_failed()
 
