@@ -61,6 +61,8 @@ def _in_file(loc: KeyPath, document: Document) -> KeyPath:
         inside = _child(value, key)
         if inside is _NOTHING and key == "choices" and not isinstance(value, Mapping):
             continue
+        if inside is _NOTHING and isinstance(value, Mapping) and value.get("kind") == key:
+            continue  # the tag of a discriminated union
         path.append(key)
         value = inside
     return tuple(path)

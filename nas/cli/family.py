@@ -12,8 +12,10 @@ import typer
 from nas.cli.lazy import command_app
 from nas.cli.options import INTERRUPTED, DatabaseOption, YesOption, read_layout
 from nas.cli.output import JsonFlag, duration, print_fields, print_json, print_table, say
-from nas.core.family import Comparison, Decision, Figure, Measured, MemberFiles
+from nas.core.errors import InvalidInput
+from nas.core.family import Comparison, Decision, Figure, Measured, MemberFiles, MemberTraining
 from nas.core.layout import Layout
+from nas.core.logs import visible
 from nas.core.units import show_count
 from nas.views.family import FamilyView, family_view, list_families
 
@@ -229,6 +231,130 @@ def train(
 
 
 @app.command()
+def post(
+    name: Annotated[str, typer.Argument(help="Family name.", show_default=False)],
+    size: Annotated[str, typer.Option("--size", help="Size of the member, such as 350M.", show_default=False)],
+    recipe: Annotated[Path, typer.Option("--recipe", help="YAML file with the stages.", show_default=False)],
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            "--workers", min=1, help="Number of processes. Default: one per GPU, at least one.", show_default=False
+        ),
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Run the stages of a recipe on a family member, such as pre-training and fine-tuning on conversations.
+
+    See docs/how-to/post-training.md. After an interruption, repeat the command to continue from the last checkpoint.
+    """
+    from nas.posttrain.recipe import read_recipe, run_recipe
+    from nas.release.files import files_of, find_member
+    from nas.release.options import kept_options
+
+    stages = read_recipe(recipe)
+    folder, _, _ = find_member(name, size)
+    files = kept_options(files_of(folder), None, None, None)
+    record = run_recipe(name, size, stages, recipe.resolve().parent, say, workers=workers, files=files)
+    if json:
+        print_json(record.model_dump(mode="json"))
+        return
+    rows = [
+        (each.kind, f"{each.steps:,}", f"{each.tokens:,}", _losses(each), _scores(each), duration(each.seconds))
+        for each in record.history
+    ]
+    print_table(("stage", "steps", "tokens", "loss", "scores", "time"), rows)
+
+
+@app.command()
+def tasks(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Output folder.", show_default=False)],
+    train: Annotated[int, typer.Option("--train", min=1, help="Number of training conversations.")] = 4000,
+    test: Annotated[int, typer.Option("--test", min=1, help="Number of test conversations.")] = 300,
+    pairs: Annotated[int, typer.Option("--pairs", min=1, help="Number of preferences.")] = 1000,
+    lines: Annotated[int, typer.Option("--lines", min=1, help="Lines of text for pre-training.")] = 4000,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed.")] = 0,
+) -> None:
+    """Generate small conversations with checkable answers, for trying out post-training."""
+    from nas.posttrain.tasks import write_tasks
+
+    write_tasks(output, train, test, pairs, lines, seed)
+    say(f"wrote train.jsonl, test.jsonl, pairs.jsonl and text/ to {output}")
+
+
+@app.command()
+def evaluate(
+    name: Annotated[str, typer.Argument(help="Family name.", show_default=False)],
+    size: Annotated[str, typer.Option("--size", help="Size of the member, such as 350M.", show_default=False)],
+    conversations: Annotated[
+        Path, typer.Option("--tasks", help="File of conversations with expected answers.", show_default=False)
+    ],
+    quantisation: Annotated[
+        list[str] | None,
+        typer.Option("--quantisation", "-q", help="GGUF file to evaluate, too. Repeatable.", show_default="q4_0"),
+    ] = None,
+    context: Annotated[int, typer.Option("--context", min=16, help="Context length in tokens.")] = 4096,
+    json: JsonFlag = False,
+) -> None:
+    """Compare a member's answers with expected ones, with PyTorch and with its GGUF files."""
+    from nas.posttrain.conversations import Conversation, read_lines
+    from nas.posttrain.gguf import evaluate_member
+
+    asked = read_lines(conversations, Conversation)
+    found = evaluate_member(name, size, asked, quantisation or ["q4_0"], context)
+    if json:
+        print_json(
+            {
+                model: {task: {"exact": exact, "questions": count} for task, (exact, count) in counts.items()}
+                for model, counts in found.items()
+            }
+        )
+        return
+    print_table(
+        ("task", "questions", *found),
+        [
+            (task, count, *(f"{counts[task][0] / counts[task][1]:.1%}" for counts in found.values()))
+            for task, (_, count) in next(iter(found.values())).items()
+        ],
+        title="exact answers",
+    )
+
+
+@app.command()
+def chat(
+    name: Annotated[str, typer.Argument(help="Family name.", show_default=False)],
+    size: Annotated[str, typer.Option("--size", help="Size of the member, such as 350M.", show_default=False)],
+    quantisation: Annotated[str, typer.Option("--quantisation", "-q", help="GGUF file to use.")] = "q4_0",
+    system: Annotated[str, typer.Option("--system", help="System message.", show_default="none")] = "",
+    temperature: Annotated[float, typer.Option(min=0, max=10, help="Sampling temperature; 0: greedy.")] = 0.3,
+    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Maximum tokens of an answer.")] = 512,
+    context: Annotated[int, typer.Option("--context", min=16, help="Context length in tokens.")] = 4096,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Sampling seed.")] = 0,
+) -> None:
+    """Chat with a member: each line of stdin is a message; answers are streamed to stdout."""
+    from nas.posttrain.gguf import Chat, chat_tokenizer, gguf_file
+    from nas.release.files import find_member
+    from nas.runtimes.llama_cpp.binding import Dialogue
+
+    folder, _, _ = find_member(name, size)
+    file, tokenizer = gguf_file(folder, quantisation), chat_tokenizer(folder)
+    with Dialogue(file, context) as dialogue:
+        talk = Chat(dialogue, tokenizer, system)
+        while True:
+            if sys.stdin.isatty():
+                typer.echo("> ", nl=False, err=True)
+            if not (line := sys.stdin.readline()):
+                return
+            if not (text := line.strip()):
+                continue
+            try:
+                for piece in talk.say(text, most=tokens, temperature=temperature, seed=seed):
+                    typer.echo(visible(piece, keep="\n\t"), nl=False)
+            except InvalidInput as error:
+                say(str(error))
+            typer.echo()
+
+
+@app.command()
 def tokenizer(
     output: Annotated[Path, typer.Option("--output", "-o", help="Output file, tokenizer.json.")],
     vocab: Annotated[int, typer.Option("--vocab", help="Vocabulary size, including special tokens.")] = 65536,
@@ -430,7 +556,6 @@ def _print_training(view: FamilyView) -> None:
     """Prints the training results of the members."""
     for each in view.members:
         if (training := each.training) is not None:
-            scores = ", ".join(f"{name} {value:.3f}" for name, value in training.held_out.items())
             last = f", last loss {training.curve[-1][1]:.3f} nats" if training.curve else ""
             print_fields(
                 [
@@ -439,9 +564,20 @@ def _print_training(view: FamilyView) -> None:
                         f"{show_count(training.tokens)} tokens, {training.steps} steps{last}",
                     ),
                     ("  from", training.start),
-                    ("  held out", f"{scores} bits per byte" if scores else None),
+                    ("  held out", _scores(training) or None),
                 ]
             )
+
+
+def _losses(training: MemberTraining) -> str:
+    """Returns the first and last loss of a training, in nats per token."""
+    return f"{training.curve[0][1]:.3f} -> {training.curve[-1][1]:.3f}" if training.curve else ""
+
+
+def _scores(training: MemberTraining) -> str:
+    """Returns the scores of a training on held-out data; pre-trainings have bits per byte."""
+    scores = ", ".join(f"{name} {value:.3f}" for name, value in training.held_out.items())
+    return f"{scores} bits per byte" if scores and training.kind == "pretrain" else scores
 
 
 def _print_comparisons(view: FamilyView) -> None:

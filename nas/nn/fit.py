@@ -393,7 +393,7 @@ def move_average(averages: list[Tensor], current: list[Tensor], decay: float, up
 
 def thinned(losses: Tensor, points: int) -> list[tuple[int, float]]:
     """Returns at most `points` pairs of a step and the mean loss since the pair before."""
-    stride = math.ceil(len(losses) / points)
+    stride = max(1, math.ceil(len(losses) / points))
     ends = [min(start + stride, len(losses)) for start in range(0, len(losses), stride)]
     return [(end, losses[start:end].double().mean().item()) for start, end in pairwise([0, *ends])]
 

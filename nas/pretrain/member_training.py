@@ -77,15 +77,15 @@ class MemberToTrain:
     tokenizer: Path
     before: tuple[MemberTraining, ...]
 
-    def weights(self) -> Path:
-        """Returns the weights of the last training in `before`.
+    def weights(self, training: MemberTraining | None = None) -> Path:
+        """Returns the weights of a training in `before`, the last one unless another is given.
 
         Raises:
             InvalidInput: there is none, or its weights are missing or changed.
         """
         if not self.before:
             raise InvalidInput(f"{self.folder.name} has not been trained yet", where="--size")
-        return _checked_weights(self.folder, self.before[-1])
+        return _checked_weights(self.folder, training or self.before[-1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,12 +206,33 @@ def write_files_of(trained: Trained, log: Log) -> None:
     write_files(trained.folder, trained.layout, trained.weights, options, log)
 
 
+def _write_nothing(trained: Trained, log: Log) -> None:
+    """Leaves the files to the training that follows."""
+
+
 def train_member(
-    family: str, size: str, request: TrainingRequest, log: Log, write: WriteFiles = write_files_of
+    family: str,
+    size: str,
+    request: TrainingRequest,
+    log: Log,
+    write: WriteFiles = write_files_of,
+    *,
+    before: tuple[MemberTraining, ...] | None = None,
+    last: bool = True,
 ) -> MemberTraining:
     """Trains a member, from its checkpoint if there is one, and writes its files.
 
     If the same training has ended earlier, only missing files are written.
+
+    Args:
+        family: name of the family.
+        size: of the member.
+        request: the training.
+        log: takes one line at a time.
+        write: writes the files.
+        before: trainings to continue; None: those on record before the first of this kind.
+        last: False if another training follows, which writes the files: none are written, and if this training has
+            ended earlier, the record with its successors stays as it is.
 
     Raises:
         UnknownName: no such family or size, or the tokenizer lacks a special token.
@@ -223,20 +244,23 @@ def train_member(
     folder, owner, member = find_member(family, size)
     layout, tokenizer = Layout.parse(member.layout), request.tokenizer or tokenizer_of(folder)
     require_fit(read_tokenizer(tokenizer), layout, str(tokenizer))
-    last = read_record(folder / TRAINING, MemberTraining)
-    history = () if last is None else last.history
-    before = tuple(takewhile(lambda each: each.kind != request.kind, history))
+    recorded = read_record(folder / TRAINING, MemberTraining)
+    history = () if recorded is None else recorded.history
+    if before is None:
+        before = tuple(takewhile(lambda each: each.kind != request.kind, history))
     plan = request.plan(MemberToTrain(folder, layout, tokenizer, before), log)
     own = _folder_of(folder, plan.key)
     if record := next((each for each in history if each.config.get("key") == plan.key), None):
         _checked_weights(folder, record)
         record = record.model_copy(update={"before": before})
         log(f"{size} is trained with these settings already")
+        if not last:
+            return record
     else:
         record = _train(plan, request, own, before, log)
     weights = Checkpoint(own / WEIGHTS, record.checkpoint)
     trained = Trained(owner, member, folder, layout, weights, plan.tokenizer, request.files)
-    _conclude(trained, plan.tokenizer_sha256, record, write, log)
+    _conclude(trained, plan.tokenizer_sha256, record, write if last else _write_nothing, log)
     for done in (CHECKPOINT, START):
         (own / done).unlink(missing_ok=True)
     return record

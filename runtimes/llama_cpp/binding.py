@@ -1,4 +1,4 @@
-"""llama-cpp-python in a process of its own: logits, greedy tokens, text, and llama.cpp's quantiser.
+"""llama-cpp-python in a process of its own: logits, tokens, text, answers in a dialogue, and llama.cpp's quantiser.
 
 The library that the binding loads is chosen by the environment before its first import, and a crash of a model must
 stay a result. So each function here runs this module again, as `python -m nas.runtimes.llama_cpp.binding COMMAND`.
@@ -7,13 +7,18 @@ stay a result. So each function here runs this module again, as `python -m nas.r
 from __future__ import annotations
 
 import ctypes
+import json
 import os
+import select
+import struct
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from gguf import GGUFReader
@@ -43,12 +48,15 @@ def run_command(
     Raises:
         CandidateFailed: the process died or hung on this model (crash).
     """
-    environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
-    environment[_LIBRARIES] = str(build.folder)
+    environment = _environment(build)
     argv = [sys.executable, "-m", __name__, command, str(model), *arguments]
     code, tail = stream(argv, deadline_s=deadline_s, env=environment)
     if code != 0:
         raise CandidateFailed("crash", f"llama.cpp died on {model.name} (exit code {code}):\n{tail}")
+
+
+def _environment(build: Build) -> dict[str, str]:
+    return {name: os.environ[name] for name in _KEPT if name in os.environ} | {_LIBRARIES: str(build.folder)}
 
 
 class Session:
@@ -91,6 +99,11 @@ class Session:
         self._position += len(ids)
         rows = [self._lib.llama_get_logits_ith(self._context, i) for i in range(len(ids))]
         return np.stack([np.ctypeslib.as_array(row, shape=(self.vocab,)) for row in rows])
+
+    def reset(self) -> None:
+        """Begins another sequence."""
+        self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), True)
+        self._position = 0
 
     def _parameters(self, length: int, chunk: int) -> Any:
         params = self._lib.llama_context_default_params()
@@ -265,6 +278,14 @@ def generate(model: Path, prompt: bytes, tokens: int, *, temperature: float = 0.
 
 
 def _byte_level_architecture(model: Path) -> str:
+    arch, vocab = _architecture(model)
+    if vocab != _BYTES:
+        raise InvalidInput(f"tokens are no bytes: {vocab} of them, not {_BYTES}", where=str(model))
+    return arch
+
+
+def _architecture(model: Path) -> tuple[str, int]:
+    """Returns the architecture of a GGUF file and its vocabulary size."""
     try:
         fields = GGUFReader(model).fields
         arch = str(fields["general.architecture"].contents())
@@ -273,9 +294,7 @@ def _byte_level_architecture(model: Path) -> str:
         raise InvalidInput(
             f"no GGUF file with an architecture and a vocabulary size: {error}", where=str(model)
         ) from error
-    if vocab != _BYTES:
-        raise InvalidInput(f"tokens are no bytes: {vocab} of them, not {_BYTES}", where=str(model))
-    return arch
+    return arch, vocab
 
 
 def _generate(model: str, prompt: str, tokens: str, temperature: str, seed: str, out: str) -> None:
@@ -298,6 +317,114 @@ def _sample(
 def _draw(logits: NDArray[np.float64], rng: np.random.Generator) -> int:
     """Samples from softmax(logits): the greatest of them with Gumbel noise added."""
     return int(np.argmax(logits + rng.gumbel(size=logits.shape)))
+
+
+_END, _TOKEN = -1, struct.Struct("<i")
+_CHUNK = 512
+_TOKEN_S = 300.0
+
+
+class Dialogue:
+    """A model in a process that answers one question after another, token by token, within the context.
+
+    Args:
+        model: the GGUF file.
+        context: most tokens of a question with its answer.
+
+    Raises:
+        InvalidInput: no GGUF file.
+        InfrastructureFailed: no available build runs it.
+    """
+
+    def __init__(self, model: Path, context: int) -> None:
+        build = find_build(patched=_architecture(model)[0] == PATCHED)
+        self._model, self._context = model, context
+        argv = [sys.executable, "-m", __name__, "dialogue", str(model), str(context)]
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the context
+        self._process = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=_environment(build), bufsize=0
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        for file in (self._process.stdin, self._process.stdout, self._errors):
+            if file is not None:
+                file.close()
+
+    def answer(
+        self, question: Sequence[int], most: int, ends: Sequence[int], *, temperature: float = 0.0, seed: int = 0
+    ) -> Iterator[int]:
+        """Yields the ids of an answer as they are computed, up to one of `ends`, which is included, or `most` ids.
+
+        Read one answer to its end before asking for the next.
+
+        Args:
+            question: ids that the model continues.
+            most: ids of the answer; fewer where the context ends.
+            ends: ids that end it.
+            temperature: of sampling; 0: the likeliest id each time.
+            seed: of sampling.
+
+        Raises:
+            InvalidInput: the question leaves no room for an answer.
+            CandidateFailed: the process died or hung on this model (crash).
+        """
+        most = min(most, self._context - len(question))
+        if most < 1:
+            raise InvalidInput(f"{len(question):,} tokens leave no room for an answer in {self._context:,}")
+        request = {
+            "ids": list(question), "most": most, "ends": list(ends), "temperature": temperature, "seed": seed,
+        }  # fmt: skip
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        except BrokenPipeError:
+            raise self._failure("died") from None
+        while (token := self._read(_TOKEN_S)) != _END:
+            yield token
+
+    def _read(self, deadline_s: float) -> int:
+        assert self._process.stdout is not None
+        found, deadline = b"", time.monotonic() + deadline_s
+        while len(found) < _TOKEN.size:
+            ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise self._failure(f"computed no token for {deadline_s:g} s")
+            part = self._process.stdout.read(_TOKEN.size - len(found))
+            if not part:
+                raise self._failure("died")
+            found += part
+        return int(_TOKEN.unpack(found)[0])
+
+    def _failure(self, what: str) -> CandidateFailed:
+        self._errors.seek(0)
+        tail = self._errors.read()[-500:].decode(errors="replace").strip()
+        return CandidateFailed("crash", f"llama.cpp {what} on {self._model.name}:\n{tail}")
+
+
+def _dialogue(model: str, context: str) -> None:
+    """Answers requests from stdin, one JSON object a line; writes ids as 4 bytes each, and `_END` after an answer."""
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print must not be read as ids
+    session = Session(model, int(context), _CHUNK)
+    for line in sys.stdin:
+        request = json.loads(line)
+        session.reset()
+        rng, ids = np.random.default_rng(request["seed"]), request["ids"]
+        for start in range(0, len(ids), _CHUNK):
+            logits = session.feed(ids[start : start + _CHUNK])[-1].astype(np.float64)
+        for left in range(request["most"], 0, -1):
+            temperature = request["temperature"]
+            token = _draw(logits / temperature, rng) if temperature else int(np.argmax(logits))
+            out.write(_TOKEN.pack(token))
+            if token in request["ends"] or left == 1:
+                break
+            logits = session.feed([token])[-1].astype(np.float64)
+        out.write(_TOKEN.pack(_END))
 
 
 FILE_TYPES = {"q8_0": 7, "q4_k_m": 15}
@@ -343,6 +470,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "logits": _logits,
     "greedy": _greedy,
     "generate": _generate,
+    "dialogue": _dialogue,
     "quantise": _quantise,
 }
 

@@ -1,0 +1,432 @@
+"""Supervised fine-tuning of members on conversations (LFM2 report, section 4.2).
+
+Each conversation is a sequence of its own, padded at the end: every block kind is causal, so no position reads padding
+or another conversation, whereas a packed sequence would need its states reset at each boundary. Conversations of a step
+are sorted by length before they are split into passes, so that padding stays small; its share is in the record.
+
+Conversations are filtered and tokenised once, and read from the cache folder:
+
+    $NAS_CACHE/conversations/KEY.safetensors   ids and answers of all conversations, where each begins, its source
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from safetensors.numpy import load_file
+from torch import Tensor, nn
+
+from nas.core import paths
+from nas.core.canonical import content_hash
+from nas.core.errors import InvalidInput
+from nas.core.task import IGNORE
+from nas.nn.fit import Log, Stage, Worker, save_tensors
+from nas.nn.model import Model
+from nas.nn.optimisers import Optimiser
+from nas.posttrain.conversations import ChatTokenizer, Conversation, read_lines
+from nas.posttrain.filters import Filters, without_duplicates, without_near_duplicates, without_overlap
+from nas.posttrain.generation import evaluated
+from nas.posttrain.objective import answer_nats, dropped_embeddings
+from nas.pretrain.member_training import MemberToTrain, TrainingPlan, TrainingRequest
+from nas.pretrain.recipe import Schedule
+from nas.release.files import sha256_of
+from nas.release.tokenizer import read_tokenizer
+
+CONVERSATIONS_VERSION = 1
+"""Part of keys: increase it with every change after which the same files give other ids or another selection."""
+HELD_OUT = "loss on held-out answers"
+
+_TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 32768}
+_MOST_WARMUP = 0.1
+_MEASURED_STEPS = 200
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DataSource(_Settings):
+    """A file of conversations in the mixture."""
+
+    path: str
+    share: float | None = Field(None, gt=0, description="of the conversations of an epoch; none: by their number")
+
+
+class TrainingSettings(_Settings):
+    """Optimiser and schedule of a stage; defaults are the LFM2 report's for fine-tuning (4.2.2)."""
+
+    epochs: float = Field(3, gt=0)
+    batch: int = Field(32, ge=1, description="conversations per step; the report does not publish its number")
+    lr: float = Field(3e-5, gt=0)
+    final: float = Field(1 / 300, ge=0, le=1, description="last rate as a share of `lr`, after a cosine decay")
+    warmup: float = Field(500, ge=0, description="steps, at most a tenth of all; below 1: share of the steps")
+    weight_decay: float = Field(0.1, ge=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = Field(1e-8, gt=0)
+    clip: float = Field(1.0, gt=0)
+    balance_rate: float = Field(0.0, ge=0, description="step of the experts' bias")
+    seed: int = Field(0, ge=0)
+
+    def optimiser(self) -> Optimiser:
+        """Returns the settings of the optimiser."""
+        return Optimiser(self.weight_decay, self.clip, self.balance_rate, self.betas, self.eps)
+
+    def steps(self, conversations: int) -> int:
+        """Returns the number of steps for epochs of so many conversations."""
+        return max(1, round(self.epochs * conversations / self.batch))
+
+    def rate(self, step: int, steps: int) -> float:
+        """Returns the learning rate of a step, from 0."""
+        warmup = self.warmup if self.warmup < 1 else min(self.warmup / steps, _MOST_WARMUP)
+        schedule = Schedule(warmup=warmup, decay=1 - warmup, final=self.final, shape="cosine")
+        return self.lr * schedule.factor(step, steps)
+
+
+class SftSettings(TrainingSettings):
+    """Settings of a supervised fine-tuning."""
+
+    data: tuple[DataSource, ...] = Field(min_length=1)
+    evaluate: tuple[str, ...] = Field(
+        (),
+        description="files of conversations: training data may not overlap, and answers are compared at the end",
+    )
+    filters: Filters = Filters()
+    dropout: float = Field(0.1, ge=0, lt=1, description="of token embeddings")
+    held_out: float = Field(0.02, ge=0, lt=0.5, description="share of conversations that are only scored")
+
+    @model_validator(mode="after")
+    def _shares(self) -> SftSettings:
+        given = [source.share for source in self.data if source.share is not None]
+        if given and len(given) < len(self.data):
+            raise InvalidInput("give a share to each source or to none", where="data")
+        return self
+
+
+class Selected(NamedTuple):
+    """Conversations that training reads.
+
+    Args:
+        conversations: of all sources.
+        sources: the number of the source of each.
+        dropped: filter -> conversations that it dropped.
+    """
+
+    conversations: list[Conversation]
+    sources: list[int]
+    dropped: dict[str, int]
+
+
+def select(files: Sequence[Path], evaluations: Sequence[Path], filters: Filters, chat: ChatTokenizer) -> Selected:
+    """Reads conversations and drops those that the filters exclude.
+
+    Raises:
+        InvalidInput: a file has problems, named by line, or every conversation was dropped.
+    """
+    read = [read_lines(path, Conversation) for path in files]
+    conversations = [each for own in read for each in own]
+    sources = [number for number, own in enumerate(read) for _ in own]
+    known = [each for path in evaluations for each in read_lines(path, Conversation)]
+    kept = list(range(len(conversations)))
+    dropped: dict[str, int] = {}
+
+    def keep(name: str, indices: Sequence[int]) -> None:
+        nonlocal kept
+        dropped[name] = len(kept) - len(indices)
+        kept = [kept[index] for index in indices]
+
+    def left() -> list[Conversation]:
+        return [conversations[index] for index in kept]
+
+    if filters.duplicates:
+        keep("duplicates", without_duplicates(left()))
+    if filters.near_duplicates is not None:
+        keep("near duplicates", without_near_duplicates(left(), filters.near_duplicates))
+    if known:
+        keep("overlap with evaluations", without_overlap(left(), known, filters.ngram))
+    keep("length", [i for i, each in enumerate(left()) if len(chat.conversation(each)[0]) <= filters.length])
+    if not kept:
+        reasons = ", ".join(f"{name} {count:,}" for name, count in dropped.items())
+        raise InvalidInput(f"the filters dropped every conversation: {reasons}", where=", ".join(map(str, files)))
+    return Selected(left(), [sources[index] for index in kept], dropped)
+
+
+class TokenisedConversations:
+    """Token ids of conversations: `conversation(i)` -> inputs [T] and labels [T].
+
+    Args:
+        path: of the file that `write` made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        tensors = load_file(path)
+        self._ids, self._answers, self._starts = tensors["ids"], tensors["answers"], tensors["starts"]
+        self.sources: NDArray[np.int64] = tensors["sources"]
+        self.held_out: NDArray[np.bool_] = tensors["held_out"].astype(bool)
+        self.lengths: NDArray[np.int64] = np.diff(self._starts) - 1
+        """Inputs of each."""
+
+    @staticmethod
+    def write(
+        path: Path,
+        rows: Sequence[tuple[NDArray[np.int32], NDArray[np.bool_]]],
+        sources: Sequence[int],
+        held_out: Sequence[bool],
+        about: Mapping[str, int],
+    ) -> None:
+        """Writes the file atomically.
+
+        Args:
+            path: of the file.
+            rows: ids of each conversation, and which are answers; see `ChatTokenizer.conversation`.
+            sources: number of the source of each.
+            held_out: whether each is only scored.
+            about: counts for the file's header.
+        """
+        starts = np.cumsum([0, *(len(ids) for ids, _ in rows)])
+        tensors = {
+            "ids": np.concatenate([ids for ids, _ in rows]),
+            "answers": np.concatenate([answers for _, answers in rows]).astype(np.uint8),
+            "starts": starts.astype(np.int64),
+            "sources": np.asarray(sources, np.int64),
+            "held_out": np.asarray(held_out, np.uint8),
+        }
+        save_tensors({name: torch.from_numpy(each) for name, each in tensors.items()}, path, dict(about))
+
+    def conversation(self, index: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns inputs and labels, with `IGNORE` where the next token is not an answer's."""
+        own = slice(self._starts[index], self._starts[index + 1])
+        ids, answers = self._ids[own].astype(np.int64), self._answers[own].astype(bool)
+        return ids[:-1], np.where(answers[1:], ids[1:], IGNORE)
+
+    def answer_tokens(self, index: int) -> int:
+        """Returns the number of labels that are no `IGNORE`."""
+        return int(self._answers[self._starts[index] + 1 : self._starts[index + 1]].sum())
+
+
+def held_out_by_content(ids: NDArray[np.int32], share: float) -> bool:
+    """Returns whether a conversation is among the share that is held out; it depends on its ids alone."""
+    return int(content_hash(ids.tolist())[:8], 16) < share * 2**32
+
+
+class Mixture:
+    """Which conversations are read, in their order: each epoch draws from all sources in a new order.
+
+    Without shares an epoch reads every conversation once. With shares it has as many conversations, of which each
+    source has its share; a source goes on in the next epoch where it stopped.
+
+    Args:
+        sources: number of the source of each conversation that is trained on; negative: it is not.
+        shares: of each source; None: by their numbers.
+        seed: of the order.
+    """
+
+    def __init__(self, sources: NDArray[np.int64], shares: Sequence[float] | None, seed: int) -> None:
+        count = int(sources.max()) + 1
+        self._members = [np.flatnonzero(sources == number) for number in range(count)]
+        sizes = [len(each) for each in self._members]
+        if shares is None:
+            self._draws = sizes
+        else:
+            total = sum(shares)
+            self._draws = [max(1, round(sum(sizes) * share / total)) for share in shares]
+            if 0 in sizes:
+                raise InvalidInput("a source of the mixture has no conversation left to train on", where="data")
+        self.epoch = sum(self._draws)
+        """Conversations of an epoch."""
+        self._seed = seed
+        self._cached: tuple[int, NDArray[np.int64]] = (-1, np.zeros(0, np.int64))
+
+    def __getitem__(self, number: int) -> int:
+        """Returns the index of the conversation that is read as number `number`, from 0."""
+        epoch, place = divmod(number, self.epoch)
+        if self._cached[0] != epoch:
+            self._cached = epoch, self._order(epoch)
+        return int(self._cached[1][place])
+
+    def _order(self, epoch: int) -> NDArray[np.int64]:
+        drawn = [self._drawn(source, epoch) for source in range(len(self._members))]
+        return np.random.default_rng([self._seed, epoch]).permutation(np.concatenate(drawn))
+
+    def _drawn(self, source: int, epoch: int) -> NDArray[np.int64]:
+        members, draws = self._members[source], self._draws[source]
+        if not draws:
+            return members
+        first, rounds = epoch * draws, []
+        for turn in range(first // len(members), (first + draws - 1) // len(members) + 1):
+            rounds.append(np.random.default_rng([self._seed, source, turn]).permutation(members))
+        begin = first % len(members)
+        return np.concatenate(rounds)[begin : begin + draws]
+
+
+def passes_of(lengths: Sequence[int], most: int) -> list[list[int]]:
+    """Splits sequences into passes of similar lengths with at most `most` tokens, padding included.
+
+    Returns:
+        The places of the sequences of each pass; a longer sequence has a pass of its own.
+    """
+    passes: list[list[int]] = []
+    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
+        if passes and lengths[passes[-1][0]] * (len(passes[-1]) + 1) <= most:
+            passes[-1].append(place)
+        else:
+            passes.append([place])
+    return passes
+
+
+def padded(sequences: Sequence[NDArray[np.int64]], value: int) -> Tensor:
+    """Returns sequences as one tensor [B, T], with `value` after their ends."""
+    length = max(map(len, sequences))
+    rows = [np.pad(each, (0, length - len(each)), constant_values=value) for each in sequences]
+    return torch.from_numpy(np.stack(rows))
+
+
+def padding_share(lengths: Sequence[Sequence[int]], most: int) -> float:
+    """Returns the padding in the passes of steps with these lengths, as a share of their tokens."""
+    text = sum(map(sum, lengths))
+    whole = sum(max(step[i] for i in one) * len(one) for step in lengths for one in passes_of(step, most))
+    return 1 - text / whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftRequest(TrainingRequest):
+    """A requested fine-tuning.
+
+    Args:
+        settings: its paths are relative to the working folder.
+    """
+
+    kind: ClassVar[str] = "sft"
+
+    settings: SftSettings
+
+    def plan(self, member: MemberToTrain, log: Log) -> Sft:
+        """See `TrainingRequest`."""
+        weights, settings = member.weights(), self.settings
+        chat = ChatTokenizer(read_tokenizer(member.tokenizer), str(member.tokenizer))
+        tokenizer = sha256_of(member.tokenizer)
+        files, evaluations = ([Path(source.path) for source in settings.data], list(map(Path, settings.evaluate)))
+        key = content_hash(
+            [
+                CONVERSATIONS_VERSION,
+                tokenizer,
+                settings.filters.model_dump(mode="json"),
+                settings.held_out,
+                [[sha256_of(path) for path in group] for group in (files, evaluations)],
+            ]
+        )
+        path = tokens_path(key)
+        if not path.is_file():
+            selected = select(files, evaluations, settings.filters, chat)
+            rows = [chat.conversation(each) for each in selected.conversations]
+            held_out = [held_out_by_content(ids, settings.held_out) for ids, _ in rows]
+            TokenisedConversations.write(path, rows, selected.sources, held_out, selected.dropped)
+            dropped = ", ".join(f"{name} {count:,}" for name, count in selected.dropped.items() if count)
+            log(f"{len(selected.conversations):,} conversations; dropped: {dropped or 'none'}")
+        return Sft(
+            layout=member.layout.to_json(), seed=settings.seed, tokenizer=member.tokenizer.resolve(),
+            tokenizer_sha256=tokenizer, settings=settings, tokens=key, weights=weights,
+            weights_sha256=member.before[-1].checkpoint, pad=chat.pad,
+        )  # fmt: skip
+
+
+def tokens_path(key: str) -> Path:
+    """Returns the file of tokenised conversations."""
+    return paths.cache() / "conversations" / f"{key}.safetensors"
+
+
+class Sft(TrainingPlan):
+    """Plan of a fine-tuning."""
+
+    settings: SftSettings
+    tokens: str
+    """Key of the tokenised conversations."""
+    weights: Path
+    weights_sha256: str
+    pad: int
+
+    def key_inputs(self) -> dict[str, Any]:
+        """See `TrainingPlan`."""
+        # Without paths: the files' contents are in `tokens`.
+        settings = self.settings.model_dump(mode="json", exclude={"data": {"__all__": {"path"}}, "evaluate": True})
+        return {"sft": settings, "conversations": self.tokens, "start": self.weights_sha256}
+
+    def config(self) -> dict[str, Any]:
+        """See `TrainingPlan`."""
+        data = TokenisedConversations(tokens_path(self.tokens))
+        mixture, settings = self._mixture(data), self.settings
+        steps = min(_MEASURED_STEPS, settings.steps(mixture.epoch))
+        lengths = [[int(data.lengths[index]) for index in self._numbers(mixture, step)] for step in range(steps)]
+        return {
+            "settings": settings.model_dump(mode="json"),
+            "tokenizer": self.tokenizer_sha256,
+            "conversations": len(data.lengths),
+            "padding": round(padding_share(lengths, _TOKENS_AT_ONCE["cpu"]), 4),
+        }
+
+    @property
+    def most_workers(self) -> int:
+        """See `TrainingPlan`."""
+        return self.settings.batch
+
+    def start(self, own: Path, log: Log) -> tuple[Path | None, str]:
+        """See `TrainingPlan`."""
+        return self.weights, f"checkpoint:{self.weights_sha256}"
+
+    def optimiser(self) -> Optimiser:
+        """See `TrainingPlan`."""
+        return self.settings.optimiser()
+
+    def stages(self, worker: Worker) -> list[Stage]:
+        """See `TrainingPlan`."""
+        settings, data = self.settings, TokenisedConversations(tokens_path(self.tokens))
+        mixture, most = self._mixture(data), _TOKENS_AT_ONCE[worker.device.type]
+        steps = settings.steps(mixture.epoch)
+
+        def passes(step: int) -> list[tuple[Tensor, ...]]:
+            drawn = self._numbers(mixture, step)
+            counted = sum(map(data.answer_tokens, drawn))
+            own = [data.conversation(index) for index in drawn[worker.rank :: worker.world]]
+            found: list[tuple[Tensor, ...]] = []
+            for number, places in enumerate(passes_of([len(inputs) for inputs, _ in own], most)):
+                seed = np.random.SeedSequence([settings.seed, step, worker.rank, number]).generate_state(1)[0]
+                inputs = padded([own[place][0] for place in places], self.pad)
+                labels = padded([own[place][1] for place in places], IGNORE)
+                found.append((inputs, labels, torch.tensor([counted, int(seed)])))
+            return found
+
+        def loss(model: Any, inputs: Tensor, labels: Tensor, about: Tensor) -> Tensor:
+            with dropped_embeddings(model, settings.dropout, int(about[1])):
+                nats, _ = answer_nats(model, inputs, labels)
+            return nats.sum() / about[0]
+
+        tokens = round(float(data.lengths[~data.held_out].mean()) * settings.batch)
+        return [Stage("sft", steps, tokens, passes, loss, lambda step: settings.rate(step, steps))]
+
+    def scores(self, model: nn.Module, worker: Worker) -> dict[str, float]:
+        """Returns the loss on held-out conversations, in nats per answer token, and the share of exact answers."""
+        assert isinstance(model, Model)
+        data = TokenisedConversations(tokens_path(self.tokens))
+        total, count = 0.0, 0
+        for index in np.flatnonzero(data.held_out):
+            worker.yield_hook()
+            inputs, labels = (torch.from_numpy(each)[None].to(worker.device) for each in data.conversation(int(index)))
+            nats, _ = answer_nats(model, inputs, labels)
+            total, count = total + float(nats.double().sum()), count + len(nats)
+        found = {HELD_OUT: total / count} if count else {}
+        return found | evaluated(model, self.settings.evaluate, self.tokenizer)
+
+    def _mixture(self, data: TokenisedConversations) -> Mixture:
+        shares = [source.share for source in self.settings.data]
+        sources = np.where(data.held_out, -1, data.sources)
+        return Mixture(sources, [float(each) for each in shares if each] or None, self.settings.seed)
+
+    def _numbers(self, mixture: Mixture, step: int) -> list[int]:
+        batch = self.settings.batch
+        return [mixture[number] for number in range(step * batch, (step + 1) * batch)]

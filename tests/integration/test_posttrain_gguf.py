@@ -1,0 +1,67 @@
+"""Answers and chat of a member's GGUF file equal those of its PyTorch weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cli_runner import nas
+from pretrain_lab import LAYOUT, SETTINGS, run_here, write_corpus, write_family, write_tokenizer
+
+from nas.core.errors import InvalidInput
+from nas.nn.model import Model
+from nas.nn.weights import load_weights
+from nas.posttrain.generation import generate
+from nas.posttrain.gguf import Chat, chat_tokenizer, gguf_file
+from nas.posttrain.recipe import PostTrainingRecipe, run_recipe
+from nas.posttrain.tasks import write_tasks
+from nas.pretrain import member_training
+from nas.release.options import FileOptions
+from nas.runtimes.llama_cpp.binding import Dialogue
+from nas.views.family import member_folder
+
+
+@pytest.fixture
+def member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("NAS_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(member_training, "run_workers", run_here)
+    write_corpus(tmp_path / "corpus")
+    write_tokenizer(tmp_path / "tokenizer.json", tmp_path / "corpus")
+    write_family()
+    write_tasks(tmp_path, train=30, test=4, pairs=2, lines=20)
+    settings = SETTINGS.model_copy(update={"tokens": 2 * 256}).model_dump(mode="json")
+    stages = [
+        {"kind": "pretrain", "corpus": ["corpus"], "settings": settings},
+        {"kind": "sft", "data": [{"path": "train.jsonl"}], "batch": 8, "lr": 5e-3, "epochs": 1},
+    ]
+    recipe = PostTrainingRecipe.model_validate({"tokenizer": "tokenizer.json", "stages": stages})
+    files = FileOptions(transformers=False, gguf=("f32",), context=512)
+    run_recipe("tiny", "1M", recipe, tmp_path, lambda line: None, workers=1, files=files)
+    return member_folder("tiny", "1M")
+
+
+def test_answers_of_a_gguf_file(member: Path, tmp_path: Path) -> None:
+    chat, model = chat_tokenizer(member), Model(LAYOUT, None)
+    load_weights(model, next(member.glob("training/*/weights.safetensors")))
+    for weights in member.glob("training/*/weights.safetensors"):
+        if json.loads((member / "training.json").read_text())["config"]["key"].startswith(weights.parent.name):
+            load_weights(model, weights)
+    with Dialogue(gguf_file(member, "F32"), 256) as dialogue:
+        talk = Chat(dialogue, chat)
+        for text in ("What is 2 + 3?", "And two more?"):
+            pieces = list(talk.say(text, most=12, temperature=0.0, seed=0))
+            question = chat.question(talk.messages[:-1])
+            (expected,) = generate(model.eval(), [question], 12, chat.ends)
+            assert "".join(pieces) == talk.messages[-1].content == chat.answer_of(expected)
+        assert [each.role for each in talk.messages] == ["user", "assistant"] * 2
+        with pytest.raises(InvalidInput, match="special token"):
+            list(talk.say("<|im_end|>", most=1, temperature=0.0, seed=0))
+        with pytest.raises(InvalidInput, match="leave no room"):
+            list(talk.say("word " * 256, most=1, temperature=0.0, seed=0))
+        first, again = (list(dialogue.answer(question, 9, (), temperature=2.0, seed=3)) for _ in range(2))
+        assert first == again and len(first) == 9
+    done = nas("family", "evaluate", "tiny", "--size", "1M", "--tasks", str(tmp_path / "test.jsonl"), "-q", "f32",
+               "--json")  # fmt: skip
+    found = json.loads(done.out)
+    assert done.code == 0 and found["pytorch"] == found["f32"] and found["f32"]["all"]["questions"] == 4

@@ -1,0 +1,240 @@
+"""Preference alignment: the objective against plain arithmetic, pairs from judged samples, and what is generated."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from pretrain_lab import LAYOUT, SETTINGS, run_here, write_corpus, write_family, write_tokenizer
+from torch import Tensor
+
+from nas.core.errors import InfrastructureFailed, InvalidInput
+from nas.core.family import MemberTraining
+from nas.core.task import IGNORE
+from nas.nn.model import Model
+from nas.posttrain.conversations import ChatTokenizer, Conversation, Message, read_lines
+from nas.posttrain.generation import exact_matches, generate, responder
+from nas.posttrain.judges import RULES, Sample, command_judge, preference_of
+from nas.posttrain.prefer import ACCURACY, answer_log_probabilities, preference_loss
+from nas.posttrain.recipe import PostTrainingRecipe, run_recipe
+from nas.posttrain.tasks import TASKS, conversations, is_test, preferences, write_tasks
+from nas.pretrain import member_training
+from nas.release.options import FileOptions
+from nas.release.tokenizer import byte_tokenizer
+
+Numbers = list[float]
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def by_equations(
+    policy: Numbers, reference: Numbers, lengths: Numbers, beta: float, margin: float, omega: float, lam: float
+) -> float:
+    (w, l), (w0, l0), (nw, nl) = policy, reference, lengths  # noqa: E741 - as in the report
+    rw, rl = beta * (w - w0) / nw, beta * (l - l0) / nl
+    delta = rw - rl
+    return -(omega * math.log(sigmoid(delta - margin)) + lam * (sigmoid(rw) - sigmoid(rl)))
+
+
+def drawn(seed: int, rows: int = 6) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    policy, reference = (-10 * torch.rand(2, rows, 2, generator=generator)).double()
+    return policy, reference, torch.randint(1, 9, (rows, 2), generator=generator).double()
+
+
+@pytest.mark.parametrize("settings", [(5.0, 0.0, 1.0, 0.0), (5.0, 0.0, 0.0, 1.0), (2.0, 0.1, 1.0, 0.2)])
+def test_objective_is_that_of_the_equations(settings: tuple[float, float, float, float]) -> None:
+    policy, reference, lengths = drawn(0)
+    beta, margin, omega, lam = settings
+    found = preference_loss(policy, reference, lengths, beta=beta, margin=margin, relative=omega, absolute=lam)
+    expected = [
+        by_equations(*each, beta, margin, omega, lam)
+        for each in zip(policy.tolist(), reference.tolist(), lengths.tolist(), strict=True)
+    ]
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_limits_of_the_objective() -> None:
+    policy, reference, lengths = drawn(1)
+    dpo = {"margin": 0.0, "relative": 1.0, "absolute": 0.0}
+    none = preference_loss(policy, reference, lengths, beta=0.0, **dpo)
+    torch.testing.assert_close(none, torch.full_like(none, math.log(2)))
+    torch.testing.assert_close(preference_loss(reference, reference, lengths, beta=5.0, **dpo), none)
+    ones = torch.ones_like(lengths)
+    ratio = (policy - reference) @ torch.tensor([1.0, -1.0], dtype=torch.float64)
+    torch.testing.assert_close(preference_loss(policy, reference, ones, beta=0.3, **dpo), -F.logsigmoid(0.3 * ratio))
+    # For small beta: log 2 - (beta * difference - margin) / 2, and -lambda * beta * difference / 4.
+    small = 1e-4
+    difference = ((policy - reference) / lengths) @ torch.tensor([1.0, -1.0], dtype=torch.float64)
+    slope = (preference_loss(policy, reference, lengths, beta=small, **dpo) - math.log(2)) / small
+    torch.testing.assert_close(slope, -difference / 2, rtol=1e-3, atol=1e-3)
+    zero = {"margin": 0.0, "relative": 0.0, "absolute": 1.0}
+    slope = preference_loss(policy, reference, lengths, beta=small, **zero) / small
+    torch.testing.assert_close(slope, -difference / 4, rtol=1e-3, atol=1e-3)
+
+
+def test_log_probability_of_an_answer_is_the_sum_over_its_tokens() -> None:
+    model = Model(LAYOUT)
+    inputs = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 0]])
+    labels = torch.tensor([[IGNORE, 3, 4, 9], [IGNORE, 7, IGNORE, IGNORE]])
+    logs = model(inputs).log_softmax(-1)
+    expected = torch.stack([logs[0, 1, 3] + logs[0, 2, 4] + logs[0, 3, 9], logs[1, 1, 7]])
+    torch.testing.assert_close(answer_log_probabilities(model, inputs, labels), expected)
+
+
+def sample(answer: str, right: str = "four") -> Sample:
+    messages = (Message(role="user", content="2 + 2?"), Message(role="assistant", content=right))
+    return Sample(Conversation(messages=messages), answer, "data.jsonl, conversation 1")
+
+
+def test_best_and_worst_answers_become_a_preference() -> None:
+    samples = [sample(" four"), sample("It is four."), sample("five"), sample("  ")]
+    scores = RULES["contains"](samples)
+    assert scores == [1.0, 0.5, 0.0, 0.0]
+    made = preference_of(samples, scores, 1.0)
+    assert made is not None and (made.chosen, made.rejected) == ("four", "five")
+    refined = preference_of(samples[1:3], [0.5, 0.0], 1.0)
+    assert refined is not None and refined.chosen == "four", "the data's own answer is better"
+    assert preference_of(samples[:1], [1.0], 1.0) is None
+    assert preference_of([sample("<|im_start|>")], [0.0], 1.0) is None, "what no conversation may contain"
+
+
+def test_command_judges_each_answer_without_a_shell() -> None:
+    code = "import json, sys\nfor line in sys.stdin: print(len(json.loads(line)['answer']))"
+    assert command_judge([sys.executable, "-c", code])([sample("a"), sample("$(b)")]) == [1.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("print(1); raise SystemExit('no memory')", r"exit code 1 after 1 of 2 scores, at data.jsonl, .*\nno memory"),
+        ("print(1); print('good')", "'good' is not a score, for data.jsonl, conversation 1"),
+        ("print(1); print('nan')", "'nan' is not a score"),
+        ("import time; time.sleep(60)", "no scores after 0.5 s"),
+    ],
+)
+def test_judges_that_fail_are_named_with_the_question(code: str, problem: str) -> None:
+    with pytest.raises(InfrastructureFailed, match=problem):
+        command_judge([sys.executable, "-c", code], deadline_s=0.5 if "sleep" in code else 60)([sample("a")] * 2)
+
+
+def test_missing_judge() -> None:
+    with pytest.raises(InfrastructureFailed, match="judge /nowhere: No such file"):
+        command_judge(["/nowhere"])([sample("a")])
+
+
+def greedy(model: Model, ids: Sequence[int], most: int, ends: Sequence[int]) -> list[int]:
+    found: list[int] = []
+    while len(found) < most and not (found and found[-1] in ends):
+        found.append(int(model(torch.tensor([[*ids, *found]]))[0, -1].argmax()))
+    return found
+
+
+def test_answers_are_those_of_a_model_run_alone() -> None:
+    model = Model(LAYOUT).eval()
+    questions = [[1, 2, 3], [4, 5], [6, 7, 8], [9]]
+    ends = greedy(model, questions[0], 4, ())[3:]
+    assert generate(model, questions, 6, ends) == [greedy(model, each, 6, ends) for each in questions]
+    sampled = [generate(model, questions[:2], 6, (), temperature=2.0, seeds=[[0, i] for i in range(2)])]
+    sampled.append(generate(model, questions[1::-1], 6, (), temperature=2.0, seeds=[[0, 1], [0, 0]])[::-1])
+    assert sampled[0] == sampled[1] and sampled[0] != generate(model, questions[:2], 6, ())
+
+
+def test_exact_matches_are_counted_by_task() -> None:
+    chat = ChatTokenizer(byte_tokenizer(320), "bytes")
+    asked = [each for task in ("lookup", "arithmetic") for each in _some(task, 2)]
+
+    def respond(questions: Sequence[Sequence[int]], most: int) -> list[list[int]]:
+        assert most >= max(len(each.answer) for each in asked)
+        return [chat.encode(f" {each.answer}<|im_end|>x") for each in asked[:3]] + [chat.encode("?")]
+
+    assert exact_matches(asked, chat, respond) == {"all": (3, 4), "arithmetic": (1, 2), "lookup": (2, 2)}
+    assert exact_matches(asked[:1], chat, responder(Model(LAYOUT).eval(), chat))["all"] == (0, 1)
+
+
+def _some(task: str, count: int) -> list[Conversation]:
+    return [each for each in conversations(60, 0, test=False) if each.task == task][:count]
+
+
+def test_generated_conversations_are_valid_and_their_test_set_is_apart() -> None:
+    train, test = conversations(500, 0, test=False), conversations(100, 0, test=True)
+    assert all(each.problem() is None for each in (*train, *test, *preferences(100, 0)))
+    assert {each.task for each in train} == {*TASKS, "tool result"}
+    assert all(map(is_test, test)) and {e.question for e in train}.isdisjoint(e.question for e in test)
+    assert conversations(500, 0, test=False) == train != conversations(500, 1, test=False)
+    sums = [each for each in train if each.task == "arithmetic"]
+    assert all(eval(each.question[0].content[8:-1]) == int(each.answer) for each in sums)
+
+
+@pytest.fixture
+def member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("NAS_HOME", "NAS_CACHE", "NAS_LOCK"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setattr(member_training, "run_workers", run_here)
+    write_corpus(tmp_path / "corpus")
+    write_tokenizer(tmp_path / "tokenizer.json", tmp_path / "corpus")
+    write_family()
+    write_tasks(tmp_path, train=30, test=6, pairs=20, lines=20)
+    return tmp_path
+
+
+def run(folder: Path, *stages: dict[str, object]) -> MemberTraining:
+    settings = SETTINGS.model_copy(update={"tokens": 4 * 256}).model_dump(mode="json")
+    first: list[dict[str, object]] = [
+        {"kind": "pretrain", "corpus": ["corpus"], "settings": settings},
+        {"kind": "sft", "data": [{"path": "train.jsonl"}], "batch": 8, "lr": 5e-3, "epochs": 1},
+    ]
+    recipe = PostTrainingRecipe.model_validate({"tokenizer": "tokenizer.json", "stages": [*first, *stages]})
+    return run_recipe(
+        "tiny", "1M", recipe, folder, lambda line: None, workers=1, files=FileOptions(gguf=()), checkpoint_s=0.0
+    )
+
+
+def test_alignment_raises_the_chosen_answers_and_merges_follow(member: Path) -> None:
+    prefer: dict[str, object] = {
+        "kind": "prefer", "pairs": ["pairs.jsonl"], "batch": 8, "epochs": 8, "lr": 3e-3, "held_out": 0.2,
+        "evaluate": ["test.jsonl"],
+    }  # fmt: skip
+    found = run(member, prefer, {"kind": "merge", "method": "ties", "density": 0.5, "evaluate": ["test.jsonl"]})
+    aligned = found.before[-1]
+    assert [each.kind for each in found.history] == ["pretrain", "sft", "prefer", "merge"]
+    start = math.log1p(math.exp(0.1))  # -log sigmoid(-0.1)
+    assert aligned.curve[0][1] == pytest.approx(start, abs=1e-3) and aligned.curve[-1][1] < 0.9 * start
+    assert set(aligned.held_out) >= {ACCURACY, "exact all"} and aligned.held_out[ACCURACY] > 0.5
+    assert found.steps == 0 and found.start == "ties of sft, prefer" and "exact all" in found.held_out
+    assert found.config["models"] == [found.before[1].checkpoint, aligned.checkpoint]
+    assert run(member, prefer, {"kind": "merge", "models": ["prefer"]}).checkpoint == aligned.checkpoint
+
+
+def test_on_policy_pairs_are_sampled_once(member: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = [sys.executable, "-c", "import sys\nfor line in sys.stdin: print(len(line))"]
+    prefer: dict[str, object] = {
+        "kind": "prefer", "questions": ["test.jsonl"], "judge_command": judge, "samples": 2, "answer_tokens": 4,
+        "batch": 4, "epochs": 1,
+    }  # fmt: skip
+    found = run(member, prefer)
+    pairs = sorted((member / "NAS_CACHE" / "preferences").glob("*/*.jsonl"))
+    assert len(pairs) == 1 and found.config["preferences"] == len(pairs[0].read_text().splitlines()) > 0
+    again = run(member, {**prefer, "lr": 1e-6})
+    assert again.config["preferences"] == found.config["preferences"] and again.checkpoint != found.checkpoint
+
+
+def test_stages_without_data_or_judges_are_refused(member: Path) -> None:
+    for stage, problem in (
+        ({"kind": "prefer"}, "name files of preferences"),
+        ({"kind": "prefer", "questions": ["a"]}, "a judge or a judge_command"),
+        ({"kind": "merge", "models": ["prefer"]}, "neither a file nor an earlier stage"),
+    ):
+        with pytest.raises((InvalidInput, ValueError), match=problem):
+            run(member, stage)
+
+
+def test_written_tasks_are_read(member: Path) -> None:
+    assert len(read_lines(member / "test.jsonl", Conversation)) == 6

@@ -1,0 +1,254 @@
+"""Fine-tuning on conversations: which lines are refused, what is trained on, and that nothing leaks or is lost."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from jinja2 import Environment
+from pretrain_lab import LAYOUT, SETTINGS, alone, run_here, write_corpus, write_family, write_tokenizer
+
+from nas.core.errors import InvalidInput
+from nas.core.family import FILES, TRAINING, MemberFiles, MemberTraining, read_record
+from nas.core.layout import Layout
+from nas.core.task import IGNORE
+from nas.nn.model import Model
+from nas.posttrain.conversations import ChatTokenizer, Conversation, Preference, read_lines, render
+from nas.posttrain.filters import jaccard, minhash, without_duplicates, without_near_duplicates, without_overlap
+from nas.posttrain.objective import answer_nats, dropped_embeddings
+from nas.posttrain.recipe import PostTrainingRecipe, read_recipe, run_recipe
+from nas.posttrain.sft import HELD_OUT, Mixture, padded, padding_share, passes_of
+from nas.pretrain import member_training
+from nas.release.options import FileOptions
+from nas.release.tokenizer import byte_tokenizer, chat_template
+from nas.views.family import member_folder
+
+EVERY_KIND = Layout.parse("d32 v320 ffn=swiglu:64 [C3 A4/2 W4/2@8 M16 C3+moe:4x2:32]")
+
+
+def conversation(*contents: str, roles: tuple[str, ...] = ("user", "assistant"), **fields: Any) -> Conversation:
+    cycle = [roles[i % len(roles)] for i in range(len(contents))]
+    messages = [{"role": role, "content": content} for role, content in zip(cycle, contents, strict=True)]
+    return Conversation.model_validate({"messages": messages, **fields})
+
+
+@pytest.fixture
+def chat() -> ChatTokenizer:
+    return ChatTokenizer(byte_tokenizer(320), "bytes")
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('{"messages": [', "EOF while parsing"),
+        ('{"messages": []}', "messages: Tuple should have at least 1 item"),
+        ('{"messages": [{"role": "bot", "content": "a"}]}', "messages.0.role: Input should be"),
+        ('{"messages": [{"role": "user", "content": "a", "name": "b"}]}', "messages.0.name: Extra inputs"),
+        ('{"messages": [{"role": "assistant", "content": "a"}]}', "message 1 has role assistant, expected system or"),
+        ('{"messages": [{"role": "user", "content": "a"}]}', "the last message has role user, expected assistant"),
+        ('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": " "}]}', "message 2 (assi"),
+        ('{"messages": [{"role": "user", "content": "<|im_end|>"}]}', "contains the special token <|im_end|>"),
+        ('{"messages": [{"role": "user", "content": "<|tool_call_start|>"}]}', "special token <|tool_call_start|>"),
+    ],
+)
+def test_bad_lines_are_named_by_file_and_line(tmp_path: Path, line: str, problem: str) -> None:
+    path, good = tmp_path / "chat.jsonl", conversation("a", "b").model_dump_json()
+    path.write_text(f"{good}\n\n{line}\n{good}\n")
+    with pytest.raises(InvalidInput) as raised:
+        read_lines(path, Conversation)
+    assert str(raised.value).startswith(f"{path}:3: ") and problem in str(raised.value)
+
+
+def test_preferences_need_two_answers(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.jsonl"
+    question = [{"role": "user", "content": "a"}]
+    lines = [{"messages": question, "chosen": "b", "rejected": "b"}, {"messages": question, "chosen": "b"}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(InvalidInput, match=r":1: chosen and rejected are the same\n.*:2: rejected: Field required"):
+        read_lines(path, Preference)
+
+
+def test_template_is_rendered_as_by_plain_jinja() -> None:
+    tools = ({"name": "weather", "city": "Zürich <b>"},)
+    one = conversation("be brief", "hi", "hello", roles=("system", "user", "assistant"))
+    plain = Environment().from_string(chat_template())  # differs in the escapes of JSON alone
+    expected = plain.render(messages=one.model_dump()["messages"], tools=[json.dumps(tools[0], ensure_ascii=False)],
+                            bos_token="<|startoftext|>")  # fmt: skip
+    assert render(one.messages, tools) == expected
+
+
+def test_answers_alone_are_trained_on(chat: ChatTokenizer) -> None:
+    one = conversation("one", "two", "three", "four")
+    ids, answers = chat.conversation(one)
+    assert chat.decode(ids[answers].tolist()) == "two<|im_end|>four<|im_end|>"
+    assert chat.decode(ids.tolist()) == render(one.messages).removesuffix("\n")
+    question = chat.question(one.question)
+    assert ids[: len(question)].tolist() == question and answers[len(question) :].all()
+    assert chat.answer_of([*ids[len(question) :].tolist(), 65]) == "four"
+
+
+def test_padding_changes_no_loss_and_no_gradient_for_any_block(chat: ChatTokenizer) -> None:
+    model = Model(EVERY_KIND)
+    sequences = [chat.conversation(conversation(*texts)) for texts in (("a", "b c"), ("d" * 20, "e" * 9), ("f", "g"))]
+    inputs = [ids[:-1].astype(np.int64) for ids, _ in sequences]
+    labels = [np.where(answers[1:], ids[1:], IGNORE).astype(np.int64) for ids, answers in sequences]
+    nats, rows = answer_nats(model, padded(inputs, chat.pad), padded(labels, IGNORE))
+    together = torch.autograd.grad(nats.sum(), list(model.parameters()), allow_unused=True)
+    alone_ = [torch.from_numpy(each)[None] for each in inputs]
+    expected = [
+        F.cross_entropy(model(one)[0], torch.from_numpy(own), ignore_index=IGNORE, reduction="sum")
+        for one, own in zip(alone_, labels, strict=True)
+    ]
+    for row, one in enumerate(expected):
+        torch.testing.assert_close(nats[rows == row].sum(), one, rtol=1e-5, atol=1e-5)
+    separate = torch.autograd.grad(torch.stack(expected).sum(), list(model.parameters()), allow_unused=True)
+    for a, b in zip(together, separate, strict=True):
+        if a is not None and b is not None:
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+
+
+def test_dropout_scales_what_it_keeps_and_depends_on_its_seed() -> None:
+    model, inputs = Model(LAYOUT), torch.arange(6)[None]
+    plain = model.embed(inputs)
+    with dropped_embeddings(model, 0.5, 3):
+        first = model.embed(inputs)
+    with dropped_embeddings(model, 0.5, 3):
+        assert torch.equal(model.embed(inputs), first)
+    assert torch.equal(model.embed(inputs), plain)
+    kept = first != 0
+    assert 0.3 < kept.float().mean() < 0.7
+    torch.testing.assert_close(first[kept], 2 * plain[kept])
+
+
+def test_exact_duplicates_and_overlap_with_evaluations() -> None:
+    texts = [("What is it", "A"), ("what  is IT", "a"), ("another question", "A"), ("x one two three four y", "B")]
+    conversations = [conversation(*each) for each in texts]
+    assert without_duplicates(conversations) == [0, 2, 3]
+    known = [conversation("one two three four five", "?"), conversation("Another question", "?")]
+    assert without_overlap(conversations, known, 4) == [0, 1]
+
+
+def test_near_duplicates_are_those_above_the_threshold() -> None:
+    rng = np.random.default_rng(0)
+    words = [f"w{i}" for i in range(2000)]
+    base = [list(rng.choice(words, 60)) for _ in range(40)]
+    texts = [" ".join(each) for each in base]
+    texts += [" ".join([*each[:-1], "other"]) for each in base[:20]]  # 57 of 59 shingles in common
+    texts += [" ".join(each[:40] + base[i + 1][:20]) for i, each in enumerate(base[:20])]
+    conversations = [conversation(text, "yes") for text in texts]
+    kept = without_near_duplicates(conversations, 0.8)
+    assert kept == [*range(40), *range(60, 80)]
+
+
+def test_minhash_estimates_jaccard_similarity() -> None:
+    values = [zlib.crc32(str(i).encode()) for i in range(800)]
+    a, b = frozenset(values[:600]), frozenset(values[200:])
+    estimate = float((minhash(a) == minhash(b)).mean())
+    assert abs(estimate - jaccard(a, b)) < 0.13  # three standard deviations of 128 draws
+
+
+def test_mixture_draws_each_source_by_its_share_and_in_turn() -> None:
+    sources = np.asarray([0] * 90 + [1] * 10 + [-1] * 5)
+    whole = Mixture(sources, None, seed=1)
+    assert sorted(whole[i] for i in range(100)) == list(range(100))
+    half = Mixture(sources, [1.0, 1.0], seed=1)
+    drawn = [half[i] for i in range(2 * half.epoch)]
+    assert half.epoch == 100 and sum(index >= 90 for index in drawn) == 100
+    counts = np.bincount(drawn, minlength=100)
+    assert (counts[90:] == 10).all() and set(counts[:90]) == {1, 2}
+    assert [Mixture(sources, [1.0, 1.0], seed=1)[i] for i in (150, 3)] == [drawn[150], drawn[3]]
+
+
+def test_passes_hold_similar_lengths() -> None:
+    lengths = [5, 100, 6, 90, 5, 300]
+    passes = passes_of(lengths, 200)
+    assert sorted(place for one in passes for place in one) == list(range(6))
+    assert [[lengths[place] for place in one] for one in passes] == [[300], [100, 90], [6, 5, 5]]
+    assert padding_share([lengths], 200) == pytest.approx(12 / (300 + 200 + 18))
+
+
+@pytest.fixture
+def member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("NAS_HOME", "NAS_CACHE", "NAS_LOCK"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setattr(member_training, "run_workers", run_here)
+    write_corpus(tmp_path / "corpus")
+    write_tokenizer(tmp_path / "tokenizer.json", tmp_path / "corpus")
+    write_family()
+    lines = [conversation(f"say {word}", word) for word in ("one", "two", "small", "large")] * 2
+    lines += [conversation(f"count {i}", "tokens") for i in range(20)]
+    (tmp_path / "chat.jsonl").write_text("".join(line.model_dump_json() + "\n" for line in lines))
+    return tmp_path
+
+
+def recipe(**sft: Any) -> PostTrainingRecipe:
+    settings = SETTINGS.model_copy(update={"tokens": 4 * 256}).model_dump(mode="json")
+    stages = [
+        {"kind": "pretrain", "corpus": ["corpus"], "settings": settings},
+        {"kind": "sft", "data": [{"path": "chat.jsonl"}], "batch": 6, "lr": 5e-3, "held_out": 0.1, **sft},
+    ]
+    return PostTrainingRecipe.model_validate({"tokenizer": "tokenizer.json", "stages": stages})
+
+
+def run(folder: Path, what: PostTrainingRecipe, log: Callable[[str], None] = lambda line: None) -> MemberTraining:
+    return run_recipe("tiny", "1M", what, folder, log, workers=1, files=FileOptions(gguf=()), checkpoint_s=0.0)
+
+
+class Killed(BaseException):
+    """Stands in for a signal."""
+
+
+def test_a_recipe_that_is_killed_ends_with_the_same_weights(member: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = run(member, recipe())
+    assert [each.kind for each in whole.history] == ["pretrain", "sft"]
+    assert whole.curve[-1][1] < whole.curve[0][1] and set(whole.held_out) == {HELD_OUT}
+    assert whole.config["conversations"] == 24 and 0 <= whole.config["padding"] < 0.5
+    files = read_record(member_folder("tiny", "1M") / FILES, MemberFiles)
+    assert files is not None and files.weights == f"checkpoint:{whole.checkpoint}"
+
+    monkeypatch.setenv("NAS_HOME", str(member / "other"))
+    write_family()
+    for at in (2, 5, 9):  # of 4 steps of pre-training and 11 of fine-tuning
+        done = 0
+
+        def work(spec: Any, workers: int, log: Any, at: int = at) -> dict[str, Any]:
+            def hook() -> None:
+                nonlocal done
+                done += 1
+                if done > at:
+                    raise Killed
+
+            member_training.run_plan(spec, alone(hook))
+            return dict(json.loads((Path(spec["folder"]) / "outcome.json").read_text()))
+
+        monkeypatch.setattr(member_training, "run_workers", work)
+        with pytest.raises(Killed):
+            run(member, recipe())
+    monkeypatch.setattr(member_training, "run_workers", run_here)
+    lines: list[str] = []
+    again = run(member, recipe(), lines.append)
+    assert again.checkpoint == whole.checkpoint and again.curve == whole.curve
+    assert "1M is trained with these settings already" in lines and any("from step" in line for line in lines)
+    changed = run(member, recipe(epochs=1))
+    assert changed.before == again.before and changed.checkpoint != again.checkpoint
+    assert read_record(member_folder("tiny", "1M") / TRAINING, MemberTraining) == changed
+
+
+def test_filters_that_leave_nothing_are_named(member: Path) -> None:
+    with pytest.raises(InvalidInput, match="dropped every conversation: duplicates 4, length 24"):
+        run(member, recipe(filters={"length": 2}))
+
+
+def test_recipe_problems_are_named_by_line(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("stages:\n  - kind: sft\n    data: [{path: a}]\n    lr: 0\n  - kind: rlhf\n")
+    with pytest.raises(InvalidInput) as raised:
+        read_recipe(path)
+    assert f"{path}:4: stages.0.lr: " in str(raised.value) and f"{path}:5: stages.1" in str(raised.value)
