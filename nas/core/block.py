@@ -337,6 +337,7 @@ BLOCKS: Registry[BlockKind] = Registry(
         "gqa": "nas.blocks.gqa:GQA",
         "swa": "nas.blocks.swa:SWA",
         "mamba2": "nas.blocks.mamba2:MAMBA2",
+        "gdn": "nas.blocks.gdn:GDN",
         "swiglu": "nas.blocks.swiglu:SWIGLU",
         "moe": "nas.blocks.moe:MOE",
     },

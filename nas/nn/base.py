@@ -101,6 +101,7 @@ MODULES: Registry[type[Mixer] | type[FeedForward]] = Registry(
         "gqa": "nas.nn.gqa:GroupedQueryAttention",
         "swa": "nas.nn.swa:SlidingWindowAttention",
         "mamba2": "nas.nn.mamba2:Mamba2",
+        "gdn": "nas.nn.gdn:GatedDeltaNet",
         "swiglu": "nas.nn.swiglu:SwiGLU",
         "moe": "nas.nn.moe:MixtureOfExperts",
     },

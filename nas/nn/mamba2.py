@@ -21,6 +21,18 @@ _RATE = (1.0, 16.0)
 """Ranges that step sizes and decay rates start in: those of the published models."""
 
 
+@torch.no_grad()
+def draw_decays(dt_bias: Tensor, a_log: Tensor, rng: torch.Generator) -> None:
+    """Draws step sizes log-uniform and decay rates uniform, for decays exp(-softplus(dt_bias) exp(a_log)).
+
+    Logarithms are taken in double precision: what differs there between platforms is gone in single precision.
+    """
+    low, high = map(math.log, _STEP)
+    step = torch.empty(len(dt_bias), dtype=torch.float64).uniform_(low, high, generator=rng).exp()
+    dt_bias.copy_(step.expm1().log())  # the inverse of softplus
+    a_log.copy_(torch.empty(len(a_log), dtype=torch.float64).uniform_(*_RATE, generator=rng).log())
+
+
 class GroupedRMSNorm(RMSNorm):
     """RMSNorm over each of `groups` equal parts of the last dimension; `weight` [width]."""
 
@@ -62,14 +74,8 @@ class Mamba2(Mixer, Weights):
 
     @torch.no_grad()
     def draw(self, rng: torch.Generator, depth: int) -> None:
-        """Draws step sizes log-uniform and decay rates uniform; sets D to one.
-
-        Logarithms are taken in double precision: what differs there between platforms is gone in single precision.
-        """
-        low, high = map(math.log, _STEP)
-        step = torch.empty(self.heads, dtype=torch.float64).uniform_(low, high, generator=rng).exp()
-        self.dt_bias.copy_(step.expm1().log())  # the inverse of softplus
-        self.A_log.copy_(torch.empty(self.heads, dtype=torch.float64).uniform_(*_RATE, generator=rng).log())
+        """Draws step sizes and decay rates; sets D to one."""
+        draw_decays(self.dt_bias, self.A_log, rng)
         self.D.fill_(1.0)
 
     def init_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:

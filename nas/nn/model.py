@@ -20,6 +20,11 @@ State dict (D width, V vocabulary, i depth, j mixer of the layer; a linear weigh
                                                               dt_bias, A_log, D [H]
                                                               norm.weight [I], G groups one after another
                                                               out.weight [D, I]
+                                                      gdn:    qkv.weight [C, D], rows queries, keys, values
+                                                              conv.weight [C, K]; gate.weight [HN, D]
+                                                              beta.weight, step_size.weight [H, D]
+                                                              dt_bias, A_log [H]; norm.weight [N]
+                                                              out.weight [D, HN]
     layers.i.ffn_norm.weight              [D]         layers with a feed-forward
     layers.i.ffn.*                                    swiglu: gate.weight, up.weight [F, D]; down.weight [D, F]
                                                       moe:    router.weight [E, D]; bias.weight [E] (buffer, float32)
@@ -30,7 +35,7 @@ State dict (D width, V vocabulary, i depth, j mixer of the layer; a linear weigh
 A layer that shares weights (`^n`) has no tensors of its own: index i is left out. No two names alias one tensor. Heads
 are stored one after another in the rows of q, k, v; RoPE pairs number i of a head's first half with number i of its
 second. In mamba2, I = expand * D inner width, H heads, G groups, N state, K taps; heads and groups are stored one after
-another.
+another. In gdn, H heads and G heads of queries and keys of N numbers, C = (2G + H)N; head h goes with head h modulo G.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def ssd(u: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, memory: Tensor) -> t
     batch, length, heads, size = u.shape
     groups, state = b.shape[2:]
     chunk = min(_CHUNK, length)
-    u, log_decay, b, c = (_chunks(tensor, chunk) for tensor in (u, log_decay, b, c))
+    u, log_decay, b, c = (in_chunks(tensor, chunk) for tensor in (u, log_decay, b, c))
     u = torch.unflatten(u, 3, (groups, -1)).transpose(2, 3)  # [B, chunks, G, Q, R, P], R heads in a group
     b, c = b.transpose(2, 3), c.transpose(2, 3)  # [B, chunks, G, Q, N]
     total = torch.unflatten(log_decay.cumsum(2), 3, (groups, -1)).transpose(2, 3)  # [B, chunks, G, Q, R]
@@ -52,7 +52,7 @@ def ssd(u: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, memory: Tensor) -> t
     return y[:, :length], carried.mT.reshape(batch, heads, size, state)
 
 
-def _chunks(x: Tensor, chunk: int) -> Tensor:
+def in_chunks(x: Tensor, chunk: int) -> Tensor:
     """Maps [B, T, ...] -> [B, chunks, chunk, ...]; zeros after the end neither add to the memory nor decay it."""
     missing = -x.shape[1] % chunk
     padded = F.pad(x, (0, 0) * (x.dim() - 2) + (0, missing)) if missing else x

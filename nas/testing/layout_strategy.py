@@ -40,16 +40,24 @@ def state_space(draw: st.DrawFn, d_model: int) -> Block:
     return Block.of("mamba2", heads=heads, expand=expand, groups=groups, **own)
 
 
+@st.composite
+def delta_net(draw: st.DrawFn, d_model: int) -> Block:
+    """Draws a Gated DeltaNet block that is valid at `d_model`."""
+    key_heads, head_dim = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([4, 12, 16, 40]))
+    heads = key_heads * draw(st.sampled_from([1, 2, 3]))
+    return Block.of("gdn", heads=heads, key_heads=key_heads, head_dim=head_dim, conv=draw(st.integers(2, 12)))
+
+
 def mixers(d_model: int) -> st.SearchStrategy[Block]:
     """Returns a strategy for any mixer with a state of its own."""
     conv = st.integers(2, 64).map(lambda kernel: Block.of("conv", kernel=kernel))
-    built_in = conv | attention(d_model) | sliding_window(d_model) | state_space(d_model)
+    built_in = conv | attention(d_model) | sliding_window(d_model) | state_space(d_model) | delta_net(d_model)
     return st.one_of(built_in, *(of_kind(kind, d_model) for kind in _further("mixer")))
 
 
 def _further(role: str) -> list[BlockKind]:
     """Returns kinds of other distributions."""
-    built_in = ("conv", "gqa", "swa", "mamba2", "swiglu", "moe")
+    built_in = ("conv", "gqa", "swa", "mamba2", "gdn", "swiglu", "moe")
     return [kind for kind in BLOCKS.values() if kind.role == role and kind.name not in built_in]
 
 

@@ -80,6 +80,8 @@ PLANTED = Layout.parse("d256 v512 ffn=swiglu:512 [C3 A8/4 C3 A8/4 C5]")
 """A layout for `FAULTS`."""
 PLANTED_MOE = Layout.parse("d256 v512 ffn=moe:8x2:64 [C3+swiglu:512 A4/2 C3 A4/2]")
 """A layout for `MOE_FAULTS`."""
+PLANTED_GDN = Layout.parse("d256 v512 ffn=swiglu:512 [D8/4 D8/4]")
+"""A layout for `GDN_FAULTS`: no attention, which would see a stale text, too."""
 PLANTED_CHOICE = Layout.parse("d256 v512 ffn=moe:8x2:64 [C3+swiglu:512 C3 M16 C3]")
 """A layout for those of `choice_only`: no attention, whose cache is rounded even where weights are float32."""
 _HEAD = 32
@@ -139,6 +141,28 @@ def _swap_gate_and_up(state: State) -> None:
             gate.copy_(kept)
 
 
+def _roll(ending: str, rows: int) -> Edit:
+    """Returns an edit that moves the rows of every tensor whose name ends so."""
+
+    def edit(state: State) -> None:
+        for name, weight in state.items():
+            if name.endswith(ending):
+                weight.copy_(weight.roll(rows, 0))
+
+    return edit
+
+
+def _fill(ending: str, value: float) -> Edit:
+    """Returns an edit that fills every tensor whose name ends so."""
+
+    def edit(state: State) -> None:
+        for name, weight in state.items():
+            if name.endswith(ending):
+                weight.fill_(value)
+
+    return edit
+
+
 FAULTS = (
     Fault("RoPE base", layout=("A8/4", "A8/4(rope_theta=10000)")),
     Fault("KV-head map", _shift_kv_heads),
@@ -158,3 +182,15 @@ MOE_FAULTS = (
     Fault("gate and up of experts swapped", _swap_gate_and_up),
 )
 """For layouts like `PLANTED_MOE`."""
+
+GDN_FAULTS = (
+    Fault("decays of other heads", _roll("A_log", 1)),
+    Fault("step bias missing", _fill("dt_bias", 0.0)),
+    Fault("beta of other heads", _roll("beta.weight", 1)),
+    Fault("beta always one half", _fill("beta.weight", 0.0)),
+    Fault("queries and keys of other heads", _roll("qkv.weight", _HEAD)),
+    Fault("convolution shifted by one", _shift_convolution),
+    Fault("norm without its weights", _fill("mixers.0.norm.weight", 1.0)),
+    Fault("stale state", earlier=40),
+)
+"""For layouts like `PLANTED_GDN`."""

@@ -11,7 +11,7 @@ from nas.runtimes import builds
 from nas.runtimes.builds import BuildStore, Processor, variant_named
 from nas.runtimes.toolchain import host_target
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("runner.cpp", "attention.h", "recipe.h"))
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("runner.cpp", "attention.h", "recipe.h", "recurrence.h"))
 NAME = "executorch"
 LIBRARIES = (
     "libexecutorch.so",

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from nas.blocks.mamba2 import convolved
+from nas.blocks import mamba2
+from nas.blocks.linear_attention import convolved
 from nas.core.block import Block
 from nas.core.registry import Registry
 from nas.runtimes.executorch.programs import MODULES, Constant, Program, norm_constants, tap_constants
@@ -42,6 +43,7 @@ class ExecuTorchKind:
             `kv_heads` and `head_dim`.
         mixture: whether the block is a mixture of the arguments `experts` and `top_k`, with a bias per expert.
         refuses: (block) -> why no program computes this one; None: one does.
+        stock: whether ExecuTorch's own operators compute the programs; where not, no whole graph has such a block.
         version: changes whenever the record of another distribution gives other bytes.
     """
 
@@ -49,6 +51,7 @@ class ExecuTorchKind:
     attention: Callable[[Block], Attention] | None = None
     mixture: bool = False
     refuses: Callable[[Block], str | None] = lambda block: None
+    stock: bool = True
     version: str = ""
 
 
@@ -104,7 +107,7 @@ def _attention(block: Block, d_model: int) -> Program:
 
 def _mamba2(block: Block, d_model: int) -> Program:
     names = ("state", "heads", "expand", "conv", "groups")
-    inner, mixed, heads = block.int("expand") * d_model, convolved(block, d_model), block.int("heads")
+    inner, mixed, heads = block.int("expand") * d_model, mamba2.convolved(block, d_model), block.int("heads")
     source = "mixers.{j}.in_proj.weight"
     constants = (
         *norm_constants("norm", d_model, "mixer_norm.weight"),
@@ -123,6 +126,28 @@ def _mamba2(block: Block, d_model: int) -> Program:
     states = ((block.int("conv") - 1, mixed), memory)
     sizes = (("d_model", d_model), *((name, block.int(name)) for name in names))
     return Program("mamba2", f"{MODULES}:Mamba2", sizes, constants, states)
+
+
+def _gdn(block: Block, d_model: int) -> Program:
+    names = ("heads", "key_heads", "head_dim", "conv")
+    heads, _, size, conv = (block.int(name) for name in names)
+    inner, mixed = heads * size, convolved(block)
+    constants = (
+        *norm_constants("norm", d_model, "mixer_norm.weight"),
+        Constant("qkv", (mixed, d_model), "int4", "mixers.{j}.qkv.weight"),
+        *tap_constants(conv, mixed, "mixers.{j}.conv.weight"),
+        Constant("length_ones", (1, size), "fill", value=1.0),
+        Constant("length_eps", (1,), "fill", value=1e-6),
+        Constant("beta", (heads, d_model), "matrix", "mixers.{j}.beta.weight"),
+        Constant("step_size", (heads, d_model), "matrix", "mixers.{j}.step_size.weight"),
+        Constant("dt_bias", (heads,), "bias", "mixers.{j}.dt_bias"),
+        Constant("decay", (heads,), "decay", "mixers.{j}.A_log"),
+        Constant("gate", (inner, d_model), "int4", "mixers.{j}.gate.weight"),
+        *norm_constants("out_norm", size, "mixers.{j}.norm.weight"),
+        Constant("out", (d_model, inner), "int4", "mixers.{j}.out.weight"),
+    )
+    sizes = (("d_model", d_model), *((name, block.int(name)) for name in names))
+    return Program("gdn", f"{MODULES}:GatedDeltaNet", sizes, constants, ((conv - 1, mixed), (heads, size, size)))
 
 
 def _swiglu(block: Block, d_model: int) -> Program:
@@ -176,6 +201,7 @@ KINDS: Registry[ExecuTorchKind] = Registry(
         ),
         "swa": ExecuTorchKind(lambda block, d_model: (_attention(block, d_model),), _windowed, refuses=_canon),
         "mamba2": ExecuTorchKind(lambda block, d_model: (_mamba2(block, d_model),)),
+        "gdn": ExecuTorchKind(lambda block, d_model: (_gdn(block, d_model),), stock=False),
         "swiglu": ExecuTorchKind(lambda block, d_model: (_swiglu(block, d_model),)),
         "moe": ExecuTorchKind(lambda block, d_model: (_router(block, d_model), _expert(block, d_model)), mixture=True),
     },

@@ -6,7 +6,8 @@ because XNNPACK has no mean over the last dimension that it would take with a le
 
 Attention calls operators that our runner implements, over a cache that is the runner's own. The artifact holds the
 number of the cache, RoPE base, window and sinks: so programs depend on no context length, and a cache may be of any
-number format. These operators are never computed in Python.
+number format. Linear attention calls operators of the runner, too: it computes them token by token, with less work
+than any chunked form. These operators are never computed in Python.
 
 Raise `templates.PROGRAMS_VERSION` with every change here that changes the bytes of a lowered program.
 """
@@ -26,6 +27,16 @@ _LIBRARY.define("attend(Tensor q, Tensor k, Tensor v) -> Tensor")
 _LIBRARY.define("attend.out(Tensor q, Tensor k, Tensor v, *, Tensor(a!) out) -> Tensor(a!)")
 _LIBRARY.define("attend_shared(Tensor q) -> Tensor")
 _LIBRARY.define("attend_shared.out(Tensor q, *, Tensor(a!) out) -> Tensor(a!)")
+_RECURRENCES = {
+    "delta_rule": "Tensor q, Tensor k, Tensor v, Tensor decay, Tensor memory, Tensor beta",
+    "linear_attention": "Tensor q, Tensor k, Tensor v, Tensor decay, Tensor memory",
+}
+for _name, _arguments in _RECURRENCES.items():
+    _LIBRARY.define(f"{_name}({_arguments}) -> (Tensor, Tensor)")
+    _LIBRARY.define(f"{_name}.out({_arguments}, *, Tensor(a!) y, Tensor(b!) after) -> (Tensor(a!), Tensor(b!))")
+
+
+Outputs = tuple[Tensor, ...]
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -38,6 +49,24 @@ def attend_shared(q: Tensor) -> Tensor:
     """Returns the same over a cache that another layer has appended to."""
     mixed: Tensor = torch.ops.hilnas.attend_shared(q)
     return mixed
+
+
+def delta_rule(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, memory: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """Runs `nas.nn.gdn.delta_rule` on q / sqrt(N).
+
+    Args:
+        q: [S, key heads, N].
+        k: [S, key heads, N].
+        v: [S, H, P].
+        decay: what is kept of the memory [S, H, 1].
+        memory: [H, N, P].
+        beta: [S, H].
+
+    Returns:
+        y [S, H, P], and the memory after the last token.
+    """
+    y, after = torch.ops.hilnas.delta_rule(q, k, v, decay, memory, beta)
+    return y, after
 
 
 def _shape(q: Tensor, *_: Tensor) -> Tensor:
@@ -53,7 +82,17 @@ for _name in ("attend", "attend_shared"):
     _LIBRARY.impl(f"{_name}.out", _out, "Meta")
 
 
-Outputs = tuple[Tensor, ...]
+def _shapes(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, memory: Tensor, beta: Tensor | None = None) -> Outputs:
+    return torch.empty_like(v), torch.empty_like(memory)
+
+
+def _outs(*tensors: Tensor, y: Tensor, after: Tensor) -> Outputs:
+    return y, after
+
+
+for _name in _RECURRENCES:
+    _LIBRARY.impl(_name, _shapes, "Meta")
+    _LIBRARY.impl(f"{_name}.out", _outs, "Meta")
 
 
 class ProgramModule(nn.Module):
@@ -184,6 +223,29 @@ class Mamba2(ProgramModule):
         return (parts * self.inverse_rms(parts, "out_norm")).reshape(1, length, self.inner) * self.number(
             "out_norm_weight"
         )
+
+
+class GatedDeltaNet(ProgramModule):
+    """x, residual [1, S, D], window [1, K - 1, C], memory [H, N, N] -> the same; the recurrence is the runner's."""
+
+    def forward(self, x: Tensor, residual: Tensor, past: Tensor, memory: Tensor) -> Outputs:
+        h, length, size = self.norm(x), x.shape[1], self.program.size("head_dim")
+        heads, keys = self.program.size("heads"), self.program.size("key_heads") * size
+        window = torch.cat([past, self.linear("qkv", h)], 1)
+        mixed = F.silu(self.convolve(window, length))
+        q, k = (self.unit_length(mixed.narrow(2, at, keys).view(length, keys // size, size)) for at in (0, keys))
+        v = mixed.narrow(2, 2 * keys, heads * size).view(length, heads, size)
+        step = F.softplus(F.linear(h, self.number("step_size")) + self.number("dt_bias"))
+        decay = (step * self.number("decay")).exp().view(length, heads, 1)
+        beta = torch.sigmoid(F.linear(h, self.number("beta"))).view(length, heads)
+        y, after = delta_rule(q, k, v, decay, memory, beta)
+        y = self.norm(y, "out_norm").view(1, length, heads * size)
+        out = residual + self.linear("out", y * F.silu(self.linear("gate", h)))
+        return out, window.narrow(1, length, past.shape[1]), after
+
+    def unit_length(self, x: Tensor) -> Tensor:
+        """Scales the last dimension to length 1."""
+        return x * torch.rsqrt(F.linear(x * x, self.number("length_ones"), self.number("length_eps")))
 
 
 class SwiGLU(ProgramModule):

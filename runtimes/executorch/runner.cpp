@@ -46,6 +46,7 @@
 
 #include "attention.h"
 #include "recipe.h"
+#include "recurrence.h"
 
 /* The wheel ships the library that holds this class but not its header. */
 namespace executorch::extension::threadpool {
@@ -440,6 +441,33 @@ Tensor &attend(KernelRuntimeContext &context, const Tensor &q, const Tensor &k, 
 
 EXECUTORCH_LIBRARY(hilnas, "attend.out", attend);
 EXECUTORCH_LIBRARY(hilnas, "attend_shared.out", attend_cached);
+
+/* Arguments q, k, v, decay, memory and, with `replaces`, beta; then y and the memory afterwards, both to be written.
+ * Boxed by hand: the library's own boxing knows one output. */
+template <bool replaces> void recur(KernelRuntimeContext &context, Span<EValue *> stack) {
+    const Tensor &q = stack[0]->toTensor(), &k = stack[1]->toTensor(), &v = stack[2]->toTensor();
+    const Tensor &decay = stack[3]->toTensor(), &memory = stack[4]->toTensor(), *beta = nullptr;
+    if (replaces) beta = &stack[5]->toTensor();
+    Tensor &y = stack[5 + replaces]->toTensor(), &after = stack[6 + replaces]->toTensor();
+    const int tokens = (int)q.size(0), heads = (int)memory.size(0), key_heads = (int)q.size(1);
+    const int keys = (int)memory.size(1), values = (int)memory.size(2), decays = (int)decay.size(2);
+    const int64_t rows = (int64_t)tokens * heads;
+    const bool fits = k.numel() == q.numel() && q.size(2) == keys && key_heads && heads % key_heads == 0 &&
+                      v.numel() == rows * values && (decays == 1 || decays == keys) &&
+                      decay.numel() == rows * decays && (!beta || beta->numel() == rows) &&
+                      after.numel() == memory.numel();
+    if (!fits || resize_tensor(y, v.sizes()) != Error::Ok) return context.fail(Error::InvalidArgument);
+    float *kept = after.mutable_data_ptr<float>();
+    memmove(kept, memory.const_data_ptr<float>(), sizeof(float) * memory.numel());
+    hilnas::recur({tokens, heads, key_heads, keys, values, decays, q.const_data_ptr<float>(),
+                   k.const_data_ptr<float>(), v.const_data_ptr<float>(), decay.const_data_ptr<float>(),
+                   beta ? beta->const_data_ptr<float>() : nullptr, kept, y.mutable_data_ptr<float>()}, in_parallel);
+}
+
+const Error recurrences[] = {
+    register_kernel(Kernel("hilnas::delta_rule.out", recur<true>)),
+    register_kernel(Kernel("hilnas::linear_attention.out", recur<false>)),
+};
 
 /* ---- the chain ----------------------------------------------------------------------------------------------- */
 

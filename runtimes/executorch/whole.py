@@ -25,6 +25,7 @@ from nas.core.plan import PlanFile
 from nas.runtimes.base import Checkpoint, Weights
 from nas.runtimes.executorch.chain import Attend, Cache, Chain, Method, Step, build_chain, require
 from nas.runtimes.executorch.contents import CheckpointContents, Contents, DrawnContents, bfloat16_floats, unpack_int4
+from nas.runtimes.executorch.kinds import KINDS
 from nas.runtimes.executorch.lowering import few_passes, module_of, quantised, quiet, set_int4, state_shape
 from nas.runtimes.executorch.modules import Attention, ProgramModule
 from nas.runtimes.executorch.programs import CHUNK, GROUP
@@ -57,6 +58,11 @@ def write_whole_graph(layout: Layout, weights: Weights, context: int, destinatio
     chain = build_chain(layout)
     if any(step.attend and step.attend.sinks for step in chain.steps):
         raise Unsupported("a whole graph has no attention sinks: ExecuTorch's own attention has none; leave sink=1 out")
+    for kind in {block.kind for layer in layout.layers for block in layer.blocks}:
+        if not KINDS[kind].stock:
+            raise Unsupported(
+                f"a whole graph has no {kind} blocks: only our runner has the operator that computes them"
+            )
     if context < LEAST_CONTEXT:
         raise Unsupported(f"a context of {context} tokens is too short: {LEAST_CONTEXT} is the least")
     with _opened(weights) as contents:

@@ -22,7 +22,7 @@ from nas.runtimes.executorch.builds import LIBRARIES, Build
 from nas.runtimes.executorch.runtime import EXECUTORCH
 from nas.runtimes.toolchain import emulator_of
 from nas.testing.executorch_gate import gate
-from nas.testing.planted_faults import FAULTS, MOE_FAULTS, PLANTED, PLANTED_MOE, Fault
+from nas.testing.planted_faults import FAULTS, MOE_FAULTS, PLANTED, PLANTED_GDN, PLANTED_MOE, Fault
 
 # The first test compiles, and blocks are lowered the first time.
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.needs("arm64")]
@@ -33,11 +33,12 @@ LAYOUTS = {
     "attention": "d256 v512 ffn=swiglu:512 [A8/4 A4/1 A6/2:32]",
     "windows and sinks": "d256 v512 ffn=swiglu:512 [W4/2@32 W4/2@32(sink=1)]",
     "Mamba-2": "d256 v512 ffn=swiglu:512 [M16*2]",
+    "Gated DeltaNet": PLANTED_GDN.format(),
     "experts": "d256 v512 ffn=moe:8x2:64 [A4/2 A4/2+moe:8x4:96]",
     "lfm2": PLANTED.format(),
     "lfm2moe": PLANTED_MOE.format(),
     "shared": "d128 v512 ffn=swiglu:352 [A8/4 C3&W4/2@8 A8/4(kv=0)+none C3+none ^1 -]",
-    "all": "d256 v512 ffn=moe:8x2:64 [M16 A4/2 C3+swiglu:512 W4/2@32(sink=1)+moe:8x4:96 C5 A8/8(qk_norm=0)]",
+    "all": "d256 v512 ffn=moe:8x2:64 [M16 A4/2 C3+swiglu:512 W4/2@32(sink=1)+moe:8x4:96 C5 D8/4 A8/8(qk_norm=0)]",
 }
 
 

@@ -252,6 +252,69 @@ def _scan(u, log_decay, b, c, memory):
     return torch.cat(out, 1), memory
 
 
+class GatedDeltaNet(nn.Module):
+    """Linear attention with the gated delta rule (Yang, Kautz and Hatamizadeh 2024)."""
+
+    takes_padding = True
+
+    def __init__(self, width, eps, heads, key_heads, head_dim, conv):
+        super().__init__()
+        self.heads, self.size = heads, head_dim
+        self.widths = [key_heads * head_dim, key_heads * head_dim, heads * head_dim]
+        self.qkv = _linear(width, sum(self.widths))
+        self.conv = Taps(sum(self.widths), conv)
+        self.beta, self.step_size = _linear(width, heads), _linear(width, heads)
+        self.dt_bias = nn.Parameter(torch.zeros(heads))
+        self.A_log = nn.Parameter(torch.zeros(heads))
+        self.gate = _linear(width, heads * head_dim)
+        self.norm = RMSNorm(head_dim, eps)
+        self.out = _linear(heads * head_dim, width)
+
+    def forward(self, x, state, past, padding=None):
+        mixed = self.qkv(x)
+        kept = self.conv.weight.shape[1] - 1
+        before, memory = state or (
+            mixed.new_zeros(len(x), kept, mixed.shape[-1]),
+            torch.zeros(len(x), self.heads, self.size, self.size, device=x.device),
+        )
+        window = torch.cat([before, mixed], 1)
+        parts = F.silu(self.conv(window)).float().split(self.widths, -1)
+        q, k, v = (part.unflatten(-1, (-1, self.size)) for part in parts)
+        q, k = (_unit_length(part).repeat(1, 1, self.heads // part.shape[2], 1) for part in (q, k))
+        log_decay = -F.softplus(self.step_size(x).float() + self.dt_bias) * self.A_log.float().exp()
+        beta = self.beta(x).float().sigmoid()
+        if padding is not None:  # nothing decays, nothing is replaced
+            real = padding.real[:, -x.shape[1] :, None]
+            log_decay, beta = log_decay * real, beta * real
+        y, memory = _delta_rule(q * self.size**-0.5, k, v, log_decay, beta, memory)
+        gated = self.norm(y.to(x.dtype)) * F.silu(self.gate(x).unflatten(-1, (-1, self.size)))
+        return self.out(gated.flatten(2)), (_last_rows(window, kept, padding), memory)
+
+
+def _unit_length(x):
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+
+
+def _delta_rule(q, k, v, log_decay, beta, memory):
+    """memory <- exp(log_decay) memory; memory <- memory + beta k (v - memory^T k)^T; y = memory^T q.
+
+    [B, T, H, ...], in chunks: what their tokens write is the solution of a triangular system.
+    """
+    out = []
+    chunks = (x.transpose(1, 2).split(_CHUNK, 2) for x in (q, k, v, log_decay, beta))
+    for q, k, v, log_decay, beta in zip(*chunks, strict=True):
+        total = log_decay.cumsum(-1)
+        later = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).triu(1)
+        spans = (total[..., :, None] - total[..., None, :]).masked_fill(later, -torch.inf).exp()
+        written, since = k * beta[..., None], total.exp()[..., None]
+        new = v * beta[..., None] - (written * since) @ memory
+        new = torch.linalg.solve_triangular((written @ k.mT) * spans, new, upper=False, unitriangular=True)
+        out.append(((q * since) @ memory + (q @ k.mT * spans) @ new).transpose(1, 2))
+        left = k * (total[..., -1:] - total).exp()[..., None]
+        memory = total[..., -1].exp()[..., None, None] * memory + left.mT @ new
+    return torch.cat(out, 1), memory
+
+
 class SwiGLU(nn.Module):
     def __init__(self, d_model, width):
         super().__init__()
@@ -298,7 +361,7 @@ class Mixture(nn.Module):
         return out.view(x.shape)
 
 
-_MIXERS = {"conv": ShortConv, "gqa": Attention, "swa": Attention, "mamba2": Mamba2}
+_MIXERS = {"conv": ShortConv, "gqa": Attention, "swa": Attention, "mamba2": Mamba2, "gdn": GatedDeltaNet}
 _FEED_FORWARDS = {"swiglu": SwiGLU, "moe": Mixture}
 
 
