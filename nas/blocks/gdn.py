@@ -20,7 +20,14 @@ class GatedDeltaNet(LinearAttentionKind):
     doc = "Gated DeltaNet"
     args = (
         Arg("heads", int, "heads", required=True, low=1, high=1024),
-        Arg("key_heads", int, "heads of queries and keys; divides heads, as many unless given", low=1, high=1024),
+        Arg(
+            "key_heads",
+            int,
+            "heads of queries and keys; divides heads, as many unless given",
+            low=1,
+            high=1024,
+            same_as="heads",
+        ),
         Arg("head_dim", int, "numbers in a query, key or value head; d_model / heads unless given", low=2, high=1024),
         Arg("conv", int, "taps of the causal convolution over queries, keys and values", default=4, low=2, high=64),
     )

@@ -338,6 +338,7 @@ BLOCKS: Registry[BlockKind] = Registry(
         "swa": "nas.blocks.swa:SWA",
         "mamba2": "nas.blocks.mamba2:MAMBA2",
         "gdn": "nas.blocks.gdn:GDN",
+        "gla": "nas.blocks.gla:GLA",
         "swiglu": "nas.blocks.swiglu:SWIGLU",
         "moe": "nas.blocks.moe:MOE",
     },

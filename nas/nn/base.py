@@ -102,6 +102,7 @@ MODULES: Registry[type[Mixer] | type[FeedForward]] = Registry(
         "swa": "nas.nn.swa:SlidingWindowAttention",
         "mamba2": "nas.nn.mamba2:Mamba2",
         "gdn": "nas.nn.gdn:GatedDeltaNet",
+        "gla": "nas.nn.gla:GatedLinearAttention",
         "swiglu": "nas.nn.swiglu:SwiGLU",
         "moe": "nas.nn.moe:MixtureOfExperts",
     },

@@ -48,16 +48,24 @@ def delta_net(draw: st.DrawFn, d_model: int) -> Block:
     return Block.of("gdn", heads=heads, key_heads=key_heads, head_dim=head_dim, conv=draw(st.integers(2, 12)))
 
 
+@st.composite
+def gated_linear(draw: st.DrawFn, d_model: int) -> Block:
+    """Draws a gated linear attention block that is valid at `d_model`."""
+    heads, head_dim = draw(st.integers(1, 6)), draw(st.sampled_from([4, 12, 16, 40]))
+    return Block.of("gla", heads=heads, head_dim=head_dim, rank=draw(st.integers(1, 32)))
+
+
 def mixers(d_model: int) -> st.SearchStrategy[Block]:
     """Returns a strategy for any mixer with a state of its own."""
     conv = st.integers(2, 64).map(lambda kernel: Block.of("conv", kernel=kernel))
-    built_in = conv | attention(d_model) | sliding_window(d_model) | state_space(d_model) | delta_net(d_model)
+    linear = state_space(d_model) | delta_net(d_model) | gated_linear(d_model)
+    built_in = conv | attention(d_model) | sliding_window(d_model) | linear
     return st.one_of(built_in, *(of_kind(kind, d_model) for kind in _further("mixer")))
 
 
 def _further(role: str) -> list[BlockKind]:
     """Returns kinds of other distributions."""
-    built_in = ("conv", "gqa", "swa", "mamba2", "gdn", "swiglu", "moe")
+    built_in = ("conv", "gqa", "swa", "mamba2", "gdn", "gla", "swiglu", "moe")
     return [kind for kind in BLOCKS.values() if kind.role == role and kind.name not in built_in]
 
 

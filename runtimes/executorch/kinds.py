@@ -150,6 +150,27 @@ def _gdn(block: Block, d_model: int) -> Program:
     return Program("gdn", f"{MODULES}:GatedDeltaNet", sizes, constants, ((conv - 1, mixed), (heads, size, size)))
 
 
+def _gla(block: Block, d_model: int) -> Program:
+    names = ("heads", "head_dim", "rank")
+    heads, size, rank = (block.int(name) for name in names)
+    inner = heads * size
+    constants = (
+        *norm_constants("norm", d_model, "mixer_norm.weight"),
+        *(
+            Constant(name, (inner, d_model), "int4", "mixers.{j}.qkv.weight", rows=(i * inner, (i + 1) * inner))
+            for i, name in enumerate("qkv")
+        ),
+        Constant("decay_down", (rank, d_model), "matrix", "mixers.{j}.decay_down.weight"),
+        Constant("decay_up", (inner, rank), "matrix", "mixers.{j}.decay_up.weight"),
+        Constant("decay_bias", (inner,), "bias", "mixers.{j}.decay_bias"),
+        Constant("gate", (inner, d_model), "int4", "mixers.{j}.gate.weight"),
+        *norm_constants("out_norm", size, "mixers.{j}.norm.weight"),
+        Constant("out", (d_model, inner), "int4", "mixers.{j}.out.weight"),
+    )
+    sizes = (("d_model", d_model), *((name, block.int(name)) for name in names))
+    return Program("gla", f"{MODULES}:GatedLinearAttention", sizes, constants, ((heads, size, size),))
+
+
 def _swiglu(block: Block, d_model: int) -> Program:
     sizes = (("d_model", d_model), ("width", block.int("width")))
     constants = (*norm_constants("norm", d_model, "ffn_norm.weight"), *_gated(block, d_model))
@@ -202,6 +223,7 @@ KINDS: Registry[ExecuTorchKind] = Registry(
         "swa": ExecuTorchKind(lambda block, d_model: (_attention(block, d_model),), _windowed, refuses=_canon),
         "mamba2": ExecuTorchKind(lambda block, d_model: (_mamba2(block, d_model),)),
         "gdn": ExecuTorchKind(lambda block, d_model: (_gdn(block, d_model),), stock=False),
+        "gla": ExecuTorchKind(lambda block, d_model: (_gla(block, d_model),), stock=False),
         "swiglu": ExecuTorchKind(lambda block, d_model: (_swiglu(block, d_model),)),
         "moe": ExecuTorchKind(lambda block, d_model: (_router(block, d_model), _expert(block, d_model)), mixture=True),
     },

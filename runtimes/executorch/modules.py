@@ -69,6 +69,12 @@ def delta_rule(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, memory: Tensor, b
     return y, after
 
 
+def linear_attention(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the same without a delta: values are added to the memory as they are; decay [S, H, 1] or [S, H, N]."""
+    y, after = torch.ops.hilnas.linear_attention(q, k, v, decay, memory)
+    return y, after
+
+
 def _shape(q: Tensor, *_: Tensor) -> Tensor:
     return q.new_empty(1, q.shape[1], q.shape[2] * q.shape[3])
 
@@ -246,6 +252,21 @@ class GatedDeltaNet(ProgramModule):
     def unit_length(self, x: Tensor) -> Tensor:
         """Scales the last dimension to length 1."""
         return x * torch.rsqrt(F.linear(x * x, self.number("length_ones"), self.number("length_eps")))
+
+
+class GatedLinearAttention(ProgramModule):
+    """x, residual [1, S, D], memory [H, N, N] -> the same; the recurrence is the runner's."""
+
+    def forward(self, x: Tensor, residual: Tensor, memory: Tensor) -> Outputs:
+        h, shape = self.norm(x), (x.shape[1], self.program.size("heads"), self.program.size("head_dim"))
+        q, k, v = (self.linear(name, h).view(shape) for name in ("q", "k", "v"))
+        decay = F.linear(F.linear(h, self.number("decay_down")), self.number("decay_up"))
+        decay = torch.sigmoid(decay + self.number("decay_bias"))
+        for _ in range(4):  # the 16th root
+            decay = torch.sqrt(decay)
+        y, after = linear_attention(q, k, v, decay.view(shape), memory)
+        y = self.norm(y, "out_norm").view(1, x.shape[1], -1)
+        return residual + self.linear("out", y * F.silu(self.linear("gate", h))), after
 
 
 class SwiGLU(ProgramModule):

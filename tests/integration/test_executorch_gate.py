@@ -16,9 +16,11 @@ from nas.testing.gate_contract import GateContract
 from nas.testing.planted_faults import (
     FAULTS,
     GDN_FAULTS,
+    GLA_FAULTS,
     MOE_FAULTS,
     PLANTED,
     PLANTED_GDN,
+    PLANTED_GLA,
     PLANTED_MOE,
     Fault,
     checkpoint,
@@ -38,6 +40,7 @@ RIGHT = (
     "d256 v512 ffn=swiglu:512 [M16 M16(groups=2)]",
     PLANTED_MOE.format(),
     PLANTED_GDN.format(),
+    PLANTED_GLA.format(),
     "d160 v512 ffn=swiglu:352 [C3 D4:64(conv=3) A8/4:20 D8/1:20]",
     "d128 v512 ffn=swiglu:352 [A8/4 C3&W4/2@8 A8/4(kv=0)+none C3+none ^1 -]",
     "d256 v512 ffn=moe:8x2:64 [C3+swiglu:512 M16 W4/2@32 A8/4]",
@@ -65,6 +68,7 @@ class TestGate(GateContract):
         *((PLANTED, fault) for fault in FAULTS if fault.earlier),
         *((PLANTED_MOE, fault) for fault in MOE_FAULTS),
         *((PLANTED_GDN, fault) for fault in GDN_FAULTS),
+        *((PLANTED_GLA, fault) for fault in GLA_FAULTS),
     ],
     ids=lambda value: value.name if isinstance(value, Fault) else "",
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nas.nn.conv import reference_gated_short_conv
 from nas.nn.gdn import reference_gdn
+from nas.nn.gla import reference_gla
 from nas.nn.gqa import reference_gqa
 from nas.nn.mamba2 import reference_mamba2
 from nas.nn.moe import reference_moe
@@ -75,6 +76,12 @@ class TestGatedDeltaNet(MixerContract):
     kind = "gdn"
     examples = ("D4", "D1", "D4/2", "D8/2:12", "D2:48", "D4(conv=2)", "D4/1(conv=12)")
     reference = staticmethod(reference_gdn)
+
+
+class TestGatedLinearAttention(MixerContract):
+    kind = "gla"
+    examples = ("G4", "G1", "G2:12", "G3:48(rank=5)")
+    reference = staticmethod(reference_gla)
 
 
 class TestSwiGLU(FeedForwardContract):

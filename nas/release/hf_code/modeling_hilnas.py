@@ -291,6 +291,49 @@ class GatedDeltaNet(nn.Module):
         return self.out(gated.flatten(2)), (_last_rows(window, kept, padding), memory)
 
 
+class GatedLinearAttention(nn.Module):
+    """Linear attention in which each key has a decay of its own (Yang et al. 2023)."""
+
+    takes_padding = True
+
+    def __init__(self, width, eps, heads, head_dim, rank):
+        super().__init__()
+        self.heads, self.size = heads, head_dim
+        inner = heads * head_dim
+        self.qkv = _linear(width, 3 * inner)
+        self.decay_down, self.decay_up = _linear(width, rank), _linear(rank, inner)
+        self.decay_bias = nn.Parameter(torch.zeros(inner))
+        self.gate = _linear(width, inner)
+        self.norm = RMSNorm(head_dim, eps)
+        self.out = _linear(inner, width)
+
+    def forward(self, x, state, past, padding=None):
+        q, k, v = (part.float().unflatten(-1, (-1, self.size)) for part in self.qkv(x).chunk(3, -1))
+        decay = self.decay_up(self.decay_down(x)).float() + self.decay_bias
+        log_decay = F.logsigmoid(decay) / 16
+        if padding is not None:  # nothing decays; the keys of zeros add nothing
+            log_decay = log_decay * padding.real[:, -x.shape[1] :, None]
+        memory = state[0] if state else torch.zeros(len(x), self.heads, self.size, self.size, device=x.device)
+        y, memory = _gated_scan(q * self.size**-0.5, k, v, log_decay.unflatten(-1, (-1, self.size)), memory)
+        gated = self.norm(y.to(x.dtype)) * F.silu(self.gate(x).unflatten(-1, (-1, self.size)))
+        return self.out(gated.flatten(2)), (memory,)
+
+
+def _gated_scan(q, k, v, log_decay, memory):
+    """memory <- exp(log_decay)[:, None] memory + k v^T; y = memory^T q; [B, T, H, ...], in short chunks."""
+    out = []
+    chunks = (x.transpose(1, 2).split(_CHUNK // 4, 2) for x in (q, k, v, log_decay))
+    for q, k, v, log_decay in zip(*chunks, strict=True):
+        total = log_decay.cumsum(-2)
+        later = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).triu(1)
+        spans = (total[..., :, None, :] - total[..., None, :, :]).masked_fill(later[..., None], -torch.inf).exp()
+        within = (q[..., :, None, :] * k[..., None, :, :] * spans).sum(-1) @ v
+        out.append(((q * total.exp()) @ memory + within).transpose(1, 2))
+        left = k * (total[..., -1:, :] - total).exp()
+        memory = total[..., -1, :].exp()[..., None] * memory + left.mT @ v
+    return torch.cat(out, 1), memory
+
+
 def _unit_length(x):
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
@@ -361,7 +404,14 @@ class Mixture(nn.Module):
         return out.view(x.shape)
 
 
-_MIXERS = {"conv": ShortConv, "gqa": Attention, "swa": Attention, "mamba2": Mamba2, "gdn": GatedDeltaNet}
+_MIXERS = {
+    "conv": ShortConv,
+    "gqa": Attention,
+    "swa": Attention,
+    "mamba2": Mamba2,
+    "gdn": GatedDeltaNet,
+    "gla": GatedLinearAttention,
+}
 _FEED_FORWARDS = {"swiglu": SwiGLU, "moe": Mixture}
 
 
