@@ -100,8 +100,7 @@ def delta_rule(
     """
     kind, length = q.dtype, q.shape[1]
     with torch.autocast(q.device.type, enabled=False):
-        parts = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q, k, v, log_decay, beta, memory))
-        *parts, memory = parts
+        *parts, memory = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q, k, v, log_decay, beta, memory))
         chunk = min(_CHUNK, length)
         # [B, chunks, H, Q, ...]
         q, k, v, log_decay, beta = (in_chunks(x, chunk).transpose(2, 3) for x in parts)

@@ -84,8 +84,7 @@ def gated_linear_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, m
     """
     kind, length = q.dtype, q.shape[1]
     with torch.autocast(q.device.type, enabled=False):
-        parts = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q, k, v, log_decay, memory))
-        *parts, memory = parts
+        *parts, memory = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q, k, v, log_decay, memory))
         chunk = _CHUNK if length > _PART else min(_PART, length)
         # [B, chunks, H, Q, ...]
         q, k, v, log_decay = (in_chunks(x, chunk).transpose(2, 3) for x in parts)
