@@ -339,6 +339,7 @@ BLOCKS: Registry[BlockKind] = Registry(
         "mamba2": "nas.blocks.mamba2:MAMBA2",
         "gdn": "nas.blocks.gdn:GDN",
         "gla": "nas.blocks.gla:GLA",
+        "mlstm": "nas.blocks.mlstm:MLSTM",
         "swiglu": "nas.blocks.swiglu:SWIGLU",
         "moe": "nas.blocks.moe:MOE",
     },

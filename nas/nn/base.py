@@ -103,6 +103,7 @@ MODULES: Registry[type[Mixer] | type[FeedForward]] = Registry(
         "mamba2": "nas.nn.mamba2:Mamba2",
         "gdn": "nas.nn.gdn:GatedDeltaNet",
         "gla": "nas.nn.gla:GatedLinearAttention",
+        "mlstm": "nas.nn.mlstm:MatrixLSTM",
         "swiglu": "nas.nn.swiglu:SwiGLU",
         "moe": "nas.nn.moe:MixtureOfExperts",
     },

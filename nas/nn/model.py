@@ -29,6 +29,10 @@ State dict (D width, V vocabulary, i depth, j mixer of the layer; a linear weigh
                                                               decay_down.weight [R, D], decay_up.weight [HN, R]
                                                               decay_bias [HN]; gate.weight [HN, D]; norm.weight [N]
                                                               out.weight [D, HN]
+                                                      mlstm:  qkv.weight [2HN + HP, D], rows queries, keys, values
+                                                              gates.weight [2H, D], gate_bias [2H], input, forget
+                                                              gate.weight [HP, D]; norm_weight [HP]
+                                                              out.weight [D, HP]
     layers.i.ffn_norm.weight              [D]         layers with a feed-forward
     layers.i.ffn.*                                    swiglu: gate.weight, up.weight [F, D]; down.weight [D, F]
                                                       moe:    router.weight [E, D]; bias.weight [E] (buffer, float32)
@@ -40,7 +44,7 @@ A layer that shares weights (`^n`) has no tensors of its own: index i is left ou
 are stored one after another in the rows of q, k, v; RoPE pairs number i of a head's first half with number i of its
 second. In mamba2, I = expand * D inner width, H heads, G groups, N state, K taps; heads and groups are stored one after
 another. In gdn, H heads and G heads of queries and keys of N numbers, C = (2G + H)N; head h goes with head h modulo G.
-In gla, H heads of N numbers and rank R.
+In gla, H heads of N numbers and rank R; in mlstm, H heads with keys of N and values of P numbers.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ FOLDER = "transformers"
 OWN_CLASS = "HilnasForCausalLM"
 _CODE = Path(__file__).with_name("hf_code")
 _CODE_FILES = ("configuration_hilnas.py", "modeling_hilnas.py")
-_BUILTIN_KINDS = ("conv", "gqa", "swa", "mamba2", "gdn", "gla", "swiglu", "moe")
+_BUILTIN_KINDS = ("conv", "gqa", "swa", "mamba2", "gdn", "gla", "mlstm", "swiglu", "moe")
 """Kinds of blocks in modeling_hilnas.py."""
 _IMPORT = "from .configuration_hilnas import HilnasConfig\n"
 _TABLE = '_FEED_FORWARDS = {"swiglu": SwiGLU, "moe": Mixture}\n'

@@ -55,17 +55,24 @@ def gated_linear(draw: st.DrawFn, d_model: int) -> Block:
     return Block.of("gla", heads=heads, head_dim=head_dim, rank=draw(st.integers(1, 32)))
 
 
+@st.composite
+def matrix_lstm(draw: st.DrawFn, d_model: int) -> Block:
+    """Draws an mLSTM block that is valid at `d_model`."""
+    head_dim, key_dim = draw(st.sampled_from([4, 12, 16, 40])), draw(st.none() | st.integers(1, 32))
+    return Block.of("mlstm", heads=draw(st.integers(1, 6)), head_dim=head_dim, key_dim=key_dim)
+
+
 def mixers(d_model: int) -> st.SearchStrategy[Block]:
     """Returns a strategy for any mixer with a state of its own."""
     conv = st.integers(2, 64).map(lambda kernel: Block.of("conv", kernel=kernel))
-    linear = state_space(d_model) | delta_net(d_model) | gated_linear(d_model)
+    linear = state_space(d_model) | delta_net(d_model) | gated_linear(d_model) | matrix_lstm(d_model)
     built_in = conv | attention(d_model) | sliding_window(d_model) | linear
     return st.one_of(built_in, *(of_kind(kind, d_model) for kind in _further("mixer")))
 
 
 def _further(role: str) -> list[BlockKind]:
     """Returns kinds of other distributions."""
-    built_in = ("conv", "gqa", "swa", "mamba2", "gdn", "gla", "swiglu", "moe")
+    built_in = ("conv", "gqa", "swa", "mamba2", "gdn", "gla", "mlstm", "swiglu", "moe")
     return [kind for kind in BLOCKS.values() if kind.role == role and kind.name not in built_in]
 
 

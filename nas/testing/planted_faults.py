@@ -67,7 +67,7 @@ def checkpoint(layout: Layout, path: Path, edit: Edit = unchanged) -> Checkpoint
         drawn = torch.rand(weight.shape, generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))
         if "norm" in name or name.endswith(".D"):
             weight.copy_(0.5 + drawn)
-        elif name.endswith(("sinks.weight", "conv.bias", "dt_bias", "decay_bias")):
+        elif name.endswith(("sinks.weight", "conv.bias", "dt_bias", "decay_bias", "gate_bias")):
             weight.add_(2 * drawn - 1)
         elif name.endswith("ffn.bias.weight"):  # added to scores between 0 and 1
             weight.add_(0.6 * drawn - 0.3)
@@ -84,6 +84,8 @@ PLANTED_GDN = Layout.parse("d256 v512 ffn=swiglu:512 [D8/4 D8/4]")
 """A layout for `GDN_FAULTS`: no attention, which would see a stale text, too."""
 PLANTED_GLA = Layout.parse("d256 v512 ffn=swiglu:512 [G8 G8]")
 """A layout for `GLA_FAULTS`."""
+PLANTED_MLSTM = Layout.parse("d256 v512 ffn=swiglu:512 [X4 X4]")
+"""A layout for `MLSTM_FAULTS`."""
 PLANTED_CHOICE = Layout.parse("d256 v512 ffn=moe:8x2:64 [C3+swiglu:512 C3 M16 C3]")
 """A layout for those of `choice_only`: no attention, whose cache is rounded even where weights are float32."""
 _HEAD = 32
@@ -206,3 +208,12 @@ GLA_FAULTS = (
     Fault("stale state", earlier=40),
 )
 """For layouts like `PLANTED_GLA`."""
+
+MLSTM_FAULTS = (
+    Fault("gates of other heads", _roll("gates.weight", 1)),
+    Fault("gate bias missing", _fill("gate_bias", 0.0)),
+    Fault("queries and keys of other heads", _roll("qkv.weight", _HEAD)),
+    Fault("norm without its weights", _fill("norm_weight", 1.0)),
+    Fault("stale state", earlier=40),
+)
+"""For layouts like `PLANTED_MLSTM`."""

@@ -171,6 +171,31 @@ def _gla(block: Block, d_model: int) -> Program:
     return Program("gla", f"{MODULES}:GatedLinearAttention", sizes, constants, ((heads, size, size),))
 
 
+def _mlstm(block: Block, d_model: int) -> Program:
+    names = ("heads", "head_dim", "key_dim")
+    heads, size, keys = (block.int(name) for name in names)
+    inner, wide = heads * size, heads * keys
+    rows = {"q": (0, wide), "k": (wide, 2 * wide), "v": (2 * wide, 2 * wide + inner)}
+    gates = {"incoming": (0, heads), "kept": (heads, 2 * heads)}
+    constants = (
+        *norm_constants("norm", d_model, "mixer_norm.weight"),
+        *(
+            Constant(name, (end - start, d_model), "int4", "mixers.{j}.qkv.weight", rows=(start, end))
+            for name, (start, end) in rows.items()
+        ),
+        *(Constant(name, (heads, d_model), "matrix", "mixers.{j}.gates.weight", rows=at) for name, at in gates.items()),
+        *(Constant(f"{name}_bias", (heads,), "bias", "mixers.{j}.gate_bias", rows=at) for name, at in gates.items()),
+        Constant("cap", (1,), "fill", value=15.0),
+        Constant("per_cap", (1,), "fill", value=1.0 / 15.0),
+        Constant("gate", (inner, d_model), "int4", "mixers.{j}.gate.weight"),
+        Constant("out_norm_weight", (inner,), "norm", "mixers.{j}.norm_weight"),
+        *(one for one in norm_constants("out_norm", size, "") if one.role == "fill"),
+        Constant("out", (d_model, inner), "int4", "mixers.{j}.out.weight"),
+    )
+    sizes = (("d_model", d_model), *((name, block.int(name)) for name in names))
+    return Program("mlstm", f"{MODULES}:MatrixLSTM", sizes, constants, ((heads, keys, size + 1),))
+
+
 def _swiglu(block: Block, d_model: int) -> Program:
     sizes = (("d_model", d_model), ("width", block.int("width")))
     constants = (*norm_constants("norm", d_model, "ffn_norm.weight"), *_gated(block, d_model))
@@ -224,6 +249,7 @@ KINDS: Registry[ExecuTorchKind] = Registry(
         "mamba2": ExecuTorchKind(lambda block, d_model: (_mamba2(block, d_model),)),
         "gdn": ExecuTorchKind(lambda block, d_model: (_gdn(block, d_model),), stock=False),
         "gla": ExecuTorchKind(lambda block, d_model: (_gla(block, d_model),), stock=False),
+        "mlstm": ExecuTorchKind(lambda block, d_model: (_mlstm(block, d_model),), stock=False),
         "swiglu": ExecuTorchKind(lambda block, d_model: (_swiglu(block, d_model),)),
         "moe": ExecuTorchKind(lambda block, d_model: (_router(block, d_model), _expert(block, d_model)), mixture=True),
     },

@@ -269,6 +269,26 @@ class GatedLinearAttention(ProgramModule):
         return residual + self.linear("out", y * F.silu(self.linear("gate", h))), after
 
 
+class MatrixLSTM(ProgramModule):
+    """x, residual [1, S, D], memory [H, N, P + 1] -> the same; the recurrence is the runner's."""
+
+    def forward(self, x: Tensor, residual: Tensor, memory: Tensor) -> Outputs:
+        h, length = self.norm(x), x.shape[1]
+        heads, size = self.program.size("heads"), self.program.size("head_dim")
+        q, k, v = (self.linear(name, h).view(length, heads, -1) for name in ("q", "k", "v"))
+        incoming, kept = (
+            torch.tanh((F.linear(h, self.number(name)) + self.number(f"{name}_bias")) * self.number("per_cap"))
+            * self.number("cap")
+            for name in ("incoming", "kept")
+        )
+        i = incoming.exp().view(length, heads, 1)
+        y, after = linear_attention(q, k, torch.cat([v * i, i], 2), torch.sigmoid(kept).view(length, heads, 1), memory)
+        y = y.narrow(2, 0, size) / torch.clamp(torch.abs(y.narrow(2, size, 1)), min=1.0)
+        y = y - F.linear(y, self.number("out_norm_mean"))
+        y = (y * self.inverse_rms(y, "out_norm")).view(1, length, heads * size) * self.number("out_norm_weight")
+        return residual + self.linear("out", y * torch.sigmoid(self.linear("gate", h))), after
+
+
 class SwiGLU(ProgramModule):
     """x [1, S, D] -> x + ffn(norm(x))."""
 

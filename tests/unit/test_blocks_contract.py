@@ -7,6 +7,7 @@ from nas.nn.gdn import reference_gdn
 from nas.nn.gla import reference_gla
 from nas.nn.gqa import reference_gqa
 from nas.nn.mamba2 import reference_mamba2
+from nas.nn.mlstm import reference_mlstm
 from nas.nn.moe import reference_moe
 from nas.nn.swa import reference_swa
 from nas.nn.swiglu import reference_swiglu
@@ -82,6 +83,12 @@ class TestGatedLinearAttention(MixerContract):
     kind = "gla"
     examples = ("G4", "G1", "G2:12", "G3:48(rank=5)")
     reference = staticmethod(reference_gla)
+
+
+class TestMatrixLSTM(MixerContract):
+    kind = "mlstm"
+    examples = ("X4", "X1", "X2:12", "X3:48(key_dim=7)")
+    reference = staticmethod(reference_mlstm)
 
 
 class TestSwiGLU(FeedForwardContract):

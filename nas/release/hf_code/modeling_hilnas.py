@@ -319,6 +319,37 @@ class GatedLinearAttention(nn.Module):
         return self.out(gated.flatten(2)), (memory,)
 
 
+class MatrixLSTM(nn.Module):
+    """mLSTM: linear attention with exponential input gates, divided by the read of the keys' sum (Beck et al. 2024)."""
+
+    takes_padding = True
+
+    def __init__(self, width, eps, heads, head_dim, key_dim):
+        super().__init__()
+        self.heads, self.size, self.keys, self.eps = heads, head_dim, key_dim, eps
+        self.widths = [heads * key_dim, heads * key_dim, heads * head_dim]
+        self.qkv = _linear(width, sum(self.widths))
+        self.gates = _linear(width, 2 * heads)
+        self.gate_bias = nn.Parameter(torch.zeros(2 * heads))
+        self.gate = _linear(width, heads * head_dim)
+        self.norm_weight = nn.Parameter(torch.ones(heads * head_dim))
+        self.out = _linear(heads * head_dim, width)
+
+    def forward(self, x, state, past, padding=None):
+        parts = self.qkv(x).float().split(self.widths, -1)
+        q, k, v = (part.unflatten(-1, (self.heads, -1)) for part in parts)
+        incoming, kept = (15 * torch.tanh((self.gates(x).float() + self.gate_bias) / 15)).chunk(2, -1)
+        incoming, log_decay = incoming.exp(), F.logsigmoid(kept)
+        if padding is not None:  # nothing decays, nothing comes in
+            real = padding.real[:, -x.shape[1] :, None]
+            incoming, log_decay = incoming * real, log_decay * real
+        memory = state[0] if state else torch.zeros(len(x), self.heads, self.size + 1, self.keys, device=x.device)
+        values = F.pad(v, (0, 1), value=1.0) * incoming[..., None]
+        y, memory = _scan(values, log_decay, k, q * self.keys**-0.5, memory)
+        y = F.layer_norm(y[..., :-1] / y[..., -1:].abs().clamp(min=1.0), (self.size,), eps=self.eps)
+        return self.out((y.flatten(2) * self.norm_weight).to(x.dtype) * self.gate(x).sigmoid()), (memory,)
+
+
 def _gated_scan(q, k, v, log_decay, memory):
     """memory <- exp(log_decay)[:, None] memory + k v^T; y = memory^T q; [B, T, H, ...], in short chunks."""
     out = []
@@ -411,6 +442,7 @@ _MIXERS = {
     "mamba2": Mamba2,
     "gdn": GatedDeltaNet,
     "gla": GatedLinearAttention,
+    "mlstm": MatrixLSTM,
 }
 _FEED_FORWARDS = {"swiglu": SwiGLU, "moe": Mixture}
 
