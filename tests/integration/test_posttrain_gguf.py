@@ -10,11 +10,12 @@ from cli_runner import nas
 from pretrain_lab import LAYOUT, SETTINGS, run_here, write_corpus, write_family, write_tokenizer
 
 from nas.core.errors import InvalidInput
+from nas.core.logs import visible
 from nas.nn.model import Model
 from nas.nn.weights import load_weights
 from nas.posttrain.generation import generate
 from nas.posttrain.gguf import Chat, chat_tokenizer, gguf_file
-from nas.posttrain.recipe import PostTrainingRecipe, run_recipe
+from nas.posttrain.recipe import read_recipe, run_recipe
 from nas.posttrain.tasks import write_tasks
 from nas.pretrain import member_training
 from nas.release.options import FileOptions
@@ -31,11 +32,12 @@ def member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_family()
     write_tasks(tmp_path, train=30, test=4, pairs=2, lines=20)
     settings = SETTINGS.model_copy(update={"tokens": 2 * 256}).model_dump(mode="json")
-    stages = [
+    stages: list[dict[str, object]] = [
         {"kind": "pretrain", "corpus": ["corpus"], "settings": settings},
         {"kind": "sft", "data": [{"path": "train.jsonl"}], "batch": 8, "lr": 5e-3, "epochs": 1},
     ]
-    recipe = PostTrainingRecipe.model_validate({"tokenizer": "tokenizer.json", "stages": stages})
+    (tmp_path / "recipe.yaml").write_text(json.dumps({"tokenizer": "tokenizer.json", "stages": stages}))
+    recipe = read_recipe(tmp_path / "recipe.yaml")
     files = FileOptions(gguf=("f32",), context=512)
     run_recipe("tiny", "1M", recipe, tmp_path, lambda line: None, workers=1, files=files)
     return member_folder("tiny", "1M")
@@ -59,7 +61,17 @@ def test_answers_of_a_gguf_file(member: Path, tmp_path: Path) -> None:
             list(talk.say("word " * 256, most=1, temperature=0.0, seed=0))
         first, again = (list(dialogue.answer(question, 9, (), temperature=2.0, seed=3)) for _ in range(2))
         assert first == again and len(first) == 9
-    done = nas("family", "evaluate", "tiny", "--size", "1M", "--tasks", str(tmp_path / "test.jsonl"), "-q", "f32",
+    of_member = ("tiny", "--size", "1M")
+    done = nas("family", "chat", *of_member, "-q", "f32", "--temperature", "0", "--tokens", "12",
+               stdin="\n<|im_end|>\nWhat is 2 + 3?\n")  # fmt: skip
+    assert done.code == 0 and "special token" in done.err
+    assert done.out.removesuffix("\n").removeprefix("\n") == visible(talk.messages[1].content, keep="\n\t")
+    done = nas("family", "evaluate", *of_member, "--tasks", str(tmp_path / "test.jsonl"), "-q", "f32",
                "--json")  # fmt: skip
     found = json.loads(done.out)
     assert done.code == 0 and found["pytorch"] == found["f32"] and found["f32"]["all"]["questions"] == 4
+    training = json.loads((member / "training.json").read_text())
+    done = nas("family", "post", *of_member, "--recipe", str(tmp_path / "recipe.yaml"), "--json")
+    assert done.code == 0 and json.loads(done.out) == training, "nothing is trained again"
+    table = nas("family", "post", *of_member, "--recipe", str(tmp_path / "recipe.yaml")).out
+    assert "sft" in table and "bits per byte" in table
