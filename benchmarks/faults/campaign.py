@@ -78,7 +78,7 @@ class Campaign:
     def _lane(self, farm: Stage, works: Works, watch: Watch, lane: int) -> None:
         """Runs one device's faults, one after the other."""
         for number in self._numbers:
-            if number % len(farm.posts) != lane or len(self._violations()) > _MANY_VIOLATIONS:
+            if number % len(farm.posts) != lane or len(self._journal.problems()) > _MANY_VIOLATIONS:
                 continue
             if time.monotonic() > self._until:
                 return
@@ -132,9 +132,6 @@ class Campaign:
         line |= {"restarts": {"agent": len(farm.agent.exits), "coordinator": len(farm.coordinator.exits)}}
         self._journal.write(line | {"unavailable": unavailable(logs["coordinator"]), "violations": problems})
 
-    def _violations(self) -> list[str]:
-        return [problem for line in self._journal.lines for problem in line.get("violations", ())]
-
 
 def report(journal: Journal) -> Line:
     """Returns the summary of a campaign, over all its runs."""
@@ -160,18 +157,13 @@ def report(journal: Journal) -> Line:
         "seconds": round(sum(line["seconds"] for line in ends), 1),
         "violations": [
             {"what": problem, "fault": {name: value for name, value in line.items() if name != "violations"}}
-            for line in journal.lines
-            for problem in line.get("violations", ())
+            for line, problem in journal.problems()
         ],
     }
 
 
 def _size(file: Path) -> int:
     return file.stat().st_size if file.exists() else 0
-
-
-def _since(file: Path, size: int) -> str:
-    return file.read_bytes()[size:].decode(errors="replace")
 
 
 def plan(seed: int, count: int) -> list[str]:

@@ -66,6 +66,13 @@ class Journal:
             os.fsync(file.fileno())
 
     def faults(self) -> list[Line]:
-        """Returns the finished faults."""
+        """Returns the finished faults, with what became of their jobs."""
         with self._lock:
-            return [line for line in self.lines if "kind" in line]
+            return [line for line in self.lines if "state" in line]
+
+    def problems(self) -> list[tuple[Line, str]]:
+        """Returns all problems with their lines; not those of faults that broke off and were repeated."""
+        finished = {line["number"] for line in self.faults()}
+        with self._lock:
+            counted = [line for line in self.lines if "state" in line or line.get("number") not in finished]
+            return [(line, problem) for line in counted for problem in line.get("violations", ())]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -131,10 +134,11 @@ class Scene:
 
     def slay(self, *words: str) -> None:
         """Sends SIGKILL to the device's processes with such arguments; without any, the fault is late."""
-        if not self.post.machine.processes(*words):
-            self.late = True
-            return
-        self.post.machine.kill(*words)
+        pids = self.post.machine.processes(*words)
+        self.late = self.late or not pids
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def record(self) -> dict[str, Any]:
         """Returns the line for the state file."""
