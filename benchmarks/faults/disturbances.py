@@ -15,7 +15,7 @@ CAUSES = {
     "coordinator": r"^(coordinator:|download|the coordinator's own )",
     "disk": r"No space left|MB are free",
     "damage": r"damaged|the bytes have SHA-256",
-    "wire": r"^(ssh://|adb:|\d+\.\d+\.\d+\.\d+:)|restarted or exchanged|was let go before the job began",
+    "wire": r"^(ssh://|adb:|\d+\.\d+\.\d+\.\d+:)|restarted or exchanged|was released before the job began",
 }
 """Causes of failures, by patterns of their messages. The first match counts."""
 

@@ -44,7 +44,7 @@ PORT = 7711
 MEGABITS = 40
 """Of every wire, so that transfers take long enough to be hit."""
 
-_START_S = 90.0
+_START_S = 300.0
 
 
 @dataclass(frozen=True)
