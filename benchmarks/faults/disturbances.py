@@ -24,7 +24,7 @@ AFTER_S = {"lease": 45.0, "coordinator": 20.0, "disk": 20.0, "damage": 60.0, "wi
 is noticed after 15 s or at a run's deadline, and damage when the file is read."""
 
 
-_REPORT_S = 60.0
+_REPORT_S = 120.0
 """Seconds after a disturbance of the whole farm in which its agent and coordinator start on a busy host."""
 _UNAVAILABLE = frozenset({"coordinator", "disk"})
 _LOG_S = 0.001
