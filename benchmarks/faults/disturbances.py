@@ -13,7 +13,7 @@ from dataclasses import dataclass
 CAUSES = {
     "lease": r"did not renew its lease|asked for work while|epoch \d+ of .* is over|in use by another|agent's host",
     "coordinator": r"^(coordinator:|download|the coordinator's own )",
-    "disk": r"No space left|MB are free",
+    "disk": r"No space left|\(\d MB are free",
     "damage": r"damaged|the bytes have SHA-256",
     "wire": r"^(ssh://|adb:|\d+\.\d+\.\d+\.\d+:)|restarted or exchanged|was released before the job began",
 }
