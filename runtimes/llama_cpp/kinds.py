@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from nas.blocks.linear_attention import convolved
 from nas.core.block import Block
 from nas.core.layout import Layout
 from nas.core.registry import Registry
@@ -216,6 +217,54 @@ MAMBA2 = GgufKind(
 )
 
 
+def _gdn_parts(block: Block, width: int) -> Iterator[Part]:
+    heads, size = block.int("heads"), block.int("head_dim")
+    inner, mixed = heads * size, convolved(block)
+    yield Part("attn_qkv.weight", (mixed, width), "qkv.weight")
+    yield Part("attn_gate.weight", (inner, width), "gate.weight")
+    yield Part("ssm_conv1d.weight", (mixed, block.int("conv")), "conv.weight", "conv")
+    yield Part("ssm_beta.weight", (heads, width), "beta.weight")
+    yield Part("ssm_alpha.weight", (heads, width), "step_size.weight")
+    yield Part("ssm_dt.bias", (heads,), "dt_bias", "bias")
+    yield Part("ssm_a", (heads, 1), "A_log", "decay", flat=True)
+    yield Part("ssm_norm.weight", (size,), "norm.weight", "norm")
+    yield Part("ssm_out.weight", (width, inner), "out.weight")
+
+
+GDN = GgufKind(
+    _gdn_parts,
+    (
+        ("ssm.conv_kernel", argument("conv")),
+        ("ssm.time_step_rank", argument("heads")),
+        ("ssm.group_count", argument("key_heads")),
+        ("linear_attention.head_size", argument("head_dim")),
+    ),
+    not_stock="Gated DeltaNet layers are in no stock architecture next to the others",
+)
+
+
+def _gla_parts(block: Block, width: int) -> Iterator[Part]:
+    inner, rank = block.int("heads") * block.int("head_dim"), block.int("rank")
+    yield Part("attn_qkv.weight", (3 * inner, width), "qkv.weight")
+    yield Part("attn_gate.weight", (inner, width), "gate.weight")
+    yield Part("ssm_f_a.weight", (rank, width), "decay_down.weight")
+    yield Part("ssm_f_b.weight", (inner, rank), "decay_up.weight")
+    yield Part("ssm_dt.bias", (inner,), "decay_bias", "bias")
+    yield Part("ssm_norm.weight", (block.int("head_dim"),), "norm.weight", "norm")
+    yield Part("ssm_out.weight", (width, inner), "out.weight")
+
+
+GLA = GgufKind(
+    _gla_parts,
+    (
+        ("ssm.time_step_rank", argument("heads")),
+        ("linear_attention.head_size", argument("head_dim")),
+        ("linear_attention.rank", argument("rank")),
+    ),
+    not_stock="gated linear attention layers are in no stock architecture next to the others",
+)
+
+
 def _swiglu_parts(block: Block, width: int) -> Iterator[Part]:
     hidden = block.int("width")
     yield Part("ffn_gate.weight", (hidden, width), "gate.weight")
@@ -254,6 +303,8 @@ def _moe_rules(blocks: Sequence[Block]) -> Iterable[str]:
 MOE = GgufKind(_moe_parts, headers=(_moe_header,), rules=_moe_rules)
 
 BUILTIN = {"gqa": GQA, "swa": SWA, "conv": CONV, "mamba2": MAMBA2, "swiglu": SWIGLU, "moe": MOE}
-"""In the order in which their keys are in a file."""
+"""Kinds whose keys are in every file of our architecture, in this order; others' are where there are such blocks."""
 
-KINDS: Registry[GgufKind] = Registry("block kind that llama.cpp holds", "nas.llama_cpp.kinds", BUILTIN)
+KINDS: Registry[GgufKind] = Registry(
+    "block kind that llama.cpp holds", "nas.llama_cpp.kinds", {**BUILTIN, "gdn": GDN, "gla": GLA}
+)

@@ -28,7 +28,17 @@ from nas.runtimes.llama_cpp.gate import compare
 from nas.runtimes.llama_cpp.oracle import Oracle
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.testing.llama_cpp_gate import gate
-from nas.testing.planted_faults import FAULTS, PLANTED, Fault, State, checkpoint
+from nas.testing.planted_faults import (
+    FAULTS,
+    GDN_FAULTS,
+    GLA_FAULTS,
+    PLANTED,
+    PLANTED_GDN,
+    PLANTED_GLA,
+    Fault,
+    State,
+    checkpoint,
+)
 from nas.testing.run_plan import run_plan
 from nas.testing.short_training import STOCK as BYTE_LEVEL
 from nas.testing.short_training import learned_checkpoint
@@ -43,6 +53,10 @@ ALONE = {
     "sinks": "d256 v512 ffn=swiglu:512 [W4/2@32(sink=1)*3]",
     "Mamba-2": "d256 v512 ffn=swiglu:512 [M16*3]",
     "Mamba-2 of several sizes": "d128 v512 ffn=swiglu:256 [M16 M64(groups=2) M32(conv=3,expand=1,heads=4)]",
+    "Gated DeltaNet": "d256 v512 ffn=swiglu:512 [D8/4*2 D4]",
+    "Gated DeltaNet of several sizes": "d128 v512 ffn=swiglu:256 [D4 D2:32(conv=3) D6/2:20]",
+    "gated linear attention": "d256 v512 ffn=swiglu:512 [G8*2 G2]",
+    "gated linear attention of several sizes": "d128 v512 ffn=swiglu:256 [G4 G2:32(rank=32) G3:20]",
     "feed-forwards": "d256 v512 ffn=swiglu:512 [C3 A4/2+swiglu:768 C3+swiglu:352]",
     "experts": "d256 v512 ffn=moe:8x2:64 [A4/2*2 A4/2+moe:8x4:96]",
 }
@@ -50,6 +64,7 @@ MIXED = {
     "conv, GQA": "d256 v512 ffn=swiglu:512 [C3 A4/2 C5 A8/2]",
     "conv, GQA, Mamba-2": "d256 v512 ffn=swiglu:512 [C3 A4/2 M16 C4 M16]",
     "conv, Mamba-2, MoE": "d256 v512 ffn=moe:8x2:64 [C3 M16+swiglu:512 C3 M32]",
+    "conv, GDN, GLA, SWA": "d256 v512 ffn=swiglu:512 [C3 D8 G8 W4/2@32 D4/2:32]",
     "SWA, conv": "d256 v512 ffn=swiglu:512 [C3 W4/2@32(sink=1) C5 W8/2@32]",
     "all": "d256 v512 ffn=moe:8x2:64 [M16 A4/2 C3+swiglu:512 W4/2@32(sink=1)+moe:8x4:96 C5 A8/8(qk_norm=0)]",
 }
@@ -154,6 +169,18 @@ def test_faults_in_mamba2_fail(
     assert not gate(tmp_path, quantisation, MAMBA2, patched_build, Fault("", weights)).passed
 
 
+@pytest.mark.parametrize("quantisation", mostly_exhaustive(["q4_0", "f32"], "q4_0"))
+@pytest.mark.parametrize(
+    ("layout", "fault"),
+    [*((PLANTED_GDN, fault) for fault in GDN_FAULTS), *((PLANTED_GLA, fault) for fault in GLA_FAULTS)],
+    ids=lambda value: value.name if isinstance(value, Fault) else value.layers[0].mixers[0].kind,
+)
+def test_faults_in_linear_attention_fail(
+    patched_build: Build, tmp_path: Path, layout: Layout, fault: Fault, quantisation: str
+) -> None:
+    assert not gate(tmp_path, quantisation, layout, patched_build, fault).passed
+
+
 @pytest.mark.parametrize("text", ["d256 v512 ffn=swiglu:512 [M16*3]", "d256 v512 ffn=swiglu:512 [C3 C5*2]"])
 def test_stale_state_of_one_kind_fails(patched_build: Build, tmp_path: Path, text: str) -> None:
     """An earlier text left in memory, without attention that would see it too."""
@@ -192,7 +219,17 @@ def saved_and_restored(build: Build, folder: Path, text: str) -> np.ndarray:
     return np.linalg.norm(went_on - restored, axis=-1) / np.linalg.norm(went_on, axis=-1)
 
 
-@pytest.mark.parametrize("name", ["convolutions", "conv, GQA, Mamba-2", "conv, Mamba-2, MoE", "experts"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "convolutions",
+        "conv, GQA, Mamba-2",
+        "conv, Mamba-2, MoE",
+        "Gated DeltaNet of several sizes",
+        "gated linear attention",
+        "experts",
+    ],
+)
 def test_state_can_be_saved_and_restored(patched_build: Build, tmp_path: Path, name: str) -> None:
     assert (saved_and_restored(patched_build, tmp_path, EVERY[name]) == 0).all()
 

@@ -4,6 +4,9 @@
 sliding windows with sinks. Files of stock architectures load and compute as before. It also lets lfm2 run without a
 convolution or without an attention layer, whose empty cache has no buffers that inputs could be written to.
 
+0002-linear-attention.patch adds gated linear mixers to it: Gated DeltaNet and gated linear attention, on ggml's own
+operators.
+
 Patches of other distributions' blocks (`nas.runtimes.llama_cpp.kinds`) follow.
 """
 
