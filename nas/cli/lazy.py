@@ -20,6 +20,7 @@ COMMANDS = {
     "device": "Attach, list, show and manage devices.",
     "bench": "Measure a layout or model file on a device.",
     "export": "Export a layout to a model file.",
+    "adapt": "Search inside a trained model for a child that keeps budgets on a device.",
     "import": "Import a trained model of Hugging Face's transformers.",
     "generate": "Generate text with a trained proxy model.",
     "agent": "Run and manage device agents.",

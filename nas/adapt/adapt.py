@@ -1,0 +1,525 @@
+"""Search inside a trained model: library, costs on a device, exact selection, healing, files.
+
+    OUT/plan.json            what was asked for; another request needs another folder
+    OUT/measured/ID.json     figures of a layout on the device, by its id
+    OUT/front.json           choices at several limits, with predicted and measured figures
+    OUT/training/            checkpoint of the healing
+    OUT/child.safetensors    healed weights of the chosen child
+    OUT/report.json          what was measured and lost
+    OUT/files/               the child's folder of transformers, GGUF files, card (`nas.release.files`)
+
+Each step does nothing where its result is there: after a kill the same command goes on, and gives the same child. The
+library is a folder of its own, for all devices and budgets (`nas.adapt.library`).
+
+Costs of alternatives are differences of measured layouts: the trained model's, and for each alternative the one in
+which every second block of its kind is replaced. They add up only roughly, so the chosen child is measured itself; if
+it exceeds a budget, the limits of the selection are lowered by the excess, some times.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from nas.adapt.alternatives import Slot, assembled, block_name, default_alternatives, parsed, slots_of, with_blocks
+from nas.adapt.library import Library, LibrarySettings, TrainedTeacher
+from nas.adapt.selection import Option, select, total
+from nas.core.block import Block
+from nas.core.canonical import content_hash
+from nas.core.durable import write_durably
+from nas.core.errors import InvalidInput, Unsupported
+from nas.core.layout import Layout
+from nas.core.metrics import metric
+from nas.core.units import parse_limit
+from nas.nn.fit import Stage, TrainingCheckpoint, TrainingState, Worker, fit
+from nas.nn.model import Model
+from nas.nn.optimisers import Optimiser
+from nas.nn.weights import load_weights, save_weights
+from nas.pretrain.data import MIN_HELD_OUT, Tokens, Vocabulary, read_sources, tokenise
+from nas.pretrain.loss import Distilled, pretraining_loss
+from nas.pretrain.next_token import ALL, Packed, bits_per_byte
+from nas.pretrain.recipe import wsdc
+from nas.release.files import sha256_of, write_files
+from nas.release.options import FileOptions
+from nas.runtimes.base import Checkpoint
+
+PLAN, FRONT, REPORT, CHILD = "plan.json", "front.json", "report.json", "child.safetensors"
+_BUDGET = re.compile(r"\s*(\w+)\s*<=\s*(\S.*)")
+_ROUNDS = 4
+"""Selections with lowered limits after a child that exceeds a budget."""
+_MARGIN = 0.99
+_CHECKPOINT_S = 60.0
+
+Figures = Mapping[str, float]
+Measure = Callable[[Layout], Figures]
+"""Returns the budgets' metrics of a layout on the device.
+
+Raises:
+    Unsupported: the runtime does not carry it.
+"""
+
+
+class Healing(BaseModel):
+    """Training of the assembled child, all weights, against the trained model (LFM2 report, section 3.3)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tokens: int = Field(1 << 20, ge=1)
+    length: int = Field(256, ge=8)
+    batch_tokens: int = Field(4096, ge=8)
+    lr: float = Field(3e-4, gt=0)
+    weight: float = Field(0.9, gt=0, le=1, description="of the distillation term; the rest is cross-entropy")
+    temperature: float = Field(1.0, ge=1)
+    k: int = Field(32, ge=1)
+    seed: int = Field(0, ge=0)
+
+
+class AdaptSettings(BaseModel):
+    """Settings of an adaptation."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    library: LibrarySettings = LibrarySettings()
+    healing: Healing = Healing()
+    window: int = Field(128, ge=2, description="of sliding windows among the alternatives")
+    points: int = Field(5, ge=2, description="of the front")
+    held_out: float = Field(0.05, gt=0, lt=0.5, description="share of the text that is never trained on")
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A budget, such as decode_p50 <= 20 ms: smaller is better."""
+
+    metric: str
+    value: float
+
+    @staticmethod
+    def parse(text: str) -> Limit:
+        """Parses 'decode_p50<=20ms'.
+
+        Raises:
+            UnknownName: no such metric.
+            InvalidInput: another form, or a metric that is not a cost.
+        """
+        match = _BUDGET.fullmatch(text)
+        if match is None:
+            raise InvalidInput(f"cannot read {text!r}: write METRIC<=LIMIT, such as decode_p50<=20ms", where="--budget")
+        known = metric(match[1])
+        if known.direction != "min":
+            raise InvalidInput(f"{known.name} is no cost: limit one that is better when smaller", where="--budget")
+        try:
+            value, relative = parse_limit(match[2], known.unit)
+        except ValueError as error:
+            raise InvalidInput(str(error), where="--budget") from error
+        if relative:
+            raise InvalidInput("a budget is a number with its unit, not a multiple", where="--budget")
+        return Limit(known.name, value)
+
+
+@dataclass(frozen=True)
+class Child:
+    """A choice of blocks.
+
+    Args:
+        choice: places that change, and their blocks; None: no block.
+        predicted: sums of losses ("loss") and costs.
+        measured: figures on the device.
+        layout: of the child.
+    """
+
+    choice: Mapping[Slot, Block | None]
+    predicted: Figures
+    measured: Figures
+    layout: Layout
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns it as JSON."""
+        blocks = [[slot.depth, slot.part, block_name(block)] for slot, block in sorted(self.choice.items())]
+        return {
+            "layout": self.layout.format(),
+            "choice": blocks,
+            "predicted": dict(self.predicted),
+            "measured": dict(self.measured),
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Child:
+        """Reads what `to_json` returned."""
+        choice = {Slot(depth, part): parsed(text, part) for depth, part, text in data["choice"]}
+        return Child(choice, data["predicted"], data["measured"], Layout.parse(data["layout"]))
+
+
+class Adaptation:
+    """One adaptation of a trained model to budgets.
+
+    Args:
+        folder: of results.
+        library_folder: of the library.
+        teacher: checkpoint of the trained model, which names its layout.
+        tokenizer: its tokenizer.json.
+        corpus: files and folders of text.
+        budgets: limits that the child keeps.
+        measure: figures of a layout on the device.
+        device: names device, runtime and workload, for the plan.
+        settings: of everything else.
+        worker: this process.
+
+    Raises:
+        InvalidInput: the folder holds another adaptation, or text, tokenizer and model do not fit.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        library_folder: Path,
+        teacher: Path,
+        tokenizer: Path,
+        corpus: Sequence[Path],
+        budgets: Sequence[Limit],
+        measure: Measure,
+        device: Mapping[str, Any],
+        settings: AdaptSettings,
+        worker: Worker,
+    ) -> None:
+        if not budgets:
+            raise InvalidInput("name at least one budget, such as decode_p50<=20ms", where="--budget")
+        self.folder, self.settings, self.worker, self._measure = folder, settings, worker, measure
+        self.budgets = {limit.metric: limit.value for limit in budgets}
+        self.teacher = TrainedTeacher.load(teacher, worker.device)
+        vocabulary = Vocabulary(tokenizer, self.teacher.layout.vocab)
+        self._vocabulary = vocabulary
+        if settings.healing.k >= self.teacher.layout.vocab:
+            raise InvalidInput(f"healing.k is {settings.healing.k}, of a vocabulary of {self.teacher.layout.vocab:,}")
+        self.sources: list[Tokens] = [
+            tokenise(source, vocabulary, None, settings.library.seed, 1 << 20)
+            for source in read_sources(corpus, settings.held_out)
+        ]
+        self.plan = {
+            "v": 1,
+            "teacher": self.teacher.sha256,
+            "layout": self.teacher.layout.format(),
+            "tokenizer": vocabulary.sha256,
+            "text": [source.key for source in self.sources],
+            "budgets": self.budgets,
+            "device": dict(device),
+            "settings": settings.model_dump(mode="json"),
+        }
+        (folder / "measured").mkdir(parents=True, exist_ok=True)
+        self._claim()
+        self.library = Library(library_folder, self.teacher, self.sources, settings.library, worker)
+        places = slots_of(self.teacher.layout)
+        self.alternatives = {slot: default_alternatives(self.teacher.layout, slot, settings.window) for slot in places}
+
+    def run(self) -> dict[str, Any]:
+        """Runs what is missing, and returns the report.
+
+        Raises:
+            InvalidInput: no choice keeps the budgets.
+        """
+        self.library.train(self.alternatives)
+        front, chosen = self.front()
+        child = self.healed(chosen)
+        return self._report(front, chosen, child)
+
+    def measured(self, layout: Layout) -> Figures:
+        """Returns the figures of a layout, measured once.
+
+        Raises:
+            Unsupported: the runtime does not carry it.
+        """
+        path = self.folder / "measured" / f"{layout.id}.json"
+        if not path.is_file():
+            try:
+                figures: dict[str, Any] = {name: float(value) for name, value in self._measure(layout).items()}
+            except Unsupported as error:
+                figures = {"unsupported": error.message}
+            write_durably(path, _json({"layout": layout.format(), "figures": figures}))
+        known: dict[str, Any] = json.loads(path.read_bytes())["figures"]
+        if "unsupported" in known:
+            raise Unsupported(known["unsupported"])
+        if lacking := sorted(self.budgets.keys() - known.keys()):
+            raise InvalidInput(f"{', '.join(lacking)} cannot be measured here", where="--budget")
+        return known
+
+    def places(self) -> tuple[list[Slot], list[list[Option]], Figures]:
+        """Returns the places, the options of each with their losses and costs, and the trained model's figures.
+
+        The first option of a place is the block of the trained model. Alternatives that the runtime does not carry are
+        left out.
+        """
+        layout = self.teacher.layout
+        scores = self.library.scores(self.alternatives)
+        base = self.measured(layout)
+        costs: dict[tuple[Block | None, Block | None], Figures | None] = {}
+        slots, places = [], []
+        for slot, blocks in self.alternatives.items():
+            own = slot.block(layout)
+            options = [Option(block_name(own), 0.0, dict.fromkeys(base, 0.0))]
+            for block in blocks:
+                if (own, block) not in costs:
+                    costs[own, block] = self._cost(own, block, base)
+                cost = costs[own, block]
+                if cost is not None:
+                    options.append(Option(block_name(block), scores[slot, block], cost, empty=block is None))
+            slots.append(slot)
+            places.append(options)
+        return slots, places, base
+
+    def front(self) -> tuple[list[Child], Child]:
+        """Returns children at several limits, best first, and the best that keeps the budgets.
+
+        Raises:
+            InvalidInput: no choice keeps the budgets.
+        """
+        path = self.folder / FRONT
+        if path.is_file():
+            known = json.loads(path.read_bytes())
+            return [Child.from_json(each) for each in known["front"]], Child.from_json(known["chosen"])
+        slots, places, base = self.places()
+        chosen = self._within(slots, places, base)
+        first = next(iter(self.budgets))
+        least = base[first] + sum(min(option.costs[first] for option in options) for options in places)
+        children = {chosen.layout.id: chosen}
+        for point in range(self.settings.points):
+            limit = least + (base[first] - least) * point / (self.settings.points - 1)
+            picked = select(places, base, {first: limit})
+            if picked is not None and (child := self._child(slots, places, base, picked)) is not None:
+                children.setdefault(child.layout.id, child)
+        front = _undominated(children.values(), first)
+        write_durably(path, _json({"front": [each.to_json() for each in front], "chosen": chosen.to_json()}))
+        return front, chosen
+
+    def healed(self, chosen: Child) -> Model:
+        """Returns the child, trained end to end against the trained model."""
+        path = self.folder / CHILD
+        layout, start = self.start(chosen.choice)
+        model = Model(layout, None)
+        if path.is_file():
+            load_weights(model, path)
+            return model.to(self.worker.device).eval()
+        model.load_state_dict(start)
+        heal(model.to(self.worker.device), self.teacher, self.sources, self.settings.healing, self.folder / "training",
+             self.worker)  # fmt: skip
+        save_weights(model, path)
+        return model.eval()
+
+    def start(self, choice: Mapping[Slot, Block | None]) -> tuple[Layout, dict[str, torch.Tensor]]:
+        """Returns layout and weights of a child before healing."""
+        blocks = {slot: self.library.weights(slot, block) for slot, block in choice.items() if block is not None}
+        weights = {name: tensor.cpu() for name, tensor in self.teacher.model.state_dict().items()}
+        return assembled(self.teacher.layout, weights, choice, blocks)
+
+    def bits_per_byte(self, model: Model) -> float:
+        """Returns bits per byte of the held-out text."""
+        scored = [source for source in self.sources if source.held_out_bytes >= MIN_HELD_OUT]
+        with torch.no_grad():
+            bits = bits_per_byte(
+                lambda ids: model(ids.to(self.worker.device))[0],
+                scored,
+                self._vocabulary,
+                self.settings.healing.length,
+                self.worker.yield_hook,
+            )
+        return bits[ALL]
+
+    def _claim(self) -> None:
+        path, content = self.folder / PLAN, _json(self.plan)
+        if not path.is_file():
+            write_durably(path, content)
+        elif path.read_bytes() != content:
+            before = json.loads(path.read_bytes())
+            other = ", ".join(sorted(key for key in self.plan if before.get(key) != json.loads(content)[key]))
+            raise InvalidInput(
+                f"{self.folder} holds an adaptation with another {other}; name another folder", where="--output"
+            )
+
+    def _cost(self, own: Block | None, block: Block | None, base: Figures) -> Figures | None:
+        """Returns what one replacement adds to each metric; None: the runtime does not carry it."""
+        alike = [slot for slot in self.alternatives if slot.block(self.teacher.layout) == own]
+        alike = [slot for slot in alike if block in self.alternatives[slot]][::2]
+        try:
+            layout, _ = with_blocks(self.teacher.layout, dict.fromkeys(alike, block))
+            figures = self.measured(layout)
+        except Unsupported as error:
+            self.worker.log(f"{block_name(block)} in place of {block_name(own)} is left out: {error.message}")
+            return None
+        return {name: (figures[name] - value) / len(alike) for name, value in base.items() if name in figures}
+
+    def _within(self, slots: Sequence[Slot], places: list[list[Option]], base: Figures) -> Child:
+        limits = dict(self.budgets)
+        for _ in range(_ROUNDS):
+            picked = select(places, base, limits)
+            if picked is None:
+                break
+            child = self._child(slots, places, base, picked)
+            excess = {} if child is None else {
+                name: child.measured[name] / limit for name, limit in self.budgets.items()
+                if child.measured[name] > limit
+            }  # fmt: skip
+            if child is not None and not excess:
+                return child
+            for name in excess or limits:
+                limits[name] *= _MARGIN / excess.get(name, 1.0)
+        listed = ", ".join(f"{name} <= {limit:g}" for name, limit in self.budgets.items())
+        had = ", ".join(f"{name} {base[name]:.4g}" for name in self.budgets)
+        raise InvalidInput(f"no choice of blocks keeps {listed}; the model itself has {had}", where="--budget")
+
+    def _child(
+        self, slots: Sequence[Slot], places: list[list[Option]], base: Figures, picked: Sequence[int]
+    ) -> Child | None:
+        """Returns a choice with its figures; None: the runtime does not carry it."""
+        choice = {
+            slot: parsed(options[index].name, slot.part)
+            for slot, options, index in zip(slots, places, picked, strict=True)
+            if index
+        }
+        layout, _ = with_blocks(self.teacher.layout, choice)
+        try:
+            figures = self.measured(layout)
+        except Unsupported as error:
+            self.worker.log(f"a choice is left out: {error.message}")
+            return None
+        return Child(choice, total(places, picked, base), figures, layout)
+
+    def _report(self, front: Sequence[Child], chosen: Child, child: Model) -> dict[str, Any]:
+        path = self.folder / REPORT
+        if path.is_file():
+            known: dict[str, Any] = json.loads(path.read_bytes())
+            return known
+        layout, start = self.start(chosen.choice)
+        unhealed = Model(layout, None)
+        unhealed.load_state_dict(start)
+        unhealed = unhealed.to(self.worker.device).eval()
+        report = {
+            "teacher": {
+                "layout": self.teacher.layout.format(),
+                "bits_per_byte": self.bits_per_byte(self.teacher.model),
+                "measured": dict(self.measured(self.teacher.layout)),
+            },
+            "child": chosen.to_json()
+            | {
+                "bits_per_byte": self.bits_per_byte(child),
+                "bits_per_byte_before_healing": self.bits_per_byte(unhealed),
+                "divergence": self.library.divergence(child),
+                "divergence_before_healing": self.library.divergence(unhealed),
+            },
+            "front": [each.to_json() for each in front],
+            "budgets": self.budgets,
+            "text": [source.name for source in self.sources],
+        }
+        write_durably(path, _json(report))
+        return report
+
+
+def heal(
+    model: Model, teacher: TrainedTeacher, sources: Sequence[Tokens], healing: Healing, folder: Path, worker: Worker
+) -> None:
+    """Trains `model` in place against the teacher's likeliest tokens; resumes from the checkpoint in `folder`.
+
+    Args:
+        model: assembled, on the worker's device.
+        teacher: the trained model.
+        sources: text.
+        healing: settings.
+        folder: of the checkpoint.
+        worker: this process.
+    """
+    sequences = max(1, healing.batch_tokens // healing.length)
+    tokens = sequences * healing.length
+    steps = max(1, round(healing.tokens / tokens))
+    packed = Packed("healing", sources, healing.length, sequences, healing.seed + 1)
+    distilled = Distilled(teacher.model, healing.weight, healing.temperature, healing.k)
+
+    def loss(student: Model, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return pretraining_loss(student, inputs, labels, distilled) / tokens
+
+    stage = Stage(
+        name="healing",
+        steps=steps,
+        tokens=tokens,
+        batches=lambda step: [packed.batch(step)],
+        loss=loss,
+        rate=lambda step: healing.lr * wsdc(step, steps, warmup=0.05, decay=0.5, final=0.1),
+    )
+    key = content_hash([model.layout.to_json(), teacher.sha256, [each.key for each in sources], healing.model_dump()])
+    checkpoint = TrainingCheckpoint(folder / f"{key}.safetensors", {"key": key}, interval_s=_CHECKPOINT_S)
+    state = TrainingState(model, Optimiser(weight_decay=0.0, clip=1.0, balance_rate=1e-3), steps)
+    fit(state, [stage], [checkpoint], worker, name=f"the child of {model.layout.params.total:,} weights")
+    model.eval()
+
+
+def read_settings(path: Path) -> AdaptSettings:
+    """Reads settings from a JSON file.
+
+    Raises:
+        InvalidInput: a value is out of range or unknown.
+    """
+    try:
+        return AdaptSettings.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        problems = (f"{path}: {'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise InvalidInput("\n".join(problems)) from None
+
+
+def write_child(
+    one: Adaptation, tokenizer: Path, report: Mapping[str, Any], gguf: Sequence[str], pte_context: int | None
+) -> list[str]:
+    """Writes the child's folder of transformers, GGUF files and card, and returns the paths of all files.
+
+    Args:
+        one: an adaptation that has run.
+        tokenizer: the trained model's tokenizer.json.
+        report: of the run, for the card.
+        gguf: quantisations of the GGUF files.
+        pte_context: most tokens of a text in a .pte; None: no .pte.
+
+    Raises:
+        InvalidInput: llama.cpp splits text otherwise than the tokenizer.
+        InfrastructureFailed: a file cannot be written.
+    """
+    child, teacher = report["child"], report["teacher"]
+    weights = one.folder / CHILD
+    options = FileOptions(
+        name="child",
+        tokenizer=tokenizer,
+        gguf=tuple(gguf),
+        pte_context=pte_context,
+        budgets={name: f"{limit:g} {metric(name).unit}" for name, limit in report["budgets"].items()},
+        provenance={
+            "adapted from": f"`{teacher['layout']}` (SHA-256 {one.teacher.sha256})",
+            "text": ", ".join(report["text"]),
+            "bits per byte on held-out text": f"{child['bits_per_byte']:.4f}, of the model it comes from"
+            f" {teacher['bits_per_byte']:.4f}, before healing {child['bits_per_byte_before_healing']:.4f}",
+            **{
+                f"{name}, {metric(name).unit}": f"{child['measured'][name]:.4g}, of the model it comes from"
+                f" {teacher['measured'][name]:.4g}"
+                for name in report["budgets"]
+            },
+        },
+    )
+    folder = one.folder / "files"
+    layout = Layout.parse(child["layout"])
+    files = write_files(folder, layout, Checkpoint(weights, sha256_of(weights)), options, one.worker.log)
+    return [str(folder / each.path) for each in files.files]
+
+
+def _undominated(children: Iterable[Child], name: str) -> list[Child]:
+    """Returns the children that no other one beats in predicted loss and the measured figure `name`, best first."""
+    best, found = math.inf, []
+    for child in sorted(children, key=lambda each: (each.predicted["loss"], each.measured[name])):
+        if child.measured[name] < best:
+            best = child.measured[name]
+            found.append(child)
+    return found
+
+
+def _json(value: Any) -> bytes:
+    return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()

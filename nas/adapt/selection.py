@@ -1,0 +1,80 @@
+"""Which alternative stands at which place: an exact choice where quality and costs are sums over places.
+
+    minimise  sum of losses x   subject to   base + sum of costs x <= limit for each metric, one alternative per place
+
+An integer program, solved by HiGHS (Huangfu and Hall 2018) through scipy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp  # type: ignore[import-untyped]
+from scipy.sparse import csr_array  # type: ignore[import-untyped]
+
+from nas.core.errors import InfrastructureFailed
+
+_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Option:
+    """An alternative at a place.
+
+    Args:
+        name: of it, for messages and records.
+        loss: what the model loses by it.
+        costs: metric -> what it adds to that of the model without the block's own.
+        empty: whether it leaves nothing there; one place of the model keeps something.
+    """
+
+    name: str
+    loss: float
+    costs: Mapping[str, float] = field(default_factory=dict)
+    empty: bool = False
+
+
+def select(
+    places: Sequence[Sequence[Option]], base: Mapping[str, float], limits: Mapping[str, float]
+) -> tuple[int, ...] | None:
+    """Returns the index of the chosen option of each place; None: no choice keeps the limits.
+
+    Args:
+        places: the options of each; those of a place have the same metrics.
+        base: metric -> its part that does not depend on the choice.
+        limits: metric -> largest value.
+
+    Raises:
+        InfrastructureFailed: the solver found no answer within a minute.
+    """
+    options = [option for place in places for option in place]
+    starts = np.cumsum([0, *map(len, places)])
+    owner = np.repeat(np.arange(len(places)), np.diff(starts))
+    one_each = csr_array((np.ones(len(options)), (owner, np.arange(len(options)))), (len(places), len(options)))
+    rows = [LinearConstraint(one_each, 1, 1)]
+    for metric, limit in limits.items():
+        costs = np.array([[option.costs.get(metric, 0.0) for option in options]])
+        scale = max(float(np.abs(costs).max()), 1e-12)
+        rows.append(LinearConstraint(costs / scale, -np.inf, (limit - base.get(metric, 0.0)) / scale))
+    empty = np.array([[float(option.empty) for option in options]])
+    rows.append(LinearConstraint(empty, -np.inf, len(places) - 1))
+    losses = np.array([option.loss for option in options])
+    size = max(float(np.abs(losses).max()), 1e-12)
+    settings = {"time_limit": _SECONDS, "mip_rel_gap": 0.0}
+    whole = np.ones(len(options))
+    solved = milp(losses / size, constraints=rows, integrality=whole, bounds=Bounds(0, 1), options=settings)
+    if solved.status == 2:
+        return None
+    if solved.status != 0 or solved.x is None:
+        raise InfrastructureFailed(f"the solver stopped: {solved.message}")
+    return tuple(int(np.argmax(solved.x[a:b])) for a, b in pairwise(starts))
+
+
+def total(places: Sequence[Sequence[Option]], chosen: Sequence[int], base: Mapping[str, float]) -> dict[str, float]:
+    """Returns loss and metrics of a choice, as sums."""
+    picked = [place[index] for place, index in zip(places, chosen, strict=True)]
+    metrics = {name: value + sum(option.costs.get(name, 0.0) for option in picked) for name, value in base.items()}
+    return {"loss": sum(option.loss for option in picked)} | metrics

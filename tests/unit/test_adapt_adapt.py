@@ -1,0 +1,248 @@
+"""Search inside a trained model: library, selection, healing; the same child after kills."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cli_runner import nas
+from pretrain_lab import write_corpus, write_tokenizer
+
+from nas.adapt.adapt import CHILD, Adaptation, AdaptSettings, Healing, Limit
+from nas.adapt.alternatives import Slot, assembled, default_alternatives, slots_of, started
+from nas.adapt.library import Library, LibrarySettings, TrainedTeacher
+from nas.core.block import Block
+from nas.core.errors import InvalidInput, UnknownName, Unsupported
+from nas.core.layout import Layout
+from nas.measure.bench import BenchOptions
+from nas.nn.fit import Worker
+from nas.nn.model import Model
+from nas.nn.weights import save_weights
+from nas.pretrain.data import Tokens, Vocabulary, read_sources, tokenise
+
+LAYOUT = Layout.parse("d64 v320 ffn=swiglu:128 [A4/4:16*2 C3]")
+SETTINGS = AdaptSettings(
+    library=LibrarySettings(tokens=1024, length=32, batch_tokens=256, score_tokens=256),
+    healing=Healing(tokens=2048, length=32, batch_tokens=256, lr=1e-3, weight=1.0, k=64),
+    window=8,
+    points=3,
+    held_out=0.2,
+)
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+def alone(yield_hook: Any = lambda: None) -> Worker:
+    return Worker(torch.device("cpu"), lambda line: None, yield_hook)
+
+
+def work_of(layout: Layout) -> Mapping[str, float]:
+    """A device whose decode time is the layout's arithmetic."""
+    if any(not layer.mixers for layer in layout.layers[:1]):
+        raise Unsupported("the first layer needs a mixer")
+    return {"decode_p50": layout.flops(256) / 1e6, "file_size": layout.params.total / 1e6}
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("adapt")
+    corpus = write_corpus(folder / "text")
+    write_tokenizer(folder / "tokenizer.json", corpus)
+    model = Model(LAYOUT, seed=1)
+    with torch.no_grad():
+        model.norm.weight.mul_(4)  # predictions far from uniform, as those of a trained model
+    save_weights(model, folder / "teacher.safetensors")
+    return folder
+
+
+@pytest.fixture
+def text(lab: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Tokens]:
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+    vocabulary = Vocabulary(lab / "tokenizer.json", LAYOUT.vocab)
+    return [tokenise(each, vocabulary, None, 0, 1 << 16) for each in read_sources([lab / "text"], 0.2)]
+
+
+def adaptation(lab: Path, out: Path, library: Path, worker: Worker | None = None, budget: str = "") -> Adaptation:
+    limit = work_of(LAYOUT)["decode_p50"] * 0.8
+    return Adaptation(
+        out, library, lab / "teacher.safetensors", lab / "tokenizer.json", [lab / "text"],
+        [Limit.parse(budget or f"decode_p50<={limit:.6f}ms")], work_of, {"device": "arithmetic"}, SETTINGS,
+        worker or alone(),
+    )  # fmt: skip
+
+
+def test_attention_has_six_alternatives_and_a_feed_forward_four() -> None:
+    found = {slot: default_alternatives(LAYOUT, slot, 8) for slot in slots_of(LAYOUT)}
+    names = [block.format() if block else "-" for block in found[Slot(0, "mixer")]]
+    assert names == ["A4/2", "A4/1", "W4/4@8", "C3", "M16(expand=1,groups=4,heads=4)", "-"]
+    assert [block.format() if block else "-" for block in found[Slot(0, "ffn")]] == [
+        "swiglu:96", "swiglu:64", "swiglu:32", "-",
+    ]  # fmt: skip
+    assert found[Slot(2, "mixer")] == (None,)
+
+
+def test_start_values_come_from_the_trained_block() -> None:
+    teacher = Model(LAYOUT, seed=1)
+    x = torch.randn(2, 12, 64, generator=torch.Generator().manual_seed(0))
+    attention, ffn = teacher.layers["0"].mixers[0], teacher.layers["0"].ffn
+    with torch.no_grad():
+        wide = started(Block.parse("W4/4@12", "mixer"), attention, x, 0, 3)
+        torch.testing.assert_close(wide(x)[0], attention(x)[0])
+        pooled = started(Block.parse("A4/2", "mixer"), attention, x, 0, 3)
+        keys = attention.k.weight.view(2, 2, 16, 64).mean(1).flatten(0, 1)
+        torch.testing.assert_close(pooled.k.weight, keys)
+        ffn.down.weight[:, :64] = 0  # units that add nothing
+        half = started(Block.parse("swiglu:64", "ffn"), ffn, x, 0, 3)
+        torch.testing.assert_close(half(x), ffn(x))
+        scan = started(Block.parse("M16(expand=1,groups=4,heads=4)", "mixer"), attention, x, 0, 3)
+        torch.testing.assert_close(scan.in_proj.weight[192:256], attention.q.weight)
+        torch.testing.assert_close(scan.out.weight, attention.o.weight)
+
+
+def test_assembling_with_the_trained_blocks_gives_the_trained_model() -> None:
+    teacher = Model(LAYOUT, seed=1)
+    weights = dict(teacher.state_dict())
+    layout, state = assembled(LAYOUT, weights, {}, {})
+    assert layout == LAYOUT
+    assert state.keys() == weights.keys()
+    gone = {Slot(1, "mixer"): None, Slot(1, "ffn"): None}
+    layout, state = assembled(LAYOUT, weights, gone, {})
+    assert layout.format() == "d64 v320 ffn=swiglu:128 [A4/4 C3]"
+    child = Model(layout, None)
+    child.load_state_dict(state)
+    ids = torch.arange(10)[None]
+    x = teacher.embed(ids)
+    for i in ("0", "2"):
+        x, _ = teacher.layers[i](x, [None])
+    torch.testing.assert_close(child(ids), teacher.logits(teacher.norm(x)))
+
+
+def test_shared_layers_are_refused() -> None:
+    with pytest.raises(Unsupported, match="layer 1"):
+        slots_of(Layout.parse("d64 v320 ffn=swiglu:96 [A4/2 ^0]"))
+
+
+def test_alternatives_learn_alone_whatever_else_is_trained(lab: Path, tmp_path: Path, text: list[Tokens]) -> None:
+    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
+    slot, narrow, window = Slot(0, "mixer"), Block.parse("A4/2:16", "mixer"), Block.parse("W4/4@8:16", "mixer")
+    settings = SETTINGS.library
+    together = Library(tmp_path / "a", teacher, text, settings, alone())
+    together.train({slot: (narrow, window, None), Slot(0, "ffn"): (Block.parse("swiglu:64", "ffn"),)})
+    single = Library(tmp_path / "b", teacher, text, settings, alone())
+    single.train({slot: (narrow,)})
+    for name, tensor in single.weights(slot, narrow).items():
+        assert torch.equal(tensor, together.weights(slot, narrow)[name]), name
+    record = together.record(slot, narrow)
+    assert record.error < record.error_start
+    scores = together.scores({slot: (narrow, window, None)})
+    assert min(scores[slot, narrow], scores[slot, window]) >= 0
+    assert max(scores[slot, narrow], scores[slot, window]) < scores[slot, None]
+
+
+def test_a_child_keeps_the_budget_and_kills_do_not_change_it(
+    lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+    calls = 0
+
+    def counted() -> None:
+        nonlocal calls
+        calls += 1
+
+    report = adaptation(lab, tmp_path / "whole", tmp_path / "library", alone(counted)).run()
+    child = report["child"]
+    assert child["measured"]["decode_p50"] <= 0.8 * work_of(LAYOUT)["decode_p50"]
+    assert child["divergence"] != child["divergence_before_healing"]
+    assert child["layout"] != LAYOUT.format()
+    assert len(report["front"]) >= 2
+
+    rng, left = random.Random(0), 0
+
+    def killed() -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise Killed
+
+    kills = 0
+    for _ in range(3):
+        left = rng.randint(1, calls)
+        try:
+            again = adaptation(lab, tmp_path / "killed", tmp_path / "other", alone(killed)).run()
+            break
+        except Killed:
+            kills += 1
+    else:
+        again = adaptation(lab, tmp_path / "killed", tmp_path / "other").run()
+    assert kills > 0
+    assert json.dumps(again, sort_keys=True) == json.dumps(report, sort_keys=True)
+    both = [(tmp_path / name / CHILD).read_bytes() for name in ("whole", "killed")]
+    assert hashlib.sha256(both[0]).digest() == hashlib.sha256(both[1]).digest()
+
+    with pytest.raises(InvalidInput, match="another budgets"):
+        adaptation(lab, tmp_path / "whole", tmp_path / "library", budget="decode_p50<=1ms")
+
+
+def test_a_budget_that_no_choice_keeps_is_refused(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+    one = adaptation(lab, tmp_path / "out", tmp_path / "library", budget="file_size<=0.001MB")
+    with pytest.raises(InvalidInput, match="no choice of blocks keeps file_size"):
+        one.run()
+
+
+def test_the_command_writes_files_and_a_card(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("nas.measure.bench.bench", arithmetic_bench)
+    (tmp_path / "settings.json").write_text(SETTINGS.model_dump_json())
+    size = work_of(LAYOUT)["file_size"] * 0.9
+    given = (
+        "adapt", str(lab / "teacher.safetensors"), "-b", f"file_size<={size:.6f}MB", "-c", str(lab / "text"),
+        "--tokenizer", str(lab / "tokenizer.json"), "--config", str(tmp_path / "settings.json"),
+        "--library", str(tmp_path / "library"), "--gguf", "f16", "-o", str(tmp_path / "out"),
+    )  # fmt: skip
+    done = nas(*given)
+    assert done.code == 0, done.err
+    assert "bits per byte" in done.out
+    card = (tmp_path / "out/files/README.md").read_text()
+    assert "adapted from" in card and "before healing" in card
+    assert (tmp_path / "out/files/gguf/child-F16.gguf").is_file()
+    assert (tmp_path / "out/files/transformers/config.json").is_file()
+    again = nas(*given, "--json")
+    assert json.loads(again.out)["child"]["measured"]["file_size"] <= size
+
+
+def arithmetic_bench(options: BenchOptions, log: Any) -> dict[str, Any]:
+    assert isinstance(options.subject, Layout)
+    figures = work_of(options.subject)
+    return {
+        "decode_ms": {"p50": figures["decode_p50"], "p95": None},
+        "ttft_ms": {"value": None},
+        "peak_rss_mb": {"total": None, "prefill": None, "decode": None},
+        "file_mb": figures["file_size"],
+    }
+
+
+def test_a_model_without_a_tokenizer_is_refused(lab: Path, tmp_path: Path) -> None:
+    done = nas("adapt", str(lab / "teacher.safetensors"), "-b", "ttft<=1s", "-c", str(lab), "-o", str(tmp_path / "out"))
+    assert done.code == 3
+    assert "--tokenizer" in done.err
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [("decode_p50=20ms", "METRIC<=LIMIT"), ("prefill_tps<=3tok/s", "no cost"), ("decode_p50<=1.2x", "multiple"),
+     ("decode_p50<=20MB", "in MB")],
+)  # fmt: skip
+def test_budgets_that_cannot_be_read(text: str, error: str) -> None:
+    with pytest.raises(InvalidInput, match=error):
+        Limit.parse(text)
+    with pytest.raises(UnknownName):
+        Limit.parse("decode_p55<=20ms")
