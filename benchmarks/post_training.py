@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=3e-3, help="of fine-tuning")
     options = parser.parse_args()
     state = options.state.resolve()
-    os.environ["NAS_HOME"], os.environ["NAS_CACHE"] = str(state / "home"), str(state / "cache")
+    os.environ["NAS_HOME"] = str(state / "home")
     member_training.run_workers = _here
     data = state / "data"
     if not (data / "text" / "text.txt").is_file():
