@@ -10,6 +10,7 @@ from nas.core.errors import InvalidInput
 class MixtureOfExperts(FeedForwardKind):
     """`moe:32x4:1792`: 32 experts of width 1792, 4 of them per token.
 
+    Those of `shared` are added for every token and are not chosen (DeepSeekMoE, Dai et al. 2024, section 3.2).
     The load-balancing bias is a buffer that the router's loss never reaches; like transformers, counts leave it out.
     """
 
@@ -22,6 +23,7 @@ class MixtureOfExperts(FeedForwardKind):
         Arg("experts", int, "experts per layer", required=True, low=2, high=1024),
         Arg("top_k", int, "experts per token", required=True, low=1, high=1024),
         Arg("width", int, "hidden width of one expert", required=True, low=1, high=1 << 20),
+        Arg("shared", int, "further experts that every token passes, with weight 1", default=0, low=0, high=64),
     )
 
     def check(self, block: Block, d_model: int) -> None:
@@ -30,7 +32,8 @@ class MixtureOfExperts(FeedForwardKind):
 
     def count(self, block: Block, d_model: int) -> Count:
         expert, router = 3 * d_model * block.int("width"), d_model * block.int("experts")
-        return Count(block.int("experts") * expert + router, block.int("top_k") * expert + router)
+        own = router + block.int("shared") * expert
+        return Count(block.int("experts") * expert + own, block.int("top_k") * expert + own)
 
     def flops(self, block: Block, d_model: int, context: int) -> float:
         return 2.0 * self.count(block, d_model).active

@@ -336,11 +336,13 @@ BLOCKS: Registry[BlockKind] = Registry(
         "conv": "nas.blocks.conv:CONV",
         "gqa": "nas.blocks.gqa:GQA",
         "swa": "nas.blocks.swa:SWA",
+        "mla": "nas.blocks.mla:MLA",
         "mamba2": "nas.blocks.mamba2:MAMBA2",
         "gdn": "nas.blocks.gdn:GDN",
         "gla": "nas.blocks.gla:GLA",
         "mlstm": "nas.blocks.mlstm:MLSTM",
         "swiglu": "nas.blocks.swiglu:SWIGLU",
+        "relu2": "nas.blocks.relu2:RELU2",
         "moe": "nas.blocks.moe:MOE",
     },
 )

@@ -1,4 +1,4 @@
-"""The published LFM2 family as layouts (report, Table 1; layer order from the released configurations)."""
+"""Published models as layouts: the LFM2 family (report, Table 1; layer order from the configurations), and others."""
 
 from __future__ import annotations
 
@@ -18,3 +18,29 @@ LFM2: dict[str, str] = {
     ),
 }
 """Name -> one-line string, as `Layout.parse` reads it."""
+
+PLM = "d2048 v151936 ffn=relu2:8192 [L16/512(rope_theta=100000)*32]"
+"""PLM-1.8B (arXiv:2503.12167, Table 1; queries are not compressed, section 2.1)."""
+
+
+def _zebra(depth: int, d_model: int, latent: str, mamba: str, attention: tuple[int, ...]) -> str:
+    return f"d{d_model} v128256 ffn=swiglu:8192 [{' '.join(latent if i in attention else mamba for i in range(depth))}]"
+
+
+_ZEBRA_1B = (16, 2048, "L32/128(nope_dim=32,query=1344,rope_theta=500000)", "M64(expand=1,groups=8)")
+_ZEBRA_3B = (28, 3072, "L24/128(nope_dim=64,query=1536,rope_theta=500000)", "M128(expand=1,groups=8)")
+
+ZEBRA_LLAMA: dict[str, str] = {
+    "Zebra-Llama-1B-8MLA": _zebra(*_ZEBRA_1B, (0, 2, 4, 6, 8, 10, 12, 14)),
+    "Zebra-Llama-1B-6MLA": _zebra(*_ZEBRA_1B, (0, 2, 5, 8, 11, 14)),
+    "Zebra-Llama-1B-4MLA": _zebra(*_ZEBRA_1B, (0, 5, 10, 14)),
+    "Zebra-Llama-3B-14MLA": _zebra(*_ZEBRA_3B, (0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 27)),
+    "Zebra-Llama-3B-8MLA": _zebra(*_ZEBRA_3B, (0, 4, 8, 12, 16, 20, 24, 27)),
+    "Zebra-Llama-3B-6MLA": _zebra(*_ZEBRA_3B, (0, 5, 11, 17, 22, 27)),
+}
+"""Zebra-Llama (arXiv:2505.17272, Table 5 and appendix B): name -> one-line string.
+
+Two parts of the paper have no argument of ours: up-projections there make the keys and values of 8 heads, here those of
+all, and readers C of its Mamba-2 layers are per query head, here per group. Counts of weights agree with the paper's to
+1 %, bytes of cache exactly.
+"""

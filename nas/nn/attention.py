@@ -197,7 +197,7 @@ def reference_heads(block: Block, weights: Mapping[str, Tensor], h: Tensor, name
         heads = heads / scale * weights[f"{name}_norm.weight"]
     if theta:
         for t in range(len(h)):
-            heads[:, t] = _reference_turn(heads[:, t], t, theta)
+            heads[:, t] = reference_turn(heads[:, t], t, theta)
     return heads
 
 
@@ -216,7 +216,7 @@ def reference_cache(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> t
     return reference_heads(block, weights, h, "k"), values
 
 
-def _reference_turn(x: Tensor, position: int, theta: float) -> Tensor:
+def reference_turn(x: Tensor, position: int, theta: float) -> Tensor:
     """Computes RoPE by Su et al. 2024, section 3.2.2: a pair is a complex number, multiplied by exp(i m theta_i)."""
     half = x.shape[-1] // 2
     turned = x.clone()

@@ -100,11 +100,13 @@ MODULES: Registry[type[Mixer] | type[FeedForward]] = Registry(
         "conv": "nas.nn.conv:GatedShortConv",
         "gqa": "nas.nn.gqa:GroupedQueryAttention",
         "swa": "nas.nn.swa:SlidingWindowAttention",
+        "mla": "nas.nn.mla:MultiHeadLatentAttention",
         "mamba2": "nas.nn.mamba2:Mamba2",
         "gdn": "nas.nn.gdn:GatedDeltaNet",
         "gla": "nas.nn.gla:GatedLinearAttention",
         "mlstm": "nas.nn.mlstm:MatrixLSTM",
         "swiglu": "nas.nn.swiglu:SwiGLU",
+        "relu2": "nas.nn.relu2:SquaredReLU",
         "moe": "nas.nn.moe:MixtureOfExperts",
     },
 )

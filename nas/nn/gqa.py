@@ -34,7 +34,7 @@ class GroupedQueryAttention(Attention):
             assert state is not None, "a block with kv=n is handed layer n's state"
             keys, values = state[:2]
         q = self.turned(self.queries(x), keys.shape[2] - x.shape[1])
-        return self.output(_attend(q, keys, values)), (keys, values, *window)
+        return self.output(attend(q, keys, values)), (keys, values, *window)
 
     def _append(self, x: Tensor, state: State | None) -> tuple[Tensor, Tensor]:
         past = state[0].shape[2] if state else 0
@@ -44,15 +44,18 @@ class GroupedQueryAttention(Attention):
         return keys, values
 
 
-def _attend(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Computes causal attention of the last T of S positions: [B, H, T, d] over [B, KV, S, d] -> [B, H, T, d]."""
+def attend(q: Tensor, keys: Tensor, values: Tensor, scale: float | None = None) -> Tensor:
+    """Computes causal attention of the last T of S positions: [B, H, T, d] over [B, KV, S, d] -> [B, H, T, v].
+
+    Scores are multiplied by `scale`, 1 / sqrt(d) unless given; values [B, KV, S, v] may be of another size.
+    """
     length, seen = q.shape[2], keys.shape[2]
     mask = None
     if 1 < length < seen:
         mask = torch.ones(length, seen, dtype=torch.bool, device=q.device).tril(seen - length)
     grouped = q.shape[1] != keys.shape[1]
     return F.scaled_dot_product_attention(
-        q, keys, values, attn_mask=mask, is_causal=1 < length == seen, enable_gqa=grouped
+        q, keys, values, attn_mask=mask, is_causal=1 < length == seen, enable_gqa=grouped, scale=scale
     )
 
 

@@ -15,6 +15,12 @@ State dict (D width, V vocabulary, i depth, j mixer of the layer; a linear weigh
                                                               canon.weight [D, K], last tap for the current token
                                                       swa:    as gqa, without kv=n
                                                               sinks.weight [heads] (sink=1)
+                                                      mla:    q.weight [heads * (N + P), D]; with a rank Q of queries:
+                                                              q_down.weight [Q, D], q_norm.weight [Q],
+                                                              q_up.weight [heads * (N + P), Q]
+                                                              kv_down.weight [R + P, D], kv_norm.weight [R]
+                                                              k_up.weight [heads * R, N], v_up.weight [heads * V, R]
+                                                              o.weight [D, heads * V]
                                                       mamba2: in_proj.weight [2I + 2GN + H, D], rows z, x, B, C, dt
                                                               conv.weight [I + 2GN, K], conv.bias [I + 2GN]
                                                               dt_bias, A_log, D [H]
@@ -35,16 +41,20 @@ State dict (D width, V vocabulary, i depth, j mixer of the layer; a linear weigh
                                                               out.weight [D, HP]
     layers.i.ffn_norm.weight              [D]         layers with a feed-forward
     layers.i.ffn.*                                    swiglu: gate.weight, up.weight [F, D]; down.weight [D, F]
+                                                      relu2:  up.weight [F, D]; down.weight [D, F]
                                                       moe:    router.weight [E, D]; bias.weight [E] (buffer, float32)
                                                               gate.weight, up.weight [E, F, D]; down.weight [E, D, F]
+                                                              shared=N: shared.gate.weight, shared.up.weight [N F, D];
+                                                              shared.down.weight [D, N F]
     norm.weight                           [D]
     head.weight                           [V, D]      untied layouts only
 
 A layer that shares weights (`^n`) has no tensors of its own: index i is left out. No two names alias one tensor. Heads
 are stored one after another in the rows of q, k, v; RoPE pairs number i of a head's first half with number i of its
-second. In mamba2, I = expand * D inner width, H heads, G groups, N state, K taps; heads and groups are stored one after
-another. In gdn, H heads and G heads of queries and keys of N numbers, C = (2G + H)N; head h goes with head h modulo G.
-In gla, H heads of N numbers and rank R; in mlstm, H heads with keys of N and values of P numbers.
+second. In mla, latents have R numbers, a head's key has N without positions and P with them, its value has V. In
+mamba2, I = expand * D inner width, H heads, G groups, N state, K taps; heads and groups are stored one after another.
+In gdn, H heads and G heads of queries and keys of N numbers, C = (2G + H)N; head h goes with head h modulo G. In gla, H
+heads of N numbers and rank R; in mlstm, H heads with keys of N and values of P numbers.
 """
 
 from __future__ import annotations

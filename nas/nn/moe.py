@@ -8,6 +8,7 @@ bias is no parameter: after each step it moves towards the experts that got too 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,7 @@ from nas.core.block import Block
 from nas.nn.base import FeedForward
 from nas.nn.growth import BlockGrowth, CannotGrow, tiled, widened
 from nas.nn.primitives import ExpertLinear, Linear, Weights, for_examples, linear
+from nas.nn.swiglu import SwiGLU
 
 _NORM_EPS = 1e-6
 _DENSE = 4
@@ -65,8 +67,14 @@ class MixtureOfExperts(FeedForward):
         self.gate = ExpertLinear(self.experts, d_model, width)
         self.up = ExpertLinear(self.experts, d_model, width)
         self.down = ExpertLinear(self.experts, width, d_model, residual=True)
+        # Side by side, several experts that every token passes are one of their joint width.
+        self.shared = SwiGLU(_shared(block), d_model) if block.int("shared") else None
 
     def forward(self, x: Tensor) -> Tensor:
+        y = self._routed(x)
+        return y if self.shared is None else y + self.shared(x)
+
+    def _routed(self, x: Tensor) -> Tensor:
         tokens = x.flatten(0, -2)
         weights, chosen = self.route(tokens)
         seeds = len(self.router.weight) if self.router.weight.dim() == 3 else 0
@@ -118,6 +126,8 @@ class MixtureOfExperts(FeedForward):
         a, b, small, start, width, rng = growing.a, growing.b, growing.small, growing.start, growing.width, growing.rng
         if a.int("top_k") != b.int("top_k"):
             raise CannotGrow("experts per token differ")
+        if bool(a.int("shared")) != bool(b.int("shared")):
+            raise CannotGrow("only one has shared experts")
         old, new = a.int("experts"), b.int("experts")
         if new < old:
             raise CannotGrow(f"{new} experts have no room for {old}")
@@ -132,7 +142,24 @@ class MixtureOfExperts(FeedForward):
             "gate.weight": widened(small["gate.weight"][experts], rng, outputs=units, inputs=width),
             "up.weight": widened(small["up.weight"][experts], rng, outputs=units, inputs=width),
             "down.weight": widened(small["down.weight"][experts], rng, outputs=width, inputs=units),
+            **_grown_shared(growing),
         }
+
+
+def _shared(block: Block) -> Block:
+    return Block.of("swiglu", width=block.int("shared") * block.int("width"))
+
+
+def _grown_shared(growing: BlockGrowth) -> dict[str, Tensor]:
+    if not growing.a.int("shared"):
+        return {}
+    place = "shared."
+    small, start = (
+        {name.removeprefix(place): tensor for name, tensor in tensors.items() if name.startswith(place)}
+        for tensors in (growing.small, growing.start)
+    )
+    part = replace(growing, a=_shared(growing.a), b=_shared(growing.b), small=small, start=start)
+    return {place + name: tensor for name, tensor in SwiGLU.grow(part).items()}
 
 
 def balance_experts(model: nn.Module, rate: float) -> list[Tensor]:
@@ -160,4 +187,8 @@ def reference_moe(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Ten
     for e in range(block.int("experts")):
         gate, up = h @ weights["gate.weight"][e].T, h @ weights["up.weight"][e].T
         out += share[:, e, None] * ((gate / (1 + torch.exp(-gate)) * up) @ weights["down.weight"][e].T)
+    for e in range(block.int("shared")):
+        rows = slice(e * block.int("width"), (e + 1) * block.int("width"))
+        gate, up = h @ weights["shared.gate.weight"][rows].T, h @ weights["shared.up.weight"][rows].T
+        out += (gate / (1 + torch.exp(-gate)) * up) @ weights["shared.down.weight"][:, rows].T
     return out

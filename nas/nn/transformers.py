@@ -271,6 +271,8 @@ def _ffn_config(layout: Layout) -> dict[str, Any]:
         raise Unsupported("transformers' LFM2 has a feed-forward in each layer: dense ones first, then mixtures")
     width = _same({ffn for ffn in ffns[:lead]}, "dense feed-forward")
     moe = _same({ffn for ffn in ffns[lead:]}, "mixture")
+    if moe and moe.int("shared"):
+        raise Unsupported("transformers' LFM2 mixtures have no shared experts")
     common = {"intermediate_size": width.int("width")} if width else {}
     if moe is None:
         return {**common, "architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "block_auto_adjust_ff_dim": False}
@@ -331,7 +333,7 @@ def tensor_names(layout: Layout) -> Iterator[TensorName]:
 
 
 def _block_names(block: Block, index: int) -> tuple[TensorName, ...]:
-    if block.kind not in _BLOCKS or {"kv", "qk_norm", "canon"} & dict(block.given).keys():
+    if block.kind not in _BLOCKS or {"kv", "qk_norm", "canon", "shared"} & dict(block.given).keys():
         raise Unsupported(f"layer {index}: transformers' LFM2 classes have no {block.format()}")
     return _BLOCKS[block.kind]
 

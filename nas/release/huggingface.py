@@ -38,10 +38,10 @@ FOLDER = "transformers"
 OWN_CLASS = "HilnasForCausalLM"
 _CODE = Path(__file__).with_name("hf_code")
 _CODE_FILES = ("configuration_hilnas.py", "modeling_hilnas.py")
-_BUILTIN_KINDS = ("conv", "gqa", "swa", "mamba2", "gdn", "gla", "mlstm", "swiglu", "moe")
+_BUILTIN_KINDS = ("conv", "gqa", "swa", "mla", "mamba2", "gdn", "gla", "mlstm", "swiglu", "relu2", "moe")
 """Kinds of blocks in modeling_hilnas.py."""
 _IMPORT = "from .configuration_hilnas import HilnasConfig\n"
-_TABLE = '_FEED_FORWARDS = {"swiglu": SwiGLU, "moe": Mixture}\n'
+_TABLE = '_FEED_FORWARDS = {"swiglu": SwiGLU, "relu2": SquaredReLU, "moe": Mixture}\n'
 """Lines of modeling_hilnas.py after which kinds of other distributions are added."""
 
 _SMALL = ("conv.weight", "router.weight", "feed_forward.gate.weight")

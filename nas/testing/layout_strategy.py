@@ -65,14 +65,15 @@ def matrix_lstm(draw: st.DrawFn, d_model: int) -> Block:
 def mixers(d_model: int) -> st.SearchStrategy[Block]:
     """Returns a strategy for any mixer with a state of its own."""
     conv = st.integers(2, 64).map(lambda kernel: Block.of("conv", kernel=kernel))
+    latent = of_kind(BLOCKS["mla"], d_model)
     linear = state_space(d_model) | delta_net(d_model) | gated_linear(d_model) | matrix_lstm(d_model)
-    built_in = conv | attention(d_model) | sliding_window(d_model) | linear
+    built_in = conv | attention(d_model) | sliding_window(d_model) | linear | latent
     return st.one_of(built_in, *(of_kind(kind, d_model) for kind in _further("mixer")))
 
 
 def _further(role: str) -> list[BlockKind]:
     """Returns kinds of other distributions."""
-    built_in = ("conv", "gqa", "swa", "mamba2", "gdn", "gla", "mlstm", "swiglu", "moe")
+    built_in = ("conv", "gqa", "swa", "mla", "mamba2", "gdn", "gla", "mlstm", "swiglu", "relu2", "moe")
     return [kind for kind in BLOCKS.values() if kind.role == role and kind.name not in built_in]
 
 
@@ -100,9 +101,9 @@ def of_kind(kind: BlockKind, d_model: int) -> st.SearchStrategy[Block]:
 def feed_forwards(d_model: int = 64) -> st.SearchStrategy[Block]:
     """Returns a strategy for any feed-forward."""
     width = st.integers(1, 400)
-    dense = width.map(lambda n: Block.of("swiglu", width=n))
-    experts = st.tuples(st.integers(2, 8), st.integers(1, 8), width).filter(lambda t: t[1] <= t[0])
-    mixtures = experts.map(lambda t: Block.of("moe", experts=t[0], top_k=t[1], width=t[2]))
+    dense = st.tuples(st.sampled_from(["swiglu", "relu2"]), width).map(lambda t: Block.of(t[0], width=t[1]))
+    experts = st.tuples(st.integers(2, 8), st.integers(1, 8), width, st.integers(0, 2)).filter(lambda t: t[1] <= t[0])
+    mixtures = experts.map(lambda t: Block.of("moe", experts=t[0], top_k=t[1], width=t[2], shared=t[3]))
     return st.one_of(dense, mixtures, *(of_kind(kind, d_model) for kind in _further("ffn")))
 
 

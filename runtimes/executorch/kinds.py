@@ -235,6 +235,10 @@ def _canon(block: Block) -> str | None:
     return "there is no program with a convolution in front of attention (canon)" if block.get("canon") else None
 
 
+def _shared_experts(block: Block) -> str | None:
+    return "there is no program of shared experts" if block.int("shared") else None
+
+
 KINDS: Registry[ExecuTorchKind] = Registry(
     "block kind that ExecuTorch runs",
     "nas.executorch.kinds",
@@ -251,6 +255,10 @@ KINDS: Registry[ExecuTorchKind] = Registry(
         "gla": ExecuTorchKind(lambda block, d_model: (_gla(block, d_model),), stock=False),
         "mlstm": ExecuTorchKind(lambda block, d_model: (_mlstm(block, d_model),), stock=False),
         "swiglu": ExecuTorchKind(lambda block, d_model: (_swiglu(block, d_model),)),
-        "moe": ExecuTorchKind(lambda block, d_model: (_router(block, d_model), _expert(block, d_model)), mixture=True),
+        "moe": ExecuTorchKind(
+            lambda block, d_model: (_router(block, d_model), _expert(block, d_model)),
+            mixture=True,
+            refuses=_shared_experts,
+        ),
     },
 )

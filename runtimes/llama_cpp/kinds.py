@@ -300,7 +300,11 @@ def _moe_rules(blocks: Sequence[Block]) -> Iterable[str]:
         yield f"more than {_MAX_EXPERTS} experts"
 
 
-MOE = GgufKind(_moe_parts, headers=(_moe_header,), rules=_moe_rules)
+def _shared_experts(block: Block) -> str | None:
+    return "has shared experts" if block.int("shared") else None
+
+
+MOE = GgufKind(_moe_parts, headers=(_moe_header,), rules=_moe_rules, refuses=_shared_experts)
 
 BUILTIN = {"gqa": GQA, "swa": SWA, "conv": CONV, "mamba2": MAMBA2, "swiglu": SWIGLU, "moe": MOE}
 """Kinds whose keys are in every file of our architecture, in this order; others' are where there are such blocks."""

@@ -7,8 +7,10 @@ from nas.nn.gdn import reference_gdn
 from nas.nn.gla import reference_gla
 from nas.nn.gqa import reference_gqa
 from nas.nn.mamba2 import reference_mamba2
+from nas.nn.mla import reference_mla
 from nas.nn.mlstm import reference_mlstm
 from nas.nn.moe import reference_moe
+from nas.nn.relu2 import reference_relu2
 from nas.nn.swa import reference_swa
 from nas.nn.swiglu import reference_swiglu
 from nas.testing.block_contract import FeedForwardContract, MixerContract
@@ -56,6 +58,19 @@ class TestSlidingWindowAttention(MixerContract):
     reference = staticmethod(reference_swa)
 
 
+class TestMultiHeadLatentAttention(MixerContract):
+    kind = "mla"
+    examples = (
+        "L4/32",
+        "L4/16(query=24)",
+        "L2/24:20",
+        "L4/32(nope_dim=8,rope_dim=4)",
+        "L4/8(rope_theta=0)",
+        "L1/40(query=12,rope_theta=9)",
+    )
+    reference = staticmethod(reference_mla)
+
+
 class TestMamba2(MixerContract):
     kind = "mamba2"
     examples = (
@@ -97,7 +112,13 @@ class TestSwiGLU(FeedForwardContract):
     reference = staticmethod(reference_swiglu)
 
 
+class TestSquaredReLU(FeedForwardContract):
+    kind = "relu2"
+    examples = ("relu2:1", "relu2:160")
+    reference = staticmethod(reference_relu2)
+
+
 class TestMixtureOfExperts(FeedForwardContract):
     kind = "moe"
-    examples = ("moe:2x1:32", "moe:4x2:48", "moe:8x8:16")
+    examples = ("moe:2x1:32", "moe:4x2:48", "moe:8x8:16", "moe:4x2:48(shared=1)", "moe:4x1:24(shared=3)")
     reference = staticmethod(reference_moe)

@@ -43,6 +43,12 @@ def test_a_convolution_in_front_of_attention_is_refused(block: str) -> None:
     assert reason == f"{block}: there is no program with a convolution in front of attention (canon)"
 
 
+def test_kinds_without_programs_are_refused() -> None:
+    layout = Layout.parse("d256 v512 ffn=moe:8x2:64(shared=1) [C3 L4/64+relu2:512]")
+    reasons = EXECUTORCH.supports(layout).reasons
+    assert [reason.split(":")[0] for reason in reasons] == ["moe", "mla blocks", "relu2 blocks"]
+
+
 def test_groups_must_fit() -> None:
     support = EXECUTORCH.supports(Layout.parse("d160 v512 ffn=swiglu:40 [A4/2:20]"))
     assert not support

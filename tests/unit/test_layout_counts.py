@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nas.core.layout import Layout
-from nas.core.published import LFM2
+from nas.core.published import LFM2, PLM, ZEBRA_LLAMA
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,33 @@ from nas.core.published import LFM2
 def test_published_counts(name: str, total: int, active: int) -> None:
     params = Layout.parse(LFM2[name]).params
     assert (params.total, params.active) == (total, active)
+
+
+def test_plm_has_the_weights_and_the_cache_of_its_paper() -> None:
+    """1.83B weights, 0.31B of them the embedding; equation 7: 512 + 64 numbers per token and layer."""
+    layout = Layout.parse(PLM)
+    assert (layout.params.total, layout.params.non_embedding) == (1_825_458_176, 1_514_293_248)
+    assert layout.kv_bytes(4096) == 32 * (512 + 64) * 4096 * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "stated", "share"),
+    [
+        ("Zebra-Llama-1B-8MLA", 1.27e9, 7.81),
+        ("Zebra-Llama-1B-6MLA", 1.28e9, 5.86),
+        ("Zebra-Llama-1B-4MLA", 1.28e9, 3.91),
+        ("Zebra-Llama-3B-14MLA", 3.27e9, 4.69),
+        ("Zebra-Llama-3B-8MLA", 3.36e9, 2.68),
+        ("Zebra-Llama-3B-6MLA", 3.39e9, 2.01),
+    ],
+)
+def test_zebra_llama_has_the_sizes_of_its_paper(name: str, stated: float, share: float) -> None:
+    """Table 1: weights, and the cache in percent of Llama 3.2's, which has 8 key-value heads in every layer."""
+    layout = Layout.parse(ZEBRA_LLAMA[name])
+    assert layout.params.total == pytest.approx(stated, rel=0.01)
+    head_dim = {2048: 64, 3072: 128}[layout.d_model]
+    llama = 2 * 8 * head_dim * layout.depth * 4096 * 2
+    assert round(100 * layout.kv_bytes(4096) / llama, 2) == share
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,8 @@ def test_patched_by_name(text: str, reason: str) -> None:
             "d256 v512 ffn=swiglu:512 [C3 W8/4@64(canon=4)]",
             "layer 1 has a convolution in front of its attention (canon)",
         ),
+        ("d256 v512 ffn=moe:8x2:64(shared=1) [C3 A8/4]", "layer 0 has shared experts"),
+        ("d256 v512 ffn=relu2:512 [C3 L4/64]", "mla blocks: neither the stock build nor the patched one has them"),
         ("d256 v512 ffn=swiglu:512 [C3*512 A8/4]", "513 layers: at most 512"),
     ],
 )

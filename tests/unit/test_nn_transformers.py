@@ -117,6 +117,8 @@ def test_published_counts_are_those_of_transformers(name: str) -> None:
         ("d64 v128 ffn=swiglu:96 [A4/2(rope_theta=0)]", "positions"),
         ("d64 v128 ffn=swiglu:96 [A4/2(canon=4)]", "canon"),
         ("d64 v128 ffn=swiglu:96 [C3 A4/2(canon=4)]", "canon"),
+        ("d64 v128 ffn=relu2:96 [C3 A4/2]", "no relu2 feed-forwards"),
+        ("d64 v128 ffn=moe:4x2:32(shared=1) [C3 A4/2]", "no shared experts"),
     ],
 )
 def test_what_transformers_cannot_hold_is_said(text: str, message: str) -> None:

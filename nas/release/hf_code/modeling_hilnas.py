@@ -166,7 +166,7 @@ class Attention(nn.Module):
         """`at`: positions, [T] or [B, 1, T]."""
         if not self.theta:
             return x
-        half = self.head_dim // 2
+        half = x.shape[-1] // 2
         turns = self.theta ** (-torch.arange(half, dtype=torch.float32, device=x.device) / half)
         angles = at[..., None].float() * turns
         cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
@@ -196,6 +196,46 @@ class Attention(nn.Module):
             at = padding.at[:, None, -seen:]
             mask = mask & (at[..., -length:, None] - at[..., None, :] < self.window)
         return mask | ones.tril(past).triu(past)  # a token sees itself: without any key padding would be no number
+
+
+class LatentAttention(Attention):
+    """Multi-head latent attention (DeepSeek-V2): the cache holds a latent and a shared key per token."""
+
+    def __init__(self, width, eps, heads, latent, head_dim, nope_dim, rope_dim, rope_theta, query=0):
+        nn.Module.__init__(self)
+        self.sizes, self.split = (heads, latent, head_dim), (nope_dim, rope_dim)
+        self.theta, self.window, self.sinks = rope_theta, None, None
+        asked = heads * (nope_dim + rope_dim)
+        if query:
+            self.q_down, self.q_norm = _linear(width, query), RMSNorm(query, eps)
+            self.q_up = _linear(query, asked)
+        else:
+            self.q = _linear(width, asked)
+        self.compressed = bool(query)
+        self.kv_down, self.kv_norm = _linear(width, latent + rope_dim), RMSNorm(latent, eps)
+        self.k_up, self.v_up = _linear(nope_dim, heads * latent), _linear(latent, heads * head_dim)
+        self.o = _linear(heads * head_dim, width)
+
+    def forward(self, x, state, past, padding=None):
+        heads, latent, value = self.sizes
+        at = torch.arange(past, past + x.shape[1], device=x.device)
+        if padding is not None:
+            at = padding.at[:, None, -x.shape[1] :]
+        latents, shared = self.kv_down(x).split([latent, self.split[1]], -1)
+        latents, shared = self.kv_norm(latents), self._turned(shared[:, None], at)[:, 0]
+        if state:
+            latents, shared = torch.cat([state[0], latents], 1), torch.cat([state[1], shared], 1)
+        asked = self.q_up(self.q_norm(self.q_down(x))) if self.compressed else self.q(x)
+        nope, rope = asked.unflatten(-1, (heads, -1)).transpose(1, 2).split(self.split, -1)
+        # Maps of keys and values are absorbed: latents are keys and values of all heads.
+        nope = torch.einsum("bhtn,hrn->bhtr", nope, self.k_up.weight.view(heads, latent, -1))
+        # Attention divides by the root of the size of its keys, which is not that of the heads.
+        root = ((latent + self.split[1]) / sum(self.split)) ** 0.5
+        q = torch.cat([nope, self._turned(rope, at)], -1) * root
+        keys = torch.cat([latents, shared], -1)[:, None]
+        mixed = self._attend(q, keys, latents[:, None], padding)
+        out = torch.einsum("bhtr,hvr->bthv", mixed, self.v_up.weight.view(heads, value, latent))
+        return self.o(out.flatten(2)), (latents, shared)
 
 
 class Mamba2(nn.Module):
@@ -398,6 +438,15 @@ class SwiGLU(nn.Module):
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
+class SquaredReLU(nn.Module):
+    def __init__(self, d_model, width):
+        super().__init__()
+        self.up, self.down = _linear(d_model, width), _linear(width, d_model)
+
+    def forward(self, x):
+        return self.down(F.relu(self.up(x)).square())
+
+
 class Experts(nn.Module):
     def __init__(self, experts, inputs, outputs):
         super().__init__()
@@ -411,14 +460,15 @@ class Bias(nn.Module):
 
 
 class Mixture(nn.Module):
-    """SwiGLU experts, chosen by sigmoid score plus bias, weighted by normalised score."""
+    """SwiGLU experts, chosen by sigmoid score plus bias, weighted by normalised score; shared ones are added."""
 
-    def __init__(self, d_model, experts, top_k, width):
+    def __init__(self, d_model, experts, top_k, width, shared=0):
         super().__init__()
         self.top_k = top_k
         self.router, self.bias = _linear(d_model, experts), Bias(experts)
         self.gate, self.up = Experts(experts, d_model, width), Experts(experts, d_model, width)
         self.down = Experts(experts, width, d_model)
+        self.shared = SwiGLU(d_model, shared * width) if shared else None
 
     def forward(self, x):
         tokens = x.flatten(0, -2)
@@ -432,19 +482,21 @@ class Mixture(nn.Module):
             part = tokens[token]
             hidden = F.silu(F.linear(part, self.gate.weight[expert])) * F.linear(part, self.up.weight[expert])
             out.index_add_(0, token, F.linear(hidden, self.down.weight[expert]) * weights[token, place, None])
-        return out.view(x.shape)
+        out = out.view(x.shape)
+        return out if self.shared is None else out + self.shared(x)
 
 
 _MIXERS = {
     "conv": ShortConv,
     "gqa": Attention,
     "swa": Attention,
+    "mla": LatentAttention,
     "mamba2": Mamba2,
     "gdn": GatedDeltaNet,
     "gla": GatedLinearAttention,
     "mlstm": MatrixLSTM,
 }
-_FEED_FORWARDS = {"swiglu": SwiGLU, "moe": Mixture}
+_FEED_FORWARDS = {"swiglu": SwiGLU, "relu2": SquaredReLU, "moe": Mixture}
 
 
 class Layer(nn.Module):
