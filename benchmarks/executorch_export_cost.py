@@ -31,7 +31,7 @@ from nas.core.stats import quantile
 from nas.runtimes.executorch.runtime import EXECUTORCH
 from nas.search import Sampler
 from nas.search_spaces import load_space
-from nas.study.launch import support_filter
+from nas.study.check import support_filter
 
 QUANTISATION = "8da4w"
 STRETCHES = 5

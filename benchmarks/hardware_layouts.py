@@ -40,7 +40,7 @@ from nas.runtimes.executorch.runtime import EXECUTORCH
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.search import Sampler
 from nas.search_spaces import load_space
-from nas.study.launch import support_filter
+from nas.study.check import support_filter
 
 SPACE = "lfm2-mixed-demo"
 FOLDER = Path(__file__).parent / "hardware"

@@ -36,8 +36,8 @@ from nas.store import jobs, outcomes, results, studies, trials
 from nas.store.models import result_use
 from nas.store.rows import JobState, StudyState
 from nas.store.store import Store
+from nas.study.check import support_filter
 from nas.study.events import all_events
-from nas.study.launch import support_filter
 from nas.study.proposals import replay
 from nas.testing.postgres import CARELESS, server
 

@@ -41,7 +41,7 @@ from nas.runtimes.llama_cpp import build as llama_cpp
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.search import Sampler
 from nas.search_spaces import load_space
-from nas.study.launch import support_filter
+from nas.study.check import support_filter
 from nas.testing.run_plan import run_plan
 
 METRICS = ("ttft_ms", "decode_p50_ms", "latency_ms", "peak_rss_mb", "file_mb")

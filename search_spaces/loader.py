@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable, Iterator
 from importlib import resources
 from pathlib import Path
+from typing import Annotated, Any
 
-from pydantic import ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
+from nas.core.block import Role
+from nas.core.block_space import BlockSpace, Knob, block_spaces
 from nas.core.errors import InvalidInput, UnknownName
-from nas.core.frame import check_reachable
-from nas.core.space import REMOVED_LIMITS, SearchSpace
-from nas.search_spaces.problems import describe
-from nas.search_spaces.yaml_text import MAX_CHARACTERS, Document, read_yaml
+from nas.core.frame import check_reachable, impossible_choices
+from nas.core.layout import MAX_DEPTH, MAX_VOCAB, MAX_WIDTH, Layout
+from nas.core.space import REMOVED_LIMITS, ModelSpace, Pattern, Range, SearchSpace, cross_problems
+from nas.search_spaces.problems import Problem, in_order, problem_at, problems
+from nas.search_spaces.yaml_text import MAX_CHARACTERS, Document, KeyPath, read_yaml
 
 log = logging.getLogger(__name__)
 
 
-def load_space(name_or_path: str | Path) -> SearchSpace:
+Further = Callable[[Any, SearchSpace | None], Iterable[tuple[KeyPath, str]]]
+"""Further checks of a document's value. The second argument holds its choices of layouts (and may hold nothing else);
+None where something is wrong with them. Yields (key path, message)."""
+
+
+def load_space(name_or_path: str | Path, further: Further | None = None) -> SearchSpace:
     """Loads the space of a packaged name ('lfm2-demo') or of a YAML file ('my.yaml').
 
     Raises:
@@ -25,7 +35,7 @@ def load_space(name_or_path: str | Path) -> SearchSpace:
         InvalidInput: the file cannot be used: one line for each problem, as `file:line: message`.
     """
     path = _file(name_or_path)
-    return parse_space(space_text(path), str(name_or_path) if path.name == str(name_or_path) else str(path))
+    return parse_space(space_text(path), str(name_or_path) if path.name == str(name_or_path) else str(path), further)
 
 
 def space_text(name_or_path: str | Path) -> str:
@@ -44,19 +54,36 @@ def space_text(name_or_path: str | Path) -> str:
         raise InvalidInput(f"not UTF-8 at byte {error.start}", where=str(path)) from None
 
 
-def parse_space(text: str, name: str) -> SearchSpace:
+def parse_space(text: str, name: str, further: Further | None = None) -> SearchSpace:
     """Parses the space in YAML `text`; messages use `name` for the file.
+
+    Args:
+        text: the document.
+        name: of the file.
+        further: checks that need more than the text, such as which runtimes are installed.
 
     Raises:
         InvalidInput: one line for each problem, as `name:line: message`.
     """
     document = read_yaml(text, name)
+    space, found = None, []
     try:
         space = SearchSpace.model_validate(document.value)
     except ValidationError as error:
-        raise InvalidInput("\n".join(describe(error, document))) from None
-    if not space.layouts:
-        _check_reachable(space, document)
+        found = [*problems(error, document), *_hidden(error, document)]
+    choices = space
+    if not (isinstance(document.value, dict) and document.value.get("layouts")):
+        impossible = list(_choice_problems(document.value))
+        choices = None if impossible else _choices_of(document.value)
+        if choices is not None:
+            impossible = list(_unreachable(choices))
+        choices = None if impossible else choices
+        found += [problem_at(*each, document) for each in impossible]
+    if further is not None:
+        found += [problem_at(*each, document) for each in further(document.value, choices)]
+    if found:
+        raise InvalidInput("\n".join(in_order(found)))
+    assert space is not None, "nothing is wrong with it"
     _warn_of_removed(document, name)
     return space
 
@@ -88,10 +115,88 @@ def _warn_of_removed(document: Document, name: str) -> None:
         log.warning("%s: protocol: %s: ignored, noise is not refused any more", name, ", ".join(found))
 
 
-def _check_reachable(space: SearchSpace, document: Document) -> None:
+def _hidden(error: ValidationError, document: Document) -> Iterator[Problem]:
+    """Finds what a validation does not look at because something else is wrong: names, and all beside a wrong list."""
+    value = document.value
+    across = cross_problems(value)
+    if across:
+        yield from problems(ValidationError.from_exception_data("search space", across), document)
+    if isinstance(value, dict) and all(each["loc"][:1] == ("layouts",) for each in error.errors()):
+        layouts = {layout.id: layout.format() for layout in _readable(value["layouts"])}
+        try:
+            SearchSpace.model_validate(value | {"layouts": list(layouts.values()) or [_ANY_LAYOUT]})
+        except ValidationError as others:
+            inside = [each for each in problems(others, document) if not each[2].startswith("layouts")]
+            yield from inside
+
+
+def _readable(texts: Any) -> Iterator[Layout]:
+    for text in texts if isinstance(texts, list) else ():
+        try:
+            yield Layout.parse(str(text))
+        except InvalidInput:
+            continue
+
+
+def _choice_problems(value: Any) -> Iterator[tuple[KeyPath, str]]:
+    """Finds choices that no layout can have."""
+    parts = value if isinstance(value, dict) else {}
+    shape = parts.get("model") if isinstance(parts.get("model"), dict) else {}
+    widths: list[int] = []
+    for name, allowed in _SHAPE.items():
+        choices = _choices(shape.get(name))
+        widths += [int(choice) for choice in choices if name == "d_model" and choice in allowed]
+        if outside := [choice for choice in choices if choice not in allowed]:
+            step = f"a multiple of {allowed.step} " if allowed.step > 1 else ""
+            yield ("model", name), f"must be {step}from {allowed.start} to {allowed[-1]}, not {outside[0]:g}"
+    roles: tuple[tuple[str, Role], ...] = (("mixers", "mixer"), ("ffn", "ffn"))
+    for part, role in roles:
+        kinds = parts.get(part)
+        for kind in kinds if isinstance(kinds, dict) and widths else ():
+            try:
+                (block,) = block_spaces({kind: kinds[kind]}, role)
+            except ValidationError:
+                continue  # reported already
+            for knob, reason in impossible_choices(block, widths).items():
+                yield (part, kind, knob) if knob else (part, kind), reason
+
+
+def _choices(knob: Any) -> tuple[float, ...]:
+    try:
+        return () if knob is None else Knob.model_validate(knob).choices
+    except ValidationError:
+        return ()
+
+
+def _choices_of(value: Any) -> SearchSpace | None:
+    """Returns the parts of a document that say which layouts there are, without the others; None if one is wrong."""
+    parts = value if isinstance(value, dict) else {}
+    try:
+        return SearchSpace.model_construct(
+            name=str(parts.get("name")),
+            model=ModelSpace.model_validate(parts.get("model")),
+            mixers=_BLOCKS.validate_python(block_spaces(parts.get("mixers"), "mixer")),
+            ffn=_BLOCKS.validate_python(block_spaces(parts.get("ffn"), "ffn")),
+            pattern=Pattern.model_validate(parts.get("pattern", {})),
+            limits=_LIMITS.validate_python(parts.get("limits", {})),
+        )
+    except ValidationError:
+        return None
+
+
+def _unreachable(space: SearchSpace) -> Iterator[tuple[KeyPath, str]]:
     try:
         check_reachable(space)
     except InvalidInput as error:
         assert error.where, "names the key"
-        message = f"{error.where}: {error.message}"
-        raise InvalidInput(message, where=document.where(tuple(error.where.split(".")))) from None
+        yield tuple(error.where.split(".")), error.message
+
+
+_BLOCKS = TypeAdapter(Annotated[tuple[BlockSpace, ...], Field(min_length=1)])
+_LIMITS = TypeAdapter(dict[str, Range])
+_SHAPE = {
+    "d_model": range(32, MAX_WIDTH + 1, 32),
+    "depth": range(1, MAX_DEPTH + 1),
+    "vocab": range(2, MAX_VOCAB + 1),
+}
+_ANY_LAYOUT = "d256 v1024 ffn=swiglu:512 [A8/4]"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -14,12 +14,30 @@ from nas.core.errors import InvalidInput, nearest
 from nas.core.space import SearchSpace
 from nas.search_spaces.yaml_text import Document, KeyPath
 
+Problem = tuple[int, str, str]
+"""(line, file:line, message)."""
+
 
 def describe(error: ValidationError, document: Document, model: type[BaseModel] = SearchSpace) -> list[str]:
     """Returns one line per problem of a file that should be a `model`, in the file's order."""
+    return in_order(problems(error, document, model))
+
+
+def in_order(found: Iterable[Problem]) -> list[str]:
+    """Returns one line per problem, in the file's order."""
+    return [f"{where}: {text}" for _, where, text in sorted(set(found))]
+
+
+def problems(error: ValidationError, document: Document, model: type[BaseModel] = SearchSpace) -> list[Problem]:
+    """Returns the problems of a file that should be a `model`."""
     errors = error.errors()
-    found = sorted({_problem(details, document, model) for details in errors if not _follows(details, errors)})
-    return [f"{where}: {text}" for _, where, text in found]
+    return [_problem(details, document, model) for details in errors if not _follows(details, errors)]
+
+
+def problem_at(path: KeyPath, message: str, document: Document) -> Problem:
+    """Returns a problem of the value at `path`."""
+    where, keys = document.where(path), ".".join(map(str, path))
+    return int(where.rpartition(":")[2]), where, f"{keys}: {message}" if keys else message
 
 
 def _problem(details: ErrorDetails, document: Document, model: type[BaseModel]) -> tuple[int, str, str]:
@@ -27,10 +45,7 @@ def _problem(details: ErrorDetails, document: Document, model: type[BaseModel]) 
     cause = details.get("ctx", {}).get("error")
     if isinstance(cause, InvalidInput) and cause.where:
         path += tuple(int(key) if key.isdigit() else key for key in cause.where.split("."))
-    where = document.where(path)
-    keys = ".".join(map(str, path))
-    text = _message(details, cause, model)
-    return int(where.rpartition(":")[2]), where, f"{keys}: {text}" if keys else text
+    return problem_at(path, _message(details, cause, model), document)
 
 
 def _follows(details: ErrorDetails, errors: list[ErrorDetails]) -> bool:

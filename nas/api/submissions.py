@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol, Self
@@ -25,13 +25,13 @@ from nas.core.errors import InfrastructureFailed, InvalidInput, NasError, Unknow
 from nas.core.logs import without_secrets
 from nas.core.space import SearchSpace
 from nas.devices.attachments import own_attachments
-from nas.farm.farm import LOCAL, find_name, known_devices
+from nas.farm.farm import known_devices
 from nas.search_spaces import parse_space
-from nas.search_spaces.yaml_text import Document, read_yaml
+from nas.search_spaces.yaml_text import KeyPath
 from nas.store import studies
 from nas.store.rows import Study, StudyState
 from nas.store.store import Store
-from nas.study.launch import support_filter
+from nas.study.check import installed
 from nas.study.proposals import require_studies
 from nas.web.errors import Conflict
 
@@ -50,6 +50,7 @@ _REFUSED = frozenset({1, 2, 3})
 """Exit codes of `nas launch` that a retry would not change."""
 _NOT_INHERITED = ("NAS_SERVER", "NAS_TOKEN")
 """Environment variables with which a process would submit its study instead of running it."""
+_NO_FILES = "a submitted study trains on the corpus 'default' or 'installed': it cannot name files of the coordinator"
 Order = Literal["run", "pause", "stop"]
 
 
@@ -450,19 +451,15 @@ def check_space(store: Store, text: str) -> SearchSpace:
     Raises:
         InvalidInput: it cannot be searched here; a line for each problem, as `space.yaml:line: message`.
     """
-    space = parse_space(text, FILE)
-    document = read_yaml(text, FILE)
-    if not isinstance(space.quality.corpus, str):
-        raise InvalidInput(
-            "a submitted study trains on the corpus 'default' or 'installed': it cannot name files of the coordinator",
-            where=document.where(("quality", "corpus")),
-        )
-    try:
-        _check_names(store, space, document)
-    except UnknownName as error:
-        # The text is wrong, not the URL: an unknown name would be answered with 404.
-        raise InvalidInput(error.message, where=error.where) from None
-    return space
+    checks = installed(known_devices(store, own_attachments().read()))
+
+    def further(value: Any, choices: SearchSpace | None) -> Iterator[tuple[KeyPath, str]]:
+        yield from checks(value, choices)
+        quality = value.get("quality") if isinstance(value, dict) else None
+        if isinstance(quality, dict) and not isinstance(quality.get("corpus", ""), str):
+            yield ("quality", "corpus"), _NO_FILES
+
+    return parse_space(text, FILE, further)
 
 
 def check_warm_start(store: Store, names: Iterable[str], study: str) -> None:
@@ -471,14 +468,6 @@ def check_warm_start(store: Store, names: Iterable[str], study: str) -> None:
         require_studies(store, names, study)
     except UnknownName as error:
         raise InvalidInput(error.message, where="warm_start") from None
-
-
-def _check_names(store: Store, space: SearchSpace, document: Document) -> None:
-    known = known_devices(store, own_attachments().read())
-    for number, name in enumerate(space.devices):
-        if name != LOCAL:
-            find_name(name, known, where=document.where(("devices", number)))
-    support_filter(space)
 
 
 def _end_of(path: Path, size: int) -> bytes:

@@ -25,7 +25,7 @@ from nas.cli.lazy import command_app
 from nas.cli.options import INTERRUPTED, DatabaseOption, YesOption, open_store, same_database
 from nas.cli.output import JsonFlag, duration, print_fields, print_json, say
 from nas.cli.remote import Json, ServerOption, UsersClient, open_server, part
-from nas.cli.space import plan_fields
+from nas.cli.space import installed_here, plan_fields
 from nas.cli.study_view import print_agreement, print_front, say_noise
 from nas.core import paths
 from nas.core.errors import InvalidInput, NasError
@@ -33,8 +33,9 @@ from nas.core.space import SearchSpace
 from nas.search_spaces import load_space, space_key, space_text
 from nas.store import studies
 from nas.store.rows import StudyState
+from nas.study.check import support_filter
 from nas.study.events import stored_space
-from nas.study.launch import LaunchOptions, launch, support_filter
+from nas.study.launch import LaunchOptions, launch
 from nas.study.orchestrator import Snapshot
 
 _REDRAWS_PER_S = 4
@@ -93,8 +94,11 @@ def command(
     if space is None and (study is None or not resume or server is not None):
         raise InvalidInput("name a packaged space or a YAML file", where="--space")
     name = space or ""
+    # A coordinator checks what is submitted to it; a resumed study goes on with what it began with.
+    remote = server is not None
+    checks = None if resume or (remote and not dry_run) else installed_here(db, devices=not remote)
     options = LaunchOptions(
-        space=_stored_space(study or "", db) if space is None else load_space(space),
+        space=_stored_space(study or "", db) if space is None else load_space(space, checks),
         study=study or f"{Path(name).stem}-{datetime.datetime.now():%Y%m%d-%H%M%S}",
         trials=trials,
         base=Path(name).parent if Path(name).is_file() else Path(),
@@ -110,7 +114,8 @@ def command(
     if server is not None and not dry_run:
         _launch_remotely(options, space_text(name), server, json)
         return
-    support_filter(options.space)
+    if resume:
+        support_filter(options.space)
     if dry_run:
         _show_plan(options, json)
         return

@@ -13,20 +13,25 @@ import numpy as np
 import typer
 
 from nas.cli.lazy import command_app
-from nas.cli.options import SpaceArgument
+from nas.cli.options import DatabaseOption, SpaceArgument, open_store
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
 from nas.core.block import Scalar
 from nas.core.block_space import ArgKnob, BlockSpace, Choice, Knob
+from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.core.metrics import METRICS
 from nas.core.scoring import measurement_keys
 from nas.core.space import Budget, Objective, ParamBudget, RuntimeSpace, SearchSpace
 from nas.core.units import show_count
 from nas.core.workload import Workload
+from nas.devices.attachments import own_attachments
+from nas.farm.farm import known_devices
 from nas.runtimes import RUNTIMES
 from nas.runtimes.base import Support
 from nas.search.sampling import Sampler
 from nas.search_spaces import list_spaces, load_space, space_json, space_key
+from nas.search_spaces.loader import Further
+from nas.study.check import installed
 
 SAMPLES = 200
 _SHOWN_CHOICES = 6
@@ -94,9 +99,12 @@ def show(
 
 
 @app.command()
-def validate(space: SpaceArgument, json: JsonFlag = False) -> None:
-    """Validate a search space. Errors are reported with file and line; exit code 3 if there are any."""
-    found = load_space(space)
+def validate(space: SpaceArgument, db: DatabaseOption = None, json: JsonFlag = False) -> None:
+    """Validate a search space. Every error is reported with file and line; exit code 3 if there are any.
+
+    Runtimes, proposers and devices are those of this host and database.
+    """
+    found = load_space(space, installed_here(db))
     if json:
         print_json({"valid": True, "name": found.name, "key": space_key(found)})
     else:
@@ -122,6 +130,18 @@ def sample(
         ("weights", "active", "layout"),
         [(show_count(one.params.total), show_count(one.params.active), one) for one in layouts],
     )
+
+
+def installed_here(db: str | None, *, devices: bool = True) -> Further:
+    """Returns the checks of a space against this host's runtimes, proposers and, if `devices`, devices."""
+    if not devices:
+        return installed(None)
+    attached = own_attachments().read()
+    try:
+        with open_store(db) as store:
+            return installed(known_devices(store, attached))
+    except InvalidInput:  # no database yet
+        return installed({each.id: each.tags for each in attached if each.id is not None})
 
 
 def space_fields(space: SearchSpace) -> Iterator[tuple[str, str]]:

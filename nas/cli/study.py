@@ -30,8 +30,8 @@ from nas.store.archive import export_study
 from nas.store.rows import DesiredState, Trial
 from nas.store.store import Store
 from nas.store.studies import INTERRUPTED
+from nas.study.check import support_filter
 from nas.study.events import all_events, stored_space
-from nas.study.launch import support_filter
 from nas.study.proposals import replay as replay_log
 
 _ALL_STUDIES = 1 << 20

@@ -112,17 +112,55 @@ def block_spaces(data: Any, role: Role) -> Any:
     if not isinstance(data, Mapping):
         return data  # already built, or pydantic says what it is
     known = [name for name in BLOCKS if BLOCKS[name].role == role]
-    unknown = [str(kind) for kind in data if kind not in known]
-    refuse([problem((kind,), UnknownName(f"{role} block", kind, known)) for kind in unknown])
-    spaces = _KNOBS.validate_python({kind: {} if knobs is None else knobs for kind, knobs in data.items()})
-    refuse([found for kind, knobs in spaces.items() for found in _knob_problems(kind, role, knobs)])
-    return tuple(BlockSpace(kind=kind, knobs=knobs) for kind, knobs in spaces.items())
+    problems: list[InitErrorDetails] = []
+    spaces = []
+    for kind, knobs in data.items():
+        if kind not in known:
+            problems.append(problem((str(kind),), UnknownName(f"{role} block", str(kind), known)))
+            continue
+        try:
+            spaces.append(_block_space(kind, role, {} if knobs is None else knobs))
+        except ValidationError as error:
+            problems += details(error)
+    refuse(problems)
+    return tuple(spaces)
+
+
+def _block_space(kind: str, role: Role, data: Any) -> BlockSpace:
+    """Returns the knobs of one block kind.
+
+    Raises:
+        ValidationError: every problem of `data` (argument -> knob), each at its place below `kind`.
+    """
+    if not isinstance(data, Mapping):
+        _KNOBS.validate_python({kind: data})  # says what it is
+    problems: list[InitErrorDetails] = []
+    knobs: dict[str, ArgKnob] = {}
+    for name, knob in data.items():
+        try:
+            knobs |= _KNOBS.validate_python({kind: {name: knob}})[kind]
+        except ValidationError as error:
+            problems += details(error)
+    refuse([*problems, *_knob_problems(kind, role, knobs, set(data))])
+    return BlockSpace(kind=kind, knobs=knobs)
 
 
 def problem(place: tuple[str | int, ...], error: InvalidInput) -> InitErrorDetails:
     """Returns `error` at `place` (keys below the field that is validated), for `refuse`."""
     kind = PydanticCustomError("invalid_input", "{message}", {"message": error.message})
     return InitErrorDetails(type=kind, loc=place, input=None)
+
+
+def details(error: ValidationError) -> list[InitErrorDetails]:
+    """Returns the problems of a validation, to be raised again by `refuse` together with others."""
+    return [
+        InitErrorDetails(
+            type=PydanticCustomError(each["type"], "{message}", {"message": each["msg"], **each.get("ctx", {})}),  # type: ignore[arg-type]
+            loc=each["loc"],
+            input=None,
+        )
+        for each in error.errors()
+    ]
 
 
 def refuse(problems: list[InitErrorDetails]) -> None:
@@ -135,7 +173,8 @@ def refuse(problems: list[InitErrorDetails]) -> None:
         raise ValidationError.from_exception_data("search space", problems)
 
 
-def _knob_problems(kind: str, role: Role, knobs: Mapping[str, ArgKnob]) -> Iterator[InitErrorDetails]:
+def _knob_problems(kind: str, role: Role, knobs: Mapping[str, ArgKnob], names: set[str]) -> Iterator[InitErrorDetails]:
+    """Finds the problems of valid `knobs`; `names` are those of all that are given."""
     spec = BLOCKS[kind]
     valid = [arg.name for arg in spec.args] + ([EXPANSION] if role == "ffn" else [])
     for name, knob in knobs.items():
@@ -145,13 +184,13 @@ def _knob_problems(kind: str, role: Role, knobs: Mapping[str, ArgKnob]) -> Itera
             yield from _choice_problems(spec, name, knob)
         elif any(isinstance(choice, str) or choice <= 0 for choice in knob.choices):
             yield problem((kind, name), InvalidInput(f"{kind}: expansion must be a number above 0"))
-    given = set(knobs) | ({"width"} if EXPANSION in knobs else set())
+    given = names | ({"width"} if EXPANSION in names else set())
     for arg in spec.args:
         if arg.required and arg.name not in given:
             yield problem((kind,), InvalidInput(f"{kind} needs {arg.name!r}: {arg.doc}"))
     if math.prod(len(knob.choices) for knob in knobs.values() if knob.scope == "layer") > _MAX_CHOICES:
         yield problem((kind,), InvalidInput(f"{kind}: a layer would have more than {_MAX_CHOICES} different blocks"))
-    if {"width", EXPANSION} <= set(knobs):
+    if {"width", EXPANSION} <= names:
         yield problem((kind, EXPANSION), InvalidInput(f"{kind}: give width or expansion, not both"))
 
 

@@ -224,14 +224,52 @@ def check_reachable(space: SearchSpace) -> None:
     raise _unreachable(space, reached)
 
 
+def impossible_choices(space: BlockSpace, widths: Sequence[int]) -> dict[str, str]:
+    """Returns the knobs of a kind with a choice that no layer can use: name -> why; "" where no block is valid at all.
+
+    Args:
+        space: the kind, with knobs for all required arguments.
+        widths: residual widths of the space.
+    """
+    names = list(space.knobs)
+    unseen = {(name, choice) for name in names for choice in space.knobs[name].choices}
+    reasons: dict[tuple[str, Choice], str] = {}
+    combinations = itertools.product(dict.fromkeys(widths), *(space.knobs[name].choices for name in names))
+    possible = False
+    for d_model, *choice in itertools.islice(combinations, _SCAN // (4 * _BLOCK_WORK)):
+        picked = list(zip(names, choice, strict=True))
+        try:
+            _block(space.kind, dict(picked), int(d_model))
+        except InvalidInput as error:
+            for each in picked:
+                reasons.setdefault(each, error.message)
+            continue
+        possible = True
+        unseen.difference_update(picked)
+        if not unseen:
+            return {}
+    if next(combinations, None) is not None:
+        return {}  # too many to try them all
+    if not possible:
+        return {"": f"no block of these choices is valid: {next(iter(reasons.values()), 'there is none')}"}
+    found: dict[str, str] = {}
+    for name, value in sorted(unseen, key=str):
+        found.setdefault(name, f"no layer can use {value}: {reasons[name, value]}")
+    return found
+
+
+def _block(kind: str, values: Mapping[str, Choice], d_model: int) -> Block:
+    numbers = resolved(values)
+    if EXPANSION in numbers:
+        numbers["width"] = ffn_width(numbers.pop(EXPANSION), d_model)
+    return Block.of(kind, **numbers).canonical(d_model)
+
+
 def _blocks(space: BlockSpace, d_model: int, shared: Values) -> Iterator[Block]:
     free = [name for name, knob in space.knobs.items() if knob.scope == "layer"]
     for choice in itertools.product(*(space.knobs[name].choices for name in free)):
-        values = resolved(dict(shared) | dict(zip(free, choice, strict=True)))
-        if EXPANSION in values:
-            values["width"] = ffn_width(values.pop(EXPANSION), d_model)
         try:
-            yield Block.of(space.kind, **values).canonical(d_model)
+            yield _block(space.kind, dict(shared) | dict(zip(free, choice, strict=True)), d_model)
         except InvalidInput:
             continue  # such as key-value heads that do not divide the query heads
 

@@ -14,6 +14,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -288,15 +289,7 @@ class SearchSpace(_Strict):
 
     @model_validator(mode="after")
     def _names_exist(self) -> SearchSpace:
-        refuse(
-            [
-                *self._listing_problems(),
-                *self._limit_problems(),
-                *self._selector_problems(),
-                *self._repeated_objectives(),
-                *self._too_few_tokens(),
-            ]
-        )
+        refuse([*self._listing_problems(), *cross_problems(self.model_dump(mode="json"))])
         return self
 
     def _listing_problems(self) -> Iterator[InitErrorDetails]:
@@ -304,52 +297,6 @@ class SearchSpace(_Strict):
         for part, value in derived.items():
             if getattr(self, part) != value:
                 yield problem((part,), InvalidInput(f"follows from `layouts`: leave {part!r} out"))
-
-    def _limit_problems(self) -> Iterator[InitErrorDetails]:
-        kinds = [block.kind for block in self.mixers + self.ffn]
-        for kind in self.limits:
-            if kind not in kinds:
-                yield problem(("limits", kind), UnknownName("block kind in limits", kind, kinds))
-        if max(self.model.leading_dense.choices) > 0 and DENSE not in kinds:
-            error = InvalidInput(f"leading_dense needs {DENSE!r} among the feed-forwards")
-            yield problem(("model", "leading_dense"), error)
-
-    def _selector_problems(self) -> Iterator[InitErrorDetails]:
-        parts: dict[str, tuple[Budget | Objective, ...]] = {"budgets": self.budgets, "objectives": self.objectives}
-        for part, items in parts.items():
-            for index, item in enumerate(items):
-                if METRICS[item.metric].source == "device" and item.workload is None:
-                    message = f"{item.metric} needs a workload; valid: {', '.join(self.workloads)}"
-                    yield problem((part, index), InvalidInput(message))
-                for key, name, valid in (
-                    ("workload", item.workload, list(self.workloads)),
-                    ("device", item.device, list(self.devices)),
-                    ("runtime", item.runtime, [runtime.name for runtime in self.runtimes]),
-                ):
-                    if name is not None and name not in valid:
-                        yield problem((part, index, key), UnknownName(key, name, valid))
-
-    def _too_few_tokens(self) -> Iterator[InitErrorDetails]:
-        """Finds 95th percentiles for which no study could ever have enough tokens."""
-        parts: dict[str, tuple[Budget | Objective, ...]] = {"budgets": self.budgets, "objectives": self.objectives}
-        for part, items in parts.items():
-            for index, item in enumerate(items):
-                workload = self.workloads.get(item.workload or "")
-                if item.metric != "decode_p95" or workload is None:
-                    continue
-                tokens = workload.gen * self.protocol.confirm_repetitions
-                if tokens < P95_MIN_TOKENS:
-                    message = (
-                        f"decode_p95 needs {P95_MIN_TOKENS} tokens; {self.protocol.confirm_repetitions} repetitions "
-                        f"of {item.workload!r} decode {tokens}"
-                    )
-                    yield problem((part, index), InvalidInput(message))
-
-    def _repeated_objectives(self) -> Iterator[InitErrorDetails]:
-        names = [objective.name for objective in self.objectives]
-        for index, name in enumerate(names):
-            if name in names[:index]:
-                yield problem(("objectives", index, "name"), InvalidInput(f"objective {name!r} occurs twice"))
 
     def listed(self) -> tuple[Layout, ...]:
         """Returns the layouts of a space that lists them; none where the space is made of choices."""
@@ -382,6 +329,87 @@ class SearchSpace(_Strict):
         used = {item.workload for item in items}
         # File sizes need no workload; the first one is used for their artifact.
         return tuple(name for name in self.workloads if name in used) or tuple(self.workloads)[:1]
+
+
+def cross_problems(data: Any) -> list[InitErrorDetails]:
+    """Returns what is wrong between the parts of a space: names that refer to nothing, repeated names, too few tokens.
+
+    Args:
+        data: a space as JSON, or a document in which other parts may be wrong: those are not looked at.
+    """
+    data = _mapping(data)
+    found = [*_limit_problems(data), *_repeated_objectives(data)]
+    for part in ("budgets", "objectives"):
+        for index, item in enumerate(_items(data.get(part))):
+            found += [problem((part, index, *key), error) for key, error in _selector_problems(data, _mapping(item))]
+    return found
+
+
+def _limit_problems(data: Mapping[str, Any]) -> Iterator[InitErrorDetails]:
+    if data.get("layouts") and "mixers" not in data:
+        return
+    kinds = [*_names(data.get("mixers"), "kind"), *_names(data.get("ffn"), "kind")]
+    for kind in _mapping(data.get("limits")):
+        if kind not in kinds:
+            yield problem(("limits", kind), UnknownName("block kind in limits", kind, kinds))
+    leading = _mapping(data.get("model")).get("leading_dense", 0)
+    choices = _items(leading["choices"]) if isinstance(leading, Mapping) and "choices" in leading else _items(leading)
+    if leading not in (0, None) and [each for each in choices or [1] if each != 0] and DENSE not in kinds:
+        yield problem(
+            ("model", "leading_dense"), InvalidInput(f"leading_dense needs {DENSE!r} among the feed-forwards")
+        )
+
+
+def _selector_problems(
+    data: Mapping[str, Any], item: Mapping[str, Any]
+) -> Iterator[tuple[tuple[str, ...], InvalidInput]]:
+    workloads = _mapping(data.get("workloads"))
+    name = item.get("metric")
+    known = METRICS.get(name) if isinstance(name, str) else None
+    if known is not None and known.source == "device" and item.get("workload") is None:
+        yield (), InvalidInput(f"{name} needs a workload; valid: {', '.join(map(str, workloads))}")
+    for key, valid in (
+        ("workload", list(workloads)),
+        ("device", _names(data.get("devices", ("local",)))),
+        ("runtime", _names(data.get("runtimes"), "name")),
+    ):
+        if isinstance(asked := item.get(key), str) and asked not in valid and valid:
+            yield (key,), UnknownName(key, asked, valid)
+    if name == "decode_p95" and item.get("workload") in workloads:
+        yield from _too_few_tokens(data, str(item["workload"]))
+
+
+def _too_few_tokens(data: Mapping[str, Any], workload: str) -> Iterator[tuple[tuple[str, ...], InvalidInput]]:
+    """Finds 95th percentiles for which no study could ever have enough tokens."""
+    try:
+        gen = Workload.model_validate(data["workloads"][workload]).gen
+        repetitions = MeasurementSettings.model_validate(data.get("protocol", {})).confirm_repetitions
+    except ValidationError:
+        return  # reported at its own place
+    if gen * repetitions < P95_MIN_TOKENS:
+        text = f"decode_p95 needs {P95_MIN_TOKENS} tokens; {repetitions} repetitions of {workload!r} decode"
+        yield (), InvalidInput(f"{text} {gen * repetitions}")
+
+
+def _repeated_objectives(data: Mapping[str, Any]) -> Iterator[InitErrorDetails]:
+    names = [_mapping(each).get("name") for each in _items(data.get("objectives"))]
+    for index, name in enumerate(names):
+        if name is not None and name in names[:index]:
+            yield problem(("objectives", index, "name"), InvalidInput(f"objective {name!r} occurs twice"))
+
+
+def _mapping(data: Any) -> Mapping[str, Any]:
+    return data if isinstance(data, Mapping) else {}
+
+
+def _items(data: Any) -> Sequence[Any]:
+    return data if isinstance(data, (list, tuple)) else ()
+
+
+def _names(data: Any, key: str = "") -> list[str]:
+    """Returns the keys of a mapping, or the texts of a list, or those at `key` of its items."""
+    found = list(data) if isinstance(data, Mapping) else _items(data)
+    return [str(each[key] if isinstance(each, Mapping) and key in each else each) for each in found]
 
 
 def _parsed(texts: Any) -> list[Layout]:

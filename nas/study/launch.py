@@ -16,7 +16,7 @@ from typing import Any
 from nas.compute.ray import ClusterCompute, Compute, RayCompute
 from nas.core import paths
 from nas.core.block import BLOCKS
-from nas.core.errors import InvalidInput, NasError, StudyBusy, StudyChanged, Unsupported
+from nas.core.errors import InvalidInput, NasError, StudyBusy, StudyChanged
 from nas.core.layout import Layout
 from nas.core.measurement import ReferenceTimes
 from nas.core.scoring import require_sensors
@@ -24,17 +24,17 @@ from nas.core.space import SearchSpace
 from nas.core.task import TASKS
 from nas.devices.host_lock import host_lock_folder
 from nas.farm.farm import Farm, open_farm
-from nas.measure.calibration import Calibrator, MeasurementTarget, SavedCalibration, known_runtime
+from nas.measure.calibration import Calibrator, MeasurementTarget, SavedCalibration
 from nas.measure.health import HealthKeeper
 from nas.measure.protocol import PROTOCOL_VERSION
 from nas.proxy.corpus import CorpusRef, made_of, refer, refer_again
 from nas.proxy.job import TRAINER_VERSION
 from nas.proxy.tasks import SUITE_VERSION
-from nas.runtimes.base import Runtime
 from nas.search_spaces import space_difference
 from nas.store import jobs, leases, studies
 from nas.store.rows import Study, StudyLease, StudyState
 from nas.store.store import Store
+from nas.study.check import support_filter
 from nas.study.events import Calibrated, CorpusUsed, Launched, all_events, notes, protocols, stored_space
 from nas.study.ledger import Ledger
 from nas.study.orchestrator import Orchestrator, Snapshot
@@ -109,28 +109,12 @@ def launch(
             study, corpus = _new(store, options), fresh
         lease = _lease(store, study, log)
         ledger = Ledger(store, study, lease, on_event)
-        with ledger.keep(), _failure_shown(ledger):
+        with _refused_without_trace(store, study, new=fresh is not None), ledger.keep(), _failure_shown(ledger):
             begun = _as_begun(options, ledger)
             ledger.note(None, CorpusUsed(corpus.hash, training_versions(options.space), made_of(corpus) or None))
             return asyncio.run(_run(begun, ledger, corpus, supported, on_update, log, compute or _open_ray))
     finally:
         store.close()
-
-
-def support_filter(space: SearchSpace) -> Callable[[Layout], bool]:
-    """Returns a predicate: whether every runtime of the space can run a layout.
-
-    Raises:
-        UnknownName: no such runtime or quantisation.
-        Unsupported: a runtime cannot run a reference layout; the message has the reasons.
-    """
-    runtimes = [(known_runtime(spec), spec.build) for spec in space.runtimes]
-    for name, layout in space.references.layouts().items():
-        for runtime, build in runtimes:
-            if not _carries(runtime, layout, build):
-                reasons = "; ".join(runtime.supports(layout).reasons)
-                raise Unsupported(f"the {name} reference does not run on {runtime.name}: {reasons}", where="references")
-    return lambda layout: all(_carries(runtime, layout, build) for runtime, build in runtimes)
 
 
 async def _run(
@@ -221,6 +205,19 @@ def _as_begun(options: LaunchOptions, ledger: Ledger) -> LaunchOptions:
 
 
 @contextmanager
+def _refused_without_trace(store: Store, study: Study, *, new: bool) -> Iterator[None]:
+    """Deletes a `new` study whose launch is refused for its input before it began: nothing of it takes the name."""
+    try:
+        yield
+    except InvalidInput:
+        begun = (StudyState.RUNNING.value, StudyState.PAUSED.value)
+        states = {event.payload.get("state") for event in all_events(store, study.id)}
+        if new and not states.intersection(begun):
+            studies.delete(store, study.id)
+        raise
+
+
+@contextmanager
 def _failure_shown(ledger: Ledger) -> Iterator[None]:
     """Sets the state of a study that ends by an exception, and why, so that it does not seem to run."""
     try:
@@ -233,11 +230,6 @@ def _failure_shown(ledger: Ledger) -> Iterator[None]:
         with contextlib.suppress(NasError):  # the study was lost, or the database is what failed
             ledger.set_state(StudyState.STOPPED if stopped else StudyState.FAILED, reason)
         raise
-
-
-def _carries(runtime: Runtime, layout: Layout, build: str) -> bool:
-    verdict = runtime.supports(layout).verdict
-    return verdict == "stock" or (verdict == "patched" and build == "any")
 
 
 def _resumed(store: Store, options: LaunchOptions) -> Study:

@@ -33,8 +33,8 @@ from nas.runtimes import RUNTIMES
 from nas.store import artifacts, events, leases, results, studies
 from nas.store.rows import StudyState
 from nas.store.store import Store
+from nas.study.check import support_filter
 from nas.study.events import CALIBRATED
-from nas.study.launch import support_filter
 from nas.study.ledger import Ledger
 from nas.study.orchestrator import Orchestrator
 from nas.study.proposals import ProposalDriver

@@ -68,10 +68,10 @@ def test_submitting_again_gives_the_same_study_and_another_one_is_refused(lab: L
         ("v: 1\nname: x\nmodle: {}\n", "space.yaml:3: modle: unknown key 'modle'; did you mean 'model'?"),
         ("a: [1\n", "space.yaml:"),
         ("a: &x [*x]\n", "space.yaml:1"),
-        (space_text(devices=["local", "bxo"]), "space.yaml:25: unknown device 'bxo'; did you mean 'box'?"),
+        (space_text(devices=["local", "bxo"]), "space.yaml:25: devices.1: unknown device 'bxo'; did you mean 'box'?"),
         (
             space_text(quality={"corpus": ["/etc/passwd"]}),
-            "space.yaml:42: a submitted study trains on the corpus 'default' or 'installed'",
+            "space.yaml:42: quality.corpus: a submitted study trains on the corpus 'default' or 'installed'",
         ),
         (space_text(runtimes=[{"name": "none", "quantisation": "q4_0"}]), "unknown runtime 'none'"),
     ],

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+import ten_mistakes
 from cli_runner import nas
 
 from nas.core.layout import Layout
@@ -87,6 +89,36 @@ def test_validate_reports_file_and_line(tmp_path: Path) -> None:
     assert f"{path}:{line}:" in done.err
     assert "'gqa'" in done.err
     path.write_text(text)
+    assert nas("space", "validate", str(path)).code == 0
+
+
+@pytest.mark.parametrize(
+    "command", [("space", "validate"), ("launch", "--dry-run", "--space"), ("launch", "--yes", "--space")]
+)
+def test_ten_mistakes_are_ten_lines(command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAS_HOME", str(tmp_path / "home"))
+    path = tmp_path / "mine.yaml"
+    path.write_text(ten_mistakes.TEXT)
+    done = nas(*command, str(path))
+    assert done.code == 3
+    ten_mistakes.are_found(done.err.removeprefix("error: ").splitlines(), f"{path}:")
+    assert not (tmp_path / "home" / "hilnas.db").exists(), "nothing was made"
+
+
+def test_a_space_whose_layouts_no_runtime_runs_is_not_valid(tmp_path: Path) -> None:
+    text = ten_mistakes.TEXT
+    for old, new in (
+        ("d_model: 250", "d_model: 256"), ("kernal: 3, ", ""), ("  convv: {kernel: 3}\n", ""), (", tag:phone", ""),
+        ("  - {name: llamacpp, quantisation: q4_0}\n", ""), ("q4}", "q4_0}"), ("gen: 0", "gen: 8"),
+        ("800ms", "800ms, workload: chat"), ("chta", "chat"), ("bohb", "random"),
+    ):  # fmt: skip
+        assert old in text
+        text = text.replace(old, new)
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    done = nas("space", "validate", str(path))
+    assert done.code == 3 and f"{path}:7: mixers: " in done.err and "no runtime carries one" in done.err
+    path.write_text(text.replace("conv: {kernel: 3}", "gqa: {heads: 8, kv_heads: 4}"))
     assert nas("space", "validate", str(path)).code == 0
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import ten_mistakes
 from api_lab import space_text
 from dashboard_lab import OURS, DashboardLab, Inputs, Visitor
 
@@ -83,6 +85,15 @@ def test_problems_are_told_at_their_line_and_the_text_is_kept(lab: DashboardLab,
     kept = Inputs(answer.text)
     assert kept.areas["space"] == TYPED.replace("\r\n", "\n")
     assert (kept.fields["study"], kept.fields["trials"], kept.fields["warm_start"]) == ("mine", "9", "study")
+    assert lab.submitted.not_begun() == []
+
+
+def test_ten_mistakes_are_ten_problems(lab: DashboardLab, visitor: Visitor) -> None:
+    answer = launch(visitor, space=ten_mistakes.TEXT)
+    assert answer.status_code == 422
+    found = html.unescape(answer.text.partition('id="space-problems">')[2].partition("</ul>")[0])
+    lines = [part.split("<")[0].strip() for part in found.split("Line ")[1:]]
+    ten_mistakes.are_found(lines, "")
     assert lab.submitted.not_begun() == []
 
 

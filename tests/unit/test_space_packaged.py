@@ -20,7 +20,7 @@ from nas.runtimes.llama_cpp.support import supports
 from nas.search import Sampler, make_proposer
 from nas.search.membership import values
 from nas.search_spaces import list_spaces, load_space, space_difference, space_json, space_key
-from nas.study.launch import support_filter
+from nas.study.check import support_filter
 
 KINDS = ("conv", "gqa", "swa", "mamba2", "swiglu", "moe")
 MIXED = {"lfm2-mixed": KINDS, "lfm2-mixed-demo": KINDS, "lfm2-full": (*KINDS, "gla", "gdn")}

@@ -143,7 +143,7 @@ def test_impossible_budget_of_a_space_of_usual_size_is_found() -> None:
 @pytest.mark.parametrize(
     "width", ["{min: 32, max: 130000, step: 32, scope: layer}", "{min: 32, max: 130000, step: 32}"]
 )
-@pytest.mark.parametrize("depth", ["[2]", "{min: 2, max: 2000}"])
+@pytest.mark.parametrize("depth", ["[2]", "{min: 2, max: 1000}"])
 def test_the_scan_for_reachable_counts_is_bounded(
     monkeypatch: pytest.MonkeyPatch, mixers: str, width: str, depth: str
 ) -> None:
@@ -313,3 +313,26 @@ def test_key_value_heads_may_name_the_heads() -> None:
     assert line == "mine.yaml:12: mixers.gqa.heads: a choice must be a number, not 'heads'"
     (line,) = errors(GOOD.replace("d_model: 256", "d_model: heads"))
     assert line == "mine.yaml:4: model.d_model: a choice must be a number, not 'heads'"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        (
+            "d_model: 256",
+            "d_model: [250, 256]",
+            "mine.yaml:4: model.d_model: must be a multiple of 32",
+        ),
+        ("heads: 8", "heads: 5", "mine.yaml:12: mixers.gqa: no block of these choices is valid: gqa: "),
+        ("heads: 8", "heads: [5, 8]", "mine.yaml:12: mixers.gqa.heads: no layer can use 5: gqa: "),
+        ("choices: [2, 4]", "choices: [2, 3]", "mine.yaml:12: mixers.gqa.kv_heads: no layer can use 3: gqa: 3 key"),
+    ],
+)
+def test_choices_that_no_layer_can_use_are_found(old: str, new: str, line: str) -> None:
+    (found,) = with_change(old, new)
+    assert found.startswith(line)
+
+
+def test_a_wrong_list_of_layouts_hides_no_other_mistake() -> None:
+    found = errors(LISTED.replace("[C3*4 A8/2]", "[C3*4 A8/3]").replace("gen: 16", "gen: 0"))
+    assert [line.split(": ")[1] for line in found] == ["layouts.1", "workloads.chat.gen"]

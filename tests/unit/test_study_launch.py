@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import pytest
 from store_support import add_device, key, open_store, proposal, round_of
@@ -39,8 +39,9 @@ from nas.store.rows import JobState, Study, StudyLease, StudyState
 from nas.store.store import Store
 from nas.study import launch as launch_module
 from nas.study import ledger as ledger_module
+from nas.study.check import support_filter
 from nas.study.events import CorpusUsed, all_events, notes
-from nas.study.launch import LaunchOptions, launch, support_filter
+from nas.study.launch import LaunchOptions, launch
 from nas.study.ledger import Ledger
 from nas.testing.fake_runtime import FakeRuntime
 
@@ -275,38 +276,50 @@ def test_a_study_that_is_not_there_cannot_be_resumed(store: Store, study: Study,
 
 
 @pytest.mark.usefixtures("cached", "store")
-def test_a_device_that_is_not_there_ends_the_launch_and_leaves_a_study_to_resume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_launch_leaves_no_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_module, "_RENEW_S", 0.01)
     with pytest.raises(UnknownName, match="unknown device 'phone'"):
         launched(tmp_path, space={"devices": ["phone"]})
-    after = open_store(tmp_path, SystemClock())  # type: ignore[arg-type]
-    study = studies.get(after, "study")
-    assert study.state is StudyState.FAILED
-    last = all_events(after, study.id)[-1]
+    assert studies.all(open_store(tmp_path, SystemClock())) == []  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("cached")
+def test_a_refused_resumption_says_why_and_keeps_the_study(store: Store, tmp_path: Path) -> None:
+    quality = TINY["quality"] | {"corpus": ["text.txt"]}
+    space = tiny_space(quality=quality, devices=["phone"])
+    study = studies.create(store, "study", space.model_dump(mode="json"), seed=0, version="0")
+    with pytest.raises(UnknownName, match="unknown device 'phone'"):
+        launched(tmp_path, space={"devices": ["phone"]}, resume=True)
+    assert studies.get(store, "study").state is StudyState.FAILED
+    last = all_events(store, study.id)[-1]
     payload = {"state": "failed", "reason": "unknown device 'phone'; valid: local"}
     assert last == Event(EventKind.STUDY, payload, None, study.id, last.id, last.at)
-    lease(after, study)
+    lease(store, study)
 
 
-def refused_or_unknown_device(tmp_path: Path, **changes: Any) -> NasError:
-    """Launches a study whose device does not exist, which is found after the inputs of a resumed study are compared."""
-    with pytest.raises((StudyChanged, UnknownName)) as caught:
-        launched(tmp_path, space={"devices": ["phone"]}, **changes)
+def interrupted(tmp_path: Path, **changes: Any) -> NasError:
+    """Launches a study whose devices cannot be reached, found after the inputs of a resumed study are compared."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(launch_module, "open_farm", unreachable)
+        with pytest.raises((StudyChanged, InfrastructureFailed)) as caught:
+            launched(tmp_path, **changes)
     return cast(NasError, caught.value)
+
+
+def unreachable(store: Store) -> NoReturn:
+    raise InfrastructureFailed("no agent")
 
 
 @pytest.mark.usefixtures("cached", "store")
 def test_a_changed_corpus_is_refused_unless_the_old_one_is_cached(tmp_path: Path) -> None:
-    assert isinstance(refused_or_unknown_device(tmp_path), UnknownName)
+    assert isinstance(interrupted(tmp_path), InfrastructureFailed)
     after = open_store(tmp_path, SystemClock())  # type: ignore[arg-type]
     study = studies.get(after, "study").id
-    assert isinstance(refused_or_unknown_device(tmp_path, resume=True, text="other text. "), UnknownName)
+    assert isinstance(interrupted(tmp_path, resume=True, text="other text. "), InfrastructureFailed)
     assert len({used.hash for used in notes(all_events(after, study), CorpusUsed)}) == 1
     before = len(all_events(after, study))
     shutil.rmtree(tmp_path / "cache")
-    refused = refused_or_unknown_device(tmp_path, resume=True, text="other text. ")
+    refused = interrupted(tmp_path, resume=True, text="other text. ")
     assert isinstance(refused, StudyChanged)
     assert re.match(r"corpus: the study began with corpus [0-9a-f]{12}, which is [0-9a-f]{12} now", str(refused))
     assert len(all_events(after, study)) == before
@@ -314,9 +327,9 @@ def test_a_changed_corpus_is_refused_unless_the_old_one_is_cached(tmp_path: Path
 
 @pytest.mark.usefixtures("cached", "store")
 def test_another_version_of_the_training_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    refused_or_unknown_device(tmp_path)
+    interrupted(tmp_path)
     monkeypatch.setattr(launch_module, "TRAINER_VERSION", TRAINER_VERSION + 1)
-    assert isinstance(refused_or_unknown_device(tmp_path, resume=True), StudyChanged)
+    assert isinstance(interrupted(tmp_path, resume=True), StudyChanged)
 
 
 def test_a_resumed_study_runs_nothing_where_a_device_has_changed(

@@ -29,8 +29,8 @@ from nas.proxy.ladder import rung_jobs
 from nas.proxy.quality import LM_PRIOR
 from nas.store import artifacts, results, studies, trials
 from nas.store.rows import StudyState
+from nas.study.check import support_filter
 from nas.study.events import QualityKnown, all_events
-from nas.study.launch import support_filter
 from nas.study.ledger import Ledger
 from nas.study.proposals import replay
 from nas.testing.fake_runtime import FakeRuntime

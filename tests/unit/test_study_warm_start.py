@@ -18,8 +18,8 @@ from nas.core.space import SearchSpace
 from nas.core.trial import Event, EventKind
 from nas.search import Observation, Proposer
 from nas.store import studies, trials
+from nas.study.check import support_filter
 from nas.study.events import CALIBRATED, CORPUS, WARM, all_events
-from nas.study.launch import support_filter
 from nas.study.ledger import Ledger
 from nas.study.proposals import BoundSpace, SharedNames, make_proposer, replay, require_studies, warm_start
 from nas.testing.fake_runtime import FakeRuntime
