@@ -1,7 +1,12 @@
-"""`nas bench`: measure a layout or model file with the protocol of a study."""
+"""`nas bench`: measure layouts and model files with the protocol of a study."""
 
 from __future__ import annotations
 
+import csv
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,8 +15,9 @@ from pydantic import ValidationError
 
 from nas.cli.lazy import command_app
 from nas.cli.options import DatabaseOption, QuantisationOption, RuntimeOption, read_layout
-from nas.cli.output import JsonFlag, print_fields, print_json, say
+from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
 from nas.core.errors import InvalidInput
+from nas.core.logs import visible
 from nas.core.space import MeasurementSettings
 from nas.core.workload import Workload
 from nas.measure.bench import BenchOptions
@@ -21,42 +27,148 @@ from nas.runtimes import DEFAULT_RUNTIME
 app = command_app()
 
 
+class Output(StrEnum):
+    """Formats of the results."""
+
+    TABLE = "table"
+    MARKDOWN = "md"
+    CSV = "csv"
+    JSON = "json"
+
+
 @app.command("bench")
 def command(
-    subject: Annotated[
-        str,
-        typer.Argument(metavar="LAYOUT|FILE", help="Layout string, published name, model file, or '-' for stdin."),
+    subjects: Annotated[
+        list[str],
+        typer.Argument(metavar="LAYOUT|FILE...", help="Layout strings, published names, model files, or '-': stdin."),
     ],
     runtime: RuntimeOption = DEFAULT_RUNTIME,
     quantisation: QuantisationOption = None,
     device: Annotated[str, typer.Option("--device", "-d", help="Device id or tag; local: this machine.")] = "local",
-    prompt: Annotated[int, typer.Option("--prompt", help="Prompt length in tokens.")] = 512,
-    gen: Annotated[int, typer.Option("--gen", help="Tokens to generate per repetition.")] = 128,
-    context: Annotated[int, typer.Option("--context", help="Allocated context in tokens; 0: --prompt + --gen.")] = 0,
-    threads: Annotated[int, typer.Option("--threads", "-t", help="Number of compute threads.")] = 1,
+    prompt: Annotated[str, typer.Option("--prompt", "-p", metavar="N,...", help="Prompt lengths in tokens.")] = "512",
+    gen: Annotated[
+        str, typer.Option("--gen", "-n", metavar="N,...", help="Tokens to generate per repetition.")
+    ] = "128",
+    context: Annotated[
+        int, typer.Option("--context", help="Allocated context in tokens; 0: prompt and generated ones.")
+    ] = 0,
+    threads: Annotated[str, typer.Option("--threads", "-t", metavar="N,...", help="Numbers of compute threads.")] = "1",
     reps: Annotated[int, typer.Option("--reps", min=2, help="Number of valid repetitions.")] = 10,
+    output: Annotated[
+        Output | None,
+        typer.Option(
+            "--output", "-o", help="Format. Default: table; details where there is one result.", show_default=False
+        ),
+    ] = None,
     db: DatabaseOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """Measure a layout or model file on a device.
+    """Measure layouts and model files on a device, at every combination of the lists.
 
-    Layouts are exported with random weights. Earlier results are not reused.
+    Layouts are exported with random weights. Earlier results are not reused. In tables, t/s is the mean of the
+    repetitions and its standard deviation, as in llama-bench; the value with its 95 % interval is that of studies:
+    the fastest repetitions, corrected for the speed of the machine.
     """
-    options = BenchOptions(
-        subject=Path(subject) if Path(subject).is_file() else read_layout(subject, "published layout or file"),
-        runtime=runtime,
-        quantisation=quantisation,
-        device=device,
-        workload=_workload(prompt=prompt, gen=gen, context=context, threads=threads),
-        repetitions=reps,
-        protocol=MeasurementSettings(),
-        db=db,
-    )
-    report = measure(options, say)
-    if json:
-        print_json(report)
+    lists = (_numbers(prompt, "--prompt"), _numbers(gen, "--gen"), _numbers(threads, "--threads"))
+    benches = [
+        BenchOptions(
+            subject=Path(subject) if Path(subject).is_file() else read_layout(subject, "published layout or file"),
+            runtime=runtime,
+            quantisation=quantisation,
+            device=device,
+            workload=_workload(prompt=tokens, gen=new, context=context, threads=count),
+            repetitions=reps,
+            protocol=MeasurementSettings(),
+            db=db,
+        )
+        for subject, tokens, new, count in itertools.product(subjects, *lists)
+    ]
+    if output is None:
+        output = Output.JSON if json else Output.TABLE if len(benches) > 1 else None
+    reports = list(measure(benches, say))
+    if output is None:
+        print_fields(_fields(reports[0]))
+    elif output is Output.JSON:
+        print_json(reports[0] if len(reports) == 1 else {"results": reports})
     else:
-        print_fields(_fields(report))
+        rows = [row for report in reports for row in _rows(report)]
+        _PRINTERS[output](rows)
+
+
+def _numbers(text: str, flag: str) -> list[int]:
+    """Parses '512,1024'."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts):
+        raise InvalidInput(f"whole numbers with commas between them, such as 512,1024, not {text!r}", where=flag)
+    return list(dict.fromkeys(map(int, parts)))
+
+
+Row = dict[str, object]
+
+
+def _rows(report: dict[str, Any]) -> Iterator[Row]:
+    """Yields a row each for prefill and decode, with the columns of llama-bench where both have them."""
+    workload = report["workload"]
+    for phase, test in (("prefill", f"pp{workload['prompt']}"), ("decode", f"tg{workload['gen']}")):
+        figure = report["tokens_per_s"][phase]
+        yield {
+            "model": report.get("layout") or Path(report["file"]).name,
+            "size_mb": report["file_mb"],
+            "runtime": report["runtime"]["name"],
+            "device": report["device"]["id"],
+            "threads": workload["threads"],
+            "prompt": workload["prompt"],
+            "gen": workload["gen"],
+            "test": test,
+            "mean_ts": figure["mean"],
+            "sd_ts": figure["sd"],
+            "value_ts": figure["value"],
+            "low_ts": figure["ci95"][0],
+            "high_ts": figure["ci95"][1],
+            "repetitions": figure["n"],
+            "peak_rss_mb": report["peak_rss_mb"]["total"],
+        }
+
+
+def _cells(row: Row) -> list[str]:
+    low, high = row["low_ts"], row["high_ts"]
+    interval = "" if low is None or high is None else f" ({_digits(low)} to {_digits(high)})"
+    deviation = "" if row["sd_ts"] is None else f" ± {row['sd_ts']:.2f}"
+    return [
+        str(row["model"]), f"{_digits(row['size_mb'])} MB", str(row["runtime"]), str(row["threads"]), str(row["test"]),
+        f"{_digits(row['mean_ts'])}{deviation}", f"{_digits(row['value_ts'])}{interval}",
+        f"{_digits(row['peak_rss_mb'])} MB",
+    ]  # fmt: skip
+
+
+def _digits(value: object) -> str:
+    return f"{value:.2f}" if isinstance(value, (int, float)) else "unknown"
+
+
+_COLUMNS = ("model", "size", "runtime", "threads", "test", "t/s", "t/s, corrected (95 %)", "peak memory")
+
+
+def _print_table(rows: list[Row]) -> None:
+    print_table(_COLUMNS, map(_cells, rows))
+
+
+def _print_markdown(rows: list[Row]) -> None:
+    lines = [_COLUMNS, ["---"] * 3 + ["---:"] * 5, *map(_cells, rows)]
+    for line in lines:
+        typer.echo(visible("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |"))
+
+
+def _print_csv(rows: list[Row]) -> None:
+    table = csv.DictWriter(sys.stdout, list(rows[0]), lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+
+
+_PRINTERS: dict[Output, Callable[[list[Row]], None]] = {
+    Output.TABLE: _print_table,
+    Output.MARKDOWN: _print_markdown,
+    Output.CSV: _print_csv,
+}
 
 
 def _workload(**values: int) -> Workload:
@@ -80,7 +192,8 @@ def _fields(report: dict[str, Any]) -> list[tuple[str, object]]:
         ("workload", f"{workload['prompt']} tokens in, {workload['gen']} out, {workload['threads']} thread(s)"),
         ("TTFT", f"{_shown(ttft['value'], 'ms')}{_interval(ttft['ci95'])}, n = {ttft['n']}{refused}"),
         ("  as experienced", _shown(ttft["typical"], "ms")),
-        ("prefill", _shown(report["prefill_tps"], "tokens/s")),
+        ("prefill", _speed(report["tokens_per_s"]["prefill"])),
+        ("decode", _speed(report["tokens_per_s"]["decode"])),
         ("decode p50", f"{_shown(decode['p50'], 'ms/token')}{_interval(decode['ci95'])}"),
         ("  as experienced", _shown(decode["typical"], "ms/token")),
         ("decode p95", _shown(decode["p95"], "ms/token", decode["p95_reason"])),
@@ -90,6 +203,13 @@ def _fields(report: dict[str, Any]) -> list[tuple[str, object]]:
         ("reference model", None if drift is None else f"{drift:+.1%} off its calibration"),
         ("other processes", None if others is None else f"{others:.2f} of a core meanwhile"),
     ]
+
+
+def _speed(figure: dict[str, Any]) -> str:
+    """Formats tokens per second with its interval, and mean and deviation of the repetitions."""
+    mean = "" if figure["mean"] is None else f"; mean {figure['mean']:.4g}"
+    deviation = "" if figure["sd"] is None else f" ± {figure['sd']:.2g}"
+    return f"{_shown(figure['value'], 'tokens/s')}{_interval(figure['ci95'])}{mean}{deviation}"
 
 
 def _shown(value: float | None, unit: str, reason: str | None = None) -> str:

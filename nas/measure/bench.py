@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from nas.core.space import MeasurementSettings, RuntimeSpace
 from nas.core.workload import Workload
 from nas.farm.farm import Farm, open_farm
 from nas.measure.calibration import DEPLOY_SEED, Calibrator, MeasurementTarget, known_runtime
+from nas.measure.estimator import rate
 from nas.measure.reference import export_to_store
 from nas.measure.rounds import Subject, measure
 from nas.runtimes import RUNTIMES
@@ -55,19 +56,25 @@ class BenchOptions:
     db: str | None = None
 
 
-def bench(options: BenchOptions, log: Log) -> Json:
-    """Measures, and returns the report; `docs/explanation/measurement-protocol.md` says what the figures mean.
+def bench(benches: Sequence[BenchOptions], log: Log) -> Iterator[Json]:
+    """Measures one after the other, and yields each report; docs/explanation/measurement-protocol.md explains them.
+
+    Args:
+        benches: all of one database.
+        log: called with a line before something that takes time.
 
     Raises:
-        NasError: the runtime does not carry the layout, or the runner failed on it.
+        NasError: a runtime does not carry its layout, before anything is measured; or the runner failed on it.
     """
-    spec = _runtime_space(options)
-    if isinstance(options.subject, Layout):
-        _require_support(known_runtime(spec), options.subject)
-    store = Store.open(options.db)
+    specs = [_runtime_space(options) for options in benches]
+    for options, spec in zip(benches, specs, strict=True):
+        if isinstance(options.subject, Layout):
+            _require_support(known_runtime(spec), options.subject)
+    store = Store.open(benches[0].db)
     try:
         with open_farm(store) as farm:
-            return asyncio.run(_bench(options, spec, farm, log))
+            for options, spec in zip(benches, specs, strict=True):
+                yield asyncio.run(_bench(options, spec, farm, log))
     finally:
         store.close()
 
@@ -81,7 +88,9 @@ async def _bench(options: BenchOptions, spec: RuntimeSpace, farm: Farm, log: Log
     begun = time.monotonic()
     artifact = _artifact(options, spec, target.runtime, farm.store, scratch)
     exported = time.monotonic() - begun
-    log(f"measuring {options.repetitions} repetitions on {target.device.id}")
+    asked = options.workload
+    what = f"{asked.prompt} tokens in, {asked.gen} out, {asked.threads} thread(s)"
+    log(f"measuring {options.repetitions} repetitions on {target.device.id}: {what}")
     workload = target.device.pinned(options.workload)
     subject = Subject(artifact, target.runtime, target.runner, target.device, workload)
     # A key of its own: earlier results are never reused.
@@ -133,6 +142,8 @@ def _report(
     figures = taken.figures
     layout = options.subject if isinstance(options.subject, Layout) else None
     named = {"layout_id": layout.id, "layout": layout.format()} if layout else {"file": str(options.subject)}
+    runs = [rep.sample for rep in taken.repetitions if rep.valid and rep.sample]
+    prompt = taken.workload.prompt
     tokens = sum(len(rep.sample.decode_ns) for rep in taken.repetitions if rep.valid and rep.sample)
     return {
         **named,
@@ -142,6 +153,13 @@ def _report(
         "workload": taken.workload.key(),
         "ttft_ms": _time(figures["ttft"]),
         "prefill_tps": figures["prefill_tps"].value,
+        "tokens_per_s": {
+            "prefill": _rate(figures["prefill_tps"], [prompt * 1e3 / run.ttft_ms for run in runs]),
+            "decode": _rate(
+                rate(figures["decode_mean"], 1, "tokens/s"),
+                [len(run.decode_ns) * 1e9 / sum(run.decode_ns) for run in runs],
+            ),
+        },
         "decode_ms": {
             "p50": figures["decode_p50"].value,
             "typical": figures["decode_p50"].typical,
@@ -165,6 +183,17 @@ def _report(
         "foreign_cpu": taken.foreign_cpu,
         "reference": {"calibrated": taken.calibration_ms, "drift": taken.drift},
         "seconds": seconds,
+    }
+
+
+def _rate(figure: Figure, experienced: Sequence[float]) -> Json:
+    """Returns the protocol's figure with its interval, and mean and standard deviation as llama-bench has them."""
+    return {
+        "value": figure.value,
+        "ci95": [figure.low, figure.high],
+        "mean": statistics.fmean(experienced) if experienced else None,
+        "sd": statistics.stdev(experienced) if len(experienced) > 1 else None,
+        "n": len(experienced),
     }
 
 

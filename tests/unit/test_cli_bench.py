@@ -1,0 +1,81 @@
+"""`nas bench`: lists of what to measure, and the formats of the results."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from cli_runner import nas
+
+from nas.core.layout import Layout
+from nas.measure.bench import BenchOptions, Json, Log
+
+A, B = "d256 v512 ffn=swiglu:512 [C3 A4/2]", "d256 v512 ffn=swiglu:256 [C3 A4/2]"
+
+
+@pytest.fixture(autouse=True)
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[BenchOptions]:
+    """Replaces the measurement; returns what it was asked for."""
+    found: list[BenchOptions] = []
+
+    def measure(benches: Sequence[BenchOptions], log: Log) -> Iterator[Json]:
+        for options in benches:
+            found.append(options)
+            yield report(options)
+
+    monkeypatch.setattr("nas.cli.bench.measure", measure)
+    return found
+
+
+def report(options: BenchOptions) -> dict[str, Any]:
+    assert isinstance(options.subject, Layout)
+    rate = {"value": 100.0, "ci95": [95.0, 105.0], "mean": 97.5, "sd": 1.25, "n": 2}
+    time = {"value": 8.6, "typical": 8.8, "ci95": [8.0, 9.2], "n": 2}
+    decode = {"p50": 10.0, "typical": 10.2, "p95": None, "p95_reason": "too few", "ci95": [9.5, 10.5]}
+    return {
+        "layout": options.subject.format(), "file_mb": 1.5, "runtime": {"name": "llama.cpp", "build": "b" * 64},
+        "device": {"id": "box", "cpu": "CPU"}, "workload": options.workload.key(), "ttft_ms": time,
+        "prefill_tps": 100.0, "tokens_per_s": {"prefill": rate, "decode": {**rate, "sd": None}}, "decode_ms": decode,
+        "peak_rss_mb": {"total": 12.0}, "load_ms": 3.0, "refused_share": 0.0, "foreign_cpu": 0.5,
+        "reference": {"drift": 0.01},
+    }  # fmt: skip
+
+
+def test_every_combination_is_measured(asked: list[BenchOptions]) -> None:
+    done = nas("bench", A, B, "-p", "512,1024", "-n", "16", "-t", "1,2")
+    assert done.code == 0
+    workloads = [(each.workload.prompt, each.workload.gen, each.workload.threads) for each in asked]
+    assert workloads == [(512, 16, 1), (512, 16, 2), (1024, 16, 1), (1024, 16, 2)] * 2
+    assert [str(each.subject) for each in asked] == [A] * 4 + [B] * 4
+    assert len(done.out.splitlines()) == 1 + 2 * len(asked)
+
+
+def test_formats_hold_the_same_figures() -> None:
+    markdown = nas("bench", A, "-o", "md").out.splitlines()
+    assert markdown[0].startswith("| model | size | runtime | threads | test | t/s |")
+    assert (
+        markdown[2] == f"| {A} | 1.50 MB | llama.cpp | 1 | pp512 | 97.50 ± 1.25 | 100.00 (95.00 to 105.00) | 12.00 MB |"
+    )
+    assert "| tg128 | 97.50 | 100.00 (95.00 to 105.00) |" in markdown[3]
+    (prefill, decode) = csv.DictReader(io.StringIO(nas("bench", A, "-o", "csv").out))
+    assert (prefill["test"], prefill["mean_ts"], prefill["sd_ts"]) == ("pp512", "97.5", "1.25")
+    assert (decode["test"], decode["sd_ts"], decode["low_ts"]) == ("tg128", "", "95.0")
+    assert json.loads(nas("bench", A, "--json").out)["tokens_per_s"]["decode"]["value"] == 100.0
+    both = json.loads(nas("bench", A, B, "-o", "json").out)["results"]
+    assert [each["layout"] for each in both] == [A, B]
+
+
+def test_one_result_is_shown_with_its_details() -> None:
+    lines = [" ".join(line.split()) for line in nas("bench", A).out.splitlines()]
+    assert "decode 100 tokens/s (95 %: 95 to 105); mean 97.5" in lines
+    assert "prefill 100 tokens/s (95 %: 95 to 105); mean 97.5 ± 1.2" in lines
+
+
+@pytest.mark.parametrize("numbers", ["", "512,", "1e3", "-5", "a", "512 1024", "9" * 30])
+def test_what_is_no_list_of_numbers_is_refused(numbers: str, asked: list[BenchOptions]) -> None:
+    done = nas("bench", A, f"--prompt={numbers}")
+    assert done.code == 3 and "--prompt: whole numbers" in done.err and not asked
