@@ -140,8 +140,8 @@ def _readable(texts: Any) -> Iterator[Layout]:
 
 def _choice_problems(value: Any) -> Iterator[tuple[KeyPath, str]]:
     """Finds choices that no layout can have."""
-    parts = value if isinstance(value, dict) else {}
-    shape = parts.get("model") if isinstance(parts.get("model"), dict) else {}
+    parts = _mapping(value)
+    shape = _mapping(parts.get("model"))
     widths: list[int] = []
     for name, allowed in _SHAPE.items():
         choices = _choices(shape.get(name))
@@ -151,8 +151,8 @@ def _choice_problems(value: Any) -> Iterator[tuple[KeyPath, str]]:
             yield ("model", name), f"must be {step}from {allowed.start} to {allowed[-1]}, not {outside[0]:g}"
     roles: tuple[tuple[str, Role], ...] = (("mixers", "mixer"), ("ffn", "ffn"))
     for part, role in roles:
-        kinds = parts.get(part)
-        for kind in kinds if isinstance(kinds, dict) and widths else ():
+        kinds = _mapping(parts.get(part))
+        for kind in kinds if widths else ():
             try:
                 (block,) = block_spaces({kind: kinds[kind]}, role)
             except ValidationError:
@@ -170,18 +170,23 @@ def _choices(knob: Any) -> tuple[float, ...]:
 
 def _choices_of(value: Any) -> SearchSpace | None:
     """Returns the parts of a document that say which layouts there are, without the others; None if one is wrong."""
-    parts = value if isinstance(value, dict) else {}
+    parts = _mapping(value)
     try:
-        return SearchSpace.model_construct(
-            name=str(parts.get("name")),
-            model=ModelSpace.model_validate(parts.get("model")),
-            mixers=_BLOCKS.validate_python(block_spaces(parts.get("mixers"), "mixer")),
-            ffn=_BLOCKS.validate_python(block_spaces(parts.get("ffn"), "ffn")),
-            pattern=Pattern.model_validate(parts.get("pattern", {})),
-            limits=_LIMITS.validate_python(parts.get("limits", {})),
-        )
+        choices: dict[str, Any] = {
+            "name": str(parts.get("name")),
+            "model": ModelSpace.model_validate(parts.get("model")),
+            "mixers": _BLOCKS.validate_python(block_spaces(parts.get("mixers"), "mixer")),
+            "ffn": _BLOCKS.validate_python(block_spaces(parts.get("ffn"), "ffn")),
+            "pattern": Pattern.model_validate(parts.get("pattern", {})),
+            "limits": _LIMITS.validate_python(parts.get("limits", {})),
+        }
     except ValidationError:
         return None
+    return SearchSpace.model_construct(**choices)
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _unreachable(space: SearchSpace) -> Iterator[tuple[KeyPath, str]]:

@@ -155,7 +155,7 @@ def details(error: ValidationError) -> list[InitErrorDetails]:
     """Returns the problems of a validation, to be raised again by `refuse` together with others."""
     return [
         InitErrorDetails(
-            type=PydanticCustomError(each["type"], "{message}", {"message": each["msg"], **each.get("ctx", {})}),  # type: ignore[arg-type]
+            type=PydanticCustomError(each["type"], "{message}", {"message": each["msg"], **each.get("ctx", {})}),
             loc=each["loc"],
             input=None,
         )
