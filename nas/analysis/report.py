@@ -18,6 +18,7 @@ from nas.analysis.history import ended, expected_gain, history, interval, interv
 from nas.analysis.record import Record, StudyRecord, read_study
 from nas.analysis.reliability import quality_reliability
 from nas.analysis.snapshot import UNKNOWN, StudySnapshot, rounded
+from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.core.measurement import Measurement
 from nas.core.metrics import METRICS
@@ -37,6 +38,21 @@ _MUCH_MORE_CPU = 0.3
 """The busiest measurement is reported, too, if it exceeds the median one by more than this many cores."""
 _NOISE_OF_LATEST = 400
 """Measurements from which the noise of a study is computed."""
+
+_MEASUREMENT_COLUMNS = [
+    "trial",
+    "workload",
+    "device",
+    "runtime",
+    "metric",
+    "unit",
+    "value",
+    "low",
+    "high",
+    "typical",
+    "n",
+    "reason",
+]
 
 Json = dict[str, Any]
 Cell = str | int | float | None
@@ -109,6 +125,57 @@ def study_table(study: StudySnapshot) -> tuple[list[str], list[Row]]:
         place: Row = {name: getattr(ranked.get(number), name, None) for name in ("rank", "hv_contribution", "p_front")}
         rows.append(_trial(each, references.get(number)) | place | measured(each))
     return [*dict.fromkeys(column for row in rows for column in row)], rows
+
+
+def measurements_table(study: StudySnapshot) -> tuple[list[str], list[Row]]:
+    """Returns the columns and rows of all measured figures, one row each."""
+    rows: list[Row] = []
+    for number, each in study.records.items():
+        for key, taken in each.measurements.items():
+            for name, figure in taken.figures.items():
+                rows.append(
+                    {
+                        "trial": number,
+                        "workload": key.workload,
+                        "device": key.device,
+                        "runtime": key.runtime,
+                        "metric": name,
+                        "unit": figure.unit,
+                        "value": figure.value,
+                        "low": figure.low,
+                        "high": figure.high,
+                        "typical": figure.typical,
+                        "n": figure.n,
+                        "reason": figure.reason,
+                    }
+                )
+    return list(_MEASUREMENT_COLUMNS), rows
+
+
+def finite(rows: Iterable[Row]) -> list[Row]:
+    """Returns the rows with null for numbers that JSON does not have."""
+    return [
+        {name: None if isinstance(cell, float) and not math.isfinite(cell) else cell for name, cell in row.items()}
+        for row in rows
+    ]
+
+
+def parquet_bytes(columns: Sequence[str], rows: Iterable[Mapping[str, Cell]]) -> bytes:
+    """Returns a table as the contents of a Parquet file.
+
+    Raises:
+        InvalidInput: pyarrow is not installed.
+    """
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise InvalidInput("Parquet needs pyarrow, of the extra 'corpora'; json and csv do not") from None
+    table = list(rows)
+    arrays = {column: pyarrow.array([row.get(column) for row in table]) for column in columns}
+    file = io.BytesIO()
+    parquet.write_table(pyarrow.table(arrays), file)
+    return file.getvalue()
 
 
 def axes_table(study: StudySnapshot) -> tuple[list[str], Iterator[Row]]:

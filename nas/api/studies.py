@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from nas.analysis.report import study_report
+from nas.analysis.report import Row, csv_parts, finite, measurements_table, parquet_bytes, study_report, study_table
 from nas.analysis.snapshot import Snapshots
 from nas.api.access import require
 from nas.api.submissions import Order, Submission, SubmissionState, SubmittedStudies, without_accept_noise
@@ -130,6 +130,16 @@ class StudyPage(BaseModel):
     next: str | None
 
 
+class TableView(BaseModel):
+    """A table: the names of its columns, and its rows as objects, in which what is unknown is null or left out."""
+
+    model_config = with_example(study="phones", columns=["trial", "state"], rows=[{"trial": 0, "state": "complete"}])
+
+    study: str
+    columns: list[str]
+    rows: list[Row]
+
+
 class EventView(BaseModel):
     """One entry of a study's log: a step of a trial, or something of the study as a whole (`trial` null)."""
 
@@ -153,6 +163,17 @@ class EventPage(BaseModel):
     ended: bool
 
 
+TableFormat = Annotated[
+    Literal["json", "csv", "parquet"], Query(description="json: `columns`, and `rows` as objects; else a file")
+]
+_FILES: dict[int | str, dict[str, Any]] = {
+    200: {
+        "content": {
+            "text/csv": {"example": "trial,state\n0,complete\n"},
+            "application/vnd.apache.parquet": {"example": "PAR1..."},
+        }
+    }
+}
 _OVER = (StudyState.COMPLETE, StudyState.STOPPED, StudyState.FAILED)
 
 
@@ -184,6 +205,20 @@ def studies_router(
         report = study_report(store, snapshots.get(name)) if submitted.row(name) is not None else None
         return StudyDetail(**dict(view), report=report)
 
+    @router.get(
+        "/{name}/trials", summary="List all trials with their figures", dependencies=[read], response_model=TableView,
+        responses=_FILES | documented(404),
+    )  # fmt: skip
+    def show_trials(name: StudyName, format: TableFormat = "json") -> Response:
+        return _table(name, "trials", study_table(snapshots.get(name)), format)
+
+    @router.get(
+        "/{name}/measurements", summary="List all measured figures", dependencies=[read], response_model=TableView,
+        responses=_FILES | documented(404),
+    )  # fmt: skip
+    def show_measurements(name: StudyName, format: TableFormat = "json") -> Response:
+        return _table(name, "measurements", measurements_table(snapshots.get(name)), format)
+
     def steer(order: Order) -> None:
         summary = f"{order.capitalize()} a study"
 
@@ -213,6 +248,17 @@ def studies_router(
         return await next_page(fetch, after, wait_s)
 
     return router
+
+
+def _table(study: str, what: str, table: tuple[list[str], list[Row]], format: TableFormat) -> Response:
+    """Returns a table as JSON, or as a file to download."""
+    columns, rows = table
+    if format == "json":
+        return JSONResponse({"study": study, "columns": columns, "rows": finite(rows)})
+    headers = {"Content-Disposition": f'attachment; filename="{study}-{what}.{format}"'}
+    if format == "csv":
+        return StreamingResponse(csv_parts(columns, rows), headers=headers, media_type="text/csv; charset=utf-8")
+    return Response(parquet_bytes(columns, rows), headers=headers, media_type="application/vnd.apache.parquet")
 
 
 def _study_id(after: str) -> int:

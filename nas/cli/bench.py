@@ -20,8 +20,7 @@ from nas.core.errors import InvalidInput
 from nas.core.logs import visible
 from nas.core.space import MeasurementSettings
 from nas.core.workload import Workload
-from nas.measure.bench import BenchOptions
-from nas.measure.bench import bench as measure
+from nas.measure.bench import BenchOptions, bench_all
 from nas.runtimes import DEFAULT_RUNTIME
 
 app = command_app()
@@ -85,7 +84,7 @@ def command(
     ]
     if output is None:
         output = Output.JSON if json else Output.TABLE if len(benches) > 1 else None
-    reports = list(measure(benches, say))
+    reports = list(bench_all(benches, say))
     if output is None:
         print_fields(_fields(reports[0]))
     elif output is Output.JSON:

@@ -10,7 +10,7 @@ import typer
 
 from nas.cli.options import INTERRUPTED
 from nas.cli.output import say
-from nas.cli.remote import Json, UsersClient, part
+from nas.client import Json, UsersClient, part
 from nas.core.errors import InfrastructureFailed
 
 _WAIT_S = 20.0

@@ -24,9 +24,10 @@ from nas.cli.follow import follow
 from nas.cli.lazy import command_app
 from nas.cli.options import INTERRUPTED, DatabaseOption, YesOption, open_store, same_database
 from nas.cli.output import JsonFlag, duration, print_fields, print_json, say
-from nas.cli.remote import Json, ServerOption, UsersClient, open_server, part
+from nas.cli.remote import ServerOption, open_server
 from nas.cli.space import installed_here, plan_fields
 from nas.cli.study_view import print_agreement, print_front, say_noise
+from nas.client import Json, UsersClient, part
 from nas.core import paths
 from nas.core.errors import InvalidInput, NasError
 from nas.core.space import SearchSpace

@@ -12,7 +12,7 @@ import typer
 
 from nas.cli.lazy import command_app
 from nas.cli.output import JsonFlag, print_json, print_table, say
-from nas.cli.remote import KnownServer, UsersClient, forget_server, keep_server, known_servers, server_url, servers_file
+from nas.client import KnownServer, UsersClient, forget_server, keep_server, known_servers, server_url, servers_file
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.protocol import CA_PATH
 

@@ -14,14 +14,16 @@ import typer
 from nas.analysis.archive import import_archive
 from nas.analysis.hardware import ModelError, hardware_report
 from nas.analysis.record import read_study
-from nas.analysis.report import csv_parts, study_report, study_table
+from nas.analysis.report import csv_parts, parquet_bytes, study_report, study_table
 from nas.analysis.snapshot import StudySnapshot
 from nas.cli.follow import follow
 from nas.cli.lazy import command_app
 from nas.cli.options import DatabaseOption, StudyArgument, YesOption, open_store, same_database
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
-from nas.cli.remote import Json, ServerOption, open_server, part
+from nas.cli.remote import ServerOption, open_server
 from nas.cli.study_view import print_agreement, print_front, report_fields
+from nas.client import Json, part
+from nas.core.durable import write_durably
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.layout import Layout
 from nas.core.trial import TrialState
@@ -45,6 +47,7 @@ class Format(StrEnum):
     ARCHIVE = "archive"
     JSON = "json"
     CSV = "csv"
+    PARQUET = "parquet"
 
 
 @app.command("list")
@@ -133,12 +136,18 @@ def list_trials(
     state: Annotated[
         list[TrialState] | None, typer.Option("--state", help="Only trials in this state. Repeatable.")
     ] = None,
+    server: ServerOption = None,
     db: DatabaseOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """List the trials of a study, including failed and pruned ones."""
-    with open_store(db) as store:
-        found = [_trial_json(trial) for trial in trials.all(store, studies.get(store, study).id, states=state)]
+    """List the trials of a study, including failed and pruned ones. With --server, also their figures (--json)."""
+    if server is not None:
+        with open_server(server, db) as client:
+            rows = client.get(f"/v1/studies/{part(study)}/trials")["rows"]
+        found = [row for row in rows if not state or row["state"] in state]
+    else:
+        with open_store(db) as store:
+            found = [_trial_json(trial) for trial in trials.all(store, studies.get(store, study).id, states=state)]
     if json:
         print_json({"study": study, "trials": found})
         return
@@ -224,12 +233,21 @@ def export(
             "--format",
             "-f",
             help="archive: the whole study, for `nas study import`; json: the report of `nas study show --json`; "
-            "csv: one row per trial.",
+            "csv, parquet: one row per trial.",
         ),
     ] = Format.ARCHIVE,
+    server: ServerOption = None,
     db: DatabaseOption = None,
 ) -> None:
     """Export a study to a file, as an archive, a report or a table of trials."""
+    if server is not None:
+        _export_remote(study, output, format, server, db)
+        return
+    if format is Format.PARQUET:
+        with open_store(db) as store:
+            table = study_table(StudySnapshot(read_study(store, study)))
+        _write_bytes(output, parquet_bytes(*table))
+        return
     write: dict[Format, Callable[[Store, str, TextIO], None]] = {
         Format.ARCHIVE: _write_archive,
         Format.JSON: _write_json,
@@ -340,6 +358,22 @@ def _write_whole(output: Path, write: Callable[[TextIO], object]) -> None:
         partial.replace(output)
     finally:
         partial.unlink(missing_ok=True)
+    say(f"wrote {output}")
+
+
+def _export_remote(study: str, output: Path, format: Format, server: str, db: str | None) -> None:
+    if format is Format.ARCHIVE:
+        raise InvalidInput("archives are made from a database; with --server: json, csv, parquet", where="--format")
+    if format is Format.JSON:
+        report = _read_report(study, server, db)
+        _write_whole(output, lambda file: file.write(json.dumps(report, indent=1, allow_nan=False) + "\n"))
+        return
+    with open_server(server, db) as client:
+        _write_bytes(output, client.get_bytes(f"/v1/studies/{part(study)}/trials", format=format.value))
+
+
+def _write_bytes(output: Path, content: bytes) -> None:
+    write_durably(output, content)
     say(f"wrote {output}")
 
 

@@ -56,7 +56,13 @@ class BenchOptions:
     db: str | None = None
 
 
-def bench(benches: Sequence[BenchOptions], log: Log) -> Iterator[Json]:
+def bench(options: BenchOptions, log: Log) -> Json:
+    """Measures one subject; see `bench_all`."""
+    (report,) = bench_all([options], log)
+    return report
+
+
+def bench_all(benches: Sequence[BenchOptions], log: Log) -> Iterator[Json]:
     """Measures one after the other, and yields each report; docs/explanation/measurement-protocol.md explains them.
 
     Args:

@@ -27,7 +27,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[BenchOptions]:
             found.append(options)
             yield report(options)
 
-    monkeypatch.setattr("nas.cli.bench.measure", measure)
+    monkeypatch.setattr("nas.cli.bench.bench_all", measure)
     return found
 
 

@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 from api_lab import Lab, ScriptedProcess, space_text
 from cli_runner import Outcome, nas
+from pyarrow import parquet
 from server_lab import Certificates, serve
 from store_support import new_study, proposal, put
 
 from nas.analysis.report import study_report
 from nas.api.submissions import SubmissionFolder
 from nas.cli.output import when
-from nas.cli.remote import server_url, servers_file
+from nas.client import Server, server_url, servers_file
 from nas.core.errors import InvalidInput
 from nas.core.trial import EventKind
 from nas.search_spaces import parse_space
@@ -160,6 +161,37 @@ def test_studies_are_listed_shown_and_controlled(lab: Lab, server: str) -> None:
     assert studies.get(lab.store, study.id).desired_state == "pause"
     assert studies.get(lab.store, shown.id).desired_state == "stop"
     assert nas("study", "show", "frist").code == 3
+
+
+def test_scripts_read_the_tables_of_a_study(
+    lab: Lab, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    space = parse_space(space_text(), "space.yaml").model_dump(mode="json")
+    study = studies.create(lab.store, "phones", space, seed=0, version="0")
+    (first,) = trials.propose(lab.store, study.id, [proposal(128)])
+    with Server(server) as found:
+        assert [each["study"] for each in found.studies()] == ["phones"]
+        assert found.front("phones") == found.measurements("phones") == []
+        (row,) = found.trials("phones")
+        assert (row["trial"], row["state"], row["layout"]) == (first.number, "proposed", row["layout"])
+        csv = found.download("phones", "trials", "csv").decode()
+        assert csv.splitlines()[0].startswith("trial,state,rung") and len(csv.splitlines()) == 2
+    listed = json.loads(nas("study", "trials", "phones", "--json").out)["trials"]
+    assert listed == [row]
+    assert json.loads(nas("study", "trials", "phones", "--state", "complete", "--json").out)["trials"] == []
+    for format in ("csv", "parquet", "json"):
+        assert nas("study", "export", "phones", "-f", format, "-o", str(tmp_path / format)).code == 0
+    assert (tmp_path / "csv").read_text() == csv
+    table = parquet.read_table(tmp_path / "parquet")
+    assert table.to_pylist() == [row]
+    assert json.loads((tmp_path / "json").read_text())["study"] == "phones"
+    assert "give" not in nas("study", "export", "phones", "-o", str(tmp_path / "archive")).out
+    assert nas("study", "export", "phones", "-o", str(tmp_path / "archive")).code == 3
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "reading-results.md").read_text()
+    code = page.split("```python\n")[1].split("```")[0]
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code.replace("https://farm.example:7711", server), "reading-results.md", "exec"), {})
+    assert "1 trials" in capsys.readouterr().out and (tmp_path / "phones.csv").read_text() == csv
 
 
 class Played(ScriptedProcess):

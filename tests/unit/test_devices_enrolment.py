@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nas.cli.remote import Refused, UsersClient
+from nas.client import Refused, UsersClient
 from nas.core.clock import SystemClock
 from nas.core.errors import InfrastructureFailed, InvalidInput, NasError
 from nas.core.protocol import RegisterRequest
