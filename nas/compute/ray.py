@@ -32,6 +32,9 @@ _MARK = "HILNAS_RAY"
 _REAPER_S = 10.0
 _CHECK_S = 10.0
 
+_STARTS = 4
+"""Times that a local Ray is started: it gives up after 30 s, and a busy machine needs more."""
+
 _IDLE_MS = 60_000
 """Idle time after which a worker ends: one that has loaded torch, which takes seconds, serves the next training."""
 
@@ -117,23 +120,14 @@ class RayCompute:
     def __init__(self, workers: int) -> None:
         _stay_private()
         self._ray = _import_ray()
-        mark = secrets.token_hex(8)
-        self._reaper = _start_reaper(mark)
-        os.environ[_MARK] = mark
-        try:
-            _connect(
-                self._ray,
-                "local",
-                num_cpus=workers,
-                include_dashboard=False,
-                object_store_memory=100 << 20,
-                _system_config={"idle_worker_killing_time_threshold_ms": _IDLE_MS},
-            )
-        except InfrastructureFailed:
-            self.close()
-            raise
-        finally:
-            del os.environ[_MARK]
+        for left in reversed(range(_STARTS)):
+            try:
+                self._start(workers)
+                break
+            except InfrastructureFailed:
+                self.close()
+                if not left:
+                    raise
         nodes = _alive(self._ray)
         self._request = Request.of(nodes, None)
         self._workers = max(1, self._request.slots(nodes))
@@ -155,6 +149,22 @@ class RayCompute:
         cpus, gpus = (1.0, self._request.gpus) if kind == "train" else (0.0, 0.0)
         remote = self._ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(work)
         return checked(await _result(self._ray, remote.remote(dict(spec))))
+
+    def _start(self, workers: int) -> None:
+        mark = secrets.token_hex(8)
+        self._reaper = _start_reaper(mark)
+        os.environ[_MARK] = mark
+        try:
+            _connect(
+                self._ray,
+                "local",
+                num_cpus=workers,
+                include_dashboard=False,
+                object_store_memory=100 << 20,
+                _system_config={"idle_worker_killing_time_threshold_ms": _IDLE_MS},
+            )
+        finally:
+            del os.environ[_MARK]
 
     def close(self) -> None:
         """Ends the cluster."""
@@ -371,6 +381,9 @@ def _import_ray() -> Any:
     # Read when ray is imported: no usage report, no colour codes, no log lines of workers on our terminal.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ENABLE_RECORD_ACTOR_TASK_LOGGING", "0")
+    # Ray's default of 15 leaves workers 3 % of a core that another process keeps busy: a study would not end there.
+    # Measurements do not need it, because training pauses while one runs.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     import ray
 
     return ray

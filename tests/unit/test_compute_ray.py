@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from nas.compute import worker
+from nas.compute import ray, worker
 from nas.compute.ray import (
     ClusterCompute,
     Node,
+    RayCompute,
     Request,
     _connect,
     checkpoints_of,
@@ -61,6 +63,27 @@ def test_a_node_that_is_late_is_the_machines_fault() -> None:
 
     with pytest.raises(InfrastructureFailed, match=r"Ray did not start.*timed out"):
         _connect(SimpleNamespace(init=init), "local")
+
+
+@pytest.mark.parametrize("late", [2, 9])
+def test_a_local_ray_that_is_late_is_started_again(late: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    starts, ends = [], []
+
+    def init(**options: Any) -> None:
+        starts.append(os.environ["HILNAS_RAY"])
+        if len(starts) <= late:
+            raise Exception("The current node timed out during startup.")
+
+    nodes = [{"Alive": True, "Resources": {"CPU": 2.0}}]
+    fake = SimpleNamespace(init=init, shutdown=lambda: ends.append(None), nodes=lambda: nodes)
+    monkeypatch.setattr(ray, "_import_ray", lambda: fake)
+    if late > 4:
+        with pytest.raises(InfrastructureFailed):
+            RayCompute(2)
+    else:
+        with RayCompute(2) as compute:
+            assert compute.workers == 2
+    assert len(starts) == len(set(starts)) == len(ends) == min(late + 1, 4)
 
 
 class Host:
