@@ -23,7 +23,7 @@ with RayCompute(1):
 """
 
 
-def test_it_listens_on_loopback_only_leaves_no_token_and_trains_at_equal_priority(tmp_path: Path) -> None:
+def test_it_listens_on_loopback_only_and_leaves_no_token(tmp_path: Path) -> None:
     env = os.environ | {"HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", CODE], env=env, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr
