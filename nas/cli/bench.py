@@ -62,7 +62,9 @@ def command(
     db: DatabaseOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """Measure layouts and model files on a device, at every combination of the lists.
+    """Measure layouts and model files on a device.
+
+    Every combination of the lists is measured.
 
     Layouts are exported with random weights. Earlier results are not reused. In tables, t/s is the mean of the
     repetitions and its standard deviation, as in llama-bench; the value with its 95 % interval is that of studies:

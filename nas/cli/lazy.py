@@ -18,7 +18,7 @@ COMMANDS = {
     "study": "List, show, control, export and import studies.",
     "family": "Build, train, compare and show model families.",
     "device": "Attach, list, show and manage devices.",
-    "bench": "Measure a layout or model file on a device.",
+    "bench": "Measure layouts and model files on a device.",
     "export": "Export a layout to a model file.",
     "adapt": "Search inside a trained model for a child that keeps budgets on a device.",
     "import": "Import a trained model of Hugging Face's transformers.",

@@ -227,7 +227,7 @@ def test_a_rejected_launch_reports_file_and_line(lab: Lab, server: str, tmp_path
     (tmp_path / "mine.yaml").write_text(space_text(devices=["bxo"]))
     done = nas("launch", "--space", str(tmp_path / "mine.yaml"), "--study", "mine")
     assert done.code == 3
-    assert "space.yaml:24: unknown device 'bxo'; did you mean 'box'?" in done.err
+    assert "space.yaml:24: devices.0: unknown device 'bxo'; did you mean 'box'?" in done.err
 
 
 def test_ctrl_c_detaches_and_says_how_to_follow_again(
