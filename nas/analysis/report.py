@@ -55,7 +55,7 @@ _MEASUREMENT_COLUMNS = [
 ]
 
 Json = dict[str, Any]
-Cell = str | int | float | None
+Cell = bool | int | float | str | None
 Row = dict[str, Cell]
 
 

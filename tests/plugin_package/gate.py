@@ -16,7 +16,7 @@ from nas.runtimes.executorch.build import build
 from nas.testing.executorch_gate import gate
 from nas.testing.planted_faults import Fault, checkpoint
 
-LAYOUT = Layout.parse("d64 v300 ffn=relu2:96 [X A2/1 X+swiglu:64]")
+LAYOUT = Layout.parse("d64 v300 ffn=sqrelu:96 [Y A2/1 Y+swiglu:64]")
 
 
 def test_executorch_computes_what_pytorch_does(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ from nas.core.block import Arg, Block, BlockKind, Count
 
 
 class SquaredReLU(BlockKind):
-    """`relu2:4608`: W_down max(0, W_up x)^2 (So et al. 2021, "Primer")."""
+    """`sqrelu:4608`: W_down max(0, W_up x)^2 (So et al. 2021, "Primer")."""
 
-    name = "relu2"
-    letter = "relu2"
+    name = "sqrelu"
+    letter = "sqrelu"
     hue = 8
     role = "ffn"
     syntax = ":{width}"
@@ -28,10 +28,10 @@ class SquaredReLU(BlockKind):
 
 
 class DecayingSum(BlockKind):
-    """`X`: s_t = s_{t-1} / 2 + W_in x_t; y = W_out s_t."""
+    """`Y`: s_t = s_{t-1} / 2 + W_in x_t; y = W_out s_t."""
 
     name = "decay"
-    letter = "X"
+    letter = "Y"
     role = "mixer"
     syntax = ""
     doc = "sum of past tokens that halves at each step"
@@ -50,4 +50,4 @@ class DecayingSum(BlockKind):
         return block
 
 
-RELU2, DECAY = SquaredReLU(), DecayingSum()
+SQRELU, DECAY = SquaredReLU(), DecayingSum()

@@ -9,7 +9,7 @@ from nas.runtimes.executorch.programs import Constant, Program, norm_constants
 _MODULES = "hilnas_plugin.executorch_modules"
 
 
-def _relu2(block: Block, d_model: int) -> tuple[Program, ...]:
+def _sqrelu(block: Block, d_model: int) -> tuple[Program, ...]:
     width = block.int("width")
     constants = (
         *norm_constants("norm", d_model, "ffn_norm.weight"),
@@ -17,7 +17,7 @@ def _relu2(block: Block, d_model: int) -> tuple[Program, ...]:
         Constant("down", (d_model, width), "int4", "ffn.down.weight"),
     )
     sizes = (("d_model", d_model), ("width", width))
-    return (Program("relu2", f"{_MODULES}:SquaredReLU", sizes, constants, inputs=1),)
+    return (Program("sqrelu", f"{_MODULES}:SquaredReLU", sizes, constants, inputs=1),)
 
 
 def _decay(block: Block, d_model: int) -> tuple[Program, ...]:
@@ -30,4 +30,4 @@ def _decay(block: Block, d_model: int) -> tuple[Program, ...]:
     return (Program("decay", f"{_MODULES}:DecayingSum", sizes, constants, ((1, d_model),)),)
 
 
-RELU2, DECAY = ExecuTorchKind(_relu2), ExecuTorchKind(_decay)
+SQRELU, DECAY = ExecuTorchKind(_sqrelu), ExecuTorchKind(_decay)

@@ -39,7 +39,7 @@ class SquaredReLU(FeedForward):
         }
 
 
-def reference_relu2(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:
+def reference_sqrelu(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:
     """The formula, one token at a time."""
     rows = [weights["down.weight"] @ (weights["up.weight"] @ x).clamp(min=0) ** 2 for x in h]
     return torch.stack(rows)
