@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -12,10 +13,28 @@ from pydantic_core import ErrorDetails
 from nas.core.block_space import ArgKnob
 from nas.core.errors import InvalidInput, nearest
 from nas.core.space import SearchSpace
-from nas.search_spaces.yaml_text import Document, KeyPath
+from nas.search_spaces.yaml_text import Document, KeyPath, read_yaml
 
+M = TypeVar("M", bound=BaseModel)
 Problem = tuple[int, str, str]
 """(line, file:line, message)."""
+
+
+def read_model(path: Path, model: type[M]) -> M:
+    """Reads a `model` from a YAML file.
+
+    Raises:
+        InvalidInput: one line for each problem, as `file:line: message`.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"not UTF-8 at byte {error.start}", where=str(path)) from None
+    document = read_yaml(text, str(path))
+    try:
+        return model.model_validate({} if document.value is None else document.value)
+    except ValidationError as error:
+        raise InvalidInput("\n".join(describe(error, document, model))) from None
 
 
 def describe(error: ValidationError, document: Document, model: type[BaseModel] = SearchSpace) -> list[str]:

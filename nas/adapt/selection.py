@@ -1,4 +1,4 @@
-"""Which alternative stands at which place: an exact choice where quality and costs are sums over places.
+"""Exact selection: one alternative for each place, where quality and costs are sums over the places.
 
     minimise  sum of losses x   subject to   base + sum of costs x <= limit for each metric, one alternative per place
 

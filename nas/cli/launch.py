@@ -95,7 +95,7 @@ def command(
     if space is None and (study is None or not resume or server is not None):
         raise InvalidInput("name a packaged space or a YAML file", where="--space")
     name = space or ""
-    # A coordinator checks what is submitted to it; a resumed study goes on with what it began with.
+    # A coordinator checks what is submitted to it; a resumed study continues with the settings that it began with.
     remote = server is not None
     checks = None if resume or (remote and not dry_run) else installed_here(db, devices=not remote)
     options = LaunchOptions(

@@ -17,9 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from nas.core.errors import InvalidInput
 from nas.core.family import MemberTraining
 from nas.nn.fit import Log
 from nas.posttrain.merging import MergeRequest, MergeStageSettings
@@ -29,8 +28,7 @@ from nas.pretrain.member_training import TrainingRequest, WriteFiles, train_memb
 from nas.pretrain.next_token import PretrainingRequest
 from nas.pretrain.recipe import Settings
 from nas.release.options import FileOptions
-from nas.search_spaces.problems import describe
-from nas.search_spaces.yaml_text import read_yaml
+from nas.search_spaces.problems import read_model
 
 
 class _Config(BaseModel):
@@ -114,15 +112,7 @@ def read_recipe(path: Path) -> PostTrainingRecipe:
     Raises:
         InvalidInput: one line for each problem, as `file:line: message`.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidInput(f"not UTF-8 at byte {error.start}", where=str(path)) from None
-    document = read_yaml(text, str(path))
-    try:
-        return PostTrainingRecipe.model_validate({} if document.value is None else document.value)
-    except ValidationError as error:
-        raise InvalidInput("\n".join(describe(error, document, PostTrainingRecipe))) from None
+    return read_model(path, PostTrainingRecipe)
 
 
 def run_recipe(

@@ -13,13 +13,12 @@ import math
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nas.core.errors import InvalidInput
 from nas.core.family import Decision
 from nas.core.layout import Layout
-from nas.search_spaces.problems import describe
-from nas.search_spaces.yaml_text import read_yaml
+from nas.search_spaces.problems import read_model
 
 REPORT_LENGTHS = (4096, 32768)
 REPORT_LONG_SHARE = 1 / 11
@@ -142,15 +141,7 @@ def read_settings(path: Path) -> Settings:
     Raises:
         InvalidInput: one line for each problem, as `file:line: message`.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidInput(f"not UTF-8 at byte {error.start}", where=str(path)) from None
-    document = read_yaml(text, str(path))
-    try:
-        settings = Settings.model_validate({} if document.value is None else document.value)
-    except ValidationError as error:
-        raise InvalidInput("\n".join(describe(error, document, Settings))) from None
+    settings = read_model(path, Settings)
     if settings.stages is None:
         return settings
     stages = [

@@ -202,7 +202,7 @@ def run(folder: Path, what: PostTrainingRecipe, log: Callable[[str], None] = lam
 
 
 class Killed(BaseException):
-    """Stands in for a signal."""
+    """Raised where a signal would end the process."""
 
 
 def test_a_recipe_that_is_killed_ends_with_the_same_weights(member: Path, monkeypatch: pytest.MonkeyPatch) -> None:
