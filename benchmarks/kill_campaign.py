@@ -5,6 +5,10 @@
 What is killed, always by SIGKILL: the launch itself, a Ray worker, the device agent, or the runner it measures with.
 Studies follow each other until all kills are done; the last one is then finished. Prints JSON; exit code 1 if a check
 failed; the folder with its state is then kept. Builds of llama.cpp are taken from the user's cache.
+
+    python benchmarks/kill_campaign.py --page docs/measured/faults.md benchmarks/recorded/kills-*.json
+
+writes the table of campaigns, whose results are given, into a page.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import random
 import shutil
@@ -20,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +46,7 @@ from nas.study.events import all_events
 from nas.study.proposals import replay
 from nas.testing.postgres import CARELESS, server
 
+BEGIN, END = "<!-- measured: kill_campaign -->", "<!-- end -->"
 VICTIMS = ("launch", "worker", "agent", "runner")
 ORPHANS_GONE_S = 15.0
 _TRANSIENT = 4
@@ -60,6 +66,7 @@ class Campaign:
         pause_s: longest time between two kills.
         home: NAS_HOME; also holds the space of each study.
         url: of the database.
+        until: time (`time.monotonic`) after which nothing is killed any more.
     """
 
     space: dict[str, Any]
@@ -69,6 +76,7 @@ class Campaign:
     pause_s: float
     home: Path
     url: str
+    until: float = math.inf
     done: list[dict[str, Any]] = field(default_factory=list)
     launches: int = 0
     problems: list[str] = field(default_factory=list)
@@ -82,8 +90,12 @@ class Campaign:
             self._new_study()
             while not self._launch_once():
                 pass
-            if len(self.done) >= self.kills:
+            if self._over:
                 return
+
+    @property
+    def _over(self) -> bool:
+        return len(self.done) >= self.kills or time.monotonic() >= self.until
 
     def _new_study(self) -> None:
         number = len(self.names)
@@ -121,7 +133,7 @@ class Campaign:
 
     def _harass(self, process: psutil.Popen) -> bool:
         """Kills a process at random intervals; returns whether the launch itself was killed."""
-        while len(self.done) < self.kills:
+        while not self._over:
             try:
                 process.wait(self.rng.uniform(0.2, self.pause_s))
             except psutil.TimeoutExpired:
@@ -287,6 +299,23 @@ def prepare(home: Path) -> None:
     os.environ |= {"NAS_HOME": str(home), "NAS_CACHE": str(cache)}
 
 
+def write_table(page: Path, results: Sequence[dict[str, Any]]) -> None:
+    """Writes a table of what campaigns printed between the page's marks, a column for each."""
+    names = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
+    rows = [
+        ["", *(f"{names[each['database']]}, seed {each['seed']}" for each in results)],
+        ["---"] * (1 + len(results)),
+    ]
+    rows.append(["kills", *(str(sum(each["kills"].values())) for each in results)])
+    rows += [[f"kills: {kind}", *(str(each["kills"].get(kind, 0)) for each in results)] for kind in VICTIMS]
+    rows.append(["studies, launches", *(f"{len(each['studies'])}, {each['launches']}" for each in results)])
+    rows.append(["violations", *(str(len(each["problems"])) for each in results)])
+    rows.append(["minutes", *(f"{each['seconds'] / 60:.0f}" for each in results)])
+    table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    before, _, rest = page.read_text().partition(BEGIN)
+    page.write_text(f"{before}{BEGIN}\n\n{table}\n{END}{rest.partition(END)[2]}")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--space", type=Path, help="YAML file; default: lfm2-demo with short trainings")
@@ -295,20 +324,30 @@ def main() -> int:
     parser.add_argument("--pause", type=float, default=8.0, help="longest time between kills, in seconds")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="kill nothing after this time")
+    parser.add_argument("--page", type=Path, help="Markdown page that gets the table of results; nothing is run")
+    parser.add_argument("results", type=Path, nargs="*", help="what campaigns printed, for --page")
     args = parser.parse_args()
+    if args.page:
+        write_table(args.page, [json.loads(path.read_text()) for path in args.results])
+        return 0
     home = Path(tempfile.mkdtemp(prefix="hilnas-kills-"))
     prepare(home)
     space = yaml.safe_load(args.space.read_text()) if args.space else default_space()
     begun = time.monotonic()
     with database(home, args.database) as url:
         os.environ["NAS_DB"] = url
-        campaign = Campaign(space, args.trials, args.kills, random.Random(args.seed), args.pause, home, url)
+        campaign = Campaign(
+            space, args.trials, args.kills, random.Random(args.seed), args.pause, home, url, begun + args.seconds
+        )
         campaign.run()
         with opened(home, url) as store:
             problems = [*campaign.problems, *check(store, campaign.names)]
     report = {
         "seed": args.seed,
         "database": args.database,
+        "trials": args.trials,
+        "pause_s": args.pause,
         "kills": Counter(kill["kind"] for kill in campaign.done),
         "launches": campaign.launches,
         "studies": campaign.names,

@@ -345,4 +345,5 @@ BLOCKS: Registry[BlockKind] = Registry(
         "relu2": "nas.blocks.relu2:RELU2",
         "moe": "nas.blocks.moe:MOE",
     },
+    mark=lambda kind: f"{kind.role} letter {kind.letter!r}",
 )

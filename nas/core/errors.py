@@ -8,6 +8,7 @@
       CandidateFailed            1   the candidate's own fault; recorded as its result, never retried
       InfrastructureFailed       4   the host, device, network or store; a retry can help
         StudyBusy                4   another live process holds the study or device
+      PluginConflict             3   an installed plug-in adds a name that hilnas or another plug-in has
 
 A message says what went wrong, where, and what would have been valid.
 """
@@ -78,6 +79,15 @@ class InfrastructureFailed(NasError):
 
 class StudyBusy(InfrastructureFailed):
     """Another live process holds the study."""
+
+
+class PluginConflict(NasError):
+    """An installed plug-in adds what there is already. It is in no part of a user's file, so no `InvalidInput`."""
+
+    exit_code = 3
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"{message}: update or uninstall one of them")
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:

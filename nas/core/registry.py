@@ -7,11 +7,11 @@ distributions add names through entry points of the same group.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
-from importlib.metadata import entry_points
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar, cast
 
-from nas.core.errors import UnknownName
+from nas.core.errors import PluginConflict, UnknownName
 
 T = TypeVar("T")
 
@@ -23,11 +23,20 @@ class Registry(Generic[T]):
         what: the noun for error messages ("block kind").
         group: entry-point group that third parties add to ("nas.blocks").
         builtin: name -> object or "module:attribute".
+        mark: what must differ between extensions besides their names, in words for error messages.
     """
 
-    def __init__(self, what: str, group: str, builtin: Mapping[str, T | str]) -> None:
+    def __init__(
+        self,
+        what: str,
+        group: str,
+        builtin: Mapping[str, T | str],
+        mark: Callable[[T], str] | None = None,
+    ) -> None:
         self._what = what
         self.group = group
+        self._mark = mark
+        self._builtin = frozenset(builtin)
         self._targets: dict[str, T | str] = dict(builtin)
         self._distributions: dict[str, str] = {}
         self._plugins_read = False
@@ -41,6 +50,7 @@ class Registry(Generic[T]):
 
         Raises:
             UnknownName: it is not registered; the message suggests the nearest name.
+            PluginConflict: see `__iter__`.
         """
         if name not in self._targets:
             self._read_plugins()
@@ -58,6 +68,11 @@ class Registry(Generic[T]):
         return name in self._targets
 
     def __iter__(self) -> Iterator[str]:
+        """Iterates over all names.
+
+        Raises:
+            PluginConflict: a plug-in adds what there is already.
+        """
         self._read_plugins()
         return iter(tuple(self._targets))
 
@@ -77,11 +92,32 @@ class Registry(Generic[T]):
     def _read_plugins(self) -> None:
         if self._plugins_read:
             return
-        self._plugins_read = True
+        points: dict[str, EntryPoint] = {}
         for point in entry_points(group=self.group):
-            if point.name not in self._targets:
-                self._targets[point.name] = point.value
-                self._distributions[point.name] = point.dist.version if point.dist is not None else "unknown"
+            if point.name in self._builtin or point.name in points:
+                owner = _owner(points.get(point.name))
+                raise PluginConflict(f"{_owner(point)} adds the {self._what} {point.name!r}, which {owner} has already")
+            points[point.name] = point
+        if points and self._mark is not None:
+            marked = {self._mark(self[name]): name for name in self._builtin}
+            for name, point in points.items():
+                mark = self._mark(_resolve(point.value))
+                if mark in marked:
+                    other = f"the {self._what} {marked[mark]!r} of {_owner(points.get(marked[mark]))}"
+                    raise PluginConflict(f"{_owner(point)} adds the {self._what} {name!r} with the {mark} of {other}")
+                marked[mark] = name
+        self._plugins_read = True
+        for name, point in points.items():
+            if name not in self._targets:
+                self._targets[name] = point.value
+                self._distributions[name] = "unknown" if point.dist is None else point.dist.version
+
+
+def _owner(point: EntryPoint | None) -> str:
+    """Returns the name of the distribution that has an entry point; None: hilnas itself."""
+    if point is None:
+        return "hilnas"
+    return "a plug-in" if point.dist is None else f"the plug-in {point.dist.name} {point.dist.version}"
 
 
 def _resolve(target: str) -> Any:

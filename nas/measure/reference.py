@@ -84,7 +84,7 @@ def reference_model(store: Store, scratch: Path, runtime: Runtime, quantisation:
     layout, weights = runtime.reference_model(), RandomWeights()
     key = export_key(layout, runtime, quantisation, weights.describe())
     row = results.get(store, key)
-    if row is not None:
+    if row is not None and "value" in row.payload:  # else a failure, such as of an imported study
         artifact = Artifact.model_validate(row.payload["value"])
         if artifacts.intact(store, artifact.stored.sha256):
             return artifact

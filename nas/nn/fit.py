@@ -46,6 +46,10 @@ Log = Callable[[str], None]
 Scalars = dict[str, Any]
 
 
+class SeedsApart(Exception):
+    """Checkpoints of stacked seeds are not of the same step, as another process trains some of them, too."""
+
+
 @dataclass(frozen=True)
 class Stage:
     """Optimiser steps with one kind of data, one loss and one learning-rate schedule.
@@ -88,6 +92,10 @@ class Worker:
     yield_hook: Callable[[], object] = lambda: None
     rank: int = 0
     world: int = 1
+
+    def most_tokens(self, cpu: int, accelerator: int) -> int:
+        """Returns the most tokens of one pass: a CPU's caches hold few, an accelerator is idle with few."""
+        return cpu if self.device.type == "cpu" else accelerator
 
     def describe(self) -> str:
         """Returns the device's name, with the number of workers where there are several."""
@@ -191,16 +199,21 @@ class TrainingState:
             save_tensors(own, path, {"step": self.step, **identity, **seconds})
 
     def restore(self, paths: Sequence[Path]) -> None:
-        """Loads the checkpoints of all seeds in place; they have the same number of steps."""
-        each = []
-        self.seconds = self.cpu_seconds = 0.0
+        """Loads the checkpoints of all seeds in place.
+
+        Raises:
+            SeedsApart: they have other numbers of steps; nothing is loaded.
+        """
+        each, scalars = [], []
         for path in paths:
             with safe_open(path, "pt", device=str(self.losses.device)) as file:
-                scalars: Scalars = json.loads(file.metadata()["scalars"])
-                self.step = int(scalars["step"])
-                self.seconds += scalars["seconds"]
-                self.cpu_seconds += scalars.get("cpu_seconds", 0.0)
+                scalars.append(json.loads(file.metadata()["scalars"]))
                 each.append({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118 - not a mapping
+        if len({own["step"] for own in scalars}) > 1:
+            raise SeedsApart
+        self.step = int(scalars[0]["step"])
+        self.seconds = sum(own["seconds"] for own in scalars)
+        self.cpu_seconds = sum(own.get("cpu_seconds", 0.0) for own in scalars)
         losses = [tensors.pop("losses") for tensors in each]
         self.losses[: self.step] = losses[0] if self.seeds is None else torch.stack(losses, 1)
         tensors = each[0] if self.seeds is None else of_seeds(each)
@@ -250,6 +263,7 @@ def fit(
     Raises:
         CandidateFailed: the loss is not finite.
         InfrastructureFailed: a checkpoint cannot be written.
+        SeedsApart: the checkpoints are not of the same step; nothing was trained.
     """
     if worker.world > 1:
         # Worker 0 comes here once no worker of a killed command writes any more: all resume from one checkpoint.
@@ -316,7 +330,8 @@ def _resume(state: TrainingState, checkpoints: Sequence[TrainingCheckpoint], log
     files = [each for each in found if each is not None]
     if not files:
         return
-    assert len({step for _, step in files}) == 1 and len(files) == len(found), "seeds at the same step train together"
+    if len(files) < len(found):
+        raise SeedsApart
     state.restore([path for path, _ in files])
     if files[0][0] != checkpoints[0].path:
         state.seconds = state.cpu_seconds = 0.0

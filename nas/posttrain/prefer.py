@@ -51,7 +51,7 @@ PREFERENCES_VERSION = 1
 """Part of keys: increase it with every change after which the same inputs give other preferences."""
 ACCURACY = "held-out preferences kept"
 
-_TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 32768}
+_TOKENS_AT_ONCE = (4096, 32768)
 _QUESTIONS_AT_ONCE = 64
 
 
@@ -281,7 +281,7 @@ class Prefer(TrainingPlan):
         settings, data = self.settings, TokenisedConversations(tokens_path(self.tokens))
         pairs = np.flatnonzero(~data.held_out[::2])
         reference = _loaded(Layout.from_json(self.layout), self.weights).to(worker.device)
-        steps, most = settings.steps(len(pairs)), _TOKENS_AT_ONCE[worker.device.type] // 2
+        steps, most = settings.steps(len(pairs)), worker.most_tokens(*_TOKENS_AT_ONCE) // 2
 
         def drawn(step: int) -> list[int]:
             numbers = range(step * settings.batch, (step + 1) * settings.batch)

@@ -43,7 +43,7 @@ CONVERSATIONS_VERSION = 1
 """Part of keys: increase it with every change after which the same files give other ids or another selection."""
 HELD_OUT = "loss on held-out answers"
 
-_TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 32768}
+_TOKENS_AT_ONCE = (4096, 32768)
 _MOST_WARMUP = 0.1
 _MEASURED_STEPS = 200
 
@@ -367,7 +367,7 @@ class Sft(TrainingPlan):
             "settings": settings.model_dump(mode="json"),
             "tokenizer": self.tokenizer_sha256,
             "conversations": len(data.lengths),
-            "padding": round(padding_share(lengths, _TOKENS_AT_ONCE["cpu"]), 4),
+            "padding": round(padding_share(lengths, _TOKENS_AT_ONCE[0]), 4),
         }
 
     @property
@@ -386,7 +386,7 @@ class Sft(TrainingPlan):
     def stages(self, worker: Worker) -> list[Stage]:
         """See `TrainingPlan`."""
         settings, data = self.settings, TokenisedConversations(tokens_path(self.tokens))
-        mixture, most = self._mixture(data), _TOKENS_AT_ONCE[worker.device.type]
+        mixture, most = self._mixture(data), worker.most_tokens(*_TOKENS_AT_ONCE)
         steps = settings.steps(mixture.epoch)
 
         def passes(step: int) -> list[tuple[Tensor, ...]]:

@@ -32,8 +32,8 @@ from nas.pretrain.recipe import Recipe, Settings, StageConfig, complete
 from nas.release.files import sha256_of
 
 ALL = "all"
-_TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 32768}
-"""Most tokens of a forward pass; the gradients of a step's passes are accumulated."""
+_TOKENS_AT_ONCE = (4096, 32768)
+"""Most tokens of a forward pass, on a CPU and on an accelerator; the gradients of a step's passes are accumulated."""
 _LOGITS_AT_ONCE = 1 << 24
 
 Pair = tuple[Tensor, Tensor]
@@ -255,7 +255,7 @@ def _stage(
 ) -> Stage:
     config, packed = recipe.stages[number], _packed(recipe, number, sources)
     steps, tokens = recipe.steps(config), packed.sequences * packed.length
-    rows = max(1, _TOKENS_AT_ONCE[worker.device.type] // packed.length)
+    rows = max(1, worker.most_tokens(*_TOKENS_AT_ONCE) // packed.length)
 
     def passes(step: int) -> list[tuple[Tensor, ...]]:
         inputs, labels = packed.batch(step, worker.rank, worker.world)

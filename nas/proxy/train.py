@@ -19,7 +19,18 @@ from nas.core.canonical import content_hash
 from nas.core.errors import CandidateFailed, InfrastructureFailed
 from nas.core.task import IGNORE
 from nas.nn.distillation import TopK, decoupled_top_k
-from nas.nn.fit import Log, Stage, TrainingCheckpoint, TrainingState, Worker, fit, precision_of, save_tensors, thinned
+from nas.nn.fit import (
+    Log,
+    SeedsApart,
+    Stage,
+    TrainingCheckpoint,
+    TrainingState,
+    Worker,
+    fit,
+    precision_of,
+    save_tensors,
+    thinned,
+)
 from nas.nn.model import Model
 from nas.nn.optimisers import Optimiser
 from nas.nn.seeds import of_seed, stacked, unstackable
@@ -43,8 +54,8 @@ BALANCE_RATE = 0.01
 
 _FINITE_CHECK_STEPS = 25
 _CURVE_POINTS = 60
-_TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 1 << 17}
-"""Most tokens of a pass over stacked seeds: on a CPU, more leave its caches (`benchmarks.quality.throughput`)."""
+_TOKENS_AT_ONCE = (2048, 1 << 17)
+"""Most tokens of a pass over stacked seeds, on a CPU (`benchmarks.quality.throughput`) and on an accelerator."""
 
 
 def train(
@@ -86,7 +97,7 @@ def train_seeds(
 
     Seeds that are at the same step train in one pass, as many as fit, to the same numbers as alone: on one kind of CPU
     to the bit, as parameters are stacked for one seed, too. Seeds that fail together train again one by one, so that
-    each gets its own outcome.
+    each gets its own outcome; so do seeds that another process trains at the same time and brings to other steps.
 
     Args:
         jobs: of one `seeds_key`.
@@ -120,6 +131,9 @@ def train_seeds(
             else:
                 log(f"{error}: the {len(together)} seeds train one by one")
                 waiting = [[job] for job in together] + waiting
+        except SeedsApart:
+            log(f"another process trains some of the {len(together)} seeds: they train one by one")
+            waiting = [[job] for job in together] + waiting
         else:
             outcomes |= {result.key: result for result in results}
     return [outcomes[job.key] for job in jobs]
@@ -128,13 +142,13 @@ def train_seeds(
 def _passes(
     jobs: Sequence[TrainJob], checkpoint_dir: Path, checkpoint_s: float, worker: Worker
 ) -> list[list[TrainJob]]:
-    """Divides jobs into those that train in one pass: at the same step, and as many as `_TOKENS_AT_ONCE` allows."""
+    """Divides jobs into those that train in one pass: at the same step, and as many as the device takes at once."""
     if len(jobs) == 1:
         return [list(jobs)]
     if alone := unstackable(Model(proxy_layout(jobs[0]), None)):
         worker.log(f"{', '.join(alone)} cannot be stacked: {len(jobs)} seeds train one by one")
         return [[job] for job in jobs]
-    most = max(1, _TOKENS_AT_ONCE[worker.device.type] // open_data(jobs[0]).batch(0)[0].numel())
+    most = max(1, worker.most_tokens(*_TOKENS_AT_ONCE) // open_data(jobs[0]).batch(0)[0].numel())
     at: dict[int, list[TrainJob]] = {}
     for job in jobs:
         found = _checkpoint(job, checkpoint_dir, checkpoint_s).latest(worker.log)

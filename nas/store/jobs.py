@@ -218,7 +218,7 @@ def with_work(store: Store, among: Collection[str]) -> frozenset[str]:
     by_health = or_(
         *((device_table.c.health == health) & job_table.c.kind.in_(kinds) for health, kinds in _KINDS.items() if kinds)
     )
-    due = exists().where(of_device, by_health, job_table.c.not_before <= store.now())
+    due = exists().where(of_device, by_health, _due(job_table, store.now()))
     query = select(device_table.c.id).where(device_table.c.id.in_(among), device_table.c.state.in_(TAKES_JOBS), due)
     with store.read() as connection:
         return frozenset(connection.scalars(query))
@@ -289,7 +289,7 @@ def next_job(connection: Connection, device: DeviceRow, now: float) -> Row[Any] 
 
     def ready(job: FromClause) -> ColumnElement[bool]:
         queued = (job.c.device == device.id) & (job.c.state == JobState.QUEUED)
-        return queued & job.c.kind.in_(_KINDS[device.health]) & (job.c.not_before <= now)
+        return queued & job.c.kind.in_(_KINDS[device.health]) & _due(job, now)
 
     other = job_table.alias()
     highest = select(other.c.priority).where(ready(other)).order_by(other.c.priority.desc()).limit(1).scalar_subquery()
@@ -341,6 +341,11 @@ def _forget_failures(connection: Connection, id: str, now: float) -> None:
     job, attempts = find(connection, id), select(attempt_table.c.id).where(attempt_table.c.job == id)
     if job is not None and connection.scalar(attempts.limit(1)) is not None:
         add_attempt(connection, job, RETRIED, "queued again", now)
+
+
+def _due(job: FromClause, now: float) -> ColumnElement[bool]:
+    """Returns the condition that a job's pause is over; it is where the clock was set back since the pause began."""
+    return (job.c.not_before <= now) | (job.c.updated > now)
 
 
 def _all(store: Store, *which: ColumnElement[bool], order: tuple[Any, ...]) -> list[JobRow]:

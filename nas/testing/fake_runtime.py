@@ -89,6 +89,8 @@ class FakeRuntime:
         if quantisation not in self.quantisations:
             raise Unsupported(f"{self.name} writes {', '.join(self.quantisations)}, not {quantisation!r}")
         model = {"layout": layout.to_json(), "weights": weights.describe(), "figures": self._figures(layout)}
+        if quantisation != self.quantisations[0]:  # a file of the first one is of the same size as ever
+            model |= {"quantisation": quantisation}
         content = json.dumps(model, sort_keys=True).encode()
         backwards = content[::-1] if recipe and isinstance(weights, RandomWeights) else None
         _write(destination, backwards or content)

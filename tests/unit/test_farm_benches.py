@@ -22,10 +22,10 @@ from nas.farm.queue import JobNotifier, LeaseMonitor
 from nas.farm.trust import Admissions, SigningKey
 from nas.measure.calibration import Calibrator, MeasurementTarget, SavedCalibration
 from nas.measure.protocol import PROTOCOL_VERSION
-from nas.measure.reference import measure_key
+from nas.measure.reference import export_key, measure_key
 from nas.runtimes import RUNTIMES
-from nas.runtimes.base import Artifact
-from nas.store import agents, artifacts, calibrations, devices
+from nas.runtimes.base import Artifact, RandomWeights
+from nas.store import agents, artifacts, calibrations, devices, results
 from nas.store.calibrations import ReferenceRun
 from nas.store.rows import Health
 from nas.study.events import Calibrated
@@ -55,6 +55,7 @@ class Lab:
         *script: RoundResult,
         saved: SavedCalibration | None = None,
         device: str = DEVICE.id,
+        runtime: RuntimeSpace = FAKE,
     ) -> MeasurementTarget:
         self.jobs = ScriptedJobs(list(script))
         calibrator = Calibrator(
@@ -64,7 +65,7 @@ class Lab:
             self.folder / "work",
             self.said.append,
         )
-        return asyncio.run(calibrator.target(device, FAKE, saved))
+        return asyncio.run(calibrator.target(device, runtime, saved))
 
     def asked(self) -> list[int]:
         assert all(round_.reference is None for _, _, round_ in self.jobs.asked)
@@ -172,6 +173,13 @@ def test_the_runner_and_the_reference_model_can_be_fetched(lab: Lab) -> None:
         assert found.stat().st_size == file.size
     assert lab.farm.find_file("0" * 64) is None
     assert all(artifact.pinned for artifact in artifacts.all(lab.store))
+
+
+def test_a_stored_failure_does_not_stand_for_the_reference_model(lab: Lab) -> None:
+    """Such as of an imported archive whose results are trusted."""
+    key = export_key(lab.runtime.reference_model(), lab.runtime, "q4_0", RandomWeights().describe())
+    results.put(lab.store, key, "export", {"failed": {"reason": "export", "message": "no"}})
+    assert lab.target(runs(*[CALM] * 10)).reference.calibration == reference_times()
 
 
 def test_one_killed_runner_does_not_spoil_a_calibration(lab: Lab) -> None:
@@ -299,6 +307,17 @@ def test_other_cores_are_another_calibration(lab: Lab) -> None:
         assert lab.asked() == [10]
         lab.target(runs(*[CALM] * 3))
         assert lab.asked() == [3]
+
+
+def test_another_quantisation_is_another_calibration(lab: Lab) -> None:
+    RUNTIMES.add("fake", FakeRuntime(lab.folder / "fake", quantisations=("q4_0", "f16")))
+    half = RuntimeSpace(name="fake", quantisation="f16")
+    four_bits = lab.target(runs(*[CALM] * 10)).reference.calibration
+    sixteen = lab.target(runs(*[scaled(2.6)] * 10), runtime=half).reference.calibration
+    assert lab.asked() == [10]
+    assert sixteen.run_ms == pytest.approx(2.6 * four_bits.run_ms)
+    assert lab.target(runs(*[CALM] * 3)).reference.calibration == four_bits
+    assert lab.target(runs(*[scaled(2.6)] * 3), runtime=half).reference.calibration == sixteen
 
 
 def test_cores_that_are_not_there_are_told_before_anything_is_measured(lab: Lab) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
 import httpx
@@ -15,8 +16,8 @@ from nas.core.protocol import Failure, on_the_way
 from nas.devices.agent.client import Downloads, JobClient
 from nas.devices.files import ContentFolder
 from nas.farm.agent_api import end_if_damaged
-from nas.store import artifacts, jobs, trials
-from nas.store.rows import Blame, JobRow, JobState
+from nas.store import artifacts, jobs, results, trials
+from nas.store.rows import Blame, JobRow, JobState, Json
 
 RUNNER = hashlib.sha256(b"#!").hexdigest()
 
@@ -71,6 +72,24 @@ def test_a_job_whose_export_is_damaged_ends_and_names_the_file(lab: Lab, damage:
     assert damage in (job.message or "") and lab.model[:12] in (job.message or "")
     assert "export it again" in (job.message or "") and on_the_way(job.message or "")
     assert not artifacts.intact(lab.store, lab.model), "so that whoever needs it exports it again"
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        {"value": {"sha256": "MODEL"}},
+        {"failed": {"reason": "export", "message": "no"}},
+        {"value": {"weights": "random:x", "recipe": {"sha256": "MODEL"}}},
+    ],
+    ids=["no artifact", "failed", "no weights"],
+)
+def test_what_imported_results_say_of_a_damaged_file_does_not_matter(lab: Lab, outcome: Json) -> None:
+    """An imported archive may hold any row of an export, also one that names the file of somebody else's job."""
+    results.put(lab.store, key("imported"), "export", json.loads(json.dumps(outcome).replace("MODEL", lab.model)))
+    artifacts.path(lab.store, lab.model).unlink()
+    end_if_damaged(lab.store, lab.find_file, lab.id)
+    assert (lab.job().state, lab.job().blame) == (JobState.FAILED, Blame.INFRASTRUCTURE)
+    assert lab.model[:12] in (lab.job().message or "")
 
 
 def test_a_damaged_runner_has_to_be_built_again(lab: Lab) -> None:

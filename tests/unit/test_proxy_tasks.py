@@ -53,7 +53,7 @@ def test_without_one_it_is_that_of_its_distribution(monkeypatch: pytest.MonkeyPa
     def points(group: str) -> list[SimpleNamespace]:
         target = {"name": "mine", "value": "nas.proxy.tasks.mqar:AssociativeRecall"}
         dist = SimpleNamespace(version="1.5")
-        return [SimpleNamespace(**target, dist=dist), SimpleNamespace(name="own", value="elsewhere:X", dist=dist)]
+        return [SimpleNamespace(**target, dist=dist)]
 
     monkeypatch.setattr("nas.core.registry.entry_points", points)
     found: Registry[Any] = Registry("task", "nas.tasks", {"own": SelectiveCopy})

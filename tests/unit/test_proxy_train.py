@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from nas.core.errors import CandidateFailed
 from nas.core.layout import Layout
 from nas.nn.conv import GatedShortConv
-from nas.nn.fit import move_average, thinned
+from nas.nn.fit import TrainingState, Worker, move_average, thinned
 from nas.nn.model import Model
 from nas.nn.weights import padded_weights
 from nas.proxy import train as train_module
@@ -312,6 +312,58 @@ def test_seeds_that_were_stopped_go_on_together_or_alone(corpus: CorpusRef, tmp_
     longer = [lm_job(corpus, seed=seed, steps=9, resume_from=job.key) for seed, job in zip(SEEDS, jobs, strict=True)]
     for one, job in zip(together(longer, tmp_path / "split"), longer, strict=True):
         assert numbers(one) == numbers(run(job.model_copy(update={"resume_from": None}), tmp_path / "new"))
+
+
+@pytest.mark.parametrize("begun", [0, 2], ids=["none has a checkpoint", "all have one"])
+def test_seeds_that_another_process_trains_at_the_same_time_train_too(
+    begun: int, corpus: CorpusRef, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other process writes a checkpoint of one seed after seeds were divided into passes, before they are read."""
+    jobs = [lm_job(corpus, seed=seed) for seed in SEEDS]
+    whole = together(jobs, tmp_path / "whole")
+    if begun:
+        with pytest.raises(Stopped):
+            together(jobs, tmp_path / "both", stop_after(begun))
+    divide = train_module._passes
+
+    def meanwhile(*args: Any) -> list[list[TrainJob]]:
+        passes = divide(*args)
+        assert len(passes) == 1
+        monkeypatch.setattr(train_module, "_passes", divide)
+        with pytest.raises(Stopped):
+            run(jobs[1], tmp_path / "both", stop_after(4 - begun))
+        return passes
+
+    monkeypatch.setattr(train_module, "_passes", meanwhile)
+    both = together(jobs, tmp_path / "both")
+    assert [numbers(result) for result in both] == [numbers(result) for result in whole]
+
+
+def test_a_checkpoint_that_is_replaced_while_others_are_read_is_noticed(
+    corpus: CorpusRef, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [lm_job(corpus, seed=seed) for seed in SEEDS]
+    whole = together(jobs, tmp_path / "whole")
+    with pytest.raises(Stopped):
+        together(jobs, tmp_path / "both", stop_after(2))
+    restore = TrainingState.restore
+
+    def meanwhile(state: TrainingState, paths: Sequence[Path]) -> None:
+        monkeypatch.setattr(TrainingState, "restore", restore)
+        with pytest.raises(Stopped):
+            run(jobs[1], tmp_path / "both", stop_after(2))
+        restore(state, paths)
+
+    monkeypatch.setattr(TrainingState, "restore", meanwhile)
+    both = together(jobs, tmp_path / "both")
+    assert [numbers(result) for result in both] == [numbers(result) for result in whole]
+
+
+@pytest.mark.parametrize("device", ["cuda", "mps", "xpu"])
+def test_seeds_train_in_one_pass_on_every_accelerator(device: str, corpus: CorpusRef, tmp_path: Path) -> None:
+    jobs = [lm_job(corpus, seed=seed, batch=64) for seed in range(8)]
+    assert len(train_module._passes(jobs, tmp_path, 20.0, Worker(torch.device("cpu"), print))) == 4
+    assert train_module._passes(jobs, tmp_path, 20.0, Worker(torch.device(device), print)) == [jobs]
 
 
 def test_stacked_training_is_close_to_that_of_one_model(

@@ -69,6 +69,19 @@ def test_claims_go_by_priority_then_age_and_not_before_their_time(store: Store, 
 
 
 @pytest.mark.sql
+def test_a_pause_does_not_grow_when_the_clock_is_set_back(store: Store, clock: StillClock) -> None:
+    put(store)
+    leased = take(store)
+    failure = Failure(kind="infrastructure", message="cable", phase="running")
+    outcomes.fail(store, leased.id, "box", "local", leased.epoch or 0, failure)
+    devices.set_health(store, "box", Health.GOOD)
+    assert jobs.claim(store, "box", "local") is None and not jobs.with_work(store, ["box"])
+    clock.time -= 3600
+    assert jobs.with_work(store, ["box"]) == {"box"}
+    assert take(store).id == leased.id
+
+
+@pytest.mark.sql
 def test_every_claim_has_a_higher_epoch_and_results_free_the_device(store: Store) -> None:
     put(store, "a"), put(store, "b")
     for epoch in (1, 2):

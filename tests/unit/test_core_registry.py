@@ -1,0 +1,75 @@
+"""Plug-ins beside what hilnas has itself: nothing takes the place of something else in silence."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+from cli_runner import nas
+
+from nas.blocks.conv import GatedShortConv
+from nas.core.block import BLOCKS, Block
+from nas.core.errors import PluginConflict
+from nas.core.registry import Registry
+
+
+class Convolution(GatedShortConv):
+    """A block kind of a plug-in, under its own name and the letter of hilnas' convolution."""
+
+    name: ClassVar[str] = "convolution"
+
+
+CONVOLUTION = Convolution()
+
+
+def install(monkeypatch: pytest.MonkeyPatch, *points: tuple[str, str, str]) -> None:
+    """Installs plug-ins: (distribution, name, target) of each entry point, in every group."""
+    found = [
+        SimpleNamespace(name=name, value=target, dist=SimpleNamespace(name=owner, version="2.0"))
+        for owner, name, target in points
+    ]
+    monkeypatch.setattr("nas.core.registry.entry_points", lambda group: found if group == "nas.blocks" else [])
+    for name, value in {"_plugins_read": False, "_targets": dict(BLOCKS._targets), "_distributions": {}}.items():
+        monkeypatch.setattr(BLOCKS, name, value)
+
+
+@pytest.mark.parametrize(
+    ("points", "message"),
+    [
+        ([("more", "conv", "more:CONV")], "the plug-in more 2.0 adds the block kind 'conv', which hilnas has already"),
+        (
+            [("more", "convolution", f"{__name__}:CONVOLUTION")],
+            "the plug-in more 2.0 adds the block kind 'convolution' with the mixer letter 'C' of the block kind 'conv' "
+            "of hilnas",
+        ),
+        (
+            [("more", "own", "more:OWN"), ("other", "own", "other:OWN")],
+            "the plug-in other 2.0 adds the block kind 'own', which the plug-in more 2.0 has already",
+        ),
+    ],
+    ids=["name", "letter", "two plug-ins"],
+)
+def test_what_is_there_already_is_refused_in_one_line(
+    points: list[tuple[str, str, str]], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, *points)
+    for command in (["space", "validate", "lfm2-demo"], ["launch", "--space", "lfm2-demo", "--dry-run"]):
+        refused = nas(*command)
+        assert (refused.code, refused.err) == (3, f"nas: {message}: update or uninstall one of them\n"), command
+    with pytest.raises(PluginConflict):
+        Block.parse("C3", "mixer")
+
+
+def test_a_kind_of_its_own_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Convolution, "letter", "Z")
+    install(monkeypatch, ("more", "convolution", f"{__name__}:CONVOLUTION"))
+    assert BLOCKS[Block.parse("Z3", "mixer").kind] is CONVOLUTION
+    assert (BLOCKS.version("convolution"), BLOCKS.version("conv")) == ("2.0", None)
+
+
+def test_what_a_process_adds_itself_replaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry: Registry[Any] = Registry("thing", "nas.no.plugins", {"one": "first"})
+    registry.add("one", 1)
+    registry.add("two", 2)
+    assert ([*registry], registry["one"]) == (["one", "two"], 1)
