@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
 from nas.compare.lfm2_report import size_class
-from nas.compare.published import NOT_CARRIED, REFERENCES
+from nas.compare.published import REFERENCES
 from nas.core.block import BLOCKS, Arg
 from nas.core.block_space import BlockSpace, Knob
 from nas.core.metrics import METRICS
@@ -50,7 +50,7 @@ def block_tables() -> str:
 
 
 def reference_table() -> str:
-    """Returns the models that a family is compared with, and those that are not carried, with reasons."""
+    """Returns the models that a family is compared with."""
     rows = [
         (
             f"[{name}]({reference.source})",
@@ -61,9 +61,7 @@ def reference_table() -> str:
         )
         for name, reference in REFERENCES.items()
     ]
-    table = _table(("model", "class", "parameters", "active", "llama.cpp's architecture"), rows)
-    missing = "\n".join(f"- {name} is not carried: {reason}." for name, reason in NOT_CARRIED.items())
-    return f"{table}\n\n{missing}"
+    return _table(("model", "class", "parameters", "active", "llama.cpp's architecture"), rows)
 
 
 def metric_table() -> str:

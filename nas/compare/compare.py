@@ -300,7 +300,9 @@ def select_models(models: ModelSelection, runtime: Runtime, device: str) -> list
     references = [of_reference(find_reference(name)) for name in models.references]
     if not references and not models.alone:
         wanted = classes or [size_class(each.parameters) for each in own]
-        references = [of_reference(each) for each in REFERENCES.values() if size_class(each.parameters) in wanted]
+        # Those that need our build are compared when they are named.
+        known = (each for each in REFERENCES.values() if not each.patched)
+        references = [of_reference(each) for each in known if size_class(each.parameters) in wanted]
     if not own and not references:
         raise InvalidInput(
             f"nothing to compare: name a --family, a --layout, a --reference ({', '.join(REFERENCES)}) or a --class "
@@ -351,7 +353,7 @@ def of_reference(reference: ReferenceModel) -> Contender:
     return Contender(
         reference.name, reference.parameters, reference.active, reference.architecture,
         shape if isinstance(shape, Layout) else shape.model(),
-        source=reference.source, flash_attn=reference.flash_attn,
+        source=reference.source, patched=reference.patched, flash_attn=reference.flash_attn,
     )  # fmt: skip
 
 

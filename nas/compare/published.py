@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from nas.core.errors import UnknownName, Unsupported
+from nas.core.errors import UnknownName
 from nas.core.layout import Layout
-from nas.core.published import LFM2
+from nas.core.published import LFM2, PLM, ZEBRA_LLAMA
 from nas.runtimes.llama_cpp.kinds import Role
 from nas.runtimes.llama_cpp.stock_model import StockModel, Value
 from nas.runtimes.llama_cpp.tensors import Tensor
@@ -208,7 +208,7 @@ class ReferenceModel:
 
     Args:
         name: as the LFM2 report writes it.
-        source: page of the published configuration.
+        source: page of the published configuration, or the paper.
         stated: number of parameters in its publication.
         shape: its sizes; a layout if ours describes it.
         flash_attn: whether its graph in llama.cpp works with fused attention.
@@ -228,6 +228,13 @@ class ReferenceModel:
         from nas.runtimes.llama_cpp.support import architecture
 
         return architecture(self.shape)
+
+    @property
+    def patched(self) -> bool:
+        """Whether it needs our build of llama.cpp."""
+        from nas.runtimes.llama_cpp.support import PATCHED
+
+        return self.architecture == PATCHED
 
     @property
     def parameters(self) -> int:
@@ -270,7 +277,7 @@ _GEMMA3 = partial(
 _MAMBA2 = partial(Decoder, architecture="mamba2", layers=48, vocab=50288, context=1 << 20)
 
 
-# Name, page on Hugging Face, published number of parameters, shape.
+# Name, page (on Hugging Face, where none is named), published number of parameters, shape.
 _MODELS: tuple[tuple[str, str, str, Decoder | Layout], ...] = (
     # LFM2 (arXiv:2511.23404) as layouts: the same code writes them as any member of a family.
     *(
@@ -324,6 +331,13 @@ _MODELS: tuple[tuple[str, str, str, Decoder | Layout], ...] = (
     ("PLM-1.8B", "PLM-Team/PLM-1.8B-Base", "1.83B", Decoder(
         architecture="plm", layers=32, width=2048, vocab=151936, context=4096, rms_eps=1e-6, heads=16, kv_heads=16,
         latent=(512, 128, 64, 128), ffn=8192, rope_base=1e5)),
+    # The same with the latent cache of the paper, which llama.cpp's own graph of PLM has not: on our patched build.
+    ("PLM-1.8B-latent", "https://arxiv.org/abs/2503.12167", "1.83B", Layout.parse(PLM)),
+    # Zebra-Llama (arXiv:2505.17272): latent attention and Mamba-2, on our patched build.
+    *(
+        (name, "https://arxiv.org/abs/2505.17272", stated, Layout.parse(ZEBRA_LLAMA[name]))
+        for name, stated in {"Zebra-Llama-1B-8MLA": "1.27B", "Zebra-Llama-3B-14MLA": "3.27B"}.items()
+    ),
     # Mamba-2 (arXiv:2405.21060), without attention or feed-forwards; 50,277 tokens, padded to a multiple of 16.
     ("Mamba2-130M", "state-spaces/mamba2-130m", "130M", _MAMBA2(layers=24, width=768, mamba_heads=24)),
     ("Mamba2-370M", "state-spaces/mamba2-370m", "370M", _MAMBA2(width=1024, mamba_heads=32)),
@@ -336,32 +350,24 @@ _WITHOUT_FLASH = ("PLM-1.8B",)
 
 REFERENCES: dict[str, ReferenceModel] = {
     name: ReferenceModel(
-        name, f"https://huggingface.co/{page}/blob/main/config.json", stated, shape, name not in _WITHOUT_FLASH
+        name,
+        page if page.startswith("https:") else f"https://huggingface.co/{page}/blob/main/config.json",
+        stated,
+        shape,
+        name not in _WITHOUT_FLASH,
     )
     for name, page, stated, shape in _MODELS
 }
 """Name -> model, LFM2 first."""
-
-NOT_CARRIED = {
-    "Zebra-Llama": (
-        "its layers are multi-head latent attention and Mamba-2: no stock architecture of llama.cpp mixes the two, "
-        "and no block of ours is latent attention, which its PyTorch and ExecuTorch forms would need"
-    ),
-}
-"""Name -> why it is not compared."""
 
 
 def find_reference(name: str) -> ReferenceModel:
     """Returns the reference model `name`; case is ignored.
 
     Raises:
-        Unsupported: it is known, but cannot be built.
         UnknownName: no such model; the message offers the nearest.
     """
     by_folded = {known.casefold(): reference for known, reference in REFERENCES.items()}
     if found := by_folded.get(name.casefold()):
         return found
-    for known, reason in NOT_CARRIED.items():
-        if name.casefold().startswith(known.casefold()):
-            raise Unsupported(f"{known} is not carried: {reason}", where="--reference")
     raise UnknownName("reference model", name, REFERENCES, where="--reference")

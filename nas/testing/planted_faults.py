@@ -86,6 +86,10 @@ PLANTED_GLA = Layout.parse("d256 v512 ffn=swiglu:512 [G8 G8]")
 """A layout for `GLA_FAULTS`."""
 PLANTED_MLSTM = Layout.parse("d256 v512 ffn=swiglu:512 [X4 X4]")
 """A layout for `MLSTM_FAULTS`."""
+PLANTED_PARTS = Layout.parse("d256 v512 ffn=moe:8x2:64(shared=2) [A8/4(canon=4)+relu2:512 C3 W4/2@32(canon=3)]")
+"""A layout for `PART_FAULTS`."""
+PLANTED_LATENT = Layout.parse("d256 v512 ffn=relu2:512 [L4/64 C3 L4/64(query=96)]")
+"""A layout for `LATENT_FAULTS`."""
 PLANTED_CHOICE = Layout.parse("d256 v512 ffn=moe:8x2:64 [C3+swiglu:512 C3 M16 C3]")
 """A layout for those of `choice_only`: no attention, whose cache is rounded even where weights are float32."""
 _HEAD = 32
@@ -167,6 +171,40 @@ def _fill(ending: str, value: float) -> Edit:
     return edit
 
 
+def _shift_canon(state: State) -> None:
+    for name, weight in state.items():
+        if name.endswith("canon.weight"):
+            weight.copy_(weight.roll(1, 1))
+
+
+def _forget_shared_experts(state: State) -> None:
+    for name, weight in state.items():
+        if "ffn.shared.down" in name:
+            weight.zero_()
+
+
+def _swap_shared_gate_and_up(state: State) -> None:
+    for name, gate in state.items():
+        if name.endswith("ffn.shared.gate.weight"):
+            up = state[name.replace("gate", "up")]
+            kept = up.clone()
+            up.copy_(gate)
+            gate.copy_(kept)
+
+
+def _turn_relu_over(state: State) -> None:
+    """What ReLU lets pass and what it cuts change places."""
+    for name, weight in state.items():
+        if "layers.0.ffn.up" in name:
+            weight.neg_()
+
+
+def _forget_shared_key(state: State) -> None:
+    for name, weight in state.items():
+        if name.endswith("kv_down.weight"):
+            weight[64:] = 0.0
+
+
 FAULTS = (
     Fault("RoPE base", layout=("A8/4", "A8/4(rope_theta=10000)")),
     Fault("KV-head map", _shift_kv_heads),
@@ -217,3 +255,27 @@ MLSTM_FAULTS = (
     Fault("stale state", earlier=40),
 )
 """For layouts like `PLANTED_MLSTM`."""
+
+LATENT_FAULTS = (
+    Fault(
+        "RoPE base",
+        layout=("L4/64 C3 L4/64(query=96)", "L4/64(rope_theta=100) C3 L4/64(query=96,rope_theta=100)"),
+    ),
+    Fault("key maps of other heads", _roll("k_up.weight", 64)),
+    Fault("value maps of other heads", _roll("v_up.weight", 64)),
+    Fault("norm of latents without its weights", _fill("kv_norm.weight", 1.0)),
+    Fault("norm of queries without its weights", _fill("q_norm.weight", 1.0)),
+    Fault("key with positions missing", _forget_shared_key),
+    Fault("stale latents", earlier=40),
+)
+"""For layouts like `PLANTED_LATENT`: four heads of 64 numbers over latents of 64, queries compressed in one layer."""
+
+PART_FAULTS = (
+    Fault("convolution in front of attention missing", layout=("A8/4(canon=4)", "A8/4")),
+    Fault("its taps shifted by one", _shift_canon),
+    Fault("its window kept from an earlier text", earlier=40),
+    Fault("shared experts forgotten", _forget_shared_experts),
+    Fault("gate and up of shared experts swapped", _swap_shared_gate_and_up),
+    Fault("ReLU of the wrong sign", _turn_relu_over),
+)
+"""For layouts like `PLANTED_PARTS`: Canon, shared experts, and squared ReLU in layer 0."""

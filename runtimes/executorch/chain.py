@@ -14,7 +14,7 @@ from nas.core.block import Block
 from nas.core.errors import Unsupported
 from nas.core.layout import Layout
 from nas.runtimes.base import Support
-from nas.runtimes.executorch.kinds import KINDS, programs_of
+from nas.runtimes.executorch.kinds import KINDS, Attention, programs_of
 from nas.runtimes.executorch.programs import GROUP, Constant, Program, head_program
 
 Quantisation = Literal["8da4w"]
@@ -45,11 +45,15 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """Keys and values of one attention layer; `window` 0: of the whole context."""
+    """Keys and values of one attention layer; `window` 0: of the whole context.
+
+    Where `latent` is not 0, a token has one key of `head_dim` numbers, whose first `latent` are the value, too.
+    """
 
     kv_heads: int
     head_dim: int
     window: int
+    latent: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +137,7 @@ class _Builder:
         source = self.layout.cache_source(depth, j)
         if source is None:
             self.cache_of[depth, j] = len(self.caches)
-            self.caches.append(Cache(block.int("kv_heads"), block.int("head_dim"), about.window))
+            self.caches.append(_cache(block, about))
         sinks = f"layers.{owner}.mixers.{j}.{about.sinks}" if about.sinks else None
         return Attend(self.cache_of[source or (depth, j)], about.theta, sinks)
 
@@ -144,6 +148,8 @@ class _Builder:
         experts = [Method(others[0], prefix, expert=e) for e in range(block.int("experts"))] if mixture else []
         method = self._method(owner, "ffn", Method(first, prefix), *experts)
         self.steps.append(Step(method, moe=block if mixture else None))
+        for program in others[1:]:
+            self.steps.append(Step(self._method(owner, "shared", Method(program, prefix)), parallel=True))
 
     def _method(self, owner: int, place: str, *methods: Method) -> int:
         """Returns the index of the first of `methods`; a layer that shares weights runs the methods of its owner."""
@@ -151,6 +157,12 @@ class _Builder:
             self.method_of[owner, place] = len(self.methods)
             self.methods.extend(methods)
         return self.method_of[owner, place]
+
+
+def _cache(block: Block, about: Attention) -> Cache:
+    if about.latent:
+        return Cache(1, sum(about.latent), about.window, about.latent[0])
+    return Cache(block.int("kv_heads"), block.int("head_dim"), about.window)
 
 
 def build_chain(layout: Layout) -> Chain:

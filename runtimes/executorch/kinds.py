@@ -26,11 +26,14 @@ class Attention:
         theta: RoPE base; 0: no positions.
         window: tokens seen; 0: all.
         sinks: the tensor of sink logits, below the block; None: no sinks.
+        latent: sizes of a token's latent and of its key with positions, where the cache holds these; None: keys and
+            values of the block's arguments `kv_heads` and `head_dim`.
     """
 
     theta: float
     window: int = 0
     sinks: str | None = None
+    latent: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -38,9 +41,9 @@ class ExecuTorchKind:
     """Describes one kind of block to ExecuTorch. Blocks are resolved wherever they are passed.
 
     Args:
-        programs: (block, d_model) -> what runs it: one program, or of a mixture its router's and its experts'.
-        attention: of a mixer that attends over a key-value cache, which the runner keeps by the block's arguments
-            `kv_heads` and `head_dim`.
+        programs: (block, d_model) -> what runs it: one program, or of a mixture its router's, its experts', and that of
+            shared experts, which reads what the router reads and adds to the stream.
+        attention: of a mixer that attends over a cache, which the runner keeps.
         mixture: whether the block is a mixture of the arguments `experts` and `top_k`, with a bias per expert.
         refuses: (block) -> why no program computes this one; None: one does.
         stock: whether ExecuTorch's own operators compute the programs; where not, no whole graph has such a block.
@@ -88,8 +91,10 @@ def _attention(block: Block, d_model: int) -> Program:
     normed = bool(block.get("qk_norm"))
     rows = {"q": heads, "k": kv_heads, "v": kv_heads} if own else {"q": heads}
     norms = [name for name in ("q", "k") if normed and name in rows]
+    canon = block.int("canon")
     constants = (
         *norm_constants("norm", d_model, "mixer_norm.weight"),
+        *tap_constants(canon, d_model, "mixers.{j}.canon.weight"),
         *(
             Constant(name, (count * head_dim, d_model), "int4", f"mixers.{{j}}.{name}.weight")
             for name, count in rows.items()
@@ -102,7 +107,41 @@ def _attention(block: Block, d_model: int) -> Program:
         Constant("o", (d_model, heads * head_dim), "int4", "mixers.{j}.o.weight"),
     )
     sizes = (("d_model", d_model), *((name, block.int(name)) for name in names), ("norm", normed), ("own", own))
-    return Program("attention", f"{MODULES}:Attention", tuple((name, int(value)) for name, value in sizes), constants)
+    sizes = (*sizes, ("canon", canon)) if canon else sizes
+    states = ((canon - 1, d_model),) if canon else ()
+    about = tuple((name, int(value)) for name, value in sizes)
+    return Program("attention", f"{MODULES}:Attention", about, constants, states)
+
+
+def _mla(block: Block, d_model: int) -> Program:
+    """Returns absorbed latent attention: one product per head on either side of attention over latents."""
+    names = ("heads", "latent", "head_dim", "nope_dim", "rope_dim", "query")
+    heads, latent, value, nope, rope, rank = (block.int(name) for name in names)
+
+    def matrix(name: str, rows: int, columns: int) -> Constant:
+        return Constant(name, (rows, columns), "int4", f"mixers.{{j}}.{name}.weight")
+
+    def per_head(name: str, rows: int, columns: int) -> Iterator[Constant]:
+        for head in range(heads):
+            cut = (head * rows, (head + 1) * rows)
+            yield Constant(f"{name}{head}", (rows, columns), "int4", f"mixers.{{j}}.{name}.weight", rows=cut)
+
+    asked = heads * (nope + rope)
+    queries: tuple[Constant, ...] = (matrix("q", asked, d_model),)
+    if rank:
+        norm = norm_constants("q_norm", rank, "mixers.{j}.q_norm.weight")
+        queries = (matrix("q_down", rank, d_model), *norm, matrix("q_up", asked, rank))
+    constants = (
+        *norm_constants("norm", d_model, "mixer_norm.weight"),
+        *queries,
+        matrix("kv_down", latent + rope, d_model),
+        *norm_constants("kv_norm", latent, "mixers.{j}.kv_norm.weight"),
+        *per_head("k_up", latent, nope),
+        *per_head("v_up", value, latent),
+        matrix("o", d_model, heads * value),
+    )
+    sizes = (("d_model", d_model), *((name, block.int(name)) for name in names))
+    return Program("mla", f"{MODULES}:LatentAttention", sizes, constants)
 
 
 def _mamba2(block: Block, d_model: int) -> Program:
@@ -202,6 +241,22 @@ def _swiglu(block: Block, d_model: int) -> Program:
     return Program("swiglu", f"{MODULES}:SwiGLU", sizes, constants, inputs=1)
 
 
+def _relu2(block: Block, d_model: int) -> Program:
+    width = block.int("width")
+    constants = (
+        *norm_constants("norm", d_model, "ffn_norm.weight"),
+        Constant("up", (width, d_model), "int4", "ffn.up.weight"),
+        Constant("down", (d_model, width), "int4", "ffn.down.weight"),
+    )
+    return Program("relu2", f"{MODULES}:SquaredReLU", (("d_model", d_model), ("width", width)), constants, inputs=1)
+
+
+def _moe(block: Block, d_model: int) -> tuple[Program, ...]:
+    """Returns the programs of router and expert, and of shared experts, if any, that of all of them."""
+    shared = (_shared(block, d_model),) if block.int("shared") else ()
+    return (_router(block, d_model), _expert(block, d_model), *shared)
+
+
 def _router(block: Block, d_model: int) -> Program:
     """Returns the program before the experts: the norm and the router's logits."""
     experts = block.int("experts")
@@ -216,11 +271,18 @@ def _expert(block: Block, d_model: int) -> Program:
     return Program("expert", f"{MODULES}:Expert", sizes, tuple(_gated(block, d_model)), inputs=1)
 
 
-def _gated(block: Block, d_model: int) -> Iterator[Constant]:
+def _shared(block: Block, d_model: int) -> Program:
+    joint = Block.of("swiglu", width=block.int("shared") * block.int("width"))
+    sizes = (("d_model", d_model), ("width", joint.int("width")))
+    constants = (*norm_constants("norm", d_model, "ffn_norm.weight"), *_gated(joint, d_model, "ffn.shared"))
+    return Program("shared", f"{MODULES}:Shared", sizes, constants)
+
+
+def _gated(block: Block, d_model: int, place: str = "ffn") -> Iterator[Constant]:
     width = block.int("width")
     for name in ("gate", "up"):
-        yield Constant(name, (width, d_model), "int4", f"ffn.{name}.weight")
-    yield Constant("down", (d_model, width), "int4", "ffn.down.weight")
+        yield Constant(name, (width, d_model), "int4", f"{place}.{name}.weight")
+    yield Constant("down", (d_model, width), "int4", f"{place}.down.weight")
 
 
 def _theta(block: Block) -> float:
@@ -231,14 +293,6 @@ def _windowed(block: Block) -> Attention:
     return Attention(_theta(block), block.int("window"), "sinks.weight" if block.get("sink") else None)
 
 
-def _canon(block: Block) -> str | None:
-    return "there is no program with a convolution in front of attention (canon)" if block.get("canon") else None
-
-
-def _shared_experts(block: Block) -> str | None:
-    return "there is no program of shared experts" if block.int("shared") else None
-
-
 KINDS: Registry[ExecuTorchKind] = Registry(
     "block kind that ExecuTorch runs",
     "nas.executorch.kinds",
@@ -247,18 +301,20 @@ KINDS: Registry[ExecuTorchKind] = Registry(
         "gqa": ExecuTorchKind(
             lambda block, d_model: (_attention(block, d_model),),
             lambda block: Attention(_theta(block)),
-            refuses=_canon,
         ),
-        "swa": ExecuTorchKind(lambda block, d_model: (_attention(block, d_model),), _windowed, refuses=_canon),
+        "swa": ExecuTorchKind(lambda block, d_model: (_attention(block, d_model),), _windowed),
+        "mla": ExecuTorchKind(
+            lambda block, d_model: (_mla(block, d_model),),
+            lambda block: Attention(_theta(block), latent=(block.int("latent"), block.int("rope_dim"))),
+            refuses=lambda block: "its program joins parts of all heads, and XNNPACK joins at most five tensors",
+            stock=False,
+        ),
         "mamba2": ExecuTorchKind(lambda block, d_model: (_mamba2(block, d_model),)),
         "gdn": ExecuTorchKind(lambda block, d_model: (_gdn(block, d_model),), stock=False),
         "gla": ExecuTorchKind(lambda block, d_model: (_gla(block, d_model),), stock=False),
         "mlstm": ExecuTorchKind(lambda block, d_model: (_mlstm(block, d_model),), stock=False),
         "swiglu": ExecuTorchKind(lambda block, d_model: (_swiglu(block, d_model),)),
-        "moe": ExecuTorchKind(
-            lambda block, d_model: (_router(block, d_model), _expert(block, d_model)),
-            mixture=True,
-            refuses=_shared_experts,
-        ),
+        "relu2": ExecuTorchKind(lambda block, d_model: (_relu2(block, d_model),)),
+        "moe": ExecuTorchKind(_moe, mixture=True),
     },
 )

@@ -14,6 +14,7 @@ Raise `templates.PROGRAMS_VERSION` with every change here that changes the bytes
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ _LIBRARY.define("attend(Tensor q, Tensor k, Tensor v) -> Tensor")
 _LIBRARY.define("attend.out(Tensor q, Tensor k, Tensor v, *, Tensor(a!) out) -> Tensor(a!)")
 _LIBRARY.define("attend_shared(Tensor q) -> Tensor")
 _LIBRARY.define("attend_shared.out(Tensor q, *, Tensor(a!) out) -> Tensor(a!)")
+_LIBRARY.define("attend_latent(Tensor q, Tensor latent, Tensor shared) -> Tensor")
+_LIBRARY.define("attend_latent.out(Tensor q, Tensor latent, Tensor shared, *, Tensor(a!) out) -> Tensor(a!)")
 _RECURRENCES = {
     "delta_rule": "Tensor q, Tensor k, Tensor v, Tensor decay, Tensor memory, Tensor beta",
     "linear_attention": "Tensor q, Tensor k, Tensor v, Tensor decay, Tensor memory",
@@ -75,6 +78,16 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, memory: Ten
     return y, after
 
 
+def attend_latent(q: Tensor, latent: Tensor, shared: Tensor) -> Tensor:
+    """Appends latents [1, S, R] and shared keys [1, S, P] to the cache, attends: q [1, S, H, R + P] -> [1, S, H R]."""
+    mixed: Tensor = torch.ops.hilnas.attend_latent(q, latent, shared)
+    return mixed
+
+
+def _latent_shape(q: Tensor, latent: Tensor, shared: Tensor) -> Tensor:
+    return q.new_empty(1, q.shape[1], q.shape[2] * latent.shape[2])
+
+
 def _shape(q: Tensor, *_: Tensor) -> Tensor:
     return q.new_empty(1, q.shape[1], q.shape[2] * q.shape[3])
 
@@ -83,8 +96,8 @@ def _out(*tensors: Tensor, out: Tensor) -> Tensor:
     return out
 
 
-for _name in ("attend", "attend_shared"):
-    _LIBRARY.impl(_name, _shape, "Meta")
+for _name, _meta in (("attend", _shape), ("attend_shared", _shape), ("attend_latent", _latent_shape)):
+    _LIBRARY.impl(_name, _meta, "Meta")
     _LIBRARY.impl(f"{_name}.out", _out, "Meta")
 
 
@@ -156,21 +169,61 @@ class Conv(ProgramModule):
 
 
 class Attention(ProgramModule):
-    """x, residual [1, S, D] -> residual + mixer(norm(x)); keys and values are the runner's."""
+    """x, residual [1, S, D] -> residual + mixer(norm(x)); keys and values are the runner's.
 
-    def forward(self, x: Tensor, residual: Tensor) -> Outputs:
-        h = self.norm(x)
+    With a convolution in front also its window [1, K - 1, D], in and out.
+    """
+
+    def forward(self, x: Tensor, residual: Tensor, past: Tensor | None = None) -> Outputs:
+        h, after = self.mixed_in(self.norm(x), past)
         if self.program.size("own"):
             mixed = attend(self.heads(h, "q"), self.heads(h, "k"), self.heads(h, "v"))
         else:
             mixed = attend_shared(self.heads(h, "q"))
-        return (residual + self.linear("o", mixed),)
+        return (residual + self.linear("o", mixed), *after)
+
+    def mixed_in(self, h: Tensor, past: Tensor | None) -> tuple[Tensor, Outputs]:
+        """Returns the input with the convolution added, if there is one, and its window after the chunk."""
+        if past is None:
+            return h, ()
+        window, length = torch.cat([past, h], 1), h.shape[1]
+        return h + self.convolve(window, length), (window.narrow(1, length, past.shape[1]),)
 
     def heads(self, h: Tensor, name: str) -> Tensor:
         """Maps [1, S, D] -> [1, S, heads, head_dim]."""
         heads = self.program.size("heads" if name == "q" else "kv_heads")
         split = self.linear(name, h).view(1, h.shape[1], heads, self.program.size("head_dim"))
         return self.norm(split, f"{name}_norm") if self.program.size("norm") and name != "v" else split
+
+
+class LatentAttention(ProgramModule):
+    """x, residual [1, S, D] -> residual + mixer(norm(x)), absorbed; latents and shared keys are the runner's."""
+
+    def forward(self, x: Tensor, residual: Tensor) -> Outputs:
+        h, size = self.norm(x), self.program.size
+        kv = self.linear("kv_down", h)
+        latent = self.norm(kv.narrow(2, 0, size("latent")), "kv_norm")
+        mixed = attend_latent(self.queries(h), latent, kv.narrow(2, size("latent"), size("rope_dim")))
+        heads = mixed.view(1, h.shape[1], size("heads"), size("latent"))
+        values = [self.linear(f"v_up{head}", heads.select(2, head)) for head in range(size("heads"))]
+        return (residual + self.linear("o", torch.cat(values, 2)),)
+
+    def queries(self, h: Tensor) -> Tensor:
+        """Maps [1, S, D] -> [1, S, heads, R + P], in the space of latents, for scores over sqrt(R + P)."""
+        size = self.program.size
+        if size("query"):
+            asked = self.linear("q_up", self.norm(self.linear("q_down", h), "q_norm"))
+        else:
+            asked = self.linear("q", h)
+        nope, rope, count = size("nope_dim"), size("rope_dim"), size("heads")
+        parts = []
+        for head in range(count):
+            at = head * (nope + rope)
+            parts.append(self.linear(f"k_up{head}", asked.narrow(2, at, nope)))
+            parts.append(asked.narrow(2, at + nope, rope))
+        wide = size("latent") + rope
+        q = torch.cat(parts, 2) * math.sqrt(wide / (nope + rope))
+        return q.view(1, h.shape[1], count, wide)
 
 
 class Mamba2(ProgramModule):
@@ -294,6 +347,21 @@ class SwiGLU(ProgramModule):
 
     def forward(self, x: Tensor) -> Outputs:
         return (x + self.swiglu(self.norm(x)),)
+
+
+class SquaredReLU(ProgramModule):
+    """x [1, S, D] -> x + ffn(norm(x))."""
+
+    def forward(self, x: Tensor) -> Outputs:
+        hidden = F.relu(self.linear("up", self.norm(x)))
+        return (x + self.linear("down", hidden * hidden),)
+
+
+class Shared(ProgramModule):
+    """x, residual [1, S, D] -> residual + ffn(norm(x))."""
+
+    def forward(self, x: Tensor, residual: Tensor) -> Outputs:
+        return (residual + self.swiglu(self.norm(x)),)
 
 
 class Router(ProgramModule):

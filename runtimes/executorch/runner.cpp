@@ -310,21 +310,22 @@ void in_parallel(const std::function<void(size_t)> &task, size_t count) {
     executorch::extension::threadpool::get_threadpool()->run(task, count);
 }
 
-/* Keys and values of one layer, in --kv's format. A window keeps its own tokens and room for one chunk. */
+/* Keys and values of one layer, in --kv's format. A window keeps its own tokens and room for one chunk. Of latent
+ * attention keys only: the first `latent` numbers of one are the value. */
 class Cache {
   public:
-    Cache(int kv_heads, int dim, int64_t window, int64_t context, int64_t chunk)
-        : kv_heads(kv_heads), dim(dim), window(window), half_(!strcmp(opt.kv, "f16")),
+    Cache(int kv_heads, int dim, int64_t window, int latent, int64_t context, int64_t chunk)
+        : kv_heads(kv_heads), dim(dim), latent(latent), window(window), half_(!strcmp(opt.kv, "f16")),
           capacity_((size_t)(window ? std::min(context, window - 1 + chunk) : context)),
           stride_(hilnas::round_up(dim, 2 * hilnas::LANES)) {
-        size_t bytes = 2 * kv_heads * capacity_ * stride_ * (half_ ? 2 : 4);
+        size_t bytes = (latent ? 1 : 2) * kv_heads * capacity_ * stride_ * (half_ ? 2 : 4);
         void *memory = nullptr;
         if (posix_memalign(&memory, 64, std::max<size_t>(bytes, 1))) fail(NO_MEMORY, "out_of_memory", "the cache");
         memset(memory, 0, bytes); /* a context that was asked for counts as memory, whether or not it is filled */
         memory_ = memory;
     }
 
-    const int kv_heads, dim;
+    const int kv_heads, dim, latent;
     const int64_t window;
 
     void clear() { first_ = seen_ = 0; }
@@ -335,7 +336,7 @@ class Cache {
         if (seen_ - first_ + tokens > (int64_t)capacity_) fail(DECODE_FAILED, "context", "more tokens than the context");
         with_rows([&](auto k, auto v) {
             hilnas::append(k, keys, tokens, kv_heads, dim, (size_t)(seen_ - first_));
-            hilnas::append(v, values, tokens, kv_heads, dim, (size_t)(seen_ - first_));
+            if (!latent) hilnas::append(v, values, tokens, kv_heads, dim, (size_t)(seen_ - first_));
         });
         seen_ += tokens;
     }
@@ -347,7 +348,7 @@ class Cache {
 
   private:
     template <class Use> void with_rows(Use use) {
-        size_t count = kv_heads * capacity_ * stride_;
+        size_t count = latent ? 0 : kv_heads * capacity_ * stride_;
         auto both = [&](auto *data) {
             using Number = std::remove_pointer_t<decltype(data)>;
             use(hilnas::Rows<Number>{data, capacity_, stride_}, hilnas::Rows<Number>{data + count, capacity_, stride_});
@@ -439,7 +440,46 @@ Tensor &attend(KernelRuntimeContext &context, const Tensor &q, const Tensor &k, 
     return attend_cached(context, q, out);
 }
 
+/* The last numbers of each head of x [tokens, heads, dim] are turned as RoPE does. */
+void rotate_last(std::vector<float> &x, int tokens, int heads, int dim, int last, int64_t position) {
+    static std::vector<float> turned;
+    turned.resize((size_t)tokens * heads * last);
+    for (size_t i = 0; i < (size_t)tokens * heads; i++)
+        memcpy(&turned[i * last], &x[i * dim + dim - last], sizeof(float) * last);
+    size_t at = (size_t)position * (last / 2);
+    hilnas::rotate(turned.data(), tokens, heads, last, &current->rope->cosines[at], &current->rope->sines[at]);
+    for (size_t i = 0; i < (size_t)tokens * heads; i++)
+        memcpy(&x[i * dim + dim - last], &turned[i * last], sizeof(float) * last);
+}
+
+Tensor &attend_latent(KernelRuntimeContext &context, const Tensor &q, const Tensor &latent, const Tensor &shared,
+                      Tensor &out) {
+    Cache &cache = *current->cache;
+    const int tokens = (int)q.size(1), heads = (int)q.size(2), dim = known(q.size(3), cache.dim, "head size");
+    const int size = known(latent.size(2), cache.latent, "size of latents"), last = known(shared.size(2), dim - size, "key");
+    known(latent.size(1), tokens, "number of latents"), known(shared.size(1), tokens, "number of keys");
+    int32_t sizes[] = {1, tokens, heads * size};
+    if (resize_tensor(out, {sizes, 3}) != Error::Ok) { context.fail(Error::InvalidArgument); return out; }
+    static std::vector<float> keys, queries, mixed;
+    keys.resize((size_t)tokens * dim), mixed.resize((size_t)tokens * heads * dim);
+    for (int t = 0; t < tokens; t++) {
+        memcpy(&keys[(size_t)t * dim], latent.const_data_ptr<float>() + (size_t)t * size, sizeof(float) * size);
+        memcpy(&keys[(size_t)t * dim + size], shared.const_data_ptr<float>() + (size_t)t * last, sizeof(float) * last);
+    }
+    queries.assign(q.const_data_ptr<float>(), q.const_data_ptr<float>() + q.numel());
+    if (current->rope) {
+        rotate_last(keys, tokens, 1, dim, last, cache.seen());
+        rotate_last(queries, tokens, heads, dim, last, cache.seen());
+    }
+    cache.append(keys.data(), nullptr, tokens);
+    cache.attend(queries.data(), tokens, heads, nullptr, mixed.data());
+    float *target = out.mutable_data_ptr<float>();
+    for (size_t i = 0; i < (size_t)tokens * heads; i++) memcpy(target + i * size, &mixed[i * dim], sizeof(float) * size);
+    return out;
+}
+
 EXECUTORCH_LIBRARY(hilnas, "attend.out", attend);
+EXECUTORCH_LIBRARY(hilnas, "attend_latent.out", attend_latent);
 EXECUTORCH_LIBRARY(hilnas, "attend_shared.out", attend_cached);
 
 /* Arguments q, k, v, decay, memory and, with `replaces`, beta; then y and the memory afterwards, both to be written.
@@ -644,7 +684,11 @@ class ChainModel final : public Model {
             int heads = (int)size(words), dim = (int)size(words);
             int64_t window = (int64_t)size(words);
             if (heads < 1 || dim < 2 || heads > 1 << 16 || dim > 1 << 16) refuse("cache");
-            caches_.push_back(std::make_unique<Cache>(heads, dim, window, opt.context, chunk));
+            caches_.push_back(std::make_unique<Cache>(heads, dim, window, 0, opt.context, chunk));
+        } else if (what == "latents") {
+            int latent = (int)size(words), shared = (int)size(words);
+            if (latent < 1 || shared < 2 || latent > 1 << 16 || shared > 1 << 16) refuse("cache");
+            caches_.push_back(std::make_unique<Cache>(1, latent + shared, 0, latent, opt.context, chunk));
         } else if (what == "head") head_ = methods_[index(words, methods_)].get();
         else read_step(what, words);
     }
@@ -718,8 +762,9 @@ class ChainModel final : public Model {
         words >> theta >> sinks;
         step.attention.cache = &cache;
         if (theta != 0) {
-            auto &rope = ropes_[std::to_string(theta) + ":" + std::to_string(cache.dim)];
-            if (!rope) rope = std::make_unique<Rope>(theta, cache.dim, opt.context);
+            const int turned = cache.latent ? cache.dim - cache.latent : cache.dim;
+            auto &rope = ropes_[std::to_string(theta) + ":" + std::to_string(turned)];
+            if (!rope) rope = std::make_unique<Rope>(theta, turned, opt.context);
             step.attention.rope = rope.get();
         }
         if (sinks != "-") {
@@ -768,7 +813,10 @@ class ChainModel final : public Model {
 
 void ChainModel::run(Step &step, int count) {
     held_.clear();
-    if (step.kind == Kind::moe) return run_experts(step, count);
+    if (step.kind == Kind::moe) {
+        std::copy_n(x_.begin(), (size_t)count * width_, before_.begin()); /* shared experts read it, too */
+        return run_experts(step, count);
+    }
     LoadedMethod &method = *methods_[step.method];
     std::vector<EValue> inputs{tensor(step.parallel ? before_.data() : x_.data(), count)};
     std::vector<std::pair<float *, size_t>> outputs{{y_.data(), y_.size()}};

@@ -171,39 +171,56 @@ class KeyValueCache(nn.Module):
         return mixed
 
 
-class PlainStep(nn.Module):
-    """A program whose state is in buffers."""
+class StatefulStep(nn.Module):
+    """A program whose states are in buffers."""
 
     def __init__(self, program: ProgramModule) -> None:
         super().__init__()
-        self.held, self.count = (program,), len(program.program.states)
+        self.count = len(program.program.states)
         for i in range(self.count):
             self.register_buffer(f"state{i}", torch.zeros(state_shape(program.program, i)))
+
+    def before(self, moment: Moment) -> tuple[Tensor, ...]:
+        """Returns the states before the chunk: zeros where a text begins."""
+        states = (self.get_buffer(f"state{i}") for i in range(self.count))
+        return tuple(torch.where(moment.begins, 0.0, state) for state in states)
+
+    def keep(self, after: Sequence[Tensor]) -> None:
+        """Writes the states after the chunk."""
+        for i, new in enumerate(after):
+            self.get_buffer(f"state{i}").copy_(new)
+
+
+class PlainStep(StatefulStep):
+    """A program without attention."""
+
+    def __init__(self, program: ProgramModule) -> None:
+        super().__init__(program)
+        self.held = (program,)
 
     def forward(self, x: Tensor, residual: Tensor, moment: Moment) -> Tensor:
         """Returns the residual stream after the step."""
         (program,) = self.held
-        states = [self.get_buffer(f"state{i}") for i in range(self.count)]
         inputs = (x, residual)[: program.program.inputs]
         y: Tensor
-        y, *after = program(*inputs, *(torch.where(moment.begins, 0.0, state) for state in states))
-        for state, new in zip(states, after, strict=True):
-            state.copy_(new)
+        y, *after = program(*inputs, *self.before(moment))
+        self.keep(after)
         return y
 
 
-class AttentionStep(nn.Module):
+class AttentionStep(StatefulStep):
     """Attention over a cache in the graph."""
 
     def __init__(self, program: Attention, attend: Attend, cache: KeyValueCache) -> None:
-        super().__init__()
+        super().__init__(program)
         self.held = (program, cache)
         self.turn = (attend.theta, program.program.size("head_dim")) if attend.theta else None
 
     def forward(self, x: Tensor, residual: Tensor, moment: Moment) -> Tensor:
         """Returns the residual stream after the step."""
         program, cache = self.held
-        h = program.norm(x)
+        h, after = program.mixed_in(program.norm(x), *(self.before(moment) or (None,)))
+        self.keep(after)
         q = self._turned(program.heads(h, "q"), moment)
         if program.program.size("own"):
             cache.append(self._turned(program.heads(h, "k"), moment), program.heads(h, "v"), moment)

@@ -96,7 +96,10 @@ class _Plan(Generic[Part]):
         for method in chain.methods:
             self._method(method)
         for cache in chain.caches:
-            self._line("cache", cache.kv_heads, cache.head_dim, cache.window)
+            if cache.latent:
+                self._line("latents", cache.latent, cache.head_dim - cache.latent)
+            else:
+                self._line("cache", cache.kv_heads, cache.head_dim, cache.window)
         for step in chain.steps:
             self._step(step)
         self._line("head", len(chain.methods) - 1)

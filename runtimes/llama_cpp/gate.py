@@ -184,7 +184,7 @@ def run_runner_gate(
 
 def rounds_choices(layout: Layout, quantisation: Quantisation) -> bool:
     """Returns whether rounding may change which experts are chosen; the cache of attention is float16 in every file."""
-    return quantisation != "f32" or bool(of_kind(mixers(layout), *ATTENTION))
+    return quantisation != "f32" or bool(of_kind(mixers(layout), *ATTENTION, "mla"))
 
 
 def settled_experts(layout: Layout, length: int) -> Choices:

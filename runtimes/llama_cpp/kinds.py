@@ -28,6 +28,7 @@ Role = Literal["matrix", "norm", "conv", "router", "bias", "decay"]
 zeros, of a decay -1 to -16 (stored as -exp of what the state dict holds), the others are drawn."""
 
 ATTENTION = ("gqa", "swa")
+"""Kinds with keys and values per head."""
 _MAX_EXPERTS = 1024  # src/llama-hparams.h
 
 
@@ -40,7 +41,7 @@ class Part:
         shape: slowest dimension first.
         source: the tensor of `nas.nn.model`'s state dict, below the block.
         role: what it is.
-        flat: whether the state dict holds it as a vector.
+        flat: whether its first two dimensions are one in the state dict.
     """
 
     name: str
@@ -106,7 +107,14 @@ def argument(name: str) -> Callable[[Block, int], int]:
 
 
 def _rope_theta(block: Block) -> float:
-    return float(block.get("rope_theta") or 0) if block.kind in ATTENTION else 0.0
+    return float(block.get("rope_theta") or 0) if block.kind in (*ATTENTION, "mla") else 0.0
+
+
+def _cached_size(block: Block) -> int:
+    """Returns the numbers of a cached key of one head; 0: the block has no cache."""
+    if block.kind == "mla":
+        return block.int("latent") + block.int("rope_dim")
+    return block.int("head_dim") if block.kind in ATTENTION else 0
 
 
 def _rope_base(attention: Sequence[Block]) -> float:
@@ -114,7 +122,8 @@ def _rope_base(attention: Sequence[Block]) -> float:
     return max(map(_rope_theta, attention), default=0.0) or 1e4
 
 
-def _one_rope_base(what: str, blocks: Sequence[Block]) -> Iterable[str]:
+def one_rope_base(what: str, blocks: Sequence[Block]) -> Iterable[str]:
+    """Yields the reason, if any, that blocks with positions differ in the base that a model stores once."""
     turned = [block for block in blocks if block.get("rope_theta")]
     return one_per_model(f"RoPE base of {what}", turned, lambda block: block.get("rope_theta"), "llama.cpp")
 
@@ -131,37 +140,36 @@ def _attention_parts(block: Block, width: int) -> Iterator[Part]:
         yield Part("attn_k_norm.weight", (head_dim,), "k_norm.weight", "norm")
     if block.kind == "swa" and block.get("sink"):
         yield Part("attn_sinks.weight", (heads,), "sinks.weight", "bias")
+    if canon := block.int("canon"):
+        yield Part("shortconv.conv.weight", (width, canon), "canon.weight", "conv")
 
 
 def _attention_header(writer: GGUFWriter, own: Sequence[Block]) -> None:
     # The key-value cache takes its head size from layer 0, whichever kind that layer is.
-    first = of_kind(own, *ATTENTION)[0].int("head_dim")
-    sizes = [block.int("head_dim") if block.kind in ATTENTION else first for block in own]
+    cached = [_cached_size(block) for block in own]
+    first = next(filter(None, cached))
+    sizes = [size or first for size in cached]
     writer.add_array(f"{writer.arch}.attention.head_sizes", sizes)
     writer.add_array(f"{writer.arch}.attention.rope_pattern", [int(bool(_rope_theta(block))) for block in own])
-    writer.add_rope_freq_base(_rope_base(of_kind(own, "gqa")))
+    writer.add_rope_freq_base(_rope_base(of_kind(own, "gqa", "mla")))
 
 
 _ATTENTION_SIZES = (
     ("attention.head_count", argument("heads")),
     ("attention.head_count_kv", argument("kv_heads")),
+    ("shortconv.l_cache", argument("canon")),
 )
 
 
-def _canon(block: Block) -> str | None:
-    return "has a convolution in front of its attention (canon)" if block.get("canon") else None
-
-
-def _canon_or_borrowed_cache(block: Block) -> str | None:
-    return _canon(block) if block.get("kv") is None else f"reuses the cache of layer {block.int('kv')}"
+def _borrowed_cache(block: Block) -> str | None:
+    return None if block.get("kv") is None else f"reuses the cache of layer {block.int('kv')}"
 
 
 GQA = GgufKind(
     _attention_parts,
     _ATTENTION_SIZES,
     (_attention_header,),
-    rules=lambda blocks: _one_rope_base("attention", blocks),
-    refuses=_canon_or_borrowed_cache,
+    refuses=_borrowed_cache,
 )
 
 
@@ -173,12 +181,42 @@ def _window_header(writer: GGUFWriter, own: Sequence[Block]) -> None:
 
 
 def _window_rules(blocks: Sequence[Block]) -> Iterable[str]:
-    yield from _one_rope_base("sliding windows", blocks)
+    yield from one_rope_base("sliding windows", blocks)
     yield from one_per_model("window", blocks, lambda block: block.int("window"), "llama.cpp")
 
 
-SWA = GgufKind(
-    _attention_parts, _ATTENTION_SIZES, (_attention_header, _window_header), rules=_window_rules, refuses=_canon
+SWA = GgufKind(_attention_parts, _ATTENTION_SIZES, (_attention_header, _window_header), rules=_window_rules)
+
+
+def _mla_parts(block: Block, width: int) -> Iterator[Part]:
+    heads, latent, value, nope, rope, rank = (
+        block.int(name) for name in ("heads", "latent", "head_dim", "nope_dim", "rope_dim", "query")
+    )
+    if rank:
+        yield Part("attn_q_a.weight", (rank, width), "q_down.weight")
+        yield Part("attn_q_a_norm.weight", (rank,), "q_norm.weight", "norm")
+        yield Part("attn_q_b.weight", (heads * (nope + rope), rank), "q_up.weight")
+    else:
+        yield Part("attn_q.weight", (heads * (nope + rope), width), "q.weight")
+    yield Part("attn_kv_a_mqa.weight", (latent + rope, width), "kv_down.weight")
+    yield Part("attn_kv_a_norm.weight", (latent,), "kv_norm.weight", "norm")
+    yield Part("attn_k_b.weight", (heads, latent, nope), "k_up.weight", flat=True)
+    yield Part("attn_v_b.weight", (heads, value, latent), "v_up.weight", flat=True)
+    yield Part("attn_output.weight", (width, heads * value), "o.weight")
+
+
+MLA = GgufKind(
+    _mla_parts,
+    (
+        ("attention.head_count", argument("heads")),
+        ("attention.head_count_kv", lambda block, d_model: 1),
+        ("attention.kv_lora_rank", argument("latent")),
+        ("attention.q_lora_rank", argument("query")),
+        ("attention.key_length_mla", lambda block, d_model: block.int("nope_dim") + block.int("rope_dim")),
+        ("attention.value_length_mla", argument("head_dim")),
+    ),
+    (_attention_header,),
+    not_stock="latent attention is in no stock architecture next to the others",
 )
 
 
@@ -275,6 +313,19 @@ def _swiglu_parts(block: Block, width: int) -> Iterator[Part]:
 SWIGLU = GgufKind(_swiglu_parts, (("feed_forward_length", argument("width")),))
 
 
+def _relu2_parts(block: Block, width: int) -> Iterator[Part]:
+    hidden = block.int("width")
+    yield Part("ffn_up.weight", (hidden, width), "up.weight")
+    yield Part("ffn_down.weight", (width, hidden), "down.weight")
+
+
+RELU2 = GgufKind(
+    _relu2_parts,
+    (("feed_forward_length", argument("width")),),
+    not_stock="squared-ReLU feed-forwards are in no stock architecture next to the others",
+)
+
+
 def _moe_parts(block: Block, width: int) -> Iterator[Part]:
     experts, hidden = block.int("experts"), block.int("width")
     yield Part("ffn_gate_inp.weight", (experts, width), "router.weight", "router")
@@ -282,6 +333,10 @@ def _moe_parts(block: Block, width: int) -> Iterator[Part]:
     yield Part("ffn_gate_exps.weight", (experts, hidden, width), "gate.weight")
     yield Part("ffn_up_exps.weight", (experts, hidden, width), "up.weight")
     yield Part("ffn_down_exps.weight", (experts, width, hidden), "down.weight")
+    if joint := block.int("shared") * hidden:
+        yield Part("ffn_gate_shexp.weight", (joint, width), "shared.gate.weight")
+        yield Part("ffn_up_shexp.weight", (joint, width), "shared.up.weight")
+        yield Part("ffn_down_shexp.weight", (width, joint), "shared.down.weight")
 
 
 def _moe_header(writer: GGUFWriter, ffns: Sequence[Block]) -> None:
@@ -292,6 +347,9 @@ def _moe_header(writer: GGUFWriter, ffns: Sequence[Block]) -> None:
         sizes = [block.int(name) if block.kind == "moe" else 0 for block in ffns]
         writer.add_array(f"{writer.arch}.{key}", sizes)
     writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
+    shared = [block.int("shared") * block.int("width") if block.kind == "moe" else 0 for block in ffns]
+    if any(shared):
+        writer.add_array(f"{writer.arch}.expert_shared_feed_forward_length", shared)
 
 
 def _moe_rules(blocks: Sequence[Block]) -> Iterable[str]:
@@ -300,15 +358,13 @@ def _moe_rules(blocks: Sequence[Block]) -> Iterable[str]:
         yield f"more than {_MAX_EXPERTS} experts"
 
 
-def _shared_experts(block: Block) -> str | None:
-    return "has shared experts" if block.int("shared") else None
+MOE = GgufKind(_moe_parts, headers=(_moe_header,), rules=_moe_rules)
 
+BUILTIN = {
+    "gqa": GQA, "swa": SWA, "conv": CONV, "mamba2": MAMBA2, "swiglu": SWIGLU, "moe": MOE, "gdn": GDN, "gla": GLA,
+    "relu2": RELU2, "mla": MLA,
+}  # fmt: skip
+IN_EVERY_FILE = ("gqa", "swa", "conv", "mamba2", "swiglu")
+"""Kinds whose keys are in every file of our architecture, in this order; those of the others where they are used."""
 
-MOE = GgufKind(_moe_parts, headers=(_moe_header,), rules=_moe_rules, refuses=_shared_experts)
-
-BUILTIN = {"gqa": GQA, "swa": SWA, "conv": CONV, "mamba2": MAMBA2, "swiglu": SWIGLU, "moe": MOE}
-"""Kinds whose keys are in every file of our architecture, in this order; others' are where there are such blocks."""
-
-KINDS: Registry[GgufKind] = Registry(
-    "block kind that llama.cpp holds", "nas.llama_cpp.kinds", {**BUILTIN, "gdn": GDN, "gla": GLA}
-)
+KINDS: Registry[GgufKind] = Registry("block kind that llama.cpp holds", "nas.llama_cpp.kinds", BUILTIN)

@@ -153,7 +153,13 @@ def dot_f16(x: Tensor, y: Tensor) -> Tensor:
 
 
 def attend_f16(
-    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None, *, half_sums: bool = False
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    half_sums: bool = False,
 ) -> Tensor:
     """Computes attention as ggml's flash attention does for fewer than 64 tokens, one key at a time.
 
@@ -163,22 +169,23 @@ def attend_f16(
     Args:
         q: [B, H, T, head_dim].
         keys: [B, KV, S, head_dim]; query head h reads head h // (H / KV).
-        values: as keys.
+        values: [B, KV, S, v], as keys.
         mask: what `F.scaled_dot_product_attention` takes, [.., T, S]; None: causal, T = S.
+        scale: of scores; None: 1 / sqrt(head_dim).
         half_sums: whether scores are added up in float16 too.
 
     Returns:
-        [B, H, T, head_dim].
+        [B, H, T, v].
     """
     groups = q.shape[1] // keys.shape[1]
     keys, values = (_f16(x).repeat_interleave(groups, 1) for x in (keys, values))
     products = dot_f16(_f16(q)[..., None, :], keys[..., None, :, :]) if half_sums else _f16(q) @ keys.transpose(-1, -2)
-    scores = products / q.shape[-1] ** 0.5
+    scores = products / q.shape[-1] ** 0.5 if scale is None else products * scale
     if mask is None:
         mask = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).tril()
     scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     greatest = torch.full_like(scores[..., :1], -torch.inf)
-    total, mixed = torch.zeros_like(greatest), torch.zeros_like(q)
+    total, mixed = torch.zeros_like(greatest), values.new_zeros(*q.shape[:-1], values.shape[-1])
     for key in range(scores.shape[-1]):
         score = scores[..., key, None]
         seen = score > -torch.inf
@@ -232,5 +239,7 @@ class RoundedActivations(TorchFunctionMode):
             args = (rounding(x) if rounding else x, weight, *rest)
         elif func is F.scaled_dot_product_attention:
             q, keys, values = args
-            return attend_f16(q, keys, values, (kwargs or {}).get("attn_mask"), half_sums=self._half_sums)
+            about = kwargs or {}
+            scale = about.get("scale")
+            return attend_f16(q, keys, values, about.get("attn_mask"), scale=scale, half_sums=self._half_sums)
         return func(*args, **(kwargs or {}))

@@ -15,7 +15,7 @@ from nas.core.block import Block
 from nas.core.errors import Unsupported
 from nas.core.layout import Layout
 from nas.runtimes.base import Support
-from nas.runtimes.llama_cpp.kinds import ATTENTION, KINDS, feed_forwards, mixers, of_kind, one_per_model
+from nas.runtimes.llama_cpp.kinds import ATTENTION, KINDS, feed_forwards, mixers, of_kind, one_per_model, one_rope_base
 
 Quantisation = Literal["q4_0", "f16", "f32"]
 
@@ -70,6 +70,7 @@ def _shape_rules(layout: Layout) -> Iterable[str]:
 def _block_rules(layout: Layout) -> Iterable[str]:
     """Yields what the patched build cannot hold; the stock architectures hold no more."""
     blocks = [*mixers(layout), *feed_forwards(layout)]
+    yield from one_rope_base("attention", of_kind(blocks, "gqa", "mla"))
     for name in KINDS:
         if own := of_kind(blocks, name):
             yield from KINDS[name].rules(own)
@@ -104,6 +105,8 @@ def _attention_rules(attention: list[Block]) -> Iterable[str]:
         yield "attention without positions: stock architectures always turn queries and keys"
     if any(block.kind == "swa" and block.get("sink") for block in attention):
         yield "attention sinks: lfm2 has none"
+    if any(block.int("canon") for block in attention):
+        yield "a convolution in front of attention (canon): stock architectures have none"
 
 
 def _lfm2_rules(layout: Layout, attention: list[Block], convs: list[Block]) -> Iterable[str]:
@@ -136,6 +139,8 @@ def _ffn_rules(layout: Layout) -> Iterable[str]:
     yield from one_per_model("dense feed-forward width", dense, lambda block: block.int("width"))
     yield from one_per_model("experts per token", sparse, lambda block: block.int("top_k"))
     yield from one_per_model("expert width", sparse, lambda block: block.int("width"))
+    if any(block.int("shared") for block in sparse):
+        yield "shared experts: lfm2moe has none"
     if sparse and of_kind(ffns[ffns.index(sparse[0]) :], "swiglu"):
         yield "a dense feed-forward after experts: lfm2moe has dense layers first only"
 

@@ -37,7 +37,7 @@ class Tensor:
         role: what it is; only a matrix is quantised, the rest stays float32.
         layer: depth; None: outside the layers.
         source: what `nas.nn.model` calls it; empty for models that no layout describes.
-        flat: whether it is a vector there.
+        flat: whether its first two dimensions are one there.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Tensor:
     @property
     def source_shape(self) -> tuple[int, ...]:
         """Its shape in the state dict."""
-        return (math.prod(self.shape),) if self.flat else self.shape
+        return (math.prod(self.shape[:2]), *self.shape[2:]) if self.flat else self.shape
 
 
 def tensors(layout: Layout, arch: str) -> Iterator[Tensor]:

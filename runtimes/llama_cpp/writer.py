@@ -19,7 +19,7 @@ from nas.core.block import BLOCKS, Block
 from nas.core.layout import Layout
 from nas.runtimes.base import Checkpoint, Purpose, RandomWeights, Vocabulary, Weights
 from nas.runtimes.checkpoint_file import CheckpointFile, StateDict
-from nas.runtimes.llama_cpp.kinds import ATTENTION, BUILTIN, KINDS, feed_forwards, mixers, of_kind
+from nas.runtimes.llama_cpp.kinds import ATTENTION, IN_EVERY_FILE, KINDS, feed_forwards, mixers, of_kind
 from nas.runtimes.llama_cpp.random_weights import ALIGNMENT, random_recipe
 from nas.runtimes.llama_cpp.support import PATCHED, Quantisation, architecture
 from nas.runtimes.llama_cpp.tensors import CheckpointTensors, Tensor, Type, storage_type, stored_bytes, tensors
@@ -189,7 +189,7 @@ def _add_patched(writer: GGUFWriter, layout: Layout) -> None:
     """Adds a number per layer, 0 where the layer has no such block: patches/0001-hilnas.patch, `load_arch_hparams`."""
     own, ffns = mixers(layout), feed_forwards(layout)
     used = dict.fromkeys(block.kind for block in (*own, *ffns))
-    records = {name: KINDS[name] for name in (*BUILTIN, *used)}
+    records = {name: KINDS[name] for name in (*IN_EVERY_FILE, *used)}
     for key in dict.fromkeys(key for record in records.values() for key, _ in record.sizes):
         sizes = [
             _size(mixer, key, layout.d_model) + _size(ffn, key, layout.d_model)

@@ -19,11 +19,13 @@ from nas.testing.planted_faults import (
     GLA_FAULTS,
     MLSTM_FAULTS,
     MOE_FAULTS,
+    PART_FAULTS,
     PLANTED,
     PLANTED_GDN,
     PLANTED_GLA,
     PLANTED_MLSTM,
     PLANTED_MOE,
+    PLANTED_PARTS,
     Fault,
     checkpoint,
 )
@@ -47,6 +49,7 @@ RIGHT = (
     "d160 v512 ffn=swiglu:352 [C3 D4:64(conv=3) A8/4:20 D8/1:20]",
     "d128 v512 ffn=swiglu:352 [A8/4 C3&W4/2@8 A8/4(kv=0)+none C3+none ^1 -]",
     "d256 v512 ffn=moe:8x2:64 [C3+swiglu:512 M16 W4/2@32 A8/4]",
+    PLANTED_PARTS.format(),
 )
 
 
@@ -73,6 +76,7 @@ class TestGate(GateContract):
         *((PLANTED_GDN, fault) for fault in GDN_FAULTS),
         *((PLANTED_GLA, fault) for fault in GLA_FAULTS),
         *((PLANTED_MLSTM, fault) for fault in MLSTM_FAULTS),
+        *((PLANTED_PARTS, fault) for fault in PART_FAULTS),
     ],
     ids=lambda value: value.name if isinstance(value, Fault) else "",
 )

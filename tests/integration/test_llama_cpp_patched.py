@@ -32,9 +32,13 @@ from nas.testing.planted_faults import (
     FAULTS,
     GDN_FAULTS,
     GLA_FAULTS,
+    LATENT_FAULTS,
+    PART_FAULTS,
     PLANTED,
     PLANTED_GDN,
     PLANTED_GLA,
+    PLANTED_LATENT,
+    PLANTED_PARTS,
     Fault,
     State,
     checkpoint,
@@ -59,6 +63,12 @@ ALONE = {
     "gated linear attention of several sizes": "d128 v512 ffn=swiglu:256 [G4 G2:32(rank=32) G3:20]",
     "feed-forwards": "d256 v512 ffn=swiglu:512 [C3 A4/2+swiglu:768 C3+swiglu:352]",
     "experts": "d256 v512 ffn=moe:8x2:64 [A4/2*2 A4/2+moe:8x4:96]",
+    "shared experts": "d256 v512 ffn=moe:8x2:64(shared=1) [C3+swiglu:512 A4/2 C3+moe:8x4:96(shared=3)]",
+    "squared ReLU": "d256 v512 ffn=relu2:512 [C3 A4/2+swiglu:768 C3+relu2:352]",
+    "latent attention": PLANTED_LATENT.format(),
+    "latents of several sizes": "d256 v512 ffn=swiglu:512 [L8/96:32(rope_dim=32) L4/32:96(nope_dim=32,query=64)]",
+    "latent attention, windows, Mamba-2": "d256 v512 ffn=swiglu:512 [L4/64 W4/2@32 M16 A4/2 L4/64(query=64)]",
+    "Canon": "d256 v512 ffn=swiglu:512 [A8/4(canon=4) W4/2@32(canon=3,sink=1) A8/4]",
 }
 MIXED = {
     "conv, GQA": "d256 v512 ffn=swiglu:512 [C3 A4/2 C5 A8/2]",
@@ -94,6 +104,23 @@ def test_right_graphs_pass(patched_build: Build, tmp_path: Path, name: str, quan
 def test_planted_faults_fail(patched_build: Build, tmp_path: Path, fault: Fault, quantisation: str) -> None:
     with pytest.raises(CandidateFailed) as failure:
         gate(tmp_path, quantisation, PLANTED, patched_build, fault).require()
+    assert failure.value.reason == "gate"
+
+
+@pytest.mark.parametrize("quantisation", mostly_exhaustive(["q4_0", "f32"], "q4_0"))
+@pytest.mark.parametrize(
+    ("layout", "fault"),
+    [
+        *((PLANTED_PARTS, fault) for fault in PART_FAULTS),
+        *((PLANTED_LATENT, fault) for fault in LATENT_FAULTS),
+    ],
+    ids=lambda value: value.name if isinstance(value, Fault) else "",
+)
+def test_faults_in_further_parts_fail(
+    patched_build: Build, tmp_path: Path, layout: Layout, fault: Fault, quantisation: str
+) -> None:
+    with pytest.raises(CandidateFailed) as failure:
+        gate(tmp_path, quantisation, layout, patched_build, fault).require()
     assert failure.value.reason == "gate"
 
 

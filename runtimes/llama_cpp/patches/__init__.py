@@ -7,6 +7,9 @@ convolution or without an attention layer, whose empty cache has no buffers that
 0002-linear-attention.patch adds gated linear mixers to it: Gated DeltaNet and gated linear attention, on ggml's own
 operators.
 
+0003-latent-attention.patch adds multi-head latent attention with a cache of latents (deepseek2's absorbed graph, per
+layer), a convolution in front of attention whose window is a recurrent state, squared ReLU, and shared experts.
+
 Patches of other distributions' blocks (`nas.runtimes.llama_cpp.kinds`) follow.
 """
 
