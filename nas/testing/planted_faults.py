@@ -88,7 +88,7 @@ PLANTED_MLSTM = Layout.parse("d256 v512 ffn=swiglu:512 [X4 X4]")
 """A layout for `MLSTM_FAULTS`."""
 PLANTED_PARTS = Layout.parse("d256 v512 ffn=moe:8x2:64(shared=2) [A8/4(canon=4)+relu2:512 C3 W4/2@32(canon=3)]")
 """A layout for `PART_FAULTS`."""
-PLANTED_LATENT = Layout.parse("d256 v512 ffn=relu2:512 [L4/64 C3 L4/64(query=96)]")
+PLANTED_LATENT = Layout.parse("d256 v512 ffn=relu2:512 [L4/64 L4/64(query=96)]")
 """A layout for `LATENT_FAULTS`."""
 PLANTED_CHOICE = Layout.parse("d256 v512 ffn=moe:8x2:64 [C3+swiglu:512 C3 M16 C3]")
 """A layout for those of `choice_only`: no attention, whose cache is rounded even where weights are float32."""
@@ -259,7 +259,7 @@ MLSTM_FAULTS = (
 LATENT_FAULTS = (
     Fault(
         "RoPE base",
-        layout=("L4/64 C3 L4/64(query=96)", "L4/64(rope_theta=100) C3 L4/64(query=96,rope_theta=100)"),
+        layout=("L4/64 L4/64(query=96)", "L4/64(rope_theta=100) L4/64(query=96,rope_theta=100)"),
     ),
     Fault("key maps of other heads", _roll("k_up.weight", 64)),
     Fault("value maps of other heads", _roll("v_up.weight", 64)),
@@ -268,7 +268,7 @@ LATENT_FAULTS = (
     Fault("key with positions missing", _forget_shared_key),
     Fault("stale latents", earlier=40),
 )
-"""For layouts like `PLANTED_LATENT`: four heads of 64 numbers over latents of 64, queries compressed in one layer."""
+"""For layouts like `PLANTED_LATENT`: four heads of 64 numbers over latents of 64, queries compressed in layer 1."""
 
 PART_FAULTS = (
     Fault("convolution in front of attention missing", layout=("A8/4(canon=4)", "A8/4")),

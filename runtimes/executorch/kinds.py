@@ -306,7 +306,6 @@ KINDS: Registry[ExecuTorchKind] = Registry(
         "mla": ExecuTorchKind(
             lambda block, d_model: (_mla(block, d_model),),
             lambda block: Attention(_theta(block), latent=(block.int("latent"), block.int("rope_dim"))),
-            refuses=lambda block: "its program joins parts of all heads, and XNNPACK joins at most five tensors",
             stock=False,
         ),
         "mamba2": ExecuTorchKind(lambda block, d_model: (_mamba2(block, d_model),)),

@@ -114,6 +114,14 @@ for _name in _RECURRENCES:
     _LIBRARY.impl(f"{_name}.out", _outs, "Meta")
 
 
+def joined(parts: list[Tensor]) -> Tensor:
+    """Concatenates [1, S, N] along N, in as many rounds as it takes: XNNPACK joins at most five tensors at once."""
+    while len(parts) > 1:
+        rounds = [parts[at : at + 5] for at in range(0, len(parts), 5)]
+        parts = [torch.cat(some, 2) if len(some) > 1 else some[0] for some in rounds]
+    return parts[0]
+
+
 class ProgramModule(nn.Module):
     """A program with constants to be filled: `nn.Linear` for those in 4 bits, parameters for the others."""
 
@@ -206,7 +214,7 @@ class LatentAttention(ProgramModule):
         mixed = attend_latent(self.queries(h), latent, kv.narrow(2, size("latent"), size("rope_dim")))
         heads = mixed.view(1, h.shape[1], size("heads"), size("latent"))
         values = [self.linear(f"v_up{head}", heads.select(2, head)) for head in range(size("heads"))]
-        return (residual + self.linear("o", torch.cat(values, 2)),)
+        return (residual + self.linear("o", joined(values)),)
 
     def queries(self, h: Tensor) -> Tensor:
         """Maps [1, S, D] -> [1, S, heads, R + P], in the space of latents, for scores over sqrt(R + P)."""
@@ -215,15 +223,12 @@ class LatentAttention(ProgramModule):
             asked = self.linear("q_up", self.norm(self.linear("q_down", h), "q_norm"))
         else:
             asked = self.linear("q", h)
-        nope, rope, count = size("nope_dim"), size("rope_dim"), size("heads")
-        parts = []
-        for head in range(count):
-            at = head * (nope + rope)
-            parts.append(self.linear(f"k_up{head}", asked.narrow(2, at, nope)))
-            parts.append(asked.narrow(2, at + nope, rope))
-        wide = size("latent") + rope
-        q = torch.cat(parts, 2) * math.sqrt(wide / (nope + rope))
-        return q.view(1, h.shape[1], count, wide)
+        nope, rope, heads = size("nope_dim"), size("rope_dim"), size("heads")
+        asked = asked.view(1, h.shape[1], heads, nope + rope)
+        mapped = [self.linear(f"k_up{head}", asked.select(2, head).narrow(2, 0, nope)) for head in range(heads)]
+        latent = joined(mapped).view(1, h.shape[1], heads, size("latent"))
+        scale = math.sqrt((size("latent") + rope) / (nope + rope))
+        return torch.cat([latent, asked.narrow(3, nope, rope)], 3) * scale
 
 
 class Mamba2(ProgramModule):

@@ -17,12 +17,14 @@ from nas.testing.planted_faults import (
     FAULTS,
     GDN_FAULTS,
     GLA_FAULTS,
+    LATENT_FAULTS,
     MLSTM_FAULTS,
     MOE_FAULTS,
     PART_FAULTS,
     PLANTED,
     PLANTED_GDN,
     PLANTED_GLA,
+    PLANTED_LATENT,
     PLANTED_MLSTM,
     PLANTED_MOE,
     PLANTED_PARTS,
@@ -35,6 +37,7 @@ pytestmark = pytest.mark.timeout(900)  # blocks are lowered the first time
 MORE_WIDTHS = (
     "d96 v300 untied ffn=swiglu:256 [C5 A6/2 C5 A6/3]",
     "d128 v512 ffn=swiglu:352 [A4/2:32(qk_norm=0)*4]",
+    "d256 v512 ffn=swiglu:512 [C3 L6/32:64(nope_dim=32,query=64,rope_theta=0)]",
 )
 RIGHT = (
     PLANTED.format(),
@@ -50,6 +53,7 @@ RIGHT = (
     "d128 v512 ffn=swiglu:352 [A8/4 C3&W4/2@8 A8/4(kv=0)+none C3+none ^1 -]",
     "d256 v512 ffn=moe:8x2:64 [C3+swiglu:512 M16 W4/2@32 A8/4]",
     PLANTED_PARTS.format(),
+    PLANTED_LATENT.format(),
 )
 
 
@@ -77,6 +81,7 @@ class TestGate(GateContract):
         *((PLANTED_GLA, fault) for fault in GLA_FAULTS),
         *((PLANTED_MLSTM, fault) for fault in MLSTM_FAULTS),
         *((PLANTED_PARTS, fault) for fault in PART_FAULTS),
+        *((PLANTED_LATENT, fault) for fault in LATENT_FAULTS),
     ],
     ids=lambda value: value.name if isinstance(value, Fault) else "",
 )

@@ -31,16 +31,12 @@ LFM2 = "d1024 v65536 ffn=swiglu:4608 [C3*2 A16/8 C3*2 A16/8 C3*2 A16/8 C3 A16/8 
         "d128 v512 ffn=swiglu:352 [A8/4 C3&W4/2@8 A8/4(kv=0)+none C3+none ^1 -]",
         "d256 v512 ffn=moe:8x2:64 [C3+swiglu:512 M32 W4/2@32(sink=1) A4/2]",
         "d256 v512 ffn=moe:8x2:64(shared=2) [A8/4(canon=4)+relu2:512 W8/4@64(canon=4)]",
+        "d256 v512 ffn=relu2:512 [C3 L4/64 L4/64(query=96)]",
     ],
 )
 def test_every_mix_is_carried(text: str) -> None:
     support = EXECUTORCH.supports(Layout.parse(text))
     assert support.verdict == "stock" and support.arch == "blocks"
-
-
-def test_latent_attention_is_refused() -> None:
-    (reason,) = EXECUTORCH.supports(Layout.parse("d256 v512 ffn=relu2:512 [C3 L4/64]")).reasons
-    assert reason == "L4/64: its program joins parts of all heads, and XNNPACK joins at most five tensors"
 
 
 def test_groups_must_fit() -> None:
