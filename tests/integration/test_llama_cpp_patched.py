@@ -255,13 +255,14 @@ def saved_and_restored(build: Build, folder: Path, text: str) -> np.ndarray:
         "Gated DeltaNet of several sizes",
         "gated linear attention",
         "experts",
+        "latents of several sizes",
     ],
 )
 def test_state_can_be_saved_and_restored(patched_build: Build, tmp_path: Path, name: str) -> None:
     assert (saved_and_restored(patched_build, tmp_path, EVERY[name]) == 0).all()
 
 
-@pytest.mark.parametrize("text", [LONG, EVERY["all"]])
+@pytest.mark.parametrize("text", [LONG, EVERY["all"], EVERY["Canon"]])
 def test_windows_are_restored_in_another_order(patched_build: Build, tmp_path: Path, text: str) -> None:
     """Cells behind the window are left out, the others move up; flash attention adds in float16 in their order."""
     assert saved_and_restored(patched_build, tmp_path, text).max() < 0.01

@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from transformers import Qwen3NextConfig
-from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
 from nas.core.block import Block
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout, narrow
 from nas.nn.gdn import GatedDeltaNet, delta_rule, reference_gdn
 from nas.nn.primitives import draw_weights
+from nas.testing.twins import twin_of
 
 WIDTH, LENGTH = 32, 150
 
@@ -103,52 +102,11 @@ def test_a_memory_that_decays_at_once_has_finite_gradients() -> None:
 @torch.no_grad()
 def test_outputs_are_those_of_transformers(text: str) -> None:
     ours = mixer(text)
-    theirs = transformers_twin(ours)
+    theirs = twin_of(ours, WIDTH)
     x = sequence()
     torch.testing.assert_close(ours(x)[0], theirs(x), rtol=0, atol=1e-5)
-    theirs.A_log += 0.1
+    theirs.module.A_log += 0.1
     assert (ours(x)[0] - theirs(x)).abs().max() > 1e-4
-
-
-def transformers_twin(ours: GatedDeltaNet) -> Qwen3NextGatedDeltaNet:
-    """Transformers' module with the same weights.
-
-    Its value heads that share a key are next to each other, and its projections are ordered by key head.
-    """
-    keys, size, each = ours.block.int("key_heads"), ours.size, ours.heads // ours.block.int("key_heads")
-    config = Qwen3NextConfig(
-        hidden_size=WIDTH, num_hidden_layers=1, linear_num_value_heads=ours.heads, linear_num_key_heads=keys,
-        linear_key_head_dim=size, linear_value_head_dim=size, linear_conv_kernel_dim=ours.block.int("conv"),
-        rms_norm_eps=1e-5, layer_types=["linear_attention"],
-    )  # fmt: skip
-    order = torch.arange(ours.heads).view(each, keys).T  # [key head, which of its value heads]
-    own = {name: tensor.detach() for name, tensor in ours.state_dict().items()}
-
-    def by_head(rows: Tensor, heads: int) -> Tensor:
-        return rows.view(heads, -1, *rows.shape[1:])
-
-    def values(rows: Tensor) -> Tensor:
-        return by_head(rows, ours.heads)[order].flatten(1, 2)
-
-    q, k, v = own["qkv.weight"].split(ours.widths)
-    conv_q, conv_k, conv_v = own["conv.weight"].split(ours.widths)
-    qkvz = [by_head(q, keys), by_head(k, keys), values(v), values(own["gate.weight"])]
-    ba = [values(own["beta.weight"]), values(own["step_size.weight"])]
-    out = own["out.weight"].T
-    theirs = Qwen3NextGatedDeltaNet(config, layer_idx=0).eval()
-    theirs.load_state_dict(
-        {
-            "in_proj_qkvz.weight": torch.cat(qkvz, 1).flatten(0, 1),
-            "in_proj_ba.weight": torch.cat(ba, 1).flatten(0, 1),
-            "conv1d.weight": torch.cat([conv_q, conv_k, values(conv_v).flatten(0, 1)])[:, None],
-            "dt_bias": own["dt_bias"][order].flatten(),
-            "A_log": own["A_log"][order].flatten(),
-            "norm.weight": own["norm.weight"],
-            "out_proj.weight": values(out).flatten(0, 1).T,
-        }
-    )
-    theirs.requires_grad_(False)
-    return theirs
 
 
 def test_a_mixer_has_as_many_weights_as_a_linear_layer_of_qwen3_next() -> None:

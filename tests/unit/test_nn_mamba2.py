@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from transformers import Mamba2Config
-from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
 from nas.core.block import Block
 from nas.core.errors import InvalidInput
@@ -14,6 +12,7 @@ from nas.core.layout import Layout
 from nas.nn.mamba2 import Mamba2, reference_mamba2
 from nas.nn.primitives import draw_weights
 from nas.nn.ssd import ssd
+from nas.testing.twins import twin_of
 
 WIDTH, LENGTH = 32, 150
 
@@ -91,28 +90,11 @@ def test_a_memory_that_decays_at_once_has_finite_gradients() -> None:
 @torch.no_grad()
 def test_outputs_are_those_of_transformers(text: str) -> None:
     ours = mixer(text)
-    theirs = transformers_twin(ours)
+    theirs = twin_of(ours, WIDTH)
     x = sequence()
     torch.testing.assert_close(ours(x)[0], theirs(x), rtol=0, atol=1e-4)
-    with torch.no_grad():
-        theirs.D += 0.1
+    theirs.module.D += 0.1
     assert (ours(x)[0] - theirs(x)).abs().max() > 1e-3
-
-
-def transformers_twin(ours: Mamba2) -> Mamba2Mixer:
-    """Transformers' module with the same weights."""
-    block = ours.block
-    config = Mamba2Config(
-        hidden_size=WIDTH, num_hidden_layers=1, expand=block.int("expand"), state_size=block.int("state"),
-        num_heads=ours.heads, head_dim=ours.inner // ours.heads, conv_kernel=block.int("conv"),
-        n_groups=ours.groups, chunk_size=32,
-    )  # fmt: skip
-    names = {"conv.weight": "conv1d.weight", "conv.bias": "conv1d.bias", "out.weight": "out_proj.weight"}
-    weights = {names.get(name, name): tensor for name, tensor in ours.state_dict().items()}
-    weights["conv1d.weight"] = weights["conv1d.weight"][:, None]
-    theirs = Mamba2Mixer(config, layer_idx=0).eval()
-    theirs.load_state_dict(weights)
-    return theirs
 
 
 def test_the_published_mamba2_has_as_many_weights() -> None:

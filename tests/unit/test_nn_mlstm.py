@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from transformers import xLSTMConfig
-from transformers.models.xlstm.modeling_xlstm import xLSTMLayer
 
 from nas.core.block import Block
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout, narrow
 from nas.nn.mlstm import MatrixLSTM, reference_mlstm
 from nas.nn.primitives import draw_weights
+from nas.testing.twins import twin_of
 
 WIDTH, LENGTH = 32, 150
 
@@ -68,34 +67,11 @@ def test_a_sequence_may_be_cut_anywhere(cuts: list[int]) -> None:
 @torch.no_grad()
 def test_outputs_are_those_of_transformers(text: str) -> None:
     ours = mixer(text)
-    theirs = transformers_twin(ours)
+    theirs = twin_of(ours, WIDTH)
     x = sequence()
-    torch.testing.assert_close(ours(x)[0], theirs(x)[0], rtol=0, atol=1e-4)
-    theirs.fgate_preact.bias += 0.5
-    assert (ours(x)[0] - theirs(x)[0]).abs().max() > 1e-3
-
-
-def transformers_twin(ours: MatrixLSTM) -> xLSTMLayer:
-    """Transformers' layer with the same weights."""
-    config = xLSTMConfig(
-        hidden_size=WIDTH, num_heads=ours.heads, num_hidden_layers=1, qk_dim_factor=ours.keys / ours.size,
-        v_dim_factor=1.0, norm_eps=1e-5, gate_soft_cap=15.0, weight_mode="single", use_bias=False, mode="inference",
-        chunkwise_kernel="chunkwise--native_autograd", sequence_kernel="native_sequence__native",
-        step_kernel="native",
-    )  # fmt: skip
-    own = {name: tensor.detach() for name, tensor in ours.state_dict().items()}
-    q, k, v = own["qkv.weight"].split(ours.widths)
-    (incoming, forget), (incoming_bias, forget_bias) = own["gates.weight"].chunk(2), own["gate_bias"].chunk(2)
-    theirs = xLSTMLayer(config).eval()
-    theirs.load_state_dict(
-        {
-            "q.weight": q, "k.weight": k, "v.weight": v, "ogate_preact.weight": own["gate.weight"],
-            "igate_preact.weight": incoming, "igate_preact.bias": incoming_bias,
-            "fgate_preact.weight": forget, "fgate_preact.bias": forget_bias,
-            "multihead_norm.weight": own["norm_weight"], "out_proj.weight": own["out.weight"],
-        }
-    )  # fmt: skip
-    return theirs
+    torch.testing.assert_close(ours(x)[0], theirs(x), rtol=0, atol=1e-4)
+    theirs.module.fgate_preact.bias += 0.5
+    assert (ours(x)[0] - theirs(x)).abs().max() > 1e-3
 
 
 def test_a_mixer_has_as_many_weights_as_a_layer_of_xlstm_7b() -> None:

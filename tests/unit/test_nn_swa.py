@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from transformers import GptOssConfig
-from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention, GptOssRotaryEmbedding
 
 from nas.core.block import Block
 from nas.core.layout import Layout
 from nas.nn.gqa import GroupedQueryAttention
 from nas.nn.primitives import draw_weights
 from nas.nn.swa import SlidingWindowAttention
+from nas.testing.twins import twin_of
 
 WIDTH, LENGTH = 64, 60
 
@@ -75,27 +74,7 @@ def test_sinks_take_attention_away() -> None:
 @torch.no_grad()
 def test_outputs_are_those_of_transformers(window: int) -> None:
     ours, x = mixer(f"W4/2@{window}(qk_norm=0,rope_theta=10000,sink=1)"), sequence()
-    torch.testing.assert_close(ours(x)[0], gpt_oss(ours, x), rtol=0, atol=1e-4)
-
-
-def gpt_oss(ours: SlidingWindowAttention, x: Tensor) -> Tensor:
-    """What transformers' gpt-oss attention makes of `x` with the same weights."""
-    config = GptOssConfig(
-        hidden_size=WIDTH, num_attention_heads=ours.heads, num_key_value_heads=ours.kv_heads, head_dim=ours.head_dim,
-        num_hidden_layers=1, layer_types=["sliding_attention"], sliding_window=ours.window, attention_bias=False,
-        rope_parameters={"rope_type": "default", "rope_theta": ours.rope_theta}, attn_implementation="eager",
-    )  # fmt: skip
-    weights = ours.state_dict()
-    theirs = GptOssAttention(config, layer_idx=0).eval()
-    theirs.load_state_dict(
-        {f"{name}_proj.weight": weights[f"{name}.weight"] for name in "qkvo"} | {"sinks": weights["sinks.weight"]}
-    )
-    positions = torch.arange(x.shape[1])
-    lag = positions[:, None] - positions
-    mask = torch.where((lag >= 0) & (lag < ours.window), 0.0, -torch.inf).expand(len(x), 1, -1, -1)
-    rotation = GptOssRotaryEmbedding(config)(x, positions[None])
-    y: Tensor = theirs(x, rotation, mask)[0]
-    return y
+    torch.testing.assert_close(ours(x)[0], twin_of(ours, WIDTH)(x), rtol=0, atol=1e-4)
 
 
 def test_caches_hold_a_window_at_most() -> None:

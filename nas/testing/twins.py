@@ -1,0 +1,189 @@
+"""Mixers of transformers with the weights of ours: references for tests and benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers.models.deepseek_v2 import modeling_deepseek_v2 as deepseek_v2
+from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
+from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
+from transformers.models.xlstm.modeling_xlstm import xLSTMLayer
+
+from nas.nn.base import Mixer
+
+_EPS = 1e-5
+
+
+@dataclass(frozen=True)
+class Twin:
+    """A module of transformers; called, it maps x [B, T, D] -> [B, T, D] as ours does."""
+
+    module: nn.Module
+    call: Callable[[Tensor], Tensor]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Returns the module's output."""
+        return self.call(x)
+
+
+def twin_of(ours: Mixer, d_model: int) -> Twin:
+    """Returns transformers' module with the same weights.
+
+    Args:
+        ours: a mixer of one of the kinds in `TWINS`; "swa" with sinks and without QK-norm, as gpt-oss has it.
+        d_model: its width.
+    """
+    weights = {name: tensor.detach().clone() for name, tensor in ours.state_dict().items()}
+    return TWINS[ours.block.kind](ours, d_model, weights)
+
+
+def _loaded(module: nn.Module, weights: dict[str, Tensor]) -> nn.Module:
+    module.load_state_dict(weights)
+    return module.eval().requires_grad_(False)
+
+
+def _mamba2(ours: Any, d_model: int, weights: dict[str, Tensor]) -> Twin:
+    block = ours.block
+    config = transformers.Mamba2Config(
+        hidden_size=d_model, num_hidden_layers=1, expand=block.int("expand"), state_size=block.int("state"),
+        num_heads=ours.heads, head_dim=ours.inner // ours.heads, conv_kernel=block.int("conv"),
+        n_groups=ours.groups, chunk_size=32,
+    )  # fmt: skip
+    names = {"conv.weight": "conv1d.weight", "conv.bias": "conv1d.bias", "out.weight": "out_proj.weight"}
+    weights = {names.get(name, name): tensor for name, tensor in weights.items()}
+    weights["conv1d.weight"] = weights["conv1d.weight"][:, None]
+    module = _loaded(Mamba2Mixer(config, layer_idx=0), weights)
+    return Twin(module, module)
+
+
+def _gdn(ours: Any, d_model: int, weights: dict[str, Tensor]) -> Twin:
+    """Its value heads that share a key are next to each other, and its projections are ordered by key head."""
+    keys, size, each = ours.block.int("key_heads"), ours.size, ours.heads // ours.block.int("key_heads")
+    config = transformers.Qwen3NextConfig(
+        hidden_size=d_model, num_hidden_layers=1, linear_num_value_heads=ours.heads, linear_num_key_heads=keys,
+        linear_key_head_dim=size, linear_value_head_dim=size, linear_conv_kernel_dim=ours.block.int("conv"),
+        rms_norm_eps=_EPS, layer_types=["linear_attention"],
+    )  # fmt: skip
+    order = torch.arange(ours.heads).view(each, keys).T  # [key head, which of its value heads]
+
+    def by_head(rows: Tensor, heads: int) -> Tensor:
+        return rows.view(heads, -1, *rows.shape[1:])
+
+    def values(rows: Tensor) -> Tensor:
+        return by_head(rows, ours.heads)[order].flatten(1, 2)
+
+    q, k, v = weights["qkv.weight"].split(ours.widths)
+    conv_q, conv_k, conv_v = weights["conv.weight"].split(ours.widths)
+    qkvz = [by_head(q, keys), by_head(k, keys), values(v), values(weights["gate.weight"])]
+    ba = [values(weights["beta.weight"]), values(weights["step_size.weight"])]
+    module = _loaded(
+        Qwen3NextGatedDeltaNet(config, layer_idx=0),
+        {
+            "in_proj_qkvz.weight": torch.cat(qkvz, 1).flatten(0, 1),
+            "in_proj_ba.weight": torch.cat(ba, 1).flatten(0, 1),
+            "conv1d.weight": torch.cat([conv_q, conv_k, values(conv_v).flatten(0, 1)])[:, None],
+            "dt_bias": weights["dt_bias"][order].flatten(),
+            "A_log": weights["A_log"][order].flatten(),
+            "norm.weight": weights["norm.weight"],
+            "out_proj.weight": values(weights["out.weight"].T).flatten(0, 1).T,
+        },
+    )
+    return Twin(module, module)
+
+
+def _mlstm(ours: Any, d_model: int, weights: dict[str, Tensor]) -> Twin:
+    config = transformers.xLSTMConfig(
+        hidden_size=d_model, num_heads=ours.heads, num_hidden_layers=1, qk_dim_factor=ours.keys / ours.size,
+        v_dim_factor=1.0, norm_eps=_EPS, gate_soft_cap=15.0, weight_mode="single", use_bias=False, mode="inference",
+        chunkwise_kernel="chunkwise--native_autograd", sequence_kernel="native_sequence__native",
+        step_kernel="native",
+    )  # fmt: skip
+    q, k, v = weights["qkv.weight"].split(ours.widths)
+    (incoming, forget), (incoming_bias, forget_bias) = weights["gates.weight"].chunk(2), weights["gate_bias"].chunk(2)
+    module = _loaded(
+        xLSTMLayer(config),
+        {
+            "q.weight": q, "k.weight": k, "v.weight": v, "ogate_preact.weight": weights["gate.weight"],
+            "igate_preact.weight": incoming, "igate_preact.bias": incoming_bias,
+            "fgate_preact.weight": forget, "fgate_preact.bias": forget_bias,
+            "multihead_norm.weight": weights["norm_weight"], "out_proj.weight": weights["out.weight"],
+        },
+    )  # fmt: skip
+    return Twin(module, lambda x: module(x)[0])
+
+
+def _swa(ours: Any, d_model: int, weights: dict[str, Tensor]) -> Twin:
+    config = transformers.GptOssConfig(
+        hidden_size=d_model, num_attention_heads=ours.heads, num_key_value_heads=ours.kv_heads, head_dim=ours.head_dim,
+        num_hidden_layers=1, layer_types=["sliding_attention"], sliding_window=ours.window, attention_bias=False,
+        rope_parameters={"rope_type": "default", "rope_theta": ours.rope_theta}, attn_implementation="eager",
+    )  # fmt: skip
+    module = _loaded(
+        gpt_oss.GptOssAttention(config, layer_idx=0),
+        {f"{name}_proj.weight": weights[f"{name}.weight"] for name in "qkvo"} | {"sinks": weights["sinks.weight"]},
+    )
+
+    def call(x: Tensor) -> Tensor:
+        positions = torch.arange(x.shape[1])
+        lag = positions[:, None] - positions
+        mask = torch.where((lag >= 0) & (lag < ours.window), 0.0, -torch.inf).expand(len(x), 1, -1, -1)
+        y: Tensor = module(x, gpt_oss.GptOssRotaryEmbedding(config)(x, positions[None]), mask)[0]
+        return y
+
+    return Twin(module, call)
+
+
+def _mla(ours: Any, d_model: int, weights: dict[str, Tensor]) -> Twin:
+    """Its RoPE pairs neighbours, and its keys and values are one projection."""
+    heads, latent, nope, rope, value, rank = (
+        ours.block.int(name) for name in ("heads", "latent", "nope_dim", "rope_dim", "head_dim", "query")
+    )
+    config = transformers.DeepseekV2Config(
+        hidden_size=d_model, num_attention_heads=heads, num_key_value_heads=heads, q_lora_rank=rank or None,
+        kv_lora_rank=latent, qk_nope_head_dim=nope, qk_rope_head_dim=rope, v_head_dim=value,
+        rope_theta=ours.rope_theta, rms_norm_eps=_EPS, attn_implementation="eager",
+    )  # fmt: skip
+    pairs = torch.arange(rope).view(2, -1).T.flatten()  # number i of the first half comes next to i of the second
+    asked = weights["q_up.weight" if rank else "q.weight"].view(heads, nope + rope, -1)
+    asked = torch.cat([asked[:, :nope], asked[:, nope:][:, pairs]], 1).flatten(0, 1)
+    down = torch.cat([weights["kv_down.weight"][:latent], weights["kv_down.weight"][latent:][pairs]])
+    keys = weights["k_up.weight"].view(heads, latent, nope).transpose(1, 2)
+    state = {
+        "kv_a_proj_with_mqa.weight": down,
+        "kv_a_layernorm.weight": weights["kv_norm.weight"],
+        "kv_b_proj.weight": torch.cat([keys, weights["v_up.weight"].view(heads, value, latent)], 1).flatten(0, 1),
+        "o_proj.weight": weights["o.weight"],
+    }
+    if rank:
+        state |= {
+            "q_a_proj.weight": weights["q_down.weight"],
+            "q_a_layernorm.weight": weights["q_norm.weight"],
+            "q_b_proj.weight": asked,
+        }
+    else:
+        state["q_proj.weight"] = asked
+    module = _loaded(deepseek_v2.DeepseekV2Attention(config, layer_idx=0), state)
+    for name, part in module.named_children():
+        if name.endswith("_layernorm"):
+            part.variance_epsilon = _EPS  # type: ignore[assignment]
+
+    def call(x: Tensor) -> Tensor:
+        length = x.shape[1]
+        turns = deepseek_v2.DeepseekV2RotaryEmbedding(config)(x, torch.arange(length)[None])
+        mask = torch.full((1, 1, length, length), -torch.inf).triu(1)
+        y: Tensor = module(x, position_embeddings=turns, attention_mask=mask)[0]
+        return y
+
+    return Twin(module, call)
+
+
+TWINS: dict[str, Callable[[Any, int, dict[str, Tensor]], Twin]] = {
+    "swa": _swa, "mla": _mla, "mamba2": _mamba2, "gdn": _gdn, "mlstm": _mlstm,
+}  # fmt: skip
+"""Kind -> what makes its twin."""
