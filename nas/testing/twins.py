@@ -78,8 +78,8 @@ def _gdn(ours: Any, d_model: int, weights: dict[str, Tensor]) -> Twin:
     def values(rows: Tensor) -> Tensor:
         return by_head(rows, ours.heads)[order].flatten(1, 2)
 
-    q, k, v = weights["qkv.weight"].split(ours.widths)
-    conv_q, conv_k, conv_v = weights["conv.weight"].split(ours.widths)
+    q, k, v = torch.split(weights["qkv.weight"], ours.widths)
+    conv_q, conv_k, conv_v = torch.split(weights["conv.weight"], ours.widths)
     qkvz = [by_head(q, keys), by_head(k, keys), values(v), values(weights["gate.weight"])]
     ba = [values(weights["beta.weight"]), values(weights["step_size.weight"])]
     module = _loaded(
@@ -104,7 +104,7 @@ def _mlstm(ours: Any, d_model: int, weights: dict[str, Tensor]) -> Twin:
         chunkwise_kernel="chunkwise--native_autograd", sequence_kernel="native_sequence__native",
         step_kernel="native",
     )  # fmt: skip
-    q, k, v = weights["qkv.weight"].split(ours.widths)
+    q, k, v = torch.split(weights["qkv.weight"], ours.widths)
     (incoming, forget), (incoming_bias, forget_bias) = weights["gates.weight"].chunk(2), weights["gate_bias"].chunk(2)
     module = _loaded(
         xLSTMLayer(config),
