@@ -70,8 +70,12 @@ def fault(request: Request) -> JSONResponse:
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Returns `responses` for operations that may answer with these statuses."""
-    return {status: {"model": ErrorBody} for status in statuses}
+    """Returns `responses` for operations of a `web_app` that may answer with these statuses.
+
+    They refer to the schema of `ErrorBody`, which `web_app` adds: FastAPI makes a serializer of each `model` here.
+    """
+    schema = {"$ref": f"#/components/schemas/{ErrorBody.__name__}"}
+    return {status: {"content": {"application/json": {"schema": schema}}} for status in statuses}
 
 
 def _refused(request: Request, error: Exception) -> JSONResponse:

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nas.core.errors import InfrastructureFailed
 from nas.core.logs import log_fields
-from nas.web.errors import documented, fault, install_errors
+from nas.web.errors import ErrorBody, documented, fault, install_errors
 from nas.web.metrics import REQUEST_SECONDS
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ _LOGGED = ("/v1/devices/", "/v1/studies", "/v1/agents/")
 
 def web_app(**settings: Any) -> FastAPI:
     """Returns an application without routes."""
-    any_may_fail = documented(400, 408, 413, 422, 503)
+    any_may_fail = documented(408, 413, 422, 503) | {400: {"model": ErrorBody}}
     app = FastAPI(title="hilnas coordinator", docs_url=None, redoc_url=None, responses=any_may_fail, **settings)
     app.add_middleware(BodyLimit, at_once=UNAUTHENTICATED_AT_ONCE, seconds=BODY_S)
     install_errors(app)

@@ -71,23 +71,24 @@ def test_workers_finish_in_another_order() -> None:
 def test_a_campaign_goes_on_where_it_stopped(tmp_path: Path) -> None:
     keys = [Key("attention", engine, 1, seed) for seed in (0, 1) for engine in (REFERENCE, "random", "evolution")]
     said: list[str] = []
-    assert not fill(tmp_path, keys, 50, 60, 0.0, said.append) and said == []
-    assert fill(tmp_path, keys[:3], 50, 60, 1e9, said.append) and len(said) == 3
-    assert fill(tmp_path, keys, 50, 60, 1e9, said.append) and len(said) == 6
+    assert not fill(tmp_path, keys, 20, 30, 0.0, said.append) and said == []
+    assert fill(tmp_path, keys[:3], 20, 30, 1e9, said.append) and len(said) == 3
+    assert fill(tmp_path, keys, 20, 30, 1e9, said.append) and len(said) == 6
     results = read(tmp_path)
     assert set(results) == set(keys)
-    table = report(results, (50,), "evolution")
+    table = report(results, (20,), "evolution")
     assert [row["engine"] for row in table["fractions"]] == ["evolution", "random"]
-    assert all(0 < row["@50"]["mean"] <= 1 for row in table["fractions"])
+    assert all(0 < row["@20"]["mean"] <= 1 for row in table["fractions"])
     (lead,) = table["leads"]
-    shares = fractions(results, (50,))
-    ours, others = (shares["attention", engine, 1][50] for engine in ("evolution", "random"))
+    shares = fractions(results, (20,))
+    ours, others = (shares["attention", engine, 1][20] for engine in ("evolution", "random"))
     gaps = [ours[seed] - others[seed] for seed in (0, 1)]
     assert lead["over"] == "random" and lead["mean"] == pytest.approx(np.mean(gaps), abs=1e-4)
     assert lead["low"] < lead["mean"] < lead["high"]
-    assert f"| `attention` | 2 | {table['fractions'][0]['@50']['mean']:.3f} ± " in tables(table, "evolution")
+    assert f"| `attention` | 2 | {table['fractions'][0]['@20']['mean']:.3f} ± " in tables(table, "evolution")
 
 
+@pytest.mark.exhaustive  # by default the next test: a run whose claim another file handle holds is left to it
 def test_two_processes_fill_one_folder_side_by_side(tmp_path: Path) -> None:
     keys = [Key("attention", "random", 1, seed) for seed in range(4)]
     script = (
@@ -139,9 +140,9 @@ def test_recorded_studies_are_replayed_from_their_table_incomplete_trials_too(tm
     ended = Counter(seen.status for seen in known.told.values())
     assert ended["infeasible"] > ended["complete"] > 0
     space = problem.space.model_copy(update={"search": SearchSettings(pool=32)})
-    found = replay(known, space, {"random": "random", "ehvi": "ehvi"}, seeds=2, evaluations=20)
+    found = replay(known, space, {"random": "random", "ehvi": "ehvi"}, seeds=2, evaluations=10)
     assert (found["layouts"], found["ended"]) == (len(known.told), dict(sorted(ended.items())))
-    assert found["after"] == list(range(2, 21, 2))
+    assert found["after"] == list(range(1, 11))
     for shares in found["fraction"].values():
         assert shares == sorted(shares) and shares[0] >= 0 and shares[-1] <= 1
 
@@ -181,15 +182,15 @@ def rows_without_nulls(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def test_engines_are_compared_with_an_oracle_that_is_no_part_of_the_reference(tmp_path: Path) -> None:
     keys = [Key("attention", engine, 1, 0) for engine in (REFERENCE, "oracle", "random")]
-    fill(tmp_path, keys, 50, 60, 1e9, lambda text: None)
-    found = report(read(tmp_path), (50,), "ehvi")
-    by_engine = {row["engine"]: row["@50"]["mean"] for row in found["fractions"]}
+    fill(tmp_path, keys, 16, 30, 1e9, lambda text: None)
+    found = report(read(tmp_path), (16,), "ehvi")
+    by_engine = {row["engine"]: row["@16"]["mean"] for row in found["fractions"]}
     (row,) = found["of_oracle"]
     assert row["engine"] == "random"
-    assert row["@50"]["mean"] == pytest.approx(by_engine["random"] / by_engine["oracle"], abs=1e-3)
+    assert row["@16"]["mean"] == pytest.approx(by_engine["random"] / by_engine["oracle"], abs=1e-3)
     assert by_engine["oracle"] > by_engine["random"]
-    alone = fractions({key: data for key, data in read(tmp_path).items() if key.engine != "oracle"}, (50,))
-    assert alone["attention", "random", 1][50][0] == pytest.approx(by_engine["random"], abs=1e-3)
+    alone = fractions({key: data for key, data in read(tmp_path).items() if key.engine != "oracle"}, (16,))
+    assert alone["attention", "random", 1][16][0] == pytest.approx(by_engine["random"], abs=1e-3)
 
 
 def test_surrogates_are_checked_on_a_stored_history(tmp_path: Path) -> None:
