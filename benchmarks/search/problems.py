@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -111,10 +111,9 @@ class Problem:
     def _excess(self, figures: Mapping[str, float]) -> dict[str, float]:
         return {name: figures[name] - self.limits[name] for name in BUDGETS}
 
-    @cached_property
-    def _crowd(self) -> list[dict[str, float]]:
-        sampler, rng = Sampler(self.space), np.random.default_rng([79, self.seed])
-        return [self.truth(sampler.draw(rng)) for _ in range(_CROWD)]
+    @property
+    def _crowd(self) -> Sequence[Mapping[str, float]]:
+        return _crowd_of(self.name, self.seed)
 
     @cached_property
     def _quality_sd(self) -> float:
@@ -128,3 +127,11 @@ class Problem:
         places = [np.searchsorted(order[:, column], table[:, column]) for column in range(len(BUDGETS))]
         level = int(np.sort(np.max(places, axis=0))[round(self.kind.feasible * (_CROWD - 1))])
         return {name: float(order[level, index]) for index, name in enumerate(BUDGETS)}
+
+
+@cache
+def _crowd_of(name: str, seed: int) -> Sequence[Mapping[str, float]]:
+    """Returns the noise-free figures of random layouts; the runs of an instance in one process share them."""
+    problem = Problem(name, seed)
+    sampler, rng = Sampler(problem.space), np.random.default_rng([79, seed])
+    return [problem.truth(sampler.draw(rng)) for _ in range(_CROWD)]

@@ -36,6 +36,8 @@ from nas.study.proposals import require_studies
 from nas.web.errors import Conflict
 
 log = logging.getLogger(__name__)
+PROGRAM = "nas.cli"
+"""Module that is run as `nas launch`."""
 LOG_BYTES = 2 << 20
 """A longer log is cut: its newer half is kept as launch.log.1."""
 FILE = "space.yaml"
@@ -218,7 +220,7 @@ class LaunchProcess:
         self, folder: SubmissionFolder, submission: Submission, lock: IO[bytes], *, resume: bool
     ) -> subprocess.Popen[bytes]:
         """Starts a process that holds `lock` until it ends, also if this one ends first."""
-        argv = [sys.executable, "-m", "nas.cli", "launch", "--space", str(folder.space), "--study", submission.study]
+        argv = [sys.executable, "-m", PROGRAM, "launch", "--space", str(folder.space), "--study", submission.study]
         argv += ["--yes", "--json", *self._more]
         argv += ["--trials", str(submission.trials)] if submission.trials is not None else []
         argv += ["--resume"] * resume

@@ -1,6 +1,7 @@
 """Runs stages in threads of this process, for tests of whole studies without Ray.
 
-`python -m nas.testing.local_compute ARGUMENTS` is `nas ARGUMENTS` with launches that run their stages so.
+`python -m nas.testing.local_compute ARGUMENTS` is `nas ARGUMENTS` with launches that run their stages so, also those
+that `nas serve` starts.
 """
 
 from __future__ import annotations
@@ -51,5 +52,5 @@ def without_ray() -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    with without_ray():
+    with without_ray(), mock.patch("nas.api.submissions.PROGRAM", "nas.testing.local_compute"):
         main()

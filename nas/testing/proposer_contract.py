@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ class ProposerContract:
 
     pool = 24
     rounds = 8
+    _searched: ClassVar[dict[object, tuple[list[Proposal], str]]] = {}
 
     @pytest.fixture
     def problem(self) -> SyntheticProblem:
@@ -51,8 +53,22 @@ class ProposerContract:
             made += asked
         return made
 
+    def searched(self, factory: ProposerFactory, problem: SyntheticProblem) -> tuple[list[Proposal], str]:
+        """Returns the proposals of a short search and its state as JSON; searched once for all tests of a proposer."""
+        key = type(self), factory
+        if key not in self._searched:
+            proposer = self.start(factory, problem)
+            self._searched[key] = self.search(proposer, problem), json.dumps(proposer.state())
+        return self._searched[key]
+
+    def resumed(self, factory: ProposerFactory, problem: SyntheticProblem) -> Proposer:
+        """Returns a proposer that is where the short search ended."""
+        proposer = factory(Sampler(problem.space), SEED)
+        proposer.restore(json.loads(self.searched(factory, problem)[1]))
+        return proposer
+
     def test_proposals_are_new_and_inside_the_space(self, factory: ProposerFactory, problem: SyntheticProblem) -> None:
-        made = self.search(self.start(factory, problem), problem)
+        made, _ = self.searched(factory, problem)
         sampler = Sampler(problem.space)
         assert [reason for proposal in made for reason in sampler.contains(proposal.layout)] == []
         assert len({proposal.layout.id for proposal in made}) == len(made) == 2 * self.rounds
@@ -74,12 +90,10 @@ class ProposerContract:
     def test_same_seed_and_log_give_the_same_proposals(
         self, factory: ProposerFactory, problem: SyntheticProblem
     ) -> None:
-        made = self.search(self.start(factory, problem), problem)
-        assert self.search(self.start(factory, problem), problem) == made
+        assert self.search(self.start(factory, problem), problem) == self.searched(factory, problem)[0]
 
     def test_another_seed_gives_others(self, factory: ProposerFactory, problem: SyntheticProblem) -> None:
-        made = self.search(self.start(factory, problem), problem)
-        assert self.search(self.start(factory, problem, SEED + 1), problem) != made
+        assert self.start(factory, problem, SEED + 1).ask(10) != self.start(factory, problem).ask(10)
 
     def test_order_of_telling_does_not_matter(self, factory: ProposerFactory, problem: SyntheticProblem) -> None:
         forward, backward = self.start(factory, problem), self.start(factory, problem)
@@ -92,9 +106,7 @@ class ProposerContract:
         assert forward.ask(2) == backward.ask(2)
 
     def test_two_asked_at_once_are_two_asked_in_turn(self, factory: ProposerFactory, problem: SyntheticProblem) -> None:
-        together, apart = self.start(factory, problem), self.start(factory, problem)
-        self.search(together, problem)
-        self.search(apart, problem)
+        together, apart = self.resumed(factory, problem), self.resumed(factory, problem)
         assert together.ask(2) == apart.ask(1) + apart.ask(1)
 
     def test_state_survives_json(self, factory: ProposerFactory, problem: SyntheticProblem) -> None:
@@ -177,8 +189,7 @@ class ProposerContract:
         self, factory: ProposerFactory, problem: SyntheticProblem
     ) -> None:
         """A withdrawn layout is not proposed again, and the state with it survives JSON."""
-        proposer = self.start(factory, problem)
-        self.search(proposer, problem)
+        proposer = self.resumed(factory, problem)
         asked = proposer.ask(2)
         for proposal in asked:
             proposer.tell(Observation(proposal.layout, "withdrawn"))

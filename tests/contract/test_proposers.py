@@ -1,4 +1,9 @@
-"""Every built-in proposer keeps the contract."""
+"""Every built-in proposer keeps the contract.
+
+By default one of each implementation: `ehvi-averaged` is `ehvi` with another surrogate, and the three of Optuna share
+one adapter. Each of those four also has a search of its own in tests/unit/test_search_surrogate.py or
+test_search_optuna.py.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +33,7 @@ class TestEhviSearch(ProposerContract):
         return PROPOSERS["ehvi"]
 
 
+@pytest.mark.exhaustive
 class TestAveragedSearch(ProposerContract):
     @pytest.fixture
     def factory(self) -> ProposerFactory:
@@ -40,6 +46,7 @@ class TestCacheEvolution(ProposerContract):
         return PROPOSERS["cache-evolution"]
 
 
+@pytest.mark.exhaustive
 class TestOptunaNsga2(ProposerContract):
     @pytest.fixture
     def factory(self) -> ProposerFactory:
@@ -54,6 +61,7 @@ class TestOptunaTpe(ProposerContract):
         return PROPOSERS["optuna-tpe"]
 
 
+@pytest.mark.exhaustive
 class TestOptunaGp(ProposerContract):
     """On two layers: its proposals take a second even there, so the model comes in behind each short search only."""
 

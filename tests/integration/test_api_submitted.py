@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from study_lab import SPACE, Lab, finish, until
+from study_lab import SPACE, WITHOUT_RAY, Lab, finish, until
 
 from nas.api.serve import last_address
 from nas.store import trials
@@ -58,7 +58,7 @@ def log_shown(lab: Lab) -> Iterator[None]:
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     monkeypatch.setenv("NAS_CONFIG", str(tmp_path / "config"))
-    lab = Lab(tmp_path / "lab")
+    lab = Lab(tmp_path / "lab", program=WITHOUT_RAY)
     lab.space(quality=QUALITY, search=SEEDS_ONLY)
     return lab
 

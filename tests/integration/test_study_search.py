@@ -1,6 +1,6 @@
 """Whole searches: real agent and database, a fake runtime; the live study is a process, interrupted on Ray.
 
-Whole studies on Ray are in test_study_kill.py and test_api_submitted.py.
+Whole studies on Ray are in test_study_kill.py and test_compute_cluster.py.
 """
 
 from __future__ import annotations

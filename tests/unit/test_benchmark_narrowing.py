@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from exhaustive import mostly_exhaustive
 
 from benchmarks.quality.narrowing import Narrowing, study
 from nas.core.layout import narrow, padded
@@ -14,9 +15,10 @@ from nas.search import Sampler
 from nas.search_spaces import list_spaces, load_space
 
 LAYOUTS = 200
+SPACES = mostly_exhaustive(list_spaces(), "lfm2-full")  # which has the blocks of the others
 
 
-@pytest.fixture(scope="module", params=list_spaces())
+@pytest.fixture(scope="module", params=SPACES)
 def found(request: pytest.FixtureRequest) -> Narrowing:
     return study(load_space(request.param), LAYOUTS)
 
@@ -36,7 +38,7 @@ def test_memory_keeps_its_share_of_attentions_cache(found: Narrowing) -> None:
         assert 0.5 <= low <= high <= 2.0, kind
 
 
-@pytest.mark.parametrize("name", list_spaces())
+@pytest.mark.parametrize("name", SPACES)
 def test_a_build_that_carries_a_layout_carries_its_exported_proxy(name: str) -> None:
     space = load_space(name)
     sampler, rng = Sampler(space), np.random.default_rng(0)

@@ -42,6 +42,15 @@ def other(lab: Coordinator, client: TestClient) -> Auth:
     return enrolled(lab, client, "other", "phone")
 
 
+@pytest.fixture(scope="module")
+def refusing(tmp_path_factory: pytest.TempPathFactory) -> TestClient:
+    """A client of a coordinator that is asked only for what it refuses."""
+    lab = Coordinator(tmp_path_factory.mktemp("refusing"))
+    client = TestClient(lab.app, raise_server_exceptions=False)
+    enrolled(lab, client, "host", "box")
+    return client
+
+
 def enrolled(lab: Coordinator, client: TestClient, name: str, *names: str) -> Auth:
     auth = lab.enrol(name)
     assert client.post("/v1/agents/register", json=registration(name, *names), auth=auth).status_code == 200
@@ -78,10 +87,10 @@ def queue_file(lab: Coordinator, device: str, content: bytes = CONTENT) -> str:
     "header",
     ["", "Bearer x", "Basic", "Basic !!!", "Basic aG9zdA==", "Basic /////w==", "Basic aG9zdDo=", "basic aG9zdDp4"],
 )
-def test_strangers_are_sent_away(client: TestClient, host: Auth, path: str, header: str) -> None:
+def test_strangers_are_sent_away(refusing: TestClient, path: str, header: str) -> None:
     method = "GET" if path.startswith(("runners", "files")) else "POST"
     # Before anything of the body is looked at.
-    answer = client.request(method, f"/v1/{path}", headers={"Authorization": header}, content=b"nonsense")
+    answer = refusing.request(method, f"/v1/{path}", headers={"Authorization": header}, content=b"nonsense")
     assert answer.status_code == 401
     assert answer.headers["WWW-Authenticate"] == 'Basic realm="hilnas"'
 

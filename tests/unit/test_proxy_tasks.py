@@ -42,7 +42,7 @@ def test_the_version_of_a_plug_in_s_task_is_in_training_keys(monkeypatch: pytest
         run = TaskRun(task="mine")
         return lm_job().model_copy(update={"run": run}).key
 
-    TASKS.add("mine", Shifted)
+    monkeypatch.setitem(TASKS._targets, "mine", Shifted)
     before = key()
     monkeypatch.setattr(Shifted, "version", "4")
     assert key() != before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -19,6 +20,7 @@ from nas.scaling.candidates import (
     FFN_RATIO,
     MAX_ASPECT,
     Experts,
+    ScaledLayout,
     ScaledMixers,
     ScaledStack,
     apportion,
@@ -35,6 +37,12 @@ from nas.testing.layout_strategy import layouts
 
 PARENT = Layout.parse(LFM2["LFM2-350M"])
 DEMO = Layout.parse("d512 v8192 ffn=swiglu:1536 [C3*2 A8/4 C3*2 A8/4 C3 A8/4]")
+
+
+@cache
+def shapes_of(size: str) -> list[ScaledLayout]:
+    """Candidates of a size in the parent's pattern and vocabulary."""
+    return candidates(PARENT, parse_size(size), PARENT.vocab)
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(0, 200))
@@ -98,7 +106,7 @@ def test_a_scaled_stack_counts_the_weights_of_its_layout(
 @pytest.mark.parametrize("size", ["700M", "1.2B", "2.6B", "8B-A1B"])
 def test_every_candidate_has_the_size_the_pattern_and_the_proportions(size: str) -> None:
     wanted = parse_size(size)
-    found = candidates(PARENT, wanted, PARENT.vocab)
+    found = shapes_of(size)
     for each in found:
         layout = each.layout
         assert wanted.admits(layout.params)
@@ -119,7 +127,7 @@ def test_published_shapes_are_among_what_would_be_measured() -> None:
     """Width and heads of each LFM2 size, depth and feed-forward within a quarter of theirs."""
     for name in ("LFM2-700M", "LFM2-1.2B", "LFM2-2.6B", "LFM2-8B-A1B"):
         published = Layout.parse(LFM2[name])
-        shapes = candidates(PARENT, parse_size(name.removeprefix("LFM2-")), 65536)[:4]
+        shapes = shapes_of(name.removeprefix("LFM2-"))[:4]
         near = [each.layout for each in shapes if each.layout.d_model == published.d_model]
         assert near, name
         assert mixer_blocks(near[0], "gqa")[0] == mixer_blocks(published, "gqa")[0]
@@ -134,7 +142,7 @@ def test_a_parent_of_the_size_is_the_only_candidate() -> None:
 
 
 def test_experts_begin_from_the_published_ones() -> None:
-    first = candidates(PARENT, parse_size("8B-A1B"), 65536)[0].layout
+    first = shapes_of("8B-A1B")[0].layout
     ffns = [layer.ffn for layer in first.layers]
     assert [ffn.kind for ffn in ffns if ffn][:3] == ["swiglu", "swiglu", "moe"]
     lead, sparse = ffns[0], ffns[2]

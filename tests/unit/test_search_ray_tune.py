@@ -1,17 +1,18 @@
-"""The searcher that Ray Tune drives; a whole run of Tune is the documentation's example."""
+"""The searcher that Ray Tune drives; a whole run is the documentation's example, in Tune itself with test-all."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
-from ray import cloudpickle
+from exhaustive import mostly_exhaustive
+from ray import cloudpickle, tune
 
 from nas.core.errors import InvalidInput, UnknownName
 from nas.search.ray_tune import HilnasSearcher
@@ -86,6 +87,35 @@ def test_a_saved_searcher_goes_on_where_it_was(tmp_path: Path) -> None:
         again.restore(str(tmp_path / "state"))
 
 
+class Results(list[dict[str, Any]]):
+    num_errors = 0
+
+
+class InlineTuner:
+    """Calls a searcher as Ray Tune does, in this process and one trial after the other."""
+
+    def __init__(self, trainable: Callable[..., Any], tune_config: tune.TuneConfig, run_config: object) -> None:
+        self.trainable, self.config = trainable, tune_config
+
+    def fit(self) -> Results:
+        of, results = self.config.search_alg, Results()
+        assert isinstance(of, HilnasSearcher)
+        for trial in map(str, range(self.config.num_samples)):
+            config = of.suggest(trial)
+            try:
+                results.append(self.trainable(config))
+            except RuntimeError:
+                results.append({})
+                results.num_errors += 1
+            of.on_trial_complete(trial, results[-1], error=not results[-1])
+        return results
+
+
+@pytest.fixture
+def inline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "Tuner", InlineTuner)
+
+
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
@@ -94,9 +124,10 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ray.shutdown()
 
 
-@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("tuner", mostly_exhaustive(["inline", "cluster"], "inline"))
 @pytest.mark.filterwarnings("ignore")
-def test_the_example_runs(tmp_path: Path) -> None:
+def test_the_example_runs(tuner: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    request.getfixturevalue(tuner)
     (example,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(example, PAGE.name, "exec"), names)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -139,11 +140,19 @@ def test_impossible_budget_of_a_space_of_usual_size_is_found() -> None:
         parse_space(wanted, "lfm2.yaml")
 
 
-@pytest.mark.parametrize("mixers", ["{heads: 8, kv_heads: 8}", "{heads: [1, 2, 4, 8], kv_heads: {min: 1, max: 999}}"])
+ONE_CACHE, MANY_CACHES = "{heads: 8, kv_heads: 8}", "{heads: [1, 2, 4, 8], kv_heads: {min: 1, max: 999}}"
+ONE_WIDTH, MANY_WIDTHS = "{min: 32, max: 130000, step: 32}", "{min: 32, max: 130000, step: 32, scope: layer}"
+ONE_DEPTH, MANY_DEPTHS = "[2]", "{min: 2, max: 1000}"
+EXTREMES = [(ONE_CACHE, ONE_WIDTH, ONE_DEPTH), (MANY_CACHES, MANY_WIDTHS, MANY_DEPTHS)]
+
+
 @pytest.mark.parametrize(
-    "width", ["{min: 32, max: 130000, step: 32, scope: layer}", "{min: 32, max: 130000, step: 32}"]
+    ("mixers", "width", "depth"),
+    [
+        pytest.param(*each, marks=[] if each in EXTREMES else pytest.mark.exhaustive)
+        for each in product((ONE_CACHE, MANY_CACHES), (ONE_WIDTH, MANY_WIDTHS), (ONE_DEPTH, MANY_DEPTHS))
+    ],
 )
-@pytest.mark.parametrize("depth", ["[2]", "{min: 2, max: 1000}"])
 def test_the_scan_for_reachable_counts_is_bounded(
     monkeypatch: pytest.MonkeyPatch, mixers: str, width: str, depth: str
 ) -> None:
