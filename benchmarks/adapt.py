@@ -52,7 +52,7 @@ SIZES = {
     "tiny": Size(
         "d96 v1024 ffn=swiglu:256 [A6/6:16*4]", 1 << 20, 3e-3,
         LibrarySettings(tokens=1 << 16, length=128, batch_tokens=2048, score_tokens=1 << 12),
-        Healing(tokens=1 << 16, length=128, batch_tokens=2048, lr=1e-3), 16,
+        Healing(tokens=1 << 16, length=128, batch_tokens=2048, lr=2e-4), 16,
     ),
     "small": Size(
         "d288 v4096 ffn=swiglu:768 [A9/9:32*8]", 20 << 20, 1.5e-3,
@@ -169,12 +169,13 @@ def _healed(
     model = Model(layout, None)
     model.load_state_dict(state)
     model = model.to(worker.device).eval()
-    before = library.divergence(model)
-    heal(model, teacher, sources, healing, folder / "training", worker)
+    before = library.divergence(model), _bits(model, sources, vocabulary, healing.length, worker)
+    heal(model, library, sources, healing, folder / "training")
     return {
         "choice": [[slot.depth, slot.part, block_name(block)] for slot, block in choice.items()],
         "layout": layout.format(),
-        "divergence_before": before,
+        "divergence_before": before[0],
+        "bits_per_byte_before": before[1],
         "divergence": library.divergence(model),
         "bits_per_byte": _bits(model, sources, vocabulary, healing.length, worker),
     }

@@ -306,8 +306,7 @@ class Adaptation:
             load_weights(model, path)
             return model.to(self.worker.device).eval()
         model.load_state_dict(start)
-        heal(model.to(self.worker.device), self.teacher, self.sources, self.settings.healing, self.folder / "training",
-             self.worker)  # fmt: skip
+        heal(model.to(self.worker.device), self.library, self.sources, self.settings.healing, self.folder / "training")
         save_weights(model, path)
         return model.eval()
 
@@ -419,19 +418,22 @@ class Adaptation:
         return report
 
 
-def heal(
-    model: Model, teacher: TrainedTeacher, sources: Sequence[Tokens], healing: Healing, folder: Path, worker: Worker
-) -> None:
+def heal(model: Model, library: Library, sources: Sequence[Tokens], healing: Healing, folder: Path) -> None:
     """Trains `model` in place against the teacher's likeliest tokens; resumes from the checkpoint in `folder`.
+
+    A child that is nearly the teacher can be moved away from it by training on little text. If its divergence on
+    held-out text has grown, it gets its start weights back.
 
     Args:
         model: assembled, on the worker's device.
-        teacher: the trained model.
+        library: of the teacher; its worker trains.
         sources: text.
         healing: settings.
         folder: of the checkpoint.
-        worker: this process.
     """
+    teacher, worker = library.teacher, library.worker
+    before = library.divergence(model.eval())
+    start = {name: tensor.cpu().clone() for name, tensor in model.state_dict().items()}
     sequences = max(1, healing.batch_tokens // healing.length)
     tokens = sequences * healing.length
     steps = max(1, round(healing.tokens / tokens))
@@ -453,7 +455,10 @@ def heal(
     checkpoint = TrainingCheckpoint(folder / f"{key}.safetensors", {"key": key}, interval_s=_CHECKPOINT_S)
     state = TrainingState(model, Optimiser(weight_decay=0.0, clip=1.0, balance_rate=1e-3), steps)
     fit(state, [stage], [checkpoint], worker, name=f"the child of {model.layout.params.total:,} weights")
-    model.eval()
+    after = library.divergence(model.eval())
+    if not after < before:
+        worker.log(f"healing raised the divergence from {before:.4g} to {after:.4g} nats per token: it is undone")
+        model.load_state_dict(start)
 
 
 def read_settings(path: Path) -> AdaptSettings:
