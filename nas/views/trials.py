@@ -201,7 +201,7 @@ def _rows(study: StudySnapshot, numbers: list[int], shown: list[str]) -> list[Tr
 
 def _kinds(study: StudySnapshot) -> Mapping[str, int]:
     """Returns kind -> column of `blocks`, of the kinds that some layout has."""
-    present = study.table["blocks"].any(axis=(0, 2))
+    present: Mask = np.asarray(study.table["blocks"].any(axis=(0, 2)))
     return {kind: i for i, (_, kind) in enumerate(study.block_roles) if present[i] and kind != NONE}
 
 
