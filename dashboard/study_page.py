@@ -18,7 +18,6 @@ from nas.dashboard.pages import answer, page, page_route
 from nas.store.rows import Role
 from nas.store.store import Store
 from nas.views.study import front_file, points_json, studies_view, study_view
-from nas.views.trials import TrialsQuery, trials_view
 
 StudyId = Annotated[int | None, Query(ge=1, le=(1 << 53) - 1)]
 AxisKeys = Annotated[str, Query(max_length=4000)]
@@ -56,11 +55,6 @@ def study_router(store: Store, snapshots: Snapshots, access: PageAccess) -> APIR
     def show_points(name: StudyName, since: EventId = 0, axes: AxisKeys = "") -> Response:
         keys = [key for key in axes.split(",") if key]
         return Response(points_json(snapshots.get(name), since, keys), media_type="application/json")
-
-    @router.get("/trials")
-    @router.get("/trials.json")
-    def show_trials(request: Request, name: StudyName, query: Annotated[TrialsQuery, Query()]) -> Response:
-        return answer("trials.html", request, trials_view(snapshots.get(name), query))
 
     @router.get("/trials.csv")
     def export_trials(name: StudyName) -> Response:

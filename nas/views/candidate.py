@@ -33,7 +33,6 @@ from nas.store.rows import Result
 from nas.store.store import Store
 from nas.study.events import CorpusUsed, notes
 from nas.views.layout import LayoutView, align, differs, layout_view
-from nas.views.trials import StandingView, standing_view
 
 FEWEST, MOST = 2, 6
 MOST_TRIALS = 500
@@ -221,7 +220,6 @@ class CandidateView(_Frozen):
     created: float
     updated: float
     noisy: bool
-    standing: StandingView
     layout: LayoutView
     objectives: tuple[ObjectiveView, ...]
     budgets: tuple[BudgetCheck, ...]
@@ -433,7 +431,6 @@ def _view(store: Store, study: StudySnapshot, record: Record) -> CandidateView:
         created=trial.created,
         updated=trial.updated,
         noisy=record.noisy,
-        standing=standing_view(study, trial.number),
         layout=layout_view(record.layout, max(windows), *windows),
         objectives=tuple(_objectives(study, record)),
         budgets=tuple(check_budgets(space, record.figures, study.record.published or {}, final=True)),
