@@ -4,9 +4,9 @@
     python -m benchmarks.quality.truth report [--page docs/measured/truth.md]
 
 Each ordering is two layouts, the evaluation groups in which one is known to be better, and the source that says so. All
-layouts are narrowed and trained by `PROTOCOL`, two seeds in one pass. The verdict is *right* or *wrong* where the mean paired
-difference is two standard errors from 0, else *undecided*. One training is one line of `RECORDED`, under its result
-key: the script may be stopped at any moment, and a changed protocol trains again.
+layouts are narrowed and trained by `PROTOCOL`, two seeds in one pass. The verdict is *right* or *wrong* where the mean
+paired difference is two standard errors from 0, else *undecided*. One training is one line of `RECORDED`, under its
+result key: the script may be stopped at any moment, and a changed protocol trains again.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, stdev, variance
 from typing import Any, Literal
 
+from benchmarks.quality.page import fill, markdown
 from nas.core.errors import CandidateFailed
 from nas.core.layout import Layout
 from nas.core.quality_config import QualityConfig, Rung, TaskStage
 from nas.proxy.corpus import CorpusRef, refer
-from nas.proxy.job import TrainJob, proxy_layout
+from nas.proxy.job import TrainJob, is_part, proxy_layout
 from nas.proxy.ladder import rung_jobs
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "truth.jsonl"
@@ -52,6 +53,9 @@ something of it and convolutions nothing, for a quarter of the time of 16 pairs 
 
 _TOGETHER = 2
 """Seeds of one pass."""
+_ERRORS = 2
+"""Standard errors that a difference has to be from 0."""
+_DECIDED = ("right", "wrong")
 Equal = Literal["total", "active", None]
 
 
@@ -131,7 +135,8 @@ ORDERINGS = (
     Ordering(
         "mamba2-over-gla-recall",
         "Mamba-2 recalls more than gated linear attention of as many state numbers in the proxy",
-        "Dao and Gu 2024, Transformers are SSMs (arXiv:2405.21060), MQAR, with the order gated DeltaNet > Mamba-2 > GLA",
+        "Dao and Gu 2024 (arXiv:2405.21060), short convolution and scalar decays; a weak source, as Yang et al. 2023"
+        " (arXiv:2312.06635) report GLA above the first Mamba",
         _d512("swiglu:1536", "M512*4"), _d512("swiglu:1536", "G8*4"), _RECALL,
     ),
     Ordering(
@@ -260,11 +265,12 @@ def main() -> None:
     if options.command == "run":
         run(corpus, options.seeds, options.minutes)
         return
-    text = page(corpus, options.seeds)
-    if options.page:
-        options.page.write_text(text)
-    else:
-        print(text)
+    tables = {"verdicts": verdicts(corpus, options.seeds), "trainings": trainings(corpus, options.seeds)}
+    for name, text in tables.items():
+        if options.page:
+            fill(options.page, name, text)
+        else:
+            print(text)
 
 
 def jobs_of(layout: str, corpus: CorpusRef, seeds: int) -> list[TrainJob]:
@@ -357,7 +363,7 @@ class Verdict:
     @property
     def word(self) -> str:
         """'right', 'wrong' or 'undecided'."""
-        if abs(self.mean) < 2 * self.error:
+        if abs(self.mean) < _ERRORS * self.error:
             return "undecided"
         return "right" if self.mean > 0 else "wrong"
 
@@ -379,32 +385,80 @@ def judge(ordering: Ordering, corpus: CorpusRef, seeds: int, known: Mapping[str,
     return Verdict(differences) if differences else None
 
 
-def page(corpus: CorpusRef, seeds: int) -> str:
-    """Returns the Markdown page of all verdicts."""
+def verdicts(corpus: CorpusRef, seeds: int) -> str:
+    """Returns a count of verdicts and their table in Markdown."""
     known = recorded()
-    lines, words = [], []
+    found = {each.name: judge(each, corpus, seeds, known) for each in ORDERINGS}
+    pooled = {
+        groups: pooled_deviation([found[each.name] for each in ORDERINGS if each.groups == groups])
+        for groups in {each.groups for each in ORDERINGS}
+    }
+    rows, words, firm = [], [], 0
     for ordering in ORDERINGS:
-        verdict = judge(ordering, corpus, seeds, known)
+        verdict, deviation = found[ordering.name], pooled[ordering.groups]
         word = "not run" if verdict is None else verdict.word
         words.append(word)
-        figures = (
-            "|  |  "
-            if verdict is None
-            else f"| {verdict.mean:+.3f} ± {verdict.error:.3f} | {len(verdict.differences)} "
-        )
-        lines.append(f"| {ordering.name} | {ordering.claim} | {ordering.source} {figures}| {word} |")
-    decided = [word for word in words if word in ("right", "wrong")]
-    share = f"{words.count('right')} of {len(decided)} decided" if decided else "none decided"
+        difference = error = seeds_used = ""
+        if verdict is not None:
+            difference = f"{verdict.mean:+.3f} ± {verdict.error:.3f}"
+            seeds_used = str(len(verdict.differences))
+            if deviation is not None:
+                common = deviation / math.sqrt(len(verdict.differences))
+                error = f"{common:.3f}"
+                firm += word in _DECIDED and abs(verdict.mean) >= _ERRORS * common
+        rows.append(
+            {
+                "ordering": ordering.name, "claim": ordering.claim, "source": ordering.source,
+                "better": f"`{_short(ordering.better)}`", "worse": f"`{_short(ordering.worse)}`",
+                "difference": difference, "pooled error": error, "seeds": seeds_used, "verdict": word,
+            }
+        )  # fmt: skip
+    decided = sum(map(words.count, _DECIDED))
+    rows_used = _used(corpus, seeds, known)
+    cost = sum(row["cpu_seconds"] for row in rows_used)
     return (
-        "# Truth tests\n\n    python -m benchmarks.quality.truth run\n"
-        "    python -m benchmarks.quality.truth report --page docs/measured/truth.md\n\n"
-        "Orderings of layouts that the literature agrees on, and what the proxy protocol says of each. Differences\n"
-        "are means over paired seeds, in bits per byte (text) or nats per label (tasks), with standard errors.\n\n"
-        f"Right: {share}; undecided: {words.count('undecided')}; not run: {words.count('not run')}.\n\n"
-        "| ordering | claim | source | difference | seeds | verdict |\n| --- | --- | --- | --- | --- | --- |\n"
-        + "\n".join(lines)
-        + "\n"
+        f"Right: {words.count('right')} of {decided} decided; undecided: {words.count('undecided')}; not run:"
+        f" {words.count('not run')}. Of the decided, {firm} differ by two pooled errors, too.\n"
+        f"{len(rows_used)} trainings in {cost:.0f} CPU seconds.\n\n{markdown(rows)}"
     )
+
+
+def trainings(corpus: CorpusRef, seeds: int) -> str:
+    """Returns a table of the scores that verdicts rest on, a row per layout and evaluation."""
+    found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for row in _used(corpus, seeds, recorded()):
+        found.setdefault((row["run"], row["layout"], row["proxy"]), []).append(row)
+    rows = []
+    for (run_, layout, proxy), each in sorted(found.items(), key=lambda item: item[0][0]):
+        scores = [
+            fmean(value for group, value in row["scores"].items() if _matches(group, (f"task/{run_}", run_)))
+            for row in sorted(each, key=lambda row: row["seed"])
+        ]
+        rows.append(
+            {
+                "evaluation": run_, "layout": f"`{_short(layout)}`", "proxy": f"`{_short(proxy)}`",
+                "score of each seed": ", ".join(f"{score:.3f}" for score in scores),
+                "CPU s a seed": f"{fmean(row['cpu_seconds'] for row in each):.0f}",
+            }
+        )  # fmt: skip
+    return markdown(rows)
+
+
+def pooled_deviation(found: Sequence[Verdict | None]) -> float | None:
+    """Returns the standard deviation of paired differences of several orderings, each about its mean."""
+    several = [verdict.differences for verdict in found if verdict is not None and len(verdict.differences) > 1]
+    freedom = sum(len(each) - 1 for each in several)
+    return math.sqrt(sum(variance(each) * (len(each) - 1) for each in several) / freedom) if freedom else None
+
+
+def _used(corpus: CorpusRef, seeds: int, known: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    keys = dict.fromkeys(job.key for each in ORDERINGS for _, job in wanted(each, corpus, seeds))
+    return [known[key] for key in keys if key in known]
+
+
+def _short(layout: str) -> str:
+    """Returns the text of a layout without the width and vocabulary that all have in common."""
+    return layout.partition("ffn=")[2]
 
 
 def _counts(group: str, job: TrainJob) -> bool:
@@ -412,7 +466,7 @@ def _counts(group: str, job: TrainJob) -> bool:
 
 
 def _matches(group: str, wanted_groups: Sequence[str]) -> bool:
-    return any(group == each or group.startswith(f"{each}/") for each in wanted_groups)
+    return not is_part(group) and any(group == each or group.startswith(f"{each}/") for each in wanted_groups)
 
 
 if __name__ == "__main__":

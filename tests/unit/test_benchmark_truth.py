@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.quality.truth import ORDERINGS, Ordering, Verdict, jobs_of, judge, wanted
+from benchmarks.quality.truth import ORDERINGS, Ordering, Verdict, jobs_of, judge, pooled_deviation, wanted
 from nas.core.layout import Layout
 from nas.proxy.corpus import CorpusRef
 
@@ -57,3 +57,21 @@ def test_differences_are_paired_by_seed() -> None:
     verdict = judge(ordering, CORPUS, 2, known)
     assert verdict is not None
     assert verdict.differences == pytest.approx([0.5]), "a seed that lacks a training does not count"
+
+
+def test_parts_of_a_domain_do_not_count_twice() -> None:
+    ordering = Ordering("n", "c", "s", ORDERINGS[0].better, ORDERINGS[0].worse, ("lm",))
+    known = {
+        job.key: {"scores": {"lm/code": score, "lm/code.recall": 9 * score, "lm/prose": 3 * score}}
+        for layout, score in ((ordering.better, 1.0), (ordering.worse, 0.5))
+        for job in jobs_of(layout, CORPUS, 1)
+        if job.run.name == "lm"
+    }
+    verdict = judge(ordering, CORPUS, 1, known)
+    assert verdict is not None and verdict.differences == pytest.approx([1.0])
+
+
+def test_the_pooled_deviation_is_about_each_mean() -> None:
+    found = [Verdict([1.0, 3.0]), None, Verdict([10.0, 10.0]), Verdict([7.0])]
+    assert pooled_deviation(found) == pytest.approx(1.0)
+    assert pooled_deviation([Verdict([7.0])]) is None
