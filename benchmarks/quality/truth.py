@@ -3,6 +3,8 @@
     python -m benchmarks.quality.truth run [--seeds 4] [--minutes M]      trains what is missing
     python -m benchmarks.quality.truth report [--page docs/measured/truth.md]
 
+With --only, --task-lr and --task-steps both look at some orderings under another protocol.
+
 Each ordering is two layouts, the evaluation groups in which one is known to be better, and the source that says so. All
 layouts are narrowed and trained by `PROTOCOL`, two seeds in one pass. The verdict is *right* or *wrong* where the mean
 paired difference is two standard errors from 0, else *undecided*. One training is one line of `RECORDED`, under its
@@ -251,44 +253,75 @@ ORDERINGS = (
 """Named beforehand: an ordering is not taken out because the protocol fails it."""
 
 
+@dataclass(frozen=True)
+class Suite:
+    """What is trained and judged.
+
+    Args:
+        corpus: of the language models.
+        seeds: number of seeds, counted from 0.
+        protocol: its last rung is the one that is trained.
+        orderings: those that are judged.
+    """
+
+    corpus: CorpusRef
+    seeds: int
+    protocol: QualityConfig = PROTOCOL
+    orderings: tuple[Ordering, ...] = ORDERINGS
+
+    def jobs_of(self, layout: str) -> list[TrainJob]:
+        """Returns the trainings of a layout, all units with each seed."""
+        config = self.protocol.with_seeds(tuple(range(self.seeds)))
+        return rung_jobs(config, len(config.rungs) - 1, Layout.parse(layout), self.corpus)
+
+    def wanted(self, ordering: Ordering) -> Iterator[tuple[str, TrainJob]]:
+        """Yields layout and training for everything that an ordering is judged by."""
+        for layout in (ordering.better, ordering.worse):
+            for job in self.jobs_of(layout):
+                if any(_counts(group, job) for group in ordering.groups):
+                    yield layout, job
+
+    def all_wanted(self) -> dict[str, tuple[str, TrainJob]]:
+        """Returns result key -> layout and training, of all orderings."""
+        return {job.key: (layout, job) for each in self.orderings for layout, job in self.wanted(each)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True, dest="command")
-    running = commands.add_parser("run")
-    running.add_argument("--seeds", type=int, default=4)
+    running, reporting = commands.add_parser("run"), commands.add_parser("report")
     running.add_argument("--minutes", type=float, default=600.0, help="begin no training after this time")
-    reporting = commands.add_parser("report")
-    reporting.add_argument("--seeds", type=int, default=4)
     reporting.add_argument("--page", type=Path)
+    for each in (running, reporting):
+        each.add_argument("--seeds", type=int, default=4)
+        each.add_argument("--only", nargs="*", metavar="NAME", help="these orderings")
+        each.add_argument("--task-lr", type=float, default=PROTOCOL.task_lr, help="another learning rate of tasks")
+        each.add_argument("--task-steps", type=int, default=1, metavar="N", help="N times the steps of tasks")
     options = parser.parse_args()
-    corpus = refer(PROTOCOL.corpus, Path.cwd())
+    suite = Suite(
+        refer(PROTOCOL.corpus, Path.cwd()),
+        options.seeds,
+        variant(options.task_lr, options.task_steps),
+        tuple(each for each in ORDERINGS if options.only is None or each.name in options.only),
+    )
     if options.command == "run":
-        run(corpus, options.seeds, options.minutes)
+        run(suite, options.minutes)
         return
-    tables = {"verdicts": verdicts(corpus, options.seeds), "trainings": trainings(corpus, options.seeds)}
-    for name, text in tables.items():
+    for name, text in {"verdicts": verdicts(suite), "trainings": trainings(suite)}.items():
         if options.page:
             fill(options.page, name, text)
         else:
             print(text)
 
 
-def jobs_of(layout: str, corpus: CorpusRef, seeds: int) -> list[TrainJob]:
-    """Returns the trainings of a layout, all units with each seed."""
-    rung = PROTOCOL.rungs[-1].model_copy(update={"seeds": tuple(range(seeds))})
-    config = PROTOCOL.model_copy(update={"rungs": (*PROTOCOL.rungs[:-1], rung)})
-    return rung_jobs(config, len(config.rungs) - 1, Layout.parse(layout), corpus)
+def variant(task_lr: float, times: int) -> QualityConfig:
+    """Returns `PROTOCOL` with another learning rate of tasks, and `times` as many steps of them."""
+    (rung,) = PROTOCOL.rungs
+    tasks = {name: task.model_copy(update={"steps": times * task.steps}) for name, task in rung.tasks.items()}
+    return PROTOCOL.model_copy(update={"task_lr": task_lr, "rungs": (rung.model_copy(update={"tasks": tasks}),)})
 
 
-def wanted(ordering: Ordering, corpus: CorpusRef, seeds: int) -> Iterator[tuple[str, TrainJob]]:
-    """Yields layout and training for everything that an ordering is judged by."""
-    for layout in (ordering.better, ordering.worse):
-        for job in jobs_of(layout, corpus, seeds):
-            if any(_counts(group, job) for group in ordering.groups):
-                yield layout, job
-
-
-def run(corpus: CorpusRef, seeds: int, minutes: float) -> None:
+def run(suite: Suite, minutes: float) -> None:
     """Trains what has no line in `RECORDED` yet, two seeds in one pass, first seeds first.
 
     So every ordering soon has a difference with an error. Layouts that several orderings share are trained once.
@@ -297,7 +330,7 @@ def run(corpus: CorpusRef, seeds: int, minutes: float) -> None:
 
     ends = time.monotonic() + 60 * minutes
     known = recorded()
-    todo = {job.key: (layout, job) for each in ORDERINGS for layout, job in wanted(each, corpus, seeds)}
+    todo = suite.all_wanted()
     missing: dict[tuple[int, str], list[tuple[str, TrainJob]]] = {}
     for key, (layout, job) in todo.items():
         if key not in known:
@@ -316,7 +349,7 @@ def run(corpus: CorpusRef, seeds: int, minutes: float) -> None:
                 raise result
             row = {
                 "key": job.key, "layout": layout, "proxy": proxy_layout(job).format(), "run": job.run.name,
-                "seed": job.seed, "steps": job.steps, "scores": result.scores, "losses": result.losses,
+                "seed": job.seed, "steps": job.steps, "lr": job.lr, "scores": result.scores, "losses": result.losses,
                 "accuracy": result.accuracy, "cpu_seconds": round(result.cpu_seconds, 2),
             }  # fmt: skip
             RECORDED.parent.mkdir(exist_ok=True)
@@ -368,11 +401,11 @@ class Verdict:
         return "right" if self.mean > 0 else "wrong"
 
 
-def judge(ordering: Ordering, corpus: CorpusRef, seeds: int, known: Mapping[str, Mapping[str, Any]]) -> Verdict | None:
+def judge(ordering: Ordering, suite: Suite, known: Mapping[str, Mapping[str, Any]]) -> Verdict | None:
     """Returns the verdict from the seeds that have all trainings; None where there are none."""
     scores: dict[int, dict[tuple[str, str], float]] = {}
     expected: dict[int, int] = {}
-    for layout, job in wanted(ordering, corpus, seeds):
+    for layout, job in suite.wanted(ordering):
         expected[job.seed] = expected.get(job.seed, 0) + 1
         if row := known.get(job.key):
             found = [value for group, value in row["scores"].items() if _matches(group, ordering.groups)]
@@ -385,16 +418,16 @@ def judge(ordering: Ordering, corpus: CorpusRef, seeds: int, known: Mapping[str,
     return Verdict(differences) if differences else None
 
 
-def verdicts(corpus: CorpusRef, seeds: int) -> str:
+def verdicts(suite: Suite) -> str:
     """Returns a count of verdicts and their table in Markdown."""
     known = recorded()
-    found = {each.name: judge(each, corpus, seeds, known) for each in ORDERINGS}
+    found = {each.name: judge(each, suite, known) for each in suite.orderings}
     pooled = {
-        groups: pooled_deviation([found[each.name] for each in ORDERINGS if each.groups == groups])
-        for groups in {each.groups for each in ORDERINGS}
+        groups: pooled_deviation([found[each.name] for each in suite.orderings if each.groups == groups])
+        for groups in {each.groups for each in suite.orderings}
     }
     rows, words, firm = [], [], 0
-    for ordering in ORDERINGS:
+    for ordering in suite.orderings:
         verdict, deviation = found[ordering.name], pooled[ordering.groups]
         word = "not run" if verdict is None else verdict.word
         words.append(word)
@@ -414,7 +447,7 @@ def verdicts(corpus: CorpusRef, seeds: int) -> str:
             }
         )  # fmt: skip
     decided = sum(map(words.count, _DECIDED))
-    rows_used = _used(corpus, seeds, known)
+    rows_used = _used(suite, known)
     cost = sum(row["cpu_seconds"] for row in rows_used)
     return (
         f"Right: {words.count('right')} of {decided} decided; undecided: {words.count('undecided')}; not run:"
@@ -423,10 +456,10 @@ def verdicts(corpus: CorpusRef, seeds: int) -> str:
     )
 
 
-def trainings(corpus: CorpusRef, seeds: int) -> str:
+def trainings(suite: Suite) -> str:
     """Returns a table of the scores that verdicts rest on, a row per layout and evaluation."""
     found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    for row in _used(corpus, seeds, recorded()):
+    for row in _used(suite, recorded()):
         found.setdefault((row["run"], row["layout"], row["proxy"]), []).append(row)
     rows = []
     for (run_, layout, proxy), each in sorted(found.items(), key=lambda item: item[0][0]):
@@ -451,9 +484,8 @@ def pooled_deviation(found: Sequence[Verdict | None]) -> float | None:
     return math.sqrt(sum(variance(each) * (len(each) - 1) for each in several) / freedom) if freedom else None
 
 
-def _used(corpus: CorpusRef, seeds: int, known: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    keys = dict.fromkeys(job.key for each in ORDERINGS for _, job in wanted(each, corpus, seeds))
-    return [known[key] for key in keys if key in known]
+def _used(suite: Suite, known: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    return [known[key] for key in suite.all_wanted() if key in known]
 
 
 def _short(layout: str) -> str:
