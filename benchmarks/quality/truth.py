@@ -28,9 +28,11 @@ from benchmarks.quality.page import fill, markdown
 from nas.core.errors import CandidateFailed
 from nas.core.layout import Layout
 from nas.core.quality_config import QualityConfig, Rung, TaskStage
+from nas.core.task import make_task
 from nas.proxy.corpus import CorpusRef, refer
 from nas.proxy.job import TrainJob, is_part, proxy_layout
 from nas.proxy.ladder import rung_jobs
+from nas.proxy.tasks.mqar import AssociativeRecall
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "truth.jsonl"
 
@@ -474,7 +476,24 @@ def trainings(suite: Suite) -> str:
                 "CPU s a seed": f"{fmean(row['cpu_seconds'] for row in each):.0f}",
             }
         )  # fmt: skip
-    return markdown(rows)
+    mqar = make_task("mqar", suite.protocol.rungs[-1].tasks["mqar"].settings)
+    assert isinstance(mqar, AssociativeRecall)
+    shown = score_of_shown_values(mqar.pairs, mqar.values)
+    known = f"MQAR: {shown:.2f} is to know which values were shown, {mqar.chance_nats:.2f} to recall all of them."
+    return f"{markdown(rows)}\n{known}\n"
+
+
+def score_of_shown_values(pairs: int, values: int) -> float:
+    """Returns the MQAR score, in nats, of knowing the values in the context but not which key each belongs to.
+
+    The best such guess is a value's share among the pairs: the score is log(values) less the expected entropy of the
+    shares of `pairs` uniform draws.
+    """
+    known = values * sum(
+        math.comb(pairs, count) * (values - 1) ** (pairs - count) / values**pairs * count / pairs * math.log(count)
+        for count in range(1, pairs + 1)
+    )
+    return math.log(values) - math.log(pairs) + known
 
 
 def pooled_deviation(found: Sequence[Verdict | None]) -> float | None:

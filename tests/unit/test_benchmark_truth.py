@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from benchmarks.quality.truth import ORDERINGS, PROTOCOL, Ordering, Suite, Verdict, judge, pooled_deviation, variant
+from benchmarks.quality.truth import (
+    ORDERINGS,
+    PROTOCOL,
+    Ordering,
+    Suite,
+    Verdict,
+    judge,
+    pooled_deviation,
+    score_of_shown_values,
+    variant,
+)
 from nas.core.layout import Layout
 from nas.proxy.corpus import CorpusRef
 
@@ -83,3 +95,9 @@ def test_a_variant_changes_tasks_alone() -> None:
     for own, other in zip(before, after, strict=True):
         changed = (1, own.lr) if own.run.kind == "lm" else (3, 0.01)
         assert (other.steps / own.steps, other.lr) == changed
+
+
+def test_the_score_of_knowing_the_shown_values() -> None:
+    assert score_of_shown_values(1, 16) == pytest.approx(math.log(16)), "one pair: its value is known"
+    # Two draws of two values: equal ones half of the time, which are known then.
+    assert score_of_shown_values(2, 2) == pytest.approx(math.log(2) / 2)
