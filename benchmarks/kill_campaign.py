@@ -67,6 +67,7 @@ class Campaign:
         home: NAS_HOME; also holds the space of each study.
         url: of the database.
         until: time (`time.monotonic`) after which nothing is killed any more.
+        launch_share: of the kills that hit the launch; where it takes minutes to start, few let it come far.
     """
 
     space: dict[str, Any]
@@ -77,6 +78,7 @@ class Campaign:
     home: Path
     url: str
     until: float = math.inf
+    launch_share: float = 0.25
     done: list[dict[str, Any]] = field(default_factory=list)
     launches: int = 0
     problems: list[str] = field(default_factory=list)
@@ -137,8 +139,9 @@ class Campaign:
             try:
                 process.wait(self.rng.uniform(0.2, self.pause_s))
             except psutil.TimeoutExpired:
-                victim = self.rng.choice(VICTIMS)
-                if self._kill(process, victim) and victim == "launch":
+                launched, others = VICTIMS[0], VICTIMS[1:]
+                victim = launched if self.rng.random() < self.launch_share else self.rng.choice(others)
+                if self._kill(process, victim) and victim == launched:
                     return True
             else:
                 return False
@@ -324,6 +327,7 @@ def main() -> int:
     parser.add_argument("--pause", type=float, default=8.0, help="longest time between kills, in seconds")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite")
+    parser.add_argument("--launch-share", type=float, default=0.25, help="of the kills that hit the launch itself")
     parser.add_argument("--seconds", type=float, default=math.inf, help="kill nothing after this time")
     parser.add_argument("--page", type=Path, help="Markdown page that gets the table of results; nothing is run")
     parser.add_argument("results", type=Path, nargs="*", help="what campaigns printed, for --page")
@@ -338,8 +342,9 @@ def main() -> int:
     with database(home, args.database) as url:
         os.environ["NAS_DB"] = url
         campaign = Campaign(
-            space, args.trials, args.kills, random.Random(args.seed), args.pause, home, url, begun + args.seconds
-        )
+            space, args.trials, args.kills, random.Random(args.seed), args.pause, home, url, begun + args.seconds,
+            args.launch_share,
+        )  # fmt: skip
         campaign.run()
         with opened(home, url) as store:
             problems = [*campaign.problems, *check(store, campaign.names)]
@@ -348,6 +353,7 @@ def main() -> int:
         "database": args.database,
         "trials": args.trials,
         "pause_s": args.pause,
+        "launch_share": args.launch_share,
         "kills": Counter(kill["kind"] for kill in campaign.done),
         "launches": campaign.launches,
         "studies": campaign.names,
