@@ -20,6 +20,7 @@ import math
 import os
 import random
 import shutil
+import string
 import subprocess
 import sys
 import tempfile
@@ -44,6 +45,7 @@ from nas.store.store import Store
 from nas.study.check import support_filter
 from nas.study.events import all_events
 from nas.study.proposals import replay
+from nas.testing.fake_plugin import fake_environment
 from nas.testing.postgres import CARELESS, server
 
 BEGIN, END = "<!-- measured: kill_campaign -->", "<!-- end -->"
@@ -294,12 +296,27 @@ def database(home: Path, kind: str) -> Iterator[str]:
         yield running.create("kills")
 
 
-def prepare(home: Path) -> None:
-    """Creates a home and a cache for this campaign, with links to the builds."""
+def prepare(home: Path, *, fake: bool) -> dict[str, Any]:
+    """Creates a home and a cache for this campaign, with links to the builds; returns the space to search.
+
+    Args:
+        home: new folder.
+        fake: the space is tiny, and its runtime a script that needs half a second.
+    """
     cache = home / "cache"
     cache.mkdir(parents=True)
     (cache / "runtimes").symlink_to(paths.cache() / "runtimes")
-    os.environ |= {"NAS_HOME": str(home), "NAS_CACHE": str(cache)}
+    os.environ |= {"NAS_HOME": str(home), "NAS_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
+    if not fake:
+        return default_space()
+    sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / folder) for folder in ("integration", "unit")]
+    from study_lab import SPACE
+
+    os.environ |= fake_environment(home / "plugin", run_s=0.5)
+    sys.path.insert(0, str(home / "plugin"))
+    text = home / "alphabet.txt"
+    text.write_text((string.ascii_letters + string.digits) * 1200)
+    return SPACE | {"quality": SPACE["quality"] | {"corpus": [str(text)]}}
 
 
 def write_table(page: Path, results: Sequence[dict[str, Any]]) -> None:
@@ -309,6 +326,7 @@ def write_table(page: Path, results: Sequence[dict[str, Any]]) -> None:
         ["", *(f"{names[each['database']]}, seed {each['seed']}" for each in results)],
         ["---"] * (1 + len(results)),
     ]
+    rows.append(["space", *(f"`{each['space']}`" for each in results)])
     rows.append(["kills", *(str(sum(each["kills"].values())) for each in results)])
     rows += [[f"kills: {kind}", *(str(each["kills"].get(kind, 0)) for each in results)] for kind in VICTIMS]
     rows.append(["studies, launches", *(f"{len(each['studies'])}, {each['launches']}" for each in results)])
@@ -322,6 +340,7 @@ def write_table(page: Path, results: Sequence[dict[str, Any]]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--space", type=Path, help="YAML file; default: lfm2-demo with short trainings")
+    parser.add_argument("--fake", action="store_true", help="a tiny space, on a runtime that is a script")
     parser.add_argument("--trials", type=int, default=6, help="per study")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--pause", type=float, default=8.0, help="longest time between kills, in seconds")
@@ -336,8 +355,9 @@ def main() -> int:
         write_table(args.page, [json.loads(path.read_text()) for path in args.results])
         return 0
     home = Path(tempfile.mkdtemp(prefix="hilnas-kills-"))
-    prepare(home)
-    space = yaml.safe_load(args.space.read_text()) if args.space else default_space()
+    space = prepare(home, fake=args.fake)
+    if args.space:
+        space = yaml.safe_load(args.space.read_text())
     begun = time.monotonic()
     with database(home, args.database) as url:
         os.environ["NAS_DB"] = url
@@ -351,6 +371,7 @@ def main() -> int:
     report = {
         "seed": args.seed,
         "database": args.database,
+        "space": space["name"],
         "trials": args.trials,
         "pause_s": args.pause,
         "launch_share": args.launch_share,
