@@ -301,7 +301,7 @@ def prepare(home: Path, *, fake: bool) -> dict[str, Any]:
 
     Args:
         home: new folder.
-        fake: the space is tiny, and its runtime a script that needs half a second.
+        fake: the space is tiny, and its runtime a script.
     """
     cache = home / "cache"
     cache.mkdir(parents=True)
@@ -312,7 +312,7 @@ def prepare(home: Path, *, fake: bool) -> dict[str, Any]:
     sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / folder) for folder in ("integration", "unit")]
     from study_lab import SPACE
 
-    os.environ |= fake_environment(home / "plugin", run_s=0.5)
+    os.environ |= fake_environment(home / "plugin", run_s=0.1)
     sys.path.insert(0, str(home / "plugin"))
     text = home / "alphabet.txt"
     text.write_text((string.ascii_letters + string.digits) * 1200)
