@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 from jinja2 import Template
@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nas.core.durable import write_durably
 from nas.core.errors import InvalidInput
-from nas.release.tokenizer import BOS, END_OF_TEXT, END_OF_TURN, SPECIAL, MemberTokenizer, chat_template
+from nas.release.tokenizer import BOS, END_OF_TEXT, END_OF_TURN, SPECIAL, MemberTokenizer, chat_template, read_tokenizer
 
 Role = Literal["system", "user", "assistant", "tool"]
 Tool = str | dict[str, Any]
@@ -211,6 +211,11 @@ class ChatTokenizer:
         self.pad = tokenizer.special["<|pad|>"]
         self.ends = (tokenizer.special[END_OF_TURN], tokenizer.special[END_OF_TEXT])
         """Ids after which an answer is over."""
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Returns that of a tokenizer.json."""
+        return cls(read_tokenizer(path), str(path))
 
     def encode(self, text: str) -> list[int]:
         """Returns ids; special tokens that the text spells become their ids."""

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from nas.nn.model import Model
 from nas.posttrain.conversations import ChatTokenizer, Conversation, read_lines
-from nas.release.tokenizer import read_tokenizer
 
 ALL = "all"
 _LOGITS_AT_ONCE = 1 << 25
@@ -125,6 +124,6 @@ def evaluated(model: nn.Module, files: Sequence[str], tokenizer: Path) -> dict[s
     if not conversations:
         return {}
     assert isinstance(model, Model)
-    chat = ChatTokenizer(read_tokenizer(tokenizer), str(tokenizer))
+    chat = ChatTokenizer.read(tokenizer)
     counts = exact_matches(conversations, chat, responder(model, chat))
     return {f"exact {task}": hits / asked for task, (hits, asked) in counts.items()}

@@ -15,7 +15,6 @@ from nas.posttrain.conversations import ChatTokenizer, Conversation, Message, pr
 from nas.posttrain.generation import Respond, exact_matches, responder
 from nas.pretrain.member_training import MemberToTrain
 from nas.release.files import files_of, find_member, tokenizer_of
-from nas.release.tokenizer import read_tokenizer
 from nas.runtimes.llama_cpp.binding import Dialogue
 
 PYTORCH = "pytorch"
@@ -43,8 +42,7 @@ def chat_tokenizer(member: Path) -> ChatTokenizer:
     Raises:
         InvalidInput: no files were written yet, or its vocabulary is too small for special tokens.
     """
-    path = tokenizer_of(member)
-    return ChatTokenizer(read_tokenizer(path), str(path))
+    return ChatTokenizer.read(tokenizer_of(member))
 
 
 @contextmanager

@@ -29,13 +29,13 @@ from nas.core.layout import Layout
 from nas.core.task import IGNORE
 from nas.nn.fit import Log, Stage, Worker
 from nas.nn.model import Model
-from nas.nn.optimisers import Optimiser
 from nas.nn.weights import load_weights
 from nas.posttrain.conversations import ChatTokenizer, Conversation, Preference, read_lines
 from nas.posttrain.generation import evaluated, generate
 from nas.posttrain.judges import RULES, Judge, Sample, command_judge, preference_of
 from nas.posttrain.objective import answer_nats
 from nas.posttrain.sft import (
+    ConversationPlan,
     TokenisedConversations,
     TrainingSettings,
     held_out_by_content,
@@ -43,9 +43,8 @@ from nas.posttrain.sft import (
     passes_of,
     tokens_path,
 )
-from nas.pretrain.member_training import MemberToTrain, TrainingPlan, TrainingRequest
+from nas.pretrain.member_training import MemberToTrain, TrainingRequest
 from nas.release.files import sha256_of
-from nas.release.tokenizer import read_tokenizer
 
 PREFERENCES_VERSION = 1
 """Part of keys: increase it with every change after which the same inputs give other preferences."""
@@ -134,28 +133,22 @@ class PreferRequest(TrainingRequest):
 
     def plan(self, member: MemberToTrain, log: Log) -> Prefer:
         """See `TrainingRequest`."""
-        weights, settings = member.weights(), self.settings
-        chat = ChatTokenizer(read_tokenizer(member.tokenizer), str(member.tokenizer))
-        tokenizer, start = sha256_of(member.tokenizer), member.before[-1].checkpoint
+        weights, settings, chat = member.weights(), self.settings, ChatTokenizer.read(member.tokenizer)
         hashes = [
             [sha256_of(Path(path)) for path in files]
             for files in (settings.pairs, settings.questions, settings.evaluate)
         ]
         chosen = {"length", "held_out"} | (_SAMPLING if settings.questions else set())
-        origin = start if settings.questions else ""
+        origin = member.before[-1].checkpoint if settings.questions else ""
         fields = settings.model_dump(mode="json", include=chosen)
-        key = content_hash([PREFERENCES_VERSION, tokenizer, fields, hashes[:2], origin])
+        key = content_hash([PREFERENCES_VERSION, sha256_of(member.tokenizer), fields, hashes[:2], origin])
         path = tokens_path(key)
         if not path.is_file():
             pairs = [each for name in settings.pairs for each in read_lines(Path(name), Preference)]
             if settings.questions:
                 pairs += _on_policy(settings, _loaded(member.layout, weights), chat, key, log)
             _write_pairs(path, pairs, chat, settings, log)
-        return Prefer(
-            layout=member.layout.to_json(), seed=settings.seed, tokenizer=member.tokenizer.resolve(),
-            tokenizer_sha256=tokenizer, settings=settings, tokens=key, weights=weights, weights_sha256=start,
-            pad=chat.pad, evaluations=hashes[2],
-        )  # fmt: skip
+        return Prefer.of(member, weights, settings, key, chat, evaluations=hashes[2])
 
 
 _SAMPLING = {"samples", "temperature", "answer_tokens", "judge", "judge_command", "seed"}
@@ -233,15 +226,10 @@ def _write_pairs(
     TokenisedConversations.write(path, rows, [0] * len(rows), each, {"pairs": len(kept)})
 
 
-class Prefer(TrainingPlan):
-    """Plan of a preference alignment."""
+class Prefer(ConversationPlan):
+    """Plan of a preference alignment; `tokens` are those of both answers of each preference."""
 
     settings: PreferSettings
-    tokens: str
-    """Key of the tokenised preferences."""
-    weights: Path
-    weights_sha256: str
-    pad: int
     evaluations: list[str]
 
     def key_inputs(self) -> dict[str, Any]:
@@ -262,19 +250,6 @@ class Prefer(TrainingPlan):
             "tokenizer": self.tokenizer_sha256,
             "preferences": len(data.lengths) // 2,
         }
-
-    @property
-    def most_workers(self) -> int:
-        """See `TrainingPlan`."""
-        return self.settings.batch
-
-    def start(self, own: Path, log: Log) -> tuple[Path | None, str]:
-        """See `TrainingPlan`."""
-        return self.weights, f"checkpoint:{self.weights_sha256}"
-
-    def optimiser(self) -> Optimiser:
-        """See `TrainingPlan`."""
-        return self.settings.optimiser()
 
     def stages(self, worker: Worker) -> list[Stage]:
         """See `TrainingPlan`."""

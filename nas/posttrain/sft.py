@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -37,7 +37,6 @@ from nas.posttrain.objective import answer_nats, dropped_embeddings
 from nas.pretrain.member_training import MemberToTrain, TrainingPlan, TrainingRequest
 from nas.pretrain.recipe import Schedule
 from nas.release.files import sha256_of
-from nas.release.tokenizer import read_tokenizer
 
 CONVERSATIONS_VERSION = 1
 """Part of keys: increase it with every change after which the same files give other ids or another selection."""
@@ -308,8 +307,7 @@ class SftRequest(TrainingRequest):
 
     def plan(self, member: MemberToTrain, log: Log) -> Sft:
         """See `TrainingRequest`."""
-        weights, settings = member.weights(), self.settings
-        chat = ChatTokenizer(read_tokenizer(member.tokenizer), str(member.tokenizer))
+        weights, settings, chat = member.weights(), self.settings, ChatTokenizer.read(member.tokenizer)
         tokenizer = sha256_of(member.tokenizer)
         files, evaluations = ([Path(source.path) for source in settings.data], list(map(Path, settings.evaluate)))
         key = content_hash(
@@ -329,11 +327,7 @@ class SftRequest(TrainingRequest):
             TokenisedConversations.write(path, rows, selected.sources, held_out, selected.dropped)
             dropped = ", ".join(f"{name} {count:,}" for name, count in selected.dropped.items() if count)
             log(f"{len(selected.conversations):,} conversations; dropped: {dropped or 'none'}")
-        return Sft(
-            layout=member.layout.to_json(), seed=settings.seed, tokenizer=member.tokenizer.resolve(),
-            tokenizer_sha256=tokenizer, settings=settings, tokens=key, weights=weights,
-            weights_sha256=member.before[-1].checkpoint, pad=chat.pad,
-        )  # fmt: skip
+        return Sft.of(member, weights, settings, key, chat)
 
 
 def tokens_path(key: str) -> Path:
@@ -341,15 +335,46 @@ def tokens_path(key: str) -> Path:
     return paths.cache() / "conversations" / f"{key}.safetensors"
 
 
-class Sft(TrainingPlan):
-    """Plan of a fine-tuning."""
+class ConversationPlan(TrainingPlan):
+    """Plan of a training on conversations that starts from the member's weights."""
 
-    settings: SftSettings
+    settings: TrainingSettings
     tokens: str
     """Key of the tokenised conversations."""
     weights: Path
     weights_sha256: str
     pad: int
+
+    @classmethod
+    def of(
+        cls, member: MemberToTrain, weights: Path, settings: TrainingSettings, tokens: str, chat: ChatTokenizer,
+        **more: Any,
+    ) -> Self:  # fmt: skip
+        """Returns the plan of a member's training from `weights`; `more` are fields of the subclass."""
+        return cls(
+            layout=member.layout.to_json(), seed=settings.seed, tokenizer=member.tokenizer.resolve(),
+            tokenizer_sha256=sha256_of(member.tokenizer), settings=settings, tokens=tokens, weights=weights,
+            weights_sha256=member.before[-1].checkpoint, pad=chat.pad, **more,
+        )  # fmt: skip
+
+    @property
+    def most_workers(self) -> int:
+        """See `TrainingPlan`."""
+        return self.settings.batch
+
+    def start(self, own: Path, log: Log) -> tuple[Path | None, str]:
+        """See `TrainingPlan`."""
+        return self.weights, f"checkpoint:{self.weights_sha256}"
+
+    def optimiser(self) -> Optimiser:
+        """See `TrainingPlan`."""
+        return self.settings.optimiser()
+
+
+class Sft(ConversationPlan):
+    """Plan of a fine-tuning."""
+
+    settings: SftSettings
 
     def key_inputs(self) -> dict[str, Any]:
         """See `TrainingPlan`."""
@@ -369,19 +394,6 @@ class Sft(TrainingPlan):
             "conversations": len(data.lengths),
             "padding": round(padding_share(lengths, _TOKENS_AT_ONCE[0]), 4),
         }
-
-    @property
-    def most_workers(self) -> int:
-        """See `TrainingPlan`."""
-        return self.settings.batch
-
-    def start(self, own: Path, log: Log) -> tuple[Path | None, str]:
-        """See `TrainingPlan`."""
-        return self.weights, f"checkpoint:{self.weights_sha256}"
-
-    def optimiser(self) -> Optimiser:
-        """See `TrainingPlan`."""
-        return self.settings.optimiser()
 
     def stages(self, worker: Worker) -> list[Stage]:
         """See `TrainingPlan`."""
