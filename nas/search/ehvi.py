@@ -88,18 +88,6 @@ class Improvement:
         return np.asarray(gain.sum(axis=1) * self._share, dtype=np.float64)
 
 
-def expected_improvement(mean: Array, sd: Array, front: Array, reference: Sequence[float]) -> Array:
-    """Returns [N] expected hypervolume improvements.
-
-    Args:
-        mean: [N, M] predicted coordinates.
-        sd: [N, M] their standard deviations, above 0.
-        front: [F, M] coordinates reached, F >= 0.
-        reference: [M], the worst corner.
-    """
-    return Improvement(front, reference, lowest(mean, sd)).expected(mean, sd)
-
-
 def lowest(mean: Array, sd: Array) -> Array:
     """Returns [M] lower bounds that none of [N, M] forecasts is likely to pass."""
     return np.asarray((mean - _WIDE * sd).min(axis=0))
