@@ -12,7 +12,7 @@ from __future__ import annotations
 import gc
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -54,9 +54,15 @@ def reason_to_leave_out(item: pytest.Item, absent: Iterable[str]) -> str:
     return next((name for name in absent if name in named or used & set(tools_for_tests.GROUPS[name].fixtures)), "")
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
     """Keeps the garbage collector from walking through the imported modules again and again: a tenth of the time."""
-    gc.freeze()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

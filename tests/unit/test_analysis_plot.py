@@ -63,7 +63,8 @@ def test_three_objectives_make_three_panels_with_everything_on_them(report: dict
 
 
 def test_a_study_without_complete_trials_is_drawn_too(report: dict[str, Any], tmp_path: Path) -> None:
-    report |= {"front": [], "ranking": [], "references": [], "budgets": [], "hypervolume": None}
+    report |= {"objectives": [QUALITY, LATENCY], "front": [], "ranking": [], "references": [], "budgets": []}
+    report["hypervolume"] = None
     png, _ = draw_front(report, tmp_path)
     assert png.stat().st_size > 0
 
@@ -84,11 +85,12 @@ def test_budgets_are_not_drawn_on_axes_that_are_ratios(report: dict[str, Any], t
 
 
 def test_noisy_trials_are_set_apart(report: dict[str, Any], tmp_path: Path) -> None:
-    report["noisy"] = [row(4, 1.2, 200, 40)]
+    report |= {"objectives": [QUALITY, LATENCY], "noisy": [row(4, 1.2, 200, 40)]}
     _, svg = draw_front(report, tmp_path)
     assert ">noisy</text>" in svg.read_text()
 
 
 def test_equal_reports_give_equal_files(report: dict[str, Any], tmp_path: Path) -> None:
+    report["objectives"] = [QUALITY, LATENCY]
     first, second = draw_front(report, tmp_path / "a"), draw_front(report, tmp_path / "b")
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]

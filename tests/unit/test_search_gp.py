@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from sklearn.gaussian_process import GaussianProcessRegressor  # type: ignore[import-untyped]
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel  # type: ignore[import-untyped]
 
 from nas.search.gp import Array, Weights, _loss, fit, left_out, tune
 
@@ -24,6 +22,10 @@ def kernels(a: Array, b: Array) -> Array:
 
 
 def test_posterior_is_that_of_another_implementation() -> None:
+    # Here, because every process of a test run imports every test file.
+    from sklearn.gaussian_process import GaussianProcessRegressor  # type: ignore[import-untyped]
+    from sklearn.gaussian_process.kernels import RBF, ConstantKernel  # type: ignore[import-untyped]
+
     targets = np.sin(ROWS[:, 0]) + 5.0
     noise = RNG.uniform(0.001, 0.05, 30)
     scale = targets.std()
