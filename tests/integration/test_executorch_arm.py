@@ -22,7 +22,16 @@ from nas.runtimes.executorch.builds import LIBRARIES, Build
 from nas.runtimes.executorch.runtime import EXECUTORCH
 from nas.runtimes.toolchain import emulator_of
 from nas.testing.executorch_gate import gate
-from nas.testing.planted_faults import FAULTS, MOE_FAULTS, PLANTED, PLANTED_GDN, PLANTED_MOE, Fault
+from nas.testing.planted_faults import (
+    FAULTS,
+    MOE_FAULTS,
+    PLANTED,
+    PLANTED_GDN,
+    PLANTED_LATENT,
+    PLANTED_MOE,
+    PLANTED_PARTS,
+    Fault,
+)
 
 # The first test compiles, and blocks are lowered the first time.
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.needs("arm64")]
@@ -34,6 +43,8 @@ LAYOUTS = {
     "windows and sinks": "d256 v512 ffn=swiglu:512 [W4/2@32 W4/2@32(sink=1)]",
     "Mamba-2": "d256 v512 ffn=swiglu:512 [M16*2]",
     "Gated DeltaNet": PLANTED_GDN.format(),
+    "latent attention": PLANTED_LATENT.format(),
+    "Canon, shared experts, squared ReLU": PLANTED_PARTS.format(),
     "experts": "d256 v512 ffn=moe:8x2:64 [A4/2 A4/2+moe:8x4:96]",
     "lfm2": PLANTED.format(),
     "lfm2moe": PLANTED_MOE.format(),

@@ -19,7 +19,17 @@ from nas.runtimes.llama_cpp.builds import Build
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.runtimes.runner import Feed, here, runner_logits
 from nas.testing.llama_cpp_gate import gate
-from nas.testing.planted_faults import FAULTS, MOE_FAULTS, PLANTED, PLANTED_CHOICE, PLANTED_MOE, Fault, checkpoint
+from nas.testing.planted_faults import (
+    FAULTS,
+    MOE_FAULTS,
+    PLANTED,
+    PLANTED_CHOICE,
+    PLANTED_LATENT,
+    PLANTED_MOE,
+    PLANTED_PARTS,
+    Fault,
+    checkpoint,
+)
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.needs("arm64")]  # the first test compiles
 
@@ -35,6 +45,8 @@ LAYOUTS = {
     "Mamba-2": "d256 v512 ffn=swiglu:512 [M16*3]",
     "feed-forwards": "d256 v512 ffn=swiglu:512 [C3 A4/2+swiglu:768 C3+swiglu:352]",
     "experts": "d256 v512 ffn=moe:8x2:64 [A4/2*2 A4/2+moe:8x4:96]",
+    "latent attention": PLANTED_LATENT.format(),
+    "Canon, shared experts, squared ReLU": PLANTED_PARTS.format(),
     "all": "d256 v512 ffn=moe:8x2:64 [M16 A4/2 C3+swiglu:512 W4/2@32(sink=1)+moe:8x4:96 C5 A8/8(qk_norm=0)]",
 }
 

@@ -1,0 +1,432 @@
+"""Every kind of block on both runtimes: parity with references, and time and memory against grouped-query attention.
+
+    python -m benchmarks.blocks parity [--target aarch64-linux]
+    python -m benchmarks.blocks time [--minutes 6]
+    python -m benchmarks.blocks page
+
+`parity` compares each module in float32 with its formula, written out token by token from its paper, and with
+transformers' class of it, and each runtime's file with PyTorch by the equivalence gate. `time` runs rounds of fresh
+processes with one thread, every block on both runtimes in random order; its ratios are of CPU time within one round, so
+that other work on the machine shifts them little. It begins no round that may not end in time. Both append to
+`benchmarks/recorded/blocks`, a line per result: run again, `parity` goes on where it ended, `time` adds rounds. `page`
+writes docs/measured/blocks.md from these files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from benchmarks.equivalence_tables import digits, say, table, write_tables
+from benchmarks.runs import decode_ms, exported
+from nas.core.block import Block
+from nas.core.layout import Layout
+from nas.core.workload import Workload
+from nas.nn.base import MODULES, Mixer
+from nas.nn.model import Model
+from nas.nn.primitives import draw_weights
+from nas.nn.transformers import to_transformers, transformers_config
+from nas.runtimes import RUNTIMES
+from nas.runtimes.executorch import build as executorch_build
+from nas.runtimes.llama_cpp import build as llama_cpp_build
+from nas.runtimes.toolchain import host_target
+from nas.testing import executorch_gate, llama_cpp_gate
+from nas.testing.twins import TWINS, twin_of
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORDED = ROOT / "benchmarks" / "recorded" / "blocks"
+PAGE = ROOT / "docs" / "measured" / "blocks.md"
+WIDTH, LENGTH = 64, 150
+"""Of parity in float32: longer than two chunks of every chunked form."""
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A block whose parity is measured.
+
+    Args:
+        text: of a module of width 64.
+        formula: "module:function" of the reference that is written out token by token.
+        source: of the formula.
+        files: the layout that runtimes carry.
+        theirs: transformers' class, of a module in `TWINS` or of a whole layout; empty: it has none.
+        layout: where `theirs` is of a whole layout, that layout.
+    """
+
+    text: str
+    formula: str
+    source: str
+    files: str
+    theirs: str = ""
+    layout: str = ""
+
+
+EXAMPLES = {
+    "conv": Example(
+        "C3", "nas.nn.conv:reference_gated_short_conv", "LFM2", "d256 v512 ffn=swiglu:512 [C3 C5*2]",
+        "Lfm2ForCausalLM", "d64 v128 ffn=swiglu:160 [C3*2 A4/2 C3]",
+    ),
+    "gqa": Example(
+        "A4/2", "nas.nn.gqa:reference_gqa", "Ainslie 2023", "d256 v512 ffn=swiglu:512 [A8/4 A4/1]",
+        "Qwen3ForCausalLM", "d64 v128 ffn=swiglu:96 [A4/2*3]",
+    ),
+    "gqa with Canon": Example(
+        "A4/2(canon=4)", "nas.nn.gqa:reference_gqa", "Allen-Zhu 2025", "d256 v512 ffn=swiglu:512 [A8/4(canon=4)*2]",
+    ),
+    "swa": Example(
+        "W4/2@32", "nas.nn.swa:reference_swa", "Beltagy 2020", "d256 v512 ffn=swiglu:512 [W4/2@32*3]",
+    ),
+    "swa with sinks": Example(
+        "W4/2@32(qk_norm=0,rope_theta=10000,sink=1)", "nas.nn.swa:reference_swa", "gpt-oss",
+        "d256 v512 ffn=swiglu:512 [W4/2@32(sink=1)*3]", "GptOssAttention",
+    ),
+    "mla": Example(
+        "L4/32(rope_theta=10000)", "nas.nn.mla:reference_mla", "DeepSeek-V2",
+        "d256 v512 ffn=swiglu:512 [L4/64*2]", "DeepseekV2Attention",
+    ),
+    "mla, compressed queries": Example(
+        "L4/32(query=24,rope_theta=10000)", "nas.nn.mla:reference_mla", "DeepSeek-V2",
+        "d256 v512 ffn=relu2:512 [L4/64 L4/64(query=96)]", "DeepseekV2Attention",
+    ),
+    "mamba2": Example(
+        "M16(heads=4)", "nas.nn.mamba2:reference_mamba2", "Dao 2024", "d256 v512 ffn=swiglu:512 [M16*3]",
+        "Mamba2Mixer",
+    ),
+    "gdn": Example(
+        "D4/2", "nas.nn.gdn:reference_gdn", "Yang 2024", "d256 v512 ffn=swiglu:512 [D8/4*2]",
+        "Qwen3NextGatedDeltaNet",
+    ),
+    "gla": Example("G4", "nas.nn.gla:reference_gla", "Yang 2023", "d256 v512 ffn=swiglu:512 [G8*2]"),
+    "mlstm": Example(
+        "X4", "nas.nn.mlstm:reference_mlstm", "Beck 2024", "d256 v512 ffn=swiglu:512 [X4*2]", "xLSTMLayer",
+    ),
+    "swiglu": Example(
+        "swiglu:160", "nas.nn.swiglu:reference_swiglu", "Shazeer 2020",
+        "d256 v512 ffn=swiglu:512 [C3 A4/2+swiglu:768]", "Qwen3ForCausalLM", "d64 v128 ffn=swiglu:96 [A4/2*3]",
+    ),
+    "relu2": Example("relu2:160", "nas.nn.relu2:reference_relu2", "So 2021", "d256 v512 ffn=relu2:512 [C3 A4/2]"),
+    "moe": Example(
+        "moe:8x2:48", "nas.nn.moe:reference_moe", "LFM2", "d256 v512 ffn=moe:8x2:64 [A4/2*2]",
+        "Lfm2MoeForCausalLM", "d64 v128 ffn=moe:8x2:32 [C3+swiglu:96*2 A4/2 C3 A4/2]",
+    ),
+    "moe with shared experts": Example(
+        "moe:8x2:48(shared=1)", "nas.nn.moe:reference_moe", "Dai 2024",
+        "d256 v512 ffn=moe:8x2:64(shared=2) [C3 A4/2]",
+    ),
+}  # fmt: skip
+
+MIXERS = {
+    "gqa": "A8/4", "gqa with Canon": "A8/4(canon=4)", "swa": "W8/4@512", "mla": "L8/128", "conv": "C3", "mamba2": "M",
+    "gdn": "D4", "gla": "G4", "mlstm": "X4",
+}  # fmt: skip
+FEED_FORWARDS = {
+    "swiglu": "swiglu:2048", "relu2": "relu2:3072", "moe": "moe:8x2:1024",
+    "moe with shared experts": "moe:8x1:1024(shared=1)",
+}  # fmt: skip
+"""With as many active weights."""
+TIMED = {name: f"d512 v512 ffn=swiglu:256 [{text}*2]" for name, text in MIXERS.items()} | {
+    name: f"d512 v512 ffn={text} [A8/4*2]" for name, text in FEED_FORWARDS.items()
+}
+CONTEXTS = (1024, 4096)
+GEN = 32
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("parity", "time", "page"))
+    parser.add_argument("--target", default=host_target(), help="machine of parity; another's runs by emulation")
+    parser.add_argument("--minutes", type=float, default=6.0, help="of `time`")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.what == "parity":
+        measure_parity(options.target)
+    elif options.what == "time":
+        measure_time(60 * options.minutes)
+    else:
+        write_tables(PAGE, [*parity_tables(recorded("parity")), *time_tables(recorded("time"))])
+
+
+def recorded(name: str) -> list[Row]:
+    """Returns the results of a file, first to last."""
+    path = RECORDED / f"{name}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def record(name: str, rows: Iterable[Row]) -> None:
+    """Appends results to a file."""
+    RECORDED.mkdir(parents=True, exist_ok=True)
+    with (RECORDED / f"{name}.jsonl").open("a") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def measure_parity(target: str) -> None:
+    """Adds what is missing: one line for each module, one for each file on each machine."""
+    done = {(row["block"], row["by"], row.get("target", "")) for row in recorded("parity")}
+    for name, example in EXAMPLES.items():
+        if (name, "float32", "") not in done:
+            say(f"{name}: float32")
+            record("parity", [{"block": name, "by": "float32", **float_parity(example)}])
+        for by in ("llama.cpp f32", "llama.cpp q4_0", "executorch 8da4w"):
+            if (name, by, target) not in done:
+                say(f"{name}: {by} on {target}")
+                record("parity", [{"block": name, "by": by, "target": target, **file_parity(example, by, target)}])
+
+
+def float_parity(example: Example) -> Row:
+    """Returns greatest errors of a module, relative to the greatest number of what it is compared with."""
+    block = Block.parse(example.text, "ffn" if ":" in example.text and example.text[0].islower() else "mixer")
+    module: Any = MODULES[block.kind](block, WIDTH)
+    draw_weights(module, 0, depth=4)
+    noise = torch.Generator().manual_seed(1)
+    for tensor in module.state_dict().values():
+        tensor += 0.1 * torch.rand(tensor.shape, generator=noise)
+    module.eval()
+    x = torch.randn(1, LENGTH, WIDTH, generator=torch.Generator().manual_seed(2))
+    place, _, function = example.formula.partition(":")
+    formula = getattr(importlib.import_module(place), function)
+    with torch.no_grad():
+        whole = _output(module, x)
+        row = {"example": example.text, "formula": _error(whole[0], formula(module.block, module.state_dict(), x[0]))}
+        if isinstance(module, Mixer):
+            row["steps"] = _error(_by_steps(module, x), whole)
+    row["future"] = _seen_of_the_future(module, x)
+    row["transformers"] = _transformers_error(example, module, x)
+    module.double()
+    ours, theirs = (x.double().requires_grad_() for _ in range(2))
+    _output(module, ours).square().sum().backward()
+    formula(module.block, {n: w.detach() for n, w in module.state_dict().items()}, theirs[0]).square().sum().backward()
+    assert ours.grad is not None and theirs.grad is not None
+    return row | {"gradient": _error(ours.grad, theirs.grad)}
+
+
+def _transformers_error(example: Example, module: Any, x: Tensor) -> float | None:
+    if not example.theirs:
+        return None
+    with torch.no_grad():
+        if not example.layout:
+            twin = twin_of(module, WIDTH)
+            assert type(twin.module).__name__ == example.theirs and module.block.kind in TWINS
+            return _error(_output(module, x), twin(x))
+        layout = Layout.parse(example.layout)
+        ours = Model(layout, seed=3).eval()
+        noise = torch.Generator().manual_seed(4)
+        for tensor in ours.state_dict().values():
+            tensor += 0.05 * torch.randn(tensor.shape, generator=noise)
+        theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(**transformers_config(layout))).eval()
+        assert type(theirs).__name__ == example.theirs
+        theirs.load_state_dict(to_transformers(layout, ours.state_dict()), strict=False)
+        theirs.tie_weights()
+        ids = torch.randint(1, 128, (2, LENGTH), generator=torch.Generator().manual_seed(0))
+        return _error(ours(ids), theirs(ids).logits)
+
+
+def _output(module: Any, x: Tensor) -> Tensor:
+    y: Tensor = module(x)[0] if isinstance(module, Mixer) else module(x)
+    return y
+
+
+def _by_steps(module: Mixer, x: Tensor) -> Tensor:
+    parts, state = [], module.init_state(1, x.dtype, x.device)
+    for t in range(x.shape[1]):
+        y, state = module.step(x[:, t], state)
+        parts.append(y)
+    return torch.stack(parts, 1)
+
+
+def _seen_of_the_future(module: Any, x: Tensor) -> float:
+    """Returns the greatest gradient of outputs with respect to later inputs: 0 of a causal block."""
+    x, at = x.clone().requires_grad_(), LENGTH // 2
+    (seen,) = torch.autograd.grad(_output(module, x)[:, at].square().sum(), x)
+    return float(seen[:, at + 1 :].abs().max())
+
+
+def _error(found: Tensor, wanted: Tensor) -> float:
+    return float(f"{float((found - wanted).abs().max() / wanted.abs().max()):.2g}")
+
+
+def file_parity(example: Example, by: str, target: str) -> Row:
+    """Returns error and limit of the equivalence gate, or why the runtime refuses the layout."""
+    runtime, _, quantisation = by.partition(" ")
+    layout = Layout.parse(example.files)
+    support = RUNTIMES[runtime].supports(layout)
+    if not support:
+        return {"layout": example.files, "refused": "; ".join(support.reasons)}
+    place = "host" if target == host_target() else target
+    with tempfile.TemporaryDirectory() as folder:
+        if runtime == "llama.cpp":
+            made = llama_cpp_build.build(place, log=say, patched=True)
+            report = llama_cpp_gate.gate(Path(folder), quantisation, layout, made)
+        else:
+            report = executorch_gate.gate(Path(folder), layout, executorch_build.build(place, log=say))
+    return {
+        "layout": example.files,
+        "error": digits(report.error),
+        "limit": digits(report.limit),
+        "passed": bool(report.passed),
+    }
+
+
+def measure_time(budget_s: float) -> None:
+    """Adds rounds; the time begins when all files are written."""
+    with ExitStack() as stack:
+        models = {
+            (runtime, name): stack.enter_context(exported(Layout.parse(text), runtime))
+            for name, text in TIMED.items()
+            for runtime in RUNTIMES
+            if RUNTIMES[runtime].supports(Layout.parse(text))
+        }
+        places = [
+            (*key, context) for key in models for context in CONTEXTS if key[1] in MIXERS or context == CONTEXTS[0]
+        ]
+        number = max((row["round"] for row in recorded("time")), default=0)
+        begun, longest, rng = time.monotonic(), 0.0, random.Random(number)
+        while time.monotonic() - begun + longest < budget_s:
+            number, started, rows = number + 1, time.monotonic(), []
+            rng.shuffle(places)
+            for runtime, name, context in places:
+                sample = models[runtime, name].run(Workload(prompt=context, gen=GEN, threads=1))
+                rows.append(
+                    {
+                        "round": number, "runtime": runtime, "block": name, "context": context,
+                        "prefill_ms": round(sample.ttft_ms, 3),
+                        "decode_ms": round(statistics.median(decode_ms(sample)), 4),
+                        "prefill_cpu_ms": sample.prefill_cpu_ms,
+                        "decode_cpu_ms": round(statistics.median(sample.decode_cpu_ns or [0]) / 1e6, 4),
+                        "peak_rss_mb": sample.peak_rss_mb,
+                    }
+                )  # fmt: skip
+            record("time", rows)
+            longest = max(longest, time.monotonic() - started)
+            say(f"round {number}: {time.monotonic() - started:.0f} s")
+
+
+def parity_tables(rows: Sequence[Row]) -> list[str]:
+    """Returns the tables of `parity`."""
+    floats = {row["block"]: row for row in rows if row["by"] == "float32"}
+    files = {(row["block"], row["by"], row["target"]): row for row in rows if row["by"] != "float32"}
+    targets = list(dict.fromkeys(target for _, _, target in files))
+    shown = [
+        (
+            name, f"`{row['example']}`", EXAMPLES[name].source, row["formula"], row["gradient"], row.get("steps", "-"),
+            "yes" if row["future"] == 0 else f"NO: {row['future']:.1g}",
+            EXAMPLES[name].theirs or "none", row["transformers"] if EXAMPLES[name].theirs else "-",
+        )
+        for name, row in floats.items()
+    ]  # fmt: skip
+    head = (
+        "block",
+        "example",
+        "formula of",
+        "error",
+        "of gradients",
+        "steps",
+        "causal",
+        "transformers' class",
+        "error",
+    )
+    parts = ["### Modules in float32", table(head, shown)]
+    ways = ("llama.cpp f32", "llama.cpp q4_0", "executorch 8da4w")
+    for target in targets:
+        lines = [
+            (name, f"`{example.files}`", *(_gate(files.get((name, by, target))) for by in ways))
+            for name, example in EXAMPLES.items()
+        ]
+        parts += [f"### Files on {target}: error / limit", table(("block", "layout", *ways), lines)]
+    return parts
+
+
+def _gate(row: Row | None) -> str:
+    if row is None:
+        return "not run"
+    if "refused" in row:
+        return "refused"
+    return f"{row['error']:.2g} / {row['limit']:.2g}" + "" * row["passed"] + " FAILED" * (not row["passed"])
+
+
+def time_tables(rows: Sequence[Row]) -> list[str]:
+    """Returns the tables of `time`."""
+    of = {(row["runtime"], row["block"], row["context"], row["round"]): row for row in rows}
+    rounds = sorted({row["round"] for row in rows})
+
+    def ratio(runtime: str, name: str, base: str, context: int, what: str) -> str:
+        if (runtime, name, context, rounds[0]) not in of:
+            return "-"
+        found = [of[runtime, name, context, n][what] / of[runtime, base, context, n][what] for n in rounds]
+        return f"{statistics.median(found):.2f} ({min(found):.2f} to {max(found):.2f})"
+
+    def growth(runtime: str, name: str) -> str:
+        if (runtime, name, CONTEXTS[0], rounds[0]) not in of:
+            return "-"
+        first, last = (
+            statistics.median(of[runtime, name, context, n]["peak_rss_mb"] for n in rounds) for context in CONTEXTS
+        )
+        return f"{last - first:.1f}"
+
+    if not rounds:
+        return []
+    head = ("block", *(f"{what} at {context}" for context in CONTEXTS for what in ("prefill", "decode")))
+    parts = []
+    for runtime in RUNTIMES:
+        lines = [
+            (
+                name,
+                *(
+                    ratio(runtime, name, "gqa", context, what)
+                    for context in CONTEXTS
+                    for what in ("prefill_cpu_ms", "decode_cpu_ms")
+                ),
+            )
+            for name in MIXERS
+        ]
+        parts += [f"### Mixers over grouped-query attention, {runtime}, {len(rounds)} rounds", table(head, lines)]
+    short = ("block", *(f"{runtime}: {what}" for runtime in RUNTIMES for what in ("prefill", "decode")))
+    lines = [
+        (
+            f"{name} (`{FEED_FORWARDS[name]}`)",
+            *(
+                ratio(runtime, name, "swiglu", CONTEXTS[0], what)
+                for runtime in RUNTIMES
+                for what in ("prefill_cpu_ms", "decode_cpu_ms")
+            ),
+        )
+        for name in FEED_FORWARDS
+    ]
+    parts += ["### Feed-forwards of as many active weights over SwiGLU, at 1024", table(short, lines)]
+    memory = [
+        (
+            name,
+            *(f"{_cache_mb(name, context):.2f}" for context in CONTEXTS),
+            f"{_cache_mb(name, CONTEXTS[1]) - _cache_mb(name, CONTEXTS[0]):.2f}",
+            *(growth(runtime, name) for runtime in RUNTIMES),
+        )
+        for name in MIXERS
+    ]
+    columns = (
+        "block", *(f"cache and state at {context}, MB" for context in CONTEXTS), "growth by arithmetic, MB",
+        *(f"growth of peak memory, {runtime}, MB" for runtime in RUNTIMES),
+    )  # fmt: skip
+    return [*parts, "### Memory over context", table(columns, memory)]
+
+
+def _cache_mb(name: str, context: int) -> float:
+    layout = Layout.parse(TIMED[name])
+    return (layout.kv_bytes(Workload(prompt=context, gen=GEN).window) + layout.state_bytes()) / 1e6
+
+
+if __name__ == "__main__":
+    main()

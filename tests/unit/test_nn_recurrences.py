@@ -1,0 +1,295 @@
+"""Mixers with a memory of fixed size: the chunked form is the recurrence, forwards and backwards, and transformers'."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from nas.core.block import Block
+from nas.core.errors import InvalidInput
+from nas.core.layout import Layout, narrow
+from nas.nn.base import MODULES
+from nas.nn.gdn import delta_rule, reference_gdn
+from nas.nn.gla import gated_linear_attention, reference_gla
+from nas.nn.mamba2 import reference_mamba2
+from nas.nn.mlstm import reference_mlstm
+from nas.nn.primitives import draw_weights
+from nas.nn.ssd import ssd
+from nas.testing.twins import twin_of
+
+WIDTH, LENGTH = 32, 150
+CUTS = ([64, 64, 22], [63, 1, 1, 85], [1, 149], [149, 1])
+
+
+def mixer(text: str, width: int = WIDTH) -> Any:
+    """A module with no weight at a special value."""
+    block = Block.parse(text, "mixer")
+    module = MODULES[block.kind](block, width)
+    draw_weights(module, 0, depth=4)
+    noise = torch.Generator().manual_seed(1)
+    for tensor in module.state_dict().values():
+        tensor += 0.1 * torch.rand(tensor.shape, generator=noise)
+    return module.eval()
+
+
+def sequence(batch: int = 2, length: int = LENGTH) -> Tensor:
+    return torch.randn(batch, length, WIDTH, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize(
+    ("text", "reference", "gates", "tolerance", "lengths"),
+    [
+        ("M8(groups=2,heads=4)", reference_mamba2, 0.0, 1e-10, (1, 63, 64, 65, 128, 150)),
+        ("D2/1:8", reference_gdn, 0.0, 1e-10, (1, 64, 65, 150)),
+        ("G2(rank=4)", reference_gla, 0.0, 1e-10, (1, 16, 17, 64, 65, 150)),
+        ("X2(key_dim=5)", reference_mlstm, 0.0, 1e-8, (1, 64, 65, 150)),
+        # Input gates at their cap, whose exponential is 3 million.
+        ("X2(key_dim=5)", reference_mlstm, 30.0, 1e-8, (1, 64, 65, 150)),
+    ],
+)
+@torch.no_grad()
+def test_any_number_of_chunks_is_the_recurrence(
+    text: str, reference: Callable[..., Tensor], gates: float, tolerance: float, lengths: tuple[int, ...]
+) -> None:
+    module = mixer(text).double()
+    if gates:
+        module.gate_bias[:2] += gates
+    for length in lengths:
+        x = sequence(1, length).double()
+        wanted = reference(module.block, module.state_dict(), x[0])
+        torch.testing.assert_close(module(x)[0][0], wanted, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("text", ["M8(groups=2,heads=4)", "D4/2", "G4", "X4"])
+@torch.no_grad()
+def test_a_sequence_may_be_cut_anywhere(text: str) -> None:
+    module, x = mixer(text).double(), sequence().double()
+    whole, end = module(x)
+    for cuts in CUTS:
+        state, parts = None, []
+        for part in torch.split(x, cuts, 1):
+            y, state = module(part, state)
+            parts.append(y)
+        torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=0, atol=1e-10)
+        torch.testing.assert_close(state, end, rtol=1e-9, atol=1e-10)
+
+
+def ssd_recurrence(u: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+    """What `ssd` says it computes."""
+    repeat = u.shape[2] // b.shape[2]
+    out = []
+    for t in range(u.shape[1]):
+        write, read = (part[:, t].repeat_interleave(repeat, 1) for part in (b, c))
+        memory = log_decay[:, t].exp()[..., None, None] * memory + u[:, t, :, :, None] * write[:, :, None]
+        out.append((memory @ read[..., None])[..., 0])
+    return torch.stack(out, 1), memory
+
+
+def delta_recurrence(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, memory: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What `delta_rule` says it computes."""
+    out = []
+    for t in range(q.shape[1]):
+        memory = log_decay[:, t].exp()[..., None, None] * memory
+        missing = v[:, t] - (memory.mT @ k[:, t, :, :, None])[..., 0]
+        memory = memory + (beta[:, t, :, None] * k[:, t])[..., None] * missing[..., None, :]
+        out.append((memory.mT @ q[:, t, :, :, None])[..., 0])
+    return torch.stack(out, 1), memory
+
+
+def gla_recurrence(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+    """Equation 3 of the paper (Yang et al. 2023), for a batch of heads."""
+    out = []
+    for t in range(q.shape[1]):
+        memory = log_decay[:, t].exp()[..., None] * memory + k[:, t, :, :, None] * v[:, t, :, None]
+        out.append((memory.mT @ q[:, t, :, :, None])[..., 0])
+    return torch.stack(out, 1), memory
+
+
+class Recurrence(NamedTuple):
+    """A chunked function, what it computes, the shapes of its arguments, and how these are made of free numbers."""
+
+    chunked: Callable[..., Any]
+    plain: Callable[..., Any]
+    shapes: list[tuple[int, ...]]
+    arguments: Callable[..., tuple[Tensor, ...]]
+
+
+RECURRENCES = {
+    "ssd": Recurrence(
+        ssd,
+        ssd_recurrence,
+        [(1, 70, 4, 3), (1, 70, 4), (1, 70, 2, 5), (1, 70, 2, 5), (1, 4, 3, 5)],
+        lambda u, decay, b, c, memory: (u, -decay.exp(), b, c, memory),
+    ),
+    "delta rule": Recurrence(
+        delta_rule,
+        delta_recurrence,
+        [(1, 70, 2, 5), (1, 70, 2, 5), (1, 70, 2, 3), (1, 70, 2), (1, 70, 2), (1, 2, 5, 3)],
+        lambda q, k, v, decay, beta, memory: (
+            q, torch.nn.functional.normalize(k, dim=-1), v, -decay.exp(), beta.sigmoid(), memory
+        ),
+    ),
+    "gated linear attention": Recurrence(
+        gated_linear_attention,
+        gla_recurrence,
+        [(1, 70, 2, 5), (1, 70, 2, 5), (1, 70, 2, 3), (1, 70, 2, 5), (1, 2, 5, 3)],
+        lambda q, k, v, decay, memory: (q, k, v, -decay.exp(), memory),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RECURRENCES)
+def test_gradients_are_those_of_the_recurrence(name: str) -> None:
+    about, draw = RECURRENCES[name], torch.Generator().manual_seed(0)
+    free = [torch.randn(shape, generator=draw, dtype=torch.float64).requires_grad_() for shape in about.shapes]
+    results, grads = [], []
+    for compute in (about.chunked, about.plain):
+        pair = compute(*about.arguments(*free))
+        results.append(pair)
+        grads.append(torch.autograd.grad(sum(part.square().sum() for part in pair), free))
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=1e-10)
+    torch.testing.assert_close(grads[0], grads[1], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("text", "bias", "value"),
+    [
+        ("M8(heads=4)", "dt_bias", 80.0),
+        ("D4", "dt_bias", 80.0),
+        # exp(-20) a token: its product over a chunk is zero in float32, and its inverse infinite.
+        ("G4", "decay_bias", -320.0),
+    ],
+)
+def test_a_memory_that_decays_at_once_has_finite_gradients(text: str, bias: str, value: float) -> None:
+    module, x = mixer(text), sequence()
+    with torch.no_grad():
+        getattr(module, bias).fill_(value)
+    y, _ = module(x)
+    y.square().sum().backward()
+    assert y.isfinite().all()
+    assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in module.parameters())
+
+
+@torch.no_grad()
+def test_a_key_that_repeats_is_written_as_often_as_it_comes() -> None:
+    """The worst case of the delta rule's triangular system: one key over and over, never forgotten."""
+    k = torch.nn.functional.normalize(torch.ones(1, 1, 1, 8), dim=-1).expand(1, 200, 1, 8)
+    v = torch.randn(1, 200, 1, 4, generator=torch.Generator().manual_seed(0))
+    flat = torch.zeros(1, 200, 1)
+    y, _ = delta_rule(k, k, v, flat, flat + 0.999, torch.zeros(1, 1, 8, 4))
+    torch.testing.assert_close(y, v, rtol=0, atol=0.02)
+
+
+@torch.no_grad()
+def test_gates_at_their_cap_are_exact_in_float32() -> None:
+    module, exact, x = mixer("X2"), mixer("X2").double(), sequence(1)
+    for one in (module, exact):
+        one.gate_bias += 30.0  # all comes in, nothing is forgotten
+    torch.testing.assert_close(module(x)[0], exact(x.double())[0].float(), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("text", "tolerance", "changed"),
+    [
+        ("M16(heads=4)", 1e-4, "D"),
+        ("M(heads=8)", 1e-4, "D"),
+        ("M8(groups=2,heads=4)", 1e-4, "D"),
+        ("M8(conv=3,expand=3,heads=6)", 1e-4, "D"),
+        ("D4/2:8", 1e-5, "A_log"),
+        ("D4", 1e-5, "A_log"),
+        ("D2/1:16(conv=3)", 1e-5, "A_log"),
+        ("X4", 1e-4, "fgate_preact.bias"),
+        ("X2(key_dim=16)", 1e-4, "fgate_preact.bias"),
+    ],
+)
+@torch.no_grad()
+def test_outputs_are_those_of_transformers(text: str, tolerance: float, changed: str) -> None:
+    ours, x = mixer(text), sequence()
+    theirs = twin_of(ours, WIDTH)
+    torch.testing.assert_close(ours(x)[0], theirs(x), rtol=0, atol=tolerance)
+    theirs.module.get_parameter(changed).add_(0.5)
+    assert (ours(x)[0] - theirs(x)).abs().max() > 10 * tolerance
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "weights"),
+    [
+        # A linear layer of Qwen3-Next: 16 key heads and 32 value heads of 128 numbers, 4 taps.
+        ("D32/16:128", 2048, 2048 * (2 * 2048 + 2 * 4096 + 64) + 4 * 8192 + 64 + 128 + 4096 * 2048),
+        # Section 4.4 of the paper with keys as wide as values: five projections of d x d, and 16 d + 16 d to decays.
+        ("G4", 1024, 5 * 1024 * 1024 + 2 * 16 * 1024 + 1024 + 256),
+        # xLSTM-7B: 8 heads, keys of half the width of values.
+        ("X8", 4096, 4096 * (2048 * 2 + 4096 * 3 + 16) + 16 + 4096),
+    ],
+)
+def test_a_mixer_has_as_many_weights_as_published(text: str, width: int, weights: int) -> None:
+    block = Block.parse(text, "mixer")
+    assert block.spec.count(block, width).total == weights
+
+
+def test_the_published_mamba2_has_as_many_weights() -> None:
+    assert Layout.parse("d768 v50288 ffn=none [M*24]").params.total == 128_989_632
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("M", 3 * (2048 + 2 * 128) + 32 * 64 * 128),
+        ("D8/4", 3 * (2 * 4 + 8) * 128 + 8 * 128 * 128),
+        ("G8", 8 * 128 * 128),
+        ("X4", 4 * 128 * 257),
+    ],
+)
+def test_state_is_that_of_the_convolution_and_the_heads(text: str, numbers: int) -> None:
+    layout = Layout.parse(f"d1024 v65536 ffn=swiglu:4608 [{text}]")
+    assert layout.state_bytes() == 4 * numbers
+    assert layout.kv_bytes(1 << 20) == 0
+
+
+@pytest.mark.parametrize(
+    ("mixers", "width", "proxy"),
+    [
+        ("D8 D16/8:128 A16/8", 256, "d256 v256 ffn=swiglu:1152 [D8 D16/8:32 A16/8]"),
+        ("D8 D16/8:128 A16/8", 64, "d64 v256 ffn=swiglu:288 [D4 D8/4:16 A8/4]"),
+        ("G8 G16:128", 256, "d256 v256 ffn=swiglu:1152 [G8 G16:32]"),
+        ("G8 G16:128", 64, "d64 v256 ffn=swiglu:288 [G4 G8:16]"),
+        ("X4 X8(key_dim=128)", 256, "d256 v256 ffn=swiglu:1152 [X4 X8(key_dim=32)]"),
+    ],
+)
+def test_proxies_have_narrower_heads_then_fewer(mixers: str, width: int, proxy: str) -> None:
+    assert narrow(Layout.parse(f"d1024 v65536 ffn=swiglu:4608 [{mixers}]"), width, 256).format() == proxy
+
+
+@pytest.mark.parametrize(("text", "width"), [("M", 2048), ("D64:4", 64)])
+def test_step_sizes_and_decays_start_in_the_published_ranges(text: str, width: int) -> None:
+    block = Block.parse(text, "mixer")
+    module: Any = MODULES[block.kind](block, width)
+    draw_weights(module, 5, depth=2)
+    step, rate = torch.nn.functional.softplus(module.dt_bias), module.A_log.exp()
+    assert 0.9e-3 < step.min() < 2e-3 and 5e-2 < step.max() < 0.11
+    assert 0.99 < rate.min() < 3 and 14 < rate.max() < 16.01
+    if block.kind == "mamba2":
+        assert torch.all(module.D == 1) and torch.all(module.conv.bias == 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("d32 v64 ffn=none [M(expand=1)]", "inner width 32 is no multiple of 64; give the heads"),
+        ("d64 v64 ffn=none [M(heads=3)]", "3 heads do not divide the inner width 128"),
+        ("d64 v64 ffn=none [M(groups=3,heads=4)]", "3 groups do not divide 4 heads"),
+        ("d32 v64 ffn=none [D3]", "3 heads do not divide d_model 32; give the head size"),
+        ("d64 v64 ffn=none [D4/3]", "3 heads of queries and keys do not divide 4 heads"),
+        ("d32 v64 ffn=none [G3]", "3 heads do not divide d_model 32; give the head size"),
+        ("d32 v64 ffn=none [X3]", "3 heads do not divide d_model 32; give the head size"),
+    ],
+)
+def test_heads_that_do_not_fit_are_refused(text: str, reason: str) -> None:
+    with pytest.raises(InvalidInput, match=reason):
+        Layout.parse(text)
