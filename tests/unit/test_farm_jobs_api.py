@@ -39,7 +39,19 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def client(store: Store, tmp_path: Path) -> TestClient:
-    path = tmp_path / "a file"
+    return served(store, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def refusing(tmp_path_factory: pytest.TempPathFactory) -> TestClient:
+    """A client of a coordinator that is asked only for what it refuses."""
+    folder = tmp_path_factory.mktemp("refusing")
+    return served(open_store(folder, SystemClock()), folder)  # type: ignore[arg-type]
+
+
+def served(store: Store, folder: Path) -> TestClient:
+    """A client of the API over a store, with one device and one file."""
+    path = folder / "a file"
     path.write_bytes(b"content")
     made = TestClient(
         make_app(store, {FILE: path}.get, JobNotifier(), [None, SIGNED].pop), raise_server_exceptions=False
@@ -179,8 +191,8 @@ def test_files_are_named_by_path(client: TestClient, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [key("another"), "short", "..%2F..%2Fetc%2Fpasswd", "A" * 64])
-def test_other_files_are_not_found(client: TestClient, name: str) -> None:
-    assert client.get(f"/v1/files/{name}").status_code == 404
+def test_other_files_are_not_found(refusing: TestClient, name: str) -> None:
+    assert refusing.get(f"/v1/files/{name}").status_code == 404
 
 
 def test_who_is_not_known_is_refused(client: TestClient) -> None:
@@ -216,17 +228,17 @@ GOOD = json.dumps({**WHO, "epoch": 1, "result": RoundResult(pairs=[PAIR]).model_
     ids=lambda body: body[:40].decode(errors="replace"),
 )
 @pytest.mark.parametrize("path", [RESULT_PATH, "/v1/lease", "/v1/heartbeat", "/v1/agents/register"])
-def test_what_makes_no_sense_is_refused_politely(client: TestClient, path: str, body: bytes) -> None:
-    answer = client.post(path, content=body, headers={"Content-Type": "application/json"})
+def test_what_makes_no_sense_is_refused_politely(refusing: TestClient, path: str, body: bytes) -> None:
+    answer = refusing.post(path, content=body, headers={"Content-Type": "application/json"})
     assert 400 <= answer.status_code < 500, answer.text
     assert answer.json()
-    assert client.post("/v1/lease", json={**WHO, "wait_s": 0}).status_code == 200
+    assert refusing.post("/v1/lease", json={**WHO, "wait_s": 0}).status_code == 200
 
 
 @pytest.mark.parametrize("name", ["..%2Fx", "a b", "%00", "x" * 200])
-def test_jobs_have_plain_names(client: TestClient, name: str) -> None:
+def test_jobs_have_plain_names(refusing: TestClient, name: str) -> None:
     body = {**WHO, "epoch": 1, "result": RESULT.model_dump(mode="json")}
-    assert 400 <= client.post(f"/v1/jobs/{name}/result", json=body).status_code < 500
+    assert 400 <= refusing.post(f"/v1/jobs/{name}/result", json=body).status_code < 500
 
 
 def test_a_job_that_was_never_there_is_not_accepted(client: TestClient) -> None:
@@ -271,9 +283,9 @@ def test_others_are_answered_while_a_large_result_is_parsed(
 
 
 @pytest.mark.parametrize("field", [{"wall_s": -1}, {"unknown": 1}, {"pairs": [{}]}, {"push_s": "x"}])
-def test_a_large_result_is_refused_as_a_small_one(client: TestClient, field: dict[str, Any]) -> None:
+def test_a_large_result_is_refused_as_a_small_one(refusing: TestClient, field: dict[str, Any]) -> None:
     job = {"id": "none.0", "epoch": 1}
-    small, big = (submit(client, job, result=result) for result in ({"pairs": []} | field, large(**field)))
+    small, big = (submit(refusing, job, result=result) for result in ({"pairs": []} | field, large(**field)))
     assert small.status_code == big.status_code == 422
     assert {**small.json(), "request_id": None} == {**big.json(), "request_id": None}
 
