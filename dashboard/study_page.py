@@ -18,6 +18,7 @@ from nas.dashboard.pages import answer, page, page_route
 from nas.store.rows import Role
 from nas.store.store import Store
 from nas.views.study import front_file, points_json, studies_view, study_view
+from nas.views.trials import ROWS, trials_view
 
 StudyId = Annotated[int | None, Query(ge=1, le=(1 << 53) - 1)]
 AxisKeys = Annotated[str, Query(max_length=4000)]
@@ -60,6 +61,11 @@ def study_router(store: Store, snapshots: Snapshots, access: PageAccess) -> APIR
     def export_trials(name: StudyName) -> Response:
         parts = csv_parts(*axes_table(snapshots.get(name)))
         return StreamingResponse(parts, headers=_download(f"{name}-trials.csv"), media_type="text/csv; charset=utf-8")
+
+    @router.get("/trials")
+    @router.get("/trials.json")
+    def show_trials(request: Request, name: StudyName) -> Response:
+        return answer("trials.html", request, trials_view(snapshots.get(name), request.query_params), rows=ROWS)
 
     @router.get("/front.json")
     def export_front(name: StudyName) -> Response:

@@ -3,9 +3,9 @@
     python scripts/take_screenshots.py DATABASE STUDY
 
 DATABASE is the file of a finished study's store, which is only read: a copy of it is served. The pages are that of all
-studies, the study's, that of the best candidate of its front, a comparison of the three best, the devices, the one that
-was seen last, a family in `$NAS_HOME` if there is one, and the form that launches. Needs Chromium and the package
-`playwright`.
+studies, the study's, that of its trials, that of the best candidate of its front, a comparison of the three best, the
+devices, the one that was seen last, a family in `$NAS_HOME` if there is one, and the form that launches. Needs Chromium
+and the package `playwright`.
 """
 
 from __future__ import annotations
@@ -109,6 +109,7 @@ def pages(study: str, best: list[int], devices: list[str], families: list[str]) 
     """What a picture is called, and the path of its page."""
     yield "studies", "/studies"
     yield "study", f"/studies/{study}"
+    yield "trials", f"/studies/{study}/trials"
     if best:
         yield "candidate", f"/studies/{study}/trials/{best[0]}"
     if len(best) > 1:

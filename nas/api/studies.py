@@ -238,8 +238,16 @@ def studies_router(
         responses=following.DOCUMENTED | documented(404, 429),
     )  # fmt: skip
     async def follow(
-        name: StudyName, http: Request, after: EventId = 0, limit: Limit = 100, wait_s: Wait = 0.0
+        name: StudyName,
+        http: Request,
+        after: EventId = 0,
+        limit: Limit = 100,
+        wait_s: Wait = 0.0,
+        from_now: Annotated[bool, Query(description="only events after the newest one; `after` is ignored")] = False,
     ) -> EventPage | Response:
+        if from_now:
+            after = await off_loop(_newest, store, submitted, name)
+
         async def fetch(after: int) -> EventPage:
             return await off_loop(_events, store, submitted, name, after, limit)
 
@@ -300,6 +308,11 @@ def _events(store: Store, submitted: SubmittedStudies, name: str, after: int, li
     shown = [EventView.model_validate(event) for event in found]
     last = found[-1].id if found else after
     return EventPage(events=shown, last=last, state=view.state, ended=_over(view) and len(found) < limit)
+
+
+def _newest(store: Store, submitted: SubmittedStudies, name: str) -> int:
+    row = submitted.row(name)
+    return 0 if row is None else events.newest(store, row.id)
 
 
 def _over(view: StudyView) -> bool:

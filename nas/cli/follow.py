@@ -12,13 +12,20 @@ from nas.cli.options import INTERRUPTED
 from nas.cli.output import say
 from nas.client import Json, UsersClient, part
 from nas.core.errors import InfrastructureFailed
+from nas.study.events import QUALITY, RESCORED
 
+_QUALITIES = (QUALITY, RESCORED)
 _WAIT_S = 20.0
 _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 
 
-def follow(client: UsersClient, study: str, after: int = 0) -> str:
+def follow(client: UsersClient, study: str, after: int | None = None) -> str:
     """Prints the events of a study until it ends; returns its final state.
+
+    Args:
+        client: of the coordinator.
+        study: name.
+        after: id of the event to start after; None: from now.
 
     Retries while the coordinator cannot be reached. Ctrl-C exits and leaves the study running.
     """
@@ -43,6 +50,8 @@ def event_line(event: Json) -> str | None:
     """Formats an event as a line; None for events without information for users."""
     trial, kind, payload = event["trial"], event["kind"], event["payload"]
     subject = "study" if trial is None else f"trial {trial}"
+    if trial is not None and kind == "progress" and payload.get("what") in _QUALITIES:
+        return f"{subject}: {_quality(payload)}"
     if kind in ("study", "progress"):
         if trial is None and payload.get("reason"):
             return f"{subject}: {payload.get('state')}: {payload['reason']}"
@@ -53,11 +62,21 @@ def event_line(event: Json) -> str | None:
     return f"{subject}: {kind} ({', '.join(details)})" if details else f"{subject}: {kind}"
 
 
-def _pages(client: UsersClient, study: str, after: int) -> Iterator[dict[str, Any]]:
+def _quality(payload: Json) -> str:
+    """Formats a quality, such as 'quality 1.021 ± 0.012 (rung short, 2 seeds)'."""
+    known = payload["quality"]
+    value, sd, seeds = known["value"], known.get("sd"), known.get("n_seeds")
+    what = ", ".join([f"rung {known['rung']}", *([f"{seeds} seed{'s' if seeds > 1 else ''}"] if seeds else [])])
+    fresh = " on fresh seeds" if payload["what"] == RESCORED else ""
+    return f"quality{fresh} {value:.4g}{f' ± {sd:.2g}' if sd else ''} ({what})"
+
+
+def _pages(client: UsersClient, study: str, after: int | None) -> Iterator[dict[str, Any]]:
     pause_s = _PAUSE_S
     while True:
         try:
-            page = client.get(f"/v1/studies/{part(study)}/events", after=after, wait_s=_WAIT_S)
+            start: dict[str, Any] = {"from_now": True} if after is None else {"after": after, "wait_s": _WAIT_S}
+            page = client.get(f"/v1/studies/{part(study)}/events", **start)
         except InfrastructureFailed as error:
             say(f"{error}; retrying in {pause_s:.0f} s")
             time.sleep(pause_s)

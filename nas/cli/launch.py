@@ -255,7 +255,7 @@ def _launch_remotely(options: LaunchOptions, space: str, server: str, json: bool
                            where="--ray-address")  # fmt: skip
     with open_server(server, options.db) as client:
         _submit(client, options, space)
-        state = follow(client, options.study)
+        state = follow(client, options.study, None if options.resume else 0)
         found = client.get(f"/v1/studies/{part(options.study)}")
     _print_remote_report(found, state, client.url, json)
 

@@ -121,13 +121,19 @@ def report(
 def follow_study(
     study: StudyArgument,
     server: ServerOption = None,
-    after: Annotated[int, typer.Option("--after", min=0, help="Start after the event with this id.")] = 0,
+    after: Annotated[
+        int | None, typer.Option("--after", min=0, help="Start after the event with this id.", show_default="now")
+    ] = None,
+    from_start: Annotated[bool, typer.Option("--from-start", help="Print the events from the start.")] = False,
 ) -> None:
-    """Stream the events of a study on a coordinator until it ends. Ctrl-C detaches; the study keeps running."""
+    """Stream the events of a study on a coordinator, from now until it ends.
+
+    Ctrl-C detaches; the study keeps running.
+    """
     if server is None:
         raise InvalidInput("only studies on a coordinator can be followed; give its URL", where="--server")
     with open_server(server) as client:
-        follow(client, study, after)
+        follow(client, study, 0 if from_start and after is None else after)
 
 
 @app.command("trials")

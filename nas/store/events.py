@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, Row, func, select
 
 from nas.core.trial import Event, EventKind
 from nas.store.leases import lock_study
@@ -34,6 +34,12 @@ def since(store: Store, study: int, after: int = 0, *, limit: int = 1000) -> lis
             select(event).where(event.c.study == study, event.c.id > after).order_by(event.c.id).limit(limit)
         )
         return [_event(row) for row in rows]
+
+
+def newest(store: Store, study: int) -> int:
+    """Returns the id of the study's newest event; 0 before the first."""
+    with store.read() as connection:
+        return connection.execute(select(func.max(event.c.id)).where(event.c.study == study)).scalar() or 0
 
 
 def of_trial(store: Store, study: int, number: int) -> list[Event]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from threading import Lock
 from typing import Any
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from nas.analysis.hardware import ModelError, study_models
@@ -32,7 +33,8 @@ from nas.store import artifacts, results
 from nas.store.rows import Result
 from nas.store.store import Store
 from nas.study.events import CorpusUsed, notes
-from nas.views.layout import LayoutView, align, differs, layout_view
+from nas.views.layout import LayoutView, align, differs, distances, layer_codes, layout_view
+from nas.views.study import Bounds, bounds_of
 
 FEWEST, MOST = 2, 6
 MOST_TRIALS = 500
@@ -41,6 +43,7 @@ _NO_CORPUS = "f" * 64
 """Hash for an unknown corpus: no stored training has it, and those of tasks do not depend on it."""
 _GENERATIONS = 8
 _ANCESTORS = 32
+_NEIGHBOURS = 5
 _BENCH_FLAGS = ("prompt", "gen", "context", "threads")
 _METRICS = ("latency", "ttft", "decode_p50", "decode_p95", "peak_rss", "energy_mj_per_token", "file_size")
 _STUDIES = 4
@@ -203,6 +206,32 @@ class CommandView(_Frozen):
     """Settings without an option of the command that differed from its defaults, such as 'kv_type q8_0'."""
 
 
+class Standing(_Frozen):
+    """Where a complete trial is relative to the front."""
+
+    place: int | None
+    """Rank on the front by hypervolume contribution, from 1; None: not on it."""
+    front: int
+    """Trials on the front."""
+    tied: bool
+    """Not on the front, but within the noise of a trial on it."""
+    p_front: float | None
+    """Share of draws from the noise in which it is on the front; None if too many trials are on it to draw."""
+    hv_contribution: float
+
+
+class NeighbourView(Bounds):
+    """A trial with a similar layout."""
+
+    trial: int
+    name: str
+    """'trial 12', or the reference layout's name."""
+    distance: int
+    """Cost of the alignment of both: 1 for each other mixer or feed-forward, 2 for each layer that one lacks."""
+    state: str
+    layout: str
+
+
 class CandidateView(_Frozen):
     """All that is stored of one candidate."""
 
@@ -229,6 +258,13 @@ class CandidateView(_Frozen):
     artifacts: tuple[ArtifactView, ...]
     ancestors: tuple[AncestorView, ...]
     commands: tuple[CommandView, ...]
+    standing: Standing | None
+    """None unless the trial is complete and counts for the front."""
+    neighbours: tuple[NeighbourView, ...]
+    """Trials with the most similar layouts, nearest first."""
+    previous: int | None
+    """Number of the trial before; None for the first."""
+    next: int | None
 
 
 class LayerRow(_Frozen):
@@ -440,7 +476,44 @@ def _view(store: Store, study: StudySnapshot, record: Record) -> CandidateView:
         artifacts=tuple(written),
         ancestors=tuple(_ancestors(study, record)),
         commands=tuple(_commands(record, taken, written)),
+        standing=_standing(study, trial.number),
+        neighbours=tuple(_neighbours(study, trial.number, named)),
+        previous=trial.number - 1 if trial.number else None,
+        next=trial.number + 1 if trial.number + 1 < len(study.records) else None,
     )
+
+
+def _standing(study: StudySnapshot, number: int) -> Standing | None:
+    if number not in study.counted or study.corner is None:
+        return None
+    found = next(((rank, row) for rank, row in enumerate(study.front, 1) if row.trial == number), None)
+    if found is None:
+        return Standing(
+            place=None, front=len(study.course.front), tied=False, p_front=study.chances.get(number, 0.0),
+            hv_contribution=0.0,
+        )  # fmt: skip
+    rank, row = found
+    return Standing(
+        place=rank if row.on else None, front=len(study.course.front), tied=not row.on, p_front=row.p_front,
+        hv_contribution=row.hv_contribution,
+    )  # fmt: skip
+
+
+def _neighbours(study: StudySnapshot, number: int, names: Mapping[int, str]) -> Iterator[NeighbourView]:
+    codes = study.cached("layer codes", lambda: layer_codes([each.layout for each in study.records.values()]))
+    apart = distances(codes, number)
+    order = [int(each) for each in np.argsort(apart, kind="stable") if each != number][:_NEIGHBOURS]
+    objectives = [axis.key for axis in study.axes if axis.objective]
+    for other, bounds in zip(order, bounds_of(study, order, objectives), strict=True):
+        record = study.records[other]
+        yield NeighbourView(
+            trial=other,
+            name=names.get(other, f"trial {other}"),
+            distance=int(apart[other]),
+            state=record.trial.status.state.value,
+            layout=record.layout.format(),
+            **bounds,
+        )
 
 
 def _objectives(study: StudySnapshot, record: Record) -> Iterator[ObjectiveView]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from nas.core.block import Block
@@ -142,6 +144,41 @@ def align(layouts: Sequence[Layout]) -> list[Row]:
 def differs(layouts: Sequence[Layout], row: Row) -> bool:
     """Returns whether a row's layers differ in kind or shape, or one is missing."""
     return len({None if index is None else layout.own(index) for layout, index in zip(layouts, row, strict=True)}) > 1
+
+
+def layer_codes(layouts: Sequence[Layout]) -> NDArray[np.int32]:
+    """Returns [N, D, 2] the mixers and the feed-forward of each layer as numbers, equal for equal blocks; 0: no layer.
+
+    Args:
+        layouts: N layouts of at most D layers.
+    """
+    known: dict[object, int] = {}
+    codes = np.zeros((len(layouts), max((each.depth for each in layouts), default=0), 2), np.int32)
+    for row, layout in zip(codes, layouts, strict=True):
+        for index in range(layout.depth):
+            own = layout.own(index)
+            row[index] = [known.setdefault(part, len(known) + 1) for part in (own.mixers, own.ffn)]
+    return codes
+
+
+def distances(codes: NDArray[np.int32], number: int) -> NDArray[np.int32]:
+    """Returns [N] the least cost of an alignment of each layout with one of them, as `align` counts it.
+
+    Args:
+        codes: see `layer_codes`.
+        number: of the layout to compare with.
+    """
+    depths = (codes[:, :, 0] > 0).sum(axis=1)
+    one = codes[number, : depths[number]]
+    costs = _GAP * np.broadcast_to(np.arange(codes.shape[1] + 1), (len(codes), codes.shape[1] + 1)).astype(np.int32)
+    for layer in one:  # costs[:, j]: of the layers so far and the first j layers of each layout
+        pairs = (codes != layer).sum(axis=2)
+        now = costs + _GAP
+        now[:, 1:] = np.minimum(now[:, 1:], costs[:, :-1] + pairs)
+        for j in range(1, now.shape[1]):
+            now[:, j] = np.minimum(now[:, j], now[:, j - 1] + _GAP)
+        costs = now
+    return np.asarray(costs[np.arange(len(codes)), depths])
 
 
 def _layer(layout: Layout, index: int, context: int) -> LayerView:

@@ -441,14 +441,14 @@ def page_state(axes: Sequence[AxisView], query: Mapping[str, str]) -> PageState:
     """
     panels = []
     for number, (x, y) in zip(PANELS, _usual_panels(axes), strict=True):
-        chosen = [_axis(query.get(f"{side}{number}") or usual, axes) for side, usual in (("x", x), ("y", y))]
+        chosen = [axis_of(query.get(f"{side}{number}") or usual, axes) for side, usual in (("x", x), ("y", y))]
         panels.append(PanelView(number=number, x=chosen[0], y=chosen[1]))
     return PageState(
         panels=panels,
-        log=[_axis(key, axes) for key in _parts(query, "log")],
+        log=[axis_of(key, axes) for key in _parts(query, "log")],
         infeasible=_flag(query, "infeasible"),
         incomplete=_flag(query, "incomplete"),
-        place=_target(query.get("place") or None, axes),
+        place=place_of(query.get("place") or None, axes),
         pick=[_range(part, axes) for part in _parts(query, "pick")],
     )
 
@@ -538,7 +538,7 @@ def thinned(course: Sequence[Moment]) -> list[Moment]:
 def front_entries(study: StudySnapshot, keys: Sequence[str], most: int | None = None) -> list[FrontEntry]:
     """Returns the front, best first, then the trials tied with it; at most `most`."""
     rows = study.front[:most]
-    found = _bounds(study, [row.trial for row in rows], keys)
+    found = bounds_of(study, [row.trial for row in rows], keys)
     return [
         FrontEntry(
             trial=row.trial, on=row.on, p_front=row.p_front, hv_contribution=row.hv_contribution, ties=row.ties,
@@ -551,7 +551,7 @@ def front_entries(study: StudySnapshot, keys: Sequence[str], most: int | None = 
 def reference_entries(study: StudySnapshot, keys: Sequence[str]) -> list[ReferenceEntry]:
     """Returns the reference layouts that have been proposed."""
     found = {name: record.trial.number for name, record in study.record.references.items()}
-    bounds = _bounds(study, [*found.values()], keys)
+    bounds = bounds_of(study, [*found.values()], keys)
     return [
         ReferenceEntry(name=name, trial=trial, **each)
         for (name, trial), each in zip(found.items(), bounds, strict=True)
@@ -667,14 +667,24 @@ def target_names(axes: Sequence[AxisView]) -> list[str]:
     return list(dict.fromkeys(axis.place for axis in axes if axis.place is not None))
 
 
-def _axis(key: str, axes: Sequence[AxisView]) -> str:
+def axis_of(key: str, axes: Sequence[AxisView]) -> str:
+    """Returns the key of an axis.
+
+    Raises:
+        UnknownName: no axis has it.
+    """
     known = [axis.key for axis in axes]
     if key not in known:
         raise UnknownName("axis", key[:128], known)
     return key
 
 
-def _target(place: str | None, axes: Sequence[AxisView]) -> str | None:
+def place_of(place: str | None, axes: Sequence[AxisView]) -> str | None:
+    """Returns the device and runtime.
+
+    Raises:
+        UnknownName: no axis has it.
+    """
     known = target_names(axes)
     if place is not None and place not in known:
         raise UnknownName("place", place[:128], known)
@@ -694,7 +704,7 @@ def _flag(query: Mapping[str, str], name: str) -> bool:
 
 def _range(text: str, axes: Sequence[AxisView]) -> RangeView:
     key, _, bounds = text.partition(":")
-    axis = _axis(key, axes)
+    axis = axis_of(key, axes)
     try:
         low, high = map(float, bounds.split(":"))
     except ValueError:
@@ -730,8 +740,8 @@ def _nullable(codes: NDArray[Any], null: int) -> list[int | None]:
     return [None if code == null else code for code in codes.tolist()]
 
 
-def _bounds(study: StudySnapshot, trials: Sequence[int], keys: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns the `Bounds` of each of a few trials."""
+def bounds_of(study: StudySnapshot, trials: Sequence[int], keys: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns the fields of the `Bounds` of each of a few trials."""
     known, objectives = [axis.key for axis in study.axes], len(study.space.objectives)
     figures = [study.records[trial].figures if study.further else {} for trial in trials]
     found: list[dict[str, Any]] = [{"values": {}, "low": {}, "high": {}} for _ in trials]

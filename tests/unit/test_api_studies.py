@@ -110,7 +110,11 @@ def test_events_are_followed_by_id(lab: Lab) -> None:
     page = lab.get("/v1/studies/mine/events", limit=1)
     assert [(event["trial"], event["kind"]) for event in page["events"]] == [(0, "proposed")]
     assert not page["ended"]
+    skipped = lab.get("/v1/studies/mine/events", from_now="true")
+    assert (skipped["events"], skipped["last"]) == ([], page["last"] + 1)
     trials.add_event(lab.store, number, 0, EventKind.FAILED, {"reason": "crash"})
+    news = lab.get("/v1/studies/mine/events", after=skipped["last"])
+    assert [event["kind"] for event in news["events"]] == ["failed"]
     studies.set_state(lab.store, number, StudyState.STOPPED)
     rest = lab.get("/v1/studies/mine/events", after=page["last"])
     assert [event["kind"] for event in rest["events"]] == ["proposed", "failed", "study"]

@@ -241,10 +241,24 @@ def test_ctrl_c_detaches_and_says_how_to_follow_again(
     number = studies.create(lab.store, "mine", {"name": "tiny"}, seed=0, version="0").id
     trials.propose(lab.store, number, [proposal(32)])
     monkeypatch.setattr("nas.cli.follow.event_line", interrupt)
-    done = nas("study", "follow", "mine")
+    done = nas("study", "follow", "mine", "--from-start")
     assert done.code == 130
     assert f"nas study follow mine --server {server}" in done.err
     assert studies.get(lab.store, number).desired_state == "run"
+
+
+def test_follow_starts_now_unless_all_is_asked_for(lab: Lab, server: str) -> None:
+    number = studies.create(lab.store, "mine", {"name": "tiny"}, seed=0, version="0").id
+    trials.propose(lab.store, number, [proposal(32)])
+    known = {"rung": "short", "value": 1.0213, "per_group": {}, "sd": 0.012, "n_seeds": 2}
+    trials.add_event(lab.store, number, 0, EventKind.PROGRESS, {"what": "quality", "rung": 0, "quality": known})
+    trials.add_event(lab.store, number, 0, EventKind.FAILED, {"reason": "crash"})
+    studies.set_state(lab.store, number, StudyState.STOPPED)
+    lines = {options: nas("study", "follow", "mine", *options).err.splitlines() for options in ((), ("--from-start",))}
+    assert lines[()] == ["study mine: stopped"]
+    assert lines[("--from-start",)][:3] == [
+        "trial 0: proposed", "trial 0: quality 1.021 ± 0.012 (rung short, 2 seeds)", "trial 0: failed (crash)",
+    ]  # fmt: skip
 
 
 def test_follow_retries_while_the_coordinator_restarts(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nas.core.layout import Layout
-from nas.views.layout import align, differs, layout_view
+from nas.views.layout import align, differs, distances, layer_codes, layout_view
 
 
 def stack(items: str) -> Layout:
@@ -72,3 +72,19 @@ def test_every_layer_stands_once_and_in_its_order(layouts: list[Layout]) -> None
 @pytest.mark.parametrize("items", ["C3", "C3 A2/1 C3"])
 def test_one_layout_is_its_own_alignment(items: str) -> None:
     assert align([stack(items)]) == [(index,) for index in range(stack(items).depth)]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "distance"),
+    [
+        ("C3 A2/1 C3", "C3 A2/1 C3", 0),
+        ("C3 A2/1 C3", "C3 C3 C3", 1),
+        ("C3 A2/1 C3", "C3 C3", 2),
+        ("C3", "C3 C3 A2/1", 4),
+        ("C3 A2/1 C3", "C3 A2/1@128 C3", 1),
+        ("C3 -", "C3", 2),
+    ],
+)
+def test_distances_are_costs_of_alignments(one: str, other: str, distance: int) -> None:
+    codes = layer_codes([stack(one), stack(other), stack("C3 C3 C3 C3 C3 C3")])
+    assert distances(codes, 0)[:2].tolist() == [0, distance] == distances(codes, 1)[1::-1].tolist()

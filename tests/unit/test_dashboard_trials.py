@@ -1,0 +1,157 @@
+"""The page of all trials of a study: filters, order, pages; and what the page of a candidate says of its neighbours."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from live_lab import LiveLab
+from test_dashboard_access import HTML, OPEN, client
+from test_dashboard_pages import LOOPBACK, Page
+from test_dashboard_study import TWO, filled
+
+from nas.core.trial import EventKind
+from nas.store import trials
+from nas.views.trials import ROWS
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> LiveLab:
+    return LiveLab(tmp_path)
+
+
+@pytest.fixture
+def visitor(lab: LiveLab) -> TestClient:
+    return client(lab, OPEN, LOOPBACK)
+
+
+def listed(visitor: TestClient, **query: object) -> Any:
+    answer = visitor.get("/studies/study/trials.json", params={name: str(value) for name, value in query.items()})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def numbers(visitor: TestClient, **query: object) -> list[int]:
+    return [row["trial"] for row in listed(visitor, **query)["rows"]]
+
+
+def test_the_front_comes_first_and_trials_without_a_place_last(lab: LiveLab, visitor: TestClient) -> None:
+    filled(lab)
+    view = listed(visitor)
+    ranked = [row["trial"] for row in visitor.get("/studies/study.json").json()["ranked"]]
+    assert view["trials"] == view["matching"] == 8
+    assert [row["trial"] for row in view["rows"]][: len(ranked)] == ranked
+    assert [row["place"] for row in view["rows"] if row["place"]] == [1, 2, 3, 4, 5]
+    assert [row["trial"] for row in view["rows"]][len(ranked) :] == [0, 6, 7]
+    page = Page(visitor.get("/studies/study/trials", headers=HTML).text)
+    links = [named["href"] for tag, named in page.tags if tag == "a"]
+    assert [link for link in links if link and "/trials/" in link] == [
+        f"/studies/study/trials/{row['trial']}" for row in view["rows"]
+    ]
+    assert "published reference" in page.text and "All 8 trials" in page.text
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ({"state": "infeasible"}, [6]),
+        ({"state": "proposed"}, [7]),
+        ({"sort": "-trial"}, [7, 6, 5, 4, 3, 2, 1, 0]),
+        ({"sort": "latency"}, [1, 0, 2, 3, 4, 5, 6, 7]),
+        ({"sort": "-latency"}, [6, 5, 4, 3, 2, 0, 1, 7]),
+        ({"axis": "latency", "low": 0.55, "high": 0.75, "sort": "trial"}, [2, 3]),
+        ({"axis": "latency", "high": 0.65, "state": "complete", "sort": "trial"}, [0, 1, 2]),
+        ({"axis": "latency", "sort": "trial"}, [0, 1, 2, 3, 4, 5, 6]),
+    ],
+)
+def test_trials_are_filtered_and_sorted(
+    lab: LiveLab, visitor: TestClient, query: dict[str, object], found: list[int]
+) -> None:
+    filled(lab)
+    assert numbers(visitor, **query) == found
+
+
+def test_trials_are_filtered_by_block_and_by_device(lab: LiveLab, visitor: TestClient) -> None:
+    study = lab.study(**TWO)
+    for step in range(3):
+        lab.complete(study, 1.0, 1.0 + step, 1.0)
+    lab.measure(study, 1, 2.0, 1.0, runtime="other")
+    view = listed(visitor)
+    assert view["places"] == ["local/fake", "local/other"]
+    other = listed(visitor, place="local/other")
+    assert [row["trial"] for row in other["rows"]] == [1]
+    assert {axis["place"] for axis in other["columns"] if not axis["objective"]} == {None, "local/other"}
+    assert view["blocks"]
+    for block in view["blocks"]:
+        kept = [row for row in view["rows"] if row["trial"] in numbers(visitor, block=block)]
+        assert kept
+    assert numbers(visitor, block="moe") == []
+    empty = Page(visitor.get("/studies/study/trials?block=moe", headers=HTML).text)
+    assert "No trial matches" in empty.text
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "message"),
+    [
+        ("state=done", 404, "state"),
+        ("block=nosuch", 404, "block"),
+        ("place=nosuch", 404, "place"),
+        ("sort=nosuch", 404, "axis"),
+        ("axis=latency&low=fast", 422, "number"),
+        ("axis=latency&low=nan", 422, "number"),
+        ("low=1", 422, "figure"),
+        ("start=-1", 422, "row"),
+    ],
+)
+def test_mistakes_in_the_address_are_named(
+    lab: LiveLab, visitor: TestClient, query: str, status: int, message: str
+) -> None:
+    filled(lab)
+    answer = visitor.get(f"/studies/study/trials.json?{query}")
+    assert (answer.status_code, message in answer.json()["error"]) == (status, True), answer.text
+
+
+def test_three_hundred_trials_come_a_page_at_a_time_and_fast(lab: LiveLab, visitor: TestClient) -> None:
+    study = filled(lab)
+    lab.multiply(study, 3, 300)
+    first = listed(visitor, sort="trial")
+    assert (first["matching"], len(first["rows"]), first["previous"], first["next"]) == (308, ROWS, None, ROWS)
+    last = listed(visitor, sort="trial", start=10_000)
+    assert (last["query"]["start"], len(last["rows"]), last["next"]) == (300, 8, None)
+    seen = [number for start in range(0, 308, ROWS) for number in numbers(visitor, sort="trial", start=start)]
+    assert seen == list(range(308))
+    page = Page(visitor.get("/studies/study/trials?sort=-latency&state=complete", headers=HTML).text)
+    (following,) = [named["href"] for tag, named in page.tags if named.get("rel") == "next"]
+    assert following == f"/studies/study/trials?state=complete&sort=-latency&start={ROWS}"
+    began = time.process_time()
+    visitor.get("/studies/study/trials?sort=latency", headers=HTML)
+    assert time.process_time() - began < 1.0
+
+
+def test_texts_of_runners_stay_texts(lab: LiveLab, visitor: TestClient) -> None:
+    study = lab.study()
+    trial = lab.propose(study)
+    trials.add_event(lab.store, study, trial, EventKind.FAILED, {"reason": "<b onload='x'>", "retryable": False})
+    page = visitor.get("/studies/study/trials", headers=HTML).text
+    Page(page)
+    assert "<b onload" not in page
+
+
+def test_a_candidate_says_its_place_its_neighbours_and_what_is_before_and_after_it(
+    lab: LiveLab, visitor: TestClient
+) -> None:
+    filled(lab)
+    rows = {row["trial"]: row for row in listed(visitor)["rows"]}
+    first, best, last = (visitor.get(f"/studies/study/trials/{number}.json").json() for number in (0, 3, 7))
+    assert [each["standing"] for each in (first, last)] == [None, None]
+    assert (best["standing"]["place"], best["standing"]["p_front"]) == (rows[3]["place"], rows[3]["p_front"])
+    assert (first["previous"], first["next"], best["previous"], best["next"], last["next"]) == (None, 1, 2, 4, None)
+    apart = [each["distance"] for each in best["neighbours"]]
+    assert len(apart) == 5 and apart == sorted(apart) and 3 not in [each["trial"] for each in best["neighbours"]]
+    page = Page(visitor.get("/studies/study/trials/3", headers=HTML).text)
+    assert f"Place {rows[3]['place']} of 5 on the front" in page.text
+    links = [named.get("href") for tag, named in page.tags if tag == "a"]
+    assert {"/studies/study/trials/2", "/studies/study/trials/4", "/studies/study/trials"} <= set(links)
