@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import uuid
 from collections.abc import Iterable, Iterator
@@ -34,14 +35,15 @@ def replacing(destination: Path) -> Iterator[Path]:
     """Yields a path to write; it replaces `destination` if the block succeeds, and is removed if it fails.
 
     Raises:
-        InfrastructureFailed: it cannot be written, most often for want of space.
+        InfrastructureFailed: it cannot be written.
     """
     partial = destination.with_name(f"{destination.name}.{uuid.uuid4().hex}.partial")
     try:
         yield partial
         partial.replace(destination)
     except OSError as error:
-        raise InfrastructureFailed(f"cannot write {destination}: {error}; is the disk full?") from error
+        why = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or str(error)
+        raise InfrastructureFailed(f"cannot write {destination}: {why}") from error
     finally:
         partial.unlink(missing_ok=True)
 

@@ -19,6 +19,7 @@ from nas.api.access import TokenAccess, require
 from nas.api.devices import ServerView, agents_router, device_events_router, devices_router, jobs_router
 from nas.api.studies import studies_router
 from nas.api.submissions import LaunchProcess, SubmittedStudies
+from nas.api.webhook import Webhook
 from nas.core.durable import write_durably
 from nas.core.errors import InfrastructureFailed
 from nas.farm import agent_api, enrolment
@@ -52,12 +53,14 @@ class ServeOptions:
         port: TCP port; 0 takes any that is free.
         names: more names and addresses under which agents and people reach this server.
         studies: how many submitted studies run at the same time.
+        webhook: URL that is sent a message when a study ends or a device becomes bad; None for none.
     """
 
     host: str = "127.0.0.1"
     port: int = PORT
     names: tuple[str, ...] = ()
     studies: int = 2
+    webhook: str | None = None
 
 
 class Address(BaseModel):
@@ -94,7 +97,7 @@ def serving(
         more: returns further routes, such as the dashboard's.
 
     Raises:
-        InvalidInput: a name is neither a host name nor an address.
+        InvalidInput: a name is neither a host name nor an address, or the webhook's URL is not allowed.
         InfrastructureFailed: the port is taken, or another `nas serve` runs on this home.
     """
     home = store.artifacts.parent
@@ -102,6 +105,7 @@ def serving(
     with _only_one(home), contextlib.closing(listen_tcp(options.host, options.port)) as listening:
         certificates = Certificates(home, store.clock)
         url = url_of(options.host, listening.getsockname()[1], options.names)
+        hook = Webhook(store, options.webhook, home, url) if options.webhook else contextlib.nullcontext()
         renewal = Renewal(certificates, lambda: names_of(options.host, options.names))
         # Opening the farm extends every lease to its full time before the first agent can connect.
         with open_farm(store, serves_others=True) as farm, Snapshots(store) as snapshots:
@@ -109,7 +113,7 @@ def serving(
             service = Service(store, farm, home, certificates, url, studies, snapshots)
             health = HealthKeeper(store, farm.notifier.notify, AnyDevice(store, farm.runners, home / "work").plan)
             server = Server(make_service_app(service, more), listening, renewal.context)
-            with studies, server, renewal, health:
+            with studies, server, renewal, health, hook:
                 address = Address(url=url, ca_sha256=certificates.ca_sha256)
                 write_durably(home / ADDRESS_FILE, address.model_dump_json().encode())
                 try:

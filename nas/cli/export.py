@@ -51,6 +51,8 @@ def export(
     is in the runtime's own format and does not depend on hilnas; compiling it takes minutes at full size. See
     docs/how-to/releasing-a-model.md for its use in an app.
     """
+    if not output.absolute().parent.is_dir():
+        raise InvalidInput(f"there is no folder {output.parent}", where="--output")
     model, target = read_layout(layout), RUNTIMES[runtime]
     weights = _weights(checkpoint, seed)
     name = quantisation or target.quantisations[0]

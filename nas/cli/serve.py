@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from nas.api.serve import PORT, ServeOptions, serving
+from nas.api.webhook import checked_url
 from nas.cli.lazy import command_app
 from nas.cli.options import DatabaseOption, open_store
 from nas.cli.output import LogJsonFlag, print_fields, say
@@ -50,6 +51,15 @@ def serve(
             help="Role of a user authenticated by --proxy: read, operate or admin. Repeatable.",
         ),
     ] = None,
+    webhook: Annotated[
+        str | None,
+        typer.Option(
+            "--webhook",
+            metavar="URL",
+            envvar="NAS_WEBHOOK",
+            help="URL to send JSON to when a study ends or a device becomes bad: https, or http to loopback.",
+        ),
+    ] = None,
     log_json: LogJsonFlag = False,
     db: DatabaseOption = None,
 ) -> None:
@@ -63,7 +73,7 @@ def serve(
     """
     configure_logs(as_json=log_json)
     stop = _stop_on_signals()
-    options = ServeOptions(host, port, tuple(name or ()), studies)
+    options = ServeOptions(host, port, tuple(name or ()), studies, webhook and checked_url(webhook))
     rules = AccessRules(secure=True, proxies=frozenset(proxy or ()), proxy_roles=proxy_roles(proxy_role or ()))
     if proxy_role and not proxy:
         raise InvalidInput("requires --proxy, the address of the proxy", where="--proxy-role")

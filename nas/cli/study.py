@@ -301,7 +301,8 @@ def mirror(
 
     with open_store(db) as store:
         done = copy_trials(store, study, optuna, name)
-    say(f"{done.name}: {done.added} trials copied to {done.url}, which has {done.trials}")
+    copied = "1 trial" if done.added == 1 else f"{done.added} trials"
+    say(f"{done.name}: {copied} copied to {done.url}, which has {done.trials}")
 
 
 def _read_studies(server: str | None, db: str | None) -> list[Json]:

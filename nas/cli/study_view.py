@@ -15,7 +15,6 @@ Report = Mapping[str, Any]
 
 def report_fields(report: Report, database: str = "") -> Iterator[tuple[str, str]]:
     """Yields (name, value) for the state of a study; `database` is what its commands need (`same_database`)."""
-    volume = report["hypervolume"]
     yield "study", report["study"]
     yield "space", report["space"]["name"]
     yield "state", report["state"]
@@ -26,7 +25,7 @@ def report_fields(report: Report, database: str = "") -> Iterator[tuple[str, str
     if (headline := report.get("headline")) is not None:  # older coordinators do not have it
         yield "result", headline["text"]
     yield "trials", ", ".join(f"{count} {name}" for name, count in report["trials"].items() if count) or "none yet"
-    yield "hypervolume", "null until the references are done" if volume is None else f"{volume:.4g}{_between(report)}"
+    yield "hypervolume", _volume(report)
     if (expected := report["expected_gain"]) is not None:
         share = "" if expected["share"] is None else f", {expected['share']:.1%} of the current one"
         yield "next batch", f"of {expected['batch']}: expected gain at most {expected['hypervolume']:.2g}{share}"
@@ -39,6 +38,13 @@ def report_fields(report: Report, database: str = "") -> Iterator[tuple[str, str
     yield "elapsed", duration(report["elapsed_s"])
     spent = {stage: seconds for stage, seconds in report["stage_seconds"].items() if seconds}
     yield "work", ", ".join(f"{stage} {duration(seconds)}" for stage, seconds in spent.items()) or "none yet"
+
+
+def _volume(report: Report) -> str:
+    volume = report["hypervolume"]
+    if volume is None:
+        return "not known until the references are measured"
+    return f"{volume:.4g}{_between(report)}" if report["front"] else "none: no trial is on the front"
 
 
 def _between(report: Report) -> str:

@@ -72,7 +72,7 @@ class Invitation:
                 packed + "=" * (-len(packed) % 4), altchars=b"-_", validate=True
             ).decode().split("\n")  # fmt: skip
         except (binascii.Error, ValueError):
-            raise InvalidInput(f"this is no whole enrolment line: it begins with {_PREFIX} and has no spaces") from None
+            raise InvalidInput(f"incomplete enrolment line: it begins with {_PREFIX} and has no spaces") from None
         if urlsplit(url).scheme != "https" or not _SHA256.fullmatch(ca_sha256) or not token:
             raise InvalidInput("the enrolment line is damaged; get another one with 'nas agent token'")
         return cls(url, ca_sha256, token)

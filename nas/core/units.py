@@ -36,7 +36,7 @@ def parse_limit(text: str | int | float, unit: str) -> tuple[float, bool]:
     match = re.fullmatch(rf"\s*({_DECIMAL})\s*(x|ms|s|MB|GB|tok/s|mJ|J)?\s*", str(text))
     if match is None or float(match[1]) <= 0:
         raise InvalidInput(
-            f"{text!r} is no limit; write '1.25x' (of the reference) or a value such as '800ms' or '9MB'"
+            f"{text!r} is not a limit; write '1.25x' (of the reference) or a value such as '800ms' or '9MB'"
         )
     value, suffix = float(match[1]), match[2]
     if suffix == "x":

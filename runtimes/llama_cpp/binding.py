@@ -265,7 +265,7 @@ def generate(model: Path, prompt: bytes, tokens: int, *, temperature: float = 0.
         seed: of sampling.
 
     Raises:
-        InvalidInput: no GGUF file, or its tokens are no bytes.
+        InvalidInput: no GGUF file, or not one of byte tokens.
         InfrastructureFailed: no available build runs it.
         CandidateFailed: llama.cpp died on the file (crash).
     """
@@ -280,7 +280,7 @@ def generate(model: Path, prompt: bytes, tokens: int, *, temperature: float = 0.
 def _byte_level_architecture(model: Path) -> str:
     arch, vocab = _architecture(model)
     if vocab != _BYTES:
-        raise InvalidInput(f"tokens are no bytes: {vocab} of them, not {_BYTES}", where=str(model))
+        raise InvalidInput(f"not a model of byte tokens: its vocabulary has {vocab}, not {_BYTES}", where=str(model))
     return arch
 
 

@@ -115,6 +115,8 @@ def test_db_upgrade_needs_a_database_and_leaves_a_current_one_alone(home: Path) 
 
 def test_export_writes_the_file_that_it_describes(tmp_path: Path) -> None:
     path = tmp_path / "small.gguf"
+    refused = nas("export", SMALL, "-o", str(path.parent / "nosuch" / "x.gguf"))
+    assert refused.code == 3 and "--output: there is no folder" in refused.err
     written = json.loads(nas("export", SMALL, "-o", str(path), "--json").out)
     assert path.stat().st_size == written["size"]
     assert path.read_bytes()[:4] == b"GGUF"

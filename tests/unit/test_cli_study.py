@@ -11,6 +11,7 @@ import optuna
 import pytest
 from cli_runner import nas
 
+from nas.cli.study_view import report_fields
 from nas.core.layout import Layout
 from nas.core.trial import EventKind
 from nas.search.ehvi import EhviSearch
@@ -59,8 +60,8 @@ def test_trials_and_their_states() -> None:
 
 def test_mirror_for_optuna(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'optuna.db'}"
-    assert "first: 1 trials copied" in nas("study", "mirror", "first", "--optuna", url).err
-    assert "other: 1 trials copied" in nas("study", "mirror", "first", "--optuna", url, "--name", "other").err
+    assert "first: 1 trial copied" in nas("study", "mirror", "first", "--optuna", url).err
+    assert "other: 1 trial copied" in nas("study", "mirror", "first", "--optuna", url, "--name", "other").err
     (trial,) = optuna.load_study(study_name="first", storage=url).trials
     assert (trial.state.name, trial.user_attrs["reason"]) == ("FAIL", "crash")
     refused = nas("study", "mirror", "first", "--optuna", "sqlite://")
@@ -70,6 +71,8 @@ def test_mirror_for_optuna(tmp_path: Path) -> None:
 def test_show_and_front_of_a_study_that_has_just_begun(tmp_path: Path) -> None:
     report = json.loads(nas("study", "show", "first", "--json").out)
     assert (report["study"], report["hypervolume"], report["front"]) == ("first", None, [])
+    assert dict(report_fields(report))["hypervolume"] == "not known until the references are measured"
+    assert dict(report_fields(report | {"hypervolume": 0.0}))["hypervolume"] == "none: no trial is on the front"
     assert report["trials"]["failed"] == 1
     assert "until the references are done" in nas("study", "show", "first").out
     done = nas("study", "front", "first", "--picture", str(tmp_path / "pictures"))

@@ -134,7 +134,7 @@ except InfrastructureFailed as error:
     print("told:", error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert "told: cannot write" in done.stdout and "disk full" in done.stdout
+    assert "told: cannot write" in done.stdout and "File too large" in done.stdout
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,0 +1,150 @@
+"""Messages to a webhook, received by a real HTTP server."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from cli_runner import nas
+from live_lab import LiveLab
+from store_support import add_device
+
+from nas.api.webhook import Webhook, checked_url
+from nas.core.errors import InvalidInput
+from nas.store import devices, studies
+from nas.store.rows import Health, StudyState
+
+DEADLINE_S = 30.0
+
+
+class Receiver:
+    """A server that notes what is posted to it, and answers with `status`."""
+
+    def __init__(self) -> None:
+        self.received: list[dict[str, Any]] = []
+        self.status = 200
+        self.arrived = threading.Event()
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if receiver.status == 200:
+                    receiver.received.append(json.loads(body))
+                self.send_response(receiver.status)
+                self.send_header("Content-Length", "0")
+                self.send_header("Location", "/elsewhere")
+                self.end_headers()
+                receiver.arrived.set()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/secret-part"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+
+    @contextmanager
+    def running(self) -> Iterator[Receiver]:
+        self._thread.start()
+        try:
+            yield self
+        finally:
+            self._server.shutdown()
+            self._thread.join()
+            self._server.server_close()
+
+    @property
+    def texts(self) -> list[str]:
+        return [each["text"] for each in self.received]
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with Receiver().running() as made:
+        yield made
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> LiveLab:
+    made = LiveLab(tmp_path)
+    add_device(made.store)
+    return made
+
+
+def hook(lab: LiveLab, receiver: Receiver, tmp_path: Path, **options: Any) -> Webhook:
+    return Webhook(lab.store, receiver.url, tmp_path, "https://farm.example:7711", **options)
+
+
+def test_ends_of_studies_and_bad_devices_are_sent_once(lab: LiveLab, receiver: Receiver, tmp_path: Path) -> None:
+    old, new = lab.study("old"), lab.study("new")
+    studies.set_state(lab.store, old, StudyState.FAILED, reason="before the first start")
+    sender = hook(lab, receiver, tmp_path)
+    assert sender.send_changes() == 0
+    studies.set_state(lab.store, new, StudyState.FAILED, reason="the disk is full")
+    devices.set_health(lab.store, "box", Health.BAD, "too hot")
+    assert sender.send_changes() == 2
+    assert receiver.texts == ["study new: failed: the disk is full", "device box: bad: too hot"]
+    message = receiver.received[0]
+    assert (message["event"], message["name"], message["state"]) == ("study", "new", "failed")
+    assert message["url"] == "https://farm.example:7711/studies/new"
+    assert hook(lab, receiver, tmp_path).send_changes() == 0  # also after a restart
+    devices.set_health(lab.store, "box", Health.UNKNOWN)
+    devices.set_health(lab.store, "box", Health.GOOD)
+    studies.set_state(lab.store, new, StudyState.RUNNING)
+    assert sender.send_changes() == 1
+    studies.set_state(lab.store, new, StudyState.COMPLETE)
+    assert sender.send_changes() == 1
+    assert receiver.texts[2:] == ["device box: good", "study new: complete"]
+
+
+@pytest.mark.parametrize("status", [307, 400, 503])
+def test_a_message_that_is_refused_is_sent_again(lab: LiveLab, receiver: Receiver, tmp_path: Path, status: int) -> None:
+    study = lab.study()
+    sender = hook(lab, receiver, tmp_path)
+    sender.send_changes()
+    studies.set_state(lab.store, study, StudyState.COMPLETE)
+    receiver.status = status
+    with pytest.raises(httpx.HTTPError, match=str(status)):
+        sender.send_changes()
+    receiver.status = 200
+    assert hook(lab, receiver, tmp_path).send_changes() == 1
+    assert receiver.texts == ["study study: complete"]
+
+
+def test_the_thread_outlives_a_receiver_that_is_down_and_logs_no_url(
+    lab: LiveLab, receiver: Receiver, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    study = lab.study()
+    hook(lab, receiver, tmp_path).send_changes()
+    studies.set_state(lab.store, study, StudyState.COMPLETE)
+    receiver.status = 503
+    with hook(lab, receiver, tmp_path, every_s=0.01):
+        assert receiver.arrived.wait(DEADLINE_S)
+        receiver.status = 200
+        receiver.arrived.clear()
+        assert receiver.arrived.wait(DEADLINE_S)
+    assert receiver.texts == ["study study: complete"]
+    assert "is not delivered (it answered 503)" in caplog.text and "secret-part" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "url", ["http://farm.example/x", "ftp://127.0.0.1", "https://", "http://[::1", "x", "http://10.0.0.1"]
+)
+def test_only_https_and_loopback_are_allowed(url: str) -> None:
+    with pytest.raises(InvalidInput, match="https"):
+        checked_url(url)
+    done = nas("serve", "--webhook", url)
+    assert done.code == 3 and "--webhook" in done.err
+
+
+def test_allowed_urls() -> None:
+    for url in ("https://hooks.example/T/B", "http://127.0.0.1:9/x", "http://[::1]:9", "http://localhost"):
+        assert checked_url(url) == url
