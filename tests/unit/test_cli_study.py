@@ -74,7 +74,7 @@ def test_show_and_front_of_a_study_that_has_just_begun(tmp_path: Path) -> None:
     assert dict(report_fields(report))["hypervolume"] == "not known until the references are measured"
     assert dict(report_fields(report | {"hypervolume": 0.0}))["hypervolume"] == "none: no trial is on the front"
     assert report["trials"]["failed"] == 1
-    assert "until the references are done" in nas("study", "show", "first").out
+    assert "until the references are measured" in nas("study", "show", "first").out
     done = nas("study", "front", "first", "--picture", str(tmp_path / "pictures"))
     assert done.out.splitlines()[0].startswith("trial\tquality\tlatency [ms]\tmemory [MB]")
     assert (tmp_path / "pictures" / "front.svg").exists()
