@@ -121,7 +121,7 @@ def trials_view(study: StudySnapshot, query: Mapping[str, str]) -> TrialsView:
     start = min(wanted.start, max(0, len(found) - 1) // ROWS * ROWS)
     columns = _columns(study, wanted)
     seen = set(np.unique(study.table["state"]).tolist())
-    present = study.table["blocks"].any(axis=(0, 2)) if len(study.table) else np.zeros(len(study.block_roles), bool)
+    present = np.asarray(study.table["blocks"].any(axis=(0, 2))).tolist()
     return TrialsView(
         study=study.name,
         revision=study.revision,
@@ -169,8 +169,8 @@ def _matching(study: StudySnapshot, wanted: TrialQuery) -> NDArray[np.bool_]:
         index = [kind for _, kind in study.block_roles].index(wanted.block)
         kept &= table["blocks"][:, index].any(axis=1)
     if wanted.place is not None:
-        values = [study.values(axis.key) for axis in study.axes if axis.place == wanted.place]
-        kept &= np.isfinite(values).any(axis=0)
+        taken = np.array([study.values(axis.key) for axis in study.axes if axis.place == wanted.place])
+        kept &= np.isfinite(taken).any(axis=0)
     if wanted.axis is not None:
         values = study.values(wanted.axis)
         kept &= np.isfinite(values)  # a limit is not kept by what is not known
