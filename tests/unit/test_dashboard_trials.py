@@ -60,7 +60,7 @@ def test_the_front_comes_first_and_trials_without_a_place_last(lab: LiveLab, vis
         ({"state": "infeasible"}, [6]),
         ({"state": "proposed"}, [7]),
         ({"sort": "-trial"}, [7, 6, 5, 4, 3, 2, 1, 0]),
-        ({"sort": "latency"}, [1, 0, 2, 3, 4, 5, 6, 7]),
+        ({"sort": "latency"}, [0, 1, 2, 3, 4, 5, 6, 7]),
         ({"sort": "-latency"}, [6, 5, 4, 3, 2, 0, 1, 7]),
         ({"axis": "latency", "low": 0.55, "high": 0.75, "sort": "trial"}, [2, 3]),
         ({"axis": "latency", "high": 0.65, "state": "complete", "sort": "trial"}, [0, 1, 2]),
