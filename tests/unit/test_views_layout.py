@@ -81,7 +81,7 @@ def test_one_layout_is_its_own_alignment(items: str) -> None:
         ("C3 A2/1 C3", "C3 C3 C3", 1),
         ("C3 A2/1 C3", "C3 C3", 2),
         ("C3", "C3 C3 A2/1", 4),
-        ("C3 A2/1 C3", "C3 A2/1@128 C3", 1),
+        ("C3 A2/1 C3", "C3 W2/1@128 C3", 1),
         ("C3 -", "C3", 2),
     ],
 )
