@@ -56,6 +56,7 @@ def page(context: BrowserContext, watched: Watched, recorded: str) -> Page:
     [
         ("/studies", "Studies"),
         ("/studies/recorded", "recorded"),
+        ("/studies/recorded/trials", "Trials of recorded"),
         ("/studies/recorded/trials/0", "Published"),
         ("/studies/recorded/trials/2", "Trial 2"),
         ("/studies/recorded/trials/60", "Trial 60"),
@@ -101,6 +102,21 @@ def test_names_of_references_stay_inside_their_panel(page: Page, recorded: str) 
     right = max(box[1] for box in boxes)
     for text, start, end, y, _ in drawn:
         assert left <= start and end <= right and y > top, text
+
+
+def test_trials_are_filtered_and_fit_a_phone(page: Page, recorded: str) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(f"{recorded}/studies/recorded/trials")
+    page.get_by_label("State").select_option("infeasible")
+    page.get_by_role("button", name="Filter").click()
+    expect(page.locator("#trials .state").first).to_have_text("infeasible")
+    page.get_by_role("link", name="latency").click()
+    expect(page.locator("#trials [aria-sort=ascending]")).to_contain_text("latency")
+    assert page.locator("#trials .state:not(.state-infeasible)").count() == 0
+    assert page.locator("#trials").evaluate("(table) => table.scrollWidth <= table.parentElement.clientWidth")
+    expect(page.locator("#trials tbody tr svg").first).to_be_visible()
+    page.locator("#trials tbody a").first.click()
+    expect(page.get_by_role("heading", name="Similar layouts")).to_be_visible()
 
 
 def test_a_family_is_read_with_the_keyboard_and_its_files_come(page: Page, recorded: str) -> None:
