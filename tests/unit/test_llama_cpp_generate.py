@@ -37,7 +37,7 @@ def test_file_that_is_no_gguf(tmp_path: Path, content: bytes) -> None:
 
 def test_tokens_that_are_no_bytes(tmp_path: Path) -> None:
     done = nas("generate", model(tmp_path, 512))
-    assert done.code == 3 and "512 of them, not 256" in done.err
+    assert done.code == 3 and "its vocabulary has 512, not 256" in done.err
 
 
 def test_empty_prompt(tmp_path: Path) -> None:
