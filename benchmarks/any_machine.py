@@ -111,7 +111,8 @@ def launch(arguments: Sequence[str], condition: str, nas: Sequence[str] = NAS) -
         shown = subprocess.run(show, cwd=ROOT, env=env, capture_output=True, text=True)
     summary = summarised(json.loads(shown.stdout)) if shown.returncode == 0 else {"error": shown.stderr[-500:]}
     took = {"seconds": round(seconds, 1), "first_figure_s": None if first is None else round(first, 1)}
-    return {"exit_code": exit_code, **took, **summary, "last_lines": lines[-8:]}
+    last = [line.replace(scratch, "SCRATCH") for line in lines[-8:]]
+    return {"exit_code": exit_code, **took, **summary, "last_lines": last}
 
 
 def summarised(report: Mapping[str, Any]) -> Json:
