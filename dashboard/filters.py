@@ -11,6 +11,7 @@ from markupsafe import Markup, escape
 
 from nas.core.block import BLOCKS
 from nas.core.logs import visible
+from nas.study.estimate import about
 
 _NONE = "\N{EN DASH}"
 _BUILTIN_HUES, _FURTHER_HUES = 6, 4
@@ -66,6 +67,7 @@ def verbatim(text: str) -> Markup:
 
 
 FILTERS: dict[str, Callable[..., str]] = {
+    "about": about,
     "figure": figure,
     "hours": hours,
     "moment": moment,

@@ -27,7 +27,9 @@ from nas.core.scoring import Axis, check_budgets, log_sd, measurement_keys, rati
 from nas.core.stats import Z95
 from nas.core.trial import TrialState
 from nas.store import results, studies
+from nas.store.rows import StudyState
 from nas.store.store import Store
+from nas.study.estimate import Estimate, estimate_left
 
 _COUNTED = ("complete", "infeasible", "stopped", "failed", "cancelled")
 _WITH_MEASUREMENTS = ("front", "ranking", "references", "noisy")
@@ -71,7 +73,9 @@ def study_report(store: Store, study: str | StudySnapshot) -> Json:
     taken = _measurements(store, [snapshot.records[trial] for trial in found])
     whole = {trial: row | {"measurements": taken[trial]} for trial, row in found.items()}
     # Without an event, the process of a study may be gone since.
-    report |= asdict(studies.condition(store, snapshot.record.study))
+    condition = studies.condition(store, snapshot.record.study)
+    left = time_left(store, snapshot, condition.state)
+    report |= asdict(condition) | {"left": left and left.model_dump(mode="json")}
     return report | {name: [row | whole[row["trial"]] for row in report[name]] for name in _WITH_MEASUREMENTS}
 
 
@@ -81,6 +85,13 @@ def ranking(study: StudySnapshot) -> list[Ranked]:
     if corner is None:
         return []
     return study.cached("ranking", lambda: rank_trials(study.counted, corner, chances=study.chances))
+
+
+def time_left(store: Store, study: StudySnapshot, state: str) -> Estimate | None:
+    """Returns what remains of a study whose process runs, estimated once for each of its revisions; else None."""
+    if state not in (StudyState.RUNNING, StudyState.PAUSED):
+        return None
+    return study.cached("left", lambda: estimate_left(store, study.record.study))
 
 
 class NoiseSummary(BaseModel):

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 import webbrowser
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,10 +31,13 @@ from nas.client import Json, UsersClient, part
 from nas.core import paths
 from nas.core.errors import InvalidInput, NasError
 from nas.core.space import SearchSpace
+from nas.devices.attachments import own_attachments
+from nas.farm.farm import LOCAL, find_name, known_devices, this_machine
 from nas.search_spaces import load_space, space_key, space_text
 from nas.store import studies
 from nas.store.rows import StudyState
 from nas.study.check import support_filter
+from nas.study.estimate import Estimate, estimate, in_words
 from nas.study.events import stored_space
 from nas.study.launch import LaunchOptions, launch
 from nas.study.orchestrator import Snapshot
@@ -118,10 +121,10 @@ def command(
     if resume:
         support_filter(options.space)
     if dry_run:
-        _show_plan(options, json)
+        _show_plan(options, json, remote)
         return
     if sys.stdin.isatty() and not (yes or resume or json):
-        _show_plan(options, json)
+        _show_plan(options, json, remote)
         typer.confirm("Start?", default=True, abort=True, err=True)
     with _dashboard(options.db) if open_pages else nullcontext():
         state = _run(options)
@@ -146,15 +149,15 @@ def line(snapshot: Snapshot) -> str:
         parts.append(f"hypervolume {snapshot.hypervolume:.4g}")
     if snapshot.active:
         parts.append("; ".join(snapshot.active))
-    if snapshot.left_s is not None:
-        parts.append(f"about {duration(snapshot.left_s)} left")
+    if snapshot.left is not None:
+        parts.append(f"{in_words(snapshot.left.seconds)} left")
     return " | ".join(part for part in parts if part)
 
 
 def draw(snapshot: Snapshot) -> RenderableType:
     """Renders a snapshot: trial counts, running work and the current Pareto front."""
     volume = "after the references" if snapshot.hypervolume is None else f"{snapshot.hypervolume:.4g}"
-    left = "" if snapshot.left_s is None else f", about {duration(snapshot.left_s)} left"
+    left = "" if snapshot.left is None else f", {in_words(snapshot.left.seconds)} left"
     facts = Table.grid(padding=(0, 2))
     facts.add_row("study", Text(snapshot.study, style="bold"))
     facts.add_row("trials", f"{snapshot.proposed} of {snapshot.wanted} proposed: {_states(snapshot) or 'none yet'}")
@@ -166,14 +169,39 @@ def draw(snapshot: Snapshot) -> RenderableType:
     return Group(facts, _front_table(snapshot)) if snapshot.front else facts
 
 
-def _show_plan(options: LaunchOptions, json: bool) -> None:
+def _show_plan(options: LaunchOptions, json: bool, remote: bool) -> None:
+    """Prints the plan of a study and how long it takes; what a coordinator has measured is not known here."""
+    space, trials = options.space, _trials(options)
+    found = None if remote else _estimate(options)
     if json:
-        space = options.space
-        print_json({"study": options.study, "space": space.name, "key": space_key(space), "trials": _trials(options)})
-    else:
-        print_fields(
-            [("study", options.study), ("trials", _trials(options)), *plan_fields(options.space, _trials(options))]
-        )
+        plan = {"study": options.study, "space": space.name, "key": space_key(space), "trials": trials}
+        print_json(plan | {"estimate": found and found.model_dump(mode="json")})
+        return
+    time_fields = [("time", "not estimated: this host does not know what the coordinator has measured")]
+    if found is not None:
+        time_fields = [
+            ("time", found.text),
+            ("based on", "; ".join(found.based_on)),
+            ("depends on", "; ".join(found.depends_on)),
+        ]
+    print_fields([("study", options.study), ("trials", trials), *plan_fields(space, trials), *time_fields])
+
+
+def _estimate(options: LaunchOptions) -> Estimate:
+    attached = own_attachments().read()
+    try:
+        with open_store(options.db) as store:
+            ids = _device_ids(options.space, known_devices(store, attached))
+            return estimate(store, options.space, _trials(options), ids, options.workers)
+    except InvalidInput:  # no database yet
+        ids = _device_ids(options.space, known_devices(None, attached))
+        return estimate(None, options.space, _trials(options), ids, options.workers)
+
+
+def _device_ids(space: SearchSpace, known: Mapping[str, Collection[str]]) -> dict[str, str]:
+    """Returns name in the space -> id, of this machine and of the devices that are known."""
+    names = [name for name in space.devices if name != LOCAL]
+    return {LOCAL: this_machine().id} | {name: find_name(name, known) for name in names}
 
 
 def _trials(options: LaunchOptions) -> int:

@@ -141,7 +141,7 @@ def installed_here(db: str | None, *, devices: bool = True) -> Further:
         with open_store(db) as store:
             return installed(known_devices(store, attached))
     except InvalidInput:  # no database yet
-        return installed({each.id: each.tags for each in attached if each.id is not None})
+        return installed(known_devices(None, attached))
 
 
 def space_fields(space: SearchSpace) -> Iterator[tuple[str, str]]:

@@ -36,6 +36,8 @@ def report_fields(report: Report, database: str = "") -> Iterator[tuple[str, str
     if (noise := report.get("noise")) is not None:  # older coordinators do not have it
         yield "noise", noise["text"]
     yield "elapsed", duration(report["elapsed_s"])
+    if (left := report.get("left")) is not None:  # older coordinators do not have it
+        yield "time left", f"{left['text']}; from {'; '.join(left['based_on'])}"
     spent = {stage: seconds for stage, seconds in report["stage_seconds"].items() if seconds}
     yield "work", ", ".join(f"{stage} {duration(seconds)}" for stage, seconds in spent.items()) or "none yet"
 

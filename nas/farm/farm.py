@@ -85,7 +85,7 @@ class Farm:
             InfrastructureFailed: this machine's agent does not come up, or does not reach the device.
         """
         if name == LOCAL:
-            return self._registered(describe(LocalTransport(agent_cache()), platform.machine()).id, "this machine")
+            return self._registered(this_machine().id, "this machine")
         attached = self.attached.read()
         id = find_name(name, known_devices(self.store, attached))
         for attachment in attached:
@@ -287,9 +287,20 @@ def require_own_name(store: Store, agent: str, boot: str) -> None:
         store.clock.sleep(_FIRST_PAUSE_S)
 
 
-def known_devices(store: Store, attached: Iterable[Attachment]) -> dict[str, tuple[str, ...]]:
-    """Returns id -> tags of registered devices and of those attached to this host; retired ones have no tags."""
-    registered = {row.id: row.device.tags if row.health is not Health.RETIRED else () for row in devices.all(store)}
+def this_machine() -> Device:
+    """Returns the description of this machine as a device."""
+    return describe(LocalTransport(agent_cache()), platform.machine())
+
+
+def known_devices(store: Store | None, attached: Iterable[Attachment]) -> dict[str, tuple[str, ...]]:
+    """Returns id -> tags of registered devices and of those attached to this host; retired ones have no tags.
+
+    Args:
+        store: the database; None: there is none yet.
+        attached: to this host.
+    """
+    rows = devices.all(store) if store is not None else []
+    registered = {row.id: row.device.tags if row.health is not Health.RETIRED else () for row in rows}
     return registered | {each.id: each.tags for each in attached if each.id is not None}
 
 

@@ -20,6 +20,7 @@ from nas.core.trial import Event, TrialState
 from nas.proxy.quality import Quality
 from nas.search import Observation, Status
 from nas.store.rows import StudyState, Trial
+from nas.study.estimate import Estimate, estimate_left
 from nas.study.events import Expected, Rescored
 from nas.study.ledger import Ledger
 from nas.study.promotion import PromotionController
@@ -33,8 +34,8 @@ from nas.study.trial import StudyContext, run_trial
 _LOOK_S = 1.0
 _FINAL: tuple[Status, ...] = ("complete", "infeasible", "stopped", "failed", "withdrawn")
 _SHOWN = ("ttft", "decode_p50", "peak_rss")
-_ENDED_TO_ESTIMATE = 3
-"""Trials that must have ended before the time left is estimated."""
+_ESTIMATE_EVERY_S = 30.0
+"""Seconds after which the time left is estimated again, which reads the study's latest results."""
 
 _FAILURES_IN_A_ROW = 3
 """Consecutive infrastructure failures after which the study aborts."""
@@ -62,7 +63,7 @@ class Snapshot:
         hypervolume: None until the references have finished.
         front: best first.
         elapsed_s: of this process.
-        left_s: estimated from the pace so far; None before a few trials have ended.
+        left: what remains; None where it is not known.
     """
 
     study: str
@@ -74,7 +75,7 @@ class Snapshot:
     hypervolume: float | None
     front: tuple[FrontRow, ...]
     elapsed_s: float
-    left_s: float | None
+    left: Estimate | None
 
 
 class Orchestrator:
@@ -110,6 +111,8 @@ class Orchestrator:
         self._stop = asyncio.Event()
         self._state = StudyState.RUNNING
         self._begun = time.monotonic()
+        self._left: Estimate | None = None
+        self._estimated: float | None = None
 
     def stop(self) -> None:
         """Ends `run` soon; what is not finished can be resumed."""
@@ -347,7 +350,6 @@ class Orchestrator:
     def _snapshot(self) -> Snapshot:
         elapsed = time.monotonic() - self._begun
         own = [run for run in self.runs.values() if run.reference is None]
-        ended = sum(run.ended for run in own)
         return Snapshot(
             study=self._ledger.study.name,
             states=dict(Counter(run.stage for run in own)),
@@ -361,8 +363,15 @@ class Orchestrator:
             hypervolume=self.scales.hypervolume,
             front=self._front(),
             elapsed_s=elapsed,
-            left_s=elapsed / ended * (self._wanted - ended) if ended >= _ENDED_TO_ESTIMATE else None,
+            left=self._time_left(),
         )
+
+    def _time_left(self) -> Estimate | None:
+        now = time.monotonic()
+        if self._estimated is None or now - self._estimated >= _ESTIMATE_EVERY_S:
+            self._estimated = now
+            self._left = estimate_left(self._ledger.store, self._ledger.study, self._work.compute.workers)
+        return self._left
 
     def _front(self) -> tuple[FrontRow, ...]:
         if self.scales.reference_point is None:

@@ -21,7 +21,7 @@ from nas.analysis.headline import Headline, headline
 from nas.analysis.history import Step, ended, expected_gain
 from nas.analysis.record import readable
 from nas.analysis.reliability import QualityReliability, quality_reliability
-from nas.analysis.report import NoiseSummary, noise_summary
+from nas.analysis.report import NoiseSummary, noise_summary, time_left
 from nas.analysis.snapshot import NO_RUNG, ORIGINS, STATES, UNKNOWN, Snapshots, StudySnapshot, rounded
 from nas.api.submissions import SubmissionState, SubmittedStudies
 from nas.core.errors import InvalidInput, UnknownName
@@ -32,6 +32,7 @@ from nas.store import pages, studies
 from nas.store.pages import StudySummary
 from nas.store.rows import JobState
 from nas.store.store import Store
+from nas.study.estimate import Estimate
 
 PANELS = (1, 2, 3)
 """Numbers of the panels."""
@@ -310,6 +311,7 @@ class StudyView(BaseModel):
     desired_state: str
     over: bool = Field(description="no orchestrator is expected to continue the study")
     created: float
+    left: Estimate | None = Field(None, description="what remains of a study that runs")
     seed: int
     version: str
     revision: int
@@ -369,8 +371,10 @@ def study_view(store: Store, snapshots: Snapshots, name: str, query: Mapping[str
     study = snapshots.get(name)
     row = studies.get(store, study.id)
     view = study.cached("view", lambda: _view(study))
+    condition = studies.condition(store, row)
     update = {
-        **asdict(studies.condition(store, row)),
+        **asdict(condition),
+        "left": time_left(store, study, condition.state),
         "desired_state": row.desired_state,
         "page": page_state(study.axes, query),
         "queue": _queue(store, study),

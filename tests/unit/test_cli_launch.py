@@ -10,6 +10,7 @@ import httpx
 import pytest
 from cli_runner import nas
 
+import nas.search_spaces as nas_search_spaces
 from nas.cli.options import same_database
 from nas.search_spaces import load_space
 from nas.store import studies
@@ -143,3 +144,28 @@ def test_errors_do_not_contain_passwords() -> None:
         done = nas("study", "list", "--db", url)
         assert done.code != 0
         assert "secret" not in done.err
+
+
+def test_dry_run_says_how_long_it_takes_and_what_that_is_based_on() -> None:
+    text = nas("launch", "--space", "lfm2-demo", "--dry-run").out
+    (time,) = [line for line in text.splitlines() if line.startswith("time ")]
+    assert "about " in time and " to " in time and "training" in time
+    assert "a guess for local: nothing was measured there yet" in text
+    plan = json.loads(nas("launch", "--space", "lfm2-demo", "--dry-run", "--json").out)["estimate"]
+    assert 0 < plan["seconds"]["low"] < plan["seconds"]["typical"] < plan["seconds"]["high"]
+    assert {"screen", "training", "confirm"} <= {part["name"] for part in plan["parts"]}
+
+
+def test_a_refused_space_has_no_estimate(tmp_path: Path) -> None:
+    text = (Path(nas_search_spaces.__file__).parent / "lfm2-demo.yaml").read_text(encoding="utf-8")
+    (tmp_path / "space.yaml").write_text(text.replace("- name: recall", "- nam: recall"), encoding="utf-8")
+    for args in ((), ("--json",)):
+        done = nas("launch", "--space", str(tmp_path / "space.yaml"), "--dry-run", *args)
+        assert done.code == 3
+        assert done.out == ""
+        assert "about" not in done.err
+
+
+def test_a_coordinators_study_is_not_estimated_here() -> None:
+    done = nas("launch", "--space", "lfm2-demo", "--dry-run", "--server", "https://lab.example")
+    assert "not estimated" in done.out

@@ -10,9 +10,14 @@ from rich.console import Console
 from nas.cli.launch import draw, line, live_display
 from nas.cli.output import duration
 from nas.core.pareto import Ranked
+from nas.study.estimate import Estimate, Span
 from nas.study.orchestrator import FrontRow, Snapshot
 
 LAYOUT = "d512 v8192 ffn=swiglu:1536 [C3*2 A8/4 C3*2 A8/4 C3 A8/4]"
+
+LEFT = Estimate(
+    seconds=Span(low=90, typical=125, high=250), parts=[], based_on=["4 trainings"], depends_on=[], text="about 2 min"
+)
 
 
 def snapshot(**changes: object) -> Snapshot:
@@ -27,19 +32,20 @@ def snapshot(**changes: object) -> Snapshot:
         "hypervolume": 0.0123,
         "front": (row,),
         "elapsed_s": 65.0,
-        "left_s": 125.0,
+        "left": LEFT,
     }
     return Snapshot(**(values | changes))  # type: ignore[arg-type]
 
 
 def test_line_has_counts_hypervolume_and_time_left() -> None:
     text = line(snapshot())
-    for part in ("1 min 05 s", "5/16", "2 training", "1 infeasible", "0.0123", "trial 4: training", "2 min 05 s left"):
+    for part in ("1 min 05 s", "5/16", "2 training", "1 infeasible", "0.0123", "trial 4: training", "about 2 min"):
         assert part in text
+    assert "(90 s to 4 min) left" in text
 
 
 def test_line_omits_unknown_values() -> None:
-    text = line(snapshot(hypervolume=None, left_s=None, front=(), active=(), states={}))
+    text = line(snapshot(hypervolume=None, left=None, front=(), active=(), states={}))
     assert "hypervolume" not in text
     assert "left" not in text
     assert " |  | " not in text

@@ -235,3 +235,15 @@ def test_what_is_stored_never_runs(lab: LiveLab, visitor: TestClient) -> None:
 def test_who_is_not_there_has_no_page(visitor: TestClient) -> None:
     for path in ("/studies/nobody", "/studies/nobody.json", "/studies/nobody/trials.csv", "/studies/nobody/front.json"):
         assert visitor.get(path, headers=HTML).status_code == 404
+
+
+def test_a_running_study_says_how_long_it_will_still_take(lab: LiveLab, visitor: TestClient) -> None:
+    study = filled(lab)
+    left = told(visitor)["left"]
+    assert 0 < left["seconds"]["low"] <= left["seconds"]["typical"] <= left["seconds"]["high"]
+    assert study_report(lab.store, "study")["left"] == left
+    page = shown(visitor).text
+    assert "Time left" in page and left["based_on"][0] in page
+    studies.set_state(lab.store, study, StudyState.COMPLETE)
+    assert told(visitor)["left"] is None
+    assert "Time left" not in shown(visitor).text
