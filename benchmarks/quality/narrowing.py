@@ -114,9 +114,8 @@ def _memory_ratios(layout: Layout, proxy: Layout, config: QualityConfig) -> Iter
 
 def _remembered(block: Block, d_model: int, tokens: int) -> float:
     """Numbers that a mixer keeps of `tokens` tokens; without the last inputs of a convolution, whose taps stay."""
-    if block.kind == "mamba2":
-        return block.int("expand") * d_model * block.int("state")
-    return block.spec.kv_bytes(block, d_model, tokens, element=1.0)
+    full = block.resolve(d_model)
+    return full.spec.memory(full, d_model) + full.spec.kv_bytes(full, d_model, tokens, element=1.0)
 
 
 def table(studies: Sequence[Narrowing]) -> str:

@@ -70,7 +70,7 @@ class AttentionKind(BlockKind):
         )
         return block.replace(heads=heads, kv_heads=kv_heads, head_dim=head_dim)
 
-    def shorten(self, block: Block, context: int, length: int) -> Block:
+    def shorten(self, block: Block, d_model: int, context: int, length: int) -> Block:
         """RoPE's base, such that the same share of frequencies turns by a radian or more within a sequence.
 
         Of n frequencies base^(-i / n), the share log(length) / log(base) does.

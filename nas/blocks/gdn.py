@@ -19,13 +19,13 @@ class GatedDeltaNet(LinearAttentionKind):
     syntax = "{heads}[/{key_heads}][:{head_dim}]"
     doc = "Gated DeltaNet"
     args = (
-        Arg("heads", int, "heads", required=True, low=1, high=1024),
+        Arg("heads", int, "heads", required=True, low=1, high=1 << 15),
         Arg(
             "key_heads",
             int,
             "heads of queries and keys; divides heads, as many unless given",
             low=1,
-            high=1024,
+            high=1 << 15,
             same_as="heads",
         ),
         Arg("head_dim", int, "numbers in a query, key or value head; d_model / heads unless given", low=2, high=1024),
@@ -41,11 +41,11 @@ class GatedDeltaNet(LinearAttentionKind):
 
     def flops(self, block: Block, d_model: int, context: int) -> float:
         # Per number of the memory: decay, read with the key, add the outer product, read with the query.
-        return 2.0 * self.count(block, d_model).active + 7.0 * self.memory(block.resolve(d_model))
+        return 2.0 * self.count(block, d_model).active + 7.0 * self.memory(block.resolve(d_model), d_model)
 
     def state_bytes(self, block: Block, d_model: int) -> float:
         block = block.resolve(d_model)
-        return 4.0 * ((block.int("conv") - 1) * convolved(block) + self.memory(block))
+        return 4.0 * ((block.int("conv") - 1) * convolved(block) + self.memory(block, d_model))
 
 
 GDN = GatedDeltaNet()

@@ -18,7 +18,7 @@ class GatedLinearAttention(LinearAttentionKind):
     syntax = "{heads}[:{head_dim}]"
     doc = "gated linear attention"
     args = (
-        Arg("heads", int, "heads", required=True, low=1, high=1024),
+        Arg("heads", int, "heads", required=True, low=1, high=1 << 15),
         Arg("head_dim", int, "numbers in a query, key or value head; d_model / heads unless given", low=2, high=1024),
         Arg("rank", int, "rank of the projection to decays", default=16, low=1, high=1024),
     )
@@ -31,10 +31,10 @@ class GatedLinearAttention(LinearAttentionKind):
 
     def flops(self, block: Block, d_model: int, context: int) -> float:
         # Per number of the memory: decay, add the outer product, read with the query.
-        return 2.0 * self.count(block, d_model).active + 5.0 * self.memory(block.resolve(d_model))
+        return 2.0 * self.count(block, d_model).active + 5.0 * self.memory(block.resolve(d_model), d_model)
 
     def state_bytes(self, block: Block, d_model: int) -> float:
-        return 4.0 * self.memory(block.resolve(d_model))
+        return 4.0 * self.memory(block.resolve(d_model), d_model)
 
 
 GLA = GatedLinearAttention()

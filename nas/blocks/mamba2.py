@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from nas.blocks.attention import divisors, nearest
+from nas.blocks.linear_attention import shorter_keys
 from nas.core.block import Arg, Block, BlockKind, Caches, Count, Scalar
 from nas.core.errors import InvalidInput
 
 _HEAD_DIM = 64
 """Head size of the published models."""
-_LEAST_STATE = 2
-"""Least state of a proxy: keys of one number differ in size only."""
 
 
 class Mamba2(BlockKind):
@@ -55,12 +54,14 @@ class Mamba2(BlockKind):
 
     def flops(self, block: Block, d_model: int, context: int) -> float:
         # Per state number: decay, add the outer product of B and x, read out with C.
-        recurrence = 5.0 * block.int("expand") * d_model * block.int("state")
-        return 2.0 * self.count(block, d_model).active + recurrence
+        return 2.0 * self.count(block, d_model).active + 5.0 * self.memory(block, d_model)
 
     def state_bytes(self, block: Block, d_model: int) -> float:
         window = (block.int("conv") - 1) * convolved(block, d_model)
-        return 4.0 * (window + block.int("expand") * d_model * block.int("state"))
+        return 4.0 * (window + self.memory(block, d_model))
+
+    def memory(self, block: Block, d_model: int) -> int:
+        return block.int("expand") * d_model * block.int("state")
 
     def narrow(self, block: Block, d_model: int, to: int) -> Block:
         """Heads as in attention: their size scales down to 16, then there are fewer of them. The state stays."""
@@ -71,13 +72,9 @@ class Mamba2(BlockKind):
         size = nearest(head_dim * to / d_model, [n for n in divisors(inner // groups) if n >= 16])
         return block.replace(heads=inner // size, groups=groups)
 
-    def shorten(self, block: Block, context: int, length: int) -> Block:
-        """The state in proportion to the sequence, as attention's cache is.
-
-        So memory stays the same share of what attention would keep of a sequence, and with it what can be recalled.
-        """
-        state = block.int("state")
-        return block.replace(state=min(state, max(_LEAST_STATE, round(state * length / context))))
+    def shorten(self, block: Block, d_model: int, context: int, length: int) -> Block:
+        """The state as keys of linear attention, which B and C are."""
+        return block.replace(state=shorter_keys(block.int("state"), context, length))
 
     def scale(self, block: Block, d_model: int, to: int, caches: Caches) -> Block:
         """Heads that follow from the width do so there too; given ones scale as in proxies."""

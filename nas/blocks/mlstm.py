@@ -19,7 +19,7 @@ class MatrixLSTM(LinearAttentionKind):
     syntax = "{heads}[:{head_dim}]"
     doc = "mLSTM"
     args = (
-        Arg("heads", int, "heads", required=True, low=1, high=1024),
+        Arg("heads", int, "heads", required=True, low=1, high=1 << 15),
         Arg("head_dim", int, "numbers in a value head; d_model / heads unless given", low=2, high=1024),
         Arg("key_dim", int, "numbers in a query or key head; head_dim / 2 unless given", low=1, high=1024),
     )
@@ -38,24 +38,14 @@ class MatrixLSTM(LinearAttentionKind):
 
     def flops(self, block: Block, d_model: int, context: int) -> float:
         # Per number of the memory: decay, add the outer product, read with the query.
-        return 2.0 * self.count(block, d_model).active + 5.0 * self.memory(block.resolve(d_model))
+        return 2.0 * self.count(block, d_model).active + 5.0 * self.memory(block.resolve(d_model), d_model)
 
     def state_bytes(self, block: Block, d_model: int) -> float:
-        return 4.0 * self.memory(block.resolve(d_model))
+        return 4.0 * self.memory(block.resolve(d_model), d_model)
 
-    def memory(self, block: Block) -> int:
-        """Returns the numbers in the memories and in the sums of keys of a resolved block."""
+    def memory(self, block: Block, d_model: int) -> int:
+        """Returns the numbers in the memories and in the sums of keys."""
         return block.int("heads") * block.int("key_dim") * (block.int("head_dim") + 1)
-
-    def narrow(self, block: Block, d_model: int, to: int) -> Block:
-        """As in gated linear attention; keys keep their share of values."""
-        return self._with_keys(block, super().narrow(block, d_model, to), d_model, to)
-
-    def _with_keys(self, block: Block, changed: Block, d_model: int, to: int) -> Block:
-        """Returns `changed` with keys that are to its values as those of `block`."""
-        full, wanted = block.resolve(d_model), changed.resolve(to)
-        keys = max(1, round(full.int("key_dim") * wanted.int("head_dim") / full.int("head_dim")))
-        return changed.replace(key_dim=keys).canonical(to)
 
 
 MLSTM = MatrixLSTM()

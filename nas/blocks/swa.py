@@ -40,11 +40,11 @@ class SlidingWindowAttention(AttentionKind):
     def kv_bytes(self, block: Block, d_model: int, context: int, element: float) -> float:
         return cache_bytes(block.resolve(d_model), min(context, block.int("window")), element)
 
-    def shorten(self, block: Block, context: int, length: int) -> Block:
+    def shorten(self, block: Block, d_model: int, context: int, length: int) -> Block:
         """The window in proportion, besides what attention's positions do."""
         window = block.int("window")
         short = min(window, max(_LEAST_WINDOW, round(window * length / context)))
-        return super().shorten(block, context, length).replace(window=short)
+        return super().shorten(block, d_model, context, length).replace(window=short)
 
 
 SWA = SlidingWindowAttention()

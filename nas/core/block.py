@@ -131,14 +131,22 @@ class BlockKind(ABC):
         """Returns the bytes of recurrent state in float32."""
         return 0.0
 
+    def memory(self, block: Block, d_model: int) -> int:
+        """Returns the numbers in the recurrent memory, which bounds what can be recalled; the block is resolved.
+
+        That is the recurrent state without a convolution's last inputs.
+        """
+        return 0
+
     @abstractmethod
     def narrow(self, block: Block, d_model: int, to: int) -> Block:
         """Returns the block at width `to`: widths scale, kernels and ratios stay."""
 
-    def shorten(self, block: Block, context: int, length: int) -> Block:
+    def shorten(self, block: Block, d_model: int, context: int, length: int) -> Block:
         """Returns the block for sequences of `length` tokens that it is for `context` tokens at deploy scale.
 
-        What is a share of the sequence (a window, a state, the reach of positions) shrinks with it and never grows.
+        What is a share of the sequence (a window, a recurrent memory, the reach of positions) shrinks with it and never
+        grows. Proxies are shortened at the width of deploy scale, then narrowed.
         """
         return block
 

@@ -235,8 +235,8 @@ def narrow(layout: Layout, d_model: int, vocab: int, *, context: int = 1, length
     """Scales a layout from deploy scale to proxy scale: width `d_model`, with a vocabulary of its own.
 
     Widths scale by one factor and are not rounded up to a quantiser's block, so that weights keep their proportions;
-    head sizes stay >= 8, and >= 16 where that at most doubles them, so there are fewer heads; depth, order and kernels
-    stay. Several layouts can have the same proxy: they share its result and are shown as ties. At its own width a
+    heads of attention stay >= 8 wide, and >= 16 where that at most doubles them, so there are fewer; depth, order and
+    kernels stay. Several layouts can have the same proxy: they share its result and are shown as ties. At its own width a
     layout keeps its layers, so a proxy is its own proxy.
 
     Args:
@@ -244,8 +244,8 @@ def narrow(layout: Layout, d_model: int, vocab: int, *, context: int = 1, length
         d_model: width of the proxy.
         vocab: its rows of the embedding table.
         context: tokens of a sequence at deploy scale.
-        length: tokens of a proxy's sequence. Where they are fewer, windows, states and the reach of positions shrink,
-            and so stay the same share of a sequence and of its cache.
+        length: tokens of a proxy's sequence. Where they are fewer, windows, recurrent memories and the reach of
+            positions shrink, and so stay the same share of a sequence and of its cache.
 
     Raises:
         InvalidInput: the proxy would be wider than the layout, or a size is out of range.
@@ -256,8 +256,8 @@ def narrow(layout: Layout, d_model: int, vocab: int, *, context: int = 1, length
         return replace(layout, vocab=vocab)
 
     def fit(block: Block) -> Block:
-        narrowed = block.spec.narrow(block, layout.d_model, d_model)
-        return block.spec.shorten(narrowed, context, length) if length < context else narrowed
+        short = block.spec.shorten(block, layout.d_model, context, length) if length < context else block
+        return block.spec.narrow(short, layout.d_model, d_model)
 
     return Layout.of(d_model, vocab, _with_blocks(layout, fit), tied=layout.tied)
 

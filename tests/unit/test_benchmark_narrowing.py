@@ -26,7 +26,7 @@ def found(request: pytest.FixtureRequest) -> Narrowing:
 def test_weights_keep_their_order(found: Narrowing) -> None:
     for correlations in (found.total, found.active):
         assert all(math.isnan(value) or value >= 0.99 for value in correlations.values()), correlations
-        assert not math.isnan(correlations["MoE"])
+        assert math.isnan(correlations["MoE"]) == (found.space in ("plm", "zebra-llama")), "spaces of dense layers"
 
 
 def test_references_are_as_far_apart_as_their_proxies(found: Narrowing) -> None:
@@ -35,7 +35,8 @@ def test_references_are_as_far_apart_as_their_proxies(found: Narrowing) -> None:
 
 def test_memory_keeps_its_share_of_attentions_cache(found: Narrowing) -> None:
     for kind, (low, high) in found.memory.items():
-        assert 0.5 <= low <= high <= 2.0, kind
+        # Positions of latent attention have two pairs of numbers at least.
+        assert 0.5 <= low <= high <= (2.5 if kind == "mla" else 2.0), kind
 
 
 @pytest.mark.parametrize("name", SPACES)

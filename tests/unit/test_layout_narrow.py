@@ -6,8 +6,9 @@ import math
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
-from nas.core.block import Block
+from nas.core.block import BLOCKS, Block, BlockKind
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layer, Layout, narrow, padded
 from nas.core.published import LFM2
@@ -129,3 +130,42 @@ def test_positions_reach_as_far_in_a_proxys_sequence(layout: Layout, width: int)
 
 def attention_of(layout: Layout) -> list[Block]:
     return [block for layer in layout.layers for block in layer.mixers if block.kind in ("gqa", "swa")]
+
+
+RECURRENT = ("M", "M64(groups=2)", "M48", "D8", "D16/8:128", "D6:256", "G4", "G16:96", "X4", "X8(key_dim=128)", "X16")
+
+
+def test_examples_have_every_kind_with_a_recurrent_memory() -> None:
+    known = {name for name in BLOCKS if type(BLOCKS[name]).memory is not BlockKind.memory}
+    assert {Block.parse(text, "mixer").kind for text in RECURRENT} == known
+
+
+@given(st.sampled_from(RECURRENT), st.sampled_from((64, 96, 128, 256)), st.integers(8, 4096))
+def test_memories_keep_their_share_of_attentions_cache(text: str, width: int, length: int) -> None:
+    """Memory per token of context and channel: within a factor of 2 of that at deploy scale, or the nearest there is."""
+    layout = Layout.parse(f"d1536 v65536 ffn=none [{text}]")
+
+    def narrowed(length: int) -> Block:
+        (layer,) = narrow(layout, width, 256, context=4096, length=length).layers
+        return layer.mixers[0].resolve(width)
+
+    (wide,), short, shortest = layout.layers[0].mixers, narrowed(length), narrowed(1)
+    share = short.spec.memory(short, width) / (width * length)
+    ratio = share / (wide.spec.memory(wide.resolve(1536), 1536) / (1536 * 4096))
+    heads = {"mamba2": "groups", "gdn": "key_heads"}.get(wide.kind, "heads")
+    assert ratio >= 0.5 or short.int(heads) == 1, "no head is wider than its layer"
+    assert ratio <= 2 or short == shortest
+
+
+@pytest.mark.parametrize("text", [text for text in RECURRENT if text[0] != "M"])
+@pytest.mark.parametrize("length", [20, 128, 1024])
+def test_smaller_heads_are_as_wide_together(text: str, length: int) -> None:
+    layout = Layout.parse(f"d1536 v65536 ffn=none [{text}]")
+    proxy = narrow(layout, 96, 256, context=4096, length=length)
+    block, short = layout.layers[0].mixers[0].resolve(1536), proxy.layers[0].mixers[0].resolve(96)
+    width, proportional = (one.int("heads") * one.int("head_dim") for one in (short, block))
+    assert width == proportional / 16 and width % 32 == 0
+    for name in ("key_heads", "key_dim"):
+        if any(arg.name == name for arg in block.spec.args):
+            of = "heads" if name == "key_heads" else "head_dim"
+            assert short.int(name) / short.int(of) == pytest.approx(block.int(name) / block.int(of), rel=0.01)

@@ -253,17 +253,23 @@ def test_state_is_that_of_the_convolution_and_the_heads(text: str, numbers: int)
 
 
 @pytest.mark.parametrize(
-    ("mixers", "width", "proxy"),
+    ("mixers", "width", "length", "proxy"),
     [
-        ("D8 D16/8:128 A16/8", 256, "d256 v256 ffn=swiglu:1152 [D8 D16/8:32 A16/8]"),
-        ("D8 D16/8:128 A16/8", 64, "d64 v256 ffn=swiglu:288 [D4 D8/4:16 A8/4]"),
-        ("G8 G16:128", 256, "d256 v256 ffn=swiglu:1152 [G8 G16:32]"),
-        ("G8 G16:128", 64, "d64 v256 ffn=swiglu:288 [G4 G8:16]"),
-        ("X4 X8(key_dim=128)", 256, "d256 v256 ffn=swiglu:1152 [X4 X8(key_dim=32)]"),
+        # At the sequence of deploy scale heads keep their size, down to one that is as wide as the layer.
+        ("D8 D16/8:128", 256, 4096, "d256 v256 ffn=swiglu:1152 [D2 D4/2:128]"),
+        ("G8 X8(key_dim=128)", 256, 4096, "d256 v256 ffn=swiglu:1152 [G2 X2(key_dim=128)]"),
+        ("X4", 64, 4096, "d64 v256 ffn=swiglu:288 [X1]"),
+        # A 32nd of the sequence takes keys of a 32nd, and 32 times the heads.
+        ("D8 D16/8:128", 256, 128, "d256 v256 ffn=swiglu:1152 [D64 D128/64:4]"),
+        ("G8 X8(key_dim=128)", 256, 128, "d256 v256 ffn=swiglu:1152 [G64 X64(key_dim=4)]"),
+        ("D8 G8 X4", 64, 16, "d64 v256 ffn=swiglu:288 [D32 G32 X16]"),
     ],
 )
-def test_proxies_have_narrower_heads_then_fewer(mixers: str, width: int, proxy: str) -> None:
-    assert narrow(Layout.parse(f"d1024 v65536 ffn=swiglu:4608 [{mixers}]"), width, 256).format() == proxy
+def test_proxies_have_fewer_heads_and_narrower_ones_for_shorter_sequences(
+    mixers: str, width: int, length: int, proxy: str
+) -> None:
+    layout = Layout.parse(f"d1024 v65536 ffn=swiglu:4608 [{mixers}]")
+    assert narrow(layout, width, 256, context=4096, length=length).format() == proxy
 
 
 @pytest.mark.parametrize(("text", "width"), [("M", 2048), ("D64:4", 64)])
