@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import typing
-from collections import defaultdict
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
@@ -17,9 +17,21 @@ from nas.api.types import EventId, Limit, StudyName, Time, Wait, with_example
 from nas.core.device import Device
 from nas.core.errors import InvalidInput
 from nas.core.protocol import AgentName, DeviceId
+from nas.devices.attachments import Tag
 from nas.farm.agent_api import Access, guarded
 from nas.store import agents, calibrations, devices, outcomes, pages
-from nas.store.rows import AgentAccess, Blame, DeviceEventKind, DeviceRow, DeviceState, Health, JobKind, JobState, Role
+from nas.store.rows import (
+    AgentAccess,
+    Blame,
+    DeviceEventKind,
+    DeviceLabels,
+    DeviceRow,
+    DeviceState,
+    Health,
+    JobKind,
+    JobState,
+    Role,
+)
 from nas.store.store import Store
 from nas.web.errors import documented
 from nas.web.events import DOCUMENTED, Streams, next_page, wants_stream
@@ -45,6 +57,10 @@ _DEVICE = {
         "id": "pixel-7", "transport": "adb", "model": "Pixel 7", "cpu": "Tensor G2", "target": "aarch64-android",
         "cores": 8, "memory_mb": 7600, "os": "Android 15", "tags": ["phone"],
     },
+    "name": "desk, left",
+    "note": "new battery in May",
+    "tags": ["phone", "fast"],
+    "queue": [{"study": "phones", "jobs": 3, "place": 1, "since": 1763690390.0}],
 }  # fmt: skip
 _JOB = {
     "id": f"{'1f0c' * 16}.0",
@@ -79,6 +95,7 @@ _SUMMARIES: dict[DeviceOrder, str] = {
     "release": "Take a device back from quarantine, bad health or removal",
     "check": "Have a device pass a health check again",
 }
+_ONE_LINE = r"^[^\x00-\x1f\x7f]*$"
 After = Annotated[str, Query(max_length=160, description="`next` of the previous page")]
 DeviceOrder = Literal["drain", "resume", "quarantine", "release", "check"]
 
@@ -88,6 +105,15 @@ class Lease(BaseModel):
 
     holder: str
     until: Time
+
+
+class WaitingView(BaseModel):
+    """A study, or health checks, that wait for a device."""
+
+    study: str | None = Field(description="null for health checks")
+    jobs: int = Field(description="that it has queued for the device")
+    place: int = Field(description="of its first job in the queue, from 1")
+    since: Time
 
 
 class DeviceView(BaseModel):
@@ -107,6 +133,10 @@ class DeviceView(BaseModel):
     epoch: int = Field(description="number of its last lease")
     lease: Lease | None
     device: Device
+    name: str | None = Field(None, description="to show beside the id")
+    note: str | None = None
+    tags: list[str] = Field([], description="all of its tags: those of its host, and those that were given here")
+    queue: list[WaitingView] = Field([], description="who waits for it, in the order of their first jobs")
 
 
 class JobView(BaseModel):
@@ -259,12 +289,24 @@ class ServerView(BaseModel):
     role: Role
 
 
+class LabelRequest(BaseModel):
+    """What people write about a device; only what is given changes, and empty texts and lists remove it."""
+
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [{"note": "new battery in May", "tags": ["fast"]}]}
+    )
+
+    name: str | None = Field(None, max_length=64, pattern=_ONE_LINE, description="to show beside the id")
+    note: str | None = Field(None, max_length=500, pattern=_ONE_LINE)
+    tags: list[Tag] | None = Field(None, max_length=20, description="beside those of its host")
+
+
 class Reason(BaseModel):
     """Why something is done to a device; shown to whoever asks about it."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"reason": "battery swollen"}]})
 
-    reason: str = Field("", max_length=500, pattern=r"^[^\x00-\x1f\x7f]*$")
+    reason: str = Field("", max_length=500, pattern=_ONE_LINE)
 
 
 def devices_router(store: Store, access: Access) -> APIRouter:
@@ -290,6 +332,12 @@ def devices_router(store: Store, access: Access) -> APIRouter:
 
     for order in typing.get_args(DeviceOrder):
         steer(order)
+
+    @router.post(
+        "/{id}/label", summary="Name, note and tag a device", dependencies=[operate], responses=documented(404)
+    )
+    def label(id: DeviceId, wanted: LabelRequest) -> DeviceView:
+        return label_device(store, id, wanted)
 
     @router.post("/{id}/remove", summary="Retire a device", dependencies=[admin], responses=documented(404))
     def remove_device(id: DeviceId) -> DeviceView:
@@ -359,7 +407,7 @@ def jobs_router(store: Store, access: Access) -> APIRouter:
 def page_of_devices(store: Store, *, after: str = "", limit: int) -> DevicePage:
     """Returns devices by id, after `after`."""
     rows = [row for row in devices.all(store) if row.id > after]
-    shown = [_device(row) for row in rows[:limit]]
+    shown = _views(store, rows[:limit])
     return DevicePage(devices=shown, next=shown[-1].id if len(rows) > limit else None)
 
 
@@ -375,7 +423,7 @@ def device_detail(store: Store, id: str, *, history: int = HISTORY, runs: int = 
     Raises:
         UnknownName: no such device.
     """
-    view = _device(devices.get(store, id))
+    view = _view(store, id)
     return DeviceDetail(
         **{name: getattr(view, name) for name in DeviceView.model_fields},
         calibrations=[CalibrationView.model_validate(each) for each in calibrations.of_device(store, id)],
@@ -411,7 +459,22 @@ def steer_device(store: Store, id: str, what: DeviceOrder, reason: str = "") -> 
         if row.health is Health.RETIRED and what != "release":
             raise InvalidInput(f"device {id!r} was removed; 'nas device release {id}' takes it back")
         _ORDERS[what](store, row, reason)
-        return _device(devices.get(store, id))
+    return _view(store, id)
+
+
+def label_device(store: Store, id: str, wanted: LabelRequest) -> DeviceView:
+    """Sets the labels of a device that are given, and returns it.
+
+    Raises:
+        UnknownName: no such device.
+    """
+    texts = wanted.name, wanted.note, None if wanted.tags is None else " ".join(dict.fromkeys(wanted.tags))
+    kinds = DeviceEventKind.NAME, DeviceEventKind.NOTE, DeviceEventKind.TAGS
+    devices.get(store, id)
+    for kind, text in zip(kinds, texts, strict=True):
+        if text is not None:
+            devices.label(store, id, kind, text.strip() or None)
+    return _view(store, id)
 
 
 def retire_device(store: Store, id: str) -> DeviceView:
@@ -422,7 +485,7 @@ def retire_device(store: Store, id: str) -> DeviceView:
         InvalidInput: it has jobs to do.
     """
     devices.remove(store, id)
-    return _device(devices.get(store, id))
+    return _view(store, id)
 
 
 def page_of_agents(store: Store, *, after: str = "", limit: int) -> AgentPage:
@@ -495,12 +558,30 @@ def _job_cursor(cursor: str) -> pages.JobPlace:
         raise InvalidInput("'after' must be the 'next' of an earlier page", where="after") from None
 
 
-def _device(row: DeviceRow) -> DeviceView:
+def _view(store: Store, id: str) -> DeviceView:
+    (view,) = _views(store, [devices.get(store, id)])
+    return view
+
+
+def _views(store: Store, rows: Sequence[DeviceRow]) -> list[DeviceView]:
+    labels, queues = devices.labels(store), pages.queues(store)
+    return [_device(row, labels.get(row.id, DeviceLabels()), queues.get(row.id, ())) for row in rows]
+
+
+def _device(row: DeviceRow, labels: DeviceLabels, queue: Sequence[pages.QueuedJob]) -> DeviceView:
     lease = None
     if row.lease_holder is not None and row.lease_until is not None:
         lease = Lease(holder=row.lease_holder, until=row.lease_until)
-    names = [name for name in DeviceView.model_fields if name != "lease"]
-    return DeviceView(**{name: getattr(row, name) for name in names}, lease=lease)
+    names = [name for name in DeviceView.model_fields if name in DeviceRow.__slots__]
+    counts = Counter(job.study for job in queue)
+    first = {job.study: job for job in reversed(queue)}
+    waiting = [
+        WaitingView(study=study, jobs=counts[study], place=job.place, since=job.since) for study, job in first.items()
+    ]
+    return DeviceView(
+        **{name: getattr(row, name) for name in names}, lease=lease, name=labels.name, note=labels.note,
+        tags=list(dict.fromkeys([*row.device.tags, *labels.tags])), queue=sorted(waiting, key=lambda each: each.place),
+    )  # fmt: skip
 
 
 def _drain(store: Store, row: DeviceRow, reason: str) -> None:

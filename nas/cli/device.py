@@ -54,8 +54,11 @@ def list_devices(server: ServerOption = None, db: DatabaseOption = None, json: J
     if json:
         print_json(found | ({"attached": [each.model_dump(mode="json") for each in waiting]} if waiting else {}))
         return
-    columns = ("device", "state", "health", "model", "agent", "last seen")
-    rows = [[each.id, "attached", None, each.address, None, "never"] for each in waiting]
+    columns = ("device", "name", "state", "health", "waiting", "model", "agent", "tags", "note", "last seen")
+    rows = [
+        [each.id, None, "attached", None, None, each.address, None, " ".join(each.tags), None, "never"]
+        for each in waiting
+    ]
     print_table(columns, [*(_list_row(device) for device in found["devices"]), *rows])
     if waiting:
         say("attached devices are served by the next 'nas launch', 'nas bench' or 'nas agent run' on this host")
@@ -139,12 +142,63 @@ def remove(
     say(f"{gone.address}: detached" + (f" (device {gone.id})" if gone.id else ""))
 
 
+@app.command("name")
+def set_name(
+    device: DeviceArgument,
+    name: Annotated[str, typer.Argument(help="Name to show beside the id; none removes it.", show_default=False)] = "",
+    server: ServerOption = None, db: DatabaseOption = None, json: JsonFlag = False,
+) -> None:  # fmt: skip
+    """Give a device a name that is shown beside its id."""
+    _label(device, {"name": name}, server, db, json)
+
+
+@app.command("note")
+def set_note(
+    device: DeviceArgument,
+    text: Annotated[str, typer.Argument(help="Note; none removes it.", show_default=False)] = "",
+    server: ServerOption = None, db: DatabaseOption = None, json: JsonFlag = False,
+) -> None:  # fmt: skip
+    """Write a note on a device, such as where it stands. Earlier notes stay in its history."""
+    _label(device, {"note": text}, server, db, json)
+
+
+@app.command("tag")
+def set_tags(
+    device: DeviceArgument,
+    tags: Annotated[
+        list[str] | None, typer.Argument(metavar="[TAG]...", help="All tags; none removes them.", show_default=False)
+    ] = None,
+    server: ServerOption = None, db: DatabaseOption = None, json: JsonFlag = False,
+) -> None:  # fmt: skip
+    """Set the tags of a device in the database, used in spaces as tag:NAME; those of 'nas device add' stay."""
+    _label(device, {"tags": [*_tags(tags or [], "TAG")]}, server, db, json)
+
+
 @app.command()
 def retire(device: DeviceArgument, server: ServerOption = None, db: DatabaseOption = None) -> None:
     """Retire a device. Measurements are kept, calibrations are deleted; 'release' reverts it."""
     with open_fleet(server, db) as fleet:
         fleet.retire(device)
     say(f"{device}: retired")
+
+
+def _label(device: str, labels: dict[str, Any], server: str | None, db: str | None, json: bool) -> None:
+    with open_fleet(server, db) as fleet:
+        found = fleet.label(device, labels)
+    if json:
+        print_json(found)
+    else:
+        print_fields(_label_fields(found))
+
+
+def _label_fields(found: dict[str, Any]) -> list[tuple[str, object]]:
+    """Returns what people wrote about a device; older coordinators do not have it."""
+    return [
+        ("device", found["id"]),
+        ("name", found.get("name")),
+        ("note", found.get("note")),
+        ("tags", " ".join(found.get("tags") or found["device"].get("tags", ())) or None),
+    ]
 
 
 def _register(name: DeviceOrder, summary: str) -> None:
@@ -180,27 +234,38 @@ def _registered(server: str | None, db: str | None, *, any_attached: bool) -> di
         return {"devices": []}
 
 
-def _list_row(device: dict[str, Any]) -> list[str]:
-    return [device["id"], device["state"], device["health"], device["device"]["model"], device["agent"],
-            when(device["last_seen"])]  # fmt: skip
+def _list_row(device: dict[str, Any]) -> list[object]:
+    _, name, note, tags = (value for _, value in _label_fields(device))
+    return [device["id"], name, device["state"], device["health"], _waiting(device), device["device"]["model"],
+            device["agent"], tags, note, when(device["last_seen"])]  # fmt: skip
 
 
 def _device_fields(found: dict[str, Any]) -> list[tuple[str, object]]:
     device, lease = found["device"], found["lease"]
     health = f"{found['health']}: {found['health_reason']}" if found["health_reason"] else found["health"]
     return [
-        ("device", found["id"]),
+        *_label_fields(found),
         ("model", device["model"]),
         ("cpu", f"{device['cpu']}, {device['cores']} cores, {device['memory_mb']} MB"),
         ("system", f"{device['os']}, {device['target']}"),
-        ("tags", " ".join(device.get("tags", ())) or None),
         ("agent", found["agent"]),
         ("state", found["state"]),
         ("health", health),
         ("checked", when(found["checked_at"])),
         ("last seen", when(found["last_seen"])),
         ("lease", f"epoch {found['epoch']}, until {when(lease['until'])}" if lease else None),
+        ("waiting", _waiting(found)),
     ]
+
+
+def _waiting(found: dict[str, Any]) -> str | None:
+    """Returns who waits for a device, first come first; None if nobody does."""
+    waiting = [f"{each['study'] or 'health checks'} ({_jobs(each['jobs'])})" for each in found.get("queue", ())]
+    return ", then ".join(waiting) or None
+
+
+def _jobs(count: int) -> str:
+    return f"{count} job{'s' * (count != 1)}"
 
 
 def _drift_row(drift: dict[str, Any]) -> list[object]:
@@ -252,10 +317,10 @@ def _ask(address: SshAddress, fingerprint: str) -> None:
         raise NotTrusted(f"{address} was not added")
 
 
-def _tags(given: list[str]) -> tuple[str, ...]:
+def _tags(given: list[str], where: str = "--tag") -> tuple[str, ...]:
     for tag in given:
         if not re.fullmatch(TAG, tag):
-            raise InvalidInput(f"{tag!r}: a tag has up to 32 letters, digits and ._-", where="--tag")
+            raise InvalidInput(f"{tag!r}: a tag has up to 32 letters, digits and ._-", where=where)
     return tuple(dict.fromkeys(given))
 
 

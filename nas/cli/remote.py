@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
+from pydantic import ValidationError
 
 from nas.cli.options import open_store
 from nas.client import Json, UsersClient, known_client, part
@@ -38,6 +39,9 @@ class Fleet(Protocol):
 
     def order(self, id: str, what: DeviceOrder, reason: str) -> Json:
         """Applies an order to a device; returns its new `DeviceView`."""
+
+    def label(self, id: str, labels: Json) -> Json:
+        """Sets the name, note or tags of a device, as `nas.api.devices.LabelRequest`; returns its new `DeviceView`."""
 
     def retire(self, id: str) -> Json:
         """Retires a device; returns its new `DeviceView`."""
@@ -84,6 +88,9 @@ class _Remote:
     def order(self, id: str, what: DeviceOrder, reason: str) -> Json:
         return self._client.post(f"/v1/devices/{part(id)}/{what}", {"reason": reason})
 
+    def label(self, id: str, labels: Json) -> Json:
+        return self._client.post(f"/v1/devices/{part(id)}/label", labels)
+
     def retire(self, id: str) -> Json:
         return self._client.post(f"/v1/devices/{part(id)}/remove")
 
@@ -108,6 +115,13 @@ class _Local:
 
     def order(self, id: str, what: DeviceOrder, reason: str) -> Json:
         return self._fleet.steer_device(self._store, id, what, reason).model_dump(mode="json")
+
+    def label(self, id: str, labels: Json) -> Json:
+        try:
+            wanted = self._fleet.LabelRequest.model_validate(labels)
+        except ValidationError as error:
+            raise InvalidInput(f"{id}: {error.errors()[0]['msg']}") from None
+        return self._fleet.label_device(self._store, id, wanted).model_dump(mode="json")
 
     def retire(self, id: str) -> Json:
         return self._fleet.retire_device(self._store, id).model_dump(mode="json")

@@ -299,9 +299,14 @@ def known_devices(store: Store | None, attached: Iterable[Attachment]) -> dict[s
         store: the database; None: there is none yet.
         attached: to this host.
     """
-    rows = devices.all(store) if store is not None else []
-    registered = {row.id: row.device.tags if row.health is not Health.RETIRED else () for row in rows}
-    return registered | {each.id: each.tags for each in attached if each.id is not None}
+    registered: dict[str, tuple[str, ...]] = {}
+    if store is not None:
+        labels = devices.labels(store)
+        for row in devices.all(store):
+            further = labels[row.id].tags if row.id in labels else ()
+            registered[row.id] = (*row.device.tags, *further) if row.health is not Health.RETIRED else ()
+    here = {each.id: (*each.tags, *registered.get(each.id, ())) for each in attached if each.id is not None}
+    return registered | here
 
 
 def find_name(name: str, known: Mapping[str, Collection[str]], *, where: str | None = None) -> str:

@@ -21,7 +21,16 @@ from nas.store.engine import insert_if_absent
 from nas.store.models import agent as agent_table
 from nas.store.models import calibration, device_event, job
 from nas.store.models import device as device_table
-from nas.store.rows import DeviceEvent, DeviceEventKind, DeviceRow, DeviceState, Health, JobState, from_row
+from nas.store.rows import (
+    DeviceEvent,
+    DeviceEventKind,
+    DeviceLabels,
+    DeviceRow,
+    DeviceState,
+    Health,
+    JobState,
+    from_row,
+)
 from nas.store.store import Store, retried
 
 
@@ -56,6 +65,8 @@ LIMITS: Mapping[DeviceState, Limit] = {
 
 LOG_KEPT = 100
 """Events kept of one device and kind; the oldest are deleted."""
+
+_LABELS = (DeviceEventKind.NAME, DeviceEventKind.NOTE, DeviceEventKind.TAGS)
 
 SETTLED_S = 1.0
 """Age after which no event with a lower id can appear any more."""
@@ -173,7 +184,7 @@ def set_health(store: Store, id: str, health: Health, reason: str | None = None)
 
 
 def history(store: Store, id: str, *, kind: DeviceEventKind | None = None, limit: int = 100) -> list[DeviceEvent]:
-    """Returns a device's events, newest first: registrations, states, healths, checks, failures.
+    """Returns a device's events, newest first: registrations, states, healths, checks, failures, labels.
 
     States that follow from a job (leased, preparing, cooling, idle) are not logged: the jobs show them.
 
@@ -186,6 +197,42 @@ def history(store: Store, id: str, *, kind: DeviceEventKind | None = None, limit
     with store.read() as connection:
         read(connection, id, held=False)
         return [_event(row) for row in connection.execute(query)]
+
+
+@retried
+def label(store: Store, id: str, kind: DeviceEventKind, text: str | None) -> None:
+    """Sets the name, the note or the tags (separated by spaces) of a device; None removes them.
+
+    Labels are events of the device's log: the newest of its kind is valid, and the history shows the earlier ones.
+
+    Raises:
+        UnknownName: no such device.
+    """
+    assert kind in _LABELS, f"{kind} is not a label"
+    assert text is None or len(text) <= _LONGEST_REASON, "a label is stored whole"
+    with store.write() as connection:
+        read(connection, id)
+        newest = connection.execute(_newest_labels(id).where(device_event.c.kind == kind)).first()
+        if (newest.reason if newest else None) != (text or None):
+            log_event(connection, id, store.now(), kind, "set" if text else "removed", text)
+
+
+def labels(store: Store, id: str | None = None) -> dict[str, DeviceLabels]:
+    """Returns device -> its labels, of those that have any; of one device only where `id` is given."""
+    found: dict[str, dict[str, Any]] = {}
+    with store.read() as connection:
+        for event in connection.execute(_newest_labels(id)):
+            if event.reason:
+                value = tuple(event.reason.split()) if event.kind == DeviceEventKind.TAGS else event.reason
+                found.setdefault(event.device, {})[event.kind] = value
+    return {device: DeviceLabels(**each) for device, each in found.items()}
+
+
+def _newest_labels(id: str | None) -> Select[Any]:
+    kinds = device_event.c.kind.in_(_LABELS)
+    newest = select(func.max(device_event.c.id)).where(kinds).group_by(device_event.c.device, device_event.c.kind)
+    query = select(device_event).where(device_event.c.id.in_(newest))
+    return query if id is None else query.where(device_event.c.device == id)
 
 
 def events_since(store: Store, after: int, *, limit: int, device: str | None = None) -> list[DeviceEvent]:

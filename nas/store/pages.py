@@ -56,6 +56,17 @@ class StudySummary:
     problem: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class QueuedJob:
+    """A job that waits for its device: its place, from 1, and the name of the study that wants it, None for checks."""
+
+    id: str
+    kind: JobKind
+    study: str | None
+    place: int
+    since: float
+
+
 JobPlace = tuple[float, str]
 """Position of a job in the list, newest first: when it was created, and its id."""
 
@@ -79,6 +90,19 @@ def jobs(
     with store.read() as connection:
         found = connection.execute(query.order_by(job.c.created.desc(), job.c.id.desc()).limit(limit))
         return [_summary(row) for row in found]
+
+
+def queues(store: Store) -> dict[str, list[QueuedJob]]:
+    """Returns device -> the jobs that wait for it, in the order in which it takes them."""
+    order = (job.c.device, job.c.priority.desc(), job.c.created, job.c.id)
+    columns = (job.c.id, job.c.kind, job.c.device, job.c.created, study.c.name)
+    query = select(*columns).outerjoin(study, study.c.id == job.c.study).where(job.c.state == JobState.QUEUED)
+    found: dict[str, list[QueuedJob]] = {}
+    with store.read() as connection:
+        for row in connection.execute(query.order_by(*order)):
+            waiting = found.setdefault(row.device, [])
+            waiting.append(QueuedJob(row.id, JobKind(row.kind), row.name, len(waiting) + 1, row.created))
+    return found
 
 
 def studies(store: Store, *, limit: int, after: int = 0) -> list[StudySummary]:

@@ -101,6 +101,9 @@ class DeviceEventKind(StrEnum):
     HEALTH = "health"
     CHECK = "check"
     FAILURE = "failure"
+    NAME = "name"
+    NOTE = "note"
+    TAGS = "tags"
 
 
 class Role(StrEnum):
@@ -284,7 +287,8 @@ class DeviceRow:
 class DeviceEvent:
     """An entry of a device's log.
 
-    `what` is the new state or health, the outcome of a check, or the phase of a failed job; `job` is that job.
+    `what` is the new state or health, the outcome of a check, the phase of a failed job, or whether a label was set or
+    removed; `job` is the failed job.
     """
 
     id: int
@@ -294,6 +298,15 @@ class DeviceEvent:
     what: str
     reason: str | None
     job: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLabels:
+    """What people wrote about a device: a name to show, a note, and tags beside those that its host gives it."""
+
+    name: str | None = None
+    note: str | None = None
+    tags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -282,6 +282,8 @@ class ActiveJob(BaseModel):
     state: str
     since: float
     attempts: int
+    place: int | None = Field(None, description="in the queue of its device, from 1; null once it runs")
+    queued: int | None = Field(None, description="jobs in the queue of its device, of all studies")
 
 
 class QueueView(BaseModel):
@@ -646,9 +648,12 @@ def _queue(store: Store, study: StudySnapshot) -> QueueView:
     ]
     own = sum(each.origin != "reference" for each in active)
     under_way = sum(count for state, count in study.states().items() if state not in TERMINAL)
+    queues = pages.queues(store)
+    places = {job.id: job.place for queue in queues.values() for job in queue}
     jobs = [
         ActiveJob(
-            trial=job.trial, device=job.device, state=job.state.value, since=job.updated, attempts=job.attempts
+            trial=job.trial, device=job.device, state=job.state.value, since=job.updated, attempts=job.attempts,
+            place=places.get(job.id), queued=len(queues[job.device]) if job.id in places else None,
         )
         for state in (JobState.LEASED, JobState.QUEUED)
         for job in pages.jobs(store, limit=MOST_ACTIVE, state=state, study_name=study.name)

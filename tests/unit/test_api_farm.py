@@ -8,8 +8,9 @@ import pytest
 from api_lab import Lab, refusal
 from store_support import add_device, new_study, put, take
 
+from nas.farm.farm import find_name, known_devices
 from nas.store import agents, calibrations, devices, jobs
-from nas.store.rows import Health, Role
+from nas.store.rows import DeviceEventKind, Health, Role
 
 
 @pytest.fixture
@@ -152,3 +153,54 @@ def test_a_revoked_agent_does_not_authenticate(lab: Lab) -> None:
     refusal(lab.client().post("/v1/agents/none/revoke"), 404, "unknown_name")
     agents.enrol(lab.store, agents.issue_token(lab.store), "lab-2")
     assert lab.client(Role.OPERATE).post("/v1/agents/lab-2/revoke").status_code == 403
+
+
+def label(lab: Lab, **labels: object) -> dict[str, object]:
+    answer = lab.client().post("/v1/devices/box/label", json=labels)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, object] = answer.json()
+    return found
+
+
+def test_a_device_is_named_noted_and_tagged(lab: Lab) -> None:
+    label(lab, name="desk, left", note="new battery", tags=["fast", "fast", "lab"])
+    shown = label(lab, note="swollen battery")
+    assert (shown["name"], shown["note"], shown["tags"]) == ("desk, left", "swollen battery", ["fast", "lab"])
+    (listed,) = lab.get("/v1/devices")["devices"]
+    assert (listed["name"], listed["note"]) == ("desk, left", "swollen battery")
+    history = [(each["kind"], each["reason"]) for each in lab.get("/v1/devices/box")["history"]]
+    assert history[:2] == [("note", "swollen battery"), ("tags", "fast lab")]
+    count = len(history)
+    label(lab, note="swollen battery")
+    assert len(lab.get("/v1/devices/box")["history"]) == count, "nothing changed"
+    shown = label(lab, name="", tags=[])
+    assert (shown["name"], shown["note"], shown["tags"]) == (None, "swollen battery", [])
+    for wrong in ({"tags": ["two words"]}, {"name": "x" * 65}, {"note": "two\nlines"}, {"colour": "red"}):
+        refusal(lab.client().post("/v1/devices/box/label", json=wrong), 422, "invalid_input")
+    assert lab.client().post("/v1/devices/bxo/label", json={"name": "a"}).status_code == 404
+
+
+def test_many_notes_do_not_remove_the_name(lab: Lab) -> None:
+    devices.label(lab.store, "box", DeviceEventKind.NAME, "desk")
+    for number in range(devices.LOG_KEPT + 1):
+        devices.label(lab.store, "box", DeviceEventKind.NOTE, f"note {number}")
+    assert devices.labels(lab.store)["box"].name == "desk"
+
+
+def test_spaces_find_a_device_by_a_tag_that_was_given_here(lab: Lab) -> None:
+    label(lab, tags=["fast"])
+    assert find_name("tag:fast", known_devices(lab.store, ())) == "box"
+
+
+def test_who_waits_for_a_device_is_shown_in_the_order_of_the_queue(lab: Lab) -> None:
+    one, other = (new_study(lab.store, name).id for name in ("one", "other"))
+    for number, (study, priority) in enumerate([(one, 0), (one, 0), (other, 5), (None, 9)]):
+        lab.clock.time += 1
+        trial = None if study is None else (study, None)
+        put(lab.store, f"job {number}", trial=trial, priority=priority)
+    take(lab.store)
+    now = lab.clock.time
+    assert lab.get("/v1/devices/box")["queue"] == [
+        {"study": "other", "jobs": 1, "place": 1, "since": now - 1},
+        {"study": "one", "jobs": 2, "place": 2, "since": now - 3},
+    ]

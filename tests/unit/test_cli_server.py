@@ -140,6 +140,16 @@ def test_devices_are_shown_and_managed_as_with_a_database(lab: Lab, server: str)
             patch.delenv("NAS_SERVER")
             here = nas(*command, "--json", "--db", database)
         assert json.loads(there.out) == json.loads(here.out)
+    assert nas("device", "name", "box", "desk").out.split() == ["device", "box", "name", "desk"]
+    assert nas("device", "tag", "box", "fast", "lab").code == 0
+    noted = nas("device", "note", "box", "new battery").out
+    assert "note    new battery" in noted and "tags    fast lab" in noted
+    assert nas("device", "tag", "box", "two words").code == 3
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("NAS_SERVER")
+        assert nas("device", "note", "box", "--db", database).code == 0
+        assert nas("device", "name", "box", "x" * 65, "--db", database).code == 3
+    assert "new battery" not in nas("device", "list").out and "fast lab" in nas("device", "list").out
     done = nas("device", "quarantine", "box", "--reason", "battery swollen")
     assert done.err == "box: idle, health maintenance (battery swollen)\n"
     assert devices.get(lab.store, "box").health is Health.MAINTENANCE

@@ -115,3 +115,23 @@ def test_a_device_that_is_not_there_is_said_with_the_nearest(visitor: Visitor) -
     assert answer.status_code == 404 and "did you mean &#39;box&#39;" in answer.text
     assert visitor.client.get("/devices/bxo.json").json()["kind"] == "unknown_name"
     assert visitor.page("/devices/B%00x").status_code == 422
+
+
+def test_names_notes_tags_and_who_waits_are_shown_and_escaped(lab: DashboardLab, visitor: Visitor) -> None:
+    hostile = "<script>alert(1)</script>"
+    wanted = fleet.LabelRequest(name=f"{hostile} name", note=f"{hostile} note", tags=["fast"])
+    fleet.label_device(lab.store, "box", wanted)
+    study = lab.study()
+    put(lab.store, "a", trial=(study, None))
+    put(lab.store, "b", trial=(study, None))
+    for path in ("/devices", "/devices/box"):
+        page = visitor.page(path).text
+        assert hostile not in page
+        text = Page(page).text
+        for expected in (f"{hostile} name", f"{hostile} note", "fast", "(2 jobs)"):
+            assert expected in text
+    (told,) = visitor.client.get("/devices.json").json()["devices"]
+    assert (told["name"], told["queue"][0]["jobs"]) == (f"{hostile} name", 2)
+    queue = visitor.client.get("/studies/study.json").json()["queue"]["jobs"]
+    assert sorted((job["place"], job["queued"]) for job in queue) == [(1, 2), (2, 2)]
+    assert "queued, 2 of 2" in shown(visitor, "/studies/study").text
