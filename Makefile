@@ -19,6 +19,9 @@ BENCHES ?= llama_cpp_equivalence first_number workloads against_llama_bench \
 # $(call timed,COMMAND): the command, what it is and how long it took.
 timed = @echo '$(1)'; begun=$$(date +%s); $(1) || exit; echo "took $$(($$(date +%s) - begun)) s"
 
+# Containers often set it. uv installs packages without bytecode, so that every process would compile torch or Ray again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup tools builds demo test test-all lint lint-types lint-others bench truth lock docs clean
 .DEFAULT_GOAL := help
 
