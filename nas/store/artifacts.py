@@ -19,7 +19,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from sqlalchemy import Row, delete, exists, select, update
+from sqlalchemy import Row, delete, exists, func, select, update
 
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.store import jobs
@@ -165,6 +165,12 @@ class Collected:
 
 
 @retried
+def total_bytes(store: Store) -> int:
+    """Returns the size of all artifacts."""
+    with store.read() as connection:
+        return int(connection.scalar(select(func.coalesce(func.sum(artifact.c.size), 0))))
+
+
 def collect(store: Store, limit_bytes: int) -> Collected:
     """Deletes artifacts, least recently used first, until they take at most `limit_bytes`; and leftover files.
 

@@ -170,6 +170,16 @@ def drift(
     ]
 
 
+def disturbed(store: Store, *, since: float) -> dict[str, float]:
+    """Returns device -> the share of its reference runs since then that something disturbed; none without runs."""
+    calm: dict[str, list[bool]] = {}
+    columns = reference_run.c
+    with store.read() as connection:
+        for row in connection.execute(select(columns.device, columns.runs).where(columns.at >= since)):
+            calm.setdefault(row.device, []).extend(ReferenceRun(*run).calm for run in row.runs)
+    return {device: 1 - sum(runs) / len(runs) for device, runs in calm.items() if runs}
+
+
 def _drift(place: Place, known: Calibration | None, rows: Iterable[Row[tuple[object, ...]]]) -> Drift:
     points = tuple(
         DriftPoint(row.at, row.job, row.calibration_ms, ReferenceRun(*run)) for row in rows for run in row.runs

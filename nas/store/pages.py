@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +10,8 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, and_, case, func,
 
 from nas.core.errors import UnknownName
 from nas.store import devices
+from nas.store.models import calibration, job, study, trial
 from nas.store.models import device as device_table
-from nas.store.models import job, study, trial
 from nas.store.rows import Blame, DeviceState, JobKind, JobState, Study, StudyState
 from nas.store.store import Store
 from nas.store.studies import Condition, conditions
@@ -151,6 +152,20 @@ def devices_by_condition(store: Store) -> dict[tuple[str, str], int]:
     query = select(state, device_table.c.health, func.count()).group_by(state, device_table.c.health)
     with store.read() as connection:
         return {(state, health): count for state, health, count in connection.execute(query)}
+
+
+def studies_by_condition(store: Store) -> dict[str, int]:
+    """Returns state as users see it -> how many studies; states without studies are left out."""
+    with store.read() as connection:
+        found = connection.execute(select(study.c.id, study.c.name, study.c.state))
+        rows = [(row.id, row.name, StudyState(row.state)) for row in found]
+    return dict(Counter(each.state for each in conditions(store, rows).values()))
+
+
+def calibrated_devices(store: Store) -> list[str]:
+    """Returns the ids of the devices that have a calibration."""
+    with store.read() as connection:
+        return list(connection.scalars(select(calibration.c.device).distinct().order_by(calibration.c.device)))
 
 
 def jobs_by_state(store: Store) -> dict[str, int]:

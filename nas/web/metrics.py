@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from nas.store import agents, pages
+from nas.core import paths
+from nas.store import agents, artifacts, calibrations, pages, studies
+from nas.store.rows import StudyState
 from nas.store.store import Store
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_DRIFT_S, _NOISE_S = 7 * 86_400.0, 3600.0
+"""Reference runs that are read: of the last week, and of the last hour."""
 
 _PROCESS = CollectorRegistry()
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -66,13 +73,67 @@ class _Farm(Collector):
                 seen.add_metric((agent.name,), agent.last_seen)
         yield devices
         yield jobs
+        yield _studies(store)
+        yield from _disk(store)
+        yield from _trust(store)
         yield GaugeMetricFamily(
             "hilnas_queue_age_seconds", "Waiting time of the job that has been due longest.",
             value=pages.longest_wait_s(store),
         )  # fmt: skip
         yield leases
         yield seen
+        build = GaugeMetricFamily("hilnas_build_info", "Version of hilnas, always 1.", labels=("version",))
+        build.add_metric((version("hilnas"),), 1)
+        yield build
 
     def describe(self) -> Iterator[Metric]:
         """Yields nothing, so that registering does not query the database."""
         yield from ()
+
+
+def _studies(store: Store) -> GaugeMetricFamily:
+    """Returns how many studies are in each state, 0 for states without any, so that the first of one is a change."""
+    found = GaugeMetricFamily("hilnas_studies", "Studies by state, as `nas study list` shows it.", labels=("state",))
+    counts = dict.fromkeys((*StudyState, studies.INTERRUPTED), 0) | pages.studies_by_condition(store)
+    for state, count in counts.items():
+        found.add_metric((state,), count)
+    return found
+
+
+def _disk(store: Store) -> Iterator[GaugeMetricFamily]:
+    free = GaugeMetricFamily("hilnas_disk_free_bytes", "Free space of the disk of a folder.", labels=("folder",))
+    size = GaugeMetricFamily("hilnas_disk_size_bytes", "Size of the disk of a folder.", labels=("folder",))
+    for name, folder in (("home", paths.home()), ("artifacts", store.artifacts)):
+        # A folder that is not made yet will be on the disk of the one above it.
+        existing = next(each for each in (folder, *folder.parents) if each.exists())
+        usage = shutil.disk_usage(existing)
+        free.add_metric((name,), usage.free)
+        size.add_metric((name,), usage.total)
+    yield free
+    yield size
+    yield GaugeMetricFamily("hilnas_artifact_bytes", "Size of all artifacts.", value=artifacts.total_bytes(store))
+
+
+def _trust(store: Store) -> Iterator[GaugeMetricFamily]:
+    """Yields how far devices are off their calibration, and how much disturbs them."""
+    drift = GaugeMetricFamily(
+        "hilnas_device_drift_ratio",
+        "Share by which a device's latest reference runs are slower than its calibration; without too few runs.",
+        labels=("device", "runtime"),
+    )
+    disturbed = GaugeMetricFamily(
+        "hilnas_device_disturbed_ratio",
+        "Share of a device's reference runs of the last hour that something disturbed; without devices that had none.",
+        labels=("device",),
+    )
+    for device in pages.calibrated_devices(store):
+        latest: dict[str, float] = {}
+        for each in calibrations.drift(store, device, since=store.now() - _DRIFT_S):  # the latest build comes first
+            if each.off is not None:
+                latest.setdefault(each.runtime, each.off)
+        for runtime, off in latest.items():
+            drift.add_metric((device, runtime), off)
+    for device, share in calibrations.disturbed(store, since=store.now() - _NOISE_S).items():
+        disturbed.add_metric((device,), share)
+    yield drift
+    yield disturbed

@@ -12,11 +12,12 @@ from api_lab import Lab, refusal
 from fastapi import APIRouter
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
-from store_support import put, take
+from store_support import new_study, put, take
 
 from nas.api import devices, studies
-from nas.store import agents
-from nas.store.rows import Role
+from nas.store import agents, artifacts, calibrations
+from nas.store import studies as studies_table
+from nas.store.rows import Role, StudyState
 from nas.web.errors import ErrorBody
 from nas.web.metrics import RESULTS
 
@@ -206,6 +207,28 @@ def test_metrics_tell_of_the_farm(lab: Lab) -> None:
     assert not any("1234" in name for name in found)
 
 
+def test_metrics_tell_of_studies_disk_drift_and_noise(lab: Lab) -> None:
+    study = new_study(lab.store)
+    studies_table.set_state(lab.store, study.id, StudyState.FAILED)
+    new_study(lab.store, "second")
+    stored = artifacts.put_bytes(lab.store, b"12345")
+    calibrations.put(lab.store, "box", "fake", "b1", 12.5, {})
+    for job, calm, later in (("before", True, 1), ("now", True, 4000), ("disturbed", False, 1)):
+        lab.clock.time += later
+        runs = [calibrations.ReferenceRun(1.28, 41.5, calm)] * (9 if calm else 3)
+        calibrations.note_runs(lab.store, ("box", "fake", "b1"), job, runs, 12.5)
+    found = samples(lab)
+    states = {state: found[f'hilnas_studies{{state="{state}"}}'] for state in ("new", "failed", "interrupted")}
+    assert states == {"new": 1, "failed": 1, "interrupted": 0}
+    assert found["hilnas_artifact_bytes"] == stored.size == 5
+    for folder in ("home", "artifacts"):
+        size = found[f'hilnas_disk_size_bytes{{folder="{folder}"}}']
+        assert 0 < found[f'hilnas_disk_free_bytes{{folder="{folder}"}}'] < size
+    assert found['hilnas_device_drift_ratio{device="box",runtime="fake"}'] == pytest.approx(0.28)
+    # 3 of the 12 runs of the last hour.
+    assert found['hilnas_device_disturbed_ratio{device="box"}'] == pytest.approx(0.25)
+
+
 def test_metrics_keep_their_names_and_types(lab: Lab) -> None:
     lab.client().get("/v1/devices")
     RESULTS.labels("accepted").inc()
@@ -213,7 +236,9 @@ def test_metrics_keep_their_names_and_types(lab: Lab) -> None:
     assert {line.removeprefix("# TYPE ") for line in lines if line.startswith("# TYPE ")} == {
         "hilnas_devices gauge", "hilnas_jobs gauge", "hilnas_queue_age_seconds gauge", "hilnas_leases_total counter",
         "hilnas_agent_last_seen_timestamp_seconds gauge", "hilnas_request_seconds histogram",
-        "hilnas_results_total counter",
+        "hilnas_results_total counter", "hilnas_studies gauge", "hilnas_disk_free_bytes gauge",
+        "hilnas_disk_size_bytes gauge", "hilnas_artifact_bytes gauge", "hilnas_device_drift_ratio gauge",
+        "hilnas_device_disturbed_ratio gauge", "hilnas_build_info gauge",
     }  # fmt: skip
     assert not any("_created" in line for line in lines)
 
