@@ -168,7 +168,7 @@ class Collected:
 def total_bytes(store: Store) -> int:
     """Returns the size of all artifacts."""
     with store.read() as connection:
-        return int(connection.scalar(select(func.coalesce(func.sum(artifact.c.size), 0))))
+        return int(connection.scalar(select(func.coalesce(func.sum(artifact.c.size), 0))) or 0)
 
 
 def collect(store: Store, limit_bytes: int) -> Collected:
