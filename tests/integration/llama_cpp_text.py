@@ -1,6 +1,8 @@
-"""A program of llama.cpp's users: texts to tokens and back, and what follows a prompt. Reads JSON, prints JSON.
+"""A program of llama.cpp's users: texts to tokens and back, and what follows a prompt.
 
-python llama_cpp_text.py MODEL.gguf < {"texts": [...], "prompt": [ids], "tokens": N}
+Reads JSON, prints JSON with an answer for each model:
+
+    python llama_cpp_text.py MODEL.gguf... < {"texts": [...], "prompt": [ids], "tokens": N}
 """
 
 from __future__ import annotations
@@ -18,8 +20,12 @@ _KEEP: Any = llama_cpp.llama_log_callback(lambda level, text, data: None)
 def main() -> None:
     asked = json.load(sys.stdin)
     llama_cpp.llama_log_set(_KEEP, ctypes.c_void_p())
+    json.dump([ask(path, asked) for path in sys.argv[1:]], sys.stdout)
+
+
+def ask(path: str, asked: dict[str, Any]) -> dict[str, Any]:
     prompt, count = asked["prompt"], asked["tokens"]
-    model = llama_cpp.Llama(sys.argv[1], n_ctx=256, n_threads=1, verbose=False)
+    model = llama_cpp.Llama(path, n_ctx=256, n_threads=1, verbose=False)
     vocab = llama_cpp.llama_model_get_vocab(model.model)
     followed = []
     for token in model.generate(prompt, temp=0.0, top_k=1, repeat_penalty=1.0):
@@ -27,7 +33,7 @@ def main() -> None:
         if len(followed) == count:
             break
     ids = [model.tokenize(text.encode(), add_bos=True, special=True) for text in asked["texts"]]
-    answer = {
+    return {
         "ids": ids,
         "back": [model.detokenize(one[1:], special=True).decode() for one in ids],
         "followed": followed,
@@ -36,7 +42,6 @@ def main() -> None:
         "template": model.metadata.get("tokenizer.chat_template"),
         "end": [token for token in range(model.n_vocab()) if llama_cpp.llama_vocab_is_eog(vocab, token)],
     }
-    json.dump(answer, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""A user of transformers: loads a folder, and nothing of hilnas. Reads JSON, prints JSON.
+"""A user of transformers: loads folders, and nothing of hilnas. Reads JSON, prints JSON with an answer for each folder.
 
-    python stock_transformers.py FOLDER LOGITS.npy < {"ids": [[...]], "texts": [...], "tokens": N, "chat": {...}}
+    python stock_transformers.py LOGITS.npz FOLDER... < {"ids": [[...]], "texts": [...], "tokens": N, "chat": {...}}
 
 Logits are of `ids` [B, T]; what follows is greedy, with the cache and without it.
 """
@@ -19,15 +19,21 @@ PADDED = ["Once upon a time", "a", "The quick brown fox jumps over", "yes, no"]
 """Texts of different lengths, which a batch pads."""
 
 
-@torch.no_grad()
 def main() -> None:
-    folder, out = sys.argv[1:]
+    out, *folders = sys.argv[1:]
     asked = json.load(sys.stdin)
+    logits, answers = zip(*(ask(folder, asked) for folder in folders), strict=True)
+    np.savez(out, *logits)
+    json.dump(answers, sys.stdout)
+
+
+@torch.no_grad()
+def ask(folder: str, asked: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     saved = AutoConfig.from_pretrained(folder, trust_remote_code=True).dtype
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=True)
     ids, count = torch.tensor(asked["ids"]), asked["tokens"]
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
-    np.save(out, model(ids).logits.numpy())
+    logits = model(ids).logits.numpy()
     model.generation_config.eos_token_id = None
     followed, uncached = (
         model.generate(
@@ -56,7 +62,7 @@ def main() -> None:
         "chat": tokenizer.apply_chat_template(**asked["chat"], tokenize=False) if tokenizer.chat_template else None,
         "vocab": len(tokenizer),
     }
-    json.dump(answer, sys.stdout)
+    return logits, answer
 
 
 if __name__ == "__main__":

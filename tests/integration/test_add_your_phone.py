@@ -1,6 +1,7 @@
 """The commands of docs/tutorial/add-your-phone.md work, in their order, against a real adbd with a phone's tools.
 
 In place of the phone's address stands that of a machine here, and in place of arm64 this machine's own x86-64.
+Commands that end by themselves run in this process, launches without Ray; `nas serve` and `nas agent run` as processes.
 """
 
 from __future__ import annotations
@@ -12,25 +13,25 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest import mock
 
 import pytest
+from cli_runner import Outcome, nas
 from device_lab import Machine, adbd
-from study_lab import LIMIT_S, NAS, WITHOUT_RAY, until
+from study_lab import LIMIT_S, NAS, until
 
 from nas.devices.transports.adb_device import AdbKey
 from nas.runtimes.llama_cpp.builds import Build
+from nas.testing.local_compute import without_ray
 
 pytestmark = pytest.mark.needs("devices")
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "tutorial/add-your-phone.md").read_text(encoding="utf-8")
 HERE, ELSEWHERE = PAGE.split("## The phone is attached to another computer")
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-IMPATIENT = (sys.executable, "-c", f"from nas.devices.transports import adb_device as c; c.CONNECT_S = 1; {NAS[2]}")
-"""A phone has ten seconds to accept a key."""
 
 
 def commands(part: str) -> list[str]:
@@ -46,27 +47,34 @@ class Computer:
     names: dict[str, str]
     running: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
-    def start(self, command: str, nas: tuple[str, ...] = NAS) -> subprocess.Popen[str]:
-        """A command of the page, running; it is ended as people end it."""
+    @property
+    def environment(self) -> dict[str, str]:
+        return os.environ | {"NAS_HOME": str(self.folder), "OMP_NUM_THREADS": "1"}
+
+    def arguments(self, command: str) -> list[str]:
+        """Of a command of the page, with the replacements."""
         for name, real in self.names.items():
             command = command.replace(name, real)
         program, *arguments = shlex.split(command)
         assert program == "nas"
-        env = os.environ | {"NAS_HOME": str(self.folder), "OMP_NUM_THREADS": "1"}
+        return arguments
+
+    def start(self, command: str) -> None:
+        """A command of the page, running; it is ended as people end it."""
         pipe = subprocess.PIPE
         process = subprocess.Popen(
-            [*nas, *arguments], cwd=self.folder, env=env, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True
-        )
+            [*NAS, *self.arguments(command)], cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL,
+            stdout=pipe, stderr=pipe, text=True,
+        )  # fmt: skip
         self.running.callback(interrupt, process)
-        return process
 
-    def give(self, command: str, code: int = 0, nas: tuple[str, ...] = NAS) -> subprocess.CompletedProcess[str]:
+    def give(self, command: str, code: int = 0) -> Outcome:
         """A command of the page, to its end."""
-        process = self.start(command, nas)
-        out, err = process.communicate(timeout=LIMIT_S)
-        assert process.returncode == code, f"{command}: {process.returncode}: {err[-2000:]}"
-        assert "Traceback" not in err
-        return subprocess.CompletedProcess(command, code, out, err)
+        with contextlib.chdir(self.folder), mock.patch.dict(os.environ, self.environment), without_ray():
+            done = nas(*self.arguments(command))
+        assert done.code == code, f"{command}: {done.code}: {done.err[-2000:]}"
+        assert "Traceback" not in done.err
+        return done
 
 
 def interrupt(process: subprocess.Popen[str]) -> None:
@@ -97,25 +105,29 @@ def names(phone: Machine, llama_build: Build) -> dict[str, str]:
     return {"adb:R5CT1234567": address, "aarch64-linux": llama_build.runner.target}
 
 
-def test_a_phone_on_this_computer(phone: Machine, names: dict[str, str], tmp_path: Path) -> None:
+def test_a_phone_on_this_computer(
+    phone: Machine, names: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     computer = Computer(tmp_path, names)
     build, add, see, bench, launch, study, show = commands(HERE)
     (tmp_path / "phone.yaml").write_text(next(text for language, text in FENCE.findall(HERE) if language == "yaml"))
     with computer.running:
         computer.give(build)
-        assert "accept it on the device's screen" in computer.give(add, code=4, nas=IMPATIENT).stderr
+        with monkeypatch.context() as patch:
+            patch.setattr("nas.devices.transports.adb_device.CONNECT_S", 1.0)  # a phone has ten seconds to accept a key
+            assert "accept it on the device's screen" in computer.give(add, code=4).err
         accept(phone, tmp_path)
-        assert re.search(r"^tags +phone$", computer.give(add).stdout, re.MULTILINE)
-        assert "\tattached\t" in computer.give(see).stdout
+        assert re.search(r"^tags +phone$", computer.give(add).out, re.MULTILINE)
+        assert "\tattached\t" in computer.give(see).out
         told = computer.give(f"{bench} --json")
-        report = json.loads(told.stdout)
+        report = json.loads(told.out)
         assert report["ttft_ms"]["value"] > 0 and len(report["reps"]) == 3
         computer.names["DEVICE"] = report["device"]["id"]
-        assert f"{report['device']['id']}\toffline\tgood" in computer.give(see).stdout
-        out = computer.give(launch, nas=WITHOUT_RAY).stdout
+        assert f"{report['device']['id']}\t\toffline\tgood" in computer.give(see).out
+        out = computer.give(launch).out
         assert "published" in out and "attention" in out
-        assert "complete" in computer.give(study).stdout
-        assert "reference [ms]" in computer.give(show).stdout
+        assert "complete" in computer.give(study).out
+        assert "reference [ms]" in computer.give(show).out
 
 
 def test_a_phone_on_another_computer(phone: Machine, names: dict[str, str], tmp_path: Path) -> None:
@@ -127,10 +139,10 @@ def test_a_phone_on_another_computer(phone: Machine, names: dict[str, str], tmp_
     with coordinator.running, shelf.running:
         coordinator.start(f"{serve} --port 0")
         until(lambda: (coordinator.folder / "serve.json").exists())
-        shelf.names["LINE"] = coordinator.give(token).stdout.strip()
-        assert "enrolled as shelf" in shelf.give(enrol).stderr
+        shelf.names["LINE"] = coordinator.give(token).out.strip()
+        assert "enrolled as shelf" in shelf.give(enrol).err
         refused = shelf.give(enrol.replace("shelf", "thief") + " --replace", code=3)
-        assert "used or too old" in refused.stderr
+        assert "used or too old" in refused.err
         shelf.give(add)
         shelf.start(run)
-        until(lambda: "\tidle\t" in (listed := coordinator.give(see).stdout) and "\tshelf\t" in listed)
+        until(lambda: "\tidle\t" in (listed := coordinator.give(see).out) and "\tshelf\t" in listed)

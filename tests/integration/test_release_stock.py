@@ -38,9 +38,13 @@ LAYOUTS = {
     "LlamaForCausalLM": f"d64 v{VOCAB} ffn=swiglu:160 [A4/2(qk_norm=0)*3]",
     "HilnasForCausalLM": f"d128 v{VOCAB} ffn=swiglu:160 [C3 M16(groups=2) W4/2@8(sink=1) A4/2+moe:8x2:64]",
 }
-OURS_ONLY = (
-    f"d64 v{VOCAB} ffn=moe:4x2:32 [C4&A2/1 M16+none W4/2@8(sink=1)+swiglu:64 ^0 A4/2(rope_theta=0) A4/2 A4/2(kv=5)]"
-)
+OURS_ONLY = "of no runtime"
+ALL = LAYOUTS | {
+    OURS_ONLY: f"d64 v{VOCAB} ffn=moe:4x2:32"
+    " [C4&A2/1 M16+none W4/2@8(sink=1)+swiglu:64 ^0 A4/2(rope_theta=0) A4/2 A4/2(kv=5)]"
+}
+
+QUANTISATIONS = ("F16", "Q4_0", "Q8_0", "Q4_K_M")
 
 LETTERS = (
     "aeiouxyzAST  '\"\n\r\t0123456789.,;:!?-_<>|()[]{}éüßñ日本語ひらカ한글العἀ😀\u200d\u0301\u00a0\u3000\u0085½²Ⅷ٣"
@@ -76,7 +80,7 @@ class Made:
         return self.folder / "gguf" / f"{self.folder.name}-{quantisation}.gguf"
 
 
-def ask_transformers(folder: Path, scratch: Path) -> tuple[NDArray[np.float32], dict[str, Any]]:
+def ask_transformers(folders: list[Path], scratch: Path) -> tuple[list[NDArray[np.float32]], list[dict[str, Any]]]:
     chat = {
         "conversation": [
             {"role": "system", "content": "Be brief."},
@@ -89,21 +93,12 @@ def ask_transformers(folder: Path, scratch: Path) -> tuple[NDArray[np.float32], 
     question = {"ids": [PROMPT, PROMPT[::-1]], "texts": tricky_texts(), "tokens": TOKENS, "chat": chat}
     alone = {name: os.environ[name] for name in ("PATH", "OMP_NUM_THREADS") if name in os.environ}
     alone |= {"HF_HOME": str(scratch), "HF_HUB_OFFLINE": "1", "HOME": str(scratch)}
-    script, out = Path(__file__).with_name("stock_transformers.py"), scratch / "logits.npy"
-    argv = [sys.executable, "-P", str(script), str(folder / "transformers"), str(out)]
+    script, out = Path(__file__).with_name("stock_transformers.py"), scratch / "logits.npz"
+    argv = [sys.executable, "-P", str(script), str(out), *(str(folder / "transformers") for folder in folders)]
     done = subprocess.run(argv, input=json.dumps(question), capture_output=True, text=True, env=alone, cwd=scratch)
     assert done.returncode == 0, done.stderr[-3000:]
-    return np.load(out), json.loads(done.stdout)
-
-
-def make(layout: Layout, folder: Path, scratch: Path, llama: bool = True) -> Made:
-    trained = checkpoint(layout, scratch / "weights")
-    train_tokenizer([], layout.vocab, scratch / "tokenizer.json", print)
-    gguf = ("f16", "q4_0", "q8_0", "q4_k_m") if llama else ()
-    record = write_files(folder, layout, trained, FileOptions(tokenizer=scratch / "tokenizer.json", gguf=gguf), print)
-    model = Model(layout, seed=None).eval()
-    model.load_state_dict(released(layout, trained))
-    return Made(folder, layout, record, model, *ask_transformers(folder, scratch))
+    with np.load(out) as logits:
+        return [logits[name] for name in logits.files], json.loads(done.stdout)
 
 
 def released(layout: Layout, trained: Checkpoint) -> dict[str, torch.Tensor]:
@@ -114,12 +109,28 @@ def released(layout: Layout, trained: Checkpoint) -> dict[str, torch.Tensor]:
     return {n: t if t.dim() == 1 or n.endswith(small) else t.half().float() for n, t in tensors.items()}
 
 
+@pytest.fixture(scope="module")
+def members(llama_build: Build, patched_build: Build, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
+    """A member of every layout; one process of transformers loads them all."""
+    scratch = tmp_path_factory.mktemp("members")
+    written = []
+    for number, (name, text) in enumerate(ALL.items()):
+        layout, own = Layout.parse(text), scratch / str(number)
+        trained = checkpoint(layout, own / "weights")
+        train_tokenizer([], layout.vocab, own / "tokenizer.json", print)
+        gguf = () if name == OURS_ONLY else tuple(map(str.lower, QUANTISATIONS))
+        options = FileOptions(tokenizer=own / "tokenizer.json", gguf=gguf)
+        record = write_files(own / "tiny", layout, trained, options, print)
+        model = Model(layout, seed=None).eval()
+        model.load_state_dict(released(layout, trained))
+        written.append((own / "tiny", layout, record, model))
+    asked = ask_transformers([folder for folder, *_ in written], scratch)
+    return {name: Made(*each, *found) for name, each, *found in zip(ALL, written, *asked, strict=True)}
+
+
 @pytest.fixture(scope="module", params=LAYOUTS)
-def made(
-    request: pytest.FixtureRequest, llama_build: Build, patched_build: Build, tmp_path_factory: pytest.TempPathFactory
-) -> Made:
-    scratch = tmp_path_factory.mktemp("member")
-    found = make(Layout.parse(LAYOUTS[request.param]), scratch / "tiny", scratch)
+def made(request: pytest.FixtureRequest, members: dict[str, Made]) -> Made:
+    found = members[request.param]
     assert found.answer["class"] == request.param
     return found
 
@@ -143,8 +154,8 @@ def test_transformers_computes_what_the_layout_means(made: Made) -> None:
     require_same_as_ours(made)
 
 
-def test_own_code_carries_what_no_runtime_does(tmp_path: Path) -> None:
-    made = make(Layout.parse(OURS_ONLY), tmp_path / "tiny", tmp_path, llama=False)
+def test_own_code_carries_what_no_runtime_does(members: dict[str, Made]) -> None:
+    made = members[OURS_ONLY]
     assert made.answer["class"] == "HilnasForCausalLM"
     require_same_as_ours(made)
 
@@ -158,18 +169,17 @@ def test_chats_are_written_in_chatml(made: Made) -> None:
     )
 
 
-def ask_llama(build: Build, model: Path, texts: list[str]) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def read_by_llama(made: Made, llama_build: Build, patched_build: Build) -> dict[str, dict[str, Any]]:
+    """What one process of llama.cpp answers for each of the member's files, by quantisation."""
+    build = patched_build if "patched" in made.record.loads["llama.cpp"] else llama_build
     environment = os.environ | {"LLAMA_CPP_LIB_PATH": str(build.folder)}
-    argv = [sys.executable, str(Path(__file__).with_name("llama_cpp_text.py")), str(model)]
-    question = json.dumps({"texts": texts, "prompt": PROMPT, "tokens": TOKENS})
+    files = [str(made.gguf(quantisation)) for quantisation in QUANTISATIONS]
+    argv = [sys.executable, str(Path(__file__).with_name("llama_cpp_text.py")), *files]
+    question = json.dumps({"texts": tricky_texts(), "prompt": PROMPT, "tokens": TOKENS})
     done = subprocess.run(argv, input=question, capture_output=True, text=True, env=environment, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
-
-
-def build_for(made: Made, llama_build: Build, patched_build: Build) -> Build:
-    return patched_build if "patched" in made.record.loads["llama.cpp"] else llama_build
+    return dict(zip(QUANTISATIONS, json.loads(done.stdout), strict=True))
 
 
 def require_same_text(made: Made, followed: list[int]) -> None:
@@ -185,10 +195,9 @@ def require_same_text(made: Made, followed: list[int]) -> None:
 
 
 def test_llama_cpp_reads_text_and_goes_on_as_transformers_does(
-    made: Made, llama_build: Build, patched_build: Build
+    made: Made, read_by_llama: dict[str, dict[str, Any]]
 ) -> None:
-    texts = tricky_texts()
-    answer = ask_llama(build_for(made, llama_build, patched_build), made.gguf("F16"), texts)
+    texts, answer = tricky_texts(), read_by_llama["F16"]
     require_same_text(made, answer["followed"])
     for text, theirs, ours in zip(texts, answer["ids"], made.answer["ids"], strict=True):
         assert theirs == ours, text
@@ -198,12 +207,12 @@ def test_llama_cpp_reads_text_and_goes_on_as_transformers_does(
     assert answer["template"] == template
 
 
-@pytest.mark.parametrize("quantisation", ["Q4_0", "Q8_0", "Q4_K_M"])
-def test_quantised_files_load(made: Made, llama_build: Build, patched_build: Build, quantisation: str) -> None:
-    answer = ask_llama(build_for(made, llama_build, patched_build), made.gguf(quantisation), ["hello"])
-    assert len(answer["followed"]) == TOKENS
+@pytest.mark.parametrize("quantisation", QUANTISATIONS[1:])
+def test_quantised_files_load(made: Made, read_by_llama: dict[str, dict[str, Any]], quantisation: str) -> None:
+    followed = read_by_llama[quantisation]["followed"]
+    assert len(followed) == TOKENS
     if quantisation == "Q8_0":
-        assert answer["followed"][0] == made.answer["followed"][0][0]
+        assert followed[0] == made.answer["followed"][0][0]
 
 
 def test_a_float16_file_of_other_weights_is_not_quantised(llama_build: Build, tmp_path: Path) -> None:

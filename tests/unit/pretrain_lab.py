@@ -66,6 +66,22 @@ def alone(yield_hook: Callable[[], object] = lambda: None, log: Log = lambda lin
     return Worker(torch.device("cpu"), log, yield_hook)
 
 
+class KilledError(Exception):
+    """Stands for a kill of a training in this process."""
+
+
+def killed_after(passes: int) -> Worker:
+    """The only worker, killed before its pass number `passes`, counted from 0."""
+    left = [passes]
+
+    def hook() -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KilledError
+
+    return alone(hook)
+
+
 @dataclass
 class Pretrained:
     """A pre-training of the small member in this process, in a folder that may hold its checkpoint."""

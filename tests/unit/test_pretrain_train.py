@@ -7,7 +7,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from pretrain_lab import LAYOUT, SETTINGS, alone, pretraining, write_corpus, write_family, write_tokenizer
+from pretrain_lab import (
+    LAYOUT,
+    SETTINGS,
+    KilledError,
+    alone,
+    killed_after,
+    pretraining,
+    write_corpus,
+    write_family,
+    write_tokenizer,
+)
 from safetensors.torch import load_file
 from torch import nn
 
@@ -37,21 +47,6 @@ def tokenizer(tmp_path: Path, corpus: Path) -> Path:
     return write_tokenizer(tmp_path / "tokenizer.json", corpus)
 
 
-class _KilledError(Exception):
-    pass
-
-
-def killed_after(passes: int) -> Worker:
-    left = [passes]
-
-    def hook() -> None:
-        left[0] -= 1
-        if left[0] < 0:
-            raise _KilledError
-
-    return alone(hook)
-
-
 def test_the_loss_falls_and_the_text_is_learned(tmp_path: Path, corpus: Path, tokenizer: Path) -> None:
     training = pretraining(tmp_path / "run", corpus, tokenizer)
     before = training.score()
@@ -70,7 +65,7 @@ def test_an_interrupted_training_ends_with_the_same_weights(
 ) -> None:
     calm = pretraining(tmp_path / "calm", corpus, tokenizer)
     expected = calm.run()
-    with pytest.raises(_KilledError):
+    with pytest.raises(KilledError):
         pretraining(tmp_path / "killed", corpus, tokenizer).run(killed_after(passes), checkpoint_s=0)
     resumed = pretraining(tmp_path / "killed", corpus, tokenizer)
     lines: list[str] = []
@@ -101,7 +96,7 @@ def test_all_workers_resume_from_the_checkpoint_that_worker_0_finds(
 ) -> None:
     """The workers of a killed command may write one while worker 0 waits for their end."""
     for name, steps in (("before", 5), ("last", 9)):
-        with pytest.raises(_KilledError):
+        with pytest.raises(KilledError):
             pretraining(tmp_path / name, corpus, tokenizer).run(killed_after(steps), checkpoint_s=0)
     newer = tmp_path / "last" / CHECKPOINT
 
