@@ -112,10 +112,9 @@ def released(layout: Layout, trained: Checkpoint) -> dict[str, torch.Tensor]:
 @pytest.fixture(scope="module")
 def members(llama_build: Build, patched_build: Build, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
     """A member of every layout; one process of transformers loads them all."""
-    scratch = tmp_path_factory.mktemp("members")
     written = []
-    for number, (name, text) in enumerate(ALL.items()):
-        layout, own = Layout.parse(text), scratch / str(number)
+    for name, text in ALL.items():
+        layout, own = Layout.parse(text), tmp_path_factory.mktemp("member")
         trained = checkpoint(layout, own / "weights")
         train_tokenizer([], layout.vocab, own / "tokenizer.json", print)
         gguf = () if name == OURS_ONLY else tuple(map(str.lower, QUANTISATIONS))
@@ -124,7 +123,7 @@ def members(llama_build: Build, patched_build: Build, tmp_path_factory: pytest.T
         model = Model(layout, seed=None).eval()
         model.load_state_dict(released(layout, trained))
         written.append((own / "tiny", layout, record, model))
-    asked = ask_transformers([folder for folder, *_ in written], scratch)
+    asked = ask_transformers([folder for folder, *_ in written], tmp_path_factory.mktemp("transformers"))
     return {name: Made(*each, *found) for name, each, *found in zip(ALL, written, *asked, strict=True)}
 
 
