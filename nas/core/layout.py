@@ -236,8 +236,8 @@ def narrow(layout: Layout, d_model: int, vocab: int, *, context: int = 1, length
 
     Widths scale by one factor and are not rounded up to a quantiser's block, so that weights keep their proportions;
     heads of attention stay >= 8 wide, and >= 16 where that at most doubles them, so there are fewer; depth, order and
-    kernels stay. Several layouts can have the same proxy: they share its result and are shown as ties. At its own width a
-    layout keeps its layers, so a proxy is its own proxy.
+    kernels stay. Several layouts can have the same proxy: they share its result and are shown as ties. At its own width
+    a layout keeps its layers, so a proxy is its own proxy.
 
     Args:
         layout: at deploy scale, or already narrow.

@@ -142,7 +142,7 @@ def test_examples_have_every_kind_with_a_recurrent_memory() -> None:
 
 @given(st.sampled_from(RECURRENT), st.sampled_from((64, 96, 128, 256)), st.integers(8, 4096))
 def test_memories_keep_their_share_of_attentions_cache(text: str, width: int, length: int) -> None:
-    """Memory per token of context and channel: within a factor of 2 of that at deploy scale, or the nearest there is."""
+    """Memory per token of context and channel: within a factor of 2 of that at deploy scale, or the nearest."""
     layout = Layout.parse(f"d1536 v65536 ffn=none [{text}]")
 
     def narrowed(length: int) -> Block:
