@@ -126,9 +126,9 @@ ORDERINGS = (
     ),
     Ordering(
         "delta-rule-recall-equal-state",
-        "gated DeltaNet recalls more than Mamba-2 of as many state numbers in the proxy",
+        "gated DeltaNet recalls more than Mamba-2 of as many state numbers",
         "Yang, Kautz and Hatamizadeh 2024, Gated Delta Networks (arXiv:2412.06464), retrieval in context",
-        _d512("swiglu:1536", "D8*4"), _d512("swiglu:1536", "M512*4"), _RECALL,
+        _d512("swiglu:1536", "D2*4"), _d512("swiglu:1536", "M*4"), _RECALL,
     ),
     Ordering(
         "delta-rule-over-gla-recall",
@@ -138,10 +138,10 @@ ORDERINGS = (
     ),
     Ordering(
         "mamba2-over-gla-recall",
-        "Mamba-2 recalls more than gated linear attention of as many state numbers in the proxy",
+        "Mamba-2 recalls more than gated linear attention of as many state numbers",
         "Dao and Gu 2024 (arXiv:2405.21060), short convolution and scalar decays; a weak source, as Yang et al. 2023"
         " (arXiv:2312.06635) report GLA above the first Mamba",
-        _d512("swiglu:1536", "M512*4"), _d512("swiglu:1536", "G8*4"), _RECALL,
+        _d512("swiglu:1536", "M*4"), _d512("swiglu:1536", "G2*4"), _RECALL,
     ),
     Ordering(
         "window-recall",
@@ -324,21 +324,35 @@ def variant(task_lr: float, times: int) -> QualityConfig:
 
 
 def run(suite: Suite, minutes: float) -> None:
-    """Trains what has no line in `RECORDED` yet, two seeds in one pass, first seeds first.
+    """Trains what has no line in `RECORDED` yet, first seeds first.
 
     So every ordering soon has a difference with an error. Layouts that several orderings share are trained once.
+    """
+    todo = sorted(suite.all_wanted().items(), key=lambda item: item[1][1].seed // _TOGETHER)
+    train_missing(dict(todo), RECORDED, minutes)
+
+
+def train_missing(todo: Mapping[str, tuple[str, TrainJob]], path: Path, minutes: float) -> None:
+    """Trains, in the order of `todo`, what has no line in `path` yet, two seeds in one pass; begins none after a time.
+
+    Args:
+        todo: result key -> layout and training.
+        path: one JSON line per training.
+        minutes: the time.
+
+    Raises:
+        CandidateFailed: a training diverged.
     """
     from nas.proxy.train import train_seeds
 
     ends = time.monotonic() + 60 * minutes
-    known = recorded()
-    todo = suite.all_wanted()
+    known = recorded(path)
     missing: dict[tuple[int, str], list[tuple[str, TrainJob]]] = {}
     for key, (layout, job) in todo.items():
         if key not in known:
             missing.setdefault((job.seed // _TOGETHER, job.seeds_key), []).append((layout, job))
     print(f"{len(todo)} trainings, {sum(map(len, missing.values()))} missing", flush=True)
-    for _, together in sorted(missing.items(), key=lambda item: item[0][0]):
+    for together in missing.values():
         if time.monotonic() > ends:
             return
         jobs = [job for _, job in together]
@@ -354,18 +368,18 @@ def run(suite: Suite, minutes: float) -> None:
                 "seed": job.seed, "steps": job.steps, "lr": job.lr, "scores": result.scores, "losses": result.losses,
                 "accuracy": result.accuracy, "cpu_seconds": round(result.cpu_seconds, 2),
             }  # fmt: skip
-            RECORDED.parent.mkdir(exist_ok=True)
-            with RECORDED.open("a") as file:
+            path.parent.mkdir(exist_ok=True)
+            with path.open("a") as file:
                 file.write(json.dumps(row) + "\n")
             print(f"{job.run.name} seed {job.seed} {result.cpu_seconds:.0f} s {layout}", flush=True)
 
 
-def recorded() -> dict[str, dict[str, Any]]:
+def recorded(path: Path) -> dict[str, dict[str, Any]]:
     """Returns result key -> recorded line; a line that a kill cut off is left out."""
-    if not RECORDED.exists():
+    if not path.exists():
         return {}
     rows = {}
-    for line in RECORDED.read_text().splitlines():
+    for line in path.read_text().splitlines():
         try:
             row = json.loads(line)
         except json.JSONDecodeError:
@@ -422,7 +436,7 @@ def judge(ordering: Ordering, suite: Suite, known: Mapping[str, Mapping[str, Any
 
 def verdicts(suite: Suite) -> str:
     """Returns a count of verdicts and their table in Markdown."""
-    known = recorded()
+    known = recorded(RECORDED)
     found = {each.name: judge(each, suite, known) for each in suite.orderings}
     pooled = {
         groups: pooled_deviation([found[each.name] for each in suite.orderings if each.groups == groups])
@@ -461,7 +475,7 @@ def verdicts(suite: Suite) -> str:
 def trainings(suite: Suite) -> str:
     """Returns a table of the scores that verdicts rest on, a row per layout and evaluation."""
     found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    for row in _used(suite, recorded()):
+    for row in _used(suite, recorded(RECORDED)):
         found.setdefault((row["run"], row["layout"], row["proxy"]), []).append(row)
     rows = []
     for (run_, layout, proxy), each in sorted(found.items(), key=lambda item: item[0][0]):

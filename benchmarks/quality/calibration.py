@@ -1,0 +1,352 @@
+"""Calibration: does a space's quality order layouts as longer trainings with fresh seeds do?
+
+    python -m benchmarks.quality.calibration name                         prints the layouts
+    python -m benchmarks.quality.calibration run [--minutes M]            trains what is missing
+    python -m benchmarks.quality.calibration report [--page docs/measured/truth.md]
+
+Layouts are drawn before anything is trained: in turn one from the front of the recorded study and a random one of the
+space. Each is scored by the space's own protocol (the trainings of its last rung), and trained `--times` as long with
+`--seeds` fresh seeds. The published reference is trained alike, since quality is relative to it. One training is one
+line of `RECORDED`, under its result key, layout after layout: the script may be stopped at any moment, and the report
+is of the layouts that are complete.
+
+Kendall's tau is 1 where both order all pairs alike and -1 where they reverse all. Its ceiling is the tau that would be
+seen if layouts differed from each other by the same amounts without noise, and the noise of both scores' seeds alone
+reordered them. Intervals are of a bootstrap over layouts and long seeds; the protocol's own seeds are fixed by it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.quality.page import fill, markdown
+from benchmarks.quality.truth import recorded, train_missing
+from nas.core.layout import Layout
+from nas.core.pareto import front_mask
+from nas.core.quality_config import QualityConfig
+from nas.core.space import SearchSpace
+from nas.proxy.corpus import CorpusRef, refer
+from nas.proxy.job import TrainJob, TrainResult
+from nas.proxy.ladder import rung_jobs, seed_scores
+from nas.proxy.quality import QualityScale, Scores, fix_scale
+from nas.search import Sampler
+from nas.search_spaces import load_space
+
+RECORDED = Path(__file__).parents[1] / "recorded" / "calibration.jsonl"
+STUDY = Path(__file__).parents[1] / "recorded" / "lfm2-study.json"
+SPACE = "lfm2-study"
+
+_FIRST_SEED = 1000
+"""Of long trainings; protocols count from 0, and re-score with 100 and above."""
+_ATTENTION = ("gqa", "swa", "mla")
+_MUCH_ATTENTION = 1 / 3
+"""Share of layers with attention from which on a layout is in the family of much attention."""
+_DRAWS, _SIMULATED = 500, 20
+_FEWEST = 3
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is trained.
+
+    Args:
+        space: whose protocol is tested.
+        corpus: of the language models.
+        layouts: text -> 'front' or 'random', in the order of training.
+        times: steps of a long training / of the protocol's.
+        seeds: number of long seeds.
+    """
+
+    space: SearchSpace
+    corpus: CorpusRef
+    layouts: Mapping[str, str]
+    times: int
+    seeds: int
+
+    @property
+    def published(self) -> str:
+        """The layout that quality is relative to."""
+        return self.space.references.layouts()["published"].format()
+
+    def short_jobs(self, layout: str) -> list[TrainJob]:
+        """Returns the trainings of the space's last rung."""
+        return self._jobs(layout, last_rung(self.space.quality))
+
+    def long_jobs(self, layout: str) -> list[TrainJob]:
+        """Returns the same trainings, longer, with fresh seeds."""
+        seeds = tuple(range(_FIRST_SEED, _FIRST_SEED + self.seeds))
+        return self._jobs(layout, last_rung(self.space.quality, self.times).with_seeds(seeds))
+
+    def _jobs(self, layout: str, config: QualityConfig) -> list[TrainJob]:
+        return rung_jobs(config, 0, Layout.parse(layout), self.corpus)
+
+    def all_jobs(self) -> dict[str, tuple[str, TrainJob]]:
+        """Returns result key -> layout and training, the published reference's first."""
+        return {
+            job.key: (layout, job)
+            for layout in (self.published, *self.layouts)
+            for job in self.short_jobs(layout) + self.long_jobs(layout)
+        }
+
+
+def last_rung(config: QualityConfig, times: int = 1) -> QualityConfig:
+    """Returns a ladder of one rung with all trainings that count at the last one of `config`, `times` as long."""
+    tasks = {
+        name: stage.model_copy(update={"steps": times * stage.steps, "seeds": rung.task_seeds(name)})
+        for rung in config.rungs
+        for name, stage in rung.tasks.items()
+    }
+    trained = [rung for rung in config.rungs if rung.lm_steps] or [config.rungs[-1]]
+    rung = trained[-1].model_copy(update={"tasks": tasks, "lm_steps": times * trained[-1].lm_steps})
+    return config.model_copy(update={"rungs": (rung,)})
+
+
+def named(space: SearchSpace, study: Mapping[str, Any], count: int, seed: int = 0) -> dict[str, str]:
+    """Returns `count` layouts -> where they are from; fewer are a prefix of more.
+
+    Args:
+        space: random layouts are drawn from it.
+        study: recorded studies of it; layouts of their common front are taken spread over the quality.
+        count: number of layouts.
+        seed: of the draws.
+    """
+    rng, sampler = np.random.default_rng(seed), Sampler(space)
+    found: dict[str, str] = {}
+    front = iter(rng.permutation(recorded_front(study)).tolist())
+    while len(found) < count:
+        if len(found) % 2 == 0 and (layout := next(front, None)):
+            found.setdefault(layout, "front")
+        else:
+            found.setdefault(sampler.draw(rng).format(), "random")
+    return found
+
+
+def recorded_front(study: Mapping[str, Any]) -> list[str]:
+    """Returns the layouts that no other of the recorded studies dominates, one for each proxy, best quality first."""
+    rows = {
+        row["proxy_id"]: row
+        for each in study["studies"]
+        for row in each["told"]
+        if row["status"] == "complete" and row["origin"] != "reference"
+    }
+    points = np.array([[*row["objectives"].values()] for row in rows.values()])
+    front = [row for row, kept in zip(rows.values(), front_mask(points), strict=True) if kept]
+    return [row["layout"] for row in sorted(front, key=lambda row: float(row["objectives"]["quality"]))]
+
+
+def families(layout: str) -> tuple[str, str]:
+    """Returns the two families of a layout: by feed-forwards, and by the share of layers with attention."""
+    layers = Layout.parse(layout).layers
+    sparse = any(block.kind == "moe" for layer in layers for block in layer.blocks)
+    share = sum(any(block.kind in _ATTENTION for block in layer.mixers) for layer in layers) / len(layers)
+    return "MoE" if sparse else "dense", "much attention" if share >= _MUCH_ATTENTION else "little attention"
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Scores of N layouts.
+
+    Args:
+        short: by the protocol [N].
+        short_sd: deviation of one of them over seeds.
+        long: after long training, by seed [N, S].
+        long_sd: deviation of a mean of these over seeds.
+    """
+
+    short: Floats
+    short_sd: float
+    long: Floats
+    long_sd: float
+
+    def of(self, members: NDArray[np.bool_]) -> Calibration:
+        """Returns that of some layouts."""
+        return Calibration(self.short[members], self.short_sd, self.long[members], self.long_sd)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Kendall's tau, and its share of what seeds allow; with 95 % intervals."""
+
+    tau: float
+    tau_interval: tuple[float, float]
+    ceiling: float
+    share: float
+    share_interval: tuple[float, float]
+
+
+def agreement(scores: Calibration, families: Sequence[str] | None = None, seed: int = 0) -> Agreement:
+    """Returns the agreement of both scores.
+
+    Args:
+        scores: of three layouts or more.
+        families: of each layout; only pairs within one family are compared. None: all pairs.
+        seed: of the bootstrap and of the simulated noise.
+    """
+    rng, (count, seeds) = np.random.default_rng(seed), scores.long.shape
+    own = np.zeros(count) if families is None else np.unique(families, return_inverse=True)[1]
+    taus, shares = [], []
+    for draw in range(_DRAWS + 1):  # the first is the data itself
+        rows, columns = (np.arange(count), np.arange(seeds)) if draw == 0 else (
+            rng.integers(count, size=count), rng.integers(seeds, size=seeds)
+        )  # fmt: skip
+        pairs = (own[rows][:, None] == own[rows]) & (rows[:, None] != rows)
+        drawn = Calibration(scores.short[rows], scores.short_sd, scores.long[rows][:, columns], scores.long_sd)
+        tau = float(kendall(drawn.short, drawn.long.mean(1), pairs))
+        highest = ceiling(drawn, pairs, rng, _SIMULATED if draw else 50 * _SIMULATED)
+        taus.append(tau)
+        shares.append(tau / highest if highest > 0 else np.nan)
+        if draw == 0:
+            whole = highest
+    return Agreement(taus[0], _interval(taus[1:]), whole, shares[0], _interval(shares[1:]))
+
+
+def kendall(first: Floats, second: Floats, pairs: NDArray[np.bool_]) -> Floats:
+    """Returns Kendall's tau-b over `pairs` [N, N] of the last dimension; NaN where one of the two has only ties."""
+    one, other = (np.sign(x[..., :, None] - x[..., None, :]) * pairs for x in (first, second))
+    untied = np.abs(one).sum((-2, -1)) * np.abs(other).sum((-2, -1))
+    with np.errstate(invalid="ignore"):
+        found: Floats = (one * other).sum((-2, -1)) / np.sqrt(untied)
+    return found
+
+
+def ceiling(scores: Calibration, pairs: NDArray[np.bool_], rng: np.random.Generator, times: int) -> float:
+    """Returns the mean tau of simulated scores that agree but for the noise of seeds.
+
+    Layouts differ as in the long trainings; by the deviation of either score less that of its noise.
+    """
+    long = scores.long.mean(1)
+    order = (long - long.mean()) / (long.std() or 1.0)
+    simulated = []
+    for values, noise in ((scores.short, scores.short_sd), (long, scores.long_sd)):
+        signal = np.sqrt(max(0.0, values.var(ddof=1) - noise**2))
+        simulated.append(signal * order + noise * rng.standard_normal((times, len(order))))
+    found = kendall(simulated[0], simulated[1], pairs)
+    return float(np.nanmean(found)) if np.isfinite(found).any() else np.nan
+
+
+def _interval(values: Sequence[float]) -> tuple[float, float]:
+    if not np.isfinite(values).any():
+        return np.nan, np.nan
+    low, high = np.nanpercentile(values, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def measured(plan: Plan, known: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], Calibration]:
+    """Returns the layouts that are complete, and their scores.
+
+    Raises:
+        KeyError: the published reference is not complete.
+    """
+    results = {key: TrainResult.model_construct(scores=row["scores"]) for key, row in known.items()}
+
+    def whole(layout: str) -> bool:
+        return all(job.key in results for job in plan.short_jobs(layout) + plan.long_jobs(layout))
+
+    complete = [layout for layout in plan.layouts if whole(layout)]
+    scales, found = [], []
+    for jobs_of in (plan.short_jobs, plan.long_jobs):
+        published = seed_scores(jobs_of(plan.published), results)
+        runs = [seed_scores(jobs_of(layout), results) for layout in complete]
+        scales.append(_scale(plan.space, published, runs))
+        found.append(runs)
+    short = [scales[0].quality(runs) for runs in found[0]]
+    long = [scales[1].per_seed(runs) for runs in found[1]]
+    sds = [scale.quality(runs[0]).sd if runs else 0.0 for scale, runs in zip(scales, found, strict=True)]
+    table = np.array([[each[seed] for seed in sorted(each)] for each in long]).reshape(len(complete), plan.seeds)
+    return complete, Calibration(np.array([each.value for each in short]), sds[0], table, sds[1])
+
+
+def _scale(space: SearchSpace, published: Mapping[int, Scores], others: Sequence[Mapping[int, Scores]]) -> QualityScale:
+    """Returns the scale; groups weigh the same, and noise is that of all layouts' seeds."""
+    return fix_scale("long", published, others, minimum=space.quality.min_reference)
+
+
+def report(plan: Plan, known: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns the agreement overall and by family, and the scores, as Markdown."""
+    complete, scores = measured(plan, known)
+    used = [known[key] for key, (layout, _) in plan.all_jobs().items() if key in known and layout in complete]
+    cost = sum(row["cpu_seconds"] for row in used)
+    said = (
+        f"{len(complete)} of {len(plan.layouts)} layouts of `{plan.space.name}` named, {plan.times} times the steps,"
+        f" {plan.seeds} seeds; {len(used)} trainings in {cost:.0f} CPU seconds."
+        f" Deviation of a score over seeds: {scores.short_sd:.3f} (protocol), {scores.long_sd:.3f} (long).\n\n"
+    )
+    if len(complete) < _FEWEST:
+        return said
+    by_family = [families(layout) for layout in complete]
+    groups: dict[str, tuple[Calibration, list[str] | None]] = {"all": (scores, None)}
+    for place, name in enumerate(("within dense and MoE", "within much and little attention")):
+        groups[name] = (scores, [each[place] for each in by_family])
+    for name in sorted({name for each in by_family for name in each}):
+        members = np.array([name in each for each in by_family])
+        if members.sum() >= _FEWEST:
+            groups[name] = (scores.of(members), None)
+    rows = []
+    for name, (part, within) in groups.items():
+        found = agreement(part, within)
+        rows.append(
+            {
+                "pairs": name, "layouts": str(len(part.short)),
+                "tau": _shown(found.tau, found.tau_interval), "ceiling": f"{found.ceiling:.2f}",
+                "tau / ceiling": _shown(found.share, found.share_interval),
+            }
+        )  # fmt: skip
+    return f"{said}{markdown(rows)}\n{markdown(_scores(plan, complete, scores))}"
+
+
+def _scores(plan: Plan, complete: Sequence[str], scores: Calibration) -> list[dict[str, str]]:
+    return [
+        {
+            "layout": f"`{layout.partition('ffn=')[2]}`", "from": plan.layouts[layout],
+            "families": ", ".join(families(layout)), "quality": f"{short:.3f}",
+            "quality after long training": ", ".join(f"{each:.3f}" for each in long),
+        }
+        for layout, short, long in zip(complete, scores.short, scores.long, strict=True)
+    ]  # fmt: skip
+
+
+def _shown(value: float, interval: tuple[float, float]) -> str:
+    return f"{value:.2f} ({interval[0]:.2f} to {interval[1]:.2f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True, dest="command")
+    naming, running, reporting = (commands.add_parser(name) for name in ("name", "run", "report"))
+    running.add_argument("--minutes", type=float, default=600.0, help="begin no training after this time")
+    reporting.add_argument("--page", type=Path)
+    for each in (naming, running, reporting):
+        each.add_argument("--layouts", type=int, default=12)
+        each.add_argument("--times", type=int, default=4, help="steps of long trainings / of the protocol's")
+        each.add_argument("--seeds", type=int, default=2, help="fresh seeds of long trainings")
+        each.add_argument("--space", default=SPACE, help="packaged space or YAML file")
+        each.add_argument("--study", type=Path, default=STUDY, help="table of recorded studies of it")
+    options = parser.parse_args()
+    space = load_space(options.space)
+    layouts = named(space, json.loads(options.study.read_text()), options.layouts)
+    plan = Plan(space, refer(space.quality.corpus, Path.cwd()), layouts, options.times, options.seeds)
+    if options.command == "name":
+        for layout, origin in layouts.items():
+            print(f"{origin:6} {layout}")
+    elif options.command == "run":
+        train_missing(plan.all_jobs(), RECORDED, options.minutes)
+    else:
+        text = report(plan, recorded(RECORDED))
+        if options.page:
+            fill(options.page, "calibration", text)
+        else:
+            print(text, end="")
+
+
+if __name__ == "__main__":
+    main()
