@@ -48,7 +48,7 @@ class LinearAttentionKind(BlockKind):
         full = block.resolve(d_model)
         heads, size = full.int("heads"), full.int("head_dim")
         shared = heads // self._key_heads(full)
-        step = math.lcm(shared, _QUANTISED)
+        step = math.lcm(shared * _LEAST_KEY, _QUANTISED)
         inner = step * max(1, round(heads * size * to / d_model / step))
         choices = [n for n in divisors(inner // shared) if n >= _LEAST_KEY]
         return self._cut(full, inner // shared, min(choices, key=lambda n: abs(math.log(n / size)))).canonical(to)

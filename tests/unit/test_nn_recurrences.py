@@ -262,6 +262,8 @@ def test_state_is_that_of_the_convolution_and_the_heads(text: str, numbers: int)
         # A 32nd of the sequence takes keys of a 32nd, and 32 times the heads.
         ("D8 D16/8:128", 256, 128, "d256 v256 ffn=swiglu:1152 [D64 D128/64:4]"),
         ("G8 X8(key_dim=128)", 256, 128, "d256 v256 ffn=swiglu:1152 [G64 X64(key_dim=4)]"),
+        # One head of keys that 32 share: as wide as a proxy's least head allows.
+        ("D32/1", 32, 16, "d32 v256 ffn=swiglu:144 [D32/1:2]"),
         ("D8 G8 X4", 64, 16, "d64 v256 ffn=swiglu:288 [D32 G32 X16]"),
     ],
 )
