@@ -273,6 +273,8 @@ def _scale(space: SearchSpace, published: Mapping[int, Scores], others: Sequence
 
 def report(plan: Plan, known: Mapping[str, Mapping[str, Any]]) -> str:
     """Returns the agreement overall and by family, and the scores, as Markdown."""
+    if any(job.key not in known for job in plan.short_jobs(plan.published) + plan.long_jobs(plan.published)):
+        return "The published reference is not trained yet, so there is no quality.\n"
     complete, scores = measured(plan, known)
     used = [known[key] for key, (layout, _) in plan.all_jobs().items() if key in known and layout in complete]
     cost = sum(row["cpu_seconds"] for row in used)

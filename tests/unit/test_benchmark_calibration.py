@@ -22,6 +22,7 @@ from benchmarks.quality.calibration import (
     measured,
     named,
     recorded_front,
+    report,
 )
 from nas.core.quality_config import QualityConfig
 from nas.proxy.corpus import CorpusRef
@@ -123,7 +124,7 @@ def test_scores_are_those_of_complete_layouts_relative_to_the_published_one() ->
     for key, (layout, job) in plan.all_jobs().items():
         group = "lm/prose" if job.run.kind == "lm" else f"task/{job.run.name}"
         long = job.seed >= 1000
-        known[key] = {"scores": {group: worth[layout] * (2.0 if long else 1.0)}}
+        known[key] = {"cpu_seconds": 1.0, "scores": {group: worth[layout] * (2.0 if long else 1.0)}}
         assert job.steps in ({512, 640} if long else {128, 160})
     complete, scores = measured(plan, known)
     assert complete == [first, second]
@@ -131,3 +132,7 @@ def test_scores_are_those_of_complete_layouts_relative_to_the_published_one() ->
     assert scores.long == pytest.approx(np.array([[1.2, 1.2], [0.9, 0.9]]))
     known.popitem()
     assert measured(plan, known)[0] == [first], "a layout that lacks a training is left out"
+    assert report(plan, known).startswith(
+        "1 of 2 layouts of `lfm2-study` named, 4 times the steps, 2 seeds; 7 trainings"
+    )
+    assert "not trained yet" in report(plan, {})
