@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from nas.core.workload import Workload
 from nas.testing.postgres import CARELESS, Server, server
 
 LONGEST = (
@@ -54,3 +55,18 @@ def postgres(postgres_server: Server) -> Iterator[Server]:
     """The same; the databases that a test makes on it are removed afterwards."""
     with postgres_server.dropping():
         yield postgres_server
+
+
+@pytest.fixture(scope="module")
+def short_reference_runs() -> Iterator[None]:
+    """Shortens the reference runs that this process plans to an eighth.
+
+    One of full length is in test_llama_cpp_runner.py.
+    """
+    from nas.runtimes.executorch.runtime import ExecuTorch
+    from nas.runtimes.llama_cpp.runtime import LlamaCpp
+
+    with pytest.MonkeyPatch.context() as patch:
+        for runtime in (ExecuTorch, LlamaCpp):
+            patch.setattr(runtime, "reference_workload", lambda self: Workload(prompt=64, gen=32))
+        yield

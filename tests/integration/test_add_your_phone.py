@@ -27,7 +27,7 @@ from nas.devices.transports.adb_device import AdbKey
 from nas.runtimes.llama_cpp.builds import Build
 from nas.testing.local_compute import without_ray
 
-pytestmark = pytest.mark.needs("devices")
+pytestmark = [pytest.mark.needs("devices"), pytest.mark.usefixtures("short_reference_runs")]
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "tutorial/add-your-phone.md").read_text(encoding="utf-8")
 HERE, ELSEWHERE = PAGE.split("## The phone is attached to another computer")

@@ -22,6 +22,8 @@ TASKS = (
     BenchTask(64, Workload(prompt=64, gen=16), ("prefill_tps", "decode_tps", "ttft_ms"), 1),
 )
 
+pytestmark = pytest.mark.usefixtures("short_reference_runs")
+
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModelSelection:

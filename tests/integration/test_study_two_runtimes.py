@@ -46,7 +46,7 @@ class RealLab(Lab):
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def report(short_reference_runs: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     lab = RealLab(tmp_path_factory.mktemp("two"))
     quality = {"proxy_d_model": 64, "rungs": [{"name": "only", "lm_steps": 20, "seeds": [0, 1]}]}
     lab.space(
