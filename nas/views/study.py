@@ -658,6 +658,7 @@ def _queue(store: Store, study: StudySnapshot) -> QueueView:
         for state in (JobState.LEASED, JobState.QUEUED)
         for job in pages.jobs(store, limit=MOST_ACTIVE, state=state, study_name=study.name)
     ]  # fmt: skip
+    jobs.sort(key=lambda job: (job.place is not None, job.device, job.place or 0))
     return QueueView(trials=active, further=max(0, under_way - own), jobs=jobs)
 
 
