@@ -451,12 +451,12 @@ class _Estimator:
     def _depends_on(self, progress: _Progress) -> Iterator[str]:
         low, _, high = self._feasible(progress)
         if self._space.budgets:
-            yield f"{low:.0%} to {high:.0%} of the layouts keep their budgets"
+            yield f"the share of layouts that keep their budgets ({100 * low:.0f} to {100 * high:.0f} % assumed)"
         yield f"{self._workers} training{'s' * (self._workers != 1)} at the same time"
         if (hours := self._space.search.stop.hours) is not None:
-            yield f"layouts are proposed for {hours:g} h"
+            yield f"the end of proposals after {hours:g} h"
         if self._space.quality.promote == "value":
-            yield "promotion by value promotes about as many as `keep` says"
+            yield "promotion by value (assumed to promote as many as `keep` says)"
 
 
 def _ladder(config: QualityConfig, layout: Layout, corpus: CorpusRef) -> list[dict[str, _Training]]:

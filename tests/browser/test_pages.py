@@ -33,6 +33,16 @@ def test_every_page_stands_for_itself(page: Page, finished: str, path: str, titl
     expect_readable(page, finished + path, title)
 
 
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize(("path", "tables"), [("", "#studies .wide"), ("/wide", "#ranked-list .wide")])
+def test_lists_are_not_cut_off(page: Page, finished: str, path: str, tables: str, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 800})
+    page.goto(finished + path)
+    shown = page.locator(tables).first
+    expect(shown).to_be_visible()
+    assert shown.evaluate("each => each.scrollWidth - each.clientWidth") <= 1
+
+
 def test_from_the_list_to_a_comparison(page: Page, finished: str) -> None:
     page.goto(finished)
     page.get_by_role("link", name="wide").first.click()
