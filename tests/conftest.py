@@ -13,6 +13,7 @@ import gc
 import os
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,8 +22,11 @@ from exhaustive import examples
 from hypothesis import settings
 
 if TYPE_CHECKING:
+    from store_support import StillClock
+
     from nas.runtimes.executorch.builds import Build as ExecuTorchBuild
     from nas.runtimes.llama_cpp.builds import Build
+    from nas.store.store import Store
 
 # Set before torch loads: its thread pools spin, and tests run beside each other on few cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -92,6 +96,30 @@ def own_places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("NAS_HOME", str(tmp_path_factory.mktemp("home")))
         patch.setenv("NAS_LOCK", str(tmp_path_factory.mktemp("lock")))
         yield
+
+
+@pytest.fixture
+def clock() -> StillClock:
+    """The clock of `store`."""
+    from store_support import StillClock
+
+    return StillClock()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: StillClock) -> Store:
+    """An empty store."""
+    from store_support import open_store
+
+    return open_store(tmp_path, clock)
+
+
+@pytest.fixture
+def registered(store: Store) -> None:
+    """Registers a device in `store`."""
+    from store_support import add_device
+
+    add_device(store)
 
 
 @pytest.fixture(scope="session")

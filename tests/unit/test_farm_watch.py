@@ -18,16 +18,6 @@ from nas.store.rows import DeviceState, Health, JobKind, JobState
 from nas.store.store import Store
 
 
-@pytest.fixture
-def clock() -> StillClock:
-    return StillClock()
-
-
-@pytest.fixture
-def store(tmp_path: Path, clock: StillClock) -> Store:
-    return open_store(tmp_path, clock)
-
-
 def add_remote(store: Store, name: str = "phone", agent: str = "host") -> None:
     agents.enrol(store, agents.issue_token(store), agent)
     devices.register(store, agent, [device(name)], boot_id="boot")

@@ -7,22 +7,12 @@ import os
 from pathlib import Path
 
 import pytest
-from store_support import StillClock, add_device, key, new_study, open_store, round_of
+from store_support import StillClock, add_device, key, new_study, round_of
 
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.store import artifacts, jobs, studies
 from nas.store.artifacts import ABANDONED_S, collect
 from nas.store.store import Store
-
-
-@pytest.fixture
-def clock() -> StillClock:
-    return StillClock()
-
-
-@pytest.fixture
-def store(tmp_path: Path, clock: StillClock) -> Store:
-    return open_store(tmp_path, clock)
 
 
 def left_behind(store: Store) -> list[Path]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from store_support import (
     BROKEN,
@@ -14,7 +12,6 @@ from store_support import (
     device,
     key,
     new_study,
-    open_store,
     proposal,
     put,
     take,
@@ -28,17 +25,7 @@ from nas.store.outcomes import BAD_AFTER_JOBS
 from nas.store.rows import Blame, DeviceEventKind, Health, JobKind, JobState
 from nas.store.store import Store
 
-
-@pytest.fixture
-def clock() -> StillClock:
-    return StillClock()
-
-
-@pytest.fixture
-def store(tmp_path: Path, clock: StillClock) -> Store:
-    store = open_store(tmp_path, clock)
-    add_device(store)
-    return store
+pytestmark = pytest.mark.usefixtures("registered")
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from store_support import (
     RESULT,
@@ -13,7 +11,6 @@ from store_support import (
     device,
     key,
     new_study,
-    open_store,
     proposal,
     put,
     round_of,
@@ -28,16 +25,7 @@ from nas.store.store import Store
 PASSED, FAILED, UNSURE = CheckOutcome.PASSED, CheckOutcome.FAILED, CheckOutcome.UNSURE
 
 
-@pytest.fixture
-def clock() -> StillClock:
-    return StillClock()
-
-
-@pytest.fixture
-def store(tmp_path: Path, clock: StillClock) -> Store:
-    store = open_store(tmp_path, clock)
-    add_device(store)
-    return store
+pytestmark = pytest.mark.usefixtures("registered")
 
 
 def due(store: Store) -> list[str]:

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from store_support import StillClock, add_device, device, key, open_store, round_of
+from store_support import StillClock, add_device, device, key, round_of
 
 from nas.core.errors import InvalidInput, UnknownName
 from nas.store import agents, calibrations, devices, jobs
 from nas.store.rows import AgentAccess, DeviceState, Health
 from nas.store.store import Store
-
-
-@pytest.fixture
-def clock() -> StillClock:
-    return StillClock()
-
-
-@pytest.fixture
-def store(tmp_path: Path, clock: StillClock) -> Store:
-    return open_store(tmp_path, clock)
 
 
 @pytest.mark.sql

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from store_support import StillClock, add_device, open_store
+from store_support import StillClock
 
 from nas.store import calibrations
 from nas.store.calibrations import KEPT_S, LATEST_RUNS, ReferenceRun, drift, note_runs, off_by
@@ -14,16 +12,7 @@ from nas.store.store import Store
 PLACE = ("box", "fake", "b1")
 
 
-@pytest.fixture
-def clock() -> StillClock:
-    return StillClock()
-
-
-@pytest.fixture
-def store(tmp_path: Path, clock: StillClock) -> Store:
-    store = open_store(tmp_path, clock)
-    add_device(store)
-    return store
+pytestmark = pytest.mark.usefixtures("registered")
 
 
 def runs(*ratios: float, calm: bool = True, celsius: float | None = 40.0) -> list[ReferenceRun]:

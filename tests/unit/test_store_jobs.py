@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from store_support import (
     BROKEN,
@@ -13,7 +11,6 @@ from store_support import (
     device,
     key,
     new_study,
-    open_store,
     proposal,
     put,
     round_of,
@@ -29,17 +26,7 @@ from nas.store.outcomes import OFFLINE_S
 from nas.store.rows import DeviceEventKind, DeviceState, Health, JobKind, JobState
 from nas.store.store import Store
 
-
-@pytest.fixture
-def clock() -> StillClock:
-    return StillClock()
-
-
-@pytest.fixture
-def store(tmp_path: Path, clock: StillClock) -> Store:
-    store = open_store(tmp_path, clock)
-    add_device(store)
-    return store
+pytestmark = pytest.mark.usefixtures("registered")
 
 
 @pytest.mark.sql

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from store_support import add_device, key, new_study, open_store, proposal
+from store_support import add_device, key, new_study, proposal
 
 from nas.core.errors import InvalidInput
 from nas.store import calibrations, outcomes, results, studies, trials
 from nas.store.store import Store
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return open_store(tmp_path)
 
 
 @pytest.mark.sql

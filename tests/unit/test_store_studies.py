@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from sqlalchemy.exc import StatementError
-from store_support import SPACE, StillClock, new_study, open_store, proposal
+from store_support import SPACE, StillClock, new_study, proposal
 
 from nas.core.errors import InvalidInput, StudyBusy, UnknownName
 from nas.core.trial import EventKind, TrialState, TrialStatus, derive
 from nas.store import events, leases, studies, trials
 from nas.store.rows import StudyState
 from nas.store.store import Store
-
-
-@pytest.fixture
-def clock() -> StillClock:
-    return StillClock()
-
-
-@pytest.fixture
-def store(tmp_path: Path, clock: StillClock) -> Store:
-    return open_store(tmp_path, clock)
 
 
 @pytest.mark.sql

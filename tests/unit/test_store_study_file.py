@@ -72,11 +72,6 @@ def exported(store: Store, study: int) -> str:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return open_store(tmp_path)
-
-
-@pytest.fixture
 def text(store: Store) -> str:
     return exported(store, filled(store))
 

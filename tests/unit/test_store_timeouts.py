@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from store_support import RESULT, StillClock, add_device, device, open_store, put, state, take
+from store_support import RESULT, StillClock, add_device, device, put, state, take
 
 from nas.core.errors import InvalidInput
 from nas.core.protocol import Phase
@@ -18,16 +18,7 @@ PHASES: list[Phase] = ["preparing", "cooling", "running"]
 IDLE_S, OFFLINE_S = LIMITS[DeviceState.IDLE].seconds, LIMITS[DeviceState.OFFLINE].seconds
 
 
-@pytest.fixture
-def clock() -> StillClock:
-    return StillClock()
-
-
-@pytest.fixture
-def store(tmp_path: Path, clock: StillClock) -> Store:
-    store = open_store(tmp_path, clock)
-    add_device(store)
-    return store
+pytestmark = pytest.mark.usefixtures("registered")
 
 
 def beat(store: Store, job: JobRow, phase: Phase) -> bool:

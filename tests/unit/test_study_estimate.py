@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from store_support import StillClock, key, open_store
+from store_support import StillClock, key
 from study_support import TINY, tiny_space
 
 from nas.core.layout import Layout
@@ -29,18 +28,6 @@ ALL_CLIMB: dict[str, Any] = {"budgets": [], "quality": TINY["quality"] | {"rungs
 STEPS = 6 + 6 + 12 + 24
 """That are trained of one layout: two rungs, and of the third the seed that is resumed and the one that begins."""
 PATH = (EventKind.EXPORTED, EventKind.MEASURING, EventKind.GATED_IN, EventKind.TRAINING, EventKind.CONFIRMING)
-
-
-@pytest.fixture
-def clock() -> StillClock:
-    return StillClock()
-
-
-@pytest.fixture
-def store(tmp_path: Path, clock: StillClock) -> Iterator[Store]:
-    opened = open_store(tmp_path, clock)
-    yield opened
-    opened.close()
 
 
 def begin(store: Store, space: SearchSpace, name: str, trials: int) -> int:
