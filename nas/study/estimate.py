@@ -97,7 +97,7 @@ class Span(BaseModel):
 class EstimatePart(BaseModel):
     """One kind of work of a study."""
 
-    name: str = Field(description="calibration, export, screen, anchors, training, confirm or re-score")
+    name: str = Field(description="calibration, anchors, export, screen, training, confirm, re-score or waiting")
     seconds: Span
 
 
@@ -112,6 +112,10 @@ class Estimate(BaseModel):
 
 
 _NOTHING = Span(low=0, typical=0, high=0)
+_START = Span(low=10, typical=35, high=90)
+"""Seconds from the launch to the first run of the reference model: Ray, runners and the reference's export."""
+_WAITING = Span(low=0, typical=0.2, high=0.6)
+"""Share of the work that proposals, waits and other processes add, until the study's own pace is known."""
 
 
 class _Training(NamedTuple):
@@ -268,7 +272,10 @@ class _Estimator:
                 elsewhere = _longer(elsewhere, first + last)
         computed = (anchors + training + exports + checks).times(share)
         total = calibration + here + _longer(elsewhere, computed) + named["re-score"]
-        if pace is not None:
+        if pace is None:
+            named["waiting"] = total.times(_WAITING)
+            total += named["waiting"]
+        else:
             total, named = total.times(pace), {name: span.times(pace) for name, span in named.items()}
         parts = [EstimatePart(name=name, seconds=span) for name, span in named.items() if span.high > 0]
         return Estimate(
@@ -381,7 +388,7 @@ class _Estimator:
 
     def _calibration(self) -> Span:
         runs = CALIBRATION_RUNS * len(self._space.devices) * len(self._space.runtimes)
-        return Span(low=0.5, typical=1.5, high=5).times(runs)
+        return _START + Span(low=0.5, typical=1.5, high=5).times(runs)
 
     def _seconds(self, jobs: Iterable[_Training]) -> Span:
         """Returns the seconds of trainings, one after the other on one worker."""
@@ -452,6 +459,7 @@ class _Estimator:
         low, _, high = self._feasible(progress)
         if self._space.budgets:
             yield f"the share of layouts that keep their budgets ({100 * low:.0f} to {100 * high:.0f} % assumed)"
+        yield "what else this machine does"
         yield f"{self._workers} training{'s' * (self._workers != 1)} at the same time"
         if (hours := self._space.search.stop.hours) is not None:
             yield f"the end of proposals after {hours:g} h"
