@@ -21,6 +21,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,20 +37,21 @@ from nas.adapt.selection import Option, select, total
 from nas.core.block import Block
 from nas.core.canonical import content_hash
 from nas.core.durable import write_durably
-from nas.core.errors import InvalidInput, Unsupported
+from nas.core.errors import InfrastructureFailed, InvalidInput, Unsupported
 from nas.core.layout import Layout
 from nas.core.metrics import metric
 from nas.core.units import parse_limit
 from nas.nn.fit import Stage, TrainingCheckpoint, TrainingState, Worker, fit
 from nas.nn.model import Model
 from nas.nn.optimisers import Optimiser
-from nas.nn.weights import load_weights, save_weights
+from nas.nn.weights import checkpoint_layout, load_weights, save_weights
 from nas.pretrain.data import MIN_HELD_OUT, Tokens, Vocabulary, read_sources, tokenise
 from nas.pretrain.loss import Distilled, pretraining_loss
 from nas.pretrain.next_token import ALL, Packed, bits_per_byte
 from nas.pretrain.recipe import wsdc
 from nas.release.files import sha256_of, write_files
 from nas.release.options import FileOptions
+from nas.release.tokenizer import read_tokenizer
 from nas.runtimes.base import Checkpoint
 
 PLAN, FRONT, REPORT, CHILD = "plan.json", "front.json", "report.json", "child.safetensors"
@@ -173,7 +176,8 @@ class Adaptation:
         worker: this process.
 
     Raises:
-        InvalidInput: the folder holds another adaptation, or text, tokenizer and model do not fit.
+        InvalidInput: the folder holds another adaptation, or text, tokenizer and model do not fit. Nothing was written.
+        InfrastructureFailed: the disk has no room for the library or the child.
     """
 
     def __init__(
@@ -193,6 +197,7 @@ class Adaptation:
             raise InvalidInput("name at least one budget, such as decode_p50<=20ms", where="--budget")
         self.folder, self.settings, self.worker, self._measure = folder, settings, worker, measure
         self.budgets = {limit.metric: limit.value for limit in budgets}
+        _check_tokenizer(tokenizer, checkpoint_layout(teacher))
         self.teacher = TrainedTeacher.load(teacher, worker.device)
         vocabulary = Vocabulary(tokenizer, self.teacher.layout.vocab)
         self._vocabulary = vocabulary
@@ -212,11 +217,13 @@ class Adaptation:
             "device": dict(device),
             "settings": settings.model_dump(mode="json"),
         }
-        (folder / "measured").mkdir(parents=True, exist_ok=True)
-        self._claim()
+        Packed("healing", self.sources, settings.healing.length, 1, 0)  # raises where there is too little text
         self.library = Library(library_folder, self.teacher, self.sources, settings.library, worker)
         places = slots_of(self.teacher.layout)
         self.alternatives = {slot: default_alternatives(self.teacher.layout, slot, settings.window) for slot in places}
+        (folder / "measured").mkdir(parents=True, exist_ok=True)
+        self._check_disk()
+        self._claim()
 
     def run(self) -> dict[str, Any]:
         """Runs what is missing, and returns the report.
@@ -224,10 +231,11 @@ class Adaptation:
         Raises:
             InvalidInput: no choice keeps the budgets.
         """
-        self.library.train(self.alternatives)
-        front, chosen = self.front()
-        child = self.healed(chosen)
-        return self._report(front, chosen, child)
+        with self.library.in_use():
+            self.library.train(self.alternatives)
+            front, chosen = self.front()
+            child = self.healed(chosen)
+            return self._report(front, chosen, child)
 
     def measured(self, layout: Layout) -> Figures:
         """Returns the figures of a layout, measured once.
@@ -329,6 +337,24 @@ class Adaptation:
             )
         return bits[ALL]
 
+    def _check_disk(self) -> None:
+        """Checks that there is room for the library, and for child, checkpoint of the healing and files.
+
+        The child takes four bytes a weight, a checkpoint three times as much (with moments, and twice while it is
+        replaced), and its files about as much as the child again.
+        """
+        child = 0 if (self.folder / CHILD).is_file() else 8 * 4 * self.teacher.layout.params.total
+        needed = {self.library.folder: self.library.missing_bytes(self.alternatives), self.folder: child}
+        disks: dict[int, int] = {}
+        for folder, size in needed.items():
+            disk = folder.stat().st_dev
+            disks[disk] = disks.get(disk, 0) + size
+            if (free := shutil.disk_usage(folder).free) < disks[disk]:
+                raise InfrastructureFailed(
+                    f"{folder}: {disks[disk] / 1e6:,.1f} MB are needed, but the disk has {free / 1e6:,.1f} MB free;"
+                    " free some with `nas gc`, or name folders on another disk with --library and --output"
+                )
+
     def _claim(self) -> None:
         path, content = self.folder / PLAN, _json(self.plan)
         if not path.is_file():
@@ -416,6 +442,35 @@ class Adaptation:
         }
         write_durably(path, _json(report))
         return report
+
+
+def require_writable(folder: Path, where: str) -> None:
+    """Creates a folder if it is missing, and checks that files can be written there.
+
+    Raises:
+        InvalidInput: they cannot.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InvalidInput(f"cannot write to {folder}: {error.strerror}; name another folder", where=where) from error
+
+
+def _check_tokenizer(tokenizer: Path, layout: Layout) -> None:
+    """Checks that a tokenizer is the model's as far as its size shows, and that the child's files can hold it.
+
+    Raises:
+        InvalidInput: it has more or fewer tokens than the embedding, or llama.cpp would split text in another way.
+    """
+    known = read_tokenizer(tokenizer, "models with such a tokenizer can be imported, but not adapted")
+    if (count := len(known.tokens)) != layout.vocab:
+        raise InvalidInput(
+            f"{tokenizer} has {count:,} tokens, but the model's embedding {layout.vocab:,} rows; name the"
+            " tokenizer.json that the model was trained with",
+            where="--tokenizer",
+        )
 
 
 def heal(model: Model, library: Library, sources: Sequence[Tokens], healing: Healing, folder: Path) -> None:

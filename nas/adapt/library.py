@@ -10,14 +10,16 @@ replaced, in nats per token.
     FOLDER/training/KEY.safetensors   checkpoint of the trainings at one depth; removed when they are done
 
 A key is the hash of all inputs: model, place, block, text, settings. So a library serves every device and budget, grows
-when alternatives are added, and can be killed at any moment. The alternatives of one depth are trained in one pass over
-the text; each has its own gradients and optimiser state, so that it does not depend on the others.
+when alternatives are added, and can be killed at any moment. While an adaptation runs, it holds a shared lock on
+FOLDER/.use.lock, and nothing is removed. The alternatives of one depth are trained in one pass over the text; each has
+its own gradients and optimiser state, so that it does not depend on the others.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -32,6 +34,7 @@ from nas.adapt.alternatives import Part, Slot, block_name, slots_of, started
 from nas.core.block import BLOCKS, Block
 from nas.core.canonical import content_hash
 from nas.core.durable import locked, write_durably
+from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.layout import Layout
 from nas.nn.base import MODULES, FeedForward, Mixer
 from nas.nn.fit import Stage, TrainingCheckpoint, TrainingState, Worker, fit, save_tensors
@@ -46,6 +49,8 @@ from nas.release.files import sha256_of
 LIBRARY_VERSION = 1
 """Part of keys: increase it with every change to this package after which the same inputs give other numbers."""
 _LOCK_S = 4 * 3600.0
+_USE = ".use.lock"
+_USE_S = 600.0
 _CHECKPOINT_S = 60.0
 _ROWS, _LOGITS_AT_ONCE = 8, 1 << 25
 """Most windows of held-out text that are evaluated together, and most logits."""
@@ -167,6 +172,9 @@ class Library:
         sources: text; alternatives are trained on its training parts and scored on its held-out ones.
         settings: of trainings and scores.
         worker: this process.
+
+    Raises:
+        InvalidInput: there is too little text to train on, or to score on.
     """
 
     def __init__(
@@ -198,6 +206,9 @@ class Library:
             CandidateFailed: a loss is not finite.
             InfrastructureFailed: the disk is full, or another process trains the same for hours.
         """
+        for slot, block in self._trained(alternatives):
+            if (path := self._path(slot, block)).is_file():
+                path.touch()  # `trim` removes the least recently used first
         for depth in range(self.teacher.layout.depth):
             wanted = [(slot, block) for slot, each in alternatives.items() if slot.depth == depth for block in each]
             trained = [(slot, block) for slot, block in wanted if block is not None]
@@ -206,6 +217,27 @@ class Library:
             lock = self.folder / f".{self.teacher.sha256[:16]}-{depth}.lock"
             with locked(lock, _LOCK_S, waiting=lambda: self.worker.log("another process trains these blocks")):
                 self._train([each for each in trained if not self._path(*each).is_file()], depth)
+
+    def in_use(self) -> AbstractContextManager[None]:
+        """Returns a context in which no file of the library is removed by `trim`.
+
+        Raises:
+            InfrastructureFailed: files are being removed for minutes.
+        """
+        return locked(self.folder / _USE, _USE_S, shared=True)
+
+    def missing_bytes(self, alternatives: Mapping[Slot, Sequence[Block | None]]) -> int:
+        """Returns the disk space that `train` takes: untrained blocks, and the largest checkpoint of a depth.
+
+        A checkpoint holds each weight with at most two moments, in float32, beside the one that it replaces.
+        """
+        sizes = [0] * self.teacher.layout.depth
+        for slot, block in self._trained(alternatives):
+            if not self._path(slot, block).is_file():
+                with torch.device("meta"):
+                    module = MODULES[block.kind](block, self.teacher.layout.d_model)
+                sizes[slot.depth] += 4 * sum(tensor.numel() for tensor in module.state_dict().values())
+        return sum(sizes) + 2 * 3 * max(sizes)
 
     def record(self, slot: Slot, block: Block) -> BlockRecord:
         """Returns the errors of a trained alternative."""
@@ -253,6 +285,10 @@ class Library:
                 total += _divergence(known, model(ids).float())
                 tokens += ids.numel()
         return total / tokens
+
+    @staticmethod
+    def _trained(alternatives: Mapping[Slot, Sequence[Block | None]]) -> Iterator[tuple[Slot, Block]]:
+        return ((slot, block) for slot, blocks in alternatives.items() for block in blocks if block is not None)
 
     def _place(self, slot: Slot, block: Block | None) -> list[Any]:
         return [self.teacher.sha256, slot.depth, slot.part, block_name(block)]
@@ -341,6 +377,31 @@ class Library:
         self.worker.log(f"depth {depth}: {len(pending)} alternatives scored")
 
 
+def trim(folder: Path, limit_bytes: int) -> int:
+    """Removes checkpoints and trained blocks of a library above `limit_bytes`, least recently used first.
+
+    Nothing is removed while an adaptation runs. What was removed is trained again when it is needed, with the same
+    result. Scores stay: they are small.
+
+    Returns:
+        The bytes removed.
+    """
+    removed = 0
+    try:
+        with locked(folder / _USE, 0.0):
+            files = [path for part in ("training", "blocks") for path in (folder / part).glob("*.safetensors")]
+            known = {path: path.stat() for path in files}
+            excess = sum(each.st_size for each in known.values()) - limit_bytes
+            for path in sorted(files, key=lambda each: known[each].st_mtime_ns):
+                if removed >= excess:
+                    break
+                path.unlink()
+                removed += known[path].st_size
+    except InfrastructureFailed:  # locked
+        return 0
+    return removed
+
+
 def _held_out(sources: Sequence[Tokens], settings: LibrarySettings, vocab: int) -> Iterator[Tensor]:
     """Yields ids [rows, length] of held-out text, `score_tokens` in all, evenly from the sources."""
     each = max(1, settings.score_tokens // settings.length // len(sources))
@@ -349,7 +410,14 @@ def _held_out(sources: Sequence[Tokens], settings: LibrarySettings, vocab: int) 
         for source in sources
         for inputs, _ in islice(held_out_windows(source.held_out, settings.length), each)
     ]
-    whole = [window for window in windows if len(window) == settings.length] or windows[:1]
+    whole = [window for window in windows if len(window) == settings.length]
+    if not whole:
+        count = sum(len(source.held_out) for source in sources)
+        raise InvalidInput(
+            f"{', '.join(source.name for source in sources)}: {count:,} tokens are held out, but scores take"
+            f" {settings.length:,} in a row; give more text, or a larger `held_out` in --config",
+            where="--corpus",
+        )
     rows = max(1, min(_ROWS, _LOGITS_AT_ONCE // (settings.length * vocab)))
     for start in range(0, len(whole), rows):
         yield torch.stack(whole[start : start + rows])

@@ -61,7 +61,7 @@ def command(
     """
     import torch
 
-    from nas.adapt.adapt import Adaptation, AdaptSettings, Limit, read_settings, write_child
+    from nas.adapt.adapt import Adaptation, AdaptSettings, Limit, read_settings, require_writable, write_child
     from nas.adapt.checkpoints import import_model
     from nas.core import paths
     from nas.core.workload import Workload
@@ -74,7 +74,9 @@ def command(
     words = tokenizer or model / "tokenizer.json"
     if not words.is_file():
         raise InvalidInput(f"{words}: no such file; name the model's tokenizer.json", where="--tokenizer")
-    output.mkdir(parents=True, exist_ok=True)
+    blocks = library or paths.home() / "library"
+    require_writable(output, "--output")
+    require_writable(blocks, "--library")
     teacher = model
     if model.is_dir():
         teacher = output / "teacher.safetensors"
@@ -92,7 +94,7 @@ def command(
              "workload": options.workload.model_dump(mode="json")}  # fmt: skip
     accelerator = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     one = Adaptation(
-        output, library or paths.home() / "library", teacher, words, corpus, limits, _measured(options), place,
+        output, blocks, teacher, words, corpus, limits, _measured(options), place,
         settings, Worker(accelerator, say),
     )  # fmt: skip
     report = one.run()

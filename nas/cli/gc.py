@@ -32,6 +32,7 @@ class Freed:
     agent_cache: int
     checkpoints: int
     programs: int
+    library: int
     artifacts_kept: int
 
 
@@ -41,9 +42,10 @@ def gc(
     db: DatabaseOption = None,
     json: JsonFlag = False,
 ) -> None:
-    """Remove unused model files, checkpoints and compiled programs, least recently used first.
+    """Remove unused model files, checkpoints, compiled programs and blocks of `nas adapt`, least recently used first.
 
-    Files of running measurements, reference models and Pareto fronts of finished studies are always kept.
+    Files of running measurements, reference models and Pareto fronts of finished studies are always kept, and so is
+    the library in $NAS_HOME while `nas adapt` runs.
     """
     megabytes, relative = parse_limit(keep, "MB")
     if relative:
@@ -53,7 +55,7 @@ def gc(
     if json:
         print_json(dataclasses.asdict(done))
     else:
-        for kind in ("artifacts", "agent_cache", "checkpoints", "programs"):
+        for kind in ("artifacts", "agent_cache", "checkpoints", "programs", "library"):
             say(f"{kind.replace('_', ' ')}: removed {getattr(done, kind) / 1e6:.1f} MB")
         say(f"{done.artifacts_kept / 1e6:.1f} MB of artifacts kept")
 
@@ -70,7 +72,18 @@ def collect(store: Store, limit_bytes: int) -> Freed:
     done = artifacts.collect(store, limit_bytes)
     cache = ContentFolder(agent_cache()).trim(limit_bytes)
     programs = sum(runtime.trim(limit_bytes) for runtime in RUNTIMES.values())
-    return Freed(done.freed_bytes, cache, _checkpoints(store, limit_bytes), programs, done.kept_bytes)
+    return Freed(
+        done.freed_bytes, cache, _checkpoints(store, limit_bytes), programs, _library(limit_bytes), done.kept_bytes
+    )
+
+
+def _library(limit_bytes: int) -> int:
+    folder = paths.home() / "library"
+    if not folder.is_dir():
+        return 0
+    from nas.adapt.library import trim  # loads PyTorch
+
+    return trim(folder, limit_bytes)
 
 
 def _checkpoints(store: Store, limit_bytes: int) -> int:

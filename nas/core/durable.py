@@ -23,14 +23,16 @@ def locked(
     path: Path,
     deadline_s: float = _DEADLINE_S,
     *,
+    shared: bool = False,
     waiting: Callable[[], None] = lambda: None,
     meanwhile: Callable[[], object] = lambda: None,
 ) -> Iterator[None]:
-    """Holds an exclusive lock on a file; the kernel releases it when the holder dies.
+    """Holds a lock on a file; the kernel releases it when the holder dies.
 
     Args:
         path: of the lock file; created if missing, and never removed.
         deadline_s: longest wait for the lock.
+        shared: with other holders of shared locks; otherwise exclusive.
         waiting: called once if it has to wait.
         meanwhile: called before each further try; may block.
 
@@ -41,7 +43,7 @@ def locked(
     with path.open("ab") as file:
         while True:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:

@@ -166,8 +166,12 @@ def byte_letters() -> list[str]:
     return [chr(byte) if byte in plain else chr(next(moved)) for byte in range(BYTES)]
 
 
-def read_tokenizer(path: Path) -> MemberTokenizer:
+def read_tokenizer(path: Path, advice: str = "train one with `nas family tokenizer`") -> MemberTokenizer:
     """Reads a tokenizer.json.
+
+    Args:
+        path: of the file.
+        advice: what to do about one that llama.cpp does not carry.
 
     Raises:
         InvalidInput: it cannot be read, or llama.cpp would split text in another way.
@@ -180,7 +184,7 @@ def read_tokenizer(path: Path) -> MemberTokenizer:
     except Exception as error:  # `tokenizers` raises nothing narrower for a file that it cannot parse
         raise InvalidInput(f"no tokenizer.json: {error}", where=str(path)) from error
     if problem := _problem(tokenizer, about):
-        raise InvalidInput(f"{problem}; train one with `nas family tokenizer`", where=str(path))
+        raise InvalidInput(f"{problem}; {advice}", where=str(path))
     return MemberTokenizer(content)
 
 

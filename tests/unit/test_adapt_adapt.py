@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import shutil
+import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from pretrain_lab import write_corpus, write_tokenizer
 
 from nas.adapt.adapt import CHILD, Adaptation, AdaptSettings, Healing, Limit, heal
 from nas.adapt.alternatives import Slot, assembled, default_alternatives, slots_of, started
-from nas.adapt.library import Library, LibrarySettings, TrainedTeacher
+from nas.adapt.library import Library, LibrarySettings, TrainedTeacher, trim
 from nas.core.block import Block
 from nas.core.errors import InvalidInput, UnknownName, Unsupported
 from nas.core.layout import Layout
@@ -269,3 +271,112 @@ def test_budgets_that_cannot_be_read(text: str, error: str) -> None:
         Limit.parse(text)
     with pytest.raises(UnknownName):
         Limit.parse("decode_p55<=20ms")
+
+
+def refused(lab: Path, tmp_path: Path, **other: Path) -> str:
+    """Runs the command with some paths replaced; returns its error, a single line, after which nothing is claimed."""
+    given = {"model": lab / "teacher.safetensors", "tokenizer": lab / "tokenizer.json", "corpus": lab / "text",
+             "output": tmp_path / "out"} | other  # fmt: skip
+    (tmp_path / "settings.json").write_text(SETTINGS.model_dump_json())
+    done = nas(
+        "adapt", str(given["model"]), "-b", "file_size<=0.1MB", "-c", str(given["corpus"]), "-o", str(given["output"]),
+        "--tokenizer", str(given["tokenizer"]), "--config", str(tmp_path / "settings.json"),
+        "--library", str(tmp_path / "library"),
+    )  # fmt: skip
+    assert done.code in (3, 4)
+    assert len(done.err.strip().splitlines()) == 1
+    assert not (given["output"] / "plan.json").exists()
+    assert not list((tmp_path / "library").glob("blocks/*"))
+    return done.err
+
+
+@pytest.fixture
+def nothing_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def bench(options: BenchOptions, log: Any) -> dict[str, Any]:
+        raise AssertionError("measured")
+
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("nas.measure.bench.bench", bench)
+
+
+@pytest.mark.usefixtures("nothing_is_measured")
+def test_a_tokenizer_that_does_not_fit_is_refused(lab: Path, tmp_path: Path) -> None:
+    larger = write_tokenizer(tmp_path / "larger.json", lab / "text", 330)
+    assert "330 tokens, but the model's embedding 320 rows; name the" in refused(lab, tmp_path, tokenizer=larger)
+    smaller = write_tokenizer(tmp_path / "smaller.json", lab / "text", 300)
+    assert "300 tokens, but the model's embedding 320 rows" in refused(lab, tmp_path, tokenizer=smaller)
+    other = json.loads((lab / "tokenizer.json").read_text()) | {"pre_tokenizer": None}
+    (tmp_path / "other.json").write_text(json.dumps(other))
+    assert "splits text in another way" in refused(lab, tmp_path, tokenizer=tmp_path / "other.json")
+    (tmp_path / "damaged.json").write_text("{")
+    assert "no tokenizer.json" in refused(lab, tmp_path, tokenizer=tmp_path / "damaged.json")
+
+
+@pytest.mark.usefixtures("nothing_is_measured")
+def test_a_pickled_checkpoint_is_refused(lab: Path, tmp_path: Path) -> None:
+    torch.save({"a": torch.zeros(1)}, tmp_path / "model.pt")
+    assert "pickled weights are never read; save them as safetensors" in refused(
+        lab, tmp_path, model=tmp_path / "model.pt"
+    )
+
+
+@pytest.mark.usefixtures("nothing_is_measured")
+def test_too_little_text_is_refused(lab: Path, tmp_path: Path) -> None:
+    (tmp_path / "small.txt").write_text("One line.\n" * 100)
+    assert "200 bytes would be held out" in refused(lab, tmp_path, corpus=tmp_path / "small.txt")
+    (tmp_path / "repeated.txt").write_text(" ".join(["small"] * 1000))
+    text = Vocabulary(lab / "tokenizer.json", LAYOUT.vocab).encode(" small" * 200)
+    wide = SETTINGS.library.model_copy(update={"length": 4 * len(text)})
+    source = tokenise(
+        read_sources([tmp_path / "repeated.txt"], 0.2)[0], Vocabulary(lab / "tokenizer.json", 320), None, 0, 1 << 16
+    )
+    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
+    with pytest.raises(InvalidInput, match="are held out, but scores take"):
+        Library(tmp_path / "library", teacher, [source], wide, alone())
+
+
+@pytest.mark.usefixtures("nothing_is_measured")
+def test_folders_that_cannot_be_written_are_refused(lab: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for output in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/adapted")):
+        assert f"cannot write to {output}" in refused(lab, tmp_path, output=output)
+
+
+@pytest.mark.usefixtures("nothing_is_measured")
+def test_a_disk_without_room_is_refused(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: types.SimpleNamespace(free=1000))
+    assert "but the disk has 0.0 MB free; free some with `nas gc`" in refused(lab, tmp_path)
+
+
+def test_the_space_of_a_library_covers_its_files(lab: Path, tmp_path: Path, text: list[Tokens]) -> None:
+    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
+    library = Library(tmp_path / "library", teacher, text, SETTINGS.library, alone())
+    alternatives = {slot: default_alternatives(LAYOUT, slot, 8) for slot in slots_of(LAYOUT)[:2]}
+    expected = library.missing_bytes(alternatives)
+    library.train(alternatives)
+    taken = sum(path.stat().st_size for path in (tmp_path / "library" / "blocks").iterdir())
+    assert taken / 2 < expected / 7 < taken  # of one depth: the blocks, and checkpoints six times as large
+    assert library.missing_bytes(alternatives) == 0
+
+
+def test_gc_removes_blocks_that_no_adaptation_uses(lab: Path, text: list[Tokens], monkeypatch: pytest.MonkeyPatch,
+                                                   tmp_path: Path) -> None:  # fmt: skip
+    monkeypatch.setenv("NAS_HOME", str(tmp_path))
+    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
+    library = Library(tmp_path / "library", teacher, text, SETTINGS.library, alone())
+    old, new = Block.parse("swiglu:64", "ffn"), Block.parse("swiglu:32", "ffn")
+    library.train({Slot(0, "ffn"): (old, new)})
+    library.scores({Slot(0, "ffn"): (old, new)})
+    library.train({Slot(0, "ffn"): (old,)})  # used again
+    files = {path.stem: path.stat().st_size for path in (tmp_path / "library" / "blocks").iterdir()}
+    first, second = library.key(Slot(0, "ffn"), new), library.key(Slot(0, "ffn"), old)
+    with library.in_use():
+        kept = nas("gc", "--keep", "0.001MB", "--json")
+        assert kept.code == 0, kept.err
+        assert json.loads(kept.out)["library"] == 0
+    assert trim(tmp_path / "library", files[second]) == files[first]
+    assert [path.stem for path in (tmp_path / "library" / "blocks").iterdir()] == [second]
+    assert json.loads(nas("gc", "--keep", "0.001MB", "--json").out)["library"] == files[second]
+    assert len(list((tmp_path / "library" / "scores").iterdir())) == 2
+    library.train({Slot(0, "ffn"): (old,)})
+    assert (tmp_path / "library" / "blocks" / f"{second}.safetensors").stat().st_size == files[second]
