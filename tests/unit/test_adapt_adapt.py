@@ -28,6 +28,7 @@ from nas.nn.model import Model
 from nas.nn.weights import save_weights
 from nas.pretrain.data import Tokens, Vocabulary, read_sources, tokenise
 from nas.pretrain.next_token import Packed
+from nas.store.store import Store
 
 LAYOUT = Layout.parse("d64 v320 ffn=swiglu:128 [A4/4:16*2 C3]")
 SETTINGS = AdaptSettings(
@@ -361,7 +362,9 @@ def test_the_space_of_a_library_covers_its_files(lab: Path, tmp_path: Path, text
 
 def test_gc_removes_blocks_that_no_adaptation_uses(lab: Path, text: list[Tokens], monkeypatch: pytest.MonkeyPatch,
                                                    tmp_path: Path) -> None:  # fmt: skip
+    monkeypatch.delenv("NAS_DB", raising=False)
     monkeypatch.setenv("NAS_HOME", str(tmp_path))
+    Store.open().close()  # gc asks the default database what is needed
     teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
     library = Library(tmp_path / "library", teacher, text, SETTINGS.library, alone())
     old, new = Block.parse("swiglu:64", "ffn"), Block.parse("swiglu:32", "ffn")
