@@ -281,10 +281,10 @@ def report(plan: Plan, known: Mapping[str, Mapping[str, Any]]) -> str:
     said = (
         f"{len(complete)} of {len(plan.layouts)} layouts of `{plan.space.name}` named, {plan.times} times the steps,"
         f" {plan.seeds} seeds; {len(used)} trainings in {cost:.0f} CPU seconds."
-        f" Deviation of a score over seeds: {scores.short_sd:.3f} (protocol), {scores.long_sd:.3f} (long).\n\n"
     )
     if len(complete) < _FEWEST:
-        return said
+        return f"{said} No tau of fewer than {_FEWEST}.\n"
+    said += f" Deviation of a score over seeds: {scores.short_sd:.3f} (protocol), {scores.long_sd:.3f} (long).\n\n"
     by_family = [families(layout) for layout in complete]
     groups: dict[str, tuple[Calibration, list[str] | None]] = {"all": (scores, None)}
     for place, name in enumerate(("within dense and MoE", "within much and little attention")):
