@@ -1,16 +1,23 @@
-"""Do summed scores of a library rank healed children? Kendall's tau over mixes of alternatives.
+"""Benchmarks of `nas adapt`: ranks of summed scores, random kills.
 
-A teacher is trained on the default corpus, a library is built, mixes are drawn, and each is assembled and healed. Each
-step and each mix is one file of the folder: run again, the script goes on.
+    python -m benchmarks.adapt mixes FOLDER [--size small|tiny] [--mixes 20]    Kendall's tau of summed scores
+    python -m benchmarks.adapt kills FOLDER [--kills 10] [--seed 0]             SIGKILL at random moments
 
-    python -m benchmarks.adapt FOLDER [--size small|tiny] [--mixes 20]
+`mixes` trains a teacher on the default corpus. Each step and each mix is one file of the folder: run again, it goes on.
+Reports: FOLDER/report.json, FOLDER/kills.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import math
+import multiprocessing
+import os
 import random
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +25,8 @@ from typing import Any
 import torch
 from scipy.stats import kendalltau
 
-from nas.adapt.adapt import Healing, heal
+from nas.adapt import adapt, library
+from nas.adapt.adapt import Adaptation, AdaptSettings, Healing, Limit, heal, write_child
 from nas.adapt.alternatives import Slot, assembled, block_name, default_alternatives, slots_of
 from nas.adapt.library import Library, LibrarySettings, TrainedTeacher
 from nas.core.block import Block
@@ -63,36 +71,49 @@ SIZES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--size", choices=SIZES, default="small")
-    parser.add_argument("--mixes", type=int, default=20)
-    given = parser.parse_args()
-    folder: Path = given.folder
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    modes = parser.add_subparsers(dest="mode", required=True)
+    for mode in ("mixes", "kills"):
+        own = modes.add_parser(mode)
+        own.add_argument("folder", type=Path)
+        if mode != "kills":
+            own.add_argument("--size", choices=SIZES, default="small")
+        if mode == "mixes":
+            own.add_argument("--mixes", type=int, default=20)
+        else:
+            own.add_argument("--kills", type=int, default=10)
+            own.add_argument("--seed", type=int, default=0)
+    given = vars(parser.parse_args())
+    mode, folder = given.pop("mode"), given["folder"]
     folder.mkdir(parents=True, exist_ok=True)
-    size, worker = SIZES[given.size], Worker(_device(), lambda line: print(line, flush=True))
-    vocabulary, sources = _text(folder, size)
-    teacher = TrainedTeacher.load(_teacher(folder, size, sources, worker), worker.device)
+    {"mixes": run_mixes, "kills": run_kills}[mode](**given)
+
+
+def run_mixes(folder: Path, size: str, mixes: int) -> None:
+    """Writes FOLDER/report.json: scores of all alternatives, and the losses of healed mixes."""
+    settings, worker = SIZES[size], _worker()
+    vocabulary, sources = _text(folder, settings)
+    teacher = TrainedTeacher.load(_teacher(folder, settings, sources, worker), worker.device)
     layout = teacher.layout
-    alternatives = {slot: default_alternatives(layout, slot, size.window) for slot in slots_of(layout)}
-    library = Library(folder / "library", teacher, sources, size.library, worker)
+    alternatives = {slot: default_alternatives(layout, slot, settings.window) for slot in slots_of(layout)}
+    library = Library(folder / "library", teacher, sources, settings.library, worker)
     library.train(alternatives)
     scores = library.scores(alternatives)
     rows = []
-    for number in range(given.mixes):
+    for number in range(mixes):
         path = folder / f"mix-{number}.json"
         if not path.is_file():
             choice = mix(alternatives, number)
-            row = _healed(folder, choice, library, teacher, sources, vocabulary, size.healing, worker)
+            row = _healed(folder, choice, library, teacher, sources, vocabulary, settings.healing, worker)
             row["summed"] = sum(scores[slot, block] for slot, block in choice.items())
             write_durably(path, json.dumps(row, indent=1).encode())
         rows.append(json.loads(path.read_bytes()))
     report = {
-        "size": given.size,
+        "size": size,
         "layout": layout.format(),
         "non_embedding": layout.params.non_embedding,
-        "teacher_tokens": size.teacher_tokens,
-        "teacher_bits_per_byte": _bits(teacher.model, sources, vocabulary, size.library.length, worker),
+        "teacher_tokens": settings.teacher_tokens,
+        "teacher_bits_per_byte": _bits(teacher.model, sources, vocabulary, settings.library.length, worker),
         "tau": {
             name: float(kendalltau([row["summed"] for row in rows], [row[name] for row in rows]).statistic)
             for name in ("divergence_before", "divergence", "bits_per_byte")
@@ -111,8 +132,138 @@ def mix(alternatives: dict[Slot, tuple[Block | None, ...]], number: int) -> dict
     return {slot: rng.choice(blocks) for slot, blocks in alternatives.items() if rng.random() < share}
 
 
-def _device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+TINY = Layout.parse("d64 v320 ffn=swiglu:128 [A4/4:16*2 C3]")
+TINY_SETTINGS = AdaptSettings(
+    library=LibrarySettings(tokens=1024, length=32, batch_tokens=256, score_tokens=256),
+    healing=Healing(tokens=2048, length=32, batch_tokens=256, lr=1e-4, weight=1.0, k=64),
+    window=8,
+    points=3,
+    held_out=0.2,
+)
+_RUN_S = 300.0
+
+
+def run_kills(folder: Path, kills: int, seed: int) -> None:
+    """Writes FOLDER/kills.json: `kills` SIGKILLs of adaptations of a tiny model, and whether the children are equal.
+
+    The device is arithmetic in the process. A run is killed at a moment drawn from the first half of the time
+    that an undisturbed run took, and started again, until it ends; then another adaptation begins in empty folders.
+    """
+    lab = tiny_lab(folder / "lab")
+    rng = random.Random(seed)
+    began = time.monotonic()
+    assert one_run(lab, folder / "calm", math.inf) is None
+    calm_s = time.monotonic() - began
+    wanted = hashes(folder / "calm")
+    rows: list[dict[str, Any]] = []
+    ended = 0
+    while sum(row["killed"] for row in rows) < kills or not rows[-1]["ended"]:
+        left = kills - sum(row["killed"] for row in rows)
+        moment = rng.uniform(0, calm_s / 2) if left else math.inf
+        reached = one_run(lab, folder / f"killed-{ended}", moment)
+        row = {"series": ended, "after_s": moment if left else None, "killed": reached is not None, "reached": reached}
+        row["ended"] = reached is None
+        row["equal"] = hashes(folder / f"killed-{ended}") == wanted if row["ended"] else None
+        ended += row["ended"]
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    report = {
+        "seed": seed, "kills": kills, "calm_s": calm_s, "equal": all(row["equal"] for row in rows if row["ended"]),
+        "files": wanted, "runs": rows,
+    }  # fmt: skip
+    write_durably(folder / "kills.json", _json(report))
+    print(json.dumps({"kills": kills, "series": ended, "equal": report["equal"]}))
+
+
+def one_run(lab: Path, folder: Path, moment: float) -> str | None:
+    """Runs `nas adapt`'s steps in a process of its own, and kills it after `moment` seconds.
+
+    Returns:
+        None if it ended before, else the part of the work that was under way.
+
+    Raises:
+        RuntimeError: it failed, or took longer than five minutes.
+    """
+    folder.mkdir(exist_ok=True)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["nas.adapt.adapt", "nas.release.files", "torch._dynamo"])  # loaded once
+    process = context.Process(target=adapt_tiny, args=(lab, folder))
+    process.start()
+    process.join(min(moment, _RUN_S))
+    if process.is_alive():
+        process.kill()
+        process.join(_RUN_S)
+        if math.isinf(moment):
+            raise RuntimeError(f"the run did not end within {_RUN_S:g} s")
+        return _reached(folder)
+    if process.exitcode:
+        raise RuntimeError(f"the run ended with exit status {process.exitcode}")
+    return None
+
+
+def adapt_tiny(lab: Path, folder: Path) -> None:
+    """Adapts the tiny model in `lab` to four fifths of its arithmetic; a checkpoint after every step."""
+    torch.set_num_threads(1)
+    os.environ["NAS_CACHE"] = str(folder / "cache")
+    library._CHECKPOINT_S = adapt._CHECKPOINT_S = 0.0
+    one = Adaptation(
+        folder / "out", folder / "library", lab / "teacher.safetensors", lab / "tokenizer.json", [lab / "text"],
+        [Limit("decode_p50", 0.8 * _arithmetic(TINY)["decode_p50"])], _arithmetic, {"device": "arithmetic"},
+        TINY_SETTINGS, Worker(torch.device("cpu"), lambda line: None),
+    )  # fmt: skip
+    write_child(one, lab / "tokenizer.json", one.run(), ["f16"], None)
+
+
+def tiny_lab(folder: Path) -> Path:
+    """Returns a folder with text, a tokenizer and a model with random weights."""
+    if not (folder / "teacher.safetensors").is_file():
+        text, rng = folder / "text", random.Random(0)
+        text.mkdir(parents=True, exist_ok=True)
+        words = ["".join(rng.choices("abcdefghij", k=rng.randint(1, 7))) for _ in range(40)]
+        for number in range(4):
+            lines = (" ".join(rng.choices(words, k=rng.randint(3, 9))) for _ in range(200))
+            (text / f"{number}.txt").write_text("\n".join(lines))
+        train_tokenizer([text], TINY.vocab, folder / "tokenizer.json", lambda line: None)
+        save_weights(Model(TINY, seed=1), folder / "teacher.safetensors")
+    return folder
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """Returns name -> SHA-256 of the results of an adaptation: weights, figures, report, files and library."""
+    files = [path for part in ("out", "library") for path in _files(folder / part)]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.rglob("*")):
+        unfinished = "training" in path.relative_to(folder).parts or path.name.startswith(".")
+        if path.is_file() and not unfinished:  # checkpoints hold seconds
+            yield path
+
+
+def _reached(folder: Path) -> str:
+    """Returns the part of an adaptation that is not finished, by its files."""
+    out = folder / "out"
+    order = {
+        "files": out / "report.json", "report": out / "child.safetensors", "healing": out / "front.json",
+        "costs": next(iter((out / "measured").glob("*.json")), out / "none"),
+        "scores": next(iter((folder / "library/scores").glob("*.json")), out / "none"),
+        "library": out / "plan.json",
+    }  # fmt: skip
+    return next((part for part, path in order.items() if path.is_file()), "start")
+
+
+def _arithmetic(layout: Layout) -> Mapping[str, float]:
+    return {"decode_p50": layout.flops(256) / 1e6, "file_size": layout.params.total / 1e6}
+
+
+def _json(value: Any) -> bytes:
+    return (json.dumps(value, indent=1) + "\n").encode()
+
+
+def _worker() -> Worker:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return Worker(device, lambda line: print(line, flush=True))
 
 
 def _text(folder: Path, size: Size) -> tuple[Vocabulary, list[Tokens]]:
