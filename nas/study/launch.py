@@ -70,7 +70,7 @@ class LaunchOptions:
     ray_address: str | None = None
     train_gpus: float | None = None
     resume: bool = False
-    workers: int = os.cpu_count() or 1
+    workers: int = len(os.sched_getaffinity(0))
     warm_start: tuple[str, ...] = ()
 
 

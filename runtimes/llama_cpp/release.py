@@ -69,7 +69,7 @@ def _write(request: ReleaseRequest, quantisation: str, state: StateDict) -> Iter
         with _half(request.folder / _file_name(request.name, "f16"), "f16" in request.quantisations) as (half, exists):
             if not exists:
                 write("f16", half)
-            written = quantise_file(build, half, quantisation, path, os.cpu_count() or 1)
+            written = quantise_file(build, half, quantisation, path, len(os.sched_getaffinity(0)))
     yield MemberFile(path=name, kind="gguf", quantisation=quantisation, sha256=written.sha256, size=written.size)
 
 
