@@ -71,7 +71,8 @@ def command(
         typer.Option("--train-gpus", min=0, help="GPUs per training on the cluster. Default: an even share."),
     ] = None,
     workers: Annotated[
-        int, typer.Option("--workers", min=1, help="Maximum concurrent local trainings.", show_default="all usable cores")
+        int,
+        typer.Option("--workers", min=1, help="Maximum concurrent local trainings.", show_default="all usable cores"),
     ] = len(os.sched_getaffinity(0)),
     resume: Annotated[bool, typer.Option("--resume", help="Resume --study without repeating finished stages.")] = False,
     warm_start: Annotated[
