@@ -355,11 +355,12 @@ def main() -> int:
         write_table(args.page, [json.loads(path.read_text()) for path in args.results])
         return 0
     home = Path(tempfile.mkdtemp(prefix="hilnas-kills-"))
-    space = prepare(home, fake=args.fake)
-    if args.space:
-        space = yaml.safe_load(args.space.read_text())
     begun = time.monotonic()
+    # The server is started before this home is in the environment, by which a launch's processes are recognised.
     with database(home, args.database) as url:
+        space = prepare(home, fake=args.fake)
+        if args.space:
+            space = yaml.safe_load(args.space.read_text())
         os.environ["NAS_DB"] = url
         campaign = Campaign(
             space, args.trials, args.kills, random.Random(args.seed), args.pause, home, url, begun + args.seconds,
