@@ -27,7 +27,7 @@ COMMANDS = {
     "runtime": "List and build runtimes.",
     "serve": "Run the coordinator: dashboard, API and remote device agents.",
     "doctor": "Diagnose problems on this machine and suggest fixes.",
-    "gc": "Remove unused model files, checkpoints and compiled programs.",
+    "gc": "Remove unused model files, checkpoints, compiled programs and blocks of `nas adapt`.",
     "db": "Manage the database.",
     "token": "Create, list and revoke API tokens.",
     "server": "Manage the coordinators known to --server.",
