@@ -61,6 +61,7 @@ class Farm:
         monitor: wakes agents and takes back expired leases.
         runners: what agents may run.
         attached: devices besides this machine that its agent serves.
+        opened: time of the store before the agent was started.
     """
 
     store: Store
@@ -68,6 +69,7 @@ class Farm:
     monitor: LeaseMonitor
     runners: Admissions
     attached: Attachments = field(default_factory=own_attachments)
+    opened: float = 0.0
 
     @property
     def notifier(self) -> JobNotifier:
@@ -112,12 +114,12 @@ class Farm:
             return None
 
     def _registered(self, id: str, what: str) -> Device:
-        begun, deadline = self.store.now(), time.monotonic() + _REGISTERS_WITHIN_S
+        recent, deadline = self.store.now() - LIMITS[DeviceState.IDLE].seconds, time.monotonic() + _REGISTERS_WITHIN_S
         while time.monotonic() < deadline:
             self.agent.check()
             # An earlier registration may be of an earlier launch's agent, and the device may have changed since; but an
             # agent that another launch keeps running does not register again.
-            since = begun - LIMITS[DeviceState.IDLE].seconds if self.agent.on_standby else begun
+            since = recent if self.agent.on_standby else max(recent, self.opened)
             for row in devices.all(self.store):
                 if row.id == id and row.last_seen >= since and row.state is not DeviceState.OFFLINE:
                     return row.device
@@ -244,7 +246,7 @@ def open_farm(store: Store, *, serves_others: bool = False) -> Iterator[Farm]:
         attachments=attached.path,
     )
     monitor = LeaseMonitor(store, JobNotifier(), agent=None if serves_others else own)
-    farm = Farm(store, agent, monitor, Admissions(home, key, store.clock), attached)
+    farm = Farm(store, agent, monitor, Admissions(home, key, store.clock), attached, store.now())
     try:
         app = make_app(store, farm.find_file, farm.monitor.notifier, farm.runners.signed)
         with Server(app, listen_unix(socket)), farm.monitor, agent:
