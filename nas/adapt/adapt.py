@@ -24,7 +24,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from nas.core.block import Block
 from nas.core.canonical import content_hash
 from nas.core.durable import write_durably
 from nas.core.errors import InfrastructureFailed, InvalidInput, Unsupported
-from nas.core.layout import Layout
+from nas.core.layout import Layer, Layout
 from nas.core.metrics import metric
 from nas.core.units import parse_limit
 from nas.nn.fit import Stage, TrainingCheckpoint, TrainingState, Worker, fit
@@ -261,7 +261,7 @@ class Adaptation:
         """Returns the places, the options of each with their losses and costs, and the trained model's figures.
 
         The first option of a place is the block of the trained model. Alternatives that the runtime does not carry are
-        left out.
+        left out. A mixer's place ends with the option that leaves out the layer.
         """
         layout = self.teacher.layout
         scores = self.library.scores(self.alternatives)
@@ -279,6 +279,7 @@ class Adaptation:
                     options.append(Option(block_name(block), scores[slot, block], cost, empty=block is None))
             slots.append(slot)
             places.append(options)
+        self._add_whole_layers(slots, places, base)
         return slots, places, base
 
     def front(self) -> tuple[list[Child], Child]:
@@ -370,13 +371,49 @@ class Adaptation:
         """Returns what one replacement adds to each metric; None: the runtime does not carry it."""
         alike = [slot for slot in self.alternatives if slot.block(self.teacher.layout) == own]
         alike = [slot for slot in alike if block in self.alternatives[slot]][::2]
+        what = f"{block_name(block)} in place of {block_name(own)}"
+        return self._added(dict.fromkeys(alike, block), len(alike), base, what)
+
+    def _add_whole_layers(self, slots: Sequence[Slot], places: list[list[Option]], base: Figures) -> None:
+        """Adds the options that leave out a layer.
+
+        Losses and costs of mixer and feed-forward do not add up to the layer's, and runtimes carry models with fewer
+        layers that refuse a layer without a mixer. So the layer is scored and measured as a whole. Its option at the
+        mixer's place needs the empty one at the feed-forward's place, and is what the layer has beyond that one.
+        """
+        layers = self.teacher.layout.layers
+        known = {slot: index for index, slot in enumerate(slots)}
+        depths = [i for i in range(len(layers)) if Slot(i, "mixer") in known and Slot(i, "ffn") in known]
+        if len(layers) == 1:
+            return
+        scores = self.library.scores({Slot(depth, "layer"): (None,) for depth in depths})
+        costs: dict[Layer, Figures | None] = {}
+        for depth in depths:
+            layer, mixer, ffn = layers[depth], places[known[Slot(depth, "mixer")]], places[known[Slot(depth, "ffn")]]
+            without = ffn[-1]
+            if layer not in costs:
+                alike = [i for i in depths if layers[i] == layer][::2]
+                choice: dict[Slot, Block | None] = {Slot(i, part): None for i in alike for part in ("mixer", "ffn")}
+                costs[layer] = self._added(choice, len(alike), base, "a layer less")
+            cost = costs[layer]
+            if cost is None or not without.empty:
+                continue
+            pair = (known[Slot(depth, "ffn")], len(ffn) - 1)
+            if mixer[-1].empty:
+                mixer[-1] = replace(mixer[-1], excludes=pair)
+            loss = scores[Slot(depth, "layer"), None] - without.loss
+            own = {name: value - without.costs[name] for name, value in cost.items()}
+            mixer.append(Option(block_name(None), loss, own, empty=True, needs=pair))
+
+    def _added(self, choice: Mapping[Slot, Block | None], count: int, base: Figures, what: str) -> Figures | None:
+        """Returns what each of `count` equal replacements adds to each metric; None: the runtime does not carry it."""
         try:
-            layout, _ = with_blocks(self.teacher.layout, dict.fromkeys(alike, block))
+            layout, _ = with_blocks(self.teacher.layout, choice)
             figures = self.measured(layout)
         except Unsupported as error:
-            self.worker.log(f"{block_name(block)} in place of {block_name(own)} is left out: {error.message}")
+            self.worker.log(f"{what} is left out: {error.message}")
             return None
-        return {name: (figures[name] - value) / len(alike) for name, value in base.items() if name in figures}
+        return {name: (figures[name] - value) / count for name, value in base.items() if name in figures}
 
     def _within(self, slots: Sequence[Slot], places: list[list[Option]], base: Figures) -> Child:
         limits = dict(self.budgets)

@@ -1,6 +1,6 @@
 """Alternatives for the blocks of a trained model, and start values for them from the trained block's weights.
 
-The mixer and the feed-forward of each layer are replaced independently; a layer that loses both is gone. Start values:
+The mixer and the feed-forward of each layer are replaced independently, or the layer is left out. Start values:
 
     narrower feed-forward    the hidden units of largest mean |silu(gate) * up| times the norm of their output column
     fewer key-value heads    the mean of each group of neighbours (Ainslie et al. 2023, GQA, section 2.1)
@@ -28,7 +28,7 @@ from nas.core.layout import Layer, Layout
 from nas.nn.base import MODULES, BlockModule
 from nas.nn.primitives import draw_weights
 
-Part = Literal["mixer", "ffn"]
+Part = Literal["mixer", "ffn", "layer"]
 _ATTENTION = ("gqa", "swa")
 _PLACES: tuple[tuple[Part, str, str], ...] = (("mixer", "mixers.0", "mixer_norm"), ("ffn", "ffn", "ffn_norm"))
 """Part of a layer, and the names of its block and norm in state dicts."""
@@ -38,13 +38,13 @@ _STEP = 32
 
 @dataclass(frozen=True, order=True, slots=True)
 class Slot:
-    """Place of a block: mixer or feed-forward of the layer at `depth`."""
+    """Place of a block: mixer or feed-forward of the layer at `depth`; "layer" stands for both."""
 
     depth: int
     part: Part
 
     def block(self, layout: Layout) -> Block | None:
-        """Returns the block of `layout` at this place."""
+        """Returns the block of `layout` at this place, which is a mixer's or a feed-forward's."""
         layer = layout.layers[self.depth]
         return layer.mixer if self.part == "mixer" else layer.ffn
 
@@ -60,7 +60,8 @@ def slots_of(layout: Layout) -> tuple[Slot, ...]:
             raise Unsupported(
                 f"layer {i}: models whose layers share weights or caches, or have parallel mixers, cannot be adapted"
             )
-    places = (Slot(depth, part) for depth in range(layout.depth) for part in ("mixer", "ffn"))
+    parts: tuple[Part, Part] = ("mixer", "ffn")
+    places = (Slot(depth, part) for depth in range(layout.depth) for part in parts)
     return tuple(place for place in places if place.block(layout) is not None)
 
 
@@ -236,4 +237,4 @@ def block_name(block: Block | None) -> str:
 
 def parsed(text: str, part: Part) -> Block | None:
     """Reads what `block_name` wrote."""
-    return None if text == "-" else Block.parse(text, part)
+    return None if text == "-" else Block.parse(text, "mixer" if part == "mixer" else "ffn")

@@ -126,7 +126,9 @@ class TrainedTeacher:
         return x
 
     def replaced(self, x: Tensor, depth: int, part: Part, block: nn.Module | None) -> Tensor:
-        """Runs the layer at `depth` with another mixer or feed-forward; None: without it."""
+        """Runs the layer at `depth` with another mixer or feed-forward, None: without it; or without the layer."""
+        if part == "layer":
+            return x
         layer = self.layer(depth)
         if layer.mixers:
             mixer = block if part == "mixer" else layer.mixers[0]

@@ -1,6 +1,7 @@
 """Exact selection: one alternative for each place, where quality and costs are sums over the places.
 
-    minimise  sum of losses x   subject to   base + sum of costs x <= limit for each metric, one alternative per place
+    minimise  sum of losses x   subject to   base + sum of costs x <= limit for each metric, one alternative per place,
+                                             x <= y where an alternative needs another, x + y <= 1 where it excludes it
 
 An integer program, solved by HiGHS (Huangfu and Hall 2018) through scipy.
 """
@@ -29,12 +30,16 @@ class Option:
         loss: what the model loses by it.
         costs: metric -> what it adds to that of the model without the block's own.
         empty: whether it leaves nothing there; one place of the model keeps something.
+        needs: place and index of an option that is chosen with this one.
+        excludes: place and index of an option that is not chosen with this one.
     """
 
     name: str
     loss: float
     costs: Mapping[str, float] = field(default_factory=dict)
     empty: bool = False
+    needs: tuple[int, int] | None = None
+    excludes: tuple[int, int] | None = None
 
 
 def select(
@@ -61,6 +66,11 @@ def select(
         rows.append(LinearConstraint(costs / scale, -np.inf, (limit - base.get(metric, 0.0)) / scale))
     empty = np.array([[float(option.empty) for option in options]])
     rows.append(LinearConstraint(empty, -np.inf, len(places) - 1))
+    for index, option in enumerate(options):
+        for other, sign, most in ((option.needs, -1.0, 0), (option.excludes, 1.0, 1)):
+            if other is not None:
+                row = csr_array(([1.0, sign], ([0, 0], [index, starts[other[0]] + other[1]])), (1, len(options)))
+                rows.append(LinearConstraint(row, -np.inf, most))
     losses = np.array([option.loss for option in options])
     size = max(float(np.abs(losses).max()), 1e-12)
     settings = {"time_limit": _SECONDS, "mip_rel_gap": 0.0}

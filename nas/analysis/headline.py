@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from nas.analysis.snapshot import StudySnapshot
 from nas.core.layout import Layout
 from nas.core.metrics import METRICS
-from nas.core.published import LFM2
+from nas.core.published import MODELS
 from nas.core.scoring import PUBLISHED, Axis
 from nas.core.stats import Z95
 
@@ -104,7 +104,7 @@ def headline(study: StudySnapshot) -> Headline | None:
 
 def _name(layout: Layout) -> str:
     """Returns the name under which a reference layout was published, else what spaces call it."""
-    known = {Layout.parse(text).id: name for name, text in LFM2.items()}
+    known = {Layout.parse(text).id: name for name, text in MODELS.items()}
     return known.get(layout.id, f"the {PUBLISHED} reference")
 
 

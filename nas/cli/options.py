@@ -14,7 +14,7 @@ import typer
 from nas.core.errors import UnknownName
 from nas.core.layout import Layout
 from nas.core.logs import without_passwords
-from nas.core.published import LFM2
+from nas.core.published import MODELS
 
 if TYPE_CHECKING:
     from nas.store.store import Store
@@ -58,9 +58,9 @@ def read_layout(text: str, what: str = "published layout") -> Layout:
     if text == "-":
         text = typer.get_text_stream("stdin").readline()
     text = text.strip()
-    if text not in LFM2 and _NAME.fullmatch(text):
-        raise UnknownName(what, text, LFM2)
-    return Layout.parse(LFM2.get(text, text))
+    if text not in MODELS and _NAME.fullmatch(text):
+        raise UnknownName(what, text, MODELS)
+    return Layout.parse(MODELS.get(text, text))
 
 
 def same_database(url: str | None) -> str:

@@ -39,7 +39,7 @@ from nas.core.family import (
 )
 from nas.core.layout import Layout
 from nas.core.measurement import Measurement
-from nas.core.published import LFM2
+from nas.core.published import MODELS
 from nas.core.space import MeasurementSettings, RuntimeSpace
 from nas.core.workload import Workload
 from nas.farm.farm import Farm, open_farm
@@ -316,10 +316,10 @@ def select_models(models: ModelSelection, runtime: Runtime, device: str) -> list
 
 def _layouts(texts: Sequence[str], runtime: Runtime) -> Iterator[Contender]:
     for text in texts:
-        if text in LFM2:
+        if text in MODELS and text in REFERENCES:
             yield of_reference(REFERENCES[text])
         else:
-            layout = Layout.parse(text)
+            layout = Layout.parse(MODELS.get(text, text))
             yield of_layout(f"layout {layout.id[:12]}", layout, runtime)
 
 

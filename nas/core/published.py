@@ -44,3 +44,6 @@ Two parts of the paper have no argument of ours: up-projections there make the k
 all, and readers C of its Mamba-2 layers are per query head, here per group. Counts of weights agree with the paper's to
 1 %, bytes of cache exactly.
 """
+
+MODELS: dict[str, str] = {**LFM2, "PLM-1.8B-latent": PLM, **ZEBRA_LLAMA}
+"""All of them: name -> one-line string."""

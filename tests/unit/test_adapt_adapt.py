@@ -16,7 +16,7 @@ import torch
 from cli_runner import nas
 from pretrain_lab import write_corpus, write_tokenizer
 
-from nas.adapt.adapt import CHILD, Adaptation, AdaptSettings, Healing, Limit, heal
+from nas.adapt.adapt import CHILD, Adaptation, AdaptSettings, Healing, Limit, Measure, heal
 from nas.adapt.alternatives import Slot, assembled, default_alternatives, slots_of, started
 from nas.adapt.library import Library, LibrarySettings, TrainedTeacher, trim
 from nas.core.block import Block
@@ -85,11 +85,13 @@ def text(lab: Path) -> list[Tokens]:
     return sources(lab)
 
 
-def adaptation(lab: Path, out: Path, library: Path, worker: Worker | None = None, budget: str = "") -> Adaptation:
+def adaptation(
+    lab: Path, out: Path, library: Path, worker: Worker | None = None, budget: str = "", measure: Measure = work_of
+) -> Adaptation:
     limit = work_of(LAYOUT)["decode_p50"] * 0.8
     return Adaptation(
         out, library, lab / "teacher.safetensors", lab / "tokenizer.json", [lab / "text"],
-        [Limit.parse(budget or f"decode_p50<={limit:.6f}ms")], work_of, {"device": "arithmetic"}, SETTINGS,
+        [Limit.parse(budget or f"decode_p50<={limit:.6f}ms")], measure, {"device": "arithmetic"}, SETTINGS,
         worker or alone(),
     )  # fmt: skip
 
@@ -215,6 +217,26 @@ def test_a_child_keeps_the_budget_and_kills_do_not_change_it(
 
     with pytest.raises(InvalidInput, match="another budgets"):
         adaptation(lab, tmp_path / "whole", tmp_path / "library", budget="decode_p50<=1ms")
+
+
+def test_a_layer_is_left_out_where_the_runtime_refuses_one_without_a_mixer(
+    lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def layers_only(layout: Layout) -> Mapping[str, float]:
+        if not all(layer.mixers for layer in layout.layers):
+            raise Unsupported("a layer has no mixer")
+        return {"decode_p50": float(layout.depth)}
+
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+    one = adaptation(lab, tmp_path / "out", tmp_path / "library", budget="decode_p50<=2ms", measure=layers_only)
+    report = one.run()
+    child = Layout.parse(report["child"]["layout"])
+    gone = {Slot(depth, "layer"): (None,) for depth in range(3)}
+    scores = one.library.scores(gone)
+    least = min(scores, key=lambda each: scores[each])[0].depth
+    assert child.layers == tuple(layer for depth, layer in enumerate(LAYOUT.layers) if depth != least)
+    assert report["child"]["predicted"]["loss"] == pytest.approx(min(scores.values()))
+    assert report["child"]["predicted"]["decode_p50"] == pytest.approx(2)
 
 
 def test_a_budget_that_no_choice_keeps_is_refused(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,6 +166,7 @@ def test_published_names_are_layouts() -> None:
     from nas.cli.options import read_layout
 
     assert read_layout("LFM2-350M").format() == LFM2["LFM2-350M"]
+    assert read_layout("Zebra-Llama-1B-8MLA").params.total == pytest.approx(1.27e9, rel=0.01)
 
 
 def test_a_mistyped_published_name_is_told_the_nearest(tmp_path: Path) -> None:
