@@ -20,7 +20,6 @@ import argparse
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -32,6 +31,8 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+import psutil
 
 from nas.analysis.agreement import rank_correlation
 
@@ -89,7 +90,7 @@ def run_missing(folder: Path, runs: int, only: Sequence[str] | None) -> None:
 
 def launch(arguments: Sequence[str], condition: str, nas: Sequence[str] = NAS) -> Json:
     """Launches one study beside other work, and returns its time, exit code and summary."""
-    with tempfile.TemporaryDirectory(prefix="hilnas-any-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="hilnas-any-", ignore_cleanup_errors=True) as scratch:
         env = os.environ | {"NAS_HOME": f"{scratch}/home"}
         command = [*nas, "launch", *arguments, "--study", "any", "--yes"]
         with beside(condition, Path(scratch)):
@@ -153,22 +154,24 @@ def _keep_running(make: Callable[[int], subprocess.Popen[bytes]], ended: threadi
         turn += 1
         while process.poll() is None and not ended.wait(0.2):
             pass
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        # Builds are in process groups of their own.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for each in psutil.Process(process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
+        process.kill()
         process.wait()
 
 
 def _loop(turn: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(_LOOP, start_new_session=True)
+    return subprocess.Popen(_LOOP)
 
 
 def _setup(scratch: Path, turn: int) -> subprocess.Popen[bytes]:
     clone = scratch / f"clone-{turn}"
     env = os.environ | {"NAS_CACHE": str(clone / "cache"), "NAS_HOME": str(clone / "home")}
     script = f"git clone -q {ROOT} {clone} && make -C {clone} setup"
-    return subprocess.Popen(
-        ("sh", "-c", script), env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
+    return subprocess.Popen(("sh", "-c", script), env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 # The table.

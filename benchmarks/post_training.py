@@ -1,42 +1,52 @@
 """Trains small members from text to chat on generated tasks, and scores them after every stage; JSON.
 
-    python benchmarks/post_training.py --state FOLDER [--seeds 3] > result.json
+    python benchmarks/post_training.py train --state FOLDER [--seeds 3] > result.json
+    python benchmarks/post_training.py kills --state FOLDER [--kills 3] [--seed 0] > result.json
 
 Each seed is a member of its own: pre-training, fine-tuning, alignment with on-policy preferences, and merges of both
 by several methods. What is compared is the share of exact answers to questions that are not in the training data, with
-95 % Wilson intervals: after each stage in PyTorch, and at last in the GGUF files of the aligned weights with llama.cpp.
+95 % Wilson intervals: after each stage in PyTorch, and at last in the GGUF files of the aligned weights with llama.cpp
+and in their .pte with ExecuTorch.
 Every stage of every seed is one result in FOLDER; started again with the same folder, it continues. Trainings run in
 this process, as `nas family post` runs them in a worker.
+
+`kills` runs the same recipe and a merge by `nas family post`, undisturbed and killed at random moments, and compares
+the weights of all stages and the files.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import random
 import resource
+import subprocess
+import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from runs import print_json, say
-from scipy.stats import binomtest
 
 from nas.core.durable import write_durably
-from nas.core.family import FAMILY, Family, Member, families_folder, member_folder, write_record
+from nas.core.family import FAMILY, Family, Member, TaskScore, families_folder, member_folder, write_record
 from nas.core.layout import Layout
 from nas.nn.fit import Log, Worker
 from nas.nn.model import Model
 from nas.nn.weights import load_weights
 from nas.posttrain.conversations import ChatTokenizer, Conversation, read_lines, write_lines
+from nas.posttrain.files import file_responder
 from nas.posttrain.generation import exact_matches, responder
-from nas.posttrain.gguf import gguf_file, gguf_responder
 from nas.posttrain.merging import MergeSettings, merge
 from nas.posttrain.recipe import PostTrainingRecipe, run_recipe
 from nas.posttrain.tasks import write_tasks
 from nas.pretrain import member_training
 from nas.pretrain.tokenizer_training import train_tokenizer
+from nas.release.files import sha256_of
 from nas.release.options import FileOptions
 from nas.release.tokenizer import read_tokenizer
 
@@ -49,38 +59,109 @@ MERGES: dict[str, MergeSettings] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--state", type=Path, required=True, help="folder that everything is kept in")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--layout", default=LAYOUT)
-    parser.add_argument("--train", type=int, default=2000, help="conversations")
-    parser.add_argument("--test", type=int, default=200, help="questions")
-    parser.add_argument("--questions", type=int, default=200, help="that are answered on policy")
-    parser.add_argument("--epochs", type=float, default=6, help="of fine-tuning")
-    parser.add_argument("--lr", type=float, default=3e-3, help="of fine-tuning")
+    modes = parser.add_subparsers(dest="mode", required=True)
+    for mode in ("train", "kills"):
+        own = modes.add_parser(mode)
+        own.add_argument("--state", type=Path, required=True, help="folder that everything is kept in")
+        own.add_argument("--layout", default=LAYOUT)
+        own.add_argument("--train", type=int, default=2000, help="conversations")
+        own.add_argument("--questions", type=int, default=200, help="that are answered on policy")
+        own.add_argument("--epochs", type=float, default=6, help="of fine-tuning")
+        own.add_argument("--lr", type=float, default=3e-3, help="of fine-tuning")
+        own.add_argument("--test", type=int, default=200, help="questions")
+        if mode == "train":
+            own.add_argument("--seeds", type=int, default=3)
+        else:
+            own.add_argument("--kills", type=int, default=3)
+            own.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
     options = parser.parse_args()
     state = options.state.resolve()
+    _write_data(state, options)
+    print_json(run_kills(state, options) if options.mode == "kills" else run_trainings(state, options))
+
+
+def run_trainings(state: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Returns scores, times and settings of all seeds."""
     os.environ["NAS_HOME"] = str(state / "home")
     member_training.run_workers = _here
+    layout = Layout.parse(options.layout)
+    _write_family(layout, options.seeds)
+    members = {str(seed): _member(seed, layout, options, state) for seed in range(options.seeds)}
+    return {
+        "layout": layout.format(),
+        "parameters": layout.params.total,
+        "train": options.train,
+        "test": options.test,
+        "epochs": options.epochs,
+        "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "seeds": members,
+    }
+
+
+def run_kills(state: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the kills of a run of `nas family post`, and whether its results equal those of an undisturbed one.
+
+    A run is killed at a moment drawn from the first half of the time that the undisturbed one took, and started again.
+    """
+    recipe = _recipe(options, 0).model_dump(mode="json", exclude_none=True)
+    recipe["stages"].append({"kind": "merge", "method": "soup", "models": ["sft", "prefer"]})
+    (state / "recipe.json").write_text(json.dumps(recipe))  # JSON is YAML
+    began = time.monotonic()
+    reached = _post(state, "calm", options.layout, math.inf)
+    assert reached is None
+    calm_s, wanted = time.monotonic() - began, _hashes(state / "calm")
+    rng, rows = random.Random(options.seed), []
+    for _ in range(options.kills):
+        moment = rng.uniform(0, calm_s / 2)
+        reached = _post(state, "killed", options.layout, moment)
+        rows.append({"after_s": moment, "killed": reached is not None, "stages_done": reached})
+    assert _post(state, "killed", options.layout, math.inf) is None
+    return {
+        "layout": options.layout, "train": options.train, "epochs": options.epochs, "seed": options.seed,
+        "calm_s": calm_s, "kills": rows, "equal": _hashes(state / "killed") == wanted, "files": wanted,
+    }  # fmt: skip
+
+
+def _post(state: Path, home: str, layout: str, moment: float) -> int | None:
+    """Runs `nas family post`, and kills it after `moment` seconds.
+
+    Returns:
+        None if it ended before, else how many stages had ended.
+
+    Raises:
+        RuntimeError: it failed, or took longer than an hour.
+    """
+    os.environ["NAS_HOME"] = str(state / home)
+    _write_family(Layout.parse(layout), 1)
+    argv = [sys.executable, "-m", "nas.cli", "family", "post", "chat", "--size", "seed0", "--recipe"]
+    with subprocess.Popen([*argv, str(state / "recipe.json")], stdout=subprocess.DEVNULL) as process:
+        try:
+            code = process.wait(min(moment, 3600.0))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            if math.isinf(moment):
+                raise RuntimeError("the run did not end within an hour") from None
+            return len(list(member_folder("chat", "seed0").glob("training/*/weights.safetensors")))
+    if code:
+        raise RuntimeError(f"the run ended with exit status {code}")
+    return None
+
+
+def _hashes(home: Path) -> dict[str, str]:
+    """Returns name -> SHA-256 of the weights of all stages, and of the files."""
+    folder = home / "families" / "chat" / "seed0"
+    found = [*folder.glob("training/*/weights.safetensors"), *folder.rglob("*.gguf")]
+    return {str(path.relative_to(folder)): sha256_of(path) for path in sorted(found)}
+
+
+def _write_data(state: Path, options: argparse.Namespace) -> None:
     data = state / "data"
     if not (data / "text" / "text.txt").is_file():
         write_tasks(data, options.train, options.test, pairs=0, lines=4000)
         write_lines(data / "questions.jsonl", read_lines(data / "train.jsonl", Conversation)[: options.questions])
-    layout = Layout.parse(options.layout)
     if not (state / "tokenizer.json").is_file():
-        train_tokenizer([data / "text", data / "train.jsonl"], layout.vocab, state / "tokenizer.json", say)
-    _write_family(layout, options.seeds)
-    members = {str(seed): _member(seed, layout, options, state) for seed in range(options.seeds)}
-    print_json(
-        {
-            "layout": layout.format(),
-            "parameters": layout.params.total,
-            "train": options.train,
-            "test": options.test,
-            "epochs": options.epochs,
-            "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-            "seeds": members,
-        }
-    )
+        train_tokenizer([data / "text", data / "train.jsonl"], Layout.parse(options.layout).vocab,
+                        state / "tokenizer.json", say)  # fmt: skip
 
 
 def _recipe(options: argparse.Namespace, seed: int) -> PostTrainingRecipe:
@@ -101,7 +182,7 @@ def _recipe(options: argparse.Namespace, seed: int) -> PostTrainingRecipe:
 def _member(seed: int, layout: Layout, options: argparse.Namespace, state: Path) -> dict[str, Any]:
     """Returns scores, times and settings of every stage of a seed."""
     size = f"seed{seed}"
-    files = FileOptions(context=512, transformers=False, gguf=("q4_0", "f16"))
+    files = FileOptions(context=512, transformers=False, gguf=("q4_0", "f16"), pte_context=512)
     record = run_recipe("chat", size, _recipe(options, seed), state, say, workers=1, files=files)
     folder = member_folder("chat", size)
     chat = ChatTokenizer(read_tokenizer(state / "tokenizer.json"), "tokenizer.json")
@@ -113,11 +194,14 @@ def _member(seed: int, layout: Layout, options: argparse.Namespace, state: Path)
         path = kept / f"{name}.json"
         if not path.is_file():
             say(f"{size}: scoring {name}")
-            write_durably(path, json.dumps(_with_intervals(answer())).encode())
+            counts: Mapping[str, TaskScore] = answer()
+            write_durably(
+                path, json.dumps({task: each.model_dump(mode="json") for task, each in counts.items()}).encode()
+            )
         found: dict[str, Any] = json.loads(path.read_text())
         return found
 
-    def pytorch(weights: Path) -> Mapping[str, tuple[int, int]]:
+    def pytorch(weights: Path) -> Mapping[str, TaskScore]:
         model = Model(layout, None)
         load_weights(model, weights)
         return exact_matches(test, chat, responder(model.eval(), chat))
@@ -143,19 +227,10 @@ def _member(seed: int, layout: Layout, options: argparse.Namespace, state: Path)
             merge([weights["sft"], weights["prefer"]], weights["pretrain"], settings, path)
         merges[name] = scored(name, lambda path=path: pytorch(path))
     quantised = {}
-    for quantisation in files.gguf:
-        path = gguf_file(folder, quantisation)
-        with gguf_responder(path, chat, context=512) as respond:
+    for quantisation in (*files.gguf, "8da4w"):
+        with file_responder(folder, quantisation, context=512) as respond:
             quantised[quantisation] = scored(quantisation, lambda respond=respond: exact_matches(test, chat, respond))
-    return {"stages": stages, "merges": merges, "gguf": quantised}
-
-
-def _with_intervals(counts: Mapping[str, tuple[int, int]]) -> dict[str, dict[str, Any]]:
-    found = {}
-    for task, (right, asked) in counts.items():
-        interval = binomtest(right, asked).proportion_ci(0.95, "wilson")
-        found[task] = {"right": right, "asked": asked, "ci95": [round(interval.low, 4), round(interval.high, 4)]}
-    return found
+    return {"stages": stages, "merges": merges, "files": quantised}
 
 
 def _here(spec: Mapping[str, Any], workers: int, log: Log) -> dict[str, Any]:

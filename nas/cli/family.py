@@ -290,40 +290,29 @@ def evaluate(
     ],
     quantisation: Annotated[
         list[str] | None,
-        typer.Option("--quantisation", "-q", help="GGUF file to evaluate, too. Repeatable.", show_default="q4_0"),
+        typer.Option(
+            "--quantisation", "-q", help="File to evaluate, too; 8da4w: .pte. Repeatable.", show_default="q4_0"
+        ),
     ] = None,
     context: Annotated[int, typer.Option("--context", min=16, help="Context length in tokens.")] = 4096,
     json: JsonFlag = False,
 ) -> None:
-    """Compare a member's answers with expected ones, with PyTorch and with its GGUF files."""
-    from nas.posttrain.conversations import Conversation, read_lines
-    from nas.posttrain.gguf import evaluate_member
+    """Compare a member's answers with expected ones, with PyTorch and with its GGUF and .pte files."""
+    from nas.posttrain.files import evaluate_member
 
-    asked = read_lines(conversations, Conversation)
-    found = evaluate_member(name, size, asked, quantisation or ["q4_0"], context)
+    found = evaluate_member(name, size, conversations, quantisation or ["q4_0"], context)
     if json:
-        print_json(
-            {
-                model: {task: {"exact": exact, "questions": count} for task, (exact, count) in counts.items()}
-                for model, counts in found.items()
-            }
-        )
+        print_json(found.model_dump(mode="json"))
         return
-    print_table(
-        ("task", "questions", *found),
-        [
-            (task, count, *(f"{counts[task][0] / counts[task][1]:.1%}" for counts in found.values()))
-            for task, (_, count) in next(iter(found.values())).items()
-        ],
-        title="exact answers",
-    )
+    rows = [(task, questions, *map(str, scores)) for task, questions, scores in found.rows]
+    print_table(("task", "questions", *found.scores), rows, title="exact answers, with 95 % intervals")
 
 
 @app.command()
 def chat(
     name: Annotated[str, typer.Argument(help="Family name.", show_default=False)],
     size: Annotated[str, typer.Option("--size", help="Size of the member, such as 350M.", show_default=False)],
-    quantisation: Annotated[str, typer.Option("--quantisation", "-q", help="GGUF file to use.")] = "q4_0",
+    quantisation: Annotated[str, typer.Option("--quantisation", "-q", help="File to use; 8da4w: .pte.")] = "q4_0",
     system: Annotated[str, typer.Option("--system", help="System message.", show_default="none")] = "",
     temperature: Annotated[float, typer.Option(min=0, max=10, help="Sampling temperature; 0: greedy.")] = 0.3,
     tokens: Annotated[int, typer.Option("--tokens", min=1, help="Maximum tokens of an answer.")] = 512,
@@ -331,13 +320,12 @@ def chat(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Sampling seed.")] = 0,
 ) -> None:
     """Chat with a member: each line of stdin is a message; answers are streamed to stdout."""
-    from nas.posttrain.gguf import Chat, chat_tokenizer, gguf_file
+    from nas.posttrain.files import Chat, chat_tokenizer, open_dialogue
     from nas.release.files import find_member
-    from nas.runtimes.llama_cpp.binding import Dialogue
 
     folder, _, _ = find_member(name, size)
-    file, tokenizer = gguf_file(folder, quantisation), chat_tokenizer(folder)
-    with Dialogue(file, context) as dialogue:
+    tokenizer = chat_tokenizer(folder)
+    with open_dialogue(folder, quantisation, context) as dialogue:
         talk = Chat(dialogue, tokenizer, system)
         while True:
             if sys.stdin.isatty():

@@ -3,6 +3,7 @@
     FAMILY/family.json              decisions of `nas family build`          Family
     FAMILY/SIZE/files.json          files of a member                        MemberFiles
     FAMILY/SIZE/training.json       training of its weights                  MemberTraining
+    FAMILY/SIZE/evaluation.json     exact answers of its weights and files   MemberEvaluation
     FAMILY/comparison-DEVICE-KEY.json   members and reference models on a device   Comparison
 
 Each is replaced as a whole, so that a build, a training and a comparison can run at the same time.
@@ -10,6 +11,7 @@ Each is replaced as a whole, so that a build, a training and a comparison can ru
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, TypeVar
@@ -19,8 +21,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from nas.core import paths
 from nas.core.durable import write_durably
 from nas.core.errors import InvalidInput, UnknownName
+from nas.core.stats import Z95
 
-FAMILY, FILES, TRAINING = "family.json", "files.json", "training.json"
+FAMILY, FILES, TRAINING, EVALUATION = "family.json", "files.json", "training.json", "evaluation.json"
 Metric = Literal["prefill_tps", "decode_tps", "ttft_ms", "peak_rss_mb"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -150,6 +153,41 @@ class MemberFiles(Record):
     license: str | None = Field(
         None, exclude_if=lambda license: license is None, description="identifier of the licence; None: left open"
     )
+
+
+class TaskScore(Record):
+    """Exact answers to the questions of a task."""
+
+    exact: int
+    questions: int
+    ci95: tuple[float, float] = Field(description="of the share of exact answers (Wilson 1927)")
+
+    @staticmethod
+    def of(exact: int, questions: int) -> TaskScore:
+        """Returns the counts with their interval."""
+        share, weight = exact / questions, Z95**2 / questions
+        middle = (share + weight / 2) / (1 + weight)
+        half = Z95 * math.sqrt(share * (1 - share) / questions + weight / (4 * questions)) / (1 + weight)
+        return TaskScore(exact=exact, questions=questions, ci95=(max(0.0, middle - half), min(1.0, middle + half)))
+
+    def __str__(self) -> str:
+        """Returns share and interval, such as '27.5% (20.3 to 36.1)'."""
+        low, high = self.ci95
+        return f"{self.exact / self.questions:.1%} ({100 * low:.1f} to {100 * high:.1f})"
+
+
+class MemberEvaluation(Record):
+    """Exact answers of a member's weights in PyTorch, and of its files."""
+
+    weights: str = Field(description="checkpoint:SHA256")
+    tasks: str = Field(description="name of the file of questions")
+    scores: dict[str, dict[str, TaskScore]] = Field(description="pytorch or a quantisation -> task -> answers")
+
+    @property
+    def rows(self) -> list[tuple[str, int, list[TaskScore]]]:
+        """Task, questions, and the answers of each column of `scores`."""
+        first = next(iter(self.scores.values()))
+        return [(task, one.questions, [each[task] for each in self.scores.values()]) for task, one in first.items()]
 
 
 class MemberTraining(Record):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from nas.core.family import TaskScore
 from nas.nn.model import Model
 from nas.posttrain.conversations import ChatTokenizer, Conversation, read_lines
 
@@ -17,6 +18,7 @@ ALL = "all"
 _LOGITS_AT_ONCE = 1 << 25
 _MOST_ROWS = 128
 _SPARE_TOKENS = 8
+
 
 Respond = Callable[[Sequence[Sequence[int]], int], list[list[int]]]
 """(ids of questions, most tokens of an answer) -> ids of answers, with or without the one that ends them."""
@@ -92,10 +94,8 @@ def _chosen(logits: Tensor, temperature: float, noise: Sequence[np.random.Genera
     return (logits.double().cpu() / temperature + torch.from_numpy(gumbel)).argmax(-1)
 
 
-def exact_matches(
-    conversations: Sequence[Conversation], chat: ChatTokenizer, respond: Respond
-) -> Mapping[str, tuple[int, int]]:
-    """Returns task -> (answers that equal the expected one but for space around them, questions); `ALL`: of all tasks.
+def exact_matches(conversations: Sequence[Conversation], chat: ChatTokenizer, respond: Respond) -> dict[str, TaskScore]:
+    """Returns task -> answers that equal the expected one but for space around them; `ALL`: of all tasks.
 
     Args:
         conversations: questions, each with the expected answer.
@@ -110,7 +110,7 @@ def exact_matches(
         for task in dict.fromkeys((conversation.task or ALL, ALL)):
             hits, asked = counts.get(task, (0, 0))
             counts[task] = hits + right, asked + 1
-    return dict(sorted(counts.items()))
+    return {task: TaskScore.of(*each) for task, each in sorted(counts.items())}
 
 
 def responder(model: Model, chat: ChatTokenizer) -> Respond:
@@ -126,4 +126,4 @@ def evaluated(model: nn.Module, files: Sequence[str], tokenizer: Path) -> dict[s
     assert isinstance(model, Model)
     chat = ChatTokenizer.read(tokenizer)
     counts = exact_matches(conversations, chat, responder(model, chat))
-    return {f"exact {task}": hits / asked for task, (hits, asked) in counts.items()}
+    return {f"exact {task}": each.exact / each.questions for task, each in counts.items()}

@@ -29,10 +29,12 @@ from nas.core.canonical import content_hash
 from nas.core.durable import locked
 from nas.core.errors import InvalidInput, UnknownName, Unsupported
 from nas.core.family import (
+    EVALUATION,
     FILES,
     TRAINING,
     Family,
     Member,
+    MemberEvaluation,
     MemberFile,
     MemberFiles,
     member_folder,
@@ -291,7 +293,8 @@ def _with_parts(
 
 
 def _with_card(member: _Member, record: MemberFiles, ledger: FileLedger) -> MemberFiles:
-    text = card(member.name, member.layout, record, member.options)
+    evaluation = read_record(member.folder / EVALUATION, MemberEvaluation)
+    text = card(member.name, member.layout, record, member.options, evaluation)
     files = ledger.kept(card_key(text))
     if not files:
         ledger.open()

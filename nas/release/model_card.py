@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from nas.core.canonical import content_hash
-from nas.core.family import Figure, Measured, MemberFile, MemberFiles
+from nas.core.family import Figure, Measured, MemberEvaluation, MemberFile, MemberFiles
 from nas.core.layout import Layout
 from nas.core.units import show_count
 from nas.release.options import FileOptions
@@ -44,12 +44,19 @@ def write_card(folder: Path, text: str) -> MemberFile:
     return MemberFile(path=NAME, kind="card", sha256=written.sha256, size=written.size, key=card_key(text))
 
 
-def card(name: str, layout: Layout, files: MemberFiles, options: FileOptions) -> str:
-    """Returns the card's text, in Markdown; it states measured figures only."""
+def card(
+    name: str, layout: Layout, files: MemberFiles, options: FileOptions, evaluation: MemberEvaluation | None = None
+) -> str:
+    """Returns the card's text, in Markdown, of measured figures only; `evaluation` counts if it is of these weights."""
     sections = (
         _head(options.license),
         f"# {name}\n\n" + _what(layout, files),
         "## Measured\n\n" + _measured(options.measured),
+        *(
+            ["## Exact answers\n\n" + _evaluated(evaluation)]
+            if evaluation is not None and evaluation.weights == files.weights
+            else []
+        ),
         *(
             ["## Budgets of the search\n\n" + _table(("budget", "limit"), options.budgets.items())]
             * bool(options.budgets)
@@ -93,6 +100,12 @@ def _measured(measured: Sequence[Measured]) -> str:
     notes = [f"{one.device}: measured on a noisy machine." for one in measured if one.noisy]
     notes += [f"{one.device}: not used by the search." for one in measured if not one.searched]
     return "\n\n".join((_table(("device", "figure", "tokens of context", "median [95 % interval]"), rows), *notes))
+
+
+def _evaluated(evaluation: MemberEvaluation) -> str:
+    rows = [(task, f"{questions}", *map(str, scores)) for task, questions, scores in evaluation.rows]
+    head = ("task", "questions", *evaluation.scores)
+    return f"Questions of {evaluation.tasks}, greedy decoding, 95 % intervals.\n\n" + _table(head, rows)
 
 
 def _where(one: Measured) -> str:

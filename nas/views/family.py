@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.family import (
+    EVALUATION,
     FAMILY,
     FILES,
     TRAINING,
@@ -17,6 +18,7 @@ from nas.core.family import (
     Figure,
     Measured,
     Member,
+    MemberEvaluation,
     MemberFile,
     MemberFiles,
     MemberTraining,
@@ -48,6 +50,7 @@ class MemberView(Record):
     member: Member
     files: MemberFiles | None = None
     training: MemberTraining | None = None
+    evaluation: MemberEvaluation | None = None
 
 
 class FamilyView(Record):
@@ -230,6 +233,7 @@ def _member_view(family: str, member: Member) -> MemberView:
         member=member,
         files=read_record(folder / FILES, MemberFiles),
         training=read_record(folder / TRAINING, MemberTraining),
+        evaluation=read_record(folder / EVALUATION, MemberEvaluation),
     )
 
 
@@ -255,6 +259,7 @@ def _member(view: MemberView) -> MemberPage:
         member=view.member,
         files=view.files,
         training=view.training,
+        evaluation=view.evaluation,
         layers=layout_view(Layout.parse(view.member.layout), _CONTEXT).layers,
         kinds=kinds,
         places=[MeasuredView(measured=each, figures=_figures(each, kinds)) for each in view.member.measured],

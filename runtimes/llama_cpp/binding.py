@@ -7,18 +7,13 @@ stay a result. So each function here runs this module again, as `python -m nas.r
 from __future__ import annotations
 
 import ctypes
-import json
 import os
-import select
-import struct
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from gguf import GGUFReader
@@ -27,6 +22,7 @@ from numpy.typing import NDArray
 from nas.core.errors import CandidateFailed, InvalidInput
 from nas.core.plan import PlanFile
 from nas.runtimes.builds import plan_file
+from nas.runtimes.dialogue import Dialogue, draw, serve
 from nas.runtimes.llama_cpp.builds import Build, find_build
 from nas.runtimes.llama_cpp.support import PATCHED
 from nas.runtimes.toolchain import stream
@@ -309,122 +305,27 @@ def _sample(
 ) -> Iterator[int]:
     fed = list(prompt)
     for _ in range(tokens):
-        logits = session.feed(fed)[-1].astype(np.float64)
-        fed = [int(np.argmax(logits)) if temperature == 0 else _draw(logits / temperature, rng)]
+        fed = [draw(session.feed(fed)[-1].astype(np.float64), temperature, rng)]
         yield fed[0]
 
 
-def _draw(logits: NDArray[np.float64], rng: np.random.Generator) -> int:
-    """Samples from softmax(logits): the greatest of them with Gumbel noise added."""
-    return int(np.argmax(logits + rng.gumbel(size=logits.shape)))
-
-
-_END, _TOKEN = -1, struct.Struct("<i")
 _CHUNK = 512
-_TOKEN_S = 300.0
 
 
-class Dialogue:
-    """A model in a process that answers one question after another, token by token, within the context.
-
-    Args:
-        model: the GGUF file.
-        context: most tokens of a question with its answer.
+def dialogue(model: Path, context: int) -> Dialogue:
+    """Returns a dialogue with a GGUF file, of at most `context` tokens.
 
     Raises:
         InvalidInput: no GGUF file.
         InfrastructureFailed: no available build runs it.
     """
-
-    def __init__(self, model: Path, context: int) -> None:
-        build = find_build(patched=_architecture(model)[0] == PATCHED)
-        self._model, self._context = model, context
-        argv = [sys.executable, "-m", __name__, "dialogue", str(model), str(context)]
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the context
-        self._process = subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=_environment(build), bufsize=0
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
-        for file in (self._process.stdin, self._process.stdout, self._errors):
-            if file is not None:
-                file.close()
-
-    def answer(
-        self, question: Sequence[int], most: int, ends: Sequence[int], *, temperature: float = 0.0, seed: int = 0
-    ) -> Iterator[int]:
-        """Yields the ids of an answer as they are computed, up to one of `ends`, which is included, or `most` ids.
-
-        Read one answer to its end before asking for the next.
-
-        Args:
-            question: ids that the model continues.
-            most: ids of the answer; fewer where the context ends.
-            ends: ids that end it.
-            temperature: of sampling; 0: the likeliest id each time.
-            seed: of sampling.
-
-        Raises:
-            InvalidInput: the question leaves no room for an answer.
-            CandidateFailed: the process died or hung on this model (crash).
-        """
-        most = min(most, self._context - len(question))
-        if most < 1:
-            raise InvalidInput(f"{len(question):,} tokens leave no room for an answer in {self._context:,}")
-        request = {
-            "ids": list(question), "most": most, "ends": list(ends), "temperature": temperature, "seed": seed,
-        }  # fmt: skip
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-        except BrokenPipeError:
-            raise self._failure("died") from None
-        while (token := self._read(_TOKEN_S)) != _END:
-            yield token
-
-    def _read(self, deadline_s: float) -> int:
-        assert self._process.stdout is not None
-        found, deadline = b"", time.monotonic() + deadline_s
-        while len(found) < _TOKEN.size:
-            ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
-                raise self._failure(f"computed no token for {deadline_s:g} s")
-            part = self._process.stdout.read(_TOKEN.size - len(found))
-            if not part:
-                raise self._failure("died")
-            found += part
-        return int(_TOKEN.unpack(found)[0])
-
-    def _failure(self, what: str) -> CandidateFailed:
-        self._errors.seek(0)
-        tail = self._errors.read()[-500:].decode(errors="replace").strip()
-        return CandidateFailed("crash", f"llama.cpp {what} on {self._model.name}:\n{tail}")
+    build = find_build(patched=_architecture(model)[0] == PATCHED)
+    argv = [sys.executable, "-m", __name__, "dialogue", str(model), str(context)]
+    return Dialogue("llama.cpp", model, argv, context, _environment(build))
 
 
 def _dialogue(model: str, context: str) -> None:
-    """Answers requests from stdin, one JSON object a line; writes ids as 4 bytes each, and `_END` after an answer."""
-    out = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print must not be read as ids
-    session = Session(model, int(context), _CHUNK)
-    for line in sys.stdin:
-        request = json.loads(line)
-        session.reset()
-        rng, ids = np.random.default_rng(request["seed"]), request["ids"]
-        for start in range(0, len(ids), _CHUNK):
-            logits = session.feed(ids[start : start + _CHUNK])[-1].astype(np.float64)
-        for left in range(request["most"], 0, -1):
-            temperature = request["temperature"]
-            token = _draw(logits / temperature, rng) if temperature else int(np.argmax(logits))
-            out.write(_TOKEN.pack(token))
-            if token in request["ends"] or left == 1:
-                break
-            logits = session.feed([token])[-1].astype(np.float64)
-        out.write(_TOKEN.pack(_END))
+    serve(Session(model, int(context), _CHUNK), _CHUNK)
 
 
 FILE_TYPES = {"q8_0": 7, "q4_k_m": 15}

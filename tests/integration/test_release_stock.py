@@ -24,6 +24,7 @@ from nas.release.files import write_files
 from nas.release.huggingface import LazyTensors, open_weights
 from nas.release.options import FileOptions
 from nas.runtimes.base import Checkpoint, RandomWeights
+from nas.runtimes.executorch import stock
 from nas.runtimes.executorch.gate import STEPS, Oracle, judge
 from nas.runtimes.llama_cpp.builds import Build
 from nas.runtimes.runner import Feed
@@ -236,5 +237,10 @@ def test_the_pte_runs_in_stock_executorch(tmp_path: Path) -> None:
     argv = [sys.executable, str(script), str(model), str(tmp_path / "ids.npy"), *sizes, str(tmp_path / "l.npy")]
     done = subprocess.run(argv, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    report = judge(np.load(tmp_path / "l.npy"), Oracle(layout, trained), layout, feed.ids(layout.vocab))
+    logits, ids = np.load(tmp_path / "l.npy"), feed.ids(layout.vocab)
+    report = judge(logits, Oracle(layout, trained), layout, ids)
     assert report.passed, (report.error, report.limit)
+    with stock.dialogue(model, 128) as dialogue:
+        for step in (2, 0):
+            (likeliest,) = dialogue.answer(ids[: feed.prompt + step].tolist(), 1, ())
+            assert likeliest == logits[step].argmax()

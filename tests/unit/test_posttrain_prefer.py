@@ -11,10 +11,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from pretrain_lab import LAYOUT, SETTINGS, run_here, write_corpus, write_family, write_tokenizer
+from scipy.stats import binomtest  # type: ignore[import-untyped]
 from torch import Tensor
 
 from nas.core.errors import InfrastructureFailed, InvalidInput
-from nas.core.family import MemberTraining
+from nas.core.family import MemberTraining, TaskScore
 from nas.core.task import IGNORE
 from nas.nn.model import Model
 from nas.posttrain.conversations import ChatTokenizer, Conversation, Message, read_lines
@@ -155,8 +156,15 @@ def test_exact_matches_are_counted_by_task() -> None:
         assert most >= max(len(each.answer) for each in asked)
         return [chat.encode(f" {each.answer}<|im_end|>x") for each in asked[:3]] + [chat.encode("?")]
 
-    assert exact_matches(asked, chat, respond) == {"all": (3, 4), "arithmetic": (1, 2), "lookup": (2, 2)}
-    assert exact_matches(asked[:1], chat, responder(Model(LAYOUT).eval(), chat))["all"] == (0, 1)
+    wanted = {"all": (3, 4), "arithmetic": (1, 2), "lookup": (2, 2)}
+    assert exact_matches(asked, chat, respond) == {task: TaskScore.of(*counts) for task, counts in wanted.items()}
+    assert exact_matches(asked[:1], chat, responder(Model(LAYOUT).eval(), chat))["all"] == TaskScore.of(0, 1)
+
+
+@pytest.mark.parametrize(("exact", "questions"), [(0, 10), (33, 120), (24, 24)])
+def test_intervals_of_shares_are_wilson_s(exact: int, questions: int) -> None:
+    expected = binomtest(exact, questions).proportion_ci(0.95, "wilson")
+    assert TaskScore.of(exact, questions).ci95 == pytest.approx((expected.low, expected.high), abs=1e-6)
 
 
 def _some(task: str, count: int) -> list[Conversation]:

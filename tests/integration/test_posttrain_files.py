@@ -1,4 +1,4 @@
-"""Answers and chat of a member's GGUF file equal those of its PyTorch weights."""
+"""Answers and chat of a member's files: those of GGUF in float32 equal PyTorch's, and a .pte answers, too."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from nas.core.errors import InvalidInput
 from nas.core.logs import visible
 from nas.nn.model import Model
 from nas.nn.weights import load_weights
+from nas.posttrain.files import Chat, chat_tokenizer, open_dialogue
 from nas.posttrain.generation import generate
-from nas.posttrain.gguf import Chat, chat_tokenizer, gguf_file
 from nas.posttrain.recipe import read_recipe, run_recipe
 from nas.posttrain.tasks import write_tasks
 from nas.pretrain import member_training
 from nas.release.options import FileOptions
-from nas.runtimes.llama_cpp.binding import Dialogue
 from nas.views.family import member_folder
 
 
@@ -47,7 +46,7 @@ def test_answers_of_a_gguf_file(member: Path, tmp_path: Path) -> None:
     chat, model = chat_tokenizer(member), Model(LAYOUT, None)
     key = json.loads((member / "training.json").read_text())["config"]["key"]
     load_weights(model, member / "training" / key[:12] / "weights.safetensors")
-    with Dialogue(gguf_file(member, "F32"), 256) as dialogue:
+    with open_dialogue(member, "F32", 256) as dialogue:
         talk = Chat(dialogue, chat)
         for text in ("What is 2 + 3?", "And two more?"):
             pieces = list(talk.say(text, most=12, temperature=0.0, seed=0))
@@ -68,10 +67,11 @@ def test_answers_of_a_gguf_file(member: Path, tmp_path: Path) -> None:
     assert done.out.removesuffix("\n").removeprefix("\n") == visible(talk.messages[1].content, keep="\n\t")
     done = nas("family", "evaluate", *of_member, "--tasks", str(tmp_path / "test.jsonl"), "-q", "f32",
                "--json")  # fmt: skip
-    found = json.loads(done.out)
+    found = json.loads(done.out)["scores"]
     assert done.code == 0 and found["pytorch"] == found["f32"] and found["f32"]["all"]["questions"] == 4
     training = json.loads((member / "training.json").read_text())
     done = nas("family", "post", *of_member, "--recipe", str(tmp_path / "recipe.yaml"), "--json")
     assert done.code == 0 and json.loads(done.out) == training, "nothing is trained again"
+    assert "## Exact answers" in (member / "README.md").read_text()
     table = nas("family", "post", *of_member, "--recipe", str(tmp_path / "recipe.yaml")).out
     assert "sft" in table and "bits per byte" in table
