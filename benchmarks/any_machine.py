@@ -1,7 +1,7 @@
 """Runs the demo, and a study on two runtimes, idle and beside other work, and tabulates how far the answers agree.
 
     python -m benchmarks.any_machine run [--runs 3] [--only demo-loops ...] [--folder benchmarks/recorded/any_machine]
-    python -m benchmarks.any_machine table [--folder ...]
+    python -m benchmarks.any_machine table [--folder ...] [--page docs/measured/any-machine.md]
 
 `demo` is `nas launch --space lfm2-demo`, `two-runtimes` a study of 20 layouts of lfm2-two-runtimes-demo. Conditions:
 `idle`; `loop`, one endless loop; `loops`, one for each core; `setup`, `make setup` of another clone with empty caches,
@@ -34,6 +34,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.quality.page import fill
 from nas.analysis.agreement import rank_correlation
 
 Json = dict[str, Any]
@@ -66,10 +67,14 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--runs", type=int, default=3, help="of the demo in each condition; the study runs once")
     parser.add_argument("--only", action="append", help="STUDY-CONDITION; repeatable")
+    parser.add_argument("--page", type=Path, help="Markdown page that gets the table")
     options = parser.parse_args()
     if options.what == "run":
         run_missing(options.folder, options.runs, options.only)
-    print(table(read_results(options.folder)))
+    made = table(read_results(options.folder))
+    print(made)
+    if options.page:
+        fill(options.page, "any machine", made + "\n")
 
 
 def run_missing(folder: Path, runs: int, only: Sequence[str] | None) -> None:

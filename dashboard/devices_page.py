@@ -9,7 +9,17 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from nas.api.devices import After, DeviceOrder, Reason, device_detail, page_of_devices, retire_device, steer_device
+from nas.api.devices import (
+    After,
+    DeviceOrder,
+    LabelRequest,
+    Reason,
+    device_detail,
+    label_device,
+    page_of_devices,
+    retire_device,
+    steer_device,
+)
 from nas.core.errors import InvalidInput
 from nas.core.protocol import DeviceId
 from nas.dashboard.access import Form, PageAccess, back_from
@@ -48,12 +58,26 @@ def devices_router(store: Store, access: PageAccess) -> APIRouter:
     for order in typing.get_args(DeviceOrder):
         steer(order)
 
+    @router.post("/{id}/label")
+    def label(id: DeviceId, form: Form = operate) -> Response:
+        label_device(store, id, _labels(form))
+        return back_from(form, f"/devices/{id}")
+
     @router.post("/{id}/remove")
     def remove_device(id: DeviceId, form: Form = administer) -> Response:
         retire_device(store, id)
         return back_from(form, f"/devices/{id}")
 
     return router
+
+
+def _labels(form: Form) -> LabelRequest:
+    tags = form.get("tags")
+    try:
+        return LabelRequest(name=form.get("name"), note=form.get("note"), tags=None if tags is None else tags.split())
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InvalidInput(first["msg"], where=str(first["loc"][0])) from None
 
 
 def _reason(form: Form) -> str:

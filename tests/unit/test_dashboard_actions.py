@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 
 from nas.dashboard.access import LOOPBACK_HOSTS, AccessRules
 from nas.store import devices, studies
-from nas.store.rows import DeviceState, Health, Role, StudyState
+from nas.store.rows import DeviceLabels, DeviceState, Health, Role, StudyState
 
 ROUTES = all_routes()
 LOGGING_IN = {"/login", "/logout"}
@@ -53,7 +53,7 @@ def everything(lab: DashboardLab) -> Any:
 def test_there_is_no_other_way_to_change_something_than_to_post() -> None:
     assert {method for route in ROUTES for method in route.methods} == {"GET", "POST"}
     expected = {f"/studies/{{name}}/{order}" for order in ("pause", "run", "stop")} | {"/launch"}
-    expected |= {f"/devices/{{id}}/{order}" for order in ("drain", "resume", "quarantine", "release", "check")}
+    expected |= {f"/devices/{{id}}/{order}" for order in ("drain", "resume", "quarantine", "release", "check", "label")}
     assert expected | FOR_ADMINS <= set(ACTIONS)
 
 
@@ -149,11 +149,26 @@ def test_devices_are_steered_and_the_reason_is_kept(lab: DashboardLab) -> None:
     assert refused.status_code == 422 and "release it first" in refused.text
     page = visitor.page("/devices/box").text
     assert "for quarantine" in page and "for drain" in page
-    assert set(Inputs(page).actions) == {"/devices/box/drain", "/devices/box/release"}
+    assert set(Inputs(page).actions) == {f"/devices/box/{each}" for each in ("drain", "release", "label")}
     assert after("release")[1:] == (Health.UNKNOWN, "for release")
     after("check")
     assert visitor.post("/devices/box/drain", reason="x\ny").status_code == 422
     assert visitor.post("/devices/box/drain", reason="x" * 501).status_code == 422
+
+
+def test_a_device_gets_name_note_and_tags(lab: DashboardLab) -> None:
+    visitor = lab.visitor(Role.OPERATE)
+    answer = visitor.post("/devices/box/label", name="Bench 3", note="new <battery>", tags="fast rack-2")
+    assert (answer.status_code, answer.headers["Location"]) == (303, "/devices/box")
+    page = visitor.page("/devices/box").text
+    assert "new &lt;battery&gt;" in page
+    fields = Inputs(page).fields
+    assert (fields["name"], fields["note"], fields["tags"]) == ("Bench 3", "new <battery>", "fast rack-2")
+    visitor.post("/devices/box/label", note="")
+    assert devices.labels(lab.store)["box"] == DeviceLabels(name="Bench 3", tags=("fast", "rack-2"))
+    for wrong in ({"name": "x" * 65}, {"note": "two\nlines"}, {"tags": "a/b"}):
+        assert visitor.post("/devices/box/label", **wrong).status_code == 422
+    assert "/devices/box/label" not in Inputs(lab.visitor(Role.READ).page("/devices/box").text).actions
 
 
 def test_only_admins_are_offered_to_remove_devices(lab: DashboardLab) -> None:
