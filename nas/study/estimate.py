@@ -14,9 +14,10 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from nas.core.errors import InvalidInput
@@ -51,24 +52,34 @@ from nas.study.events import (
     stored_space,
 )
 
+_Range = NDArray[np.float64]
+"""Low, typical and high value of a duration in seconds, or of a count: [3]. Sums and products are all low or all high
+at once, because what is off is off for all parts alike."""
+
 _OTHER_STUDIES, _TRIALS_READ, _OWN_TRIALS_READ = 4, 10, 16
 """Latest studies, and the latest trials of each, whose durations are read."""
 _FEW = 4
 """Results below which quartiles say little, so that the range is widened."""
 _START_S = 1.5
 """Of a repetition, what does not grow with the model: two processes, and the run of the reference model."""
-_SECONDS_PER_WEIGHT = {"prompt": 3e-11, "gen": 8e-11}
+_PROMPT_S, _GEN_S = 3e-11, 8e-11
 """Guess for one thread: seconds per weight and token of the prompt, and per weight and decoded token."""
-_SECONDS_PER_TRAINING = 6e-10
+_TRAINING_S = 6e-10
 """Guess: seconds per token and weight of a proxy on one core (6 operations at 10 billion a second)."""
 _GUESS_FACTOR, _OTHER_WORK_FACTOR, _FEW_FACTOR = 3.0, 1.6, 1.25
 """How far off guesses, figures of other workloads or trainings, and figures of few results may be."""
-_SAME_WORK = (1.3, 2.0)
-"""Factors within which trainings count as of the same size; the second where there is none within the first."""
+_SAME_WORK = 2.0
+"""Factor within which trainings count as of the same size."""
 _PRIOR_TRIALS = 4.0
 """Trials that the assumed share of layouts within their budgets is worth."""
-_OVERHEAD_AFTER = 3
+_PACE_AFTER = 3
 """Trials that must have ended before the study's own pace corrects the sum of its work."""
+_STARTING_S, _CALIBRATION_RUN_S = np.array([10, 35, 90.0]), np.array([0.5, 1.5, 5])
+"""From the launch to the first run of the reference model (Ray, runners, the reference's export), and each such run."""
+_EXPORT_S, _CHECK_S = np.array([0.5, 2, 15]), np.array([2, 5, 20.0])
+"""Guesses for one export and one check of the exported graph."""
+_WAITING = np.array([0, 0.2, 0.6])
+"""Share of the work that proposals, waits and other processes add, until the study's own pace is known."""
 
 
 class Span(BaseModel):
@@ -79,19 +90,6 @@ class Span(BaseModel):
     low: float
     typical: float
     high: float
-
-    def __add__(self, other: Span) -> Span:
-        """Returns the sum; all low or all high at once, because what is off is off for all parts alike."""
-        return Span(low=self.low + other.low, typical=self.typical + other.typical, high=self.high + other.high)
-
-    def times(self, counts: Span | float) -> Span:
-        """Returns the product with a number or a range of numbers."""
-        by = counts if isinstance(counts, Span) else Span(low=counts, typical=counts, high=counts)
-        return Span(low=self.low * by.low, typical=self.typical * by.typical, high=self.high * by.high)
-
-    def widened(self, factor: float) -> Span:
-        """Returns the range with its ends moved by a factor."""
-        return Span(low=self.low / factor, typical=self.typical, high=self.high * factor)
 
 
 class EstimatePart(BaseModel):
@@ -111,13 +109,6 @@ class Estimate(BaseModel):
     text: str = Field(description="the range and its larger parts")
 
 
-_NOTHING = Span(low=0, typical=0, high=0)
-_START = Span(low=10, typical=35, high=90)
-"""Seconds from the launch to the first run of the reference model: Ray, runners and the reference's export."""
-_WAITING = Span(low=0, typical=0.2, high=0.6)
-"""Share of the work that proposals, waits and other processes add, until the study's own pace is known."""
-
-
 class _Training(NamedTuple):
     """A training: `lm` or `task/NAME`, and its steps times tokens times weights."""
 
@@ -126,33 +117,48 @@ class _Training(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """A stored measurement: seconds per repetition, and what a guess says for its model and workload."""
+    """A stored measurement: device and runtime, seconds per repetition, and the guess for its model and workload."""
 
     place: tuple[str, str]
-    workload: str
+    workload: Workload
     seconds: float
     guess: float
 
 
 @dataclass
-class Durations:
-    """Durations of stored results."""
+class _Durations:
+    """Durations of stored results, each counted once although studies share results."""
 
     runs: list[_Run] = field(default_factory=list)
     trainings: list[tuple[_Training, float]] = field(default_factory=list)
     exports: list[float] = field(default_factory=list)
     checks: list[float] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
-    """Keys, because studies share results."""
+
+    def add(self, found: ResultSummary, layout: Layout, trainings: Mapping[str, _Training]) -> None:
+        """Adds a result of a layout; `trainings` are the layout's by result key."""
+        if found.key in self.seen or found.seconds <= 0:
+            return
+        self.seen.add(found.key)
+        if found.key in trainings:
+            self.trainings.append((trainings[found.key], found.seconds))
+        elif found.stage == "export":
+            self.exports.append(found.seconds)
+        elif found.stage == "gate":
+            self.checks.append(found.seconds)
+        elif found.stage == "measure" and found.device and found.runtime and found.workload and found.figures:
+            workload, repetitions = Workload.model_validate_json(found.workload), json.loads(found.figures)["ttft"]["n"]
+            if repetitions:
+                place, guess = (found.device, found.runtime), _guessed_run(layout, workload)
+                self.runs.append(_Run(place, _unpinned(workload), found.seconds / repetitions, guess))
 
 
-@dataclass(frozen=True)
-class _Position:
+class _Position(NamedTuple):
     """Where a trial is: the stage that it is in, and whether that is done and only what follows remains."""
 
-    stage: int
-    done: bool
-    reference: bool
+    stage: int = 0
+    done: bool = False
+    reference: bool = False
 
 
 @dataclass(frozen=True)
@@ -182,12 +188,12 @@ def estimate(store: Store | None, space: SearchSpace, wanted: int, ids: Mapping[
         ids: name of a device in the space -> its id, of those that are known.
         workers: trainings at the same time.
     """
-    wanted = min(wanted, len(space.layouts) or wanted)
-    references = [_Position(0, done=False, reference=True)] * len(space.references.layouts())
-    durations = Durations()
+    references = [_Position(reference=True)] * len(space.references.layouts())
+    durations = _Durations()
     if store is not None:
         _read_others(store, durations, None)
-    return _Estimator(store, space, _corpus([]), ids, workers, durations).estimate(_Progress(references, wanted))
+    progress = _Progress(references, min(wanted, len(space.layouts) or wanted))
+    return _Estimator(store, space, _corpus([]), ids, workers, durations).estimate(progress)
 
 
 def estimate_left(store: Store, study: Study, workers: int | None = None) -> Estimate | None:
@@ -209,11 +215,11 @@ def estimate_left(store: Store, study: Study, workers: int | None = None) -> Est
     if not launched:
         return None
     corpus = _corpus(notes(log, CorpusUsed))
-    durations = Durations()
+    durations = _Durations()
     _read(store, durations, study, space, corpus, rows, _OWN_TRIALS_READ)
     if len(durations.runs) < _FEW or len(durations.trainings) < _FEW:
         _read_others(store, durations, study.id)
-    ids = {name: id for name, id in calibrated_devices(log)}
+    ids = dict(calibrated_devices(log))
     estimator = _Estimator(store, space, corpus, ids, workers or os.cpu_count() or 1, durations)
     running_s = elapsed(log)[-1] + max(0.0, store.now() - log[-1].at)
     progress = _progress(space, rows, log, launched[-1].trials, running_s / 3600)
@@ -234,226 +240,177 @@ class _Estimator:
 
     def __init__(
         self, store: Store | None, space: SearchSpace, corpus: CorpusRef, ids: Mapping[str, str], workers: int,
-        durations: Durations,
+        durations: _Durations,
     ) -> None:  # fmt: skip
         self._store, self._space, self._corpus, self._workers = store, space, corpus, max(1, workers)
         self._ids, self._durations = ids, durations
         self._published = space.references.layouts()[PUBLISHED]
-        self._guessed_devices: set[str] = set()
-        self._runs_used: set[int] = set()
         self._runs = {name: self._repetition_of(name) for name in space.devices}
-        self._ladder = [[*found.values()] for found in _ladder(space.quality, self._published, corpus)]
-        self._export = _quartiles(durations.exports) or Span(low=0.5, typical=2, high=15)
-        self._check = _quartiles(durations.checks) or Span(low=2, typical=5, high=20)
+        self._host = [name for name in space.devices if name == LOCAL or ids.get(name, name) == ids.get(LOCAL)]
+        rungs = _ladder(space.quality, self._published, corpus)
+        self._rungs = np.array([self._seconds(rung.values()) for rung in rungs])
 
     def estimate(self, progress: _Progress, pace: float | None = None) -> Estimate:
         """Returns the estimate; `pace` is the time that passes for a second of work, None if it is not known."""
-        progress = self._until_hours(progress)
-        counts = self._counts(progress)
-        measured = {name: self._measured(name, progress, counts) for name in self._space.devices}
-        screen, confirm = (_sum(each[part] for each in measured.values()) for part in (0, 1))
-        share = 1 / self._workers
-        training = _sum(self._seconds(jobs).times(n) for jobs, n in zip(self._ladder, counts[2:-1], strict=True))
-        anchors, exports = self._anchors(progress), self._export.times(counts[0]).times(len(self._space.runtimes))
-        checks = self._check.times(counts[-1]).times(len(self._space.runtimes))
-        rescore = self._rescore(progress, counts[-1])
-        calibration = _NOTHING if progress.calibrated else self._calibration()
-        named = {
-            "calibration": calibration, "anchors": anchors.times(share), "export": exports.times(share),
-            "screen": screen, "training": training.times(share), "confirm": confirm + checks.times(share),
-            "re-score": rescore.times(share),
-        }  # fmt: skip
-        # Training pauses while this machine is measured; other devices are measured meanwhile.
-        here, elsewhere = _NOTHING, _NOTHING
-        for name, (first, last) in measured.items():
-            if self._is_host(name):
-                here += first + last
-            else:
-                elsewhere = _longer(elsewhere, first + last)
-        computed = (anchors + training + exports + checks).times(share)
-        total = calibration + here + _longer(elsewhere, computed) + named["re-score"]
+        hours = self._space.search.stop.hours
+        if hours is not None and progress.unproposed:  # proposals end then; work grows evenly with their number
+            numbers = (0, progress.unproposed)
+            first, last = (self._work(replace(progress, unproposed=n), rescore=False)[1][1] for n in numbers)
+            share = ((hours - progress.hours) * 3600 - first) / max(last - first, 1e-9)
+            fits = max(1, math.ceil(progress.unproposed * share))
+            progress = replace(progress, unproposed=min(progress.unproposed, fits))
+        parts, total = self._work(progress)
         if pace is None:
-            named["waiting"] = total.times(_WAITING)
-            total += named["waiting"]
+            parts["waiting"] = total * _WAITING
+            total = total + parts["waiting"]
         else:
-            total, named = total.times(pace), {name: span.times(pace) for name, span in named.items()}
-        parts = [EstimatePart(name=name, seconds=span) for name, span in named.items() if span.high > 0]
-        return Estimate(
-            seconds=total, parts=parts, based_on=self._based_on(pace), depends_on=[*self._depends_on(progress)],
-            text=_text(total, parts),
-        )  # fmt: skip
+            total, parts = total * pace, {name: seconds * pace for name, seconds in parts.items()}
+        listed = [EstimatePart(name=name, seconds=_span(seconds)) for name, seconds in parts.items() if seconds[2] > 0]
+        based, depends = [*self._based_on(pace)], [*self._depends_on(progress)]
+        span = _span(total)
+        return Estimate(seconds=span, parts=listed, based_on=based, depends_on=depends, text=_text(span, listed))
 
     def pace(self, progress: _Progress, spent: Mapping[str, float], elapsed_s: float) -> float | None:
         """Returns the seconds that passed for each second of work so far; None before a few trials have ended."""
         computed = math.fsum(spent.get(stage, 0.0) for stage in ("train", "export", "gate")) / self._workers
-        measured = spent.get("measure", 0.0)
-        here = [name for name in self._space.devices if self._is_host(name)]
-        apart = measured * (1 - len(here) / len(self._space.devices)) / max(1, len(self._space.devices) - len(here))
-        work = measured * len(here) / len(self._space.devices) + max(apart, computed)
-        if progress.ended < _OVERHEAD_AFTER or work <= 0:
+        measured = spent.get("measure", 0.0) / len(self._runs)
+        elsewhere = measured if len(self._host) < len(self._runs) else 0.0
+        work = measured * len(self._host) + max(elsewhere, computed)
+        if progress.ended < _PACE_AFTER or work <= 0:
             return None
         return min(4.0, max(0.5, elapsed_s / work))
 
-    def _is_host(self, name: str) -> bool:
-        return name == LOCAL or self._ids.get(name, name) == self._ids.get(LOCAL)
+    def _work(self, progress: _Progress, *, rescore: bool = True) -> tuple[dict[str, _Range], _Range]:
+        """Returns the seconds of each part, and of all, with or without the re-scoring that follows the search."""
+        counts, protocol, runtimes = self._counts(progress), self._space.protocol, len(self._space.runtimes)
+        references = [each for each in progress.positions if each.reference]
+        # References are measured in full at once, so their confirmation finds its result.
+        early = sum(each.stage < 2 for each in references)
+        screened = np.maximum(counts[1] - early, 0) * protocol.screen_repetitions + early * protocol.confirm_repetitions
+        confirmed = np.maximum(counts[-1] - len(references), 0) * protocol.confirm_repetitions
+        calibration = np.zeros(3)
+        if not progress.calibrated:
+            calibration = _STARTING_S + _CALIBRATION_RUN_S * CALIBRATION_RUNS * len(self._runs) * runtimes
+        runs, share = sum(self._runs.values(), np.zeros(3)), 1 / self._workers
+        anchors, training = self._anchors(progress) * share, np.sum(self._rungs * counts[2:-1], axis=0) * share
+        export = counts[0] * runtimes * _quartiles(self._durations.exports, _EXPORT_S) * share
+        checks = counts[-1] * runtimes * _quartiles(self._durations.checks, _CHECK_S) * share
+        again = self._rescore(progress, counts[-1], len(references)) * share if rescore else np.zeros(3)
+        # Training pauses while this machine is measured; other devices are measured meanwhile.
+        here = sum((self._runs[name] for name in self._host), np.zeros(3)) * (screened + confirmed)
+        others = [each * (screened + confirmed) for name, each in self._runs.items() if name not in self._host]
+        beside = np.max([anchors + export + training + checks, *others], axis=0)
+        parts = {
+            "calibration": calibration, "anchors": anchors, "export": export, "screen": runs * screened,
+            "training": training, "confirm": runs * confirmed + checks, "re-score": again,
+        }  # fmt: skip
+        return parts, calibration + here + beside + again
 
-    def _until_hours(self, progress: _Progress) -> _Progress:
-        """Returns the progress with no more proposals than `stop.hours` leaves time for."""
-        hours = self._space.search.stop.hours
-        if hours is None or not progress.unproposed:
-            return progress
-        one = _Progress([_Position(0, done=False, reference=False)], screened=progress.screened,
-                        feasible=progress.feasible, calibrated=True)  # fmt: skip
-        each = self._without_hours(one).typical
-        before = self._without_hours(_Progress(progress.positions, calibrated=progress.calibrated)).typical
-        fits = max(1, math.ceil(((hours - progress.hours) * 3600 - before) / max(each, 1e-9)))
-        return replace(progress, unproposed=min(progress.unproposed, fits))
-
-    def _without_hours(self, progress: _Progress) -> Span:
-        counts = self._counts(progress)
-        measured = _sum(part for name in self._space.devices for part in self._measured(name, progress, counts))
-        trained = _sum(self._seconds(jobs).times(n) for jobs, n in zip(self._ladder, counts[2:-1], strict=True))
-        return measured + (trained + self._export.times(counts[0])).times(1 / self._workers)
-
-    def _counts(self, progress: _Progress) -> list[Span]:
-        """Returns how many trials still go through each stage: export, screen, every rung, confirm."""
-        low, typical, high = (self._counted(progress, index) for index in range(3))
-        found = (sorted(each) for each in zip(low, typical, high, strict=True))  # rounding may turn their order round
-        return [Span(low=a, typical=b, high=c) for a, b, c in found]
-
-    def _counted(self, progress: _Progress, scenario: int) -> list[float]:
-        rungs = self._space.quality.rungs
-        passed = [1.0, self._feasible(progress)[scenario], *self._promoted(progress, scenario), 1.0]
-        found = [0.0] * (len(rungs) + 3)
-        new = [_Position(0, done=False, reference=False)] * progress.unproposed
-        for position in (*progress.positions, *new):
-            chance = 1.0
-            for stage in range(position.stage, len(found)):
+    def _counts(self, progress: _Progress) -> _Range:
+        """Returns how many trials still go through export, screen, every rung and confirmation: [stages, 3]."""
+        feasible = self._feasible(progress)
+        passed = [np.ones(3), feasible, *self._promoted(progress, feasible), np.ones(3)]
+        counts = np.zeros((len(passed), 3))
+        for position, number in [*((each, 1) for each in progress.positions), (_Position(), progress.unproposed)]:
+            chance = np.full(3, float(number))
+            for stage in range(position.stage, len(passed)):
                 if not (position.done and stage == position.stage):
-                    found[stage] += chance
-                chance *= 1.0 if position.reference else passed[stage]
-        return found
+                    counts[stage] += chance
+                if not position.reference:
+                    chance = chance * passed[stage]
+        return np.sort(counts, axis=1)  # rounding may turn their order round
 
-    def _feasible(self, progress: _Progress) -> tuple[float, float, float]:
+    def _feasible(self, progress: _Progress) -> _Range:
         """Returns the share of layouts within their budgets: a half to all of them, corrected by those of the study."""
         if not self._space.budgets:
-            return 1.0, 1.0, 1.0
-        seen = progress.screened + _PRIOR_TRIALS
-        low, typical, high = ((progress.feasible + share * _PRIOR_TRIALS) / seen for share in (0.5, 0.75, 1.0))
-        return low, typical, high
+            return np.ones(3)
+        assumed = np.array([0.5, 0.75, 1.0]) * _PRIOR_TRIALS
+        return (progress.feasible + assumed) / (progress.screened + _PRIOR_TRIALS)
 
-    def _promoted(self, progress: _Progress, scenario: int) -> Iterator[float]:
+    def _promoted(self, progress: _Progress, feasible: _Range) -> Iterator[_Range]:
         """Yields the share that each rung promotes, as its `keep` says."""
-        entering = max(1, round((progress.proposed + progress.unproposed) * self._feasible(progress)[scenario]))
+        entering = np.maximum(1, np.rint((progress.proposed + progress.unproposed) * feasible))
         for rung in self._space.quality.rungs[:-1]:
-            yield rung.promoted(entering) / entering
-            entering = max(1, rung.promoted(entering))
-        yield 1.0
+            promoted = np.array([float(rung.promoted(int(number))) for number in entering])
+            yield promoted / entering
+            entering = np.maximum(1, promoted)
+        yield np.ones(3)
 
-    def _measured(self, device: str, progress: _Progress, counts: Sequence[Span]) -> tuple[Span, Span]:
-        """Returns the seconds of device time for screening and for confirmation."""
-        protocol = self._space.protocol
-        references = sum(each.reference and each.stage < 2 for each in progress.positions)
-        run = self._runs[device]
-        # References are measured in full at once, so their confirmation finds its result.
-        own = _less(counts[1], references).times(protocol.screen_repetitions)
-        screened = own + Span(low=1, typical=1, high=1).times(references * protocol.confirm_repetitions)
-        waiting = sum(each.reference for each in progress.positions)
-        return run.times(screened), run.times(_less(counts[-1], waiting)).times(protocol.confirm_repetitions)
-
-    def _repetition_of(self, device: str) -> Span:
+    def _repetition_of(self, device: str) -> _Range:
         """Returns the seconds of one repetition of every workload with every runtime on a device."""
-        total = _NOTHING
+        total = np.zeros(3)
         for runtime in self._space.runtimes:
+            here = [run for run in self._durations.runs if run.place == self._place(device, runtime.name)]
             for name in self._space.measured:
-                total += self._repetition(device, runtime.name, self._space.workloads[name])
+                workload = self._space.workloads[name]
+                guess = _guessed_run(self._published, workload)
+                same = [run for run in here if run.workload == _unpinned(workload)]
+                scaled = []
+                for run in same or here:
+                    start = min(_START_S, 0.8 * run.seconds)
+                    scaled.append(start + (run.seconds - start) * (guess - _START_S) / (run.guess - _START_S))
+                total += _quartiles(scaled, guess * _off_by(_GUESS_FACTOR), same_work=bool(same))
         return total
 
-    def _repetition(self, device: str, runtime: str, workload: Workload) -> Span:
-        guess, place = _guessed_run(self._published, workload), (self._ids.get(device, device), runtime)
-        here = [(index, run) for index, run in enumerate(self._durations.runs) if run.place == place]
-        same = [each for each in here if each[1].workload == _workload_key(workload.model_dump(mode="json"))]
-        if not here:
-            self._guessed_devices.add(device)
-            return Span(low=guess, typical=guess, high=guess).widened(_GUESS_FACTOR)
-        used = same or here
-        self._runs_used |= {index for index, _ in used}
-        scaled = []
-        for _, run in used:
-            start = min(_START_S, 0.8 * run.seconds)
-            scaled.append(start + (run.seconds - start) * (guess - _START_S) / (run.guess - _START_S))
-        found = _quartiles(scaled)
-        assert found is not None, "there are some"
-        return found if same else found.widened(_OTHER_WORK_FACTOR)
+    def _place(self, device: str, runtime: str) -> tuple[str, str]:
+        return self._ids.get(device, device), runtime
 
-    def _calibration(self) -> Span:
-        runs = CALIBRATION_RUNS * len(self._space.devices) * len(self._space.runtimes)
-        return _START + Span(low=0.5, typical=1.5, high=5).times(runs)
-
-    def _seconds(self, jobs: Iterable[_Training]) -> Span:
+    def _seconds(self, jobs: Iterable[_Training]) -> _Range:
         """Returns the seconds of trainings, one after the other on one worker."""
-        return _sum(map(self._training, jobs))
+        total = np.zeros(3)
+        for job in jobs:
+            known = self._durations.trainings
+            alike = [each for each in known if each[0].kind == job.kind]
+            same = [each for each in alike if 1 / _SAME_WORK <= each[0].work / job.work <= _SAME_WORK]
+            scaled = [seconds / other.work * job.work for other, seconds in same or alike or known]
+            total += _quartiles(scaled, _TRAINING_S * job.work * _off_by(_GUESS_FACTOR), same_work=bool(same))
+        return total
 
-    def _training(self, job: _Training) -> Span:
-        known = self._durations.trainings
-        alike = [each for each in known if each[0].kind == job.kind]
-        near = (
-            [each for each in alike if 1 / factor <= each[0].work / job.work <= factor] for factor in _SAME_WORK
-        )  # fmt: skip
-        same = next(filter(None, near), [])
-        rates = [seconds / other.work for other, seconds in same or alike or known]
-        found = _quartiles([rate * job.work for rate in rates])
-        if found is None:
-            guess = _SECONDS_PER_TRAINING * job.work
-            return Span(low=guess, typical=guess, high=guess).widened(_GUESS_FACTOR)
-        return found if same else found.widened(_OTHER_WORK_FACTOR)
-
-    def _anchors(self, progress: _Progress) -> Span:
+    def _anchors(self, progress: _Progress) -> _Range:
         """Returns the seconds of the trainings of anchors and teachers that have no result yet."""
-        settings, quality = self._space.quality.anchors, self._space.quality
+        quality, settings = self._space.quality, self._space.quality.anchors
         jobs = _teachers(quality, self._published, self._corpus)
-        further = 0
+        unchosen = np.zeros(3)
         if settings is not None:
             config = quality.with_seeds(settings.seeds)
-            layouts = [*self._space.references.layouts().values(), *progress.anchors]
-            further = 0 if progress.anchors else settings.layouts
-            for layout in layouts:
-                for found in _ladder(config, layout, self._corpus):
-                    jobs |= found
+            for layout in (*self._space.references.layouts().values(), *progress.anchors):
+                jobs |= _trainings(config, layout, self._corpus)
+            if not progress.anchors:
+                one = _trainings(config, self._published, self._corpus)
+                unchosen = self._seconds(one.values()) * settings.layouts
         done = results.get_many(self._store, [*jobs]) if self._store is not None else {}
-        left = self._seconds(job for key, job in jobs.items() if key not in done)
-        if settings is not None and further:
-            one = [job for found in _ladder(config, self._published, self._corpus) for job in found.values()]
-            left += self._seconds(one).times(further)
-        return left
+        return self._seconds(job for key, job in jobs.items() if key not in done) + unchosen
 
-    def _rescore(self, progress: _Progress, completing: Span) -> Span:
-        """Returns the seconds of the re-scoring: of the references, and of half to all candidates that are complete."""
+    def _rescore(self, progress: _Progress, completing: _Range, waiting: int) -> _Range:
+        """Returns the seconds of the re-scoring: of the references, and of 25, 50 or 100 % of complete candidates.
+
+        Args:
+            progress: of the study.
+            completing: trials that will be complete.
+            waiting: references among them.
+        """
         settings, config = self._space.quality.rescore, self._space.quality
         if settings is None:
-            return _NOTHING
-        references = len(self._space.references.layouts())
-        waiting = sum(each.reference for each in progress.positions)
-        candidates = _less(completing, waiting)
-        ends = [getattr(candidates, name) + progress.complete for name in ("low", "typical", "high")]
-        due = [max(1.0, ends[0] * 0.25), max(1.0, ends[1] * 0.5), max(1.0, ends[2])]
-        low, typical, high = (max(0.0, each + references - progress.rescored) for each in due)
+            return np.zeros(3)
+        candidates = np.maximum(completing - waiting, 0) + progress.complete
+        due = np.maximum(1, candidates * [0.25, 0.5, 1]) + len(self._space.references.layouts()) - progress.rescored
         jobs = rung_jobs(config.with_seeds(settings.seeds), len(config.rungs) - 1, self._published, self._corpus)
-        return self._seconds(_training_of(job, 0) for job in jobs).times(Span(low=low, typical=typical, high=high))
+        return self._seconds(_training_of(job, 0) for job in jobs) * np.maximum(due, 0)
 
-    def _based_on(self, pace: float | None) -> list[str]:
-        count, trained = len(self._runs_used), len(self._durations.trainings)
-        found = []
-        if count:
-            devices = "this device" if len(self._space.devices) == 1 else "these devices"
-            found.append(f"{count} measurement{'s' * (count != 1)} of {devices}")
-        for name in sorted(self._guessed_devices):
-            found.append(f"a guess for {name}: nothing was measured there yet")
-        found.append(
-            f"{trained} training{'s' * (trained != 1)} of this database" if trained
-            else "a guess for trainings: nothing was trained here yet"
-        )  # fmt: skip
-        return [*found, *(["the pace of this study so far"] if pace is not None else [])]
+    def _based_on(self, pace: float | None) -> Iterator[str]:
+        devices, known = self._space.devices, {run.place for run in self._durations.runs}
+        places = {name: {self._place(name, each.name) for each in self._space.runtimes} for name in devices}
+        if count := sum(any(run.place in each for each in places.values()) for run in self._durations.runs):
+            of = "this device" if len(devices) == 1 else "these devices"
+            yield f"{count} measurement{'s' * (count != 1)} of {of}"
+        for name in sorted(name for name in devices if not places[name] <= known):
+            yield f"a guess for {name}: nothing was measured there yet"
+        if count := len(self._durations.trainings):
+            yield f"{count} training{'s' * (count != 1)} of this database"
+        else:
+            yield "a guess for trainings: nothing was trained here yet"
+        if pace is not None:
+            yield "the pace of this study so far"
 
     def _depends_on(self, progress: _Progress) -> Iterator[str]:
         low, _, high = self._feasible(progress)
@@ -480,15 +437,15 @@ def _cached_ladder(settings: str, text: str, corpus_hash: str) -> list[dict[str,
     found = []
     for rung in range(len(config.rungs)):
         jobs = {job.key: job for job in rung_jobs(config, rung, layout, corpus)}
-        found.append(
-            {
-                key: _training_of(job, steps.get(job.resume_from or "", 0))
-                for key, job in jobs.items()
-                if key not in steps
-            }
-        )
+        new = {key: job for key, job in jobs.items() if key not in steps}
+        found.append({key: _training_of(job, steps.get(job.resume_from or "", 0)) for key, job in new.items()})
         steps |= {key: job.steps for key, job in jobs.items()}
     return found
+
+
+def _trainings(config: QualityConfig, layout: Layout, corpus: CorpusRef) -> dict[str, _Training]:
+    """Returns the trainings of all rungs by result key."""
+    return {key: job for rung in _ladder(config, layout, corpus) for key, job in rung.items()}
 
 
 def _training_of(job: TrainJob, resumed_at: int) -> _Training:
@@ -519,7 +476,7 @@ def _progress(space: SearchSpace, rows: Sequence[Trial], log: Sequence[Event], w
     positions = [_position(row, trained, len(space.quality.rungs)) for row in rows if not row.status.terminal]
     missing = len(space.references.layouts()) - sum(row.origin == "reference" for row in rows)
     return _Progress(
-        positions=[*positions, *[_Position(0, done=False, reference=True)] * missing],
+        positions=[*positions, *[_Position(reference=True)] * missing],
         unproposed=0 if ending(log) else max(0, wanted - len(own)),
         proposed=len(own),
         screened=feasible + sum(row.status.state is TrialState.INFEASIBLE for row in own),
@@ -534,21 +491,22 @@ def _progress(space: SearchSpace, rows: Sequence[Trial], log: Sequence[Event], w
 
 
 def _position(row: Trial, trained: set[tuple[int | None, int]], rungs: int) -> _Position:
-    reference, rung = row.origin == "reference", row.status.rung or 0
+    rung, done = row.status.rung or 0, False
     match row.status.state:
         case TrialState.PROPOSED:
-            return _Position(0, done=False, reference=reference)
+            stage = 0
         case TrialState.EXPORTED | TrialState.MEASURING | TrialState.BORDERLINE:
-            return _Position(1, done=False, reference=reference)
+            stage = 1
         case TrialState.GATED_IN:
-            return _Position(2, done=False, reference=reference)
+            stage = 2
         case TrialState.TRAINING:
-            return _Position(2 + rung, done=(row.number, rung) in trained, reference=reference)
+            stage, done = 2 + rung, (row.number, rung) in trained
         case _:
-            return _Position(2 + rungs, done=False, reference=reference)
+            stage = 2 + rungs
+    return _Position(stage, done, row.origin == "reference")
 
 
-def _read_others(store: Store, into: Durations, but: int | None) -> None:
+def _read_others(store: Store, into: _Durations, but: int | None) -> None:
     """Reads the durations of the latest studies of the database."""
     for study in [each for each in studies.all(store) if each.id != but][: -_OTHER_STUDIES - 1 : -1]:
         try:
@@ -560,70 +518,45 @@ def _read_others(store: Store, into: Durations, but: int | None) -> None:
 
 
 def _read(
-    store: Store, into: Durations, study: Study, space: SearchSpace, corpus: CorpusRef, rows: Sequence[Trial], most: int
-) -> None:
+    store: Store, into: _Durations, study: Study, space: SearchSpace, corpus: CorpusRef, rows: Sequence[Trial],
+    most: int,
+) -> None:  # fmt: skip
     """Reads the durations of the references of a study and of its latest trials."""
     begun = [row for row in rows if row.status.state is not TrialState.PROPOSED]
     some = [row for row in begun if row.origin == "reference"] + [r for r in begun if r.origin != "reference"][-most:]
     found = results.summaries(store, study.id, [row.number for row in some])
     for row in some:
         layout = Layout.from_json(row.layout)
-        for trained in _ladder(space.quality, layout, corpus):
-            for each in found.get(row.number, ()):
-                if each.key in trained and each.key not in into.seen and each.seconds > 0:
-                    into.seen.add(each.key)
-                    into.trainings.append((trained[each.key], each.seconds))
+        trainings = _trainings(space.quality, layout, corpus)
         for each in found.get(row.number, ()):
-            if each.key not in into.seen:
-                _take(each, layout, into)
+            into.add(each, layout, trainings)
 
 
-def _take(each: ResultSummary, layout: Layout, into: Durations) -> None:
-    if each.stage in ("export", "gate") and each.seconds > 0:
-        into.seen.add(each.key)
-        (into.exports if each.stage == "export" else into.checks).append(each.seconds)
-    elif each.stage == "measure" and each.device and each.runtime and each.workload and each.figures:
-        into.seen.add(each.key)
-        workload, repetitions = json.loads(each.workload), json.loads(each.figures)["ttft"]["n"]
-        if repetitions and each.seconds > 0:
-            guess = _guessed_run(layout, Workload.model_validate(workload))
-            place = (each.device, each.runtime)
-            into.runs.append(_Run(place, _workload_key(workload), each.seconds / repetitions, guess))
-
-
-def _workload_key(workload: Mapping[str, Any]) -> str:
-    """Returns what two workloads have in common that take equally long: all but the cores that they are pinned to."""
-    return json.dumps({name: value for name, value in workload.items() if name != "affinity"}, sort_keys=True)
+def _unpinned(workload: Workload) -> Workload:
+    """Returns a workload without the cores that it is pinned to, which do not change how long it takes."""
+    return workload.model_copy(update={"affinity": ()})
 
 
 def _guessed_run(layout: Layout, workload: Workload) -> float:
-    tokens = math.fsum(getattr(workload, name) * rate for name, rate in _SECONDS_PER_WEIGHT.items())
+    tokens = workload.prompt * _PROMPT_S + workload.gen * _GEN_S
     return _START_S + layout.params.active * tokens / workload.threads
 
 
-def _quartiles(values: Sequence[float]) -> Span | None:
+def _off_by(factor: float) -> _Range:
+    return np.array([1 / factor, 1, factor])
+
+
+def _quartiles(values: Sequence[float], guess: _Range, *, same_work: bool = True) -> _Range:
+    """Returns the quartiles, widened where there are few values or these are of other work; the guess without any."""
     if not values:
-        return None
-    low, typical, high = (float(each) for each in np.quantile(values, (0.25, 0.5, 0.75)))
-    found = Span(low=low, typical=typical, high=high)
-    return found if len(values) >= _FEW else found.widened(_FEW_FACTOR)
+        return guess
+    found = np.quantile(values, (0.25, 0.5, 0.75))
+    found = found * _off_by(1.0 if len(values) >= _FEW else _FEW_FACTOR)
+    return found * _off_by(1.0 if same_work else _OTHER_WORK_FACTOR)
 
 
-def _sum(spans: Iterable[Span]) -> Span:
-    total = _NOTHING
-    for span in spans:
-        total += span
-    return total
-
-
-def _longer(one: Span, other: Span) -> Span:
-    return Span(
-        low=max(one.low, other.low), typical=max(one.typical, other.typical), high=max(one.high, other.high)
-    )  # fmt: skip
-
-
-def _less(counts: Span, by: float) -> Span:
-    low, typical, high = (max(0.0, each - by) for each in (counts.low, counts.typical, counts.high))
+def _span(seconds: _Range) -> Span:
+    low, typical, high = map(float, seconds)
     return Span(low=low, typical=typical, high=high)
 
 
