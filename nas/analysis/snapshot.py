@@ -388,13 +388,13 @@ class Snapshots:
         """
         return self._get(studies.find_id(self._store, name))
 
-    def warm(self, latest: int = 20) -> None:
+    def warm(self) -> None:
         """Starts to read the latest studies, those that run first, in a thread, because a first read is slow."""
-        self._reader = threading.Thread(target=self._warm, args=(latest,), name="reading studies", daemon=True)
+        self._reader = threading.Thread(target=self._warm, name="reading studies", daemon=True)
         self._reader.start()
 
-    def _warm(self, latest: int) -> None:
-        rows = pages.latest_studies(self._store, limit=latest)
+    def _warm(self) -> None:
+        rows = pages.latest_studies(self._store, limit=20)
         left = self._most_trials
         for row in sorted(rows, key=lambda row: (row.state is not StudyState.RUNNING, -row.id)):
             left -= row.trials

@@ -207,11 +207,11 @@ def sampler(space: SearchSpace) -> Sampler:
     )
 
 
-def draw_layouts(space: SearchSpace, seed: int = 0) -> list[Layout]:
+def draw_layouts(space: SearchSpace) -> list[Layout]:
     """Draws `SAMPLES` layouts regardless of runtime support; those of a list are all returned."""
     if space.layouts:
         return list(space.listed())
-    rng, free = np.random.default_rng(seed), Sampler(space)
+    rng, free = np.random.default_rng(0), Sampler(space)
     return [free.draw(rng) for _ in range(SAMPLES)]
 
 

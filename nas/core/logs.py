@@ -44,11 +44,11 @@ def log_fields(**fields: object) -> Iterator[None]:
         _FIELDS.reset(token)
 
 
-def configure_logs(*, as_json: bool = False, level: int = logging.INFO, stream: TextIO | None = None) -> None:
+def configure_logs(*, as_json: bool = False, stream: TextIO | None = None) -> None:
     """Sends the process's logs to `stream` (default: stderr), in place of any earlier configuration."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines() if as_json else Lines())
-    logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     # Each request would be logged twice: by the client library and by its caller.
     logging.getLogger("httpx").setLevel(logging.WARNING)
 

@@ -105,17 +105,16 @@ def repetition_figure(per_repetition: Sequence[float], unit: str, reason: str = 
     return _figure(per_repetition, unit, reason).model_copy(update=ends)
 
 
-def p95_figure(per_repetition: Sequence[Sequence[float]], unit: str, min_tokens: int = P95_MIN_TOKENS) -> Figure:
-    """Returns the median of per-repetition 95th percentiles, with their range.
+def p95_figure(per_repetition: Sequence[Sequence[float]], unit: str) -> Figure:
+    """Returns the median of per-repetition 95th percentiles, with their range; null below `P95_MIN_TOKENS` samples.
 
     Args:
         per_repetition: the samples (decode times, say) of each repetition.
         unit: of the samples.
-        min_tokens: samples over all repetitions below which the value is null.
     """
     samples = sum(map(len, per_repetition))
-    if samples < min_tokens:
-        return Figure(value=None, unit=unit, n=0, reason=f"{samples} samples; a p95 needs {min_tokens}")
+    if samples < P95_MIN_TOKENS:
+        return Figure(value=None, unit=unit, n=0, reason=f"{samples} samples; a p95 needs {P95_MIN_TOKENS}")
     tails = [tail for values in per_repetition if (tail := quantile(values, 0.95)) is not None]
     return _figure(tails, unit, "no repetition has the 20 samples that a p95 needs")
 

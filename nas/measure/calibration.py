@@ -219,7 +219,7 @@ class Calibrator:
         plans = {count: reference_plan(runtime, runner, model, device, count) for count in threads}
         return PreparedDevice(device_name, device, runtime, runner, spec.quantisation, plans, cores)
 
-    async def calibrated(self, prepared: PreparedDevice, saved: SavedCalibration | None = None) -> MeasurementTarget:
+    async def calibrated(self, prepared: PreparedDevice, saved: SavedCalibration | None) -> MeasurementTarget:
         """Calibrates a prepared device; `saved` is that of `target`.
 
         Raises:

@@ -187,22 +187,19 @@ def _between(dice: Dice, kind: _Form, size: int) -> str:
     return text[: size - 1] + "\n" if size > 0 else ""
 
 
-def recall_text(
-    seed: int, size: int, distances: Sequence[int] = DISTANCES, items: Sequence[int] = ITEMS
-) -> list[Document]:
+def recall_text(seed: int, size: int, distances: Sequence[int] = DISTANCES) -> list[Document]:
     """Returns documents of all forms, of `size` bytes together or a few more.
 
     Args:
         seed: of all of them.
         size: bytes, with two between documents.
         distances: of the answers; each gets the same number of bytes.
-        items: facts of a document; each with the same chance.
     """
     dice, documents = Dice(seed), []
     written = dict.fromkeys(distances, 0)
     while sum(written.values()) < size:
         distance = min(distances, key=lambda each: (written[each], each))
-        document = recall_document(dice, dice.choice(tuple(FORMS)), dice.choice(items), distance)
+        document = recall_document(dice, dice.choice(tuple(FORMS)), dice.choice(ITEMS), distance)
         documents.append(document)
         written[distance] += len(document.text) + 2
     return [documents[place] for place in dice.shuffled(range(len(documents)))]
@@ -298,13 +295,13 @@ class Language:
         return words
 
 
-def languages_text(seed: int, size: int, document: int = 2048) -> str:
-    """Returns documents of `document` bytes or a few more, in a language for each script, of `size` bytes together."""
+def languages_text(seed: int, size: int) -> str:
+    """Returns documents of 2,048 bytes or a few more, in a language for each script, of `size` bytes together."""
     dice = Dice(seed)
     spoken = [Language(dice, script) for script in SCRIPTS]
     texts: list[str] = []
     written = 0
     while written < size:
-        texts.append(spoken[len(texts) % len(spoken)].text(dice, document))
+        texts.append(spoken[len(texts) % len(spoken)].text(dice, 2048))
         written += len(texts[-1].encode()) + 2
     return "\n\n".join(texts)

@@ -141,30 +141,20 @@ def note_runs(store: Store, place: Place, job: str, runs: Sequence[ReferenceRun]
             connection.execute(delete(reference_run).where(here, columns.at < newest.scalar_subquery()))
 
 
-def drift(
-    store: Store,
-    device: str,
-    *,
-    runtime: str | None = None,
-    since: float = 0.0,
-) -> list[Drift]:
+def drift(store: Store, device: str, *, since: float = 0.0) -> list[Drift]:
     """Returns the reference runs of a device, by runtime and build; the latest calibrated comes first.
 
     Args:
         store: the database.
         device: id.
-        runtime: only this one.
         since: only points from then on, in seconds since the epoch.
     """
     columns = reference_run.c
     query = select(reference_run).where(columns.device == device, columns.at >= since).order_by(columns.at, columns.job)
-    if runtime is not None:
-        query = query.where(columns.runtime == runtime)
     with store.read() as connection:
         rows = connection.execute(query).all()
     known = {(each.runtime, each.build): each for each in of_device(store, device)}
-    shown = [key for key in known if runtime in (None, key[0])]
-    keys = dict.fromkeys([*reversed(shown), *((row.runtime, row.build) for row in reversed(rows))])
+    keys = dict.fromkeys([*reversed(known), *((row.runtime, row.build) for row in reversed(rows))])
     return [
         _drift((device, *key), known.get(key), [row for row in rows if (row.runtime, row.build) == key]) for key in keys
     ]

@@ -110,7 +110,7 @@ def enqueue(
 
 
 @retried
-def claim(store: Store, device: str, agent: str, *, lease_s: float = LEASE_S) -> JobRow | None:
+def claim(store: Store, device: str, agent: str) -> JobRow | None:
     """Leases the next job for a device to its agent under a new epoch; returns None where there is none.
 
     An agent that asks while its device is leased does not run that job (it restarted, never received the answer, or is
@@ -132,7 +132,7 @@ def claim(store: Store, device: str, agent: str, *, lease_s: float = LEASE_S) ->
             devices.move(connection, row, DeviceState.IDLE, now, lease_holder=None, lease_until=None)
             return None
         job = _job(found)
-        lease: dict[str, Any] = {"epoch": row.epoch + 1, "lease_until": now + lease_s}
+        lease: dict[str, Any] = {"epoch": row.epoch + 1, "lease_until": now + LEASE_S}
         devices.move(connection, row, DeviceState.LEASED, now, lease_holder=agent, **lease)
         taken: dict[str, Any] = {"state": JobState.LEASED, "attempts": job.attempts + 1, "phase": None, "updated": now}
         taken |= {"phase_until": now + devices.phase_limit_s(None, job.payload), **lease}
@@ -174,10 +174,10 @@ def renew(
 
 
 @retried
-def extend_leases(store: Store, lease_s: float = LEASE_S) -> None:
+def extend_leases(store: Store) -> None:
     """Gives every lease its full time again. A coordinator calls it when it starts, before `outcomes.expire`."""
     with store.write() as connection:
-        until = store.now() + lease_s
+        until = store.now() + LEASE_S
         ids = devices.hold_all(connection, device_table.c.lease_until.is_not(None))
         connection.execute(update(device_table).where(device_table.c.id.in_(ids)).values(lease_until=until))
         leased = (job_table.c.state == JobState.LEASED) & job_table.c.device.in_(ids)
@@ -198,11 +198,10 @@ def of_key(store: Store, result_key: str) -> list[JobRow]:
     return _all(store, job_table.c.result_key == result_key, order=(job_table.c.round,))
 
 
-def live(store: Store, *, study: int | None = None) -> list[JobRow]:
-    """Returns the queued and leased jobs of one study, or of all, in the order in which they will be claimed."""
-    of_study = [] if study is None else [job_table.c.study == study]
+def live(store: Store) -> list[JobRow]:
+    """Returns the queued and leased jobs in the order in which they will be claimed."""
     order = (job_table.c.priority.desc(), job_table.c.created, job_table.c.id)
-    return _all(store, job_table.c.state.in_(LIVE), *of_study, order=order)
+    return _all(store, job_table.c.state.in_(LIVE), order=order)
 
 
 def held(store: Store, agent: str) -> list[JobRow]:
@@ -232,11 +231,10 @@ def cancel(store: Store, ids: Iterable[str]) -> None:
 
 
 @retried
-def cancel_study(store: Store, study: int, *, trial: int | None = None) -> None:
-    """Cancels all unfinished jobs of a study, or of one trial."""
-    of_trial = [] if trial is None else [job_table.c.trial == trial]
+def cancel_study(store: Store, study: int) -> None:
+    """Cancels all unfinished jobs of a study."""
     with store.write() as connection:
-        _cancel(connection, store.now(), job_table.c.study == study, *of_trial)
+        _cancel(connection, store.now(), job_table.c.study == study)
 
 
 @retried

@@ -41,8 +41,8 @@ def _of_study(*, nullable: bool = False, primary_key: bool = False) -> Column[in
     return Column("study", ForeignKey("study.id", ondelete="CASCADE"), nullable=nullable, primary_key=primary_key)
 
 
-def _of_trial(ondelete: str = "CASCADE") -> ForeignKeyConstraint:
-    return ForeignKeyConstraint(["study", "trial"], ["trial.study", "trial.number"], ondelete=ondelete)
+def _of_trial() -> ForeignKeyConstraint:
+    return ForeignKeyConstraint(["study", "trial"], ["trial.study", "trial.number"], ondelete="CASCADE")
 
 
 # AUTOINCREMENT: the id of a deleted study or event is never used again, so an old orchestrator or reader cannot

@@ -221,14 +221,13 @@ def record_attempt(
     stage: Stage | None = None,
     study: int | None = None,
     trial: int | None = None,
-    device: str | None = None,
     payload: Json | None = None,
 ) -> Attempt:
     """Stores an attempt that gave no valid result, with its raw data in `payload`.
 
     `kind` is a word such as 'invalid'. Failures on a device are recorded by `fail` and `expire`.
     """
-    of = {"result_key": result_key, "stage": stage, "study": study, "trial": trial, "device": device}
+    of = {"result_key": result_key, "stage": stage, "study": study, "trial": trial}
     with store.write() as connection:
         return insert_attempt(connection, kind=kind, message=message, at=store.now(), payload=payload, **of)
 

@@ -12,24 +12,16 @@ from nas.core.errors import UnknownName
 from nas.core.trial import Event, EventKind, TrialState, TrialStatus, advance
 from nas.store.events import insert_event
 from nas.store.leases import lock_study
-from nas.store.models import study as study_table
 from nas.store.models import trial
-from nas.store.rows import Json, Proposal, StudyLease, Trial
+from nas.store.rows import Proposal, StudyLease, Trial
 from nas.store.store import Store, retried
 
 _NUMBERS_PER_QUERY = 500
 
 
 @retried
-def propose(
-    store: Store,
-    study: int,
-    proposals: Sequence[Proposal],
-    *,
-    proposer: Json | None = None,
-    lease: StudyLease | None = None,
-) -> list[Trial]:
-    """Creates trials for proposals, all or none, and stores the proposer's new state with them.
+def propose(store: Store, study: int, proposals: Sequence[Proposal], *, lease: StudyLease | None = None) -> list[Trial]:
+    """Creates trials for proposals, all or none.
 
     For a layout that the study has already its existing trial is returned, so the call is idempotent.
 
@@ -39,10 +31,7 @@ def propose(
     """
     with store.write() as connection:
         lock_study(connection, study, lease)
-        trials = [_propose(connection, study, proposal, store.now()) for proposal in proposals]
-        if proposer is not None:
-            connection.execute(update(study_table).where(study_table.c.id == study).values(proposer=proposer))
-        return trials
+        return [_propose(connection, study, proposal, store.now()) for proposal in proposals]
 
 
 def get(store: Store, study: int, number: int) -> Trial:

@@ -51,7 +51,6 @@ def filled(store: Store) -> int:
         store,
         study,
         [proposal(32, origin="reference"), proposal(64, parents=(0,), operator="mutate", record={"ehvi": 0.1})],
-        proposer={"asked": 2},
     )
     studies.freeze_reference(store, study, {"quality": 0.5})
     for kind in (EventKind.EXPORTED, EventKind.MEASURING, EventKind.GATED_IN):
