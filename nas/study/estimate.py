@@ -393,9 +393,10 @@ class _Estimator:
         if settings is None:
             return np.zeros(3)
         candidates = np.maximum(completing - waiting, 0) + progress.complete
-        due = np.maximum(1, candidates * [0.25, 0.5, 1]) + len(self._space.references.layouts()) - progress.rescored
+        chosen = np.maximum(1, candidates * np.array([0.25, 0.5, 1]))
+        due: _Range = np.maximum(0, chosen + len(self._space.references.layouts()) - progress.rescored)
         jobs = rung_jobs(config.with_seeds(settings.seeds), len(config.rungs) - 1, self._published, self._corpus)
-        return self._seconds(_training_of(job, 0) for job in jobs) * np.maximum(due, 0)
+        return self._seconds(_training_of(job, 0) for job in jobs) * due
 
     def _based_on(self, pace: float | None) -> Iterator[str]:
         devices, known = self._space.devices, {run.place for run in self._durations.runs}
