@@ -118,7 +118,12 @@ def _position(before: str) -> str:
 
 
 def read_lines(path: Path, kind: type[AnyLine]) -> list[AnyLine]:
-    """Reads a file of conversations or preferences.
+    """Reads a file of conversations or preferences; see `read_numbered_lines`."""
+    return [line for _, line in read_numbered_lines(path, kind)]
+
+
+def read_numbered_lines(path: Path, kind: type[AnyLine]) -> list[tuple[int, AnyLine]]:
+    """Reads a file of conversations or preferences, each with the number of its line, from 1; empty lines are skipped.
 
     Raises:
         InvalidInput: there is no such file or it is empty; or one line for each of the first problems, as
@@ -128,7 +133,7 @@ def read_lines(path: Path, kind: type[AnyLine]) -> list[AnyLine]:
         content = path.read_bytes()
     except OSError as error:
         raise InvalidInput(f"cannot read it: {error.strerror}", where=str(path)) from error
-    found: list[AnyLine] = []
+    found: list[tuple[int, AnyLine]] = []
     problems: list[str] = []
     for number, line in enumerate(content.split(b"\n"), 1):
         if not line.strip():
@@ -139,12 +144,28 @@ def read_lines(path: Path, kind: type[AnyLine]) -> list[AnyLine]:
             if len(problems) == _MOST_PROBLEMS:
                 break
         else:
-            found.append(parsed)
+            found.append((number, parsed))
     if problems:
         raise InvalidInput("\n".join(problems))
     if not found:
         raise InvalidInput("holds no line", where=str(path))
     return found
+
+
+def check_files(files: Iterable[tuple[str, type[Conversation] | type[Preference]]]) -> None:
+    """Reads files of conversations or preferences, to find their problems before hours of training.
+
+    Raises:
+        InvalidInput: the problems of all files; see `read_numbered_lines`.
+    """
+    problems = []
+    for path, kind in dict.fromkeys(files):
+        try:
+            read_lines(Path(path), kind)
+        except InvalidInput as error:
+            problems.append(str(error))
+    if problems:
+        raise InvalidInput("\n".join(problems))
 
 
 def _parsed(line: bytes, kind: type[AnyLine]) -> AnyLine | str:
@@ -153,8 +174,8 @@ def _parsed(line: bytes, kind: type[AnyLine]) -> AnyLine | str:
         parsed = kind.model_validate_json(line)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        return f"{place}: {first['msg']}" if place else first["msg"]
+        place, message = ".".join(map(str, first["loc"])), first["msg"].replace(" at line 1 column ", " at column ")
+        return f"{place}: {message}" if place else message
     return parsed.problem() or parsed
 
 

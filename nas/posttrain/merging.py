@@ -25,6 +25,7 @@ from nas.nn.fit import Log, Stage, Worker
 from nas.nn.optimisers import Optimiser
 from nas.nn.primitives import generator_of
 from nas.nn.weights import checkpoint_layout
+from nas.posttrain.conversations import Conversation, check_files
 from nas.posttrain.generation import evaluated
 from nas.pretrain.member_training import START, MemberToTrain, TrainingPlan, TrainingRequest
 from nas.release.files import sha256_of
@@ -291,6 +292,10 @@ class MergeRequest(TrainingRequest):
     kind: ClassVar[str] = "merge"
 
     settings: MergeStageSettings
+
+    def check(self) -> None:
+        """See `TrainingRequest`."""
+        check_files((path, Conversation) for path in self.settings.evaluate)
 
     def plan(self, member: MemberToTrain, log: Log) -> Merge:
         """See `TrainingRequest`."""

@@ -10,6 +10,7 @@ interrupted stage goes on:
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,14 @@ from nas.core.task import IGNORE
 from nas.nn.fit import Log, Stage, Worker
 from nas.nn.model import Model
 from nas.nn.weights import load_weights
-from nas.posttrain.conversations import ChatTokenizer, Conversation, Preference, read_lines
+from nas.posttrain.conversations import (
+    ChatTokenizer,
+    Conversation,
+    Preference,
+    check_files,
+    read_lines,
+    read_numbered_lines,
+)
 from nas.posttrain.generation import evaluated, generate
 from nas.posttrain.judges import RULES, Judge, Sample, command_judge, preference_of
 from nas.posttrain.objective import answer_nats
@@ -131,6 +139,18 @@ class PreferRequest(TrainingRequest):
 
     settings: PreferSettings
 
+    def check(self) -> None:
+        """See `TrainingRequest`."""
+        settings = self.settings
+        check_files(
+            [
+                *((path, Preference) for path in settings.pairs),
+                *((path, Conversation) for path in (*settings.questions, *settings.evaluate)),
+            ]
+        )
+        if settings.judge_command and shutil.which(settings.judge_command[0]) is None:
+            raise InvalidInput(f"no such program: {settings.judge_command[0]}", where="judge_command")
+
     def plan(self, member: MemberToTrain, log: Log) -> Prefer:
         """See `TrainingRequest`."""
         weights, settings, chat = member.weights(), self.settings, ChatTokenizer.read(member.tokenizer)
@@ -165,9 +185,9 @@ def _on_policy(settings: PreferSettings, model: Model, chat: ChatTokenizer, key:
     folder = paths.cache() / "preferences" / key
     folder.mkdir(parents=True, exist_ok=True)
     asked = [
-        (conversation, f"{path}, conversation {number}")
+        (conversation, f"{path}:{number}")
         for path in settings.questions
-        for number, conversation in enumerate(read_lines(Path(path), Conversation), 1)
+        for number, conversation in read_numbered_lines(Path(path), Conversation)
     ]
     judge = settings.judged_by()
     for start in range(0, len(asked), _QUESTIONS_AT_ONCE):
@@ -219,7 +239,10 @@ def _write_pairs(
             kept.append(both)
     log(f"{len(kept):,} preferences; {len(pairs) - len(kept):,} longer than {settings.length:,} tokens dropped")
     if not kept:
-        raise InvalidInput("no preference is left to train on: every answer has one score, or is too long")
+        raise InvalidInput(
+            "no preference is left to train on: all answers to a question have one score, or are too long",
+            where=", ".join((*settings.pairs, *settings.questions)),
+        )
     held_out = [held_out_by_content(both[0][0], settings.held_out) for both in kept]
     rows = [row for both in kept for row in both]
     each = [out for out in held_out for _ in range(2)]

@@ -144,18 +144,21 @@ def run_recipe(
         The record of the last stage, with those of the others in `before`.
 
     Raises:
+        InvalidInput: files of any stage have problems, which are found before the first stage begins.
         NasError: see `train_member`.
     """
     tokenizer = None if recipe.tokenizer is None else folder / recipe.tokenizer
     record: MemberTraining | None = None
-    for number, stage in enumerate(recipe.stages, 1):
+    requests = [stage.request(folder) for stage in recipe.stages]
+    for request in requests:
+        request.check()
+    for number, (stage, request) in enumerate(zip(recipe.stages, requests, strict=True), 1):
         log(f"stage {number} of {len(recipe.stages)}: {stage.kind}")
-        request = replace(
-            stage.request(folder), tokenizer=tokenizer, workers=workers, checkpoint_s=checkpoint_s,
-            files=files or FileOptions(),
-        )  # fmt: skip
+        wanted = replace(
+            request, tokenizer=tokenizer, workers=workers, checkpoint_s=checkpoint_s, files=files or FileOptions()
+        )
         before = None if record is None else record.history
         last = number == len(recipe.stages)
-        record = train_member(family, size, request, log, write, before=before, last=last)
+        record = train_member(family, size, wanted, log, write, before=before, last=last)
     assert record is not None, "a recipe has a stage"
     return record

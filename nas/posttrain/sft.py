@@ -30,7 +30,7 @@ from nas.core.task import IGNORE
 from nas.nn.fit import Log, Stage, Worker, save_tensors
 from nas.nn.model import Model
 from nas.nn.optimisers import Optimiser
-from nas.posttrain.conversations import ChatTokenizer, Conversation, read_lines
+from nas.posttrain.conversations import ChatTokenizer, Conversation, check_files, read_lines
 from nas.posttrain.filters import Filters, without_duplicates, without_near_duplicates, without_overlap
 from nas.posttrain.generation import evaluated
 from nas.posttrain.objective import answer_nats, dropped_embeddings
@@ -304,6 +304,11 @@ class SftRequest(TrainingRequest):
     kind: ClassVar[str] = "sft"
 
     settings: SftSettings
+
+    def check(self) -> None:
+        """See `TrainingRequest`."""
+        files = [*(source.path for source in self.settings.data), *self.settings.evaluate]
+        check_files((path, Conversation) for path in files)
 
     def plan(self, member: MemberToTrain, log: Log) -> Sft:
         """See `TrainingRequest`."""

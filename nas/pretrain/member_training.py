@@ -106,6 +106,13 @@ class TrainingRequest(ABC):
     checkpoint_s: float = 60.0
     files: FileOptions = field(default_factory=FileOptions)
 
+    def check(self) -> None:  # noqa: B027 - most kinds have nothing to check so early
+        """Checks what does not depend on earlier trainings, such as files of data, before they begin.
+
+        Raises:
+            InvalidInput: all problems, one a line.
+        """
+
     @abstractmethod
     def plan(self, member: MemberToTrain, log: Log) -> TrainingPlan:
         """Checks the request, prepares its data and returns the complete plan.

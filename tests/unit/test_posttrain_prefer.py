@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -224,11 +225,22 @@ def test_alignment_raises_the_chosen_answers_and_merges_follow(member: Path) -> 
 def test_on_policy_pairs_are_sampled_once(member: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     judge = [sys.executable, "-c", "import sys\nfor line in sys.stdin: print(len(line))"]
     prefer: dict[str, object] = {
-        "kind": "prefer", "questions": ["test.jsonl"], "judge_command": judge, "samples": 2, "answer_tokens": 4,
+        "kind": "prefer", "questions": ["asked.jsonl"], "judge_command": judge, "samples": 2, "answer_tokens": 4,
         "batch": 4, "epochs": 1,
     }  # fmt: skip
+    (member / "asked.jsonl").write_text("\n" + (member / "test.jsonl").read_text())
+    for scores, problem in (
+        ("1\\n" * 3, "exit code 1 after 3 of 18 scores, at {}:3"),  # the second sample of the second question
+        ("1\\n" * 4 + "well\\n", "'well' is not a score, for {}:4"),
+    ):
+        bad = [sys.executable, "-c", f"print('{scores}', end=''); raise SystemExit({int('well' not in scores)})"]
+        with pytest.raises(InfrastructureFailed, match=problem.format(re.escape(str(member / "asked.jsonl")))):
+            run(member, {**prefer, "judge_command": bad})
+    even = [sys.executable, "-c", "import sys\nfor line in sys.stdin: print(1)"]
+    with pytest.raises(InvalidInput, match=r"asked\.jsonl: no preference is left to train on"):
+        run(member, {**prefer, "judge_command": even})
     found = run(member, prefer)
-    pairs = sorted((member / "NAS_CACHE" / "preferences").glob("*/*.jsonl"))
+    pairs = [path for path in (member / "NAS_CACHE" / "preferences").glob("*/*.jsonl") if path.stat().st_size]
     assert len(pairs) == 1 and found.config["preferences"] == len(pairs[0].read_text().splitlines()) > 0
     again = run(member, {**prefer, "lr": 1e-6})
     assert again.config["preferences"] == found.config["preferences"] and again.checkpoint != found.checkpoint

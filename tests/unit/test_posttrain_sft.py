@@ -30,7 +30,9 @@ from nas.release.options import FileOptions
 from nas.release.tokenizer import byte_tokenizer, chat_template
 from nas.views.family import member_folder
 
-EVERY_KIND = Layout.parse("d32 v320 ffn=swiglu:64 [C3 A4/2 W4/2@8 M16 C3+moe:4x2:32]")
+EVERY_KIND = Layout.parse(
+    "d32 v320 ffn=swiglu:64 [C3 A4/2 W4/2@8 M16 D2/1:16 G2:16 X2:16 L2/16 C3+relu2:64 C3+moe:4x2:32]"
+)
 
 
 def conversation(*contents: str, roles: tuple[str, ...] = ("user", "assistant"), **fields: Any) -> Conversation:
@@ -47,7 +49,9 @@ def chat() -> ChatTokenizer:
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ('{"messages": [', "EOF while parsing"),
+        ('{"messages": [', "Invalid JSON: EOF while parsing a value at column 14"),
+        ("[1]", "Input should be an object"),
+        ('{"messages": [{"role": "user", "content": "\\ud800"}]}', "Invalid JSON: "),
         ('{"messages": []}', "messages: Tuple should have at least 1 item"),
         ('{"messages": [{"role": "bot", "content": "a"}]}', "messages.0.role: Input should be"),
         ('{"messages": [{"role": "user", "content": "a", "name": "b"}]}', "messages.0.name: Extra inputs"),
@@ -64,6 +68,13 @@ def test_bad_lines_are_named_by_file_and_line(tmp_path: Path, line: str, problem
     with pytest.raises(InvalidInput) as raised:
         read_lines(path, Conversation)
     assert str(raised.value).startswith(f"{path}:3: ") and problem in str(raised.value)
+
+
+def test_a_line_that_is_no_utf_8_is_named(tmp_path: Path) -> None:
+    path, good = tmp_path / "chat.jsonl", conversation("a", "b").model_dump_json().encode()
+    path.write_bytes(good + b"\n" + good.replace(b'"b"', b'"\xff"') + b"\n")
+    with pytest.raises(InvalidInput, match=r"chat\.jsonl:2: Invalid JSON"):
+        read_lines(path, Conversation)
 
 
 def test_preferences_need_two_answers(tmp_path: Path) -> None:
@@ -239,6 +250,26 @@ def test_a_recipe_that_is_killed_ends_with_the_same_weights(member: Path, monkey
     changed = run(member, recipe(epochs=1))
     assert changed.before == again.before and changed.checkpoint != again.checkpoint
     assert read_record(member_folder("tiny", "1M") / TRAINING, MemberTraining) == changed
+
+
+def test_bad_files_of_later_stages_are_named_before_the_first_one_begins(member: Path) -> None:
+    good, bad = conversation("a", "b").model_dump_json(), conversation("a", " ").model_dump_json()
+    (member / "bad.jsonl").write_text(f"{good}\n{bad}\n{{\n")
+    named = rf"^{member}/bad.jsonl:2: message 2 \(assistant\) is empty\n{member}/bad.jsonl:3: Invalid JSON"
+    question = {"kind": "prefer", "questions": ["chat.jsonl"]}
+    for stage, problem in (
+        ({"kind": "prefer", "questions": ["bad.jsonl"], "judge": "exact"}, named),
+        ({"kind": "merge", "evaluate": ["bad.jsonl"]}, named),
+        ({"kind": "prefer", "pairs": ["chat.jsonl"]}, r"chat.jsonl:1: chosen: Field required"),
+        ({"kind": "prefer", "pairs": ["none.jsonl"]}, r"none.jsonl: cannot read it: No such file"),
+        ({**question, "judge_command": ["./no-judge"]}, "judge_command: no such program: ./no-judge"),
+    ):
+        with pytest.raises(InvalidInput, match=problem):
+            run(member, PostTrainingRecipe.model_validate({"stages": [*recipe().model_dump()["stages"], stage]}))
+    for changed in ({"data": [{"path": "bad.jsonl"}]}, {"evaluate": ["chat.jsonl", "bad.jsonl"]}):
+        with pytest.raises(InvalidInput, match=named):
+            run(member, recipe(**changed))
+    assert not (member_folder("tiny", "1M") / "training").exists()
 
 
 def test_filters_that_leave_nothing_are_named(member: Path) -> None:
