@@ -49,7 +49,7 @@ def chat() -> ChatTokenizer:
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ('{"messages": [', "Invalid JSON: EOF while parsing a value at column 14"),
+        ('{"messages": [', "Invalid JSON: EOF while parsing a list at column 14"),
         ("[1]", "Input should be an object"),
         ('{"messages": [{"role": "user", "content": "\\ud800"}]}', "Invalid JSON: "),
         ('{"messages": []}', "messages: Tuple should have at least 1 item"),
