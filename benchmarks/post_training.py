@@ -2,6 +2,7 @@
 
     python benchmarks/post_training.py train --state FOLDER [--seeds 3] > result.json
     python benchmarks/post_training.py kills --state FOLDER [--kills 3] [--seed 0] > result.json
+    python benchmarks/post_training.py passes --state FOLDER > result.json
 
 Each seed is a member of its own: pre-training, fine-tuning, alignment with on-policy preferences, and merges of both
 by several methods. What is compared is the share of exact answers to questions that are not in the training data, with
@@ -12,6 +13,9 @@ this process, as `nas family post` runs them in a worker.
 
 `kills` runs the same recipe and a merge by `nas family post`, undisturbed and killed at random moments, and compares
 the weights of all stages and the files.
+
+`passes` measures what padding costs in fine-tuning: times of steps whose conversations are split into passes in several
+ways, and of the same number of tokens without any padding, which is the least that packing could take.
 """
 
 from __future__ import annotations
@@ -22,19 +26,22 @@ import math
 import os
 import random
 import resource
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from runs import print_json, say
 
 from nas.core.durable import write_durably
 from nas.core.family import FAMILY, Family, Member, TaskScore, families_folder, member_folder, write_record
 from nas.core.layout import Layout
+from nas.core.task import IGNORE
 from nas.nn.fit import Log, Worker
 from nas.nn.model import Model
 from nas.nn.weights import load_weights
@@ -42,7 +49,9 @@ from nas.posttrain.conversations import ChatTokenizer, Conversation, read_lines,
 from nas.posttrain.files import file_responder
 from nas.posttrain.generation import exact_matches, responder
 from nas.posttrain.merging import MergeSettings, merge
+from nas.posttrain.objective import answer_nats
 from nas.posttrain.recipe import PostTrainingRecipe, run_recipe
+from nas.posttrain.sft import PASS_TOKENS, padded, passes_of
 from nas.posttrain.tasks import write_tasks
 from nas.pretrain import member_training
 from nas.pretrain.tokenizer_training import train_tokenizer
@@ -51,6 +60,8 @@ from nas.release.options import FileOptions
 from nas.release.tokenizer import read_tokenizer
 
 LAYOUT = "d64 v512 ffn=swiglu:192 [C3 A4/2 C3 A4/2]"
+_MOST_TOKENS = 4096
+"""Of a pass, on CPUs."""
 MERGES: dict[str, MergeSettings] = {
     method: MergeSettings(method=method, density=density)
     for method, density in (("soup", 1.0), ("task-arithmetic", 1.0), ("ties", 0.5), ("dare-ties", 0.5), ("della", 0.5))
@@ -60,8 +71,9 @@ MERGES: dict[str, MergeSettings] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     modes = parser.add_subparsers(dest="mode", required=True)
-    for mode in ("train", "kills"):
+    for mode, run in (("train", run_trainings), ("kills", run_kills), ("passes", run_passes)):
         own = modes.add_parser(mode)
+        own.set_defaults(run=run)
         own.add_argument("--state", type=Path, required=True, help="folder that everything is kept in")
         own.add_argument("--layout", default=LAYOUT)
         own.add_argument("--train", type=int, default=2000, help="conversations")
@@ -71,13 +83,13 @@ def main() -> None:
         own.add_argument("--test", type=int, default=200, help="questions")
         if mode == "train":
             own.add_argument("--seeds", type=int, default=3)
-        else:
+        elif mode == "kills":
             own.add_argument("--kills", type=int, default=3)
             own.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
     options = parser.parse_args()
     state = options.state.resolve()
     _write_data(state, options)
-    print_json(run_kills(state, options) if options.mode == "kills" else run_trainings(state, options))
+    print_json(options.run(state, options))
 
 
 def run_trainings(state: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -120,6 +132,51 @@ def run_kills(state: Path, options: argparse.Namespace) -> dict[str, Any]:
         "layout": options.layout, "train": options.train, "epochs": options.epochs, "seed": options.seed,
         "calm_s": calm_s, "kills": rows, "equal": _hashes(state / "killed") == wanted, "files": wanted,
     }  # fmt: skip
+
+
+def run_passes(state: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Returns padding and times of steps by batch size and by the cost of a pass that they are split with."""
+    torch.set_num_threads(1)
+    layout = Layout.parse(options.layout)
+    model = Model(layout, seed=0)
+    chat = ChatTokenizer(read_tokenizer(state / "tokenizer.json"), "tokenizer.json")
+    rows = [chat.conversation(each) for each in read_lines(state / "data" / "train.jsonl", Conversation)]
+    data = [(ids[:-1].astype(np.int64), np.where(own[1:], ids[1:], IGNORE).astype(np.int64)) for ids, own in rows]
+
+    def seconds(passes: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> float:
+        began = time.perf_counter()
+        for inputs, labels in passes:
+            answer_nats(model, inputs, labels)[0].sum().backward()
+        return time.perf_counter() - began
+
+    found = []
+    for batch in (16, 32):
+        steps = [random.Random(number).sample(data, batch) for number in range(24)]
+        lengths = [[len(inputs) for inputs, _ in step] for step in steps]
+        for overhead in (0, 64, PASS_TOKENS, _MOST_TOKENS):
+            split = [
+                [([step[i] for i in one]) for one in passes_of(own, _MOST_TOKENS, overhead)]
+                for step, own in zip(steps, lengths, strict=True)
+            ]
+            passes = [[(padded([x for x, _ in one], chat.pad), padded([y for _, y in one], IGNORE)) for one in each]
+                      for each in split]  # fmt: skip
+            tokens = sum(inputs.numel() for each in passes for inputs, _ in each)
+            found.append(
+                {
+                    "batch": batch,
+                    "pass_tokens": overhead,
+                    "passes_per_step": sum(map(len, passes)) / len(steps),
+                    "padding": 1 - sum(map(sum, lengths)) / tokens,
+                    "step_s": statistics.median(map(seconds, passes)),
+                }
+            )
+        packed = [
+            [tuple(torch.from_numpy(np.concatenate(each)[: len(np.concatenate(each)) // 64 * 64].reshape(-1, 64))
+                   for each in zip(*step, strict=True))] for step in steps
+        ]  # fmt: skip
+        found.append({"batch": batch, "pass_tokens": None, "passes_per_step": 1, "padding": 0.0,
+                      "step_s": statistics.median(map(seconds, packed))})  # fmt: skip
+    return {"layout": layout.format(), "parameters": layout.params.total, "splits": found}
 
 
 def _post(state: Path, home: str, layout: str, moment: float) -> int | None:

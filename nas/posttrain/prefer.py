@@ -43,6 +43,7 @@ from nas.posttrain.generation import evaluated, generate
 from nas.posttrain.judges import RULES, Judge, Sample, command_judge, preference_of
 from nas.posttrain.objective import answer_nats
 from nas.posttrain.sft import (
+    PASSES_VERSION,
     ConversationPlan,
     TokenisedConversations,
     TrainingSettings,
@@ -263,6 +264,7 @@ class Prefer(ConversationPlan):
             "preferences": self.tokens,
             "evaluations": self.evaluations,
             "start": self.weights_sha256,
+            "passes": PASSES_VERSION,
         }
 
     def config(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 Each conversation is a sequence of its own, padded at the end: every block kind is causal, so no position reads padding
 or another conversation, whereas a packed sequence would need its states reset at each boundary. Conversations of a step
-are sorted by length before they are split into passes, so that padding stays small; its share is in the record.
+are sorted by length and split into the passes that cost least (`passes_of`); the share of padding is in the record.
 
 Conversations are filtered and tokenised once, and read from the cache folder:
 
@@ -40,7 +40,11 @@ from nas.release.files import sha256_of
 
 CONVERSATIONS_VERSION = 1
 """Part of keys: increase it with every change after which the same files give other ids or another selection."""
+PASSES_VERSION = 1
+"""Part of keys: increase it when steps are split into other passes, which round and drop other values."""
 HELD_OUT = "loss on held-out answers"
+PASS_TOKENS = 256
+"""What a pass costs beside its tokens, in tokens: measured by `benchmarks/post_training.py passes`."""
 
 _TOKENS_AT_ONCE = (4096, 32768)
 _MOST_WARMUP = 0.1
@@ -264,19 +268,35 @@ class Mixture:
         return np.concatenate(rounds)[begin : begin + draws]
 
 
-def passes_of(lengths: Sequence[int], most: int) -> list[list[int]]:
-    """Splits sequences into passes of similar lengths with at most `most` tokens, padding included.
+def passes_of(lengths: Sequence[int], most: int, overhead: int = PASS_TOKENS) -> list[list[int]]:
+    """Splits sequences, sorted by length, into the passes that cost least; a pass costs `overhead` and its tokens.
+
+    Args:
+        lengths: of the sequences.
+        most: tokens of a pass, padding included; a longer sequence has a pass of its own.
+        overhead: of a pass, in tokens; with 0 nothing is padded.
 
     Returns:
-        The places of the sequences of each pass; a longer sequence has a pass of its own.
+        The places of the sequences of each pass.
     """
+    order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
+    costs, begins = [0], [0]  # of the first sequences of the order: least cost, and where their last pass begins
+    for end in range(1, len(order) + 1):
+        found = []
+        for begin in range(end - 1, -1, -1):
+            tokens = lengths[order[begin]] * (end - begin)
+            if tokens > most and found:
+                break
+            found.append((costs[begin] + overhead + tokens, begin))
+        cost, begin = min(found)
+        costs.append(cost)
+        begins.append(begin)
     passes: list[list[int]] = []
-    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
-        if passes and lengths[passes[-1][0]] * (len(passes[-1]) + 1) <= most:
-            passes[-1].append(place)
-        else:
-            passes.append([place])
-    return passes
+    end = len(order)
+    while end:
+        passes.append(order[begins[end] : end])
+        end = begins[end]
+    return passes[::-1]
 
 
 def padded(sequences: Sequence[NDArray[np.int64]], value: int) -> Tensor:
@@ -385,7 +405,12 @@ class Sft(ConversationPlan):
         """See `TrainingPlan`."""
         # Without paths: the files' contents are in `tokens`.
         settings = self.settings.model_dump(mode="json", exclude={"data": {"__all__": {"path"}}, "evaluate": True})
-        return {"sft": settings, "conversations": self.tokens, "start": self.weights_sha256}
+        return {
+            "sft": settings,
+            "conversations": self.tokens,
+            "start": self.weights_sha256,
+            "passes": PASSES_VERSION,
+        }
 
     def config(self) -> dict[str, Any]:
         """See `TrainingPlan`."""

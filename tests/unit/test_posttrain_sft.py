@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +185,28 @@ def test_passes_hold_similar_lengths() -> None:
     assert sorted(place for one in passes for place in one) == list(range(6))
     assert [[lengths[place] for place in one] for one in passes] == [[300], [100, 90], [6, 5, 5]]
     assert padding_share([lengths], 200) == pytest.approx(12 / (300 + 200 + 18))
+    one_long = [170, *[40] * 15]
+    assert [len(each) for each in passes_of(one_long, 4096)] == [1, 15]
+    assert passes_of([], 200) == []
+
+
+def test_passes_cost_least_of_all_splits() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        lengths, most = sorted(rng.integers(1, 100, 9).tolist(), reverse=True), 250
+
+        def cost(split: Sequence[Sequence[int]], most: int = most) -> float:
+            tokens = [max(each) * len(each) for each in split]
+            fits = all(count <= most or len(each) == 1 for each, count in zip(split, tokens, strict=True))
+            return sum(30 + count for count in tokens) if fits else math.inf
+
+        splits = []
+        for cuts in itertools.product((False, True), repeat=len(lengths) - 1):
+            ends = [i + 1 for i, cut in enumerate(cuts) if cut]
+            splits.append([lengths[a:b] for a, b in itertools.pairwise([0, *ends, len(lengths)])])
+        found = [[lengths[place] for place in one] for one in passes_of(lengths, most, 30)]
+        assert sorted(itertools.chain(*found), reverse=True) == lengths
+        assert cost(found) == min(map(cost, splits))
 
 
 @pytest.fixture
