@@ -291,7 +291,7 @@ def evaluate(
     quantisation: Annotated[
         list[str] | None,
         typer.Option(
-            "--quantisation", "-q", help="File to evaluate, too; 8da4w: .pte. Repeatable.", show_default="q4_0"
+            "--quantisation", "-q", help="File to evaluate, too; 8da4w: .pte. Repeatable.", show_default="q4_0, 8da4w"
         ),
     ] = None,
     context: Annotated[int, typer.Option("--context", min=16, help="Context length in tokens.")] = 4096,
@@ -300,12 +300,13 @@ def evaluate(
     """Compare a member's answers with expected ones, with PyTorch and with its GGUF and .pte files."""
     from nas.posttrain.files import evaluate_member
 
-    found = evaluate_member(name, size, conversations, quantisation or ["q4_0"], context)
+    found = evaluate_member(name, size, conversations, quantisation or ["q4_0", "8da4w"], context, say)
     if json:
         print_json(found.model_dump(mode="json"))
         return
-    rows = [(task, questions, *map(str, scores)) for task, questions, scores in found.rows]
-    print_table(("task", "questions", *found.scores), rows, title="exact answers, with 95 % intervals")
+    print_table(found.head, found.rows, title="exact answers")
+    for note in found.notes:
+        say(note)
 
 
 @app.command()

@@ -161,14 +161,31 @@ class TaskScore(Record):
     exact: int
     questions: int
     ci95: tuple[float, float] = Field(description="of the share of exact answers (Wilson 1927)")
+    lost: int | None = Field(None, description="questions that PyTorch answers and this file does not")
+    gained: int | None = Field(None, description="questions that this file answers and PyTorch does not")
 
     @staticmethod
-    def of(exact: int, questions: int) -> TaskScore:
+    def of(exact: int, questions: int, lost: int | None = None, gained: int | None = None) -> TaskScore:
         """Returns the counts with their interval."""
         share, weight = exact / questions, Z95**2 / questions
         middle = (share + weight / 2) / (1 + weight)
         half = Z95 * math.sqrt(share * (1 - share) / questions + weight / (4 * questions)) / (1 + weight)
-        return TaskScore(exact=exact, questions=questions, ci95=(max(0.0, middle - half), min(1.0, middle + half)))
+        ci95 = max(0.0, middle - half), min(1.0, middle + half)
+        return TaskScore(exact=exact, questions=questions, ci95=ci95, lost=lost, gained=gained)
+
+    @property
+    def change(self) -> tuple[float, float, float] | None:
+        """Share of exact answers less PyTorch's, and the ends of its 95 % interval; None: this is PyTorch's.
+
+        The same questions are answered twice, so the interval is that of paired shares, with half a question added to
+        each cell of the table (Bonett and Price 2012, equation 4).
+        """
+        if self.lost is None or self.gained is None:
+            return None
+        less, more = ((count + 1) / (self.questions + 2) for count in (self.lost, self.gained))
+        half = Z95 * math.sqrt((less + more - (more - less) ** 2) / (self.questions + 2))
+        low, high = max(-1.0, more - less - half), min(1.0, more - less + half)
+        return (self.gained - self.lost) / self.questions, low, high
 
     def __str__(self) -> str:
         """Returns share and interval, such as '27.5% (20.3 to 36.1)'."""
@@ -182,12 +199,38 @@ class MemberEvaluation(Record):
     weights: str = Field(description="checkpoint:SHA256")
     tasks: str = Field(description="name of the file of questions")
     scores: dict[str, dict[str, TaskScore]] = Field(description="pytorch or a quantisation -> task -> answers")
+    missing: dict[str, str] = Field(default_factory=dict, description="quantisation -> why it has no scores")
 
     @property
-    def rows(self) -> list[tuple[str, int, list[TaskScore]]]:
-        """Task, questions, and the answers of each column of `scores`."""
+    def head(self) -> list[str]:
+        """Heads of the columns of `rows`."""
+        files = [each for name in list(self.scores)[1:] for each in (name, f"{name} less PyTorch, points")]
+        return ["task", "questions", next(iter(self.scores)), *files]
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """A line for each task: name, questions, and shares with intervals; of files also the change."""
         first = next(iter(self.scores.values()))
-        return [(task, one.questions, [each[task] for each in self.scores.values()]) for task, one in first.items()]
+        return [
+            [task, f"{one.questions}", *(cell for each in self.scores.values() for cell in _cells(each[task]))]
+            for task, one in first.items()
+        ]
+
+    @property
+    def notes(self) -> list[str]:
+        """What the numbers are, and why some are missing."""
+        about = (
+            f"Questions of {self.tasks}, greedy decoding, 95 % intervals: Wilson's of shares, and those of Bonett and Price "
+            "of changes in percentage points, from the same questions."
+        )
+        return [about, *(f"{name}: none: {reason}" for name, reason in self.missing.items())]
+
+
+def _cells(score: TaskScore) -> list[str]:
+    if score.change is None:
+        return [str(score)]
+    value, low, high = (100 * each for each in score.change)
+    return [str(score), f"{value:+.1f} ({low:+.1f} to {high:+.1f})"]
 
 
 class MemberTraining(Record):

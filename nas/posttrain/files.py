@@ -6,21 +6,25 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from nas.core.errors import InvalidInput, UnknownName
+from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput, UnknownName
 from nas.core.family import EVALUATION, TRAINING, MemberEvaluation, MemberTraining, read_record, write_record
 from nas.core.layout import Layout
 from nas.nn.model import Model
 from nas.nn.weights import load_weights
 from nas.posttrain.conversations import ChatTokenizer, Conversation, Message, problem_of, read_lines
-from nas.posttrain.generation import Respond, exact_matches, responder
+from nas.nn.fit import Log
+from nas.posttrain.generation import Respond, by_task, exact_answers, responder
 from nas.pretrain.member_training import MemberToTrain
-from nas.release.files import files_of, find_member, sha256_of, tokenizer_of
+from nas.release.files import files_of, find_member, rewrite_card, tokenizer_of
+from nas.release.options import QUANTISATIONS
+from nas.runtimes import RUNTIMES
 from nas.runtimes.dialogue import Dialogue
 from nas.runtimes.executorch import stock
 from nas.runtimes.llama_cpp import binding
 
 PYTORCH = "pytorch"
 _DIALOGUES = {"gguf": binding.dialogue, "pte": stock.dialogue}
+_RUNTIME_OF = dict.fromkeys(QUANTISATIONS, "llama.cpp") | dict.fromkeys(RUNTIMES["executorch"].quantisations, "executorch")
 
 
 def open_dialogue(member: Path, quantisation: str, context: int) -> Dialogue:
@@ -70,37 +74,54 @@ def file_responder(member: Path, quantisation: str, context: int) -> Iterator[Re
 
 
 def evaluate_member(
-    family: str, size: str, tasks: Path, quantisations: Sequence[str], context: int
+    family: str, size: str, tasks: Path, quantisations: Sequence[str], context: int, log: Log
 ) -> MemberEvaluation:
-    """Counts exact answers of a member in PyTorch and in files of the same weights, and keeps the record.
+    """Counts exact answers of a member in PyTorch and in files of the same weights; keeps the record, and shows it on
+    the member's card.
 
     Args:
         family: name of the family.
         size: of the member.
         tasks: file of conversations, each with the expected answer at its end.
-        quantisations: of the files.
+        quantisations: of the files; where one is missing or its runtime cannot run it, the record has the reason.
         context: most tokens of a question with its answer.
+        log: takes one line at a time.
 
     Raises:
-        UnknownName: no such family, size or file.
-        InvalidInput: the member was not trained, or a question does not fit the context.
-        CandidateFailed: a runtime died on the file (crash).
+        UnknownName: no such family, size or quantisation.
+        InvalidInput: the member was not trained, or its files hold other weights.
     """
     conversations = read_lines(tasks, Conversation)
-    folder, _, member = find_member(family, size)
-    training, layout = read_record(folder / TRAINING, MemberTraining), Layout.parse(member.layout)
-    tokenizer = tokenizer_of(folder)
-    trained = MemberToTrain(folder, layout, tokenizer, () if training is None else training.history)
-    chat = chat_tokenizer(folder)
-    model = Model(layout, None)
-    weights = trained.weights()
-    load_weights(model, weights)
-    found = {PYTORCH: exact_matches(conversations, chat, responder(model.eval(), chat))}
     for quantisation in quantisations:
-        with file_responder(folder, quantisation, context) as respond:
-            found[quantisation] = exact_matches(conversations, chat, respond)
-    evaluation = MemberEvaluation(weights=f"checkpoint:{sha256_of(weights)}", tasks=tasks.name, scores=found)
+        if quantisation not in _RUNTIME_OF:
+            raise UnknownName("quantisation", quantisation, _RUNTIME_OF, where="--quantisation")
+    folder, owner, member = find_member(family, size)
+    training, layout = read_record(folder / TRAINING, MemberTraining), Layout.parse(member.layout)
+    trained = MemberToTrain(folder, layout, tokenizer_of(folder), () if training is None else training.history)
+    chat, weights, files = chat_tokenizer(folder), trained.weights(), files_of(folder)
+    described = f"checkpoint:{trained.before[-1].checkpoint}"
+    if files is None or files.weights != described:
+        raise InvalidInput(f"the files of {size} do not hold {described}: repeat the last training", where="--size")
+    model = Model(layout, None)
+    load_weights(model, weights)
+    right = exact_answers(conversations, chat, responder(model.eval(), chat))
+    scores, missing = {PYTORCH: by_task(conversations, right)}, {}
+    written = {file.quantisation.lower() for file in files.files if file.kind in _DIALOGUES}
+    for quantisation in quantisations:
+        if quantisation not in written:
+            loads = files.loads.get(_RUNTIME_OF[quantisation], "")
+            missing[quantisation] = loads.removeprefix("none: ") if loads.startswith("none") else "no file was written"
+            continue
+        try:
+            with file_responder(folder, quantisation, context) as respond:
+                own = exact_answers(conversations, chat, respond)
+        except (InvalidInput, InfrastructureFailed, CandidateFailed) as error:
+            missing[quantisation] = str(error)
+        else:
+            scores[quantisation] = by_task(conversations, own, right)
+    evaluation = MemberEvaluation(weights=described, tasks=tasks.name, scores=scores, missing=missing)
     write_record(folder / EVALUATION, evaluation)
+    rewrite_card(folder, owner, member, log)
     return evaluation
 
 

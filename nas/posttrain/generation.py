@@ -19,7 +19,6 @@ _LOGITS_AT_ONCE = 1 << 25
 _MOST_ROWS = 128
 _SPARE_TOKENS = 8
 
-
 Respond = Callable[[Sequence[Sequence[int]], int], list[list[int]]]
 """(ids of questions, most tokens of an answer) -> ids of answers, with or without the one that ends them."""
 
@@ -95,7 +94,12 @@ def _chosen(logits: Tensor, temperature: float, noise: Sequence[np.random.Genera
 
 
 def exact_matches(conversations: Sequence[Conversation], chat: ChatTokenizer, respond: Respond) -> dict[str, TaskScore]:
-    """Returns task -> answers that equal the expected one but for space around them; `ALL`: of all tasks.
+    """Returns the answers of `exact_answers` by task; see `by_task`."""
+    return by_task(conversations, exact_answers(conversations, chat, respond))
+
+
+def exact_answers(conversations: Sequence[Conversation], chat: ChatTokenizer, respond: Respond) -> list[bool]:
+    """Returns whether each answer equals the expected one but for space around them.
 
     Args:
         conversations: questions, each with the expected answer.
@@ -104,13 +108,35 @@ def exact_matches(conversations: Sequence[Conversation], chat: ChatTokenizer, re
     """
     questions = [chat.question(each.question, each.tools) for each in conversations]
     most = max(len(chat.encode(each.answer)) for each in conversations) + _SPARE_TOKENS
-    counts: dict[str, tuple[int, int]] = {}
-    for conversation, ids in zip(conversations, respond(questions, most), strict=True):
-        right = chat.answer_of(ids).strip() == conversation.answer.strip()
+    return [
+        chat.answer_of(ids).strip() == conversation.answer.strip()
+        for conversation, ids in zip(conversations, respond(questions, most), strict=True)
+    ]
+
+
+def by_task(
+    conversations: Sequence[Conversation], right: Sequence[bool], before: Sequence[bool] | None = None
+) -> dict[str, TaskScore]:
+    """Returns task -> counts of right answers; `ALL`: of all tasks.
+
+    Args:
+        conversations: what was asked.
+        right: whether each answer is right.
+        before: the same of PyTorch, to count what a file of the same weights lost and gained.
+    """
+    own: dict[str, list[int]] = defaultdict(list)
+    for number, conversation in enumerate(conversations):
         for task in dict.fromkeys((conversation.task or ALL, ALL)):
-            hits, asked = counts.get(task, (0, 0))
-            counts[task] = hits + right, asked + 1
-    return {task: TaskScore.of(*each) for task, each in sorted(counts.items())}
+            own[task].append(number)
+    return {task: _score(numbers, right, before) for task, numbers in sorted(own.items())}
+
+
+def _score(numbers: Sequence[int], right: Sequence[bool], before: Sequence[bool] | None) -> TaskScore:
+    exact = sum(right[i] for i in numbers)
+    if before is None:
+        return TaskScore.of(exact, len(numbers))
+    lost = sum(before[i] and not right[i] for i in numbers)
+    return TaskScore.of(exact, len(numbers), lost, sum(right[i] and not before[i] for i in numbers))
 
 
 def responder(model: Model, chat: ChatTokenizer) -> Respond:

@@ -46,7 +46,7 @@ from nas.core.layout import Layout
 from nas.release import huggingface
 from nas.release.huggingface import checkpoint_of, open_weights
 from nas.release.model_card import card, card_key, write_card
-from nas.release.options import FileOptions
+from nas.release.options import FileOptions, kept_options
 from nas.release.tokenizer import MemberTokenizer, byte_tokenizer, read_tokenizer, require_fit
 from nas.runtimes import RUNTIMES
 from nas.runtimes.base import RandomWeights, ReleasePart, ReleaseRequest, Weights
@@ -263,7 +263,8 @@ def _written(member: _Member, log: Log) -> MemberFiles:
         license=member.options.license,
     )
     parts = [(loader, part) for loader, (_, own) in plan.items() for part in own]
-    record = _with_card(member, _with_parts(member, parts, record, ledger, log), ledger)
+    record = _with_parts(member, parts, record, ledger, log)
+    record = _with_card(member.folder, member.name, member.layout, member.options, record, ledger)
     ledger.close(record)
     return record
 
@@ -292,14 +293,32 @@ def _with_parts(
     return record
 
 
-def _with_card(member: _Member, record: MemberFiles, ledger: FileLedger) -> MemberFiles:
-    evaluation = read_record(member.folder / EVALUATION, MemberEvaluation)
-    text = card(member.name, member.layout, record, member.options, evaluation)
+def _with_card(
+    folder: Path, name: str, layout: Layout, options: FileOptions, record: MemberFiles, ledger: FileLedger
+) -> MemberFiles:
+    evaluation = read_record(folder / EVALUATION, MemberEvaluation)
+    text = card(name, layout, record, options, evaluation)
     files = ledger.kept(card_key(text))
     if not files:
         ledger.open()
-        files = (write_card(member.folder, text),)
+        files = (write_card(folder, text),)
     return record.model_copy(update={"files": record.files + files})
+
+
+def rewrite_card(folder: Path, family: Family, member: Member, log: Log) -> None:
+    """Writes the model card of a trained member again, from what is on record now.
+
+    Where files are missing, nothing is written: the run that completes them writes the card.
+    """
+    with _alone(folder, log):
+        record = read_record(folder / FILES, MemberFiles)
+        if record is None or (folder / PARTIAL).exists():
+            return
+        options = kept_options(record, None, None, None).of_member(family, member)
+        ledger = FileLedger(folder)
+        others = record.model_copy(update={"files": tuple(file for file in record.files if file.kind != "card")})
+        name = options.checked_name(folder)
+        ledger.close(_with_card(folder, name, Layout.parse(member.layout), options, others, ledger))
 
 
 class FileLedger:

@@ -103,9 +103,7 @@ def _measured(measured: Sequence[Measured]) -> str:
 
 
 def _evaluated(evaluation: MemberEvaluation) -> str:
-    rows = [(task, f"{questions}", *map(str, scores)) for task, questions, scores in evaluation.rows]
-    head = ("task", "questions", *evaluation.scores)
-    return f"Questions of {evaluation.tasks}, greedy decoding, 95 % intervals.\n\n" + _table(head, rows)
+    return "\n\n".join((*evaluation.notes, _table(evaluation.head, evaluation.rows)))
 
 
 def _where(one: Measured) -> str:
