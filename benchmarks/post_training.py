@@ -1,18 +1,17 @@
 """Trains small members from text to chat on generated tasks, and scores them after every stage; JSON.
 
-    python benchmarks/post_training.py train --state FOLDER [--seeds 3] > result.json
-    python benchmarks/post_training.py kills --state FOLDER [--kills 3] [--seed 0] > result.json
-    python benchmarks/post_training.py passes --state FOLDER > result.json
+    python -m benchmarks.post_training train --state FOLDER [--seeds 3] > result.json
+    python -m benchmarks.post_training kills --state FOLDER [--kills 3] [--seed 0] > result.json
+    python -m benchmarks.post_training passes --state FOLDER > result.json
 
-Each seed is a member of its own: pre-training, fine-tuning, alignment with on-policy preferences, and merges of both
-by several methods. What is compared is the share of exact answers to questions that are not in the training data, with
-95 % Wilson intervals: after each stage in PyTorch, and at last in the GGUF files of the aligned weights with llama.cpp
-and in their .pte with ExecuTorch.
-Every stage of every seed is one result in FOLDER; started again with the same folder, it continues. Trainings run in
-this process, as `nas family post` runs them in a worker.
+Each seed of `train` is a member of its own: pre-training, fine-tuning, alignment with on-policy preferences, and merges
+of both by several methods. What is compared is the share of exact answers to questions that are not in the training
+data: of all weights in PyTorch, and of those of each stage and one merge also from GGUF files in llama.cpp and .pte in
+ExecuTorch. Means over seeds have 95 % intervals of Student's distribution. Everything is kept in FOLDER; started again
+with the same folder, the command continues. Trainings run in this process, as `nas family post` runs them in a worker.
 
-`kills` runs the same recipe and a merge by `nas family post`, undisturbed and killed at random moments, and compares
-the weights of all stages and the files.
+`kills` runs the same recipe with a merge in a process that is killed at random moments, and compares the weights of all
+stages and the files with those of an undisturbed run. Checkpoints are written after every step.
 
 `passes` measures what padding costs in fine-tuning: times of steps whose conversations are split into passes in several
 ways, and of the same number of tokens without any padding, which is the least that packing could take.
@@ -23,31 +22,35 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
 import os
 import random
 import resource
+import shutil
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from runs import print_json, say
 
+from benchmarks.runs import print_json, say
+from nas.core import paths
 from nas.core.durable import write_durably
-from nas.core.family import FAMILY, Family, Member, TaskScore, families_folder, member_folder, write_record
+from nas.core.family import FAMILY, Family, Member, families_folder, member_folder, write_record
 from nas.core.layout import Layout
+from nas.core.stats import t_critical
 from nas.core.task import IGNORE
 from nas.nn.fit import Log, Worker
 from nas.nn.model import Model
 from nas.nn.weights import load_weights
 from nas.posttrain.conversations import ChatTokenizer, Conversation, read_lines, write_lines
-from nas.posttrain.files import file_responder
-from nas.posttrain.generation import exact_matches, responder
+from nas.posttrain.files import PYTORCH, file_responder
+from nas.posttrain.generation import ALL, Respond, by_task, exact_answers, responder
 from nas.posttrain.merging import MergeSettings, merge
 from nas.posttrain.objective import answer_nats
 from nas.posttrain.recipe import PostTrainingRecipe, run_recipe
@@ -55,13 +58,15 @@ from nas.posttrain.sft import PASS_TOKENS, padded, passes_of
 from nas.posttrain.tasks import write_tasks
 from nas.pretrain import member_training
 from nas.pretrain.tokenizer_training import train_tokenizer
-from nas.release.files import sha256_of
+from nas.release.files import sha256_of, write_files
 from nas.release.options import FileOptions
 from nas.release.tokenizer import read_tokenizer
+from nas.runtimes.base import Checkpoint
 
 LAYOUT = "d64 v512 ffn=swiglu:192 [C3 A4/2 C3 A4/2]"
 _MOST_TOKENS = 4096
 """Of a pass, on CPUs."""
+_RUN_S = 3600.0
 MERGES: dict[str, MergeSettings] = {
     method: MergeSettings(method=method, density=density)
     for method, density in (("soup", 1.0), ("task-arithmetic", 1.0), ("ties", 0.5), ("dare-ties", 0.5), ("della", 0.5))
@@ -69,12 +74,18 @@ MERGES: dict[str, MergeSettings] = {
 
 
 def main() -> None:
+    options = parsed(sys.argv[1:])
+    print_json(options.run(options))
+
+
+def parsed(argv: Sequence[str]) -> argparse.Namespace:
+    """Returns the options of a command line; `run` is the function that it asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     modes = parser.add_subparsers(dest="mode", required=True)
     for mode, run in (("train", run_trainings), ("kills", run_kills), ("passes", run_passes)):
         own = modes.add_parser(mode)
         own.set_defaults(run=run)
-        own.add_argument("--state", type=Path, required=True, help="folder that everything is kept in")
+        own.add_argument("--state", type=lambda text: Path(text).resolve(), required=True, help="keeps everything")
         own.add_argument("--layout", default=LAYOUT)
         own.add_argument("--train", type=int, default=2000, help="conversations")
         own.add_argument("--questions", type=int, default=200, help="that are answered on policy")
@@ -83,59 +94,150 @@ def main() -> None:
         own.add_argument("--test", type=int, default=200, help="questions")
         if mode == "train":
             own.add_argument("--seeds", type=int, default=3)
+            own.add_argument("--only", type=int, help="do this seed alone; several processes may do one each")
         elif mode == "kills":
             own.add_argument("--kills", type=int, default=3)
             own.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
-    options = parser.parse_args()
-    state = options.state.resolve()
-    _write_data(state, options)
-    print_json(options.run(state, options))
+    return parser.parse_args(argv)
 
 
-def run_trainings(state: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Returns scores, times and settings of all seeds."""
-    os.environ["NAS_HOME"] = str(state / "home")
+def run_trainings(options: argparse.Namespace) -> dict[str, Any]:
+    """Returns answers, times and settings of all seeds, and means over them."""
+    _write_data(options)
+    os.environ["NAS_HOME"] = str(options.state / "home")
     member_training.run_workers = _here
     layout = Layout.parse(options.layout)
-    _write_family(layout, options.seeds)
-    members = {str(seed): _member(seed, layout, options, state) for seed in range(options.seeds)}
+    _write_family(layout, options.seeds)  # the same by each process
+    test = read_lines(options.state / "data" / "test.jsonl", Conversation)
+    wanted = range(options.seeds) if options.only is None else [options.only]
+    members = {str(seed): _member(seed, layout, test, options) for seed in wanted}
     return {
         "layout": layout.format(),
         "parameters": layout.params.total,
-        "train": options.train,
-        "test": options.test,
-        "epochs": options.epochs,
+        **{name: getattr(options, name) for name in ("train", "test", "questions", "epochs", "lr")},
         "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "means": [_mean(name, members, test) for name in members[str(wanted[0])]["answers"]],
+        "tasks": [each.task for each in test],
         "seeds": members,
     }
 
 
-def run_kills(state: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Returns the kills of a run of `nas family post`, and whether its results equal those of an undisturbed one.
+def _mean(name: str, members: Mapping[str, Any], test: Sequence[Conversation]) -> dict[str, Any]:
+    """Returns shares of exact answers of weights in a runtime, over seeds; of files also the change from PyTorch."""
+    weights, _, runtime = name.partition(" ")
+    right = [[mark == "1" for mark in each["answers"][name]] for each in members.values()]
+    before = [[mark == "1" for mark in each["answers"][f"{weights} {PYTORCH}"]] for each in members.values()]
+    scores = [by_task(test, own, first) for own, first in zip(right, before, strict=True)]
+    changes = [score[ALL].change or (0.0,) for score in scores]
+    return {
+        "weights": weights,
+        "runtime": runtime,
+        "exact": _interval([score[ALL].exact / len(test) for score in scores]),
+        "change": None if runtime == PYTORCH else _interval([change[0] for change in changes]),
+        "tasks": {
+            task: statistics.fmean(score[task].exact / score[task].questions for score in scores)
+            for task in scores[0]
+            if task != ALL
+        },
+    }
 
-    A run is killed at a moment drawn from the first half of the time that the undisturbed one took, and started again.
+
+def _interval(values: Sequence[float]) -> dict[str, Any]:
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return {"mean": mean, "ci95": None}
+    half = t_critical(0.95, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    return {"mean": mean, "ci95": [mean - half, mean + half]}
+
+
+def run_kills(options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the kills of runs of a recipe, and whether their results equal those of an undisturbed one.
+
+    A run is killed at a moment drawn from the time that the undisturbed one took, and started again, until it ends;
+    then another one begins in an empty folder.
     """
-    recipe = _recipe(options, 0).model_dump(mode="json", exclude_none=True)
-    recipe["stages"].append({"kind": "merge", "method": "soup", "models": ["sft", "prefer"]})
-    (state / "recipe.json").write_text(json.dumps(recipe))  # JSON is YAML
+    _write_data(options)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "nas.release.files", "torch._dynamo"])  # loaded once
+    for old in options.state.glob("*/families"):
+        shutil.rmtree(old.parent)
+    _run_recipe(context, os.getpid, (), math.inf)
     began = time.monotonic()
-    reached = _post(state, "calm", options.layout, math.inf)
-    assert reached is None
-    calm_s, wanted = time.monotonic() - began, _hashes(state / "calm")
-    rng, rows = random.Random(options.seed), []
-    for _ in range(options.kills):
-        moment = rng.uniform(0, calm_s / 2)
-        reached = _post(state, "killed", options.layout, moment)
-        rows.append({"after_s": moment, "killed": reached is not None, "stages_done": reached})
-    assert _post(state, "killed", options.layout, math.inf) is None
+    assert _run_recipe(context, _post, (options, "calm"), math.inf)
+    calm_s, wanted = time.monotonic() - began, _hashes(options.state / "calm")
+    rng, series = random.Random(options.seed), 0
+    rows: list[dict[str, Any]] = []
+    while sum(row["killed"] for row in rows) < options.kills or not rows[-1]["ended"]:
+        enough = sum(row["killed"] for row in rows) == options.kills
+        moment, home = math.inf if enough else rng.uniform(0, calm_s), f"killed-{series}"
+        ended = _run_recipe(context, _post, (options, home), moment)
+        found = _hashes(options.state / home)
+        rows.append(
+            {
+                "series": series, "after_s": None if enough else moment, "killed": not ended, "ended": ended,
+                "stages_done": sum(name.startswith("training/") for name in found),
+                "equal": found == wanted if ended else None,
+            }
+        )  # fmt: skip
+        series += ended
+        say(json.dumps(rows[-1]))
     return {
         "layout": options.layout, "train": options.train, "epochs": options.epochs, "seed": options.seed,
-        "calm_s": calm_s, "kills": rows, "equal": _hashes(state / "killed") == wanted, "files": wanted,
+        "calm_s": calm_s, "equal": all(row["equal"] for row in rows if row["ended"]), "runs": rows, "files": wanted,
     }  # fmt: skip
 
 
-def run_passes(state: Path, options: argparse.Namespace) -> dict[str, Any]:
+def _run_recipe(context: Any, work: Any, arguments: tuple[Any, ...], moment: float) -> bool:
+    """Calls `work` in a process that is killed after `moment` seconds; returns whether it ended before.
+
+    Raises:
+        RuntimeError: it failed, or took longer than an hour.
+    """
+    process = context.Process(target=work, args=arguments)
+    process.start()
+    process.join(min(moment, _RUN_S))
+    if process.is_alive():
+        process.kill()
+        process.join(_RUN_S)
+        if math.isinf(moment):
+            raise RuntimeError(f"the run did not end within {_RUN_S:g} s")
+        return False
+    if process.exitcode:
+        raise RuntimeError(f"the run ended with exit status {process.exitcode}")
+    return True
+
+
+def _post(options: argparse.Namespace, home: str) -> None:
+    """Runs the recipe of a member, with a merge, in a home and cache of its own."""
+    folder = options.state / home
+    cache = folder / "cache"
+    cache.mkdir(parents=True, exist_ok=True)
+    for entry in paths.cache().iterdir():  # builds of runtimes; data that the recipe makes is its own
+        if entry.name not in ("conversations", "preferences", "tokens") and not (cache / entry.name).is_symlink():
+            (cache / entry.name).symlink_to(entry)
+    os.environ["NAS_HOME"], os.environ["NAS_CACHE"] = str(folder), str(cache)
+    member_training.run_workers = _here
+    _write_family(Layout.parse(options.layout), 1)
+    recipe = _recipe(options, 0).model_dump(mode="json")
+    recipe["stages"].append({"kind": "merge", "method": "ties", "density": 0.5})
+    files = FileOptions(context=512, transformers=False, gguf=("q4_0",))
+    run_recipe(
+        "chat", "seed0", PostTrainingRecipe.model_validate(recipe), options.state, lambda line: None, workers=1,
+        files=files, checkpoint_s=0.0,
+    )  # fmt: skip
+
+
+def _hashes(home: Path) -> dict[str, str]:
+    """Returns name -> SHA-256 of the weights of all stages, and of the files."""
+    folder = home / "families" / "chat" / "seed0"
+    found = [*folder.glob("training/*/weights.safetensors"), *folder.rglob("*.gguf")]
+    return {str(path.relative_to(folder)): sha256_of(path) for path in sorted(found)}
+
+
+def run_passes(options: argparse.Namespace) -> dict[str, Any]:
     """Returns padding and times of steps by batch size and by the cost of a pass that they are split with."""
+    _write_data(options)
+    state = options.state
     torch.set_num_threads(1)
     layout = Layout.parse(options.layout)
     model = Model(layout, seed=0)
@@ -179,46 +281,13 @@ def run_passes(state: Path, options: argparse.Namespace) -> dict[str, Any]:
     return {"layout": layout.format(), "parameters": layout.params.total, "splits": found}
 
 
-def _post(state: Path, home: str, layout: str, moment: float) -> int | None:
-    """Runs `nas family post`, and kills it after `moment` seconds.
-
-    Returns:
-        None if it ended before, else how many stages had ended.
-
-    Raises:
-        RuntimeError: it failed, or took longer than an hour.
-    """
-    os.environ["NAS_HOME"] = str(state / home)
-    _write_family(Layout.parse(layout), 1)
-    argv = [sys.executable, "-m", "nas.cli", "family", "post", "chat", "--size", "seed0", "--recipe"]
-    with subprocess.Popen([*argv, str(state / "recipe.json")], stdout=subprocess.DEVNULL) as process:
-        try:
-            code = process.wait(min(moment, 3600.0))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            if math.isinf(moment):
-                raise RuntimeError("the run did not end within an hour") from None
-            return len(list(member_folder("chat", "seed0").glob("training/*/weights.safetensors")))
-    if code:
-        raise RuntimeError(f"the run ended with exit status {code}")
-    return None
-
-
-def _hashes(home: Path) -> dict[str, str]:
-    """Returns name -> SHA-256 of the weights of all stages, and of the files."""
-    folder = home / "families" / "chat" / "seed0"
-    found = [*folder.glob("training/*/weights.safetensors"), *folder.rglob("*.gguf")]
-    return {str(path.relative_to(folder)): sha256_of(path) for path in sorted(found)}
-
-
-def _write_data(state: Path, options: argparse.Namespace) -> None:
-    data = state / "data"
-    if not (data / "text" / "text.txt").is_file():
+def _write_data(options: argparse.Namespace) -> None:
+    data, tokenizer = options.state / "data", options.state / "tokenizer.json"
+    if not (data / "questions.jsonl").is_file():
         write_tasks(data, options.train, options.test, pairs=0, lines=4000)
         write_lines(data / "questions.jsonl", read_lines(data / "train.jsonl", Conversation)[: options.questions])
-    if not (state / "tokenizer.json").is_file():
-        train_tokenizer([data / "text", data / "train.jsonl"], Layout.parse(options.layout).vocab,
-                        state / "tokenizer.json", say)  # fmt: skip
+    if not tokenizer.is_file():
+        train_tokenizer([data / "text", data / "train.jsonl"], Layout.parse(options.layout).vocab, tokenizer, say)
 
 
 def _recipe(options: argparse.Namespace, seed: int) -> PostTrainingRecipe:
@@ -236,58 +305,66 @@ def _recipe(options: argparse.Namespace, seed: int) -> PostTrainingRecipe:
     return PostTrainingRecipe.model_validate({"tokenizer": "tokenizer.json", "stages": stages})
 
 
-def _member(seed: int, layout: Layout, options: argparse.Namespace, state: Path) -> dict[str, Any]:
-    """Returns scores, times and settings of every stage of a seed."""
-    size = f"seed{seed}"
-    files = FileOptions(context=512, transformers=False, gguf=("q4_0", "f16"), pte_context=512)
-    record = run_recipe("chat", size, _recipe(options, seed), state, say, workers=1, files=files)
-    folder = member_folder("chat", size)
+def _member(seed: int, layout: Layout, test: Sequence[Conversation], options: argparse.Namespace) -> dict[str, Any]:
+    """Returns answers of a seed's weights ("1": exact), and times and settings of its stages."""
+    size, state = f"seed{seed}", options.state
+    nothing = FileOptions(transformers=False, gguf=())
+    record = run_recipe("chat", size, _recipe(options, seed), state, say, workers=1, files=nothing, checkpoint_s=10.0)
     chat = ChatTokenizer(read_tokenizer(state / "tokenizer.json"), "tokenizer.json")
-    test = read_lines(state / "data" / "test.jsonl", Conversation)
-    kept = state / "scores" / size
-    kept.mkdir(parents=True, exist_ok=True)
+    own = state / "scored" / size
+    own.mkdir(parents=True, exist_ok=True)
+    answers: dict[str, str] = {}
 
-    def scored(name: str, answer: Any) -> dict[str, Any]:
-        path = kept / f"{name}.json"
+    def answered(name: str, responding: Callable[[], AbstractContextManager[Respond]]) -> None:
+        path = own / f"{name}.txt"
         if not path.is_file():
-            say(f"{size}: scoring {name}")
-            counts: Mapping[str, TaskScore] = answer()
-            write_durably(
-                path, json.dumps({task: each.model_dump(mode="json") for task, each in counts.items()}).encode()
-            )
-        found: dict[str, Any] = json.loads(path.read_text())
-        return found
+            say(f"{size}: answers of {name}")
+            with responding() as respond:
+                right = exact_answers(test, chat, respond)
+            write_durably(path, "".join("01"[each] for each in right).encode())
+        answers[name] = path.read_text()
 
-    def pytorch(weights: Path) -> Mapping[str, TaskScore]:
+    @contextmanager
+    def pytorch(path: Path) -> Iterator[Respond]:
         model = Model(layout, None)
-        load_weights(model, weights)
-        return exact_matches(test, chat, responder(model.eval(), chat))
+        load_weights(model, path)
+        yield responder(model.eval(), chat)
 
-    weights = {
-        each.kind: folder / "training" / each.config["key"][:12] / "weights.safetensors" for each in record.history
-    }
-    stages: dict[str, Any] = {
+    @contextmanager
+    def file(name: str, path: Path, quantisation: str) -> Iterator[Respond]:
+        wanted = FileOptions(
+            name=name, context=512, gguf=("q4_0",), pte_context=512, tokenizer=state / "tokenizer.json"
+        )
+        write_files(own / name, layout, Checkpoint(path, sha256_of(path)), wanted, say)
+        with file_responder(own / name, quantisation, 512) as respond:
+            yield respond
+
+    training = member_folder("chat", size) / "training"
+    weights = {each.kind: training / each.config["key"][:12] / "weights.safetensors" for each in record.history}
+    for name, settings in MERGES.items():
+        weights[name] = own / f"{name}.safetensors"
+        if not weights[name].is_file():
+            merge([weights["sft"], weights["prefer"]], weights["pretrain"], settings, weights[name])
+    for name, path in weights.items():
+        answered(f"{name} {PYTORCH}", lambda path=path: pytorch(path))
+    for name in ("sft", "prefer", "ties", "pretrain"):
+        for quantisation in ("q4_0", "8da4w"):
+            answered(
+                f"{name} {quantisation}",
+                lambda name=name, quantisation=quantisation: file(name, weights[name], quantisation),
+            )
+    stages = {
         each.kind: {
-            "exact": scored(each.kind, lambda path=weights[each.kind]: pytorch(path)),
-            "held_out": each.held_out,
             "steps": each.steps,
             "tokens": each.tokens,
             "seconds": each.seconds,
+            "held_out": each.held_out,
+            "padding": each.config.get("padding"),
             "curve": each.curve[:: max(1, len(each.curve) // 20)],
         }
         for each in record.history
     }
-    merges = {}
-    for name, settings in MERGES.items():
-        path = kept / f"{name}.safetensors"
-        if not path.is_file():
-            merge([weights["sft"], weights["prefer"]], weights["pretrain"], settings, path)
-        merges[name] = scored(name, lambda path=path: pytorch(path))
-    quantised = {}
-    for quantisation in (*files.gguf, "8da4w"):
-        with file_responder(folder, quantisation, context=512) as respond:
-            quantised[quantisation] = scored(quantisation, lambda respond=respond: exact_matches(test, chat, respond))
-    return {"stages": stages, "merges": merges, "files": quantised}
+    return {"stages": stages, "answers": answers}
 
 
 def _here(spec: Mapping[str, Any], workers: int, log: Log) -> dict[str, Any]:

@@ -83,6 +83,22 @@ def task_table() -> str:
     return _table(("task", "what it asks for", "settings and defaults"), rows)
 
 
+def passes_table(result: Mapping[str, Any]) -> str:
+    """Returns padding and times of steps, from `benchmarks.post_training passes`."""
+    names = {0: "no padding", 4096: "as few passes as possible", None: "packed, without any reset of states"}
+    rows = [
+        (
+            f"{each['batch']}",
+            names.get(each["pass_tokens"], f"a pass costs {each['pass_tokens']} tokens"),
+            f"{each['passes_per_step']:.1f}",
+            f"{100 * each['padding']:.0f} %",
+            f"{1000 * each['step_s']:.0f}",
+        )
+        for each in result["splits"]
+    ]
+    return _table(("conversations of a step", "split", "passes", "padding", "ms"), rows)
+
+
 def _models(model: type[BaseModel], path: str, seen: set[type]) -> Iterator[tuple[str, type[BaseModel]]]:
     seen.add(model)
     yield path, model

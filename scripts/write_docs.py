@@ -1,4 +1,4 @@
-"""Writes the generated parts of docs/: the command reference, and the tables of the search space and of models.
+"""Writes the generated parts of docs/: the command reference, and tables of the search space, of models and of results.
 
 `--check` writes nothing and fails where a file is not what it would write.
 """
@@ -6,17 +6,26 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import typer
-from docs_tables import block_tables, metric_table, model_tables, reference_table, task_table
+from docs_tables import (
+    block_tables,
+    metric_table,
+    model_tables,
+    passes_table,
+    reference_table,
+    task_table,
+)
 
 from nas.cli.main import app
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
+RECORDED = DOCS.parent / "benchmarks/recorded"
 BEGIN, END = "<!-- generated: {} -->", "<!-- end -->"
 WIDTH = 100
 
@@ -50,7 +59,12 @@ def generated() -> dict[Path, str]:
         text = _replaced(text, name, part)
     compared = DOCS / "how-to/family-comparison.md"
     models = _replaced(compared.read_text(encoding="utf-8"), "references", reference_table())
-    return {reference: text, compared: models, DOCS / "reference/cli.md": cli_reference()}
+    post = DOCS / "how-to/post-training.md"
+    trained = post.read_text(encoding="utf-8")
+    trained = _replaced(
+        trained, "post-training-passes", passes_table(json.loads((RECORDED / "post-training-passes.json").read_bytes()))
+    )
+    return {reference: text, compared: models, post: trained, DOCS / "reference/cli.md": cli_reference()}
 
 
 def _replaced(text: str, name: str, part: str) -> str:

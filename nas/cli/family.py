@@ -241,6 +241,10 @@ def post(
             "--workers", min=1, help="Number of processes. Default: one per GPU, at least one.", show_default=False
         ),
     ] = None,
+    pte: Annotated[
+        bool | None,
+        typer.Option("--pte/--no-pte", help="Also write a standard ExecuTorch program.", show_default="as before"),
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Run the stages of a recipe on a family member, such as pre-training and fine-tuning on conversations.
@@ -253,7 +257,7 @@ def post(
 
     stages = read_recipe(recipe)
     folder, _, _ = find_member(name, size)
-    files = kept_options(files_of(folder), None, None, None)
+    files = kept_options(files_of(folder), None, pte, None)
     record = run_recipe(name, size, stages, recipe.resolve().parent, say, workers=workers, files=files)
     if json:
         print_json(record.model_dump(mode="json"))

@@ -220,8 +220,8 @@ class MemberEvaluation(Record):
     def notes(self) -> list[str]:
         """What the numbers are, and why some are missing."""
         about = (
-            f"Questions of {self.tasks}, greedy decoding, 95 % intervals: Wilson's of shares, and those of Bonett and Price "
-            "of changes in percentage points, from the same questions."
+            f"Questions of {self.tasks}, greedy decoding, 95 % intervals: Wilson's of shares, and those of Bonett and "
+            "Price of changes in percentage points, from the same questions."
         )
         return [about, *(f"{name}: none: {reason}" for name, reason in self.missing.items())]
 

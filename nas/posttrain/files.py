@@ -9,10 +9,10 @@ from pathlib import Path
 from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput, UnknownName
 from nas.core.family import EVALUATION, TRAINING, MemberEvaluation, MemberTraining, read_record, write_record
 from nas.core.layout import Layout
+from nas.nn.fit import Log
 from nas.nn.model import Model
 from nas.nn.weights import load_weights
 from nas.posttrain.conversations import ChatTokenizer, Conversation, Message, problem_of, read_lines
-from nas.nn.fit import Log
 from nas.posttrain.generation import Respond, by_task, exact_answers, responder
 from nas.pretrain.member_training import MemberToTrain
 from nas.release.files import files_of, find_member, rewrite_card, tokenizer_of
@@ -24,7 +24,9 @@ from nas.runtimes.llama_cpp import binding
 
 PYTORCH = "pytorch"
 _DIALOGUES = {"gguf": binding.dialogue, "pte": stock.dialogue}
-_RUNTIME_OF = dict.fromkeys(QUANTISATIONS, "llama.cpp") | dict.fromkeys(RUNTIMES["executorch"].quantisations, "executorch")
+_RUNTIME_OF = dict.fromkeys(QUANTISATIONS, "llama.cpp") | dict.fromkeys(
+    RUNTIMES["executorch"].quantisations, "executorch"
+)
 
 
 def open_dialogue(member: Path, quantisation: str, context: int) -> Dialogue:
@@ -76,8 +78,7 @@ def file_responder(member: Path, quantisation: str, context: int) -> Iterator[Re
 def evaluate_member(
     family: str, size: str, tasks: Path, quantisations: Sequence[str], context: int, log: Log
 ) -> MemberEvaluation:
-    """Counts exact answers of a member in PyTorch and in files of the same weights; keeps the record, and shows it on
-    the member's card.
+    """Counts exact answers of a member in PyTorch and in files of the same weights, for its record and its card.
 
     Args:
         family: name of the family.

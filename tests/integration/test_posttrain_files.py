@@ -68,10 +68,20 @@ def test_answers_of_a_gguf_file(member: Path, tmp_path: Path) -> None:
     done = nas("family", "evaluate", *of_member, "--tasks", str(tmp_path / "test.jsonl"), "-q", "f32",
                "--json")  # fmt: skip
     found = json.loads(done.out)["scores"]
-    assert done.code == 0 and found["pytorch"] == found["f32"] and found["f32"]["all"]["questions"] == 4
+    assert done.code == 0 and found["pytorch"].keys() == found["f32"].keys()
+    for task, score in found["f32"].items():
+        assert score == found["pytorch"][task] | {"lost": 0, "gained": 0} and found["f32"]["all"]["questions"] == 4
+    card = (member / "README.md").read_text()
+    assert "## Exact answers" in card and "f32 less PyTorch" in card
+    table = nas("family", "evaluate", *of_member, "--tasks", str(tmp_path / "test.jsonl"), "-q", "8da4w", "-q", "q4_0")
+    assert (
+        table.code == 0 and "8da4w: none: not asked for" in table.err and "q4_0: none: no file was written" in table.err
+    )
+    refused = nas("family", "evaluate", *of_member, "--tasks", str(tmp_path / "test.jsonl"), "-q", "int1")
+    assert refused.code == 3 and "unknown quantisation 'int1'" in refused.err
     training = json.loads((member / "training.json").read_text())
     done = nas("family", "post", *of_member, "--recipe", str(tmp_path / "recipe.yaml"), "--json")
     assert done.code == 0 and json.loads(done.out) == training, "nothing is trained again"
-    assert "## Exact answers" in (member / "README.md").read_text()
+    assert "8da4w: none: not asked for" in (member / "README.md").read_text()
     table = nas("family", "post", *of_member, "--recipe", str(tmp_path / "recipe.yaml")).out
     assert "sft" in table and "bits per byte" in table

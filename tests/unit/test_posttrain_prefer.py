@@ -20,7 +20,7 @@ from nas.core.family import MemberTraining, TaskScore
 from nas.core.task import IGNORE
 from nas.nn.model import Model
 from nas.posttrain.conversations import ChatTokenizer, Conversation, Message, read_lines
-from nas.posttrain.generation import exact_matches, generate, responder
+from nas.posttrain.generation import by_task, exact_matches, generate, responder
 from nas.posttrain.judges import RULES, Sample, command_judge, preference_of
 from nas.posttrain.prefer import ACCURACY, answer_log_probabilities, preference_loss
 from nas.posttrain.recipe import PostTrainingRecipe, run_recipe
@@ -168,6 +168,24 @@ def test_intervals_of_shares_are_wilson_s(exact: int, questions: int) -> None:
     assert TaskScore.of(exact, questions).ci95 == pytest.approx((expected.low, expected.high), abs=1e-6)
 
 
+def test_changes_of_a_file_are_counted_and_have_intervals_of_paired_shares() -> None:
+    asked = _some("lookup", 2) + _some("arithmetic", 2)
+    found = by_task(asked, [False, True, True, True], [True, True, False, True])
+    assert [(found[task].lost, found[task].gained) for task in ("all", "arithmetic", "lookup")] == [
+        (1, 1),
+        (0, 1),
+        (1, 0),
+    ]
+    assert by_task(asked, [True] * 4)["all"].change is None
+    value, low, high = TaskScore.of(600, 10_000, 300, 100).change or (0, 0, 0)
+    half = 1.96 * math.sqrt(0.04 - 0.02**2) / 100  # of many questions, as without added ones
+    assert (value, low, high) == pytest.approx((-0.02, -0.02 - half, -0.02 + half), abs=2e-4)
+    swapped = TaskScore.of(600, 10_000, 100, 300).change or (0, 0, 0)
+    assert swapped == pytest.approx((-value, -high, -low))
+    value, low, high = TaskScore.of(5, 10, 0, 0).change or (1, 1, 1)
+    assert value == 0 and low == -high and 0.1 < high < 0.3
+
+
 def _some(task: str, count: int) -> list[Conversation]:
     return [each for each in conversations(60, 0, test=False) if each.task == task][:count]
 
@@ -190,7 +208,7 @@ def member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_corpus(tmp_path / "corpus")
     write_tokenizer(tmp_path / "tokenizer.json", tmp_path / "corpus")
     write_family()
-    write_tasks(tmp_path, train=30, test=6, pairs=20, lines=20)
+    write_tasks(tmp_path, train=30, test=6, pairs=60, lines=20)
     return tmp_path
 
 
@@ -208,7 +226,7 @@ def run(folder: Path, *stages: dict[str, object]) -> MemberTraining:
 
 def test_alignment_raises_the_chosen_answers_and_merges_follow(member: Path) -> None:
     prefer: dict[str, object] = {
-        "kind": "prefer", "pairs": ["pairs.jsonl"], "batch": 8, "epochs": 8, "lr": 3e-3, "held_out": 0.2,
+        "kind": "prefer", "pairs": ["pairs.jsonl"], "batch": 8, "epochs": 4, "lr": 3e-3, "held_out": 0.4,
         "evaluate": ["test.jsonl"],
     }  # fmt: skip
     found = run(member, prefer, {"kind": "merge", "method": "ties", "density": 0.5, "evaluate": ["test.jsonl"]})
