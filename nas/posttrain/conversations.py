@@ -38,8 +38,14 @@ _IN_ANSWERS = ("<|tool_call_start|>", "<|tool_call_end|>")
 _MOST_PROBLEMS = 20
 
 
-class _Line(BaseModel):
+class Line(BaseModel):
+    """A line of a file of data; other keys are ignored."""
+
     model_config = ConfigDict(frozen=True, extra="ignore")
+
+    def problem(self) -> str | None:
+        """Returns why the line cannot be used; None: it can."""
+        raise NotImplementedError
 
 
 class Message(BaseModel):
@@ -51,7 +57,7 @@ class Message(BaseModel):
     content: str
 
 
-class Conversation(_Line):
+class Conversation(Line):
     """A conversation that ends with an answer."""
 
     messages: tuple[Message, ...] = Field(min_length=1)
@@ -73,7 +79,7 @@ class Conversation(_Line):
         return problem_of(self.messages, "assistant")
 
 
-class Preference(_Line):
+class Preference(Line):
     """A question with a better and a worse answer."""
 
     messages: tuple[Message, ...] = Field(min_length=1)
@@ -93,7 +99,7 @@ class Preference(_Line):
         return next(filter(None, (self.conversation(each).problem() for each in (self.chosen, self.rejected))), None)
 
 
-AnyLine = TypeVar("AnyLine", Conversation, Preference)
+AnyLine = TypeVar("AnyLine", bound=Line)
 
 
 def problem_of(messages: Sequence[Message], last: Role) -> str | None:
@@ -152,7 +158,7 @@ def read_numbered_lines(path: Path, kind: type[AnyLine]) -> list[tuple[int, AnyL
     return found
 
 
-def check_files(files: Iterable[tuple[str, type[Conversation] | type[Preference]]]) -> None:
+def check_files(files: Iterable[tuple[str, type[Line]]]) -> None:
     """Reads files of conversations or preferences, to find their problems before hours of training.
 
     Raises:

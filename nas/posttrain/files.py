@@ -106,7 +106,8 @@ def evaluate_member(
     model = Model(layout, None)
     load_weights(model, weights)
     right = exact_answers(conversations, chat, responder(model.eval(), chat))
-    scores, missing = {PYTORCH: by_task(conversations, right)}, {}
+    scores = {PYTORCH: by_task(conversations, right)}
+    missing: dict[str, str] = {}
     written = {file.quantisation.lower() for file in files.files if file.kind in _DIALOGUES}
     for quantisation in quantisations:
         if quantisation not in written:
