@@ -318,6 +318,7 @@ def rewrite_card(folder: Path, family: Family, member: Member, log: Log) -> None
         ledger = FileLedger(folder)
         others = record.model_copy(update={"files": tuple(file for file in record.files if file.kind != "card")})
         name = options.checked_name(folder)
+        ledger.save(others)
         ledger.close(_with_card(folder, name, Layout.parse(member.layout), options, others, ledger))
 
 
