@@ -282,7 +282,7 @@ def passes_of(lengths: Sequence[int], most: int, overhead: int = PASS_TOKENS) ->
     order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
     costs, begins = [0], [0]  # of the first sequences of the order: least cost, and where their last pass begins
     for end in range(1, len(order) + 1):
-        found = []
+        found: list[tuple[int, int]] = []
         for begin in range(end - 1, -1, -1):
             tokens = lengths[order[begin]] * (end - begin)
             if tokens > most and found:
