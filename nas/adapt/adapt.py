@@ -378,8 +378,9 @@ class Adaptation:
         """Adds the options that leave out a layer.
 
         Losses and costs of mixer and feed-forward do not add up to the layer's, and runtimes carry models with fewer
-        layers that refuse a layer without a mixer. So the layer is scored and measured as a whole. Its option at the
-        mixer's place needs the empty one at the feed-forward's place, and is what the layer has beyond that one.
+        layers that refuse a layer without a mixer or feed-forward. So the layer is scored and measured as a whole. Its
+        option at the mixer's place needs the empty one at the feed-forward's place, and is what the layer has beyond
+        that one. Where the runtime refuses a layer without a feed-forward, that one needs the layer's option, too.
         """
         layers = self.teacher.layout.layers
         known = {slot: index for index, slot in enumerate(slots)}
@@ -390,15 +391,18 @@ class Adaptation:
         costs: dict[Layer, Figures | None] = {}
         for depth in depths:
             layer, mixer, ffn = layers[depth], places[known[Slot(depth, "mixer")]], places[known[Slot(depth, "ffn")]]
-            without = ffn[-1]
             if layer not in costs:
                 alike = [i for i in depths if layers[i] == layer][::2]
                 choice: dict[Slot, Block | None] = {Slot(i, part): None for i in alike for part in ("mixer", "ffn")}
                 costs[layer] = self._added(choice, len(alike), base, "a layer less")
             cost = costs[layer]
-            if cost is None or not without.empty:
+            if cost is None:
                 continue
-            pair = (known[Slot(depth, "ffn")], len(ffn) - 1)
+            if not ffn[-1].empty:  # loss and costs of any other option serve, since the sum with the mixer's counts
+                ffn.append(
+                    replace(ffn[-1], name=block_name(None), empty=True, needs=(known[Slot(depth, "mixer")], len(mixer)))
+                )
+            without, pair = ffn[-1], (known[Slot(depth, "ffn")], len(ffn) - 1)
             if mixer[-1].empty:
                 mixer[-1] = replace(mixer[-1], excludes=pair)
             loss = scores[Slot(depth, "layer"), None] - without.loss

@@ -219,24 +219,30 @@ def test_a_child_keeps_the_budget_and_kills_do_not_change_it(
         adaptation(lab, tmp_path / "whole", tmp_path / "library", budget="decode_p50<=1ms")
 
 
-def test_a_layer_is_left_out_where_the_runtime_refuses_one_without_a_mixer(
+def test_a_layer_is_left_out_where_the_runtime_refuses_one_without_a_mixer_or_feed_forward(
     lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def layers_only(layout: Layout) -> Mapping[str, float]:
+    def with_mixer(layout: Layout) -> Mapping[str, float]:
         if not all(layer.mixers for layer in layout.layers):
             raise Unsupported("a layer has no mixer")
         return {"decode_p50": float(layout.depth)}
 
+    def with_both(layout: Layout) -> Mapping[str, float]:
+        if not all(layer.ffn for layer in layout.layers):
+            raise Unsupported("a layer has no feed-forward")
+        return with_mixer(layout)
+
     monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
-    one = adaptation(lab, tmp_path / "out", tmp_path / "library", budget="decode_p50<=2ms", measure=layers_only)
-    report = one.run()
-    child = Layout.parse(report["child"]["layout"])
-    gone = {Slot(depth, "layer"): (None,) for depth in range(3)}
-    scores = one.library.scores(gone)
-    least = min(scores, key=lambda each: scores[each])[0].depth
-    assert child.layers == tuple(layer for depth, layer in enumerate(LAYOUT.layers) if depth != least)
-    assert report["child"]["predicted"]["loss"] == pytest.approx(min(scores.values()))
-    assert report["child"]["predicted"]["decode_p50"] == pytest.approx(2)
+    for measure in (with_mixer, with_both):
+        out = tmp_path / measure.__name__
+        one = adaptation(lab, out, tmp_path / "library", budget="decode_p50<=2ms", measure=measure)
+        report = one.run()
+        child = Layout.parse(report["child"]["layout"])
+        scores = one.library.scores({Slot(depth, "layer"): (None,) for depth in range(3)})
+        least = min(scores, key=lambda each: scores[each])[0].depth
+        assert child.layers == tuple(layer for depth, layer in enumerate(LAYOUT.layers) if depth != least)
+        assert report["child"]["predicted"]["loss"] == pytest.approx(min(scores.values()))
+        assert report["child"]["predicted"]["decode_p50"] == pytest.approx(2)
 
 
 def test_a_budget_that_no_choice_keeps_is_refused(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
