@@ -20,6 +20,7 @@ from unittest import mock
 
 import yaml
 from cli_runner import Outcome, nas
+from study_support import TINY
 
 from nas.runtimes import RUNTIMES
 from nas.store.store import Store
@@ -30,26 +31,9 @@ from nas.testing.local_compute import without_ray
 NAS = (sys.executable, "-c", "from nas.cli.main import main; main()")
 WITHOUT_RAY = (sys.executable, "-m", "nas.testing.local_compute")
 LIMIT_S = 540.0
-CHAT = {"workload": "chat"}
 SPACE: dict[str, Any] = {
+    **TINY,
     "v": 1,
-    "name": "tiny",
-    "model": {"d_model": 128, "depth": {"min": 2, "max": 4}, "vocab": 256},
-    "mixers": {"conv": {"kernel": [3, 4]}, "gqa": {"heads": 2, "kv_heads": {"choices": [1, 2], "scope": "layer"}}},
-    "ffn": {"swiglu": {"width": [256, 320, 384, 448, 512]}},
-    "limits": {"gqa": {"min": 1}},
-    "runtimes": [{"name": "fake", "quantisation": "q4_0"}],
-    "workloads": {"chat": {"prompt": 64, "gen": 16}},
-    "budgets": [{"metric": "peak_rss", "max": "2x", **CHAT}, {"metric": "decode_p50", "max": "1.6x", **CHAT}],
-    "objectives": [
-        {"name": "quality", "metric": "quality"},
-        {"name": "latency", "metric": "latency", **CHAT},
-        {"name": "memory", "metric": "peak_rss", **CHAT},
-    ],
-    "references": {
-        "published": "d128 v256 ffn=swiglu:320 [C3 A2/1 C3]",
-        "attention": "d128 v256 ffn=swiglu:352 [A2/1*3]",
-    },
     # The next letter of an alphabet is learned within a dozen steps. Rungs that keep a number wait for all, so what is
     # done does not depend on who is first.
     "quality": {

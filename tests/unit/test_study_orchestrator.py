@@ -6,7 +6,7 @@ import errno
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -62,6 +62,26 @@ class Mortal(Ledger):
 
 for _name in ("mark", "note", "propose", "put", "freeze", "keep_artifact", "result", "set_state", "pin"):
     setattr(Mortal, _name, lambda self, *args, _name=_name, **kwargs: self._write(_name, *args, **kwargs))
+
+
+def mortal(dies_at: int, after: bool = False) -> type[Ledger]:
+    """Returns a ledger that dies once, at that write."""
+    return type("Doomed", (Mortal,), {"life": dies_at, "after": after})
+
+
+def kill_until_complete(bed: Bed, lives: Iterable[int], after: bool = False) -> int:
+    """Runs a study over and over, killed at later and later writes, and once more; returns how often it was killed."""
+    deaths = 0
+    for life in lives:
+        try:
+            bed.run(TRIALS, mortal(life, after))
+        except Killed:
+            deaths += 1
+        else:
+            break
+    bed.run(TRIALS)
+    check(bed)
+    return deaths
 
 
 @pytest.fixture
@@ -124,11 +144,8 @@ def valued(tmp_path: Path) -> Bed:
 
 
 def test_promotion_by_value_says_why_and_survives_a_kill(valued: Bed) -> None:
-    class Doomed(Mortal):
-        life = 90
-
     with pytest.raises(Killed):
-        valued.run(12, Doomed)
+        valued.run(12, mortal(90))
     assert valued.run(12) is StudyState.COMPLETE
     check(valued, wanted=12)
     rows = trials.all(valued.store, 1)
@@ -152,23 +169,7 @@ def test_a_study_out_of_time_proposes_no_more_and_says_so(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_a_study_survives_death_at_any_write(bed: Bed, after: bool) -> None:
-    """One study is killed over and over, a few writes further each time."""
-    deaths = 0
-    for life in range(3, 200, 7):
-
-        class Doomed(Mortal):
-            pass
-
-        Doomed.life, Doomed.after = life, after
-        try:
-            bed.run(TRIALS, Doomed)
-        except Killed:
-            deaths += 1
-        else:
-            break
-    assert deaths > 5
-    bed.run(TRIALS)
-    check(bed)
+    assert kill_until_complete(bed, range(3, 200, 7), after) > 5
 
 
 def test_more_trials_can_be_added_later(bed: Bed) -> None:
@@ -380,22 +381,7 @@ def test_noise_is_estimated_from_anchors_and_the_front_is_of_fresh_seeds(anchore
 
 
 def test_a_study_that_is_killed_while_it_is_re_scored_goes_on(anchored: Bed) -> None:
-    deaths = 0
-    for life in range(20, 400, 23):
-
-        class Doomed(Mortal):
-            pass
-
-        Doomed.life = life
-        try:
-            anchored.run(TRIALS, Doomed)
-        except Killed:
-            deaths += 1
-        else:
-            break
-    assert deaths > 3
-    anchored.run(TRIALS)
-    check(anchored)
+    assert kill_until_complete(anchored, range(20, 400, 23)) > 3
     before, seen = study_report(anchored.store, "study"), len(all_events(anchored.store, 1))
     anchored.run(TRIALS)
     assert {**before, "elapsed_s": 0} == {**study_report(anchored.store, "study"), "elapsed_s": 0}

@@ -116,35 +116,22 @@ def test_who_comes_meanwhile_shares_the_work(ledger: Ledger) -> None:
     assert firsts(ledger) == {0: True, 1: False}
 
 
-def test_where_the_one_at_work_is_cancelled_another_takes_over(ledger: Ledger) -> None:
+@pytest.mark.parametrize(("cancelled", "calls"), [(0, 2), (1, 1)], ids=["at work", "waiting"])
+def test_of_two_trials_with_one_key_either_may_be_cancelled(ledger: Ledger, cancelled: int, calls: int) -> None:
     async def test() -> None:
         action, stages = Action({"value": 7}), Stages(ledger)
         action.free.clear()
-        first, second = (asyncio.create_task(stages.run("train", KEY, trial, action)) for trial in (0, 1))
+        both = [asyncio.create_task(stages.run("train", KEY, trial, action)) for trial in (0, 1)]
         await asyncio.sleep(0.01)
-        first.cancel()
-        await asyncio.sleep(0.01)
-        action.free.set()
-        assert await second == 7
-        assert first.cancelled()
-        assert action.calls == 2
-
-    run(test)
-    assert firsts(ledger) == {1: True}
-
-
-def test_who_waits_may_be_cancelled_without_harm(ledger: Ledger) -> None:
-    async def test() -> None:
-        action, stages = Action({"value": 7}), Stages(ledger)
-        action.free.clear()
-        first, second = (asyncio.create_task(stages.run("train", KEY, trial, action)) for trial in (0, 1))
-        await asyncio.sleep(0.01)
-        second.cancel()
+        both[cancelled].cancel()
         await asyncio.sleep(0.01)
         action.free.set()
-        assert await first == 7
+        assert await both[1 - cancelled] == 7
+        assert both[cancelled].cancelled()
+        assert action.calls == calls
 
     run(test)
+    assert firsts(ledger) == {1 - cancelled: True}
 
 
 def test_an_infrastructure_failure_is_tried_again_and_kept(ledger: Ledger) -> None:
