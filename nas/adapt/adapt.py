@@ -222,8 +222,9 @@ class Adaptation:
         places = slots_of(self.teacher.layout)
         self.alternatives = {slot: default_alternatives(self.teacher.layout, slot, settings.window) for slot in places}
         (folder / "measured").mkdir(parents=True, exist_ok=True)
+        self._check_plan()
         self._check_disk()
-        self._claim()
+        write_durably(folder / PLAN, _json(self.plan))
 
     def run(self) -> dict[str, Any]:
         """Runs what is missing, and returns the report.
@@ -231,13 +232,24 @@ class Adaptation:
         Raises:
             InvalidInput: no choice keeps the budgets.
         """
-        with self.library.in_use():
-            self.library.train(self.alternatives)
-            front, chosen = self.front()
-            child = self.healed(chosen)
-            return self._report(front, chosen, child)
+        path = self.folder / REPORT
+        if not path.is_file():
+            with self.library.in_use():
+                self.library.train(self._needed())
+                front, chosen = self._front()
+                write_durably(path, _json(self._report(front, chosen, self._healed(chosen))))
+        report: dict[str, Any] = json.loads(path.read_bytes())
+        return report
 
-    def measured(self, layout: Layout) -> Figures:
+    def _needed(self) -> Mapping[Slot, Sequence[Block | None]]:
+        """Returns the alternatives that what is missing reads: all, those of the chosen child, or none."""
+        if (self.folder / REPORT).is_file():
+            return {}
+        if (self.folder / FRONT).is_file():
+            return {slot: (block,) for slot, block in self._front()[1].choice.items()}
+        return self.alternatives
+
+    def _measured(self, layout: Layout) -> Figures:
         """Returns the figures of a layout, measured once.
 
         Raises:
@@ -257,7 +269,7 @@ class Adaptation:
             raise InvalidInput(f"{', '.join(lacking)} cannot be measured here", where="--budget")
         return known
 
-    def places(self) -> tuple[list[Slot], list[list[Option]], Figures]:
+    def _places(self) -> tuple[list[Slot], list[list[Option]], Figures]:
         """Returns the places, the options of each with their losses and costs, and the trained model's figures.
 
         The first option of a place is the block of the trained model. Alternatives that the runtime does not carry are
@@ -265,7 +277,7 @@ class Adaptation:
         """
         layout = self.teacher.layout
         scores = self.library.scores(self.alternatives)
-        base = self.measured(layout)
+        base = self._measured(layout)
         costs: dict[tuple[Block | None, Block | None], Figures | None] = {}
         slots, places = [], []
         for slot, blocks in self.alternatives.items():
@@ -282,7 +294,7 @@ class Adaptation:
         self._add_whole_layers(slots, places, base)
         return slots, places, base
 
-    def front(self) -> tuple[list[Child], Child]:
+    def _front(self) -> tuple[list[Child], Child]:
         """Returns children at several limits, best first, and the best that keeps the budgets.
 
         Raises:
@@ -292,7 +304,7 @@ class Adaptation:
         if path.is_file():
             known = json.loads(path.read_bytes())
             return [Child.from_json(each) for each in known["front"]], Child.from_json(known["chosen"])
-        slots, places, base = self.places()
+        slots, places, base = self._places()
         chosen = self._within(slots, places, base)
         first = next(iter(self.budgets))
         least = base[first] + sum(min(option.costs[first] for option in options) for options in places)
@@ -306,10 +318,10 @@ class Adaptation:
         write_durably(path, _json({"front": [each.to_json() for each in front], "chosen": chosen.to_json()}))
         return front, chosen
 
-    def healed(self, chosen: Child) -> Model:
+    def _healed(self, chosen: Child) -> Model:
         """Returns the child, trained end to end against the trained model."""
         path = self.folder / CHILD
-        layout, start = self.start(chosen.choice)
+        layout, start = self._start(chosen.choice)
         model = Model(layout, None)
         if path.is_file():
             load_weights(model, path)
@@ -319,13 +331,13 @@ class Adaptation:
         save_weights(model, path)
         return model.eval()
 
-    def start(self, choice: Mapping[Slot, Block | None]) -> tuple[Layout, dict[str, torch.Tensor]]:
+    def _start(self, choice: Mapping[Slot, Block | None]) -> tuple[Layout, dict[str, torch.Tensor]]:
         """Returns layout and weights of a child before healing."""
         blocks = {slot: self.library.weights(slot, block) for slot, block in choice.items() if block is not None}
         weights = {name: tensor.cpu() for name, tensor in self.teacher.model.state_dict().items()}
         return assembled(self.teacher.layout, weights, choice, blocks)
 
-    def bits_per_byte(self, model: Model) -> float:
+    def _bits_per_byte(self, model: Model) -> float:
         """Returns bits per byte of the held-out text."""
         scored = [source for source in self.sources if source.held_out_bytes >= MIN_HELD_OUT]
         with torch.no_grad():
@@ -345,7 +357,7 @@ class Adaptation:
         replaced), and its files about as much as the child again.
         """
         child = 0 if (self.folder / CHILD).is_file() else 8 * 4 * self.teacher.layout.params.total
-        needed = {self.library.folder: self.library.missing_bytes(self.alternatives), self.folder: child}
+        needed = {self.library.folder: self.library.missing_bytes(self._needed()), self.folder: child}
         disks: dict[int, int] = {}
         for folder, size in needed.items():
             disk = folder.stat().st_dev
@@ -356,11 +368,9 @@ class Adaptation:
                     " free some with `nas gc`, or name folders on another disk with --library and --output"
                 )
 
-    def _claim(self) -> None:
+    def _check_plan(self) -> None:
         path, content = self.folder / PLAN, _json(self.plan)
-        if not path.is_file():
-            write_durably(path, content)
-        elif path.read_bytes() != content:
+        if path.is_file() and path.read_bytes() != content:
             before = json.loads(path.read_bytes())
             other = ", ".join(sorted(key for key in self.plan if before.get(key) != json.loads(content)[key]))
             raise InvalidInput(
@@ -413,7 +423,7 @@ class Adaptation:
         """Returns what each of `count` equal replacements adds to each metric; None: the runtime does not carry it."""
         try:
             layout, _ = with_blocks(self.teacher.layout, choice)
-            figures = self.measured(layout)
+            figures = self._measured(layout)
         except Unsupported as error:
             self.worker.log(f"{what} is left out: {error.message}")
             return None
@@ -449,31 +459,27 @@ class Adaptation:
         }
         layout, _ = with_blocks(self.teacher.layout, choice)
         try:
-            figures = self.measured(layout)
+            figures = self._measured(layout)
         except Unsupported as error:
             self.worker.log(f"a choice is left out: {error.message}")
             return None
         return Child(choice, total(places, picked, base), figures, layout)
 
     def _report(self, front: Sequence[Child], chosen: Child, child: Model) -> dict[str, Any]:
-        path = self.folder / REPORT
-        if path.is_file():
-            known: dict[str, Any] = json.loads(path.read_bytes())
-            return known
-        layout, start = self.start(chosen.choice)
+        layout, start = self._start(chosen.choice)
         unhealed = Model(layout, None)
         unhealed.load_state_dict(start)
         unhealed = unhealed.to(self.worker.device).eval()
-        report = {
+        return {
             "teacher": {
                 "layout": self.teacher.layout.format(),
-                "bits_per_byte": self.bits_per_byte(self.teacher.model),
-                "measured": dict(self.measured(self.teacher.layout)),
+                "bits_per_byte": self._bits_per_byte(self.teacher.model),
+                "measured": dict(self._measured(self.teacher.layout)),
             },
             "child": chosen.to_json()
             | {
-                "bits_per_byte": self.bits_per_byte(child),
-                "bits_per_byte_before_healing": self.bits_per_byte(unhealed),
+                "bits_per_byte": self._bits_per_byte(child),
+                "bits_per_byte_before_healing": self._bits_per_byte(unhealed),
                 "divergence": self.library.divergence(child),
                 "divergence_before_healing": self.library.divergence(unhealed),
             },
@@ -481,8 +487,6 @@ class Adaptation:
             "budgets": self.budgets,
             "text": [source.name for source in self.sources],
         }
-        write_durably(path, _json(report))
-        return report
 
 
 def require_writable(folder: Path, where: str) -> None:

@@ -16,7 +16,7 @@ import torch
 from cli_runner import nas
 from pretrain_lab import write_corpus, write_tokenizer
 
-from nas.adapt.adapt import CHILD, Adaptation, AdaptSettings, Healing, Limit, Measure, heal
+from nas.adapt.adapt import CHILD, REPORT, Adaptation, AdaptSettings, Healing, Limit, Measure, heal
 from nas.adapt.alternatives import Slot, assembled, default_alternatives, slots_of, started
 from nas.adapt.library import Library, LibrarySettings, TrainedTeacher, trim
 from nas.core.block import Block
@@ -217,6 +217,14 @@ def test_a_child_keeps_the_budget_and_kills_do_not_change_it(
 
     with pytest.raises(InvalidInput, match="another budgets"):
         adaptation(lab, tmp_path / "whole", tmp_path / "library", budget="decode_p50<=1ms")
+
+    blocks = tmp_path / "library" / "blocks"
+    for repeated, trained in ((False, 0), (True, sum(name != "-" for _, _, name in child["choice"]))):
+        shutil.rmtree(blocks)
+        if repeated:
+            (tmp_path / "whole" / REPORT).unlink()
+        assert adaptation(lab, tmp_path / "whole", tmp_path / "library").run() == report
+        assert len(list(blocks.iterdir())) == trained, "only blocks of the chosen child are trained again"
 
 
 def test_a_layer_is_left_out_where_the_runtime_refuses_one_without_a_mixer_or_feed_forward(

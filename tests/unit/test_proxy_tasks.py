@@ -158,12 +158,6 @@ def test_facts_are_the_same_in_every_example() -> None:
     assert len(known) == 64
 
 
-def test_bits_of_knowledge_are_all_at_no_loss_and_none_at_chance() -> None:
-    task = Knowledge(facts=64, fields=2, values=8)
-    assert task.bits_held(0.0) == pytest.approx(64 * 2 * 3)
-    assert task.bits_held(task.chance_nats) == pytest.approx(0.0)
-
-
 @pytest.mark.parametrize(("points", "even", "elements"), [(3, False, 6), (4, True, 12), (5, True, 60)])
 def test_word_problem_multiplies_in_a_group(points: int, even: bool, elements: int) -> None:
     task = WordProblem(points=points, even=even, length=9)

@@ -21,8 +21,8 @@ class Knowledge:
     """`facts` that are the same in every example: a name of two symbols, then `fields` values to recite.
 
     Nothing in an example says the value of another one, so a layout can learn them by heart alone, in feed-forward
-    layers and experts above all. A training that learned everything holds facts x fields x log2(values) bits, and
-    `bits_held` converts a loss into bits. Each value of a field belongs to equally many facts: chance is exact.
+    layers and experts above all. A training that learned everything holds facts x fields x log2(values) bits.
+    Each value of a field belongs to equally many facts: chance is exact.
     """
 
     facts: int = 1024
@@ -56,10 +56,6 @@ class Knowledge:
     def chance_nats(self) -> float:
         """Entropy of a uniform value."""
         return math.log(self.values)
-
-    def bits_held(self, loss: float) -> float:
-        """Returns the bits of knowledge that a loss, in nats per label, shows; negative below chance."""
-        return self.facts * self.fields * (self.chance_nats - loss) / math.log(2)
 
     def batch(self, generator: np.random.Generator, size: int) -> Batch:
         """Returns inputs and labels, [size, length]; the last symbol of a name and all values but the last have one."""
