@@ -32,6 +32,7 @@ _MARK = "HILNAS_RAY"
 _REAPER_S = 10.0
 _CHECK_S = 10.0
 
+_SHARED_MEMORY = Path("/dev/shm")
 _STARTS = 4
 """Times that a local Ray is started: it gives up after 30 s, and a busy machine needs more."""
 
@@ -115,10 +116,18 @@ class RayCompute:
 
     Args:
         workers: CPU slots.
+
+    Raises:
+        InfrastructureFailed: Ray does not start here.
     """
 
     def __init__(self, workers: int) -> None:
         _stay_private()
+        # Without it Ray's node times out, and does not say why.
+        if _SHARED_MEMORY.is_dir() and not os.access(_SHARED_MEMORY, os.W_OK):
+            raise InfrastructureFailed(
+                f"Ray needs shared memory, but this user cannot write to {_SHARED_MEMORY}: mount a tmpfs of mode 1777"
+            )
         self._ray = _import_ray()
         for left in reversed(range(_STARTS)):
             try:

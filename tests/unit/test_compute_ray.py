@@ -86,6 +86,13 @@ def test_a_local_ray_that_is_late_is_started_again(late: int, monkeypatch: pytes
     assert len(starts) == len(set(starts)) == len(ends) == min(late + 1, 4)
 
 
+def test_shared_memory_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(ray, "_SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # root may write to what it may not
+    with pytest.raises(InfrastructureFailed, match="mount a tmpfs"):
+        RayCompute(2)
+
+
 class Host:
     """A machine with a home and a cache of its own."""
 
