@@ -25,7 +25,6 @@ import math
 import multiprocessing
 import os
 import random
-import resource
 import shutil
 import statistics
 import sys
@@ -41,7 +40,17 @@ import torch
 from benchmarks.runs import print_json, say
 from nas.core import paths
 from nas.core.durable import write_durably
-from nas.core.family import FAMILY, Family, Member, families_folder, member_folder, write_record
+from nas.core.family import (
+    FAMILY,
+    TRAINING,
+    Family,
+    Member,
+    MemberTraining,
+    families_folder,
+    member_folder,
+    read_record,
+    write_record,
+)
 from nas.core.layout import Layout
 from nas.core.stats import t_critical
 from nas.core.task import IGNORE
@@ -95,6 +104,7 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
         if mode == "train":
             own.add_argument("--seeds", type=int, default=3)
             own.add_argument("--only", type=int, help="do this seed alone; several processes may do one each")
+            own.add_argument("--report", action="store_true", help="compute nothing more: report what FOLDER holds")
         elif mode == "kills":
             own.add_argument("--kills", type=int, default=3)
             own.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
@@ -111,27 +121,31 @@ def run_trainings(options: argparse.Namespace) -> dict[str, Any]:
     test = read_lines(options.state / "data" / "test.jsonl", Conversation)
     wanted = range(options.seeds) if options.only is None else [options.only]
     members = {str(seed): _member(seed, layout, test, options) for seed in wanted}
+    members = {seed: each for seed, each in members.items() if each["answers"]}
+    names = dict.fromkeys(name for each in members.values() for name in each["answers"])
     return {
         "layout": layout.format(),
         "parameters": layout.params.total,
         **{name: getattr(options, name) for name in ("train", "test", "questions", "epochs", "lr")},
-        "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "means": [_mean(name, members, test) for name in members[str(wanted[0])]["answers"]],
+        "means": [_mean(name, [each["answers"] for each in members.values()], test) for name in names],
         "tasks": [each.task for each in test],
         "seeds": members,
     }
 
 
-def _mean(name: str, members: Mapping[str, Any], test: Sequence[Conversation]) -> dict[str, Any]:
+def _mean(name: str, answers: Sequence[Mapping[str, str]], test: Sequence[Conversation]) -> dict[str, Any]:
     """Returns shares of exact answers of weights in a runtime, over seeds; of files also the change from PyTorch."""
     weights, _, runtime = name.partition(" ")
-    right = [[mark == "1" for mark in each["answers"][name]] for each in members.values()]
-    before = [[mark == "1" for mark in each["answers"][f"{weights} {PYTORCH}"]] for each in members.values()]
-    scores = [by_task(test, own, first) for own, first in zip(right, before, strict=True)]
+    scores = []
+    for own in answers:
+        if name in own:
+            right, before = ([mark == "1" for mark in own[each]] for each in (name, f"{weights} {PYTORCH}"))
+            scores.append(by_task(test, right, before))
     changes = [score[ALL].change or (0.0,) for score in scores]
     return {
         "weights": weights,
         "runtime": runtime,
+        "seeds": len(scores),
         "exact": _interval([score[ALL].exact / len(test) for score in scores]),
         "change": None if runtime == PYTORCH else _interval([change[0] for change in changes]),
         "tasks": {
@@ -308,8 +322,12 @@ def _recipe(options: argparse.Namespace, seed: int) -> PostTrainingRecipe:
 def _member(seed: int, layout: Layout, test: Sequence[Conversation], options: argparse.Namespace) -> dict[str, Any]:
     """Returns answers of a seed's weights ("1": exact), and times and settings of its stages."""
     size, state = f"seed{seed}", options.state
-    nothing = FileOptions(transformers=False, gguf=())
-    record = run_recipe("chat", size, _recipe(options, seed), state, say, workers=1, files=nothing, checkpoint_s=10.0)
+    record = read_record(member_folder("chat", size) / TRAINING, MemberTraining)
+    if not options.report:
+        none = FileOptions(transformers=False, gguf=())
+        record = run_recipe("chat", size, _recipe(options, seed), state, say, workers=1, files=none, checkpoint_s=10.0)
+    if record is None or record.kind != "prefer":
+        return {"stages": {}, "answers": {}}
     chat = ChatTokenizer(read_tokenizer(state / "tokenizer.json"), "tokenizer.json")
     own = state / "scored" / size
     own.mkdir(parents=True, exist_ok=True)
@@ -318,6 +336,8 @@ def _member(seed: int, layout: Layout, test: Sequence[Conversation], options: ar
     def answered(name: str, responding: Callable[[], AbstractContextManager[Respond]]) -> None:
         path = own / f"{name}.txt"
         if not path.is_file():
+            if options.report:
+                return
             say(f"{size}: answers of {name}")
             with responding() as respond:
                 right = exact_answers(test, chat, respond)
@@ -345,20 +365,23 @@ def _member(seed: int, layout: Layout, test: Sequence[Conversation], options: ar
         weights[name] = own / f"{name}.safetensors"
         if not weights[name].is_file():
             merge([weights["sft"], weights["prefer"]], weights["pretrain"], settings, weights[name])
-    for name, path in weights.items():
-        answered(f"{name} {PYTORCH}", lambda path=path: pytorch(path))
-    for name in ("sft", "prefer", "ties", "pretrain"):
+    compared = ("pretrain", "sft", "prefer", "ties")
+    for name in compared:
+        answered(f"{name} {PYTORCH}", lambda path=weights[name]: pytorch(path))
+    for name in reversed(compared):
         for quantisation in ("q4_0", "8da4w"):
             answered(
                 f"{name} {quantisation}",
                 lambda name=name, quantisation=quantisation: file(name, weights[name], quantisation),
             )
+    for name in sorted(set(MERGES) - {"ties"}):
+        answered(f"{name} {PYTORCH}", lambda path=weights[name]: pytorch(path))
     stages = {
         each.kind: {
             "steps": each.steps,
             "tokens": each.tokens,
             "seconds": each.seconds,
-            "held_out": each.held_out,
+            "held_out": {Path(name).name: value for name, value in each.held_out.items()},
             "padding": each.config.get("padding"),
             "curve": each.curve[:: max(1, len(each.curve) // 20)],
         }

@@ -83,6 +83,44 @@ def task_table() -> str:
     return _table(("task", "what it asks for", "settings and defaults"), rows)
 
 
+def post_training_table(result: Mapping[str, Any]) -> str:
+    """Returns exact answers after each stage and in each file, from `benchmarks.post_training train`."""
+    tasks = list(result["means"][0]["tasks"])
+    order = list(dict.fromkeys(each["weights"] for each in result["means"]))
+    rows = [
+        (
+            f"`{each['weights']}`",
+            each["runtime"],
+            f"{each['seeds']}",
+            _share(each["exact"]),
+            "" if each["change"] is None else _share(each["change"], sign="+"),
+            *(f"{100 * each['tasks'][task]:.0f}" for task in tasks),
+        )
+        for each in sorted(result["means"], key=lambda each: order.index(each["weights"]))
+    ]
+    stages = result["seeds"].values()
+    times = ", ".join(
+        f"`{kind}` {each['tokens']:,} tokens in {each['steps']:,} steps, "
+        f"{min(seed['stages'][kind]['seconds'] for seed in stages):.0f} to "
+        f"{max(seed['stages'][kind]['seconds'] for seed in stages):.0f} s"
+        for kind, each in next(iter(stages))["stages"].items()
+    )
+    about = (
+        f"{len(stages)} seeds of a member with {result['parameters']:,} weights (`{result['layout']}`), "
+        f"{len(result['tasks'])} questions apart from the training data. On one core; tokens of seed 0, times of all: "
+        f"{times}. Means over seeds with 95 % intervals (Student's); of tasks the mean share in percent."
+    )
+    head = ("weights", "runtime", "seeds", "exact, %", "less PyTorch, points", *tasks)
+    return f"{about}\n\n{_table(head, rows)}"
+
+
+def _share(value: Mapping[str, Any], sign: str = "") -> str:
+    if value["ci95"] is None:
+        return f"{100 * value['mean']:{sign}.1f}"
+    low, high = value["ci95"]
+    return f"{100 * value['mean']:{sign}.1f} ({100 * low:{sign}.1f} to {100 * high:{sign}.1f})"
+
+
 def passes_table(result: Mapping[str, Any]) -> str:
     """Returns padding and times of steps, from `benchmarks.post_training passes`."""
     names = {0: "no padding", 4096: "as few passes as possible", None: "packed, without any reset of states"}

@@ -18,6 +18,7 @@ from docs_tables import (
     metric_table,
     model_tables,
     passes_table,
+    post_training_table,
     reference_table,
     task_table,
 )
@@ -61,9 +62,8 @@ def generated() -> dict[Path, str]:
     models = _replaced(compared.read_text(encoding="utf-8"), "references", reference_table())
     post = DOCS / "how-to/post-training.md"
     trained = post.read_text(encoding="utf-8")
-    trained = _replaced(
-        trained, "post-training-passes", passes_table(json.loads((RECORDED / "post-training-passes.json").read_bytes()))
-    )
+    for name, table in (("post-training", post_training_table), ("post-training-passes", passes_table)):
+        trained = _replaced(trained, name, table(json.loads((RECORDED / f"{name}.json").read_bytes())))
     return {reference: text, compared: models, post: trained, DOCS / "reference/cli.md": cli_reference()}
 
 
