@@ -50,6 +50,8 @@ _ATTENTION = ("gqa", "swa", "mla")
 _MUCH_ATTENTION = 1 / 3
 """Share of layers with attention from which on a layout is in the family of much attention."""
 _DRAWS, _SIMULATED = 500, 20
+_LEAST_CEILING = 0.1
+"""Ceiling below which the order of the scores is that of noise, and a share of it says nothing."""
 _FEWEST = 3
 
 Floats = NDArray[np.float64]
@@ -296,11 +298,12 @@ def report(plan: Plan, known: Mapping[str, Mapping[str, Any]]) -> str:
     rows = []
     for name, (part, within) in groups.items():
         found = agreement(part, within)
+        known = found.ceiling >= _LEAST_CEILING
         rows.append(
             {
                 "pairs": name, "layouts": str(len(part.short)),
                 "tau": _shown(found.tau, found.tau_interval), "ceiling": f"{found.ceiling:.2f}",
-                "tau / ceiling": _shown(found.share, found.share_interval),
+                "tau / ceiling": _shown(found.share, found.share_interval) if known else "noise alone",
             }
         )  # fmt: skip
     return f"{said}{markdown(rows)}\n{markdown(_scores(plan, complete, scores))}"
