@@ -14,7 +14,16 @@ from release_lab import CONTENT, write_family
 from test_dashboard_access import HTML, OPEN, client
 from test_dashboard_pages import HOSTILE, LOOPBACK, Page
 
-from nas.core.family import FAMILY, FILES, MemberFiles, read_record, write_record
+from nas.core.family import (
+    EVALUATION,
+    FAMILY,
+    FILES,
+    MemberEvaluation,
+    MemberFiles,
+    TaskScore,
+    read_record,
+    write_record,
+)
 
 HASH = hashlib.sha256(CONTENT).hexdigest()
 FILE = "/families/demo/4M/files/gguf/model%20q4_0.gguf"
@@ -55,6 +64,21 @@ def test_the_list_names_sizes_trainings_and_devices(visitor: TestClient, home: P
     page = shown(visitor, "/families")
     assert "12M, 4M" in page.text and "laptop" in page.text
     assert "/families/demo" in [named.get("href") for _, named in page.tags]
+
+
+def test_a_member_shows_what_its_files_answer(visitor: TestClient, home: Path) -> None:
+    write_family(home)
+    scores = {"pytorch": {"sums": TaskScore.of(30, 40)}, "q4_0": {"sums": TaskScore.of(29, 40, lost=2, gained=1)}}
+    evaluation = MemberEvaluation(
+        weights="checkpoint:other", tasks="<test>.jsonl", scores=scores, missing={"8da4w": "no file was written"}
+    )
+    write_record(home / "families" / "demo" / "4M" / EVALUATION, evaluation)
+    page = shown(visitor, "/families/demo").text
+    for text in ("75.0% (59.8 to 85.8)", "-2.5 (-12.8 to +8.0)", "<test>.jsonl", "8da4w: none: no file was written",
+                 "not those of the files below"):  # fmt: skip
+        assert text in page, text
+    (member, _) = told(visitor, "/families/demo.json")["members"]
+    assert member["evaluation"]["scores"]["q4_0"]["sums"]["exact"] == 29
 
 
 def test_a_family_shows_members_and_models_by_size(visitor: TestClient, home: Path) -> None:
