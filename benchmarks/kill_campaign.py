@@ -242,7 +242,7 @@ def check(store: Store, names: list[str]) -> Iterator[str]:
         space = SearchSpace.model_validate(study.space)
         yield from (f"{name}: replay: {line}" for line in replay(space, support_filter(space), rows, log))
         firsts.update(first_uses(store, study.id))
-        yield from (f"{name}: job {job.id} is {job.state}" for job in jobs.live(store, study=study.id))
+        yield from (f"{name}: job {job.id} is {job.state}" for job in jobs.live(store) if job.study == study.id)
     yield from (f"result {key[:12]} was counted {count} times" for key, count in firsts.items() if count > 1)
     for key in firsts:
         yield from repeated(store, key)
