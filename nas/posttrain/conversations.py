@@ -9,6 +9,7 @@ instead and has "chosen" and "rejected" answers.
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -38,14 +39,14 @@ _IN_ANSWERS = ("<|tool_call_start|>", "<|tool_call_end|>")
 _MOST_PROBLEMS = 20
 
 
-class Line(BaseModel):
+class Line(BaseModel, ABC):
     """A line of a file of data; other keys are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
+    @abstractmethod
     def problem(self) -> str | None:
         """Returns why the line cannot be used; None: it can."""
-        raise NotImplementedError
 
 
 class Message(BaseModel):
