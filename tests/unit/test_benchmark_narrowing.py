@@ -26,11 +26,15 @@ def found(request: pytest.FixtureRequest) -> Narrowing:
 def test_weights_keep_their_order(found: Narrowing) -> None:
     for correlations in (found.total, found.active):
         assert all(math.isnan(value) or value >= 0.99 for value in correlations.values()), correlations
-        assert math.isnan(correlations["MoE"]) == (found.space in ("plm", "zebra-llama")), "spaces of dense layers"
+        sparse = "moe" in {block.kind for block in load_space(found.space).ffn}
+        assert math.isnan(correlations["MoE"]) != sparse, "spaces of dense layers"
 
 
 def test_references_are_as_far_apart_as_their_proxies(found: Narrowing) -> None:
-    assert abs(found.gap_proxy - found.gap_deploy) <= 0.005
+    published = load_space(found.space).references.layouts()["published"]
+    mlstm = any(block.kind == "mlstm" for layer in published.layers for block in layer.blocks)
+    # mLSTM has two gates a head: proxies, with smaller heads, have 1 % more weights for them.
+    assert abs(found.gap_proxy - found.gap_deploy) <= (0.012 if mlstm else 0.005)
 
 
 def test_memory_keeps_its_share_of_attentions_cache(found: Narrowing) -> None:

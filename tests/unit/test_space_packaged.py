@@ -18,6 +18,7 @@ from nas.proxy.corpus import CorpusRef
 from nas.proxy.job import exported_layout
 from nas.proxy.ladder import rung_jobs
 from nas.proxy.train import train
+from nas.runtimes import RUNTIMES
 from nas.runtimes.llama_cpp.support import supports
 from nas.search import Sampler, make_proposer
 from nas.search.membership import values
@@ -26,6 +27,7 @@ from nas.study.check import support_filter
 
 KINDS = ("conv", "gqa", "swa", "mamba2", "swiglu", "moe")
 MIXED = {"lfm2-mixed": KINDS, "lfm2-mixed-demo": KINDS, "lfm2-full": (*KINDS, "gla", "gdn")}
+XLSTM = ("mlstm", "swa", "gqa", "swiglu")
 
 
 def kinds_of(layout: Layout) -> set[str]:
@@ -53,17 +55,18 @@ def test_packaged_space_is_whole(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list_spaces())
-def test_llama_cpp_carries_references_and_what_is_proposed(name: str) -> None:
-    """On the build that the space asks for; references on the stock one where it has their blocks."""
+def test_runtimes_carry_references_and_what_is_proposed(name: str) -> None:
+    """Each on the build that the space asks for; references on llama.cpp's stock one where it has their blocks."""
     space = load_space(name)
     sampler = Sampler(space, support_filter(space))
-    build = space.runtimes[0].build
     references = list(space.references.layouts().values())
-    stock = [not {"mla", "relu2"} & kinds_of(layout) for layout in references]
+    stock = [not {"mla", "relu2", "mlstm"} & kinds_of(layout) for layout in references]
     assert [supports(layout).verdict == "stock" for layout in references] == stock
     for proposer in ("random", "ehvi"):
-        verdicts = {supports(proposal.layout).verdict for proposal in make_proposer(sampler, proposer).ask(20)}
-        assert verdicts <= ({"stock"} if build == "stock" else {"stock", "patched"})
+        layouts = [proposal.layout for proposal in make_proposer(sampler, proposer).ask(20)]
+        for runtime in space.runtimes:
+            verdicts = {RUNTIMES[runtime.name].supports(layout).verdict for layout in layouts}
+            assert verdicts <= ({"stock"} if runtime.build == "stock" else {"stock", "patched"})
 
 
 @pytest.mark.parametrize("name", list_spaces())
@@ -84,6 +87,13 @@ def test_mixed_space_proposes_every_kind_and_patched_llama_cpp_refuses_none(name
     (found,) = survey(space, draw_layouts(space))
     assert found.admitted == found.stock + found.patched == found.sampled
     assert found.patched > 0 and set(found.blocks) == set(MIXED[name])
+
+
+def test_xlstm_proposes_every_kind_and_executorch_refuses_none() -> None:
+    space = load_space("xlstm")
+    assert set().union(*map(kinds_of, seeds_of("xlstm"))) == set(XLSTM)
+    (found,) = survey(space, draw_layouts(space))
+    assert (found.runtime, found.admitted) == ("executorch", found.sampled)
 
 
 def test_two_runtimes_demo_is_the_demo_on_both_and_both_carry_it_proxies_included() -> None:
