@@ -16,6 +16,7 @@ from nas.core.family import MemberFile
 from nas.core.layout import Layout
 from nas.core.measurement import Sample
 from nas.core.plan import InputFile, Plan, PlanFile, RawRun, Runner
+from nas.core.profile import Profile
 from nas.core.workload import Workload
 from nas.runtimes.checkpoint_file import StateDict
 
@@ -427,6 +428,28 @@ class FileInspector(Protocol):
 
         Raises:
             InvalidInput: it is no model file of this runtime.
+        """
+
+
+@runtime_checkable
+class Profiler(Protocol):
+    """A runtime that can time the parts of a model one by one, for `nas bench --profile`."""
+
+    def profiler(self, runner: Runner, log: Callable[[str], None]) -> Runner:
+        """Returns the program that profiles on the libraries of `runner`, and makes it unless the cache has it.
+
+        It takes the plans of `Runtime.plan`, and its files are in `Runtime.runner_folder`.
+
+        Raises:
+            InfrastructureFailed: a compiler, network or disk space is missing, or a step failed; with the remedy.
+        """
+
+    def read_profile(self, raw: RawRun) -> Profile:
+        """Returns the times of one run of the profiler.
+
+        Raises:
+            CandidateFailed: see `Runtime.parse`.
+            InfrastructureFailed: the profiler itself could not work.
         """
 
 

@@ -1,4 +1,4 @@
-"""Runner programs: the report that they print, and the logits that they write for equivalence gates.
+"""Runner programs: the reports that they print, and the logits that they write for equivalence gates.
 
 A runner prints one JSON object on stdout:
 
@@ -6,6 +6,11 @@ A runner prints one JSON object on stdout:
     {"v": 1, "error": {"kind": "out_of_memory", "message": ".."}}
 
 The fields of a good report are those of `Sample`. Runners of other runtimes may use the same form and parse it here.
+
+A profiler prints a `nas.core.profile.Profile` or such an error:
+
+    {"v": 1, "finite": true, "prompt": 512, "gen": 64, "decode": {..},
+     "prefill": {"whole_ns": .., "profiled_ns": .., "nodes": [[LAYER, PART, OPERATOR, COUNT, NS], ..]}}
 """
 
 from __future__ import annotations
@@ -16,16 +21,17 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from nas.core.canonical import canonical_json
 from nas.core.errors import CandidateFailed, FailureReason, InfrastructureFailed
 from nas.core.measurement import Sample
 from nas.core.plan import Plan, RawRun, Runner
+from nas.core.profile import Profile
 from nas.core.workload import Workload
 from nas.runtimes.base import Artifact
 from nas.runtimes.recipe import splitmix64
@@ -48,6 +54,7 @@ _REASON_OF_EXIT: dict[int, FailureReason] = {
     DECODE_FAILED: "crash",
     NO_MEMORY: "out_of_memory",
 }
+M = TypeVar("M", bound=BaseModel)
 
 
 class Machine(Protocol):
@@ -117,6 +124,32 @@ def read_sample(raw: RawRun) -> Sample:
             not_finite.
         InfrastructureFailed: the runner did not start, or did not take its arguments.
     """
+    sample = _read(raw, Sample)
+    numbers = (sample.load_ms, sample.ttft_ms, sample.peak_rss_mb or 0.0, *sample.decode_ns)
+    if not all(0 <= number < _NONSENSE for number in numbers):
+        raise CandidateFailed("garbage_output", "report: a time or size is negative or beyond all measure")
+    _require_finite(sample.finite)
+    return sample
+
+
+def read_profile(raw: RawRun) -> Profile:
+    """Returns the profile that a profiler reported.
+
+    Raises:
+        CandidateFailed: see `read_sample`.
+        InfrastructureFailed: see `read_sample`.
+    """
+    profile = _read(raw, Profile)
+    _require_finite(profile.finite)
+    return profile
+
+
+def _require_finite(finite: bool) -> None:
+    if not finite:
+        raise CandidateFailed("not_finite", "the logits hold NaN or infinity")
+
+
+def _read(raw: RawRun, form: type[M]) -> M:
     if raw.timed_out:
         raise CandidateFailed("timeout", f"killed at its deadline after {raw.wall_s:.1f} s")
     if raw.truncated:
@@ -127,17 +160,11 @@ def read_sample(raw: RawRun) -> Sample:
     if report is None or report.pop("v", None) != 1:
         raise CandidateFailed("garbage_output", f"no report of version 1 on stdout: {raw.stdout[:80]!r}")
     try:
-        sample = Sample.model_validate(report)
+        return form.model_validate(report)
     except ValidationError as error:
         problem = error.errors()[0]
         field = ".".join(map(str, problem["loc"])) or "report"
         raise CandidateFailed("garbage_output", f"report: {field}: {problem['msg']}") from error
-    numbers = (sample.load_ms, sample.ttft_ms, sample.peak_rss_mb or 0.0, *sample.decode_ns)
-    if not all(0 <= number < _NONSENSE for number in numbers):
-        raise CandidateFailed("garbage_output", "report: a time or size is negative or beyond all measure")
-    if not sample.finite:
-        raise CandidateFailed("not_finite", "the logits hold NaN or infinity")
-    return sample
 
 
 def read_timed_sample(raw: RawRun) -> Sample:

@@ -59,6 +59,9 @@ def command(
             "--output", "-o", help="Format. Default: table; details where there is one result.", show_default=False
         ),
     ] = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Also show the time of each layer and operator, from one more run.")
+    ] = False,
     db: DatabaseOption = None,
     json: JsonFlag = False,
 ) -> None:
@@ -81,11 +84,14 @@ def command(
             repetitions=reps,
             protocol=MeasurementSettings(),
             db=db,
+            profile=profile,
         )
         for subject, tokens, new, count in itertools.product(subjects, *lists)
     ]
     if output is None:
         output = Output.JSON if json else Output.TABLE if len(benches) > 1 else None
+    if profile and output in (Output.MARKDOWN, Output.CSV):
+        raise InvalidInput("profiles are shown by the formats table and json", where="--profile")
     reports = list(bench_all(benches, say))
     if output is None:
         print_fields(_fields(reports[0]))
@@ -94,6 +100,9 @@ def command(
     else:
         rows = [row for report in reports for row in _rows(report)]
         _PRINTERS[output](rows)
+    if output in (None, Output.TABLE):
+        for report in reports:
+            _print_profile(report)
 
 
 def _numbers(text: str, flag: str) -> list[int]:
@@ -102,6 +111,10 @@ def _numbers(text: str, flag: str) -> list[int]:
     if not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts):
         raise InvalidInput(f"whole numbers with commas between them, such as 512,1024, not {text!r}", where=flag)
     return list(dict.fromkeys(map(int, parts)))
+
+
+def _model(report: dict[str, Any]) -> str:
+    return str(report.get("layout") or Path(report["file"]).name)
 
 
 Row = dict[str, object]
@@ -113,7 +126,7 @@ def _rows(report: dict[str, Any]) -> Iterator[Row]:
     for phase, test in (("prefill", f"pp{workload['prompt']}"), ("decode", f"tg{workload['gen']}")):
         figure = report["tokens_per_s"][phase]
         yield {
-            "model": report.get("layout") or Path(report["file"]).name,
+            "model": _model(report),
             "size_mb": report["file_mb"],
             "runtime": report["runtime"]["name"],
             "device": report["device"]["id"],
@@ -172,6 +185,43 @@ _PRINTERS: dict[Output, Callable[[list[Row]], None]] = {
 }
 
 
+def _print_profile(report: dict[str, Any]) -> None:
+    """Prints the times of layers and operators, where the report has them."""
+    if (profile := report.get("profile")) is None:
+        return
+    typer.echo()
+    print_fields(
+        [
+            ("profile", f"{_model(report)}, {_requested(report['workload'])}"),
+            ("  prefill", _compared(profile["prefill"], "ms")),
+            ("  decode", _compared(profile["decode"], "ms/token")),
+        ]
+    )
+    typer.echo()
+    parts = [[part["layer"], part["block"] or part["part"], *_times(part)] for part in profile["parts"]]
+    print_table(("layer", "block", *_TIMES), parts)
+    typer.echo()
+    print_table(("operator", *_TIMES), [[one["operator"], *_times(one)] for one in profile["operators"]])
+
+
+_TIMES = ("prefill ms", "share", "decode ms/token", "share")
+
+
+def _times(row: dict[str, Any]) -> list[str]:
+    return [
+        text
+        for phase in ("prefill", "decode")
+        for text in (f"{row[f'{phase}_ms']:.4f}", f"{row[f'{phase}_share']:.1%}")
+    ]
+
+
+def _compared(phase: dict[str, float], unit: str) -> str:
+    """Formats the sum of all nodes' times beside the time of the same request without timing them."""
+    whole, total = phase["whole_ms"], phase["sum_ms"]
+    difference = f" ({total / whole - 1:+.1%})" if whole else ""
+    return f"{total:.4g} {unit} as the sum of all operators, {whole:.4g} {unit} when they are not timed{difference}"
+
+
 def _workload(**values: int) -> Workload:
     try:
         return Workload(**values)
@@ -190,7 +240,7 @@ def _fields(report: dict[str, Any]) -> list[tuple[str, object]]:
         ("file", report.get("file")),
         ("runtime", f"{report['runtime']['name']} build {report['runtime']['build'][:12]}"),
         ("device", f"{report['device']['id']} ({report['device']['cpu']})"),
-        ("workload", f"{workload['prompt']} tokens in, {workload['gen']} out, {workload['threads']} thread(s)"),
+        ("workload", _requested(workload)),
         ("TTFT", f"{_shown(ttft['value'], 'ms')}{_interval(ttft['ci95'])}, n = {ttft['n']}{refused}"),
         ("  as experienced", _shown(ttft["typical"], "ms")),
         ("prefill", _speed(report["tokens_per_s"]["prefill"])),
@@ -204,6 +254,10 @@ def _fields(report: dict[str, Any]) -> list[tuple[str, object]]:
         ("reference model", None if drift is None else f"{drift:+.1%} off its calibration"),
         ("other processes", None if others is None else f"{others:.2f} of a core meanwhile"),
     ]
+
+
+def _requested(workload: dict[str, Any]) -> str:
+    return f"{workload['prompt']} tokens in, {workload['gen']} out, {workload['threads']} thread(s)"
 
 
 def _speed(figure: dict[str, Any]) -> str:

@@ -15,20 +15,25 @@ from nas.core.canonical import content_hash
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layout
 from nas.core.measurement import Figure, Measurement, Repetition
+from nas.core.plan import Round
+from nas.core.profile import summary
 from nas.core.space import MeasurementSettings, RuntimeSpace
 from nas.core.workload import Workload
 from nas.farm.farm import Farm, open_farm
 from nas.measure.calibration import DEPLOY_SEED, Calibrator, MeasurementTarget, known_runtime
 from nas.measure.estimator import rate
 from nas.measure.reference import export_to_store
-from nas.measure.rounds import Subject, measure
+from nas.measure.rounds import Jobs, Subject, measure
 from nas.runtimes import RUNTIMES
-from nas.runtimes.base import Artifact, FileInspector, RandomWeights, Runtime
+from nas.runtimes.base import Artifact, FileInspector, Profiler, RandomWeights, Runtime
 from nas.store import artifacts
 from nas.store.store import Store
 
 Log = Callable[[str], None]
 Json = dict[str, Any]
+
+_PROFILE_DEADLINES = 8.0
+"""A profiler runs the request several times, half of them more slowly: its deadline is that of so many repetitions."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,7 @@ class BenchOptions:
         repetitions: that must count.
         protocol: deadline and attempts.
         db: URL, or None for the default database.
+        profile: also time layers and operators, in one run of their own that is no part of the figures.
     """
 
     subject: Layout | Path
@@ -54,6 +60,7 @@ class BenchOptions:
     repetitions: int
     protocol: MeasurementSettings = field(default_factory=MeasurementSettings)
     db: str | None = None
+    profile: bool = False
 
 
 def bench(options: BenchOptions, log: Log) -> Json:
@@ -76,6 +83,8 @@ def bench_all(benches: Sequence[BenchOptions], log: Log) -> Iterator[Json]:
     for options, spec in zip(benches, specs, strict=True):
         if isinstance(options.subject, Layout):
             _require_support(known_runtime(spec), options.subject)
+        if options.profile:
+            _profiler(known_runtime(spec))
     store = Store.open(benches[0].db)
     try:
         with open_farm(store) as farm:
@@ -96,15 +105,37 @@ async def _bench(options: BenchOptions, spec: RuntimeSpace, farm: Farm, log: Log
     exported = time.monotonic() - begun
     asked = options.workload
     what = f"{asked.prompt} tokens in, {asked.gen} out, {asked.threads} thread(s)"
-    log(f"measuring {options.repetitions} repetitions on {target.device.id}: {what}")
     workload = target.device.pinned(options.workload)
     subject = Subject(artifact, target.runtime, target.runner, target.device, workload)
+    # First, so that a profiler that cannot be made or run costs no measurement.
+    profile = {"profile": await _profile(options, subject, farm, jobs, log)} if options.profile else {}
+    log(f"measuring {options.repetitions} repetitions on {target.device.id}: {what}")
     # A key of its own: earlier results are never reused.
     key = content_hash({"bench": artifact.sha256, "at": time.time()})
     reference = target.reference_beside(workload)
     taken = await measure(subject, reference, jobs, key, None, options.repetitions, options.protocol)
     seconds = {"export": exported, "measure": time.monotonic() - begun - exported}
-    return _report(options, target, artifact, taken, seconds)
+    return {**_report(options, target, artifact, taken, seconds), **profile}
+
+
+async def _profile(options: BenchOptions, subject: Subject, farm: Farm, jobs: Jobs, log: Log) -> Json:
+    """Runs the profiler once on the device; what it reports is stored with the job alone."""
+    runtime, device = _profiler(subject.runtime), subject.device
+    runner = runtime.profiler(subject.runner, log)
+    farm.admit(subject.runtime, runner)
+    deadline_s = _PROFILE_DEADLINES * options.protocol.deadline_s
+    plan = subject.runtime.plan(subject.artifact, runner, subject.workload, deadline_s)
+    log(f"profiling on {device.id}: one run, each operator timed by itself")
+    key = content_hash({"profile": subject.artifact.sha256, "at": time.time()})
+    result = await jobs.run(key, 0, device.id, Round(candidate=plan, repetitions=1))
+    profile = runtime.read_profile(result.pairs[0].candidate)
+    return summary(profile, options.subject if isinstance(options.subject, Layout) else None)
+
+
+def _profiler(runtime: Runtime) -> Profiler:
+    if not isinstance(runtime, Profiler):
+        raise Unsupported(f"{runtime.name} has no profiler: its runner does not time layers", where="--profile")
+    return runtime
 
 
 def _runtime_space(options: BenchOptions) -> RuntimeSpace:

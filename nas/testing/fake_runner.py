@@ -1,4 +1,4 @@
-"""The runner of `FakeRuntime`: a script that reports times computed from figures in the model file.
+"""The runner and the profiler of `FakeRuntime`: a script that reports times computed from figures in the model file.
 
 It imports nothing of this package, because devices run it as a single file.
 """
@@ -9,6 +9,9 @@ import os
 import signal
 import sys
 import time
+
+PROFILES = False
+"""`FakeRuntime.profiler` writes the script with True here."""
 
 
 def main() -> None:
@@ -24,10 +27,12 @@ def main() -> None:
     parser.add_argument("--fault", default="none")
     args = parser.parse_args()
     with open(args.model, encoding="utf-8") as file:  # noqa: PTH123 - pathlib doubles the start-up time of the script
-        figures = json.load(file)["figures"]
+        model = json.load(file)
     time.sleep(args.seconds)
     misbehave(args.fault)
-    print(json.dumps(report(figures, args) | ({"finite": False} if args.fault == "not_finite" else {})))
+    figures = model["figures"]
+    made = profile(figures, model["layout"]["layers"], args) if PROFILES else report(figures, args)
+    print(json.dumps(made | ({"finite": False} if args.fault == "not_finite" else {})))
 
 
 def make_model(recipe: str, output: str) -> None:
@@ -36,19 +41,25 @@ def make_model(recipe: str, output: str) -> None:
         target.write(source.read()[::-1])
 
 
-def report(figures: dict[str, float], args: argparse.Namespace) -> dict[str, object]:
-    """Returns the report: times grow with weights read per token and with the cache.
+def timed(figures: dict[str, float], args: argparse.Namespace) -> tuple[float, list[int]]:
+    """Returns milliseconds of the prompt and nanoseconds of each token, which grow with weights read and the cache.
 
     Every 16th token is 5 % slower, so p95 > p50.
     """
     start = figures["decode_ns"] + figures["cache_ns"] * args.prompt
     decode = [round((start + figures["cache_ns"] * i) * (1.05 if i % 16 == 15 else 1.0)) for i in range(args.gen)]
+    return figures["prefill_ns"] * args.prompt / 1e6, decode
+
+
+def report(figures: dict[str, float], args: argparse.Namespace) -> dict[str, object]:
+    """Returns the report of a runner."""
+    ttft_ms, decode = timed(figures, args)
     memory = figures["weights_mb"] + figures["cache_mb"] * args.context
     return {
         "v": 1,
         "load_ms": figures["weights_mb"] / 2,
-        "ttft_ms": figures["prefill_ns"] * args.prompt / 1e6,
-        "prefill_cpu_ms": figures["prefill_ns"] * args.prompt / 1e6,
+        "ttft_ms": ttft_ms,
+        "prefill_cpu_ms": ttft_ms,
         "decode_ns": decode,
         "decode_cpu_ns": decode,
         "peak_rss_mb": memory,
@@ -57,6 +68,23 @@ def report(figures: dict[str, float], args: argparse.Namespace) -> dict[str, obj
         "finite": True,
         "info": {"fake": True},
     }
+
+
+def profile(figures: dict[str, float], layers: list[dict[str, int]], args: argparse.Namespace) -> dict[str, object]:
+    """Returns the report of a profiler: each block takes an equal part of the time."""
+    ttft_ms, decode = timed(figures, args)
+    own = [layers[layer["share"]] if "share" in layer else layer for layer in layers]
+    blocks = [
+        (index, part, operator)
+        for index, layer in enumerate(own)
+        for key, part, operator in (("mixers", "mixer", "MIX"), ("ffn", "ffn", "MUL_MAT"))
+        if key in layer
+    ]
+    phases = {
+        name: {"whole_ns": ns, "profiled_ns": 2 * ns, "nodes": [(*block, 1, ns // len(blocks)) for block in blocks]}
+        for name, ns in (("prefill", int(ttft_ms * 1e6)), ("decode", sum(decode)))
+    }
+    return {"v": 1, "prompt": args.prompt, "gen": args.gen, "finite": True, **phases}
 
 
 def misbehave(fault: str) -> None:

@@ -19,6 +19,7 @@ from nas.core.errors import InfrastructureFailed, InvalidInput, Unsupported
 from nas.core.layout import Layout
 from nas.core.measurement import Sample
 from nas.core.plan import Plan, PlanFile, RawRun, Runner
+from nas.core.profile import Profile
 from nas.core.workload import Workload
 from nas.runtimes.base import (
     Artifact,
@@ -31,7 +32,7 @@ from nas.runtimes.base import (
     Support,
     Weights,
 )
-from nas.runtimes.runner import read_sample
+from nas.runtimes.runner import read_profile, read_sample
 from nas.runtimes.toolchain import host_target
 
 Fault = Literal["none", "crash", "hang", "garbage", "flood", "out_of_memory", "not_finite"]
@@ -135,7 +136,18 @@ class FakeRuntime:
         """Returns the script, which runs on any target that has this interpreter."""
         if patched or target not in self.targets:
             raise InfrastructureFailed(f"no {'patched ' * patched}{self.name} runner for {target}")
+        return self._script(target, Path(__file__).with_name("fake_runner.py").read_bytes())
+
+    def profiler(self, runner: Runner, log: Callable[[str], None]) -> Runner:
+        """Returns the script that gives each block of a model an equal part of the time."""
         script = Path(__file__).with_name("fake_runner.py").read_bytes()
+        return self._script(runner.target, script.replace(b"\nPROFILES = False\n", b"\nPROFILES = True\n"))
+
+    def read_profile(self, raw: RawRun) -> Profile:
+        """Parses the common report of profilers."""
+        return read_profile(raw)
+
+    def _script(self, target: str, script: bytes) -> Runner:
         content = f"#!{sys.executable} -IS\n".encode() + script
         digest = hashlib.sha256(content).hexdigest()
         path = self.folder / digest[:12] / "runner"

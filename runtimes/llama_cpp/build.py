@@ -15,12 +15,15 @@ from pathlib import Path
 from nas.core.canonical import content_hash
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.layout import Layout
+from nas.core.plan import Runner
 from nas.runtimes import zig
 from nas.runtimes.base import RandomWeights
 from nas.runtimes.builds import Log, build_once, run_step, smoke_test, variant_named
 from nas.runtimes.llama_cpp import source
 from nas.runtimes.llama_cpp.builds import (
     BUILDS,
+    PROFILER_SOURCE,
+    PROFILERS,
     RUNNER_FLAGS,
     RUNNER_SOURCE,
     TOOLS,
@@ -103,6 +106,25 @@ def build(
     return BUILDS.load(final)
 
 
+def build_profiler(runner: Runner, log: Log) -> Build:
+    """Returns the profiler for the build that `runner` measures with, and makes it unless the cache has it.
+
+    A shared build's libraries are copied, which takes seconds; a static build is compiled again, which takes minutes.
+
+    Args:
+        runner: of a build in the cache.
+        log: gets progress, a line at a time.
+
+    Raises:
+        InfrastructureFailed: the build is gone, a compiler, network or disk space is missing, or a step failed.
+    """
+    measuring = BUILDS.load(BUILDS.folder / runner.build).details
+    details = measuring.model_copy(update={"runner_c": PROFILERS.runner_hash(), "tools": False, "tools_cmake": None})
+    final = _folder(details)
+    build_once(final, "llama.cpp's profiler", _DISK_BYTES, lambda work: _make(work, details, final.name, log), log)
+    return PROFILERS.load(final)
+
+
 def _folder(details: BuildDetails) -> Path:
     return BUILDS.folder / content_hash(details.model_dump(mode="json"))
 
@@ -161,7 +183,7 @@ def _make_shared(tree: Path, work: Path, product: Path, details: BuildDetails, l
         library = tools = compile_library(tree, out, details, toolchain, (), log)
     for file in (*library.glob("*.so"), *(tools / tool for tool in TOOLS if details.tools)):
         shutil.copy2(file, product)
-    compile_runner(tree, product, toolchain)
+    compile_runner(tree, product, toolchain, _code(details))
 
 
 def _make_static(tree: Path, work: Path, product: Path, details: BuildDetails, log: Log) -> None:
@@ -170,7 +192,11 @@ def _make_static(tree: Path, work: Path, product: Path, details: BuildDetails, l
     toolchain = Toolchain(compiler.cc, compiler.cxx, *find_build_tools(), compiler.version)
     extra = zig.zig_cmake_flags(compiler, details.target)
     library = compile_library(tree, work / "cmake", details, toolchain, extra, log)
-    compile_static_runner(tree, library, product, toolchain)
+    compile_static_runner(tree, library, product, toolchain, _code(details))
+
+
+def _code(details: BuildDetails) -> Path:
+    return PROFILER_SOURCE if details.runner_c == PROFILERS.runner_hash() else RUNNER_SOURCE
 
 
 def _same_but_for_runner(details: BuildDetails) -> Path | None:
@@ -242,20 +268,22 @@ def _compile(
     run_step([toolchain.ninja, "-C", str(out), *targets], _WHAT, "the compiler", _COMPILE_S, _progress(log))
 
 
-def compile_runner(tree: Path, product: Path, toolchain: Toolchain) -> None:
+def compile_runner(tree: Path, product: Path, toolchain: Toolchain, code: Path = RUNNER_SOURCE) -> None:
     """Compiles the runner into the folder of the shared libraries in `product`, where it will look for them."""
     compiling, linking = RUNNER_FLAGS[False]
-    output = ["-o", str(product / "runner"), str(RUNNER_SOURCE)]
+    output = ["-o", str(product / "runner"), str(code)]
     found_at = [f"-L{product}", *linking, f"-Wl,-rpath-link,{product}"]
     argv = [toolchain.cc, *compiling, *_includes(tree), *output, *found_at]
     run_step(argv, _WHAT, toolchain.cc, _RUNNER_S)
 
 
-def compile_static_runner(tree: Path, library: Path, product: Path, toolchain: Toolchain) -> None:
+def compile_static_runner(
+    tree: Path, library: Path, product: Path, toolchain: Toolchain, code: Path = RUNNER_SOURCE
+) -> None:
     """Compiles the runner with everything in it, C++ runtime and libc included, into `product`."""
     compiled = library / "runner.o"
     compiling, linking = RUNNER_FLAGS[True]
-    argv = [toolchain.cc, *compiling, *_includes(tree), "-c", "-o", str(compiled), str(RUNNER_SOURCE)]
+    argv = [toolchain.cc, *compiling, *_includes(tree), "-c", "-o", str(compiled), str(code)]
     run_step(argv, _WHAT, toolchain.cc, _RUNNER_S)
     archives = [str(library / name) for name in _STATIC]
     output = [*linking, "-o", str(product / "runner")]

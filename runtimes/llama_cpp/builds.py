@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import Field
@@ -23,6 +23,7 @@ from nas.runtimes.toolchain import host_target
 
 NAME = "llama.cpp"
 RUNNER_SOURCE = Path(__file__).with_name("runner.c")
+PROFILER_SOURCE = Path(__file__).with_name("profiler.c")
 LIBRARIES = ("libllama.so", "libggml.so", "libggml-base.so", "libggml-cpu.so")
 """Libraries that a runner loads from its own folder; a static one, for other machines, loads nothing."""
 TOOLS = ("llama-bench", "llama-completion", "llama-quantize")
@@ -136,7 +137,7 @@ class BuildDetails(builds.BuildDetails):
 
     @property
     def runner_hash(self) -> str:
-        """SHA-256 of runner.c."""
+        """SHA-256 of runner.c; of a profiler, of profiler.c and runner.c."""
         return self.runner_c
 
     @property
@@ -181,6 +182,9 @@ OPTIONS = (
 )
 
 BUILDS = BuildStore(NAME, "llama.cpp build", NAME, BuildDetails, VARIANTS, (RUNNER_SOURCE,), OPTIONS, _is_known)
+
+PROFILERS = replace(BUILDS, sources=(PROFILER_SOURCE, RUNNER_SOURCE))
+"""Builds whose runner is the profiler, which includes runner.c. `BUILDS.all` passes over them: another source."""
 
 
 def best_variant(target: str, features: Collection[str]) -> Variant:

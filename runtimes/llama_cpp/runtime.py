@@ -11,6 +11,7 @@ from nas.core.errors import InvalidInput, UnknownName, Unsupported
 from nas.core.layout import Layout
 from nas.core.measurement import Sample
 from nas.core.plan import Plan, RawRun, Runner
+from nas.core.profile import Profile
 from nas.core.workload import Workload
 from nas.runtimes.base import (
     REFERENCE_LAYOUT,
@@ -28,7 +29,7 @@ from nas.runtimes.llama_cpp import support
 from nas.runtimes.llama_cpp.builds import BUILDS, NAME, Build, find_build
 from nas.runtimes.llama_cpp.kinds import KINDS
 from nas.runtimes.llama_cpp.support import Quantisation
-from nas.runtimes.runner import plan_run, read_timed_sample
+from nas.runtimes.runner import plan_run, read_profile, read_timed_sample
 from nas.runtimes.toolchain import find_toolchain
 
 
@@ -101,6 +102,16 @@ class LlamaCpp:
     def parse(self, raw: RawRun) -> Sample:
         """See `nas.runtimes.runner`."""
         return read_timed_sample(raw)
+
+    def profiler(self, runner: Runner, log: Callable[[str], None]) -> Runner:
+        """See `Profiler`; runs `profiler.c`."""
+        from nas.runtimes.llama_cpp.build import build_profiler
+
+        return build_profiler(runner, log).runner
+
+    def read_profile(self, raw: RawRun) -> Profile:
+        """See `Profiler`."""
+        return read_profile(raw)
 
     def gate(
         self, layout: Layout, quantisation: str, checkpoint: Checkpoint, model: Path, runner: Runner

@@ -1,0 +1,84 @@
+"""The profiler on real files: every layer has its times, and they add up to no more than the request took."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nas.core.layout import Layout
+from nas.core.profile import Profile, summary
+from nas.core.workload import Workload
+from nas.runtimes.base import RandomWeights
+from nas.runtimes.llama_cpp.build import build_profiler
+from nas.runtimes.llama_cpp.builds import BUILDS, Build
+from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
+from nas.testing.run_plan import run_plan
+
+STOCK = (
+    "d256 v512 ffn=swiglu:512 [C3 A4/2 C3 A4/2]",  # lfm2
+    "d256 v512 untied ffn=swiglu:512 [A4/2*3]",  # qwen3
+    "d256 v512 ffn=moe:8x2:64 [C3+swiglu:512 A4/2]",  # lfm2moe
+)
+EVERY_KIND = (
+    "d256 v512 ffn=moe:8x2:64 "
+    "[M16 A4/2 C3+swiglu:512 W4/2@32(sink=1)+moe:8x4:96 C5+relu2:512 A8/8(canon=3) D8/4+relu2:512 G8 L4/64]"
+)
+
+
+def profile(build: Build, layout: Layout, folder: Path, workload: Workload) -> Profile:
+    artifact = LLAMA_CPP.export(layout, "q4_0", RandomWeights(), folder / "m.gguf")
+    runner = LLAMA_CPP.profiler(build.runner, print)
+    plan = LLAMA_CPP.plan(artifact, runner, workload, deadline_s=60)
+    return LLAMA_CPP.read_profile(run_plan(plan, LLAMA_CPP.runner_folder(runner), {"model": folder / "m.gguf"}))
+
+
+def require_whole(found: Profile, layout: Layout) -> None:
+    for phase, _ in found.phases.values():
+        assert {(node.layer, node.part) for node in phase.nodes} == {
+            (None, "embedding"), (None, "head"),
+            *((layer, part) for layer in range(layout.depth) for part in ("mixer", "ffn")),
+        }  # fmt: skip
+        assert 0 < phase.sum_ns <= phase.profiled_ns and phase.whole_ns > 0
+    shown = summary(found, layout)
+    for rows in (shown["parts"], shown["operators"]):
+        for share in ("prefill_share", "decode_share"):
+            assert sum(row[share] for row in rows) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("text", STOCK)
+def test_every_layer_of_a_stock_architecture_is_timed(llama_build: Build, tmp_path: Path, text: str) -> None:
+    layout = Layout.parse(text)
+    found = profile(llama_build, layout, tmp_path, Workload(prompt=64, gen=8))
+    assert (found.prompt, found.gen) == (64, 8)
+    require_whole(found, layout)
+
+
+def test_every_kind_of_block_is_timed_where_it_runs(patched_build: Build, tmp_path: Path) -> None:
+    layout = Layout.parse(EVERY_KIND)
+    found = profile(patched_build, layout, tmp_path, Workload(prompt=64, gen=8, threads=2))
+    require_whole(found, layout)
+    places: dict[str, set[tuple[int | None, str]]] = {}
+    for node in found.decode.nodes:
+        places.setdefault(node.operator, set()).add((node.layer, node.part))
+    assert places["SSM_SCAN"] == {(0, "mixer")}
+    assert places["FLASH_ATTN_EXT"] == {(layer, "mixer") for layer in (1, 3, 5, 8)}
+    assert places["MUL_MAT_ID"] == {(layer, "ffn") for layer in (0, 1, 3, 5, 7, 8)}
+    assert places["GET_ROWS"] >= {(None, "embedding")}
+
+
+def test_the_number_of_weight_products_is_that_of_the_blocks(llama_build: Build, tmp_path: Path) -> None:
+    """Three of a SwiGLU and four of attention, for each token: what follows the name of a layer belongs to it."""
+    layout = Layout.parse("d256 v512 ffn=swiglu:512 [A4/2*2 C3]")
+    found = profile(llama_build, layout, tmp_path, Workload(prompt=64, gen=8))
+    products = {(node.layer, node.part): node.nodes for node in found.decode.nodes if node.operator == "MUL_MAT"}
+    ffn = {(layer, "ffn"): 3 * 8 for layer in range(3)}
+    assert products == ffn | {(0, "mixer"): 4 * 8, (1, "mixer"): 4 * 8, (2, "mixer"): 2 * 8, (None, "head"): 8}
+
+
+def test_the_profiler_is_no_build_that_measures(llama_build: Build) -> None:
+    profiler = build_profiler(llama_build.runner, print)
+    assert profiler.details.variant == llama_build.details.variant
+    assert profiler.runner.build not in {each.runner.build for each in BUILDS.all()}
+    lines: list[str] = []
+    assert build_profiler(llama_build.runner, lines.append) == profiler and not lines, "it was in the cache"
