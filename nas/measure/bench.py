@@ -12,7 +12,7 @@ from typing import Any
 
 from nas.core import paths
 from nas.core.canonical import content_hash
-from nas.core.errors import InvalidInput, Unsupported
+from nas.core.errors import CandidateFailed, InvalidInput, Unsupported
 from nas.core.layout import Layout
 from nas.core.measurement import Figure, Measurement, Repetition
 from nas.core.plan import Round
@@ -129,6 +129,8 @@ async def _profile(options: BenchOptions, subject: Subject, farm: Farm, jobs: Jo
     key = content_hash({"profile": subject.artifact.sha256, "at": time.time()})
     result = await jobs.run(key, 0, device.id, Round(candidate=plan, repetitions=1))
     profile = runtime.read_profile(result.pairs[0].candidate)
+    if (profile.prompt, profile.gen) != (subject.workload.prompt, subject.workload.gen):
+        raise CandidateFailed("garbage_output", "the profile is of another request")
     return summary(profile, options.subject if isinstance(options.subject, Layout) else None)
 
 
