@@ -444,10 +444,15 @@ class Profiler(Protocol):
             InfrastructureFailed: a compiler, network or disk space is missing, or a step failed; with the remedy.
         """
 
-    def read_profile(self, raw: RawRun) -> Profile:
+    def read_profile(self, raw: RawRun, layout: Layout | None) -> Profile:
         """Returns the times of one run of the profiler.
 
+        Args:
+            raw: the run.
+            layout: of the model; None: the model is somebody's file.
+
         Raises:
+            Unsupported: the runtime needs a layout, and there is none.
             CandidateFailed: see `Runtime.parse`.
             InfrastructureFailed: the profiler itself could not work.
         """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -79,6 +79,35 @@ class Profile(BaseModel):
     def phases(self) -> dict[str, tuple[PhaseProfile, int]]:
         """Phase -> its nodes, and the number of passes through the model that its figures are shown for."""
         return {"prefill": (self.prefill, 1), "decode": (self.decode, self.gen)}
+
+    def moved(self, places: Sequence[Place]) -> Profile:
+        """Returns the profile of a program that counted steps in place of layers.
+
+        Args:
+            places: of each step.
+
+        Raises:
+            CandidateFailed: the profile has more steps.
+        """
+        phases = {
+            name: phase.model_copy(update={"nodes": _moved(phase, places)}) for name, (phase, _) in self.phases.items()
+        }
+        return self.model_copy(update=phases)
+
+
+def _moved(phase: PhaseProfile, places: Sequence[Place]) -> list[NodeTime]:
+    sums: dict[tuple[int | None, Part, str], tuple[int, int]] = {}
+    for node in phase.nodes:
+        place: Place = (None, node.part)
+        if node.layer is not None:
+            if node.layer >= len(places):
+                raise CandidateFailed(
+                    "garbage_output", f"the profile has step {node.layer} of a model of {len(places)}"
+                )
+            place = places[node.layer]
+        nodes, ns = sums.get((*place, node.operator), (0, 0))
+        sums[*place, node.operator] = nodes + node.nodes, ns + node.ns
+    return [NodeTime(*key, *both) for key, both in sums.items()]
 
 
 def summary(profile: Profile, layout: Layout | None) -> Json:

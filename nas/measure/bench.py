@@ -121,6 +121,7 @@ async def _bench(options: BenchOptions, spec: RuntimeSpace, farm: Farm, log: Log
 async def _profile(options: BenchOptions, subject: Subject, farm: Farm, jobs: Jobs, log: Log) -> Json:
     """Runs the profiler once on the device; what it reports is stored with the job alone."""
     runtime, device = _profiler(subject.runtime), subject.device
+    layout = options.subject if isinstance(options.subject, Layout) else None
     runner = runtime.profiler(subject.runner, log)
     farm.admit(subject.runtime, runner)
     deadline_s = _PROFILE_DEADLINES * options.protocol.deadline_s
@@ -128,10 +129,10 @@ async def _profile(options: BenchOptions, subject: Subject, farm: Farm, jobs: Jo
     log(f"profiling on {device.id}: one run, each operator timed by itself")
     key = content_hash({"profile": subject.artifact.sha256, "at": time.time()})
     result = await jobs.run(key, 0, device.id, Round(candidate=plan, repetitions=1))
-    profile = runtime.read_profile(result.pairs[0].candidate)
+    profile = runtime.read_profile(result.pairs[0].candidate, layout)
     if (profile.prompt, profile.gen) != (subject.workload.prompt, subject.workload.gen):
         raise CandidateFailed("garbage_output", "the profile is of another request")
-    return summary(profile, options.subject if isinstance(options.subject, Layout) else None)
+    return summary(profile, layout)
 
 
 def _profiler(runtime: Runtime) -> Profiler:

@@ -143,7 +143,7 @@ class FakeRuntime:
         script = Path(__file__).with_name("fake_runner.py").read_bytes()
         return self._script(runner.target, script.replace(b"\nPROFILES = False\n", b"\nPROFILES = True\n"))
 
-    def read_profile(self, raw: RawRun) -> Profile:
+    def read_profile(self, raw: RawRun, layout: Layout | None) -> Profile:
         """Parses the common report of profilers."""
         return read_profile(raw)
 

@@ -12,17 +12,29 @@ import importlib.util
 import shutil
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from nas.core.canonical import content_hash
 from nas.core.errors import InfrastructureFailed, InvalidInput, UnknownName
 from nas.core.layout import Layout
+from nas.core.plan import Runner
 from nas.runtimes import zig
 from nas.runtimes.base import RandomWeights
 from nas.runtimes.builds import Log, build_once, run_step, smoke_test
-from nas.runtimes.executorch.builds import BUILDS, LIBRARIES, SOURCES, Build, BuildDetails, Variant, variant_for
+from nas.runtimes.executorch.builds import (
+    BUILDS,
+    LIBRARIES,
+    NAME,
+    PROFILER_SOURCE,
+    PROFILERS,
+    SOURCES,
+    Build,
+    BuildDetails,
+    Variant,
+    variant_for,
+)
 from nas.runtimes.executorch.writer import write_artifact
 from nas.runtimes.toolchain import fetched, find_compiler, host_features, host_target, sha256_of
 
@@ -172,6 +184,31 @@ def build(
     return built
 
 
+def build_profiler(runner: Runner, log: Log) -> Build:
+    """Returns the profiler on the libraries that `runner` loads, and makes it unless the cache has it.
+
+    Args:
+        runner: of a build in the cache.
+        log: gets progress, a line at a time.
+
+    Raises:
+        InfrastructureFailed: the build is gone or of another ExecuTorch or compiler than are installed here, or a step
+            failed.
+    """
+    measuring = BUILDS.load(BUILDS.folder / runner.build).details
+    here = measuring.target == host_target()
+    kit = _for_this_machine(measuring.variant) if here else _for_another(measuring.target, measuring.variant)
+    if kit.details != measuring:
+        raise InfrastructureFailed(
+            f"build {runner.build[:12]} was made by another compiler or of another ExecuTorch than are installed here: "
+            f"run `nas runtime build {NAME}{'' if here else f' --target {measuring.target}'}`"
+        )
+    kit = replace(kit, details=measuring.model_copy(update={"runner": PROFILERS.runner_hash()}))
+    build_id = content_hash(kit.details.model_dump(mode="json"))
+    build_once(BUILDS.folder / build_id, _WHAT, _DISK_BYTES, lambda work: _make(work, kit, build_id, log), log)
+    return PROFILERS.load(BUILDS.folder / build_id)
+
+
 @dataclass(frozen=True, slots=True)
 class _Kit:
     """The inputs of one build.
@@ -237,7 +274,7 @@ def _compile(sdk: Sdk, cxx: str, details: BuildDetails, product: Path) -> None:
     libraries = [f"-l{name.removeprefix('lib').removesuffix('.so')}" for name in LIBRARIES]
     # Kernels and backends register themselves when they are loaded, so none may be left out as unused.
     linking = [f"-L{product}", "-Wl,--no-as-needed", *libraries, "-Wl,-rpath,$ORIGIN", "-Wl,--allow-shlib-undefined"]
-    source = str(SOURCES[0])
+    source = str(PROFILER_SOURCE if details.runner == PROFILERS.runner_hash() else SOURCES[0])
     argv = [cxx, *details.flags, *sdk.include_flags, source, "-o", str(product / "runner"), *linking]
     run_step(argv, _WHAT, cxx, _COMPILE_S)
 

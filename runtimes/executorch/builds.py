@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nas.core.errors import InfrastructureFailed, Unsupported
@@ -11,6 +11,7 @@ from nas.runtimes import builds
 from nas.runtimes.builds import BuildStore, Processor, variant_named
 from nas.runtimes.toolchain import host_target
 
+PROFILER_SOURCE = Path(__file__).with_name("profiler.cpp")
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("runner.cpp", "attention.h", "recipe.h", "recurrence.h"))
 NAME = "executorch"
 LIBRARIES = (
@@ -80,6 +81,9 @@ Build = builds.Build[BuildDetails]
 OPTIONS = ("--model", "--prompt", "--gen", "--context", "--batch", "--threads", "--kv", "--mmap", "--seed")
 
 BUILDS = BuildStore(NAME, "ExecuTorch runner", f"{NAME}/builds", BuildDetails, VARIANTS, SOURCES, OPTIONS)
+
+PROFILERS = replace(BUILDS, sources=(PROFILER_SOURCE, *SOURCES))
+"""Builds whose runner is the profiler, which includes runner.cpp. `BUILDS.all` passes over them: another source."""
 
 
 def variant_for(target: str, features: Collection[str] | None, name: str | None = None) -> Variant:

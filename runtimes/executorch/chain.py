@@ -13,6 +13,7 @@ from typing import Literal
 from nas.core.block import Block
 from nas.core.errors import Unsupported
 from nas.core.layout import Layout
+from nas.core.profile import Part
 from nas.runtimes.base import Support
 from nas.runtimes.executorch.kinds import KINDS, Attention, programs_of
 from nas.runtimes.executorch.programs import GROUP, Constant, Program, head_program
@@ -76,12 +77,16 @@ class Step:
     """One program call.
 
     Args:
+        layer: that it is part of.
+        part: of that layer.
         method: index of the method; of a mixture its router's, and the experts' follow it.
         parallel: reads what the step before it read, and adds to that step's output.
         attend: of attention.
         moe: the mixture.
     """
 
+    layer: int
+    part: Part
     method: int
     parallel: bool = False
     attend: Attend | None = None
@@ -124,9 +129,10 @@ class _Builder:
         for j, block in enumerate(layer.mixers):
             (program,) = programs_of(block, self.layout.d_model)
             method = self._method(owner, f"mixer{j}", Method(program, f"layers.{owner}.", j))
-            self.steps.append(Step(method, parallel=j > 0, attend=self._attend(depth, owner, j, block)))
+            attend = self._attend(depth, owner, j, block)
+            self.steps.append(Step(depth, "mixer", method, parallel=j > 0, attend=attend))
         if layer.ffn is not None:
-            self._ffn(owner, layer.ffn)
+            self._ffn(depth, owner, layer.ffn)
 
     def _attend(self, depth: int, owner: int, j: int, block: Block) -> Attend | None:
         attention = KINDS[block.kind].attention
@@ -141,15 +147,16 @@ class _Builder:
         sinks = f"layers.{owner}.mixers.{j}.{about.sinks}" if about.sinks else None
         return Attend(self.cache_of[source or (depth, j)], about.theta, sinks)
 
-    def _ffn(self, owner: int, block: Block) -> None:
+    def _ffn(self, depth: int, owner: int, block: Block) -> None:
         first, *others = programs_of(block, self.layout.d_model)
         prefix = f"layers.{owner}."
         mixture = KINDS[block.kind].mixture
         experts = [Method(others[0], prefix, expert=e) for e in range(block.int("experts"))] if mixture else []
         method = self._method(owner, "ffn", Method(first, prefix), *experts)
-        self.steps.append(Step(method, moe=block if mixture else None))
+        self.steps.append(Step(depth, "ffn", method, moe=block if mixture else None))
         for program in others[1:]:
-            self.steps.append(Step(self._method(owner, "shared", Method(program, prefix)), parallel=True))
+            method = self._method(owner, "shared", Method(program, prefix))
+            self.steps.append(Step(depth, "ffn", method, parallel=True))
 
     def _method(self, owner: int, place: str, *methods: Method) -> int:
         """Returns the index of the first of `methods`; a layer that shares weights runs the methods of its owner."""

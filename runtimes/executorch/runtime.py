@@ -13,6 +13,7 @@ from nas.core.family import MemberFile
 from nas.core.layout import Layout
 from nas.core.measurement import Sample
 from nas.core.plan import Plan, RawRun, Runner
+from nas.core.profile import Profile
 from nas.core.workload import Workload
 from nas.runtimes.base import (
     REFERENCE_LAYOUT,
@@ -29,10 +30,10 @@ from nas.runtimes.base import (
 )
 from nas.runtimes.checkpoint_file import StateDict
 from nas.runtimes.executorch.builds import BUILDS, NAME, Build, find_build
-from nas.runtimes.executorch.chain import ARCH, Quantisation, require, supports
+from nas.runtimes.executorch.chain import ARCH, Quantisation, build_chain, require, supports
 from nas.runtimes.executorch.kinds import KINDS
 from nas.runtimes.executorch.templates import PACKAGES, templates_folder, trim_templates
-from nas.runtimes.runner import plan_run, read_timed_sample
+from nas.runtimes.runner import plan_run, read_profile, read_timed_sample
 from nas.runtimes.writing import Written
 
 
@@ -109,6 +110,21 @@ class ExecuTorch:
     def parse(self, raw: RawRun) -> Sample:
         """See `nas.runtimes.runner`."""
         return read_timed_sample(raw)
+
+    def profiler(self, runner: Runner, log: Callable[[str], None]) -> Runner:
+        """See `Profiler`; runs `profiler.cpp`."""
+        from nas.runtimes.executorch.build import build_profiler
+
+        return build_profiler(runner, log).runner
+
+    def read_profile(self, raw: RawRun, layout: Layout | None) -> Profile:
+        """See `Profiler`; the profiler reports steps of a chain, whose layers follow from the layout."""
+        if layout is None:
+            raise Unsupported(
+                "ExecuTorch profiles layouts, not files: a file does not say which layer a step belongs to"
+            )
+        steps = build_chain(layout).steps
+        return read_profile(raw).moved([(step.layer, step.part) for step in steps])
 
     def gate(
         self, layout: Layout, quantisation: str, checkpoint: Checkpoint, model: Path, runner: Runner

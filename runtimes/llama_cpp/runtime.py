@@ -109,8 +109,8 @@ class LlamaCpp:
 
         return build_profiler(runner, log).runner
 
-    def read_profile(self, raw: RawRun) -> Profile:
-        """See `Profiler`."""
+    def read_profile(self, raw: RawRun, layout: Layout | None) -> Profile:
+        """See `Profiler`; GGUF names the layers."""
         return read_profile(raw)
 
     def gate(

@@ -15,6 +15,7 @@ from nas.runtimes.llama_cpp.builds import BUILDS, Build
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.testing.run_plan import run_plan
 
+# The patched build runs all of them, so that one profiler is compiled.
 STOCK = (
     "d256 v512 ffn=swiglu:512 [C3 A4/2 C3 A4/2]",  # lfm2
     "d256 v512 untied ffn=swiglu:512 [A4/2*3]",  # qwen3
@@ -30,7 +31,8 @@ def profile(build: Build, layout: Layout, folder: Path, workload: Workload) -> P
     artifact = LLAMA_CPP.export(layout, "q4_0", RandomWeights(), folder / "m.gguf")
     runner = LLAMA_CPP.profiler(build.runner, print)
     plan = LLAMA_CPP.plan(artifact, runner, workload, deadline_s=60)
-    return LLAMA_CPP.read_profile(run_plan(plan, LLAMA_CPP.runner_folder(runner), {"model": folder / "m.gguf"}))
+    raw = run_plan(plan, LLAMA_CPP.runner_folder(runner), {"model": folder / "m.gguf"})
+    return LLAMA_CPP.read_profile(raw, layout)
 
 
 def require_whole(found: Profile, layout: Layout) -> None:
@@ -47,9 +49,9 @@ def require_whole(found: Profile, layout: Layout) -> None:
 
 
 @pytest.mark.parametrize("text", STOCK)
-def test_every_layer_of_a_stock_architecture_is_timed(llama_build: Build, tmp_path: Path, text: str) -> None:
+def test_every_layer_of_a_stock_architecture_is_timed(patched_build: Build, tmp_path: Path, text: str) -> None:
     layout = Layout.parse(text)
-    found = profile(llama_build, layout, tmp_path, Workload(prompt=64, gen=8))
+    found = profile(patched_build, layout, tmp_path, Workload(prompt=64, gen=8))
     assert (found.prompt, found.gen) == (64, 8)
     require_whole(found, layout)
 
@@ -67,18 +69,18 @@ def test_every_kind_of_block_is_timed_where_it_runs(patched_build: Build, tmp_pa
     assert places["GET_ROWS"] >= {(None, "embedding")}
 
 
-def test_the_number_of_weight_products_is_that_of_the_blocks(llama_build: Build, tmp_path: Path) -> None:
+def test_the_number_of_weight_products_is_that_of_the_blocks(patched_build: Build, tmp_path: Path) -> None:
     """Three of a SwiGLU and four of attention, for each token: what follows the name of a layer belongs to it."""
     layout = Layout.parse("d256 v512 ffn=swiglu:512 [A4/2*2 C3]")
-    found = profile(llama_build, layout, tmp_path, Workload(prompt=64, gen=8))
+    found = profile(patched_build, layout, tmp_path, Workload(prompt=64, gen=8))
     products = {(node.layer, node.part): node.nodes for node in found.decode.nodes if node.operator == "MUL_MAT"}
     ffn = {(layer, "ffn"): 3 * 8 for layer in range(3)}
     assert products == ffn | {(0, "mixer"): 4 * 8, (1, "mixer"): 4 * 8, (2, "mixer"): 2 * 8, (None, "head"): 8}
 
 
-def test_the_profiler_is_no_build_that_measures(llama_build: Build) -> None:
-    profiler = build_profiler(llama_build.runner, print)
-    assert profiler.details.variant == llama_build.details.variant
+def test_the_profiler_is_no_build_that_measures(patched_build: Build) -> None:
+    profiler = build_profiler(patched_build.runner, print)
+    assert profiler.details.variant == patched_build.details.variant
     assert profiler.runner.build not in {each.runner.build for each in BUILDS.all()}
     lines: list[str] = []
-    assert build_profiler(llama_build.runner, lines.append) == profiler and not lines, "it was in the cache"
+    assert build_profiler(patched_build.runner, lines.append) == profiler and not lines, "it was in the cache"

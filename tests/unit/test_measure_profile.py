@@ -98,6 +98,16 @@ def test_parts_that_the_model_lacks_are_refused(nodes: list[object], message: st
     assert failure.value.reason == "garbage_output"
 
 
+def test_steps_are_moved_to_their_layers_and_those_of_one_part_summed() -> None:
+    steps = [[None, "head", "ADD", 1, 1], *([i, "mixer", "ADD", 1, 10**i] for i in range(3)), [2, "mixer", "MUL", 1, 7]]
+    moved = profile(changed(nodes=steps)).moved([(0, "mixer"), (0, "mixer"), (1, "ffn")])
+    assert moved.prefill.nodes == [
+        (None, "head", "ADD", 1, 1), (0, "mixer", "ADD", 2, 11), (1, "ffn", "ADD", 1, 100), (1, "ffn", "MUL", 1, 7)
+    ]  # fmt: skip
+    with pytest.raises(CandidateFailed, match="step 2 of a model of 2"):
+        profile(changed(nodes=steps)).moved([(0, "mixer"), (0, "ffn")])
+
+
 @pytest.mark.parametrize(
     ("report", "message"),
     [
@@ -228,8 +238,12 @@ def test_formats_of_one_table_have_no_profiles(form: str, bench: Callable[..., t
 
 
 def test_a_runtime_without_a_profiler_is_refused_before_anything_is_measured(
-    bench: Callable[..., tuple[Outcome, list[Plan]]],
+    bench: Callable[..., tuple[Outcome, list[Plan]]], tmp_path: Path
 ) -> None:
-    done, plans = bench("--profile", "--runtime", "executorch")
-    assert done.code == 3 and "--profile: executorch has no profiler" in done.err
+    class Bare(FakeRuntime):
+        profiler = None  # type: ignore[assignment]
+
+    RUNTIMES.add("fake", Bare(tmp_path / "bare"))
+    done, plans = bench("--profile")
+    assert done.code == 3 and "--profile: fake has no profiler" in done.err
     assert not plans
