@@ -50,4 +50,6 @@ def test_operators_are_those_of_the_blocks(found: Profile) -> None:
         assert attention == {(layer, "mixer"): passes for layer in (2, 3, 5)}
         assert nodes[1, "ffn", "XNNPACK"] == nodes[None, "head", "XNNPACK"] == passes
         assert nodes[None, "embedding", "embed"] == passes
-        assert nodes[4, "mixer", "hilnas::linear_attention.out"] == passes
+        assert nodes[4, "mixer", "cumsum.out"] == passes
+    routed = [node.nodes for node in found.decode.nodes if node[:3] == (4, "ffn", "XNNPACK")]
+    assert routed == [3 * 8], "a router and two experts for each token"
