@@ -195,6 +195,7 @@ def _print_profile(report: dict[str, Any]) -> None:
             ("profile", f"{_model(report)}, {_requested(report['workload'])}"),
             ("  prefill", _compared(profile["prefill"], "ms")),
             ("  decode", _compared(profile["decode"], "ms/token")),
+            ("  other processes", _busy(profile["foreign_cpu"])),
         ]
     )
     typer.echo()
@@ -252,8 +253,12 @@ def _fields(report: dict[str, Any]) -> list[tuple[str, object]]:
         ("load", _shown(report["load_ms"], "ms")),
         ("file size", _shown(report["file_mb"], "MB")),
         ("reference model", None if drift is None else f"{drift:+.1%} off its calibration"),
-        ("other processes", None if others is None else f"{others:.2f} of a core meanwhile"),
+        ("other processes", _busy(others)),
     ]
+
+
+def _busy(cores: float | None) -> str | None:
+    return None if cores is None else f"{cores:.2f} of a core meanwhile"
 
 
 def _requested(workload: dict[str, Any]) -> str:

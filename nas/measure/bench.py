@@ -129,10 +129,11 @@ async def _profile(options: BenchOptions, subject: Subject, farm: Farm, jobs: Jo
     log(f"profiling on {device.id}: one run, each operator timed by itself")
     key = content_hash({"profile": subject.artifact.sha256, "at": time.time()})
     result = await jobs.run(key, 0, device.id, Round(candidate=plan, repetitions=1))
-    profile = runtime.read_profile(result.pairs[0].candidate, layout)
+    (pair,) = result.pairs
+    profile = runtime.read_profile(pair.candidate, layout)
     if (profile.prompt, profile.gen) != (subject.workload.prompt, subject.workload.gen):
         raise CandidateFailed("garbage_output", "the profile is of another request")
-    return summary(profile, layout)
+    return {**summary(profile, layout), "foreign_cpu": pair.foreign_cpu}
 
 
 def _profiler(runtime: Runtime) -> Profiler:

@@ -52,7 +52,7 @@ static int place_of(const struct ggml_tensor *node, int before) {
 static void add(const char *operator_name, int64_t ns) {
     struct entry *entry = table[phase][place];
     while (entry->operator_name && strcmp(entry->operator_name, operator_name))
-        if (++entry == table[phase][place + 1]) fail(DECODE_FAILED, "profile", "more operators in one block than expected");
+        if (++entry == table[phase][place] + MAX_OPERATORS) fail(DECODE_FAILED, "profile", "more operators in one block than expected");
     entry->operator_name = operator_name;
     entry->nodes++;
     entry->ns += ns;
@@ -99,7 +99,8 @@ static bool run_request(struct llama_context *context, llama_token *ids, int voc
     llama_memory_clear(llama_get_memory(context), true);
     for (enum phase which = PREFILL; which < UNTIMED; which++) {
         least_ns[which] = least(least_ns[which], ns[which], pass);
-        for (struct entry *entry = table[which][0]; timed && entry < table[which][PLACES]; entry++) {
+        for (int i = 0; timed && i < PLACES * MAX_OPERATORS; i++) {
+            struct entry *entry = &table[which][i / MAX_OPERATORS][i % MAX_OPERATORS];
             entry->least_ns = least(entry->least_ns, entry->ns, pass);
             if (pass < PASSES - 1) entry->nodes = 0;
             entry->ns = 0;
