@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from scipy.stats import kendalltau
 
+from benchmarks.runs import ended_or_killed
 from nas.adapt import adapt, library
 from nas.adapt.adapt import Adaptation, AdaptSettings, Healing, Limit, heal, write_child
 from nas.adapt.alternatives import Slot, assembled, block_name, default_alternatives, slots_of
@@ -188,17 +189,7 @@ def one_run(lab: Path, folder: Path, moment: float) -> str | None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["nas.adapt.adapt", "nas.release.files", "torch._dynamo"])  # loaded once
     process = context.Process(target=adapt_tiny, args=(lab, folder))
-    process.start()
-    process.join(min(moment, _RUN_S))
-    if process.is_alive():
-        process.kill()
-        process.join(_RUN_S)
-        if math.isinf(moment):
-            raise RuntimeError(f"the run did not end within {_RUN_S:g} s")
-        return _reached(folder)
-    if process.exitcode:
-        raise RuntimeError(f"the run ended with exit status {process.exitcode}")
-    return None
+    return None if ended_or_killed(process, moment, _RUN_S) else _reached(folder)
 
 
 def adapt_tiny(lab: Path, folder: Path) -> None:

@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.runs import print_json, say
+from benchmarks.runs import ended_or_killed, print_json, say
 from nas.core import paths
 from nas.core.durable import write_durably
 from nas.core.family import (
@@ -175,16 +175,16 @@ def run_kills(options: argparse.Namespace) -> dict[str, Any]:
     context.set_forkserver_preload([__name__, "nas.release.files", "torch._dynamo"])  # loaded once
     for old in options.state.glob("*/families"):
         shutil.rmtree(old.parent)
-    _run_recipe(context, os.getpid, (), math.inf)
+    ended_or_killed(context.Process(target=os.getpid), math.inf, _RUN_S)
     began = time.monotonic()
-    assert _run_recipe(context, _post, (options, "calm"), math.inf)
+    assert ended_or_killed(context.Process(target=_post, args=(options, "calm")), math.inf, _RUN_S)
     calm_s, wanted = time.monotonic() - began, _hashes(options.state / "calm")
     rng, series = random.Random(options.seed), 0
     rows: list[dict[str, Any]] = []
     while sum(row["killed"] for row in rows) < options.kills or not rows[-1]["ended"]:
         enough = sum(row["killed"] for row in rows) == options.kills
         moment, home = math.inf if enough else rng.uniform(0, calm_s), f"killed-{series}"
-        ended = _run_recipe(context, _post, (options, home), moment)
+        ended = ended_or_killed(context.Process(target=_post, args=(options, home)), moment, _RUN_S)
         found = _hashes(options.state / home)
         rows.append(
             {
@@ -199,26 +199,6 @@ def run_kills(options: argparse.Namespace) -> dict[str, Any]:
         "layout": options.layout, "train": options.train, "epochs": options.epochs, "seed": options.seed,
         "calm_s": calm_s, "equal": all(row["equal"] for row in rows if row["ended"]), "runs": rows, "files": wanted,
     }  # fmt: skip
-
-
-def _run_recipe(context: Any, work: Any, arguments: tuple[Any, ...], moment: float) -> bool:
-    """Calls `work` in a process that is killed after `moment` seconds; returns whether it ended before.
-
-    Raises:
-        RuntimeError: it failed, or took longer than an hour.
-    """
-    process = context.Process(target=work, args=arguments)
-    process.start()
-    process.join(min(moment, _RUN_S))
-    if process.is_alive():
-        process.kill()
-        process.join(_RUN_S)
-        if math.isinf(moment):
-            raise RuntimeError(f"the run did not end within {_RUN_S:g} s")
-        return False
-    if process.exitcode:
-        raise RuntimeError(f"the run ended with exit status {process.exitcode}")
-    return True
 
 
 def _post(options: argparse.Namespace, home: str) -> None:

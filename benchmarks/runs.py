@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,25 @@ class Model:
         """
         plan = self.runtime.plan(self.artifact, self.build.runner, workload, DEADLINE_S)
         return self.runtime.parse(run_plan(plan, self.build.folder, {"model": self.file}))
+
+
+def ended_or_killed(process: BaseProcess, moment: float, deadline_s: float) -> bool:
+    """Starts `process`, kills it after `moment` seconds, and returns whether it ended before.
+
+    Raises:
+        RuntimeError: it failed, or had no moment (infinity) and did not end within `deadline_s`.
+    """
+    process.start()
+    process.join(min(moment, deadline_s))
+    if process.is_alive():
+        process.kill()
+        process.join(deadline_s)
+        if math.isinf(moment):
+            raise RuntimeError(f"the run did not end within {deadline_s:g} s")
+        return False
+    if process.exitcode:
+        raise RuntimeError(f"the run ended with exit status {process.exitcode}")
+    return True
 
 
 @contextmanager

@@ -5,10 +5,11 @@
     python -m benchmarks.quality.calibration report [--page docs/measured/truth.md]
 
 Layouts are drawn before anything is trained: in turn one from the front of the recorded study and a random one of the
-space. Each is scored by the space's own protocol (the trainings of its last rung), and trained `--times` as long with
-`--seeds` fresh seeds. The published reference is trained alike, since quality is relative to it. One training is one
-line of `RECORDED`, under its result key, layout after layout: the script may be stopped at any moment, and the report
-is of the layouts that are complete.
+space. Each is scored by the space's own protocol (the trainings of its last rung, on the scale that the space's anchors
+give), and trained `--times` as long with `--seeds` fresh seeds; both scores have the same groups and weights. The
+published reference is trained alike, since quality is relative to it. One training is one line of `RECORDED`, under its
+result key, layout after layout: the script may be stopped at any moment, and the report is of the layouts that are
+complete.
 
 Kendall's tau is 1 where both order all pairs alike and -1 where they reverse all. Its ceiling is the tau that would be
 seen if layouts differed from each other by the same amounts without noise, and the noise of both scores' seeds alone
@@ -21,6 +22,7 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +37,11 @@ from nas.core.quality_config import QualityConfig
 from nas.core.space import SearchSpace
 from nas.proxy.corpus import CorpusRef, refer
 from nas.proxy.job import TrainJob, TrainResult
-from nas.proxy.ladder import rung_jobs, seed_scores
-from nas.proxy.quality import QualityScale, Scores, fix_scale
+from nas.proxy.ladder import rung_jobs, seed_counts, seed_scores
+from nas.proxy.quality import Anchors, QualityScale, Spread, fix_scale, paired_spread
 from nas.search import Sampler
 from nas.search_spaces import load_space
+from nas.study.proposals import anchor_layouts
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "calibration.jsonl"
 STUDY = Path(__file__).parents[1] / "recorded" / "lfm2-study.json"
@@ -89,16 +92,31 @@ class Plan:
         seeds = tuple(range(_FIRST_SEED, _FIRST_SEED + self.seeds))
         return self._jobs(layout, last_rung(self.space.quality, self.times).with_seeds(seeds))
 
+    @cached_property
+    def anchors(self) -> list[str]:
+        """The references and anchors that give the scale; empty if the space has no anchors."""
+        if (wanted := self.space.quality.anchors) is None:
+            return []
+        chosen = anchor_layouts(self.space, lambda _: True, wanted.layouts)
+        return [each.format() for each in (*self.space.references.layouts().values(), *chosen)]
+
+    def anchor_jobs(self, layout: str) -> list[TrainJob]:
+        """Returns the trainings of an anchor."""
+        assert self.space.quality.anchors is not None
+        return self._jobs(layout, last_rung(self.space.quality).with_seeds(self.space.quality.anchors.seeds))
+
     def _jobs(self, layout: str, config: QualityConfig) -> list[TrainJob]:
         return rung_jobs(config, 0, Layout.parse(layout), self.corpus)
 
     def all_jobs(self) -> dict[str, tuple[str, TrainJob]]:
-        """Returns result key -> layout and training, the published reference's first."""
-        return {
+        """Returns result key -> layout and training, the published reference's first, then the anchors'."""
+        jobs = {job.key: (layout, job) for layout in self.anchors for job in self.anchor_jobs(layout)}
+        scored = {
             job.key: (layout, job)
             for layout in (self.published, *self.layouts)
             for job in self.short_jobs(layout) + self.long_jobs(layout)
         }
+        return jobs | scored
 
 
 def last_rung(config: QualityConfig, times: int = 1) -> QualityConfig:
@@ -243,11 +261,13 @@ def _interval(values: Sequence[float]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def measured(plan: Plan, known: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], Calibration]:
-    """Returns the layouts that are complete, and their scores.
+def measured(
+    plan: Plan, known: Mapping[str, Mapping[str, Any]]
+) -> tuple[list[str], Calibration, QualityScale]:
+    """Returns the layouts that are complete, their scores, and the scale of the protocol's.
 
     Raises:
-        KeyError: the published reference is not complete.
+        KeyError: the published reference or an anchor is not complete.
     """
     results = {key: TrainResult.model_construct(scores=row["scores"]) for key, row in known.items()}
 
@@ -255,29 +275,35 @@ def measured(plan: Plan, known: Mapping[str, Mapping[str, Any]]) -> tuple[list[s
         return all(job.key in results for job in plan.short_jobs(layout) + plan.long_jobs(layout))
 
     complete = [layout for layout in plan.layouts if whole(layout)]
-    scales, found = [], []
-    for jobs_of in (plan.short_jobs, plan.long_jobs):
-        published = seed_scores(jobs_of(plan.published), results)
-        runs = [seed_scores(jobs_of(layout), results) for layout in complete]
-        scales.append(_scale(plan.space, published, runs))
-        found.append(runs)
-    short = [scales[0].quality(runs) for runs in found[0]]
-    long = [scales[1].per_seed(runs) for runs in found[1]]
-    sds = [scale.quality(runs[0]).sd if runs else 0.0 for scale, runs in zip(scales, found, strict=True)]
+    scale = _scale(plan, results)
+    fresh = scale.rescored(seed_scores(plan.long_jobs(plan.published), results))
+    short = [scale.quality(seed_scores(plan.short_jobs(layout), results)) for layout in complete]
+    long = [fresh.per_seed(seed_scores(plan.long_jobs(layout), results)) for layout in complete]
+    spread = paired_spread(long) if long else Spread(0.0, 0.0)
     table = np.array([[each[seed] for seed in sorted(each)] for each in long]).reshape(len(complete), plan.seeds)
-    return complete, Calibration(np.array([each.value for each in short]), sds[0], table, sds[1])
+    values = np.array([each.value for each in short])
+    return complete, Calibration(
+        values, short[0].sd if short else 0.0, table, float(spread.sd / np.sqrt(plan.seeds))
+    ), scale
 
 
-def _scale(space: SearchSpace, published: Mapping[int, Scores], others: Sequence[Mapping[int, Scores]]) -> QualityScale:
-    """Returns the scale; groups weigh the same, and noise is that of all layouts' seeds."""
-    return fix_scale("long", published, others, minimum=space.quality.min_reference)
+def _scale(plan: Plan, results: Mapping[str, TrainResult]) -> QualityScale:
+    """Returns the scale that a study of the space fixes at its last rung."""
+    quality, published = plan.space.quality, seed_scores(plan.short_jobs(plan.published), results)
+    anchors = None
+    if plan.anchors:
+        counts = seed_counts(plan.short_jobs(plan.published))
+        anchors = Anchors([seed_scores(plan.anchor_jobs(layout), results) for layout in plan.anchors], counts)
+    return fix_scale(quality.rungs[-1].name, published, minimum=quality.min_reference, anchors=anchors)
 
 
 def report(plan: Plan, known: Mapping[str, Mapping[str, Any]]) -> str:
     """Returns the agreement overall and by family, and the scores, as Markdown."""
-    if any(job.key not in known for job in plan.short_jobs(plan.published) + plan.long_jobs(plan.published)):
-        return "The published reference is not trained yet, so there is no quality.\n"
-    complete, scores = measured(plan, known)
+    needed = plan.short_jobs(plan.published) + plan.long_jobs(plan.published)
+    needed += [job for layout in plan.anchors for job in plan.anchor_jobs(layout)]
+    if any(job.key not in known for job in needed):
+        return "The published reference and the anchors are not trained yet, so there is no quality.\n"
+    complete, scores, scale = measured(plan, known)
     used = [known[key] for key, (layout, _) in plan.all_jobs().items() if key in known and layout in complete]
     cost = sum(row["cpu_seconds"] for row in used)
     said = (
@@ -287,6 +313,7 @@ def report(plan: Plan, known: Mapping[str, Mapping[str, Any]]) -> str:
     if len(complete) < _FEWEST:
         return f"{said} No tau of fewer than {_FEWEST}.\n"
     said += f" Deviation of a score over seeds: {scores.short_sd:.3f} (protocol), {scores.long_sd:.3f} (long).\n\n"
+    said += markdown(_groups(scale))
     by_family = [families(layout) for layout in complete]
     groups: dict[str, tuple[Calibration, list[str] | None]] = {"all": (scores, None)}
     for place, name in enumerate(("within dense and MoE", "within much and little attention")):
@@ -307,6 +334,18 @@ def report(plan: Plan, known: Mapping[str, Mapping[str, Any]]) -> str:
             }
         )  # fmt: skip
     return f"{said}{markdown(rows)}\n{markdown(_scores(plan, complete, scores))}"
+
+
+def _groups(scale: QualityScale) -> list[dict[str, str]]:
+    """Returns weight, signal and noise of each group."""
+    total, signals = sum(scale.group_weights.values()), dict(sorted(scale.signals.items()))
+    return [
+        {
+            "group": group, "signal between anchors": f"{each.between:.3f}", "noise": f"{each.noise:.3f}",
+            "weight": f"{scale.group_weights.get(group, 0.0) / total:.3f}",
+        }
+        for group, each in signals.items()
+    ]  # fmt: skip
 
 
 def _scores(plan: Plan, complete: Sequence[str], scores: Calibration) -> list[dict[str, str]]:

@@ -47,7 +47,16 @@ from nas.study.ledger import Ledger
 
 _FINAL = ("complete", "infeasible", "stopped")
 _ANCHOR_POOL, _ANCHOR_SEED = 96, 0
-"""Layouts that anchors are chosen from, the same in all studies of a space."""
+"""Layouts that anchors are chosen from."""
+
+
+def anchor_layouts(space: SearchSpace, supported: Callable[[Layout], bool], count: int) -> list[Layout]:
+    """Returns `count` layouts that are spread over the space and far from its references; the same in all studies."""
+    sampler, rng = Sampler(space, supported), np.random.default_rng(_ANCHOR_SEED)
+    references = list(space.references.layouts().values())
+    drawn = {layout.id: layout for layout in (sampler.draw(rng) for _ in range(_ANCHOR_POOL))}
+    pool = [layout for layout in drawn.values() if layout not in references]
+    return Features(space).spread_over(pool, references, count)
 
 
 class ProposalDriver:
@@ -109,11 +118,7 @@ class ProposalDriver:
             return [Layout.from_json(each) for each in known[-1].layouts]
         wanted = self._space.quality.anchors
         assert wanted is not None
-        sampler, rng = Sampler(self._space, self._supported), np.random.default_rng(_ANCHOR_SEED)
-        references = list(self._space.references.layouts().values())
-        drawn = {layout.id: layout for layout in (sampler.draw(rng) for _ in range(_ANCHOR_POOL))}
-        pool = [layout for layout in drawn.values() if layout not in references]
-        chosen = Features(self._space).spread_over(pool, references, wanted.layouts)
+        chosen = anchor_layouts(self._space, self._supported, wanted.layouts)
         ledger.note(None, AnchorsChosen([layout.to_json() for layout in chosen]))
         return chosen
 

@@ -119,14 +119,16 @@ def test_scores_are_those_of_complete_layouts_relative_to_the_published_one() ->
     )
     plan = Plan(space, CORPUS, layouts, times=4, seeds=2)
     first, second = layouts
-    worth = {plan.published: 1.0, first: 1.2, second: 0.9}
+    worth = {anchor: 0.6 + 0.1 * number for number, anchor in enumerate(plan.anchors)}
+    worth |= {plan.published: 1.0, first: 1.2, second: 0.9}
     known = {}
     for key, (layout, job) in plan.all_jobs().items():
         group = "lm/prose" if job.run.kind == "lm" else f"task/{job.run.name}"
         long = job.seed >= 1000
         known[key] = {"cpu_seconds": 1.0, "scores": {group: worth[layout] * (2.0 if long else 1.0)}}
         assert job.steps in ({512, 640} if long else {128, 160})
-    complete, scores = measured(plan, known)
+    complete, scores, scale = measured(plan, known)
+    assert scale.anchors == len(plan.anchors) == 5
     assert complete == [first, second]
     assert scores.short == pytest.approx([1.2, 0.9])
     assert scores.long == pytest.approx(np.array([[1.2, 1.2], [0.9, 0.9]]))

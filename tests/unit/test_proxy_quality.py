@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from nas.core.errors import InvalidInput
 from nas.proxy.quality import (
     LM_PRIOR,
+    LM_SIGNAL,
     TASK_PRIOR,
+    TASK_SIGNAL,
     Anchors,
     QualityScale,
     Spread,
@@ -42,7 +44,7 @@ def test_the_published_reference_has_quality_one(scale: QualityScale) -> None:
     assert quality.n_seeds == 2
 
 
-def test_groups_weigh_the_same_and_seeds_are_averaged(scale: QualityScale) -> None:
+def test_domains_weigh_the_same_and_seeds_are_averaged(scale: QualityScale) -> None:
     quality = scale.quality({0: {"lm/code": 1.05, "lm/prose": 1.5}, 1: {"lm/code": 3.15, "lm/prose": 0.9}})
     assert quality.per_group == pytest.approx({"lm/code": 1.0, "lm/prose": 1.2})
     assert quality.value == pytest.approx(1.1)
@@ -76,7 +78,28 @@ def test_seeds_may_differ_between_groups() -> None:
     quality = scale.quality({0: {"lm/code": 1.0, "task/mqar": 0.5}, 1: {"lm/code": 3.0}})
     assert quality.per_group == pytest.approx({"lm/code": 1.0, "task/mqar": 0.5})
     assert quality.n_seeds == 1
-    assert quality.sd == pytest.approx(math.sqrt((LM_PRIOR.sd / 2) ** 2 / 2 + (TASK_PRIOR.sd / 2) ** 2))
+    text, task = scale.weights["lm/code"], scale.weights["task/mqar"]
+    assert quality.sd == pytest.approx(math.sqrt((text * LM_PRIOR.sd) ** 2 / 2 + (task * TASK_PRIOR.sd) ** 2))
+
+
+def test_without_anchors_a_noisy_task_moves_quality_little() -> None:
+    """A task of one lucky seed may not outweigh a language model that tells layouts apart."""
+    one = {0: {"lm/code": 1.0, "task/selcopy": 1.0}}
+    scale = fix_scale("r", one, minimum=0.1)
+    assert scale.weights["task/selcopy"] / scale.weights["lm/code"] == pytest.approx(
+        (0.5 / TASK_SIGNAL) / (1 / (1 + (LM_PRIOR.sd / LM_SIGNAL) ** 2) / LM_SIGNAL)
+    )
+    lucky = scale.quality({0: {"lm/code": 1.0, "task/selcopy": 1.0 + TASK_PRIOR.sd}})
+    assert lucky.value - 1 < LM_PRIOR.sd
+    assert fix_scale("r", {0: {"task/selcopy": 1.0}}, minimum=0.1).quality({0: {"task/selcopy": 0.5}}).value == 0.5
+
+
+def test_more_seeds_raise_the_weight_of_a_task_without_anchors() -> None:
+    weights = [
+        fix_scale("r", {seed: {"lm/code": 1.0, "task/selcopy": 1.0} for seed in range(seeds)}, minimum=0.1).weights
+        for seeds in (1, 4)
+    ]
+    assert weights[0]["task/selcopy"] < weights[1]["task/selcopy"] < weights[1]["lm/code"]
 
 
 def test_the_scale_survives_json(scale: QualityScale) -> None:
@@ -198,7 +221,7 @@ def test_recall_is_the_mean_of_its_groups_alone() -> None:
         {0: {"task/mqar-16": 0.5, "task/selcopy": 2.0, "lm/code": 0}}
     )
     assert quality.recall == pytest.approx(0.75)
-    assert quality.value == pytest.approx(0.5)
+    assert 0 < quality.value < 0.25, "text weighs more than tasks of one seed"
     assert quality.recall_sd == pytest.approx(TASK_PRIOR.sd / math.sqrt(2))
     assert fix_scale("r", {0: {"lm/code": 1.0}}, minimum=0.1).quality({0: {"lm/code": 1.0}}).recall is None
 
