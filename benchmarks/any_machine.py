@@ -1,6 +1,7 @@
 """Runs the demo, and a study on two runtimes, idle and beside other work, and tabulates how far the answers agree.
 
     python -m benchmarks.any_machine run [--runs 3] [--only demo-loops ...] [--folder benchmarks/recorded/any_machine]
+                                         [--archives FOLDER]
     python -m benchmarks.any_machine table [--folder ...] [--page docs/measured/any-machine.md]
 
 `demo` is `nas launch --space lfm2-demo`, `two-runtimes` a study of 20 layouts of lfm2-two-runtimes-demo. Conditions:
@@ -8,6 +9,7 @@
 again and again until the launch ends. Every run has an empty folder of studies and its own database, so that nothing
 measured before is reused; runtime builds come from the usual cache. One file for each run: a run that has its file is
 skipped, so the script may be stopped and started again. Needs the machine for hours; put nothing else on it.
+`--archives` keeps the studies themselves, too, for `nas study import`.
 
 Agreement is with each idle run of the same study, the mean of them: of the layouts that both tried, how many are
 feasible in both or neither; of the idle front's layouts that both tried, how many are on the other front, too; and the
@@ -67,17 +69,18 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--runs", type=int, default=3, help="of the demo in each condition; the study runs once")
     parser.add_argument("--only", action="append", help="STUDY-CONDITION; repeatable")
+    parser.add_argument("--archives", type=Path, help="folder for archives of the studies")
     parser.add_argument("--page", type=Path, help="Markdown page that gets the table")
     options = parser.parse_args()
     if options.what == "run":
-        run_missing(options.folder, options.runs, options.only)
+        run_missing(options.folder, options.runs, options.only, options.archives)
     made = table(read_results(options.folder))
     print(made)
     if options.page:
         fill(options.page, "any machine", made + "\n")
 
 
-def run_missing(folder: Path, runs: int, only: Sequence[str] | None) -> None:
+def run_missing(folder: Path, runs: int, only: Sequence[str] | None, archives: Path | None = None) -> None:
     """Runs each study in each condition unless its file is there; conditions take turns."""
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(runs):
@@ -87,14 +90,18 @@ def run_missing(folder: Path, runs: int, only: Sequence[str] | None) -> None:
             if path.exists() or unwanted or (study != "demo" and number > 0):
                 continue
             print(f"{path.name}: running", file=sys.stderr, flush=True)
-            result = {"study": study, "condition": condition, "run": number} | launch(STUDIES[study], condition)
+            archive = None if archives is None else archives.resolve() / f"{path.stem}.jsonl.gz"
+            launched = launch(STUDIES[study], condition, archive=archive)
+            result = {"study": study, "condition": condition, "run": number} | launched
             part = path.with_suffix(".part")
             part.write_text(json.dumps(result, indent=1) + "\n")
             part.replace(path)
 
 
-def launch(arguments: Sequence[str], condition: str, nas: Sequence[str] = NAS) -> Json:
-    """Launches one study beside other work, and returns its time, exit code and summary."""
+def launch(
+    arguments: Sequence[str], condition: str, nas: Sequence[str] = NAS, archive: Path | None = None
+) -> Json:
+    """Launches one study beside other work, writes its archive if asked to, and returns time, exit code and summary."""
     with tempfile.TemporaryDirectory(prefix="hilnas-any-", ignore_cleanup_errors=True) as scratch:
         env = os.environ | {"NAS_HOME": f"{scratch}/home"}
         command = [*nas, "launch", *arguments, "--study", "any", "--yes"]
@@ -115,6 +122,9 @@ def launch(arguments: Sequence[str], condition: str, nas: Sequence[str] = NAS) -
             seconds = time.monotonic() - begun
         show = [*nas, "study", "show", "any", "--json"]
         shown = subprocess.run(show, cwd=ROOT, env=env, capture_output=True, text=True)
+        if archive is not None:
+            archive.parent.mkdir(parents=True, exist_ok=True)
+            subprocess.run([*nas, "study", "export", "any", "-o", str(archive)], cwd=ROOT, env=env, check=True)
     summary = summarised(json.loads(shown.stdout)) if shown.returncode == 0 else {"error": shown.stderr[-500:]}
     took = {"seconds": round(seconds, 1), "first_figure_s": None if first is None else round(first, 1)}
     last = [line.replace(scratch, "SCRATCH") for line in lines[-8:]]

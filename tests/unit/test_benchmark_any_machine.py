@@ -62,8 +62,11 @@ def test_other_work_ends_with_the_launch(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_run_that_has_its_file_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[Any] = []
 
-    def fake(arguments: Any, condition: str) -> dict[str, Any]:
+    archives: list[Path | None] = []
+
+    def fake(arguments: Any, condition: str, archive: Path | None) -> dict[str, Any]:
         done.append((arguments[1], condition))
+        archives.append(archive)
         return {"exit_code": 0, "seconds": 1.0, "first_figure_s": None}
 
     monkeypatch.setattr(any_machine, "launch", fake)
@@ -71,8 +74,9 @@ def test_a_run_that_has_its_file_is_skipped(tmp_path: Path, monkeypatch: pytest.
     assert done.count(("lfm2-demo", "idle")) == 2 and done.count(("lfm2-two-runtimes-demo", "loop")) == 1
     count = len(done)
     (tmp_path / "demo-loops-1.json").unlink()
-    run_missing(tmp_path, 2, None)
+    run_missing(tmp_path, 2, None, tmp_path / "studies")
     assert done[count:] == [("lfm2-demo", "loops")]
+    assert archives == [None] * count + [tmp_path / "studies" / "demo-loops-1.jsonl.gz"]
     assert [(each["condition"], each["run"]) for each in read_results(tmp_path)[:2]] == [("idle", 0), ("idle", 1)]
 
 
