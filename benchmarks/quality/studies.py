@@ -1,0 +1,106 @@
+"""How far the qualities of archived studies can be trusted: reliability, noise of the front, signal of each group.
+
+    python -m benchmarks.quality.studies [--page docs/measured/truth.md] [ARCHIVE.jsonl.gz ...]
+
+Archives are those of `nas study export`, compressed; by default all of benchmarks/recorded/studies. Figures are those of
+`nas study show --json`. The effective dimension is the participation ratio of the correlations between the groups that
+count at the last rung, over complete candidates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.quality.page import fill, markdown
+from benchmarks.quality.reliability import effective_dimension
+from nas.analysis.archive import import_archive
+from nas.analysis.report import study_report
+from nas.proxy.quality import QualityScale
+from nas.store import studies
+from nas.store.store import Store
+
+FOLDER = Path(__file__).parents[1] / "recorded" / "studies"
+Json = Mapping[str, Any]
+
+
+def read(archive: Path, store: Store) -> tuple[Json, QualityScale | None]:
+    """Imports an archive; returns its report, and the scale of its last rung if that was fixed."""
+    with gzip.open(archive, "rt", encoding="utf-8") as file:
+        study = import_archive(store, file, name=archive.name.partition(".")[0])
+    report = study_report(store, study.name)
+    rungs = (studies.get(store, study.id).scales or {}).get("quality", {})
+    return report, QualityScale.model_validate(list(rungs.values())[-1]) if rungs else None
+
+
+def study_row(report: Json) -> dict[str, str]:
+    """Returns the row of a study."""
+    sure, complete = report["reliability"] or {}, report["trials"]["complete"]
+    scores: dict[str, dict[str, float]] = {}
+    for row in report["ranking"]:
+        for group, score in (row["quality"] or {}).get("per_group", {}).items():
+            scores.setdefault(group, {})[row["layout"]] = score
+    dimension = effective_dimension(scores)
+    trained = report["stage_seconds"]["train"]
+    return {
+        "study": report["study"], "space": f"`{report['space']['name']}`",
+        "tried / complete": f"{report['trials']['proposed']} / {complete}",
+        "reliability": _shown(sure.get("overall")), "top third": _shown(sure.get("top_third")),
+        "noise share of the front": _shown(sure.get("front_noise")),
+        "fresh seeds": f"{sure.get('rescored', 0)} x {sure.get('seeds', 0)}",
+        "deviation stated / seen": f"{_shown(sure.get('stated_sd'), 3)} / {_shown(sure.get('seen_sd'), 3)}",
+        "groups, effective": f"{len(scores)}, {_shown(dimension, 1)}",
+        "training, s": f"{trained:.0f}",
+    }  # fmt: skip
+
+
+def group_rows(name: str, scale: QualityScale) -> list[dict[str, str]]:
+    """Returns a row for each group of a study's last rung, those that do not count included."""
+    total = sum(scale.group_weights.values())
+    return [
+        {
+            "study": name, "group": group, "signal": f"{each.between:.3f}", "noise": f"{each.noise:.3f}",
+            "ratio": f"{each.ratio:.1f}", "weight": f"{scale.weights.get(group, 0.0) / total:.2f}",
+        }
+        for group, each in sorted(scale.signals.items())
+    ]  # fmt: skip
+
+
+def tables(archives: Sequence[Path]) -> str:
+    """Returns both tables as Markdown."""
+    found, groups = [], []
+    with tempfile.TemporaryDirectory(prefix="hilnas-studies-") as folder:
+        store = Store.open(f"sqlite:///{folder}/studies.db", artifacts=Path(folder) / "artifacts")
+        try:
+            for archive in archives:
+                report, scale = read(archive, store)
+                found.append(study_row(report))
+                groups += [] if scale is None else group_rows(report["study"], scale)
+        finally:
+            store.close()
+    return f"{markdown(found)}\n{markdown(groups)}"
+
+
+def _shown(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def main() -> None:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("archives", type=Path, nargs="*")
+    parser.add_argument("--page", type=Path)
+    options = parser.parse_args()
+    text = tables(options.archives or sorted(FOLDER.glob("*.jsonl.gz")))
+    if options.page:
+        fill(options.page, "studies", text)
+    else:
+        print(text, end="")
+
+
+if __name__ == "__main__":
+    main()
