@@ -99,9 +99,7 @@ def run_missing(folder: Path, runs: int, only: Sequence[str] | None, archives: P
             part.replace(path)
 
 
-def launch(
-    arguments: Sequence[str], condition: str, nas: Sequence[str] = NAS, archive: Path | None = None
-) -> Json:
+def launch(arguments: Sequence[str], condition: str, nas: Sequence[str] = NAS, archive: Path | None = None) -> Json:
     """Launches one study beside other work, writes its archive if asked to, and returns time, exit code and summary."""
     with tempfile.TemporaryDirectory(prefix="hilnas-any-", ignore_cleanup_errors=True) as scratch:
         env = os.environ | {"NAS_HOME": f"{scratch}/home"}

@@ -22,7 +22,7 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from nas.core.space import SearchSpace
 from nas.proxy.corpus import CorpusRef, refer
 from nas.proxy.job import TrainJob, TrainResult
 from nas.proxy.ladder import rung_jobs, seed_counts, seed_scores
-from nas.proxy.quality import Anchors, QualityScale, Spread, fix_scale, paired_spread
+from nas.proxy.quality import Anchors, QualityScale, fix_scale, paired_spread
 from nas.search import Sampler
 from nas.search_spaces import load_space
 from nas.study.proposals import anchor_layouts
@@ -261,40 +261,49 @@ def _interval(values: Sequence[float]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def measured(
-    plan: Plan, known: Mapping[str, Mapping[str, Any]]
-) -> tuple[list[str], Calibration, QualityScale]:
-    """Returns the layouts that are complete, their scores, and the scale of the protocol's.
+def complete_layouts(plan: Plan, known: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Returns the layouts of which every training is known."""
+
+    def whole(layout: str) -> bool:
+        return all(job.key in known for job in plan.short_jobs(layout) + plan.long_jobs(layout))
+
+    return [layout for layout in plan.layouts if whole(layout)]
+
+
+def scales(plan: Plan, known: Mapping[str, Mapping[str, Any]]) -> dict[str, QualityScale]:
+    """Returns the scales of the space's last rung by what groups weigh by; first the one that its studies fix.
 
     Raises:
         KeyError: the published reference or an anchor is not complete.
     """
-    results = {key: TrainResult.model_construct(scores=row["scores"]) for key, row in known.items()}
-
-    def whole(layout: str) -> bool:
-        return all(job.key in results for job in plan.short_jobs(layout) + plan.long_jobs(layout))
-
-    complete = [layout for layout in plan.layouts if whole(layout)]
-    scale = _scale(plan, results)
-    fresh = scale.rescored(seed_scores(plan.long_jobs(plan.published), results))
-    short = [scale.quality(seed_scores(plan.short_jobs(layout), results)) for layout in complete]
-    long = [fresh.per_seed(seed_scores(plan.long_jobs(layout), results)) for layout in complete]
-    spread = paired_spread(long) if long else Spread(0.0, 0.0)
-    table = np.array([[each[seed] for seed in sorted(each)] for each in long]).reshape(len(complete), plan.seeds)
-    values = np.array([each.value for each in short])
-    return complete, Calibration(
-        values, short[0].sd if short else 0.0, table, float(spread.sd / np.sqrt(plan.seeds))
-    ), scale
-
-
-def _scale(plan: Plan, results: Mapping[str, TrainResult]) -> QualityScale:
-    """Returns the scale that a study of the space fixes at its last rung."""
+    results = _results(known)
     quality, published = plan.space.quality, seed_scores(plan.short_jobs(plan.published), results)
-    anchors = None
+    fixed = partial(fix_scale, quality.rungs[-1].name, published, minimum=quality.min_reference)
+    found = {}
     if plan.anchors:
         counts = seed_counts(plan.short_jobs(plan.published))
-        anchors = Anchors([seed_scores(plan.anchor_jobs(layout), results) for layout in plan.anchors], counts)
-    return fix_scale(quality.rungs[-1].name, published, minimum=quality.min_reference, anchors=anchors)
+        trained = [seed_scores(plan.anchor_jobs(layout), results) for layout in plan.anchors]
+        found["signal and noise of the anchors"] = fixed(anchors=Anchors(trained, counts))
+    found["priors, as without anchors"] = fixed()
+    found["nothing: all are equal"] = fixed().model_copy(update={"weights": {}})
+    return found
+
+
+def measured(
+    plan: Plan, known: Mapping[str, Mapping[str, Any]], scale: QualityScale, layouts: Sequence[str]
+) -> Calibration:
+    """Returns the scores of complete layouts on a scale."""
+    results = _results(known)
+    fresh = scale.rescored(seed_scores(plan.long_jobs(plan.published), results))
+    short = [scale.quality(seed_scores(plan.short_jobs(layout), results)) for layout in layouts]
+    long = [fresh.per_seed(seed_scores(plan.long_jobs(layout), results)) for layout in layouts]
+    table = np.array([[each[seed] for seed in sorted(each)] for each in long]).reshape(len(layouts), plan.seeds)
+    long_sd = paired_spread(long).sd / np.sqrt(plan.seeds)
+    return Calibration(np.array([each.value for each in short]), short[0].sd, table, float(long_sd))
+
+
+def _results(known: Mapping[str, Mapping[str, Any]]) -> dict[str, TrainResult]:
+    return {key: TrainResult.model_construct(scores=row["scores"]) for key, row in known.items()}
 
 
 def report(plan: Plan, known: Mapping[str, Mapping[str, Any]]) -> str:
@@ -303,7 +312,7 @@ def report(plan: Plan, known: Mapping[str, Mapping[str, Any]]) -> str:
     needed += [job for layout in plan.anchors for job in plan.anchor_jobs(layout)]
     if any(job.key not in known for job in needed):
         return "The published reference and the anchors are not trained yet, so there is no quality.\n"
-    complete, scores, scale = measured(plan, known)
+    complete = complete_layouts(plan, known)
     used = [known[key] for key, (layout, _) in plan.all_jobs().items() if key in known and layout in complete]
     cost = sum(row["cpu_seconds"] for row in used)
     said = (
@@ -312,8 +321,10 @@ def report(plan: Plan, known: Mapping[str, Mapping[str, Any]]) -> str:
     )
     if len(complete) < _FEWEST:
         return f"{said} No tau of fewer than {_FEWEST}.\n"
-    said += f" Deviation of a score over seeds: {scores.short_sd:.3f} (protocol), {scores.long_sd:.3f} (long).\n\n"
-    said += markdown(_groups(scale))
+    found = scales(plan, known)
+    by_weights = {name: measured(plan, known, scale, complete) for name, scale in found.items()}
+    scores = next(iter(by_weights.values()))
+    said += f"\n\n{markdown(_weightings(by_weights))}\n{markdown(_groups(next(iter(found.values()))))}\n"
     by_family = [families(layout) for layout in complete]
     groups: dict[str, tuple[Calibration, list[str] | None]] = {"all": (scores, None)}
     for place, name in enumerate(("within dense and MoE", "within much and little attention")):
@@ -324,16 +335,25 @@ def report(plan: Plan, known: Mapping[str, Mapping[str, Any]]) -> str:
             groups[name] = (scores.of(members), None)
     rows = []
     for name, (part, within) in groups.items():
-        found = agreement(part, within)
-        known = found.ceiling >= _LEAST_CEILING
-        rows.append(
-            {
-                "pairs": name, "layouts": str(len(part.short)),
-                "tau": _shown(found.tau, found.tau_interval), "ceiling": f"{found.ceiling:.2f}",
-                "tau / ceiling": _shown(found.share, found.share_interval) if known else "noise alone",
-            }
-        )  # fmt: skip
+        rows.append({"pairs": name, "layouts": str(len(part.short))} | _tau(agreement(part, within)))
     return f"{said}{markdown(rows)}\n{markdown(_scores(plan, complete, scores))}"
+
+
+def _weightings(scores: Mapping[str, Calibration]) -> list[dict[str, str]]:
+    """Returns the agreement by what groups weigh by."""
+    return [
+        {"groups weigh by": name, "deviation over seeds": f"{each.short_sd:.3f}, long {each.long_sd:.3f}"}
+        | _tau(agreement(each))
+        for name, each in scores.items()
+    ]
+
+
+def _tau(found: Agreement) -> dict[str, str]:
+    said = found.ceiling >= _LEAST_CEILING
+    return {
+        "tau": _shown(found.tau, found.tau_interval), "ceiling": f"{found.ceiling:.2f}",
+        "tau / ceiling": f"{found.share:.2f}" if said else "noise alone",
+    }  # fmt: skip
 
 
 def _groups(scale: QualityScale) -> list[dict[str, str]]:

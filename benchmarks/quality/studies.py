@@ -2,9 +2,9 @@
 
     python -m benchmarks.quality.studies [--page docs/measured/truth.md] [ARCHIVE.jsonl.gz ...]
 
-Archives are those of `nas study export`, compressed; by default all of benchmarks/recorded/studies. Figures are those of
-`nas study show --json`. The effective dimension is the participation ratio of the correlations between the groups that
-count at the last rung, over complete candidates.
+Archives are those of `nas study export`, compressed; by default all of benchmarks/recorded/studies. Figures are those
+of `nas study show --json`. The effective dimension is the participation ratio of the correlations between the groups
+that count at the last rung, over complete candidates.
 """
 
 from __future__ import annotations

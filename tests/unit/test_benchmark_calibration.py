@@ -16,6 +16,7 @@ from benchmarks.quality.calibration import (
     Plan,
     agreement,
     ceiling,
+    complete_layouts,
     families,
     kendall,
     last_rung,
@@ -23,6 +24,7 @@ from benchmarks.quality.calibration import (
     named,
     recorded_front,
     report,
+    scales,
 )
 from nas.core.quality_config import QualityConfig
 from nas.proxy.corpus import CorpusRef
@@ -127,13 +129,16 @@ def test_scores_are_those_of_complete_layouts_relative_to_the_published_one() ->
         long = job.seed >= 1000
         known[key] = {"cpu_seconds": 1.0, "scores": {group: worth[layout] * (2.0 if long else 1.0)}}
         assert job.steps in ({512, 640} if long else {128, 160})
-    complete, scores, scale = measured(plan, known)
-    assert scale.anchors == len(plan.anchors) == 5
+    complete = complete_layouts(plan, known)
+    by_anchors, by_priors, equal = scales(plan, known).values()
+    assert by_anchors.anchors == len(plan.anchors) == 5
+    assert by_priors.anchors == 0 and by_priors.weights and not equal.weights
+    scores = measured(plan, known, by_anchors, complete)
     assert complete == [first, second]
     assert scores.short == pytest.approx([1.2, 0.9])
     assert scores.long == pytest.approx(np.array([[1.2, 1.2], [0.9, 0.9]]))
     known.popitem()
-    assert measured(plan, known)[0] == [first], "a layout that lacks a training is left out"
+    assert complete_layouts(plan, known) == [first], "a layout that lacks a training is left out"
     assert report(plan, known).startswith(
         "1 of 2 layouts of `lfm2-study` named, 4 times the steps, 2 seeds; 7 trainings"
     )

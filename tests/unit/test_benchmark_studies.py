@@ -19,7 +19,7 @@ def test_an_archive_of_version_0_1_0_is_tabulated() -> None:
 
 def test_groups_that_do_not_count_have_no_weight() -> None:
     layouts = [
-        {seed: {"lm/a": 1.0 + 0.1 * number, "task/b": 1.0 + 0.01 * number + 0.5 * (seed == number)} for seed in range(3)}
+        {seed: {"lm/a": 1.0 + 0.1 * number, "task/b": 1.0 + 0.5 * (seed == number)} for seed in range(3)}
         for number in range(5)
     ]
     scale = fix_scale("long", layouts[0], minimum=0.1, anchors=Anchors(layouts, {"lm": 2, "task/b": 1}))
