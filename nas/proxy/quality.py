@@ -12,8 +12,8 @@ vary together: all domains of the language model are one unit, and each task is 
 Anchors are the references and a few layouts spread over the space, each trained with several seeds. They say, per
 group, how far layouts differ (*signal*) and how far one layout's seeds do (*noise*). A group whose signal is less than
 `MIN_SNR` times its noise does not count (Heineman et al. 2025, Signal and Noise, find that this ratio predicts whether
-an evaluation decides rightly); the others weigh by precision, see `_weights`. Without anchors all groups count, and priors
-are most of what is known about noise and all that is known about signal.
+an evaluation decides rightly); the others weigh by precision, see `_weights`. Without anchors all groups count, and
+priors are most of what is known about noise and all that is known about signal.
 """
 
 from __future__ import annotations
