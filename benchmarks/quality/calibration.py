@@ -83,6 +83,10 @@ class Plan:
         """The layout that quality is relative to."""
         return self.space.references.layouts()["published"].format()
 
+    def first_jobs(self, layout: str) -> list[TrainJob]:
+        """Returns the trainings of the space's first rung, which decide who is trained longer."""
+        return self._jobs(layout, self.space.quality)
+
     def short_jobs(self, layout: str) -> list[TrainJob]:
         """Returns the trainings of the space's last rung."""
         return self._jobs(layout, last_rung(self.space.quality))
@@ -114,7 +118,7 @@ class Plan:
         scored = {
             job.key: (layout, job)
             for layout in (self.published, *self.layouts)
-            for job in self.short_jobs(layout) + self.long_jobs(layout)
+            for job in self.first_jobs(layout) + self.short_jobs(layout) + self.long_jobs(layout)
         }
         return jobs | scored
 
@@ -265,7 +269,9 @@ def complete_layouts(plan: Plan, known: Mapping[str, Mapping[str, Any]]) -> list
     """Returns the layouts of which every training is known."""
 
     def whole(layout: str) -> bool:
-        return all(job.key in known for job in plan.short_jobs(layout) + plan.long_jobs(layout))
+        return all(
+            job.key in known for job in plan.first_jobs(layout) + plan.short_jobs(layout) + plan.long_jobs(layout)
+        )
 
     return [layout for layout in plan.layouts if whole(layout)]
 
@@ -336,7 +342,8 @@ def report(plan: Plan, known: Mapping[str, Mapping[str, Any]]) -> str:
     rows = []
     for name, (part, within) in groups.items():
         rows.append({"pairs": name, "layouts": str(len(part.short))} | _tau(agreement(part, within)))
-    return f"{said}{markdown(rows)}\n{markdown(_scores(plan, complete, scores))}"
+    alone = _alone(plan, known, next(iter(found.values())), complete, scores.long.mean(1))
+    return f"{said}{markdown(rows)}\n{markdown(alone)}\n{markdown(_scores(plan, complete, scores))}"
 
 
 def _weightings(scores: Mapping[str, Calibration]) -> list[dict[str, str]]:
@@ -366,6 +373,37 @@ def _groups(scale: QualityScale) -> list[dict[str, str]]:
         }
         for group, each in signals.items()
     ]  # fmt: skip
+
+
+def _alone(
+    plan: Plan, known: Mapping[str, Mapping[str, Any]], scale: QualityScale, layouts: Sequence[str], long: Floats
+) -> list[dict[str, str]]:
+    """Returns how single trainings of the first and last rung order the layouts, and what one costs."""
+    jobs = [{_name(job): job for job in plan.first_jobs(each) + plan.short_jobs(each)} for each in layouts]
+    rows = []
+    for name in jobs[0]:
+        taken = [known[own[name].key] for own in jobs]
+        scores = np.array([_score(scale, each["scores"]) for each in taken])
+        pairs = ~np.eye(len(layouts), dtype=bool)
+        rows.append(
+            {
+                "one training": name, "CPU s": f"{np.mean([each['cpu_seconds'] for each in taken]):.1f}",
+                "tau with the long quality": f"{kendall(scores, long, pairs):.2f}",
+            }
+        )  # fmt: skip
+    return rows
+
+
+def _name(job: TrainJob) -> str:
+    return f"{'text' if job.run.name == 'lm' else job.run.name}, {job.steps} steps, seed {job.seed}"
+
+
+def _score(scale: QualityScale, scores: Mapping[str, float]) -> float:
+    """Returns the weighted sum of the ratios of the groups that a training scores."""
+    weights = scale.group_weights
+    return float(
+        sum(weights[group] * scores[group] / base for group, base in scale.reference.items() if group in scores)
+    )
 
 
 def _scores(plan: Plan, complete: Sequence[str], scores: Calibration) -> list[dict[str, str]]:
