@@ -399,11 +399,12 @@ def _name(job: TrainJob) -> str:
 
 
 def _score(scale: QualityScale, scores: Mapping[str, float]) -> float:
-    """Returns the weighted sum of the ratios of the groups that a training scores."""
+    """Returns what a training adds to the quality; the score of a task itself, as that may not count."""
+    if len(scores) == 1:
+        return next(iter(scores.values()))
     weights = scale.group_weights
-    return float(
-        sum(weights[group] * scores[group] / base for group, base in scale.reference.items() if group in scores)
-    )
+    counted = [group for group in scale.reference if group in scores]
+    return float(sum(weights[group] * scores[group] / scale.reference[group] for group in counted))
 
 
 def _scores(plan: Plan, complete: Sequence[str], scores: Calibration) -> list[dict[str, str]]:

@@ -210,8 +210,8 @@ DEFAULT_RUNGS = (
     Rung(name="middle", lm_steps=300, keep=0.5),
     Rung(name="long", lm_steps=600, tasks=_RECALL, seeds=(0, 1)),
 )
-"""Text first: tasks are learned suddenly, so that one seed's score says little before the top. At width 64 and depth 8, on
-one thread of a server CPU: 5-8 s, 5-8 s and 35-50 s more per candidate."""
+"""Text first: tasks are learned suddenly, so that one seed's score says little before the top. At width 64 and depth 8,
+on one thread of a server CPU: 5-8 s, 5-8 s and 35-50 s more per candidate."""
 
 
 class QualityConfig(BaseModel):
