@@ -49,7 +49,7 @@ PROTOCOL = QualityConfig(
         ),
     ),
 )
-"""The rung that the orderings are judged at: the default protocol with the steps of its first two rungs, and MQAR.
+"""The rung that the orderings are judged at: the default protocol with half the text of its top rung, and MQAR.
 
 The defaults train no MQAR. Its size was chosen before the orderings were trained: after 300 steps attention has learned
 something of it and convolutions nothing, for a quarter of the time of 16 pairs in 256 tokens.
