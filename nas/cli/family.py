@@ -225,6 +225,7 @@ def train(
             ("loss", f"{record.curve[0][1]:.3f} -> {record.curve[-1][1]:.3f} nats per token"),
             *((f"bits per byte, {source}", f"{bits:.4f}") for source, bits in record.held_out.items()),
             ("time", duration(record.seconds)),
+            ("peak memory", _memory(record)),
             ("device", record.device),
         )
     )
@@ -263,10 +264,13 @@ def post(
         print_json(record.model_dump(mode="json"))
         return
     rows = [
-        (each.kind, f"{each.steps:,}", f"{each.tokens:,}", _losses(each), _scores(each), duration(each.seconds))
+        (
+            each.kind, f"{each.steps:,}", f"{each.tokens:,}", _losses(each), _scores(each), duration(each.seconds),
+            _memory(each),
+        )
         for each in record.history
-    ]
-    print_table(("stage", "steps", "tokens", "loss", "scores", "time"), rows)
+    ]  # fmt: skip
+    print_table(("stage", "steps", "tokens", "loss", "scores", "time", "peak memory"), rows)
 
 
 @app.command()
@@ -565,6 +569,10 @@ def _print_training(view: FamilyView) -> None:
 def _losses(training: MemberTraining) -> str:
     """Returns the first and last loss of a training, in nats per token."""
     return f"{training.curve[0][1]:.3f} -> {training.curve[-1][1]:.3f}" if training.curve else ""
+
+
+def _memory(training: MemberTraining) -> str:
+    return "-" if training.peak_memory_mb is None else f"{training.peak_memory_mb:,.0f} MB"
 
 
 def _scores(training: MemberTraining) -> str:

@@ -244,6 +244,11 @@ class MemberTraining(Record):
     curve: tuple[tuple[int, float], ...] = Field(description="(step, training loss in nats per token)")
     held_out: dict[str, float] = Field(description="name of a text or data set -> its score, such as bits per byte")
     seconds: float
+    peak_memory_mb: float | None = Field(
+        None,
+        exclude_if=lambda value: value is None,
+        description="of worker 0 since it last started: resident memory, on a GPU what torch allocated; null: not known",
+    )
     device: str
     kind: str = Field("pretrain", exclude_if=lambda kind: kind == "pretrain", description="such as 'pretrain'")
     before: tuple[MemberTraining, ...] = Field(

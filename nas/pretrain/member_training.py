@@ -408,6 +408,7 @@ def run_plan(spec: Mapping[str, Any], worker: Worker) -> None:
         _remove_partial_files(own)
     module, name, fields = spec["plan"]
     plan: TrainingPlan = getattr(importlib.import_module(module), name).model_validate(fields)
+    peak_known = _reset_peak_memory(worker.device)
     model = Model(Layout.from_json(plan.layout), plan.seed)
     if spec["start"] is not None:
         load_weights(model, Path(spec["start"]))
@@ -423,6 +424,7 @@ def run_plan(spec: Mapping[str, Any], worker: Worker) -> None:
         "steps": state.steps,
         "curve": thinned(state.losses, _CURVE_POINTS),
         "seconds": state.seconds,
+        "peak_memory_mb": _peak_memory_mb(worker.device) if peak_known else None,
         "device": worker.describe(),
     }
     write_durably(own / _OUTCOME, json.dumps(outcome).encode())
@@ -446,6 +448,28 @@ def train_plan(
     checkpoint = TrainingCheckpoint(own / CHECKPOINT, {"key": key}, checkpoint_s)
     fit(state, stages, [checkpoint], worker, name=key[:12], precision=lambda: _precision(worker.device))
     return state, sum(stage.steps * stage.tokens for stage in stages)
+
+
+def _reset_peak_memory(device: torch.device) -> bool:
+    """Sets the peak memory back to what is in use now; returns False where the system does not allow it.
+
+    A worker may have trained other stages before; for the resident set see proc(5), clear_refs.
+    """
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return True
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _peak_memory_mb(device: torch.device) -> float:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e6
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * 1024 / 1e6
 
 
 def _precision(device: torch.device) -> AbstractContextManager[object]:

@@ -72,6 +72,22 @@ def test_a_trained_member_has_its_files(tmp_path: Path, member: Path, train: Cal
     assert (member / "transformers" / "tokenizer.json").read_bytes() == tokenizer
 
 
+def test_the_record_has_the_peak_memory_of_the_training_alone(train: Callable[..., MemberTraining]) -> None:
+    before = bytearray(500_000_000)
+    del before
+    peak = train().peak_memory_mb
+    with open("/proc/self/status", encoding="ascii") as status:
+        now = next(int(line.split()[1]) * 1024 / 1e6 for line in status if line.startswith("VmRSS:"))
+    assert peak is not None and 0.5 * now < peak < now + 400
+
+
+def test_a_system_that_keeps_the_peak_leaves_it_unknown(
+    train: Callable[..., MemberTraining], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(member_training, "_reset_peak_memory", lambda device: False)
+    assert train().peak_memory_mb is None
+
+
 @pytest.mark.parametrize("size", [300, 321])
 def test_a_tokenizer_that_files_cannot_hold_is_refused_before_the_training(
     tmp_path: Path, train: Callable[..., MemberTraining], monkeypatch: pytest.MonkeyPatch, size: int
