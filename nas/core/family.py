@@ -247,7 +247,7 @@ class MemberTraining(Record):
     peak_memory_mb: float | None = Field(
         None,
         exclude_if=lambda value: value is None,
-        description="of worker 0 since it last started: resident memory, on a GPU what torch allocated; null: not known",
+        description="of worker 0 in its last run: resident memory, on a GPU what torch allocated; null: unknown",
     )
     device: str
     kind: str = Field("pretrain", exclude_if=lambda kind: kind == "pretrain", description="such as 'pretrain'")

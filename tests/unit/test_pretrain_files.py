@@ -76,8 +76,8 @@ def test_the_record_has_the_peak_memory_of_the_training_alone(train: Callable[..
     before = bytearray(500_000_000)
     del before
     peak = train().peak_memory_mb
-    with open("/proc/self/status", encoding="ascii") as status:
-        now = next(int(line.split()[1]) * 1024 / 1e6 for line in status if line.startswith("VmRSS:"))
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    now = next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmRSS:"))
     assert peak is not None and 0.5 * now < peak < now + 400
 
 
