@@ -140,6 +140,6 @@ def test_scores_are_those_of_complete_layouts_relative_to_the_published_one() ->
     known.popitem()
     assert complete_layouts(plan, known) == [first], "a layout that lacks a training is left out"
     assert report(plan, known).startswith(
-        "1 of 2 layouts of `lfm2-study` named, 4 times the steps, 2 seeds; 7 trainings"
+        "1 of 2 layouts of `lfm2-study` named, 4 times the steps, 2 seeds; 9 trainings"
     )
     assert "not trained yet" in report(plan, {})
