@@ -17,10 +17,11 @@ from nas.core.clock import SystemClock
 from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput, NasError
 from nas.core.layout import Layout
 from nas.core.plan import Conditions, Plan, PlanFile, RawRun, Round, RoundResult
+from nas.core.profile import summary
 from nas.core.workload import Workload
 from nas.devices.agent.run_plan import Observer, run_round
 from nas.devices.transports.local import LocalTransport
-from nas.runtimes.base import Artifact, Checkpoint, RandomWeights, ReleaseRequest, Runtime, Vocabulary
+from nas.runtimes.base import Artifact, Checkpoint, Profiler, RandomWeights, ReleaseRequest, Runtime, Vocabulary
 from nas.testing.run_plan import run_plan
 
 
@@ -151,6 +152,22 @@ class RuntimeContract:
             with pytest.raises(InvalidInput):
                 run(*words)
         assert victim.read_text() == "kept"
+
+    def test_a_profiler_takes_the_plan_and_times_every_part(
+        self, runtime: Runtime, layout: Layout, artifact: Artifact, plan: Plan, tmp_path: Path
+    ) -> None:
+        """Of a runtime that is a `Profiler`."""
+        if not isinstance(runtime, Profiler):
+            return
+        profiler = runtime.profiler(plan.runner, print)
+        assert profiler.build != plan.runner.build and profiler.options == plan.runner.options
+        profiled = runtime.plan(artifact, profiler, self.workload, deadline_s=120)
+        raw = run_plan(profiled, runtime.runner_folder(profiler), {"model": tmp_path / "model"})
+        found = runtime.read_profile(raw, layout)
+        assert (found.prompt, found.gen) == (self.workload.prompt, self.workload.gen)
+        for part in summary(found, layout)["parts"]:
+            if part["layer"] is not None:
+                assert part["prefill_ms"] > 0 and part["decode_ms"] > 0, part
 
     def test_runner_files_are_what_the_manifest_says(self, runtime: Runtime, plan: Plan) -> None:
         folder = runtime.runner_folder(plan.runner)
