@@ -25,7 +25,7 @@ from nas.runtimes.base import RandomWeights
 from nas.runtimes.executorch import lowering
 from nas.runtimes.executorch.build import installed_sdk
 from nas.runtimes.executorch.contents import pack_int4
-from nas.runtimes.executorch.kinds import programs_of
+from nas.runtimes.executorch.kinds import KINDS, programs_of
 from nas.runtimes.executorch.modules import ProgramModule
 from nas.runtimes.executorch.programs import GROUP, Program
 from nas.runtimes.executorch.runtime import EXECUTORCH
@@ -36,13 +36,14 @@ pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).parents[2]
 (CONV,) = programs_of(Block.of("conv", kernel=3), 64)
 (SWIGLU,) = programs_of(Block.of("swiglu", width=64), 64)
-EVERY_KIND = "d64 v96 ffn=swiglu:64 [C3 W2/1@8(sink=1) M16 A2/1 C5+moe:8x2:32]"
+EVERY_KIND = "d64 v96 ffn=swiglu:64 [C3 W2/1@8(sink=1) M16 A2/1 C5+moe:8x2:32(shared=1) L2/32 D2 G2 X2+relu2:64]"
 SOURCES = (
     *(f"runtimes/executorch/{name}.py" for name in ("kinds", "lowering", "modules", "programs", "templates")),
+    "nas/blocks/linear_attention.py",
     "nas/blocks/mamba2.py",
 )
 """Of lowered programs; what else is in an artifact is pinned in tests/unit/test_versions.py."""
-LOWERED_FROM = "8f8d2477fbe571860cc75e0506003058226ab74b964188f57debfa19b51bf682"
+LOWERED_FROM = "1ac2875935bafefbdd4fa2abd52b74230ca574354aa727a736e60f6c4184ab7a"
 """SHA-256 of `SOURCES` with which all tests of this file last passed."""
 
 
@@ -144,9 +145,15 @@ def test_no_library_needs_torch() -> None:
         assert "libtorch" not in dynamic and "libc10" not in dynamic
 
 
+def test_every_kind_is_every_kind() -> None:
+    of_others = {point.name for point in importlib.metadata.entry_points(group=KINDS.group)}
+    kinds = {block.kind for layer in Layout.parse(EVERY_KIND).layers for block in layer.blocks}
+    assert kinds == set(KINDS) - of_others
+
+
 @pytest.mark.parametrize("text", [pytest.param(EVERY_KIND, marks=lowered_before(), id="every kind")])
 def test_bytes_of_every_kind_of_block_are_pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """Lowered here and now: other bytes need another WRITER_VERSION or PROGRAMS_VERSION, or stored results lie."""
     monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
     made = EXECUTORCH.export(Layout.parse(text), "8da4w", RandomWeights(3), tmp_path / "model")
-    assert made.sha256 == "c6ce3a7fd1d1266bd3a6293e7be15fd8d5e645a466e1004e76c4ffe4dcf65e4a"
+    assert made.sha256 == "c4b4f91ff5dfc38f830fd7247e3af637036b6e2ca3d8f263bbc63340908d52fe"
