@@ -303,6 +303,28 @@ GLA = GgufKind(
 )
 
 
+def _mlstm_parts(block: Block, width: int) -> Iterator[Part]:
+    heads, keys = block.int("heads"), block.int("key_dim")
+    inner = heads * block.int("head_dim")
+    yield Part("attn_qkv.weight", (2 * heads * keys + inner, width), "qkv.weight")
+    yield Part("attn_gate.weight", (inner, width), "gate.weight")
+    yield Part("ssm_dt.weight", (2 * heads, width), "gates.weight")
+    yield Part("ssm_dt.bias", (2 * heads,), "gate_bias", "bias")
+    yield Part("ssm_norm.weight", (inner,), "norm_weight", "norm")
+    yield Part("ssm_out.weight", (width, inner), "out.weight")
+
+
+MLSTM = GgufKind(
+    _mlstm_parts,
+    (
+        ("ssm.time_step_rank", argument("heads")),
+        ("ssm.state_size", argument("key_dim")),
+        ("linear_attention.head_size", argument("head_dim")),
+    ),
+    not_stock="mLSTM layers are in no stock architecture next to the others",
+)
+
+
 def _swiglu_parts(block: Block, width: int) -> Iterator[Part]:
     hidden = block.int("width")
     yield Part("ffn_gate.weight", (hidden, width), "gate.weight")
@@ -362,7 +384,7 @@ MOE = GgufKind(_moe_parts, headers=(_moe_header,), rules=_moe_rules)
 
 BUILTIN = {
     "gqa": GQA, "swa": SWA, "conv": CONV, "mamba2": MAMBA2, "swiglu": SWIGLU, "moe": MOE, "gdn": GDN, "gla": GLA,
-    "relu2": RELU2, "mla": MLA,
+    "mlstm": MLSTM, "relu2": RELU2, "mla": MLA,
 }  # fmt: skip
 IN_EVERY_FILE = ("gqa", "swa", "conv", "mamba2", "swiglu")
 """Kinds whose keys are in every file of our architecture, in this order; those of the others where they are used."""

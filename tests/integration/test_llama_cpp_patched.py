@@ -33,11 +33,13 @@ from nas.testing.planted_faults import (
     GDN_FAULTS,
     GLA_FAULTS,
     LATENT_FAULTS,
+    MLSTM_FAULTS,
     PART_FAULTS,
     PLANTED,
     PLANTED_GDN,
     PLANTED_GLA,
     PLANTED_LATENT,
+    PLANTED_MLSTM,
     PLANTED_PARTS,
     Fault,
     State,
@@ -61,6 +63,8 @@ ALONE = {
     "Gated DeltaNet of several sizes": "d128 v512 ffn=swiglu:256 [D4 D2:32(conv=3) D6/2:20]",
     "gated linear attention": "d256 v512 ffn=swiglu:512 [G8*2 G2]",
     "gated linear attention of several sizes": "d128 v512 ffn=swiglu:256 [G4 G2:32(rank=32) G3:20]",
+    "mLSTM": "d256 v512 ffn=swiglu:512 [X4*2 X1]",
+    "mLSTM of several sizes": "d128 v512 ffn=swiglu:256 [X4 X2:32(key_dim=48) X3:20(key_dim=6)]",
     "feed-forwards": "d256 v512 ffn=swiglu:512 [C3 A4/2+swiglu:768 C3+swiglu:352]",
     "experts": "d256 v512 ffn=moe:8x2:64 [A4/2*2 A4/2+moe:8x4:96]",
     "shared experts": "d256 v512 ffn=moe:8x2:64(shared=1) [C3+swiglu:512 A4/2 C3+moe:8x4:96(shared=3)]",
@@ -75,6 +79,7 @@ MIXED = {
     "conv, GQA, Mamba-2": "d256 v512 ffn=swiglu:512 [C3 A4/2 M16 C4 M16]",
     "conv, Mamba-2, MoE": "d256 v512 ffn=moe:8x2:64 [C3 M16+swiglu:512 C3 M32]",
     "conv, GDN, GLA, SWA": "d256 v512 ffn=swiglu:512 [C3 D8 G8 W4/2@32 D4/2:32]",
+    "mLSTM, SWA, GQA, Mamba-2": "d256 v512 ffn=swiglu:512 [X4 W4/2@32(sink=1) X8 A4/2 M16]",
     "SWA, conv": "d256 v512 ffn=swiglu:512 [C3 W4/2@32(sink=1) C5 W8/2@32]",
     "all": "d256 v512 ffn=moe:8x2:64 [M16 A4/2 C3+swiglu:512 W4/2@32(sink=1)+moe:8x4:96 C5 A8/8(qk_norm=0)]",
 }
@@ -199,7 +204,11 @@ def test_faults_in_mamba2_fail(
 @pytest.mark.parametrize("quantisation", mostly_exhaustive(["q4_0", "f32"], "q4_0"))
 @pytest.mark.parametrize(
     ("layout", "fault"),
-    [*((PLANTED_GDN, fault) for fault in GDN_FAULTS), *((PLANTED_GLA, fault) for fault in GLA_FAULTS)],
+    [
+        *((PLANTED_GDN, fault) for fault in GDN_FAULTS),
+        *((PLANTED_GLA, fault) for fault in GLA_FAULTS),
+        *((PLANTED_MLSTM, fault) for fault in MLSTM_FAULTS),
+    ],
     ids=lambda value: value.name if isinstance(value, Fault) else value.layers[0].mixers[0].kind,
 )
 def test_faults_in_linear_attention_fail(
@@ -254,6 +263,7 @@ def saved_and_restored(build: Build, folder: Path, text: str) -> np.ndarray:
         "conv, Mamba-2, MoE",
         "Gated DeltaNet of several sizes",
         "gated linear attention",
+        "mLSTM of several sizes",
         "experts",
         "latents of several sizes",
     ],

@@ -10,6 +10,9 @@ operators.
 0003-latent-attention.patch adds multi-head latent attention with a cache of latents (deepseek2's absorbed graph, per
 layer), a convolution in front of attention whose window is a recurrent state, squared ReLU, and shared experts.
 
+0004-mlstm.patch adds mLSTM on ggml's scan of Mamba-2: a head's decay is sigmoid(f) = exp(-softplus(-f)), its values are
+weighed by the input gate, and one more number a value, always 1, collects the sum of keys.
+
 Patches of other distributions' blocks (`nas.runtimes.llama_cpp.kinds`) follow.
 """
 
