@@ -28,11 +28,12 @@ from scipy.stats import kendalltau
 from benchmarks.runs import ended_or_killed
 from nas.adapt import adapt, library
 from nas.adapt.adapt import Adaptation, AdaptSettings, Healing, Limit, heal, write_child
-from nas.adapt.alternatives import Slot, assembled, block_name, default_alternatives, slots_of
+from nas.adapt.alternatives import default_alternatives
 from nas.adapt.library import Library, LibrarySettings, TrainedTeacher
 from nas.core.block import Block
 from nas.core.durable import write_durably
 from nas.core.layout import Layout
+from nas.core.replacement import Slot, assembled, block_name, slots_of
 from nas.nn.fit import Stage, TrainingCheckpoint, TrainingState, Worker, fit
 from nas.nn.model import Model
 from nas.nn.optimisers import Optimiser

@@ -15,6 +15,8 @@ from nas.core.block_space import BlockSpace, Knob, block_spaces
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.frame import check_reachable, impossible_choices
 from nas.core.layout import MAX_DEPTH, MAX_VOCAB, MAX_WIDTH, Layout
+from nas.core.replacement import LibraryScores
+from nas.core.scoring import PUBLISHED
 from nas.core.space import REMOVED_LIMITS, ModelSpace, Pattern, Range, SearchSpace, cross_problems
 from nas.search_spaces.problems import Problem, in_order, problem_at, problems
 from nas.search_spaces.yaml_text import MAX_CHARACTERS, Document, KeyPath, read_yaml
@@ -35,7 +37,8 @@ def load_space(name_or_path: str | Path, further: Further | None = None) -> Sear
         InvalidInput: the file cannot be used: one line for each problem, as `file:line: message`.
     """
     path = _file(name_or_path)
-    return parse_space(space_text(path), str(name_or_path) if path.name == str(name_or_path) else str(path), further)
+    name = str(name_or_path) if path.name == str(name_or_path) else str(path)
+    return parse_space(space_text(path), name, further, path.parent)
 
 
 def space_text(name_or_path: str | Path) -> str:
@@ -54,13 +57,14 @@ def space_text(name_or_path: str | Path) -> str:
         raise InvalidInput(f"not UTF-8 at byte {error.start}", where=str(path)) from None
 
 
-def parse_space(text: str, name: str, further: Further | None = None) -> SearchSpace:
+def parse_space(text: str, name: str, further: Further | None = None, base: Path | None = None) -> SearchSpace:
     """Parses the space in YAML `text`; messages use `name` for the file.
 
     Args:
         text: the document.
         name: of the file.
         further: checks that need more than the text, such as which runtimes are installed.
+        base: folder of relative paths; None: files that the space names are not looked at.
 
     Raises:
         InvalidInput: one line for each problem, as `name:line: message`.
@@ -81,6 +85,8 @@ def parse_space(text: str, name: str, further: Further | None = None) -> SearchS
         found += [problem_at(*each, document) for each in impossible]
     if further is not None:
         found += [problem_at(*each, document) for each in further(document.value, choices)]
+    if space is not None and base is not None:
+        found += [problem_at(*each, document) for each in _unscored(space, base)]
     if found:
         raise InvalidInput("\n".join(in_order(found)))
     assert space is not None, "nothing is wrong with it"
@@ -136,6 +142,25 @@ def _readable(texts: Any) -> Iterator[Layout]:
             yield Layout.parse(str(text))
         except InvalidInput:
             continue
+
+
+def _unscored(space: SearchSpace, base: Path) -> Iterator[tuple[KeyPath, str]]:
+    """Finds what a library's file of scores does not say: the file itself, references and layouts."""
+    if space.quality.library is None:
+        return
+    try:
+        scores = LibraryScores.read(base / space.quality.library.path)
+    except InvalidInput as error:
+        yield ("quality", "path"), error.message
+        return
+    references = {("references", name): layout for name, layout in space.references.layouts().items()}
+    listed = {("layouts", index): layout for index, layout in enumerate(space.listed())}
+    for place, layout in (references | listed).items():
+        try:
+            if scores.choice(layout) and place == ("references", PUBLISHED):
+                yield place, f"must be the library's model, {scores.layout}"
+        except InvalidInput as error:
+            yield place, error.message
 
 
 def _choice_problems(value: Any) -> Iterator[tuple[KeyPath, str]]:

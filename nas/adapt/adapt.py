@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from nas.adapt.alternatives import Slot, assembled, block_name, default_alternatives, parsed, slots_of, with_blocks
+from nas.adapt.alternatives import default_alternatives
 from nas.adapt.library import Library, LibrarySettings, TrainedTeacher
 from nas.adapt.selection import Option, select, total
 from nas.core.block import Block
@@ -40,6 +40,7 @@ from nas.core.durable import write_durably
 from nas.core.errors import InfrastructureFailed, InvalidInput, Unsupported
 from nas.core.layout import Layer, Layout
 from nas.core.metrics import metric
+from nas.core.replacement import Slot, assembled, block_name, parsed, slots_of, with_blocks
 from nas.core.units import parse_limit
 from nas.nn.fit import Stage, TrainingCheckpoint, TrainingState, Worker, fit
 from nas.nn.model import Model
@@ -198,7 +199,7 @@ class Adaptation:
         self.folder, self.settings, self.worker, self._measure = folder, settings, worker, measure
         self.budgets = {limit.metric: limit.value for limit in budgets}
         _check_tokenizer(tokenizer, checkpoint_layout(teacher))
-        self.teacher = TrainedTeacher.load(teacher, worker.device)
+        self.teacher, self.checkpoint = TrainedTeacher.load(teacher, worker.device), teacher
         vocabulary = Vocabulary(tokenizer, self.teacher.layout.vocab)
         self._vocabulary = vocabulary
         if settings.healing.k >= self.teacher.layout.vocab:
@@ -207,7 +208,7 @@ class Adaptation:
             tokenise(source, vocabulary, None, settings.library.seed, 1 << 20)
             for source in read_sources(corpus, settings.held_out)
         ]
-        self.plan = {
+        self.plan: dict[str, Any] = {
             "v": 1,
             "teacher": self.teacher.sha256,
             "layout": self.teacher.layout.format(),

@@ -14,55 +14,22 @@ References for the whole: Bercovich et al. 2024 (Puzzle), Yang et al. 2025 (Zebr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from nas.core.block import Block
-from nas.core.errors import InvalidInput, Unsupported
-from nas.core.layout import Layer, Layout
+from nas.core.errors import InvalidInput
+from nas.core.layout import Layout
+from nas.core.replacement import Slot
 from nas.nn.base import MODULES, BlockModule
 from nas.nn.primitives import draw_weights
 
-Part = Literal["mixer", "ffn", "layer"]
 _ATTENTION = ("gqa", "swa")
-_PLACES: tuple[tuple[Part, str, str], ...] = (("mixer", "mixers.0", "mixer_norm"), ("ffn", "ffn", "ffn_norm"))
-"""Part of a layer, and the names of its block and norm in state dicts."""
 _STEP = 32
 """Hidden widths are multiples of the quantisers' block."""
-
-
-@dataclass(frozen=True, order=True, slots=True)
-class Slot:
-    """Place of a block: mixer or feed-forward of the layer at `depth`; "layer" stands for both."""
-
-    depth: int
-    part: Part
-
-    def block(self, layout: Layout) -> Block | None:
-        """Returns the block of `layout` at this place, which is a mixer's or a feed-forward's."""
-        layer = layout.layers[self.depth]
-        return layer.mixer if self.part == "mixer" else layer.ffn
-
-
-def slots_of(layout: Layout) -> tuple[Slot, ...]:
-    """Returns the places of all blocks, by depth.
-
-    Raises:
-        Unsupported: layers share weights or caches, or have several mixers.
-    """
-    for i, layer in enumerate(layout.layers):
-        if layer.share is not None or len(layer.mixers) > 1 or any("kv" in dict(each.given) for each in layer.mixers):
-            raise Unsupported(
-                f"layer {i}: models whose layers share weights or caches, or have parallel mixers, cannot be adapted"
-            )
-    parts: tuple[Part, Part] = ("mixer", "ffn")
-    places = (Slot(depth, part) for depth in range(layout.depth) for part in parts)
-    return tuple(place for place in places if place.block(layout) is not None)
 
 
 def default_alternatives(layout: Layout, slot: Slot, window: int) -> tuple[Block | None, ...]:
@@ -181,60 +148,3 @@ def _convolved(own: dict[str, Tensor], before: Block, module: BlockModule) -> di
     rows = module.state_dict()["in_proj.weight"].clone()
     rows[2 * width :] = _repeated(own, "v.weight", before)
     return {"in_proj.weight": rows, "out.weight": own["o.weight"]}
-
-
-def with_blocks(layout: Layout, choice: Mapping[Slot, Block | None]) -> tuple[Layout, list[int]]:
-    """Returns the layout with other blocks at some places, and the depth that each of its layers had.
-
-    Raises:
-        InvalidInput: no layer is left.
-    """
-    layers, depths = [], []
-    for depth, layer in enumerate(layout.layers):
-        mixer = choice.get(Slot(depth, "mixer"), layer.mixer)
-        ffn = choice.get(Slot(depth, "ffn"), layer.ffn)
-        if mixer is not None or ffn is not None:
-            layers.append(Layer((mixer,) if mixer else (), ffn))
-            depths.append(depth)
-    return Layout.of(layout.d_model, layout.vocab, layers, tied=layout.tied), depths
-
-
-def assembled(
-    layout: Layout,
-    weights: Mapping[str, Tensor],
-    choice: Mapping[Slot, Block | None],
-    blocks: Mapping[Slot, Mapping[str, Tensor]],
-) -> tuple[Layout, dict[str, Tensor]]:
-    """Returns the layout and the state dict of the model with other blocks at some places.
-
-    Args:
-        layout: of the trained model.
-        weights: its state dict.
-        choice: blocks at the places that change; None: no block.
-        blocks: state dicts of those that are blocks.
-    """
-    child, depths = with_blocks(layout, choice)
-    state = {name: tensor for name, tensor in weights.items() if not name.startswith("layers.")}
-    for new, depth in enumerate(depths):
-        for part, place, norm in _PLACES:
-            slot, old, to = Slot(depth, part), f"layers.{depth}.", f"layers.{new}."
-            if choice.get(slot, slot.block(layout)) is None:
-                continue
-            own = blocks.get(slot) or _under(weights, f"{old}{place}.")
-            state |= {f"{to}{place}.{name}": tensor for name, tensor in own.items()}
-            state |= {f"{to}{norm}.{name}": tensor for name, tensor in _under(weights, f"{old}{norm}.").items()}
-    return child, state
-
-
-def _under(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
-
-
-def block_name(block: Block | None) -> str:
-    """Returns the block's one-line form; '-' for none."""
-    return block.format() if block else "-"
-
-
-def parsed(text: str, part: Part) -> Block | None:
-    """Reads what `block_name` wrote."""
-    return None if text == "-" else Block.parse(text, "mixer" if part == "mixer" else "ffn")

@@ -30,12 +30,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from nas.adapt.alternatives import Part, Slot, block_name, slots_of, started
+from nas.adapt.alternatives import started
 from nas.core.block import BLOCKS, Block
 from nas.core.canonical import content_hash
 from nas.core.durable import locked, write_durably
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.layout import Layout
+from nas.core.replacement import Part, Slot, block_name, slots_of
 from nas.nn.base import MODULES, FeedForward, Mixer
 from nas.nn.fit import Stage, TrainingCheckpoint, TrainingState, Worker, fit, save_tensors
 from nas.nn.model import Model, ResidualLayer
@@ -209,16 +210,16 @@ class Library:
             InfrastructureFailed: the disk is full, or another process trains the same for hours.
         """
         for slot, block in self._trained(alternatives):
-            if (path := self._path(slot, block)).is_file():
+            if (path := self.file(slot, block)).is_file():
                 path.touch()  # `trim` removes the least recently used first
         for depth in range(self.teacher.layout.depth):
             wanted = [(slot, block) for slot, each in alternatives.items() if slot.depth == depth for block in each]
             trained = [(slot, block) for slot, block in wanted if block is not None]
-            if all(self._path(slot, block).is_file() for slot, block in trained):
+            if all(self.file(slot, block).is_file() for slot, block in trained):
                 continue
             lock = self.folder / f".{self.teacher.sha256[:16]}-{depth}.lock"
             with locked(lock, _LOCK_S, waiting=lambda: self.worker.log("another process trains these blocks")):
-                self._train([each for each in trained if not self._path(*each).is_file()], depth)
+                self._train([each for each in trained if not self.file(*each).is_file()], depth)
 
     def in_use(self) -> AbstractContextManager[None]:
         """Returns a context in which no file of the library is removed by `trim`.
@@ -235,22 +236,26 @@ class Library:
         """
         sizes = [0] * self.teacher.layout.depth
         for slot, block in self._trained(alternatives):
-            if not self._path(slot, block).is_file():
+            if not self.file(slot, block).is_file():
                 with torch.device("meta"):
                     module = MODULES[block.kind](block, self.teacher.layout.d_model)
                 sizes[slot.depth] += 4 * sum(tensor.numel() for tensor in module.state_dict().values())
         return sum(sizes) + 2 * 3 * max(sizes)
 
+    def file(self, slot: Slot, block: Block) -> Path:
+        """Returns the path of a trained alternative."""
+        return self.folder / "blocks" / f"{self.key(slot, block)}.safetensors"
+
     def record(self, slot: Slot, block: Block) -> BlockRecord:
         """Returns the errors of a trained alternative."""
-        path = self._path(slot, block)
+        path = self.file(slot, block)
         with safe_open(path, "pt") as file:
             scalars: dict[str, Any] = json.loads(file.metadata()["scalars"])
         return BlockRecord(key=path.stem, error_start=scalars["error_start"], error=scalars["error"])
 
     def weights(self, slot: Slot, block: Block) -> dict[str, Tensor]:
         """Returns the state dict of a trained alternative, on the CPU."""
-        with safe_open(self._path(slot, block), "pt") as file:
+        with safe_open(self.file(slot, block), "pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
 
     def module(self, slot: Slot, block: Block) -> nn.Module:
@@ -277,6 +282,11 @@ class Library:
             for block in blocks
         }
 
+    @property
+    def text(self) -> Tensor:
+        """Held-out text that scores are computed on: ids [windows, length]."""
+        return torch.cat(self._windows)
+
     def divergence(self, model: Model) -> float:
         """Returns the divergence of a whole model from the trained one, in nats per token, on the text of scores."""
         total = tokens = 0.0
@@ -294,9 +304,6 @@ class Library:
 
     def _place(self, slot: Slot, block: Block | None) -> list[Any]:
         return [self.teacher.sha256, slot.depth, slot.part, block_name(block)]
-
-    def _path(self, slot: Slot, block: Block) -> Path:
-        return self.folder / "blocks" / f"{self.key(slot, block)}.safetensors"
 
     def _score_path(self, slot: Slot, block: Block | None) -> Path:
         trained = None if block is None else self.key(slot, block)
@@ -346,7 +353,7 @@ class Library:
         after = self._errors(blocks.eval(), parts, depth)
         for key, (slot, block) in keys.items():
             scalars = {"block": block_name(block), "part": slot.part, "depth": depth, "error_start": before[key]}
-            save_tensors(modules[key].state_dict(), self._path(slot, block), scalars | {"error": after[key]})
+            save_tensors(modules[key].state_dict(), self.file(slot, block), scalars | {"error": after[key]})
         checkpoint.path.unlink(missing_ok=True)
 
     @torch.no_grad()

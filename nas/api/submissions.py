@@ -52,6 +52,7 @@ _REFUSED = frozenset({1, 2, 3})
 """Exit codes of `nas launch` that a retry would not change."""
 _NOT_INHERITED = ("NAS_SERVER", "NAS_TOKEN")
 """Environment variables with which a process would submit its study instead of running it."""
+_NO_LIBRARY = "a submitted study cannot name files of the coordinator, such as the scores of a library"
 _NO_FILES = "a submitted study trains on the corpus 'default' or 'installed': it cannot name files of the coordinator"
 Order = Literal["run", "pause", "stop"]
 
@@ -460,6 +461,9 @@ def check_space(store: Store, text: str) -> SearchSpace:
         quality = value.get("quality") if isinstance(value, dict) else None
         if isinstance(quality, dict) and not isinstance(quality.get("corpus", ""), str):
             yield ("quality", "corpus"), _NO_FILES
+        for key in ("from", "library"):
+            if isinstance(quality, dict) and key in quality:
+                yield ("quality", key), _NO_LIBRARY
 
     return parse_space(text, FILE, further)
 

@@ -50,6 +50,16 @@ def command(
     reps: Annotated[int, typer.Option("--reps", min=2, help="Number of valid repetitions.")] = 5,
     gguf: Annotated[list[str], typer.Option("--gguf", help="Quantisations of the GGUF files.")] = ["q4_0", "f16"],  # noqa: B006
     pte: Annotated[bool, typer.Option("--pte", help="Also write a .pte for ExecuTorch.")] = False,
+    space: Annotated[
+        Path | None,
+        typer.Option(
+            "--write-space",
+            metavar="FILE",
+            help="Write a search space of mixes of the library's blocks for `nas launch` instead of a child.",
+            show_default=False,
+        ),
+    ] = None,
+    mixes: Annotated[int, typer.Option("--mixes", min=4, help="Layouts of --write-space.")] = 256,
     db: DatabaseOption = None,
     json: JsonFlag = False,
 ) -> None:
@@ -57,12 +67,14 @@ def command(
 
     Alternatives of each block are trained against the model's own, scored, and selected exactly by sums of scores and
     measured costs; the chosen child is measured, trained end to end against the model, and its files are written. Kill
-    it at any time: the same command goes on. See docs/how-to/adapting-a-model.md.
+    it at any time: the same command goes on. With --write-space, a study searches the mixes instead. See
+    docs/how-to/adapting-a-model.md.
     """
     import torch
 
     from nas.adapt.adapt import Adaptation, AdaptSettings, Limit, read_settings, require_writable, write_child
     from nas.adapt.checkpoints import import_model
+    from nas.adapt.space import check_target, write_space
     from nas.core import paths
     from nas.core.workload import Workload
     from nas.measure.bench import BenchOptions
@@ -77,6 +89,9 @@ def command(
     blocks = library or paths.home() / "library"
     require_writable(output, "--output")
     require_writable(blocks, "--library")
+    if space is not None:
+        check_target(space)
+        require_writable(space.parent, "--write-space")
     teacher = model
     if model.is_dir():
         teacher = output / "teacher.safetensors"
@@ -97,6 +112,13 @@ def command(
         output, blocks, teacher, words, corpus, limits, _measured(options), place,
         settings, Worker(accelerator, say),
     )  # fmt: skip
+    if space is not None:
+        written = write_space(one, space, mixes)
+        if json:
+            print_json(written)
+        else:
+            print_fields(tuple(written.items()))
+        return
     report = one.run()
     report["files"] = write_child(one, words, report, gguf, pte_context=2048 if pte else None)
     if json:

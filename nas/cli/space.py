@@ -34,6 +34,7 @@ from nas.search_spaces.loader import Further
 from nas.study.check import installed
 
 SAMPLES = 200
+_LIBRARY = {"sum": "sum of the library's scores", "assembled": "mix assembled and evaluated"}
 _SHOWN_CHOICES = 6
 _SHOWN_REASONS = 8
 
@@ -185,6 +186,7 @@ def plan_fields(space: SearchSpace, trials: int) -> Iterator[tuple[str, str]]:
     for index, rung in enumerate(space.quality.rungs):
         steps = [f"{task} {stage.steps} steps" for task, stage in rung.tasks.items()]
         steps += [f"language model {rung.lm_steps} steps"] if rung.lm_steps else []
+        steps += [_LIBRARY[rung.library]] if rung.library else []
         what = f"{', '.join(steps)}, {len(rung.seeds)} seed(s)"
         yield f"rung {index} ({rung.name})", f"at most {entering} + {references} references: {what}"
         entering = rung.promoted(entering)

@@ -87,12 +87,14 @@ def export(spec: Spec, share: _Share) -> dict[str, Any]:
 
 @_stage
 def train(spec: Spec, share: _Share) -> dict[str, Any]:
-    """Trains the seeds of a proxy: {jobs, checkpoints, device?} -> {key of a job: its outcome}."""
-    from nas.proxy.job import TrainJob
+    """Trains the seeds of a proxy, or evaluates a mix: {jobs, checkpoints, device?} -> {key of a job: its outcome}."""
+    from nas.proxy.job import LibraryRun, TrainJob
+    from nas.proxy.mixes import evaluate_mix
     from nas.proxy.train import train_seeds
 
     jobs = [TrainJob.model_validate(job) for job in spec["jobs"]]
-    outcomes = train_seeds(
+    run = evaluate_mix if isinstance(jobs[0].run, LibraryRun) else train_seeds
+    outcomes = run(
         jobs,
         yield_hook=share.yield_if_wanted,
         checkpoint_dir=Path(spec["checkpoints"]),

@@ -7,11 +7,14 @@ one CPU thread: a byte-level model of width 64, four sequences of 128 bytes a st
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from nas.core.block_space import problem, refuse
+from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.core.task import Setting, make_task
 
@@ -23,6 +26,10 @@ def _different(seeds: tuple[int, ...]) -> tuple[int, ...]:
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds must differ, not {list(seeds)}")
     return seeds
+
+
+def _is_none(value: object) -> bool:
+    return value is None
 
 
 def without_removed(data: Any, name: str) -> Any:
@@ -134,6 +141,24 @@ class Rescore(BaseModel):
         return _different(seeds)
 
 
+class LibrarySource(BaseModel):
+    """Scores of a library of blocks in place of trainings; `nas adapt --write-space` writes all of these keys.
+
+    In a space, its keys stand beside `from: library`, with `keep` and `promote` at most. Candidates are mixes of a
+    trained model's blocks, listed as `layouts`. There are two rungs: `sum`, the sum of scores, and `assembled`, the
+    assembled mix on the held-out text that the scores are from.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: str = Field(min_length=1, description="file of scores, relative to the space's file")
+    sum_sd: float = Field(
+        gt=0, allow_inf_nan=False, description="deviation of quality by the sum from the assembled mix's"
+    )
+    part_sd: float = Field(gt=0, allow_inf_nan=False, description="deviation of quality on one quarter of the text")
+    mixes: int = Field(ge=2, description="assembled mixes that these deviations were computed from")
+
+
 _REFERENCES = 2
 _LEAST_DOF = 8
 
@@ -152,6 +177,9 @@ class Rung(BaseModel):
     teacher: Teacher | None = Field(None, description="of the language models of this rung")
     tasks: dict[str, TaskStage] = Field(default_factory=dict, description="quality task -> its training")
     seeds: tuple[Seed, ...] = Field((0,), min_length=1, description="one training each; scores are their mean")
+    library: Literal["sum", "assembled"] | None = Field(
+        None, description="what is evaluated in place of trainings, under `from: library`", exclude_if=_is_none
+    )
     keep: int | float | None = Field(
         None,
         description="promoted under `promote: share`, and until the references are done: a fraction below 1, a number"
@@ -172,7 +200,7 @@ class Rung(BaseModel):
 
     @model_validator(mode="after")
     def _trains_something(self) -> Rung:
-        if not self.lm_steps and not self.tasks:
+        if not self.lm_steps and not self.tasks and self.library is None:
             raise ValueError(f"rung {self.name!r} trains nothing: give lm_steps or tasks")
         if self.teacher and not self.lm_steps:
             raise ValueError(f"rung {self.name!r} has a teacher, but no lm_steps: teachers are for language models")
@@ -212,6 +240,22 @@ DEFAULT_RUNGS = (
 )
 """Text first: tasks are learned suddenly, so that one seed's score says little before the top. At width 64 and depth 8,
 on one thread of a server CPU: 5-8 s, 5-8 s and 35-50 s more per candidate."""
+
+
+LIBRARY_PARTS = 4
+"""Parts of the held-out text, on each of which an assembled mix has a score of its own."""
+_LIBRARY = "library"
+_BESIDE_LIBRARY = ("keep", "promote")
+
+
+def _library_rungs(keep: Any) -> tuple[Rung, ...]:
+    """Returns the rungs of `from: library`.
+
+    Raises:
+        ValidationError: `keep` cannot be used.
+    """
+    sums = Rung.model_validate({"name": "sum", "library": "sum", "keep": keep})
+    return (sums, Rung(name="assembled", library="assembled", seeds=tuple(range(LIBRARY_PARTS))))
 
 
 class QualityConfig(BaseModel):
@@ -266,11 +310,29 @@ class QualityConfig(BaseModel):
         None, description="what noise is estimated from; left out: from the references and a prior"
     )
     rescore: Rescore | None = Field(None, description="of the front, on fresh seeds; left out: it is not re-scored")
+    library: LibrarySource | None = Field(
+        None, description="instead of all but `promote`, written as `from: library`, see below", exclude_if=_is_none
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _no_further_seeds(cls, data: Any) -> Any:
         return without_removed(data, "further_seeds")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_library(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or "from" not in data:
+            return data
+        if data["from"] != _LIBRARY:
+            refuse([problem(("from",), InvalidInput(f"must be {_LIBRARY!r}; leave it out to train proxies"))])
+        known = {*cls.model_fields} - {*_BESIDE_LIBRARY, _LIBRARY}
+        of_trainings = [key for key in data if key in known]
+        refuse([problem((key,), InvalidInput("is of trainings: leave it out beside `from: library`"))
+                for key in of_trainings])  # fmt: skip
+        own = {key: value for key, value in data.items() if key not in ("from", *_BESIDE_LIBRARY)}
+        promote = {"promote": data["promote"]} if "promote" in data else {}
+        return {"library": LibrarySource.model_validate(own), "rungs": _library_rungs(data.get("keep", 0.5)), **promote}
 
     @field_validator("corpus")
     @classmethod
@@ -301,11 +363,20 @@ class QualityConfig(BaseModel):
                     f"rung {after.name!r} trains the language model for {after.lm_steps} steps, fewer than"
                     f" {before.lm_steps} of rung {before.name!r} before it"
                 )
+        if any((rung.library is None) != (self.library is None) for rung in self.rungs):
+            raise ValueError("rungs of a library are those of `from: library`, which leaves `rungs` out")
         if self.rescore is not None:
             used = {seed for rung in self.rungs for seed in rung.all_seeds}
             if again := used & set(self.rescore.seeds):
                 raise ValueError(f"rescore: rungs train with seeds {sorted(again)}, so these are not fresh")
         return self
+
+    def spread(self, rung: int) -> tuple[float, float] | None:
+        """Returns standard deviation and degrees of freedom of one score's quality at a rung; None: not known."""
+        if self.library is None:
+            return None
+        sums = self.rungs[rung].library == "sum"
+        return self.library.sum_sd if sums else self.library.part_sd, float(self.library.mixes)
 
     def with_seeds(self, seeds: tuple[int, ...]) -> QualityConfig:
         """Returns the same ladder with other seeds in all rungs."""

@@ -289,8 +289,12 @@ class SearchSpace(_Strict):
 
     @model_validator(mode="after")
     def _names_exist(self) -> SearchSpace:
-        refuse([*self._listing_problems(), *cross_problems(self.model_dump(mode="json"))])
+        refuse([*self._listing_problems(), *self._library_problems(), *cross_problems(self.model_dump(mode="json"))])
         return self
+
+    def _library_problems(self) -> Iterator[InitErrorDetails]:
+        if self.quality.library is not None and not self.layouts:
+            yield problem(("quality", "from"), InvalidInput("a library has scores of listed layouts: give `layouts`"))
 
     def _listing_problems(self) -> Iterator[InitErrorDetails]:
         derived = _derived(self.listed()) if self.layouts else {}

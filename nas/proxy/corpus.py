@@ -25,7 +25,8 @@ from nas.core import paths
 from nas.core.canonical import content_hash
 from nas.core.durable import write_durably
 from nas.core.errors import InfrastructureFailed, InvalidInput, StudyChanged
-from nas.core.quality_config import CorpusFiles, CorpusSource
+from nas.core.quality_config import CorpusFiles, CorpusSource, LibrarySource
+from nas.core.replacement import LibraryScores
 from nas.proxy import corpus_default, corpus_files, corpus_installed
 from nas.proxy.corpus_files import Budget
 
@@ -168,6 +169,18 @@ def refer_again(source: Source, base: Path, hash_: str) -> CorpusRef:
             where="corpus",
         )
     return _reference(source, base, hash_)
+
+
+def refer_scores(library: LibrarySource, base: Path) -> CorpusRef:
+    """Returns the reference to a library's file of scores, which takes the place of a corpus.
+
+    Raises:
+        InvalidInput: it cannot be read.
+    """
+    path = (base / library.path).resolve()
+    LibraryScores.read(path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return CorpusRef(source=CorpusFiles(files=(str(path),)), hash=digest)
 
 
 def made_of(ref: CorpusRef) -> dict[str, str]:

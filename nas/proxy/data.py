@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from nas.core.task import IGNORE, Task, make_task
 from nas.proxy.bpe import encoded
 from nas.proxy.corpus import Domain, open_corpus
-from nas.proxy.job import PARTS, LmRun, TaskRun, TrainJob
+from nas.proxy.job import PARTS, LibraryRun, LmRun, TaskRun, TrainJob
 
 _EVAL_SEED = 2**32 - 1
 _EVAL_EXAMPLES = 256
@@ -127,6 +127,8 @@ def open_data(job: TrainJob) -> Data:
             return LmData(domains, job.batch, run.length, run.eval_bytes, job.seed)
         case TaskRun() as run:
             return TaskData(run.task, make_task(run.task, run.settings), job.batch, job.seed)
+        case LibraryRun():
+            raise AssertionError("nothing is trained; see `nas.proxy.mixes`")
 
 
 class LmData:

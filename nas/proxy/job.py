@@ -20,6 +20,8 @@ PARTS = ("recall", "rest", "late")
 """Parts of a domain's labels that are scored apart, as `lm/DOMAIN.PART`; see `nas.proxy.data.LmData`."""
 TRAINER_VERSION = 2
 """Part of result keys: increase it with every change after which the same job gives other numbers."""
+MIXES_VERSION = 1
+"""The same of `LibraryRun`."""
 
 
 _CONFIG = {
@@ -84,13 +86,36 @@ class TaskRun(BaseModel):
         return {"task": self.task, "settings": settings, "suite": SUITE_VERSION} | plugin
 
 
+class LibraryRun(BaseModel):
+    """Scores of a mix of a library's blocks in place of a training; see `nas.proxy.mixes`.
+
+    The job's layout is the candidate's at deploy scale, its seed the part of the held-out text; it has one step.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: ClassVar[str] = "library"
+    vocab: ClassVar[int | None] = None
+    corpus: ClassVar[CorpusRef | None] = None
+    """The text lies beside the file of scores."""
+
+    kind: Literal["library"] = "library"
+    path: str = Field(description="of the file of scores; in no result key")
+    sha256: str = Field(description="of its content")
+    evaluated: Literal["sum", "assembled"]
+
+    def key_inputs(self) -> dict[str, Any]:
+        """Returns the inputs of the result key."""
+        return {"library": self.sha256, "evaluated": self.evaluated, "version": MIXES_VERSION}
+
+
 class TrainJob(BaseModel):
-    """A training of one proxy with one seed."""
+    """A training of one proxy with one seed, or what stands in its place."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     layout: dict[str, Any] = Field(description="canonical JSON of the proxy; a task replaces its vocabulary")
-    run: Annotated[LmRun | TaskRun, Field(discriminator="kind")]
+    run: Annotated[LmRun | TaskRun | LibraryRun, Field(discriminator="kind")]
     steps: int = Field(ge=1)
     batch: int = Field(ge=1, description="sequences per step")
     lr: float = Field(gt=0)
@@ -146,7 +171,7 @@ class TrainResult(BaseModel):
     key: str
     scores: dict[str, float] = Field(
         description="evaluation group -> amount above chance: 'lm/DOMAIN' and its parts 'lm/DOMAIN.recall', '.rest' and"
-        " '.late' in bits per byte, 'task/NAME' in nats"
+        " '.late' in bits per byte, 'task/NAME' in nats, 'lm/library' in nats"
     )
     losses: dict[str, float] = Field(description="evaluation group -> loss, in bits per byte or nats per label")
     accuracy: dict[str, float] = Field(description="evaluation group -> share of labels predicted")

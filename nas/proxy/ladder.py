@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout, narrow
-from nas.core.quality_config import QualityConfig, Teacher
+from nas.core.quality_config import CorpusFiles, QualityConfig, Rung, Teacher
 from nas.core.task import make_task
 from nas.proxy.corpus import BYTE_VOCAB, CorpusRef
-from nas.proxy.job import LmRun, TaskRun, Teaching, TrainJob, TrainResult
+from nas.proxy.job import LibraryRun, LmRun, TaskRun, Teaching, TrainJob, TrainResult
 
 _TEACHER_SEED = 0
 
@@ -21,11 +23,11 @@ def proxy_of(layout: Layout, config: QualityConfig) -> Layout:
     Raises:
         InvalidInput: the layout is narrower than the proxies.
     """
-    return _proxy(config, layout, config.length)
+    return layout if config.library is not None else _proxy(config, layout, config.length)
 
 
 def rung_jobs(config: QualityConfig, rung: int, layout: Layout, corpus: CorpusRef) -> list[TrainJob]:
-    """Returns every training that enters the quality of `layout` at a rung.
+    """Returns every training that enters the quality of `layout` at a rung, or what stands in the place of trainings.
 
     Groups accumulate: those of earlier rungs count, too, at their latest settings, so some jobs already have results.
     A language-model job resumes from the previous rung's if that trained the same seed.
@@ -34,11 +36,13 @@ def rung_jobs(config: QualityConfig, rung: int, layout: Layout, corpus: CorpusRe
         config: the ladder.
         rung: its position, counted from 0.
         layout: at deploy scale, or already narrow.
-        corpus: of the language model.
+        corpus: of the language model; of a library, its file of scores.
 
     Raises:
         InvalidInput: the layout is narrower than the proxies.
     """
+    if config.library is not None:
+        return _library_jobs(config.rungs[rung], layout, corpus)
     return _task_jobs(config, rung, layout) + _lm_jobs(config, rung, layout, corpus)
 
 
@@ -71,6 +75,22 @@ def _proxy(config: QualityConfig, layout: Layout, length: int) -> Layout:
 
 def _vocab(config: QualityConfig) -> int:
     return BYTE_VOCAB if config.tokenizer is None else config.tokenizer.vocab
+
+
+def _library_jobs(rung: Rung, layout: Layout, scores: CorpusRef) -> list[TrainJob]:
+    assert rung.library is not None
+    path = str(Path(scores.base) / scores.source.files[0]) if isinstance(scores.source, CorpusFiles) else ""
+    run = LibraryRun(path=path, sha256=scores.hash, evaluated=rung.library)
+    nothing: dict[str, Any] = {
+        "steps": 1,
+        "batch": 1,
+        "lr": 1.0,
+        "warmup": 0,
+        "weight_decay": 0.0,
+        "clip": 1.0,
+        "ema": 0.0,
+    }
+    return [TrainJob(layout=layout.to_json(), run=run, seed=seed, **nothing) for seed in rung.seeds]
 
 
 def _task_jobs(config: QualityConfig, rung: int, layout: Layout) -> list[TrainJob]:

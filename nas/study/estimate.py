@@ -31,7 +31,7 @@ from nas.core.workload import Workload
 from nas.farm.farm import LOCAL
 from nas.measure.reference import CALIBRATION_RUNS
 from nas.proxy.corpus import CorpusRef
-from nas.proxy.job import LmRun, TrainJob, proxy_layout
+from nas.proxy.job import LibraryRun, LmRun, TrainJob, proxy_layout
 from nas.proxy.ladder import rung_jobs
 from nas.store import events, results, studies, trials
 from nas.store.results import ResultSummary
@@ -66,6 +66,8 @@ _PROMPT_S, _GEN_S = 3e-11, 8e-11
 """Guess for one thread: seconds per weight and token of the prompt, and per weight and decoded token."""
 _TRAINING_S = 6e-10
 """Guess: seconds per token and weight of a proxy on one core (6 operations at 10 billion a second)."""
+_LIBRARY_TOKENS = 1 << 12
+"""Guess: tokens of held-out text that a part of an assembled mix is evaluated on."""
 _GUESS_FACTOR, _OTHER_WORK_FACTOR, _FEW_FACTOR = 3.0, 1.6, 1.25
 """How far off guesses, figures of other workloads or trainings, and figures of few results may be."""
 _SAME_WORK = 2.0
@@ -451,7 +453,9 @@ def _trainings(config: QualityConfig, layout: Layout, corpus: CorpusRef) -> dict
 
 def _training_of(job: TrainJob, resumed_at: int) -> _Training:
     run = job.run
-    if isinstance(run, LmRun):
+    if isinstance(run, LibraryRun):
+        kind, length = f"library/{run.evaluated}", 1 if run.evaluated == "sum" else _LIBRARY_TOKENS
+    elif isinstance(run, LmRun):
         kind, length = "lm", run.length
     else:
         kind, length = f"task/{run.task}", make_task(run.task, run.settings).length

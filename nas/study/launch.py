@@ -27,8 +27,8 @@ from nas.farm.farm import Farm, open_farm
 from nas.measure.calibration import Calibrator, MeasurementTarget, SavedCalibration
 from nas.measure.health import HealthKeeper
 from nas.measure.protocol import PROTOCOL_VERSION
-from nas.proxy.corpus import CorpusRef, made_of, refer, refer_again
-from nas.proxy.job import TRAINER_VERSION
+from nas.proxy.corpus import CorpusRef, made_of, refer, refer_again, refer_scores
+from nas.proxy.job import MIXES_VERSION, TRAINER_VERSION
 from nas.proxy.tasks import SUITE_VERSION
 from nas.search_spaces import space_difference
 from nas.store import jobs, leases, studies
@@ -95,7 +95,7 @@ def launch(
     """
     supported = support_filter(options.space)
     # Of a new study it is read before a database is made.
-    fresh = None if options.resume else refer(options.space.quality.corpus, options.base)
+    fresh = None if options.resume else _referred(options)
     store = Store.open(options.db)
     try:
         require_studies(store, options.warm_start, options.study)
@@ -244,13 +244,12 @@ def _corpus(store: Store, resumed: Study, options: LaunchOptions) -> CorpusRef:
     Raises:
         StudyChanged: that corpus is gone, or this version or a plug-in trains otherwise.
     """
-    source = options.space.quality.corpus
     log = all_events(store, resumed.id)
     # Earlier versions went on under other corpora until the references were complete.
     frozen = next((place for place, event in enumerate(log) if "scales" in event.payload), len(log))
     used = notes(log[:frozen], CorpusUsed)
     if not used:
-        return refer(source, options.base)
+        return _referred(options)
     now = training_versions(options.space)
     changes = [
         f"version {began} of {name}, which is {now[name]} now"
@@ -263,7 +262,24 @@ def _corpus(store: Store, resumed: Study, options: LaunchOptions) -> CorpusRef:
             "what it began with, or begin a new study",
             where="--resume",
         )
-    return refer_again(source, options.base, used[-1].hash)
+    if options.space.quality.library is None:
+        return refer_again(options.space.quality.corpus, options.base, used[-1].hash)
+    scores = _referred(options)
+    if scores.hash != used[-1].hash:
+        raise StudyChanged(
+            f"study {options.study!r} began with another content of {options.space.quality.library.path}. Its qualities"
+            " would not compare, so restore the file or begin a new study",
+            where="quality.path",
+        )
+    return scores
+
+
+def _referred(options: LaunchOptions) -> CorpusRef:
+    """Returns the reference to what qualities are computed from: the corpus, or a library's file of scores."""
+    quality = options.space.quality
+    return (
+        refer(quality.corpus, options.base) if quality.library is None else refer_scores(quality.library, options.base)
+    )
 
 
 def training_versions(space: SearchSpace) -> dict[str, Any]:
@@ -276,7 +292,8 @@ def training_versions(space: SearchSpace) -> dict[str, Any]:
     tasks = {stage.task or name for rung in space.quality.rungs for name, stage in rung.tasks.items()}
     found |= {name: TASKS.version(name) for name in sorted(tasks)}
     plugins = {name: version for name, version in found.items() if version is not None}
-    return {"trainer": TRAINER_VERSION, "suite": SUITE_VERSION} | plugins
+    mixes = {} if space.quality.library is None else {"mixes": MIXES_VERSION}
+    return {"trainer": TRAINER_VERSION, "suite": SUITE_VERSION} | mixes | plugins
 
 
 def _new(store: Store, options: LaunchOptions) -> Study:

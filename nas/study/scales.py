@@ -28,7 +28,7 @@ from nas.core.scoring import (
 )
 from nas.core.space import SearchSpace
 from nas.proxy.ladder import proxy_of, rung_jobs, seed_counts
-from nas.proxy.quality import RECALL, Anchors, QualityScale, fix_scale, unit_of
+from nas.proxy.quality import RECALL, Anchors, QualityScale, Spread, fix_scale, unit_of
 from nas.study.ledger import Ledger
 from nas.study.running import TrialRun
 from nas.study.stages import SeedScores, StageWork
@@ -115,6 +115,8 @@ class Scales:
             config.rungs[rung].name, scores[PUBLISHED], [scores[ATTENTION]], minimum=config.min_reference,
             anchors=self._anchors.get(rung),
         )  # fmt: skip
+        if (spread := config.spread(rung)) is not None:
+            scale = scale.model_copy(update={"spreads": dict.fromkeys(scale.spreads, Spread(*spread))})
         if rung == len(config.rungs) - 1 and RECALL_METRIC in (each.metric for each in self._space.objectives):
             _require_recall(scale)
         self._rungs[rung] = scale

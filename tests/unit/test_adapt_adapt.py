@@ -13,87 +13,35 @@ from typing import Any
 
 import pytest
 import torch
+from adapt_lab import LAYOUT, SETTINGS, adaptation, alone, sources, work_of, write_lab
 from cli_runner import nas
-from pretrain_lab import write_corpus, write_tokenizer
+from pretrain_lab import write_tokenizer
 
-from nas.adapt.adapt import CHILD, REPORT, Adaptation, AdaptSettings, Healing, Limit, Measure, heal
-from nas.adapt.alternatives import Slot, assembled, default_alternatives, slots_of, started
-from nas.adapt.library import Library, LibrarySettings, TrainedTeacher, trim
+from nas.adapt.adapt import CHILD, REPORT, Limit, heal
+from nas.adapt.alternatives import default_alternatives, started
+from nas.adapt.library import Library, TrainedTeacher, trim
 from nas.core.block import Block
 from nas.core.errors import InvalidInput, UnknownName, Unsupported
 from nas.core.layout import Layout
+from nas.core.replacement import Slot, assembled, slots_of
 from nas.measure.bench import BenchOptions
-from nas.nn.fit import Worker
 from nas.nn.model import Model
-from nas.nn.weights import save_weights
 from nas.pretrain.data import Tokens, Vocabulary, read_sources, tokenise
-from nas.pretrain.next_token import Packed
 from nas.store.store import Store
-
-LAYOUT = Layout.parse("d64 v320 ffn=swiglu:128 [A4/4:16*2 C3]")
-SETTINGS = AdaptSettings(
-    library=LibrarySettings(tokens=1024, length=32, batch_tokens=256, score_tokens=256),
-    healing=Healing(tokens=2048, length=32, batch_tokens=256, lr=1e-4, weight=1.0, k=64),
-    window=8,
-    points=3,
-    held_out=0.2,
-)
 
 
 class Killed(BaseException):
     """Stands for the end of the process."""
 
 
-def alone(yield_hook: Any = lambda: None) -> Worker:
-    return Worker(torch.device("cpu"), lambda line: None, yield_hook)
-
-
-def work_of(layout: Layout) -> Mapping[str, float]:
-    """A device whose decode time is the layout's arithmetic."""
-    if any(not layer.mixers for layer in layout.layers[:1]):
-        raise Unsupported("the first layer needs a mixer")
-    return {"decode_p50": layout.flops(256) / 1e6, "file_size": layout.params.total / 1e6}
-
-
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("adapt")
-    corpus = write_corpus(folder / "text")
-    write_tokenizer(folder / "tokenizer.json", corpus)
-    model = Model(LAYOUT, seed=1)
-    packed = Packed("teacher", sources(folder), 32, 16, 0)
-    optimiser = torch.optim.Adam(model.parameters(), 3e-3)
-    for step in range(60):
-        inputs, labels = packed.batch(step)
-        loss = torch.nn.functional.cross_entropy(model(inputs).flatten(0, 1), labels.flatten())
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-    save_weights(model, folder / "teacher.safetensors")
-    return folder
-
-
-def sources(lab: Path) -> list[Tokens]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("NAS_CACHE", str(lab / "cache"))
-        vocabulary = Vocabulary(lab / "tokenizer.json", LAYOUT.vocab)
-        return [tokenise(each, vocabulary, None, 0, 1 << 16) for each in read_sources([lab / "text"], 0.2)]
+    return write_lab(tmp_path_factory.mktemp("adapt"))
 
 
 @pytest.fixture
 def text(lab: Path) -> list[Tokens]:
     return sources(lab)
-
-
-def adaptation(
-    lab: Path, out: Path, library: Path, worker: Worker | None = None, budget: str = "", measure: Measure = work_of
-) -> Adaptation:
-    limit = work_of(LAYOUT)["decode_p50"] * 0.8
-    return Adaptation(
-        out, library, lab / "teacher.safetensors", lab / "tokenizer.json", [lab / "text"],
-        [Limit.parse(budget or f"decode_p50<={limit:.6f}ms")], measure, {"device": "arithmetic"}, SETTINGS,
-        worker or alone(),
-    )  # fmt: skip
 
 
 def test_attention_has_six_alternatives_and_a_feed_forward_four() -> None:

@@ -1,0 +1,233 @@
+"""A search space of mixes of a library's blocks, for `nas launch`: `nas adapt --write-space`.
+
+    FILE.yaml                 the space: `quality: {from: library, ...}`, and the mixes as `layouts`
+    FILE-scores.json          `nas.core.replacement.LibraryScores`
+    FILE-text.safetensors     the held-out text
+
+All are written again by the same command, with the same content.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import torch
+import yaml
+
+from nas.adapt.adapt import Adaptation
+from nas.core.block import Block
+from nas.core.durable import write_durably
+from nas.core.errors import InvalidInput
+from nas.core.layout import Layout
+from nas.core.metrics import METRICS, metric
+from nas.core.quality_config import LIBRARY_PARTS
+from nas.core.replacement import LibraryScores, ScoredBlock, Slot, block_name, with_blocks
+from nas.nn.fit import save_tensors
+from nas.nn.model import Model
+from nas.proxy.mixes import IDS, assembled_mix, divergence
+from nas.proxy.quality import paired_spread
+from nas.release.files import sha256_of
+from nas.runtimes import RUNTIMES
+from nas.search_spaces import load_space
+
+_WORKLOAD = "chat"
+_ASSEMBLED = 12
+"""Mixes that are assembled, to compare them with their sums."""
+_FLOOR, _START = 0.5, 0.8
+"""Least quality, by the sum, of a mix that is listed, and that of the one where quality starts to count."""
+_DRAWS = 50
+"""Draws for each mix that is wanted."""
+
+
+def check_target(path: Path) -> None:
+    """Checks the name of a space's file.
+
+    Raises:
+        InvalidInput: it is no YAML file, or has other characters than letters, digits, dots, dashes and underscores.
+    """
+    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*\.yaml", path.name):
+        raise InvalidInput(
+            f"{path.name}: name a .yaml file in small letters, digits, '.', '-', '_'", where="--write-space"
+        )
+
+
+def write_space(one: Adaptation, path: Path, count: int) -> dict[str, Any]:
+    """Trains and scores what the library lacks, and writes a space of `count` mixes of its blocks.
+
+    Args:
+        one: names model, text, device, workload and budgets; nothing is measured.
+        path: of the space.
+        count: mixes that are listed, or fewer where there are no more.
+
+    Returns:
+        What was written, for people.
+
+    Raises:
+        InvalidInput: there are fewer than four mixes that the runtime carries, too little text, or metrics that no
+            study with this workload can measure.
+    """
+    library = one.library
+    if len(library.text) < LIBRARY_PARTS:
+        raise InvalidInput(
+            f"scores are computed on {len(library.text)} sequences, at least {LIBRARY_PARTS} are needed: raise"
+            " library.score_tokens in --config",
+            where="--config",
+        )
+    with library.in_use():
+        library.train(one.alternatives)
+        scores = _scores(one, path)
+        carried = RUNTIMES[one.plan["device"]["runtime"]].supports
+        mixes = _mixes(one, scores, count, lambda layout: carried(layout).verdict != "no")
+        sum_sd, part_sd, compared = _deviations(one, scores, mixes)
+    start = min(mixes, key=lambda layout: abs(scores.score(layout) / scores.uniform - _START))
+    quality = {
+        "from": "library",
+        "path": _beside(path, "-scores.json").name,
+        "sum_sd": sum_sd,
+        "part_sd": part_sd,
+        "mixes": compared,
+    }
+    build = "any" if any(carried(layout).verdict == "patched" for layout in mixes) else "stock"
+    space = _space(one, path.stem, build, [layout for layout in mixes if layout != start], start, quality)
+    write_durably(path, yaml.safe_dump(space, sort_keys=False, width=1000).encode())
+    load_space(path)
+    return {
+        "space": str(path),
+        "layouts": len(mixes) - 1,
+        "sum of scores": f"within {sum_sd:.2g} (standard deviation of quality) of {compared} assembled mixes",
+        "next": f"nas launch --space {path}",
+    }
+
+
+def _scores(one: Adaptation, path: Path) -> LibraryScores:
+    """Writes the file of scores and the text, and returns the scores."""
+    library, teacher = one.library, one.teacher
+    text = _beside(path, "-text.safetensors")
+    save_tensors({IDS: library.text.to(torch.int32)}, text, {"length": library.settings.length})
+    found = library.scores(one.alternatives)
+    parts = [library.text[part::LIBRARY_PARTS] for part in range(LIBRARY_PARTS)]
+    uniform = fmean(divergence(teacher.model, teacher.model, part, one.worker.yield_hook).uniform for part in parts)
+    if uniform <= 0:
+        raise InvalidInput("the model predicts held-out text no better than chance: nothing can be searched")
+    blocks = [
+        ScoredBlock(
+            depth=slot.depth,
+            part="mixer" if slot.part == "mixer" else "ffn",
+            block=block_name(block),
+            kl=kl,
+            key=None if block is None else library.key(slot, block),
+            sha256=None if block is None else sha256_of(library.file(slot, block)),
+        )
+        for (slot, block), kl in found.items()
+    ]
+    scores = LibraryScores(
+        layout=teacher.layout.format(),
+        teacher=str(one.checkpoint.resolve()),
+        teacher_sha256=teacher.sha256,
+        library=str(library.folder.resolve()),
+        text=text.name,
+        text_sha256=sha256_of(text),
+        uniform=uniform,
+        blocks=tuple(blocks),
+    )
+    write_durably(_beside(path, "-scores.json"), (scores.model_dump_json(indent=1) + "\n").encode())
+    return scores
+
+
+def _mixes(one: Adaptation, scores: LibraryScores, count: int, carried: Callable[[Layout], bool]) -> list[Layout]:
+    """Returns different mixes as deep as the model: blocks of better scores are drawn more often.
+
+    Raises:
+        InvalidInput: there are fewer than four.
+    """
+    found: dict[str, Layout] = {}
+    for layout in _drawn(one, scores, _DRAWS * count):
+        if len(found) == count:
+            break
+        same = layout.depth == one.teacher.layout.depth and layout != one.teacher.layout
+        if same and layout.id not in found and scores.score(layout) >= _FLOOR * scores.uniform and carried(layout):
+            found[layout.id] = layout
+    if len(found) < LIBRARY_PARTS:
+        raise InvalidInput(
+            f"only {len(found)} mixes keep half of the model's quality by the sum of scores and run on the runtime;"
+            " train the library on more tokens"
+        )
+    return list(found.values())
+
+
+def _drawn(one: Adaptation, scores: LibraryScores, draws: int) -> Iterator[Layout]:
+    rng = random.Random(one.settings.library.seed)
+    known = {(Slot(each.depth, each.part), each.block): each.kl for each in scores.blocks}
+    scale = max(median(known.values()), 1e-9)
+    for _ in range(draws):
+        share, choice = rng.random(), dict[Slot, Block | None]()
+        for slot, blocks in one.alternatives.items():
+            if rng.random() < share:
+                weights = [math.exp(-max(0.0, known[slot, block_name(block)]) / scale) + 1e-9 for block in blocks]
+                (choice[slot],) = rng.choices(blocks, weights)
+        try:
+            yield with_blocks(one.teacher.layout, choice)[0]
+        except InvalidInput:  # nothing is left of it
+            continue
+
+
+def _deviations(one: Adaptation, scores: LibraryScores, mixes: Sequence[Layout]) -> tuple[float, float, int]:
+    """Returns how far sums are from assembled mixes, and parts of the text from each other; and the number of mixes."""
+    ordered = sorted(mixes, key=scores.score)
+    step = max(1, len(ordered) // _ASSEMBLED)
+    chosen = ordered[::step][:_ASSEMBLED]
+    model, hook = one.teacher.model, one.worker.yield_hook
+    residuals, by_part = [], []
+    for number, layout in enumerate(chosen, start=1):
+        one.worker.log(f"assembling mix {number} of {len(chosen)}")
+        parts = _qualities(model, assembled_mix(scores, model, layout), one.library.text, scores.uniform, hook)
+        residuals.append(scores.score(layout) / scores.uniform - fmean(parts.values()))
+        by_part.append(parts)
+    by_part.append(_qualities(model, model, one.library.text, scores.uniform, hook))
+    sums = math.sqrt(fmean(each * each for each in residuals))
+    return max(sums, 1e-6), max(paired_spread(by_part).sd, 1e-6), len(chosen)
+
+
+def _qualities(
+    teacher: Model, other: Model, text: torch.Tensor, uniform: float, hook: Callable[[], object]
+) -> dict[int, float]:
+    """Returns part of the text -> quality."""
+    found = {part: divergence(teacher, other, text[part::LIBRARY_PARTS], hook) for part in range(LIBRARY_PARTS)}
+    return {part: (each.uniform - each.kl) / uniform for part, each in found.items()}
+
+
+def _space(
+    one: Adaptation, name: str, build: str, layouts: Sequence[Layout], start: Layout, quality: Mapping[str, Any]
+) -> dict[str, Any]:
+    device = one.plan["device"]
+    quantisation = device["quantisation"] or RUNTIMES[device["runtime"]].quantisations[0]
+    on = {each: {"workload": _WORKLOAD} if metric(each).source == "device" else {} for each in METRICS}
+    limited = list(one.budgets) + ["decode_p50"] * (not any(on[each] for each in one.budgets))
+    return {
+        "v": 1,
+        "name": name,
+        "doc": f"Mixes of a library's blocks in place of those of {one.teacher.layout.format()}",
+        "layouts": [layout.format() for layout in layouts],
+        "devices": [device["device"]],
+        "runtimes": [{"name": device["runtime"], "quantisation": quantisation, "build": build}],
+        "workloads": {_WORKLOAD: device["workload"]},
+        "budgets": [
+            {"metric": each, "max": f"{limit!r}{metric(each).unit}", **on[each]} for each, limit in one.budgets.items()
+        ],
+        "objectives": [
+            {"name": "quality", "metric": "quality"},
+            *({"name": each, "metric": each, **on[each]} for each in limited),
+        ],
+        "references": {"published": one.teacher.layout.format(), "attention": start.format()},
+        "quality": dict(quality),
+    }
+
+
+def _beside(path: Path, ending: str) -> Path:
+    return path.with_name(path.stem + ending)

@@ -1,0 +1,201 @@
+"""Replacement of single blocks of a trained model: places, layouts and state dicts of mixes, and scores of a library.
+
+A mix has other blocks than the trained model at some places. The file of scores, which `nas adapt --write-space` writes
+and a search space names, holds what each replacement costs in quality; the quality of a mix is their sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from nas.core.block import Block
+from nas.core.errors import InvalidInput, Unsupported
+from nas.core.layout import Layer, Layout
+
+T = TypeVar("T")
+Part = Literal["mixer", "ffn", "layer"]
+_PLACES: tuple[tuple[Part, str, str], ...] = (("mixer", "mixers.0", "mixer_norm"), ("ffn", "ffn", "ffn_norm"))
+"""Part of a layer, and the names of its block and norm in state dicts."""
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Slot:
+    """Place of a block: mixer or feed-forward of the layer at `depth`; "layer" stands for both."""
+
+    depth: int
+    part: Part
+
+    def block(self, layout: Layout) -> Block | None:
+        """Returns the block of `layout` at this place, which is a mixer's or a feed-forward's."""
+        layer = layout.layers[self.depth]
+        return layer.mixer if self.part == "mixer" else layer.ffn
+
+
+def slots_of(layout: Layout) -> tuple[Slot, ...]:
+    """Returns the places of all blocks, by depth.
+
+    Raises:
+        Unsupported: layers share weights or caches, or have several mixers.
+    """
+    for i, layer in enumerate(layout.layers):
+        if layer.share is not None or len(layer.mixers) > 1 or any("kv" in dict(each.given) for each in layer.mixers):
+            raise Unsupported(
+                f"layer {i}: models whose layers share weights or caches, or have parallel mixers, cannot be adapted"
+            )
+    parts: tuple[Part, Part] = ("mixer", "ffn")
+    places = (Slot(depth, part) for depth in range(layout.depth) for part in parts)
+    return tuple(place for place in places if place.block(layout) is not None)
+
+
+def with_blocks(layout: Layout, choice: Mapping[Slot, Block | None]) -> tuple[Layout, list[int]]:
+    """Returns the layout with other blocks at some places, and the depth that each of its layers had.
+
+    Raises:
+        InvalidInput: no layer is left.
+    """
+    layers, depths = [], []
+    for depth, layer in enumerate(layout.layers):
+        mixer = choice.get(Slot(depth, "mixer"), layer.mixer)
+        ffn = choice.get(Slot(depth, "ffn"), layer.ffn)
+        if mixer is not None or ffn is not None:
+            layers.append(Layer((mixer,) if mixer else (), ffn))
+            depths.append(depth)
+    return Layout.of(layout.d_model, layout.vocab, layers, tied=layout.tied), depths
+
+
+def assembled(
+    layout: Layout,
+    weights: Mapping[str, T],
+    choice: Mapping[Slot, Block | None],
+    blocks: Mapping[Slot, Mapping[str, T]],
+) -> tuple[Layout, dict[str, T]]:
+    """Returns the layout and the state dict of the model with other blocks at some places.
+
+    Args:
+        layout: of the trained model.
+        weights: its state dict.
+        choice: blocks at the places that change; None: no block.
+        blocks: state dicts of those that are blocks.
+    """
+    child, depths = with_blocks(layout, choice)
+    state = {name: tensor for name, tensor in weights.items() if not name.startswith("layers.")}
+    for new, depth in enumerate(depths):
+        for part, place, norm in _PLACES:
+            slot, old, to = Slot(depth, part), f"layers.{depth}.", f"layers.{new}."
+            if choice.get(slot, slot.block(layout)) is None:
+                continue
+            own = blocks.get(slot) or _under(weights, f"{old}{place}.")
+            state |= {f"{to}{place}.{name}": tensor for name, tensor in own.items()}
+            state |= {f"{to}{norm}.{name}": tensor for name, tensor in _under(weights, f"{old}{norm}.").items()}
+    return child, state
+
+
+def _under(weights: Mapping[str, T], prefix: str) -> dict[str, T]:
+    return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
+
+
+def block_name(block: Block | None) -> str:
+    """Returns the block's one-line form; '-' for none."""
+    return block.format() if block else "-"
+
+
+def parsed(text: str, part: Part) -> Block | None:
+    """Reads what `block_name` wrote."""
+    return None if text == "-" else Block.parse(text, "mixer" if part == "mixer" else "ffn")
+
+
+_Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class ScoredBlock(BaseModel):
+    """An alternative of a library, with its score."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    depth: int = Field(ge=0)
+    part: Literal["mixer", "ffn"]
+    block: str = Field(description="one-line form; '-': no block")
+    kl: float = Field(
+        allow_inf_nan=False, description="divergence of the model with this one replacement, nats a token"
+    )
+    key: _Digest | None = Field(description="of the trained block in the library; null where there is none")
+    sha256: _Digest | None = Field(description="of that file")
+
+
+class LibraryScores(BaseModel):
+    """The scores of a library, and what is needed to assemble and evaluate mixes of its blocks."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ignored_types=(cached_property,))
+
+    v: Literal[1] = 1
+    layout: str = Field(description="of the trained model")
+    teacher: str = Field(description="absolute path of its checkpoint")
+    teacher_sha256: _Digest
+    library: str = Field(description="absolute path of the library's folder")
+    text: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="file of held-out tokens, beside this one")
+    text_sha256: _Digest
+    uniform: float = Field(gt=0, description="divergence of a model that knows nothing, nats a token")
+    blocks: tuple[ScoredBlock, ...]
+
+    @staticmethod
+    def read(path: Path) -> LibraryScores:
+        """Reads a file that `nas adapt --write-space` wrote.
+
+        Raises:
+            InvalidInput: there is no such file, or it is another one.
+        """
+        try:
+            found = LibraryScores.model_validate_json(path.read_bytes())
+            Layout.parse(found.layout)
+            return found
+        except OSError as error:
+            raise InvalidInput(f"{path}: {error.strerror}; `nas adapt --write-space` writes it") from error
+        except (ValidationError, InvalidInput) as error:
+            first = str(error).splitlines()[0]
+            raise InvalidInput(f"{path} is no file of scores of `nas adapt --write-space`: {first}") from error
+
+    def choice(self, layout: Layout) -> dict[Slot, ScoredBlock]:
+        """Returns the replacements that make `layout` of the trained model.
+
+        Raises:
+            InvalidInput: it is no mix of the library's blocks; the message names the first place.
+        """
+        own = Layout.parse(self.layout)
+        for name in ("d_model", "vocab", "tied", "depth"):
+            if (value := getattr(layout, name)) != (wanted := getattr(own, name)):
+                raise InvalidInput(f"{name} is {value}, of the library's model {wanted}: {layout.format()}")
+        found: dict[Slot, ScoredBlock] = {}
+        for depth, layer in enumerate(layout.layers):
+            if len(layer.mixers) > 1 or layer.share is not None:
+                raise InvalidInput(f"layer {depth} shares weights or has parallel mixers, no library holds such layers")
+            parts: tuple[tuple[Part, Block | None], ...] = (("mixer", layer.mixer), ("ffn", layer.ffn))
+            for part, block in parts:
+                slot, name = Slot(depth, part), block_name(block)
+                if name == block_name(slot.block(own)):
+                    continue
+                if (slot, name) not in self._known:
+                    known = ", ".join(each for place, each in self._known if place == slot) or "none"
+                    raise InvalidInput(
+                        f"layer {depth}: the library has no {name} as {part}; alternatives there: {known}"
+                    )
+                found[slot] = self._known[slot, name]
+        return found
+
+    def score(self, layout: Layout) -> float:
+        """Returns the amount above a model that knows nothing, nats a token, by the sum of scores.
+
+        Raises:
+            InvalidInput: see `choice`.
+        """
+        return self.uniform - math.fsum(each.kl for each in self.choice(layout).values())
+
+    @cached_property
+    def _known(self) -> Mapping[tuple[Slot, str], ScoredBlock]:
+        return {(Slot(each.depth, each.part), each.block): each for each in self.blocks}

@@ -1,0 +1,99 @@
+"""A study of mixes of a library's blocks: written by `nas adapt`, searched and resumed by `nas launch`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from adapt_lab import LAYOUT, QUICK, write_lab
+from study_lab import WITHOUT_RAY, Lab
+
+from nas.analysis.record import read_study
+from nas.analysis.snapshot import StudySnapshot
+from nas.core.layout import Layout
+from nas.core.replacement import LibraryScores
+from nas.proxy.mixes import assembled_mix, divergence, held_out, trained_model
+from nas.search_spaces import load_space
+from nas.views.candidate import candidate_views
+
+TRIALS = 4
+Report = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    lab = Lab(tmp_path_factory.mktemp("library"), program=WITHOUT_RAY)
+    model = write_lab(lab.folder / "model")
+    (model / "settings.json").write_text(QUICK.model_dump_json())
+    lab.here(
+        "adapt", str(model / "teacher.safetensors"), "--tokenizer", str(model / "tokenizer.json"),
+        "--corpus", str(model / "text"), "--config", str(model / "settings.json"), "--runtime", "fake",
+        "--budget", "file_size<=100MB", "--prompt", "64", "--gen", "16", "--library", str(lab.folder / "blocks"),
+        "--output", str(lab.folder / "out"), "--write-space", str(path_of(lab)), "--mixes", "12",
+    )  # fmt: skip
+    space = yaml.safe_load(path_of(lab).read_text())
+    space |= {"protocol": {"screen_repetitions": 2, "confirm_repetitions": 2, "deadline_s": 20}}
+    path_of(lab).write_text(yaml.safe_dump(space, sort_keys=False))
+    return lab
+
+
+@pytest.fixture(scope="module")
+def report(lab: Lab) -> Report:
+    found: Report = lab.json_here(*lab.launch("mixes", "--trials", str(TRIALS), space="mixes"))
+    return found
+
+
+def path_of(lab: Lab) -> Path:
+    return lab.folder / "mixes.yaml"
+
+
+def test_a_study_ends_with_a_front_of_assembled_mixes(lab: Lab, report: Report) -> None:
+    assert report["state"] == "complete"
+    assert report["trials"]["proposed"] == TRIALS
+    assert report["trials"]["failed"] == 0
+    assert report["front"]
+    assert report["hypervolume"] is not None
+    listed = {layout.id for layout in load_space(path_of(lab)).listed()}
+    assert {row["layout_id"] for row in report["ranking"]} <= listed
+
+
+def test_quality_is_what_the_assembled_mix_has(lab: Lab, report: Report) -> None:
+    path = lab.folder / "mixes-scores.json"
+    scores = LibraryScores.read(path)
+    teacher, text = trained_model(scores, torch.device("cpu")), held_out(scores, path)
+    for row in report["ranking"]:
+        mix = assembled_mix(scores, teacher, Layout.parse(row["layout"]))
+        found = divergence(teacher, mix, text, lambda: None)
+        assert row["objectives"]["quality"] == pytest.approx(1 - found.kl / found.uniform, abs=1e-4)
+    (published,) = (row for row in report["references"] if row["name"] == "published")
+    assert Layout.parse(published["layout"]) == LAYOUT
+
+
+def test_a_candidate_s_page_shows_both_rungs(lab: Lab, report: Report) -> None:
+    store = lab.store()
+    try:
+        number = report["ranking"][0]["trial"]
+        (view,) = candidate_views(store, StudySnapshot(read_study(store, "mixes")), [number])
+    finally:
+        store.close()
+    assert [(each.rung, each.run, each.seed) for each in view.trainings] == [
+        ("sum", "library", 0),
+        *(("assembled", "library", part) for part in range(4)),
+    ]
+    assert [each.rung for each in view.evaluations if not each.group] == ["sum", "assembled"]
+
+
+def test_resumed_it_repeats_nothing_and_refuses_other_scores(lab: Lab, report: Report) -> None:
+    again = lab.json_here(*lab.launch("mixes", "--resume", "--trials", str(TRIALS), space="mixes"))
+    assert again["ranking"] == report["ranking"]
+    scores = lab.folder / "mixes-scores.json"
+    before = scores.read_text()
+    scores.write_text(before + "\n")
+    try:
+        refused = lab.here(*lab.launch("mixes", "--resume", "--trials", str(TRIALS + 1), space="mixes"), code=3)
+    finally:
+        scores.write_text(before)
+    assert "another content of mixes-scores.json" in refused.err

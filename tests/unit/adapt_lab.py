@@ -1,0 +1,88 @@
+"""Shared by tests of `nas adapt`: a tiny trained model, its text, and an arithmetic device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+from pretrain_lab import write_corpus, write_tokenizer
+
+from nas.adapt.adapt import Adaptation, AdaptSettings, Healing, Limit, Measure
+from nas.adapt.library import LibrarySettings
+from nas.core.errors import Unsupported
+from nas.core.layout import Layout
+from nas.nn.fit import Worker
+from nas.nn.model import Model
+from nas.nn.weights import save_weights
+from nas.pretrain.data import Tokens, Vocabulary, read_sources, tokenise
+from nas.pretrain.next_token import Packed
+
+LAYOUT = Layout.parse("d64 v320 ffn=swiglu:128 [A4/4:16*2 C3]")
+SETTINGS = AdaptSettings(
+    library=LibrarySettings(tokens=1024, length=32, batch_tokens=256, score_tokens=256),
+    healing=Healing(tokens=2048, length=32, batch_tokens=256, lr=1e-4, weight=1.0, k=64),
+    window=8,
+    points=3,
+    held_out=0.2,
+)
+QUICK = SETTINGS.model_copy(update={"library": SETTINGS.library.model_copy(update={"tokens": 256})})
+"""One step for each alternative."""
+
+
+def alone(yield_hook: Any = lambda: None) -> Worker:
+    return Worker(torch.device("cpu"), lambda line: None, yield_hook)
+
+
+def work_of(layout: Layout) -> Mapping[str, float]:
+    """A device whose decode time is the layout's arithmetic."""
+    if any(not layer.mixers for layer in layout.layers[:1]):
+        raise Unsupported("the first layer needs a mixer")
+    return {"decode_p50": layout.flops(256) / 1e6, "file_size": layout.params.total / 1e6}
+
+
+def write_lab(folder: Path) -> Path:
+    """Writes a text, a tokenizer and a trained model of three layers; returns the folder."""
+    folder.mkdir(exist_ok=True)
+    corpus = write_corpus(folder / "text")
+    write_tokenizer(folder / "tokenizer.json", corpus)
+    model = Model(LAYOUT, seed=1)
+    packed = Packed("teacher", sources(folder), 32, 16, 0)
+    optimiser = torch.optim.Adam(model.parameters(), 3e-3)
+    for step in range(60):
+        inputs, labels = packed.batch(step)
+        loss = torch.nn.functional.cross_entropy(model(inputs).flatten(0, 1), labels.flatten())
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    save_weights(model, folder / "teacher.safetensors")
+    return folder
+
+
+def sources(lab: Path) -> list[Tokens]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NAS_CACHE", str(lab / "cache"))
+        vocabulary = Vocabulary(lab / "tokenizer.json", LAYOUT.vocab)
+        return [tokenise(each, vocabulary, None, 0, 1 << 16) for each in read_sources([lab / "text"], 0.2)]
+
+
+def adaptation(
+    lab: Path,
+    out: Path,
+    library: Path,
+    worker: Worker | None = None,
+    budget: str = "",
+    measure: Measure = work_of,
+    *,
+    device: Mapping[str, Any] = MappingProxyType({"device": "arithmetic"}),
+    settings: AdaptSettings = SETTINGS,
+) -> Adaptation:
+    limit = work_of(LAYOUT)["decode_p50"] * 0.8
+    return Adaptation(
+        out, library, lab / "teacher.safetensors", lab / "tokenizer.json", [lab / "text"],
+        [Limit.parse(budget or f"decode_p50<={limit:.6f}ms")], measure, device, settings,
+        worker or alone(),
+    )  # fmt: skip

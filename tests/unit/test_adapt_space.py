@@ -1,0 +1,147 @@
+"""`nas adapt --write-space`: a space of mixes, and the evaluation of mixes by sums and by assembling."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from adapt_lab import LAYOUT, QUICK, adaptation, alone, write_lab
+from safetensors.torch import load_file
+
+from nas.adapt.adapt import Adaptation
+from nas.adapt.space import write_space
+from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput
+from nas.core.layout import Layout
+from nas.core.replacement import LibraryScores
+from nas.core.space import SearchSpace
+from nas.nn.model import Model
+from nas.nn.weights import load_weights
+from nas.proxy.corpus import refer_scores
+from nas.proxy.job import TrainResult
+from nas.proxy.ladder import rung_jobs
+from nas.proxy.mixes import GROUP, assembled_mix, evaluate_mix, trained_model
+from nas.runtimes import RUNTIMES
+from nas.search_spaces import load_space
+from nas.testing.fake_runtime import FakeRuntime
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Written:
+    """A library and the space that was written for it."""
+
+    one: Adaptation
+    path: Path
+    space: SearchSpace
+    scores: LibraryScores
+
+    def evaluated(self, layout: Layout, rung: int, folder: Path) -> list[TrainResult | CandidateFailed]:
+        assert self.space.quality.library is not None
+        jobs = rung_jobs(self.space.quality, rung, layout, refer_scores(self.space.quality.library, self.path.parent))
+        return evaluate_mix(jobs, yield_hook=lambda: None, checkpoint_dir=folder, device="cpu", log=lambda line: None)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    folder = tmp_path_factory.mktemp("space")
+    RUNTIMES.add("fake", FakeRuntime(folder / "runners"))
+    lab = write_lab(folder / "lab")
+    workload = {"prompt": 64, "gen": 16}
+    place = {"device": "local", "runtime": "fake", "quantisation": "", "workload": workload}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NAS_CACHE", str(folder / "cache"))
+        one = adaptation(lab, folder / "out", folder / "library", alone(), device=place, settings=QUICK)
+        write_space(one, folder / "mixes.yaml", 8)
+    path = folder / "mixes.yaml"
+    return Written(one, path, load_space(path), LibraryScores.read(folder / "mixes-scores.json"))
+
+
+def scores_of(results: list[TrainResult | CandidateFailed]) -> list[float]:
+    assert not any(isinstance(each, CandidateFailed) for each in results), results
+    return [each.scores[GROUP] for each in results if isinstance(each, TrainResult)]
+
+
+def test_the_space_lists_mixes_and_its_references(written: Written) -> None:
+    space = written.space
+    assert len(space.layouts) == 7
+    assert Layout.parse(space.references.published) == LAYOUT
+    assert all(written.scores.choice(layout) for layout in space.listed())
+    assert [budget.name for budget in space.budgets] == ["decode_p50@chat"]
+    assert [each.metric for each in space.objectives] == ["quality", "decode_p50"]
+
+
+def test_writing_again_writes_the_same(written: Written) -> None:
+    files = [written.path.with_name(f"mixes{end}") for end in (".yaml", "-scores.json", "-text.safetensors")]
+    before = [path.read_bytes() for path in files]
+    write_space(written.one, written.path, 8)
+    assert [path.read_bytes() for path in files] == before
+
+
+def test_an_assembled_mix_has_the_divergence_that_the_library_computes(written: Written, tmp_path: Path) -> None:
+    for layout in written.space.listed()[:3]:
+        parts = scores_of(written.evaluated(layout, 1, tmp_path))
+        assert len(parts) == 4
+        model = assembled_mix(written.scores, trained_model(written.scores, CPU), layout)
+        expected = written.scores.uniform - written.one.library.divergence(model)
+        assert sum(parts) / 4 == pytest.approx(expected, abs=1e-5)
+        (summed,) = scores_of(written.evaluated(layout, 0, tmp_path))
+        assert summed == pytest.approx(written.scores.score(layout))
+
+
+def test_one_replacement_assembled_has_the_score_of_its_block(written: Written, tmp_path: Path) -> None:
+    narrow = Layout.parse("d64 v320 ffn=swiglu:128 [A4/4:16+swiglu:64 A4/4:16 C3]")
+    (summed,) = scores_of(written.evaluated(narrow, 0, tmp_path))
+    assert sum(scores_of(written.evaluated(narrow, 1, tmp_path))) / 4 == pytest.approx(summed, abs=1e-5)
+    assert summed < written.scores.uniform
+
+
+def test_the_trained_model_loses_nothing(written: Written, tmp_path: Path) -> None:
+    (summed,) = scores_of(written.evaluated(LAYOUT, 0, tmp_path))
+    parts = scores_of(written.evaluated(LAYOUT, 1, tmp_path))
+    assert summed == written.scores.uniform == pytest.approx(sum(parts) / 4)
+
+
+def test_the_last_part_leaves_the_weights_for_the_check_of_the_export(written: Written, tmp_path: Path) -> None:
+    layout = written.space.listed()[0]
+    results = [each for each in written.evaluated(layout, 1, tmp_path) if isinstance(each, TrainResult)]
+    assert [bool(each.weights) for each in results] == [False, False, False, True]
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"weights.safetensors"}
+    found = assembled_mix(written.scores, trained_model(written.scores, CPU), layout)
+    with pytest.raises(InvalidInput, match="names no layout"):  # as trained proxies': the job says the layout
+        load_weights(Model(layout, None), Path(results[-1].weights))
+    tensors = load_file(results[-1].weights)
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in found.state_dict().items())
+
+
+def test_a_layout_of_another_library_is_not_evaluated(written: Written, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="the library has no swiglu:160"):
+        written.evaluated(Layout.parse("d64 v320 ffn=swiglu:160 [A4/4:16*2 C3]"), 0, tmp_path)
+
+
+def test_a_missing_block_and_changed_scores_are_no_fault_of_the_candidate(written: Written, tmp_path: Path) -> None:
+    narrow = Layout.parse("d64 v320 ffn=swiglu:128 [A4/4:16+swiglu:64 A4/4:16 C3]")
+    (block,) = written.scores.choice(narrow).values()
+    path = Path(written.scores.library) / "blocks" / f"{block.key}.safetensors"
+    moved = path.rename(tmp_path / "block")
+    try:
+        with pytest.raises(InfrastructureFailed, match=r"No such file.*--write-space"):
+            written.evaluated(narrow, 1, tmp_path)
+        path.write_bytes(b"other")
+        with pytest.raises(InfrastructureFailed, match="is not what the scores were computed with"):
+            written.evaluated(narrow, 1, tmp_path)
+    finally:
+        moved.rename(path)
+    assert written.space.quality.library is not None
+    jobs = rung_jobs(written.space.quality, 0, narrow, refer_scores(written.space.quality.library, written.path.parent))
+    scores = written.path.with_name("mixes-scores.json")
+    before = scores.read_bytes()
+    scores.write_text(json.dumps(json.loads(before)))
+    try:
+        with pytest.raises(InfrastructureFailed, match="is not what the scores were computed with"):
+            evaluate_mix(jobs, yield_hook=lambda: None, checkpoint_dir=tmp_path, device="cpu", log=lambda line: None)
+    finally:
+        scores.write_bytes(before)

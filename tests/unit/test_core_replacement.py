@@ -1,0 +1,164 @@
+"""Scores of a library in a search space: what they say of a layout, and mistakes with file and line."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from nas.api.submissions import check_space
+from nas.core.errors import InvalidInput
+from nas.core.layout import Layout
+from nas.core.replacement import LibraryScores, Slot
+from nas.core.space import SearchSpace
+from nas.proxy.corpus import refer_scores
+from nas.proxy.ladder import proxy_of, rung_jobs
+from nas.search_spaces import load_space
+from nas.store.store import Store
+
+MODEL = "d64 v320 ffn=swiglu:128 [A4/4:16*2 C3]"
+MIX = "d64 v320 ffn=swiglu:128 [A4/2:16 A4/4:16+swiglu:64 C3]"
+SPACE = f"""\
+v: 1
+name: mixes
+layouts:
+  - {MIX}
+  - d64 v320 ffn=swiglu:128 [A4/4:16 A4/4:16+swiglu:64 C3]
+runtimes:
+  - {{name: llama.cpp, quantisation: q4_0}}
+workloads:
+  chat: {{prompt: 64, gen: 16}}
+objectives:
+  - {{name: quality, metric: quality}}
+  - {{name: latency, metric: latency, workload: chat}}
+references:
+  published: {MODEL}
+  attention: d64 v320 ffn=swiglu:128 [A4/2:16 A4/4:16 C3]
+quality:
+  from: library
+  path: scores.json
+  sum_sd: 0.01
+  part_sd: 0.02
+  mixes: 12
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    blocks = [
+        {"depth": 0, "part": "mixer", "block": "A4/2", "kl": 0.1, "key": "a" * 64, "sha256": "b" * 64},
+        {"depth": 1, "part": "ffn", "block": "swiglu:64", "kl": 0.2, "key": "c" * 64, "sha256": "d" * 64},
+        {"depth": 1, "part": "ffn", "block": "-", "kl": 0.7, "key": None, "sha256": None},
+    ]
+    scores = {"layout": MODEL, "teacher": "/t", "teacher_sha256": "0" * 64, "library": "/l", "uniform": 2.0,
+              "text": "text.safetensors", "text_sha256": "0" * 64, "blocks": blocks}  # fmt: skip
+    (tmp_path / "scores.json").write_text(json.dumps(scores))
+    return tmp_path
+
+
+def mistakes(folder: Path, old: str, new: str) -> list[str]:
+    assert old in SPACE
+    path = folder / "mine.yaml"
+    path.write_text(SPACE.replace(old, new))
+    with pytest.raises(InvalidInput) as caught:
+        load_space(path)
+    return [line.removeprefix(f"{folder}/") for line in str(caught.value).splitlines()]
+
+
+def line_of(text: str) -> int:
+    return SPACE[: SPACE.index(text)].count("\n") + 1
+
+
+def test_scores_of_replaced_blocks_add_up(folder: Path) -> None:
+    scores = LibraryScores.read(folder / "scores.json")
+    found = scores.choice(Layout.parse(MIX))
+    assert {slot: each.block for slot, each in found.items()} == {
+        Slot(0, "mixer"): "A4/2",
+        Slot(1, "ffn"): "swiglu:64",
+    }
+    assert scores.score(Layout.parse(MIX)) == pytest.approx(2.0 - 0.3)
+    assert scores.score(Layout.parse(MODEL)) == 2.0
+    assert scores.score(Layout.parse("d64 v320 ffn=swiglu:128 [A4/4:16 A4/4:16+none C3]")) == pytest.approx(1.3)
+
+
+@pytest.mark.parametrize(
+    ("layout", "why"),
+    [
+        ("d64 v320 ffn=swiglu:128 [A4/1:16 A4/4:16 C3]", "layer 0: the library has no A4/1 as mixer.*: A4/2"),
+        ("d64 v320 ffn=swiglu:128 [A4/4:16*2 C5]", "layer 2: the library has no C5 as mixer.*: none"),
+        ("d64 v320 ffn=swiglu:128 [A4/4:16*2]", "depth is 2, of the library's model 3"),
+        ("d96 v320 ffn=swiglu:128 [A4/4:16*2 C3]", "d_model is 96"),
+    ],
+)
+def test_a_layout_that_the_library_cannot_make_is_refused(folder: Path, layout: str, why: str) -> None:
+    with pytest.raises(InvalidInput, match=why):
+        LibraryScores.read(folder / "scores.json").choice(Layout.parse(layout))
+
+
+def test_a_space_has_the_rungs_of_a_library_and_survives_storage(folder: Path) -> None:
+    (folder / "mine.yaml").write_text(SPACE)
+    space = load_space(folder / "mine.yaml")
+    assert [rung.name for rung in space.quality.rungs] == ["sum", "assembled"]
+    assert SearchSpace.model_validate_json(space.model_dump_json()) == space
+    assert space.quality.spread(0) == (0.01, 12.0)
+    assert space.quality.spread(1) == (0.02, 12.0)
+    assert space.quality.library is not None
+    scores, mix = refer_scores(space.quality.library, folder), Layout.parse(MIX)
+    jobs = [rung_jobs(space.quality, rung, mix, scores) for rung in (0, 1)]
+    assert [len(each) for each in jobs] == [1, 4]
+    assert len({job.key for each in jobs for job in each}) == 5
+    assert {job.seeds_key for job in jobs[1]} == {jobs[1][0].seeds_key}
+    assert proxy_of(mix, space.quality) == mix, "nothing is narrowed"
+    (folder / "scores.json").write_text((folder / "scores.json").read_text() + " ")
+    other = rung_jobs(space.quality, 0, mix, refer_scores(space.quality.library, folder))[0]
+    assert other.key != jobs[0][0].key, "other scores have other results"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place", "why"),
+    [
+        ("  mixes: 12", "  mixes: 12\n  anchors: {}", "  mixes: 12\n", "quality.anchors: is of trainings"),
+        ("  mixes: 12", "  mixes: 12\n  rungs: []", "  mixes: 12\n", "quality.rungs: is of trainings"),
+        ("  from: library", "  from: hub", "  from: library", "quality.from: must be 'library'"),
+        ("  part_sd: 0.02", "  part_sd: 0", "  part_sd: 0.02", "quality.part_sd: "),
+        ("  path: scores.json", "  path: none.json", "  path: scores.json", "No such file.*--write-space"),
+        ("  path: scores.json", "  path: mine.yaml", "  path: scores.json", "is no file of scores"),
+        (f"  - {MIX}", "  - d64 v320 ffn=swiglu:128 [C3*3]", f"  - {MIX}", "layouts.0: layer 0: the library has no C3"),
+        (f"  published: {MODEL}", f"  published: {MIX}", "  published", "references.published: must be the library's"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named_with_their_line(folder: Path, old: str, new: str, place: str, why: str) -> None:
+    (message,) = mistakes(folder, old, new)
+    line = line_of(place) + new.count("\n")
+    assert message.startswith(f"mine.yaml:{line}: "), message
+    assert re.search(why, message), message
+
+
+def test_a_library_needs_listed_layouts(folder: Path) -> None:
+    listed = SPACE[SPACE.index("layouts:") : SPACE.index("runtimes:")]
+    free = """\
+model: {d_model: 64, depth: 3, vocab: 320}
+mixers: {conv: {kernel: 3}}
+ffn: {swiglu: {width: 128}}
+"""
+    (message,) = mistakes(folder, listed, free)
+    assert "give `layouts`" in message
+    assert "quality.from" in message
+
+
+def test_rungs_of_a_library_are_not_mixed_with_trainings(folder: Path) -> None:
+    start = SPACE.index("quality:\n  from")
+    rungs = "quality:\n  rungs:\n    - {name: sum, library: sum}\n"
+    (message,) = mistakes(folder, SPACE[start:], rungs)
+    assert "from: library" in message
+
+
+def test_a_submitted_study_names_no_library_of_the_coordinator(folder: Path, tmp_path: Path) -> None:
+    store = Store.open(f"sqlite:///{tmp_path / 'own.db'}", artifacts=tmp_path / "artifacts")
+    try:
+        with pytest.raises(InvalidInput, match=r"space.yaml:\d+: quality.from: a submitted study cannot name files"):
+            check_space(store, SPACE)
+    finally:
+        store.close()
