@@ -142,10 +142,11 @@ class CorpusUsed(Note):
     """What proxies are trained on and by.
 
     Args:
-        hash: of the text that language models are trained on.
+        hash: of the text that language models are trained on, or of a library's file of scores.
         versions: of the trainer, of the suite of tasks, and of block kinds and tasks that other distributions add;
             None: the first versions stored none.
-        made_of: versions of Python or of the packages that the text was taken from; None: files, or an earlier version.
+        made_of: versions of Python or of the packages that the text was taken from; `scores`: path of a library's file;
+            None: files, or an earlier version.
     """
 
     what: ClassVar[str] = CORPUS

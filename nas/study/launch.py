@@ -19,6 +19,7 @@ from nas.core.block import BLOCKS
 from nas.core.errors import InvalidInput, NasError, StudyBusy, StudyChanged
 from nas.core.layout import Layout
 from nas.core.measurement import ReferenceTimes
+from nas.core.quality_config import CorpusFiles
 from nas.core.scoring import require_sensors
 from nas.core.space import SearchSpace
 from nas.core.task import TASKS
@@ -43,6 +44,8 @@ from nas.study.stages import Stages, StageWork, Trainings
 
 Log = Callable[[str], None]
 _SHOWN_CHANGES = 10
+_SCORES = "scores"
+"""Key of the path of a library's file of scores, in `CorpusUsed`."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ def launch(
         ledger = Ledger(store, study, lease, on_event)
         with _refused_without_trace(store, study, new=fresh is not None), ledger.keep(), _failure_shown(ledger):
             begun = _as_begun(options, ledger)
-            ledger.note(None, CorpusUsed(corpus.hash, training_versions(options.space), made_of(corpus) or None))
+            ledger.note(None, CorpusUsed(corpus.hash, training_versions(options.space), _made_of(options, corpus)))
             return asyncio.run(_run(begun, ledger, corpus, supported, on_update, log, compute or _open_ray))
     finally:
         store.close()
@@ -262,16 +265,25 @@ def _corpus(store: Store, resumed: Study, options: LaunchOptions) -> CorpusRef:
             "what it began with, or begin a new study",
             where="--resume",
         )
-    if options.space.quality.library is None:
+    if (library := options.space.quality.library) is None:
         return refer_again(options.space.quality.corpus, options.base, used[-1].hash)
-    scores = _referred(options)
+    if not (options.base / library.path).is_file():  # resumed without the space's file
+        library = library.model_copy(update={"path": (used[-1].made_of or {}).get(_SCORES, library.path)})
+    scores = refer_scores(library, options.base)
     if scores.hash != used[-1].hash:
         raise StudyChanged(
-            f"study {options.study!r} began with another content of {options.space.quality.library.path}. Its qualities"
+            f"study {options.study!r} began with another content of {library.path}. Its qualities"
             " would not compare, so restore the file or begin a new study",
             where="quality.path",
         )
     return scores
+
+
+def _made_of(options: LaunchOptions, corpus: CorpusRef) -> dict[str, str] | None:
+    """Returns the versions of what a corpus was taken from, or the path of a library's scores; None: not known."""
+    if options.space.quality.library is not None and isinstance(corpus.source, CorpusFiles):
+        return {_SCORES: corpus.source.files[0]}
+    return made_of(corpus) or None
 
 
 def _referred(options: LaunchOptions) -> CorpusRef:

@@ -87,7 +87,7 @@ def test_a_candidate_s_page_shows_both_rungs(lab: Lab, report: Report) -> None:
 
 
 def test_resumed_it_repeats_nothing_and_refuses_other_scores(lab: Lab, report: Report) -> None:
-    again = lab.json_here(*lab.launch("mixes", "--resume", "--trials", str(TRIALS), space="mixes"))
+    again = lab.json_here("launch", "--yes", "--workers", "2", "--study", "mixes", "--resume", "--trials", str(TRIALS))
     assert again["ranking"] == report["ranking"]
     scores = lab.folder / "mixes-scores.json"
     before = scores.read_text()
