@@ -72,34 +72,61 @@ def headline(study: StudySnapshot) -> Headline | None:
     theirs = [axis for axis in record.axes if axis] if record else []
     reference = _name(record.layout) if record else None
     if not front:
-        complete = study.states().get("complete", 0)
-        text = (
-            f"Nothing is on the front yet: {complete} trials are complete" if complete else "No trial is complete yet"
-        )
-        return Headline(text=f"{text}.", front=0, better=0, best=None, reference=reference, chance=None)
+        return Headline(text=_without_front(study), front=0, better=0, best=None, reference=reference, chance=None)
     layouts = f"{len(front)} layout{'s are' if len(front) > 1 else ' is'} on the front"
     if reference is None or len(theirs) < len(study.space.objectives):
         return Headline(text=f"{layouts}.", front=len(front), better=0, best=None, reference=None, chance=None)
-    better: dict[int, list[_Difference]] = {}
-    for row in front:
-        found = _differences(study, study.counted[row.trial], theirs)
-        if any(each.better for each in found) and not any(each.worse for each in found):
-            better[row.trial] = found
+    # The front is sorted by contribution.
+    found = {row.trial: _differences(study, study.counted[row.trial], theirs) for row in front}
+    better = [
+        trial for trial, own in found.items()
+        if any(each.better for each in own) and not any(each.worse for each in own)
+    ]  # fmt: skip
     if not better:
-        text = f"{layouts}; none is better than {reference} without being worse somewhere, as far as the noise tells."
+        first = next(iter(found))
+        said, _ = _compared(found[first])
+        text = (
+            f"{layouts}; none is better than {reference} without being worse somewhere, as far as the noise tells."
+            f" The one that adds most to the front: trial {first}, {said}."
+        )
         return Headline(text=text, front=len(front), better=0, best=None, reference=reference, chance=None)
-    best, differences = next(iter(better.items()))  # the front is sorted by contribution
-    claims = [each for each in differences if each.better]
-    equal = [each.name for each in differences if not each.better]
-    chance = math.prod(each.chance for each in claims)
-    said = ", ".join(each.text for each in claims)
-    alike = f", {' and '.join(equal)} equal within the noise" if equal else ""
-    sure = f"more than {_MOST_SURE:.0%}" if chance > _MOST_SURE else f"{chance:.0%}"
+    said, chance = _compared(found[better[0]])
     beat = f"{len(better)} of {layouts.replace(' are on', ' on').replace(' is on', ' on')} beat {reference}"
     return Headline(
-        text=f"{beat}. Best: trial {best}, {said}{alike} (sure to {sure}).",
-        front=len(front), better=len(better), best=best, reference=reference, chance=chance,
+        text=f"{beat}. Best: trial {better[0]}, {said}.",
+        front=len(front), better=len(better), best=better[0], reference=reference, chance=chance,
     )  # fmt: skip
+
+
+def _without_front(study: StudySnapshot) -> str:
+    """Returns why nothing is on the front: what became of the trials."""
+    states = study.states()
+    ended = {
+        "complete, but measured under noise, which does not count": states.get("complete", 0),
+        "over a budget": states.get("infeasible", 0),
+        "stopped early": states.get("stopped", 0),
+        "failed": states.get("failed", 0),
+    }
+    yet = "" if study.over else " yet"
+    if not any(ended.values()):
+        return f"Nothing has won{yet}: no trial has ended."
+    became = "; ".join(f"{count} {what}" for what, count in ended.items() if count)
+    return f"Nothing has won{yet}. Of {sum(states.values())} trials: {became}."
+
+
+def _compared(differences: Sequence[_Difference]) -> tuple[str, float]:
+    """Returns a trial's differences to the reference in words, and the chance that all that are stated are real."""
+    real = sorted((each for each in differences if each.better or each.worse), key=lambda each: each.worse)
+    equal = [each.name for each in differences if not (each.better or each.worse)]
+    alike = (
+        [" and ".join(filter(None, [", ".join(equal[:-1]), *equal[-1:]])) + " equal within the noise"] if equal else []
+    )
+    said = ", ".join([*(each.text for each in real), *alike])
+    if not real:
+        return said, 1.0
+    chance = math.prod(max(each.chance, 1 - each.chance) for each in real)
+    sure = f"more than {_MOST_SURE:.0%}" if chance > _MOST_SURE else f"{chance:.0%}"
+    return f"{said} (sure to {sure})", chance
 
 
 def _name(layout: Layout) -> str:
@@ -123,6 +150,8 @@ def _differences(study: StudySnapshot, own: Sequence[Axis], theirs: Sequence[Axi
 def _in_words(name: str, metric: str, own: Axis, other: Axis) -> str:
     """Returns the change relative to the reference; of quality, whose reference is 1, in its own unit."""
     if METRICS[metric].transform != "log":
-        return f"{name} {own.value:.2f} instead of {other.value:.2f}"
+        digits = 2 if abs(own.value - other.value) >= 0.02 else 3
+        return f"{name} {own.value:.{digits}f} instead of {other.value:.{digits}f}"
     change = own.value / other.value - 1
-    return f"{name} {abs(change):.0%} {'lower' if change < 0 else 'higher'}"
+    digits = 0 if abs(change) >= 0.02 else 1
+    return f"{name} {abs(change):.{digits}%} {'lower' if change < 0 else 'higher'}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,13 +35,35 @@ def test_every_page_stands_for_itself(page: Page, finished: str, path: str, titl
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize(("path", "tables"), [("", "#studies .wide"), ("/wide", "#ranked-list .wide")])
-def test_lists_are_not_cut_off(page: Page, finished: str, path: str, tables: str, width: int) -> None:
+@pytest.mark.parametrize(
+    ("path", "tables"),
+    [
+        ("", "#studies .wide"),
+        ("/wide", "#ranked-list .wide"),
+        ("/study/trials/2", ".wide:has(table)"),
+        ("/study/compare?trial=1&trial=2", ".wide:has(table)"),
+        ("/wide/compare?trial=1&trial=2&trial=3", ".wide:has(table)"),
+    ],
+)
+def test_tables_are_not_cut_off(page: Page, finished: str, path: str, tables: str, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 800})
     page.goto(finished + path)
-    shown = page.locator(tables).first
-    expect(shown).to_be_visible()
-    assert shown.evaluate("each => each.scrollWidth - each.clientWidth") <= 1
+    page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true })")
+    expect(page.locator(tables).first).to_be_visible()
+    cut = "all => all.filter((each) => each.scrollWidth > each.clientWidth + 1).map((each) => each.ariaLabel)"
+    assert page.locator(tables).evaluate_all(cut) == []
+
+
+def test_tables_are_tables_for_screen_readers_on_a_phone(page: Page, finished: str) -> None:
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.goto(f"{finished}/study/compare?trial=1&trial=2")
+    rows = page.locator(".list tbody tr:visible").count()
+    nodes = page.context.new_cdp_session(page).send("Accessibility.getFullAXTree")["nodes"]
+    roles = Counter(node["role"]["value"] for node in nodes if not node["ignored"])
+    tables = page.locator(".list:visible").count()
+    assert rows > tables > 1
+    assert (roles["table"], roles["row"], roles["rowheader"]) == (tables, rows + tables, rows)
+    assert roles["columnheader"] == page.locator(".list:visible thead th").count()
 
 
 def test_from_the_list_to_a_comparison(page: Page, finished: str) -> None:

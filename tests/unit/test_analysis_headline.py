@@ -9,6 +9,9 @@ from live_lab import LiveLab
 
 from nas.analysis.headline import Headline, headline
 from nas.analysis.snapshot import Snapshots
+from nas.core.trial import EventKind
+from nas.store import studies, trials
+from nas.store.rows import StudyState
 
 
 @pytest.fixture
@@ -29,7 +32,39 @@ def test_before_the_references_there_is_none(lab: LiveLab) -> None:
 
 def test_without_a_front_it_says_so(lab: LiveLab) -> None:
     lab.study()
-    assert read(lab).text == "No trial is complete yet."
+    assert read(lab).text == "Nothing has won yet: no trial has ended."
+
+
+def test_a_study_without_a_front_says_what_became_of_its_trials(lab: LiveLab) -> None:
+    study = lab.study()
+    lab.complete(study, 1.2, 0.5, 0.5, noisy=True)
+    broken = lab.propose(study)
+    for kind in (EventKind.EXPORTED, EventKind.MEASURING, EventKind.INFEASIBLE):
+        trials.add_event(lab.store, study, broken, kind, {})
+    lab.propose(study)
+    became = "Of 3 trials: 1 complete, but measured under noise, which does not count; 1 over a budget."
+    assert read(lab).text == f"Nothing has won yet. {became}"
+    studies.set_state(lab.store, study, StudyState.COMPLETE)
+    assert read(lab).text == f"Nothing has won. {became}"
+
+
+def test_where_nothing_beats_the_reference_the_first_exchange_is_named(lab: LiveLab) -> None:
+    study = lab.study()
+    lab.complete(study, 1.0, 1.0, 1.0, origin="reference")
+    first = lab.complete(study, 0.8, 0.5, 1.0)
+    found = read(lab)
+    assert found.best is None
+    assert found.text.endswith(
+        f"The one that adds most to the front: trial {first}, latency 50% lower, quality 0.80 instead of 1.00, memory"
+        " equal within the noise (sure to more than 99%)."
+    )
+
+
+def test_small_real_changes_are_not_rounded_away(lab: LiveLab) -> None:
+    study = lab.study()
+    lab.complete(study, 1.0, 1.0, 1.0, origin="reference")
+    lab.complete(study, 1.5, 0.982, 1.0)
+    assert "latency 1.8% lower" in read(lab).text
 
 
 def test_the_best_is_named_with_its_gain_and_how_sure_it_is(lab: LiveLab) -> None:
@@ -53,7 +88,8 @@ def test_a_gain_within_the_noise_is_none(lab: LiveLab) -> None:
     assert (found.front, found.better, found.best) == (1, 0, None)
     assert found.text == (
         "1 layout is on the front; none is better than the published reference without being worse somewhere, as far as"
-        " the noise tells."
+        " the noise tells. The one that adds most to the front: trial 1, quality, latency and memory equal within"
+        " the noise."
     )
 
 
