@@ -57,13 +57,15 @@ def test_tables_are_not_cut_off(page: Page, finished: str, path: str, tables: st
 def test_tables_are_tables_for_screen_readers_on_a_phone(page: Page, finished: str) -> None:
     page.set_viewport_size({"width": 390, "height": 800})
     page.goto(f"{finished}/study/compare?trial=1&trial=2")
-    rows = page.locator(".list tbody tr:visible").count()
+    expect(page.locator(".u-legend").first).to_be_visible()
     nodes = page.context.new_cdp_session(page).send("Accessibility.getFullAXTree")["nodes"]
     roles = Counter(node["role"]["value"] for node in nodes if not node["ignored"])
-    tables = page.locator(".list:visible").count()
-    assert rows > tables > 1
-    assert (roles["table"], roles["row"], roles["rowheader"]) == (tables, rows + tables, rows)
-    assert roles["columnheader"] == page.locator(".list:visible thead th").count()
+    elements = {
+        "table": "table", "row": "tr", "columnheader": "thead th", "rowheader": "th[scope=row], .u-legend th",
+    }  # fmt: skip
+    there = {role: page.locator(tag).filter(visible=True).count() for role, tag in elements.items()}
+    assert there["row"] > there["table"] > 1
+    assert {role: roles[role] for role in elements} == there
 
 
 def test_from_the_list_to_a_comparison(page: Page, finished: str) -> None:
