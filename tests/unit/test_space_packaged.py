@@ -13,6 +13,7 @@ from exhaustive import mostly_exhaustive
 
 from nas.cli.space import draw_layouts, support_by_layout, survey
 from nas.core.layout import Layout
+from nas.core.quality_config import Rung, TaskStage
 from nas.core.space import SearchSpace
 from nas.proxy.corpus import CorpusRef
 from nas.proxy.job import exported_layout
@@ -118,10 +119,10 @@ def test_proxy_of_every_kind_trains(name: str, kind: str, tmp_path: Path) -> Non
         return
     space = load_space(name)
     layout = next(layout for layout in seeds_of(name) if kind in kinds_of(layout))
-    top = len(space.quality.rungs) - 1
-    task = rung_jobs(space.quality, top, layout, CorpusRef(source="default", hash="0" * 64))[0]
-    short = task.model_copy(update={"steps": 3})
-    result = train(short, yield_hook=lambda: None, checkpoint_dir=tmp_path, device="cpu", log=print)
+    only = Rung(name="only", tasks={"selcopy": TaskStage(steps=3)})
+    config = space.quality.model_copy(update={"rungs": (only,)})
+    (job,) = rung_jobs(config, 0, layout, CorpusRef(source="default", hash="0" * 64))
+    result = train(job, yield_hook=lambda: None, checkpoint_dir=tmp_path, device="cpu", log=print)
     assert all(math.isfinite(loss) for loss in result.losses.values())
 
 
