@@ -11,7 +11,8 @@ nothing, and a run after a kill resumes.
 
 files.json exists only while the folder is complete: it is removed before the first file is replaced, and written last.
 In between, files.partial.json lists the finished files and those of earlier runs: the run after a kill keeps the former
-and removes those of the latter that it does not rewrite.
+and removes those of the latter that it does not rewrite. `rewrite_card` replaces the card alone, while files.json is
+there.
 """
 
 from __future__ import annotations
@@ -296,8 +297,7 @@ def _with_parts(
 def _with_card(
     folder: Path, name: str, layout: Layout, options: FileOptions, record: MemberFiles, ledger: FileLedger
 ) -> MemberFiles:
-    evaluation = read_record(folder / EVALUATION, MemberEvaluation)
-    text = card(name, layout, record, options, evaluation)
+    text = _card(folder, name, layout, options, record)
     files = ledger.kept(card_key(text))
     if not files:
         ledger.open()
@@ -305,21 +305,26 @@ def _with_card(
     return record.model_copy(update={"files": record.files + files})
 
 
-def rewrite_card(folder: Path, family: Family, member: Member, log: Log) -> None:
-    """Writes the model card of a trained member again, from what is on record now.
+def _card(folder: Path, name: str, layout: Layout, options: FileOptions, others: MemberFiles) -> str:
+    return card(name, layout, others, options, read_record(folder / EVALUATION, MemberEvaluation))
 
-    Where files are missing, nothing is written: the run that completes them writes the card.
+
+def rewrite_card(folder: Path, family: Family, member: Member, log: Log) -> None:
+    """Replaces the model card of a trained member, then its entry in files.json, each atomically.
+
+    The member's files stay listed at every moment. After a kill between the two, the entry is that of the earlier card
+    until this or `write_files` runs again. Where files are missing, nothing is written: the run that completes them
+    writes the card.
     """
     with _alone(folder, log):
         record = read_record(folder / FILES, MemberFiles)
         if record is None or (folder / PARTIAL).exists():
             return
         options = kept_options(record, None, None, None).of_member(family, member)
-        ledger = FileLedger(folder)
         others = record.model_copy(update={"files": tuple(file for file in record.files if file.kind != "card")})
-        name = options.checked_name(folder)
-        ledger.save(others)
-        ledger.close(_with_card(folder, name, Layout.parse(member.layout), options, others, ledger))
+        text = _card(folder, options.checked_name(folder), Layout.parse(member.layout), options, others)
+        written = write_card(folder, text)
+        write_record(folder / FILES, others.model_copy(update={"files": (*others.files, written)}))
 
 
 class FileLedger:

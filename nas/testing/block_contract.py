@@ -148,6 +148,19 @@ class BlockContract:
         for name, gradient in zip(names, gradients, strict=True):
             assert gradient.abs().max() > 0, name
 
+    def test_padded_rows_equal_single_ones(self, module: Mixer | FeedForward) -> None:
+        """Post-training pads conversations at their end; 70 tokens are more than a chunk of the recurrences."""
+        lengths, weights = (3, 40, 70), tuple(module.parameters())
+        rows = torch.randn(len(lengths), max(lengths), self.d_model, generator=torch.Generator().manual_seed(4))
+        module.train()
+        together = [row[:length] for row, length in zip(_whole(module, rows), lengths, strict=True)]
+        alone = [_whole(module, row[None, :length])[0] for row, length in zip(rows, lengths, strict=True)]
+        for found, wanted in zip(together, alone, strict=True):
+            self._check_close(found, wanted)
+        gradients = (torch.autograd.grad(torch.cat(each).square().mean(), weights) for each in (together, alone))
+        for found, wanted in zip(*gradients, strict=True):
+            self._check_close(found, wanted)
+
     def _check_close(self, found: Tensor, wanted: Tensor) -> None:
         torch.testing.assert_close(found, wanted, rtol=0, atol=self.tolerance * max(1.0, float(wanted.abs().max())))
 

@@ -33,7 +33,8 @@ from nas.release.tokenizer import byte_tokenizer, chat_template
 from nas.views.family import member_folder
 
 EVERY_KIND = Layout.parse(
-    "d32 v320 ffn=swiglu:64 [C3 A4/2 W4/2@8 M16 D2/1:16 G2:16 X2:16 L2/16 C3+relu2:64 C3+moe:4x2:32]"
+    "d32 v320 ffn=swiglu:64 [C3 A4/2(canon=3) A4/2(kv=1) W4/2@8 W4/2@8(sink=1) M16 D2/1:16 G2:16 X2:16 L2/16"
+    " C3+relu2:64 C3+moe:4x2:32]"
 )
 
 
@@ -109,7 +110,7 @@ def test_answers_alone_are_trained_on(chat: ChatTokenizer) -> None:
 
 def test_padding_changes_no_loss_and_no_gradient_for_any_block(chat: ChatTokenizer) -> None:
     model = Model(EVERY_KIND)
-    sequences = [chat.conversation(conversation(*texts)) for texts in (("a", "b c"), ("d" * 20, "e" * 9), ("f", "g"))]
+    sequences = [chat.conversation(conversation(*texts)) for texts in (("a", "b c"), ("d" * 20, "e" * 80), ("f", "g"))]
     inputs = [ids[:-1].astype(np.int64) for ids, _ in sequences]
     labels = [np.where(answers[1:], ids[1:], IGNORE).astype(np.int64) for ids, answers in sequences]
     nats, rows = answer_nats(model, padded(inputs, chat.pad), padded(labels, IGNORE))

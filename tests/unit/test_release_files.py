@@ -12,6 +12,7 @@ import torch
 from gguf import GGUFReader
 from hypothesis import given
 from hypothesis import strategies as st
+from release_lab import write_family
 from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
@@ -21,7 +22,7 @@ from nas.core.family import Figure, Measured, MemberFiles, read_record
 from nas.core.layout import Layout
 from nas.nn.model import Model
 from nas.nn.transformers import from_transformers
-from nas.release.files import files_of, tokenizer_of, write_files
+from nas.release.files import files_of, rewrite_card, sha256_of, tokenizer_of, write_files
 from nas.release.huggingface import DrawnWeights, LazyTensors, Planned, open_weights, shards
 from nas.release.model_card import card
 from nas.release.options import FileOptions, kept_options
@@ -200,6 +201,31 @@ def test_a_card_that_changes_is_not_there_before_its_record(tmp_path: Path, monk
     with pytest.raises(_KilledError):
         write(tmp_path / "m", options=replace(LIGHT, provenance={"study": "demo"}))
     assert not (tmp_path / "m" / "files.json").exists()
+
+
+@pytest.mark.parametrize("step", ["write_card", "write_record"])
+def test_a_killed_rewrite_of_the_card_leaves_the_list_of_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    family, folder = write_family(tmp_path), tmp_path / "m"
+    member = family.members[0].model_copy(update={"layout": STOCK.format()})
+    before, _ = write(folder)
+
+    def killed(*_: object) -> None:
+        raise _KilledError
+
+    def is_intact(record: MemberFiles) -> bool:
+        return all(sha256_of(folder / file.path) == file.sha256 for file in record.files)
+
+    with monkeypatch.context() as patched, pytest.raises(_KilledError):
+        patched.setattr(f"nas.release.files.{step}", killed)
+        rewrite_card(folder, family, member, quiet)
+    assert read_record(folder / "files.json", MemberFiles) == files_of(folder) == before
+    assert write(folder)[0] == before and is_intact(before)
+    rewrite_card(folder, family, member, quiet)
+    after = read_record(folder / "files.json", MemberFiles)
+    assert after is not None and is_intact(after)
+    assert after.files[:-1] == before.files[:-1] and after.files[-1] != before.files[-1]
 
 
 def test_weights_that_do_not_fit_leave_the_record_alone(tmp_path: Path) -> None:
