@@ -217,6 +217,20 @@ def test_faults_in_linear_attention_fail(
     assert not gate(tmp_path, quantisation, layout, patched_build, fault).passed
 
 
+@pytest.mark.parametrize("bias", [40.0, -40.0])
+def test_mlstm_with_gates_at_their_caps(patched_build: Build, tmp_path: Path, bias: float) -> None:
+    """The graph divides by softplus of the negative forget gate, which is 3e-7 at the cap."""
+
+    def saturate(state: State) -> None:
+        for name, weight in state.items():
+            if name.endswith("gate_bias"):
+                weight.fill_(bias)
+
+    trained, model = checkpoint(PLANTED_MLSTM, tmp_path / "weights", saturate), tmp_path / "m.gguf"
+    LLAMA_CPP.export(PLANTED_MLSTM, "f32", trained, model)
+    assert LLAMA_CPP.gate(PLANTED_MLSTM, "f32", trained, model, patched_build.runner).passed
+
+
 @pytest.mark.parametrize("text", ["d256 v512 ffn=swiglu:512 [M16*3]", "d256 v512 ffn=swiglu:512 [C3 C5*2]"])
 def test_stale_state_of_one_kind_fails(patched_build: Build, tmp_path: Path, text: str) -> None:
     """An earlier text left in memory, without attention that would see it too."""
