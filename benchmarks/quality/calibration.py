@@ -429,7 +429,7 @@ def main() -> None:
     running.add_argument("--minutes", type=float, default=600.0, help="begin no training after this time")
     reporting.add_argument("--page", type=Path)
     for each in (naming, running, reporting):
-        each.add_argument("--layouts", type=int, default=12)
+        each.add_argument("--layouts", type=int, default=24)
         each.add_argument("--times", type=int, default=4, help="steps of long trainings / of the protocol's")
         each.add_argument("--seeds", type=int, default=2, help="fresh seeds of long trainings")
         each.add_argument("--space", default=SPACE, help="packaged space or YAML file")
