@@ -33,8 +33,9 @@ def read(archive: Path, store: Store) -> tuple[Json, QualityScale | None]:
     with gzip.open(archive, "rt", encoding="utf-8") as file:
         study = import_archive(store, file, name=archive.name.partition(".")[0])
     report = study_report(store, study.name)
-    rungs = (studies.get(store, study.id).scales or {}).get("quality", {})
-    return report, QualityScale.model_validate(list(rungs.values())[-1]) if rungs else None
+    stored = studies.get(store, study.id)
+    scale = (stored.scales or {}).get("quality", {}).get(stored.space["quality"]["rungs"][-1]["name"])
+    return report, None if scale is None else QualityScale.model_validate(scale)
 
 
 def study_row(report: Json) -> dict[str, str]:
