@@ -12,12 +12,17 @@ from accessible import expect_readable
 from conftest import Watched
 from live_lab import LiveLab
 from playwright.sync_api import BrowserContext, Page, expect
+from release_lab import write_family
 
+from nas.core.family import EVALUATION, MemberEvaluation, TaskScore, write_record
 from nas.dashboard.access import AccessRules
 from nas.dashboard.app import dashboard_router
 from nas.store import agents
 from nas.store.rows import Role
 from nas.web.server import Server, listen_tcp, web_app
+
+CUT = "all => all.filter((each) => each.scrollWidth > each.clientWidth + 1).map((each) => each.ariaLabel)"
+"""Names of the elements whose content is wider than they are."""
 
 
 @pytest.mark.parametrize(
@@ -50,8 +55,25 @@ def test_tables_are_not_cut_off(page: Page, finished: str, path: str, tables: st
     page.goto(finished + path)
     page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true })")
     expect(page.locator(tables).first).to_be_visible()
-    cut = "all => all.filter((each) => each.scrollWidth > each.clientWidth + 1).map((each) => each.ariaLabel)"
-    assert page.locator(tables).evaluate_all(cut) == []
+    assert page.locator(tables).evaluate_all(CUT) == []
+
+
+def test_a_family_is_readable_and_fits_a_phone(
+    page: Page, finished: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NAS_HOME", str(tmp_path))
+    write_family(tmp_path)
+    sums = {"pytorch": TaskScore.of(30, 40), "q4_0": TaskScore.of(29, 40, lost=2, gained=1)}
+    evaluation = MemberEvaluation(
+        weights=f"checkpoint:{'0123abcd' * 8}",
+        tasks="tasks.jsonl",
+        scores={name: {"sums": each} for name, each in sums.items()},
+    )
+    write_record(tmp_path / "families" / "demo" / "4M" / EVALUATION, evaluation)
+    expect_readable(page, finished.removesuffix("studies") + "families/demo", "demo")
+    for width in (390, 1280):
+        page.set_viewport_size({"width": width, "height": 800})
+        assert page.locator(".wide:has(table)").evaluate_all(CUT) == []
 
 
 def test_tables_are_tables_for_screen_readers_on_a_phone(page: Page, finished: str) -> None:

@@ -74,7 +74,7 @@ def test_a_member_shows_what_its_files_answer(visitor: TestClient, home: Path) -
     )
     write_record(home / "families" / "demo" / "4M" / EVALUATION, evaluation)
     page = shown(visitor, "/families/demo").text
-    for text in ("75.0% (59.8 to 85.8)", "-2.5 (-12.8 to +8.0)", "<test>.jsonl", "8da4w: none: no file was written",
+    for text in ("75.0 59.8 to 85.8", "-2.5 -12.8 to +8.0", "<test>.jsonl", "8da4w has no scores: no file was written",
                  "not those of the files below"):  # fmt: skip
         assert text in page, text
     (member, _) = told(visitor, "/families/demo.json")["members"]
