@@ -73,9 +73,9 @@ def evaluate_mix(
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     place = torch.device(device)
-    found: list[tuple[TrainJob, float, int, str, str]] = []
+    found: list[tuple[TrainJob, Divergence, int, str, str]] = []
     if run.evaluated == "sum":
-        found = [(job, summed, 0, "", "") for job in jobs]
+        found = [(job, Divergence(scores.uniform - summed, scores.uniform), 0, "", "") for job in jobs]
     else:
         teacher, text = trained_model(scores, place), held_out(scores, path)
         mix = assembled_mix(scores, teacher, layout)
@@ -88,14 +88,15 @@ def evaluate_mix(
                 file = checkpoint_dir / job.key / WEIGHTS
                 save_tensors(padded_weights(mix.state_dict(), exported_layout(job)), file, {"step": 1})
                 weights, digest = str(file), _sha256(file)
-            found.append((job, each.uniform - each.kl, part.numel(), weights, digest))
+            found.append((job, each, part.numel(), weights, digest))
     seconds, cpu = (time.perf_counter() - began) / len(jobs), (time.process_time() - cpu) / len(jobs)
     return [
         TrainResult(
-            key=job.key, scores={GROUP: score}, losses={GROUP: scores.uniform - score}, accuracy={}, curve=[], steps=1,
-            tokens=tokens, seconds=seconds, cpu_seconds=cpu, device=place.type, weights=weights, weights_sha256=digest,
+            key=job.key, scores={GROUP: each.uniform - each.kl}, losses={GROUP: each.kl}, accuracy={}, curve=[],
+            steps=1, tokens=tokens, seconds=seconds, cpu_seconds=cpu, device=place.type, weights=weights,
+            weights_sha256=digest,
         )
-        for job, score, tokens, weights, digest in found
+        for job, each, tokens, weights, digest in found
     ]  # fmt: skip
 
 

@@ -83,11 +83,15 @@ def test_writing_again_writes_the_same(written: Written) -> None:
 
 def test_an_assembled_mix_has_the_divergence_that_the_library_computes(written: Written, tmp_path: Path) -> None:
     for layout in written.space.listed()[:3]:
-        parts = scores_of(written.evaluated(layout, 1, tmp_path))
+        evaluated = written.evaluated(layout, 1, tmp_path)
+        parts = scores_of(evaluated)
         assert len(parts) == 4
+        losses = [each.losses[GROUP] for each in evaluated if isinstance(each, TrainResult)]
         model = assembled_mix(written.scores, trained_model(written.scores, CPU), layout)
         expected = written.scores.uniform - written.one.library.divergence(model)
         assert sum(parts) / 4 == pytest.approx(expected, abs=1e-5)
+        assert sum(losses) / 4 == pytest.approx(written.one.library.divergence(model), abs=1e-5)
+        assert min(losses) >= 0, "divergences of parts of the text"
         (summed,) = scores_of(written.evaluated(layout, 0, tmp_path))
         assert summed == pytest.approx(written.scores.score(layout))
 
