@@ -13,7 +13,7 @@ skipped, so the script may be stopped and started again. Needs the machine for h
 
 Agreement is with each idle run of the same study, the mean of them: of the layouts that both tried, how many are
 feasible in both or neither; of the idle front's layouts that both tried, how many are on the other front, too; and the
-rank correlation (Spearman) of the objectives of layouts that both completed.
+rank correlation (Spearman) of the objectives that both know of a layout, complete or not.
 """
 
 from __future__ import annotations
@@ -142,6 +142,7 @@ def summarised(report: Mapping[str, Any]) -> Json:
         "noise": report["noise"],
         "front": [row["layout"] for row in report["front"]],
         "objectives": {row["layout"]: row["objectives"] for row in report["ranking"]},
+        "measured": {each["layout"]: each["objectives"] for each in report["told"]},
         "states": {each["layout"]: each["status"] for each in report["told"]},
     }
 
@@ -223,9 +224,11 @@ def agreement(result: Json, idle: Sequence[Json]) -> Agreement | None:
         feasible += [fmean(same)] if same else []
         best = [each for each in one["front"] if each in other["states"]]
         front += [fmean(each in other["front"] for each in best)] if best else []
-        both = sorted(one["objectives"].keys() & other["objectives"].keys())
+        # Files of before have the figures of complete trials alone.
+        kind = "measured" if "measured" in one and "measured" in other else "objectives"
+        both = sorted(one[kind].keys() & other[kind].keys())
         for name in next(iter(one["objectives"].values()), {}):
-            values = [[each["objectives"][layout][name] for layout in both] for each in (one, other)]
+            values = [[each[kind][layout].get(name) for layout in both] for each in (one, other)]
             known = [pair for pair in zip(*values, strict=True) if None not in pair]
             if len(known) > 2:
                 rho = rank_correlation(*zip(*known, strict=True), kendall=False).spearman
