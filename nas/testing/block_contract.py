@@ -162,7 +162,9 @@ class BlockContract:
             self._check_close(found, wanted)
 
     def _check_close(self, found: Tensor, wanted: Tensor) -> None:
-        torch.testing.assert_close(found, wanted, rtol=0, atol=self.tolerance * max(1.0, float(wanted.abs().max())))
+        torch.testing.assert_close(
+            found, wanted, rtol=0, atol=self.tolerance * max(1.0, float(wanted.detach().abs().max()))
+        )
 
 
 class MixerContract(BlockContract):
