@@ -19,7 +19,10 @@ REPORT = {
     "noise": {"foreign_cpu": 1.0},
     "front": [{"layout": "A"}],
     "ranking": [{"layout": "A", "objectives": {"ttft@chat": 2.0}}],
-    "told": [{"layout": "A", "status": "complete"}, {"layout": "B", "status": "infeasible"}],
+    "told": [
+        {"layout": "A", "status": "complete", "objectives": {"ttft@chat": 0.7}},
+        {"layout": "B", "status": "infeasible", "objectives": {}},
+    ],
 }
 PROGRAM = """
 import json, sys
@@ -42,6 +45,7 @@ def test_a_launch_beside_loops_keeps_its_time_exit_code_and_summary(nas: tuple[s
     result = launch(("--space", "any"), "loop", nas)
     assert (result["exit_code"], result["front"], result["states"]) == (3, ["A"], {"A": "complete", "B": "infeasible"})
     assert result["hypervolume_ci95"] == [0.4, 0.6]
+    assert result["measured"] == {"A": {"ttft@chat": 0.7}, "B": {}}
     assert 0 <= result["first_figure_s"] <= result["seconds"]
 
 
@@ -93,4 +97,9 @@ def test_agreement_is_of_layouts_that_both_tried() -> None:
     assert found is not None
     assert (found.layouts, found.feasible, found.front) == (6, pytest.approx(5 / 6), 0.0)
     assert found.correlation == {"ttft": pytest.approx(1.0)}
+    of_all = [{**each, "measured": {name: {"ttft": -place} for name, place in order.items()}} for each in (idle, busy)]
+    reversed_ = agreement(
+        {**of_all[1], "measured": {name: {"ttft": place} for name, place in order.items()}}, of_all[:1]
+    )
+    assert reversed_ is not None and reversed_.correlation == {"ttft": pytest.approx(-1.0)}
     assert agreement(busy, []) is None

@@ -158,7 +158,7 @@ def test_dry_run_says_how_long_it_takes_and_what_that_is_based_on() -> None:
 
 def test_a_refused_space_has_no_estimate(tmp_path: Path) -> None:
     text = (Path(nas_search_spaces.__file__).parent / "lfm2-demo.yaml").read_text(encoding="utf-8")
-    (tmp_path / "space.yaml").write_text(text.replace("- name: long", "- nam: long"), encoding="utf-8")
+    (tmp_path / "space.yaml").write_text(text.replace("name: long", "nam: long"), encoding="utf-8")
     for args in ((), ("--json",)):
         done = nas("launch", "--space", str(tmp_path / "space.yaml"), "--dry-run", *args)
         assert done.code == 3
