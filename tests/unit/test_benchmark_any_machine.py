@@ -97,9 +97,7 @@ def test_agreement_is_of_layouts_that_both_tried() -> None:
     assert found is not None
     assert (found.layouts, found.feasible, found.front) == (6, pytest.approx(5 / 6), 0.0)
     assert found.correlation == {"ttft": pytest.approx(1.0)}
-    of_all = [{**each, "measured": {name: {"ttft": -place} for name, place in order.items()}} for each in (idle, busy)]
-    reversed_ = agreement(
-        {**of_all[1], "measured": {name: {"ttft": place} for name, place in order.items()}}, of_all[:1]
-    )
-    assert reversed_ is not None and reversed_.correlation == {"ttft": pytest.approx(-1.0)}
+    rising, falling = ({name: {"ttft": sign * place} for name, place in order.items()} for sign in (1, -1))
+    of_all = agreement({**busy, "measured": falling}, [{**idle, "measured": rising}])
+    assert of_all is not None and of_all.correlation == {"ttft": pytest.approx(-1.0)}
     assert agreement(busy, []) is None
