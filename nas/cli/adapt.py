@@ -67,7 +67,7 @@ def command(
 
     Alternatives of each block are trained against the model's own, scored, and selected exactly by sums of scores and
     measured costs; the chosen child is measured, trained end to end against the model, and its files are written. Kill
-    it at any time: the same command goes on. With --write-space, a study searches the mixes instead. See
+    it at any time: the same command continues. With --write-space, a study searches the mixes instead. See
     docs/how-to/adapting-a-model.md.
     """
     import torch

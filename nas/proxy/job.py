@@ -97,7 +97,7 @@ class LibraryRun(BaseModel):
     name: ClassVar[str] = "library"
     vocab: ClassVar[int | None] = None
     corpus: ClassVar[CorpusRef | None] = None
-    """The text lies beside the file of scores."""
+    """The text is stored in a file next to the scores."""
 
     kind: Literal["library"] = "library"
     path: str = Field(description="of the file of scores; in no result key")
@@ -110,7 +110,7 @@ class LibraryRun(BaseModel):
 
 
 class TrainJob(BaseModel):
-    """A training of one proxy with one seed, or what stands in its place."""
+    """A training of one proxy with one seed, or the evaluation of a mix on one part of the held-out text."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -27,7 +27,7 @@ def proxy_of(layout: Layout, config: QualityConfig) -> Layout:
 
 
 def rung_jobs(config: QualityConfig, rung: int, layout: Layout, corpus: CorpusRef) -> list[TrainJob]:
-    """Returns every training that enters the quality of `layout` at a rung, or what stands in the place of trainings.
+    """Returns every job that enters the quality of `layout` at a rung: trainings, or evaluations under `from: library`.
 
     Groups accumulate: those of earlier rungs count, too, at their latest settings, so some jobs already have results.
     A language-model job resumes from the previous rung's if that trained the same seed.

@@ -83,7 +83,7 @@ OPTIONS = ("--model", "--prompt", "--gen", "--context", "--batch", "--threads", 
 BUILDS = BuildStore(NAME, "ExecuTorch runner", f"{NAME}/builds", BuildDetails, VARIANTS, SOURCES, OPTIONS)
 
 PROFILERS = replace(BUILDS, sources=(PROFILER_SOURCE, *SOURCES))
-"""Builds whose runner is the profiler, which includes runner.cpp. `BUILDS.all` passes over them: another source."""
+"""Builds whose runner is the profiler, which includes runner.cpp. `BUILDS.all` ignores them: their source differs."""
 
 
 def variant_for(target: str, features: Collection[str] | None, name: str | None = None) -> Variant:

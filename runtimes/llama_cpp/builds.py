@@ -184,7 +184,7 @@ OPTIONS = (
 BUILDS = BuildStore(NAME, "llama.cpp build", NAME, BuildDetails, VARIANTS, (RUNNER_SOURCE,), OPTIONS, _is_known)
 
 PROFILERS = replace(BUILDS, sources=(PROFILER_SOURCE, RUNNER_SOURCE))
-"""Builds whose runner is the profiler, which includes runner.c. `BUILDS.all` passes over them: another source."""
+"""Builds whose runner is the profiler, which includes runner.c. `BUILDS.all` ignores them: their source differs."""
 
 
 def best_variant(target: str, features: Collection[str]) -> Variant:

@@ -11,8 +11,8 @@ import pytest
 import torch
 from pretrain_lab import write_corpus, write_tokenizer
 
-from nas.adapt.adapt import Adaptation, AdaptSettings, Healing, Limit, Measure
-from nas.adapt.library import LibrarySettings
+from benchmarks.adapt import TINY, TINY_SETTINGS
+from nas.adapt.adapt import Adaptation, AdaptSettings, Limit, Measure
 from nas.core.errors import Unsupported
 from nas.core.layout import Layout
 from nas.nn.fit import Worker
@@ -21,14 +21,7 @@ from nas.nn.weights import save_weights
 from nas.pretrain.data import Tokens, Vocabulary, read_sources, tokenise
 from nas.pretrain.next_token import Packed
 
-LAYOUT = Layout.parse("d64 v320 ffn=swiglu:128 [A4/4:16*2 C3]")
-SETTINGS = AdaptSettings(
-    library=LibrarySettings(tokens=1024, length=32, batch_tokens=256, score_tokens=256),
-    healing=Healing(tokens=2048, length=32, batch_tokens=256, lr=1e-4, weight=1.0, k=64),
-    window=8,
-    points=3,
-    held_out=0.2,
-)
+LAYOUT, SETTINGS = TINY, TINY_SETTINGS
 QUICK = SETTINGS.model_copy(update={"library": SETTINGS.library.model_copy(update={"tokens": 256})})
 """One step for each alternative."""
 
