@@ -13,13 +13,14 @@ with the same folder, the command continues. Trainings run in this process, as `
 `kills` runs the same recipe with a merge in a process that is killed at random moments, and compares the weights of all
 stages and the files with those of an undisturbed run. Checkpoints are written after every step.
 
-`passes` measures what padding costs in fine-tuning: times of steps whose conversations are split into passes in several
-ways, and of the same number of tokens without any padding, which is the least that packing could take.
+`passes` measures what packing saves in fine-tuning: CPU times of the same steps with padding computed everywhere, and
+in mixers alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import multiprocessing
@@ -63,7 +64,7 @@ from nas.posttrain.generation import ALL, Respond, by_task, exact_answers, respo
 from nas.posttrain.merging import MergeSettings, merge
 from nas.posttrain.objective import answer_nats
 from nas.posttrain.recipe import PostTrainingRecipe, run_recipe
-from nas.posttrain.sft import PASS_TOKENS, padded, passes_of
+from nas.posttrain.sft import padded, passes_of
 from nas.posttrain.tasks import write_tasks
 from nas.pretrain import member_training
 from nas.pretrain.tokenizer_training import train_tokenizer
@@ -75,6 +76,8 @@ from nas.runtimes.base import Checkpoint
 LAYOUT = "d64 v512 ffn=swiglu:192 [C3 A4/2 C3 A4/2]"
 _MOST_TOKENS = 4096
 """Of a pass, on CPUs."""
+_LARGER = ("d256 v512 ffn=swiglu:768 [C3 A4/2 C3 A4/2]", "d512 v8192 ffn=swiglu:1536 [C3 M A8/4 C3]")
+_STEPS = 12
 _RUN_S = 3600.0
 MERGES: dict[str, MergeSettings] = {
     method: MergeSettings(method=method, density=density)
@@ -229,50 +232,42 @@ def _hashes(home: Path) -> dict[str, str]:
 
 
 def run_passes(options: argparse.Namespace) -> dict[str, Any]:
-    """Returns padding and times of steps by batch size and by the cost of a pass that they are split with."""
+    """Returns the padding of steps, and what they take packed as a share of what they take padded."""
     _write_data(options)
-    state = options.state
     torch.set_num_threads(1)
-    layout = Layout.parse(options.layout)
-    model = Model(layout, seed=0)
-    chat = ChatTokenizer(read_tokenizer(state / "tokenizer.json"), "tokenizer.json")
-    rows = [chat.conversation(each) for each in read_lines(state / "data" / "train.jsonl", Conversation)]
+    chat = ChatTokenizer(read_tokenizer(options.state / "tokenizer.json"), "tokenizer.json")
+    lines = read_lines(options.state / "data" / "train.jsonl", Conversation)
+    rows = [chat.conversation(each) for each in lines]
     data = [(ids[:-1].astype(np.int64), np.where(own[1:], ids[1:], IGNORE).astype(np.int64)) for ids, own in rows]
 
-    def seconds(passes: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> float:
-        began = time.perf_counter()
+    def padded_nats(model: Model, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        answers = labels != IGNORE
+        logits = model.logits(model.features(inputs)[answers])
+        return torch.nn.functional.cross_entropy(logits, labels[answers], reduction="none")
+
+    def seconds(model: Model, passes: Sequence[tuple[torch.Tensor, torch.Tensor]], packed: bool) -> float:
+        began = time.process_time()
         for inputs, labels in passes:
-            answer_nats(model, inputs, labels)[0].sum().backward()
-        return time.perf_counter() - began
+            nats = answer_nats(model, inputs, labels)[0] if packed else padded_nats(model, inputs, labels)
+            nats.sum().backward()
+        return time.process_time() - began
 
     found = []
-    for batch in (16, 32):
-        steps = [random.Random(number).sample(data, batch) for number in range(24)]
-        lengths = [[len(inputs) for inputs, _ in step] for step in steps]
-        for overhead in (0, 64, PASS_TOKENS, _MOST_TOKENS):
-            split = [
-                [([step[i] for i in one]) for one in passes_of(own, _MOST_TOKENS, overhead)]
-                for step, own in zip(steps, lengths, strict=True)
-            ]
-            passes = [[(padded([x for x, _ in one], chat.pad), padded([y for _, y in one], IGNORE)) for one in each]
-                      for each in split]  # fmt: skip
-            tokens = sum(inputs.numel() for each in passes for inputs, _ in each)
-            found.append(
-                {
-                    "batch": batch,
-                    "pass_tokens": overhead,
-                    "passes_per_step": sum(map(len, passes)) / len(steps),
-                    "padding": 1 - sum(map(sum, lengths)) / tokens,
-                    "step_s": statistics.median(map(seconds, passes)),
-                }
-            )
-        packed = [
-            [tuple(torch.from_numpy(np.concatenate(each)[: len(np.concatenate(each)) // 64 * 64].reshape(-1, 64))
-                   for each in zip(*step, strict=True))] for step in steps
-        ]  # fmt: skip
-        found.append({"batch": batch, "pass_tokens": None, "passes_per_step": 1, "padding": 0.0,
-                      "step_s": statistics.median(map(seconds, packed))})  # fmt: skip
-    return {"layout": layout.format(), "parameters": layout.params.total, "splits": found}
+    for layout, batch in itertools.product((Layout.parse(options.layout), *map(Layout.parse, _LARGER)), (16, 32)):
+        model, ratios, text, whole = Model(layout, seed=0), [], 0, 0
+        for number in range(_STEPS):
+            drawn = random.Random(number).sample(data, batch)
+            split = [[drawn[i] for i in one] for one in passes_of([len(x) for x, _ in drawn], _MOST_TOKENS)]
+            passes = [(padded([x for x, _ in one], chat.pad), padded([y for _, y in one], IGNORE)) for one in split]
+            text, whole = text + sum(len(x) for x, _ in drawn), whole + sum(inputs.numel() for inputs, _ in passes)
+            times = {packed: seconds(model, passes, packed) for packed in random.sample((False, True), 2)}
+            ratios.append(times[True] / times[False])
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        found.append(
+            {"layout": layout.format(), "parameters": layout.params.total, "batch": batch, "padding": 1 - text / whole,
+             "packed_over_padded": middle, "quartiles": [low, high]}
+        )  # fmt: skip
+    return {"steps": found}
 
 
 def _write_data(options: argparse.Namespace) -> None:
@@ -362,7 +357,6 @@ def _member(seed: int, layout: Layout, test: Sequence[Conversation], options: ar
             "tokens": each.tokens,
             "seconds": each.seconds,
             "held_out": {Path(name).name: value for name, value in each.held_out.items()},
-            "padding": each.config.get("padding"),
             "curve": each.curve[:: max(1, len(each.curve) // 20)],
         }
         for each in record.history

@@ -122,19 +122,17 @@ def _share(value: Mapping[str, Any], sign: str = "") -> str:
 
 
 def passes_table(result: Mapping[str, Any]) -> str:
-    """Returns padding and times of steps, from `benchmarks.post_training passes`."""
-    names = {0: "no padding", 4096: "as few passes as possible", None: "packed, without any reset of states"}
+    """Returns what packing saves, from `benchmarks.post_training passes`."""
     rows = [
         (
+            f"`{each['layout']}`",
             f"{each['batch']}",
-            names.get(each["pass_tokens"], f"a pass costs {each['pass_tokens']} tokens"),
-            f"{each['passes_per_step']:.1f}",
             f"{100 * each['padding']:.0f} %",
-            f"{1000 * each['step_s']:.0f}",
+            f"{each['packed_over_padded']:.2f} ({each['quartiles'][0]:.2f} to {each['quartiles'][1]:.2f})",
         )
-        for each in result["splits"]
+        for each in result["steps"]
     ]
-    return _table(("conversations of a step", "split", "passes", "padding", "ms"), rows)
+    return _table(("layout", "conversations of a step", "padding", "time packed / padded"), rows)
 
 
 def _models(model: type[BaseModel], path: str, seen: set[type]) -> Iterator[tuple[str, type[BaseModel]]]:

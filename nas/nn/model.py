@@ -59,6 +59,9 @@ heads of N numbers and rank R; in mlstm, H heads with keys of N and values of P 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Self
+
 from torch import Tensor, nn
 
 from nas.core.layout import Layer, Layout
@@ -67,6 +70,39 @@ from nas.nn.primitives import Embedding, Linear, RMSNorm, draw_weights, linear
 
 ModelState = list[list[State]]
 """State per depth and mixer; () for a mixer that reads another layer's cache."""
+
+
+@dataclass(frozen=True, eq=False)
+class PackedRows:
+    """Packs rows of different lengths one after another, so that norms and feed-forwards compute no padding.
+
+    Mixers alone relate tokens. They get the rows apart, padded at their ends, as any batch: nothing can pass from one
+    row to the next, and no kind of block needs to know of packing.
+
+    Args:
+        rows: B.
+        length: T, of the longest row.
+        places: of the N packed tokens in [B * T].
+    """
+
+    rows: int
+    length: int
+    places: Tensor
+
+    @classmethod
+    def of(cls, kept: Tensor) -> Self:
+        """Returns the packing of the positions that are true in `kept`, [B, T]."""
+        rows, length = kept.shape
+        return cls(rows, length, kept.flatten().nonzero()[:, 0])
+
+    def pack(self, rows: Tensor) -> Tensor:
+        """Maps [B, T, ...] -> [1, N, ...]."""
+        return rows.flatten(0, 1)[self.places][None]
+
+    def unpack(self, packed: Tensor) -> Tensor:
+        """Maps [1, N, D] -> [B, T, D], with zeros after the rows' ends."""
+        rows = packed.new_zeros(self.rows * self.length, packed.shape[-1]).index_copy(0, self.places, packed[0])
+        return rows.view(self.rows, self.length, -1)
 
 
 class ResidualLayer(nn.Module):
@@ -81,14 +117,17 @@ class ResidualLayer(nn.Module):
             self.ffn_norm = RMSNorm(d_model)
         self.ffn = MODULES[layer.ffn.kind](layer.ffn, d_model) if layer.ffn else None
 
-    def forward(self, x: Tensor, states: list[State | None]) -> tuple[Tensor, list[State]]:
-        """Maps [B, T, D] -> [B, T, D], and the state of each mixer after the chunk."""
+    def forward(
+        self, x: Tensor, states: list[State | None], packed: PackedRows | None = None
+    ) -> tuple[Tensor, list[State]]:
+        """Maps [B, T, D] -> [B, T, D], or packed rows [1, N, D], and the state of each mixer after the chunk."""
         after: list[State] = []
         if self.mixers:
             h = self.mixer_norm(x)
+            h = packed.unpack(h) if packed else h
             for mixer, state in zip(self.mixers, states, strict=True):
                 y, new = mixer(h, state)
-                x = x + y
+                x = x + (packed.pack(y) if packed else y)
                 after.append(new)
         if self.ffn is not None:
             x = x + self.ffn(self.ffn_norm(x))
@@ -129,6 +168,15 @@ class Model(nn.Module):
         """Returns the input of the output head, [B, T, D], for token ids [B, T]."""
         return self._run(tokens, None)[0]
 
+    def packed_features(self, tokens: Tensor, kept: Tensor) -> Tensor:
+        """Returns the input of the output head for some positions, [N, D], computing no others but in mixers.
+
+        Args:
+            tokens: ids [B, T].
+            kept: which positions, [B, T]; of each row the first ones, as many as wanted.
+        """
+        return self._run(tokens, None, PackedRows.of(kept))[0][0]
+
     def logits(self, features: Tensor) -> Tensor:
         """Applies the output head: [..., D] -> [..., V]."""
         return linear(features, self.embed.weight if self.head is None else self.head.weight)
@@ -151,12 +199,14 @@ class Model(nn.Module):
         logits, after = self.prefill(token[:, None], state)
         return logits[:, 0], after
 
-    def _run(self, tokens: Tensor, state: ModelState | None) -> tuple[Tensor, ModelState]:
-        x = self.embed(tokens)
+    def _run(
+        self, tokens: Tensor, state: ModelState | None, packed: PackedRows | None = None
+    ) -> tuple[Tensor, ModelState]:
+        x = self.embed(packed.pack(tokens) if packed else tokens)
         after: ModelState = []
         for depth, sources in enumerate(self._sources):
             own = state[depth] if state else [None] * len(sources)
             before = [after[source[0]][source[1]] if source else s for source, s in zip(sources, own, strict=True)]
-            x, new = self.layers[self._own[depth]](x, before)
+            x, new = self.layers[self._own[depth]](x, before, packed)
             after.append([() if source else s for source, s in zip(sources, new, strict=True)])
         return self.norm(x), after

@@ -21,7 +21,7 @@ _LOGITS_AT_ONCE = 1 << 24
 def answer_nats(model: Model, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the cross-entropy of each answer token in nats, [N], and the row of the batch that it is in, [N].
 
-    Logits are computed for answer tokens alone.
+    Rows are packed up to their last answer tokens, see `PackedRows`; logits are computed for answer tokens alone.
 
     Args:
         model: to evaluate.
@@ -29,7 +29,8 @@ def answer_nats(model: Model, inputs: Tensor, labels: Tensor) -> tuple[Tensor, T
         labels: next ids [B, T]; `IGNORE` where no answer is.
     """
     answers = labels != IGNORE
-    features, wanted = model.features(inputs)[answers], labels[answers]
+    needed = answers.flip(1).cumsum(1).flip(1) > 0
+    features, wanted = model.packed_features(inputs, needed)[answers[needed]], labels[answers]
     rows = max(1, _LOGITS_AT_ONCE // model.layout.vocab)
     chunks = zip(torch.split(features, rows), torch.split(wanted, rows), strict=True)
     nats = [checkpoint(_nats, model, *chunk, use_reentrant=False) for chunk in chunks]

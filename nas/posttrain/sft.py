@@ -1,8 +1,7 @@
 """Supervised fine-tuning of members on conversations (LFM2 report, section 4.2).
 
-Each conversation is a sequence of its own, padded at the end: every block kind is causal, so no position reads padding
-or another conversation, whereas a packed sequence would need its states reset at each boundary. Conversations of a step
-are sorted by length and split into the passes that cost least (`passes_of`); the share of padding is in the record.
+Conversations of a step are packed, see `nas.nn.model.PackedRows`: mixers get each as a row of its own, padded at its
+end, so that none can read another, whatever the kind of block, and all else computes their tokens alone.
 
 Conversations are filtered and tokenised once, and read from the cache folder:
 
@@ -40,15 +39,12 @@ from nas.release.files import sha256_of
 
 CONVERSATIONS_VERSION = 1
 """Part of keys: increase it with every change after which the same files give other ids or another selection."""
-PASSES_VERSION = 1
+PASSES_VERSION = 2
 """Part of keys: increase it when steps are split into other passes, which round and drop other values."""
 HELD_OUT = "loss on held-out answers"
-PASS_TOKENS = 256
-"""What a pass costs beside its tokens, in tokens: measured by `benchmarks/post_training.py passes`."""
 
 _TOKENS_AT_ONCE = (4096, 32768)
 _MOST_WARMUP = 0.1
-_MEASURED_STEPS = 200
 
 
 class _Settings(BaseModel):
@@ -268,35 +264,19 @@ class Mixture:
         return np.concatenate(rounds)[begin : begin + draws]
 
 
-def passes_of(lengths: Sequence[int], most: int, overhead: int = PASS_TOKENS) -> list[list[int]]:
-    """Splits sequences, sorted by length, into the passes that cost least; a pass costs `overhead` and its tokens.
-
-    Args:
-        lengths: of the sequences.
-        most: tokens of a pass, padding included; a longer sequence has a pass of its own.
-        overhead: of a pass, in tokens; with 0 nothing is padded.
+def passes_of(lengths: Sequence[int], most: int) -> list[list[int]]:
+    """Splits sequences, sorted by length, into as few passes as hold `most` tokens each, padding included.
 
     Returns:
-        The places of the sequences of each pass.
+        The places of the sequences of each pass; a sequence that is too long has a pass of its own.
     """
-    order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
-    costs, begins = [0], [0]  # of the first sequences of the order: least cost, and where their last pass begins
-    for end in range(1, len(order) + 1):
-        found: list[tuple[int, int]] = []
-        for begin in range(end - 1, -1, -1):
-            tokens = lengths[order[begin]] * (end - begin)
-            if tokens > most and found:
-                break
-            found.append((costs[begin] + overhead + tokens, begin))
-        cost, begin = min(found)
-        costs.append(cost)
-        begins.append(begin)
     passes: list[list[int]] = []
-    end = len(order)
-    while end:
-        passes.append(order[begins[end] : end])
-        end = begins[end]
-    return passes[::-1]
+    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
+        if passes and lengths[passes[-1][0]] * (len(passes[-1]) + 1) <= most:
+            passes[-1].append(place)
+        else:
+            passes.append([place])
+    return passes
 
 
 def padded(sequences: Sequence[NDArray[np.int64]], value: int) -> Tensor:
@@ -304,13 +284,6 @@ def padded(sequences: Sequence[NDArray[np.int64]], value: int) -> Tensor:
     length = max(map(len, sequences))
     rows = [np.pad(each, (0, length - len(each)), constant_values=value) for each in sequences]
     return torch.from_numpy(np.stack(rows))
-
-
-def padding_share(lengths: Sequence[Sequence[int]], most: int) -> float:
-    """Returns the padding in the passes of steps with these lengths, as a share of their tokens."""
-    text = sum(map(sum, lengths))
-    whole = sum(max(step[i] for i in one) * len(one) for step in lengths for one in passes_of(step, most))
-    return 1 - text / whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -415,14 +388,10 @@ class Sft(ConversationPlan):
     def config(self) -> dict[str, Any]:
         """See `TrainingPlan`."""
         data = TokenisedConversations(tokens_path(self.tokens))
-        mixture, settings = self._mixture(data), self.settings
-        steps = min(_MEASURED_STEPS, settings.steps(mixture.epoch))
-        lengths = [[int(data.lengths[index]) for index in self._numbers(mixture, step)] for step in range(steps)]
         return {
-            "settings": settings.model_dump(mode="json"),
+            "settings": self.settings.model_dump(mode="json"),
             "tokenizer": self.tokenizer_sha256,
             "conversations": len(data.lengths),
-            "padding": round(padding_share(lengths, _TOKENS_AT_ONCE[0]), 4),
         }
 
     def stages(self, worker: Worker) -> list[Stage]:
