@@ -1,7 +1,10 @@
-"""Benchmarks of `nas adapt`: ranks of summed scores, random kills.
+"""Benchmarks of `nas adapt`: ranks of summed scores, random kills, starts and recipes, a large model.
 
     python -m benchmarks.adapt mixes FOLDER [--size small|tiny] [--mixes 20]    Kendall's tau of summed scores
     python -m benchmarks.adapt kills FOLDER [--kills 10] [--seed 0]             SIGKILL at random moments
+    python -m benchmarks.adapt ablations FOLDER [--minutes 8]                   `benchmarks.adapt_ablations`, continues
+    python -m benchmarks.adapt large FOLDER                                     `benchmarks.adapt_large`, continues
+    python -m benchmarks.adapt page                                             tables of docs/measured/adapting.md
 
 `mixes` trains a teacher on the default corpus. Each step and each mix is one file of the folder: run again, it goes on.
 Reports: FOLDER/report.json, FOLDER/kills.json.
@@ -25,6 +28,8 @@ from typing import Any
 import torch
 from scipy.stats import kendalltau
 
+from benchmarks import adapt_ablations, adapt_large
+from benchmarks.equivalence_tables import write_tables
 from benchmarks.runs import ended_or_killed
 from nas.adapt import adapt, library
 from nas.adapt.adapt import Adaptation, AdaptSettings, Healing, Limit, heal, write_child
@@ -44,6 +49,8 @@ from nas.pretrain.next_token import ALL, Packed, bits_per_byte
 from nas.pretrain.recipe import wsdc
 from nas.pretrain.tokenizer_training import train_tokenizer
 from nas.proxy.corpus import build_corpus
+
+PAGE = Path(__file__).parents[1] / "docs/measured/adapting.md"
 
 
 @dataclass(frozen=True)
@@ -75,20 +82,32 @@ SIZES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     modes = parser.add_subparsers(dest="mode", required=True)
-    for mode in ("mixes", "kills"):
-        own = modes.add_parser(mode)
+    mixes, kills, ablations, large = (modes.add_parser(mode) for mode in ("mixes", "kills", "ablations", "large"))
+    for own in (mixes, kills, ablations, large):
         own.add_argument("folder", type=Path)
-        if mode != "kills":
-            own.add_argument("--size", choices=SIZES, default="small")
-        if mode == "mixes":
-            own.add_argument("--mixes", type=int, default=20)
-        else:
-            own.add_argument("--kills", type=int, default=10)
-            own.add_argument("--seed", type=int, default=0)
+    mixes.add_argument("--size", choices=SIZES, default="small")
+    mixes.add_argument("--mixes", type=int, default=20)
+    kills.add_argument("--kills", type=int, default=10)
+    kills.add_argument("--seed", type=int, default=0)
+    ablations.add_argument("--minutes", type=float, default=8.0, help="no training starts after that")
+    modes.add_parser("page")
     given = vars(parser.parse_args())
-    mode, folder = given.pop("mode"), given["folder"]
-    folder.mkdir(parents=True, exist_ok=True)
-    {"mixes": run_mixes, "kills": run_kills}[mode](**given)
+    mode = given.pop("mode")
+    if mode == "page":
+        return write_tables(PAGE, [*adapt_ablations.tables(), *adapt_large.tables()])
+    given["folder"].mkdir(parents=True, exist_ok=True)
+    {"mixes": run_mixes, "kills": run_kills, "ablations": run_ablations, "large": adapt_large.run}[mode](**given)
+
+
+def run_ablations(folder: Path, minutes: float) -> None:
+    """Trains students of the tiny teacher, see `benchmarks.adapt_ablations`, and prints how many are missing."""
+    torch.set_num_threads(1)
+    size, worker = SIZES["tiny"], _worker()
+    _, sources = _text(folder, size)
+    teacher = TrainedTeacher.load(_teacher(folder, size, sources, worker), worker.device)
+    settings = size.library.model_copy(update={"score_tokens": 1 << 13})
+    library = Library(folder / "library", teacher, sources, settings, worker)
+    print(json.dumps({"missing": adapt_ablations.run(library, sources, minutes)}))
 
 
 def run_mixes(folder: Path, size: str, mixes: int) -> None:
@@ -313,7 +332,7 @@ def _healed(
     model.load_state_dict(state)
     model = model.to(worker.device).eval()
     before = library.divergence(model), _bits(model, sources, vocabulary, healing.length, worker)
-    heal(model, library, sources, healing, folder / "training")
+    heal(model, state, library, sources, healing, folder / "training")
     return {
         "choice": [[slot.depth, slot.part, block_name(block)] for slot, block in choice.items()],
         "layout": layout.format(),

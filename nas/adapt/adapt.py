@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from nas.adapt.alternatives import default_alternatives
+from nas.adapt.alternatives import default_alternatives, further_mixers
 from nas.adapt.library import Library, LibrarySettings, TrainedTeacher
 from nas.adapt.selection import Option, select, total
 from nas.core.block import Block
@@ -61,6 +61,9 @@ _ROUNDS = 4
 """Selections with lowered limits after a child that exceeds a budget."""
 _MARGIN = 0.99
 _CHECKPOINT_S = 60.0
+_TOKENS_AT_ONCE = (1024, 32768)
+"""Most tokens of a pass of the healing, on a CPU and on an accelerator. On a CPU, little memory is taken by
+activations beside that of two models, gradients and moments."""
 
 Figures = Mapping[str, float]
 Measure = Callable[[Layout], Figures]
@@ -94,6 +97,9 @@ class AdaptSettings(BaseModel):
     library: LibrarySettings = LibrarySettings()
     healing: Healing = Healing()
     window: int = Field(128, ge=2, description="of sliding windows among the alternatives")
+    mixers: tuple[str, ...] = Field(
+        (), exclude_if=lambda given: not given, description="further alternatives for attention, in one-line form"
+    )
     points: int = Field(5, ge=2, description="of the front")
     held_out: float = Field(0.05, gt=0, lt=0.5, description="share of the text that is never trained on")
 
@@ -221,7 +227,10 @@ class Adaptation:
         Packed("healing", self.sources, settings.healing.length, 1, 0)  # raises where there is too little text
         self.library = Library(library_folder, self.teacher, self.sources, settings.library, worker)
         places = slots_of(self.teacher.layout)
-        self.alternatives = {slot: default_alternatives(self.teacher.layout, slot, settings.window) for slot in places}
+        further = further_mixers(settings.mixers, self.teacher.layout.d_model)
+        self.alternatives = {
+            slot: default_alternatives(self.teacher.layout, slot, settings.window, further) for slot in places
+        }
         (folder / "measured").mkdir(parents=True, exist_ok=True)
         self._check_plan()
         self._check_disk()
@@ -327,8 +336,10 @@ class Adaptation:
         if path.is_file():
             load_weights(model, path)
             return model.to(self.worker.device).eval()
-        model.load_state_dict(start)
-        heal(model.to(self.worker.device), self.library, self.sources, self.settings.healing, self.folder / "training")
+        heal(
+            model.to(self.worker.device), start, self.library, self.sources, self.settings.healing,
+            self.folder / "training",
+        )  # fmt: skip
         save_weights(model, path)
         return model.eval()
 
@@ -519,27 +530,40 @@ def _check_tokenizer(tokenizer: Path, layout: Layout) -> None:
         )
 
 
-def heal(model: Model, library: Library, sources: Sequence[Tokens], healing: Healing, folder: Path) -> None:
+def heal(
+    model: Model,
+    start: Mapping[str, torch.Tensor],
+    library: Library,
+    sources: Sequence[Tokens],
+    healing: Healing,
+    folder: Path,
+) -> None:
     """Trains `model` in place against the teacher's likeliest tokens; resumes from the checkpoint in `folder`.
 
     A child that is nearly the teacher can be moved away from it by training on little text. If its divergence on
     held-out text has grown, it gets its start weights back.
 
     Args:
-        model: assembled, on the worker's device.
+        model: of the child's layout, on the worker's device.
+        start: its weights, assembled.
         library: of the teacher; its worker trains.
         sources: text.
         healing: settings.
         folder: of the checkpoint.
     """
     teacher, worker = library.teacher, library.worker
+    model.load_state_dict(start)
     before = library.divergence(model.eval())
-    start = {name: tensor.cpu().clone() for name, tensor in model.state_dict().items()}
     sequences = max(1, healing.batch_tokens // healing.length)
     tokens = sequences * healing.length
     steps = max(1, round(healing.tokens / tokens))
     packed = Packed("healing", sources, healing.length, sequences, healing.seed + 1)
     distilled = Distilled(teacher.model, healing.weight, healing.temperature, healing.k)
+    rows = max(1, worker.most_tokens(*_TOKENS_AT_ONCE) // healing.length)
+
+    def passes(step: int) -> list[tuple[torch.Tensor, ...]]:
+        inputs, labels = packed.batch(step)
+        return list(zip(torch.split(inputs, rows), torch.split(labels, rows), strict=True))
 
     def loss(student: Model, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return pretraining_loss(student, inputs, labels, distilled) / tokens
@@ -548,7 +572,7 @@ def heal(model: Model, library: Library, sources: Sequence[Tokens], healing: Hea
         name="healing",
         steps=steps,
         tokens=tokens,
-        batches=lambda step: [packed.batch(step)],
+        batches=passes,
         loss=loss,
         rate=lambda step: healing.lr * wsdc(step, steps, warmup=0.05, decay=0.5, final=0.1),
     )

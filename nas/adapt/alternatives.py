@@ -8,13 +8,16 @@ The mixer and the feed-forward of each layer are replaced independently, or the 
     Mamba-2                  C, B and x from queries, keys and values, the output projection as it is (Wang et al. 2024,
                              "The Mamba in the Llama", section 2.2); gate, steps and decays are drawn
     short convolution        values and output projection; gates and taps are drawn
+    latent attention         latents from the singular vectors of keys and values together, shared keys from the mean of
+                             heads (Li et al. 2025, X-EcoMLA; Yang et al. 2025, appendix A.1); queries as they are
+    GLA, mLSTM               queries, keys, values and output projection; gates are drawn
 
 References for the whole: Bercovich et al. 2024 (Puzzle), Yang et al. 2025 (Zebra-Llama, section 3.1).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -32,21 +35,37 @@ _STEP = 32
 """Hidden widths are multiples of the quantisers' block."""
 
 
-def default_alternatives(layout: Layout, slot: Slot, window: int) -> tuple[Block | None, ...]:
+def default_alternatives(
+    layout: Layout, slot: Slot, window: int, further: Sequence[Block] = ()
+) -> tuple[Block | None, ...]:
     """Returns what may stand in place of the block at `slot`; None: no block. The block itself is not among them.
 
     Args:
         layout: of the trained model.
         slot: the place.
         window: of sliding windows.
+        further: mixers that may take attention's place, too.
     """
     own = slot.block(layout)
     assert own is not None
-    found = _mixers(own, layout.d_model, window) if slot.part == "mixer" else _feed_forwards(own)
+    found = _mixers(own, layout.d_model, window, further) if slot.part == "mixer" else _feed_forwards(own)
     return (*_valid(found, own, layout.d_model), None)
 
 
-def _mixers(own: Block, d_model: int, window: int) -> Iterator[Block]:
+def further_mixers(texts: Sequence[str], d_model: int) -> tuple[Block, ...]:
+    """Returns the mixers that `texts` name.
+
+    Raises:
+        InvalidInput: one is no mixer of this width, or has no keys and values of its own.
+    """
+    found = tuple(Block.parse(text, "mixer").canonical(d_model) for text in texts)
+    for block in found:
+        if "kv" in dict(block.given):
+            raise InvalidInput(f"{block.format()} shares the cache of another layer", where="mixers")
+    return found
+
+
+def _mixers(own: Block, d_model: int, window: int, further: Sequence[Block]) -> Iterator[Block]:
     if own.kind not in _ATTENTION:
         return
     full = own.resolve(d_model)
@@ -59,6 +78,7 @@ def _mixers(own: Block, d_model: int, window: int) -> Iterator[Block]:
     yield Block.of("conv", kernel=3)
     if heads * size % d_model == 0:
         yield Block.of("mamba2", state=size, heads=heads, groups=heads, expand=heads * size // d_model)
+    yield from further
 
 
 def _feed_forwards(own: Block) -> Iterator[Block]:
@@ -102,6 +122,10 @@ def started(block: Block, trained: BlockModule, inputs: Tensor, seed: int, depth
         values = _scanned(own, trained.block, module)
     elif trained.block.kind in _ATTENTION and block.kind == "conv":
         values = _convolved(own, trained.block, module)
+    elif trained.block.kind in _ATTENTION and block.kind == "mla":
+        values = _latent(own, trained.block, module.block, inputs)
+    elif trained.block.kind in _ATTENTION and block.kind in ("gla", "mlstm"):
+        values = _linear(own, trained.block, module, inputs)
     state = module.state_dict()
     module.load_state_dict(state | {name: value for name, value in values.items() if name in state})
     return module
@@ -148,3 +172,55 @@ def _convolved(own: dict[str, Tensor], before: Block, module: BlockModule) -> di
     rows = module.state_dict()["in_proj.weight"].clone()
     rows[2 * width :] = _repeated(own, "v.weight", before)
     return {"in_proj.weight": rows, "out.weight": own["o.weight"]}
+
+
+def _heads(own: dict[str, Tensor], name: str, block: Block, inputs: Tensor) -> Tensor:
+    """Returns the projection of each head of `name` [heads, head_dim, D], with the mean effect of QK-norm."""
+    rows = own[f"{name}.weight"].view(-1, block.int("head_dim"), own[f"{name}.weight"].shape[-1])
+    if f"{name}_norm.weight" not in own:
+        return rows
+    size = torch.unflatten(inputs @ rows.flatten(0, 1).T, -1, rows.shape[:2]).square().mean((0, 1, 3)).sqrt()
+    return rows / size[:, None, None] * own[f"{name}_norm.weight"][:, None]
+
+
+def _linear(own: dict[str, Tensor], before: Block, module: BlockModule, inputs: Tensor) -> dict[str, Tensor]:
+    q, k = (_heads(own, name, before, inputs) for name in ("q", "k"))
+    keys = k.repeat_interleave(len(q) // len(k), 0)
+    rows = torch.cat([q.flatten(0, 1), keys.flatten(0, 1), _repeated(own, "v.weight", before)])
+    heads = module.block.int("heads") == before.int("heads")
+    same = heads and rows.shape == module.state_dict()["qkv.weight"].shape
+    return {"qkv.weight": rows, "out.weight": own["o.weight"]} if same else {}
+
+
+def _latent(own: dict[str, Tensor], before: Block, after: Block, inputs: Tensor) -> dict[str, Tensor]:
+    """Returns latent attention that is nearest to the keys without positions and the values.
+
+    A head's pairs of numbers whose RoPE frequency is one of the shared key's belong to that, the others lose their
+    positions.
+    """
+    heads, kv, size = (before.int(name) for name in ("heads", "kv_heads", "head_dim"))
+    latent, rope = after.int("latent"), after.int("rope_dim")
+    nope = size - rope
+    parts = [after.int(name) for name in ("heads", "head_dim", "nope_dim", "query")]
+    if parts != [heads, size, nope, 0] or nope < 2 or size % rope or latent > kv * (nope + size):
+        return {}  # heads do not correspond, or nothing is compressed: drawn
+    turned = torch.arange(size).view(2, -1)[:, :: size // rope].flatten()
+    still = torch.tensor([i for i in range(size) if i not in set(turned.tolist())])
+    q, k = (_heads(own, name, before, inputs) for name in ("q", "k"))
+    u, s, down = torch.linalg.svd(torch.cat([k[:, still].flatten(0, 1), own["v.weight"]]), full_matrices=False)
+    down, up = down[:latent], u[:, :latent] * s[:latent]
+    keys, values = up.split([kv * nope, kv * size])
+    level = (inputs @ down.T).square().mean().sqrt()  # latents are normalised
+    return {
+        "q.weight": torch.cat([q[:, still], q[:, turned]], 1).flatten(0, 1),
+        "kv_down.weight": torch.cat([down, k[:, turned].mean(0)]),
+        "kv_norm.weight": level.expand(latent),
+        "k_up.weight": _to_heads(keys.view(kv, nope, latent).mT, heads),
+        "v_up.weight": _to_heads(values.view(kv, size, latent), heads),
+        "o.weight": own["o.weight"],
+    }
+
+
+def _to_heads(x: Tensor, heads: int) -> Tensor:
+    """Repeats matrices of key-value heads for the query heads that read them: [kv, a, b] -> [heads * a, b]."""
+    return x.repeat_interleave(heads // len(x), 0).flatten(0, 1)

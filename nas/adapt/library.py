@@ -333,7 +333,7 @@ class Library:
         def loss(model: nn.ModuleDict, tokens: Tensor) -> Tensor:
             with torch.no_grad():
                 known = teacher.inputs_and_outputs(tokens, depth)
-            errors = [_error(module, *known[parts[key]]) for key, module in model.items()]
+            errors = [error_of(module, *known[parts[key]]) for key, module in model.items()]
             return torch.stack(errors).sum()
 
         state = TrainingState(blocks, Optimiser(weight_decay=0.0, clip=float("inf"), balance_rate=0.0), settings.steps)
@@ -363,7 +363,7 @@ class Library:
         for window in self._windows:
             known = self.teacher.inputs_and_outputs(window.to(self.worker.device), depth)
             for key, part in parts.items():
-                found[key] += float(_error(blocks[key], *known[part])) / len(self._windows)
+                found[key] += float(error_of(blocks[key], *known[part])) / len(self._windows)
         return found
 
     @torch.no_grad()
@@ -432,7 +432,7 @@ def _held_out(sources: Sequence[Tokens], settings: LibrarySettings, vocab: int) 
         yield torch.stack(whole[start : start + rows])
 
 
-def _error(block: nn.Module, h: Tensor, y: Tensor) -> Tensor:
+def error_of(block: nn.Module, h: Tensor, y: Tensor) -> Tensor:
     """Returns |block(h) - y|^2 / |y|^2."""
     out = block(h)
     found: Tensor = (out[0] if isinstance(block, Mixer) else out) - y

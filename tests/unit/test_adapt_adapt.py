@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from adapt_lab import LAYOUT, SETTINGS, adaptation, alone, sources, work_of, write_lab
+from adapt_lab import LAYOUT, QUICK, SETTINGS, adaptation, alone, sources, work_of, write_lab
 from cli_runner import nas
 from pretrain_lab import write_tokenizer
 
-from nas.adapt.adapt import CHILD, REPORT, Limit, heal
+from nas.adapt.adapt import CHILD, REPORT, AdaptSettings, Limit, heal
 from nas.adapt.alternatives import default_alternatives, started
 from nas.adapt.library import Library, TrainedTeacher, trim
 from nas.core.block import Block
@@ -72,6 +72,51 @@ def test_start_values_come_from_the_trained_block() -> None:
         torch.testing.assert_close(scan.out.weight, attention.o.weight)
 
 
+def test_latent_attention_starts_as_the_attention_that_it_can_represent() -> None:
+    """One key-value head whose numbers without a frequency of the shared key are zero, and latents of one length."""
+    attention = Model(Layout.parse("d64 v320 ffn=swiglu:128 [A4/1:16(qk_norm=0) C3]"), seed=1).layers["0"].mixers[0]
+    block = Block.parse("L4/24(nope_dim=8,rope_dim=8)", "mixer")
+    x = torch.randn(2, 12, 64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        attention.k.weight.view(2, 8, 64)[:, 1::2] = 0
+        for _ in range(2):
+            latent = started(block, attention, x, 0, 3)
+            x = x / (x @ latent.kv_down.weight[:24].T).square().mean(-1, keepdim=True).sqrt()
+        torch.testing.assert_close(latent(x)[0], attention(x)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_linear_mixers_start_with_queries_keys_and_values() -> None:
+    attention = Model(Layout.parse("d64 v320 ffn=swiglu:128 [A4/2:16(qk_norm=0) C3]"), seed=1).layers["0"].mixers[0]
+    x = torch.randn(2, 12, 64, generator=torch.Generator().manual_seed(0))
+    keys, values = (
+        each.weight.detach().view(2, 16, 64).repeat_interleave(2, 0).flatten(0, 1)
+        for each in (attention.k, attention.v)
+    )
+    for text in ("G4", "X4(key_dim=16)"):
+        mixer = started(Block.parse(text, "mixer"), attention, x, 0, 3)
+        torch.testing.assert_close(mixer.qkv.weight, torch.cat([attention.q.weight, keys, values]))
+        torch.testing.assert_close(mixer.out.weight, attention.o.weight)
+    drawn = started(Block.parse("X4(key_dim=8)", "mixer"), attention, x, 0, 3)
+    assert not torch.equal(drawn.out.weight, attention.o.weight), "heads do not correspond"
+
+
+def test_settings_name_further_mixers(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+
+    def given(*mixers: str) -> AdaptSettings:
+        return QUICK.model_copy(update={"mixers": mixers})
+
+    assert "mixers" not in given().model_dump(), "folders of earlier adaptations stay valid"
+    one = adaptation(lab, tmp_path / "out", tmp_path / "library", settings=given("L4/32(nope_dim=8,rope_dim=8)", "X4"))
+    names = [block.format() for block in one.alternatives[Slot(0, "mixer")] if block]
+    assert names[-2:] == ["L4/32(nope_dim=8)", "X4"]
+    assert one.alternatives[Slot(2, "mixer")] == (None,), "a short convolution is not attention"
+    for text, message in (("Z9", "unknown mixer"), ("A4/2:16(kv=0)", "shares the cache"), ("A5/2", "5 heads")):
+        with pytest.raises(InvalidInput, match=message):
+            adaptation(lab, tmp_path / "other", tmp_path / "library", settings=given(text))
+    assert not (tmp_path / "other").exists()
+
+
 def test_assembling_with_the_trained_blocks_gives_the_trained_model() -> None:
     teacher = Model(LAYOUT, seed=1)
     weights = dict(teacher.state_dict())
@@ -116,8 +161,14 @@ def test_healing_that_harms_is_undone(lab: Path, tmp_path: Path, text: list[Toke
     teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
     library = Library(tmp_path / "library", teacher, text, SETTINGS.library, alone())
     model = Model(LAYOUT, seed=1)
-    model.load_state_dict(teacher.model.state_dict())
-    heal(model, library, text, SETTINGS.healing.model_copy(update={"lr": 0.1}), tmp_path / "training")
+    heal(
+        model,
+        teacher.model.state_dict(),
+        library,
+        text,
+        SETTINGS.healing.model_copy(update={"lr": 0.1}),
+        tmp_path / "training",
+    )
     assert library.divergence(model) == 0
     for name, tensor in teacher.model.state_dict().items():
         assert torch.equal(tensor, model.state_dict()[name]), name

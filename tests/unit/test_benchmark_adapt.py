@@ -1,0 +1,36 @@
+"""Trainings of `benchmarks.adapt ablations`: one line each, continued."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from adapt_lab import SETTINGS, alone, sources, write_lab
+
+from benchmarks import adapt_ablations
+from nas.adapt.library import Library, TrainedTeacher
+from nas.core.block import Block
+
+
+def test_every_student_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = write_lab(tmp_path / "lab")
+    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
+    library = Library(tmp_path / "library", teacher, sources(lab), SETTINGS.library, alone())
+    path = tmp_path / "trainings.jsonl"
+    for name, value in {
+        "RECORDED": path, "STUDENTS": {"mLSTM": Block.parse("X4(key_dim=16)", "mixer")}, "SEEDS": 1,
+        "ARMS": (("attention", "logits"), ("attention", "staged")), "_LENGTH": 32, "_STEPS": 8, "_ALIGNED": 4,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(adapt_ablations, name, value)
+    assert adapt_ablations.run(library, sources(lab), 0.0) == 2
+    assert not path.exists()
+    assert adapt_ablations.run(library, sources(lab), 1.0) == 0
+    logits, staged = adapt_ablations.recorded()
+    assert logits["kl_start"] == logits["kl_aligned"] == staged["kl_start"] > staged["kl_aligned"] > 0
+    assert logits["kl"] < logits["kl_start"]
+    written = path.read_bytes()
+    assert adapt_ablations.run(library, sources(lab), 1.0) == 0
+    assert path.read_bytes() == written
+    (table,) = adapt_ablations.tables()
+    assert f"{staged['kl']:.3f}" in table
