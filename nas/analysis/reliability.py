@@ -28,7 +28,9 @@ class QualityReliability(BaseModel):
     front_noise: float | None = Field(description="share of front membership that is noise: 1 - mean P(front) on it")
     rescored: int = Field(description="candidates whose quality is of fresh seeds")
     seeds: int = Field(description="fresh seeds")
-    stated_sd: float | None = Field(description="mean standard deviation of a quality of fresh seeds")
+    stated_sd: float | None = Field(
+        description="standard deviation of a quality of fresh seeds, as it was stated before they were trained"
+    )
     seen_sd: float | None = Field(description="the same, from the fresh seeds themselves; null for fewer than two")
     left_out: dict[str, str] = Field(description="evaluation group that does not count -> why")
     text: str = Field(description="all of it as a sentence")
@@ -56,7 +58,7 @@ def _reliability(study: StudySnapshot) -> QualityReliability | None:
     top = qualities[-math.ceil(len(qualities) / 3) :]
     fresh = [each.rescored for each in found if each.rescored is not None]
     spread = paired_spread([each.per_seed for each in fresh]) if len(fresh) > 1 else None
-    seeds = len(fresh[0].per_seed) if fresh else 0
+    seeds, scale = len(fresh[0].per_seed) if fresh else 0, _top_scale(study)
     known = [chance for chance in members if chance is not None]
     result = QualityReliability(
         candidates=len(qualities),
@@ -65,20 +67,23 @@ def _reliability(study: StudySnapshot) -> QualityReliability | None:
         front_noise=1 - fmean(known) if known else None,
         rescored=len(fresh),
         seeds=seeds,
-        stated_sd=fmean(each.quality.sd for each in fresh) if fresh else None,
+        stated_sd=scale.sd_of(seeds) if scale is not None and seeds else None,
         seen_sd=spread.sd / math.sqrt(seeds) if spread is not None and spread.dof else None,
-        left_out=_left_out(study),
+        left_out=_left_out(scale),
         text="",
     )
     return result.model_copy(update={"text": _text(result)})
 
 
-def _left_out(study: StudySnapshot) -> dict[str, str]:
-    """Returns the groups that do not count at the top rung; version 0.1.0 stored no reasons."""
+def _top_scale(study: StudySnapshot) -> QualityScale | None:
     stored = (study.record.study.scales or {}).get("quality", {}).get(study.space.quality.rungs[-1].name)
-    if stored is None:
+    return None if stored is None else QualityScale.model_validate(stored)
+
+
+def _left_out(scale: QualityScale | None) -> dict[str, str]:
+    """Returns the groups that do not count; version 0.1.0 stored no reasons."""
+    if scale is None:
         return {}
-    scale = QualityScale.model_validate(stored)
     below = f"the published reference scores less than {scale.minimum:g} above chance"
     return {group: scale.reasons.get(group, below) for group in sorted(scale.left_out)}
 
@@ -91,11 +96,9 @@ def _text(found: QualityReliability) -> str:
     if found.front_noise is not None:
         parts.append(f"{found.front_noise:.0%} of front membership is noise")
     if found.rescored:
-        seen = "" if found.seen_sd is None else f", {found.seen_sd:.3f} by these seeds themselves"
-        parts.append(
-            f"{found.rescored} candidates re-scored on {found.seeds} fresh seeds, standard deviation"
-            f" {found.stated_sd:.3f}{seen}"
-        )
+        told = ((found.stated_sd, "as stated before"), (found.seen_sd, "by these seeds"))
+        sds = ", ".join(f"{sd:.3f} {how}" for sd, how in told if sd is not None)
+        parts.append(f"{found.rescored} candidates re-scored on {found.seeds} fresh seeds, standard deviation {sds}")
     else:
         parts.append("not re-scored on fresh seeds")
     parts += [f"{group} does not count: {why}" for group, why in found.left_out.items()]

@@ -142,6 +142,19 @@ class QualityScale(BaseModel):
         means = {group: fmean(_ratios(published, group, 1.0).values()) for group in self.reference}
         return self.model_copy(update={"reference": means})
 
+    def with_noise_of(self, layouts: Sequence[Mapping[int, Scores]]) -> QualityScale:
+        """Returns the scale with the spreads over seeds of further layouts, pooled with those that it has.
+
+        Args:
+            layouts: for each layout, seed -> scores; every layout has the same seeds.
+        """
+        seen = _spreads(layouts, self.reference, self.weights)
+        return self.model_copy(update={"spreads": {unit: pool(self.spreads[unit], seen[unit]) for unit in seen}})
+
+    def sd_of(self, seeds: int) -> float:
+        """Returns the paired standard deviation of a quality that is the mean of so many seeds."""
+        return self._mean(self.reference, self.group_weights, dict.fromkeys(self.spreads, seeds))[1]
+
     @property
     def group_weights(self) -> Mapping[str, float]:
         """Group -> its weight, not normalised."""
@@ -216,7 +229,7 @@ def fix_scale(
         reference=kept,
         left_out={group: mean for group, mean in means.items() if group not in kept},
         minimum=minimum,
-        spreads=_spreads(layouts, kept, weights),
+        spreads={unit: with_prior(unit, seen) for unit, seen in _spreads(layouts, kept, weights).items()},
         reasons=dict(sorted(reasons.items())),
         weights=weights,
         signals=signals,
@@ -273,7 +286,7 @@ def _spreads(layouts: Sequence[Mapping[int, Scores]], kept: Scores, weights: Map
     found = {}
     for unit in sorted(set(map(unit_of, kept))):
         members = {group: weights.get(group, 1.0) for group in kept if unit_of(group) == unit}
-        found[unit] = with_prior(unit, paired_spread([_unit_values(runs, kept, members) for runs in layouts]))
+        found[unit] = paired_spread([_unit_values(runs, kept, members) for runs in layouts])
     return found
 
 

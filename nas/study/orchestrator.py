@@ -184,7 +184,8 @@ class Orchestrator:
         """Trains the candidates on and near the front with fresh seeds, until no other is near it.
 
         Noise chose the front too, so the values that it was chosen by are too good on average. A candidate that they
-        hid may be near the front of the fresh values: it is re-scored next.
+        hid may be near the front of the fresh values: it is re-scored next. The fresh seeds of all also tell the noise,
+        of layouts that are near the front, which the anchors are not.
         """
         settings = self._work.space.quality.rescore
         assert settings is not None
@@ -193,13 +194,15 @@ class Orchestrator:
         scores = await self._fresh_scores(published, settings.seeds)
         if scores is None:
             return
-        scale = self.scales.rescored_by(scores)
+        scale, seen = self.scales.rescored_by(scores), list[SeedScores]()
         while due := [*references, *self._near_front(settings.p_front)]:
             found = await asyncio.gather(*(self._fresh_scores(number, settings.seeds) for number in due))
+            seen += [fresh for fresh in found if fresh is not None]
+            known = scale.with_noise_of(seen)
             for number, fresh in zip(due, found, strict=True):
                 self._rescored.add(number)
                 if fresh is not None:
-                    self._take_fresh(self.runs[number], scale.quality(fresh), scale.per_seed(fresh))
+                    self._take_fresh(self.runs[number], known.quality(fresh), known.per_seed(fresh))
             references = []
 
     def _take_fresh(self, run: TrialRun, quality: Quality, per_seed: Mapping[int, float]) -> None:

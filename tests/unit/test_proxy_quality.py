@@ -233,6 +233,17 @@ def test_fresh_seeds_compare_with_the_published_reference_on_the_same_seeds() ->
     assert scale.per_seed({7: {"lm/code": 4.0}, 8: {"lm/code": 2.0}}) == pytest.approx({7: 1.0, 8: 0.5})
 
 
+def test_further_layouts_tell_the_noise_by_their_degrees_of_freedom() -> None:
+    scale = fix_scale("r", {0: {"lm/code": 1.0}}, minimum=0.1)
+    assert scale.sd_of(4) == pytest.approx(LM_PRIOR.sd / 2)
+    one, other = {0: 1.1, 1: 0.9, 2: 1.0}, {0: 0.9, 1: 1.1, 2: 1.0}
+    seen = paired_spread([one, other])
+    pooled = scale.with_noise_of([{seed: {"lm/code": value} for seed, value in each.items()} for each in (one, other)])
+    assert pooled.spreads["lm"] == pool(LM_PRIOR, seen)
+    assert pooled.quality({0: {"lm/code": 1.0}, 1: {"lm/code": 1.0}}).sd == pytest.approx(pooled.sd_of(2))
+    assert pooled.sd_of(2) > scale.sd_of(2)
+
+
 def test_a_scale_of_version_0_1_0_is_read_and_weighs_groups_alike() -> None:
     stored = {
         "rung": "r", "reference": {"lm/a": 1.0, "task/b": 2.0}, "left_out": {}, "minimum": 0.25,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 from collections import Counter
@@ -373,6 +374,9 @@ def test_noise_is_estimated_from_anchors_and_the_front_is_of_fresh_seeds(anchore
     assert sure["seeds"] == 3
     assert sure["front_noise"] == pytest.approx(1 - fmean(row["p_front"] for row in report["front"]))
     assert "re-scored on 3 fresh seeds" in sure["text"]
+    assert sure["stated_sd"] == pytest.approx(scales["quality"]["third"]["spreads"]["lm"][0] / math.sqrt(3))
+    sds = {row["quality"]["sd"] for row in report["front"]}
+    assert all(min(sure["stated_sd"], sure["seen_sd"]) < sd < max(sure["stated_sd"], sure["seen_sd"]) for sd in sds)
     first = {event.trial: note.quality.value for event in all_events(anchored.store, 1)
              if (note := QualityKnown.read(event.payload)) and note.quality.rung == "third"}  # fmt: skip
     assert any(row["quality"]["value"] != first[row["trial"]] for row in report["front"])
