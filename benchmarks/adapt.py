@@ -1,6 +1,7 @@
 """Benchmarks of `nas adapt`: ranks of summed scores, random kills, starts and recipes, a large model.
 
     python -m benchmarks.adapt mixes FOLDER [--size small|tiny] [--mixes 20]    Kendall's tau of summed scores
+    python -m benchmarks.adapt pairs FOLDER                                     terms for pairs of replacements
     python -m benchmarks.adapt kills FOLDER [--kills 10] [--seed 0]             SIGKILL at random moments
     python -m benchmarks.adapt ablations FOLDER [--minutes 8]                   `benchmarks.adapt_ablations`, continues
     python -m benchmarks.adapt large FOLDER                                     `benchmarks.adapt_large`, continues
@@ -22,6 +23,7 @@ import random
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,7 @@ from nas.adapt.library import Library, LibrarySettings, TrainedTeacher
 from nas.core.block import Block
 from nas.core.durable import write_durably
 from nas.core.layout import Layout
-from nas.core.replacement import Slot, assembled, block_name, slots_of
+from nas.core.replacement import Slot, assembled, block_name, parsed, slots_of
 from nas.nn.fit import Stage, TrainingCheckpoint, TrainingState, Worker, fit
 from nas.nn.model import Model
 from nas.nn.optimisers import Optimiser
@@ -50,6 +52,7 @@ from nas.pretrain.recipe import wsdc
 from nas.pretrain.tokenizer_training import train_tokenizer
 from nas.proxy.corpus import build_corpus
 
+MIXES, PAIRS = (Path(__file__).parent / f"recorded/adapt-{name}.json" for name in ("tiny", "pairs"))
 PAGE = Path(__file__).parents[1] / "docs/measured/adapting.md"
 
 
@@ -82,8 +85,10 @@ SIZES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     modes = parser.add_subparsers(dest="mode", required=True)
-    mixes, kills, ablations, large = (modes.add_parser(mode) for mode in ("mixes", "kills", "ablations", "large"))
-    for own in (mixes, kills, ablations, large):
+    mixes, pairs, kills, ablations, large = (
+        modes.add_parser(mode) for mode in ("mixes", "pairs", "kills", "ablations", "large")
+    )
+    for own in (mixes, pairs, kills, ablations, large):
         own.add_argument("folder", type=Path)
     mixes.add_argument("--size", choices=SIZES, default="small")
     mixes.add_argument("--mixes", type=int, default=20)
@@ -96,18 +101,26 @@ def main() -> None:
     if mode == "page":
         return write_tables(PAGE, [*adapt_ablations.tables(), *adapt_large.tables()])
     given["folder"].mkdir(parents=True, exist_ok=True)
-    {"mixes": run_mixes, "kills": run_kills, "ablations": run_ablations, "large": adapt_large.run}[mode](**given)
+    runs = {
+        "mixes": run_mixes, "pairs": run_pairs, "kills": run_kills, "ablations": run_ablations,
+        "large": adapt_large.run,
+    }  # fmt: skip
+    runs[mode](**given)
 
 
 def run_ablations(folder: Path, minutes: float) -> None:
     """Trains students of the tiny teacher, see `benchmarks.adapt_ablations`, and prints how many are missing."""
+    library, sources = _tiny(folder, SIZES["tiny"].library.model_copy(update={"score_tokens": 1 << 13}))
+    print(json.dumps({"missing": adapt_ablations.run(library, sources, minutes)}))
+
+
+def _tiny(folder: Path, settings: LibrarySettings) -> tuple[Library, list[Tokens]]:
+    """Returns a library of the tiny teacher, which is trained first where the folder lacks it, and its text."""
     torch.set_num_threads(1)
     size, worker = SIZES["tiny"], _worker()
     _, sources = _text(folder, size)
     teacher = TrainedTeacher.load(_teacher(folder, size, sources, worker), worker.device)
-    settings = size.library.model_copy(update={"score_tokens": 1 << 13})
-    library = Library(folder / "library", teacher, sources, settings, worker)
-    print(json.dumps({"missing": adapt_ablations.run(library, sources, minutes)}))
+    return Library(folder / "library", teacher, sources, settings, worker), sources
 
 
 def run_mixes(folder: Path, size: str, mixes: int) -> None:
@@ -125,7 +138,7 @@ def run_mixes(folder: Path, size: str, mixes: int) -> None:
         path = folder / f"mix-{number}.json"
         if not path.is_file():
             choice = mix(alternatives, number)
-            row = _healed(folder, choice, library, teacher, sources, vocabulary, settings.healing, worker)
+            row = _healed(folder, choice, library, sources, vocabulary, settings.healing, worker)
             row["summed"] = sum(scores[slot, block] for slot, block in choice.items())
             write_durably(path, json.dumps(row, indent=1).encode())
         rows.append(json.loads(path.read_bytes()))
@@ -135,15 +148,63 @@ def run_mixes(folder: Path, size: str, mixes: int) -> None:
         "non_embedding": layout.params.non_embedding,
         "teacher_tokens": settings.teacher_tokens,
         "teacher_bits_per_byte": _bits(teacher.model, sources, vocabulary, settings.library.length, worker),
-        "tau": {
-            name: float(kendalltau([row["summed"] for row in rows], [row[name] for row in rows]).statistic)
-            for name in ("divergence_before", "divergence", "bits_per_byte")
-        },
+        "tau": taus(rows, "summed"),
         "blocks": [_block(library, slot, block, scores) for slot, each in alternatives.items() for block in each],
         "mixes": rows,
     }
     write_durably(folder / "report.json", (json.dumps(report, indent=1) + "\n").encode())
     print(json.dumps({"tau": report["tau"], "mixes": len(rows)}))
+
+
+def taus(rows: list[dict[str, Any]], by: str) -> dict[str, float]:
+    """Returns Kendall's tau between the predictions `by` and what was measured."""
+    measured = ("divergence_before", "divergence", "bits_per_byte")
+    predicted = [row[by] for row in rows]
+    return {name: float(kendalltau(predicted, [row[name] for row in rows]).statistic) for name in measured}
+
+
+def _start(library: Library, choice: dict[Slot, Block | None]) -> tuple[Layout, dict[str, torch.Tensor]]:
+    blocks = {slot: library.weights(slot, block) for slot, block in choice.items() if block is not None}
+    weights = {name: tensor.cpu() for name, tensor in library.teacher.model.state_dict().items()}
+    return assembled(library.teacher.layout, weights, choice, blocks)
+
+
+def run_pairs(folder: Path) -> None:
+    """Writes `PAIRS`: what each pair of replacements in the recorded mixes of the tiny teacher loses together.
+
+    FOLDER is that of `mixes --size tiny`, or gets the same teacher and library. A mix is predicted by the sum of its
+    scores, and by that and the pairs' terms, which are what a pair loses beyond the sum of its two scores.
+    """
+    library, _ = _tiny(folder, SIZES["tiny"].library)
+    layout, window = library.teacher.layout, SIZES["tiny"].window
+    alternatives = {slot: default_alternatives(layout, slot, window) for slot in slots_of(layout)}
+    library.train(alternatives)
+    scores = library.scores(alternatives)
+    rows = []
+    for row in json.loads(MIXES.read_bytes())["mixes"]:
+        choice = {Slot(depth, part): parsed(block, part) for depth, part, block in row["choice"]}
+        terms = [
+            _divergence(library, dict(pair)) - sum(map(scores.__getitem__, pair))
+            for pair in combinations(choice.items(), 2)
+        ]
+        summed = sum(map(scores.__getitem__, choice.items()))
+        own = {"layout": row["layout"], "summed": summed, "paired": summed + sum(terms), "terms": terms}
+        measured = {"divergence_before": _divergence(library, choice)}
+        rows.append(own | measured | {name: row[name] for name in ("divergence", "bits_per_byte")})
+    middle = [row for row in rows if 0.2 <= row["summed"] <= 1]
+    report = {
+        name: {by: taus(own, by) for by in ("summed", "paired")}
+        for name, own in (("tau", rows), ("tau_middle", middle))
+    } | {"mixes": rows}
+    write_durably(PAIRS, _json(report))
+    print(json.dumps([report["tau"], report["tau_middle"]]))
+
+
+def _divergence(library: Library, choice: dict[Slot, Block | None]) -> float:
+    layout, state = _start(library, choice)
+    model = Model(layout, None)
+    model.load_state_dict(state)
+    return library.divergence(model.to(library.worker.device).eval())
 
 
 def mix(alternatives: dict[Slot, tuple[Block | None, ...]], number: int) -> dict[Slot, Block | None]:
@@ -319,20 +380,17 @@ def _healed(
     folder: Path,
     choice: dict[Slot, Block | None],
     library: Library,
-    teacher: TrainedTeacher,
     sources: list[Tokens],
     vocabulary: Vocabulary,
     healing: Healing,
     worker: Worker,
 ) -> dict[str, Any]:
-    blocks = {slot: library.weights(slot, block) for slot, block in choice.items() if block is not None}
-    weights = {name: tensor.cpu() for name, tensor in teacher.model.state_dict().items()}
-    layout, state = assembled(teacher.layout, weights, choice, blocks)
+    layout, state = _start(library, choice)
     model = Model(layout, None)
     model.load_state_dict(state)
     model = model.to(worker.device).eval()
     before = library.divergence(model), _bits(model, sources, vocabulary, healing.length, worker)
-    heal(model, state, library, sources, healing, folder / "training")
+    heal(model, lambda: _start(library, choice)[1], library, sources, healing, folder / "training")
     return {
         "choice": [[slot.depth, slot.part, block_name(block)] for slot, block in choice.items()],
         "layout": layout.format(),

@@ -26,7 +26,7 @@ from benchmarks.runs import ended_or_killed, say
 from nas.adapt.adapt import AdaptSettings, Healing, heal
 from nas.adapt.alternatives import default_alternatives
 from nas.adapt.checkpoints import import_model
-from nas.adapt.library import Library, LibrarySettings, TrainedTeacher
+from nas.adapt.library import Library, LibrarySettings, TrainedTeacher, distribution_of, divergence_of
 from nas.core.block import Block
 from nas.core.durable import write_durably
 from nas.core.layout import Layout
@@ -69,14 +69,14 @@ def run(folder: Path) -> None:
 def whole(parts: dict[str, Figures], settings: AdaptSettings) -> Figures:
     """Returns processor hours of an adaptation's steps."""
     library, healing, depth = settings.library, settings.healing, LAYOUT.depth
-    layer, head = (parts["forward"][name] for name in ("layer_s", "head_s"))  # of a token
+    layer, head, compared = (parts["forward"][name] for name in ("layer_s", "head_s", "divergence_s"))
     attention = [layer.mixer is not None and layer.mixer.kind == "gqa" for layer in LAYOUT.layers]
     prefixes = library.batch_tokens * layer * (sum(range(depth)) - _ATTENTION * sum(attention))
     steps = sum(parts["attention" if own else "convolution"]["train_s"] for own in attention)
-    scored = depth * (depth * layer + head)
+    scored = depth * (depth * layer + head)  # of a token
     for slot in slots_of(LAYOUT):
         alternatives = default_alternatives(LAYOUT, slot, settings.window)
-        scored += len(alternatives) * ((depth - slot.depth) * layer + head)
+        scored += len(alternatives) * ((depth - slot.depth) * layer + head + compared)
     seconds = {
         "library": library.steps * (steps + prefixes),
         "of that, layers in front of the blocks": library.steps * prefixes,
@@ -154,9 +154,13 @@ def _forward(folder: Path) -> Figures:
     teacher, x = lab.teacher, lab.teacher.before(lab.library.text, 0)
     teacher.between(x, 0, 1)
     layers = _seconds(lambda: teacher.between(x, 0, LAYOUT.depth))
-    evaluated = _seconds(lambda: lab.library.divergence(teacher.model))
+    head = _seconds(lambda: teacher.logits(x))
+    known = distribution_of(teacher.logits(x))
+    divergence = _seconds(lambda: divergence_of(known, known[0]))
     tokens = lab.library.text.numel()
-    return {"layer_s": layers / tokens / LAYOUT.depth, "head_s": max(0.0, evaluated - 2 * layers) / tokens}
+    return {
+        "layer_s": layers / tokens / LAYOUT.depth, "head_s": head / tokens, "divergence_s": divergence / tokens,
+    }  # fmt: skip
 
 
 def _trained(folder: Path, depth: int) -> Figures:
@@ -196,9 +200,9 @@ def _assembling(folder: Path) -> Figures:
 
 def _healing(folder: Path) -> Figures:
     lab = _lab(folder, _LENGTH)
-    layout, start = _child(lab.teacher)
     settings = Healing(tokens=_PASS, length=_LENGTH, batch_tokens=_PASS)
-    heal(Model(layout, None), start, lab.library, lab.sources, settings, folder / "training")
+    model = Model(_child(lab.teacher)[0], None)
+    heal(model, lambda: _child(lab.teacher)[1], lab.library, lab.sources, settings, folder / "training")
     (trained,) = (folder / "training").glob("*.safetensors")
     with safe_open(trained, "pt") as file:
         return {"step_s": float(json.loads(file.metadata()["scalars"])["cpu_seconds"])}

@@ -61,7 +61,7 @@ _ROUNDS = 4
 """Selections with lowered limits after a child that exceeds a budget."""
 _MARGIN = 0.99
 _CHECKPOINT_S = 60.0
-_TOKENS_AT_ONCE = (1024, 32768)
+_TOKENS_AT_ONCE = (512, 32768)
 """Most tokens of a pass of the healing, on a CPU and on an accelerator. On a CPU, little memory is taken by
 activations beside that of two models, gradients and moments."""
 
@@ -331,14 +331,13 @@ class Adaptation:
     def _healed(self, chosen: Child) -> Model:
         """Returns the child, trained end to end against the trained model."""
         path = self.folder / CHILD
-        layout, start = self._start(chosen.choice)
-        model = Model(layout, None)
+        model = Model(chosen.layout, None)
         if path.is_file():
             load_weights(model, path)
             return model.to(self.worker.device).eval()
         heal(
-            model.to(self.worker.device), start, self.library, self.sources, self.settings.healing,
-            self.folder / "training",
+            model.to(self.worker.device), lambda: self._start(chosen.choice)[1], self.library, self.sources,
+            self.settings.healing, self.folder / "training",
         )  # fmt: skip
         save_weights(model, path)
         return model.eval()
@@ -532,7 +531,7 @@ def _check_tokenizer(tokenizer: Path, layout: Layout) -> None:
 
 def heal(
     model: Model,
-    start: Mapping[str, torch.Tensor],
+    start: Callable[[], Mapping[str, torch.Tensor]],
     library: Library,
     sources: Sequence[Tokens],
     healing: Healing,
@@ -545,14 +544,14 @@ def heal(
 
     Args:
         model: of the child's layout, on the worker's device.
-        start: its weights, assembled.
+        start: assembles its weights.
         library: of the teacher; its worker trains.
         sources: text.
         healing: settings.
         folder: of the checkpoint.
     """
     teacher, worker = library.teacher, library.worker
-    model.load_state_dict(start)
+    model.load_state_dict(start())
     before = library.divergence(model.eval())
     sequences = max(1, healing.batch_tokens // healing.length)
     tokens = sequences * healing.length
@@ -583,7 +582,7 @@ def heal(
     after = library.divergence(model.eval())
     if not after < before:
         worker.log(f"healing raised the divergence from {before:.4g} to {after:.4g} nats per token: it is undone")
-        model.load_state_dict(start)
+        model.load_state_dict(start())
 
 
 def read_settings(path: Path) -> AdaptSettings:

@@ -52,7 +52,10 @@ _REFUSED = frozenset({1, 2, 3})
 """Exit codes of `nas launch` that a retry would not change."""
 _NOT_INHERITED = ("NAS_SERVER", "NAS_TOKEN")
 """Environment variables with which a process would submit its study instead of running it."""
-_NO_LIBRARY = "a submitted study cannot name files of the coordinator, such as the scores of a library"
+_NO_LIBRARY = (
+    "a submitted study cannot name files of the coordinator, such as the scores of a library; start it with"
+    " `nas launch` on the machine that holds them"
+)
 _NO_FILES = "a submitted study trains on the corpus 'default' or 'installed': it cannot name files of the coordinator"
 Order = Literal["run", "pause", "stop"]
 
