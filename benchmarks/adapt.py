@@ -25,13 +25,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 from scipy.stats import kendalltau
 
 from benchmarks import adapt_ablations, adapt_large
-from benchmarks.equivalence_tables import write_tables
+from benchmarks.equivalence_tables import table, write_tables
 from benchmarks.runs import ended_or_killed
 from nas.adapt import adapt, library
 from nas.adapt.adapt import Adaptation, AdaptSettings, Healing, Limit, heal, write_child
@@ -99,7 +100,7 @@ def main() -> None:
     given = vars(parser.parse_args())
     mode = given.pop("mode")
     if mode == "page":
-        return write_tables(PAGE, [*adapt_ablations.tables(), *adapt_large.tables()])
+        return write_tables(PAGE, [*adapt_ablations.tables(), pair_table(), *adapt_large.tables()])
     given["folder"].mkdir(parents=True, exist_ok=True)
     runs = {
         "mixes": run_mixes, "pairs": run_pairs, "kills": run_kills, "ablations": run_ablations,
@@ -198,6 +199,21 @@ def run_pairs(folder: Path) -> None:
     } | {"mixes": rows}
     write_durably(PAIRS, _json(report))
     print(json.dumps([report["tau"], report["tau_middle"]]))
+
+
+def pair_table() -> str:
+    """Returns the table of `PAIRS`."""
+    report = json.loads(PAIRS.read_bytes())
+    rows = []
+    for by, name in (("summed", "sum of scores"), ("paired", "with terms of pairs")):
+        errors = [abs(row[by] / row["divergence_before"] - 1) for row in report["mixes"] if len(row["terms"])]
+        shown = [
+            f"{report['tau'][by][measured]:.2f} ({report['tau_middle'][by][measured]:.2f})"
+            for measured in ("divergence_before", "divergence", "bits_per_byte")
+        ]
+        rows.append([name, *shown, f"{median(errors):.1%}, at most {max(errors):.0%}"])
+    head = ["prediction", "tau: before healing", "after healing", "bits per byte", "error before healing"]
+    return table(head, rows)
 
 
 def _divergence(library: Library, choice: dict[Slot, Block | None]) -> float:

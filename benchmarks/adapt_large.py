@@ -96,7 +96,7 @@ def tables() -> list[str]:
     rows = [
         [name, ", ".join(f"{key.removesuffix('_s')} {value:.3g} s" for key, value in own.items() if key != "peak_mb"),
          f"{own['peak_mb'] / 1000:.1f} GB"]
-        for name, own in parts.items()
+        for name, own in parts.items() if len(own) > 1
     ]  # fmt: skip
     return [
         table(["part", "processor time", "peak memory"], rows),

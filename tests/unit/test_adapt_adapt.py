@@ -163,7 +163,7 @@ def test_healing_that_harms_is_undone(lab: Path, tmp_path: Path, text: list[Toke
     model = Model(LAYOUT, seed=1)
     heal(
         model,
-        teacher.model.state_dict(),
+        teacher.model.state_dict,
         library,
         text,
         SETTINGS.healing.model_copy(update={"lr": 0.1}),
