@@ -271,11 +271,11 @@ def import_(
     ] = None,
     trust: Annotated[
         bool,
-        typer.Option("--trust", help="Let other studies reuse the imported results. Only for archives you trust."),
+        typer.Option("--trust", help="Let it be resumed and others reuse its results. Only for archives you trust."),
     ] = False,
     db: DatabaseOption = None,
 ) -> None:
-    """Import a study from an archive, in state paused."""
+    """Import a study from an archive, in state paused; --trust lets it be resumed."""
     try:
         source = file.open(encoding="utf-8")
     except OSError as error:

@@ -28,7 +28,7 @@ from nas.store.events import insert_event
 from nas.store.models import attempt, event, result, result_use, trial
 from nas.store.models import study as study_table
 from nas.store.outcomes import insert_attempt
-from nas.store.results import insert_use
+from nas.store.results import imported_key, insert_use
 from nas.store.rows import Origin, Stage, Study, StudyState, Trial
 from nas.store.store import Store
 from nas.store.trials import insert_trial, status_columns
@@ -345,7 +345,7 @@ class _Reader:
             raise InvalidInput(f"there is no trial {number} before this line")
 
     def _key(self, key: str) -> str:
-        return key if self._trust else content_hash({"imported": self.study, "result_key": key})
+        return key if self._trust else imported_key(self.study, key)
 
     def _own_names(self, record: AttemptRecord) -> dict[str, str | None]:
         """Returns names of an attempt's job and result that no job or result here has, also for a trusted file.

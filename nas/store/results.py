@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, func, select
 
+from nas.core.canonical import content_hash
 from nas.core.errors import InvalidInput
 from nas.store.engine import insert_if_absent
 from nas.store.models import result, result_use
@@ -67,6 +68,11 @@ def get_many(store: Store, keys: Sequence[str]) -> dict[str, Result]:
             rows = connection.execute(select(result).where(result.c.result_key.in_(wanted)))
             found |= {row.result_key: from_row(Result, row) for row in rows}
     return found
+
+
+def imported_key(study: int, key: str) -> str:
+    """Returns the key of a result that `study` was imported with from a file that is not trusted."""
+    return content_hash({"imported": study, "result_key": key})
 
 
 @retried

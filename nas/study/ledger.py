@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nas.core.canonical import content_hash
-from nas.core.errors import InfrastructureFailed, StudyBusy
+from nas.core.errors import InfrastructureFailed, StudyBusy, StudyChanged
 from nas.core.layout import Layout
 from nas.core.trial import Event, EventKind, TrialState, TrialStatus
 from nas.store import artifacts, events, leases, outcomes, results, studies, trials
@@ -150,9 +150,18 @@ class Ledger:
         return log
 
     def result(self, key: str, trial: int) -> Json | None:
-        """Returns a stage's stored outcome, of any study, and records its use by `trial`; None if there is none."""
+        """Returns a stage's stored outcome, of any study, and records its use by `trial`; None if there is none.
+
+        Raises:
+            StudyChanged: the study was imported with this outcome, but not to be trusted.
+        """
         row = results.get(self.store, key)
         if row is None:
+            if results.get(self.store, results.imported_key(self.study.id, key)) is not None:
+                raise StudyChanged(
+                    f"{self.study.name} was imported without --trust, so its results may be read but not built upon:"
+                    " to resume it, import an archive that you trust with --trust"
+                )
             return None
         results.use(self.store, key, (self.study.id, trial))
         return row.payload

@@ -16,6 +16,7 @@ import pytest
 from store_support import add_device, key, open_store, proposal, round_of
 from study_support import DEVICE, TINY, ScriptedJobs, raw, sample, tiny_space, until
 
+from nas.analysis.archive import import_archive
 from nas.core.clock import SystemClock
 from nas.core.errors import (
     InfrastructureFailed,
@@ -35,6 +36,7 @@ from nas.measure.reference import CALIBRATION_RUNS
 from nas.proxy.job import TRAINER_VERSION
 from nas.runtimes import RUNTIMES
 from nas.store import agents, devices, jobs, leases, studies, trials
+from nas.store.archive import export_study
 from nas.store.rows import JobState, Study, StudyLease, StudyState
 from nas.store.store import Store
 from nas.study import launch as launch_module
@@ -154,6 +156,27 @@ def test_what_a_dead_process_left_queued_is_taken_back(store: Store, study: Stud
 
 def ledger(store: Store, study: Study) -> Ledger:
     return Ledger(store, study, lease(store, study), lambda trial, what, payload: None)
+
+
+@pytest.mark.parametrize("trust", [True, False])
+def test_an_imported_study_builds_on_its_results_if_they_are_trusted(
+    store: Store, study: Study, tmp_path: Path, trust: bool
+) -> None:
+    trials.propose(store, study.id, [proposal(64)])
+    outcome = {"failed": {"reason": "crash", "message": "signal 11"}}
+    ledger(store, study).put(key("measured"), "measure", outcome, 0)
+    with (tmp_path / "study.jsonl").open("w+", encoding="utf-8") as file:
+        export_study(store, study.id, file)
+        file.seek(0)
+        (tmp_path / "elsewhere").mkdir()
+        other = open_store(tmp_path / "elsewhere")
+        there = ledger(other, import_archive(other, file, trust_results=trust))
+    assert there.result(key("unknown"), 0) is None
+    if trust:
+        assert there.result(key("measured"), 0) == outcome
+    else:
+        with pytest.raises(StudyChanged, match="--trust"):
+            there.result(key("measured"), 0)
 
 
 def test_a_study_is_kept_while_it_runs_and_free_afterwards(
