@@ -1,0 +1,76 @@
+"""The front of an archived study against its references, with 95 % intervals.
+
+    python -m benchmarks.front benchmarks/recorded/studies/lfm2.jsonl.gz [--page docs/measured/fronts.md]
+
+Quality, latency and memory are ratios to the published reference. Intervals of times and memory are those of the
+measurements of a candidate and its reference runs, intervals of quality those of seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+from benchmarks.quality.page import fill, markdown
+from benchmarks.quality.studies import read
+from nas.store.store import Store
+
+_HALF = NormalDist().inv_cdf(0.975)
+"""Half a 95 % interval, in standard deviations."""
+
+
+def front_row(row: Mapping[str, Any], name: str, logarithmic: Mapping[str, bool]) -> dict[str, str]:
+    """Returns a layout's line: ratios with intervals, and how sure its place on the front is."""
+    cells = {"": name}
+    for objective, coordinate in row["coordinates"].items():
+        half = _HALF * row["sd"][objective]
+        if not logarithmic[objective]:
+            cells[objective] = f"{-coordinate:.3f} ± {half:.3f}"
+        else:
+            low, ratio, high = (math.exp(coordinate + shift) for shift in (-half, 0.0, half))
+            cells[objective] = f"{ratio:.2f} ({low:.2f} to {high:.2f})"
+    sure = row["p_front"]
+    total, active = (row["params"][name] / 1e6 for name in ("total", "active"))
+    return cells | {
+        "P(front)": "-" if sure is None else f"{sure:.2f}",
+        "weights, active": f"{total:.0f}M" if total == active else f"{total:.0f}M, {active:.0f}M",
+        "layout": f"`{row['layout'].partition(' ')[2].partition(' ')[2]}`",
+    }
+
+
+def text(report: Mapping[str, Any]) -> str:
+    """Returns the study's sentence, its front, and how far its qualities can be trusted, as Markdown."""
+    logarithmic = {each["name"]: each["transform"] == "log" for each in report["objectives"]}
+    rows = [front_row(row, row["name"], logarithmic) for row in report["references"]]
+    rows += [front_row(row, f"{row['trial']}", logarithmic) for row in report["front"]]
+    tried, noise = report["trials"], report["noise"]["text"] if report["noise"] else ""
+    sure = report["reliability"]["text"] if report["reliability"] else ""
+    counts = ", ".join(f"{count} {state}" for state, count in tried.items() if count)
+    return f"> {report['headline']['text']}\n\n{counts}. {sure}. {noise}\n\n{markdown(rows)}"
+
+
+def main() -> None:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("archive", type=Path)
+    parser.add_argument("--page", type=Path, help="with a place `<!-- NAME -->` of the archive; left out: printed")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="hilnas-front-") as folder:
+        store = Store.open(f"sqlite:///{folder}/studies.db", artifacts=Path(folder) / "artifacts")
+        try:
+            report, _ = read(options.archive, store)
+        finally:
+            store.close()
+    if options.page:
+        fill(options.page, report["study"], text(report))
+    else:
+        print(text(report), end="")
+
+
+if __name__ == "__main__":
+    main()
