@@ -693,10 +693,16 @@ def _commands(
         if quantisation := quantisations.get(taken.artifact):
             flags.insert(0, f"-q {shlex.quote(quantisation)}")
         where = f"--runtime {shlex.quote(key.runtime)} --device {shlex.quote(key.device)}"
+        bench, beside = f"nas bench {layout} {where} {' '.join(flags)}", _other_settings(taken.workload)
         yield CommandView(
             what=f"measure {key.workload} on {key.device}/{key.runtime}",
-            command=f"nas bench {layout} {where} {' '.join(flags)} --reps {max(2, counted)}",
-            beside=_other_settings(taken.workload),
+            command=f"{bench} --reps {max(2, counted)}",
+            beside=beside,
+        )
+        yield CommandView(
+            what=f"show the time of each layer and operator of {key.workload} on {key.device}/{key.runtime}",
+            command=f"{bench} --reps 2 --profile",
+            beside=beside,
         )
     for each in written:
         if each.scale == "deploy":
