@@ -74,6 +74,11 @@ def test_a_family_is_readable_and_fits_a_phone(
     for width in (390, 1280):
         page.set_viewport_size({"width": width, "height": 800})
         assert page.locator(".wide:has(table)").evaluate_all(CUT) == []
+    expect_readable(page, finished.removesuffix("studies") + "families", "Families")
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert page.locator(".wide:has(table)").evaluate_all(CUT) == []
+    for label in ("Built from", "Sizes", "Trained", "Built"):
+        assert page.locator(f'td[data-label="{label}"]').evaluate("e => getComputedStyle(e).display") == "block"
 
 
 def test_tables_are_tables_for_screen_readers_on_a_phone(page: Page, finished: str) -> None:
