@@ -5,7 +5,7 @@
     with Server("https://farm.example:7711") as server:
         trials = server.trials("phones")
 
-`nas server add` stores the coordinator's certificate authority and a token for this user.
+`nas server add` stores how to verify the coordinator's certificate, and a token for this user.
 """
 
 from __future__ import annotations
@@ -79,11 +79,11 @@ class Server:
 
 
 class KnownServer(BaseModel):
-    """Certificate authority and API token of a coordinator."""
+    """Certificate authority and API token of a coordinator. Without an authority: those that the system trusts."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    ca_pem: str
+    ca_pem: str | None
     token: str = Field(repr=False)
 
 
@@ -106,14 +106,17 @@ class UsersClient:
     Args:
         url: `https://host:port`.
         token: API token.
-        ca_pem: certificate authority that must have signed the certificate of the coordinator.
+        ca_pem: certificate authority that must have signed the certificate of the coordinator; None: one of those that
+            the system trusts.
         transport: HTTP transport, for tests.
     """
 
-    def __init__(self, url: str, token: str, ca_pem: str, *, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(
+        self, url: str, token: str, ca_pem: str | None, *, transport: httpx.BaseTransport | None = None
+    ) -> None:
         self.url = url
         headers = {"Authorization": f"Bearer {token}"}
-        self._tls = ssl.create_default_context(cadata=ca_pem)
+        self._tls, self._pinned = ssl.create_default_context(cadata=ca_pem), ca_pem is not None
         self._http = httpx.Client(
             base_url=url, headers=headers, verify=self._tls, timeout=_TIMEOUT_S, transport=transport
         )
@@ -162,7 +165,7 @@ class UsersClient:
         try:
             answer = self._http.request(method, path, **request)
         except httpx.HTTPError as error:
-            fault = certificate_fault(error, self.url, self._tls)
+            fault = certificate_fault(error, self.url, self._tls if self._pinned else None)
             if fault is not None and fault.lasting:
                 raise Refused(str(fault)) from error
             raise InfrastructureFailed(str(fault or f"{self.url}: {error or type(error).__name__}")) from error

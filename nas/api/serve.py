@@ -33,9 +33,9 @@ from nas.web import metrics
 from nas.web.errors import documented
 from nas.web.events import Streams
 from nas.web.server import RequestLog, Server, listen_tcp, web_app
-from nas.web.tls import Certificates, Renewal, names_of, url_of
+from nas.web.tls import Certificates, OwnCertificate, Renewal, names_of, url_of
 
-PORT = 7711
+PORT, WEB_PORT = 7711, 7712
 ADDRESS_FILE = "serve.json"
 _METRICS_EXAMPLE = '# TYPE hilnas_jobs gauge\nhilnas_jobs{state="queued"} 12.0\n'
 _METRICS: dict[int | str, dict[str, Any]] = {
@@ -54,6 +54,8 @@ class ServeOptions:
         names: more names and addresses under which agents and people reach this server.
         studies: how many submitted studies run at the same time.
         webhook: URL that is sent a message when a study ends or a device becomes bad; None for none.
+        own: certificate of a second port, for people; None: there is none.
+        web_port: that port; 0 takes any that is free.
     """
 
     host: str = "127.0.0.1"
@@ -61,6 +63,8 @@ class ServeOptions:
     names: tuple[str, ...] = ()
     studies: int = 2
     webhook: str | None = None
+    own: OwnCertificate | None = None
+    web_port: int = WEB_PORT
 
 
 class Address(BaseModel):
@@ -74,13 +78,19 @@ class Address(BaseModel):
 
 @dataclass(frozen=True)
 class Service:
-    """A running coordinator."""
+    """A running coordinator.
+
+    Args:
+        url: for agents, and for people without `web_url`.
+        web_url: of the port with the operator's certificate, for people; without that port the same as `url`.
+    """
 
     store: Store
     farm: Farm
     home: Path
     certificates: Certificates
     url: str
+    web_url: str
     studies: SubmittedStudies
     snapshots: Snapshots
 
@@ -97,39 +107,59 @@ def serving(
         more: returns further routes, such as the dashboard's.
 
     Raises:
-        InvalidInput: a name is neither a host name nor an address, or the webhook's URL is not allowed.
-        InfrastructureFailed: the port is taken, or another `nas serve` runs on this home.
+        InvalidInput: a name is neither a host name nor an address, the webhook's URL is not allowed, or the operator's
+            certificate cannot be used.
+        InfrastructureFailed: a port is taken, or another `nas serve` runs on this home.
     """
     home = store.artifacts.parent
     home.mkdir(parents=True, exist_ok=True)
-    with _only_one(home), contextlib.closing(listen_tcp(options.host, options.port)) as listening:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_only_one(home))
+        listening = stack.enter_context(contextlib.closing(listen_tcp(options.host, options.port)))
         certificates = Certificates(home, store.clock)
-        url = url_of(options.host, listening.getsockname()[1], options.names)
-        hook = Webhook(store, options.webhook, home, url) if options.webhook else contextlib.nullcontext()
-        renewal = Renewal(certificates, lambda: names_of(options.host, options.names))
+        url = web_url = url_of(options.host, listening.getsockname()[1], options.names)
+        renewals = [Renewal(lambda: certificates.context(names_of(options.host, options.names)))]
+        if options.own is not None:
+            renewals.append(Renewal(options.own.context))
+            web = stack.enter_context(contextlib.closing(listen_tcp(options.host, options.web_port)))
+            host = options.own.host()
+            web_url = url_of(options.host, web.getsockname()[1], [host] if host else options.names)
+        hook = Webhook(store, options.webhook, home, web_url) if options.webhook else contextlib.nullcontext()
         # Opening the farm extends every lease to its full time before the first agent can connect.
-        with open_farm(store, serves_others=True) as farm, Snapshots(store) as snapshots:
-            studies = SubmittedStudies(store, home, LaunchProcess(store, home), at_once=options.studies)
-            service = Service(store, farm, home, certificates, url, studies, snapshots)
-            health = HealthKeeper(store, farm.notifier.notify, AnyDevice(store, farm.runners, home / "work").plan)
-            server = Server(make_service_app(service, more), listening, renewal.context)
-            with studies, server, renewal, health, hook:
-                address = Address(url=url, ca_sha256=certificates.ca_sha256)
-                write_durably(home / ADDRESS_FILE, address.model_dump_json().encode())
-                try:
-                    yield service
-                finally:
-                    farm.notifier.close()
+        farm = stack.enter_context(open_farm(store, serves_others=True))
+        snapshots = stack.enter_context(Snapshots(store))
+        studies = SubmittedStudies(store, home, LaunchProcess(store, home), at_once=options.studies)
+        service = Service(store, farm, home, certificates, url, web_url, studies, snapshots)
+        health = HealthKeeper(store, farm.notifier.notify, AnyDevice(store, farm.runners, home / "work").plan)
+        servers = [Server(make_service_app(service, more), listening, renewals[0].context)]
+        if options.own is not None:
+            servers.append(Server(make_service_app(service, more, for_agents=False), web, renewals[1].context))
+        for running in (studies, *servers, *renewals, health, hook):
+            stack.enter_context(running)
+        address = Address(url=url, ca_sha256=certificates.ca_sha256)
+        write_durably(home / ADDRESS_FILE, address.model_dump_json().encode())
+        stack.callback(farm.notifier.close)
+        yield service
 
 
-def make_service_app(service: Service, more: Callable[[Service], APIRouter] | None = None) -> FastAPI:
-    """Returns the application of `nas serve`. A new API is a router and one line here."""
+def make_service_app(
+    service: Service, more: Callable[[Service], APIRouter] | None = None, *, for_agents: bool = True
+) -> FastAPI:
+    """Returns the application of `nas serve`. A new API is a router and one line here.
+
+    Args:
+        service: the coordinator.
+        more: returns further routes.
+        for_agents: with the agents' API; without it an agent's secret that is revoked here is accepted for
+            `SecretAccess.FRESH_S` elsewhere.
+    """
     store, farm = service.store, service.farm
     access = SecretAccess(store)
     app = web_app()
     app.add_middleware(RequestLog)
-    app.include_router(enrolment.router(store, service.home, service.certificates, access.forget))
-    app.include_router(agent_api.router(store, farm.find_file, farm.notifier, farm.runners.signed, access))
+    if for_agents:
+        app.include_router(enrolment.router(store, service.home, service.certificates, access.forget))
+        app.include_router(agent_api.router(store, farm.find_file, farm.notifier, farm.runners.signed, access))
     app.include_router(
         users_router(store, service.studies, access.forget, lambda: farm.notifier.closed, service.snapshots)
     )

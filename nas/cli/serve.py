@@ -5,12 +5,13 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
 import typer
 
-from nas.api.serve import PORT, ServeOptions, serving
+from nas.api.serve import PORT, WEB_PORT, ServeOptions, serving
 from nas.api.webhook import checked_url
 from nas.cli.lazy import command_app
 from nas.cli.options import DatabaseOption, open_store
@@ -20,6 +21,7 @@ from nas.core.logs import configure_logs
 from nas.dashboard.access import AccessRules
 from nas.dashboard.app import dashboard_router
 from nas.store.rows import Role
+from nas.web.tls import OwnCertificate
 
 app = command_app()
 
@@ -60,6 +62,16 @@ def serve(
             help="URL to send JSON to when a study ends or a device becomes bad: https, or http to loopback.",
         ),
     ] = None,
+    cert: Annotated[
+        Path | None,
+        typer.Option("--cert", metavar="FILE", help="Certificate chain (PEM) of your own for people's browsers."),
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option("--key", metavar="FILE", help="Key (PEM) of --cert, without a password.")
+    ] = None,
+    web_port: Annotated[
+        int, typer.Option("--web-port", min=0, max=65535, help="TCP port with --cert, for people; 0: any free port.")
+    ] = WEB_PORT,
     log_json: LogJsonFlag = False,
     db: DatabaseOption = None,
 ) -> None:
@@ -70,10 +82,16 @@ def serve(
     Without --host only this machine can connect. Agents connect to the first --name. Ctrl-C or SIGTERM shuts down
     gracefully: agents finish their jobs and submit results when the coordinator is back; submitted studies keep
     running.
+
+    With --cert and --key people use a second port, whose certificate their browsers already trust; agents keep using
+    the first one. Both files are read again every hour.
     """
     configure_logs(as_json=log_json)
     stop = _stop_on_signals()
-    options = ServeOptions(host, port, tuple(name or ()), studies, webhook and checked_url(webhook))
+    if (cert is None) != (key is None):
+        raise InvalidInput("give both the certificate and its key", where="--cert, --key")
+    own = OwnCertificate(cert, key) if cert and key else None
+    options = ServeOptions(host, port, tuple(name or ()), studies, webhook and checked_url(webhook), own, web_port)
     rules = AccessRules(secure=True, proxies=frozenset(proxy or ()), proxy_roles=proxy_roles(proxy_role or ()))
     if proxy_role and not proxy:
         raise InvalidInput("requires --proxy, the address of the proxy", where="--proxy-role")
@@ -83,9 +101,12 @@ def serve(
             store, options, lambda service: dashboard_router(store, rules, service.studies, service.snapshots)
         ) as service,
     ):
-        print_fields([("url", service.url), ("ca", service.certificates.ca_sha256)])
+        pages = [("web", service.web_url)] if own else []
+        print_fields([("url", service.url), *pages, ("ca", service.certificates.ca_sha256)])
         say("to add a device host: run 'nas agent token' here, then 'nas agent enrol LINE' there")
-        say(f"to add a user: run 'nas token create NAME' here, then 'nas server add {service.url}' on their machine")
+        say(
+            f"to add a user: run 'nas token create NAME' here, then 'nas server add {service.web_url}' on their machine"
+        )
         service.snapshots.warm()
         stop.wait()
         say("stopping")

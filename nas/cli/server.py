@@ -15,6 +15,7 @@ from nas.cli.output import JsonFlag, print_json, print_table, say
 from nas.client import KnownServer, UsersClient, forget_server, keep_server, known_servers, server_url, servers_file
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.protocol import CA_PATH
+from nas.core.trust import is_certificate_error
 
 _TIMEOUT_S = 15.0
 _LONGEST_CA = 64 << 10
@@ -35,14 +36,12 @@ def add(
         typer.Option("--fingerprint", metavar="SHA256", help="CA fingerprint printed by 'nas serve'. Default: ask."),
     ] = None,
 ) -> None:
-    """Add a coordinator: pin its certificate authority and store an API token."""
+    """Add a coordinator: pin its certificate authority and store an API token.
+
+    Nothing is pinned if this system already trusts the certificate ('nas serve --cert') and no --fingerprint is given.
+    """
     url = server_url(url)
-    pem = _fetch_ca(url)
-    found = _fingerprint(pem)
-    if fingerprint is None:
-        _ask_for_trust(url, found)
-    elif _plain(fingerprint) != found:
-        raise InvalidInput(f"{url} has a different certificate authority: {found}", where="--fingerprint")
+    pem = None if fingerprint is None and _trusted(url) else _pinned_ca(url, fingerprint)
     secret = _read_token() if token == "-" else token
     with UsersClient(url, secret, pem) as client:
         server = client.get("/v1/server")
@@ -54,11 +53,16 @@ def add(
 @app.command("list")
 def list_servers(json: JsonFlag = False) -> None:
     """List known coordinators."""
-    rows = [{"url": url, "fingerprint": _fingerprint(server.ca_pem)} for url, server in known_servers().items()]
+    rows = [
+        {"url": url, "fingerprint": server.ca_pem and _fingerprint(server.ca_pem)}
+        for url, server in known_servers().items()
+    ]
     if json:
         print_json({"servers": rows})
     else:
-        print_table(("url", "fingerprint"), [[row["url"], row["fingerprint"]] for row in rows])
+        print_table(
+            ("url", "fingerprint"), [[row["url"], row["fingerprint"] or "trusted by the system"] for row in rows]
+        )
 
 
 @app.command()
@@ -66,6 +70,28 @@ def remove(url: UrlArgument) -> None:
     """Remove a coordinator and its token."""
     forget_server(server_url(url))
     say(f"{url}: removed")
+
+
+def _trusted(url: str) -> bool:
+    """Returns whether the system's certificate authorities verify the server's certificate."""
+    try:
+        httpx.head(url, verify=ssl.create_default_context(), timeout=_TIMEOUT_S)
+    except httpx.HTTPError as error:
+        if is_certificate_error(error):
+            return False
+        raise InfrastructureFailed(f"{url}: {error or type(error).__name__}") from error
+    return True
+
+
+def _pinned_ca(url: str, fingerprint: str | None) -> str:
+    """Returns the server's CA, after its fingerprint was compared by this function or a person."""
+    pem = _fetch_ca(url)
+    found = _fingerprint(pem)
+    if fingerprint is None:
+        _ask_for_trust(url, found)
+    elif _plain(fingerprint) != found:
+        raise InvalidInput(f"{url} has a different certificate authority: {found}", where="--fingerprint")
+    return pem
 
 
 def _fetch_ca(url: str) -> str:
@@ -77,7 +103,11 @@ def _fetch_ca(url: str) -> str:
     except httpx.HTTPError as error:
         raise InfrastructureFailed(f"{url}: {error or type(error).__name__}") from error
     if answer.status_code != 200 or len(answer.content) > _LONGEST_CA:
-        raise InvalidInput(f"{url} is not a coordinator: no certificate authority found (HTTP {answer.status_code})")
+        raise InvalidInput(
+            f"{url}: this system does not trust its certificate, and it has no certificate authority to pin (HTTP "
+            f"{answer.status_code}): it is no coordinator, or the port of 'nas serve --cert' with a certificate that "
+            "is not valid here"
+        )
     return answer.text
 
 

@@ -132,6 +132,11 @@ def fingerprint(key: str) -> str:
     return hashlib.sha256(bytes.fromhex(key)).hexdigest()
 
 
+def is_certificate_error(error: BaseException) -> bool:
+    """Returns whether a connection failed because the server's certificate could not be verified."""
+    return _certificate_error(error) is not None
+
+
 def certificate_fault(error: BaseException, url: str, context: ssl.SSLContext | None) -> CertificateFault | None:
     """Returns why a connection failed, where the coordinator's certificate was the cause; else None.
 

@@ -1,7 +1,8 @@
 """The coordinator's certificates: a private authority, the server's certificate, its renewal and its names.
 
 Agents pin the authority by its fingerprint, so no public authority is needed, and a new server certificate does not
-affect them. Both are in `$NAS_HOME/tls`, each with its key in one file, which is replaced atomically.
+affect them. Both are in `$NAS_HOME/tls`, each with its key in one file, which is replaced atomically. Browsers can be
+given a certificate of the operator's own, on another port.
 """
 
 from __future__ import annotations
@@ -111,8 +112,7 @@ class Certificates:
 
     def context(self, names: Sequence[str]) -> ssl.SSLContext:
         """Returns a server's TLS settings, with an up-to-date certificate."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context = _server_context()
         context.load_cert_chain(self.server(names))
         return context
 
@@ -181,20 +181,58 @@ class Certificates:
         return datetime.datetime.fromtimestamp(self._clock.now(), datetime.UTC)
 
 
+@dataclass(frozen=True)
+class OwnCertificate:
+    """A certificate of the operator's own, for people who connect with a browser.
+
+    Args:
+        chain: PEM file of the certificate, then those that issued it.
+        key: PEM file of its key, without a password.
+    """
+
+    chain: Path
+    key: Path
+
+    def context(self) -> ssl.SSLContext:
+        """Returns a server's TLS settings, read from the files again.
+
+        Raises:
+            InvalidInput: a file cannot be read, has no certificate or key, or the key is not the certificate's.
+        """
+        context = _server_context()
+        try:
+            context.load_cert_chain(self.chain, self.key, password=_no_password)
+        except ssl.SSLError as error:
+            why = f"{self.chain}, {self.key}: no certificate with its key in PEM without a password ({error.reason})"
+            raise InvalidInput(why, where="--cert, --key") from error
+        except OSError as error:
+            # The error names no file: OpenSSL opens both.
+            why = f"{self.chain} or {self.key}: {error.strerror}"
+            raise InvalidInput(why, where="--cert, --key") from error
+        return context
+
+    def host(self) -> str | None:
+        """Returns the first host name in the certificate; None if it has only addresses and wildcards."""
+        certificate = x509.load_pem_x509_certificate(self.chain.read_bytes())
+        try:
+            names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        except x509.ExtensionNotFound:
+            return None
+        return next((name for name in names.get_values_for_type(x509.DNSName) if _HOST_NAME.fullmatch(name)), None)
+
+
 class Renewal:
     """TLS settings with a thread that renews the certificate while the context is open.
 
     Args:
-        certificates: issue it.
-        names: returns the required names; called at each check, because a machine's addresses change.
+        issue: returns the settings with a valid certificate; called at each check, because certificates expire and a
+            machine's addresses change.
         every_s: seconds between checks.
     """
 
-    def __init__(
-        self, certificates: Certificates, names: Callable[[], Sequence[str]], *, every_s: float = 3600.0
-    ) -> None:
-        self._certificates, self._names, self._every_s = certificates, names, every_s
-        self._newest = certificates.context(names())
+    def __init__(self, issue: Callable[[], ssl.SSLContext], *, every_s: float = 3600.0) -> None:
+        self._issue, self._every_s = issue, every_s
+        self._newest = issue()
         self.context = self._newest
         """For the server. New connections get the newest certificate; open ones keep theirs."""
         self.context.sni_callback = self._switch
@@ -215,7 +253,7 @@ class Renewal:
     def _run(self) -> None:
         while not self._stop.wait(self._every_s):
             try:
-                self._newest = self._certificates.context(self._names())
+                self._newest = self._issue()
             except (NasError, OSError) as error:
                 log.warning("the server's certificate cannot be renewed: %s", error)
 
@@ -243,6 +281,17 @@ def own_addresses() -> list[str]:
     every = {each.address for cards in psutil.net_if_addrs().values() for each in cards if each.family in _FAMILIES}
     parsed = [ipaddress.ip_address(address) for address in every if "%" not in address]
     return [str(each) for each in sorted(parsed, key=lambda each: (each.version, int(each))) if not each.is_link_local]
+
+
+def _server_context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    return context
+
+
+def _no_password() -> str:
+    """Without it OpenSSL would ask on the terminal."""
+    return ""
 
 
 def _read(path: Path) -> _Issued | None:

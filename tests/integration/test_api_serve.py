@@ -16,6 +16,7 @@ import pytest
 from study_lab import Lab, finish, until
 
 from nas.api.serve import Address, last_address
+from nas.core.clock import SystemClock
 from nas.core.device import Device
 from nas.core.plan import Plan, PlanFile, Round, Runner
 from nas.core.protocol import EnrolReply, Job
@@ -24,6 +25,7 @@ from nas.farm.enrolment import invite
 from nas.store import devices, jobs
 from nas.store.rows import JobState
 from nas.store.store import Store
+from nas.web.tls import Certificates
 
 PHONE = Device(id="phone", model="Phone", cpu="cpu", target="aarch64-android", cores=8, memory_mb=4096, os="Android")
 
@@ -134,6 +136,26 @@ def test_a_killed_one_comes_back_as_it_was(lab: Lab, clients: ExitStack) -> None
         assert hand_in(client, job)
         assert hand_in(client, job)
         assert jobs.live(store) == []
+
+
+def test_people_have_a_port_with_the_operators_own_certificate(lab: Lab, tmp_path: Path) -> None:
+    authority = Certificates(tmp_path / "own", SystemClock())
+    file = str(authority.server(["localhost"]))
+    with serve(lab, "--cert", file, "--key", file, "--web-port", "0") as (process, address):
+        assert process.stdout is not None
+        fields = dict(process.stdout.readline().split() for _ in ("url", "web"))
+        trust = ssl.create_default_context(cadata=authority.ca_pem)
+        with httpx.Client(base_url=fields["web"], verify=trust, timeout=60) as client:
+            assert "token" in client.get("/login").text
+            assert client.get("/v1/studies").status_code == 401
+            for path in ("/v1/ca", "/v1/runners"):  # these are for agents
+                assert client.get(path).status_code == 404
+        with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
+            httpx.get(f"{address.url}/v1/ca", verify=trust, timeout=60)
+        assert fields == {"url": address.url, "web": fields["web"]} and "localhost" in fields["web"]
+        process.send_signal(signal.SIGTERM)
+        done = finish(process)
+    assert f"nas server add {fields['web']}" in done.stderr
 
 
 def test_a_second_one_on_the_same_home_is_refused(lab: Lab) -> None:

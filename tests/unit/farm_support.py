@@ -37,9 +37,8 @@ class Coordinator:
         admissions = Admissions(home, open_key(home), self.store.clock)
         farm = Farm(self.store, cast(LocalAgent, None), self.monitor, admissions)
         studies = SubmittedStudies(self.store, home, LaunchProcess(self.store, home))
-        self.service = Service(
-            self.store, farm, home, self.certificates, "https://localhost:7711", studies, Snapshots(self.store)
-        )
+        url = "https://localhost:7711"
+        self.service = Service(self.store, farm, home, self.certificates, url, url, studies, Snapshots(self.store))
         self.app: FastAPI = make_service_app(self.service)
 
     def enrol(self, name: str = "host") -> tuple[str, str]:

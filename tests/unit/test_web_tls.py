@@ -139,7 +139,10 @@ def test_a_certificate_that_is_not_good_now_and_here_is_refused(
 def test_a_server_that_runs_on_gets_its_new_certificate(tmp_path: Path) -> None:
     lab = Coordinator(tmp_path)
     names = ["box.example"]
-    with Renewal(lab.certificates, lambda: names, every_s=0.01) as renewal, lab.listening(renewal.context) as url:
+    with (
+        Renewal(lambda: lab.certificates.context(names), every_s=0.01) as renewal,
+        lab.listening(renewal.context) as url,
+    ):
         with pytest.raises(httpx.ConnectError, match="Hostname mismatch"):
             get(url, lab.trusting())
         names.append("localhost")
