@@ -39,7 +39,6 @@ from nas.store.rows import Study, Trial
 from nas.store.store import Store
 from nas.study.events import (
     CORPUS,
-    RESCORED,
     AnchorsChosen,
     CorpusUsed,
     Launched,
@@ -172,9 +171,8 @@ class _Progress:
     proposed: int = 0
     screened: int = 0
     feasible: int = 0
-    complete: int = 0
+    complete: Sequence[Layout] = ()
     ended: int = 0
-    rescored: int = 0
     calibrated: bool = False
     anchors: Sequence[Layout] = ()
     hours: float = 0.0
@@ -386,6 +384,8 @@ class _Estimator:
     def _rescore(self, progress: _Progress, completing: _Range, waiting: int) -> _Range:
         """Returns the seconds of the re-scoring: of the references, and of 25, 50 or 100 % of complete candidates.
 
+        Trainings with a result count as done before their trial is noted as re-scored, which happens to all together.
+
         Args:
             progress: of the study.
             completing: trials that will be complete.
@@ -394,11 +394,18 @@ class _Estimator:
         settings, config = self._space.quality.rescore, self._space.quality
         if settings is None:
             return np.zeros(3)
-        candidates = np.maximum(completing - waiting, 0) + progress.complete
+        references = self._space.references.layouts().values()
+        candidates = np.maximum(completing - waiting, 0) + len(progress.complete)
         chosen = np.maximum(1, candidates * np.array([0.25, 0.5, 1]))
-        due: _Range = np.maximum(0, chosen + len(self._space.references.layouts()) - progress.rescored)
-        jobs = rung_jobs(config.with_seeds(settings.seeds), len(config.rungs) - 1, self._published, self._corpus)
-        return self._seconds(_training_of(job, 0) for job in jobs) * due
+        fresh = config.with_seeds(settings.seeds)
+
+        def jobs(layout: Layout) -> list[TrainJob]:
+            return rung_jobs(fresh, len(config.rungs) - 1, layout, self._corpus)
+
+        keys = [{job.key for job in jobs(layout)} for layout in (*references, *progress.complete)]
+        known = results.get_many(self._store, sorted(set().union(*keys))) if self._store is not None else {}
+        due: _Range = np.maximum(0, chosen + len(references) - sum(each <= known.keys() for each in keys))
+        return self._seconds(_training_of(job, 0) for job in jobs(self._published)) * due
 
     def _based_on(self, pace: float | None) -> Iterator[str]:
         devices, known = self._space.devices, {run.place for run in self._durations.runs}
@@ -486,9 +493,8 @@ def _progress(space: SearchSpace, rows: Sequence[Trial], log: Sequence[Event], w
         proposed=len(own),
         screened=feasible + sum(row.status.state is TrialState.INFEASIBLE for row in own),
         feasible=feasible,
-        complete=sum(row.status.state is TrialState.COMPLETE for row in own),
+        complete=[Layout.from_json(row.layout) for row in own if row.status.state is TrialState.COMPLETE],
         ended=sum(row.status.terminal for row in own),
-        rescored=len({each.trial for each in log if each.payload.get("what") == RESCORED}),
         calibrated=bool(calibrated_devices(log)),
         anchors=[Layout.from_json(dict(layout)) for layout in chosen[-1].layouts] if chosen else (),
         hours=hours,

@@ -13,6 +13,7 @@ from nas.core.layout import Layout
 from nas.core.space import SearchSpace
 from nas.core.trial import EventKind
 from nas.proxy.corpus import CorpusRef
+from nas.proxy.ladder import rung_jobs
 from nas.proxy.quality import Quality
 from nas.runtimes import RUNTIMES
 from nas.store import events, results, studies, trials
@@ -143,6 +144,25 @@ def test_anchors_and_fresh_seeds_are_counted(store: Store) -> None:
     assert parts["anchors"] == pytest.approx(5 * 3 * 24, rel=0.05)
     # Half of 4 candidates and 2 references, on 2 fresh seeds from the start.
     assert parts["re-score"] == pytest.approx((2 + 2) * 2 * 24, rel=0.05)
+
+
+def test_fresh_seeds_that_were_trained_are_not_counted_again(store: Store) -> None:
+    space = tiny_space(**ALL_CLIMB | {"quality": ALL_CLIMB["quality"] | {"rescore": {"seeds": [20, 21]}}})
+    study = known(store, space, "now")
+    for layout in variants(4):
+        last = complete(store, study, space, layout, "proposal", run_s=3.0, train_s=48.0)
+    log(store, study, Closed("trials", "4 layouts were proposed"))
+    left = []
+    config, corpus = space.quality.with_seeds((20, 21)), CorpusRef(source="default", hash="0" * 64)
+    for layout in (None, *space.references.layouts().values(), *variants(2)):
+        for job in rung_jobs(config, 2, layout, corpus) if layout else []:
+            results.put(store, job.key, "train", {"value": {}}, seconds=24.0, trial=(study, last))
+        found = estimate_left(store, studies.get(store, "now"), workers=1)
+        assert found is not None
+        left.append(round(seconds(found).get("re-score", 0.0)))
+    # Half of 4 candidates and 2 references, then one fewer each time.
+    assert left[-2] > 0
+    assert left == pytest.approx([number * left[-2] for number in (4, 3, 2, 1, 0)], rel=0.05)
 
 
 def test_a_study_half_done_is_estimated_by_its_own_durations(store: Store) -> None:
