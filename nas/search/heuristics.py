@@ -68,7 +68,10 @@ def _tried(sampler: Sampler, pair: Pair, turn: int, rng: Rng, repaired: bool) ->
 
 
 def _hybrid(sampler: Sampler, frame: Frame, pair: Pair, turn: int, rng: Rng) -> Draft | None:
-    """Returns a stack of a local mixer with evenly spaced global ones; None where the frame lacks one of them."""
+    """Returns a stack of a local mixer with evenly spaced global ones; None where the frame lacks one of them.
+
+    Mixers that the space requires besides the pair take the place of the highest global ones, if these are more.
+    """
     mixers, ffn = layer_kinds(sampler.frames, frame)
     if not ffn or not set(pair) <= set(mixers):
         return None
@@ -79,8 +82,13 @@ def _hybrid(sampler: Sampler, frame: Frame, pair: Pair, turn: int, rng: Rng) -> 
     below, above = ((sampler.block(frame, kind, rng), feed) for kind in pair)
     draft = Draft(frame, depth, (below,) * length, sampler.lead(frame, (), rng))
     count = max(1, round(_SHARES[turn % len(_SHARES)] * length))
-    for number in range(count):
-        draft = draft.with_gene((2 * number + 1) * length // (2 * count), above)
+    required = [kind for kind, limit in sampler.space.limits.items() if kind in {*mixers} - {*pair}
+                for _ in range(limit.min)]  # fmt: skip
+    genes = [above] * count
+    if required and len(required) < count:
+        genes[-len(required) :] = [(sampler.block(frame, kind, rng), feed) for kind in required]
+    for number, gene in enumerate(genes):
+        draft = draft.with_gene((2 * number + 1) * length // (2 * count), gene)
     return draft
 
 

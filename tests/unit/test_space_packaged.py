@@ -27,7 +27,7 @@ from nas.search_spaces import list_spaces, load_space, space_difference, space_j
 from nas.study.check import support_filter
 
 KINDS = ("conv", "gqa", "swa", "mamba2", "swiglu", "moe")
-MIXED = {"lfm2-mixed": KINDS, "lfm2-mixed-demo": KINDS, "lfm2-full": (*KINDS, "gla", "gdn")}
+MIXED = {"lfm2-mixed": KINDS, "lfm2-mixed-demo": KINDS, "lfm2-full": (*KINDS, "gla", "gdn", "mla", "mlstm")}
 XLSTM = ("mlstm", "swa", "gqa", "swiglu")
 
 
