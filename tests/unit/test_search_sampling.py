@@ -120,6 +120,15 @@ def test_few_seeds_pair_every_mixer_that_needs_no_growing_cache_with_attention()
     assert all({"gqa", local} in kinds for local in ("conv", "swa", "mamba2"))
 
 
+def test_seeds_have_a_mixer_that_the_space_requires_beside_each_pair() -> None:
+    mixers = {"conv": {"kernel": 3}, "gqa": {"heads": 8, "kv_heads": 4}, "mla": {"heads": 8, "latent": 64}}
+    sampler = Sampler(space(mixers=mixers, limits={"gqa": {"min": 1}}))
+    found = seed_layouts(sampler, 8)
+    kinds = [{block.kind for layer in layout.layers for block in layer.mixers} for layout in found]
+    assert {"conv", "mla", "gqa"} in kinds
+    assert all("gqa" in each for each in kinds)
+
+
 def test_each_local_mixer_of_the_seeds_meets_several_depths_shares_and_feed_forwards() -> None:
     met: dict[str, set[tuple[int, int, str]]] = {"conv": set(), "swa": set(), "mamba2": set()}
     for layout in seed_layouts(samplers["all mixers"], 20)[2:]:
