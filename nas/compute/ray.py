@@ -336,10 +336,8 @@ def collect_remote_training(spec: Spec, outcome: Outcome) -> Outcome:
     for key, of_seed in outcome["value"].items():
         if "value" not in of_seed:
             continue
-        value = of_seed["value"]
-        if hashlib.sha256(files[f"{key}/{WEIGHTS}"]).hexdigest() != value["weights_sha256"]:
+        if hashlib.sha256(files[f"{key}/{WEIGHTS}"]).hexdigest() != of_seed["value"]["weights_sha256"]:
             raise InfrastructureFailed(f"the weights of training {key[:12]} were damaged in transit")
-        value["weights"] = str(folder / key / WEIGHTS)
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write_durably(folder / name, content)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -164,9 +165,12 @@ class Teaching(BaseModel):
 
 
 class TrainResult(BaseModel):
-    """The result of a finished training. On one kind of host, all but times and paths follow from the key."""
+    """The result of a finished training. On one kind of host, all but times follow from the key.
 
-    model_config = ConfigDict(extra="forbid")
+    Its weights are at `weights_file`. Other fields are ignored: results of earlier versions have a path.
+    """
+
+    model_config = ConfigDict(extra="ignore")
 
     key: str
     scores: dict[str, float] = Field(
@@ -184,8 +188,12 @@ class TrainResult(BaseModel):
     )
     cpu_seconds: float = Field(description="processor time under this key, likewise")
     device: str
-    weights: str = Field(description="path of the averaged weights, padded as `exported_layout` is")
-    weights_sha256: str
+    weights_sha256: str = Field(description="of the file with the averaged weights")
+
+
+def weights_file(checkpoint_dir: Path, key: str) -> Path:
+    """Returns where a finished training's averaged weights are, padded as `exported_layout` is."""
+    return checkpoint_dir / key / WEIGHTS
 
 
 def train_key_inputs(job: TrainJob) -> dict[str, Any]:

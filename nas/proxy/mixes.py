@@ -23,7 +23,7 @@ from nas.core.replacement import LibraryScores, assembled, parsed
 from nas.nn.fit import Log, save_tensors
 from nas.nn.model import Model
 from nas.nn.weights import load_weights, padded_weights
-from nas.proxy.job import WEIGHTS, LibraryRun, TrainJob, TrainResult, exported_layout
+from nas.proxy.job import LibraryRun, TrainJob, TrainResult, exported_layout, weights_file
 
 GROUP = "lm/library"
 IDS = "ids"
@@ -73,9 +73,9 @@ def evaluate_mix(
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     place = torch.device(device)
-    found: list[tuple[TrainJob, Divergence, int, str, str]] = []
+    found: list[tuple[TrainJob, Divergence, int, str]] = []
     if run.evaluated == "sum":
-        found = [(job, Divergence(scores.uniform - summed, scores.uniform), 0, "", "") for job in jobs]
+        found = [(job, Divergence(scores.uniform - summed, scores.uniform), 0, "") for job in jobs]
     else:
         teacher, text = trained_model(scores, place), held_out(scores, path)
         mix = assembled_mix(scores, teacher, layout)
@@ -83,20 +83,20 @@ def evaluate_mix(
         for job in jobs:
             part = text[job.seed :: LIBRARY_PARTS]
             each = divergence(teacher, mix, part, yield_hook)
-            weights, digest = "", ""
+            digest = ""
             if job.seed == LIBRARY_PARTS - 1:
-                file = checkpoint_dir / job.key / WEIGHTS
+                file = weights_file(checkpoint_dir, job.key)
                 save_tensors(padded_weights(mix.state_dict(), exported_layout(job)), file, {"step": 1})
-                weights, digest = str(file), _sha256(file)
-            found.append((job, each, part.numel(), weights, digest))
+                digest = _sha256(file)
+            found.append((job, each, part.numel(), digest))
     seconds, cpu = (time.perf_counter() - began) / len(jobs), (time.process_time() - cpu) / len(jobs)
     return [
         TrainResult(
             key=job.key, scores={GROUP: each.uniform - each.kl}, losses={GROUP: each.kl}, accuracy={}, curve=[],
-            steps=1, tokens=tokens, seconds=seconds, cpu_seconds=cpu, device=place.type, weights=weights,
+            steps=1, tokens=tokens, seconds=seconds, cpu_seconds=cpu, device=place.type,
             weights_sha256=digest,
         )
-        for job, each, tokens, weights, digest in found
+        for job, each, tokens, digest in found
     ]  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from nas.core.durable import locked
 from nas.nn.distillation import top_k
 from nas.nn.model import Model
 from nas.proxy.data import Data, Group
-from nas.proxy.job import WEIGHTS, Teaching, TrainJob, exported_layout
+from nas.proxy.job import Teaching, TrainJob, exported_layout, weights_file
 
 TEACHER_VERSION = 1
 """Part of keys: increase it with every change after which the same teacher predicts otherwise."""
@@ -113,7 +113,7 @@ def _array(path: Path, dtype: type[np.generic], shape: tuple[int, ...]) -> np.me
 
 def trained_model(job: TrainJob, checkpoint_dir: Path, device: torch.device) -> Model | None:
     """Returns the model that a finished training wrote; None if it is not there, or damaged."""
-    path = checkpoint_dir / job.key / WEIGHTS
+    path = weights_file(checkpoint_dir, job.key)
     if not path.is_file():
         return None
     try:

@@ -39,13 +39,13 @@ from nas.proxy.data import Data, open_data, score
 from nas.proxy.job import (
     CHECKPOINT,
     STABLE,
-    WEIGHTS,
     Teaching,
     TrainJob,
     TrainResult,
     exported_layout,
     proxy_layout,
     run_inputs,
+    weights_file,
 )
 from nas.proxy.teacher import TaughtData, predictions, trained_model
 
@@ -284,7 +284,7 @@ def _results(
                 model, losses = Model(proxy_layout(job), None).to(worker.device).eval(), losses[:, index]
                 model.load_state_dict(of_seed(evaluated.state_dict(), index))
             scores = score(model, own.groups(), worker.device)
-            path = checkpoint_dir / job.key / WEIGHTS
+            path = weights_file(checkpoint_dir, job.key)
             save_tensors(padded_weights(model.state_dict(), exported_layout(job)), path, {"step": state.step})
         scored.append((job, scores, losses, path))
     return [
@@ -299,7 +299,6 @@ def _results(
             seconds=state.seconds / len(jobs),
             cpu_seconds=state.cpu_seconds / len(jobs),
             device=worker.describe(),
-            weights=str(path),
             weights_sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
         )
         for job, scores, losses, path in scored

@@ -22,7 +22,7 @@ from nas.measure.calibration import DEPLOY_SEED, MeasurementTarget
 from nas.measure.reference import export_key, gate_key, measure_key
 from nas.measure.rounds import Jobs, Subject, measure
 from nas.proxy.corpus import CorpusRef
-from nas.proxy.job import TrainJob, TrainResult, exported_layout
+from nas.proxy.job import TrainJob, TrainResult, exported_layout, weights_file
 from nas.proxy.ladder import rung_jobs, seed_scores
 from nas.runtimes.base import Artifact, Checkpoint, RandomWeights, Weights
 from nas.store.rows import Stage
@@ -392,15 +392,13 @@ class StageWork:
         return TrainResult.model_validate(value)
 
     async def _weights(self, trial: int, job: TrainJob) -> Checkpoint:
-        trained = _checkpoint(await self._train(trial, job))
+        file = weights_file(self.scratch / "checkpoints", job.key)
+        trained = Checkpoint(file, (await self._train(trial, job)).weights_sha256)
         if not await asyncio.to_thread(trained.is_intact):
             # Removed or damaged since, or trained on another host: the same job yields them again.
-            trained = _checkpoint(TrainResult.model_validate(value_of(await self.trainings.run(trial, job))))
+            again = TrainResult.model_validate(value_of(await self.trainings.run(trial, job)))
+            trained = Checkpoint(file, again.weights_sha256)
         return trained
-
-
-def _checkpoint(trained: TrainResult) -> Checkpoint:
-    return Checkpoint(Path(trained.weights), trained.weights_sha256)
 
 
 def value_of(outcome: Outcome) -> Any:

@@ -16,7 +16,7 @@ from nas.compute import worker
 from nas.core.layout import Layout
 from nas.devices.host_lock import HostLock, host_lock_folder
 from nas.proxy.corpus import refer
-from nas.proxy.job import WEIGHTS, TrainJob
+from nas.proxy.job import WEIGHTS, TrainJob, weights_file
 from nas.proxy.ladder import rung_jobs
 from nas.search_spaces import load_space
 from nas.store import outcomes, results, studies, trials
@@ -112,7 +112,7 @@ def _check_results(store: Store, study: int, lost: str, path: Path, folder: Path
     }
     home = path.parent / "home"
     for value in trained.values():
-        assert home in Path(value["weights"]).parents and Path(value["weights"]).is_file()
+        assert weights_file(home / "work" / "checkpoints", value["key"]).is_file()
     corpus = refer(space.quality.corpus, path.parent)
     jobs: list[TrainJob] = [
         job

@@ -28,7 +28,7 @@ from nas.measure.calibration import MeasurementTarget
 from nas.measure.estimator import read_times
 from nas.measure.rounds import Reference
 from nas.proxy.corpus import CorpusRef
-from nas.proxy.job import LmRun, TrainJob, TrainResult
+from nas.proxy.job import LmRun, TrainJob, TrainResult, weights_file
 from nas.runtimes import RUNTIMES
 from nas.store import artifacts, events, leases, results, studies
 from nas.store.rows import StudyState
@@ -205,12 +205,12 @@ def _outcome(job: TrainJob, spec: Mapping[str, Any]) -> dict[str, Any]:
 def _trained(job: TrainJob, spec: Mapping[str, Any]) -> TrainResult:
     luck = int(Layout.from_json(job.layout).id[:6], 16) / 16**6
     score = (1 + luck) * (1 - 1 / job.steps) + 0.01 * job.seed
-    weights = Path(spec["checkpoints"]) / job.key / "weights"
+    weights = weights_file(Path(spec["checkpoints"]), job.key)
     weights.parent.mkdir(parents=True, exist_ok=True)
     weights.write_text(job.key)
     return TrainResult(
         key=job.key, scores={"lm/text": score}, losses={"lm/text": 8 - score}, accuracy={"lm/text": 0.5}, curve=[],
-        steps=job.steps, tokens=job.steps, seconds=2.0, cpu_seconds=2.0, device="cpu", weights=str(weights),
+        steps=job.steps, tokens=job.steps, seconds=2.0, cpu_seconds=2.0, device="cpu",
         weights_sha256=sha256(weights.read_bytes()).hexdigest(),
     )  # fmt: skip
 

@@ -26,7 +26,7 @@ from nas.compute.ray import (
 from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.layout import Layout
 from nas.proxy.corpus import MIN_BYTES, packed, refer
-from nas.proxy.job import CHECKPOINT, STABLE, WEIGHTS, LmRun, TrainJob
+from nas.proxy.job import CHECKPOINT, STABLE, WEIGHTS, LmRun, TrainJob, weights_file
 
 SMALL, BIG = Node(cpus=4, gpus=0), Node(cpus=8, gpus=2)
 
@@ -152,8 +152,7 @@ def test_a_training_elsewhere_is_a_training_at_home(hosts: tuple[Host, Host], tm
     (tmp_path / "text.txt").unlink()  # nothing of ours is over there
     outcomes = [elsewhere(short, hosts), elsewhere(long, hosts)]
     for spec, outcome in zip((short, long), outcomes, strict=True):
-        weights = Path(value_of(outcome)["weights"])
-        assert weights == Path(spec["checkpoints"]) / value_of(outcome)["key"] / WEIGHTS
+        weights = weights_file(Path(spec["checkpoints"]), value_of(outcome)["key"])
         assert all(weights.with_name(name).is_file() for name in (WEIGHTS, CHECKPOINT, STABLE))
         assert "files" not in outcome
     assert not list((there.home / "work" / "elsewhere").iterdir())

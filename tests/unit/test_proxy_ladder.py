@@ -84,7 +84,7 @@ def test_proxies_are_narrow_and_byte_level() -> None:
 def result(job: TrainJob, scores: dict[str, float]) -> TrainResult:
     return TrainResult(
         key=job.key, scores=scores, losses={}, accuracy={}, curve=[], steps=1, tokens=1, seconds=0, cpu_seconds=0,
-        device="cpu", weights="", weights_sha256="",
+        device="cpu", weights_sha256="",
     )  # fmt: skip
 
 

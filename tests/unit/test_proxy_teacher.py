@@ -20,7 +20,7 @@ from nas.core.quality_config import QualityConfig
 from nas.proxy import teacher as teacher_module
 from nas.proxy.corpus import MIN_BYTES, CorpusRef, refer
 from nas.proxy.data import open_data
-from nas.proxy.job import LmRun, Teaching, TrainJob, TrainResult
+from nas.proxy.job import LmRun, Teaching, TrainJob, TrainResult, weights_file
 from nas.proxy.ladder import rung_jobs
 from nas.proxy.teacher import predictions, trained_model
 from nas.proxy.train import train
@@ -167,7 +167,7 @@ def test_nothing_is_left_of_predictions_that_were_not_finished(
 
 def test_damaged_weights_of_the_teacher_are_not_used(corpus: CorpusRef, tmp_path: Path) -> None:
     each = job(corpus, TEACHER, steps=5)
-    path = Path(run(each, tmp_path).weights)
+    path = weights_file(tmp_path, run(each, tmp_path).key)
     path.write_bytes(path.read_bytes()[:100])
     assert trained_model(each, tmp_path, torch.device("cpu")) is None
 

@@ -20,12 +20,12 @@ from nas.nn.weights import padded_weights
 from nas.proxy import train as train_module
 from nas.proxy.corpus import MIN_BYTES, CorpusRef, build_corpus, refer
 from nas.proxy.data import LmData, open_data
-from nas.proxy.job import LmRun, TaskRun, TrainJob, TrainResult, exported_layout, train_key_inputs
+from nas.proxy.job import LmRun, TaskRun, TrainJob, TrainResult, exported_layout, train_key_inputs, weights_file
 from nas.proxy.train import train, train_seeds
 
 LAYOUT = Layout.parse("d32 v256 ffn=moe:4x2:20 [C3+swiglu:40 A2/1]")
 PADDED = Layout.parse("d32 v256 ffn=moe:4x2:32 [C3+swiglu:64 A2/1]")
-TIMES = {"seconds", "cpu_seconds", "weights", "key", "steps", "tokens"}
+TIMES = {"seconds", "cpu_seconds", "key", "steps", "tokens"}
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,11 @@ def run(
 
 def numbers(result: TrainResult) -> dict[str, Any]:
     """What must be equal to the last bit."""
-    return result.model_dump(exclude=TIMES - {"weights_sha256"}) | {"weights": load_file(result.weights).keys()}
+    return result.model_dump(exclude=TIMES)
+
+
+def weights(result: TrainResult, folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(weights_file(folder, result.key))
 
 
 class Stopped(Exception):
@@ -167,7 +171,7 @@ def test_the_result_is_scored_above_chance_and_loads_as_a_padded_model(corpus: C
         assert score > 0.3
     assert exported_layout(job) == PADDED
     model = Model(PADDED, seed=None)
-    model.load_state_dict(load_file(result.weights))
+    model.load_state_dict(weights(result, tmp_path))
     group = data.groups()["lm/a.txt"]
     with torch.no_grad():
         logits = model.eval()(group.inputs)
@@ -179,8 +183,7 @@ def test_the_result_is_scored_above_chance_and_loads_as_a_padded_model(corpus: C
 
 
 def test_experts_are_balanced_while_training(corpus: CorpusRef, tmp_path: Path) -> None:
-    weights = load_file(run(lm_job(corpus), tmp_path).weights)
-    bias = weights["layers.1.ffn.bias.weight"]
+    bias = weights(run(lm_job(corpus), tmp_path), tmp_path)["layers.1.ffn.bias.weight"]
     assert bias.abs().max() > 0
     assert bias.abs().max() <= 6 * train_module.BALANCE_RATE + 1e-6
 
@@ -258,12 +261,12 @@ def test_the_weight_average_starts_quick_and_ends_slow() -> None:
 
 def test_the_average_is_that_of_the_steps(corpus: CorpusRef, tmp_path: Path) -> None:
     """A decay of 0 keeps the last step's weights."""
-    last = load_file(run(lm_job(corpus, ema=0.0), tmp_path / "last").weights)
+    last = weights(run(lm_job(corpus, ema=0.0), tmp_path / "last"), tmp_path / "last")
     folder = tmp_path / "last" / lm_job(corpus, ema=0.0).key
     checkpoint = load_file(folder / "checkpoint.safetensors")
     wanted = padded_weights({name: checkpoint[f"model.{name}"] for name in last}, PADDED)
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in last.items())
-    smooth = load_file(run(lm_job(corpus, ema=0.9), tmp_path / "smooth").weights)
+    smooth = weights(run(lm_job(corpus, ema=0.9), tmp_path / "smooth"), tmp_path / "smooth")
     assert any(not torch.equal(smooth[name], last[name]) for name in last)
 
 
@@ -407,7 +410,7 @@ def test_products_in_bfloat16_train_too(corpus: CorpusRef, tmp_path: Path) -> No
     exact, rounded = (run(lm_job(corpus, steps=20, precision=name), tmp_path) for name in ("float32", "bfloat16"))
     assert exact.weights_sha256 != rounded.weights_sha256
     assert rounded.losses == pytest.approx(exact.losses, abs=0.05)
-    assert load_file(rounded.weights)["embed.weight"].dtype == torch.float32
+    assert weights(rounded, tmp_path)["embed.weight"].dtype == torch.float32
 
 
 @pytest.mark.gpu
