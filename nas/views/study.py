@@ -220,6 +220,18 @@ class ShareView(BaseModel):
     """None while the front is empty."""
 
 
+class KindView(BaseModel):
+    """What became of the trials that have a kind of block."""
+
+    role: str
+    kind: str
+    trials: int = Field(description="that have it, references not counted")
+    states: dict[str, int] = Field(description="state -> how many of them are in it")
+    front: int = Field(description="how many of them are on the front")
+    earlier: float = Field(description="share of the first half of the proposals that has it")
+    later: float = Field(description="share of the second half; less than `earlier` where the search drops it")
+
+
 class TargetAgreement(BaseModel):
     """Rank correlation of layouts measured on two targets (device and runtime); not of noisy ones and references."""
 
@@ -338,6 +350,7 @@ class StudyView(BaseModel):
     ranked: list[RankedView] = Field(description="the best of the front, then trials tied with it")
     references: list[ReferenceEntry]
     blocks: list[ShareView] | None = Field(description="shares of kinds of blocks by depth")
+    kinds: list[KindView] = Field(description="what became of the trials with each kind of block")
     reading: ReadingView | None = Field(None, description="null; was how far layouts have been read")
     agreement: list[TargetAgreement]
 
@@ -516,6 +529,7 @@ def _view(study: StudySnapshot) -> StudyView:
         ranked=[RankedView(**dict(entry), place=rank if entry.on else None) for rank, entry in enumerate(entries, 1)],
         references=reference_entries(study, objectives),
         blocks=share_views(study),
+        kinds=kind_views(study),
         agreement=[*target_agreements(study)],
         **_progress(study),
     )
@@ -583,6 +597,26 @@ def share_views(study: StudySnapshot) -> list[ShareView]:
         for i, (role, kind) in enumerate(study.block_roles)
         if blocks[own][:, i].any()
     ]
+
+
+def kind_views(study: StudySnapshot) -> list[KindView]:
+    """Returns what became of the trials with each kind of block that some have, mixers first."""
+    table = study.table[study.own()]
+    front = np.isin(np.flatnonzero(study.own()), [*study.course.front])
+    half, found = len(table) // 2, list[KindView]()
+    for index, (role, kind) in enumerate(study.block_roles):
+        has = np.asarray(table["blocks"][:, index].any(axis=1))
+        if not has.any():
+            continue
+        counts = np.bincount(table["state"][has], minlength=len(STATES)).tolist()
+        found.append(
+            KindView(
+                role=role, kind=kind, trials=int(has.sum()), front=int((has & front).sum()),
+                states={state: count for state, count in zip(STATES, counts, strict=True) if count},
+                earlier=float(has[:half].mean()) if half else 0.0, later=float(has[half:].mean()),
+            )
+        )  # fmt: skip
+    return found
 
 
 def target_agreements(study: StudySnapshot) -> Iterator[TargetAgreement]:

@@ -79,6 +79,15 @@ def test_the_study_is_drawn(page: Page, recorded: str) -> None:
     ).count()  # fmt: skip
     assert state(page, "page.data.references.map(({ name }) => name).sort()") == ["attention", "published"]
     assert page.locator("#blocks-part svg").count() == 2
+    kinds = page.request.get(f"{recorded}/studies/recorded.json").json()["kinds"]
+    rows = page.locator("#blocks-part table.list tbody tr")
+    assert rows.count() == len(kinds) > 1
+    for row, kind in zip(rows.all(), kinds, strict=True):
+        assert [cell.inner_text() for cell in row.locator("th, td").all()[:3]] == [
+            kind["kind"], str(kind["trials"]), str(kind["front"])
+        ]  # fmt: skip
+    everywhere = all(kind["front"] for kind in kinds)
+    assert page.get_by_text("All kinds are on the front").is_visible() == everywhere
 
 
 def test_names_of_references_stay_inside_their_panel(page: Page, recorded: str) -> None:

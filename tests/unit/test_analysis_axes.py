@@ -18,7 +18,7 @@ from nas.core.scoring import MeasurementKey
 from nas.core.space import SearchSpace
 from nas.store import trials
 from nas.store.rows import Proposal
-from nas.views.study import page_state, share_views
+from nas.views.study import kind_views, page_state, share_views
 
 TWO: dict[str, Any] = {
     "runtimes": [{"name": "fake", "quantisation": "q4_0"}, {"name": "other", "quantisation": "q4_0"}]
@@ -140,5 +140,10 @@ def test_shares_of_the_depth_are_exact_and_whole(tmp_path: Path) -> None:
         )
     assert list(views) == [("mixer", "conv"), ("mixer", "gqa"), ("ffn", "swiglu")]
     assert views["mixer", "conv"].front is None
+    counts = {each.kind: each for each in kind_views(snapshot(lab.store))}
+    assert {kind: each.trials for kind, each in counts.items()} == {"conv": 1, "gqa": 2, "swiglu": 2}
+    assert (counts["conv"].earlier, counts["conv"].later) == (1.0, 0.0)
+    assert counts["gqa"].states == {"proposed": 2}
+    assert {each.front for each in counts.values()} == {0}
     # The first layer of three fills three tenths and a third of the fourth.
     assert views["mixer", "conv"].all[:5] == pytest.approx([0.5, 0.5, 0.5, 0.5 / 3, 0.0], abs=1e-3)
