@@ -51,13 +51,6 @@ class Moment(NamedTuple):
     hypervolume: float
 
 
-class ReadingView(BaseModel):
-    """Progress of reading a study; no longer used, always null."""
-
-    done: int
-    total: int
-
-
 class StudyLine(BaseModel):
     """A row of the list."""
 
@@ -77,7 +70,6 @@ class StudyLine(BaseModel):
     course: list[Moment] = Field(description="of the hypervolume; includes the last moment")
     device_seconds: float = Field(description="of the study's own measurements")
     problem: str | None = Field(None, description="why only its name is known")
-    reading: ReadingView | None = Field(None, description="null; was how far trials have been read")
 
 
 class WaitingLine(BaseModel):
@@ -351,7 +343,6 @@ class StudyView(BaseModel):
     references: list[ReferenceEntry]
     blocks: list[ShareView] | None = Field(description="shares of kinds of blocks by depth")
     kinds: list[KindView] = Field(description="what became of the trials with each kind of block")
-    reading: ReadingView | None = Field(None, description="null; was how far layouts have been read")
     agreement: list[TargetAgreement]
 
 
