@@ -8,7 +8,7 @@
     OUT/report.json          what was measured and lost
     OUT/files/               the child's folder of transformers, GGUF files, card (`nas.release.files`)
 
-Each step does nothing where its result is there: after a kill the same command goes on, and gives the same child. The
+Each step does nothing where its result is there: after a kill the same command continues, and gives the same child. The
 library is a folder of its own, for all devices and budgets (`nas.adapt.library`).
 
 Costs of alternatives are differences of measured layouts: the trained model's, and for each alternative the one in

@@ -167,7 +167,7 @@ class Rung(BaseModel):
     """One rung of the ladder: what is trained there, and how many candidates are promoted.
 
     A language-model run of a later rung continues the one of the same seed from the rung before, so its `lm_steps`
-    count from the start; under another teacher than there it begins anew.
+    count from the start; under another teacher than there it starts again.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -2,7 +2,7 @@
 
 Preferences are read from files, or made on policy: the member answers questions several times, a judge scores the
 answers and the data's own, and the best and the worst become a pair. Sampled and judged chunks are cached, so that an
-interrupted stage goes on:
+interrupted stage continues:
 
     $NAS_CACHE/preferences/KEY/00000.jsonl ...   preferences of a chunk of questions; some may yield none
 """

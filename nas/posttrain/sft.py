@@ -218,7 +218,7 @@ class Mixture:
     """Which conversations are read, in their order: each epoch draws from all sources in a new order.
 
     Without shares an epoch reads every conversation once. With shares it has as many conversations, of which each
-    source has its share; a source goes on in the next epoch where it stopped.
+    source has its share; a source continues in the next epoch where it stopped.
 
     Args:
         sources: number of the source of each conversation that is trained on; negative: it is not.
