@@ -14,7 +14,7 @@ from nas.core.logs import visible
 from nas.study.estimate import about
 
 _NONE = "\N{EN DASH}"
-_BUILTIN_HUES, _FURTHER_HUES = 6, 4
+_BUILTIN_HUES, _FURTHER_HUES = 11, 4
 
 
 def figure(value: float | None, digits: int = 4) -> str:
@@ -51,7 +51,7 @@ def instant(at: float) -> str:
 
 
 def hue(kind: str) -> int:
-    """Returns the number of a block kind's colour, 0 to 9; kinds of other distributions share the last four."""
+    """Returns the number of a block kind's colour, 0 to 14; kinds of other distributions share the last four."""
     own = BLOCKS[kind].hue if kind in BLOCKS else None
     return _BUILTIN_HUES + crc32(kind.encode()) % _FURTHER_HUES if own is None else own
 

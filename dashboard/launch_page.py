@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from functools import cache
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
+import numpy as np
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from nas.api.studies import SubmissionView, SubmitRequest
-from nas.api.submissions import FILE, SubmittedStudies
+from nas.api.submissions import FILE, SubmittedStudies, check_space
 from nas.api.types import StudyName
+from nas.core.block import BLOCKS
 from nas.core.errors import NasError, UnknownName
+from nas.core.layout import Layout
+from nas.core.space import SearchSpace
 from nas.dashboard.access import Form, PageAccess
 from nas.dashboard.pages import answer, page, page_route
 from nas.farm.farm import LOCAL
+from nas.search import Sampler
 from nas.search_spaces import list_spaces, space_text
 from nas.store import devices
 from nas.store.rows import Role
 from nas.store.store import Store
+from nas.study.check import support_filter
 from nas.web.errors import Conflict, answer_to
 from nas.web.server import max_body
 
@@ -33,6 +40,8 @@ FieldName = Literal["study", "space", "trials", "warm_start", ""]
 
 _LOCATION = re.compile(rf"{re.escape(FILE)}(?::(\d+))?: (.+)")
 _QUOTED = 200
+_DRAWN, _DRAW_S, _SHOWN = 32, 2.0, 4
+"""Layouts that a preview draws from a space, the seconds after which it draws no more, and how many are shown."""
 _NAME_RULE = "use up to 64 letters, digits, '.', '_' and '-', the first a letter or a digit"
 
 
@@ -80,13 +89,33 @@ class LaunchForm(BaseModel):
         )
 
 
+class Sample(BaseModel):
+    """A random layout of a space."""
+
+    layout: str
+    total: int = Field(description="weights")
+    active: int = Field(description="weights used for a token")
+
+
+class SpacePreview(BaseModel):
+    """What a valid search space holds, from random layouts that its runtimes carry."""
+
+    kinds: list[tuple[str, str]] = Field(description="kinds of blocks and what they are, mixers first")
+    drawn: int = Field(description="layouts that the range is of")
+    total: tuple[int, int] = Field(description="least and most weights of a layout")
+    samples: list[Sample]
+
+
 class LaunchView(BaseModel):
     """The form, and the choices for it."""
 
     spaces: dict[str, str] = Field(description="packaged search spaces: name -> description")
     devices: list[str] = Field(description="devices that a space can name")
+    packaged: str = Field(description="name of the packaged space that is shown; empty: none")
     form: LaunchForm
     problems: list[Problem]
+    checked: bool = Field(False, description="whether the space was only checked, not launched")
+    preview: SpacePreview | None = Field(None, description="of a space that was checked and is valid")
 
 
 class SubmittedView(BaseModel):
@@ -109,14 +138,16 @@ def launch_router(store: Store, submitted: SubmittedStudies, access: PageAccess)
     router = APIRouter(route_class=page_route(access), include_in_schema=False)
     posted = access.posted(Role.OPERATE)
 
-    def view(form: LaunchForm, problems: list[Problem]) -> LaunchView:
+    def view(form: LaunchForm, problems: list[Problem], packaged: str = "", **checked: Any) -> LaunchView:
         known = [LOCAL, *(row.id for row in devices.all(store))]
-        return LaunchView(spaces=_spaces(), devices=known, form=form, problems=problems)
+        return LaunchView(
+            spaces=_spaces(), devices=known, packaged=packaged, form=form, problems=problems, **checked
+        )  # fmt: skip
 
     @router.get("/launch")
     @router.get("/launch.json")
     def show_form(request: Request, space: Annotated[str, Query(max_length=64)] = "") -> Response:
-        return answer("launch.html", request, view(LaunchForm(space=_text(space)), []))
+        return answer("launch.html", request, view(LaunchForm(space=_text(space)), [], space))
 
     @router.post("/launch")
     @max_body(_MAX_FORM)
@@ -133,6 +164,16 @@ def launch_router(store: Store, submitted: SubmittedStudies, access: PageAccess)
         begun = submitted.row(wanted.study) is not None
         return RedirectResponse(f"/{'studies' if begun else 'submissions'}/{wanted.study}", 303)
 
+    @router.post("/launch/check")
+    @max_body(_MAX_FORM)
+    def check(request: Request, sent: Form = posted) -> Response:
+        form, problems, preview = LaunchForm.of(sent), list[Problem](), None
+        try:
+            preview = preview_of(check_space(store, form.space))
+        except NasError as error:
+            problems = problems_of(error, form)
+        return page("launch.html", request, view=view(form, problems, checked=True, preview=preview))
+
     # The last decorator is the first route: '{name}' would take 'mine.json', too.
     @router.get("/submissions/{name}")
     @router.get("/submissions/{name}.json")
@@ -147,6 +188,29 @@ def launch_router(store: Store, submitted: SubmittedStudies, access: PageAccess)
         return answer("submission.html", request, found_view)
 
     return router
+
+
+def preview_of(space: SearchSpace) -> SpacePreview:
+    """Returns what a checked space holds.
+
+    Raises:
+        InvalidInput: no layout of it was found.
+    """
+    sampler, rng, drawn = Sampler(space, support_filter(space)), np.random.default_rng(0), list[Layout]()
+    until = time.monotonic() + _DRAW_S
+    while len(drawn) < _DRAWN and not (drawn and time.monotonic() > until):
+        drawn.append(sampler.draw(rng))
+    total = [each.params.total for each in drawn]
+    different = {each.id: each for each in drawn}.values()
+    return SpacePreview(
+        kinds=[(block.kind, BLOCKS[block.kind].doc) for block in space.mixers + space.ffn],
+        drawn=len(drawn),
+        total=(min(total), max(total)),
+        samples=[
+            Sample(layout=each.format(), total=each.params.total, active=each.params.active)
+            for each in list(different)[:_SHOWN]
+        ],
+    )
 
 
 @cache

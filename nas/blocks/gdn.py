@@ -16,6 +16,7 @@ class GatedDeltaNet(LinearAttentionKind):
 
     name = "gdn"
     letter = "D"
+    hue = 9
     syntax = "{heads}[/{key_heads}][:{head_dim}]"
     doc = "Gated DeltaNet"
     args = (

@@ -15,6 +15,7 @@ class GatedLinearAttention(LinearAttentionKind):
 
     name = "gla"
     letter = "G"
+    hue = 8
     syntax = "{heads}[:{head_dim}]"
     doc = "gated linear attention"
     args = (

@@ -20,6 +20,7 @@ class MultiHeadLatentAttention(AttentionKind):
 
     name = "mla"
     letter = "L"
+    hue = 6
     syntax = "{heads}/{latent}[:{head_dim}]"
     doc = "multi-head latent attention"
     args = (

@@ -16,6 +16,7 @@ class MatrixLSTM(LinearAttentionKind):
 
     name = "mlstm"
     letter = "X"
+    hue = 7
     syntax = "{heads}[:{head_dim}]"
     doc = "mLSTM"
     args = (

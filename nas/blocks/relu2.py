@@ -11,6 +11,7 @@ class SquaredReLU(FeedForwardKind):
 
     name = "relu2"
     letter = "relu2"
+    hue = 10
     syntax = ":{width}"
     doc = "squared-ReLU feed-forward"
     args = (Arg("width", int, "hidden width", required=True, low=1, high=1 << 20),)

@@ -102,7 +102,7 @@ class BlockKind(ABC):
     """Of the kind and its module, in the keys of results; None: that of the distribution that adds it."""
 
     hue: ClassVar[int | None] = None
-    """Number of its colour in pictures of layouts, 0 to 9; None: one of the last four, by its name."""
+    """Number of its colour in pictures of layouts, 0 to 14; None: one of the last four, by its name."""
 
     @abstractmethod
     def count(self, block: Block, d_model: int) -> Count:

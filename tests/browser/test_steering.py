@@ -55,6 +55,33 @@ def fits(page: Page) -> None:
     assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
 
 
+def test_a_space_is_checked_while_it_is_edited(operator: Page) -> None:
+    operator.get_by_role("link", name="Launch").click()
+    operator.get_by_label("Begin with a packaged space").select_option("lfm2-demo")
+    operator.get_by_role("button", name="Show it").click()
+    check, space = operator.locator("#space-check"), operator.get_by_label("Search space, in YAML")
+    expect(check).to_contain_text("The space is valid")
+    expect(check.locator("svg")).not_to_have_count(0)
+    text = space.input_value()
+    space.fill(text.replace("[local]", "[loacl]") + "searhc: {}\n")
+    expect(check.locator("#space-problems li")).to_have_count(2)
+    expect(space).to_have_attribute("aria-invalid", "true")
+    expect(space).to_be_focused()
+    space.fill(text)
+    expect(check).to_contain_text("The space is valid")
+    expect(space).not_to_have_attribute("aria-invalid", "true")
+
+
+@pytest.mark.parametrize("context", [{}, {"java_script_enabled": False}], indirect=True, ids=["scripts", "no scripts"])
+def test_a_space_is_checked_by_a_button(operator: Page) -> None:
+    operator.goto(operator.url.partition("/studies")[0] + "/launch?space=lfm2-demo")
+    space = operator.get_by_label("Search space, in YAML")
+    space.fill("v: 1\nmodle: {}\n")
+    operator.get_by_role("button", name="Check the space only").click()
+    expect(operator.locator("#space-problems")).to_contain_text("did you mean 'model'?")
+    expect(space).to_have_value("v: 1\nmodle: {}\n")
+
+
 @pytest.mark.parametrize("context", [{}, {"java_script_enabled": False}], indirect=True, ids=["scripts", "no scripts"])
 def test_a_study_is_launched(lab: DashboardLab, operator: Page, watched: Watched, tmp_path: Path) -> None:
     watched.expected = ["422"]

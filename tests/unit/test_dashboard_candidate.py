@@ -178,6 +178,6 @@ def test_stored_text_is_never_markup(bed: Bed, template: str) -> None:
 
 def test_every_class_of_the_pictures_that_takes_a_colour_has_one() -> None:
     styles = (DASHBOARD / "assets" / "plots.css").read_text()
-    for number in range(10):
+    for number in range(15):
         assert f".hue-{number} " in styles
     assert not re.search(r"@import|url\(", styles)

@@ -13,6 +13,9 @@ import ten_mistakes
 from api_lab import space_text
 from dashboard_lab import OURS, DashboardLab, Inputs, Visitor
 
+from nas.core.layout import Layout
+from nas.dashboard.launch_page import preview_of
+from nas.search import Sampler
 from nas.search_spaces import list_spaces, load_space, parse_space
 from nas.store import studies
 from nas.store.rows import Role
@@ -95,6 +98,36 @@ def test_ten_mistakes_are_ten_problems(lab: DashboardLab, visitor: Visitor) -> N
     lines = [part.split("<")[0].strip() for part in found.split("Line ")[1:]]
     ten_mistakes.are_found(lines, "")
     assert lab.submitted.not_begun() == []
+
+
+def test_a_space_is_checked_without_a_launch(lab: DashboardLab, visitor: Visitor) -> None:
+    answer = visitor.post("/launch/check", space=ten_mistakes.TEXT)
+    found = html.unescape(answer.text.partition('id="space-problems">')[2].partition("</ul>")[0])
+    ten_mistakes.are_found([part.split("<")[0].strip() for part in found.split("Line ")[1:]], "")
+    assert "Nothing was launched" not in answer.text
+    text = space_text()
+    answer = visitor.post("/launch/check", space=text, study="../x")
+    assert (answer.status_code, Inputs(answer.text).areas["space"]) == (200, text)
+    space = parse_space(text, "space.yaml")
+    preview = preview_of(space)
+    assert preview.drawn > 1 and 1 <= len(preview.samples) <= 4
+    for sample in preview.samples:
+        layout = Layout.parse(sample.layout)
+        assert Sampler(space).contains(layout) == []
+        assert (sample.total, sample.active) == (layout.params.total, layout.params.active)
+        assert preview.total[0] <= sample.total <= preview.total[1]
+        assert f"<code>{sample.layout}</code>" in answer.text
+    assert [kind for kind, _ in preview.kinds] == [block.kind for block in space.mixers + space.ffn]
+    assert lab.submitted.not_begun() == []
+
+
+def test_only_operators_check_a_space(lab: DashboardLab) -> None:
+    assert lab.visitor(Role.READ).post("/launch/check", space=space_text()).status_code == 403
+
+
+def test_a_preview_ends_where_drawing_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nas.dashboard.launch_page._DRAW_S", -1.0)
+    assert preview_of(load_space("lfm2-demo")).drawn == 1
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,26 @@
+// Checks the search space on the server while it is edited: its problems, or what it holds, replace those below it.
+const PAUSE = 600; // milliseconds without a key
+const [space, button] = [document.getElementById("space"), document.querySelector("button[formaction]")];
+let [timer, newest] = [0, 0];
+
+async function check() {
+  const [number, body] = [++newest, new FormData()];
+  for (const { name, value } of [space, space.form.elements.form_token]) body.set(name, value);
+  const answer = await fetch(button.getAttribute("formaction"), { method: "POST", body, headers: { Accept: "text/html" }, redirect: "error" });
+  if (!answer.ok) throw new Error(answer.statusText);
+  const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+  if (number !== newest) return; // the text has changed since
+  document.getElementById("space-check").replaceChildren(...page.getElementById("space-check").childNodes);
+  const wrong = page.getElementById("space").getAttribute("aria-invalid");
+  wrong ? space.setAttribute("aria-invalid", wrong) : space.removeAttribute("aria-invalid");
+}
+
+function later() {
+  clearTimeout(timer);
+  timer = setTimeout(() => check().catch((error) => console.info(`not checked: ${error.message}`)), PAUSE);
+}
+
+if (button) {
+  space.addEventListener("input", later);
+  if (space.value && !document.getElementById("space-problems")) later();
+}
