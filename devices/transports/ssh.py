@@ -159,7 +159,11 @@ class SshWire:
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(client.close)
             with _errors_of(self.name):
-                self._log_in(client)
+                try:
+                    self._log_in(client)
+                except AuthenticationException as error:
+                    place = self._keys / "id_ed25519"
+                    raise NotTrusted(f"{self.name}: no key is accepted ({error}); this agent's is {place}") from error
             on_failure.pop_all()
         self._client = client
 
@@ -289,8 +293,6 @@ def _errors_of(name: str) -> Iterator[None]:
     except BadHostKeyException as error:
         keys = f"the pinned key is {error.expected_key.fingerprint}, it shows {error.key.fingerprint}"
         raise NotTrusted(f"{name}: another machine, or its host key changed: {keys}") from error
-    except AuthenticationException as error:
-        raise NotTrusted(f"{name}: no key of this agent is accepted: {error}") from error
     except IncompatiblePeer as error:
         raise Unsupported(f"{name}: no cipher or key type in common: {error}") from error
     except (SSHException, NoValidConnectionsError, OSError, EOFError) as error:

@@ -387,6 +387,10 @@ def _parse(line: str) -> Any:
         raise ValueError(f"the line is too long: up to {MAX_LINE >> 20} MiB are read")
     try:
         return json.loads(line, parse_constant=_refuse_constant, parse_float=_float, parse_int=_whole)
+    except json.JSONDecodeError as error:
+        if not line.endswith("\n"):
+            raise ValueError("the file ends in the middle of this line: it is not complete") from None
+        raise ValueError(f"not JSON ({error.msg}): an archive of a study is what 'nas study export' writes") from None
     except RecursionError:
         raise ValueError("the line is nested too deeply") from None
 

@@ -137,6 +137,10 @@ def test_import_rejects_other_files(tmp_path: Path) -> None:
     path = tmp_path / "other.jsonl"
     path.write_text('{"format": "something else"}\n')
     assert nas("study", "import", str(path)).code == 3
+    for content, problem in (("a,b\n", "an archive of a study is what"), ('{"format": "hil', "it is not complete")):
+        path.write_text(content)
+        done = nas("study", "import", str(path))
+        assert (done.code, f"{path}:1: " in done.err, problem in done.err) == (3, True, True), done.err
     assert nas("study", "import", str(tmp_path / "missing")).code == 3
 
 

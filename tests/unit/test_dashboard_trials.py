@@ -131,6 +131,19 @@ def test_three_hundred_trials_come_a_page_at_a_time_and_fast(lab: LiveLab, visit
     assert time.process_time() - began < 1.0
 
 
+def test_the_page_of_three_hundred_trials_is_light(lab: LiveLab, visitor: TestClient) -> None:
+    lab.multiply(filled(lab), 3, 300)
+    page = visitor.get("/studies/study", headers=HTML)
+    found = Page(page.text)
+    paths = {named.get("src") or named.get("href") for tag, named in found.tags if tag in ("script", "link")}
+    paths |= {f"/assets/{name}" for name in ("dashboard.js", "panel.js", "parallel.js", "plots.js", "choice.js")}
+    paths |= {"/assets/study-data.js", "/assets/gestures.js", "/assets/plotting.js", "/assets/uplot.esm.js"}
+    (points,) = [named["data-points"] for _, named in found.tags if "data-points" in named]
+    sent = [page, *(visitor.get(path) for path in sorted({*filter(None, paths), points}))]
+    assert all(each.status_code == 200 for each in sent)
+    assert sum(each.num_bytes_downloaded for each in sent) <= 150_000
+
+
 def test_texts_of_runners_stay_texts(lab: LiveLab, visitor: TestClient) -> None:
     study = lab.study()
     trial = lab.propose(study)
