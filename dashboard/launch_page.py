@@ -23,10 +23,9 @@ from nas.core.layout import Layout
 from nas.core.space import SearchSpace
 from nas.dashboard.access import Form, PageAccess
 from nas.dashboard.pages import answer, page, page_route
-from nas.farm.farm import LOCAL
+from nas.farm.farm import LOCAL, known_devices
 from nas.search import Sampler
 from nas.search_spaces import list_spaces, space_text
-from nas.store import devices
 from nas.store.rows import Role
 from nas.store.store import Store
 from nas.study.check import support_filter
@@ -139,7 +138,7 @@ def launch_router(store: Store, submitted: SubmittedStudies, access: PageAccess)
     posted = access.posted(Role.OPERATE)
 
     def view(form: LaunchForm, problems: list[Problem], packaged: str = "", **checked: Any) -> LaunchView:
-        known = [LOCAL, *(row.id for row in devices.all(store))]
+        known = [LOCAL, *known_devices(store, ())]
         return LaunchView(
             spaces=_spaces(), devices=known, packaged=packaged, form=form, problems=problems, **checked
         )  # fmt: skip

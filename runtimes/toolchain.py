@@ -75,7 +75,7 @@ def find_build_tools() -> tuple[str, str]:
     Raises:
         InfrastructureFailed: one is missing.
     """
-    remedy = "install hilnas[build]"
+    remedy = "pip install '.[build]' in the checkout"
     return _find("cmake", remedy=remedy), _find("ninja", remedy=remedy)
 
 

@@ -163,9 +163,7 @@ def _exchange(invitation: Invitation, name: str, ca: str) -> Enrolment:
             f"{error}. Try again; if the token then counts as used, the reply was lost: {_again(name)}"
         ) from error
     except NasError as error:
-        raise InvalidInput(
-            f"{error}. If an earlier try on this host broke off, it may have spent the token: {_again(name)}"
-        ) from error
+        raise InvalidInput(str(error)) from error
     finally:
         client.close()
     return Enrolment(

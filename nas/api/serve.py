@@ -68,12 +68,13 @@ class ServeOptions:
 
 
 class Address(BaseModel):
-    """Address of the last `nas serve` of a home."""
+    """Address of the last `nas serve` of a home; `web_url` is that for people."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     url: str
     ca_sha256: str
+    web_url: str = ""
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ def serving(
             servers.append(Server(make_service_app(service, more, for_agents=False), web, renewals[1].context))
         for running in (studies, *servers, *renewals, health, hook):
             stack.enter_context(running)
-        address = Address(url=url, ca_sha256=certificates.ca_sha256)
+        address = Address(url=url, ca_sha256=certificates.ca_sha256, web_url=web_url)
         write_durably(home / ADDRESS_FILE, address.model_dump_json().encode())
         stack.callback(farm.notifier.close)
         yield service

@@ -94,7 +94,12 @@ def _show(finding: Finding) -> None:
 def _packages() -> Finding:
     missing = [name for name in SEARCH_PACKAGES if find_spec(name) is None]
     if missing:
-        return Finding("packages", "failure", f"not installed: {', '.join(missing)}", "install hilnas[search]")
+        return Finding(
+            "packages",
+            "failure",
+            f"not installed: {', '.join(missing)}",
+            "run 'make setup', or in the checkout: pip install '.[search]'",
+        )
     return Finding("packages", "ok", f"{len(SEARCH_PACKAGES)} required packages installed")
 
 

@@ -20,6 +20,7 @@ from nas.core.errors import InvalidInput, UnknownName
 from nas.core.logs import configure_logs
 from nas.dashboard.access import AccessRules
 from nas.dashboard.app import dashboard_router
+from nas.runtimes import RUNTIMES
 from nas.store.rows import Role
 from nas.web.tls import OwnCertificate
 
@@ -103,6 +104,9 @@ def serve(
     ):
         pages = [("web", service.web_url)] if own else []
         print_fields([("url", service.url), *pages, ("ca", service.certificates.ca_sha256)])
+        if not any(RUNTIMES[each].builds() for each in RUNTIMES):
+            say("no runtime is built here, so nothing can be measured: run 'nas runtime build llama.cpp'")
+        say(f"the dashboard is at {service.web_url}; log in with an API token")
         say("to add a device host: run 'nas agent token' here, then 'nas agent enrol LINE' there")
         say(
             f"to add a user: run 'nas token create NAME' here, then 'nas server add {service.web_url}' on their machine"

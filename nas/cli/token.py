@@ -27,10 +27,13 @@ def create(
     db: DatabaseOption = None,
 ) -> None:
     """Create a token and print it. It cannot be shown again."""
+    from nas.api.serve import last_address
+
     with open_store(db, create=True) as store:
-        token = agents.create_api_token(store, name, role)
+        token, known = agents.create_api_token(store, name, role), last_address(store.artifacts.parent)
     typer.echo(token)
-    say(f"role {role.value}; on the user's machine: nas server add https://HOST:7711 --token -")
+    url = (known.web_url or known.url) if known else "https://HOST:7711"
+    say(f"role {role.value}; on the user's machine: nas server add {url} --token -")
 
 
 @app.command("list")

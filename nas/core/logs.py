@@ -49,8 +49,9 @@ def configure_logs(*, as_json: bool = False, stream: TextIO | None = None) -> No
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines() if as_json else Lines())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    # Each request would be logged twice: by the client library and by its caller.
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    # httpx: each request would be logged twice, by the library and by its caller. The others report their own start.
+    for library in ("httpx", "alembic", "gguf", "uvicorn"):
+        logging.getLogger(library).setLevel(logging.WARNING)
 
 
 def visible(text: str, keep: str = "") -> str:

@@ -295,7 +295,7 @@ def this_machine() -> Device:
 
 
 def known_devices(store: Store | None, attached: Iterable[Attachment]) -> dict[str, tuple[str, ...]]:
-    """Returns id -> tags of registered devices and of those attached to this host; retired ones have no tags.
+    """Returns id -> tags of registered devices that were not removed, and of those attached to this host.
 
     Args:
         store: the database; None: there is none yet.
@@ -305,8 +305,8 @@ def known_devices(store: Store | None, attached: Iterable[Attachment]) -> dict[s
     if store is not None:
         labels = devices.labels(store)
         for row in devices.all(store):
-            further = labels[row.id].tags if row.id in labels else ()
-            registered[row.id] = (*row.device.tags, *further) if row.health is not Health.RETIRED else ()
+            if row.health is not Health.RETIRED:
+                registered[row.id] = (*row.device.tags, *(labels[row.id].tags if row.id in labels else ()))
     here = {each.id: (*each.tags, *registered.get(each.id, ())) for each in attached if each.id is not None}
     return registered | here
 

@@ -279,7 +279,7 @@ def _pyarrow(path: Path) -> Any:
     try:
         import pyarrow
     except ImportError as error:
-        raise InvalidInput(f"{path.name} needs pyarrow: pip install 'hilnas[corpora]'", where="corpus") from error
+        raise InvalidInput(f"{path.name} needs pyarrow: pip install pyarrow", where="corpus") from error
     return pyarrow
 
 

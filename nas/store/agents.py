@@ -75,7 +75,10 @@ def enrol(store: Store, token: str, name: str) -> str:
         known = (enrol_token.c.token_hash == _hash(token)) & (enrol_token.c.expires > store.now())
         spent = connection.execute(delete(enrol_token).where(known).returning(enrol_token.c.agent)).first()
         if spent is None:
-            raise InvalidInput("the enrolment token is unknown, used or too old; get one with 'nas agent token'")
+            raise InvalidInput(
+                "the enrolment token is unknown, used or too old; get one with 'nas agent token'. If an earlier try on "
+                f"this host broke off, it may have used the token: then with 'nas agent token --name {name}'"
+            )
         if spent.agent not in (None, name):
             raise InvalidInput(f"the enrolment token is for agent {spent.agent!r}, not for {name!r}")
         new = insert_if_absent(connection, agent, name=name, created=store.now())

@@ -241,7 +241,7 @@ def _make_postgresql_engine(url: URL) -> Engine:
     try:
         engine = create_engine(url, json_serializer=canonical_json, connect_args=settings, **pool)
     except ImportError as error:
-        raise InvalidInput(f"PostgreSQL needs its driver: install hilnas[postgres] ({error})") from None
+        raise InvalidInput(f"PostgreSQL needs its driver: pip install 'psycopg[binary]' ({error})") from None
 
     @event.listens_for(engine, "connect")
     def configure(connection: Any, record: Any) -> None:

@@ -139,7 +139,7 @@ def installed_sdk() -> Sdk:
     spec = importlib.util.find_spec(PACKAGE)
     places = list(spec.submodule_search_locations or ()) if spec else []
     if not places:
-        raise InfrastructureFailed("ExecuTorch is not installed here: install hilnas[executorch]")
+        raise InfrastructureFailed("ExecuTorch is not installed here: pip install '.[executorch]' in the checkout")
     sdk = Sdk(Path(places[0]), importlib.metadata.version(PACKAGE))
     missing = [name for name in LIBRARIES if not sdk.library(name).exists()]
     if missing:

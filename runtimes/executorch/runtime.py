@@ -178,13 +178,15 @@ class ExecuTorch:
         """Checks packages, runner and lowered programs; none is a failure, because a search can do without them."""
         wanted, found = _pinned_versions(), _installed_versions()
         if missing := [name for name in PACKAGES if name not in found]:
-            fix = "install hilnas[executorch]; spaces that measure with llama.cpp alone do without"
+            fix = "pip install '.[executorch]' in the checkout; spaces that measure with llama.cpp alone do without"
             yield Finding(NAME, "warning", f"not installed: {', '.join(missing)}", fix)
             return
         other = [f"{name} {found[name]} instead of {wish}" for name, wish in wanted.items() if found[name] != wish]
         if other:
             # Lowering leans on private parts of just these versions.
-            yield Finding(NAME, "warning", ", ".join(other), "install hilnas[executorch] again, which pins them")
+            yield Finding(
+                NAME, "warning", ", ".join(other), "pip install '.[executorch]' in the checkout, which pins them"
+            )
         else:
             yield Finding(NAME, "ok", ", ".join(f"{name} {found[name]}" for name in PACKAGES))
         yield _runner_finding(found[NAME])

@@ -133,7 +133,9 @@ def tool_versions() -> dict[str, str]:
     try:
         return {package: importlib.metadata.version(package) for package in PACKAGES} | {"own": PROGRAMS_VERSION}
     except importlib.metadata.PackageNotFoundError as error:
-        raise InfrastructureFailed(f"{error.name} is not installed here: install hilnas[executorch]") from error
+        raise InfrastructureFailed(
+            f"{error.name} is not installed here: pip install '.[executorch]' in the checkout"
+        ) from error
 
 
 def _make(program: Program) -> Template:

@@ -110,6 +110,8 @@ def test_it_serves_this_machine_and_others_until_it_is_told_to_stop(lab: Lab, cl
     assert address.url in done.stdout
     assert address.ca_sha256 in done.stdout
     assert "nas agent enrol" in done.stderr
+    assert f"the dashboard is at {address.url}" in done.stderr
+    assert "uvicorn" not in done.stderr
     with pytest.raises(httpx.ConnectError):
         take(client)
 

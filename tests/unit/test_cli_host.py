@@ -62,7 +62,7 @@ def test_doctor_looks_at_executorch_and_does_not_insist_on_it(monkeypatch: pytes
     monkeypatch.setattr(importlib.metadata, "version", missing)
     _, found = _doctor()
     assert (found["executorch"]["status"], found["executorch"]["detail"]) == ("warning", "not installed: executorch")
-    assert "hilnas[executorch]" in found["executorch"]["fix"]
+    assert ".[executorch]" in found["executorch"]["fix"]
     assert "et-runner" not in found
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from cli_runner import nas
 
+from nas.api.serve import ADDRESS_FILE, Address
 from nas.store import agents
 from nas.store.rows import Role
 from nas.store.store import Store
@@ -33,6 +34,17 @@ def test_a_token_is_shown_once_listed_without_its_secret_and_revoked() -> None:
     assert nas("token", "revoke", "laptop").code == 0
     assert agents.authenticate_api_token(store, token) is None
     store.close()
+
+
+def test_the_users_command_names_the_coordinator_that_ran_here(tmp_path: Path) -> None:
+    assert "nas server add https://HOST:7711 --token -" in nas("token", "create", "ann").err
+    ran = Address(url="https://farm.example:7811", ca_sha256="0" * 64)
+    for known, url in (
+        (ran, ran.url),
+        (ran.model_copy(update={"web_url": "https://farm.example"}), "https://farm.example"),
+    ):
+        (tmp_path / ADDRESS_FILE).write_text(known.model_dump_json())
+        assert f"nas server add {url} --token -" in nas("token", "create", f"user-{len(url)}").err
 
 
 def test_the_default_role_can_look_only_and_names_are_unique() -> None:

@@ -97,6 +97,15 @@ def test_what_came_from_outside_makes_no_line_of_its_own(as_json: bool) -> None:
     assert len(line.splitlines()) == 1
 
 
+def test_libraries_do_not_report_their_own_start() -> None:
+    stream = io.StringIO()
+    configure_logs(stream=stream)
+    for library in ("uvicorn.error", "alembic.runtime.migration", "gguf.gguf_writer", "httpx"):
+        logging.getLogger(library).info("started")
+        logging.getLogger(library).warning("%s is in trouble", library)
+    assert stream.getvalue().count("is in trouble") == 4 and "started" not in stream.getvalue()
+
+
 def test_an_error_brings_its_traceback() -> None:
     stream = io.StringIO()
     configure_logs(as_json=True, stream=stream)

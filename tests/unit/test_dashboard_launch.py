@@ -17,7 +17,7 @@ from nas.core.layout import Layout
 from nas.dashboard.launch_page import preview_of
 from nas.search import Sampler
 from nas.search_spaces import list_spaces, load_space, parse_space
-from nas.store import studies
+from nas.store import devices, studies
 from nas.store.rows import Role
 
 TYPED = "v: 1\r\nname: x\r\nmodle: {}  # \u202eright <b>&amp;\r\n"
@@ -196,6 +196,14 @@ def test_what_is_no_form_of_parts_is_refused(visitor: Visitor, body: bytes) -> N
 def test_who_may_only_look_is_told_so(lab: DashboardLab) -> None:
     page = lab.visitor(Role.READ).page("/launch").text
     assert "needs the role operate" in page and "<button>Launch</button>" not in page
+
+
+def test_removed_devices_are_not_offered_and_cannot_be_named(lab: DashboardLab, visitor: Visitor) -> None:
+    assert "local, box" in visitor.page("/launch").text
+    devices.remove(lab.store, "box")
+    assert "box" not in visitor.client.get("/launch.json").json()["devices"]
+    answer = launch(visitor, space=space_text(devices=["box"]))
+    assert answer.status_code == 422 and "unknown device &#39;box&#39;" in answer.text
 
 
 def test_programs_are_told_what_a_study_can_be_made_of(visitor: Visitor) -> None:

@@ -67,6 +67,12 @@ def test_files_that_are_named_exist(page: Path) -> None:
             assert (ROOT / code).exists(), f"{page_id(page)}: {code}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_no_page_installs_a_package_of_this_name_from_an_index(page: Path) -> None:
+    """There is none yet, and somebody else could take the name."""
+    assert not re.search(r"""pip install ['"]?hilnas""", page.read_text(encoding="utf-8"))
+
+
 @pytest.mark.parametrize("name", ["reference/security.md", "measured/trust.md"])
 def test_every_threat_and_finding_is_tested_by_tests_that_exist(name: str) -> None:
     page = (ROOT / "docs" / name).read_text("utf-8")
