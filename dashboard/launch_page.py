@@ -25,10 +25,12 @@ from nas.dashboard.access import Form, PageAccess
 from nas.dashboard.pages import answer, page, page_route
 from nas.farm.farm import LOCAL, known_devices
 from nas.search import Sampler
-from nas.search_spaces import list_spaces, space_text
+from nas.search_spaces import list_spaces, space_text, space_yaml
+from nas.store import studies
 from nas.store.rows import Role
 from nas.store.store import Store
 from nas.study.check import support_filter
+from nas.study.events import stored_space
 from nas.web.errors import Conflict, answer_to
 from nas.web.server import max_body
 
@@ -145,8 +147,13 @@ def launch_router(store: Store, submitted: SubmittedStudies, access: PageAccess)
 
     @router.get("/launch")
     @router.get("/launch.json")
-    def show_form(request: Request, space: Annotated[str, Query(max_length=64)] = "") -> Response:
-        return answer("launch.html", request, view(LaunchForm(space=_text(space)), [], space))
+    def show_form(
+        request: Request,
+        space: Annotated[str, Query(max_length=64)] = "",
+        like: Annotated[str, Query(max_length=64)] = "",
+    ) -> Response:
+        text = space_yaml(stored_space(studies.get(store, like))) if like else _text(space)
+        return answer("launch.html", request, view(LaunchForm(space=text), [], space))
 
     @router.post("/launch")
     @max_body(_MAX_FORM)

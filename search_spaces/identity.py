@@ -1,10 +1,12 @@
-"""Identity of search spaces: key and differences, by which `--resume` decides."""
+"""Search spaces as data: key and differences, by which `--resume` decides, and YAML to start another one from."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from typing import Any
+
+import yaml
 
 from nas.core.canonical import content_hash
 from nas.core.space import SearchSpace
@@ -22,6 +24,27 @@ def space_json(space: SearchSpace) -> dict[str, Any]:
 def space_key(space: SearchSpace) -> str:
     """Returns the SHA-256 of `space_json`, equal for files that differ only in comments, key order or short forms."""
     return content_hash(space_json(space))
+
+
+def space_yaml(space: SearchSpace) -> str:
+    """Returns YAML that gives an equal space: all values that are not defaults, in short form, without comments."""
+    data = space.model_dump(mode="json", exclude_defaults=True)
+    for role in ("mixers", "ffn"):
+        data[role] = {block["kind"]: _short_knobs(block.get("knobs", {})) for block in data[role]}
+    data["model"] = _short_knobs(data["model"])
+    return yaml.safe_dump({"v": 1} | data, sort_keys=False, width=110, allow_unicode=True, default_flow_style=None)
+
+
+def _short_knobs(knobs: dict[str, Any]) -> dict[str, Any]:
+    return {name: _short_knob(knob) for name, knob in knobs.items()}
+
+
+def _short_knob(knob: Any) -> Any:
+    """Returns a knob's list of choices, or its only one; unchanged if it has a scope, or is none."""
+    if not isinstance(knob, dict) or set(knob) != {"choices"}:
+        return knob
+    choices = knob["choices"]
+    return choices[0] if len(choices) == 1 else choices
 
 
 def space_difference(before: SearchSpace, after: SearchSpace) -> list[str]:

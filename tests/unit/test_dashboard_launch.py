@@ -19,6 +19,7 @@ from nas.search import Sampler
 from nas.search_spaces import list_spaces, load_space, parse_space
 from nas.store import devices, studies
 from nas.store.rows import Role
+from nas.study.events import stored_space
 
 TYPED = "v: 1\r\nname: x\r\nmodle: {}  # \u202eright <b>&amp;\r\n"
 
@@ -119,6 +120,15 @@ def test_a_space_is_checked_without_a_launch(lab: DashboardLab, visitor: Visitor
         assert f"<code>{sample.layout}</code>" in answer.text
     assert [kind for kind, _ in preview.kinds] == [block.kind for block in space.mixers + space.ffn]
     assert lab.submitted.not_begun() == []
+
+
+def test_a_study_s_space_is_a_start(lab: DashboardLab, visitor: Visitor) -> None:
+    lab.study()
+    assert '<a href="/launch?like=study">' in visitor.page("/studies/study").text
+    assert "/launch" not in lab.visitor(Role.READ).page("/studies/study").text.partition("<main")[2]
+    text = Inputs(visitor.page("/launch?like=study").text).areas["space"]
+    assert parse_space(text, "space.yaml") == stored_space(studies.get(lab.store, "study"))
+    assert visitor.page("/launch?like=studi").status_code == 404
 
 
 def test_only_operators_check_a_space(lab: DashboardLab) -> None:

@@ -23,7 +23,7 @@ from nas.runtimes import RUNTIMES
 from nas.runtimes.llama_cpp.support import supports
 from nas.search import Sampler, make_proposer
 from nas.search.membership import values
-from nas.search_spaces import list_spaces, load_space, space_difference, space_json, space_key
+from nas.search_spaces import list_spaces, load_space, parse_space, space_difference, space_json, space_key, space_yaml
 from nas.study.check import support_filter
 
 KINDS = ("conv", "gqa", "swa", "mamba2", "swiglu", "moe")
@@ -137,6 +137,13 @@ def test_space_survives_json() -> None:
     again = SearchSpace.model_validate(json.loads(space.model_dump_json()))
     assert again == space
     assert space_key(again) == space_key(space)
+
+
+@pytest.mark.parametrize("name", list_spaces())
+def test_yaml_of_a_space_gives_it_back(name: str) -> None:
+    space = load_space(name)
+    again = parse_space(space_yaml(space), "again.yaml")
+    assert again == space
 
 
 def test_difference_names_what_changed() -> None:
