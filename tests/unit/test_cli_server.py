@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from api_lab import Lab, ScriptedProcess, space_text
@@ -197,11 +198,19 @@ def test_scripts_read_the_tables_of_a_study(
     assert json.loads((tmp_path / "json").read_text())["study"] == "phones"
     assert "give" not in nas("study", "export", "phones", "-o", str(tmp_path / "archive")).out
     assert nas("study", "export", "phones", "-o", str(tmp_path / "archive")).code == 3
-    page = (Path(__file__).parents[2] / "docs" / "how-to" / "reading-results.md").read_text()
+    how_to = Path(__file__).parents[2] / "docs" / "how-to"
+    page = (how_to / "reading-results.md").read_text()
     code = page.split("```python\n")[1].split("```")[0]
     monkeypatch.chdir(tmp_path)
     exec(compile(code.replace("https://farm.example:7711", server), "reading-results.md", "exec"), {})
     assert "1 trials" in capsys.readouterr().out and (tmp_path / "phones.csv").read_text() == csv
+    (tmp_path / "phones.csv").unlink()
+    cells = json.loads((how_to / "reading-results.ipynb").read_text())["cells"]
+    names: dict[str, Any] = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]).replace("https://farm.example:7711", server), names)
+    assert names["trials"] == [row] and (tmp_path / "phones.csv").read_text() == csv
 
 
 class Played(ScriptedProcess):
