@@ -18,7 +18,7 @@ from nas.api.studies import SubmissionView, SubmitRequest
 from nas.api.submissions import FILE, SubmittedStudies, check_space
 from nas.api.types import StudyName
 from nas.core.block import BLOCKS
-from nas.core.errors import NasError, UnknownName
+from nas.core.errors import InvalidInput, NasError, UnknownName
 from nas.core.layout import Layout
 from nas.core.space import SearchSpace
 from nas.dashboard.access import Form, PageAccess
@@ -42,7 +42,10 @@ FieldName = Literal["study", "space", "trials", "warm_start", ""]
 _LOCATION = re.compile(rf"{re.escape(FILE)}(?::(\d+))?: (.+)")
 _QUOTED = 200
 _DRAWN, _DRAW_S, _SHOWN = 32, 2.0, 4
-"""Layouts that a preview draws from a space, the seconds after which it draws no more, and how many are shown."""
+"""Layouts that a preview draws from a space, the seconds after which it draws no more, and how many are shown.
+
+The check before it searches as long for a first one.
+"""
 _NAME_RULE = "use up to 64 letters, digits, '.', '_' and '-', the first a letter or a digit"
 
 
@@ -175,7 +178,7 @@ def launch_router(store: Store, submitted: SubmittedStudies, access: PageAccess)
     def check(request: Request, sent: Form = posted) -> Response:
         form, problems, preview = LaunchForm.of(sent), list[Problem](), None
         try:
-            preview = preview_of(check_space(store, form.space))
+            preview = preview_of(check_space(store, form.space, _DRAW_S))
         except NasError as error:
             problems = problems_of(error, form)
         return page("launch.html", request, view=view(form, problems, checked=True, preview=preview))
@@ -205,7 +208,12 @@ def preview_of(space: SearchSpace) -> SpacePreview:
     sampler, rng, drawn = Sampler(space, support_filter(space)), np.random.default_rng(0), list[Layout]()
     until = time.monotonic() + _DRAW_S
     while len(drawn) < _DRAWN and not (drawn and time.monotonic() > until):
-        drawn.append(sampler.draw(rng))
+        try:
+            drawn.append(sampler.draw(rng, until))
+        except InvalidInput:
+            if not drawn:
+                raise
+            break
     total = [each.params.total for each in drawn]
     different = {each.id: each for each in drawn}.values()
     return SpacePreview(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -451,13 +452,18 @@ class SubmittedStudies:
         _log("study's process ended", submission.study, exit_code=code, next=change["state"])
 
 
-def check_space(store: Store, text: str) -> SearchSpace:
+def check_space(store: Store, text: str, draw_s: float = math.inf) -> SearchSpace:
     """Parses and checks the space in YAML `text`.
+
+    Args:
+        store: has the devices.
+        text: of the space.
+        draw_s: seconds after which a space of which no layout was found yet is refused.
 
     Raises:
         InvalidInput: it cannot be searched here; a line for each problem, as `space.yaml:line: message`.
     """
-    checks = installed(known_devices(store, own_attachments().read()))
+    checks = installed(known_devices(store, own_attachments().read()), draw_s)
 
     def further(value: Any, choices: SearchSpace | None) -> Iterator[tuple[KeyPath, str]]:
         yield from checks(value, choices)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -76,19 +78,24 @@ class Sampler:
             self._admitted[layout.id] = not self.contains(layout)
         return self._admitted[layout.id]
 
-    def draw(self, rng: Rng) -> Layout:
+    def draw(self, rng: Rng, until: float = math.inf) -> Layout:
         """Returns a random layout.
 
         Frames are uniform over those that can meet the budget, then depths, then shares of the mixer kinds; half of
         the draws of a kind give all its layers the same arguments, so that uniform stacks are as frequent as others.
 
+        Args:
+            rng: its state determines the layout.
+            until: time on the monotonic clock, in seconds, after which no further draw begins; there is at least one.
+
         Raises:
-            InvalidInput: a thousand draws gave no layout, or none that a runtime carries.
+            InvalidInput: a thousand draws, or all until the deadline, gave no layout, or none that a runtime carries.
         """
         if self.listed is not None:
             return _pick(self.listed.layouts, rng)
-        refused = 0
-        for _ in range(_DRAWS):
+        refused = draws = 0
+        while draws < _DRAWS and (draws == 0 or time.monotonic() < until):
+            draws += 1
             draft = self._repaired(self._random_draft(rng), rng)
             if draft is None:
                 continue
@@ -99,9 +106,11 @@ class Sampler:
                 refused += 1
         if refused:
             raise InvalidInput(f"{refused} layouts of space {self.space.name!r} were drawn, and no runtime carries one")
-        raise InvalidInput(
-            f"{_DRAWS} draws gave no layout of space {self.space.name!r}: budget and limits are too tight"
-        )
+        why = (
+            "budget and limits are too tight" if draws == _DRAWS
+            else "the time for it ended; `nas space validate` draws more"
+        )  # fmt: skip
+        raise InvalidInput(f"{draws} draw(s) gave no layout of space {self.space.name!r}: {why}")
 
     def settle(self, draft: Draft, rng: Rng) -> Layout | None:
         """Returns a layout inside the space, made from `draft` by small edits; None where that fails.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -36,11 +38,12 @@ def support_filter(space: SearchSpace) -> Callable[[Layout], bool]:
     return lambda layout: all(_carries(runtime, layout, build) for runtime, build in runtimes)
 
 
-def installed(devices: Mapping[str, Collection[str]] | None) -> Further:
+def installed(devices: Mapping[str, Collection[str]] | None, draw_s: float = math.inf) -> Further:
     """Returns the further checks of `parse_space` that need this installation.
 
     Args:
         devices: id -> tags of the devices that can be used; None: devices are not checked.
+        draw_s: seconds after which a space of which no layout was found yet is refused.
     """
 
     def check(value: Any, choices: SearchSpace | None) -> Found:
@@ -54,7 +57,7 @@ def installed(devices: Mapping[str, Collection[str]] | None) -> Further:
         problems += _unsupported_references(document.get("references"), runtimes)
         yield from problems
         if choices is not None and runtimes and not problems:
-            yield from _no_layout(choices, runtimes)
+            yield from _no_layout(choices, runtimes, draw_s)
 
     return check
 
@@ -96,11 +99,12 @@ def _unsupported_references(references: Any, runtimes: list[tuple[Runtime, str]]
     return found
 
 
-def _no_layout(choices: SearchSpace, runtimes: list[tuple[Runtime, str]]) -> Found:
+def _no_layout(choices: SearchSpace, runtimes: list[tuple[Runtime, str]], draw_s: float) -> Found:
     def supported(layout: Layout) -> bool:
         return all(_carries(runtime, layout, build) for runtime, build in runtimes)
 
-    if error := _error(lambda: Sampler(choices, supported).draw(np.random.default_rng(0))):
+    until = time.monotonic() + draw_s
+    if error := _error(lambda: Sampler(choices, supported).draw(np.random.default_rng(0), until)):
         yield ("layouts" if choices.layouts else "mixers",), error
 
 

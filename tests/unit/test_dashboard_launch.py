@@ -8,15 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import ten_mistakes
 from api_lab import space_text
 from dashboard_lab import OURS, DashboardLab, Inputs, Visitor
 
+from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.dashboard.launch_page import preview_of
 from nas.search import Sampler
+from nas.search.sampling import Rng
 from nas.search_spaces import list_spaces, load_space, parse_space
+from nas.search_spaces import space_text as packaged_text
 from nas.store import devices, studies
 from nas.store.rows import Role
 from nas.study.events import stored_space
@@ -138,6 +142,28 @@ def test_only_operators_check_a_space(lab: DashboardLab) -> None:
 def test_a_preview_ends_where_drawing_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nas.dashboard.launch_page._DRAW_S", -1.0)
     assert preview_of(load_space("lfm2-demo")).drawn == 1
+
+
+def test_a_check_ends_where_no_layout_is_found(visitor: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nas.dashboard.launch_page._DRAW_S", -1.0)
+    tight = packaged_text("lfm2.yaml").replace("{min: 300M, max: 380M}", "{min: 300000000, max: 300000050}")
+    answer = html.unescape(visitor.post("/launch/check", space=tight).text)
+    assert "1 draw(s) gave no layout of space 'lfm2': the time for it ended" in answer
+
+
+def test_a_preview_has_what_was_drawn_before_drawing_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    space = load_space("lfm2-demo")
+    found = [Sampler(space).draw(np.random.default_rng(0))]
+
+    def draw(self: Sampler, rng: Rng, until: float) -> Layout:
+        if not found:
+            raise InvalidInput("1000 draws gave no layout")
+        return found.pop()
+
+    monkeypatch.setattr(Sampler, "draw", draw)
+    assert preview_of(space).drawn == 1
+    with pytest.raises(InvalidInput, match="gave no layout"):
+        preview_of(space)
 
 
 @pytest.mark.parametrize(
