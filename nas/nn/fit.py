@@ -41,6 +41,8 @@ from nas.nn.seeds import of_seed, of_seeds
 
 _SAVE_SHARE = 20
 """Least time between checkpoints as a multiple of what writing one takes: that of a billion weights holds 12 GB."""
+_LOG_S = 10.0
+"""Least seconds between progress lines within a stage."""
 
 Log = Callable[[str], None]
 Scalars = dict[str, Any]
@@ -245,7 +247,6 @@ def fit(
     name: str,
     precision: Callable[[], AbstractContextManager[object]] = nullcontext,
     check_steps: int = 1,
-    log_s: float = 10.0,
 ) -> None:
     """Trains from the last checkpoint, if there is one, to the end of the last stage, and writes a checkpoint there.
 
@@ -258,7 +259,6 @@ def fit(
         name: of the training, for its first progress line.
         precision: context of forward passes, such as `torch.autocast`.
         check_steps: steps between checks for a loss that is not finite; each check waits for the GPU.
-        log_s: least seconds between progress lines within a stage.
 
     Raises:
         CandidateFailed: the loss is not finite.
@@ -290,7 +290,7 @@ def fit(
                 state.save(paths, identities)
                 saved = time.monotonic()
                 interval = next_interval(checkpoints[0].interval_s, saved - began)
-            if time.monotonic() - logged > log_s or state.step == end:
+            if time.monotonic() - logged > _LOG_S or state.step == end:
                 loss = float(state.losses[state.step - 1].mean())
                 worker.log(f"{stage.name}: step {state.step:,} of {state.steps:,}, loss {loss:.3f}, lr {rate:.2e}")
                 logged = time.monotonic()

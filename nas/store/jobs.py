@@ -141,9 +141,7 @@ def claim(store: Store, device: str, agent: str) -> JobRow | None:
 
 
 @retried
-def renew(
-    store: Store, id: str, device: str, agent: str, epoch: int, *, phase: Phase = "running", lease_s: float = LEASE_S
-) -> bool:
+def renew(store: Store, id: str, device: str, agent: str, epoch: int, *, phase: Phase = "running") -> bool:
     """Extends the lease of a job that has reached `phase`: a heartbeat. Returns False where the agent should stop.
 
     That is where the job was cancelled, the epoch is an older one, or the phase has lasted too long; such a heartbeat
@@ -167,9 +165,9 @@ def renew(
         row = devices.heard_from(connection, row, now)
         of_phase = devices.state_of(phase if entered else job.phase or phase)
         state = row.state if row.state is DeviceState.DRAINING else of_phase
-        devices.move(connection, row, state, now, lease_holder=agent, lease_until=now + lease_s)
+        devices.move(connection, row, state, now, lease_holder=agent, lease_until=now + LEASE_S)
         reached: dict[str, Any] = {"phase": phase, "phase_until": until} if entered else {}
-        change(connection, id, state=JobState.LEASED, updated=now, lease_until=now + lease_s, **reached)
+        change(connection, id, state=JobState.LEASED, updated=now, lease_until=now + LEASE_S, **reached)
         return True
 
 
