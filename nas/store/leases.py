@@ -72,7 +72,7 @@ def _process(pid: int) -> tuple[str, str]:
 
 
 @retried
-def acquire(store: Store, study: int, holder: str, ttl_s: float = LEASE_S) -> StudyLease:
+def acquire(store: Store, study: int, holder: str) -> StudyLease:
     """Takes the lease of `study` under a new epoch.
 
     Raises:
@@ -88,7 +88,7 @@ def acquire(store: Store, study: int, holder: str, ttl_s: float = LEASE_S) -> St
             raise StudyBusy(
                 f"study {study} is run by {old.holder}; its lease ends in {old.expires - now:.0f} s unless renewed"
             )
-        lease = StudyLease(study, holder, old.epoch + 1 if old else 1, now + ttl_s)
+        lease = StudyLease(study, holder, old.epoch + 1 if old else 1, now + LEASE_S)
         values = {"holder": holder, "epoch": lease.epoch, "expires": lease.expires}
         if old is None:
             connection.execute(study_lease.insert().values(study=study, **values))
@@ -98,7 +98,7 @@ def acquire(store: Store, study: int, holder: str, ttl_s: float = LEASE_S) -> St
 
 
 @retried
-def renew(store: Store, lease: StudyLease, ttl_s: float = LEASE_S) -> StudyLease:
+def renew(store: Store, lease: StudyLease) -> StudyLease:
     """Extends a lease.
 
     Raises:
@@ -107,7 +107,7 @@ def renew(store: Store, lease: StudyLease, ttl_s: float = LEASE_S) -> StudyLease
     of_study = (study_lease.c.study == lease.study) & (study_lease.c.epoch == lease.epoch)
     ours = of_study & (study_lease.c.holder == lease.holder)
     with store.write() as connection:
-        renewed = replace(lease, expires=store.now() + ttl_s)
+        renewed = replace(lease, expires=store.now() + LEASE_S)
         if connection.execute(update(study_lease).where(ours).values(expires=renewed.expires)).rowcount != 1:
             fence(connection, lease.study, lease)
         return renewed
@@ -135,12 +135,6 @@ def expired(connection: Connection, studies: Sequence[int], now: float) -> dict[
     found = study_lease.c.study, study_lease.c.expires
     query = select(*found).where(study_lease.c.study.in_(studies), study_lease.c.expires <= now)
     return {study: expires for study, expires in connection.execute(query)}
-
-
-def check(store: Store, lease: StudyLease) -> None:
-    """Raises `StudyBusy` where the lease was lost."""
-    with store.read() as connection:
-        fence(connection, lease.study, lease)
 
 
 def lock_study(connection: Connection, study: int, lease: StudyLease | None = None) -> None:

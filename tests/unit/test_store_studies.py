@@ -60,38 +60,36 @@ def test_the_reference_point_freezes(store: Store) -> None:
 @pytest.mark.sql
 def test_a_lease_excludes_others_until_it_ends(store: Store, clock: StillClock) -> None:
     study = new_study(store)
-    first = leases.acquire(store, study.id, "one", ttl_s=30)
+    first = leases.acquire(store, study.id, "one")
     with pytest.raises(StudyBusy, match="run by one; its lease ends in 30 s"):
         leases.acquire(store, study.id, "two")
     clock.time += 29
-    first = leases.renew(store, first, ttl_s=30)
+    first = leases.renew(store, first)
     clock.time += 29
     with pytest.raises(StudyBusy):
         leases.acquire(store, study.id, "two")
     clock.time += 1
-    second = leases.acquire(store, study.id, "two", ttl_s=30)
+    second = leases.acquire(store, study.id, "two")
     assert (first.epoch, second.epoch) == (1, 2)
-    for use in (leases.renew, leases.check):
-        with pytest.raises(StudyBusy, match="run by two now"):
-            use(store, first)
+    with pytest.raises(StudyBusy, match="run by two now"):
+        leases.renew(store, first)
     leases.release(store, first)
-    leases.check(store, second)
+    second = leases.renew(store, second)
     leases.release(store, second)
     assert leases.acquire(store, study.id, "one").epoch == 3
 
 
 def test_an_expired_lease_is_good_until_it_is_taken(store: Store, clock: StillClock) -> None:
-    lease = leases.acquire(store, new_study(store).id, "one", ttl_s=30)
+    lease = leases.acquire(store, new_study(store).id, "one")
     clock.time += 300
-    leases.check(store, lease)
-    assert leases.renew(store, lease, ttl_s=30).expires == clock.time + 30
+    assert leases.renew(store, lease).expires == clock.time + 30
 
 
 def test_every_write_of_a_lost_lease_is_refused(store: Store, clock: StillClock) -> None:
     study = new_study(store).id
-    old = leases.acquire(store, study, "old", ttl_s=1)
+    old = leases.acquire(store, study, "old")
     trials.propose(store, study, [proposal(32)], lease=old)
-    clock.time += 2
+    clock.time += leases.LEASE_S
     leases.acquire(store, study, "new")
     for write in (
         lambda: trials.propose(store, study, [proposal(64)], lease=old),
@@ -192,7 +190,7 @@ def test_a_study_is_deleted_whole_but_not_while_it_runs(store: Store, clock: Sti
     with pytest.raises(UnknownName):
         studies.get(store, study)
     with pytest.raises(StudyBusy, match="was deleted"):
-        leases.check(store, lease)
+        leases.renew(store, lease)
     last = new_study(store, "next")
     assert last.id > study
     assert trials.all(store, last.id) == [] == events.since(store, study)

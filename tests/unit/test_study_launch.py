@@ -80,7 +80,7 @@ def test_a_study_is_taken_over_from_a_process_that_died(store: Store, study: Stu
     new = lease(store, study)
     assert new.epoch == old.epoch + 1
     with pytest.raises(StudyBusy):
-        leases.check(store, old)
+        leases.renew(store, old)
 
 
 def test_a_zombie_is_dead(store: Store, study: Study) -> None:
@@ -95,7 +95,7 @@ def test_a_live_study_is_left_alone(store: Store, study: Study) -> None:
         old = hold(store, study, leases.holder_of(process.pid))
         with pytest.raises(StudyBusy, match="run by"):
             lease(store, study)
-        leases.check(store, old)
+        leases.renew(store, old)
         process.kill()
 
 
@@ -214,7 +214,7 @@ def test_a_study_that_was_taken_is_noticed(store: Store, study: Study, monkeypat
         until(lost)
         with pytest.raises(StudyBusy):
             ours.set_state(StudyState.RUNNING)
-    leases.check(store, theirs)
+    leases.renew(store, theirs)
 
 
 def test_a_database_in_trouble_does_not_lose_the_study(
