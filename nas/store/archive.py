@@ -360,9 +360,9 @@ class _Reader:
 
 
 def _create(store: Store, connection: Connection, header: Header, name: str | None) -> int:
-    given = header.model_dump(include={"space", "seed", "version", "scales"})
+    given = header.model_dump(include={"space", "seed", "version"})
     study = studies.create(store, name or header.name, **given)
-    kept = header.model_dump(include={"created", "reference_point", "proposer"})
+    kept = header.model_dump(include={"created", "scales", "reference_point", "proposer"})
     state = StudyState.PAUSED if header.state in (StudyState.NEW, StudyState.RUNNING) else header.state
     changed = update(study_table).where(study_table.c.id == study.id)
     connection.execute(changed.values(state=state, desired_state="pause", **kept))

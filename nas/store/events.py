@@ -42,15 +42,6 @@ def newest(store: Store, study: int) -> int:
         return connection.execute(select(func.max(event.c.id)).where(event.c.study == study)).scalar() or 0
 
 
-def of_trial(store: Store, study: int, number: int) -> list[Event]:
-    """Returns all events of one trial, oldest first."""
-    with store.read() as connection:
-        rows = connection.execute(
-            select(event).where(event.c.study == study, event.c.trial == number).order_by(event.c.id)
-        )
-        return [_event(row) for row in rows]
-
-
 def notes(store: Store, study: int, what: str) -> list[Event]:
     """Returns the events of the study as a whole whose payload has that `what`, oldest first."""
     query = select(event).where(

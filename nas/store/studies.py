@@ -45,7 +45,7 @@ class Condition:
 
 
 @retried
-def create(store: Store, name: str, space: Json, *, seed: int, version: str, scales: Json | None = None) -> Study:
+def create(store: Store, name: str, space: Json, *, seed: int, version: str) -> Study:
     """Creates a study.
 
     Args:
@@ -54,7 +54,6 @@ def create(store: Store, name: str, space: Json, *, seed: int, version: str, sca
         space: the search space as JSON.
         seed: of everything random in the search.
         version: of hilnas.
-        scales: constants of the objectives; `set_scales` may set them later, once.
 
     Raises:
         InvalidInput: the name is taken or cannot be used.
@@ -72,7 +71,6 @@ def create(store: Store, name: str, space: Json, *, seed: int, version: str, sca
             seed=seed,
             version=version,
             created=store.now(),
-            scales=scales,
         )
         if not made:
             raise InvalidInput(f"a study named {name!r} exists; choose another name, or continue it with --resume")

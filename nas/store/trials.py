@@ -64,13 +64,6 @@ def some(store: Store, study: int, numbers: Sequence[int]) -> list[Trial]:
     return found
 
 
-def counts(store: Store, study: int) -> dict[TrialState, int]:
-    """Returns state -> number of trials in it, without states that have none."""
-    query = select(trial.c.state, func.count()).where(trial.c.study == study).group_by(trial.c.state)
-    with store.read() as connection:
-        return {TrialState(state): count for state, count in connection.execute(query)}
-
-
 @retried
 def add_event(
     store: Store,

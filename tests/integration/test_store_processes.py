@@ -17,9 +17,10 @@ from nas.core.canonical import content_hash
 from nas.core.device import Device
 from nas.core.plan import Plan, PlanFile, Round, Runner
 from nas.core.trial import TrialState, derive
-from nas.store import agents, artifacts, devices, events, jobs, outcomes, results, studies, trials
+from nas.store import agents, artifacts, devices, jobs, outcomes, results, studies, trials
 from nas.store.rows import JobState
 from nas.store.store import Store
+from nas.study.events import all_events
 from nas.testing.postgres import Server
 
 WORKER = Path(__file__).with_name("store_worker.py")
@@ -64,8 +65,9 @@ def assert_consistent(store: Store) -> None:
     """Every trial is whole: number, events, status, result and file."""
     found = trials.all(store, 1)
     assert [trial.number for trial in found] == list(range(len(found)))
+    log = all_events(store, 1)
     for trial in found:
-        assert trial.status == derive(events.of_trial(store, 1, trial.number))
+        assert trial.status == derive(each for each in log if each.trial == trial.number)
         assert trial.status.state is TrialState.EXPORTED
         assert [result.result_key for result in results.of_trial(store, 1, trial.number)] == [trial.layout_id]
     for artifact in artifacts.all(store):
