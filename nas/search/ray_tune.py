@@ -20,8 +20,7 @@ from nas.core.errors import InvalidInput, UnknownName
 from nas.core.layout import Layout
 from nas.core.metrics import METRICS, Metric
 from nas.core.space import SearchSpace
-from nas.search.api import PROPOSERS, Observation, Proposer, Status
-from nas.search.sampling import Sampler
+from nas.search import Observation, Proposer, Sampler, Status, make_proposer
 
 _VERSION = 1
 
@@ -119,17 +118,16 @@ class HilnasSearcher(Searcher):
         worst: Mapping[str, float] | None = None,
     ) -> None:
         super().__init__()
-        settings = space.search
         self._figures = Figures(space, published or {})
         self._space, self._supported = space, supported
-        self._engine, self._seed = proposer or settings.proposer, settings.seed if seed is None else seed
+        self._engine, self._seed = proposer, seed
         self.proposer = self._fresh()
         if worst is not None:
             self.proposer.fix_reference_point(self._figures.point(worst))
         self._running: dict[str, Layout] = {}
 
     def _fresh(self) -> Proposer:
-        return PROPOSERS[self._engine](Sampler(self._space, self._supported), self._seed)
+        return make_proposer(Sampler(self._space, self._supported), self._engine, self._seed)
 
     def __getstate__(self) -> dict[str, Any]:
         """Tune pickles the searcher with its experiment; the proposer is pickled as its JSON state."""

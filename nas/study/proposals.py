@@ -25,7 +25,7 @@ from nas.core.scoring import MeasurementKey, measurement_keys
 from nas.core.space import Objective, SearchSpace
 from nas.core.trial import Event, EventKind
 from nas.devices.host_lock import HostLock
-from nas.search import PROPOSERS, Features, Observation, Proposal, Proposer, Sampler, SearchState
+from nas.search import Features, Observation, Proposal, Sampler, SearchState, make_proposer
 from nas.search.ehvi import forecast
 from nas.store import studies
 from nas.store.rows import Json, Trial
@@ -70,7 +70,7 @@ class ProposalDriver:
 
     def __init__(self, space: SearchSpace, supported: Callable[[Layout], bool], lock: Path) -> None:
         self._space, self._supported = space, supported
-        self._proposer = make_proposer(space, supported)
+        self._proposer = make_proposer(Sampler(space, supported))
         self._lock = HostLock(lock)
         self._asking = self._has_point = False
         self._deferred: list[Callable[[], None]] = []
@@ -266,16 +266,6 @@ class SharedNames:
         return Observation(seen.layout, status, objectives, excess, seen.rung, noise, parts)
 
 
-def make_proposer(space: SearchSpace, supported: Callable[[Layout], bool]) -> Proposer:
-    """Makes the proposer that the space names.
-
-    Raises:
-        UnknownName: no such proposer.
-        InvalidInput: the space holds no layout that its runtimes carry.
-    """
-    return PROPOSERS[space.search.proposer](Sampler(space, supported), space.search.seed)
-
-
 def replay(
     space: SearchSpace, supported: Callable[[Layout], bool], trials: list[Trial], events: list[Event]
 ) -> list[str]:
@@ -287,7 +277,7 @@ def replay(
     Raises:
         InvalidInput: another engine, or another version of it, made the recorded proposals.
     """
-    proposer = make_proposer(space, supported)
+    proposer = make_proposer(Sampler(space, supported))
     by_number = {trial.number: trial for trial in trials}
     differences = []
     for event in events:

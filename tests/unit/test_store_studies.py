@@ -146,11 +146,8 @@ def test_events_lead_to_a_status_that_is_what_derive_says(store: Store, clock: S
     for kind, payload in steps:
         clock.time += 1
         status = trials.add_event(store, study, 0, kind, payload)
-        assert (
-            status
-            == trials.get(store, study, 0).status
-            == derive(each for each in events.since(store, study) if each.trial == 0)
-        )
+        log = [each for each in events.since(store, study) if each.trial == 0]
+        assert status == trials.get(store, study, 0).status == derive(log)
     assert status == TrialStatus(TrialState.STOPPED, 1, "not promoted")
     assert trials.get(store, study, 0).updated == clock.time
     assert [trial.number for trial in trials.all(store, study, states=[TrialState.PROPOSED])] == [1]

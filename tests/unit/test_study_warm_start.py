@@ -16,12 +16,12 @@ from nas.core.clock import SystemClock
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.space import SearchSpace
 from nas.core.trial import Event, EventKind
-from nas.search import Observation, Proposer
+from nas.search import Observation, Proposer, Sampler, make_proposer
 from nas.store import studies, trials
 from nas.study.check import support_filter
 from nas.study.events import CALIBRATED, CORPUS, WARM, all_events
 from nas.study.ledger import Ledger
-from nas.study.proposals import BoundSpace, SharedNames, make_proposer, replay, require_studies, warm_start
+from nas.study.proposals import BoundSpace, SharedNames, replay, require_studies, warm_start
 from nas.testing.fake_runtime import FakeRuntime
 
 ANYWHERE = {"local": "box"}
@@ -74,7 +74,7 @@ def test_a_study_that_learnt_is_resumed_and_replayed(bed: Bed) -> None:
     rows, log = trials.all(bed.store, ledger.study.id), all_events(bed.store, ledger.study.id)
     assert len(rows) == 7
     assert replay(bed.space, support_filter(bed.space), rows, log) == []
-    cold = make_proposer(bed.space, support_filter(bed.space)).state()
+    cold = make_proposer(Sampler(bed.space, support_filter(bed.space))).state()
     assert cold["earlier"] == []
 
 
