@@ -339,6 +339,7 @@ class StudyView(BaseModel):
     page: PageState
     queue: QueueView
     front: int = Field(description="trials on the front")
+    no_front: str | None = Field(description="why the front is empty; null if it is not")
     ranked: list[RankedView] = Field(description="the best of the front, then trials tied with it")
     references: list[ReferenceEntry]
     blocks: list[ShareView] | None = Field(description="shares of kinds of blocks by depth")
@@ -517,6 +518,7 @@ def _view(study: StudySnapshot) -> StudyView:
         places=target_names(study.axes),
         page=page_state(study.axes, {}),
         queue=QueueView(trials=[], further=0, jobs=[]),
+        no_front=_no_front(study),
         ranked=[RankedView(**dict(entry), place=rank if entry.on else None) for rank, entry in enumerate(entries, 1)],
         references=reference_entries(study, objectives),
         blocks=share_views(study),
@@ -524,6 +526,21 @@ def _view(study: StudySnapshot) -> StudyView:
         agreement=[*target_agreements(study)],
         **_progress(study),
     )
+
+
+def _no_front(study: StudySnapshot) -> str | None:
+    """Returns why the front is empty; None if it is not."""
+    states = study.states()
+    if study.course.front:
+        return None
+    if study.corner is None:
+        return "the reference layouts are not measured, so there is no reference point"
+    if not sum(states.values()):
+        return "no layout was proposed"
+    if not (complete := states.get("complete", 0)):
+        counts = ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in states.items() if count)
+        return f"no trial is complete ({counts})"
+    return f"of {complete} complete trial(s), each lacks an objective or was measured too noisily"
 
 
 def _progress(study: StudySnapshot) -> dict[str, Any]:

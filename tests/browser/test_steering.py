@@ -136,5 +136,7 @@ def test_a_device_is_put_into_quarantine_and_back(lab: DashboardLab, operator: P
 def test_on_a_phone_in_the_dark(operator: Page, watched: Watched) -> None:
     for path in ("/devices", "/devices/box", "/launch?space=lfm2-demo", "/studies"):
         operator.goto(watched.origin + path)
+        if path.startswith("/launch"):
+            expect(operator.locator("#space-check")).to_contain_text("The space is valid")
         fits(operator)
         assert grave_findings(operator) == []

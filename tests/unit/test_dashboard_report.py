@@ -30,7 +30,7 @@ def test_it_has_the_result_and_needs_nothing_else(lab: LiveLab) -> None:
 
 def test_an_empty_study_has_one_too(lab: LiveLab) -> None:
     lab.study(judged=False)
-    assert "The front is empty." in study_report_html(lab.store, "study")
+    assert "The front is still empty: the reference layouts are not" in study_report_html(lab.store, "study")
 
 
 def test_the_command_writes_the_file(lab: LiveLab, tmp_path: Path) -> None:

@@ -220,8 +220,29 @@ def test_what_stands_still_is_not_asked_for_again(lab: LiveLab, visitor: TestCli
 def test_a_study_of_which_nothing_is_known_has_a_page(lab: LiveLab, visitor: TestClient) -> None:
     lab.study(judged=False)
     page = shown(visitor)
-    assert "The front is still empty" in page.text
+    assert "The front is still empty: the reference layouts are not measured" in page.text
     assert told(visitor)["hypervolume"] is None
+
+
+def test_a_study_that_ended_without_a_front_says_why(lab: LiveLab, visitor: TestClient) -> None:
+    study = lab.study()
+    lab.complete(study, 1.0, 0.5, 0.5, "reference")
+    assert told(visitor)["no_front"] == "no layout was proposed"
+    broken = lab.propose(study)
+    lab.measure(study, broken, 9.0, 9.0)
+    for kind in (EventKind.EXPORTED, EventKind.MEASURING, EventKind.INFEASIBLE):
+        trials.add_event(lab.store, study, broken, kind, {})
+    assert "panels" in ids(shown(visitor))
+    studies.set_state(lab.store, study, StudyState.COMPLETE)
+    page = shown(visitor)
+    assert "The front is empty: no trial is complete (1 infeasible)." in page.text and "panels" not in ids(page)
+    assert "panels" in ids(shown(visitor, "?infeasible=1&incomplete=1"))
+    lab.complete(study, 1.0, 0.5, 0.5)
+    assert told(visitor)["no_front"] is None and "panels" in ids(shown(visitor))
+
+
+def ids(page: Page) -> set[str | None]:
+    return {named.get("id") for _, named in page.tags}
 
 
 def test_what_is_stored_never_runs(lab: LiveLab, visitor: TestClient) -> None:
