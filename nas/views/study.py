@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nas.analysis.agreement import RankCorrelation, rank_correlation
 from nas.analysis.axes import KV_BYTES, PARAMS_TOTAL, AxisView, only_key
+from nas.analysis.effects import Effects, effects, features
 from nas.analysis.headline import Headline, headline
 from nas.analysis.history import Step, ended, expected_gain
 from nas.analysis.record import readable
@@ -224,6 +225,32 @@ class KindView(BaseModel):
     later: float = Field(description="share of the second half; less than `earlier` where the search drops it")
 
 
+class EffectView(BaseModel):
+    """How an objective changes from the least to the greatest value of a knob, all others equal."""
+
+    value: float = Field(description="in percent of a figure, or in the objective's unit for a quality; more is more")
+    low: float
+    high: float
+
+
+class KnobView(BaseModel):
+    """A knob of the space, as the trials have it."""
+
+    name: str
+    least: float
+    greatest: float
+    effects: list[EffectView | None] = Field(description="for each objective; null where too few trials have it")
+
+
+class EffectsView(BaseModel):
+    """Which knobs move the objectives, by a linear model of all trials."""
+
+    objectives: list[str]
+    units: list[str] = Field(description="of the effects")
+    explained: list[float | None] = Field(description="share of the variance of left-out trials that is predicted")
+    knobs: list[KnobView] = Field(description="those with an effect on some objective first")
+
+
 class TargetAgreement(BaseModel):
     """Rank correlation of layouts measured on two targets (device and runtime); not of noisy ones and references."""
 
@@ -343,6 +370,7 @@ class StudyView(BaseModel):
     ranked: list[RankedView] = Field(description="the best of the front, then trials tied with it")
     references: list[ReferenceEntry]
     blocks: list[ShareView] | None = Field(description="shares of kinds of blocks by depth")
+    effects: EffectsView
     kinds: list[KindView] = Field(description="what became of the trials with each kind of block")
     agreement: list[TargetAgreement]
 
@@ -523,6 +551,7 @@ def _view(study: StudySnapshot) -> StudyView:
         references=reference_entries(study, objectives),
         blocks=share_views(study),
         kinds=kind_views(study),
+        effects=effects_view(study),
         agreement=[*target_agreements(study)],
         **_progress(study),
     )
@@ -625,6 +654,38 @@ def kind_views(study: StudySnapshot) -> list[KindView]:
             )
         )  # fmt: skip
     return found
+
+
+def effects_view(study: StudySnapshot) -> EffectsView:
+    """Returns the effects of knobs on the objectives."""
+    objectives = [axis for axis in study.axes if axis.objective]
+    columns = features(study.space, [study.records[number].layout for number in range(len(study.table))])
+    table = np.column_stack([*columns.values()]) if columns else np.empty((len(study.table), 0))
+    fitted = [effects(table, study.table["axes"][:, index, 1]) for index in range(len(objectives))]
+    found = [
+        KnobView(
+            name=name, least=float(column.min()), greatest=float(column.max()),
+            effects=[each and _effect(each, place, axis) for each, axis in zip(fitted, objectives, strict=True)],
+        )
+        for place, (name, column) in enumerate(columns.items())
+    ]  # fmt: skip
+    return EffectsView(
+        objectives=[axis.name for axis in objectives],
+        units=["%" if axis.transform == "log" else axis.unit for axis in objectives],
+        explained=[each and round(each.explained, 2) for each in fitted],
+        knobs=sorted(found, key=lambda knob: not any(each and each.low * each.high > 0 for each in knob.effects)),
+    )
+
+
+def _effect(found: Effects, place: int, axis: AxisView) -> EffectView:
+    """Returns an effect in percent, or turned so that more is more where the objective is maximised."""
+    ends = np.array([found.change[place], found.low[place], found.high[place]])
+    if axis.transform == "log":
+        ends = 100 * np.expm1(ends)
+    elif axis.direction == "max":
+        ends = -ends[[0, 2, 1]]
+    value, low, high = (float(f"{each:.3g}") for each in ends)
+    return EffectView(value=value, low=low, high=high)
 
 
 def target_agreements(study: StudySnapshot) -> Iterator[TargetAgreement]:

@@ -1,0 +1,66 @@
+"""Effects of knobs on objectives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from nas.analysis.effects import FEWEST, _left_out_error, _ridge, effects, features
+from nas.core.layout import Layout
+from nas.search_spaces import load_space
+
+
+def test_planted_effects_are_found_and_others_are_not() -> None:
+    rng = np.random.default_rng(0)
+    table = np.column_stack([rng.integers(1, 6, 60), rng.integers(0, 4, 60), rng.uniform(0, 1, 60)]).astype(float)
+    target = 0.3 * table[:, 0] - 0.1 * table[:, 1] + rng.normal(0, 0.05, 60)
+    target[:5] = np.nan
+    found = effects(table, target)
+    assert found is not None
+    assert found.change[:2] == pytest.approx([0.3 * 4, -0.1 * 3], abs=0.05)
+    assert found.low[2] < 0 < found.high[2]
+    assert (found.low < found.change).all() and (found.change < found.high).all()
+    assert found.explained > 0.95
+
+
+def test_noise_explains_nothing() -> None:
+    rng = np.random.default_rng(1)
+    found = effects(rng.normal(size=(30, 8)), rng.normal(size=30))
+    assert found is not None and found.explained < 0.2
+
+
+def test_too_few_trials_say_nothing() -> None:
+    table, target = np.arange(2.0 * FEWEST).reshape(-1, 1), np.full(2 * FEWEST, np.nan)
+    target[: FEWEST - 1] = np.arange(FEWEST - 1)
+    assert effects(table, target) is None
+    target[:FEWEST] = 1.0
+    assert effects(table, target) is None, "equal values"
+
+
+def test_the_error_of_leaving_one_out_is_that_of_leaving_one_out() -> None:
+    rng = np.random.default_rng(2)
+    x, y = rng.normal(size=(20, 4)), rng.normal(size=20)
+    x, y = x - x.mean(axis=0), y - y.mean()
+    square = []
+    for left in range(20):
+        rest = np.arange(20) != left
+        middle, mean = x[rest].mean(axis=0), y[rest].mean()
+        weights = _ridge(x[rest] - middle, y[rest] - mean, 3.0)
+        square.append((y[left] - mean - (x[left] - middle) @ weights) ** 2)
+    assert _left_out_error(x, y, 3.0) == pytest.approx(np.mean(square))
+
+
+def test_features_are_counts_shares_and_means_of_knobs_that_differ() -> None:
+    texts = (
+        "d1024 v65536 ffn=swiglu:4608 [C3*2 A16/8 C3]",
+        "d1024 v65536 ffn=moe:8x2:512 [C5+swiglu:4608 A16/4 A16/2 C5]",
+        "d1024 v65536 ffn=swiglu:4608 [A16/8*4]",
+    )
+    found = features(load_space("lfm2"), [Layout.parse(text) for text in texts])
+    assert found["conv layers"].tolist() == [3, 2, 0]
+    assert found["gqa layers"].tolist() == [1, 2, 4]
+    assert found["gqa kv_heads"].tolist() == [8, 3, 8]
+    assert found["conv kernel"].tolist() == [3, 5, 4], "no convolution: the mean of the others"
+    assert found["share of moe"].tolist() == [0, 0.75, 0]
+    assert "swiglu width" not in found and "gqa heads" not in found
+    assert features(load_space("lfm2"), []) == {}
