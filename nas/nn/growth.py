@@ -71,22 +71,16 @@ def shares(index: Tensor, rng: torch.Generator) -> Tensor:
     return drawn / total[index]
 
 
-def widened(
-    weight: Tensor, rng: torch.Generator, *, outputs: Tensor | None = None, inputs: Tensor | None = None
-) -> Tensor:
+def widened(weight: Tensor, rng: torch.Generator, *, outputs: Tensor, inputs: Tensor) -> Tensor:
     """Returns the weight [..., outputs, inputs] between copied units: rows copied, columns copied and split.
 
     Args:
         weight: of the smaller model.
         rng: of the split.
-        outputs: map of the rows; None: as they are.
-        inputs: map of the columns; None: as they are.
+        outputs: map of the rows.
+        inputs: map of the columns.
     """
-    if outputs is not None:
-        weight = weight.index_select(-2, outputs)
-    if inputs is not None:
-        weight = weight.index_select(-1, inputs) * shares(inputs, rng)
-    return weight
+    return weight.index_select(-2, outputs).index_select(-1, inputs) * shares(inputs, rng)
 
 
 def units(heads: Tensor, inner: Tensor, size: int) -> Tensor:

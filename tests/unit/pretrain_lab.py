@@ -33,10 +33,10 @@ SETTINGS = Settings(
 _WORDS = ("the", "a", "small", "large", "model", "reads", "writes", "one", "two", "tokens", "of", "and", "in", "with")
 
 
-def write_corpus(folder: Path, files: int = 4, size: int = 6000) -> Path:
+def write_corpus(folder: Path, size: int = 6000) -> Path:
     """Made-up sentences, a .py file among the .txt ones."""
     folder.mkdir(parents=True)
-    for number in range(files):
+    for number in range(4):
         rng = Random(number)
         text = ""
         while len(text) < size:

@@ -115,9 +115,9 @@ def summary(figures: Mapping[str, Figure], *, noisy: bool = False) -> Measuremen
     return MeasurementSummary("0" * 64, noisy, json.dumps({name: each.model_dump() for name, each in figures.items()}))
 
 
-def snapshot(store: Store, name: str = "study") -> StudySnapshot:
+def snapshot(store: Store) -> StudySnapshot:
     """A study as it is now."""
-    return StudySnapshot(read_study(store, name))
+    return StudySnapshot(read_study(store, "study"))
 
 
 @dataclass
