@@ -33,7 +33,7 @@ help:
 	@echo "make test-all  the same with the exhaustive tests: more layouts, quantisations, faults and kills, all store tests on PostgreSQL"
 	@echo "make lint    the same without builds and tests"
 	@echo "make bench   performance and search-efficiency benchmarks, as JSON"
-	@echo "make truth   train what the literature has an order of, and compare (an hour; goes on where it was stopped)"
+	@echo "make truth   train what the literature has an order of, and compare (an hour; continues where it was stopped)"
 	@echo "make docs    write the generated parts of docs/"
 	@echo "make lock    resolve requirements.lock again"
 	@echo "make clean   remove build products and tool caches from the checkout; .venv, studies and downloads stay"

@@ -7,7 +7,7 @@
     python -m benchmarks.adapt large FOLDER                                     `benchmarks.adapt_large`, continues
     python -m benchmarks.adapt page                                             tables of docs/measured/adapting.md
 
-`mixes` trains a teacher on the default corpus. Each step and each mix is one file of the folder: run again, it goes on.
+`mixes` trains a teacher on the default corpus. Each step and mix is one file of the folder, so another run continues.
 Reports: FOLDER/report.json, FOLDER/kills.json.
 """
 

@@ -8,7 +8,7 @@
 transformers' class of it, and each runtime's file with PyTorch by the equivalence gate. `time` runs rounds of fresh
 processes with one thread, every block on both runtimes in random order; its ratios are of CPU time within one round, so
 that other work on the machine shifts them little. It begins no round that may not end in time. Both append to
-`benchmarks/recorded/blocks`, a line per result: run again, `parity` goes on where it ended, `time` adds rounds. `page`
+`benchmarks/recorded/blocks`, a line per result: again, `parity` continues where it ended, `time` adds rounds. `page`
 writes docs/measured/blocks.md from these files.
 """
 

@@ -49,7 +49,7 @@ def main() -> int:
     parser.add_argument("--longest", type=float, default=60.0, help="seconds that a link may be down")
     parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite", help="of the coordinator")
     parser.add_argument("--state", type=Path, help="file that remembers what was done; default: in a temporary folder")
-    parser.add_argument("--resume", type=Path, help="state file of a campaign to go on with; its options hold")
+    parser.add_argument("--resume", type=Path, help="state file of a campaign to continue; its options hold")
     parser.add_argument("--only", help="numbers of faults, with commas between")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no fault after this time")
     parser.add_argument("--page", type=Path, help="Markdown page that gets the table of results; nothing is run")

@@ -26,7 +26,7 @@ _REVIVED_S = 60.0
 def mounted(image: Path, folder: Path) -> Iterator[None]:
     """Mounts a file as a disk while the context is open; makes the file system if there is none.
 
-    The disk is that of the mount namespace, so it is also let go when all processes of the campaign are killed.
+    The disk is that of the mount namespace, so it is also unmounted when all processes of the campaign are killed.
     """
     if not image.exists():
         new = image.with_suffix(".new")

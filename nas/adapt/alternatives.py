@@ -38,7 +38,7 @@ _STEP = 32
 def default_alternatives(
     layout: Layout, slot: Slot, window: int, further: Sequence[Block] = ()
 ) -> tuple[Block | None, ...]:
-    """Returns what may stand in place of the block at `slot`; None: no block. The block itself is not among them.
+    """Returns what may replace the block at `slot`; None: no block. The block itself is not among them.
 
     Args:
         layout: of the trained model.

@@ -1,4 +1,4 @@
-"""A study that really ran, from the table of `benchmarks/recorded/`, written anew through the store's own calls.
+"""A study that really ran, from the table of `benchmarks/recorded/`, written again through the store's own calls.
 
 The table keeps layouts, coordinates, budgets, noise and times, but neither samples nor what the published reference
 took: figures are such that they give the recorded coordinates, with `BASE` for the reference.

@@ -1,4 +1,4 @@
-"""A study that goes on while one looks at its page."""
+"""A study that continues while its page is open."""
 
 from __future__ import annotations
 

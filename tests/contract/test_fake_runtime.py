@@ -1,4 +1,4 @@
-"""The fake runtime keeps the contract that it stands in for."""
+"""The fake runtime keeps the contract of the runtimes that it replaces."""
 
 from __future__ import annotations
 

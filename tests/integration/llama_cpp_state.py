@@ -1,4 +1,4 @@
-"""Saves the state of a sequence, restores it in a new context, and goes on in both. A process of its own.
+"""Saves the state of a sequence, restores it in a new context, and continues in both. A process of its own.
 
 python llama_cpp_state.py MODEL OUT.npy
 """

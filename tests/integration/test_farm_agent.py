@@ -88,7 +88,7 @@ def test_it_runs_what_was_admitted_and_nothing_else(store: Store, tmp_path: Path
         assert printed(farm, device, known) == "known\n"
         with pytest.raises(InfrastructureFailed, match="not in the coordinator's runner manifest"):
             printed(farm, device, other)
-        farm.runners.admit(other, tmp_path)  # the agent asks anew when it meets it again
+        farm.runners.admit(other, tmp_path)  # the agent asks again when it meets it again
         assert printed(farm, device, other) == "other\n"
 
 

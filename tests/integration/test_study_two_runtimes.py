@@ -72,7 +72,7 @@ def test_every_trial_is_measured_and_proved_right_on_both(report: dict[str, Any]
             assert taken["runtime"] == runtime
             assert taken["calibration_ms"] > 0
             assert taken["figures"]["latency"]["value"] > 0 and taken["figures"]["peak_rss"]["value"] > 0
-            assert all(rep["reference"] for rep in taken["repetitions"]), "each stands beside its runtime's reference"
+            assert all(rep["reference"] for rep in taken["repetitions"]), "each has the reference of its runtime"
     assert len({taken["calibration_ms"] for taken in report["references"][0]["measurements"]}) == 2
 
 

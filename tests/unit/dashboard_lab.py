@@ -28,7 +28,7 @@ OURS = {"Origin": HOST} | HTML
 
 
 class Inputs(HTMLParser):
-    """The fields of a page's forms, the paths that its buttons post to, and what stands in its text fields."""
+    """The fields of a page's forms, the paths that its buttons post to, and the contents of its text fields."""
 
     def __init__(self, page: str) -> None:
         super().__init__()

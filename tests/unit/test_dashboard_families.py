@@ -1,4 +1,4 @@
-"""Pages of families: what stands in them, and that nothing but a member's listed files can be fetched."""
+"""Pages of families: what they show, and that nothing but a member's listed files can be fetched."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def visitor(lab: LiveLab) -> TestClient:
 
 
 class Page(HTMLParser):
-    """What stands in a page; refuses what the security policy would."""
+    """Text and links of a page; refuses what the security policy would."""
 
     VOID = frozenset({"meta", "link", "input", "br", "img"})
 

@@ -99,7 +99,7 @@ def fill_devices(lab: DashboardLab) -> None:
 
 
 def visitor(lab: DashboardLab) -> TestClient:
-    """Whom a proxy let in, under a name like that."""
+    """Someone that a proxy let in, under a name like that."""
     headers = HTML | {"X-Forwarded-User": MARKUP}
     return TestClient(lab.app, base_url="https://lab.example", headers=headers, client=(PROXY, 5000),
                       raise_server_exceptions=False)  # fmt: skip

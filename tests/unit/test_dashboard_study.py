@@ -1,4 +1,4 @@
-"""The page of a study: what stands in it for people, for scripts and for programs."""
+"""The page of a study: what it shows to people, to scripts and to programs."""
 
 from __future__ import annotations
 

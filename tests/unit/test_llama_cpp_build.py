@@ -1,4 +1,4 @@
-"""What can go wrong before and during a build is told with its remedy. A whole build runs in tests/integration."""
+"""Failures before and during a build are reported with their remedy. A whole build runs in tests/integration."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def test_runners_ids_are_splitmix64() -> None:
 
 
 def test_state_that_is_not_written_back_fails() -> None:
-    """Steps that go on from the state before the last chunk, as a runtime would that forgot to write it back."""
+    """Steps that continue from the state before the last chunk, as a runtime would that forgot to write it back."""
     layout = Layout.parse("d64 v100 ffn=swiglu:96 [C3 A4/2 C3]")
     model = Model(layout, seed=0).eval()
     ids = torch.from_numpy(RNG.integers(0, layout.vocab, sum(CHUNKS)))

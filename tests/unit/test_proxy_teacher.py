@@ -1,4 +1,4 @@
-"""Teachers of proxies: cached predictions, keys that name the teacher, stopped trainings that go on alike."""
+"""Teachers of proxies: cached predictions, keys that name the teacher, stopped trainings that continue alike."""
 
 from __future__ import annotations
 

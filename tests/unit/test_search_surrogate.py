@@ -111,7 +111,7 @@ def test_equal_data_gives_equal_predictions_and_few_points_give_a_prior() -> Non
 
 
 def test_known_noise_is_believed() -> None:
-    """One of two equal measurements is told to be noisy: predictions there follow it less."""
+    """One of two equal measurements is passed as noisy: predictions there follow it less."""
     told = [whole(layout) for layout in LAYOUTS[:40]]
     off = dict(told[0].objectives) | {"quality": told[0].objectives["quality"] + 0.4}
     means = []

@@ -186,7 +186,7 @@ TAMPERED = {
     "empty": (lambda lines: lines.clear(), "empty"),
     "cut short": (drop(-1), "cut short"),
     "a line is missing": (drop(-2), "should have"),
-    "goes on": (lambda lines: lines.append(lines[-2]), "after the end"),
+    "continues": (lambda lines: lines.append(lines[-2]), "after the end"),
     "another format": (change(0, format="x"), "line 1: format"),
     "a newer version": (change(0, v=2), "line 1: v"),
     "unknown key": (change(0, colour="red"), "colour"),

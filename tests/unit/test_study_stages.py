@@ -61,7 +61,7 @@ def test_a_damaged_checkpoint_is_trained_again(tmp_path: Path) -> None:
 
 
 class Action:
-    """Gives the outcomes of `script` in turn; a blocked one waits until it is let go."""
+    """Gives the outcomes of `script` in turn; a blocked one waits until it is released."""
 
     def __init__(self, *script: Outcome | Exception) -> None:
         self.script, self.calls = list(script), 0

@@ -1,4 +1,4 @@
-"""What is told of a candidate and of several side by side, on a study that really ran."""
+"""What is shown of one candidate and of several side by side, on a study that really ran."""
 
 from __future__ import annotations
 
