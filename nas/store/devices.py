@@ -235,7 +235,7 @@ def _newest_labels(id: str | None) -> Select[Any]:
     return query if id is None else query.where(device_event.c.device == id)
 
 
-def events_since(store: Store, after: int, *, limit: int, device: str | None = None) -> list[DeviceEvent]:
+def events_since(store: Store, after: int, *, limit: int, device: str | None) -> list[DeviceEvent]:
     """Returns the events of a device, or of all, after the id `after`: at most `limit`, oldest first.
 
     They end before the first that is newer than `SETTLED_S`: of concurrent transactions the higher id may become

@@ -80,7 +80,7 @@ class Conflict(InfrastructureFailed):
     """The database rolled back a transaction in favour of another one; trying again can succeed at once."""
 
 
-def database_url(url: str | None = None) -> URL:
+def database_url(url: str | None) -> URL:
     """Returns the parsed `url`, by default that of `$NAS_HOME/hilnas.db`.
 
     Raises:

@@ -61,7 +61,7 @@ def ensure_current(engine: Engine, clock: Clock, *, create: bool) -> None:
     upgrade(engine.url.render_as_string(hide_password=False), clock=clock)
 
 
-def upgrade(url: str | None = None, *, clock: Clock | None = None) -> Upgrade:
+def upgrade(url: str | None, *, clock: Clock | None = None) -> Upgrade:
     """Upgrades a database to the newest revision in one transaction; an SQLite file is copied first, next to it.
 
     A PostgreSQL database is copied by its own tools (`pg_dump`).

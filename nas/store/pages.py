@@ -54,7 +54,7 @@ class StudySummary:
     created: float
     trials: int
     condition: Condition
-    problem: str | None = None
+    problem: str | None
 
 
 @dataclass(frozen=True, slots=True)
