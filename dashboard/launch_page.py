@@ -105,6 +105,7 @@ class SpacePreview(BaseModel):
     """What a valid search space holds, from random layouts that its runtimes carry."""
 
     kinds: list[tuple[str, str]] = Field(description="kinds of blocks and what they are, mixers first")
+    mixers: int = Field(description="how many of `kinds` are mixers; the others are feed-forwards")
     drawn: int = Field(description="layouts that the range is of")
     total: tuple[int, int] = Field(description="least and most weights of a layout")
     samples: list[Sample]
@@ -218,6 +219,7 @@ def preview_of(space: SearchSpace) -> SpacePreview:
     different = {each.id: each for each in drawn}.values()
     return SpacePreview(
         kinds=[(block.kind, BLOCKS[block.kind].doc) for block in space.mixers + space.ffn],
+        mixers=len(space.mixers),
         drawn=len(drawn),
         total=(min(total), max(total)),
         samples=[

@@ -122,6 +122,8 @@ def test_a_space_is_checked_without_a_launch(lab: DashboardLab, visitor: Visitor
         assert (sample.total, sample.active) == (layout.params.total, layout.params.active)
         assert preview.total[0] <= sample.total <= preview.total[1]
         assert f"<code>{sample.layout}</code>" in answer.text
+    mixers = f"{len(space.mixers)} kind{'s' if len(space.mixers) > 1 else ''} of mixers"
+    assert f"The space is valid: {mixers}, {len(space.ffn)} of feed-forwards." in answer.text
     assert [kind for kind, _ in preview.kinds] == [block.kind for block in space.mixers + space.ffn]
     assert lab.submitted.not_begun() == []
 

@@ -228,6 +228,9 @@ def test_a_study_that_ended_without_a_front_says_why(lab: LiveLab, visitor: Test
     study = lab.study()
     lab.complete(study, 1.0, 0.5, 0.5, "reference")
     assert told(visitor)["no_front"] == "no layout was proposed"
+    studies.set_state(lab.store, study, StudyState.COMPLETE)
+    assert "no layout was proposed." in shown(visitor).text and "other trials" not in shown(visitor).text
+    studies.set_state(lab.store, study, StudyState.RUNNING)
     broken = lab.propose(study)
     lab.measure(study, broken, 9.0, 9.0)
     for kind in (EventKind.EXPORTED, EventKind.MEASURING, EventKind.INFEASIBLE):
@@ -236,6 +239,7 @@ def test_a_study_that_ended_without_a_front_says_why(lab: LiveLab, visitor: Test
     studies.set_state(lab.store, study, StudyState.COMPLETE)
     page = shown(visitor)
     assert "The front is empty: no trial is complete (1 infeasible)." in page.text and "panels" not in ids(page)
+    assert "other trials" in page.text
     assert "panels" in ids(shown(visitor, "?infeasible=1&incomplete=1"))
     lab.complete(study, 1.0, 0.5, 0.5)
     assert told(visitor)["no_front"] is None and "panels" in ids(shown(visitor))
