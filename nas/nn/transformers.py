@@ -153,16 +153,6 @@ def each_of_transformers(layout: Layout, tensors: Mapping[str, Tensor]) -> Itera
     return ((name.theirs, name.join(tensors)) for name in tensor_names(layout))
 
 
-def from_transformers(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns transformers' state dict of `layout` under our names, without the alias `lm_head.weight` of a tied head.
-
-    Raises:
-        Unsupported: the layout has a layer that transformers' stock classes cannot hold.
-        InvalidInput: a tensor is missing.
-    """
-    return {ours: tensor for name in tensor_names(layout) for ours, tensor in name.split(tensors).items()}
-
-
 def _is_attention_only(layout: Layout) -> bool:
     """Returns whether every layer is one attention block and a dense feed-forward, with weights of its own."""
     return all(
