@@ -49,7 +49,7 @@ _FRAME_TIMES = """async ([frames, keys]) => {
   return times;
 }"""
 
-# What the page does by itself every few seconds, until it is on the screen.
+# What the page does every few seconds without a user, until it is on the screen.
 _UPDATE = """async () => {
   const {page} = await import("/assets/study.js");
   const began = performance.now();

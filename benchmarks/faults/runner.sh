@@ -1,5 +1,5 @@
 #!/bin/sh
-# A runner with a known answer: the SHA-256 of its model. Or it misbehaves as it is told.
+# A runner with a known answer: the SHA-256 of its model. Or it misbehaves as its arguments say.
 #
 #   runner --model FILE --seconds S --conduct WORD --tag JOB --limit SECONDS
 #

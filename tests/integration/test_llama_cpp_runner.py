@@ -1,4 +1,4 @@
-"""The real runner on real files: the contract, every workload option, and how its failures are told."""
+"""The real runner on real files: the contract, every workload option, and how its failures are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may see the pages, what browsers are told about them, and which actions are refused."""
+"""Who may see the pages, what browsers are sent about them, and which actions are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The job API over a real store: what agents may say, and what they are told."""
+"""The job API over a real store: what agents may say, and what they are answered."""
 
 from __future__ import annotations
 

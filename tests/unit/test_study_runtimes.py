@@ -154,7 +154,7 @@ def test_show_tells_how_far_the_runtimes_agree(
     assert latency["runtimes"] == ["fake", "other"]
     measured = [row for row in report["references"] + report["ranking"]]
     assert latency["correlation"]["layouts"] >= len(measured)
-    # Times are told in whole nanoseconds, so neighbours may tie on the faster one.
+    # Times are reported in whole nanoseconds, so neighbours may tie on the faster one.
     assert latency["correlation"]["spearman"]["value"] > 0.98
     assert latency["apart"] == latency["alike"] > 0
     print_agreement(report)
