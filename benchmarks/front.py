@@ -11,14 +11,16 @@ from __future__ import annotations
 import argparse
 import math
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
 from benchmarks.quality.page import fill, markdown
 from benchmarks.quality.studies import read
+from nas.analysis.snapshot import Snapshots
 from nas.store.store import Store
+from nas.views.study import KindView, kind_views
 
 _HALF = NormalDist().inv_cdf(0.975)
 """Half a 95 % interval, in standard deviations."""
@@ -43,15 +45,24 @@ def front_row(row: Mapping[str, Any], name: str, logarithmic: Mapping[str, bool]
     }
 
 
-def text(report: Mapping[str, Any]) -> str:
-    """Returns the study's sentence, its front, and how far its qualities can be trusted, as Markdown."""
+def kind_row(each: KindView) -> dict[str, str]:
+    """Returns the line of a kind of block: what became of the trials with it."""
+    counts = {state: str(each.states.get(state, 0)) for state in ("complete", "stopped", "infeasible")}
+    halves = {"first half": f"{each.earlier:.0%}", "second half": f"{each.later:.0%}"}
+    return {"kind": f"`{each.kind}`", "trials": f"{each.trials}", "on the front": f"{each.front}"} | counts | halves
+
+
+def text(report: Mapping[str, Any], kinds: Sequence[KindView]) -> str:
+    """Returns the study's sentence, its front, how far its qualities can be trusted, and its kinds, as Markdown."""
     logarithmic = {each["name"]: each["transform"] == "log" for each in report["objectives"]}
     rows = [front_row(row, row["name"], logarithmic) for row in report["references"]]
     rows += [front_row(row, f"{row['trial']}", logarithmic) for row in report["front"]]
     tried, noise = report["trials"], report["noise"]["text"] if report["noise"] else ""
     sure = report["reliability"]["text"] if report["reliability"] else ""
     counts = ", ".join(f"{count} {state}" for state, count in tried.items() if count)
-    return f"> {report['headline']['text']}\n\n{counts}. {sure}. {noise}\n\n{markdown(rows)}"
+    tried_kinds = markdown([kind_row(each) for each in kinds])
+    shares = "Trials with each kind, and its share of the first and the second half of the proposals:"
+    return f"> {report['headline']['text']}\n\n{counts}. {sure}. {noise}\n\n{markdown(rows)}\n{shares}\n\n{tried_kinds}"
 
 
 def main() -> None:
@@ -64,12 +75,14 @@ def main() -> None:
         store = Store.open(f"sqlite:///{folder}/studies.db", artifacts=Path(folder) / "artifacts")
         try:
             report, _ = read(options.archive, store)
+            with Snapshots(store) as snapshots:
+                kinds = kind_views(snapshots.get(report["study"]))
         finally:
             store.close()
     if options.page:
-        fill(options.page, report["study"], text(report))
+        fill(options.page, report["study"], text(report, kinds))
     else:
-        print(text(report), end="")
+        print(text(report, kinds), end="")
 
 
 if __name__ == "__main__":
