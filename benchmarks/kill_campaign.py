@@ -38,6 +38,7 @@ from sqlalchemy import select
 from nas.core import paths
 from nas.core.space import SearchSpace
 from nas.core.trial import TrialState
+from nas.proxy.job import weights_file
 from nas.store import jobs, outcomes, results, studies, trials
 from nas.store.models import result_use
 from nas.store.rows import JobState, StudyState
@@ -268,7 +269,7 @@ def repeated(store: Store, key: str) -> Iterator[str]:
         if attempt.at > result.created
     )
     if result.stage == "train" and "value" in result.payload:
-        weights = Path(result.payload["value"]["weights"])
+        weights = weights_file(store.artifacts.parent / "work" / "checkpoints", key)
         if weights.stat().st_mtime > result.created:
             yield f"training {key[:12]} wrote its weights again after it was stored"
 

@@ -20,7 +20,7 @@ from nas.core.space import SearchSpace
 from nas.nn.model import Model
 from nas.nn.weights import load_weights
 from nas.proxy.corpus import refer_scores
-from nas.proxy.job import TrainResult
+from nas.proxy.job import TrainResult, weights_file
 from nas.proxy.ladder import rung_jobs
 from nas.proxy.mixes import GROUP, assembled_mix, evaluate_mix, trained_model
 from nas.runtimes import RUNTIMES
@@ -112,12 +112,12 @@ def test_the_trained_model_loses_nothing(written: Written, tmp_path: Path) -> No
 def test_the_last_part_leaves_the_weights_for_the_check_of_the_export(written: Written, tmp_path: Path) -> None:
     layout = written.space.listed()[0]
     results = [each for each in written.evaluated(layout, 1, tmp_path) if isinstance(each, TrainResult)]
-    assert [bool(each.weights) for each in results] == [False, False, False, True]
+    assert [bool(each.weights_sha256) for each in results] == [False, False, False, True]
     assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"weights.safetensors"}
     found = assembled_mix(written.scores, trained_model(written.scores, CPU), layout)
     with pytest.raises(InvalidInput, match="names no layout"):  # as trained proxies': the job says the layout
-        load_weights(Model(layout, None), Path(results[-1].weights))
-    tensors = load_file(results[-1].weights)
+        load_weights(Model(layout, None), weights_file(tmp_path, results[-1].key))
+    tensors = load_file(weights_file(tmp_path, results[-1].key))
     assert all(torch.equal(tensors[name], tensor) for name, tensor in found.state_dict().items())
 
 

@@ -252,10 +252,10 @@ def test_a_small_file_that_unpacks_to_a_large_one_is_refused(tmp_path: Path, mon
         build_corpus(["bomb.jsonl.gz"], tmp_path)
 
 
-def test_without_pyarrow_the_message_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyarrow_the_message_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.parquet").touch()
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(InvalidInput, match=r"a\.parquet needs pyarrow: pip install 'hilnas\[corpora\]'"):
+    with pytest.raises(InvalidInput, match=r"a\.parquet needs pyarrow: pip install pyarrow"):
         build_corpus(["a.parquet"], tmp_path)
 
 
