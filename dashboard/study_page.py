@@ -17,7 +17,7 @@ from nas.dashboard.access import Form, PageAccess, back_from
 from nas.dashboard.pages import answer, page, page_route
 from nas.store.rows import Role
 from nas.store.store import Store
-from nas.views.study import front_file, points_json, studies_view, study_view
+from nas.views.study import effects_view, front_file, points_json, studies_view, study_view
 from nas.views.trials import ROWS, trials_view
 
 StudyId = Annotated[int | None, Query(ge=1, le=(1 << 53) - 1)]
@@ -71,6 +71,11 @@ def study_router(store: Store, snapshots: Snapshots, access: PageAccess) -> APIR
     def export_front(name: StudyName) -> Response:
         content = front_file(snapshots.get(name)).model_dump_json()
         return Response(content, headers=_download(f"{name}-front.json"), media_type="application/json")
+
+    @router.get("/effects")
+    @router.get("/effects.json")
+    def show_effects(request: Request, name: StudyName) -> Response:
+        return answer("study_effects.html", request, effects_view(snapshots.get(name)))
 
     @router.get("/now")
     def show_now(request: Request, name: StudyName) -> Response:

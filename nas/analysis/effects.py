@@ -105,5 +105,6 @@ def _ridge(x: Floats, y: Floats, penalty: float) -> Floats:
 
 def _left_out_error(x: Floats, y: Floats, penalty: float) -> float:
     """Returns the mean square error of leaving one out, in closed form; the intercept is left out with it."""
-    hat = x @ np.linalg.solve(x.T @ x + penalty * np.eye(x.shape[1]), x.T) + 1 / len(y)
-    return float(np.mean(((y - hat @ y) / (1 - np.diag(hat))) ** 2))
+    solved = np.linalg.solve(x.T @ x + penalty * np.eye(x.shape[1]), x.T)
+    own = np.einsum("nf,fn->n", x, solved) + 1 / len(y)  # the diagonal of the hat matrix
+    return float(np.mean(((y - y.mean() - x @ (solved @ y)) / (1 - own)) ** 2))

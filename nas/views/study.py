@@ -43,6 +43,8 @@ MOST_RANKED, MOST_ACTIVE = 50, 50
 """Rows of the ranked list, and of the queue."""
 _MOMENTS = 60
 """Points of a sparkline."""
+_MOST_FITTED = 2000
+"""Trials that effects of knobs are fitted to."""
 
 
 class Moment(NamedTuple):
@@ -243,7 +245,7 @@ class KnobView(BaseModel):
 
 
 class EffectsView(BaseModel):
-    """Which knobs move the objectives, by a linear model of all trials."""
+    """Which knobs move the objectives, by a linear model of the newest trials."""
 
     objectives: list[str]
     units: list[str] = Field(description="of the effects")
@@ -370,7 +372,6 @@ class StudyView(BaseModel):
     ranked: list[RankedView] = Field(description="the best of the front, then trials tied with it")
     references: list[ReferenceEntry]
     blocks: list[ShareView] | None = Field(description="shares of kinds of blocks by depth")
-    effects: EffectsView
     kinds: list[KindView] = Field(description="what became of the trials with each kind of block")
     agreement: list[TargetAgreement]
 
@@ -551,7 +552,6 @@ def _view(study: StudySnapshot) -> StudyView:
         references=reference_entries(study, objectives),
         blocks=share_views(study),
         kinds=kind_views(study),
-        effects=effects_view(study),
         agreement=[*target_agreements(study)],
         **_progress(study),
     )
@@ -657,11 +657,15 @@ def kind_views(study: StudySnapshot) -> list[KindView]:
 
 
 def effects_view(study: StudySnapshot) -> EffectsView:
-    """Returns the effects of knobs on the objectives."""
-    objectives = [axis for axis in study.axes if axis.objective]
-    columns = features(study.space, [study.records[number].layout for number in range(len(study.table))])
-    table = np.column_stack([*columns.values()]) if columns else np.empty((len(study.table), 0))
-    fitted = [effects(table, study.table["axes"][:, index, 1]) for index in range(len(objectives))]
+    """Returns the effects of knobs on the objectives, from the newest trials; computed once for each snapshot."""
+    return study.cached("effects", lambda: _effects_view(study))
+
+
+def _effects_view(study: StudySnapshot) -> EffectsView:
+    objectives, numbers = [axis for axis in study.axes if axis.objective], range(len(study.table))[-_MOST_FITTED:]
+    columns = features(study.space, [study.records[number].layout for number in numbers])
+    table = np.column_stack([*columns.values()]) if columns else np.empty((len(numbers), 0))
+    fitted = [effects(table, study.table["axes"][numbers, index, 1]) for index in range(len(objectives))]
     found = [
         KnobView(
             name=name, least=float(column.min()), greatest=float(column.max()),
