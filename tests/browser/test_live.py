@@ -33,7 +33,8 @@ def test_the_ranked_list_goes_on_and_keeps_its_marks(lab: LiveLab, live: str, li
     row.get_by_role("checkbox").check()
     live_page.locator("h1").click()
     best = lab.complete(studies.find_id(lab.store, "study"), 2.0, 5.0, 5.0)
-    expect(live_page.locator(f"#ranked tr[data-trial='{best}']")).to_have_class("picked")
+    new = live_page.locator(f"#ranked tr[data-trial='{best}']")
+    expect(new).to_have_class("picked", timeout=20_000)  # the list is fetched every five seconds
     expect(live_page.locator("#ranked input:checked")).to_have_count(1)
     expect(live_page.locator(f"#ranked tr[data-trial='{marked}'] input")).to_be_checked()
 
