@@ -90,6 +90,8 @@ PLANTED_PARTS = Layout.parse("d256 v512 ffn=moe:8x2:64(shared=2) [A8/4(canon=4)+
 """A layout for `PART_FAULTS`."""
 PLANTED_LATENT = Layout.parse("d256 v512 ffn=relu2:512 [L4/64 L4/64(query=96)]")
 """A layout for `LATENT_FAULTS`."""
+PLANTED_LAYERS = Layout.parse("d256 v512 ffn=swiglu:512 [A8/4 A8/4 A8/4(kv=1) C3&A8/4 ^1 -]")
+"""A layout for `LAYER_FAULTS`."""
 PLANTED_CHOICE = Layout.parse("d256 v512 ffn=moe:8x2:64 [C3+swiglu:512 C3 M16 C3]")
 """A layout for those of `choice_only`: no attention, whose cache is rounded even where weights are float32."""
 _HEAD = 32
@@ -255,6 +257,16 @@ MLSTM_FAULTS = (
     Fault("stale state", earlier=40),
 )
 """For layouts like `PLANTED_MLSTM`."""
+
+LAYER_FAULTS = (
+    Fault("cache of another layer", layout=("kv=1", "kv=0")),
+    Fault("weights of another layer", layout=("^1", "^0")),
+    Fault("weights used once", layout=("^1", "C3")),
+    Fault("convolution of parallel mixers missing", layout=("C3&A8/4", "A8/4")),
+    Fault("attention of parallel mixers missing", layout=("C3&A8/4", "C3")),
+    Fault("stale caches", earlier=40),
+)
+"""For layouts like `PLANTED_LAYERS`: shared caches and weights, parallel mixers, a layer without a mixer."""
 
 LATENT_FAULTS = (
     Fault(

@@ -26,12 +26,13 @@ import numpy as np
 from gguf import GGUFReader
 from numpy.typing import NDArray
 
+from nas.core.block import Block
 from nas.core.errors import CandidateFailed
 from nas.core.layout import Layout
 from nas.runtimes.base import GateReport
 from nas.runtimes.llama_cpp.binding import Choices, evaluate
 from nas.runtimes.llama_cpp.builds import Build
-from nas.runtimes.llama_cpp.kinds import ATTENTION, feed_forwards, mixers, of_kind
+from nas.runtimes.llama_cpp.kinds import CACHED, feed_forwards_by_layer, mixers, of_kind
 from nas.runtimes.llama_cpp.support import Quantisation
 from nas.runtimes.runner import Feed, Machine, relative_l2, runner_logits
 
@@ -134,7 +135,7 @@ def run_gate(
     with tempfile.TemporaryDirectory() as scratch:
         found = evaluate(build, model, ids.tolist(), chunks, Path(scratch), watch=True)
     experts = {depth: chosen[earlier:] for depth, chosen in found.experts.items()}
-    routed = {depth: block.int("top_k") for depth, block in enumerate(feed_forwards(layout)) if block.kind == "moe"}
+    routed = {depth: block.int("top_k") for depth, block in _mixtures(layout)}
     top_k = {depth: chosen.shape[-1] for depth, chosen in experts.items()}
     if top_k != routed:
         return GateReport((), np.inf, 0.0, f"experts per token by layer are {top_k}, the layout says {routed}")
@@ -176,7 +177,8 @@ def run_runner_gate(
     experts = settled_experts(layout, len(ids)) if settled else {}
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
-        file = settle(model, experts, scratch / "settled.gguf") if experts else model
+        stored = {depth: chosen for depth, chosen in experts.items() if layout.layers[depth].share is None}
+        file = settle(model, stored, scratch / "settled.gguf") if stored else model
         measured = runner_logits(machine, file, layout.vocab, feed, scratch)
     first = sum(PROMPT_CHUNKS) - 1
     return compare(measured, oracle(ids, experts).logits[first:], simulated(ids, experts).logits[first:])
@@ -184,18 +186,22 @@ def run_runner_gate(
 
 def rounds_choices(layout: Layout, quantisation: Quantisation) -> bool:
     """Returns whether rounding may change which experts are chosen; the cache of attention is float16 in every file."""
-    return quantisation != "f32" or bool(of_kind(mixers(layout), *ATTENTION, "mla"))
+    return quantisation != "f32" or bool(of_kind(mixers(layout), *CACHED))
 
 
 def settled_experts(layout: Layout, length: int) -> Choices:
     """Returns the experts [length, top_k] that are made to win in each mixture of `layout`."""
     choices = {}
-    for depth, block in enumerate(feed_forwards(layout)):
-        if block.kind == "moe":
-            experts, top_k = block.int("experts"), block.int("top_k")
-            winners = np.arange(depth * top_k, (depth + 1) * top_k) % experts
-            choices[depth] = np.tile(winners, (length, 1))
+    for depth, block in _mixtures(layout):
+        experts, top_k, share = block.int("experts"), block.int("top_k"), layout.layers[depth].share
+        weights = depth if share is None else share
+        winners = np.arange(weights * top_k, (weights + 1) * top_k) % experts
+        choices[depth] = np.tile(winners, (length, 1))
     return choices
+
+
+def _mixtures(layout: Layout) -> list[tuple[int, Block]]:
+    return [(depth, block) for depth, own in enumerate(feed_forwards_by_layer(layout)) for block in of_kind(own, "moe")]
 
 
 def settle(model: Path, experts: Choices, destination: Path) -> Path:

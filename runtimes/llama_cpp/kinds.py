@@ -10,6 +10,7 @@ in the equivalence gate follows the storage type of each tensor and needs nothin
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,8 @@ zeros, of a decay -1 to -16 (stored as -exp of what the state dict holds), the o
 
 ATTENTION = ("gqa", "swa")
 """Kinds with keys and values per head."""
+CACHED = (*ATTENTION, "mla")
+"""Kinds with a cache that grows; all other mixers have a recurrent state."""
 _MAX_EXPERTS = 1024  # src/llama-hparams.h
 
 
@@ -58,7 +61,7 @@ class GgufKind:
     Args:
         parts: (block, d_model) -> its tensors, in file order.
         sizes: key of our architecture -> (block, d_model) -> the layer's number; 0 in layers without such a block.
-        headers: write what a model with such blocks says once: (writer, the mixers or feed-forwards of all layers).
+        headers: write what a model with such blocks says once: (writer, the mixers or feed-forwards of each layer).
         rules: (all such blocks of a layout) -> why our architecture does not hold them, as sentences.
         refuses: (block) -> why no build holds this one, after "layer N "; None: it does.
         not_stock: why no stock architecture holds such a block; None: one may, see `support`.
@@ -68,7 +71,7 @@ class GgufKind:
 
     parts: Callable[[Block, int], Iterable[Part]]
     sizes: tuple[tuple[str, Callable[[Block, int], int]], ...] = ()
-    headers: tuple[Callable[[GGUFWriter, Sequence[Block]], None], ...] = ()
+    headers: tuple[Callable[[GGUFWriter, Sequence[Sequence[Block]]], None], ...] = ()
     rules: Callable[[Sequence[Block]], Iterable[str]] = lambda blocks: ()
     refuses: Callable[[Block], str | None] = lambda block: None
     not_stock: str | None = None
@@ -76,15 +79,25 @@ class GgufKind:
     version: str = ""
 
 
+def mixers_by_layer(layout: Layout) -> list[list[Block]]:
+    """Returns the mixers that run at each depth, resolved."""
+    return [[block.resolve(layout.d_model) for block in layout.own(depth).mixers] for depth in range(layout.depth)]
+
+
+def feed_forwards_by_layer(layout: Layout) -> list[list[Block]]:
+    """Returns the feed-forward that runs at each depth, resolved; none or one."""
+    found = [layout.own(depth).ffn for depth in range(layout.depth)]
+    return [[block.resolve(layout.d_model)] if block else [] for block in found]
+
+
 def mixers(layout: Layout) -> list[Block]:
-    """Returns the mixer of each layer, resolved, of a layout that has one in each."""
-    found = [layer.mixer for layer in layout.layers]
-    return [block.resolve(layout.d_model) for block in found if block]
+    """Returns all mixers that run, first to last, resolved."""
+    return list(itertools.chain.from_iterable(mixers_by_layer(layout)))
 
 
 def feed_forwards(layout: Layout) -> list[Block]:
-    """Returns the feed-forward of each layer, resolved, of a layout that has one in each."""
-    return [layer.ffn.resolve(layout.d_model) for layer in layout.layers if layer.ffn]
+    """Returns all feed-forwards that run, first to last, resolved."""
+    return list(itertools.chain.from_iterable(feed_forwards_by_layer(layout)))
 
 
 def of_kind(blocks: Iterable[Block], *kinds: str) -> list[Block]:
@@ -107,7 +120,7 @@ def argument(name: str) -> Callable[[Block, int], int]:
 
 
 def _rope_theta(block: Block) -> float:
-    return float(block.get("rope_theta") or 0) if block.kind in (*ATTENTION, "mla") else 0.0
+    return float(block.get("rope_theta") or 0) if block.kind in CACHED else 0.0
 
 
 def _cached_size(block: Block) -> int:
@@ -131,27 +144,30 @@ def one_rope_base(what: str, blocks: Sequence[Block]) -> Iterable[str]:
 def _attention_parts(block: Block, width: int) -> Iterator[Part]:
     heads, head_dim = block.int("heads"), block.int("head_dim")
     q, kv = heads * head_dim, block.int("kv_heads") * head_dim
+    own_cache = dict(block.given).get("kv") is None
     yield Part("attn_q.weight", (q, width), "q.weight")
-    yield Part("attn_k.weight", (kv, width), "k.weight")
-    yield Part("attn_v.weight", (kv, width), "v.weight")
+    if own_cache:
+        yield Part("attn_k.weight", (kv, width), "k.weight")
+        yield Part("attn_v.weight", (kv, width), "v.weight")
     yield Part("attn_output.weight", (width, q), "o.weight")
     if block.get("qk_norm"):
         yield Part("attn_q_norm.weight", (head_dim,), "q_norm.weight", "norm")
-        yield Part("attn_k_norm.weight", (head_dim,), "k_norm.weight", "norm")
+        if own_cache:
+            yield Part("attn_k_norm.weight", (head_dim,), "k_norm.weight", "norm")
     if block.kind == "swa" and block.get("sink"):
         yield Part("attn_sinks.weight", (heads,), "sinks.weight", "bias")
     if canon := block.int("canon"):
         yield Part("shortconv.conv.weight", (width, canon), "canon.weight", "conv")
 
 
-def _attention_header(writer: GGUFWriter, own: Sequence[Block]) -> None:
+def _attention_header(writer: GGUFWriter, layers: Sequence[Sequence[Block]]) -> None:
     # The key-value cache takes its head size from layer 0, whichever kind that layer is.
-    cached = [_cached_size(block) for block in own]
+    cached = [sum(map(_cached_size, own)) for own in layers]
     first = next(filter(None, cached))
     sizes = [size or first for size in cached]
     writer.add_array(f"{writer.arch}.attention.head_sizes", sizes)
-    writer.add_array(f"{writer.arch}.attention.rope_pattern", [int(bool(_rope_theta(block))) for block in own])
-    writer.add_rope_freq_base(_rope_base(of_kind(own, "gqa", "mla")))
+    writer.add_array(f"{writer.arch}.attention.rope_pattern", [int(any(map(_rope_theta, own))) for own in layers])
+    writer.add_rope_freq_base(_rope_base(of_kind(itertools.chain.from_iterable(layers), "gqa", "mla")))
 
 
 _ATTENTION_SIZES = (
@@ -161,22 +177,14 @@ _ATTENTION_SIZES = (
 )
 
 
-def _borrowed_cache(block: Block) -> str | None:
-    return None if block.get("kv") is None else f"reuses the cache of layer {block.int('kv')}"
+GQA = GgufKind(_attention_parts, _ATTENTION_SIZES, (_attention_header,))
 
 
-GQA = GgufKind(
-    _attention_parts,
-    _ATTENTION_SIZES,
-    (_attention_header,),
-    refuses=_borrowed_cache,
-)
-
-
-def _window_header(writer: GGUFWriter, own: Sequence[Block]) -> None:
-    windowed = of_kind(own, "swa")
+def _window_header(writer: GGUFWriter, layers: Sequence[Sequence[Block]]) -> None:
+    windowed = of_kind(itertools.chain.from_iterable(layers), "swa")
     writer.add_sliding_window(windowed[0].int("window"))
-    writer.add_array(f"{writer.arch}.attention.sliding_window_pattern", [int(block.kind == "swa") for block in own])
+    pattern = [int(bool(of_kind(own, "swa"))) for own in layers]
+    writer.add_array(f"{writer.arch}.attention.sliding_window_pattern", pattern)
     writer.add_rope_freq_base_swa(_rope_base(windowed))
 
 
@@ -361,15 +369,15 @@ def _moe_parts(block: Block, width: int) -> Iterator[Part]:
         yield Part("ffn_down_shexp.weight", (width, joint), "shared.down.weight")
 
 
-def _moe_header(writer: GGUFWriter, ffns: Sequence[Block]) -> None:
+def _moe_header(writer: GGUFWriter, layers: Sequence[Sequence[Block]]) -> None:
     from gguf import ExpertGatingFuncType
 
-    writer.add_expert_count(of_kind(ffns, "moe")[0].int("experts"))
+    mixtures = [of_kind(own, "moe") for own in layers]
+    writer.add_expert_count(next(filter(None, mixtures))[0].int("experts"))
     for key, name in (("expert_used_count", "top_k"), ("expert_feed_forward_length", "width")):
-        sizes = [block.int(name) if block.kind == "moe" else 0 for block in ffns]
-        writer.add_array(f"{writer.arch}.{key}", sizes)
+        writer.add_array(f"{writer.arch}.{key}", [sum(block.int(name) for block in own) for own in mixtures])
     writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
-    shared = [block.int("shared") * block.int("width") if block.kind == "moe" else 0 for block in ffns]
+    shared = [sum(block.int("shared") * block.int("width") for block in own) for own in mixtures]
     if any(shared):
         writer.add_array(f"{writer.arch}.expert_shared_feed_forward_length", shared)
 

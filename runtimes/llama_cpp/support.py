@@ -15,7 +15,16 @@ from nas.core.block import Block
 from nas.core.errors import Unsupported
 from nas.core.layout import Layout
 from nas.runtimes.base import Support
-from nas.runtimes.llama_cpp.kinds import ATTENTION, KINDS, feed_forwards, mixers, of_kind, one_per_model, one_rope_base
+from nas.runtimes.llama_cpp.kinds import (
+    ATTENTION,
+    CACHED,
+    KINDS,
+    feed_forwards,
+    mixers,
+    of_kind,
+    one_per_model,
+    one_rope_base,
+)
 
 Quantisation = Literal["q4_0", "f16", "f32"]
 
@@ -52,14 +61,16 @@ def _shape_rules(layout: Layout) -> Iterable[str]:
     if layout.depth > _MAX_LAYERS:
         yield f"{layout.depth} layers: at most {_MAX_LAYERS}"
     for index, layer in enumerate(layout.layers):
-        if layer.share is not None:
-            yield f"layer {index} shares weights with layer {layer.share}: every layer of a GGUF has its own"
-        elif len(layer.mixers) > 1:
-            yield f"layer {index} has parallel mixers"
-        elif not layer.mixers:
-            yield f"layer {index} has no mixer"
-        elif layer.ffn is None:
-            yield f"layer {index} has no feed-forward"
+        cached, canon = (
+            of_kind(layer.mixers, *CACHED),
+            any(block.int("canon") for block in of_kind(layer.mixers, *ATTENTION)),
+        )
+        if len(cached) > 1:
+            yield f"layer {index} has two kinds of attention in parallel: llama.cpp has one cache per layer"
+        if len(layer.mixers) - len(cached) > 1:
+            yield f"layer {index} has two recurrent mixers in parallel: llama.cpp has one state per layer"
+        if canon and len(layer.mixers) > 1:
+            yield f"layer {index} has a convolution in front of one of two parallel mixers (canon)"
         for block in layer.blocks:
             if block.kind not in KINDS:
                 yield f"{block.kind} blocks: neither the stock build nor the patched one has them"
@@ -85,6 +96,18 @@ def _stock_architecture(layout: Layout) -> str:
 
 def _stock_reasons(layout: Layout) -> Iterable[str]:
     """Yields every rule of the stock architectures that a layout breaks which the patched build holds."""
+    for index, layer in enumerate(layout.layers):
+        if layer.share is not None:
+            yield f"layer {index} shares weights with layer {layer.share}: layers of stock architectures do not"
+        elif len(layer.mixers) > 1:
+            yield f"layer {index} has parallel mixers"
+        elif not layer.mixers:
+            yield f"layer {index} has no mixer"
+        elif layer.ffn is None:
+            yield f"layer {index} has no feed-forward"
+        for block in of_kind(layer.mixers, "gqa"):
+            if block.get("kv") is not None:
+                yield f"layer {index} reuses the cache of layer {block.int('kv')}"
     attention, convs = of_kind(mixers(layout), *ATTENTION), of_kind(mixers(layout), "conv")
     for block in (*mixers(layout), *feed_forwards(layout)):
         if reason := KINDS[block.kind].not_stock:

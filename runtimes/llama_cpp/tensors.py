@@ -20,7 +20,15 @@ from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.runtimes.checkpoint_file import StateDict
 from nas.runtimes.llama_cpp.builds import find_build
-from nas.runtimes.llama_cpp.kinds import KINDS, Part, Role, feed_forwards, mixers, of_kind
+from nas.runtimes.llama_cpp.kinds import (
+    KINDS,
+    Part,
+    Role,
+    feed_forwards,
+    feed_forwards_by_layer,
+    mixers_by_layer,
+    of_kind,
+)
 from nas.runtimes.llama_cpp.support import PATCHED, Quantisation
 
 Type = GGMLQuantizationType
@@ -66,12 +74,18 @@ def tensors(layout: Layout, arch: str) -> Iterator[Tensor]:
     yield Tensor(f"{final_norm}.weight", (width,), "norm", source="norm.weight")
     if not layout.tied:
         yield Tensor("output.weight", (layout.vocab, width), source="head.weight")
-    for index, (mixer, ffn) in enumerate(zip(mixers(layout), feed_forwards(layout), strict=True)):
-        for norm, block, place in (("attn_norm", mixer, "mixers.0"), ("ffn_norm", ffn, "ffn")):
-            own = "mixer_norm.weight" if norm == "attn_norm" else "ffn_norm.weight"
-            yield _tensor(index, Part(f"{norm}.weight", (width,), own, "norm"))
-            for part in KINDS[block.kind].parts(block, width):
-                yield _tensor(index, part, f"{place}.")
+    for index, (mixers, ffns) in enumerate(zip(mixers_by_layer(layout), feed_forwards_by_layer(layout), strict=True)):
+        if layout.layers[index].share is not None:
+            continue
+        places = [f"mixers.{j}." for j in range(len(mixers))]
+        for norm, source, blocks, prefixes in (
+            ("attn_norm", "mixer_norm", mixers, places), ("ffn_norm", "ffn_norm", ffns, ["ffn."]),
+        ):  # fmt: skip
+            if blocks:
+                yield _tensor(index, Part(f"{norm}.weight", (width,), f"{source}.weight", "norm"))
+            for block, prefix in zip(blocks, prefixes, strict=False):
+                for part in KINDS[block.kind].parts(block, width):
+                    yield _tensor(index, part, prefix)
 
 
 def _tensor(index: int, part: Part, place: str = "") -> Tensor:

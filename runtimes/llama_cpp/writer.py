@@ -19,7 +19,16 @@ from nas.core.block import BLOCKS, Block
 from nas.core.layout import Layout
 from nas.runtimes.base import Checkpoint, Purpose, RandomWeights, Vocabulary, Weights
 from nas.runtimes.checkpoint_file import CheckpointFile, StateDict
-from nas.runtimes.llama_cpp.kinds import ATTENTION, IN_EVERY_FILE, KINDS, feed_forwards, mixers, of_kind
+from nas.runtimes.llama_cpp.kinds import (
+    ATTENTION,
+    IN_EVERY_FILE,
+    KINDS,
+    feed_forwards,
+    feed_forwards_by_layer,
+    mixers,
+    mixers_by_layer,
+    of_kind,
+)
 from nas.runtimes.llama_cpp.random_weights import ALIGNMENT, random_recipe
 from nas.runtimes.llama_cpp.support import PATCHED, Quantisation, architecture
 from nas.runtimes.llama_cpp.tensors import CheckpointTensors, Tensor, Type, storage_type, stored_bytes, tensors
@@ -187,20 +196,35 @@ def _add_stock(writer: GGUFWriter, layout: Layout) -> None:
 
 def _add_patched(writer: GGUFWriter, layout: Layout) -> None:
     """Adds a number per layer, 0 where the layer has no such block: patches/0001-hilnas.patch, `load_arch_hparams`."""
-    own, ffns = mixers(layout), feed_forwards(layout)
-    used = dict.fromkeys(block.kind for block in (*own, *ffns))
+    mixing, feeding = mixers_by_layer(layout), feed_forwards_by_layer(layout)
+    layers = [[*own, *ffn] for own, ffn in zip(mixing, feeding, strict=True)]
+    used = dict.fromkeys(block.kind for block in (*mixers(layout), *feed_forwards(layout)))
     records = {name: KINDS[name] for name in (*IN_EVERY_FILE, *used)}
     for key in dict.fromkeys(key for record in records.values() for key, _ in record.sizes):
-        sizes = [
-            _size(mixer, key, layout.d_model) + _size(ffn, key, layout.d_model)
-            for mixer, ffn in zip(own, ffns, strict=True)
-        ]
+        sizes = [sum(_size(block, key, layout.d_model) for block in blocks) for blocks in layers]
         writer.add_array(f"{writer.arch}.{key}", sizes)
+    for key, sources in (("attention.cache_layers", _cache_layers(layout)), ("weight_layers", _weight_layers(layout))):
+        if any(sources):
+            writer.add_array(f"{writer.arch}.{key}", sources)
     headers = [
         (header, BLOCKS[name].role) for name, record in records.items() if name in used for header in record.headers
     ]
     for header, role in dict.fromkeys(headers):
-        header(writer, own if role == "mixer" else ffns)
+        header(writer, mixing if role == "mixer" else feeding)
+
+
+def _cache_layers(layout: Layout) -> list[int]:
+    """Returns for each depth 1 + the depth whose cache its attention reads, 0 where that is its own or none."""
+    sources = [
+        [layout.cache_source(depth, mixer) for mixer in range(len(layout.own(depth).mixers))]
+        for depth in range(layout.depth)
+    ]
+    return [sum(1 + source[0] for source in own if source) for own in sources]
+
+
+def _weight_layers(layout: Layout) -> list[int]:
+    """Returns for each depth 1 + the depth whose weights run there again, 0 where they are its own."""
+    return [0 if layer.share is None else 1 + layer.share for layer in layout.layers]
 
 
 def _size(block: Block, key: str, d_model: int) -> int:

@@ -33,12 +33,14 @@ from nas.testing.planted_faults import (
     GDN_FAULTS,
     GLA_FAULTS,
     LATENT_FAULTS,
+    LAYER_FAULTS,
     MLSTM_FAULTS,
     PART_FAULTS,
     PLANTED,
     PLANTED_GDN,
     PLANTED_GLA,
     PLANTED_LATENT,
+    PLANTED_LAYERS,
     PLANTED_MLSTM,
     PLANTED_PARTS,
     Fault,
@@ -73,6 +75,12 @@ ALONE = {
     "latents of several sizes": "d256 v512 ffn=swiglu:512 [L8/96:32(rope_dim=32) L4/32:96(nope_dim=32,query=64)]",
     "latent attention, windows, Mamba-2": "d256 v512 ffn=swiglu:512 [L4/64 W4/2@32 M16 A4/2 L4/64(query=64)]",
     "Canon": "d256 v512 ffn=swiglu:512 [A8/4(canon=4) W4/2@32(canon=3,sink=1) A8/4]",
+    "shared caches": "d256 v512 ffn=swiglu:512 [A8/4 W8/4@32 A8/4(kv=0) C3 A8/4(qk_norm=0) A8/4(qk_norm=0,kv=4)]",
+    "shared weights": "d256 v512 ffn=moe:8x2:64 [M16+swiglu:512 A8/4 D4 ^0 ^1 A8/4(kv=1) ^5 ^2]",
+    "parallel mixers": "d256 v512 ffn=swiglu:512 [C3&A8/4 M16&W4/2@32(sink=1) D4&A8/4 L4/64&G4]",
+    "xLSTM's hybrid": "d256 v512 ffn=swiglu:512 [X4&W8/4@32(sink=1)*2 X4&A8/4]",
+    "layers of one half": "d256 v512 ffn=swiglu:512 [- A8/4+none C3+none M16+none A8/4]",
+    "no mixer at all": "d256 v512 ffn=swiglu:512 [-*2]",
 }
 MIXED = {
     "conv, GQA": "d256 v512 ffn=swiglu:512 [C3 A4/2 C5 A8/2]",
@@ -118,6 +126,7 @@ def test_planted_faults_fail(patched_build: Build, tmp_path: Path, fault: Fault,
     [
         *((PLANTED_PARTS, fault) for fault in PART_FAULTS),
         *((PLANTED_LATENT, fault) for fault in LATENT_FAULTS),
+        *((PLANTED_LAYERS, fault) for fault in LAYER_FAULTS),
     ],
     ids=lambda value: value.name if isinstance(value, Fault) else "",
 )
@@ -280,13 +289,16 @@ def saved_and_restored(build: Build, folder: Path, text: str) -> np.ndarray:
         "mLSTM of several sizes",
         "experts",
         "latents of several sizes",
+        "shared weights",
     ],
 )
 def test_state_can_be_saved_and_restored(patched_build: Build, tmp_path: Path, name: str) -> None:
     assert (saved_and_restored(patched_build, tmp_path, EVERY[name]) == 0).all()
 
 
-@pytest.mark.parametrize("text", [LONG, EVERY["all"], EVERY["Canon"]])
+@pytest.mark.parametrize(
+    "text", [LONG, *(EVERY[name] for name in ("all", "Canon", "shared caches", "parallel mixers"))]
+)
 def test_windows_are_restored_in_another_order(patched_build: Build, tmp_path: Path, text: str) -> None:
     """Cells behind the window are left out, the others move up; flash attention adds in float16 in their order."""
     assert saved_and_restored(patched_build, tmp_path, text).max() < 0.01

@@ -58,6 +58,11 @@ def test_stock(text: str, arch: str) -> None:
         ("d256 v512 ffn=moe:8x2:64(shared=1) [C3 A8/4]", "shared experts: lfm2moe has none"),
         ("d256 v512 ffn=swiglu:512 [C3 A8/4(canon=4)]", "a convolution in front of attention (canon)"),
         ("d256 v512 ffn=swiglu:512 [C3 W8/4@64(canon=4)]", "a convolution in front of attention (canon)"),
+        ("d256 v512 ffn=swiglu:512 [C3 A8/4 ^0]", "layer 2 shares weights with layer 0"),
+        ("d256 v512 ffn=swiglu:512 [C3&A8/4 A8/4]", "layer 0 has parallel mixers"),
+        ("d256 v512 ffn=swiglu:512 [C3 A8/4 -]", "layer 2 has no mixer"),
+        ("d256 v512 ffn=swiglu:512 [C3 A8/4+none]", "layer 1 has no feed-forward"),
+        ("d256 v512 ffn=swiglu:512 [C3 A8/4 A8/4(kv=1)]", "layer 2 reuses the cache of layer 1"),
     ],
 )
 def test_patched_by_name(text: str, reason: str) -> None:
@@ -73,11 +78,9 @@ def test_patched_by_name(text: str, reason: str) -> None:
         ("d256 v512 ffn=swiglu:512 [C3 A8/4 A8/4(rope_theta=10000)]", "more than one RoPE base of attention"),
         ("d256 v512 ffn=swiglu:512 [W8/4@64 W8/4@64(rope_theta=10000)]", "more than one RoPE base of sliding windows"),
         ("d256 v512 ffn=swiglu:512 [C3 W8/4@64 W8/4@128]", "more than one window (64, 128)"),
-        ("d256 v512 ffn=swiglu:512 [C3 A8/4 ^0]", "layer 2 shares weights with layer 0"),
-        ("d256 v512 ffn=swiglu:512 [C3&A8/4 A8/4]", "layer 0 has parallel mixers"),
-        ("d256 v512 ffn=swiglu:512 [C3 A8/4 -]", "layer 2 has no mixer"),
-        ("d256 v512 ffn=swiglu:512 [C3 A8/4+none]", "layer 1 has no feed-forward"),
-        ("d256 v512 ffn=swiglu:512 [C3 A8/4 A8/4(kv=1)]", "layer 2 reuses the cache of layer 1"),
+        ("d256 v512 ffn=swiglu:512 [W8/4@64&A8/4 C3]", "layer 0 has two kinds of attention in parallel"),
+        ("d256 v512 ffn=swiglu:512 [A8/4 C3&M16]", "layer 1 has two recurrent mixers in parallel"),
+        ("d256 v512 ffn=swiglu:512 [A8/4(canon=4)&M16]", "one of two parallel mixers (canon)"),
         ("d256 v512 ffn=swiglu:512 [C3*512 A8/4]", "513 layers: at most 512"),
     ],
 )

@@ -97,7 +97,7 @@ def test_all_files_hold_the_same_numbers(tmp_path: Path) -> None:
 def test_layouts_of_no_stock_class_come_with_code(tmp_path: Path) -> None:
     record, _ = write(tmp_path / "m", OWN)
     assert record.loads["transformers"].startswith("HilnasForCausalLM with trust_remote_code: ")
-    assert record.loads["llama.cpp"].startswith("none: layer 0 has parallel mixers")
+    assert record.loads["llama.cpp"].startswith("hilnas (patched build): layer 0 has parallel mixers")
     config = json.loads((tmp_path / "m" / "transformers" / "config.json").read_text())
     assert config["auto_map"]["AutoModelForCausalLM"] == "modeling_hilnas.HilnasForCausalLM"
     assert config["layers"][3] == {"share": 0}

@@ -183,8 +183,8 @@ def test_given_layouts_are_scaled_under_the_criteria_of_a_space(bed: Bed) -> Non
 
 
 def test_a_pattern_that_the_runtime_does_not_carry_is_refused(bed: Bed) -> None:
-    parallel = Layout.parse("d128 v256 ffn=swiglu:256 [C3&A2/1 C3]")
-    with pytest.raises(Unsupported, match=r"llama\.cpp does not carry the pattern: layer 0 has parallel mixers"):
+    parallel = Layout.parse("d128 v256 ffn=swiglu:256 [C3&M16 C3]")
+    with pytest.raises(Unsupported, match=r"llama\.cpp does not carry the pattern: layer 0 has two recurrent mixers"):
         plan(options(bed, study=None, layouts=(parallel,)))
 
 

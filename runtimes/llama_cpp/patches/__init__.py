@@ -13,6 +13,9 @@ layer), a convolution in front of attention whose window is a recurrent state, s
 0004-mlstm.patch adds mLSTM on ggml's scan of Mamba-2: a head's decay is sigmoid(f) = exp(-softplus(-f)), its values are
 weighed by the input gate, and one more number a value, always 1, collects the sum of keys.
 
+0005-layers.patch lets a layer read another one's cache or run another one's weights, have a recurrent mixer and
+attention in parallel, or lack a mixer or a feed-forward.
+
 Patches of other distributions' blocks (`nas.runtimes.llama_cpp.kinds`) follow.
 """
 
