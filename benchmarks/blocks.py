@@ -130,6 +130,16 @@ EXAMPLES = {
     ),
 }  # fmt: skip
 
+ARRANGEMENTS = {
+    "shared caches": "d256 v512 ffn=swiglu:512 [A8/4 C3 A8/4(kv=0)*2]",
+    "shared weights": "d256 v512 ffn=swiglu:512 [C3 A8/4 M16 ^0 ^1 ^2]",
+    "parallel mixers": "d256 v512 ffn=swiglu:512 [C3&A8/4 M16&W4/2@32]",
+    "mLSTM, windows and sinks in parallel": "d256 v512 ffn=swiglu:512 [X4&W8/4@32(sink=1)*2]",
+    "layers of one half": "d256 v512 ffn=swiglu:512 [- A8/4+none C3]",
+}
+"""Layouts of known blocks whose layers are put together in other ways."""
+FILES = {name: example.files for name, example in EXAMPLES.items()} | ARRANGEMENTS
+
 MIXERS = {
     "gqa": "A8/4", "gqa with Canon": "A8/4(canon=4)", "swa": "W8/4@512", "mla": "L8/128", "conv": "C3", "mamba2": "M",
     "gdn": "D4", "gla": "G4", "mlstm": "X4",
@@ -181,10 +191,11 @@ def measure_parity(target: str) -> None:
         if (name, "float32", "") not in done:
             say(f"{name}: float32")
             record("parity", [{"block": name, "by": "float32", **float_parity(example)}])
+    for name, text in FILES.items():
         for by in ("llama.cpp f32", "llama.cpp q4_0", "executorch 8da4w"):
             if (name, by, target) not in done:
                 say(f"{name}: {by} on {target}")
-                record("parity", [{"block": name, "by": by, "target": target, **file_parity(example, by, target)}])
+                record("parity", [{"block": name, "by": by, "target": target, **file_parity(text, by, target)}])
 
 
 def float_parity(example: Example) -> Row:
@@ -259,13 +270,13 @@ def _error(found: Tensor, wanted: Tensor) -> float:
     return float(f"{float((found - wanted).abs().max() / wanted.abs().max()):.2g}")
 
 
-def file_parity(example: Example, by: str, target: str) -> Row:
+def file_parity(text: str, by: str, target: str) -> Row:
     """Returns error and limit of the equivalence gate, or why the runtime refuses the layout."""
     runtime, _, quantisation = by.partition(" ")
-    layout = Layout.parse(example.files)
+    layout = Layout.parse(text)
     support = RUNTIMES[runtime].supports(layout)
     if not support:
-        return {"layout": example.files, "refused": "; ".join(support.reasons)}
+        return {"layout": text, "refused": "; ".join(support.reasons)}
     place = "host" if target == host_target() else target
     with tempfile.TemporaryDirectory() as folder:
         if runtime == "llama.cpp":
@@ -274,7 +285,7 @@ def file_parity(example: Example, by: str, target: str) -> Row:
         else:
             report = executorch_gate.gate(Path(folder), layout, executorch_build.build(place, log=say))
     return {
-        "layout": example.files,
+        "layout": text,
         "error": digits(report.error),
         "limit": digits(report.limit),
         "passed": bool(report.passed),
@@ -343,8 +354,7 @@ def parity_tables(rows: Sequence[Row]) -> list[str]:
     ways = ("llama.cpp f32", "llama.cpp q4_0", "executorch 8da4w")
     for target in targets:
         lines = [
-            (name, f"`{example.files}`", *(_gate(files.get((name, by, target))) for by in ways))
-            for name, example in EXAMPLES.items()
+            (name, f"`{text}`", *(_gate(files.get((name, by, target))) for by in ways)) for name, text in FILES.items()
         ]
         parts += [f"### Files on {target}: error / limit", table(("block", "layout", *ways), lines)]
     return parts

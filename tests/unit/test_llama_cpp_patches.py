@@ -84,9 +84,15 @@ def test_removed_file(tmp_path: Path) -> None:
 
 
 def test_patches_are_packaged_and_named() -> None:
-    names = ["0001-hilnas.patch", "0002-linear-attention.patch", "0003-latent-attention.patch", "0004-mlstm.patch"]
+    names = [
+        "0001-hilnas.patch",
+        "0002-linear-attention.patch",
+        "0003-latent-attention.patch",
+        "0004-mlstm.patch",
+        "0005-layers.patch",
+    ]
     assert [path.name for path in patch_files()] == names
-    assert len(patch_hashes()) == 4
+    assert len(patch_hashes()) == 5
 
 
 def test_only_source_files_are_touched() -> None:
