@@ -92,6 +92,9 @@ def take(browser: Browser, origin: str, study: str, scheme: Literal["light", "da
         page.goto(origin + path, wait_until="networkidle")
         if name == "study":
             page.locator("#panels[data-live=yes]").wait_for()
+        if name == "launch":
+            page.get_by_role("button", name="Check the space only").click()
+            page.wait_for_load_state("networkidle")
         height = min(TALLEST, page.evaluate("document.documentElement.scrollHeight"))
         page.set_viewport_size({"width": SIZE["width"], "height": height})
         file = FOLDER / f"{name}-{scheme}.png"
@@ -119,7 +122,7 @@ def pages(study: str, best: list[int], devices: list[str], families: list[str]) 
         yield "device", f"/devices/{devices[0]}"
     if families:
         yield "family", f"/families/{families[0]}"
-    yield "launch", "/launch"
+    yield "launch", f"/launch?like={study}"
 
 
 if __name__ == "__main__":

@@ -32,7 +32,20 @@ def space_yaml(space: SearchSpace) -> str:
     for role in ("mixers", "ffn"):
         data[role] = {block["kind"]: _short_knobs(block.get("knobs", {})) for block in data[role]}
     data["model"] = _short_knobs(data["model"])
-    return yaml.safe_dump({"v": 1} | data, sort_keys=False, width=110, allow_unicode=True, default_flow_style=None)
+    return yaml.dump(
+        {"v": 1} | data, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True, default_flow_style=None
+    )
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes text of several lines as such, after `|`."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)
 
 
 def _short_knobs(knobs: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 // The visitor's choices: axes and switches are in the page's controls, the rest is here; all of them are in the URL.
 export const AXES = ["x1", "y1", "x2", "y2", "x3", "y3"];
-const SWITCHES = ["infeasible", "incomplete"];
+const SWITCHES = ["infeasible", "incomplete", "far"];
 
 export class Choice {
   constructor(controls, data) {
@@ -21,6 +21,11 @@ export class Choice {
   get keys() {
     const objectives = this.data.axes.filter((axis) => axis.objective).map((axis) => axis.key);
     return [...new Set([...objectives, ...AXES.map((name) => this.key(name)), ...this.ranges.keys()])];
+  }
+
+  // Whether the axes leave out what is far from the front: not where the visitor asked for more trials.
+  get near() {
+    return SWITCHES.every((name) => !this.controls[name].checked);
   }
 
   // Replaces the URL, without a new entry in the history.

@@ -1,5 +1,5 @@
 // Mouse and keys in a panel: hovering shows details, a click opens a trial, dragging selects, Ctrl and the wheel zoom, a
-// double click shows all; with the keyboard + and - zoom, arrows move, 0 shows all.
+// double click shows the whole panel; with the keyboard + and - zoom, arrows move, 0 shows the whole panel.
 import { label, show } from "./plotting.js";
 
 // Zoom factor, and the shares of the panel to move right and down.
@@ -52,7 +52,7 @@ function nearest(panel, left, top) {
   const { cloud: [xs, ys], page: { data, shown }, plot: { bbox } } = panel;
   const reach = REACH * devicePixelRatio;
   const [x, y] = [bbox.left + left * devicePixelRatio, bbox.top + top * devicePixelRatio];
-  const far = ({ values }) => Math.hypot(panel.at(values, "x") - x, panel.at(values, "y") - y);
+  const far = (point) => Math.hypot(...panel.place(point).map((at, i) => at - [x, y][i]));
   const [first] = [...data.front, ...data.references].filter((each) => far(each) < reach).sort((a, b) => far(a) - far(b));
   const trial = xs.findIndex((at, i) => shown[i] && Math.hypot(at - x, ys[i] - y) < reach / 2);
   return first ?? (trial < 0 ? null : { trial });

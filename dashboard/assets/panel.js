@@ -1,9 +1,10 @@
 // One panel: a study's trials over two axes. The front and the references are drawn over the cloud of all trials.
 import uPlot from "./uplot.esm.js";
 import { gestures } from "./gestures.js";
-import { axis, colour, extent, label, sizeOf, stroke } from "./plotting.js";
+import { axis, colour, extent, label, show, sizeOf, stroke } from "./plotting.js";
 
 const SIDES = ["x", "y"];
+const ARROWS = { x: { "-1": "←", 1: "→" }, y: { "-1": "↑", 1: "↓" } };
 
 export class Panel {
   // `page` has the study's `data`, the visitor's `choice`, and the masks `shown` and `picked`.
@@ -26,10 +27,10 @@ export class Panel {
       ...sizeOf(this.box), ...gestures(this), legend: { show: false }, series: [{}, { show: false }], scales: { x, y },
       axes: SIDES.map((side, i) => axis(side, names[i], logs[i])),
     }, [[1, 2], [1, 2]], this.box);
-    this.box.setAttribute("aria-label", `${names[1]} over ${names[0]}: arrow keys move, + and - zoom, 0 shows all`);
+    this.box.setAttribute("aria-label", `${names[1]} over ${names[0]}: arrow keys move, + and - zoom, 0 shows the whole panel`);
   }
 
-  range = (side) => this.zoomed[side] ?? extent(this.page, this.keys[side]);
+  range = (side) => this.zoomed[side] ?? extent(this.page, this.keys[side], this.page.near);
 
   // Shows new data, another part of the axes, or another selection.
   update() {
@@ -39,6 +40,16 @@ export class Panel {
 
   // Returns the position of a point, or of an end of its interval, in canvas pixels; NaN if not known.
   at = (ends, side) => this.plot.valToPos(ends[this.keys[side]] ?? NaN, side, true);
+
+  // Returns where a point is drawn: a reference outside of the panel at its edge.
+  place({ name, values }) {
+    const { left, top, width, height } = this.plot.bbox;
+    const [edge, ends] = [10 * uPlot.pxRatio, [[left, left + width], [top, top + height]]];
+    return SIDES.map((side, i) => {
+      const [[from, to], at] = [ends[i], this.at(values, side)];
+      return !name || (from <= at && at <= to) ? at : Math.min(Math.max(at, from + edge), to - edge);
+    });
+  }
 
   draw() {
     const { plot: { ctx: context, bbox: area }, page: { data } } = this;
@@ -51,6 +62,7 @@ export class Panel {
     for (const point of [...data.front, ...data.references]) this.drawPoint(context, point);
     this.drawLines(context, area);
     this.drawCorner(context, area);
+    this.drawOutside(context, area);
     context.restore();
   }
 
@@ -100,6 +112,19 @@ export class Panel {
     context.fillText(text, right ? left + width - room : left + room, up ? top + 2 * room : top + height - room);
   }
 
+  // Says how many complete trials the axes leave out, in the corner opposite to the best one.
+  drawOutside(context, { left, top, width, height }) {
+    const { cloud: [xs, ys], page: { data, shown, near } } = this;
+    const beyond = (at, from, size) => at < from || at > from + size;
+    const references = data.references.map(({ trial }) => trial);
+    const out = xs.filter((x, i) => shown[i] && !references.includes(i) && data.statuses[data.status[i]] === "complete" && (beyond(x, left, width) || beyond(ys[i], top, height)));
+    if (!near || !out.length || this.zoomed.x) return;
+    const [right, up] = SIDES.map((side) => data.axis(this.keys[side]).direction === "max");
+    const room = 8 * uPlot.pxRatio;
+    context.textAlign = right ? "left" : "right";
+    context.fillText(`${out.length} complete outside`, right ? left + room : left + width - room, up ? top + height - room : top + 2 * room);
+  }
+
   // Budgets, and the ends of selected ranges.
   drawLines(context, { left, top, width, height }) {
     const { choice: { ranges }, data } = this.page;
@@ -115,26 +140,38 @@ export class Panel {
     }
   }
 
-  // A dot for a trial of the front, hollow where it is only tied with it, or a reference's star; with 95 % intervals.
-  drawPoint(context, { trial, on, name, values, low, high }) {
-    const [x, y] = SIDES.map((side) => this.at(values, side));
+  // A dot for a trial of the front, hollow where it is only tied with it, or a reference's star; with 95 % intervals. A
+  // reference outside of the panel is an arrow head at its edge, with its figures.
+  drawPoint(context, point) {
+    const { trial, on, name, values, low, high } = point;
+    const [x, y] = this.place(point);
+    const outside = SIDES.map((side, i) => Math.sign(Math.round(this.at(values, side) - [x, y][i])));
     context.globalAlpha = name || this.page.picked[trial] ? 1 : 0.25;
     context.strokeStyle = colour(name ? "ink" : "hue-1");
     context.fillStyle = on === false ? colour("ground") : context.strokeStyle;
     stroke(context, [[this.at(low, "x"), y], [this.at(high, "x"), y]]);
     stroke(context, [[x, this.at(low, "y")], [x, this.at(high, "y")]]);
     context.beginPath();
-    if (name) star(context, x, y, 8 * uPlot.pxRatio);
+    if (outside.some(Boolean)) arrow(context, x, y, Math.atan2(outside[1], outside[0]), 8 * uPlot.pxRatio);
+    else if (name) star(context, x, y, 8 * uPlot.pxRatio);
     else context.arc(x, y, 4 * uPlot.pxRatio, 0, 2 * Math.PI);
     context.fill();
     context.stroke();
     if (!name) return;
-    const [{ left, top, width }, near] = [this.plot.bbox, 60 * uPlot.pxRatio]; // its name stays inside
-    const [align, up] = [x < left + near ? "left" : x > left + width - near ? "right" : "center", y < top + near / 2 ? -22 : 12];
-    context.textAlign = align;
     context.font = `${11 * uPlot.pxRatio}px system-ui`;
-    context.fillText(name, x, y - up * uPlot.pxRatio);
+    const figures = SIDES.map((side, i) => outside[i] && ` ${ARROWS[side][outside[i]]} ${show(values[this.keys[side]])}`).filter(Boolean);
+    const text = name + figures.join("");
+    const [{ left, top, width }, near] = [this.plot.bbox, context.measureText(text).width / 2]; // it stays inside
+    const [align, up] = [x < left + near ? "left" : x > left + width - near ? "right" : "center", y < top + 30 * uPlot.pxRatio ? -22 : 12];
+    context.textAlign = align;
+    context.fillText(text, x, y - up * uPlot.pxRatio);
   }
+}
+
+// Adds the path of an arrow head around a place, which points at an angle from the x axis.
+function arrow(context, x, y, angle, radius) {
+  for (const turn of [0, 2.4, -2.4]) context.lineTo(x + radius * Math.cos(angle + turn), y + radius * Math.sin(angle + turn));
+  context.closePath();
 }
 
 // Adds the path of a star of five points whose centre is the place that it marks.

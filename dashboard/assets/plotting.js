@@ -11,19 +11,25 @@ export function show(value) {
   return Number.isFinite(value) ? `${Number((value / (size || 1)).toPrecision(4))}${prefix}` : "–";
 }
 
-// Returns the ends of an axis: of all shown values, and of its budget if that is near.
-export const extent = (page, key) => (page.extents[key] ??= extentOf(page, key));
+// Returns the ends of an axis: of the front, the published reference and its budget if that is near; of all other values that
+// are shown too, or only those no further away than the former are from each other.
+export const extent = (page, key, near = false) => (page.extents[key + near] ??= extentOf(page, key, near));
 
-function extentOf({ data, choice, shown }, key) {
+function extentOf({ data, choice, shown }, key, near) {
   const [log, { budget }, column] = [choice.log.has(key), data.axis(key), data.values[key]];
   let [low, high] = [Infinity, -Infinity];
   const take = (value) => {
     if (value < low && (value > 0 || !log)) low = value;
     if (value > high) high = value;
   };
-  for (let i = 0; i < column.length; i++) if (shown[i]) take(column[i]);
-  const marked = [...data.front, ...data.references].flatMap(({ values, low, high }) => [values, low, high]);
-  marked.forEach((ends) => take(ends[key] ?? NaN));
+  const ends = (points) => points.flatMap(({ values, low, high }) => [values, low, high].map((each) => each[key] ?? NaN));
+  const others = data.references.filter(({ name }) => name !== "published");
+  ends([...data.front, ...data.references.filter((each) => !others.includes(each))]).forEach(take);
+  const scaled = log ? Math.log : Number;
+  const [from, to] = [scaled(low), scaled(high)];
+  const kept = near && from < to ? (value) => Math.abs(scaled(value) - (from + to) / 2) <= 1.5 * (to - from) : () => true;
+  for (let i = 0; i < column.length; i++) if (shown[i] && kept(column[i])) take(column[i]);
+  ends(others.filter(({ values }) => kept(values[key] ?? NaN))).forEach(take);
   if (!(low <= high)) return log ? [1, 10] : [0, 1];
   if (budget !== null && Math.abs(budget - (low + high) / 2) < 1.5 * (high - low)) take(budget);
   const room = log ? (high / low) ** 0.05 * 1.001 : 0.05 * (high - low) || 0.05 * Math.abs(high) || 1;

@@ -49,7 +49,7 @@ class StudyPage {
   show(how = "update") {
     const { choice, data } = this;
     choice.write();
-    Object.assign(this, choice.masks(), { extents: {} });
+    Object.assign(this, choice.masks(), { extents: {}, near: choice.near });
     byId("picked").textContent = choice.ranges.size ? `${this.layers[2][1].length} of ${data.trials} trials selected` : "";
     this.showRows();
     for (const each of [...this.panels, this.parallel]) each[how]();

@@ -119,6 +119,7 @@ class PageState(BaseModel):
     log: list[str] = Field(description="axes with a logarithmic scale")
     infeasible: bool = Field(description="whether trials that break a budget are shown")
     incomplete: bool = Field(description="whether stopped and running trials are shown")
+    far: bool = Field(description="whether axes reach to what is far from the front")
     place: str | None = Field(description="device and runtime whose figures are shown; null: per axis")
     pick: list[RangeView]
 
@@ -488,6 +489,7 @@ def page_state(axes: Sequence[AxisView], query: Mapping[str, str]) -> PageState:
         log=[axis_of(key, axes) for key in _parts(query, "log")],
         infeasible=_flag(query, "infeasible"),
         incomplete=_flag(query, "incomplete"),
+        far=_flag(query, "far"),
         place=place_of(query.get("place") or None, axes),
         pick=[_range(part, axes) for part in _parts(query, "pick")],
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from playwright.sync_api import BrowserContext, Page, expect
 from recorded_study import add_recorded_study
 from release_lab import CONTENT, write_family
 from store_support import add_device
-from study_page import show, state
+from study_page import show, state, until
 
 from nas.dashboard.local_server import dashboard_here
 from nas.store import calibrations
@@ -99,10 +100,11 @@ def test_names_of_references_stay_inside_their_panel(page: Page, recorded: str) 
       window.drawn = [];
       const fill = CanvasRenderingContext2D.prototype.fillText;
       CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
-        if (["attention", "published"].includes(text)) {
+        const [name] = text.split(" ");
+        if (["attention", "published"].includes(name)) {
           const { width } = this.measureText(text), { a } = this.getTransform();
           const left = { left: 0, center: -width / 2, right: -width }[this.textAlign];
-          window.drawn.push([text, (x + left) * a, (x + left + width) * a, y, this.canvas.width]);
+          window.drawn.push([name, (x + left) * a, (x + left + width) * a, y, this.canvas.width]);
         }
         return fill.apply(this, arguments);
       };
@@ -115,6 +117,18 @@ def test_names_of_references_stay_inside_their_panel(page: Page, recorded: str) 
     right = max(box[1] for box in boxes)
     for text, start, end, y, _ in drawn:
         assert left <= start and end <= right and y > top, text
+
+
+def test_a_reference_far_from_the_front_is_at_the_edge_until_it_is_asked_for(page: Page, recorded: str) -> None:
+    show(page, f"{recorded}/studies/recorded")
+    attention = "page.data.references.find(({ name }) => name === 'attention')"
+    outside = f"page.panels[0].at({attention}.values, 'y') - page.panels[0].place({attention})[1]"
+    value = f"{attention}.values[page.panels[0].keys.y]"
+    assert state(page, outside) > 0 and state(page, f"{value} < page.panels[0].range('y')[0]")
+    page.get_by_label("What is far from the front").check()
+    expect(page).to_have_url(re.compile("far=1"))
+    until(page, f"{value} > page.panels[0].range('y')[0]")
+    assert state(page, outside) == 0
 
 
 def test_trials_are_filtered_and_fit_a_phone(page: Page, recorded: str) -> None:

@@ -69,6 +69,17 @@ def test_a_study_without_complete_trials_is_drawn_too(report: dict[str, Any], tm
     assert png.stat().st_size > 0
 
 
+def test_what_is_far_from_the_front_does_not_squeeze_it(report: dict[str, Any], tmp_path: Path) -> None:
+    far = {"name": "attention", "objectives": {"quality": 0.2, "latency": 330, "memory": 90}}
+    report["references"].append(far)
+    report["ranking"].append(row(4, 0.3, 300, 50))
+    words = re.findall(r">([^<>]+)</text>", draw_front(report, tmp_path)[1].read_text())
+    assert {"attention \u2193 0.2", "attention \u2192 90 \u2193 0.2", "attention \u2191 90"} <= set(words)
+    assert words.count("2 complete outside") == 2 and words.count("1 complete outside") == 1  # trial 3 is slow
+    ticks = [float(word) for word in words if re.fullmatch(r"[01]\.\d+", word)]
+    assert min(ticks) > 0.9
+
+
 def test_a_reference_that_is_not_measured_yet_is_left_out(report: dict[str, Any], tmp_path: Path) -> None:
     report["references"].append({"name": "attention", "objectives": {"quality": None, "latency": 330, "memory": 60}})
     _, svg = draw_front(report, tmp_path)
