@@ -80,8 +80,11 @@ _LARGER = ("d256 v512 ffn=swiglu:768 [C3 A4/2 C3 A4/2]", "d512 v8192 ffn=swiglu:
 _STEPS = 12
 _RUN_S = 3600.0
 MERGES: dict[str, MergeSettings] = {
-    method: MergeSettings(method=method, density=density)
-    for method, density in (("soup", 1.0), ("task-arithmetic", 1.0), ("ties", 0.5), ("dare-ties", 0.5), ("della", 0.5))
+    "soup": MergeSettings(method="soup"),
+    "task-arithmetic": MergeSettings(method="task-arithmetic"),
+    "ties": MergeSettings(method="ties", density=0.5),
+    "dare-ties": MergeSettings(method="dare-ties", density=0.5),
+    "della": MergeSettings(method="della", density=0.5, epsilon=0.5),
 }
 
 

@@ -5,26 +5,28 @@ from __future__ import annotations
 from typing import Annotated
 
 import anyio
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Query
+from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
 from nas.analysis.snapshot import Snapshots
-from nas.api.types import StudyName
-from nas.dashboard.access import PageAccess
+from nas.api.studies import MarkRequest, mark_trial
+from nas.api.types import StudyName, TrialNumber
+from nas.core.errors import InvalidInput
+from nas.dashboard.access import Form, PageAccess, back_from
 from nas.dashboard.pages import answer, page_route
+from nas.store.rows import Role
 from nas.store.store import Store
 from nas.views.candidate import MOST, Forecasts, candidate_views, comparison_view
 from nas.web.off_loop import off_loop
 
-_LAST = 2**31 - 1
-Number = Annotated[int, Path(ge=0, le=_LAST)]
-Numbers = Annotated[list[Annotated[int, Query(ge=0, le=_LAST)]], Query(alias="trial", max_length=MOST)]
+Numbers = Annotated[list[Annotated[int, Query(ge=0, le=2**31 - 1)]], Query(alias="trial", max_length=MOST)]
 _NONE: list[int] = []
 
 
 def candidate_router(store: Store, snapshots: Snapshots, access: PageAccess) -> APIRouter:
-    """Returns the pages.
+    """Returns the pages, and the action that marks a trial.
 
     Args:
         store: the database.
@@ -32,21 +34,27 @@ def candidate_router(store: Store, snapshots: Snapshots, access: PageAccess) -> 
         access: authenticates visitors.
     """
     router = APIRouter(prefix="/studies/{name}", route_class=page_route(access), include_in_schema=False)
+    operate = access.posted(Role.OPERATE)
     forecasts, fitting = Forecasts(snapshots), anyio.Lock()
 
     # The last decorator is the first route: '{number}' would take '3.json', too.
     @router.get("/trials/{number}")
     @router.get("/trials/{number}.json")
-    def show_candidate(request: Request, name: StudyName, number: Number) -> Response:
+    def show_candidate(request: Request, name: StudyName, number: TrialNumber) -> Response:
         return answer("candidate.html", request, candidate_views(store, snapshots.get(name), [number])[0])
 
     @router.get("/trials/{number}/forecasts")
     @router.get("/trials/{number}/forecasts.json")
-    async def show_forecasts(request: Request, name: StudyName, number: Number) -> Response:
+    async def show_forecasts(request: Request, name: StudyName, number: TrialNumber) -> Response:
         # Waiting for a fit must not take one of the few threads that serve all requests.
         async with fitting:
             view = await off_loop(forecasts.of_trial, name, number)
         return answer("forecasts.html", request, view)
+
+    @router.post("/trials/{number}/mark")
+    def mark(name: StudyName, number: TrialNumber, form: Form = operate) -> Response:
+        mark_trial(store, name, number, _marks(form))
+        return back_from(form, f"/studies/{name}/trials/{number}")
 
     @router.get("/compare")
     @router.get("/compare.json")
@@ -54,3 +62,11 @@ def candidate_router(store: Store, snapshots: Snapshots, access: PageAccess) -> 
         return answer("compare.html", request, comparison_view(store, snapshots.get(name), numbers))
 
     return router
+
+
+def _marks(form: Form) -> MarkRequest:
+    try:
+        return MarkRequest(star="star" in form, tags=form.get("tags", "").split(), note=form.get("note", ""))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InvalidInput(first["msg"], where=str(first["loc"][0])) from None

@@ -41,6 +41,7 @@ from nas.store.store import Store
 from nas.study.events import (
     CALIBRATED,
     LAUNCHED,
+    MARKED,
     QUALITY,
     RESCORED,
     TOLD,
@@ -205,6 +206,10 @@ class StudyLog:
     def append(self, event: Event) -> None:
         """Adds the next event."""
         what = event.payload.get("what")
+        if what == MARKED:  # by a person, at any time
+            self.last = event.id
+            self.notes.append(event)
+            return
         if self.launched and what != LAUNCHED:
             self.elapsed_s += event.at - self.at
         self.launched = self.launched or what == LAUNCHED

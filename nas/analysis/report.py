@@ -30,6 +30,7 @@ from nas.store import results, studies
 from nas.store.rows import StudyState
 from nas.store.store import Store
 from nas.study.estimate import Estimate, estimate_left
+from nas.study.events import Marked, marks
 
 _COUNTED = ("complete", "infeasible", "stopped", "failed", "cancelled")
 _WITH_MEASUREMENTS = ("front", "ranking", "references", "noisy")
@@ -131,10 +132,11 @@ def study_table(study: StudySnapshot) -> tuple[list[str], list[Row]]:
     """
     ranked = {each.trial: each for each in ranking(study)}
     references = {each.trial.number: reference for reference, each in study.record.references.items()}
+    written = marks(study.record.log.notes)
     rows: list[Row] = []
     for number, each in study.records.items():
         place: Row = {name: getattr(ranked.get(number), name, None) for name in ("rank", "hv_contribution", "p_front")}
-        rows.append(_trial(each, references.get(number)) | place | measured(each))
+        rows.append(_trial(each, references.get(number)) | place | _marked(written.get(number)) | measured(each))
     return [*dict.fromkeys(column for row in rows for column in row)], rows
 
 
@@ -195,7 +197,8 @@ def axes_table(study: StudySnapshot) -> tuple[list[str], Iterator[Row]]:
     feasible = study.feasible().tolist()
     names = [f"{axis.key} [{axis.unit}]" if axis.unit else axis.key for axis in study.axes]
     values = [rounded(study.values(axis.key)).tolist() for axis in study.axes]
-    fixed = "trial state origin rung feasible noisy on_front p_front operator reason layout"
+    fixed = "trial state origin rung feasible noisy on_front p_front operator reason layout star tags note"
+    written = marks(study.record.log.notes)
 
     def rows() -> Iterator[Row]:
         for i, each in study.records.items():
@@ -212,9 +215,17 @@ def axes_table(study: StudySnapshot) -> tuple[list[str], Iterator[Row]]:
                 "operator": each.trial.operator,
                 "reason": status.reason,
                 "layout": each.layout.format(),
+                **_marked(written.get(i)),
             } | {name: column[i] for name, column in zip(names, values, strict=True)}
 
     return [*fixed.split(), *names], rows()
+
+
+def _marked(mark: Marked | None) -> Row:
+    """Returns the columns of what people wrote about a trial."""
+    if mark is None:
+        return {"star": 0, "tags": None, "note": None}
+    return {"star": int(mark.star), "tags": " ".join(mark.tags) or None, "note": mark.text or None}
 
 
 def measured(each: Record) -> Row:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from nas.api.access import require
-from nas.api.types import EventId, Limit, StudyName, Time, Wait, with_example
+from nas.api.types import ONE_LINE, EventId, Limit, StudyName, Time, Wait, with_example
 from nas.core.device import Device
 from nas.core.errors import InvalidInput
 from nas.core.protocol import AgentName, DeviceId
@@ -95,7 +95,6 @@ _SUMMARIES: dict[DeviceOrder, str] = {
     "release": "Take a device back from quarantine, bad health or removal",
     "check": "Have a device pass a health check again",
 }
-_ONE_LINE = r"^[^\x00-\x1f\x7f]*$"
 After = Annotated[str, Query(max_length=160, description="`next` of the previous page")]
 DeviceOrder = Literal["drain", "resume", "quarantine", "release", "check"]
 
@@ -296,8 +295,8 @@ class LabelRequest(BaseModel):
         extra="forbid", json_schema_extra={"examples": [{"note": "new battery in May", "tags": ["fast"]}]}
     )
 
-    name: str | None = Field(None, max_length=64, pattern=_ONE_LINE, description="to show beside the id")
-    note: str | None = Field(None, max_length=500, pattern=_ONE_LINE)
+    name: str | None = Field(None, max_length=64, pattern=ONE_LINE, description="to show beside the id")
+    note: str | None = Field(None, max_length=500, pattern=ONE_LINE)
     tags: list[Tag] | None = Field(None, max_length=20, description="beside those of its host")
 
 
@@ -306,7 +305,7 @@ class Reason(BaseModel):
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"reason": "battery swollen"}]})
 
-    reason: str = Field("", max_length=500, pattern=_ONE_LINE)
+    reason: str = Field("", max_length=500, pattern=ONE_LINE)
 
 
 def devices_router(store: Store, access: Access) -> APIRouter:

@@ -14,15 +14,17 @@ from nas.analysis.report import Row, csv_parts, finite, measurements_table, parq
 from nas.analysis.snapshot import Snapshots
 from nas.api.access import require
 from nas.api.submissions import Order, Submission, SubmissionState, SubmittedStudies, without_accept_noise
-from nas.api.types import EventId, Limit, StudyName, Time, Wait, with_example
+from nas.api.types import ONE_LINE, EventId, Limit, StudyName, Time, TrialNumber, Wait, with_example
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.trial import EventKind
+from nas.devices.attachments import Tag
 from nas.farm.agent_api import Access, guarded
 from nas.search_spaces.yaml_text import MAX_CHARACTERS
-from nas.store import events, pages
+from nas.store import events, pages, studies, trials
 from nas.store.pages import StudySummary
 from nas.store.rows import ApiToken, Role, StudyState
 from nas.store.store import Store
+from nas.study.events import MARKED, Marked, notes
 from nas.web import events as following
 from nas.web.errors import documented
 from nas.web.events import Streams, next_page, wants_stream
@@ -74,6 +76,30 @@ class SubmitRequest(BaseModel):
     @classmethod
     def _of_earlier_versions(cls, data: Any) -> Any:
         return without_accept_noise(data)
+
+
+class MarkRequest(BaseModel):
+    """What people write about a trial; only what is given changes, and an empty text or list removes it."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"star": True, "tags": ["candidate"], "note": "try on the old phone"}]},
+    )
+
+    star: bool | None = None
+    tags: list[Tag] | None = Field(None, max_length=20)
+    note: str | None = Field(None, max_length=500, pattern=ONE_LINE)
+
+
+class TrialMark(BaseModel):
+    """What people wrote about a trial."""
+
+    model_config = with_example(trial=12, star=True, tags=["candidate"], note="for old phones")
+
+    trial: int
+    star: bool
+    tags: list[str]
+    note: str
 
 
 class SubmissionView(BaseModel):
@@ -219,6 +245,13 @@ def studies_router(
     def show_measurements(name: StudyName, format: TableFormat = "json") -> Response:
         return _table(name, "measurements", measurements_table(snapshots.get(name)), format)
 
+    @router.post(
+        "/{name}/trials/{number}/mark", summary="Star, tag and note a trial", dependencies=[operate],
+        responses=documented(404),
+    )  # fmt: skip
+    def mark(name: StudyName, number: TrialNumber, wanted: MarkRequest) -> TrialMark:
+        return mark_trial(store, name, number, wanted)
+
     def steer(order: Order) -> None:
         summary = f"{order.capitalize()} a study"
 
@@ -256,6 +289,27 @@ def studies_router(
         return await next_page(fetch, after, wait_s)
 
     return router
+
+
+def mark_trial(store: Store, study: str, number: int, wanted: MarkRequest) -> TrialMark:
+    """Sets the marks of a trial that are given, and returns all of them.
+
+    Raises:
+        UnknownName: no such study, or no such trial.
+    """
+    id = studies.find_id(store, study)
+    trials.get(store, id, number)
+    before = [mark for mark in notes(events.notes(store, id, MARKED), Marked) if mark.trial == number]
+    old = before[-1] if before else Marked(number, star=False, tags=(), text="")
+    new = Marked(
+        number,
+        star=old.star if wanted.star is None else wanted.star,
+        tags=old.tags if wanted.tags is None else tuple(dict.fromkeys(wanted.tags)),
+        text=old.text if wanted.note is None else wanted.note.strip(),
+    )
+    if new != old:
+        events.append(store, id, new.to_json())
+    return TrialMark(trial=number, star=new.star, tags=list(new.tags), note=new.text)
 
 
 def _table(study: str, what: str, table: tuple[list[str], list[Row]], format: TableFormat) -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import Query
+from fastapi import Path, Query
 from pydantic import ConfigDict, Field
 
 MAX_PAGE = 500
@@ -13,6 +13,8 @@ Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description="most entries of a p
 EventId = Annotated[int, Query(ge=0, lt=1 << 53, description="id of the last known event")]
 Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT_S, description="longest wait for an event, seconds")]
 Time = Annotated[float, Field(description="seconds since the epoch, by the coordinator's clock")]
+ONE_LINE = r"^[^\x00-\x1f\x7f]*$"
+TrialNumber = Annotated[int, Path(ge=0, le=2**31 - 1)]
 StudyName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 

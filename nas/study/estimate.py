@@ -39,6 +39,7 @@ from nas.store.rows import Study, Trial
 from nas.store.store import Store
 from nas.study.events import (
     CORPUS,
+    MARKED,
     AnchorsChosen,
     CorpusUsed,
     Launched,
@@ -221,7 +222,8 @@ def estimate_left(store: Store, study: Study, workers: int | None = None) -> Est
         _read_others(store, durations, study.id)
     ids = dict(calibrated_devices(log))
     estimator = _Estimator(store, space, corpus, ids, workers or os.cpu_count() or 1, durations)
-    running_s = elapsed(log)[-1] + max(0.0, store.now() - log[-1].at)
+    newest = max(event.at for event in log if event.payload.get("what") != MARKED)
+    running_s = elapsed(log)[-1] + max(0.0, store.now() - newest)
     progress = _progress(space, rows, log, launched[-1].trials, running_s / 3600)
     return estimator.estimate(progress, estimator.pace(progress, results.stage_seconds(store, study.id), running_s))
 

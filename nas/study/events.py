@@ -36,6 +36,7 @@ QUALITY = "quality"
 RESCORED = "rescored"
 ANCHORS = "anchors"
 SPENT = "spent"
+MARKED = "marked"
 
 UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError)
 """What reading malformed JSON raises, beside `InvalidInput`."""
@@ -328,6 +329,33 @@ class Spent(Note):
     seconds: float
 
 
+@dataclass(frozen=True)
+class Marked(Note):
+    """What a person wrote about a trial, at any time. The newest of a trial is valid; the log has the earlier ones.
+
+    Args:
+        trial: number.
+        star: whether the trial has one.
+        tags: words.
+        text: a note.
+    """
+
+    what: ClassVar[str] = MARKED
+    trial: int
+    star: bool
+    tags: tuple[str, ...]
+    text: str
+
+    def to_json(self) -> Json:
+        """See `Note`."""
+        return {**super().to_json(), "tags": list(self.tags)}
+
+    @classmethod
+    def from_json(cls, payload: Mapping[str, Any]) -> Self:
+        """See `Note`."""
+        return cls(payload["trial"], payload["star"], tuple(payload["tags"]), payload["text"])
+
+
 def all_events(store: Store, study: int) -> list[Event]:
     """Reads the whole log of a study, oldest first."""
     log: list[Event] = []
@@ -339,6 +367,12 @@ def all_events(store: Store, study: int) -> list[Event]:
 def notes(log: Iterable[Event], kind: type[NoteType]) -> list[NoteType]:
     """Returns the notes of one class, oldest first."""
     return [note for event in log if (note := kind.read(event.payload)) is not None]
+
+
+def marks(log: Iterable[Event]) -> dict[int, Marked]:
+    """Returns trial -> what people wrote about it, of those with a star, a tag or a note."""
+    newest = {mark.trial: mark for mark in notes(log, Marked)}
+    return {trial: mark for trial, mark in newest.items() if mark.star or mark.tags or mark.text}
 
 
 def calibrated_devices(log: Iterable[Event]) -> list[tuple[str, str]]:
@@ -353,13 +387,16 @@ def protocols(log: Iterable[Event]) -> set[int]:
 
 
 def elapsed(log: Sequence[Event]) -> list[float]:
-    """Returns the seconds that an orchestrator had run at each event: from each launch to the event before the next."""
-    total, begun, found = 0.0, False, []
-    for before, event in zip([None, *log], log, strict=False):
-        launched = event.payload.get("what") == LAUNCHED
-        if begun and before is not None and not launched:
-            total += event.at - before.at
-        begun = begun or launched
+    """Returns the seconds that an orchestrator had run at each event: from each launch to the event before the next.
+
+    Marks are no work of an orchestrator.
+    """
+    total, begun, at, found = 0.0, False, 0.0, []
+    for event in log:
+        what = event.payload.get("what")
+        if what != MARKED:
+            total += event.at - at if begun and what != LAUNCHED else 0.0
+            begun, at = begun or what == LAUNCHED, event.at
         found.append(total)
     return found
 

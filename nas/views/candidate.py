@@ -32,7 +32,7 @@ from nas.runtimes.base import Artifact
 from nas.store import artifacts, results
 from nas.store.rows import Result
 from nas.store.store import Store
-from nas.study.events import CorpusUsed, notes
+from nas.study.events import CorpusUsed, Marked, marks, notes
 from nas.views.layout import LayoutView, align, differs, distances, layer_codes, layout_view
 from nas.views.study import Bounds, bounds_of
 
@@ -242,6 +242,10 @@ class CandidateView(_Frozen):
     state: str
     rung: int | None
     reason: str | None
+    star: bool
+    tags: tuple[str, ...]
+    note: str
+    """What people wrote about it."""
     origin: str
     operator: str | None
     record: dict[str, Any]
@@ -453,6 +457,7 @@ def _view(store: Store, study: StudySnapshot, record: Record) -> CandidateView:
     written = _artifacts(store, record, stored)
     named = {each.trial.number: reference for reference, each in study.record.references.items()}
     corpora = sorted({note.hash for note in notes(study.record.log.notes, CorpusUsed)})
+    mark = marks(study.record.log.notes).get(trial.number) or Marked(trial.number, star=False, tags=(), text="")
     windows = [space.workloads[workload].window for workload in space.measured]
     return CandidateView(
         study=study.name,
@@ -461,6 +466,9 @@ def _view(store: Store, study: StudySnapshot, record: Record) -> CandidateView:
         state=trial.status.state.value,
         rung=trial.status.rung,
         reason=trial.status.reason,
+        star=mark.star,
+        tags=mark.tags,
+        note=mark.text,
         origin=trial.origin,
         operator=trial.operator,
         record={key: value for key, value in (trial.record or {}).items() if key != "layout"},

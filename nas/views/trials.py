@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field
 from nas.analysis.axes import PARAMS_TOTAL, AxisView
 from nas.analysis.snapshot import NONE, STATES, StudySnapshot
 from nas.core.errors import InvalidInput, UnknownName
+from nas.study.events import marks
 from nas.views.study import Bounds, axis_of, bounds_of, place_of, target_names
 
 ROWS = 50
@@ -27,6 +28,8 @@ class TrialQuery(BaseModel):
     state: str | None = Field(None, description="null: any")
     block: str | None = Field(None, description="a kind of block that the layout has; null: any")
     place: str | None = Field(None, description="device and runtime that measured the trial; null: any")
+    starred: bool = Field(False, description="only trials with a star")
+    tag: str | None = Field(None, description="a tag that the trial has; null: any")
     axis: str | None = Field(None, description="key of the axis that `low` and `high` limit")
     low: float | None = None
     high: float | None = None
@@ -38,7 +41,8 @@ class TrialQuery(BaseModel):
         """Returns the query as fields of an address, without the start; defaults are left out."""
         given = self.model_dump(exclude_defaults=True, exclude={"sort", "descending", "start"})
         sort = f"-{self.sort}" if self.descending else self.sort
-        return {name: str(value) for name, value in given.items()} | ({"sort": sort} if sort != RANK else {})
+        texts = {name: "1" if value is True else str(value) for name, value in given.items()}
+        return texts | ({"sort": sort} if sort != RANK else {})
 
 
 class TrialRow(Bounds):
@@ -55,6 +59,9 @@ class TrialRow(Bounds):
     place: int | None = Field(description="rank on the front by hypervolume contribution, from 1; null: not on it")
     tied: bool = Field(description="not on the front, but within the noise of a trial on it")
     p_front: float | None = Field(description="share of draws from the noise in which it is on the front")
+    star: bool
+    tags: list[str]
+    note: str
     layout: str
 
 
@@ -69,6 +76,7 @@ class TrialsView(BaseModel):
     states: list[str] = Field(description="states of some trial")
     blocks: list[str] = Field(description="kinds of blocks of some layout")
     places: list[str] = Field(description="devices and runtimes")
+    tags: list[str] = Field(description="tags of some trial")
     axes: list[AxisView] = Field(description="all axes of the study")
     columns: list[AxisView] = Field(description="axes with a column")
     rows: list[TrialRow]
@@ -96,6 +104,8 @@ def trial_query(study: StudySnapshot, query: Mapping[str, str]) -> TrialQuery:
         state=_one_of(query, "state", STATES),
         block=_one_of(query, "block", [kind for _, kind in study.block_roles if kind != NONE]),
         place=place_of(query.get("place") or None, study.axes),
+        starred=query.get("starred") == "1",
+        tag=_one_of(query, "tag", _tags(study)),
         axis=axis and axis_of(axis, study.axes),
         low=low,
         high=high,
@@ -131,12 +141,17 @@ def trials_view(study: StudySnapshot, query: Mapping[str, str]) -> TrialsView:
         states=[state for code, state in enumerate(STATES) if code in seen],
         blocks=[kind for (_, kind), any_ in zip(study.block_roles, present, strict=True) if any_ and kind != NONE],
         places=target_names(study.axes),
+        tags=_tags(study),
         axes=study.axes,
         columns=columns,
         rows=[*_rows(study, found[start : start + ROWS].tolist(), columns)],
         previous=max(0, start - ROWS) if start else None,
         next=start + ROWS if start + ROWS < len(found) else None,
     )
+
+
+def _tags(study: StudySnapshot) -> list[str]:
+    return sorted({tag for mark in marks(study.record.log.notes).values() for tag in mark.tags})
 
 
 def _one_of(query: Mapping[str, str], name: str, known: list[str] | tuple[str, ...]) -> str | None:
@@ -171,6 +186,10 @@ def _matching(study: StudySnapshot, wanted: TrialQuery) -> NDArray[np.bool_]:
     if wanted.place is not None:
         taken = np.array([study.values(axis.key) for axis in study.axes if axis.place == wanted.place])
         kept &= np.isfinite(taken).any(axis=0)
+    if wanted.starred or wanted.tag is not None:
+        written = marks(study.record.log.notes).values()
+        found = [mark.trial for mark in written if mark.star >= wanted.starred and wanted.tag in (None, *mark.tags)]
+        kept &= np.isin(np.arange(len(table)), found)
     if wanted.axis is not None:
         values = study.values(wanted.axis)
         kept &= np.isfinite(values)  # a limit is not kept by what is not known
@@ -208,11 +227,13 @@ def _columns(study: StudySnapshot, wanted: TrialQuery) -> list[AxisView]:
 def _rows(study: StudySnapshot, trials: list[int], columns: list[AxisView]) -> Iterator[TrialRow]:
     placed = {row.trial: (rank, row) for rank, row in enumerate(study.front, 1)}
     references = {record.trial.number: name for name, record in study.record.references.items()}
+    written = marks(study.record.log.notes)
     known = bounds_of(study, trials, [axis.key for axis in columns])
     for number, bounds in zip(trials, known, strict=True):
         record = study.records[number]
         status = record.trial.status
         rank, row = placed.get(number, (None, None))
+        mark = written.get(number)
         yield TrialRow(
             trial=number,
             name=f"{references[number]} reference" if number in references else f"trial {number}",
@@ -225,6 +246,9 @@ def _rows(study: StudySnapshot, trials: list[int], columns: list[AxisView]) -> I
             place=rank if row is not None and row.on else None,
             tied=row is not None and not row.on,
             p_front=row.p_front if row is not None else 0.0 if number in study.counted else None,
+            star=bool(mark and mark.star),
+            tags=list(mark.tags) if mark else [],
+            note=mark.text if mark else "",
             layout=record.layout.format(),
             **bounds,
         )

@@ -73,11 +73,11 @@ def make_farm(folder: Path) -> Farm:
     lab.service.farm.runners.admit(runner, folder)
     space = parse_space(space_text(), "space.yaml").model_dump(mode="json")
     study = studies.create(lab.store, "mine", space, seed=0, version="0").id
-    trials.propose(lab.store, study, [proposal(128)])
+    (trial,) = trials.propose(lab.store, study, [proposal(128)])
     names: dict[str, object] = {
         "agent": "host", "device": "box", "job": job.id, "epoch": job.epoch, "sha256": stored.sha256, "failure": None,
         "devices": said["devices"], "id": "box", "name": "mine", "study": "mine", "space": space_text(),
-        "token": agents.issue_token(lab.store),
+        "token": agents.issue_token(lab.store), "number": trial.number,
     }  # fmt: skip
     names_at: dict[str, dict[str, object]] = {
         "/v1/agents/enrol": {"agent": "newcomer"}, "/v1/agents/{name}/revoke": {"name": "spare"},

@@ -41,6 +41,7 @@ OPERATIONS = {
     ("get", "/v1/studies/{name}/events"): Role.READ,
     ("get", "/v1/studies/{name}/trials"): Role.READ,
     ("get", "/v1/studies/{name}/measurements"): Role.READ,
+    ("post", "/v1/studies/{name}/trials/{number}/mark"): Role.OPERATE,
 }  # fmt: skip
 
 
@@ -68,7 +69,7 @@ def test_every_operation_has_a_role_that_is_tested(shared: Lab) -> None:
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
 def test_lower_roles_and_strangers_are_refused(shared: Lab, method: str, path: str) -> None:
     needed = OPERATIONS[method, path]
-    address = path.format(id="box", name="none")
+    address = path.format(id="box", name="none", number=0)
     body = {"json": {"study": "none", "space": ""}} if (method, path) == ("post", "/v1/studies") else {}
     stranger = shared.client(None).request(method, address, **body)
     assert "nas token create" in refusal(stranger, 401, "unauthenticated")

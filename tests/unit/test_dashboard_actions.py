@@ -10,9 +10,10 @@ import pytest
 from api_lab import space_text
 from dashboard_lab import HOST, HTML, OURS, DashboardLab, Inputs, all_routes
 from fastapi.testclient import TestClient
+from test_dashboard_study import filled
 
 from nas.dashboard.access import LOOPBACK_HOSTS, AccessRules
-from nas.store import devices, studies
+from nas.store import devices, events, studies
 from nas.store.rows import DeviceLabels, DeviceState, Health, Role, StudyState
 
 ROUTES = all_routes()
@@ -34,20 +35,21 @@ FIELDS = {"study": "new", "space": space_text(), "reason": "for a test", "next":
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[DashboardLab]:
     made = DashboardLab(tmp_path)
-    made.study()
+    filled(made)
     yield made
     made.process.end()
 
 
 def path_of(action: str) -> str:
     """Of an action on something that is there."""
-    return action.replace("{name}", "study").replace("{id}", "box")
+    return action.replace("{name}", "study").replace("{id}", "box").replace("{number}", "0")
 
 
 def everything(lab: DashboardLab) -> Any:
     """What actions change."""
     kept = [(row.name, row.state, row.desired_state) for row in studies.all(lab.store)]
-    return kept, devices.all(lab.store), devices.history(lab.store, "box"), lab.submitted.not_begun()
+    newest = [events.newest(lab.store, row.id) for row in studies.all(lab.store)]
+    return kept, newest, devices.all(lab.store), devices.history(lab.store, "box"), lab.submitted.not_begun()
 
 
 def test_there_is_no_other_way_to_change_something_than_to_post() -> None:
@@ -114,6 +116,45 @@ def test_studies_are_paused_resumed_and_stopped(lab: DashboardLab) -> None:
         for path in ("/studies/study", "/studies/study/now"):
             own = Inputs(visitor.page(path).text)
             assert own.actions == shown.actions and own.fields["next"] == "/studies/study"
+
+
+def test_a_trial_gets_a_star_tags_and_a_note(lab: DashboardLab) -> None:
+    visitor, path = lab.visitor(Role.OPERATE), "/studies/study/trials/3"
+    answer = visitor.post(f"{path}/mark", star="on", tags="small small for-old-phones", note=" <b>try it ")
+    assert answer.headers["Location"] == path
+    assert visitor.post("/studies/study/trials/5/mark", tags="small").status_code == 303
+    marked = visitor.client.get(f"{path}.json").json()
+    assert (marked["star"], marked["tags"], marked["note"]) == (True, ["small", "for-old-phones"], "<b>try it")
+    page = visitor.page(path).text
+    assert "&lt;b&gt;try it" in page and Inputs(page).fields["tags"] == "small for-old-phones"
+
+    def found(**query: str) -> list[int]:
+        return [row["trial"] for row in visitor.client.get("/studies/study/trials.json", params=query).json()["rows"]]
+
+    assert found(starred="1") == [3] and sorted(found(tag="small")) == [3, 5]
+    assert found(tag="small", starred="1", state="complete") == [3]
+    listed = visitor.page("/studies/study/trials?tag=small").text
+    assert listed.count("★") == 1 and "2 of 8 trials match" in listed
+    assert visitor.client.get("/studies/study/trials?tag=none").status_code == 404
+    rows = visitor.client.get("/studies/study/trials.csv").text.splitlines()
+    assert "star,tags,note" in rows[0] and ",1,small for-old-phones,<b>try it," in rows[4]
+
+
+def test_marks_are_changed_and_removed(lab: DashboardLab) -> None:
+    visitor, path = lab.visitor(Role.OPERATE), "/studies/study/trials/3"
+    before = visitor.client.get("/studies/study.json").json()
+    assert visitor.post(f"{path}/mark", tags="a", note="b").status_code == 303
+    count = events.newest(lab.store, studies.find_id(lab.store, "study"))
+    assert visitor.post(f"{path}/mark", tags="a", note="b").status_code == 303
+    assert events.newest(lab.store, studies.find_id(lab.store, "study")) == count, "nothing has changed"
+    for wrong in ({"tags": "<b>"}, {"tags": "a" * 33}, {"note": "n" * 501}, {"note": "a\nb"}):
+        assert visitor.post(f"{path}/mark", **wrong).status_code == 422
+    assert visitor.post("/studies/study/trials/99/mark", star="on").status_code == 404
+    assert visitor.post(f"{path}/mark").status_code == 303
+    marked = visitor.client.get(f"{path}.json").json()
+    assert (marked["star"], marked["tags"], marked["note"]) == (False, [], "")
+    after = visitor.client.get("/studies/study.json").json()
+    assert after["front"] == before["front"]
 
 
 def test_what_makes_no_sense_is_said(lab: DashboardLab) -> None:

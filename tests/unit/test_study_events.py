@@ -23,6 +23,7 @@ from nas.study.events import (
     CorpusUsed,
     Expected,
     Launched,
+    Marked,
     Note,
     PointTold,
     QualityKnown,
@@ -33,6 +34,7 @@ from nas.study.events import (
     calibrated_devices,
     elapsed,
     ending,
+    marks,
     notes,
     stored_space,
 )
@@ -59,6 +61,7 @@ STORED: list[tuple[type[Note], dict[str, Any]]] = [
     (AnchorsChosen, {"what": "anchors", "layouts": [LAYOUT.to_json()]}),
     (Rescored, {"what": "rescored", "quality": QUALITY, "per_seed": {"100": 1.0, "101": 0.5}}),
     (Spent, {"what": "spent", "stage": "propose", "seconds": 0.25}),
+    (Marked, {"what": "marked", "trial": 3, "star": True, "tags": ["small"], "text": "try it"}),
 ]
 
 
@@ -73,6 +76,23 @@ def test_payloads_are_stored_as_ever(kind: type[Note], payload: dict[str, Any]) 
 
 def test_every_note_is_listed_here() -> None:
     assert {kind for kind, _ in STORED} == set(Note.__subclasses__())
+
+
+def mark(trial: int, *tags: str, star: bool = False, text: str = "") -> dict[str, Any]:
+    return Marked(trial, star=star, tags=tags, text=text).to_json()
+
+
+def test_the_newest_mark_of_a_trial_is_valid_and_an_empty_one_removes_it() -> None:
+    written = log(mark(1, "old"), mark(2, star=True), mark(1, "new", text="why"), mark(2))
+    assert marks(written) == {1: Marked(1, star=False, tags=("new",), text="why")}
+
+
+def test_marks_take_no_time_of_a_study() -> None:
+    launched = Launched(5).to_json()
+    worked = log(launched, {"what": "other"}, {"what": "other"})
+    marked = log(launched, {"what": "other"}, {"what": "other"}, mark(1), mark(1, "days-later"))
+    assert elapsed(worked) == [0.0, 10.0, 20.0]
+    assert elapsed(marked) == [0.0, 10.0, 20.0, 20.0, 20.0]
 
 
 def log(*payloads: dict[str, Any], seconds: float = 10.0) -> list[Event]:
