@@ -162,7 +162,7 @@ export class Panel {
     const figures = SIDES.map((side, i) => outside[i] && ` ${ARROWS[side][outside[i]]} ${show(values[this.keys[side]])}`).filter(Boolean);
     const text = name + figures.join("");
     const [{ left, top, width }, near] = [this.plot.bbox, context.measureText(text).width / 2]; // it stays inside
-    const [align, up] = [x < left + near ? "left" : x > left + width - near ? "right" : "center", y < top + 30 * uPlot.pxRatio ? -22 : 12];
+    const [align, up] = [x < left + near ? "left" : x > left + width - near ? "right" : "center", y < top + 30 * uPlot.pxRatio ? (figures.length ? -36 : -22) : 12];
     context.textAlign = align;
     context.fillText(text, x, y - up * uPlot.pxRatio);
   }
