@@ -17,6 +17,7 @@ from nas.dashboard.access import Form, PageAccess, back_from
 from nas.dashboard.pages import answer, page, page_route
 from nas.store.rows import Role
 from nas.store.store import Store
+from nas.views.log import log_view
 from nas.views.study import effects_view, front_file, points_json, studies_view, study_view
 from nas.views.trials import ROWS, trials_view
 
@@ -66,6 +67,11 @@ def study_router(store: Store, snapshots: Snapshots, access: PageAccess) -> APIR
     @router.get("/trials.json")
     def show_trials(request: Request, name: StudyName) -> Response:
         return answer("trials.html", request, trials_view(snapshots.get(name), request.query_params), rows=ROWS)
+
+    @router.get("/log")
+    @router.get("/log.json")
+    def show_log(request: Request, name: StudyName) -> Response:
+        return answer("log.html", request, log_view(store, snapshots.get(name)))
 
     @router.get("/front.json")
     def export_front(name: StudyName) -> Response:

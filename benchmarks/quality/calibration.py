@@ -21,7 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ _FIRST_SEED = 1000
 _ATTENTION = ("gqa", "swa", "mla")
 _MUCH_ATTENTION = 1 / 3
 """Share of layers with attention from which on a layout is in the family of much attention."""
+_BETWEEN_SEEDS = 2
 _DRAWS, _SIMULATED = 500, 20
 _LEAST_CEILING = 0.1
 """Ceiling below which the order of the scores is that of noise, and a share of it says nothing."""
@@ -343,6 +344,7 @@ def report(plan: Plan, known: Mapping[str, Mapping[str, Any]]) -> str:
     for name, (part, within) in groups.items():
         rows.append({"pairs": name, "layouts": str(len(part.short))} | _tau(agreement(part, within)))
     alone = _alone(plan, known, next(iter(found.values())), complete, scores.long.mean(1))
+    alone += _between(plan, known, next(iter(found.values())), complete, scores.long.mean(1))
     return f"{said}{markdown(rows)}\n{markdown(alone)}\n{markdown(_scores(plan, complete, scores))}"
 
 
@@ -391,6 +393,26 @@ def _alone(
                 "tau with the long quality": f"{kendall(scores, long, pairs):.2f}",
             }
         )  # fmt: skip
+    return rows
+
+
+def _between(
+    plan: Plan, known: Mapping[str, Mapping[str, Any]], scale: QualityScale, layouts: Sequence[str], long: Floats
+) -> list[dict[str, str]]:
+    """Returns how recorded trainings of lengths between the protocol's and the long ones order the layouts."""
+    rows, pairs = [], ~np.eye(len(layouts), dtype=bool)
+    for times in range(2, plan.times):
+        other = replace(plan, times=times, seeds=_BETWEEN_SEEDS)
+        if other.long_jobs(plan.published)[0].key in known and set(layouts) <= set(complete_layouts(other, known)):
+            scores = measured(other, known, scale, layouts).long
+            costs = [sum(known[job.key]["cpu_seconds"] for job in other.long_jobs(each)) for each in layouts]
+            rows.append(
+                {
+                    "one training": f"{times} times the steps of the last rung, {_BETWEEN_SEEDS} fresh seeds",
+                    "CPU s": f"{np.mean(costs):.1f}",
+                    "tau with the long quality": f"{kendall(scores.mean(1), long, pairs):.2f}",
+                }
+            )  # fmt: skip
     return rows
 
 
@@ -446,7 +468,7 @@ def main() -> None:
     else:
         text = report(plan, recorded(RECORDED))
         if options.page:
-            fill(options.page, "calibration", text)
+            fill(options.page, f"calibration-{options.times}", text)
         else:
             print(text, end="")
 

@@ -10,11 +10,10 @@ import typer
 
 from nas.cli.options import INTERRUPTED
 from nas.cli.output import say
-from nas.client import Json, UsersClient, part
+from nas.client import UsersClient, part
 from nas.core.errors import InfrastructureFailed
-from nas.study.events import QUALITY, RESCORED
+from nas.study.events import event_line
 
-_QUALITIES = (QUALITY, RESCORED)
 _WAIT_S = 20.0
 _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 
@@ -33,7 +32,7 @@ def follow(client: UsersClient, study: str, after: int | None = None) -> str:
     try:
         for page in _pages(client, study, after):
             for event in page["events"]:
-                if line := event_line(event):
+                if line := event_line(event["trial"], event["kind"], event["payload"]):
                     say(line)
             if page["state"] != state:
                 state = page["state"]
@@ -44,31 +43,6 @@ def follow(client: UsersClient, study: str, after: int | None = None) -> str:
         say(f"to stop it:         nas study stop {study} --server {client.url}")
         raise typer.Exit(INTERRUPTED) from None
     return state
-
-
-def event_line(event: Json) -> str | None:
-    """Formats an event as a line; None for events without information for users."""
-    trial, kind, payload = event["trial"], event["kind"], event["payload"]
-    subject = "study" if trial is None else f"trial {trial}"
-    if trial is not None and kind == "progress" and payload.get("what") in _QUALITIES:
-        return f"{subject}: {_quality(payload)}"
-    if kind in ("study", "progress"):
-        if trial is None and payload.get("reason"):
-            return f"{subject}: {payload.get('state')}: {payload['reason']}"
-        message = payload.get("message")
-        return f"{subject}: {payload.get('what')}: {message}" if message else None
-    details = [f"rung {payload['rung']}"] if "rung" in payload else []
-    details += [str(payload["reason"])] if payload.get("reason") else []
-    return f"{subject}: {kind} ({', '.join(details)})" if details else f"{subject}: {kind}"
-
-
-def _quality(payload: Json) -> str:
-    """Formats a quality, such as 'quality 1.021 ± 0.012 (rung short, 2 seeds)'."""
-    known = payload["quality"]
-    value, sd, seeds = known["value"], known.get("sd"), known.get("n_seeds")
-    what = ", ".join([f"rung {known['rung']}", *([f"{seeds} seed{'s' if seeds > 1 else ''}"] if seeds else [])])
-    fresh = " on fresh seeds" if payload["what"] == RESCORED else ""
-    return f"quality{fresh} {value:.4g}{f' ± {sd:.2g}' if sd else ''} ({what})"
 
 
 def _pages(client: UsersClient, study: str, after: int | None) -> Iterator[dict[str, Any]]:

@@ -36,6 +36,13 @@ def since(store: Store, study: int, after: int = 0, *, limit: int = 1000) -> lis
         return [_event(row) for row in rows]
 
 
+def latest(store: Store, study: int, limit: int) -> list[Event]:
+    """Returns the newest events, at most `limit`, oldest first."""
+    query = select(event).where(event.c.study == study).order_by(event.c.id.desc()).limit(limit)
+    with store.read() as connection:
+        return [_event(row) for row in reversed(connection.execute(query).all())]
+
+
 def newest(store: Store, study: int) -> int:
     """Returns the id of the study's newest event; 0 before the first."""
     with store.read() as connection:

@@ -375,6 +375,36 @@ def marks(log: Iterable[Event]) -> dict[int, Marked]:
     return {trial: mark for trial, mark in newest.items() if mark.star or mark.tags or mark.text}
 
 
+def event_line(trial: int | None, kind: str, payload: Mapping[str, Any]) -> str | None:
+    """Formats an event as a line; None for events without information for users.
+
+    Args:
+        trial: its number; None: of the study as a whole.
+        kind: of the event.
+        payload: as stored.
+    """
+    subject = "study" if trial is None else f"trial {trial}"
+    if trial is not None and kind == "progress" and payload.get("what") in (QUALITY, RESCORED):
+        return f"{subject}: {_quality(payload)}"
+    if kind in ("study", "progress"):
+        if trial is None and payload.get("reason"):
+            return f"{subject}: {payload.get('state')}: {payload['reason']}"
+        message = payload.get("message")
+        return f"{subject}: {payload.get('what')}: {message}" if message else None
+    details = [f"rung {payload['rung']}"] if "rung" in payload else []
+    details += [str(payload["reason"])] if payload.get("reason") else []
+    return f"{subject}: {kind} ({', '.join(details)})" if details else f"{subject}: {kind}"
+
+
+def _quality(payload: Mapping[str, Any]) -> str:
+    """Formats a quality, such as 'quality 1.021 ± 0.012 (rung short, 2 seeds)'."""
+    known = payload["quality"]
+    value, sd, seeds = known["value"], known.get("sd"), known.get("n_seeds")
+    what = ", ".join([f"rung {known['rung']}", *([f"{seeds} seed{'s' if seeds > 1 else ''}"] if seeds else [])])
+    fresh = " on fresh seeds" if payload["what"] == RESCORED else ""
+    return f"quality{fresh} {value:.4g}{f' ± {sd:.2g}' if sd else ''} ({what})"
+
+
 def calibrated_devices(log: Iterable[Event]) -> list[tuple[str, str]]:
     """Returns (name in the space, id) of the devices that took part, in the order of the log."""
     found = (event.payload for event in log if event.payload.get("what") == CALIBRATED)

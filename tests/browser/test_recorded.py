@@ -59,6 +59,7 @@ def page(context: BrowserContext, watched: Watched, recorded: str) -> Page:
         ("/studies/recorded", "recorded"),
         ("/studies/recorded/trials", "Trials of recorded"),
         ("/studies/recorded/trials/0", "Published"),
+        ("/studies/recorded/log", "Log"),
         ("/studies/recorded/trials/2", "Trial 2"),
         ("/studies/recorded/trials/60", "Trial 60"),
         ("/studies/recorded/compare?trial=0&trial=60&trial=61", "trial 60"),

@@ -62,6 +62,23 @@ def told(visitor: TestClient, query: str = "") -> Any:
     return answer.json()
 
 
+def test_the_log_has_the_lines_of_follow_newest_first(lab: LiveLab, visitor: TestClient) -> None:
+    study = filled(lab)
+    events.append(lab.store, study, {"what": "warning", "message": "<b>slow"})
+    view = visitor.get("/studies/study/log.json").json()
+    assert (view["study"], view["over"], view["earlier"]) == ("study", False, False)
+    assert [line["text"] for line in view["lines"][:3]] == [
+        "study: warning: <b>slow",
+        "trial 7: proposed",
+        "trial 6: infeasible (=HYPERLINK(1))",
+    ]
+    assert [line["id"] for line in view["lines"]] == sorted((line["id"] for line in view["lines"]), reverse=True)
+    page = visitor.get("/studies/study/log", headers=HTML).text
+    assert "&lt;b&gt;slow" in page and 'data-refresh="3"' in page
+    assert '<a href="/studies/study/trials/6">trial 6</a>: infeasible' in page
+    assert 'href="/studies/study/log"' in visitor.get("/studies/study", headers=HTML).text
+
+
 def test_the_twin_says_what_the_page_shows(lab: LiveLab, visitor: TestClient) -> None:
     study = filled(lab)
     trials.add_event(
