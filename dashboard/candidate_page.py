@@ -21,8 +21,10 @@ from nas.store.store import Store
 from nas.views.candidate import MOST, Forecasts, candidate_views, comparison_view
 from nas.web.off_loop import off_loop
 
-Numbers = Annotated[list[Annotated[int, Query(ge=0, le=2**31 - 1)]], Query(alias="trial", max_length=MOST)]
-_NONE: list[int] = []
+_COMPARED = r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63}/)?[0-9]{1,9}$"
+"""NUMBER, or STUDY/NUMBER."""
+Compared = Annotated[list[Annotated[str, Query(pattern=_COMPARED)]], Query(alias="trial", max_length=MOST)]
+_NONE: list[str] = []
 
 
 def candidate_router(store: Store, snapshots: Snapshots, access: PageAccess) -> APIRouter:
@@ -58,8 +60,12 @@ def candidate_router(store: Store, snapshots: Snapshots, access: PageAccess) -> 
 
     @router.get("/compare")
     @router.get("/compare.json")
-    def show_comparison(request: Request, name: StudyName, numbers: Numbers = _NONE) -> Response:
-        return answer("compare.html", request, comparison_view(store, snapshots.get(name), numbers))
+    def show_comparison(request: Request, name: StudyName, compared: Compared = _NONE) -> Response:
+        named = [each.rpartition("/") for each in compared]
+        numbers = [int(number) for study, _, number in named if study in ("", name)]
+        others = [(snapshots.get(study), int(number)) for study, _, number in named if study not in ("", name)]
+        view = comparison_view(store, snapshots.get(name), numbers, others)
+        return answer("compare.html", request, view, most=MOST)
 
     return router
 

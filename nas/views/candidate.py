@@ -21,7 +21,7 @@ from nas.core.layout import Layout
 from nas.core.measurement import ClockName, Figure, Measurement, Repetition
 from nas.core.metrics import METRICS
 from nas.core.quality_config import QualityConfig
-from nas.core.scoring import BudgetCheck, MeasurementKey, check_budgets, log_sd, measurement_keys
+from nas.core.scoring import PUBLISHED, BudgetCheck, MeasurementKey, check_budgets, log_sd, measurement_keys
 from nas.core.space import Objective, SearchSpace
 from nas.core.stats import Z95
 from nas.core.workload import Workload
@@ -320,7 +320,13 @@ class ComparisonView(_Frozen):
     """Several candidates, compared with the first."""
 
     study: str
+    """Of the first candidate."""
     candidates: tuple[CandidateView, ...]
+    """Names of those of other studies begin with the study's."""
+    contexts: tuple[int, ...]
+    """Tokens for which all candidates' caches are known."""
+    apart: tuple[str, ...]
+    """Why figures of other studies have rows of their own."""
     rows: tuple[LayerRow, ...]
     figures: tuple[FigureRow, ...]
     evaluations: tuple[EvaluationRow, ...]
@@ -371,25 +377,81 @@ def candidate_views(store: Store, study: StudySnapshot, numbers: Sequence[int]) 
     return [_view(store, study, study.records[number]) for number in numbers]
 
 
-def comparison_view(store: Store, study: StudySnapshot, numbers: Sequence[int]) -> ComparisonView:
+def comparison_view(
+    store: Store, study: StudySnapshot, numbers: Sequence[int], others: Sequence[tuple[StudySnapshot, int]] = ()
+) -> ComparisonView:
     """Compares some trials, in the order asked for.
+
+    Figures of different studies share a row where they were measured on the same device by the same build, protocol and
+    workload, and qualities where both studies have the same ladder and published reference.
+
+    Args:
+        store: the database.
+        study: of the first trials.
+        numbers: of its trials.
+        others: trials of other studies.
 
     Raises:
         InvalidInput: too few, too many, or one twice.
         UnknownName: no such trial.
     """
-    if not FEWEST <= len(numbers) <= MOST or len(set(numbers)) < len(numbers):
-        raise InvalidInput(f"tick {FEWEST} to {MOST} different trials to compare, not {list(numbers)}", where="trial")
+    wanted = [*numbers, *(f"{other.name}/{number}" for other, number in others)]
+    if not FEWEST <= len(wanted) <= MOST or len(set(wanted)) < len(wanted):
+        raise InvalidInput(f"tick {FEWEST} to {MOST} different trials to compare, not {wanted}", where="trial")
     candidates = candidate_views(store, study, numbers)
+    apart: list[str] = []
+    for other, number in others:
+        (found,) = candidate_views(store, other, [number])
+        candidates.append(_of_another_study(found, other, study, candidates, apart))
     layouts = [Layout.parse(each.layout.text) for each in candidates]
     rows = [LayerRow(layers=row, differs=differs(layouts, row)) for row in align(layouts)]
     return ComparisonView(
         study=study.name,
         candidates=tuple(candidates),
+        contexts=_common([[cost.context for cost in each.layout.contexts] for each in candidates]),
+        apart=tuple(dict.fromkeys(apart)),
         rows=tuple(rows),
         figures=tuple(_figures(candidates)),
         evaluations=tuple(_compared_evaluations(candidates)),
     )
+
+
+def _common(lists: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    return tuple(each for each in lists[0] if all(each in other for other in lists))
+
+
+def _of_another_study(
+    view: CandidateView, own: StudySnapshot, study: StudySnapshot, before: Sequence[CandidateView], apart: list[str]
+) -> CandidateView:
+    """Returns the view of a trial of the study `own`; what was measured otherwise than in `before` has other names.
+
+    Args:
+        view: of the trial.
+        own: its study.
+        study: the comparison's.
+        before: candidates that it is compared with.
+        apart: gets the reasons.
+    """
+
+    def measured(each: MeasurementView) -> tuple[object, ...]:
+        return each.device_id, each.build, each.protocol, each.workload
+
+    known = {each.place: measured(each) for candidate in before for each in candidate.places}
+    places = []
+    for each in view.places:
+        if known.get(each.place, measured(each)) != measured(each):
+            apart.append(f"{each.name}: {own.name} measured it by another device, build, protocol or workload")
+            place = each.place._replace(workload=f"{each.place.workload} of {own.name}")
+            each = each.model_copy(update={"place": place})
+        places.append(each)
+    evaluations = view.evaluations
+    references = [space.references.layouts()[PUBLISHED] for space in (own.space, study.space)]
+    if own.space.quality != study.space.quality or references[0] != references[1]:
+        why = "another ladder or another published reference, so its scores are on another scale"
+        apart.append(f"quality: {own.name} has {why}")
+        evaluations = tuple(each.model_copy(update={"rung": f"{each.rung} of {own.name}"}) for each in evaluations)
+    name = f"{own.name} {view.name}"
+    return view.model_copy(update={"name": name, "places": tuple(places), "evaluations": evaluations})
 
 
 def trainings(

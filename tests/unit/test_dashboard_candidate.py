@@ -147,7 +147,9 @@ def test_forecasts_are_a_part_of_a_page(client: TestClient) -> None:
         ("/studies/study/trials/-1", 422), ("/studies/study/trials/x.json", 422),
         ("/studies/study/trials/99999999999999999999", 422), ("/studies/study/trials/" + "9" * 5000, 422),
         ("/studies/%3Cb%3E/trials/0", 422), ("/studies/study/compare", 422), ("/studies/study/compare?trial=0", 422),
-        ("/studies/study/compare?trial=0&trial=0", 422), ("/studies/study/compare.json?trial=0&trial=77", 404),
+        ("/studies/study/compare?trial=0&trial=0", 422),
+        ("/studies/study/compare?trial=0&trial=study/0", 422), ("/studies/study/compare?trial=0&trial=nobody/0", 404),
+        ("/studies/study/compare?trial=0&trial=../0", 422), ("/studies/study/compare.json?trial=0&trial=77", 404),
         ("/studies/study/compare?" + "&".join(f"trial={n}" for n in range(7)), 422),
     ],
 )  # fmt: skip
@@ -173,7 +175,7 @@ def test_stored_text_is_never_markup(bed: Bed, template: str) -> None:
         update={"name": HOSTILE, "reason": HOSTILE, "operator": HOSTILE, "note": HOSTILE, "places": (place,)}
     )
     view = hostile if template == "candidate.html" else comparison.model_copy(update={"candidates": (hostile, hostile)})
-    found = Page(_templates.get_template(template).render(view=view, visitor=None, path="/"))
+    found = Page(_templates.get_template(template).render(view=view, visitor=None, path="/", most=6))
     harmless(found)
     assert HOSTILE.lower() in found.text.lower()
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from live_lab import LiveLab
+from study_support import tiny_space
 from test_dashboard_access import HTML, OPEN, client
 from test_dashboard_pages import LOOPBACK, Page
 from test_dashboard_study import TWO, filled
@@ -168,3 +169,32 @@ def test_a_candidate_says_its_place_its_neighbours_and_what_is_before_and_after_
     assert f"Place {rows[3]['place']} of 5 on the front" in page.text
     links = [named.get("href") for tag, named in page.tags if tag == "a"]
     assert {"/studies/study/trials/2", "/studies/study/trials/4", "/studies/study/trials"} <= set(links)
+
+
+def test_trials_of_several_studies_are_compared(lab: LiveLab, visitor: TestClient) -> None:
+    filled(lab)
+    same = lab.study("same")
+    lab.complete(same, 1.25, 0.4, 0.4)
+    quality = tiny_space().quality.model_dump(exclude_unset=True) | {"lr": 0.5}
+    other = lab.study("other", quality=quality)
+    lab.complete(other, 0.9, 0.3, 0.3)
+
+    def compared(*trials: str) -> Any:
+        answer = visitor.get("/studies/study/compare.json", params={"trial": list(trials)})
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    alike = compared("1", "same/0")
+    assert [each["name"] for each in alike["candidates"]] == ["trial 1", "same trial 0"] and alike["apart"] == []
+    latency = next(row for row in alike["figures"] if row["metric"] == "latency")
+    assert [each["value"] for each in latency["figures"]] == [0.5, 0.4] and latency["ratios"][1]["value"] < 1
+    assert next(row for row in alike["evaluations"] if not row["group"])["differences"][1] == pytest.approx(0.25)
+
+    unlike = compared("1", "study/2", "other/0")
+    (why,) = unlike["apart"]
+    assert why.startswith("quality: other has another ladder")
+    totals = [row for row in unlike["evaluations"] if not row["group"]]
+    assert [row["values"] for row in totals] == [[1.0, 1.1, None], [None, None, 0.9]]
+    page = visitor.get("/studies/study/compare?trial=1&trial=other/0", headers=HTML).text
+    assert "on another scale" in page and 'href="/studies/other/trials/0"' in page
+    assert 'name="trial" value="other/0"' in page and 'compare.json?trial=1&trial=other/0"' in page
