@@ -433,14 +433,15 @@ def _of_another_study(
         apart: gets the reasons.
     """
 
-    def measured(each: MeasurementView) -> tuple[object, ...]:
-        return each.device_id, each.build, each.protocol, each.workload
+    def measured(each: MeasurementView) -> dict[str, object]:
+        return {"device": each.device_id, "build": each.build, "protocol": each.protocol, "workload": each.workload}
 
     known = {each.place: measured(each) for candidate in before for each in candidate.places}
     places = []
     for each in view.places:
-        if known.get(each.place, measured(each)) != measured(each):
-            apart.append(f"{each.name}: {own.name} measured it by another device, build, protocol or workload")
+        met = known.get(each.place, measured(each))
+        if differing := [f"another {name}" for name, value in measured(each).items() if met[name] != value]:
+            apart.append(f"{each.name}: {own.name} has {' and '.join(differing)}")
             place = each.place._replace(workload=f"{each.place.workload} of {own.name}")
             each = each.model_copy(update={"place": place})
         places.append(each)

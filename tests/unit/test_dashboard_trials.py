@@ -197,4 +197,4 @@ def test_trials_of_several_studies_are_compared(lab: LiveLab, visitor: TestClien
     assert [row["values"] for row in totals] == [[1.0, 1.1, None], [None, None, 0.9]]
     page = visitor.get("/studies/study/compare?trial=1&trial=other/0", headers=HTML).text
     assert "on another scale" in page and 'href="/studies/other/trials/0"' in page
-    assert 'name="trial" value="other/0"' in page and 'compare.json?trial=1&trial=other/0"' in page
+    assert 'name="trial" value="other/0"' in page and 'compare.json?trial=1&amp;trial=other/0"' in page
