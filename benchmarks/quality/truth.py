@@ -3,8 +3,8 @@
     python -m benchmarks.quality.truth run [--seeds 4] [--minutes M]      trains what is missing
     python -m benchmarks.quality.truth report [--page docs/measured/truth.md]
 
-With --only, --task-lr and --task-steps both look at some orderings under another protocol. Of N times the steps of tasks,
-the parts of the page are called verdicts-N and trainings-N.
+With --only, --task-lr and --task-steps both look at some orderings under another protocol. With N times the steps, the
+parts of the page are called verdicts-N and trainings-N.
 
 Each ordering is two layouts, the evaluation groups in which one is known to be better, and the source that says so. All
 layouts are narrowed and trained by `PROTOCOL`, two seeds in one pass. The verdict is *right* or *wrong* where the mean
