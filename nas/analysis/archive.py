@@ -22,6 +22,7 @@ from nas.core.layout import Layout
 from nas.core.measurement import Figure, Measurement
 from nas.core.scoring import PUBLISHED, figures_from_json
 from nas.core.space import SearchSpace
+from nas.devices.attachments import Tag
 from nas.proxy.job import TrainResult
 from nas.proxy.quality import QualityScale
 from nas.runtimes.base import Artifact
@@ -37,6 +38,7 @@ from nas.study.events import (
     CORPUS,
     EXPECTED,
     LAUNCHED,
+    MARKED,
     POINT,
     QUALITY,
     RESCORED,
@@ -173,6 +175,13 @@ class _Spent(_Strict):
     seconds: archive.Seconds
 
 
+class _Marked(_Strict):
+    trial: Count
+    star: bool
+    tags: tuple[Tag, ...] = Field(max_length=20)
+    text: str = Field(max_length=500)
+
+
 class _Failed(_Strict):
     reason: FailureReason
     message: str
@@ -187,7 +196,7 @@ class _Scales(_Strict):
 _NOTES: dict[str, type[_Strict]] = {
     LAUNCHED: _Launched, CALIBRATED: _Calibrated, CORPUS: _CorpusUsed, TOLD: _Told, POINT: _PointTold,
     WARM: _WarmStarted, EXPECTED: _Expected, CLOSED: _Closed, QUALITY: _QualityKnown, SPENT: _Spent,
-    ANCHORS: _AnchorsChosen, RESCORED: _Rescored,
+    ANCHORS: _AnchorsChosen, RESCORED: _Rescored, MARKED: _Marked,
 }  # fmt: skip
 _VALUES: dict[str, type[BaseModel]] = {"export": Artifact, "measure": Measurement, "train": TrainResult}
 _POINT: TypeAdapter[dict[str, float]] = TypeAdapter(dict[str, Coordinate], config=ConfigDict(strict=True))

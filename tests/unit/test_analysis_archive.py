@@ -50,6 +50,8 @@ def genuine() -> list[Line]:
         note(None, what="corpus", hash="c" * 64),
         note(None, what="warm start", studies=[{"study": "first", "layouts": 1}], observations=[told]),
         note(None, what="calibrated", device="local", id="box", runtime="fake", build="b", ms=2.5),
+        {"event": {"trial": None, "kind": "study", "at": 1.8e9,
+                   "payload": {"what": "marked", "trial": 1, "star": True, "tags": ["small"], "text": "try it"}}},
         {"attempt": {"kind": "invalid", "message": "throttled", "at": 1.8e9, "result_key": None, "stage": "measure",
                      "trial": 1, "job": "j.0", "device": "box", "payload": {"t": 90}}},
     ]  # fmt: skip
