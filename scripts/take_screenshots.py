@@ -35,7 +35,7 @@ LOOPBACK, VISITOR = "127.0.0.1", "operator"
 SIZE: ViewportSize = {"width": 1280, "height": 800}
 TALLEST = 2400
 LARGEST_KB = 200
-COLOURS = 96
+COLOURS = 256
 PATIENCE_MS = 120_000
 
 
