@@ -359,6 +359,7 @@ def _member(seed: int, layout: Layout, test: Sequence[Conversation], options: ar
             "steps": each.steps,
             "tokens": each.tokens,
             "seconds": each.seconds,
+            "peak_memory_mb": each.peak_memory_mb,
             "held_out": {Path(name).name: value for name, value in each.held_out.items()},
             "curve": each.curve[:: max(1, len(each.curve) // 20)],
         }

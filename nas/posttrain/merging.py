@@ -256,8 +256,10 @@ def merge(models: Sequence[Path], base: Path | None, settings: MergeSettings, ou
 
         def merged() -> Iterator[Tensor]:
             for name in first.names:
-                tensors = [each.tensor(name) for each in opened]
-                yield merge_tensors(name, tensors, start.tensor(name) if start else None, settings)
+                # Without a name for the list, none of its tensors is left when the next ones are read.
+                yield merge_tensors(
+                    name, [each.tensor(name) for each in opened], start.tensor(name) if start else None, settings
+                )
 
         return write_safetensors(out, planned, merged(), first.metadata)
 

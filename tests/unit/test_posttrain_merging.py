@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from nas.core.errors import InvalidInput
 from nas.nn.primitives import generator_of
-from nas.posttrain.merging import MergeSettings, Method, della_rates, dropped, merge, merge_tensors, trim
+from nas.posttrain.merging import MergeSettings, Method, Shards, della_rates, dropped, merge, merge_tensors, trim
 
 BASED: tuple[Method, ...] = ("task-arithmetic", "ties", "dare-linear", "dare-ties", "della")
 
@@ -96,6 +97,53 @@ def test_random_choices_depend_on_seed_model_and_name() -> None:
     assert not torch.equal(first, merge_tensors("w", [a, b], base, settings.model_copy(update={"seed": 2})))
     same = merge_tensors("w", [a, a], base, settings)
     assert len((same - base).div(a - base).unique().round(decimals=3).unique()) == 3  # 0, 1 or 2 of both are kept
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.3])
+@pytest.mark.parametrize("method", ["dare-linear", "dare-ties", "della"])
+def test_random_drops_are_those_of_the_equations(method: Method, epsilon: float) -> None:
+    """Equations 20 to 23 by loops, from the same uniform numbers."""
+    base, *models = tensors(4)
+    weights, density = [0.5, 0.2, 0.9], 0.6
+    sparse = []
+    for number, model in enumerate(models):
+        task = [a - b for a, b in zip(model.flatten().tolist(), base.flatten().tolist(), strict=True)]
+        uniform = torch.rand(base.shape, generator=generator_of(7, f"{number}:w")).flatten().tolist()
+        own = []
+        for value, chance in zip(task, uniform, strict=True):
+            rank = sum(abs(other) > abs(value) for other in task)
+            drop = 1 - density
+            if method == "della":
+                drop += epsilon * (rank / len(task) - 1 / 2)
+            own.append(0.0 if chance < drop else value / (1 - drop))
+        sparse.append(torch.tensor(own).view_as(base))
+    if method == "dare-linear":
+        expected = base + 0.5 * sparse[0] + 0.2 * sparse[1] + 0.9 * sparse[2]
+    else:
+        expected = torch.tensor(ties_by_loops([base + each for each in sparse], base, weights, 1.0)).view_as(base)
+    settings = MergeSettings(method=method, weights=tuple(weights), density=density, epsilon=epsilon, seed=7)
+    torch.testing.assert_close(merge_tensors("w", models, base, settings), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("count", [3, 30])
+def test_one_tensor_of_each_model_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    for model in range(3):
+        save_file({f"layer.{i}": torch.full((64, 64), float(model + i)) for i in range(count)}, tmp_path / str(model))
+    read = Shards.tensor
+    seen: list[weakref.ref[Tensor]] = []
+    alive: list[int] = []
+
+    def watched(self: Shards, name: str) -> Tensor:
+        found = read(self, name)
+        seen.append(weakref.ref(found))
+        alive.append(sum(each() is not None for each in seen))
+        return found
+
+    monkeypatch.setattr(Shards, "tensor", watched)
+    merge(
+        [tmp_path / "1", tmp_path / "2"], tmp_path / "0", MergeSettings(method="della", density=0.5), tmp_path / "out"
+    )
+    assert len(seen) == 3 * count and max(alive) == 3
 
 
 def test_trim_keeps_the_greatest_magnitudes() -> None:
