@@ -102,7 +102,8 @@ def post_training_table(result: Mapping[str, Any]) -> str:
     times = ", ".join(
         f"`{kind}` {each['tokens']:,} tokens in {each['steps']:,} steps, "
         f"{min(seed['stages'][kind]['seconds'] for seed in stages):.0f} to "
-        f"{max(seed['stages'][kind]['seconds'] for seed in stages):.0f} s"
+        f"{max(seed['stages'][kind]['seconds'] for seed in stages):.0f} s and "
+        f"{max(seed['stages'][kind]['peak_memory_mb'] for seed in stages):.0f} MB"
         for kind, each in next(iter(stages))["stages"].items()
     )
     about = (
