@@ -33,21 +33,23 @@ def decoupled_top_k(logits: Tensor, teacher: TopK, tau: float) -> Tensor:
 
     Args:
         logits: the student's, [..., V].
-        teacher: K < V tokens per position.
+        teacher: K <= V tokens per position.
         tau: temperature of the conditional term, at least 1.
 
     Returns:
         Nats, [...]; never negative but for rounding.
     """
-    normaliser = logits.logsumexp(-1)
     known = logits.gather(-1, teacher.ids)
+    theirs, ours = (teacher.log_p / tau).log_softmax(-1), (known / tau).log_softmax(-1)
+    conditional = (theirs.exp() * (theirs - ours)).sum(-1)
+    if known.shape == logits.shape:  # nothing is outside: ordinary distillation at temperature tau
+        return tau**2 * conditional
+    normaliser = logits.logsumexp(-1)
     # The mass outside is summed: 1 - mass would be rounded to nothing where the prediction is certain.
     outside = logits.scatter(-1, teacher.ids, -torch.inf).logsumexp(-1) - normaliser
     inside = known.logsumexp(-1) - normaliser
     mass = teacher.log_p.logsumexp(-1)
     rest = torch.special.expm1(mass).neg().clamp_min(0)
     member = mass.exp() * (mass - inside) + torch.special.xlogy(rest, rest) - rest * outside
-    theirs, ours = (teacher.log_p / tau).log_softmax(-1), (known / tau).log_softmax(-1)
-    conditional = (theirs.exp() * (theirs - ours)).sum(-1)
     loss: Tensor = member + mass.exp() * tau**2 * conditional
     return loss

@@ -59,6 +59,16 @@ def test_it_is_a_lower_bound_of_the_whole_divergence_and_reaches_it_where_one_to
     assert torch.allclose(bounds[-1], whole)
 
 
+@pytest.mark.parametrize("tau", [1.0, 2.0])
+def test_with_the_whole_vocabulary_it_is_ordinary_distillation(tau: float) -> None:
+    student, teacher = logits(0).requires_grad_(), logits(1)
+    found = decoupled_top_k(student, top_k(teacher, 48), tau)
+    ours, theirs = ((each / tau).log_softmax(-1) for each in (student, teacher))
+    assert torch.allclose(found, tau**2 * F.kl_div(ours, theirs, log_target=True, reduction="none").sum(-1))
+    found.sum().backward()  # type: ignore[no-untyped-call]
+    assert student.grad is not None and student.grad.isfinite().all()
+
+
 def test_it_is_zero_for_the_teacher_itself_and_finite_for_a_sure_one() -> None:
     teacher = logits(1)
     assert decoupled_top_k(teacher, top_k(teacher, 8), 2.0).abs().max() < 1e-12
