@@ -4,7 +4,7 @@ A proxy of four layers holds the kind in every layer (alone), in the first, or i
 trained as a study trains it. A kind is treated fairly where the default's loss is within 0.02 bits per byte of the best
 over learning rates and start values.
 
-    python -m benchmarks.quality.fairness run --widths 64 --seconds 600     # one JSON per training; continues
+    python -m benchmarks.quality.fairness run --widths 64 --seconds 600    # a line of RECORDED per training; continues
     python -m benchmarks.quality.fairness report --page docs/measured/proxies.md
 """
 
@@ -34,7 +34,7 @@ from nas.proxy.corpus import BYTE_VOCAB, refer
 from nas.proxy.job import LmRun, TrainJob
 from nas.proxy.train import train
 
-RESULTS = Path(__file__).parent / "fairness"
+RECORDED = Path(__file__).parents[1] / "recorded" / "fairness.jsonl"
 CONFIG = QualityConfig()
 LIMIT = 0.02
 """Bits per byte by which the default may be behind a kind's own best."""
@@ -45,7 +45,11 @@ KINDS = {
     "gqa, 1 key-value head": "A16/1",
     "gqa, Canon": "A16/8(canon=4)",
     "swa, sinks": "W16/8@1024(sink=1)",
+    "mla": "L16/256",
     "mamba2": "M",
+    "gdn": "D4",
+    "gla": "G4",
+    "mlstm": "X4",
     "conv + moe": "C3+moe:8x2:1536",
     "feed-forward alone": "-",
     "conv & gqa": "C3&A16/8",
@@ -86,13 +90,6 @@ class Training:
     steps: int = STEPS
 
     @property
-    def path(self) -> Path:
-        """Where its result is written."""
-        kind = "-".join(part for part in "".join(c if c.isalnum() else " " for c in self.kind).split())
-        start = f"e{self.start.embedding:g}-r{self.start.residual:g}"
-        return RESULTS / f"{kind}-{self.place}-d{self.width}-lr{self.rate:g}-{start}-{self.steps}-s{self.seed}.json"
-
-    @property
     def cell(self) -> tuple[str, str, int]:
         """What is compared within."""
         return self.kind, self.place, self.width
@@ -117,7 +114,7 @@ def trainings(widths: list[int], seeds: list[int]) -> Iterator[Training]:
 
 
 def run_one(training: Training) -> None:
-    """Trains as a study does, from start values scaled by `training.start`, and writes the losses."""
+    """Trains as a study does, from start values scaled by `training.start`, and records the losses."""
     job = TrainJob(
         layout=training.layout().to_json(),
         run=LmRun(corpus=refer(CONFIG.corpus, Path()), length=CONFIG.length, eval_bytes=CONFIG.eval_bytes),
@@ -133,9 +130,9 @@ def run_one(training: Training) -> None:
         result = train(job, yield_hook=lambda: None, checkpoint_dir=Path(folder), device="cpu", log=lambda line: None)
     losses = {name: round(loss, 5) for name, loss in result.losses.items()}
     loss = round(statistics.mean(result.losses.values()), 5)
-    written = asdict(training) | {"layout": training.layout().format(), "loss": loss, "losses": losses}
-    training.path.parent.mkdir(exist_ok=True)
-    training.path.write_text(json.dumps(written | {"cpu_s": round(result.cpu_seconds, 1)}, indent=1) + "\n")
+    row = asdict(training) | {"layout": training.layout().format(), "loss": loss, "losses": losses}
+    with RECORDED.open("a") as file:
+        file.write(json.dumps(row | {"cpu_s": round(result.cpu_seconds, 1)}) + "\n")
 
 
 @torch.no_grad()
@@ -152,10 +149,10 @@ def scaled_model(layout: Layout, seed: int, start: Start) -> Model:
 def finished() -> list[tuple[Training, float]]:
     """Returns every training on file with its loss, in bits per byte: the mean over domains."""
     found = []
-    for path in sorted(RESULTS.glob("*.json")):
-        written = json.loads(path.read_text())
-        fields = {name: written[name] for name in ("kind", "place", "width", "rate", "seed", "steps")}
-        found.append((Training(**fields, start=Start(**written["start"])), float(written["loss"])))
+    for line in RECORDED.read_text().splitlines() if RECORDED.exists() else ():
+        row = json.loads(line)
+        fields = {name: row[name] for name in ("kind", "place", "width", "rate", "seed", "steps")}
+        found.append((Training(**fields, start=Start(**row["start"])), float(row["loss"])))
     return found
 
 
@@ -202,12 +199,13 @@ def run(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     until = time.monotonic() + options.seconds
     number, count = options.part
+    done = {training for training, _ in finished()}
     for training in itertools.islice(trainings(options.widths, options.seeds), number, None, count):
         if time.monotonic() > until:
             return
-        if not training.path.exists():
+        if training not in done:
             run_one(training)
-            print(training.path.stem, file=sys.stderr, flush=True)
+            print(training, file=sys.stderr, flush=True)
 
 
 def report(options: argparse.Namespace) -> None:
