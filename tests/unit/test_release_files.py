@@ -104,6 +104,12 @@ def test_layouts_of_no_stock_class_come_with_code(tmp_path: Path) -> None:
     assert config["layers"][5]["mixers"][0]["reads"] == [4, 0]
     code = (tmp_path / "m" / "transformers" / "modeling_hilnas.py").read_text()
     assert "import nas" not in code and "from nas" not in code
+    assert any(file.kind == "gguf" for file in record.files)
+
+
+def test_a_layout_that_a_runtime_cannot_carry_has_no_file_for_it(tmp_path: Path) -> None:
+    record, _ = write(tmp_path / "m", Layout.parse("d64 v300 ffn=swiglu:96 [A2/1&W2/1@8 A2/1]"))
+    assert record.loads["llama.cpp"].startswith("none: ")
     assert not any(file.kind == "gguf" for file in record.files)
 
 
