@@ -309,4 +309,4 @@ def test_a_model_that_cannot_be_compared_is_refused_with_the_known_names(home: P
     with pytest.raises(UnknownName, match="--class: unknown size class '2B'"):
         names(ModelSelection(classes=("2B",)))
     with pytest.raises(Unsupported, match=r"llama\.cpp does not carry layout"):
-        names(ModelSelection(layouts=("d256 v512 ffn=swiglu:512 [-]",)))
+        names(ModelSelection(layouts=("d256 v512 ffn=swiglu:512 [A4/2&W4/2@16]",)))
