@@ -37,7 +37,7 @@ class TestLlamaCpp(RuntimeContract):
 
     @pytest.fixture
     def refused(self) -> Layout:
-        return Layout.parse("d256 v512 ffn=swiglu:512 [C3 A4/2 ^0]")
+        return Layout.parse("d256 v512 ffn=swiglu:512 [C3 A4/2&W4/2@16]")
 
 
 @pytest.fixture(scope="module")
