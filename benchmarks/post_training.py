@@ -59,8 +59,8 @@ from nas.nn.fit import Log, Worker
 from nas.nn.model import Model
 from nas.nn.weights import load_weights
 from nas.posttrain.conversations import ChatTokenizer, Conversation, read_lines, write_lines
-from nas.posttrain.files import PYTORCH, file_responder
-from nas.posttrain.generation import ALL, Respond, by_task, exact_answers, responder
+from nas.posttrain.files import PYTORCH, file_answerer
+from nas.posttrain.generation import ALL, Respond, answerer, by_task, exact_answers
 from nas.posttrain.merging import MergeSettings, merge
 from nas.posttrain.objective import answer_nats
 from nas.posttrain.recipe import PostTrainingRecipe, run_recipe
@@ -326,7 +326,7 @@ def _member(seed: int, layout: Layout, test: Sequence[Conversation], options: ar
     def pytorch(path: Path) -> Iterator[Respond]:
         model = Model(layout, None)
         load_weights(model, path)
-        yield responder(model.eval(), chat)
+        yield answerer(model.eval(), chat).respond
 
     @contextmanager
     def file(name: str, path: Path, quantisation: str) -> Iterator[Respond]:
@@ -334,8 +334,8 @@ def _member(seed: int, layout: Layout, test: Sequence[Conversation], options: ar
             name=name, context=512, gguf=("q4_0",), pte_context=512, tokenizer=state / "tokenizer.json"
         )
         write_files(own / name, layout, Checkpoint(path, sha256_of(path)), wanted, say)
-        with file_responder(own / name, quantisation, 512) as respond:
-            yield respond
+        with file_answerer(own / name, quantisation, 512) as asked:
+            yield asked.respond
 
     training = member_folder("chat", size) / "training"
     weights = {each.kind: training / each.config["key"][:12] / "weights.safetensors" for each in record.history}

@@ -2,7 +2,8 @@
 
 What a runtime's library loads is fixed at its first import, and a crash of a model must stay a result. So each runtime
 has a module that calls `serve` in a process of its own, and `Dialogue` speaks with that process: requests are JSON
-objects, one a line, and answers ids of 4 bytes each, with -1 after the last one.
+objects, one a line, and answers ids of 4 bytes each, with -1 after the last one; those to requests for scores are
+records of `_SCORE`, one for each continuation.
 """
 
 from __future__ import annotations
@@ -17,15 +18,27 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nas.core.errors import CandidateFailed, InvalidInput
 
-_END, _TOKEN = -1, struct.Struct("<i")
+_END, _TOKEN, _SCORE = -1, struct.Struct("<i"), struct.Struct("<?d")
 _TOKEN_S = 300.0
+
+
+class Score(NamedTuple):
+    """How likely a continuation is.
+
+    Args:
+        greedy: whether each of its ids is the likeliest.
+        log_probability: natural logarithm, summed over its ids.
+    """
+
+    greedy: bool
+    log_probability: float
 
 
 class Session(Protocol):
@@ -91,29 +104,45 @@ class Dialogue:
         most = min(most, self._context - len(question))
         if most < 1:
             raise InvalidInput(f"{len(question):,} tokens leave no room for an answer in {self._context:,}")
-        request = {
-            "ids": list(question), "most": most, "ends": list(ends), "temperature": temperature, "seed": seed,
-        }  # fmt: skip
+        self._ask({"ids": list(question), "most": most, "ends": list(ends), "temperature": temperature, "seed": seed})
+        while (token := _TOKEN.unpack(self._read(_TOKEN.size, _TOKEN_S))[0]) != _END:
+            yield token
+
+    def scores(self, question: Sequence[int], continuations: Sequence[Sequence[int]]) -> list[Score]:
+        """Returns the score of each continuation of `question`.
+
+        Args:
+            question: at least one id.
+            continuations: ids of each, at least one.
+
+        Raises:
+            InvalidInput: the question with a continuation exceeds the context.
+            CandidateFailed: the process died or hung on this model (crash).
+        """
+        if len(question) + max(map(len, continuations)) > self._context:
+            raise InvalidInput(f"{len(question):,} tokens leave no room for a continuation in {self._context:,}")
+        self._ask({"ids": list(question), "continuations": [list(each) for each in continuations]})
+        return [Score(*_SCORE.unpack(self._read(_SCORE.size, _TOKEN_S))) for _ in continuations]
+
+    def _ask(self, request: Mapping[str, object]) -> None:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
         except BrokenPipeError:
             raise self._failure("died") from None
-        while (token := self._read(_TOKEN_S)) != _END:
-            yield token
 
-    def _read(self, deadline_s: float) -> int:
+    def _read(self, size: int, deadline_s: float) -> bytes:
         assert self._process.stdout is not None
         found, deadline = b"", time.monotonic() + deadline_s
-        while len(found) < _TOKEN.size:
+        while len(found) < size:
             ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
                 raise self._failure(f"computed no token for {deadline_s:g} s")
-            part = self._process.stdout.read(_TOKEN.size - len(found))
+            part = self._process.stdout.read(size - len(found))
             if not part:
                 raise self._failure("died")
             found += part
-        return int(_TOKEN.unpack(found)[0])
+        return found
 
     def _failure(self, what: str) -> CandidateFailed:
         self._errors.seek(0)
@@ -132,10 +161,11 @@ def serve(session: Session, chunk: int) -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print must not be read as ids
     for line in sys.stdin:
         request = json.loads(line)
-        session.reset()
-        rng, ids = np.random.default_rng(request["seed"]), request["ids"]
-        for start in range(0, len(ids), chunk):
-            logits = session.feed(ids[start : start + chunk])[-1].astype(np.float64)
+        if "continuations" in request:
+            for score in scores(session, chunk, request["ids"], request["continuations"]):
+                out.write(_SCORE.pack(*score))
+            continue
+        rng, logits = np.random.default_rng(request["seed"]), _begin(session, chunk, request["ids"])
         for left in range(request["most"], 0, -1):
             token = draw(logits, request["temperature"], rng)
             out.write(_TOKEN.pack(token))
@@ -143,6 +173,42 @@ def serve(session: Session, chunk: int) -> None:
                 break
             logits = session.feed([token])[-1].astype(np.float64)
         out.write(_TOKEN.pack(_END))
+
+
+def scores(
+    session: Session, chunk: int, question: Sequence[int], continuations: Sequence[Sequence[int]]
+) -> list[Score]:
+    """Returns the score of each continuation; the question is fed once where continuations have one id.
+
+    Args:
+        session: of the model.
+        chunk: most tokens fed at once.
+        question: at least one id.
+        continuations: ids of each, at least one.
+    """
+    after = _begin(session, chunk, question)
+    found, fed = [], False
+    for continuation in continuations:
+        logits, greedy, total = after, True, 0.0
+        for place, token in enumerate(continuation):
+            if place == 1 and fed:
+                _begin(session, chunk, question)
+            if place:
+                fed = True
+                logits = session.feed([continuation[place - 1]])[-1].astype(np.float64)
+            greedy = greedy and int(logits.argmax()) == token
+            total += float(logits[token] - np.logaddexp.reduce(logits))
+        found.append(Score(greedy, total))
+    return found
+
+
+def _begin(session: Session, chunk: int, ids: Sequence[int]) -> NDArray[np.float64]:
+    """Feeds a sequence from its start and returns the logits after it."""
+    session.reset()
+    for start in range(0, len(ids), chunk):
+        logits: NDArray[np.float32] = session.feed(ids[start : start + chunk])
+    last: NDArray[np.float64] = logits[-1].astype(np.float64)
+    return last
 
 
 def draw(logits: NDArray[np.float64], temperature: float, rng: np.random.Generator) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,7 +15,7 @@ import typer
 from nas.cli.lazy import command_app
 from nas.cli.options import INTERRUPTED, DatabaseOption, YesOption, read_layout
 from nas.cli.output import JsonFlag, duration, print_fields, print_json, print_table, say
-from nas.core.errors import InvalidInput
+from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.family import Comparison, Decision, Figure, Measured, MemberFiles, MemberTraining
 from nas.core.layout import Layout
 from nas.core.logs import visible
@@ -294,8 +297,19 @@ def evaluate(
     name: Annotated[str, typer.Argument(help="Family name.", show_default=False)],
     size: Annotated[str, typer.Option("--size", help="Size of the member, such as 350M.", show_default=False)],
     conversations: Annotated[
-        Path, typer.Option("--tasks", help="File of conversations with expected answers.", show_default=False)
-    ],
+        Path | None, typer.Option("--tasks", help="File of conversations with expected answers.", show_default=False)
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option("--benchmarks", help="Folder of data sets of public benchmarks, instead of --tasks."),
+    ] = None,
+    benchmark: Annotated[
+        list[str] | None,
+        typer.Option("--benchmark", help="Benchmark, such as gsm8k. Repeatable.", show_default="all with data"),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="Maximum questions of each data set.", show_default="all")
+    ] = None,
     quantisation: Annotated[
         list[str] | None,
         typer.Option(
@@ -305,14 +319,28 @@ def evaluate(
     context: Annotated[int, typer.Option("--context", min=16, help="Context length in tokens.")] = 4096,
     json: JsonFlag = False,
 ) -> None:
-    """Compare a member's answers with expected ones, with PyTorch and with its GGUF and .pte files."""
-    from nas.posttrain.files import evaluate_member
+    """Compare a member's answers with expected ones, with PyTorch and with its GGUF and .pte files.
 
-    found = evaluate_member(name, size, conversations, quantisation or ["q4_0", "8da4w"], context, say)
+    Questions are conversations of your own, or public benchmarks by lm-evaluation-harness; see
+    docs/how-to/post-training.md.
+    """
+    from nas.posttrain.files import Conversations, Questions, evaluate_member
+
+    questions: Questions
+    if (conversations is None) == (data is None):
+        raise InvalidInput("give either --tasks or --benchmarks")
+    if conversations is not None:
+        questions = Conversations(conversations)
+    else:
+        from nas.posttrain.harness import Benchmarks
+
+        assert data is not None
+        questions = Benchmarks(data, benchmark or (), context, limit, say)
+    found = evaluate_member(name, size, questions, quantisation or ["q4_0", "8da4w"], context, say)
     if json:
         print_json(found.model_dump(mode="json"))
         return
-    print_table(found.head, found.rows, title="exact answers")
+    print_table(found.head, found.rows, title="right answers" if data else "exact answers")
     for note in found.notes:
         say(note)
 
@@ -349,6 +377,33 @@ def chat(
             except InvalidInput as error:
                 say(str(error))
             typer.echo()
+
+
+@app.command()
+def serve(
+    name: Annotated[str, typer.Argument(help="Family name.", show_default=False)],
+    size: Annotated[str, typer.Option("--size", help="Size of the member, such as 350M.", show_default=False)],
+    quantisation: Annotated[str, typer.Option("--quantisation", "-q", help="GGUF file to use.")] = "q4_0",
+    context: Annotated[int, typer.Option("--context", min=16, help="Context length in tokens.")] = 4096,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port to listen on.")] = 8080,
+    server: Annotated[str, typer.Option("--server", help="Name or path of llama.cpp's server.")] = "llama-server",
+    print_only: Annotated[bool, typer.Option("--print", help="Print the command line instead of running it.")] = False,
+) -> None:
+    """Serve a member's GGUF file with llama.cpp's server, which has to be installed, and its OpenAI-compatible API."""
+    from nas.posttrain.files import server_command
+    from nas.release.files import find_member
+
+    folder, _, _ = find_member(name, size)
+    command = server_command(folder, quantisation, context, host, port, server, say)
+    if print_only:
+        typer.echo(shlex.join(command))
+        return
+    if shutil.which(server) is None:
+        line = shlex.join(command)
+        raise InfrastructureFailed(f"no {server} found: install llama.cpp, or give --server; it would run {line}")
+    sys.stdout.flush()
+    os.execvp(server, command)
 
 
 @app.command()

@@ -4,6 +4,7 @@
     FAMILY/SIZE/files.json          files of a member                        MemberFiles
     FAMILY/SIZE/training.json       training of its weights                  MemberTraining
     FAMILY/SIZE/evaluation.json     exact answers of its weights and files   MemberEvaluation
+    FAMILY/SIZE/benchmarks.json     right answers to public benchmarks       MemberEvaluation
     FAMILY/comparison-DEVICE-KEY.json   members and reference models on a device   Comparison
 
 Each is replaced as a whole, so that a build, a training and a comparison can run at the same time.
@@ -23,7 +24,8 @@ from nas.core.durable import write_durably
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.stats import Z95
 
-FAMILY, FILES, TRAINING, EVALUATION = "family.json", "files.json", "training.json", "evaluation.json"
+FAMILY, FILES, TRAINING = "family.json", "files.json", "training.json"
+EVALUATION, BENCHMARKS = "evaluation.json", "benchmarks.json"
 Metric = Literal["prefill_tps", "decode_tps", "ttft_ms", "peak_rss_mb"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -194,10 +196,10 @@ class TaskScore(Record):
 
 
 class MemberEvaluation(Record):
-    """Exact answers of a member's weights in PyTorch, and of its files."""
+    """Exact or right answers of a member's weights in PyTorch, and of its files."""
 
     weights: str = Field(description="checkpoint:SHA256")
-    tasks: str = Field(description="name of the file of questions")
+    tasks: str = Field(description="name of the file of questions, or the benchmarks")
     scores: dict[str, dict[str, TaskScore]] = Field(description="pytorch or a quantisation -> task -> answers")
     missing: dict[str, str] = Field(default_factory=dict, description="quantisation -> why it has no scores")
 

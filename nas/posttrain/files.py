@@ -5,15 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput, UnknownName
-from nas.core.family import EVALUATION, TRAINING, MemberEvaluation, MemberTraining, read_record, write_record
+from nas.core.family import (
+    EVALUATION,
+    TRAINING,
+    MemberEvaluation,
+    MemberFile,
+    MemberFiles,
+    MemberTraining,
+    read_record,
+    write_record,
+)
 from nas.core.layout import Layout
 from nas.nn.fit import Log
 from nas.nn.model import Model
 from nas.nn.weights import load_weights
 from nas.posttrain.conversations import ChatTokenizer, Conversation, Message, problem_of, read_lines
-from nas.posttrain.generation import Respond, by_task, exact_answers, responder
+from nas.posttrain.generation import Answerer, Judgements, answerer, counts, exact_answers, grouped
 from nas.pretrain.member_training import MemberToTrain
 from nas.release.files import files_of, find_member, rewrite_card, tokenizer_of
 from nas.release.options import QUANTISATIONS
@@ -21,6 +31,9 @@ from nas.runtimes import RUNTIMES
 from nas.runtimes.dialogue import Dialogue
 from nas.runtimes.executorch import stock
 from nas.runtimes.llama_cpp import binding
+from nas.runtimes.llama_cpp.patches import patch_files
+from nas.runtimes.llama_cpp.source import COMMIT
+from nas.runtimes.llama_cpp.support import PATCHED
 
 PYTORCH = "pytorch"
 _DIALOGUES = {"gguf": binding.dialogue, "pte": stock.dialogue}
@@ -42,16 +55,50 @@ def open_dialogue(member: Path, quantisation: str, context: int) -> Dialogue:
         UnknownName: there is none of this quantisation.
         InfrastructureFailed: no available build of the runtime runs it.
     """
-    files = files_of(member)
-    if files is None:
-        raise InvalidInput(f"{member.name} has no files yet")
-    found = {file.quantisation.lower(): file for file in files.files if file.kind in _DIALOGUES}
-    file = found.get(quantisation.lower())
-    if file is None:
-        raise UnknownName("file", quantisation, found, where="--quantisation")
+    files, file = _file(member, quantisation, tuple(_DIALOGUES))
     if file.kind == "pte" and files.pte_context is not None:
         context = min(context, files.pte_context)
     return _DIALOGUES[file.kind](member / file.path, context)
+
+
+def _file(member: Path, quantisation: str, kinds: Sequence[str]) -> tuple[MemberFiles, MemberFile]:
+    files = files_of(member)
+    if files is None:
+        raise InvalidInput(f"{member.name} has no files yet")
+    found = {file.quantisation.lower(): file for file in files.files if file.kind in kinds}
+    file = found.get(quantisation.lower())
+    if file is None:
+        raise UnknownName("file", quantisation, found, where="--quantisation")
+    return files, file
+
+
+def server_command(
+    member: Path, quantisation: str, context: int, host: str, port: int, server: str, log: Log
+) -> list[str]:
+    """Returns the command line that serves a GGUF file of a member with llama.cpp's server, and its OpenAI API.
+
+    Args:
+        member: folder of the member.
+        quantisation: of the file.
+        context: tokens.
+        host: address to listen on.
+        port: to listen on.
+        server: name or path of llama-server.
+        log: takes one line, where an ordinary server does not load this file.
+
+    Raises:
+        InvalidInput: no files were written yet.
+        UnknownName: there is no GGUF file of this quantisation.
+    """
+    files, file = _file(member, quantisation, ("gguf",))
+    if files.loads["llama.cpp"].startswith(PATCHED):
+        patches = ", ".join(map(str, patch_files()))
+        log(f"no ordinary server loads this file, {files.loads['llama.cpp']}; build one of {COMMIT} with {patches}")
+    path = str(member / file.path)
+    return [
+        server, "--model", path, "--alias", Path(path).stem, "--ctx-size", str(context), "--host", host, "--port",
+        str(port), "--jinja",
+    ]  # fmt: skip
 
 
 def chat_tokenizer(member: Path) -> ChatTokenizer:
@@ -64,26 +111,56 @@ def chat_tokenizer(member: Path) -> ChatTokenizer:
 
 
 @contextmanager
-def file_responder(member: Path, quantisation: str, context: int) -> Iterator[Respond]:
-    """Yields greedy answers of a member's file; see `open_dialogue` and `Dialogue` for what is raised."""
+def file_answerer(member: Path, quantisation: str, context: int) -> Iterator[Answerer]:
+    """Yields a member's file, to be asked; see `open_dialogue` and `Dialogue` for what is raised."""
     ends = chat_tokenizer(member).ends
     with open_dialogue(member, quantisation, context) as dialogue:
 
         def respond(questions: Sequence[Sequence[int]], most: int) -> list[list[int]]:
             return [list(dialogue.answer(question, most, ends)) for question in questions]
 
-        yield respond
+        yield Answerer(respond, dialogue.scores)
+
+
+class Questions(Protocol):
+    """What a member is asked."""
+
+    name: str
+    """For the record."""
+    record: str
+    """File of the member that keeps the result."""
+
+    def judge(self, asked: Answerer, chat: ChatTokenizer) -> Judgements:
+        """Asks all questions and returns whether the answers are right; each model has the same tasks and questions."""
+        ...
+
+
+class Conversations:
+    """Conversations, each with the expected answer at its end, as `Questions`.
+
+    Args:
+        path: file of conversations.
+    """
+
+    record = EVALUATION
+
+    def __init__(self, path: Path) -> None:
+        self._conversations, self.name = read_lines(path, Conversation), path.name
+
+    def judge(self, asked: Answerer, chat: ChatTokenizer) -> Judgements:
+        """See `Questions`."""
+        return grouped(self._conversations, exact_answers(self._conversations, chat, asked.respond))
 
 
 def evaluate_member(
-    family: str, size: str, tasks: Path, quantisations: Sequence[str], context: int, log: Log
+    family: str, size: str, questions: Questions, quantisations: Sequence[str], context: int, log: Log
 ) -> MemberEvaluation:
-    """Counts exact answers of a member in PyTorch and in files of the same weights, for its record and its card.
+    """Counts right answers of a member in PyTorch and in files of the same weights, for its record and its card.
 
     Args:
         family: name of the family.
         size: of the member.
-        tasks: file of conversations, each with the expected answer at its end.
+        questions: what is asked.
         quantisations: of the files; where one is missing or its runtime cannot run it, the record has the reason.
         context: most tokens of a question with its answer.
         log: takes one line at a time.
@@ -92,7 +169,6 @@ def evaluate_member(
         UnknownName: no such family, size or quantisation.
         InvalidInput: the member was not trained, or its files hold other weights.
     """
-    conversations = read_lines(tasks, Conversation)
     for quantisation in quantisations:
         if quantisation not in _RUNTIME_OF:
             raise UnknownName("quantisation", quantisation, _RUNTIME_OF, where="--quantisation")
@@ -105,8 +181,8 @@ def evaluate_member(
         raise InvalidInput(f"the files of {size} do not hold {described}: repeat the last training", where="--size")
     model = Model(layout, None)
     load_weights(model, weights)
-    right = exact_answers(conversations, chat, responder(model.eval(), chat))
-    scores = {PYTORCH: by_task(conversations, right)}
+    right = questions.judge(answerer(model.eval(), chat), chat)
+    scores = {PYTORCH: counts(right)}
     missing: dict[str, str] = {}
     written = {file.quantisation.lower() for file in files.files if file.kind in _DIALOGUES}
     for quantisation in quantisations:
@@ -115,14 +191,14 @@ def evaluate_member(
             missing[quantisation] = loads.removeprefix("none: ") if loads.startswith("none") else "no file was written"
             continue
         try:
-            with file_responder(folder, quantisation, context) as respond:
-                own = exact_answers(conversations, chat, respond)
+            with file_answerer(folder, quantisation, context) as asked:
+                own = questions.judge(asked, chat)
         except (InvalidInput, InfrastructureFailed, CandidateFailed) as error:
             missing[quantisation] = str(error)
         else:
-            scores[quantisation] = by_task(conversations, own, right)
-    evaluation = MemberEvaluation(weights=described, tasks=tasks.name, scores=scores, missing=missing)
-    write_record(folder / EVALUATION, evaluation)
+            scores[quantisation] = counts(own, right)
+    evaluation = MemberEvaluation(weights=described, tasks=questions.name, scores=scores, missing=missing)
+    write_record(folder / questions.record, evaluation)
     rewrite_card(folder, owner, member, log)
     return evaluation
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nas.core.family import TaskScore
-from nas.nn.model import Model
+from nas.nn.model import Model, ModelState
 from nas.posttrain.conversations import ChatTokenizer, Conversation, read_lines
+from nas.runtimes.dialogue import Score, scores
 
 ALL = "all"
 _LOGITS_AT_ONCE = 1 << 25
@@ -21,6 +24,21 @@ _SPARE_TOKENS = 8
 
 Respond = Callable[[Sequence[Sequence[int]], int], list[list[int]]]
 """(ids of questions, most tokens of an answer) -> ids of answers, with or without the one that ends them."""
+
+Judgements = Mapping[str, Sequence[bool]]
+"""Task -> whether each of its answers is right."""
+
+
+class Answerer(NamedTuple):
+    """A model in PyTorch, or a file of one, that is asked.
+
+    Args:
+        respond: greedy answers.
+        scores: (ids of a question, ids of continuations) -> score of each continuation.
+    """
+
+    respond: Respond
+    scores: Callable[[Sequence[int], Sequence[Sequence[int]]], list[Score]]
 
 
 @torch.no_grad()
@@ -124,24 +142,54 @@ def by_task(
         right: whether each answer is right.
         before: the same of PyTorch, to count what a file of the same weights lost and gained.
     """
-    own: dict[str, list[int]] = defaultdict(list)
-    for number, conversation in enumerate(conversations):
+    return counts(grouped(conversations, right), None if before is None else grouped(conversations, before))
+
+
+def grouped(conversations: Sequence[Conversation], right: Sequence[bool]) -> Judgements:
+    """Returns the judgements of answers by task; `ALL`: of all tasks."""
+    found: dict[str, list[bool]] = defaultdict(list)
+    for conversation, each in zip(conversations, right, strict=True):
         for task in dict.fromkeys((conversation.task or ALL, ALL)):
-            own[task].append(number)
-    return {task: _score(numbers, right, before) for task, numbers in sorted(own.items())}
+            found[task].append(each)
+    return dict(sorted(found.items()))
 
 
-def _score(numbers: Sequence[int], right: Sequence[bool], before: Sequence[bool] | None) -> TaskScore:
-    exact = sum(right[i] for i in numbers)
+def counts(right: Judgements, before: Judgements | None = None) -> dict[str, TaskScore]:
+    """Returns task -> counts of right answers; with `before`, those of PyTorch, also what was lost and gained."""
+    return {task: _count(own, None if before is None else before[task]) for task, own in right.items()}
+
+
+def _count(right: Sequence[bool], before: Sequence[bool] | None) -> TaskScore:
     if before is None:
-        return TaskScore.of(exact, len(numbers))
-    lost = sum(before[i] and not right[i] for i in numbers)
-    return TaskScore.of(exact, len(numbers), lost, sum(right[i] and not before[i] for i in numbers))
+        return TaskScore.of(sum(right), len(right))
+    pairs = list(zip(before, right, strict=True))
+    return TaskScore.of(sum(right), len(right), pairs.count((True, False)), pairs.count((False, True)))
 
 
-def responder(model: Model, chat: ChatTokenizer) -> Respond:
-    """Returns greedy answers of a model in evaluation mode."""
-    return lambda questions, most: generate(model, questions, most, chat.ends)
+def answerer(model: Model, chat: ChatTokenizer) -> Answerer:
+    """Returns a model in evaluation mode, to be asked."""
+
+    def scored(question: Sequence[int], continuations: Sequence[Sequence[int]]) -> list[Score]:
+        return scores(_Session(model), len(question), question, continuations)
+
+    return Answerer(lambda questions, most: generate(model, questions, most, chat.ends), scored)
+
+
+class _Session:
+    """A `nas.runtimes.dialogue.Session` of a model in PyTorch."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._state: ModelState | None = None
+
+    @torch.no_grad()
+    def feed(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        given = torch.tensor([list(ids)], device=self._model.embed.weight.device)
+        logits, self._state = self._model.prefill(given, self._state)
+        return np.asarray(logits[0, -1:].float().cpu())
+
+    def reset(self) -> None:
+        self._state = None
 
 
 def evaluated(model: nn.Module, files: Sequence[str], tokenizer: Path) -> dict[str, float]:
@@ -151,5 +199,5 @@ def evaluated(model: nn.Module, files: Sequence[str], tokenizer: Path) -> dict[s
         return {}
     assert isinstance(model, Model)
     chat = ChatTokenizer.read(tokenizer)
-    counts = exact_matches(conversations, chat, responder(model, chat))
-    return {f"exact {task}": each.exact / each.questions for task, each in counts.items()}
+    found = exact_matches(conversations, chat, answerer(model, chat).respond)
+    return {f"exact {task}": each.exact / each.questions for task, each in found.items()}

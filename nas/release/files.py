@@ -30,6 +30,7 @@ from nas.core.canonical import content_hash
 from nas.core.durable import locked
 from nas.core.errors import InvalidInput, UnknownName, Unsupported
 from nas.core.family import (
+    BENCHMARKS,
     EVALUATION,
     FILES,
     TRAINING,
@@ -306,7 +307,11 @@ def _with_card(
 
 
 def _card(folder: Path, name: str, layout: Layout, options: FileOptions, others: MemberFiles) -> str:
-    return card(name, layout, others, options, read_record(folder / EVALUATION, MemberEvaluation))
+    evaluations = {
+        title: read_record(folder / record, MemberEvaluation)
+        for title, record in (("Exact answers", EVALUATION), ("Benchmarks", BENCHMARKS))
+    }
+    return card(name, layout, others, options, {title: each for title, each in evaluations.items() if each})
 
 
 def rewrite_card(folder: Path, family: Family, member: Member, log: Log) -> None:

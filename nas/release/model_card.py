@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from nas.core.canonical import content_hash
 from nas.core.family import Figure, Measured, MemberEvaluation, MemberFile, MemberFiles
@@ -45,17 +46,29 @@ def write_card(folder: Path, text: str) -> MemberFile:
 
 
 def card(
-    name: str, layout: Layout, files: MemberFiles, options: FileOptions, evaluation: MemberEvaluation | None = None
+    name: str,
+    layout: Layout,
+    files: MemberFiles,
+    options: FileOptions,
+    evaluations: Mapping[str, MemberEvaluation] = MappingProxyType({}),
 ) -> str:
-    """Returns the card's text, in Markdown, of measured figures only; `evaluation` counts if it is of these weights."""
+    """Returns the card's text, in Markdown, of measured figures only.
+
+    Args:
+        name: of the model.
+        layout: of the model.
+        files: that the card describes.
+        options: of the files.
+        evaluations: title -> right answers; those of other weights are left out.
+    """
     sections = (
         _head(options.license),
         f"# {name}\n\n" + _what(layout, files),
         "## Measured\n\n" + _measured(options.measured),
         *(
-            ["## Exact answers\n\n" + _evaluated(evaluation)]
-            if evaluation is not None and evaluation.weights == files.weights
-            else []
+            f"## {title}\n\n" + _evaluated(evaluation)
+            for title, evaluation in evaluations.items()
+            if evaluation.weights == files.weights
         ),
         *(
             ["## Budgets of the search\n\n" + _table(("budget", "limit"), options.budgets.items())]

@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.family import (
+    BENCHMARKS,
     EVALUATION,
     FAMILY,
     FILES,
@@ -51,6 +52,7 @@ class MemberView(Record):
     files: MemberFiles | None = None
     training: MemberTraining | None = None
     evaluation: MemberEvaluation | None = None
+    benchmarks: MemberEvaluation | None = None
 
 
 class FamilyView(Record):
@@ -234,6 +236,7 @@ def _member_view(family: str, member: Member) -> MemberView:
         files=read_record(folder / FILES, MemberFiles),
         training=read_record(folder / TRAINING, MemberTraining),
         evaluation=read_record(folder / EVALUATION, MemberEvaluation),
+        benchmarks=read_record(folder / BENCHMARKS, MemberEvaluation),
     )
 
 
@@ -260,6 +263,7 @@ def _member(view: MemberView) -> MemberPage:
         files=view.files,
         training=view.training,
         evaluation=view.evaluation,
+        benchmarks=view.benchmarks,
         layers=layout_view(Layout.parse(view.member.layout), _CONTEXT).layers,
         kinds=kinds,
         places=[MeasuredView(measured=each, figures=_figures(each, kinds)) for each in view.member.measured],

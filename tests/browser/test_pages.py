@@ -14,7 +14,7 @@ from live_lab import LiveLab
 from playwright.sync_api import BrowserContext, Page, expect
 from release_lab import write_family
 
-from nas.core.family import EVALUATION, MemberEvaluation, TaskScore, write_record
+from nas.core.family import BENCHMARKS, EVALUATION, MemberEvaluation, TaskScore, write_record
 from nas.dashboard.access import AccessRules
 from nas.dashboard.app import dashboard_router
 from nas.store import agents
@@ -69,7 +69,8 @@ def test_a_family_is_readable_and_fits_a_phone(
         tasks="tasks.jsonl",
         scores={name: {"sums": each} for name, each in sums.items()},
     )
-    write_record(tmp_path / "families" / "demo" / "4M" / EVALUATION, evaluation)
+    for record in (EVALUATION, BENCHMARKS):
+        write_record(tmp_path / "families" / "demo" / "4M" / record, evaluation)
     expect_readable(page, finished.removesuffix("studies") + "families/demo", "demo")
     for width in (390, 1280):
         page.set_viewport_size({"width": width, "height": 800})

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_runner import nas
@@ -13,8 +17,9 @@ from nas.core.errors import InvalidInput
 from nas.core.logs import visible
 from nas.nn.model import Model
 from nas.nn.weights import load_weights
+from nas.posttrain.conversations import ChatTokenizer
 from nas.posttrain.files import Chat, chat_tokenizer, open_dialogue
-from nas.posttrain.generation import generate
+from nas.posttrain.generation import answerer, generate
 from nas.posttrain.recipe import read_recipe, run_recipe
 from nas.posttrain.tasks import write_tasks
 from nas.pretrain import member_training
@@ -79,9 +84,70 @@ def test_answers_of_a_gguf_file(member: Path, tmp_path: Path) -> None:
     )
     refused = nas("family", "evaluate", *of_member, "--tasks", str(tmp_path / "test.jsonl"), "-q", "int1")
     assert refused.code == 3 and "unknown quantisation 'int1'" in refused.err
+    _check_benchmarks(member, tmp_path, chat, model.eval())
+    _check_server(member, tmp_path)
     training = json.loads((member / "training.json").read_text())
     done = nas("family", "post", *of_member, "--recipe", str(tmp_path / "recipe.yaml"), "--json")
     assert done.code == 0 and json.loads(done.out) == training, "nothing is trained again"
     assert "8da4w: none: not asked for" in (member / "README.md").read_text()
     table = nas("family", "post", *of_member, "--recipe", str(tmp_path / "recipe.yaml")).out
     assert "sft" in table and "bits per byte" in table
+
+
+def _check_benchmarks(member: Path, tmp_path: Path, chat: ChatTokenizer, model: Model) -> None:
+    """Scores and answers of the GGUF file to public benchmarks are those of PyTorch."""
+    question, continuations = chat.encode("one two"), [chat.encode(text) for text in (" A", "B", "three")]
+    with open_dialogue(member, "F32", 64) as dialogue:
+        found = dialogue.scores(question, continuations)
+        with pytest.raises(InvalidInput, match="leave no room for a continuation"):
+            dialogue.scores([5] * 64, continuations)
+    for score, expected in zip(found, answerer(model, chat).scores(question, continuations), strict=True):
+        assert score.greedy == expected.greedy
+        assert score.log_probability == pytest.approx(expected.log_probability, abs=1e-3)
+    plus = [{"question": f"What is {i} plus {i}?", "answer": str(2 * i)} for i in range(4)]
+    choices = [{"Question": f"Which {i}?", "A": "a", "B": "b", "C": "c", "D": "d", "Answer": "A"} for i in range(2)]
+    files: dict[str, list[dict[str, Any]]] = {"HuggingFaceH4/MATH-500": [{**plus[1], "problem": "x", "solution": "2"}]}
+    files |= {
+        f"openai/MMMLU/{name}": choices for name in ["AR_XY", "DE_DE", "ES_LA", "FR_FR", "JA_JP", "KO_KR", "ZH_CN"]
+    }
+    for folder, docs in files.items():
+        path = tmp_path / "data" / folder / "test.jsonl"
+        path.parent.mkdir(parents=True)
+        path.write_text("".join(json.dumps(doc) + "\n" for doc in docs))
+    asked = ("family", "evaluate", "tiny", "--size", "1M", "-q", "f32", "--context", "256")
+    done = nas(*asked, "--benchmarks", str(tmp_path / "data"), "--limit", "1", "--json")
+    assert done.code == 0 and "gsm8k: left out: " in done.err
+    record = json.loads(done.out)
+    assert record == json.loads((member / "benchmarks.json").read_text())
+    assert {row: score["questions"] for row, score in record["scores"]["pytorch"].items()} == {
+        "math_500": 1,
+        "mmmlu": 7,
+    }
+    for row, score in record["scores"]["f32"].items():
+        assert score == record["scores"]["pytorch"][row] | {"lost": 0, "gained": 0}
+    card = (member / "README.md").read_text()
+    assert "## Exact answers" in card and "## Benchmarks" in card and "lm-evaluation-harness 0.4.13" in card
+    for both in ((), ("--tasks", str(tmp_path / "test.jsonl"), "--benchmarks", str(tmp_path))):
+        refused = nas(*asked, *both)
+        assert refused.code == 3 and "give either --tasks or --benchmarks" in refused.err
+
+
+def _check_server(member: Path, tmp_path: Path) -> None:
+    """The server's command line has the file and the settings as arguments of their own."""
+    server = tmp_path / "a server"
+    server.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv))\n")
+    server.chmod(0o755)
+    asked = ("family", "serve", "tiny", "--size", "1M", "-q", "f32", "--context", "256", "--port", "1234")
+    (file,) = member.glob("*/*.gguf")
+    expected = [
+        str(server), "--model", str(file), "--alias", file.stem, "--ctx-size", "256", "--host", "127.0.0.1", "--port",
+        "1234", "--jinja",
+    ]  # fmt: skip
+    argv = [sys.executable, "-m", "nas.cli", *asked, "--server", str(server)]
+    done = subprocess.run(argv, capture_output=True, timeout=120, check=True)
+    assert json.loads(done.stdout) == expected
+    assert shlex.split(nas(*asked, "--server", str(server), "--print").out) == expected
+    missing = nas(*asked, "--server", "no-such-server")
+    assert missing.code == 4 and "no no-such-server found: install llama.cpp" in missing.err
+    refused = nas(*asked[:-6], "-q", "8da4w")
+    assert refused.code == 3 and "unknown file '8da4w'" in refused.err

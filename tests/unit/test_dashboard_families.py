@@ -15,6 +15,7 @@ from test_dashboard_access import HTML, OPEN, client
 from test_dashboard_pages import HOSTILE, LOOPBACK, Page
 
 from nas.core.family import (
+    BENCHMARKS,
     EVALUATION,
     FAMILY,
     FILES,
@@ -73,12 +74,16 @@ def test_a_member_shows_what_its_files_answer(visitor: TestClient, home: Path) -
         weights="checkpoint:other", tasks="<test>.jsonl", scores=scores, missing={"8da4w": "no file was written"}
     )
     write_record(home / "families" / "demo" / "4M" / EVALUATION, evaluation)
+    other = evaluation.model_copy(update={"tasks": "gsm8k", "missing": {}})
+    write_record(home / "families" / "demo" / "4M" / BENCHMARKS, other)
     page = shown(visitor, "/families/demo").text
+    assert "Exact answers of 4M" in page and "Benchmarks of 4M" in page and "Questions of gsm8k" in page
     for text in ("75.0 59.8 to 85.8", "-2.5 -12.8 to +8.0", "<test>.jsonl", "8da4w has no scores: no file was written",
                  "not those of the files below"):  # fmt: skip
         assert text in page, text
     (member, _) = told(visitor, "/families/demo.json")["members"]
     assert member["evaluation"]["scores"]["q4_0"]["sums"]["exact"] == 29
+    assert member["benchmarks"]["tasks"] == "gsm8k"
 
 
 def test_a_family_shows_members_and_models_by_size(visitor: TestClient, home: Path) -> None:

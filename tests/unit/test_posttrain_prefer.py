@@ -20,7 +20,7 @@ from nas.core.family import MemberTraining, TaskScore
 from nas.core.task import IGNORE
 from nas.nn.model import Model
 from nas.posttrain.conversations import ChatTokenizer, Conversation, Message, read_lines
-from nas.posttrain.generation import by_task, exact_matches, generate, responder
+from nas.posttrain.generation import answerer, by_task, exact_matches, generate
 from nas.posttrain.judges import RULES, Sample, command_judge, preference_of
 from nas.posttrain.prefer import ACCURACY, answer_log_probabilities, preference_loss
 from nas.posttrain.recipe import PostTrainingRecipe, run_recipe
@@ -159,7 +159,7 @@ def test_exact_matches_are_counted_by_task() -> None:
 
     wanted = {"all": (3, 4), "arithmetic": (1, 2), "lookup": (2, 2)}
     assert exact_matches(asked, chat, respond) == {task: TaskScore.of(*counts) for task, counts in wanted.items()}
-    assert exact_matches(asked[:1], chat, responder(Model(LAYOUT).eval(), chat))["all"] == TaskScore.of(0, 1)
+    assert exact_matches(asked[:1], chat, answerer(Model(LAYOUT).eval(), chat).respond)["all"] == TaskScore.of(0, 1)
 
 
 @pytest.mark.parametrize(("exact", "questions"), [(0, 10), (33, 120), (24, 24)])

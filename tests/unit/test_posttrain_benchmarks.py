@@ -1,0 +1,278 @@
+"""Public benchmarks: extraction of answers, questions and examples as configured, and scores of known answers."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from pretrain_lab import LAYOUT
+
+from nas.core.errors import InvalidInput, UnknownName
+from nas.nn.model import Model
+from nas.posttrain.benchmarks.answers import extracted, letter, number, number_result, same
+from nas.posttrain.conversations import ChatTokenizer
+from nas.posttrain.generation import Answerer, answerer
+from nas.posttrain.harness import NAMES, Benchmarks
+from nas.release.tokenizer import byte_tokenizer
+from nas.runtimes.dialogue import Score
+
+CHAT = ChatTokenizer(byte_tokenizer(320), "bytes")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (r"So 3 apples, \boxed{12} in all.", "12"),
+        ("4 + 4 = 8\n#### 8", "8"),
+        ("### 1,250 dollars", "1,250"),
+        ("ANSWER: 7 of 9", "7"),
+        ("The answer is $18.50.", "18.50"),
+        ("Final answer: -3", "-3"),
+        ("There are 5, then 6.", "6"),
+        (r"\boxed{1} no, the answer is \boxed{2}", "2"),
+        ("#### 3\nThe answer is 4.", "3"),
+        ("no number", ""),
+    ],
+)
+def test_numbers_are_extracted_in_the_order_of_the_patterns(text: str, expected: str) -> None:
+    assert number(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Some reasoning.\nB. because", "B"),
+        ("A: Let's think step by step. The answer is (C).", "C"),
+        ("I would say (D) is right", "D"),
+        ("we take option e", ""),
+        ("we take option E here", "E"),
+        ("Final answer: F", "F"),
+        ("It must be G: the last", "G"),
+        ("The answer is (Z).", ""),
+    ],
+)
+def test_letters_are_extracted(text: str, expected: str) -> None:
+    assert letter(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "equal"),
+    [
+        ("1,250", "1250", True),
+        ("18.0", "18", True),
+        (r"\dfrac{1}{2}", r"\frac{1}{2}", True),
+        (r"\frac{2}{4}", "0.5", True),
+        (r"-\frac{1}{2}", "1/2", False),
+        (r"\text{red}", "red", True),
+        (r"$x^2 + 1$.", "x^2+1", True),
+        ("1/0", "0", False),
+        ("", "", False),
+    ],
+)
+def test_answers_are_compared_as_numbers_or_text(found: str, expected: str, equal: bool) -> None:
+    assert same(found, expected) is equal
+
+
+def test_loose_scores_accept_the_number_anywhere() -> None:
+    doc = {"answer": "1 + 2 = 3\n#### 3"}
+    assert number_result(doc, ["It is 3, more than the 2 of before"]) == {"strict": False, "loose": True}
+    assert number_result(doc, ["It is 30"]) == {"strict": False, "loose": False}
+    assert extracted(r"so \boxed{\frac{1}{2}}") == r"\frac{1}{2}"
+
+
+def rows(path: Path, *docs: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(doc) + "\n" for doc in docs))
+
+
+def sums(count: int) -> list[dict[str, Any]]:
+    return [
+        {"question": f"What is {i} plus {i}?", "answer": f"{i} + {i} = {2 * i}\n#### {2 * i}"} for i in range(count)
+    ]
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "data"
+    (gsm8k := folder / "openai" / "gsm8k").mkdir(parents=True)
+    rows(gsm8k / "files" / "a.jsonl", *sums(8))
+    rows(gsm8k / "files" / "b.jsonl", *sums(3))
+    files = [{"split": "train", "path": "files/a.jsonl"}, {"split": "test", "path": "files/b.jsonl"}]
+    (gsm8k / "README.md").write_text(
+        f"---\nconfigs:\n- config_name: main\n  data_files: {json.dumps(files)}\n---\nData.\n"
+    )
+    for number_, subject in enumerate(_MMLU_SUBJECTS):
+        docs = [
+            {"question": f"{subject} {i}", "choices": ["one", "two", "three", "four"], "answer": (i + number_) % 4}
+            for i in range(5)
+        ]
+        rows(folder / "cais" / "mmlu" / subject / "dev.jsonl", *docs)
+        rows(folder / "cais" / "mmlu" / subject / "test.jsonl", *docs[:2])
+    rows(
+        folder / "Idavidrein" / "gpqa" / "train.jsonl",
+        {"Question": "which", "Correct Answer": "yes", **{f"Incorrect Answer {i}": f"no{i}" for i in (1, 2, 3)}},
+    )
+    plus = [{"question": f"What is {i} plus {i}, exactly?", "answer": str(2 * i)} for i in range(3)]
+    rows(folder / "qintongli" / "GSM-Plus" / "data" / "test-0.jsonl", *plus)
+    math_ = [
+        {"problem": f"Sum of {i} and 1.", "solution": rf"It is $\boxed{{{i + 1}}}$.", "level": f"Level {i}"}
+        for i in range(3, 6)
+    ]
+    rows(folder / "HuggingFaceH4" / "MATH-500" / "test.jsonl", *({**doc, "answer": "4"} for doc in math_[:1]))
+    for subject in _MATH_SUBJECTS:
+        rows(folder / "EleutherAI" / "hendrycks_math" / subject / "test-0.jsonl", *math_)
+    for language in ("AR_XY", "DE_DE", "ES_LA", "FR_FR", "JA_JP", "KO_KR", "ZH_CN"):
+        doc = {"Question": f"Frage {language}", "A": "eins", "B": "zwei", "C": "drei", "D": "vier", "Answer": "B"}
+        rows(folder / "openai" / "MMMLU" / language / "test.jsonl", doc)
+    for language in ("es", "fr", "de", "zh", "ja", "ru"):
+        shots = [{"question": f"{language} {i}", "answer": f"so {i}", "answer_number": i} for i in range(5)]
+        rows(folder / "juletxara" / "mgsm" / language / "train.jsonl", *shots)
+        rows(folder / "juletxara" / "mgsm" / language / "test.jsonl", {**shots[2], "answer": ""})
+    pro = [
+        {
+            "question": f"{category} {i}", "options": ["x", "y", "N/A"], "answer": "B", "category": category,
+            "cot_content": "A: Let's think step by step. The answer is (B).",
+        }
+        for category in _CATEGORIES
+        for i in range(5)
+    ]  # fmt: skip
+    rows(folder / "TIGER-Lab" / "MMLU-Pro" / "data" / "validation-0.jsonl", *pro)
+    rows(folder / "TIGER-Lab" / "MMLU-Pro" / "data" / "test-0.jsonl", *({**doc, "cot_content": ""} for doc in pro[::5]))
+    return folder
+
+
+_MATH_SUBJECTS = (
+    "algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory", "prealgebra",
+    "precalculus",
+)  # fmt: skip
+_CATEGORIES = (
+    "biology", "business", "chemistry", "computer science", "economics", "engineering", "health", "history", "law",
+    "math", "other", "philosophy", "physics", "psychology",
+)  # fmt: skip
+_MMLU = Path(__file__).parents[2] / "nas" / "posttrain" / "benchmarks" / "mmlu.yaml"
+_MMLU_SUBJECTS = yaml.safe_load(_MMLU.read_text().replace("!function ", ""))["metadata"]["datasets"]
+
+
+def knowing(asked: list[str], say: Callable[[str], str], right: Callable[[str], str] = lambda text: "A") -> Answerer:
+    """A model that answers each question by `say`, and finds the continuation `right` the likeliest."""
+
+    def respond(questions: Sequence[Sequence[int]], most: int) -> list[list[int]]:
+        asked.extend(CHAT.decode(ids) for ids in questions)
+        return [CHAT.encode(say(CHAT.decode(ids)) + "<|im_end|>") for ids in questions]
+
+    def scores(question: Sequence[int], continuations: Sequence[Sequence[int]]) -> list[Score]:
+        asked.append(CHAT.decode(question))
+        wanted = right(asked[-1])
+        return [Score(False, 0.0 if CHAT.decode(each).strip() == wanted else -1.0) for each in continuations]
+
+    return Answerer(respond, scores)
+
+
+def judged(data: Path, name: str, asked: Answerer, context: int = 1 << 16) -> dict[str, list[bool]]:
+    found = Benchmarks(data, [name], context, None, lambda line: None).judge(asked, CHAT)
+    return {row: list(right) for row, right in found.items()}
+
+
+def test_gsm8k_asks_five_examples_as_turns_and_scores_strict_and_loose(data: Path) -> None:
+    asked: list[str] = []
+    answers = {0: "I know it: #### 0", 1: "2, or maybe 9", 2: "5"}
+    found = judged(data, "gsm8k", knowing(asked, lambda text: answers[int(text.rsplit("What is ", 1)[1][0])]))
+    assert found == {"gsm8k": [True, False, False], "gsm8k (loose)": [True, True, False]}
+    assert len(asked) == 3 and all(text.count("<|im_start|>user") == 6 for text in asked)
+    assert all(text.endswith("<|im_start|>assistant\n") and "####" in text for text in asked)
+    again: list[str] = []
+    judged(data, "gsm8k", knowing(again, lambda text: ""))
+    assert again == asked, "a file is asked with the same examples"
+
+
+def test_mmlu_takes_the_likeliest_letter_after_the_subject_s_own_examples(data: Path) -> None:
+    asked: list[str] = []
+    found = judged(data, "mmlu", knowing(asked, str, lambda text: "A"))
+    expected = [(i + number_) % 4 == 0 for number_ in range(len(_MMLU_SUBJECTS)) for i in range(2)]
+    assert len(_MMLU_SUBJECTS) == 57 and found == {"mmlu": expected}
+    assert asked[0].count("abstract_algebra") == 6 and "A. one\nB. two\nC. three\nD. four" in asked[0]
+
+
+def test_choices_of_gpqa_are_asked_in_ten_orders(data: Path) -> None:
+    asked: list[str] = []
+
+    def right(text: str) -> str:
+        return text[text.index(") yes") - 1]
+
+    assert judged(data, "gpqa_diamond", knowing(asked, str, right)) == {"gpqa_diamond": [True] * 10}
+    assert len({right(text) for text in asked}) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "say", "wanted"),
+    [
+        ("gsm_plus", "The answer is 2.", {"gsm_plus": [False, True, False]}),
+        ("math_500", r"\boxed{4}", {"math_500": [True]}),
+        ("math_level_5", r"\boxed{6.0}", {"math_level_5": [True] * 7}),
+        ("mgsm", "Antwort: 2", {"mgsm": [True] * 6, "mgsm (strict)": [True] * 6}),
+        ("mmlu_pro", "I think the answer is (B).", {"mmlu_pro": [True] * 14}),
+    ],
+)
+def test_generated_answers(data: Path, name: str, say: str, wanted: dict[str, list[bool]]) -> None:
+    asked: list[str] = []
+    assert judged(data, name, knowing(asked, lambda text: say)) == wanted
+    examples = {"gsm_plus": 5, "math_500": 4, "math_level_5": 0, "mgsm": 5, "mmlu_pro": 5}[name]
+    assert all(text.count("<|im_start|>user") == examples + 1 for text in asked)
+    if name == "mmlu_pro":
+        assert "about biology. Think step by step" in asked[0] and asked[0].count("biology ") == 6
+        assert "N/A" not in asked[0] and "C." not in asked[0]
+
+
+def test_mmmlu_has_no_chat_template(data: Path) -> None:
+    asked: list[str] = []
+    assert judged(data, "mmmlu", knowing(asked, str, lambda text: "B")) == {"mmmlu": [True] * 7}
+    assert all("<|im_start|>" not in text and text.endswith("Answer:") for text in asked)
+
+
+def test_long_questions_lose_their_beginnings_and_it_is_said(data: Path) -> None:
+    asked: list[str] = []
+    said: list[str] = []
+    Benchmarks(data, ["gsm8k"], 128, None, said.append).judge(knowing(asked, str), CHAT)
+    assert all(len(CHAT.encode(text)) == 64 for text in asked)
+    assert said == ["3 questions lost their beginnings to fit into 128 tokens"]
+
+
+def test_missing_data_is_named(data: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    every = Benchmarks(data, (), 4096, None, said.append)
+    assert len(said) == 1 and said[0].startswith("ifeval: left out: ") and len(NAMES) == 10
+    assert every.name.endswith(", ".join(name for name in NAMES if name != "ifeval"))
+    with pytest.raises(UnknownName, match="unknown benchmark 'gsm8'; did you mean 'gsm8k'"):
+        Benchmarks(data, ["gsm8"], 4096, None, said.append)
+    with pytest.raises(InvalidInput, match="there is no folder openai/gsm8k"):
+        Benchmarks(tmp_path / "cache", ["gsm8k"], 4096, None, said.append)
+    with pytest.raises(InvalidInput, match="has no data of any benchmark"):
+        Benchmarks(tmp_path / "cache", (), 4096, None, said.append)
+    (data / "HuggingFaceH4" / "MATH-500" / "test.jsonl").rename(data / "HuggingFaceH4" / "MATH-500" / "rows.jsonl")
+    with pytest.raises(InvalidInput, match=r"MATH-500 has no README\.md and no files of test"):
+        Benchmarks(data, ["math_500"], 4096, None, said.append)
+    rows(data / "HuggingFaceH4" / "MATH-500" / "test.jsonl", {"question": "no problem"})
+    with pytest.raises(InvalidInput, match="math_500: its data is not as expected"):
+        Benchmarks(data, ["math_500"], 4096, None, said.append)
+
+
+def test_scores_of_continuations_are_those_of_the_whole_text() -> None:
+    torch.manual_seed(0)
+    model = Model(LAYOUT).eval()
+    question, continuations = list(range(3, 12)), [[5], [7, 8, 9], [1, 1], [2]]
+    found = answerer(model, CHAT).scores(question, continuations)
+    for continuation, score in zip(continuations, found, strict=True):
+        with torch.no_grad():
+            logits, _ = model.prefill(torch.tensor([question + continuation]))
+        own = logits[0, len(question) - 1 : -1].double().log_softmax(-1)
+        expected = sum(float(row[token]) for row, token in zip(own, continuation, strict=True))
+        assert math.isclose(score.log_probability, expected, rel_tol=1e-5)
+        assert score.greedy == bool(np.all(own.argmax(-1).numpy() == continuation))
