@@ -42,6 +42,7 @@ from nas.posttrain.conversations import (
 from nas.posttrain.generation import evaluated, generate
 from nas.posttrain.judges import RULES, Judge, Sample, command_judge, preference_of
 from nas.posttrain.objective import answer_nats
+from nas.posttrain.reward_model import RewardModel, folder_sha256
 from nas.posttrain.sft import (
     PASSES_VERSION,
     ConversationPlan,
@@ -84,6 +85,7 @@ class PreferSettings(TrainingSettings):
     answer_tokens: int = Field(256, ge=1, description="most tokens of a sampled answer")
     judge: Literal["exact", "contains"] | None = Field(None, description="rule that scores the samples")
     judge_command: tuple[str, ...] = Field((), description="program and arguments that score the samples instead")
+    judge_model: str | None = Field(None, description="folder of a reward model that scores the samples instead")
     length: int = Field(1024, ge=2, description="most tokens; longer preferences are dropped, never cut")
     held_out: float = Field(0.02, ge=0, lt=0.5, description="share of preferences that are only scored")
     evaluate: tuple[str, ...] = Field((), description="files of conversations whose answers are compared at the end")
@@ -92,12 +94,14 @@ class PreferSettings(TrainingSettings):
     def _sources(self) -> PreferSettings:
         if not self.pairs and not self.questions:
             raise InvalidInput("name files of preferences, or of questions to answer", where="pairs")
-        if self.questions and (self.judge is None) == (not self.judge_command):
-            raise InvalidInput("answers need a judge or a judge_command", where="questions")
+        if self.questions and sum(map(bool, (self.judge, self.judge_command, self.judge_model))) != 1:
+            raise InvalidInput("answers need one of judge, judge_command and judge_model", where="questions")
         return self
 
     def judged_by(self) -> Judge:
         """Returns the judge of sampled answers."""
+        if self.judge_model:
+            return RewardModel(Path(self.judge_model))
         return RULES[self.judge] if self.judge else command_judge(self.judge_command)
 
 
@@ -151,6 +155,8 @@ class PreferRequest(TrainingRequest):
         )
         if settings.judge_command and shutil.which(settings.judge_command[0]) is None:
             raise InvalidInput(f"no such program: {settings.judge_command[0]}", where="judge_command")
+        if settings.questions and settings.judge_model:
+            settings.judged_by()
 
     def plan(self, member: MemberToTrain, log: Log) -> Prefer:
         """See `TrainingRequest`."""
@@ -162,7 +168,8 @@ class PreferRequest(TrainingRequest):
         chosen = {"length", "held_out"} | (_SAMPLING if settings.questions else set())
         origin = member.before[-1].checkpoint if settings.questions else ""
         fields = settings.model_dump(mode="json", include=chosen)
-        key = content_hash([PREFERENCES_VERSION, sha256_of(member.tokenizer), fields, hashes[:2], origin])
+        by = [folder_sha256(Path(settings.judge_model))] if settings.questions and settings.judge_model else []
+        key = content_hash([PREFERENCES_VERSION, sha256_of(member.tokenizer), fields, hashes[:2], origin, *by])
         path = tokens_path(key)
         if not path.is_file():
             pairs = [each for name in settings.pairs for each in read_lines(Path(name), Preference)]
@@ -258,7 +265,8 @@ class Prefer(ConversationPlan):
 
     def key_inputs(self) -> dict[str, Any]:
         """See `TrainingPlan`."""
-        settings = self.settings.model_dump(mode="json", exclude={"pairs", "questions", "evaluate"})
+        # Without paths: the contents of files and folders are in `tokens`.
+        settings = self.settings.model_dump(mode="json", exclude={"pairs", "questions", "evaluate", "judge_model"})
         return {
             "prefer": settings,
             "preferences": self.tokens,

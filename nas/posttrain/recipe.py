@@ -72,6 +72,8 @@ class PreferStage(PreferSettings):
     def request(self, folder: Path) -> TrainingRequest:
         """Returns the request, with relative paths resolved from `folder`."""
         fields = _resolved(self, folder, "evaluate", "pairs", "questions")
+        if self.judge_model is not None:
+            fields["judge_model"] = str(folder / self.judge_model)
         return PreferRequest(settings=PreferSettings.model_validate(fields))
 
 

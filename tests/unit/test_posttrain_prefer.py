@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from pretrain_lab import LAYOUT, SETTINGS, run_here, write_corpus, write_family, write_tokenizer
+from safetensors.torch import load_file, save_file
 from scipy.stats import binomtest  # type: ignore[import-untyped]
 from torch import Tensor
 
@@ -19,15 +24,17 @@ from nas.core.errors import InfrastructureFailed, InvalidInput
 from nas.core.family import MemberTraining, TaskScore
 from nas.core.task import IGNORE
 from nas.nn.model import Model
-from nas.posttrain.conversations import ChatTokenizer, Conversation, Message, read_lines
+from nas.posttrain.conversations import ChatTokenizer, Conversation, Message, Preference, read_lines
 from nas.posttrain.generation import answerer, by_task, exact_matches, generate
 from nas.posttrain.judges import RULES, Sample, command_judge, preference_of
 from nas.posttrain.prefer import ACCURACY, answer_log_probabilities, preference_loss
 from nas.posttrain.recipe import PostTrainingRecipe, run_recipe
+from nas.posttrain.reward_model import RewardModel
 from nas.posttrain.tasks import TASKS, conversations, is_test, preferences, write_tasks
 from nas.pretrain import member_training
 from nas.release.options import FileOptions
-from nas.release.tokenizer import byte_tokenizer
+from nas.release.tokenizer import BOS, byte_tokenizer, chat_template
+from nas.views.family import member_folder
 
 Numbers = list[float]
 
@@ -264,10 +271,130 @@ def test_on_policy_pairs_are_sampled_once(member: Path, monkeypatch: pytest.Monk
     assert again.config["preferences"] == found.config["preferences"] and again.checkpoint != found.checkpoint
 
 
+def write_reward_model(folder: Path, outputs: int = 1, template: str | None = None) -> None:
+    """A random Llama with outputs for whole sequences, and a tokenizer of bytes."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=320, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_labels=outputs, pad_token_id=None, initializer_range=0.5, max_position_embeddings=512,
+    )  # fmt: skip
+    transformers.LlamaForSequenceClassification(config).save_pretrained(folder)
+    template = chat_template() if template is None else template
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(320).tokenizer, bos_token=BOS)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+
+
+def test_scores_of_a_reward_model_are_those_of_transformers(tmp_path: Path) -> None:
+    write_reward_model(tmp_path / "m")
+    samples = [sample("four"), sample("five is more than four"), sample("")]
+    tool = {"name": "sum", "parameters": {}}
+    messages = (Message(role="system", content="brief"), *samples[0].conversation.messages)
+    samples.append(Sample(Conversation(messages=messages, tools=(tool,)), "4", "data.jsonl:9"))
+    samples.append(Sample(Conversation(messages=messages, tools=(json.dumps(tool),)), "4", "data.jsonl:9"))
+    found = RewardModel(tmp_path / "m")(samples)
+    model: Any = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "m")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "m")
+    for each, score in zip(samples, found, strict=True):
+        asked = [message.model_dump() for message in each.conversation.question]
+        text = tokenizer.apply_chat_template(
+            [*asked, {"role": "assistant", "content": each.answer}],
+            tools=[tool] if each.conversation.tools else None,
+            tokenize=False,
+        )
+        ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
+        assert score == pytest.approx(model(ids).logits.item(), rel=1e-5)
+    assert len(set(found)) == 4 and found[3] == found[4]
+    ended, plain = RewardModel(tmp_path / "m")([sample("four<|im_end|>"), sample("four")])
+    assert ended != plain, "an answer cannot spell the end of its turn"
+
+
+def test_folders_that_are_no_reward_models_are_refused(tmp_path: Path) -> None:
+    def refused(name: str, problem: str) -> None:
+        with pytest.raises(InvalidInput, match=rf"^judge_model: {tmp_path / name}: {problem}"):
+            RewardModel(tmp_path / name)
+
+    refused("none", "no such folder")
+    write_reward_model(tmp_path / "two", outputs=2)
+    refused("two", "has 2 outputs; a reward model has one")
+    write_reward_model(tmp_path / "silent", template="")
+    refused("silent", "its tokenizer has no chat template")
+    write_reward_model(tmp_path / "headless")
+    weights = load_file(tmp_path / "headless/model.safetensors")
+    save_file({name: each for name, each in weights.items() if name != "score.weight"},
+              tmp_path / "headless/model.safetensors", {"format": "pt"})  # fmt: skip
+    refused("headless", "holds no weights of score.weight")
+    (tmp_path / "headless/adapter_config.json").write_text("{}")
+    refused("headless", "holds an adapter")
+    write_reward_model(tmp_path / "pickled")
+    torch.save(weights, tmp_path / "pickled/pytorch_model.bin")
+    (tmp_path / "pickled/model.safetensors").unlink()
+    with pytest.raises(InvalidInput, match="not a safetensors file"):
+        RewardModel(tmp_path / "pickled")
+    write_reward_model(tmp_path / "foreign")
+    config = json.loads((tmp_path / "foreign/config.json").read_text())
+    code = {"AutoConfig": "code.Config", "AutoModelForSequenceClassification": "code.Model"}
+    (tmp_path / "foreign/config.json").write_text(json.dumps(config | {"model_type": "own", "auto_map": code}))
+    (tmp_path / "foreign/code.py").write_text("raise SystemExit('ran')")
+    refused("foreign", "transformers cannot load it: ")
+
+
+def test_answers_that_a_reward_model_cannot_score_are_named(tmp_path: Path) -> None:
+    write_reward_model(
+        tmp_path / "m", template="{% if messages[0].content == 'no' %}{{ 1 / 0 }}{% endif %}{{ messages }}"
+    )
+    judge = RewardModel(tmp_path / "m")
+    with pytest.raises(InvalidInput, match=r"^data.jsonl, conversation 1: .*: [0-9,]+ tokens, of at most 512"):
+        judge([sample("four" * 200)])
+    asked = (Message(role="user", content="no"), Message(role="assistant", content="yes"))
+    with pytest.raises(InvalidInput, match=r"^a:7: .* its chat template fails: division by zero"):
+        judge([Sample(Conversation(messages=asked), "no", "a:7")])
+    weights = load_file(tmp_path / "m/model.safetensors")
+    save_file(weights | {"score.weight": weights["score.weight"] * math.nan},
+              tmp_path / "m/model.safetensors", {"format": "pt"})  # fmt: skip
+    with pytest.raises(InvalidInput, match=r"^data.jsonl, conversation 1: .*: the score is nan"):
+        RewardModel(tmp_path / "m")([sample("four")])
+
+
+def test_a_reward_model_judges_on_policy_answers(member: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_reward_model(member / "judge")
+    judged: dict[tuple[object, str], list[float]] = defaultdict(list)
+    score = RewardModel._score
+
+    def recorded(self: RewardModel, one: Sample) -> float:
+        found = score(self, one)
+        judged[one.conversation.question, one.answer.strip()].append(found)
+        return found
+
+    monkeypatch.setattr(RewardModel, "_score", recorded)
+    (member / "asked.jsonl").write_text((member / "test.jsonl").read_text())
+    prefer: dict[str, object] = {
+        "kind": "prefer", "questions": ["asked.jsonl"], "judge_model": "judge", "samples": 2, "answer_tokens": 4,
+        "batch": 4, "epochs": 1,
+    }  # fmt: skip
+    with pytest.raises(InvalidInput, match=r"judge_model: .*nowhere: no such folder"):
+        run(member, {**prefer, "judge_model": "nowhere"})
+    assert not (member_folder("tiny", "1M") / "training").exists(), "found before the first stage begins"
+    found = run(member, prefer)
+    preferences = [
+        line for path in (member / "NAS_CACHE/preferences").glob("*/*.jsonl") for line in read_lines(path, Preference)
+    ]
+    assert found.config["preferences"] == len(preferences) > 0
+    for each in preferences:
+        assert max(judged[each.messages, each.chosen]) > min(judged[each.messages, each.rejected])
+    (member / "judge").rename(member / "moved")
+    assert run(member, {**prefer, "judge_model": "moved"}).checkpoint == found.checkpoint
+    keys = len(list((member / "NAS_CACHE/preferences").iterdir()))
+    (member / "moved/note.txt").write_text("changed")
+    run(member, {**prefer, "judge_model": "moved"})
+    assert len(list((member / "NAS_CACHE/preferences").iterdir())) == keys + 1
+
+
 def test_stages_without_data_or_judges_are_refused(member: Path) -> None:
     for stage, problem in (
         ({"kind": "prefer"}, "name files of preferences"),
-        ({"kind": "prefer", "questions": ["a"]}, "a judge or a judge_command"),
+        ({"kind": "prefer", "questions": ["a"]}, "one of judge, judge_command and judge_model"),
+        ({"kind": "prefer", "questions": ["a"], "judge": "exact", "judge_model": "m"}, "one of judge, judge_command"),
         ({"kind": "merge", "models": ["prefer"]}, "neither a file nor an earlier stage"),
     ):
         with pytest.raises((InvalidInput, ValueError), match=problem):

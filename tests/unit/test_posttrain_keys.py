@@ -1,0 +1,72 @@
+"""Keys of post-trainings without settings that were added later: what was trained before is found again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pretrain_lab import LAYOUT
+
+from nas.core.family import MemberTraining
+from nas.posttrain import prefer
+from nas.posttrain.conversations import Preference
+from nas.posttrain.prefer import PreferRequest, PreferSettings
+from nas.posttrain.sft import DataSource, SftRequest, SftSettings
+from nas.pretrain.member_training import MemberToTrain, TrainingRequest
+from nas.release.tokenizer import byte_tokenizer
+
+QUESTION = '{"messages": [{"role": "user", "content": "one"}'
+KEYS = {
+    "sft": (
+        "648e9758078daa145c9d1f40e1f4bec27080f9a9ebef1c389bf6b602efd25e00",
+        "c8363159b04ebd2c93936958113f4031a18dfdf76c83c32c47609e0e2912258d",
+    ),
+    "pairs": (
+        "09f054016a7d7012d18b9d2dc6b23a1298c7a5d12e02c71b796cb56f7c52ab04",
+        "046e8dc4bb1b65702a2f53ba91dbd50eee9ee13d834fe6d86bb03b0a7fc1e08a",
+    ),
+    "on policy": (
+        "bb68c66c4ea625a1cc6685b2c303b46da9c366b22fdd5750dd5e9f7b32e9b2e4",
+        "5c20dd279ff66185c7c55a0a0fdb272617a6f405818a60670aea0782340b5b52",
+    ),
+}
+
+
+class Trained(MemberToTrain):
+    """A member that was trained, whose weights nothing reads."""
+
+    def weights(self, training: MemberTraining | None = None) -> Path:
+        return Path("weights")
+
+
+def planned(member: MemberToTrain, request: TrainingRequest) -> tuple[str, str]:
+    """Returns the keys of the tokenised data and of the training."""
+    plan: Any = request.plan(member, lambda line: None)
+    return plan.tokens, plan.key
+
+
+@pytest.fixture
+def member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemberToTrain:
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    byte_tokenizer(320).tokenizer.save("tokenizer.json")
+    Path("chat.jsonl").write_text(QUESTION + ', {"role": "assistant", "content": "two"}]}\n')
+    Path("pairs.jsonl").write_text(QUESTION + '], "chosen": "a", "rejected": "b"}\n')
+    before = MemberTraining.model_construct(kind="sft", checkpoint="0" * 64)
+    return Trained(tmp_path, LAYOUT, tmp_path / "tokenizer.json", (before,))
+
+
+def test_keys_are_those_of_earlier_versions(member: MemberToTrain, monkeypatch: pytest.MonkeyPatch) -> None:
+    def on_policy(*_: object) -> Iterator[Preference]:
+        yield Preference.model_validate_json(Path("pairs.jsonl").read_text())
+
+    monkeypatch.setattr(prefer, "_loaded", lambda *_: None)
+    monkeypatch.setattr(prefer, "_on_policy", on_policy)
+    found = {
+        "sft": SftRequest(settings=SftSettings(data=(DataSource(path="chat.jsonl"),))),
+        "pairs": PreferRequest(settings=PreferSettings(pairs=("pairs.jsonl",))),
+        "on policy": PreferRequest(settings=PreferSettings(questions=("chat.jsonl",), judge="exact")),
+    }
+    assert {name: planned(member, request) for name, request in found.items()} == KEYS
