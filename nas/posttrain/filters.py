@@ -1,8 +1,8 @@
-"""Filters of conversations: exact and near duplicates, length, and overlap with evaluations (LFM2 report, 4.2.1).
+"""Filters of conversations: language, exact and near duplicates, length, overlap with evaluations (LFM2 report, 4.2.1).
 
 Near duplicates are found by MinHash with locality-sensitive hashing (Broder 1997; Leskovec et al., "Mining of massive
 datasets", section 3.4), and each candidate pair is checked by its exact Jaccard similarity, so nothing is dropped by a
-collision of hashes. The report's further filters need models as judges and are not here.
+collision of hashes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from nas.posttrain.conversations import Conversation
+from nas.posttrain.languages import language_of
 
 _PERMUTATIONS = 128
 _SHINGLE = 3
@@ -27,6 +28,9 @@ class Filters(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    languages: tuple[str, ...] = Field(
+        (), exclude_if=lambda codes: not codes, description="codes of ISO 639; text detected as another one is dropped"
+    )
     length: int = Field(4096, ge=2, description="most tokens; longer conversations are dropped, never cut")
     duplicates: bool = Field(True, description="drop all but the first of equal ones, whatever case and spaces")
     near_duplicates: float | None = Field(
@@ -52,6 +56,19 @@ def without_duplicates(conversations: Sequence[Conversation]) -> list[int]:
     for index, conversation in enumerate(conversations):
         first.setdefault(text_of(conversation), index)
     return list(first.values())
+
+
+def in_languages(conversations: Sequence[Conversation], languages: Sequence[str]) -> list[int]:
+    """Returns the indices of conversations whose users and assistants are not detected to use another language.
+
+    Conversations whose language cannot be said are among them; see `language_of`.
+    """
+    wanted = {None, *languages}
+    return [index for index, each in enumerate(conversations) if language_of(_spoken(each)) in wanted]
+
+
+def _spoken(conversation: Conversation) -> str:
+    return "\n".join(each.content for each in conversation.messages if each.role in ("user", "assistant"))
 
 
 def without_near_duplicates(conversations: Sequence[Conversation], threshold: float) -> list[int]:

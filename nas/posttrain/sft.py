@@ -30,8 +30,9 @@ from nas.nn.fit import Log, Stage, Worker, save_tensors
 from nas.nn.model import Model
 from nas.nn.optimisers import Optimiser
 from nas.posttrain.conversations import ChatTokenizer, Conversation, check_files, read_lines
-from nas.posttrain.filters import Filters, without_duplicates, without_near_duplicates, without_overlap
+from nas.posttrain.filters import Filters, in_languages, without_duplicates, without_near_duplicates, without_overlap
 from nas.posttrain.generation import evaluated
+from nas.posttrain.languages import check_languages, detector_version
 from nas.posttrain.objective import answer_nats, dropped_embeddings
 from nas.pretrain.member_training import MemberToTrain, TrainingPlan, TrainingRequest
 from nas.pretrain.recipe import Schedule
@@ -145,6 +146,8 @@ def select(files: Sequence[Path], evaluations: Sequence[Path], filters: Filters,
 
     if filters.duplicates:
         keep("duplicates", without_duplicates(left()))
+    if filters.languages:
+        keep("languages", in_languages(left(), filters.languages))
     if filters.near_duplicates is not None:
         keep("near duplicates", without_near_duplicates(left(), filters.near_duplicates))
     if known:
@@ -302,6 +305,8 @@ class SftRequest(TrainingRequest):
         """See `TrainingRequest`."""
         files = [*(source.path for source in self.settings.data), *self.settings.evaluate]
         check_files((path, Conversation) for path in files)
+        if self.settings.filters.languages:
+            check_languages(self.settings.filters.languages)
 
     def plan(self, member: MemberToTrain, log: Log) -> Sft:
         """See `TrainingRequest`."""
@@ -315,6 +320,7 @@ class SftRequest(TrainingRequest):
                 settings.filters.model_dump(mode="json"),
                 settings.held_out,
                 [[sha256_of(path) for path in group] for group in (files, evaluations)],
+                *([detector_version()] if settings.filters.languages else []),
             ]
         )
         path = tokens_path(key)

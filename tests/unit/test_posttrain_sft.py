@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +21,17 @@ from nas.core.family import FILES, TRAINING, MemberFiles, MemberTraining, read_r
 from nas.core.layout import Layout
 from nas.core.task import IGNORE
 from nas.nn.model import Model
+from nas.posttrain import languages
 from nas.posttrain.conversations import ChatTokenizer, Conversation, Preference, read_lines, render
-from nas.posttrain.filters import jaccard, minhash, without_duplicates, without_near_duplicates, without_overlap
+from nas.posttrain.filters import (
+    Filters,
+    in_languages,
+    jaccard,
+    minhash,
+    without_duplicates,
+    without_near_duplicates,
+    without_overlap,
+)
 from nas.posttrain.objective import answer_nats, dropped_embeddings
 from nas.posttrain.recipe import PostTrainingRecipe, read_recipe, run_recipe
 from nas.posttrain.sft import HELD_OUT, Mixture, padded, passes_of
@@ -163,6 +173,33 @@ def test_near_duplicates_are_those_above_the_threshold() -> None:
     assert kept == [*range(40), *range(60, 80)]
 
 
+SPOKEN = {
+    "en": ("What is the capital of France?", "The capital of France is Paris."),
+    "de": ("Was ist die Hauptstadt von Frankreich?", "Die Hauptstadt von Frankreich ist Paris."),
+    "fr": ("Quelle est la capitale de la France ?", "La capitale de la France est Paris."),
+    "zh": ("法国的首都是哪里?", "法国的首都是巴黎。"),
+}
+UNDETERMINED = [
+    ("2 + 3 = ?", "5"),
+    ("Hi", "ok"),
+    ("hm", "Guten Tag"),
+    ("while (i < 10) { a[i] = b[i]; }", "x[0] = y[1]"),
+]
+
+
+def test_conversations_in_other_languages_are_dropped_and_undetermined_ones_kept() -> None:
+    texts = [*SPOKEN.values(), *UNDETERMINED]
+    conversations = [conversation(*each) for each in texts]
+    undetermined = list(range(len(SPOKEN), len(texts)))
+    for number, code in enumerate(SPOKEN):
+        assert in_languages(conversations, [code]) == [number, *undetermined]
+    assert in_languages(conversations, ["fr", "de"]) == [1, 2, *undetermined]
+    told = conversation("Réponds en allemand s'il te plaît.", *SPOKEN["de"], SPOKEN["fr"][1],
+                        roles=("system", "user", "assistant", "user"))  # fmt: skip
+    brief = told.model_copy(update={"messages": told.messages[:3]})
+    assert in_languages([brief], ["de"]) == [0], "instructions of the system do not count"
+
+
 def test_minhash_estimates_jaccard_similarity() -> None:
     values = [zlib.crc32(str(i).encode()) for i in range(800)]
     a, b = frozenset(values[:600]), frozenset(values[200:])
@@ -275,6 +312,35 @@ def test_bad_files_of_later_stages_are_named_before_the_first_one_begins(member:
     for changed in ({"data": [{"path": "bad.jsonl"}]}, {"evaluate": ["chat.jsonl", "bad.jsonl"]}):
         with pytest.raises(InvalidInput, match=named):
             run(member, recipe(**changed))
+    assert not (member_folder("tiny", "1M") / "training").exists()
+
+
+def test_languages_are_part_of_the_key_where_they_are_used(member: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = (member / "chat.jsonl", member / "more.jsonl")
+    files[1].write_text("".join(conversation(*each).model_dump_json() + "\n" for each in SPOKEN.values()))
+    data = [{"path": "chat.jsonl"}, {"path": "more.jsonl"}]
+    lines: list[str] = []
+    found = run(member, recipe(data=data, epochs=1, filters={"languages": ["en", "fr"]}), lines.append)
+    assert found.config["conversations"] == 26 and "26 conversations; dropped: duplicates 4, languages 2" in lines
+
+    def tokenised() -> int:
+        return len(list((member / "NAS_CACHE/conversations").iterdir()))
+
+    assert tokenised() == 1
+    monkeypatch.setattr("py3langid.__version__", "0.4.1")
+    assert run(member, recipe(data=data, epochs=1, filters={"languages": ["en", "fr"]})).checkpoint == found.checkpoint
+    assert tokenised() == 2
+    assert run(member, recipe(data=data, epochs=1)).config["conversations"] == 28
+    assert "languages" not in Filters().model_dump(), "keys without languages are those of earlier versions"
+
+
+def test_unknown_languages_and_a_missing_detector_are_named(member: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidInput, match=r"filters\.languages: unknown language 'english'.*valid: ace, af, am"):
+        run(member, recipe(filters={"languages": ["en", "english"]}))
+    monkeypatch.setitem(sys.modules, "py3langid", None)
+    monkeypatch.setattr("nas.posttrain.languages._identifier", languages._identifier.__wrapped__)
+    with pytest.raises(InvalidInput, match=r"filters\.languages: needs py3langid, of the extra 'languages'"):
+        run(member, recipe(filters={"languages": ["en"]}))
     assert not (member_folder("tiny", "1M") / "training").exists()
 
 
