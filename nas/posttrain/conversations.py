@@ -1,9 +1,9 @@
 """Conversations: JSON lines with checked roles, the chat template, token ids and which of them are answers. No torch.
 
-A line is {"messages": [{"role": ..., "content": ...}, ...], "tools": [...], "task": ...}; tools and task may be left
-out, and other keys are ignored. Roles are system (first, if at all), user, assistant and tool; the last message is an
-assistant's, which is trained on, or expected where models are evaluated. A line of preferences ends with a question
-instead and has "chosen" and "rejected" answers.
+A line is {"messages": [{"role": ..., "content": ...}, ...], "tools": [...], "task": ..., "solved": ...}; all but the
+messages may be left out, and other keys are ignored. Roles are system (first, if at all), user, assistant and tool; the
+last message is an assistant's, which is trained on, or expected where models are evaluated. A line of preferences ends
+with a question instead and has "chosen" and "rejected" answers.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ class Conversation(Line):
     messages: tuple[Message, ...] = Field(min_length=1)
     tools: tuple[Tool, ...] = ()
     task: str = Field("", max_length=100, description="name under which answers are counted in evaluations")
+    solved: float | None = Field(None, ge=0, le=1, description="share of models that answer right, for a curriculum")
 
     @property
     def question(self) -> tuple[Message, ...]:

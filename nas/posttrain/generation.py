@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nas.core.family import TaskScore
+from nas.core.layout import Layout
 from nas.nn.model import Model, ModelState
+from nas.nn.weights import load_weights
 from nas.posttrain.conversations import ChatTokenizer, Conversation, read_lines
 from nas.runtimes.dialogue import Score, scores
 
@@ -164,6 +166,13 @@ def _count(right: Sequence[bool], before: Sequence[bool] | None) -> TaskScore:
         return TaskScore.of(sum(right), len(right))
     pairs = list(zip(before, right, strict=True))
     return TaskScore.of(sum(right), len(right), pairs.count((True, False)), pairs.count((False, True)))
+
+
+def loaded(layout: Layout, weights: Path) -> Model:
+    """Returns a model with weights of a file, in evaluation mode and without gradients."""
+    model = Model(layout, None)
+    load_weights(model, weights)
+    return model.eval().requires_grad_(False)
 
 
 def answerer(model: Model, chat: ChatTokenizer) -> Answerer:

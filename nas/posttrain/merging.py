@@ -31,6 +31,9 @@ from nas.pretrain.member_training import START, MemberToTrain, TrainingPlan, Tra
 from nas.release.files import sha256_of
 from nas.release.huggingface import Planned, write_safetensors
 
+STAGES = ("pretrain", "sft", "prefer", "merge")
+"""Kinds of stages, whose weights later ones name."""
+
 Method = Literal["soup", "task-arithmetic", "ties", "dare-linear", "dare-ties", "della"]
 
 _TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -313,11 +316,11 @@ class MergeRequest(TrainingRequest):
         )  # fmt: skip
 
 
-def _weights(member: MemberToTrain, name: str) -> tuple[Path, str]:
+def named_weights(member: MemberToTrain, name: str, *, where: str = "models") -> tuple[Path, str]:
     """Returns the weights of the last training of kind `name`, or of the file `name`, and their SHA-256.
 
     Raises:
-        InvalidInput: there is neither, or the file is of another layout.
+        InvalidInput: there is neither.
     """
     trainings: dict[str, MemberTraining] = {each.kind: each for each in member.before}
     if name in trainings:
@@ -325,10 +328,20 @@ def _weights(member: MemberToTrain, name: str) -> tuple[Path, str]:
     path = Path(name)
     if not path.is_file():
         known = ", ".join(trainings) or "none"
-        raise InvalidInput(f"{name} is neither a file nor an earlier stage; stages: {known}", where="models")
+        raise InvalidInput(f"{name} is neither a file nor an earlier stage; stages: {known}", where=where)
+    return path.resolve(), sha256_of(path)
+
+
+def _weights(member: MemberToTrain, name: str) -> tuple[Path, str]:
+    """Returns `named_weights`.
+
+    Raises:
+        InvalidInput: there are none, or they are of another layout.
+    """
+    path, sha256 = named_weights(member, name)
     if (layout := checkpoint_layout(path)) != member.layout:
         raise InvalidInput(f"holds weights of {layout}, not of {member.layout}", where=str(path))
-    return path.resolve(), sha256_of(path)
+    return path, sha256
 
 
 class Merge(TrainingPlan):

@@ -30,7 +30,6 @@ from nas.core.layout import Layout
 from nas.core.task import IGNORE
 from nas.nn.fit import Log, Stage, Worker
 from nas.nn.model import Model
-from nas.nn.weights import load_weights
 from nas.posttrain.conversations import (
     ChatTokenizer,
     Conversation,
@@ -39,7 +38,7 @@ from nas.posttrain.conversations import (
     read_lines,
     read_numbered_lines,
 )
-from nas.posttrain.generation import evaluated, generate
+from nas.posttrain.generation import evaluated, generate, loaded
 from nas.posttrain.judges import RULES, Judge, Sample, command_judge, preference_of
 from nas.posttrain.objective import answer_nats
 from nas.posttrain.reward_model import RewardModel, folder_sha256
@@ -174,18 +173,12 @@ class PreferRequest(TrainingRequest):
         if not path.is_file():
             pairs = [each for name in settings.pairs for each in read_lines(Path(name), Preference)]
             if settings.questions:
-                pairs += _on_policy(settings, _loaded(member.layout, weights), chat, key, log)
+                pairs += _on_policy(settings, loaded(member.layout, weights), chat, key, log)
             _write_pairs(path, pairs, chat, settings, log)
         return Prefer.of(member, weights, settings, key, chat, evaluations=hashes[2])
 
 
 _SAMPLING = {"samples", "temperature", "answer_tokens", "judge", "judge_command", "seed"}
-
-
-def _loaded(layout: Layout, weights: Path) -> Model:
-    model = Model(layout, None)
-    load_weights(model, weights)
-    return model.eval().requires_grad_(False)
 
 
 def _on_policy(settings: PreferSettings, model: Model, chat: ChatTokenizer, key: str, log: Log) -> Iterator[Preference]:
@@ -288,7 +281,7 @@ class Prefer(ConversationPlan):
         """See `TrainingPlan`."""
         settings, data = self.settings, TokenisedConversations(tokens_path(self.tokens))
         pairs = np.flatnonzero(~data.held_out[::2])
-        reference = _loaded(Layout.from_json(self.layout), self.weights).to(worker.device)
+        reference = loaded(Layout.from_json(self.layout), self.weights).to(worker.device)
         steps, most = settings.steps(len(pairs)), worker.most_tokens(*_TOKENS_AT_ONCE) // 2
 
         def drawn(step: int) -> list[int]:
@@ -314,7 +307,7 @@ class Prefer(ConversationPlan):
         """Returns the share of held-out preferences with a greater reward for the chosen answer, and exact matches."""
         assert isinstance(model, Model)
         data = TokenisedConversations(tokens_path(self.tokens))
-        reference = _loaded(Layout.from_json(self.layout), self.weights).to(worker.device)
+        reference = loaded(Layout.from_json(self.layout), self.weights).to(worker.device)
         kept, pairs = 0, np.flatnonzero(data.held_out[::2])
         for pair in pairs:
             worker.yield_hook()

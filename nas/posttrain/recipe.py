@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nas.core.family import MemberTraining
 from nas.nn.fit import Log
-from nas.posttrain.merging import MergeRequest, MergeStageSettings
+from nas.posttrain.merging import STAGES, MergeRequest, MergeStageSettings
 from nas.posttrain.prefer import PreferRequest, PreferSettings
 from nas.posttrain.sft import SftRequest, SftSettings
 from nas.pretrain.member_training import TrainingRequest, WriteFiles, train_member, write_files_of
@@ -61,6 +61,8 @@ class SftStage(SftSettings):
         """Returns the request, with relative paths resolved from `folder`."""
         fields = _resolved(self, folder, "evaluate")
         fields["data"] = [{**source, "path": str(folder / source["path"])} for source in fields["data"]]
+        if self.curriculum is not None:
+            fields["curriculum"]["models"] = [_stage_or_path(folder, name) for name in self.curriculum.models]
         return SftRequest(settings=SftSettings.model_validate(fields))
 
 
@@ -85,14 +87,16 @@ class MergeStage(MergeStageSettings):
     def request(self, folder: Path) -> TrainingRequest:
         """Returns the request, with relative paths resolved from `folder`."""
         fields = _resolved(self, folder, "evaluate")
-        names = [fields["base"], *fields["models"]]
-        base, *models = [name if name in _KINDS else str(folder / name) for name in names]
+        base, *models = [_stage_or_path(folder, name) for name in (fields["base"], *fields["models"])]
         return MergeRequest(settings=MergeStageSettings.model_validate({**fields, "base": base, "models": models}))
 
 
-_KINDS = ("pretrain", "sft", "prefer", "merge")
-
 AnyStage = Annotated[PretrainStage | SftStage | PreferStage | MergeStage, Field(discriminator="kind")]
+
+
+def _stage_or_path(folder: Path, name: str) -> str:
+    """Returns the kind of an earlier stage as it is, and a path resolved from `folder`."""
+    return name if name in STAGES else str(folder / name)
 
 
 def _resolved(stage: BaseModel, folder: Path, *names: str) -> dict[str, Any]:

@@ -30,9 +30,11 @@ from nas.nn.fit import Log, Stage, Worker, save_tensors
 from nas.nn.model import Model
 from nas.nn.optimisers import Optimiser
 from nas.posttrain.conversations import ChatTokenizer, Conversation, check_files, read_lines
+from nas.posttrain.curriculum import CurriculumSettings, key_of, solved_shares, solvers
 from nas.posttrain.filters import Filters, in_languages, without_duplicates, without_near_duplicates, without_overlap
 from nas.posttrain.generation import evaluated
 from nas.posttrain.languages import check_languages, detector_version
+from nas.posttrain.merging import STAGES
 from nas.posttrain.objective import answer_nats, dropped_embeddings
 from nas.pretrain.member_training import MemberToTrain, TrainingPlan, TrainingRequest
 from nas.pretrain.recipe import Schedule
@@ -98,6 +100,9 @@ class SftSettings(TrainingSettings):
         description="files of conversations: training data may not overlap, and answers are compared at the end",
     )
     filters: Filters = Filters()
+    curriculum: CurriculumSettings | None = Field(
+        None, exclude_if=lambda one: one is None, description="order of an epoch, from easy to hard; none: at random"
+    )
     dropout: float = Field(0.1, ge=0, lt=1, description="of token embeddings")
     held_out: float = Field(0.02, ge=0, lt=0.5, description="share of conversations that are only scored")
 
@@ -171,6 +176,7 @@ class TokenisedConversations:
         self._ids, self._answers, self._starts = tensors["ids"], tensors["answers"], tensors["starts"]
         self.sources: NDArray[np.int64] = tensors["sources"]
         self.held_out: NDArray[np.bool_] = tensors["held_out"].astype(bool)
+        self.solved: NDArray[np.float32] | None = tensors.get("solved")
         self.lengths: NDArray[np.int64] = np.diff(self._starts) - 1
         """Inputs of each."""
 
@@ -181,6 +187,7 @@ class TokenisedConversations:
         sources: Sequence[int],
         held_out: Sequence[bool],
         about: Mapping[str, int],
+        solved: NDArray[np.float32] | None = None,
     ) -> None:
         """Writes the file atomically.
 
@@ -190,6 +197,7 @@ class TokenisedConversations:
             sources: number of the source of each.
             held_out: whether each is only scored.
             about: counts for the file's header.
+            solved: share of models that answer each right, for a curriculum.
         """
         starts = np.cumsum([0, *(len(ids) for ids, _ in rows)])
         tensors = {
@@ -199,6 +207,8 @@ class TokenisedConversations:
             "sources": np.asarray(sources, np.int64),
             "held_out": np.asarray(held_out, np.uint8),
         }
+        if solved is not None:
+            tensors["solved"] = solved
         save_tensors({name: torch.from_numpy(each) for name, each in tensors.items()}, path, dict(about))
 
     def conversation(self, index: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -220,6 +230,8 @@ def held_out_by_content(ids: NDArray[np.int32], share: float) -> bool:
 class Mixture:
     """Which conversations are read, in their order: each epoch draws from all sources in a new order.
 
+    With a curriculum, what an epoch draws is sorted by the shares that are solved, the greatest first.
+
     Without shares an epoch reads every conversation once. With shares it has as many conversations, of which each
     source has its share; a source continues in the next epoch where it stopped.
 
@@ -227,9 +239,17 @@ class Mixture:
         sources: number of the source of each conversation that is trained on; negative: it is not.
         shares: of each source; None: by their numbers.
         seed: of the order.
+        solved: share of models that answer each conversation right; None: no curriculum.
     """
 
-    def __init__(self, sources: NDArray[np.int64], shares: Sequence[float] | None, seed: int) -> None:
+    def __init__(
+        self,
+        sources: NDArray[np.int64],
+        shares: Sequence[float] | None,
+        seed: int,
+        solved: NDArray[np.float32] | None = None,
+    ) -> None:
+        self._solved = solved
         count = int(sources.max()) + 1
         self._members = [np.flatnonzero(sources == number) for number in range(count)]
         sizes = [len(each) for each in self._members]
@@ -254,7 +274,8 @@ class Mixture:
 
     def _order(self, epoch: int) -> NDArray[np.int64]:
         drawn = [self._drawn(source, epoch) for source in range(len(self._members))]
-        return np.random.default_rng([self._seed, epoch]).permutation(np.concatenate(drawn))
+        order = np.random.default_rng([self._seed, epoch]).permutation(np.concatenate(drawn))
+        return order if self._solved is None else order[np.argsort(-self._solved[order], kind="stable")]
 
     def _drawn(self, source: int, epoch: int) -> NDArray[np.int64]:
         members, draws = self._members[source], self._draws[source]
@@ -307,12 +328,24 @@ class SftRequest(TrainingRequest):
         check_files((path, Conversation) for path in files)
         if self.settings.filters.languages:
             check_languages(self.settings.filters.languages)
+        if self.settings.curriculum is not None:
+            self._check_curriculum(self.settings.curriculum)
+
+    def _check_curriculum(self, settings: CurriculumSettings) -> None:
+        for name in settings.models:
+            if name not in STAGES and not Path(name).is_file():
+                raise InvalidInput(f"{name} is neither a file nor a kind of stage", where="curriculum.models")
+        lines = (line for source in self.settings.data for line in read_lines(Path(source.path), Conversation))
+        if not settings.models and all(line.solved is None for line in lines):
+            raise InvalidInput("name models, or give conversations a share `solved`", where="curriculum")
 
     def plan(self, member: MemberToTrain, log: Log) -> Sft:
         """See `TrainingRequest`."""
         weights, settings, chat = member.weights(), self.settings, ChatTokenizer.read(member.tokenizer)
         tokenizer = sha256_of(member.tokenizer)
         files, evaluations = ([Path(source.path) for source in settings.data], list(map(Path, settings.evaluate)))
+        curriculum = settings.curriculum
+        ensemble = solvers(curriculum, member) if curriculum else []
         key = content_hash(
             [
                 CONVERSATIONS_VERSION,
@@ -321,6 +354,7 @@ class SftRequest(TrainingRequest):
                 settings.held_out,
                 [[sha256_of(path) for path in group] for group in (files, evaluations)],
                 *([detector_version()] if settings.filters.languages else []),
+                *([key_of(curriculum, ensemble)] if curriculum else []),
             ]
         )
         path = tokens_path(key)
@@ -328,7 +362,10 @@ class SftRequest(TrainingRequest):
             selected = select(files, evaluations, settings.filters, chat)
             rows = [chat.conversation(each) for each in selected.conversations]
             held_out = [held_out_by_content(ids, settings.held_out) for ids, _ in rows]
-            TokenisedConversations.write(path, rows, selected.sources, held_out, selected.dropped)
+            solved = None
+            if curriculum:
+                solved = solved_shares(curriculum, ensemble, selected.conversations, member.tokenizer, log)
+            TokenisedConversations.write(path, rows, selected.sources, held_out, selected.dropped, solved)
             dropped = ", ".join(f"{name} {count:,}" for name, count in selected.dropped.items() if count)
             log(f"{len(selected.conversations):,} conversations; dropped: {dropped or 'none'}")
         return Sft.of(member, weights, settings, key, chat)
@@ -383,7 +420,8 @@ class Sft(ConversationPlan):
     def key_inputs(self) -> dict[str, Any]:
         """See `TrainingPlan`."""
         # Without paths: the files' contents are in `tokens`.
-        settings = self.settings.model_dump(mode="json", exclude={"data": {"__all__": {"path"}}, "evaluate": True})
+        apart: dict[str, Any] = {"data": {"__all__": {"path"}}, "evaluate": True, "curriculum": True}
+        settings = self.settings.model_dump(mode="json", exclude=apart)
         return {
             "sft": settings,
             "conversations": self.tokens,
@@ -442,7 +480,7 @@ class Sft(ConversationPlan):
     def _mixture(self, data: TokenisedConversations) -> Mixture:
         shares = [source.share for source in self.settings.data]
         sources = np.where(data.held_out, -1, data.sources)
-        return Mixture(sources, [float(each) for each in shares if each] or None, self.settings.seed)
+        return Mixture(sources, [float(each) for each in shares if each] or None, self.settings.seed, data.solved)
 
     def _numbers(self, mixture: Mixture, step: int) -> list[int]:
         batch = self.settings.batch

@@ -62,7 +62,7 @@ def test_keys_are_those_of_earlier_versions(member: MemberToTrain, monkeypatch: 
     def on_policy(*_: object) -> Iterator[Preference]:
         yield Preference.model_validate_json(Path("pairs.jsonl").read_text())
 
-    monkeypatch.setattr(prefer, "_loaded", lambda *_: None)
+    monkeypatch.setattr(prefer, "loaded", lambda *_: None)
     monkeypatch.setattr(prefer, "_on_policy", on_policy)
     found = {
         "sft": SftRequest(settings=SftSettings(data=(DataSource(path="chat.jsonl"),))),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,17 @@ import torch
 import torch.nn.functional as F
 from jinja2 import Environment
 from pretrain_lab import LAYOUT, SETTINGS, alone, run_here, write_corpus, write_family, write_tokenizer
+from scipy.stats import spearmanr  # type: ignore[import-untyped]
 
 from nas.core.errors import InvalidInput
 from nas.core.family import FILES, TRAINING, MemberFiles, MemberTraining, read_record
 from nas.core.layout import Layout
 from nas.core.task import IGNORE
 from nas.nn.model import Model
-from nas.posttrain import languages
+from nas.nn.weights import save_weights
+from nas.posttrain import curriculum, languages
 from nas.posttrain.conversations import ChatTokenizer, Conversation, Preference, read_lines, render
+from nas.posttrain.curriculum import CurriculumSettings, solved_shares, solvers
 from nas.posttrain.filters import (
     Filters,
     in_languages,
@@ -32,10 +35,12 @@ from nas.posttrain.filters import (
     without_near_duplicates,
     without_overlap,
 )
+from nas.posttrain.generation import generate
 from nas.posttrain.objective import answer_nats, dropped_embeddings
 from nas.posttrain.recipe import PostTrainingRecipe, read_recipe, run_recipe
-from nas.posttrain.sft import HELD_OUT, Mixture, padded, passes_of
+from nas.posttrain.sft import HELD_OUT, Mixture, TokenisedConversations, padded, passes_of
 from nas.pretrain import member_training
+from nas.pretrain.member_training import MemberToTrain
 from nas.release.options import FileOptions
 from nas.release.tokenizer import byte_tokenizer, chat_template
 from nas.views.family import member_folder
@@ -219,6 +224,100 @@ def test_mixture_draws_each_source_by_its_share_and_in_turn() -> None:
     assert [Mixture(sources, [1.0, 1.0], seed=1)[i] for i in (150, 3)] == [drawn[150], drawn[3]]
 
 
+def test_a_curriculum_sorts_what_each_epoch_draws() -> None:
+    rng = np.random.default_rng(0)
+    solved = rng.choice([0.0, 0.25, 1 / 3, 1.0], 105).astype(np.float32)
+    sources = np.asarray([0] * 90 + [1] * 10 + [-1] * 5)
+    for shares in (None, [1.0, 1.0]):
+        plain, sorted_ = Mixture(sources, shares, 1), Mixture(sources, shares, 1, solved)
+        assert sorted_.epoch == plain.epoch == 100
+        epochs = [[[each[i] for i in range(first, first + 100)] for first in (0, 100)] for each in (plain, sorted_)]
+        for drawn, own in zip(*epochs, strict=True):
+            assert own == sorted(drawn, key=lambda index: -solved[index]), "ties in the order without a curriculum"
+        assert epochs[1][0] != epochs[1][1]
+        assert [Mixture(sources, shares, 1, solved)[i] for i in (150, 3)] == [epochs[1][1][50], epochs[1][0][3]]
+
+
+def asked_of(models: Sequence[Model], chat: ChatTokenizer) -> list[Conversation]:
+    """Conversations whose answers are those of the first model, of the second, or of none."""
+    questions = [conversation(text, "?") for text in ("one", "two")]
+    own = [
+        [chat.answer_of(generate(model, [chat.question(each.question)], 6, chat.ends)[0]).strip() for each in questions]
+        for model in models
+    ]
+    assert len({"", *own[0], *own[1]}) == 5, "models and answers that differ"
+    return [
+        conversation("one", own[0][0]),
+        conversation("one", own[1][0]),
+        conversation("one", own[0][0] + "!"),
+        conversation("two", own[0][1][:-1]),
+        conversation("three", "none of them"),
+    ]
+
+
+def test_shares_are_those_of_models_asked_directly_and_kept_by_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(curriculum, "_QUESTIONS_AT_ONCE", 2)
+    path = tmp_path / "tokenizer.json"
+    byte_tokenizer(320).tokenizer.save(str(path))
+    chat = ChatTokenizer.read(path)
+    layouts = [LAYOUT, Layout.parse("d32 v320 ffn=swiglu:64 [A2/1 C3]")]
+    models = [Model(layout, seed).eval() for seed, layout in enumerate(layouts)]
+    for number, model in enumerate(models):
+        model.norm.weight.data.normal_(generator=torch.Generator().manual_seed(number))  # else they repeat a token
+        save_weights(model, tmp_path / f"{number}.safetensors")
+    asked = asked_of(models, chat)
+    settings = CurriculumSettings(models=tuple(str(tmp_path / f"{number}.safetensors") for number in range(2)),
+                                  answer_tokens=6)  # fmt: skip
+    ensemble = solvers(settings, MemberToTrain(tmp_path, LAYOUT, path, ()))
+    assert [each.layout for each in ensemble] == layouts
+    calls, left = [0], [4]
+
+    def counted(*args: Any) -> list[list[int]]:
+        calls[0] += 1
+        left[0] -= 1
+        if left[0] < 0:
+            raise Killed
+        return generate(*args)
+
+    monkeypatch.setattr(curriculum, "generate", counted)
+
+    def shares(**changed: Any) -> list[float]:
+        own = settings.model_copy(update=changed)
+        return [float(each) for each in solved_shares(own, ensemble, asked, path, lambda line: None)]
+
+    with pytest.raises(Killed):
+        shares()
+    left[0] = 100
+    assert shares() == [0.5, 0.5, 0, 0, 0] and calls == [7], "3 chunks of 2 models, and the one that was interrupted"
+    assert shares(judge="contains") == [0.5, 0.5, 0, 0.5, 0] and calls == [7]
+    asked[1] = asked[1].model_copy(update={"solved": 0.125})
+    assert shares()[1] == 0.125
+    partial = shares(questions=2)
+    assert partial[1] == 0.125 and all(0 <= each <= 1 for each in partial)
+
+
+def test_shares_of_questions_like_known_ones_are_predicted() -> None:
+    rng = np.random.default_rng(0)
+
+    def asked(count: int) -> tuple[list[str], np.ndarray[Any, np.dtype[np.float32]]]:
+        digits = rng.integers(1, 5, count)
+        sums = rng.random(count) < 0.5
+        texts = [
+            f"what is {rng.integers(10 ** (d - 1), 10**d)} plus 1?" if is_sum else f"say {'so ' * int(d)}"
+            for d, is_sum in zip(digits, sums, strict=True)
+        ]
+        return texts, np.where(sums, 1 - digits / 5, 0.9).astype(np.float32)
+
+    texts, shares = asked(300)
+    new, expected = asked(100)
+    found = curriculum.predicted(texts, shares, new)
+    assert spearmanr(found, expected).statistic > 0.95
+    np.testing.assert_allclose(found, expected, atol=0.1)
+
+
 def test_passes_hold_similar_lengths() -> None:
     lengths = [5, 100, 6, 90, 5, 300]
     passes = passes_of(lengths, 200)
@@ -293,6 +392,60 @@ def test_a_recipe_that_is_killed_ends_with_the_same_weights(member: Path, monkey
     changed = run(member, recipe(epochs=1))
     assert changed.before == again.before and changed.checkpoint != again.checkpoint
     assert read_record(member_folder("tiny", "1M") / TRAINING, MemberTraining) == changed
+
+
+def test_a_curriculum_resumes_and_orders_the_training(member: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [conversation(f"count {i}", "tokens", solved=i / 20) for i in range(20)]
+    lines += [conversation("count to ten", "tokens")]
+    (member / "chat.jsonl").write_text("".join(line.model_dump_json() + "\n" for line in lines))
+    said: list[str] = []
+    whole = run(member, recipe(curriculum={}), said.append)
+    assert any("curriculum: 4" in line and "20 given, 0 by 0 models, 1 predicted" in line for line in said)
+    (tokens,) = (member / "NAS_CACHE/conversations").iterdir()
+    data = TokenisedConversations(tokens)
+    assert data.solved is not None and data.solved[:20].tolist() == pytest.approx([i / 20 for i in range(20)])
+    monkeypatch.setenv("NAS_HOME", str(member / "other"))
+    write_family()
+    done = 0
+
+    def hook() -> None:
+        nonlocal done
+        done += 1
+        if done > 8:
+            raise Killed
+
+    def work(spec: Any, workers: int, log: Any) -> dict[str, Any]:
+        member_training.run_plan(spec, alone(hook))
+        return dict(json.loads((Path(spec["folder"]) / "outcome.json").read_text()))
+
+    monkeypatch.setattr(member_training, "run_workers", work)
+    with pytest.raises(Killed):
+        run(member, recipe(curriculum={}))
+    monkeypatch.setattr(member_training, "run_workers", run_here)
+    assert run(member, recipe(curriculum={})).checkpoint == whole.checkpoint
+    assert run(member, recipe()).checkpoint != whole.checkpoint
+    asked = run(member, recipe(curriculum={"models": ["pretrain"], "answer_tokens": 4}), said.append)
+    assert any("20 given, 1 by 1 models, 0 predicted" in line for line in said)
+    assert asked.config["key"] != whole.config["key"]
+
+
+def test_curricula_that_nothing_orders_are_refused(member: Path) -> None:
+    other = Model(Layout.parse("d32 v256 ffn=swiglu:64 [C3]"))
+    save_weights(other, member / "other.safetensors")
+    for settings, problem in (
+        ({}, r"curriculum: name models, or give conversations a share"),
+        ({"models": ["none"]}, r"curriculum\.models: .*/none is neither a file nor a kind of stage"),
+        (
+            {"models": ["prefer"]},
+            r"curriculum\.models: prefer is neither a file nor an earlier stage; stages: pretrain",
+        ),
+        ({"models": ["other.safetensors"]}, r"curriculum\.models: .*: 320 tokens, but the layout's vocabulary is v256"),
+    ):
+        with pytest.raises(InvalidInput, match=problem):
+            run(member, recipe(curriculum=settings))
+    (member / "chat.jsonl").write_text(conversation("a", "b").model_dump_json().replace("null", "1.5"))
+    with pytest.raises(InvalidInput, match=r"chat\.jsonl:1: solved: Input should be less than or equal to 1"):
+        run(member, recipe())
 
 
 def test_bad_files_of_later_stages_are_named_before_the_first_one_begins(member: Path) -> None:
