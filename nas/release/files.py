@@ -57,7 +57,7 @@ from nas.runtimes.checkpoint_file import StateDict
 Log = Callable[[str], None]
 
 PARTIAL = "files.partial.json"
-FILES_VERSION = 3
+FILES_VERSION = 4
 """Increase it with every change to this package that changes the bytes of a file."""
 
 _LOCK_S = 4 * 3600.0

@@ -44,7 +44,7 @@ _IMPORT = "from .configuration_hilnas import HilnasConfig\n"
 _TABLE = '_FEED_FORWARDS = {"swiglu": SwiGLU, "relu2": SquaredReLU, "moe": Mixture}\n'
 """Lines of modeling_hilnas.py after which kinds of other distributions are added."""
 
-_SMALL = ("conv.weight", "router.weight", "feed_forward.gate.weight")
+_SMALL = ("conv.weight", "canon.weight", "router.weight", "feed_forward.gate.weight")
 """Matrices that GGUF files keep in float32: taps of convolutions and routers, under our names and transformers'."""
 _TYPE_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 

@@ -170,7 +170,7 @@ def test_tokens_of_members(tmp_path: Path, text: Path) -> None:
 def test_released_weights(tmp_path: Path) -> None:
     """Only the weights: hashes of code and configuration are in the keys of the other files."""
     found = {}
-    for text in ("d64 v300 ffn=swiglu:96 [C3 A4/2]", "d64 v300 untied ffn=moe:4x2:32 [C3&A2/1 C4+none A4/2]"):
+    for text in ("d64 v300 ffn=swiglu:96 [C3 A4/2]", "d64 v300 untied ffn=moe:4x2:32 [C3&A2/1 C4+none A4/2(canon=4)]"):
         layout = Layout.parse(text)
         folder = tmp_path / layout.id[:8]
         weights = checkpoint(layout, tmp_path / "weights")
