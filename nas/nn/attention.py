@@ -177,11 +177,11 @@ def rotate(x: Tensor, past: int, theta: float) -> Tensor:
     """Applies RoPE to [..., T, head_dim] at positions past .. past + T - 1.
 
     Number i of a head's first half and number i of its second half form a pair that turns by theta^(-2i / head_dim)
-    radians a token: the "NeoX" order, which transformers and llama.cpp use for LFM2.
+    radians a token: the "NeoX" order, which transformers and llama.cpp use for LFM2. Angles are float32 at least.
     """
-    half = x.shape[-1] // 2
-    frequencies = theta ** (-torch.arange(half, dtype=torch.float32, device=x.device) / half)
-    positions = torch.arange(past, past + x.shape[-2], dtype=torch.float32, device=x.device)
+    half, kind = x.shape[-1] // 2, torch.promote_types(x.dtype, torch.float32)
+    frequencies = theta ** (-torch.arange(half, dtype=kind, device=x.device) / half)
+    positions = torch.arange(past, past + x.shape[-2], dtype=kind, device=x.device)
     angles = torch.outer(positions, frequencies)
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     first, second = x[..., :half], x[..., half:]

@@ -96,7 +96,8 @@ class MixtureOfExperts(FeedForward):
 
     def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Returns weights and expert numbers, both [N, top_k], for tokens [N, D]."""
-        scores = self.router(tokens).float().sigmoid()
+        scores = self.router(tokens)
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32)).sigmoid()
         chosen = (scores + for_examples(self.bias.weight, scores)).topk(self.top_k, -1).indices
         weights = scores.gather(-1, chosen)
         return weights / (weights.sum(-1, keepdim=True) + _NORM_EPS), chosen

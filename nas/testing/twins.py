@@ -1,4 +1,4 @@
-"""Mixers of transformers with the weights of ours: references for tests and benchmarks."""
+"""Modules of transformers with the weights of ours: references for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers.models.arcee.modeling_arcee import ArceeMLP
 from transformers.models.deepseek_v2 import modeling_deepseek_v2 as deepseek_v2
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE
 from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 from transformers.models.xlstm.modeling_xlstm import xLSTMLayer
 
-from nas.nn.base import Mixer
+from nas.nn.base import FeedForward, Mixer
 
 _EPS = 1e-5
 
@@ -32,11 +34,12 @@ class Twin:
         return self.call(x)
 
 
-def twin_of(ours: Mixer, d_model: int) -> Twin:
+def twin_of(ours: Mixer | FeedForward, d_model: int) -> Twin:
     """Returns transformers' module with the same weights.
 
     Args:
-        ours: a mixer of one of the kinds in `TWINS`; "swa" with sinks and without QK-norm, as gpt-oss has it.
+        ours: of one of the kinds in `TWINS`; "swa" with sinks and without QK-norm, as gpt-oss has it, "moe" with shared
+            experts, as DeepSeek-V3 has it.
         d_model: its width.
     """
     weights = {name: tensor.detach().clone() for name, tensor in ours.state_dict().items()}
@@ -183,7 +186,32 @@ def _mla(ours: Any, d_model: int, weights: dict[str, Tensor]) -> Twin:
     return Twin(module, call)
 
 
+def _relu2(ours: Any, d_model: int, weights: dict[str, Tensor]) -> Twin:
+    config = transformers.ArceeConfig(hidden_size=d_model, intermediate_size=ours.block.int("width"))
+    module = _loaded(ArceeMLP(config), {name.replace(".", "_proj."): tensor for name, tensor in weights.items()})
+    return Twin(module, module)
+
+
+def _moe(ours: Any, d_model: int, weights: dict[str, Tensor]) -> Twin:
+    """It divides weights by their sum, ours by that and 1e-6."""
+    experts, top_k, width, shared = (ours.block.int(name) for name in ("experts", "top_k", "width", "shared"))
+    config = transformers.DeepseekV3Config(
+        hidden_size=d_model, moe_intermediate_size=width, n_routed_experts=experts, num_experts_per_tok=top_k,
+        n_shared_experts=shared, n_group=1, topk_group=1, routed_scaling_factor=1.0, experts_implementation="eager",
+    )  # fmt: skip
+    state = {f"shared_experts.{name}_proj.weight": weights[f"shared.{name}.weight"] for name in ("gate", "up", "down")}
+    state |= {
+        "gate.weight": weights["router.weight"],
+        "gate.e_score_correction_bias": weights["bias.weight"],
+        "experts.gate_up_proj": torch.cat([weights["gate.weight"], weights["up.weight"]], 1),
+        "experts.down_proj": weights["down.weight"],
+    }
+    module = _loaded(DeepseekV3MoE(config), state)
+    return Twin(module, module)
+
+
 TWINS: dict[str, Callable[[Any, int, dict[str, Tensor]], Twin]] = {
-    "swa": _swa, "mla": _mla, "mamba2": _mamba2, "gdn": _gdn, "mlstm": _mlstm,
+    "swa": _swa, "mla": _mla, "mamba2": _mamba2, "gdn": _gdn, "mlstm": _mlstm, "relu2": _relu2,
+    "moe": _moe,
 }  # fmt: skip
 """Kind -> what makes its twin."""

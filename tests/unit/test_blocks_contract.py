@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nas.core.block import Block
+from nas.nn.base import MODULES, Mixer
 from nas.nn.conv import reference_gated_short_conv
 from nas.nn.gdn import reference_gdn
 from nas.nn.gla import reference_gla
@@ -10,6 +19,7 @@ from nas.nn.mamba2 import reference_mamba2
 from nas.nn.mla import reference_mla
 from nas.nn.mlstm import reference_mlstm
 from nas.nn.moe import reference_moe
+from nas.nn.primitives import draw_weights
 from nas.nn.relu2 import reference_relu2
 from nas.nn.swa import reference_swa
 from nas.nn.swiglu import reference_swiglu
@@ -122,3 +132,24 @@ class TestMixtureOfExperts(FeedForwardContract):
     kind = "moe"
     examples = ("moe:2x1:32", "moe:4x2:48", "moe:8x8:16", "moe:4x2:48(shared=1)", "moe:4x1:24(shared=3)")
     reference = staticmethod(reference_moe)
+
+
+@pytest.mark.parametrize(
+    ("text", "reference"),
+    [
+        ("A4/2(canon=4)", reference_gqa),
+        ("W4/2@32(sink=1)", reference_swa),
+        ("L4/32(query=24)", reference_mla),
+        ("moe:8x2:24(shared=1)", reference_moe),
+    ],
+)
+@torch.no_grad()
+def test_nothing_is_rounded_to_float32_on_the_way(text: str, reference: Callable[..., Tensor]) -> None:
+    """Neither RoPE's angles nor the router's scores; test_nn_recurrences.py has the recurrences in float64."""
+    block = Block.parse(text, "ffn" if text.startswith("moe") else "mixer")
+    module: Any = MODULES[block.kind](block, 64)
+    draw_weights(module, 0, depth=4)
+    module.double().eval()
+    x = torch.randn(1, 70, 64, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    found = module(x)[0][0] if isinstance(module, Mixer) else module(x)[0]
+    torch.testing.assert_close(found, reference(module.block, module.state_dict(), x[0]), rtol=0, atol=1e-13)

@@ -8,11 +8,15 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from nas.core.block import Block
 from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layout
 from nas.core.published import LFM2
+from nas.nn.base import MODULES
 from nas.nn.model import Model
+from nas.nn.primitives import draw_weights
 from nas.nn.transformers import tensor_names, to_transformers, transformers_config
+from nas.testing.twins import twin_of
 
 DENSE = [
     "d64 v128 ffn=swiglu:160 [C3*2 A4/2 C3 A4/2 C3]",
@@ -64,6 +68,30 @@ def test_logits_are_those_of_transformers(text: str) -> None:
     logits = ours(ids)
     torch.testing.assert_close(logits, theirs(ids).logits, rtol=0, atol=1e-4)
     assert logits.std() > 0.1, "too flat to tell models apart"
+
+
+@pytest.mark.parametrize(
+    ("text", "changed"),
+    [
+        ("relu2:96", "up_proj.weight"),
+        ("moe:8x2:24(shared=1)", "shared_experts.up_proj.weight"),
+        ("moe:4x3:16(shared=3)", "gate.e_score_correction_bias"),
+    ],
+)
+@torch.no_grad()
+def test_feed_forwards_are_those_of_transformers(text: str, changed: str) -> None:
+    block = Block.parse(text, "ffn")
+    ours: Any = MODULES[block.kind](block, 64)
+    draw_weights(ours, 0, depth=4)
+    generator = torch.Generator().manual_seed(1)
+    for tensor in ours.state_dict().values():
+        tensor += 0.2 * torch.randn(tensor.shape, generator=generator)
+    x = torch.randn(2, 40, 64, generator=generator)
+    theirs = twin_of(ours, 64)
+    wanted = theirs(x)
+    torch.testing.assert_close(ours(x), wanted, rtol=0, atol=4e-6 * float(wanted.abs().max()))
+    theirs.module.state_dict()[changed][0] += 0.5
+    assert (theirs(x) - wanted).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("text", [DENSE[0], MIXTURES[0], ATTENTION_ONLY[0], ATTENTION_ONLY[3]])
