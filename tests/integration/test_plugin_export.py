@@ -13,4 +13,4 @@ pytestmark = pytest.mark.timeout(900)  # blocks are lowered the first time
 
 
 def test_blocks_of_another_distribution_are_exported(executorch_build: Build, tmp_path: Path) -> None:
-    run_with_plugin("gate.py", tmp_path / "site", 800)
+    run_with_plugin("gate.py", tmp_path, 800)

@@ -8,4 +8,4 @@ from tests.plugin import run_with_plugin
 
 
 def test_blocks_of_another_distribution(tmp_path: Path) -> None:
-    run_with_plugin("checks.py", tmp_path / "site", 500)
+    run_with_plugin("checks.py", tmp_path, 500)
