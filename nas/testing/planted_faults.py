@@ -67,8 +67,12 @@ def checkpoint(layout: Layout, path: Path, edit: Edit = unchanged) -> Checkpoint
         drawn = torch.rand(weight.shape, generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))
         if "norm" in name or name.endswith(".D"):
             weight.copy_(0.5 + drawn)
-        elif name.endswith(("sinks.weight", "conv.bias", "dt_bias", "decay_bias", "gate_bias")):
+        elif name.endswith(("conv.bias", "dt_bias", "decay_bias", "gate_bias")):
             weight.add_(2 * drawn - 1)
+        elif name.endswith("sinks.weight"):  # against the scores of a whole window
+            weight.add_(2 * drawn + 1)
+        elif name.endswith("A_log"):  # slower decays: an earlier text is still remembered behind the prompt
+            weight.sub_(2)
         elif name.endswith("ffn.bias.weight"):  # added to scores between 0 and 1
             weight.add_(0.6 * drawn - 0.3)
     edit(state)
@@ -80,6 +84,10 @@ PLANTED = Layout.parse("d256 v512 ffn=swiglu:512 [C3 A8/4 C3 A8/4 C5]")
 """A layout for `FAULTS`."""
 PLANTED_MOE = Layout.parse("d256 v512 ffn=moe:8x2:64 [C3+swiglu:512 A4/2 C3 A4/2]")
 """A layout for `MOE_FAULTS`."""
+PLANTED_WINDOWS = Layout.parse("d256 v512 ffn=swiglu:512 [C3 W4/2@8(sink=1) C5 W4/2@8(sink=1)]")
+"""A layout for `WINDOW_FAULTS`."""
+PLANTED_MAMBA2 = Layout.parse("d256 v512 ffn=swiglu:512 [M16*3]")
+"""A layout for `MAMBA2_FAULTS`."""
 PLANTED_GDN = Layout.parse("d256 v512 ffn=swiglu:512 [D8/4 D8/4]")
 """A layout for `GDN_FAULTS`: no attention, which would see a stale text, too."""
 PLANTED_GLA = Layout.parse("d256 v512 ffn=swiglu:512 [G8 G8]")
@@ -92,6 +100,11 @@ PLANTED_LATENT = Layout.parse("d256 v512 ffn=relu2:512 [L4/64 L4/64(query=96)]")
 """A layout for `LATENT_FAULTS`."""
 PLANTED_LAYERS = Layout.parse("d256 v512 ffn=swiglu:512 [A8/4 A8/4 A8/4(kv=1) C3&A8/4 ^1 -]")
 """A layout for `LAYER_FAULTS`."""
+EVERY_KIND = Layout.parse(
+    "d256 v512 ffn=moe:8x2:64"
+    " [M16 A4/2 C3+swiglu:512 W4/2@32(sink=1)+moe:8x4:96(shared=1) D8/4 G8+relu2:512 X4 L4/64 A8/8(qk_norm=0)]"
+)
+"""A layout with every kind of block."""
 PLANTED_CHOICE = Layout.parse("d256 v512 ffn=moe:8x2:64 [C3+swiglu:512 C3 M16 C3]")
 """A layout for those of `choice_only`: no attention, whose cache is rounded even where weights are float32."""
 _HEAD = 32
@@ -173,6 +186,15 @@ def _fill(ending: str, value: float) -> Edit:
     return edit
 
 
+def _swap_b_and_c(state: State) -> None:
+    """B and C change places in the projection and the convolution."""
+    for name, weight in state.items():
+        if "mixers.0" in name and name.removesuffix(".weight").endswith(("in_proj", "conv", "conv.bias")):
+            end = -8 if "in_proj" in name else None  # the step sizes of 8 heads
+            b_and_c = weight[-32 + (end or 0) : end]
+            b_and_c.copy_(b_and_c.roll(16, 0))
+
+
 def _shift_canon(state: State) -> None:
     for name, weight in state.items():
         if name.endswith("canon.weight"):
@@ -226,6 +248,26 @@ MOE_FAULTS = (
     Fault("gate and up of experts swapped", _swap_gate_and_up),
 )
 """For layouts like `PLANTED_MOE`."""
+
+WINDOW_FAULTS = (
+    Fault("another window", layout=("W4/2@8(sink=1)", "W4/2@12(sink=1)")),
+    Fault("no window", layout=("W4/2@8(sink=1)", "A4/2")),
+    Fault("sinks missing", layout=("W4/2@8(sink=1)", "W4/2@8")),
+    Fault("RoPE base", layout=("W4/2@8(sink=1)", "W4/2@8(rope_theta=10000,sink=1)")),
+)
+"""For layouts like `PLANTED_WINDOWS`: two convolutions, two windows of 8 tokens with sinks."""
+
+MAMBA2_FAULTS = (
+    Fault("decays of other heads", _roll("A_log", 1)),
+    Fault("B and C swapped", _swap_b_and_c),
+    Fault("step bias missing", _fill("dt_bias", 0.0)),
+    Fault("skip missing", _fill(".D", 0.0)),
+    Fault("convolution shifted by one", _shift_convolution),
+    Fault("norm without its weights", _fill("mixers.0.norm.weight", 1.0)),
+    Fault("layers swapped", _swap_layers),
+    Fault("stale state", earlier=40),
+)
+"""For layouts like `PLANTED_MAMBA2`: eight heads, 16 numbers of state, one group, layers 0 and 2 alike."""
 
 GDN_FAULTS = (
     Fault("decays of other heads", _roll("A_log", 1)),
@@ -291,3 +333,17 @@ PART_FAULTS = (
     Fault("ReLU of the wrong sign", _turn_relu_over),
 )
 """For layouts like `PLANTED_PARTS`: Canon, shared experts, and squared ReLU in layer 0."""
+
+PLANTS = (
+    (PLANTED, FAULTS),
+    (PLANTED_MOE, MOE_FAULTS),
+    (PLANTED_WINDOWS, WINDOW_FAULTS),
+    (PLANTED_MAMBA2, MAMBA2_FAULTS),
+    (PLANTED_GDN, GDN_FAULTS),
+    (PLANTED_GLA, GLA_FAULTS),
+    (PLANTED_MLSTM, MLSTM_FAULTS),
+    (PLANTED_LATENT, LATENT_FAULTS),
+    (PLANTED_PARTS, PART_FAULTS),
+    (PLANTED_LAYERS, LAYER_FAULTS),
+)
+"""Every layout with its faults."""

@@ -11,7 +11,6 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -29,20 +28,13 @@ from nas.runtimes.llama_cpp.oracle import Oracle
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.testing.llama_cpp_gate import gate
 from nas.testing.planted_faults import (
+    EVERY_KIND,
     FAULTS,
-    GDN_FAULTS,
-    GLA_FAULTS,
-    LATENT_FAULTS,
-    LAYER_FAULTS,
-    MLSTM_FAULTS,
-    PART_FAULTS,
     PLANTED,
-    PLANTED_GDN,
-    PLANTED_GLA,
     PLANTED_LATENT,
-    PLANTED_LAYERS,
     PLANTED_MLSTM,
-    PLANTED_PARTS,
+    PLANTED_MOE,
+    PLANTS,
     Fault,
     State,
     checkpoint,
@@ -89,7 +81,7 @@ MIXED = {
     "conv, GDN, GLA, SWA": "d256 v512 ffn=swiglu:512 [C3 D8 G8 W4/2@32 D4/2:32]",
     "mLSTM, SWA, GQA, Mamba-2": "d256 v512 ffn=swiglu:512 [X4 W4/2@32(sink=1) X8 A4/2 M16]",
     "SWA, conv": "d256 v512 ffn=swiglu:512 [C3 W4/2@32(sink=1) C5 W8/2@32]",
-    "all": "d256 v512 ffn=moe:8x2:64 [M16 A4/2 C3+swiglu:512 W4/2@32(sink=1)+moe:8x4:96 C5 A8/8(qk_norm=0)]",
+    "every kind": EVERY_KIND.format(),
 }
 EVERY = ALONE | MIXED
 STOCK = (
@@ -99,7 +91,6 @@ STOCK = (
     "d256 v512 ffn=swiglu:512 [A4/2*3]",
     "d256 v512 ffn=swiglu:512 [A4/2(qk_norm=0)*3]",
 )
-MAMBA2 = Layout.parse("d256 v512 ffn=swiglu:512 [C3 M16 M16 A4/2]")
 LONG = "d128 v512 ffn=swiglu:256 [C3 W4/2@32(sink=1) M16 A4/2]"
 
 
@@ -123,14 +114,10 @@ def test_planted_faults_fail(patched_build: Build, tmp_path: Path, fault: Fault,
 @pytest.mark.parametrize("quantisation", mostly_exhaustive(["q4_0", "f32"], "q4_0"))
 @pytest.mark.parametrize(
     ("layout", "fault"),
-    [
-        *((PLANTED_PARTS, fault) for fault in PART_FAULTS),
-        *((PLANTED_LATENT, fault) for fault in LATENT_FAULTS),
-        *((PLANTED_LAYERS, fault) for fault in LAYER_FAULTS),
-    ],
-    ids=lambda value: value.name if isinstance(value, Fault) else "",
+    [(layout, fault) for layout, faults in PLANTS if layout not in (PLANTED, PLANTED_MOE) for fault in faults],
+    ids=lambda value: value.name if isinstance(value, Fault) else value.format(),
 )
-def test_faults_in_further_parts_fail(
+def test_planted_faults_of_patched_kinds_fail(
     patched_build: Build, tmp_path: Path, layout: Layout, fault: Fault, quantisation: str
 ) -> None:
     with pytest.raises(CandidateFailed) as failure:
@@ -157,75 +144,6 @@ def test_stock_files_write_the_same_text(llama_build: Build, patched_build: Buil
     assert stock == patched and len(set(stock)) > 2, "one letter over and over would say little"
 
 
-def wrong_decay(state: State) -> None:
-    for name, weight in state.items():
-        if name.endswith("A_log"):
-            weight.copy_(weight.roll(1))
-
-
-def swapped_b_and_c(state: State) -> None:
-    """B and C change places in the projection and the convolution."""
-    for name, weight in state.items():
-        if "mixers.0" in name and name.removesuffix(".weight").endswith(("in_proj", "conv", "conv.bias")):
-            end = -8 if "in_proj" in name else None  # the step sizes of 8 heads
-            b_and_c = weight[-32 + (end or 0) : end]
-            b_and_c.copy_(b_and_c.roll(16, 0))
-
-
-def forgotten_step_bias(state: State) -> None:
-    for name, weight in state.items():
-        if name.endswith("dt_bias"):
-            weight.fill_(0)
-
-
-def forgotten_skip(state: State) -> None:
-    for name, weight in state.items():
-        if name.endswith(".D"):
-            weight.fill_(0)
-
-
-def forgotten_norm(state: State) -> None:
-    for name, weight in state.items():
-        if name.endswith("mixers.0.norm.weight"):
-            weight.fill_(1)
-
-
-def swapped_mixers(state: State) -> None:
-    """The two Mamba-2 layers change places."""
-    for name, first in state.items():
-        if name.startswith("layers.1.mixers"):
-            second = state[name.replace("layers.1", "layers.2")]
-            kept = second.clone()
-            second.copy_(first)
-            first.copy_(kept)
-
-
-@pytest.mark.parametrize("quantisation", mostly_exhaustive(["q4_0", "f32"], "q4_0"))
-@pytest.mark.parametrize(
-    "weights", [wrong_decay, swapped_b_and_c, forgotten_step_bias, forgotten_skip, forgotten_norm, swapped_mixers]
-)
-def test_faults_in_mamba2_fail(
-    patched_build: Build, tmp_path: Path, weights: Callable[[State], None], quantisation: str
-) -> None:
-    assert not gate(tmp_path, quantisation, MAMBA2, patched_build, Fault("", weights)).passed
-
-
-@pytest.mark.parametrize("quantisation", mostly_exhaustive(["q4_0", "f32"], "q4_0"))
-@pytest.mark.parametrize(
-    ("layout", "fault"),
-    [
-        *((PLANTED_GDN, fault) for fault in GDN_FAULTS),
-        *((PLANTED_GLA, fault) for fault in GLA_FAULTS),
-        *((PLANTED_MLSTM, fault) for fault in MLSTM_FAULTS),
-    ],
-    ids=lambda value: value.name if isinstance(value, Fault) else value.layers[0].mixers[0].kind,
-)
-def test_faults_in_linear_attention_fail(
-    patched_build: Build, tmp_path: Path, layout: Layout, fault: Fault, quantisation: str
-) -> None:
-    assert not gate(tmp_path, quantisation, layout, patched_build, fault).passed
-
-
 @pytest.mark.parametrize("bias", [40.0, -40.0])
 def test_mlstm_with_gates_at_their_caps(patched_build: Build, tmp_path: Path, bias: float) -> None:
     """The graph divides by softplus of the negative forget gate, which is 3e-7 at the cap."""
@@ -240,18 +158,10 @@ def test_mlstm_with_gates_at_their_caps(patched_build: Build, tmp_path: Path, bi
     assert LLAMA_CPP.gate(PLANTED_MLSTM, "f32", trained, model, patched_build.runner).passed
 
 
-@pytest.mark.parametrize("text", ["d256 v512 ffn=swiglu:512 [M16*3]", "d256 v512 ffn=swiglu:512 [C3 C5*2]"])
-def test_stale_state_of_one_kind_fails(patched_build: Build, tmp_path: Path, text: str) -> None:
+def test_stale_convolutions_fail(patched_build: Build, tmp_path: Path) -> None:
     """An earlier text left in memory, without attention that would see it too."""
-    assert not gate(tmp_path, "q4_0", Layout.parse(text), patched_build, Fault("stale", earlier=40)).passed
-
-
-@pytest.mark.parametrize("quantisation", mostly_exhaustive(["q4_0", "f32"], "q4_0"))
-@pytest.mark.parametrize("wrong", ["W4/2@48(sink=1)", "A4/2", "W4/2@32", "W4/2@32(rope_theta=10000,sink=1)"])
-def test_faults_in_windows_fail(patched_build: Build, tmp_path: Path, wrong: str, quantisation: str) -> None:
-    """Another window, none, no sinks, another RoPE base."""
-    right = Layout.parse("d256 v512 ffn=swiglu:512 [C3 W4/2@32(sink=1) C5 W4/2@32(sink=1)]")
-    assert not gate(tmp_path, quantisation, right, patched_build, Fault("", layout=("W4/2@32(sink=1)", wrong))).passed
+    right = Layout.parse(ALONE["convolutions"])
+    assert not gate(tmp_path, "q4_0", right, patched_build, Fault("stale", earlier=40)).passed
 
 
 @pytest.mark.parametrize("quantisation", mostly_exhaustive(["q4_0", "f32"], "f32"))
@@ -297,7 +207,7 @@ def test_state_can_be_saved_and_restored(patched_build: Build, tmp_path: Path, n
 
 
 @pytest.mark.parametrize(
-    "text", [LONG, *(EVERY[name] for name in ("all", "Canon", "shared caches", "parallel mixers"))]
+    "text", [LONG, *(EVERY[name] for name in ("every kind", "Canon", "shared caches", "parallel mixers"))]
 )
 def test_windows_are_restored_in_another_order(patched_build: Build, tmp_path: Path, text: str) -> None:
     """Cells behind the window are left out, the others move up; flash attention adds in float16 in their order."""
@@ -320,7 +230,7 @@ def test_memory_of_a_window_does_not_grow_with_the_context(patched_build: Build,
 
 def test_stock_build_refuses_a_patched_file(llama_build: Build, patched_build: Build, tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
-    artifact = LLAMA_CPP.export(Layout.parse(MIXED["all"]), "q4_0", RandomWeights(), path)
+    artifact = LLAMA_CPP.export(Layout.parse(MIXED["every kind"]), "q4_0", RandomWeights(), path)
     assert artifact.patched
     with pytest.raises(Unsupported, match="patched"):
         LLAMA_CPP.plan(artifact, llama_build.runner, Workload(), 10)

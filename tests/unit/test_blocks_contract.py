@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nas.core.block import Block
+from nas.core.block import BLOCKS, Block
 from nas.nn.base import MODULES, Mixer
 from nas.nn.conv import reference_gated_short_conv
 from nas.nn.gdn import reference_gdn
@@ -24,6 +24,7 @@ from nas.nn.relu2 import reference_relu2
 from nas.nn.swa import reference_swa
 from nas.nn.swiglu import reference_swiglu
 from nas.testing.block_contract import FeedForwardContract, MixerContract
+from nas.testing.planted_faults import EVERY_KIND
 
 
 class TestGatedShortConv(MixerContract):
@@ -153,3 +154,7 @@ def test_nothing_is_rounded_to_float32_on_the_way(text: str, reference: Callable
     x = torch.randn(1, 70, 64, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     found = module(x)[0][0] if isinstance(module, Mixer) else module(x)[0]
     torch.testing.assert_close(found, reference(module.block, module.state_dict(), x[0]), rtol=0, atol=1e-13)
+
+
+def test_the_layout_of_every_kind_lacks_none() -> None:
+    assert {block.kind for layer in EVERY_KIND.layers for block in layer.blocks} == set(BLOCKS)
