@@ -4,20 +4,23 @@
     python -m benchmarks.blocks time [--minutes 6]
     python -m benchmarks.blocks page
 
-`parity` compares each module in float32 with its formula, written out token by token from its paper, and with
-transformers' class of it, and each runtime's file with PyTorch by the equivalence gate. `time` runs rounds of fresh
-processes with one thread, every block on both runtimes in random order; its ratios are of CPU time within one round, so
-that other work on the machine shifts them little. It begins no round that may not end in time. Both append to
-`benchmarks/recorded/blocks`, a line per result: again, `parity` continues where it ended, `time` adds rounds. `page`
-writes docs/measured/blocks.md from these files.
+`parity` compares each module in float32 with its formula, written out token by token from its paper, and with code of
+others: transformers' class of it, or a function of fla-core, where that package is installed. It compares each
+runtime's file with PyTorch by the equivalence gate. `time` runs rounds of fresh processes with one thread, every block
+on both runtimes in random order; its ratios are of CPU time within one round, so that other work on the machine shifts
+them little. It begins no round that may not end in time. Both append to `benchmarks/recorded/blocks`, a line per
+result, with the build of the runtime: again, `parity` adds what is missing for the builds that are here, `time` adds
+rounds. `page` writes docs/measured/blocks.md from the latest line of each block.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.metadata
 import json
 import random
+import runpy
 import statistics
 import tempfile
 import time
@@ -26,6 +29,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -37,10 +41,12 @@ from nas.core.block import Block
 from nas.core.layout import Layout
 from nas.core.workload import Workload
 from nas.nn.base import MODULES, Mixer
+from nas.nn.gla import GatedLinearAttention
 from nas.nn.model import Model
 from nas.nn.primitives import draw_weights
 from nas.nn.transformers import to_transformers, transformers_config
 from nas.runtimes import RUNTIMES
+from nas.runtimes.base import Build
 from nas.runtimes.executorch import build as executorch_build
 from nas.runtimes.llama_cpp import build as llama_cpp_build
 from nas.runtimes.toolchain import host_target
@@ -52,6 +58,8 @@ RECORDED = ROOT / "benchmarks" / "recorded" / "blocks"
 PAGE = ROOT / "docs" / "measured" / "blocks.md"
 WIDTH, LENGTH = 64, 150
 """Of parity in float32: longer than two chunks of every chunked form."""
+FLA_GLA = "naive_recurrent_gla"
+"""Function of flash-linear-attention, in the package fla-core."""
 Row = dict[str, Any]
 
 
@@ -64,7 +72,7 @@ class Example:
         formula: "module:function" of the reference that is written out token by token.
         source: of the formula.
         files: the layout that runtimes carry.
-        theirs: transformers' class, of a module in `TWINS` or of a whole layout; empty: it has none.
+        theirs: transformers' class, of a module in `TWINS` or of a whole layout; or `FLA_GLA`; empty: there is none.
         layout: where `theirs` is of a whole layout, that layout.
     """
 
@@ -90,6 +98,7 @@ EXAMPLES = {
     ),
     "swa": Example(
         "W4/2@32", "nas.nn.swa:reference_swa", "Beltagy 2020", "d256 v512 ffn=swiglu:512 [W4/2@32*3]",
+        "Qwen3ForCausalLM", "d64 v128 ffn=swiglu:96 [A4/2 W4/2@32*2]",
     ),
     "swa with sinks": Example(
         "W4/2@32(qk_norm=0,rope_theta=10000,sink=1)", "nas.nn.swa:reference_swa", "gpt-oss",
@@ -111,7 +120,7 @@ EXAMPLES = {
         "D4/2", "nas.nn.gdn:reference_gdn", "Yang 2024", "d256 v512 ffn=swiglu:512 [D8/4*2]",
         "Qwen3NextGatedDeltaNet",
     ),
-    "gla": Example("G4", "nas.nn.gla:reference_gla", "Yang 2023", "d256 v512 ffn=swiglu:512 [G8*2]"),
+    "gla": Example("G4", "nas.nn.gla:reference_gla", "Yang 2023", "d256 v512 ffn=swiglu:512 [G8*2]", FLA_GLA),
     "mlstm": Example(
         "X4", "nas.nn.mlstm:reference_mlstm", "Beck 2024", "d256 v512 ffn=swiglu:512 [X4*2]", "xLSTMLayer",
     ),
@@ -119,14 +128,16 @@ EXAMPLES = {
         "swiglu:160", "nas.nn.swiglu:reference_swiglu", "Shazeer 2020",
         "d256 v512 ffn=swiglu:512 [C3 A4/2+swiglu:768]", "Qwen3ForCausalLM", "d64 v128 ffn=swiglu:96 [A4/2*3]",
     ),
-    "relu2": Example("relu2:160", "nas.nn.relu2:reference_relu2", "So 2021", "d256 v512 ffn=relu2:512 [C3 A4/2]"),
+    "relu2": Example(
+        "relu2:160", "nas.nn.relu2:reference_relu2", "So 2021", "d256 v512 ffn=relu2:512 [C3 A4/2]", "ArceeMLP",
+    ),
     "moe": Example(
         "moe:8x2:48", "nas.nn.moe:reference_moe", "LFM2", "d256 v512 ffn=moe:8x2:64 [A4/2*2]",
         "Lfm2MoeForCausalLM", "d64 v128 ffn=moe:8x2:32 [C3+swiglu:96*2 A4/2 C3 A4/2]",
     ),
     "moe with shared experts": Example(
         "moe:8x2:48(shared=1)", "nas.nn.moe:reference_moe", "Dai 2024",
-        "d256 v512 ffn=moe:8x2:64(shared=2) [C3 A4/2]",
+        "d256 v512 ffn=moe:8x2:64(shared=2) [C3 A4/2]", "DeepseekV3MoE",
     ),
 }  # fmt: skip
 
@@ -185,17 +196,28 @@ def record(name: str, rows: Iterable[Row]) -> None:
 
 
 def measure_parity(target: str) -> None:
-    """Adds what is missing: one line for each module, one for each file on each machine."""
-    done = {(row["block"], row["by"], row.get("target", "")) for row in recorded("parity")}
-    for name, example in EXAMPLES.items():
-        if (name, "float32", "") not in done:
-            say(f"{name}: float32")
-            record("parity", [{"block": name, "by": "float32", **float_parity(example)}])
+    """Adds a line for each file that has none of the runtime's build for `target`; here, one for each module, too."""
+    if target == host_target():
+        record("parity", [{"block": name, "by": "float32", **float_parity(one)} for name, one in EXAMPLES.items()])
+    done = {(row["block"], row["by"], row.get("build", "")) for row in recorded("parity")}
+    place = "host" if target == host_target() else target
+    builds: dict[str, Any] = {
+        "llama.cpp": llama_cpp_build.build(place, log=say, patched=True),
+        "executorch": executorch_build.build(place, log=say),
+    }
     for name, text in FILES.items():
         for by in ("llama.cpp f32", "llama.cpp q4_0", "executorch 8da4w"):
-            if (name, by, target) not in done:
+            runtime, _, quantisation = by.partition(" ")
+            made = builds[runtime]
+            if (name, by, build_id(made)) not in done:
                 say(f"{name}: {by} on {target}")
-                record("parity", [{"block": name, "by": by, "target": target, **file_parity(text, by, target)}])
+                row = {"block": name, "by": by, "target": target, "build": build_id(made)}
+                record("parity", [row | file_parity(text, runtime, quantisation, made)])
+
+
+def build_id(build: Build) -> str:
+    """Returns the first digits of a build's id, as rows hold it."""
+    return build.runner.build[:12]
 
 
 def float_parity(example: Example) -> Row:
@@ -216,7 +238,7 @@ def float_parity(example: Example) -> Row:
         if isinstance(module, Mixer):
             row["steps"] = _error(_by_steps(module, x), whole)
     row["future"] = _seen_of_the_future(module, x)
-    row["transformers"] = _transformers_error(example, module, x)
+    row["theirs"] = _error_of_theirs(example, module, x)
     module.double()
     ours, theirs = (x.double().requires_grad_() for _ in range(2))
     _output(module, ours).square().sum().backward()
@@ -225,10 +247,12 @@ def float_parity(example: Example) -> Row:
     return row | {"gradient": _error(ours.grad, theirs.grad)}
 
 
-def _transformers_error(example: Example, module: Any, x: Tensor) -> float | None:
+def _error_of_theirs(example: Example, module: Any, x: Tensor) -> float | None:
     if not example.theirs:
         return None
     with torch.no_grad():
+        if example.theirs == FLA_GLA:
+            return _fla_error(module, x)
         if not example.layout:
             twin = twin_of(module, WIDTH)
             assert type(twin.module).__name__ == example.theirs and module.block.kind in TWINS
@@ -244,6 +268,25 @@ def _transformers_error(example: Example, module: Any, x: Tensor) -> float | Non
         theirs.tie_weights()
         ids = torch.randint(1, 128, (2, LENGTH), generator=torch.Generator().manual_seed(0))
         return _error(ours(ids), theirs(ids).logits)
+
+
+def _fla_error(module: GatedLinearAttention, x: Tensor) -> float | None:
+    """Returns the module's error where fla-core computes the recurrence; None: it is not installed."""
+    try:
+        path = importlib.metadata.distribution("fla-core").locate_file("fla/ops/gla/naive.py")
+    except importlib.metadata.PackageNotFoundError:
+        say(f"gla is not compared with {FLA_GLA}: fla-core is not installed (pip install --no-deps fla-core)")
+        return None
+    # The file alone: the package around it imports Triton.
+    compute = runpy.run_path(str(path))[FLA_GLA]
+    found = _output(module, x)
+
+    def theirs(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        y, memory = compute(q * q.shape[-1] ** 0.5, k, v, log_decay, memory, output_final_state=True)  # it divides q
+        return y, memory
+
+    with mock.patch("nas.nn.gla.gated_linear_attention", theirs):
+        return _error(found, _output(module, x))
 
 
 def _output(module: Any, x: Tensor) -> Tensor:
@@ -270,20 +313,17 @@ def _error(found: Tensor, wanted: Tensor) -> float:
     return float(f"{float((found - wanted).abs().max() / wanted.abs().max()):.2g}")
 
 
-def file_parity(text: str, by: str, target: str) -> Row:
+def file_parity(text: str, runtime: str, quantisation: str, made: Any) -> Row:
     """Returns error and limit of the equivalence gate, or why the runtime refuses the layout."""
-    runtime, _, quantisation = by.partition(" ")
     layout = Layout.parse(text)
     support = RUNTIMES[runtime].supports(layout)
     if not support:
         return {"layout": text, "refused": "; ".join(support.reasons)}
-    place = "host" if target == host_target() else target
     with tempfile.TemporaryDirectory() as folder:
         if runtime == "llama.cpp":
-            made = llama_cpp_build.build(place, log=say, patched=True)
             report = llama_cpp_gate.gate(Path(folder), quantisation, layout, made)
         else:
-            report = executorch_gate.gate(Path(folder), layout, executorch_build.build(place, log=say))
+            report = executorch_gate.gate(Path(folder), layout, made)
     return {
         "layout": text,
         "error": digits(report.error),
@@ -313,7 +353,8 @@ def measure_time(budget_s: float) -> None:
                 sample = models[runtime, name].run(Workload(prompt=context, gen=GEN, threads=1))
                 rows.append(
                     {
-                        "round": number, "runtime": runtime, "block": name, "context": context,
+                        "round": number, "runtime": runtime, "build": build_id(models[runtime, name].build),
+                        "block": name, "context": context,
                         "prefill_ms": round(sample.ttft_ms, 3),
                         "decode_ms": round(statistics.median(decode_ms(sample)), 4),
                         "prefill_cpu_ms": sample.prefill_cpu_ms,
@@ -335,7 +376,7 @@ def parity_tables(rows: Sequence[Row]) -> list[str]:
         (
             name, f"`{row['example']}`", EXAMPLES[name].source, row["formula"], row["gradient"], row.get("steps", "-"),
             "yes" if row["future"] == 0 else f"NO: {row['future']:.1g}",
-            EXAMPLES[name].theirs or "none", row["transformers"] if EXAMPLES[name].theirs else "-",
+            EXAMPLES[name].theirs or "none", "-" if row["theirs"] is None else row["theirs"],
         )
         for name, row in floats.items()
     ]  # fmt: skip
@@ -347,7 +388,7 @@ def parity_tables(rows: Sequence[Row]) -> list[str]:
         "of gradients",
         "steps",
         "causal",
-        "transformers' class",
+        "code of others",
         "error",
     )
     parts = ["### Modules in float32", table(head, shown)]
@@ -365,13 +406,16 @@ def _gate(row: Row | None) -> str:
         return "not run"
     if "refused" in row:
         return "refused"
-    return f"{row['error']:.2g} / {row['limit']:.2g}" + "" * row["passed"] + " FAILED" * (not row["passed"])
+    return f"{row['error']:.2g} / {row['limit']:.2g}" + " FAILED" * (not row["passed"])
 
 
 def time_tables(rows: Sequence[Row]) -> list[str]:
-    """Returns the tables of `time`."""
+    """Returns the tables of `time`: of the rounds of the last one's builds."""
+    builds: dict[int, set[Any]] = {}
+    for row in rows:
+        builds.setdefault(row["round"], set()).add((row["runtime"], row.get("build")))
+    rounds = [number for number in builds if builds[number] == builds[max(builds)]]
     of = {(row["runtime"], row["block"], row["context"], row["round"]): row for row in rows}
-    rounds = sorted({row["round"] for row in rows})
 
     def ratio(runtime: str, name: str, base: str, context: int, what: str) -> str:
         if (runtime, name, context, rounds[0]) not in of:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from nas.core.published import LFM2
+from nas.testing.planted_faults import EVERY_KIND
 
 Row = dict[str, Any]
 
@@ -18,16 +19,25 @@ ALONE = {
     "gqa": "d256 v512 ffn=swiglu:512 [A8/4 A4/1 A6/2:32]",
     "swa": "d256 v512 ffn=swiglu:512 [W4/2@32*3]",
     "swa with sinks": "d256 v512 ffn=swiglu:512 [W4/2@32(sink=1)*3]",
+    "gqa with Canon": "d256 v512 ffn=swiglu:512 [A8/4(canon=4)*2]",
+    "mla": "d256 v512 ffn=swiglu:512 [L4/64 L4/64(query=96)]",
     "mamba2": "d256 v512 ffn=swiglu:512 [M16*3]",
+    "gdn": "d256 v512 ffn=swiglu:512 [D8/4*2]",
+    "gla": "d256 v512 ffn=swiglu:512 [G8*2]",
+    "mlstm": "d256 v512 ffn=swiglu:512 [X4*2]",
+    "relu2": "d256 v512 ffn=relu2:512 [C3 A4/2]",
     "swiglu of several widths": "d256 v512 ffn=swiglu:512 [C3 A4/2+swiglu:768 C3+swiglu:352]",
     "moe of several widths": "d256 v512 ffn=moe:8x2:64 [A4/2*2 A4/2+moe:8x4:96]",
+    "moe with shared experts": "d256 v512 ffn=moe:8x2:64(shared=2) [C3 A4/2]",
 }
 MIXED = {
     "conv + gqa": "d256 v512 ffn=swiglu:512 [C3 A4/2 C5 A8/2]",
     "conv + gqa + mamba2": "d256 v512 ffn=swiglu:512 [C3 A4/2 M16 C4 M16]",
     "conv + mamba2 + moe": "d256 v512 ffn=moe:8x2:64 [C3 M16+swiglu:512 C3 M32]",
     "swa + conv": "d256 v512 ffn=swiglu:512 [C3 W4/2@32(sink=1) C5 W8/2@32]",
-    "all kinds": "d256 v512 ffn=moe:8x2:64 [M16 A4/2 C3+swiglu:512 W4/2@32(sink=1)+moe:8x4:96 C5 A8/8(qk_norm=0)]",
+    "parallel mixers": "d256 v512 ffn=swiglu:512 [C3&W4/2@32 A4/2 C3&A4/2]",
+    "shared weights and caches": "d256 v512 ffn=swiglu:512 [A8/4 C3+none A8/4(kv=0) ^1 ^0]",
+    "all kinds": EVERY_KIND.format(),
 }
 FULL = {"LFM2-350M": LFM2["LFM2-350M"]}
 

@@ -33,7 +33,7 @@ from nas.runtimes.llama_cpp.builds import Build
 from nas.runtimes.llama_cpp.runtime import LLAMA_CPP
 from nas.runtimes.toolchain import host_target
 from nas.testing.llama_cpp_gate import gate
-from nas.testing.planted_faults import FAULTS, MOE_FAULTS, PLANTED, PLANTED_CHOICE, PLANTED_MOE, checkpoint
+from nas.testing.planted_faults import PLANTED_CHOICE, PLANTS, checkpoint
 from nas.testing.short_training import STOCK as BYTE_LEVEL
 from nas.testing.short_training import learned_checkpoint
 
@@ -100,7 +100,7 @@ def _layouts(target: str, layouts: dict[str, str]) -> Iterator[Row]:
 
 def _faults(target: str) -> Iterator[Row]:
     used = _build(target, True)
-    for planted, faults in ((PLANTED, FAULTS), (PLANTED_MOE, MOE_FAULTS)):
+    for planted, faults in PLANTS:
         for fault in faults:
             # Through a runner, a fault in choices shows where they need not be settled.
             hidden = fault.choice_only and used.details.static
@@ -158,15 +158,18 @@ def _tables(report: dict[str, Any]) -> list[str]:
         for row in report["layouts"]
     ]
     faults = [
-        (row["target"], row["fault"], row["quantisation"], row["error"], row["limit"], row["note"], yes(row))
+        (
+            row["target"], f"`{row['layout']}`", row["fault"], row["quantisation"], row["error"], row["limit"],
+            row["note"], yes(row),
+        )
         for row in report["faults"]
-    ]
+    ]  # fmt: skip
     greedy = [(row["name"], row["tokens"], row["distinct"], row["same"]) for row in report["greedy"]]
     return [
         "### Right graphs",
         table(("machine", "layout", "architecture", "file", "error", "limit", "passed"), layouts),
         "### Planted faults",
-        table(("machine", "fault", "file", "error", "limit", "what else is wrong", "caught"), faults),
+        table(("machine", "layout", "fault", "file", "error", "limit", "what else is wrong", "caught"), faults),
         "### Greedy tokens, stock and patched build",
         table(("layout", "tokens", "distinct ones", "the same on both"), greedy),
     ]
