@@ -7,17 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hilnas_plugin.modules import SquaredReLU, reference_decay, reference_sqrelu
+from hilnas_plugin.modules import S4D, constant_scan, reference_geglu, reference_s4d
 from hypothesis import given, settings
 
 from nas.cli.space import sampler
-from nas.core.block import BLOCKS
+from nas.core.block import BLOCKS, Block
 from nas.core.errors import Unsupported
 from nas.core.layout import Layout
 from nas.dashboard.filters import hue
 from nas.dashboard.layout_svg import layout_strip
 from nas.measure.reference import export_key
+from nas.nn.base import MODULES, BlockModule
 from nas.nn.model import Model
+from nas.nn.primitives import draw_weights
 from nas.pretrain.grow import grow
 from nas.proxy.job import TaskRun, TrainJob, weights_file
 from nas.proxy.train import train
@@ -31,34 +33,65 @@ from nas.testing.block_contract import FeedForwardContract, MixerContract
 from nas.testing.layout_strategy import layouts
 from nas.views.layout import layout_view
 
-LAYOUT = Layout.parse("d64 v300 ffn=sqrelu:96 [Y A2/1 Y+swiglu:64]")
+LAYOUT = Layout.parse("d64 v300 ffn=geglu:96 [S4 A2/1 S4+swiglu:64]")
 
 
-class TestSquaredReLU(FeedForwardContract):
-    kind = "sqrelu"
-    examples = ("sqrelu:32", "sqrelu:96")
-    reference = staticmethod(reference_sqrelu)
+class TestGeGLU(FeedForwardContract):
+    kind = "geglu"
+    examples = ("geglu:32", "geglu:96")
+    reference = staticmethod(reference_geglu)
 
 
-class TestDecayingSum(MixerContract):
-    kind = "decay"
-    examples = ("Y",)
-    reference = staticmethod(reference_decay)
+class TestS4D(MixerContract):
+    kind = "s4d"
+    examples = ("S1", "S4", "S16")
+    reference = staticmethod(reference_s4d)
+
+
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 128, 150])
+@torch.no_grad()
+def test_any_number_of_chunks_is_the_recurrence(length: int) -> None:
+    module = S4D(Block.of("s4d", state=3), 8).double()
+    draw_weights(module, 0, depth=4)
+    x = torch.randn(1, length, 8, generator=torch.Generator().manual_seed(1)).double()
+    wanted = reference_s4d(module.block, module.state_dict(), x[0])
+    assert torch.allclose(module(x)[0][0], wanted, rtol=0, atol=1e-12)
+    parts = [part for part in x.split([length // 2, length - length // 2], 1) if part.shape[1]]
+    state, cut = module.init_state(1, x.dtype, x.device), []
+    for part in parts:
+        y, state = module(part, state)
+        cut.append(y)
+    assert torch.allclose(torch.cat(cut, 1)[0], wanted, rtol=0, atol=1e-12)
+
+
+def test_its_kernel_is_the_papers() -> None:
+    """Its convolution by the kernel C exp(step A l) A^-1 (exp(step A) - 1) over the whole sequence, by FFT."""
+    rng = torch.Generator().manual_seed(0)
+    c, u, rate = torch.randn(6, 4, generator=rng), torch.randn(1, 200, 6, generator=rng), -torch.arange(1.0, 5)
+    written = (0.05 * rate).expm1() / rate
+    kernel = ((c * written)[..., None] * (0.05 * rate[:, None] * torch.arange(200)).exp()).sum(1)
+    wanted = torch.fft.irfft(torch.fft.rfft(u[0].T, 400) * torch.fft.rfft(kernel, 400), 400)[:, :200].T
+    y, _ = constant_scan(u, (0.05 * rate).expand(6, 4), c * written, torch.zeros(1, 6, 4))
+    assert torch.allclose(y[0], wanted, atol=1e-5)
 
 
 def test_a_space_of_these_kinds_is_read_and_sampled(tmp_path: Path) -> None:
-    text = space_text("lfm2-demo").replace("  conv:\n    kernel: [3, 4]\n", "  decay: {}\n").replace("moe:", "sqrelu:")
+    text = (
+        space_text("lfm2-demo")
+        .replace("  conv:\n    kernel: [3, 4]\n", "  s4d: {state: [4, 8]}\n")
+        .replace("moe:", "geglu:")
+    )
     text = text.replace("    experts: 8\n    top_k: 2\n    width: [192, 256, 320]\n", "    width: [1024, 1536]\n")
-    text = text.replace("  conv: {min: 1} # stock llama.cpp needs one of each; see lfm2.yaml\n", "  decay: {min: 1}\n")
+    text = text.replace("  conv: {min: 1} # stock llama.cpp needs one of each; see lfm2.yaml\n", "  s4d: {min: 1}\n")
     text = text.replace("{name: llama.cpp, quantisation: q4_0}", "{name: executorch, quantisation: 8da4w}")
-    text = text.replace("C3", "Y").replace("  leading_dense: 1\n", "")
+    text = text.replace("C3", "S4").replace("  leading_dense: 1\n", "")
     path = tmp_path / "space.yaml"
     path.write_text(text)
     space = load_space(path)
     draw = sampler(space)
     rng = np.random.default_rng(0)
     kinds = {block.kind for _ in range(8) for layer in draw.draw(rng).layers for block in layer.blocks}
-    assert {"decay", "sqrelu"} <= kinds
+    assert {"s4d", "geglu"} <= kinds
 
 
 @settings(max_examples=30, deadline=None)
@@ -75,10 +108,10 @@ def test_their_version_is_in_the_keys_of_results(monkeypatch: pytest.MonkeyPatch
         )  # fmt: skip
         return [job.key, export_key(LAYOUT, RUNTIMES["executorch"], "8da4w", "random:0")]
 
-    assert LAYOUT.plugin_versions == {"decay": "1.0", "sqrelu": "1.0"}  # of the distribution
+    assert LAYOUT.plugin_versions == {"s4d": "1.0", "geglu": "1.0"}  # of the distribution
     before = keys()
-    monkeypatch.setattr(type(BLOCKS["sqrelu"]), "version", "2")
-    assert LAYOUT.plugin_versions == {"decay": "1.0", "sqrelu": "2"}
+    monkeypatch.setattr(type(BLOCKS["geglu"]), "version", "2")
+    assert LAYOUT.plugin_versions == {"s4d": "1.0", "geglu": "2"}
     assert not set(before) & set(keys())
 
 
@@ -93,13 +126,23 @@ def test_a_proxy_is_trained(tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_a_larger_model_grows_from_a_smaller_one() -> None:
-    small, large = LAYOUT, Layout.parse("d128 v300 untied ffn=sqrelu:200 [Y A4/1 Y Y+swiglu:128]")
+    small, large = LAYOUT, Layout.parse("d128 v300 untied ffn=geglu:200 [S4 A4/1 S4 S4+swiglu:128]")
     model = Model(small, 3).eval()
     larger, growth = grow(small, model.state_dict(), large, seed=1)
     tokens = torch.randint(96, (1, 12), generator=torch.Generator().manual_seed(0))
     assert growth.added == 1
-    assert [change for change in growth.changes if "decay" not in change and "Y" not in change] == []
-    assert larger(tokens).isfinite().all()
+    assert growth.changes == ()
+    assert torch.allclose(larger(tokens), model(tokens), atol=1e-5)
+
+
+@torch.no_grad()
+def test_what_cannot_grow_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    more_states = Layout.parse("d64 v300 ffn=geglu:96 [S8 A2/1 S4+swiglu:64]")
+    state = Model(LAYOUT, 3).state_dict()
+    assert "the number of states differs" in "".join(grow(LAYOUT, state, more_states, seed=1)[1].changes)
+    monkeypatch.setattr(MODULES["geglu"], "grow", BlockModule.grow)
+    wider = Layout.parse("d64 v300 ffn=geglu:128 [S4 A2/1 S4+swiglu:64]")
+    assert "its module has no `grow` for geglu blocks" in "".join(grow(LAYOUT, state, wider, seed=1)[1].changes)
 
 
 def test_a_kind_scales_in_a_family_as_in_proxies() -> None:
@@ -110,26 +153,26 @@ def test_a_kind_scales_in_a_family_as_in_proxies() -> None:
 def test_executorch_carries_it_and_llama_cpp_says_why_not() -> None:
     assert RUNTIMES["executorch"].supports(LAYOUT).verdict == "stock"
     assert set(RUNTIMES["llama.cpp"].supports(LAYOUT).reasons) == {
-        f"{kind} blocks: neither the stock build nor the patched one has them" for kind in ("decay", "sqrelu")
+        f"{kind} blocks: neither the stock build nor the patched one has them" for kind in ("s4d", "geglu")
     }
 
 
 def test_the_released_folder_holds_its_code(tmp_path: Path) -> None:
     files = write_files(tmp_path / "m", LAYOUT, RandomWeights(3), FileOptions(gguf=()), print)
     names = {Path(file.path).name for file in files.files}
-    assert {"sqrelu_hilnas.py", "decay_hilnas.py", "modeling_hilnas.py", "model.safetensors"} <= names
+    assert {"geglu_hilnas.py", "s4d_hilnas.py", "modeling_hilnas.py", "model.safetensors"} <= names
     text = (tmp_path / "m" / "transformers" / "modeling_hilnas.py").read_text()
-    assert '_FEED_FORWARDS["sqrelu"] = _sqrelu\n' in text and '_MIXERS["decay"] = _decay\n' in text
+    assert '_FEED_FORWARDS["geglu"] = _geglu\n' in text and '_MIXERS["s4d"] = _s4d\n' in text
     assert files.loads["llama.cpp"].startswith("none: ")
 
 
 def test_a_kind_without_code_for_a_release_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SquaredReLU, "release_code", "")
-    with pytest.raises(Unsupported, match=r"sqrelu blocks cannot be released.*`release_code`"):
+    monkeypatch.setattr(MODULES["geglu"], "release_code", "")
+    with pytest.raises(Unsupported, match=r"geglu blocks cannot be released.*`release_code`"):
         write_files(tmp_path / "m", LAYOUT, RandomWeights(3), FileOptions(gguf=()), print)
 
 
 def test_pages_draw_it_in_its_colour() -> None:
     drawn = str(layout_strip(layout_view(LAYOUT, 64).layers, "strip"))
-    assert hue("sqrelu") == BLOCKS["sqrelu"].hue == 8
-    assert "hue-8" in drawn and f"hue-{hue('decay')}" in drawn and 11 <= hue("decay") <= 14
+    assert hue("geglu") == BLOCKS["geglu"].hue == 8
+    assert "hue-8" in drawn and f"hue-{hue('s4d')}" in drawn and 11 <= hue("s4d") <= 14

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from nas.core.layout import Layout
@@ -14,9 +17,9 @@ from nas.release.files import write_files
 from nas.release.options import FileOptions
 from nas.runtimes.executorch.build import build
 from nas.testing.executorch_gate import gate
-from nas.testing.planted_faults import Fault, checkpoint
+from nas.testing.planted_faults import Edit, Fault, State, checkpoint
 
-LAYOUT = Layout.parse("d64 v300 ffn=sqrelu:96 [Y A2/1 Y+swiglu:64]")
+LAYOUT = Layout.parse("d64 v300 ffn=geglu:96 [S4 A2/1 S4+swiglu:64]")
 
 
 def test_executorch_computes_what_pytorch_does(tmp_path: Path) -> None:
@@ -24,12 +27,29 @@ def test_executorch_computes_what_pytorch_does(tmp_path: Path) -> None:
     assert report.passed, (report.error, report.limit)
 
 
-def test_a_planted_fault_is_found(tmp_path: Path) -> None:
-    def swapped(state: dict[str, torch.Tensor]) -> None:
-        up = state["layers.0.ffn.up.weight"]
-        up.copy_(up.flip(0))
+def _of(ending: str, edit: Callable[[torch.Tensor], torch.Tensor]) -> Edit:
+    def edited(state: State) -> None:
+        for name, weight in state.items():
+            if name.endswith(ending):
+                weight.copy_(edit(weight))
 
-    assert not gate(tmp_path, LAYOUT, build(log=print), Fault("hidden units in another order", swapped)).passed
+    return edited
+
+
+FAULTS = (
+    Fault("decays of other states", _of("A_log", lambda weight: weight.roll(1, 1))),
+    Fault("step sizes of other channels", _of("dt_bias", lambda weight: weight.roll(1, 0))),
+    Fault("states read by other channels", _of("mixers.0.C", lambda weight: weight.roll(1, 0))),
+    Fault("input not added", _of("mixers.0.D", torch.zeros_like)),
+    Fault("gate missing", _of("mixers.0.gate.weight", torch.zeros_like)),
+    Fault("hidden units in another order", _of("ffn.up.weight", lambda weight: weight.flip(0))),
+    Fault("stale state", earlier=40),
+)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_planted_fault_is_found(fault: Fault, tmp_path: Path) -> None:
+    assert not gate(tmp_path, LAYOUT, build(log=print), fault).passed
 
 
 @torch.no_grad()
@@ -44,4 +64,15 @@ def test_stock_transformers_loads_the_released_folder(tmp_path: Path) -> None:
     load_weights(ours, trained.path)
     tokens = torch.randint(96, (2, 12), generator=torch.Generator().manual_seed(0))
     expected = ours.eval()(tokens)
-    assert torch.allclose(theirs(tokens).logits, expected, atol=1e-4 * float(expected.abs().max()))
+    close = partial(torch.allclose, rtol=0, atol=1e-4 * float(expected.abs().max()))
+    assert close(theirs(tokens).logits, expected)
+    for real in (slice(3, 12), slice(0, 9)):  # padding on the left, on the right; then another token
+        mask = torch.zeros(2, 12, dtype=torch.long)
+        mask[:, real] = 1
+        padded = theirs(tokens, attention_mask=mask, use_cache=True)
+        alone = theirs(tokens[:, real], use_cache=True)
+        assert close(padded.logits[:, real], alone.logits)
+        cached, token = padded.past_key_values, tokens[:, :1]
+        mask = torch.cat([mask, torch.ones(2, 1, dtype=torch.long)], 1)
+        after = theirs(token, attention_mask=mask, past_key_values=cached).logits
+        assert close(after, theirs(token, past_key_values=alone.past_key_values).logits)

@@ -2,52 +2,58 @@
 
 from __future__ import annotations
 
+from nas.blocks.swiglu import FeedForwardKind
 from nas.core.block import Arg, Block, BlockKind, Count
 
 
-class SquaredReLU(BlockKind):
-    """`sqrelu:4608`: W_down max(0, W_up x)^2 (So et al. 2021, "Primer")."""
+class DiagonalStateSpace(BlockKind):
+    """`S16`: a diagonal state-space layer with 16 states a channel (Gu, Gupta, Goel and Ré 2022).
 
-    name = "sqrelu"
-    letter = "sqrelu"
+    Nothing of it depends on the token: what a channel keeps of the past is a sum of decays that are constants.
+    """
+
+    name = "s4d"
+    letter = "S"
+    role = "mixer"
+    syntax = "{state}"
+    doc = "diagonal state space with constant decays"
+    args = (Arg("state", int, "states a channel", required=True, low=1, high=256),)
+
+    def count(self, block: Block, d_model: int) -> Count:
+        weights = 2 * d_model * d_model + 2 * d_model * block.int("state") + 2 * d_model
+        return Count(weights, weights)
+
+    def flops(self, block: Block, d_model: int, context: int) -> float:
+        # Per state: decay, add the input, read.
+        return 4.0 * d_model * d_model + 4.0 * self.memory(block, d_model) + 2.0 * d_model
+
+    def state_bytes(self, block: Block, d_model: int) -> float:
+        return 4.0 * self.memory(block, d_model)
+
+    def memory(self, block: Block, d_model: int) -> int:
+        return d_model * block.int("state")
+
+    def narrow(self, block: Block, d_model: int, to: int) -> Block:
+        """States stay: they belong to a channel."""
+        return block
+
+
+class GeGLU(FeedForwardKind):
+    """`geglu:4608`: W_down (gelu(W_gate x) * W_up x) (Shazeer 2020, equation 6)."""
+
+    name = "geglu"
+    letter = "geglu"
     hue = 8
-    role = "ffn"
     syntax = ":{width}"
-    doc = "squared-ReLU feed-forward"
+    doc = "GeGLU feed-forward"
     args = (Arg("width", int, "hidden width", required=True, low=1, high=1 << 20),)
 
     def count(self, block: Block, d_model: int) -> Count:
-        weights = 2 * d_model * block.int("width")
+        weights = 3 * d_model * block.int("width")
         return Count(weights, weights)
 
     def flops(self, block: Block, d_model: int, context: int) -> float:
         return 2.0 * self.count(block, d_model).active
 
-    def narrow(self, block: Block, d_model: int, to: int) -> Block:
-        return block.replace(width=max(32, round(block.int("width") * to / d_model / 32) * 32))
 
-
-class DecayingSum(BlockKind):
-    """`Y`: s_t = s_{t-1} / 2 + W_in x_t; y = W_out s_t."""
-
-    name = "decay"
-    letter = "Y"
-    role = "mixer"
-    syntax = ""
-    doc = "sum of past tokens that halves at each step"
-    args = ()
-
-    def count(self, block: Block, d_model: int) -> Count:
-        return Count(2 * d_model * d_model, 2 * d_model * d_model)
-
-    def flops(self, block: Block, d_model: int, context: int) -> float:
-        return 4.0 * d_model * d_model + 2.0 * d_model
-
-    def state_bytes(self, block: Block, d_model: int) -> float:
-        return 4.0 * d_model
-
-    def narrow(self, block: Block, d_model: int, to: int) -> Block:
-        return block
-
-
-SQRELU, DECAY = SquaredReLU(), DecayingSum()
+S4D, GEGLU = DiagonalStateSpace(), GeGLU()

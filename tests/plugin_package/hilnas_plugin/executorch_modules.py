@@ -2,35 +2,41 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nas.runtimes.executorch.modules import Outputs, ProgramModule
-from nas.runtimes.executorch.programs import CHUNK, Program
+from nas.runtimes.executorch.modules import Outputs, ProgramModule, linear_attention
 
 
-class SquaredReLU(ProgramModule):
+class S4D(ProgramModule):
+    """x, residual [1, S, D], memory [D, N, 1] -> the same.
+
+    The recurrence is that of the runner's linear attention: a channel is a head whose value is one number, and its
+    states are the numbers of a key.
+    """
+
+    def forward(self, x: Tensor, residual: Tensor, memory: Tensor) -> Outputs:
+        h, shape = self.norm(x), (x.shape[1], self.program.size("d_model"), self.program.size("state"))
+        rate = self.number("rate")
+        decay = (F.softplus(self.number("step")) * rate).exp()
+        read = self.number("read") * (decay - self.number("one")) / rate * math.sqrt(shape[2])
+        y, after = linear_attention(
+            read.unsqueeze(0).expand(shape),
+            self.number("one").view(1, 1, 1).expand(shape),
+            h.view(shape[0], shape[1], 1),
+            decay.unsqueeze(0).expand(shape),
+            memory,
+        )
+        g = F.gelu(y.view(1, *shape[:2]) + h * self.number("skip"))
+        return residual + self.linear("out", g) * torch.sigmoid(self.linear("gate", g)), after
+
+
+class GeGLU(ProgramModule):
     """x [1, S, D] -> x + ffn(norm(x))."""
 
     def forward(self, x: Tensor) -> Outputs:
-        hidden = F.relu(self.linear("up", self.norm(x)))
-        return (x + self.linear("down", hidden * hidden),)
-
-
-class DecayingSum(ProgramModule):
-    """x, residual [1, S, D], sum [1, 1, D] -> the same."""
-
-    def __init__(self, program: Program) -> None:
-        super().__init__(program)
-        ago = torch.arange(CHUNK + 1, dtype=torch.float32)
-        spans = ago[:, None] - ago[None]
-        self.register_buffer("within", torch.where(spans >= 0, 0.5 ** spans.clamp(min=0), 0.0))
-        self.register_buffer("left", 0.5 ** (ago[:, None] + 1))
-
-    def forward(self, x: Tensor, residual: Tensor, before: Tensor) -> Outputs:
-        length = x.shape[1]
-        within = self.number("within").narrow(0, 0, length).narrow(1, 0, length)
-        mixed = torch.matmul(within, self.linear("value", self.norm(x))[0]).unsqueeze(0)
-        total = mixed + self.number("left").narrow(0, 0, length) * before
-        return residual + self.linear("out", total), total.narrow(1, length - 1, 1)
+        h = self.norm(x)
+        return (x + self.linear("down", F.gelu(self.linear("gate", h)) * self.linear("up", h)),)

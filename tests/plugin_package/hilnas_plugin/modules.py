@@ -2,31 +2,162 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from nas.core.block import Block
 from nas.nn.base import FeedForward, Mixer, State
-from nas.nn.growth import BlockGrowth
-from nas.nn.primitives import Linear
+from nas.nn.growth import BlockGrowth, CannotGrow
+from nas.nn.primitives import Linear, Weights, draw_uniform
+
+_CHUNK = 64
+"""Tokens that one Toeplitz matrix takes."""
+_STEPS = (1e-3, 1e-1)
+"""Range that step sizes start in: that of the paper."""
 
 
-class SquaredReLU(FeedForward):
-    """W_down max(0, W_up x)^2."""
+class S4D(Mixer, Weights):
+    """y = SSM(x) + D x; out = W_out gelu(y) * sigmoid(W_gate gelu(y)).
 
-    projection = "down"
-    release_code = "hilnas_plugin.released:SquaredReLU"
+    Each channel has N states with decays exp(A step), A = -exp(A_log) and step = softplus(dt_bias), which start as the
+    paper's S4D-Real: A_n = -(n + 1). State: (what they remember [B, D, N],).
+    """
+
+    projection = "out"
+    release_code = "hilnas_plugin.released:S4D"
 
     def __init__(self, block: Block, d_model: int) -> None:
         super().__init__(block, d_model)
-        self.up = Linear(d_model, block.int("width"))
-        self.down = Linear(block.int("width"), d_model, residual=True)
+        self.states = self.block.int("state")
+        self.A_log = nn.Parameter(torch.empty(d_model, self.states))
+        self.C = nn.Parameter(torch.empty(d_model, self.states))
+        self.dt_bias = nn.Parameter(torch.empty(d_model))
+        self.D = nn.Parameter(torch.empty(d_model))
+        self.gate = Linear(d_model, d_model)
+        self.out = Linear(d_model, d_model, residual=True)
+
+    @torch.no_grad()
+    def draw(self, rng: torch.Generator, depth: int) -> None:
+        """Sets A to -1 .. -N and D to one; draws C, and step sizes log-uniform."""
+        self.A_log.copy_(torch.arange(1, self.states + 1, dtype=torch.float64).log())
+        self.D.fill_(1.0)
+        draw_uniform(self.C, 1.0, rng)
+        low, high = map(math.log, _STEPS)
+        step = torch.empty(self.d_model, dtype=torch.float64).uniform_(low, high, generator=rng).exp()
+        self.dt_bias.copy_(step.expm1().log())  # the inverse of softplus
+
+    def init_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
+        """Returns zeros: before the first token there is nothing to remember."""
+        return (torch.zeros(batch, self.d_model, self.states, dtype=dtype, device=device),)
+
+    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        (memory,) = state or self.init_state(len(x), x.dtype, x.device)
+        rate = -self.A_log.exp()
+        log_decay = F.softplus(self.dt_bias)[:, None] * rate
+        y, memory = constant_scan(x, log_decay, self.C * torch.expm1(log_decay) / rate, memory)
+        h = F.gelu(y + self.D * x)
+        return self.out(h) * torch.sigmoid(self.gate(h)), (memory,)
+
+    @staticmethod
+    def grow(growing: BlockGrowth) -> dict[str, Tensor]:
+        """Channels are copied, with all that belongs to each."""
+        small, width = growing.small, growing.width
+        if growing.a.int("state") != growing.b.int("state"):
+            raise CannotGrow("the number of states differs")
+        own = {name: small[name][width] for name in ("A_log", "C", "dt_bias", "D")}
+        square = {name: growing.widened(name, outputs=width, inputs=width) for name in ("gate.weight", "out.weight")}
+        return own | square
+
+
+def constant_scan(u: Tensor, log_decay: Tensor, read: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+    """Runs memory_t = exp(log_decay) memory_{t-1} + u_t, y_t = sum_n read_n memory_tn over a sequence, in chunks.
+
+    Within a chunk that is a convolution, whose kernel sum_n read_n exp(l log_decay_n) makes one Toeplitz matrix a
+    channel for all chunks; from chunk to chunk only the memory is handed on. Computed in float32 at least.
+
+    Args:
+        u: [B, T, D].
+        log_decay: below 0 [D, N].
+        read: [D, N].
+        memory: before the first token [B, D, N].
+
+    Returns:
+        y [B, T, D], and the memory after the last token.
+    """
+    kind, whole = u.dtype, len(u[0]) // _CHUNK * _CHUNK
+    out = []
+    with torch.autocast(u.device.type, enabled=False):
+        u, log_decay, read, memory = (
+            x.to(torch.promote_types(x.dtype, torch.float32)) for x in (u, log_decay, read, memory)
+        )
+        for part in (u[:, :whole], u[:, whole:]):
+            if length := part.shape[1]:
+                chunks = torch.unflatten(part, 1, (-1, min(_CHUNK, length)))
+                y, memory = _scan_chunks(chunks, log_decay, read, memory)
+                out.append(y)
+    return torch.cat(out, 1).to(kind), memory.to(kind)
+
+
+def _scan_chunks(u: Tensor, log_decay: Tensor, read: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+    """Does so for u [B, chunks, Q, D]."""
+    batch, count, length, _ = u.shape
+    ago = torch.arange(length + 1, dtype=u.dtype, device=u.device)
+    decays = (log_decay[..., None] * ago).exp()  # [D, N, Q + 1]
+    kernel = (read[..., None] * decays[..., :-1]).sum(1)  # [D, Q]
+    now = torch.arange(length, device=u.device)
+    toeplitz = kernel[:, (now[:, None] - now).clamp(min=0)].tril()  # [D, Q, Q]
+
+    columns = u.permute(3, 2, 0, 1).flatten(2)  # [D, Q, B chunks]
+    added = torch.unflatten(decays[..., :-1].flip(-1) @ columns, -1, (batch, count))  # [D, N, B, chunks]
+    carried, before = memory.permute(1, 2, 0), []
+    for chunk in range(count):
+        before.append(carried)
+        carried = decays[..., -1:] * carried + added[..., chunk]
+    across = (read[..., None] * decays[..., 1:]).mT @ torch.stack(before, -1).flatten(2)
+    y = torch.unflatten(toeplitz @ columns + across, -1, (batch, count))  # [D, Q, B, chunks]
+    return y.permute(2, 3, 1, 0).flatten(1, 2), carried.permute(2, 0, 1)
+
+
+def reference_s4d(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:
+    """Computes the paper's recurrence, one token and one channel at a time.
+
+        x_k = A' x_{k-1} + B' u_k     y_k = C x_k + D u_k     A' = exp(step A)     B' = A^-1 (exp(step A) - 1) B
+
+    The paper's discretisation by zero-order hold, with A diagonal, and B all ones, of which only the product with C
+    matters. The layer around it is that of its experiments: GELU, then a gated linear unit.
+    """
+    rows = []
+    memory = torch.zeros_like(weights["A_log"])
+    for u in h:
+        y = torch.zeros_like(u)
+        for d, channel in enumerate(u):
+            a, step = -torch.exp(weights["A_log"][d]), torch.log1p(torch.exp(weights["dt_bias"][d]))
+            memory[d] = torch.exp(step * a) * memory[d] + (torch.exp(step * a) - 1) / a * channel
+            y[d] = weights["C"][d] @ memory[d] + weights["D"][d] * channel
+        g = y * (1 + torch.erf(y / 2**0.5)) / 2
+        rows.append((weights["out.weight"] @ g) / (1 + torch.exp(-weights["gate.weight"] @ g)))
+    return torch.stack(rows)
+
+
+class GeGLU(FeedForward):
+    """W_down (gelu(W_gate x) * W_up x)."""
+
+    projection = "down"
+    stackable = True
+    release_code = "hilnas_plugin.released:GeGLU"
+
+    def __init__(self, block: Block, d_model: int) -> None:
+        super().__init__(block, d_model)
+        width = block.int("width")
+        self.gate, self.up = Linear(d_model, width), Linear(d_model, width)
+        self.down = Linear(width, d_model, residual=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.down(F.relu(self.up(x)).square())
+        y: Tensor = self.down(F.gelu(self.gate(x)) * self.up(x))
         return y
 
     @staticmethod
@@ -34,44 +165,17 @@ class SquaredReLU(FeedForward):
         """Hidden units are copied."""
         hidden, width = growing.hidden(), growing.width
         return {
+            "gate.weight": growing.widened("gate.weight", outputs=hidden, inputs=width),
             "up.weight": growing.widened("up.weight", outputs=hidden, inputs=width),
             "down.weight": growing.widened("down.weight", outputs=width, inputs=hidden),
         }
 
 
-def reference_sqrelu(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:
+def reference_geglu(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:
     """The formula, one token at a time."""
-    rows = [weights["down.weight"] @ (weights["up.weight"] @ x).clamp(min=0) ** 2 for x in h]
-    return torch.stack(rows)
-
-
-class DecayingSum(Mixer):
-    """s_t = s_{t-1} / 2 + W_in x_t; y = W_out s_t. State: (s [B, 1, D],)."""
-
-    projection = "out"
-    release_code = "hilnas_plugin.released:DecayingSum"
-
-    def __init__(self, block: Block, d_model: int) -> None:
-        super().__init__(block, d_model)
-        self.value = Linear(d_model, d_model)
-        self.out = Linear(d_model, d_model, residual=True)
-
-    def init_state(self, batch: int, dtype: torch.dtype, device: torch.device) -> State:
-        return (torch.zeros(batch, 1, self.d_model, dtype=dtype, device=device),)
-
-    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        (before,) = state or self.init_state(len(x), x.dtype, x.device)
-        ago = torch.arange(x.shape[1], dtype=x.dtype, device=x.device)
-        spans = ago[:, None] - ago[None]
-        mixed = torch.where(spans >= 0, 0.5 ** spans.clamp(min=0), 0.0) @ self.value(x)
-        total = mixed + 0.5 ** (ago[:, None] + 1) * before
-        return self.out(total), (total[:, -1:],)
-
-
-def reference_decay(block: Block, weights: Mapping[str, Tensor], h: Tensor) -> Tensor:
-    """The recurrence, one token at a time."""
-    total, rows = torch.zeros_like(h[0]), []
+    rows = []
     for x in h:
-        total = total / 2 + weights["value.weight"] @ x
-        rows.append(weights["out.weight"] @ total)
+        gate = weights["gate.weight"] @ x
+        gelu = gate * (1 + torch.erf(gate / 2**0.5)) / 2
+        rows.append(weights["down.weight"] @ (gelu * (weights["up.weight"] @ x)))
     return torch.stack(rows)
