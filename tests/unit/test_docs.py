@@ -109,6 +109,16 @@ def test_python_snippets_compile() -> None:
         compile(body, name, "exec")
 
 
+def test_the_guide_to_blocks_shows_the_files_of_the_package_that_is_tested() -> None:
+    package = ROOT / "tests" / "plugin_package"
+    files = [path.read_text(encoding="utf-8") for path in package.rglob("*") if path.suffix in (".py", ".toml")]
+    page = "docs/how-to/adding-a-block.md"
+    shown = [body for language in ("python", "toml") for name, body in snippets(language) if name == page]
+    parts = [part.strip("\n") for body in shown for part in re.split(r"^ *# \.\.\.$", body, flags=re.MULTILINE)]
+    assert len(shown) >= 7
+    assert [part for part in parts if not any(part in text for text in files)] == []
+
+
 def test_the_example_of_the_search_engine_runs() -> None:
     (example,) = (body for name, body in snippets("python") if name == "docs/explanation/search-engine.md")
     exec(compile(example, "docs/explanation/search-engine.md", "exec"), {"__name__": "example"})
