@@ -14,10 +14,12 @@ from nas.core.space import SearchSpace
 
 def space_json(space: SearchSpace) -> dict[str, Any]:
     """Returns everything that affects a study: all values, defaults included, without `doc`."""
-    unused = set() if space.layouts else {"layouts"}
+    unused = {name for name in ("layouts", "parallel") if not getattr(space, name)}
     data: dict[str, Any] = space.model_dump(mode="json", exclude={"doc"} | unused)
     for role in ("mixers", "ffn"):
         data[role] = {block["kind"]: block["knobs"] for block in data[role]}
+    if not space.references.further:
+        del data["references"]["further"]
     return data
 
 

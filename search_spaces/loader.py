@@ -153,7 +153,11 @@ def _unscored(space: SearchSpace, base: Path) -> Iterator[tuple[KeyPath, str]]:
     except InvalidInput as error:
         yield ("quality", "path"), error.message
         return
-    references = {("references", name): layout for name, layout in space.references.layouts().items()}
+    further = space.references.further
+    references = {
+        ("references", *(("further", name) if name in further else (name,))): layout
+        for name, layout in space.references.layouts().items()
+    }
     listed = {("layouts", index): layout for index, layout in enumerate(space.listed())}
     for place, layout in (references | listed).items():
         try:
@@ -201,13 +205,15 @@ def _choices_of(value: Any) -> SearchSpace | None:
             "name": str(parts.get("name")),
             "model": ModelSpace.model_validate(parts.get("model")),
             "mixers": _BLOCKS.validate_python(block_spaces(parts.get("mixers"), "mixer")),
+            "parallel": _PARALLEL.validate_python(parts.get("parallel", ())),
             "ffn": _BLOCKS.validate_python(block_spaces(parts.get("ffn"), "ffn")),
             "pattern": Pattern.model_validate(parts.get("pattern", {})),
             "limits": _LIMITS.validate_python(parts.get("limits", {})),
         }
     except ValidationError:
         return None
-    return SearchSpace.model_construct(**choices)
+    known = {block.kind for block in choices["mixers"]}
+    return SearchSpace.model_construct(**choices) if all(known.issuperset(each) for each in choices["parallel"]) else None
 
 
 def _mapping(value: Any) -> dict[str, Any]:
@@ -223,6 +229,7 @@ def _unreachable(space: SearchSpace) -> Iterator[tuple[KeyPath, str]]:
 
 
 _BLOCKS = TypeAdapter(Annotated[tuple[BlockSpace, ...], Field(min_length=1)])
+_PARALLEL = TypeAdapter(tuple[tuple[str, ...], ...])
 _LIMITS = TypeAdapter(dict[str, Range])
 _SHAPE = {
     "d_model": range(32, MAX_WIDTH + 1, 32),

@@ -64,7 +64,10 @@ def study(space: SearchSpace, layouts: int, seed: int = 0) -> Narrowing:
     }
     gaps = []
     for scale in (lambda layout: layout, lambda layout: _proxy(layout, config)):
-        published, attention = (scale(layout).params.non_embedding for layout in space.references.layouts().values())
+        published, attention = (
+            scale(Layout.parse(text)).params.non_embedding
+            for text in (space.references.published, space.references.attention)
+        )
         gaps.append(attention / published - 1)
     memory: dict[str, list[float]] = {}
     for layout, proxy in pairs:

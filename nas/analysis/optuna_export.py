@@ -26,7 +26,7 @@ from nas.core import paths
 from nas.core.block import Block, Scalar
 from nas.core.block_space import EXPANSION, BlockSpace
 from nas.core.errors import InfrastructureFailed, InvalidInput
-from nas.core.frame import ffn_width
+from nas.core.frame import choice_of, ffn_width
 from nas.core.layout import Layout
 from nas.core.metrics import METRICS
 from nas.core.scoring import check_budgets, measurement_keys
@@ -94,14 +94,16 @@ class Parameters:
         yield "vocab", (layout.vocab, CategoricalDistribution(model.vocab.choices))
         used = Counter(block.kind for layer in layout.layers for block in layer.blocks)
         for role, kinds in (("mixer", self._space.mixers), ("ffn", self._space.ffn)):
-            names = [kind.kind for kind in kinds]
-            for name in names:
+            known = {kind.kind: kind for kind in kinds}
+            choices = self._space.mixer_choices if role == "mixer" else tuple(known)
+            for name in known:
                 yield f"{name}.layers", (used[name], IntDistribution(0, self._slots))
             for number, layer in enumerate(layout.layers):
-                block = layer.mixer if role == "mixer" else layer.ffn
-                if block is not None and block.kind in names:
-                    yield f"layer{number:02}.{role}", (block.kind, CategoricalDistribution(names))
-                    yield from self._knobs(kinds[names.index(block.kind)], block, number, layout.d_model)
+                half = layer.mixers if role == "mixer" else (layer.ffn,) if layer.ffn else ()
+                if (choice := choice_of(half)) in choices:
+                    yield f"layer{number:02}.{role}", (choice, CategoricalDistribution(choices))
+                    for block in half:
+                        yield from self._knobs(known[block.kind], block, number, layout.d_model)
 
     def _knobs(
         self, kind: BlockSpace, block: Block, number: int, d_model: int

@@ -159,6 +159,8 @@ def space_fields(space: SearchSpace) -> Iterator[tuple[str, str]]:
     for role, blocks in (("mixer", space.mixers), ("feed-forward", space.ffn)):
         for block in blocks:
             yield role, _show_block(block, space)
+    if space.parallel:
+        yield "in parallel", ", ".join(map("&".join, space.parallel))
     for runtime in space.runtimes:
         yield "runtime", f"{runtime.name} {runtime.quantisation} ({runtime.build} build)"
     yield "devices", ", ".join(space.devices)

@@ -19,7 +19,8 @@ Choice = Scalar | str
 EXPANSION = "expansion"
 """A knob in place of a feed-forward's width: width / d_model."""
 
-_MAX_CHOICES = 4096
+MAX_CHOICES = 4096
+"""Of a knob, and different blocks, or sets of parallel ones, of a layer."""
 
 
 class _Choices(BaseModel):
@@ -101,6 +102,11 @@ class BlockSpace(BaseModel):
 
     kind: str
     knobs: dict[str, ArgKnob]
+
+    @property
+    def layer_choices(self) -> int:
+        """Blocks that one layer chooses from, those that are not valid included."""
+        return math.prod(len(knob.choices) for knob in self.knobs.values() if knob.scope == "layer")
 
 
 def block_spaces(data: Any, role: Role) -> Any:
@@ -188,8 +194,8 @@ def _knob_problems(kind: str, role: Role, knobs: Mapping[str, ArgKnob], names: s
     for arg in spec.args:
         if arg.required and arg.name not in given:
             yield problem((kind,), InvalidInput(f"{kind} needs {arg.name!r}: {arg.doc}"))
-    if math.prod(len(knob.choices) for knob in knobs.values() if knob.scope == "layer") > _MAX_CHOICES:
-        yield problem((kind,), InvalidInput(f"{kind}: a layer would have more than {_MAX_CHOICES} different blocks"))
+    if BlockSpace(kind=kind, knobs=dict(knobs)).layer_choices > MAX_CHOICES:
+        yield problem((kind,), InvalidInput(f"{kind}: a layer would have more than {MAX_CHOICES} different blocks"))
     if {"width", EXPANSION} <= names:
         yield problem((kind, EXPANSION), InvalidInput(f"{kind}: give width or expansion, not both"))
 
@@ -215,8 +221,8 @@ def _range(data: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError("a range needs whole numbers: {min: 8, max: 16, step: 2}") from None
     if step < 1 or high < low:
         raise ValueError(f"empty range: min {low}, max {high}, step {step}")
-    if (high - low) // step >= _MAX_CHOICES:
-        raise ValueError(f"a range of more than {_MAX_CHOICES} choices: raise step")
+    if (high - low) // step >= MAX_CHOICES:
+        raise ValueError(f"a range of more than {MAX_CHOICES} choices: raise step")
     return {"choices": tuple(range(low, high + 1, step)), **extra}
 
 

@@ -18,6 +18,8 @@ from nas.core.block_space import EXPANSION, BlockSpace, Choice, resolved
 from nas.core.errors import InvalidInput
 from nas.core.space import DENSE, Range, SearchSpace
 
+Half = tuple[Block, ...]
+"""Half of a layer: a mixer or several in parallel, or a feed-forward."""
 Values = tuple[tuple[str, Choice], ...]
 CostSpan = tuple[tuple[int, ...], tuple[int, ...]]
 """Least and greatest weights of a block, each in the order of `MEASURES`."""
@@ -56,6 +58,11 @@ class Frame:
         return dict(self.knobs)[kind]
 
 
+def choice_of(half: Half) -> str:
+    """Returns the name of what a layer chose: a kind, or `mlstm&swa`; see `SearchSpace.mixer_choices`."""
+    return "&".join(block.kind for block in half)
+
+
 def ffn_width(expansion: float, d_model: int) -> int:
     """Returns the feed-forward width: the nearest multiple of 256, or of 32 where d_model is below 1024.
 
@@ -91,6 +98,7 @@ class Frames:
         )
         self.count = math.prod(len(axis) for axis in self.axes)
         self._blocks: dict[tuple[str, int, Values], tuple[Block, ...]] = {}
+        self._halves: dict[tuple[str, int, tuple[Values, ...]], tuple[Half, ...]] = {}
         self._costs: dict[tuple[str, int, Values], CostSpan | None] = {}
         self._role_spans: dict[Hashable, Span | None] = {}
         self.work = 0
@@ -128,8 +136,25 @@ class Frames:
             self._blocks[key] = tuple(dict.fromkeys(_blocks(self._spaces[kind], *key[1:])))
         return self._blocks[key]
 
-    def costs(self, frame: Frame, kind: str) -> CostSpan | None:
-        """Returns the least and greatest weight counts of the blocks of `kind`; None where there are no valid ones."""
+    def halves(self, frame: Frame, choice: str) -> tuple[Half, ...]:
+        """Returns what a layer may have in `frame` where it chooses a kind, or mixers in parallel as in `mlstm&swa`."""
+        kinds = choice.split("&")
+        key = (choice, frame.d_model, tuple(map(frame.values, kinds)))
+        if key not in self._halves:
+            self._halves[key] = tuple(itertools.product(*(self.blocks(frame, kind) for kind in kinds)))
+        return self._halves[key]
+
+    def costs(self, frame: Frame, choice: str) -> CostSpan | None:
+        """Returns the least and greatest weight counts of a choice's blocks; None where there are no valid ones."""
+        kinds = choice.split("&")
+        spans = list(filter(None, (self._kind_costs(frame, kind) for kind in kinds)))
+        if len(spans) < len(kinds):
+            return None
+        norms = frame.d_model * (len(kinds) - 1)  # mixers in parallel have one
+        low, high = (map(sum, zip(*ends, strict=True)) for ends in zip(*spans, strict=True))
+        return tuple(count - norms for count in low), tuple(count - norms for count in high)
+
+    def _kind_costs(self, frame: Frame, kind: str) -> CostSpan | None:
         key = (kind, frame.d_model, frame.values(kind))
         if key not in self._costs:
             found = [block_cost(block, frame.d_model) for block in self.blocks(frame, kind)]
@@ -142,13 +167,14 @@ class Frames:
 
         Args:
             frame: of the stack.
-            kinds: of the role, those that may occur.
-            limits: kind -> how often it may occur.
+            kinds: choices of the role, those that may occur.
+            limits: choice -> how often it may occur.
             depth: of the stack.
         """
         kinds = tuple(kinds)
         counts = tuple((kind, limits[kind]) for kind in kinds if kind in limits)
-        key = (frame.d_model, kinds, counts, depth, *(values for kind, values in frame.knobs if kind in kinds))
+        used = {part for kind in kinds for part in kind.split("&")}
+        key = (frame.d_model, kinds, counts, depth, *(values for kind, values in frame.knobs if kind in used))
         self.work += 1
         if key not in self._role_spans:
             self.work += _ROLE_WORK
@@ -175,6 +201,14 @@ def block_cost(block: Block, d_model: int) -> tuple[int, int, int]:
     return count.total + d_model, count.active + d_model, count.total + d_model
 
 
+def half_cost(half: Half, d_model: int) -> tuple[int, ...]:
+    """Returns the weights of half a layer with its one pre-norm, in the order of `MEASURES`."""
+    if len(half) == 1:
+        return block_cost(half[0], d_model)
+    costs = zip(*(block_cost(block, d_model) for block in half), strict=True)
+    return tuple(sum(counts) - d_model * (len(half) - 1) for counts in costs)
+
+
 def frame_cost(frame: Frame, tied: bool) -> tuple[int, int, int]:
     """Returns the weights outside the layers: tables and final norm, in the order of `MEASURES`."""
     tables = frame.d_model * frame.vocab * (1 if tied else 2)
@@ -191,7 +225,7 @@ def span(frames: Frames, frame: Frame, depth: int) -> Span | None:
     limits = space.limits if frame.ffn is None else _counts(space, frame, frame.ffn, depth)
     if limits is None:
         return None
-    mixers = frames.role_span(frame, (block.kind for block in space.mixers), space.limits, depth)
+    mixers = frames.role_span(frame, space.mixer_choices, space.limits, depth)
     ffn = frames.role_span(frame, limits if frame.ffn else (block.kind for block in space.ffn), limits, depth)
     if mixers is None or ffn is None:
         return None

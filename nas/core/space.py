@@ -5,6 +5,7 @@ Errors carry the path of keys; `nas.search_spaces.loader` turns that into file:l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -22,7 +23,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails
 
 from nas.core.block import BLOCKS, Role
-from nas.core.block_space import ArgKnob, BlockSpace, Knob, Scope, arguments, block_spaces, problem, refuse
+from nas.core.block_space import MAX_CHOICES, ArgKnob, BlockSpace, Knob, Scope, arguments, block_spaces, problem, refuse
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.layout import Layout
 from nas.core.metrics import METRICS, metric
@@ -174,15 +175,32 @@ class References(_Strict):
 
     published: str = Field(description="layout that every ratio refers to")
     attention: str = Field(description="attention-only layout of equal size: where quality starts to count")
+    further: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")], str] = Field(
+        default_factory=dict, description="name -> further layout, which is run and shown like these"
+    )
 
-    @field_validator("*")
+    @field_validator("published", "attention")
     @classmethod
     def _parses(cls, text: str) -> str:
         return Layout.parse(text).format()
 
+    @field_validator("further")
+    @classmethod
+    def _parse(cls, texts: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+        found = {name: Layout.parse(text).format() for name, text in texts.items()}
+        known = dict(info.data)
+        for name, text in found.items():
+            if name in known:
+                raise ValueError(f"{name} is one of the two that every space has")
+            if text in known.values():
+                raise ValueError(f"{name} is the layout of another reference")
+            known[name] = text
+        return found
+
     def layouts(self) -> dict[str, Layout]:
         """Layouts by name."""
-        return {name: Layout.parse(text) for name, text in self.model_dump().items()}
+        texts = {"published": self.published, "attention": self.attention, **self.further}
+        return {name: Layout.parse(text) for name, text in texts.items()}
 
 
 REMOVED_LIMITS = ("cool_down_s", "drift_limit", "foreign_cpu_limit")
@@ -246,9 +264,15 @@ class SearchSpace(_Strict):
     )
     model: ModelSpace = Field(description="knobs of the whole model")
     mixers: tuple[BlockSpace, ...] = Field(min_length=1, description="what a layer may mix tokens with")
+    parallel: tuple[tuple[str, ...], ...] = Field(
+        (), description="further choices of a layer: kinds of mixers that run in parallel, such as `[[mlstm, swa]]`"
+    )
     ffn: tuple[BlockSpace, ...] = Field(min_length=1, description="feed-forwards to choose from")
     pattern: Pattern = Field(Pattern(), description="whether the stack repeats")
-    limits: dict[str, Range] = Field(default_factory=dict, description="block kind -> how many layers may use it")
+    limits: dict[str, Range] = Field(
+        default_factory=dict,
+        description="block kind -> how many layers may use it; of mixers alone: parallel ones count as `mlstm&swa`",
+    )
     devices: tuple[str, ...] = Field(
         ("local",),
         min_length=1,
@@ -289,12 +313,27 @@ class SearchSpace(_Strict):
 
     @model_validator(mode="after")
     def _names_exist(self) -> SearchSpace:
-        refuse([*self._listing_problems(), *self._library_problems(), *cross_problems(self.model_dump(mode="json"))])
+        found = [*self._listing_problems(), *self._library_problems(), *self._parallel_problems()]
+        refuse([*found, *cross_problems(self.model_dump(mode="json"))])
         return self
 
     def _library_problems(self) -> Iterator[InitErrorDetails]:
         if self.quality.library is not None and not self.layouts:
             yield problem(("quality", "from"), InvalidInput("a library has scores of listed layouts: give `layouts`"))
+
+    def _parallel_problems(self) -> Iterator[InitErrorDetails]:
+        kinds = {block.kind: block for block in self.mixers}
+        for index, names in enumerate(self.parallel):
+            unknown = [(place, name) for place, name in enumerate(names) if name not in kinds]
+            for place, name in unknown:
+                yield problem(("parallel", index, place), UnknownName("mixer of this space", name, kinds))
+            if len(set(names)) < max(2, len(names)):
+                yield problem(("parallel", index), InvalidInput("must be two kinds of mixers or more, each once"))
+            elif any(set(names) == set(earlier) for earlier in self.parallel[:index]):
+                yield problem(("parallel", index), InvalidInput(f"{'&'.join(names)} occurs twice"))
+            elif not unknown and math.prod(kinds[name].layer_choices for name in names) > MAX_CHOICES:
+                text = f"{'&'.join(names)}: a layer would have more than {MAX_CHOICES} different pairs of blocks"
+                yield problem(("parallel", index), InvalidInput(text))
 
     def _listing_problems(self) -> Iterator[InitErrorDetails]:
         derived = _derived(self.listed()) if self.layouts else {}
@@ -312,7 +351,7 @@ class SearchSpace(_Strict):
         Raises:
             ValidationError: a layout occurs twice, or none has a mixer or a feed-forward.
         """
-        kept = self.model_dump(mode="json", exclude={"model", "mixers", "ffn", "pattern", "limits"})
+        kept = self.model_dump(mode="json", exclude={"model", "mixers", "parallel", "ffn", "pattern", "limits"})
         return SearchSpace.model_validate(kept | {"layouts": [layout.format() for layout in layouts]})
 
     def block_space(self, kind: str) -> BlockSpace:
@@ -325,6 +364,11 @@ class SearchSpace(_Strict):
             if block.kind == kind:
                 return block
         raise UnknownName("block kind in this space", kind, [block.kind for block in self.mixers + self.ffn])
+
+    @property
+    def mixer_choices(self) -> tuple[str, ...]:
+        """What a layer may mix tokens with: kinds of mixers, then those in parallel, as in `mlstm&swa`."""
+        return (*(block.kind for block in self.mixers), *map("&".join, self.parallel))
 
     @property
     def measured(self) -> tuple[str, ...]:
@@ -352,7 +396,8 @@ def cross_problems(data: Any) -> list[InitErrorDetails]:
 def _limit_problems(data: Mapping[str, Any]) -> Iterator[InitErrorDetails]:
     if data.get("layouts") and "mixers" not in data:
         return
-    kinds = [*_names(data.get("mixers"), "kind"), *_names(data.get("ffn"), "kind")]
+    parallel = ["&".join(_names(names)) for names in _items(data.get("parallel"))]
+    kinds = [*_names(data.get("mixers"), "kind"), *parallel, *_names(data.get("ffn"), "kind")]
     for kind in _mapping(data.get("limits")):
         if kind not in kinds:
             yield problem(("limits", kind), UnknownName("block kind in limits", kind, kinds))
@@ -449,6 +494,7 @@ def _derived(layouts: Sequence[Layout]) -> dict[str, Any]:
     return {
         "model": ModelSpace(**knobs, tied=all(layout.tied for layout in layouts)),
         "mixers": tuple(_derived_blocks("mixer", layouts)),
+        "parallel": (),
         "ffn": tuple(_derived_blocks("ffn", layouts)),
         "pattern": Pattern(),
         "limits": {},

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from nas.core.block import Block
-from nas.core.frame import Frame, Frames, block_cost, frame_cost
+from nas.core.frame import Frame, Frames, Half, choice_of, frame_cost, half_cost
 from nas.core.layout import Layer, Layout
 from nas.core.space import DENSE, SearchSpace
 
-Gene = tuple[Block, Block]
-"""A layer's mixer and feed-forward."""
+Gene = tuple[Half, Half]
+"""A layer's mixers and feed-forward."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,14 @@ class Draft:
     frame: Frame
     depth: int
     genes: tuple[Gene, ...]
-    lead: tuple[Block, ...] = ()
+    lead: tuple[Half, ...] = ()
 
     def stack(self) -> list[Gene]:
-        """Returns mixer and feed-forward of every layer."""
+        """Returns mixers and feed-forward of every layer."""
         stack = [self.genes[index % len(self.genes)] for index in range(self.depth)]
-        for index, block in enumerate(self.lead[: self.depth]):
-            if stack[index][1].kind != DENSE:
-                stack[index] = (stack[index][0], block)
+        for index, dense in enumerate(self.lead[: self.depth]):
+            if choice_of(stack[index][1]) != DENSE:
+                stack[index] = (stack[index][0], dense)
         return stack
 
     def layout(self, tied: bool) -> Layout:
@@ -46,7 +46,7 @@ class Draft:
         Raises:
             InvalidInput: the blocks are not valid at this width.
         """
-        layers = [Layer((mixer,), ffn) for mixer, ffn in self.stack()]
+        layers = [Layer(mixers, ffn) for mixers, (ffn,) in self.stack()]
         return Layout.of(self.frame.d_model, self.frame.vocab, layers, tied=tied)
 
     def with_gene(self, index: int, gene: Gene) -> Draft:
@@ -61,10 +61,10 @@ def distance(draft: Draft, space: SearchSpace) -> float:
     """
     stack = draft.stack()
     far = 0.0
-    counts = Counter(block.kind for gene in stack for block in gene) if space.limits else Counter[str]()
+    counts = Counter(choice_of(half) for gene in stack for half in gene) if space.limits else Counter[str]()
     for kind, limit in space.limits.items():
         far += max(0, limit.min - counts[kind], counts[kind] - (counts[kind] if limit.max is None else limit.max))
-    costs = [block_cost(block, draft.frame.d_model) for gene in stack for block in gene]
+    costs = [half_cost(half, draft.frame.d_model) for gene in stack for half in gene]
     weights = [sum(part) for part in zip(frame_cost(draft.frame, space.model.tied), *costs, strict=True)]
     budget = space.model.params
     for count, wanted in zip(weights, (budget.total, budget.active, budget.non_embedding), strict=True):
@@ -80,16 +80,13 @@ def resample(genes: Sequence[Gene], length: int) -> tuple[Gene, ...]:
     return tuple(genes[(2 * index + 1) * len(genes) // (2 * length)] for index in range(length))
 
 
-def closest(block: Block, options: Sequence[Block]) -> Block:
-    """Returns the option that differs least from `block` in its arguments, on logarithms."""
-    if block in options:
-        return block
-    given = dict(block.given)
-    return min(options, key=lambda option: _gap(given, dict(option.given)))
+def closest(half: Half, options: Sequence[Half]) -> Half:
+    """Returns the option, of the same kinds, that differs least from `half` in its arguments, on logarithms."""
+    return half if half in options else min(options, key=lambda option: sum(map(_gap, half, option)))
 
 
-def _gap(a: dict[str, int | float | bool], b: dict[str, int | float | bool]) -> float:
-    gap = 0.0
+def _gap(first: Block, second: Block) -> float:
+    gap, a, b = 0.0, dict(first.given), dict(second.given)
     for name in a.keys() | b.keys():
         x, y = float(a.get(name, 0)), float(b.get(name, 0))
         gap += abs(math.log(x / y)) if x > 0 and y > 0 else float(x != y)
@@ -97,8 +94,8 @@ def _gap(a: dict[str, int | float | bool], b: dict[str, int | float | bool]) -> 
 
 
 def layer_kinds(frames: Frames, frame: Frame) -> tuple[list[str], list[str]]:
-    """Returns mixer kinds and feed-forward kinds that a gene of `frame` may use, each with at least one valid block."""
+    """Returns the choices of mixers and of feed-forwards that a gene of `frame` may use, each with valid blocks."""
     space = frames.space
-    mixers = [block.kind for block in space.mixers if frames.blocks(frame, block.kind)]
+    mixers = [choice for choice in space.mixer_choices if frames.halves(frame, choice)]
     ffn = [frame.ffn] if frame.ffn else [block.kind for block in space.ffn]
-    return mixers, [kind for kind in ffn if frames.blocks(frame, kind)]
+    return mixers, [kind for kind in ffn if frames.halves(frame, kind)]

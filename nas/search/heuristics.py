@@ -10,14 +10,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from nas.core.block import Block
-from nas.core.frame import Frame
+from nas.core.frame import Frame, Half
 from nas.core.layout import Layout
 from nas.search.draft import Draft, distance, layer_kinds
 from nas.search.sampling import Rng, Sampler
 
 Pair = tuple[str, str]
-"""Kinds of a local and a global mixer."""
+"""Choices of local and of global mixers."""
 
 _SHARES = (1 / 3, 1 / 5, 1 / 2, 1 / 10, 2 / 3)
 """Shares of global layers. They are five, so that shares, depths and feed-forward kinds occur in all combinations."""
@@ -78,15 +77,15 @@ def _hybrid(sampler: Sampler, frame: Frame, pair: Pair, turn: int, rng: Rng) -> 
     depths = sampler.depths(frame)
     depth = (depths[len(depths) // 2], depths[-1], depths[0])[turn % 3]
     length = min(frame.period, depth) or depth
-    feed = sampler.block(frame, ffn[turn % len(ffn)], rng)
-    below, above = ((sampler.block(frame, kind, rng), feed) for kind in pair)
+    feed = sampler.half(frame, ffn[turn % len(ffn)], rng)
+    below, above = ((sampler.half(frame, kind, rng), feed) for kind in pair)
     draft = Draft(frame, depth, (below,) * length, sampler.lead(frame, (), rng))
     count = max(1, round(_SHARES[turn % len(_SHARES)] * length))
     required = [kind for kind, limit in sampler.space.limits.items() if kind in {*mixers} - {*pair}
                 for _ in range(limit.min)]  # fmt: skip
     genes = [above] * count
     if required and len(required) < count:
-        genes[-len(required) :] = [(sampler.block(frame, kind, rng), feed) for kind in required]
+        genes[-len(required) :] = [(sampler.half(frame, kind, rng), feed) for kind in required]
     for number, gene in enumerate(genes):
         draft = draft.with_gene((2 * number + 1) * length // (2 * count), gene)
     return draft
@@ -109,15 +108,18 @@ def _pairs(sampler: Sampler, rng: Rng) -> list[Pair]:
     """
     local: list[str] = []
     wide: list[str] = []
-    for block_space in sampler.space.mixers:
+    for choice in sampler.space.mixer_choices:
         frames = (sampler.random_frame(rng) for _ in range(_ROUNDS))
-        blocks = ((frame, block) for frame in frames for block in sampler.frames.blocks(frame, block_space.kind))
-        if found := next(blocks, None):
-            (wide if is_global(*found) else local).append(block_space.kind)
+        halves = ((frame, half) for frame in frames for half in sampler.frames.halves(frame, choice))
+        if found := next(halves, None):
+            (wide if is_global(*found) else local).append(choice)
     return list(itertools.product(local, wide)) or [(kind, kind) for kind in local + wide]
 
 
-def is_global(frame: Frame, mixer: Block) -> bool:
-    """Returns whether a mixer's cache grows with the context."""
-    near, far = (mixer.spec.kv_bytes(mixer, frame.d_model, context, 2.0) for context in (1 << 16, 1 << 17))
-    return far > near
+def is_global(frame: Frame, mixers: Half) -> bool:
+    """Returns whether the cache of mixers grows with the context."""
+
+    def cache(context: int) -> float:
+        return sum(mixer.spec.kv_bytes(mixer, frame.d_model, context, 2.0) for mixer in mixers)
+
+    return cache(1 << 17) > cache(1 << 16)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from nas.core.block import Block
 from nas.core.block_space import EXPANSION, ArgKnob, BlockSpace, arguments, matches
-from nas.core.frame import ffn_width
+from nas.core.frame import choice_of, ffn_width
 from nas.core.layout import Layout
 from nas.core.space import DENSE, SearchSpace
 from nas.core.units import show_count
@@ -45,11 +45,14 @@ def _model(space: SearchSpace, layout: Layout) -> Iterator[str]:
 def _layers(space: SearchSpace, layout: Layout) -> Iterator[str]:
     users: dict[Block, list[int]] = {}
     for index, layer in enumerate(layout.layers):
-        if layer.share is not None or len(layer.mixers) != 1 or layer.ffn is None:
-            yield f"layer {index}: a layer of a space has one mixer, one feed-forward and weights of its own"
+        if layer.share is not None or not layer.mixers or layer.ffn is None:
+            yield f"layer {index}: a layer of a space has a mixer, one feed-forward and weights of its own"
             continue
-        users.setdefault(layer.mixers[0], []).append(index)
-        users.setdefault(layer.ffn, []).append(index)
+        if len(layer.mixers) > 1 and (choice := choice_of(layer.mixers)) not in space.mixer_choices:
+            yield f"layer {index}: {choice} is none of {', '.join(space.mixer_choices)}"
+            continue
+        for block in layer.blocks:
+            users.setdefault(block, []).append(index)
     for block, indices in users.items():
         spaces = space.mixers if block.spec.role == "mixer" else space.ffn
         where = f"layer {indices[0]}" + (f" and {len(indices) - 1} more" if len(indices) > 1 else "")
@@ -95,7 +98,8 @@ def values(layout: Layout, kind: str, arg: str) -> set[object]:
 
 
 def _stack(space: SearchSpace, layout: Layout) -> Iterator[str]:
-    counts = Counter(block.kind for layer in layout.layers for block in layer.blocks)
+    halves = (half for layer in layout.layers for half in (layer.mixers, (layer.ffn,) if layer.ffn else ()))
+    counts = Counter(map(choice_of, halves))
     for kind, limit in space.limits.items():
         if not limit.holds(counts[kind]):
             most = "any number" if limit.max is None else limit.max

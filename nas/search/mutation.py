@@ -8,10 +8,10 @@ from typing import TypeVar
 
 from nas.core.block import Block
 from nas.core.block_space import EXPANSION, BlockSpace, Choice, arguments, matches
-from nas.core.frame import Frame, Values, ffn_width
+from nas.core.frame import Frame, Half, Values, choice_of, ffn_width
 from nas.core.layout import Layout
 from nas.core.space import DENSE, SearchSpace
-from nas.search.draft import Draft, layer_kinds
+from nas.search.draft import Draft, Gene, layer_kinds
 from nas.search.membership import EXPERTS, leading_dense, repeats
 from nas.search.sampling import Rng, Sampler
 
@@ -50,22 +50,22 @@ def draft_of(layout: Layout, sampler: Sampler, rng: Rng) -> Draft:
     return Draft(frame, layout.depth, tuple(_genes(layout, length, lead, ffn)), tuple(_draft_lead(layout, lead)))
 
 
-def _genes(layout: Layout, length: int, lead: int, ffn: str | None) -> Iterator[tuple[Block, Block]]:
-    """Yields mixer and feed-forward of the first layers; for a dense lead, the feed-forwards of later repeats."""
+def _genes(layout: Layout, length: int, lead: int, ffn: str | None) -> Iterator[Gene]:
+    """Yields mixers and feed-forward of the first layers; for a dense lead, the feed-forwards of later repeats."""
     for index in range(length):
-        mixer, own = layout.layers[index].mixers[0], layout.layers[index].ffn
+        own = layout.layers[index].ffn
         if ffn is not None and index < lead:
             later = range(index, layout.depth, length)
             routed = [layout.layers[i].ffn for i in later if i >= lead] or [layout.layers[lead].ffn]
             own = routed[0]
         assert own is not None, "layouts of a space have a feed-forward in every layer"
-        yield mixer, own
+        yield layout.layers[index].mixers, (own,)
 
 
-def _draft_lead(layout: Layout, lead: int) -> Iterator[Block]:
+def _draft_lead(layout: Layout, lead: int) -> Iterator[Half]:
     for layer in layout.layers[:lead]:
         assert layer.ffn is not None and layer.ffn.kind == DENSE, "leading layers are dense"
-        yield layer.ffn
+        yield (layer.ffn,)
 
 
 def _period(space: SearchSpace, layout: Layout, lead: int) -> int:
@@ -156,24 +156,26 @@ def _mixed_frame(a: Frame, b: Frame, rng: Rng) -> Frame:
 
 
 def _mixer_kind(draft: Draft, sampler: Sampler, rng: Rng) -> Draft | None:
-    """Changes the kind of mixer in one layer."""
+    """Changes the kind of mixer in one layer, or adds or takes away one that runs in parallel."""
     index = _position(draft, rng)
-    mixer, ffn = draft.genes[index]
-    others = [kind for kind in layer_kinds(sampler.frames, draft.frame)[0] if kind != mixer.kind]
+    mixers, ffn = draft.genes[index]
+    others = [choice for choice in layer_kinds(sampler.frames, draft.frame)[0] if choice != choice_of(mixers)]
     if not others:
         return None
-    kind = others[int(rng.integers(len(others)))]
-    return draft.with_gene(index, (sampler.block(draft.frame, kind, rng), ffn))
+    drawn = sampler.half(draft.frame, others[int(rng.integers(len(others)))], rng)
+    kept = {block.kind: block for block in mixers}
+    return draft.with_gene(index, (tuple(kept.get(block.kind, block) for block in drawn), ffn))
 
 
 def _mixer_arguments(draft: Draft, sampler: Sampler, rng: Rng) -> Draft | None:
-    """Changes the arguments of one mixer, or of all mixers of its kind alike."""
+    """Changes the arguments of a layer's mixers, or of those of all layers of the same choice alike."""
     index = _position(draft, rng)
-    block = sampler.block(draft.frame, draft.genes[index][0].kind, rng)
+    choice = choice_of(draft.genes[index][0])
+    drawn = sampler.half(draft.frame, choice, rng)
     everywhere = rng.random() < 0.5
     genes = tuple(
-        (block, ffn) if position == index or (everywhere and mixer.kind == block.kind) else (mixer, ffn)
-        for position, (mixer, ffn) in enumerate(draft.genes)
+        (drawn, ffn) if position == index or (everywhere and choice_of(mixers) == choice) else (mixers, ffn)
+        for position, (mixers, ffn) in enumerate(draft.genes)
     )
     return replace(draft, genes=genes)
 
@@ -184,8 +186,8 @@ def _feed_forward(draft: Draft, sampler: Sampler, rng: Rng) -> Draft | None:
     before, after = draft.genes[index][1], sampler.gene(draft.frame, rng)[1]
     everywhere = rng.random() < 0.5
     genes = tuple(
-        (mixer, after if position == index or (everywhere and ffn == before) else ffn)
-        for position, (mixer, ffn) in enumerate(draft.genes)
+        (mixers, after if position == index or (everywhere and ffn == before) else ffn)
+        for position, (mixers, ffn) in enumerate(draft.genes)
     )
     return replace(draft, genes=genes)
 
@@ -207,7 +209,7 @@ def _move(draft: Draft, sampler: Sampler, rng: Rng) -> Draft | None:
     genes = list(draft.genes)
     index = _position(draft, rng)
     if rng.random() < 0.5:
-        kinds = [mixer.kind for mixer, _ in genes]
+        kinds = [choice_of(mixers) for mixers, _ in genes]
         rare = [i for i, kind in enumerate(kinds) if kinds.count(kind) == min(map(kinds.count, kinds))]
         index = rare[int(rng.integers(len(rare)))]
     gene = genes.pop(index)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nas.core.frame import Frame
+from nas.core.frame import Frame, choice_of
 from nas.core.layout import Layout
 from nas.search.api import Observation, Proposal
 from nas.search.draft import Draft, resample
@@ -46,7 +46,7 @@ class Encoding:
         space = sampler.space
         depths = [int(depth) for depth in space.model.depth.choices]
         self._slots = max(depths)
-        self._mixers = [block.kind for block in space.mixers]
+        self._mixers = list(space.mixer_choices)
         self._ffn = [block.kind for block in space.ffn]
         self._axes = [index for index, axis in enumerate(sampler.frames.axes) if len(axis) > 1]
         self.distributions: dict[str, BaseDistribution] = {"depth": IntDistribution(min(depths), max(depths))}
@@ -66,7 +66,7 @@ class Encoding:
         length = min(frame.period, depth) or depth
         genes = []
         for slot in range(length):
-            pair = [self._block(params, role, slot, frame) for role in ("mixer", "ffn")]
+            pair = [self._half(params, role, slot, frame) for role in ("mixer", "ffn")]
             if None in pair:
                 return None
             genes.append((pair[0], pair[1]))
@@ -79,17 +79,17 @@ class Encoding:
         params: dict[str, Any] = {"depth": layout.depth} | {f"frame{index}": picks[index] for index in self._axes}
         genes = draft.genes + resample(draft.genes, self._slots)[len(draft.genes) :]
         for slot, gene in enumerate(genes):
-            for role, block in zip(("mixer", "ffn"), gene, strict=True):
-                options = frames.blocks(draft.frame, block.kind)
+            for role, half in zip(("mixer", "ffn"), gene, strict=True):
+                options = frames.halves(draft.frame, choice_of(half))
                 if f"{role}{slot}" in self.distributions:
-                    params[f"{role}{slot}"] = block.kind
-                params[f"{role}{slot}.variant"] = (options.index(block) + 0.5) / len(options)
+                    params[f"{role}{slot}"] = choice_of(half)
+                params[f"{role}{slot}.variant"] = (options.index(half) + 0.5) / len(options)
         return params
 
-    def _block(self, params: Mapping[str, Any], role: str, slot: int, frame: Frame) -> Any:
+    def _half(self, params: Mapping[str, Any], role: str, slot: int, frame: Frame) -> Any:
         kinds = self._mixers if role == "mixer" else self._ffn
         kind = frame.ffn if role == "ffn" and frame.ffn else params.get(f"{role}{slot}", kinds[0])
-        options = self._sampler.frames.blocks(frame, str(kind))
+        options = self._sampler.frames.halves(frame, str(kind))
         return options[min(int(params[f"{role}{slot}.variant"] * len(options)), len(options) - 1)] if options else None
 
 

@@ -10,9 +10,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from nas.core.block import Block
 from nas.core.errors import InvalidInput
-from nas.core.frame import Frame, Frames, check_reachable, depths
+from nas.core.frame import Frame, Frames, Half, check_reachable, choice_of, depths
 from nas.core.layout import Layout
 from nas.core.space import DENSE, SearchSpace
 from nas.search.draft import Draft, Gene, closest, distance, layer_kinds, resample
@@ -150,17 +149,17 @@ class Sampler:
     def gene(self, frame: Frame, rng: Rng) -> Gene:
         """Returns a random gene of `frame`."""
         mixers, ffn = layer_kinds(self.frames, frame)
-        return self.block(frame, _pick(mixers, rng), rng), self.block(frame, _pick(ffn, rng), rng)
+        return self.half(frame, _pick(mixers, rng), rng), self.half(frame, _pick(ffn, rng), rng)
 
-    def block(self, frame: Frame, kind: str, rng: Rng) -> Block:
-        """Returns a random block of `kind`."""
-        return _pick(self.frames.blocks(frame, kind), rng)
+    def half(self, frame: Frame, choice: str, rng: Rng) -> Half:
+        """Returns random blocks of a choice."""
+        return _pick(self.frames.halves(frame, choice), rng)
 
-    def lead(self, frame: Frame, before: Sequence[Block], rng: Rng) -> tuple[Block, ...]:
+    def lead(self, frame: Frame, before: Sequence[Half], rng: Rng) -> tuple[Half, ...]:
         """Returns dense feed-forwards of the leading layers: like those `before`, or random ones."""
         if not frame.leading_dense:
             return ()
-        options = self.frames.blocks(frame, DENSE)
+        options = self.frames.halves(frame, DENSE)
         wanted = before[0] if before else _pick(options, rng)
         return (closest(wanted, options),) * frame.leading_dense
 
@@ -173,19 +172,19 @@ class Sampler:
         genes = zip(_stack(mixers, choices, length, rng), _stack(ffn, choices, length, rng), strict=True)
         return Draft(frame, depth, tuple(genes), self.lead(frame, (), rng))
 
-    def _palette(self, frame: Frame, kind: str, rng: Rng) -> Sequence[Block]:
-        """Returns the blocks of `kind` that one draft uses: half of the time a single one."""
-        options = self.frames.blocks(frame, kind)
+    def _palette(self, frame: Frame, choice: str, rng: Rng) -> Sequence[Half]:
+        """Returns the blocks of a choice that one draft uses: half of the time always the same."""
+        options = self.frames.halves(frame, choice)
         return [_pick(options, rng)] if rng.random() < 0.5 else options
 
     def _translated(self, gene: Gene, frame: Frame, mixers: list[str], ffn: list[str], rng: Rng) -> Gene:
         """Returns `gene` with the blocks of `frame` that are nearest to its own."""
         pair = []
-        for block, kinds in zip(gene, (mixers, ffn), strict=True):
-            kind = block.kind if block.kind in kinds else _pick(kinds, rng)
-            same = kind == block.kind
-            options = self.frames.blocks(frame, kind)
-            pair.append(closest(block, options) if same else _pick(options, rng))
+        for half, choices in zip(gene, (mixers, ffn), strict=True):
+            own = choice_of(half)
+            choice = own if own in choices else _pick(choices, rng)
+            options = self.frames.halves(frame, choice)
+            pair.append(closest(half, options) if choice == own else _pick(options, rng))
         return pair[0], pair[1]
 
     def _repaired(self, draft: Draft, rng: Rng) -> Draft | None:
@@ -203,7 +202,7 @@ class Sampler:
         return draft if far == 0 else None
 
 
-def _stack(kinds: Sequence[str], choices: Mapping[str, Sequence[Block]], length: int, rng: Rng) -> list[Block]:
+def _stack(kinds: Sequence[str], choices: Mapping[str, Sequence[Half]], length: int, rng: Rng) -> list[Half]:
     shares = rng.dirichlet(np.ones(len(kinds)))
     return [_pick(choices[kinds[int(kind)]], rng) for kind in rng.choice(len(kinds), size=length, p=shares)]
 

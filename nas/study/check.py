@@ -89,13 +89,19 @@ def _runtimes(items: Any) -> tuple[list[tuple[Runtime, str]], list[tuple[KeyPath
 
 def _unsupported_references(references: Any, runtimes: list[tuple[Runtime, str]]) -> list[tuple[KeyPath, str]]:
     found: list[tuple[KeyPath, str]] = []
-    for name in ("published", "attention"):
+    further = _at(references, "further")
+    places: list[KeyPath] = [("published",), ("attention",)]
+    places += [("further", str(name)) for name in further or () if isinstance(further, dict)]
+    for place in places:
+        text: Any = references
+        for key in place:
+            text = _at(text, key)
         try:
-            layout = Layout.parse(str(_at(references, name)))
+            layout = Layout.parse(str(text))
         except InvalidInput:
             continue  # reported already
-        reasons = [_refusal(name, layout, runtime, build) for runtime, build in runtimes]
-        found += [(("references", name), reason) for reason in reasons if reason]
+        reasons = [_refusal(str(place[-1]), layout, runtime, build) for runtime, build in runtimes]
+        found += [(("references", *place), reason) for reason in reasons if reason]
     return found
 
 

@@ -115,7 +115,7 @@ def test_noise_keeps_a_trial_off_the_front(bed: Bed, url: str, monkeypatch: pyte
     assert first not in {trial.user_attrs["trial"] for trial in load(url).best_trials}
 
 
-@pytest.mark.parametrize("name", ["lfm2", "lfm2-mixed", "lfm2-demo"])
+@pytest.mark.parametrize("name", ["lfm2", "lfm2-mixed", "lfm2-demo", "xlstm"])
 def test_every_layout_of_a_space_has_the_same_distributions(name: str) -> None:
     space = load_space(name)
     sampler, rng, parameters = Sampler(space), np.random.default_rng(0), Parameters(space)
@@ -124,7 +124,10 @@ def test_every_layout_of_a_space_has_the_same_distributions(name: str) -> None:
         for key, (value, distribution) in parameters.of(layout).items():
             assert distribution._contains(distribution.to_internal_repr(value)), key
             assert known.setdefault(key, distribution) == distribution
-    assert {"depth", "d_model", "conv.layers", "layer00.mixer"} <= known.keys()
+    assert {"depth", "d_model", f"{space.mixers[0].kind}.layers", "layer00.mixer"} <= known.keys()
+    choices = known["layer00.mixer"]
+    assert isinstance(choices, optuna.distributions.CategoricalDistribution)
+    assert choices.choices == space.mixer_choices
 
 
 def test_other_studies_and_our_own_database_are_left_alone(bed: Bed, url: str, tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ import pytest
 from exhaustive import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from nas.core.errors import InvalidInput
-from nas.core.frame import Frames, ffn_width, span
+from nas.core.frame import Frames, choice_of, ffn_width, span
 from nas.core.layout import Layer, Layout
 from nas.core.space import SearchSpace
 from nas.search import Sampler, crossover, mutate, seed_layouts
@@ -36,6 +37,12 @@ REST: dict[str, Any] = {
 HEADS = {"mixers": {"gqa": {"heads": {"choices": [4, 8], "scope": "layer"}, "kv_heads": "heads"}}}
 
 
+PARALLEL: dict[str, Any] = {
+    "swa": {"heads": 8, "kv_heads": 4, "window": [8, 64], "sink": {"choices": [0, 1], "scope": "layer"}},
+    "mamba2": {"state": {"choices": [16, 128], "scope": "layer"}},
+}
+
+
 def space(**changes: Any) -> SearchSpace:
     """A space of 256 wide layouts, 3 to 6 deep; `changes` replace keys of its parts."""
     data: dict[str, Any] = {
@@ -44,7 +51,7 @@ def space(**changes: Any) -> SearchSpace:
         "ffn": {"swiglu": {"width": [256, 512]}, "moe": {"experts": 4, "top_k": 2, "width": [64, 128]}},
     }
     for part, change in changes.items():
-        data[part] = {**data.get(part, {}), **change}
+        data[part] = {**data.get(part, {}), **change} if isinstance(change, dict) else change
     return SearchSpace.model_validate(data | REST)
 
 
@@ -73,6 +80,14 @@ SPACES = {
         },
         limits={"swa": {"max": 3}},
     ),
+    "parallel mixers": space(mixers=PARALLEL, parallel=[["mamba2", "gqa"], ["mamba2", "swa"]]),
+    "parallel mixers alone": space(
+        mixers=PARALLEL,
+        parallel=[["mamba2", "swa"]],
+        limits={"mamba2": {"max": 0}, "swa": {"max": 0}, "mamba2&swa": {"min": 1, "max": 4}},
+        model={"params": {"total": {"max": "4M"}}},
+    ),
+    "parallel mixers that repeat": space(mixers=PARALLEL, parallel=[["gqa", "mamba2"]], pattern={"period": [2, 3]}),
 }
 samplers = {name: Sampler(found) for name, found in SPACES.items()}
 
@@ -195,13 +210,74 @@ def _kernel(layout: Layout) -> tuple[tuple[str, object], ...]:
             "d256 v1024 ffn=swiglu:512 [C3 A8/4(qk_norm=0) C3]",
             "layer 1: A8/4(qk_norm=0): the space does not vary qk_norm",
         ),
-        ("d256 v1024 ffn=swiglu:512 [C3 - A8/4]", "layer 1: a layer of a space has one mixer, one feed-forward"),
-        ("d256 v1024 ffn=swiglu:512 [C3 ^0 A8/4]", "layer 1: a layer of a space has one mixer, one feed-forward"),
+        ("d256 v1024 ffn=swiglu:512 [C3 - A8/4]", "layer 1: a layer of a space has a mixer, one feed-forward"),
+        ("d256 v1024 ffn=swiglu:512 [C3 ^0 A8/4]", "layer 1: a layer of a space has a mixer, one feed-forward"),
         ("d256 v1024 ffn=swiglu:512 [C3 C3+moe:4x2:64 A8/4]", "the feed-forward kind must be the same in all layers"),
     ],
 )
 def test_reasons_name_the_rule(text: str, reason: str) -> None:
     assert any(found.startswith(reason) for found in samplers["plain"].contains(Layout.parse(text)))
+
+
+def test_a_layer_chooses_parallel_mixers_as_it_chooses_one() -> None:
+    sampler, rng = samplers["parallel mixers"], np.random.default_rng(0)
+    drawn = [sampler.draw(rng) for _ in range(60)]
+    chosen = {choice_of(layer.mixers) for layout in drawn for layer in layout.layers}
+    assert chosen == {"conv", "gqa", "swa", "mamba2", "mamba2&gqa", "mamba2&swa"}
+    assert sampler.contains(Layout.parse("d256 v1024 ffn=swiglu:512 [C3 W8/4@8&M16 C3]")) == [
+        "layer 1: swa&mamba2 is none of conv, gqa, swa, mamba2, mamba2&gqa, mamba2&swa"
+    ]
+    assert sampler.contains(Layout.parse("d256 v1024 ffn=swiglu:512 [C3 M64&W8/4@8 C3]")) == [
+        "layer 1: M64: state 64 is none of [16, 128]"
+    ]
+    inside = Layout.parse("d256 v1024 ffn=swiglu:512 [C3 M16&W8/4@8 C3]")
+    assert sampler.contains(inside) == []
+
+
+def test_limits_count_parallel_mixers_by_themselves() -> None:
+    sampler = samplers["parallel mixers alone"]
+    assert sampler.contains(Layout.parse("d256 v1024 ffn=swiglu:256 [C3 M16&W8/4@8 A8/4]")) == []
+    assert sampler.contains(Layout.parse("d256 v1024 ffn=swiglu:256 [C3 M16 A8/4]")) == [
+        "1 mamba2 layers, allowed are 0 to 0",
+        "0 mamba2&swa layers, allowed are 1 to 4",
+    ]
+
+
+def test_an_edit_adds_a_parallel_mixer_to_the_one_that_a_layer_has() -> None:
+    limits = {"conv": {"max": 0}, "gqa": {"max": 0}}
+    sampler = Sampler(space(mixers=PARALLEL, parallel=[["mamba2", "swa"]], limits=limits))
+    layout = Layout.parse("d256 v1024 ffn=swiglu:512 [M16 M M16]")
+    rng, found = np.random.default_rng(0), set()
+    for _ in range(200):
+        edited, name = mutate(layout, sampler, rng)
+        if name == "mixer_kind":
+            changed = [layer.mixers for layer, own in zip(edited.layers, layout.layers, strict=True) if layer != own]
+            found |= {(choice_of(own), own[0].format()) for own in changed}
+    assert {("mamba2&swa", "M16"), ("mamba2&swa", "M")} <= found
+
+
+@pytest.mark.parametrize(
+    ("parallel", "place", "message"),
+    [
+        ([["mamba2", "swaa"]], ("parallel", 0, 1), "unknown mixer of this space 'swaa'"),
+        ([["mamba2"]], ("parallel", 0), "must be two kinds of mixers or more, each once"),
+        ([["mamba2", "mamba2"]], ("parallel", 0), "must be two kinds of mixers or more, each once"),
+        ([["mamba2", "swa"], ["swa", "mamba2"]], ("parallel", 1), "swa&mamba2 occurs twice"),
+    ],
+)
+def test_impossible_parallel_mixers_are_refused_at_their_place(parallel: Any, place: Any, message: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        space(mixers=PARALLEL, parallel=parallel)
+    (error,) = refused.value.errors()
+    assert error["loc"] == place
+    assert message in error["msg"]
+
+
+def test_too_many_pairs_of_parallel_mixers_are_refused() -> None:
+    wide = {"heads": 8, "kv_heads": 4, "window": {"min": 1, "max": 512, "scope": "layer"}}
+    states = {"state": {"min": 1, "max": 64, "scope": "layer"}}
+    with pytest.raises(ValidationError, match="mamba2&swa: a layer would have more than 4096 different pairs"):
+        space(mixers={"swa": wide, "mamba2": states}, parallel=[["mamba2", "swa"]])
 
 
 def test_impossible_budget_is_refused_with_the_range() -> None:

@@ -23,7 +23,16 @@ from nas.runtimes import RUNTIMES
 from nas.runtimes.llama_cpp.support import supports
 from nas.search import Sampler, make_proposer
 from nas.search.membership import values
-from nas.search_spaces import list_spaces, load_space, parse_space, space_difference, space_json, space_key, space_yaml
+from nas.search_spaces import (
+    list_spaces,
+    load_space,
+    parse_space,
+    space_difference,
+    space_json,
+    space_key,
+    space_text,
+    space_yaml,
+)
 from nas.study.check import support_filter
 
 KINDS = ("conv", "gqa", "swa", "mamba2", "swiglu", "moe")
@@ -49,10 +58,11 @@ def test_packaged_space_is_whole(name: str) -> None:
     space = load_space(name)
     assert space.name == name
     assert list_spaces()[name]
-    published, attention = space.references.layouts().values()
-    assert Sampler(space).contains(published) == []
+    published, attention, *further = space.references.layouts().values()
+    assert [reason for layout in (published, *further) for reason in Sampler(space).contains(layout)] == []
     assert all(layer.mixers[0].kind == "gqa" for layer in attention.layers)
-    assert attention.params.non_embedding == pytest.approx(published.params.non_embedding, rel=0.01)
+    for layout in (attention, *further):
+        assert layout.params.non_embedding == pytest.approx(published.params.non_embedding, rel=0.01)
 
 
 @pytest.mark.parametrize("name", list_spaces())
@@ -90,11 +100,34 @@ def test_mixed_space_proposes_every_kind_and_patched_llama_cpp_refuses_none(name
     assert found.patched > 0 and set(found.blocks) == set(MIXED[name])
 
 
-def test_xlstm_proposes_every_kind_and_executorch_refuses_none() -> None:
-    space = load_space("xlstm")
+def test_xlstm_proposes_every_kind_pairs_included_and_both_runtimes_refuse_none() -> None:
+    text = space_text("xlstm")
+    runtimes = "  - {name: llama.cpp, quantisation: q4_0, build: any}\n"
+    assert runtimes.rstrip() in text
+    space = parse_space(
+        text.replace(runtimes.rstrip(), f"{runtimes}  - {{name: executorch, quantisation: 8da4w}}"), "both"
+    )
     assert set().union(*map(kinds_of, seeds_of("xlstm"))) == set(XLSTM)
-    (found,) = survey(space, draw_layouts(space))
-    assert (found.runtime, found.admitted) == ("executorch", found.sampled)
+    drawn = draw_layouts(space)
+    for found in survey(space, drawn):
+        assert found.admitted == found.sampled == len(drawn)
+    pairs = [layer for layout in drawn for layer in layout.layers if len(layer.mixers) > 1]
+    assert {tuple(block.kind for block in layer.mixers) for layer in pairs} == {("mlstm", "swa")}
+    hybrid = space.references.layouts()["hybrid"]
+    assert {layer.mixers for layer in hybrid.layers} == {
+        Layout.parse("d64 v9 ffn=swiglu:32 [X4&W16/4@512(sink=1)]").layers[0].mixers
+    }
+    last = len(space.quality.rungs) - 1
+    proxy = exported_layout(rung_jobs(space.quality, last, hybrid, CorpusRef(source="default", hash="0" * 64))[-1])
+    assert all(len(layer.mixers) == 2 for layer in proxy.layers)
+    assert all(row["admitted"] for row in support_by_layout(space, [proxy]))
+
+
+def test_what_a_space_does_not_use_is_not_in_its_key() -> None:
+    data = space_json(load_space("lfm2"))
+    assert "parallel" not in data and "further" not in data["references"]
+    data = space_json(load_space("xlstm"))
+    assert data["parallel"] == [["mlstm", "swa"]] and set(data["references"]["further"]) == {"hybrid"}
 
 
 def test_two_runtimes_demo_is_the_demo_on_both_and_both_carry_it_proxies_included() -> None:

@@ -111,6 +111,32 @@ def test_good_file_is_read() -> None:
         ("gen: 16", "gen: 32769", "mine.yaml:21: workloads.chat.gen: "),
         ("prompt: 64", f"prompt: {'9' * 400}", "mine.yaml:21: workloads.chat.prompt: "),
         ("[A8/4*3]", "[A8/5*3]", "mine.yaml:30: references.attention: layer 0: gqa: 5 key-value heads do not divide"),
+        (
+            "[A8/4*3]\n",
+            "[A8/4*3]\n  further:\n    both: d256 v1024 ffn=swiglu:512 [C3&A8/5*3]\n",
+            "mine.yaml:31: references.further: layer 0: gqa: 5 key-value heads do not divide",
+        ),
+        (
+            "[A8/4*3]\n",
+            "[A8/4*3]\n  further:\n    again: d256 v1024 ffn=swiglu:512 [A8/4*3]\n",
+            "mine.yaml:31: references.further: again is the layout of another reference",
+        ),
+        (
+            "[A8/4*3]\n",
+            "[A8/4*3]\n  further:\n    published: d256 v1024 ffn=swiglu:512 [C3*3]\n",
+            "mine.yaml:31: references.further: published is one of the two that every space has",
+        ),
+        (
+            "ffn:\n",
+            "parallel: [[conv, gqua]]\nffn:\n",
+            "mine.yaml:13: parallel.0.1: unknown mixer of this space 'gqua'",
+        ),
+        ("ffn:\n", "parallel: [[gqa]]\nffn:\n", "mine.yaml:13: parallel.0: must be two kinds of mixers or more"),
+        (
+            "limits:\n  gqa: {min: 1}",
+            "parallel: [[conv, gqa]]\nlimits:\n  conv&gqa: {min: 9}",
+            "mine.yaml:17: limits: no layout meets the limits at any depth",
+        ),
         ("v: 1\n", "v: 2\n", "mine.yaml:1: v: input should be 1"),
         ("name: mine\n", "", "mine.yaml:1: name: is missing"),
         ("name: mine\n", "name: mine\nv: 1\n", "mine.yaml:3: key 'v' occurs twice, first in line 1"),

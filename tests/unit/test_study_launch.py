@@ -41,7 +41,7 @@ from nas.store.rows import JobState, Study, StudyLease, StudyState
 from nas.store.store import Store
 from nas.study import launch as launch_module
 from nas.study import ledger as ledger_module
-from nas.study.check import support_filter
+from nas.study.check import installed, support_filter
 from nas.study.events import CorpusUsed, all_events, notes
 from nas.study.launch import LaunchOptions, launch
 from nas.study.ledger import Ledger
@@ -406,3 +406,9 @@ def test_a_space_whose_references_no_runtime_carries_is_refused(tmp_path: Path) 
     RUNTIMES.add("fake", FakeRuntime(tmp_path, refused=frozenset({"conv"})))
     with pytest.raises(Unsupported, match=r"references: the published reference does not run on fake: conv blocks"):
         support_filter(tiny_space())
+    RUNTIMES.add("fake", FakeRuntime(tmp_path, refused=frozenset({"swa"})))
+    further = {**TINY["references"], "further": {"windows": "d128 v256 ffn=swiglu:320 [C3 W2/1@8 C3]"}}
+    problems = list(installed(None)({"runtimes": TINY["runtimes"], "references": further}, None))
+    assert problems == [
+        (("references", "further", "windows"), "the windows reference does not run on fake: swa blocks are not carried by fake")
+    ]

@@ -94,7 +94,7 @@ def check(bed: Bed, wanted: int = TRIALS) -> None:
     study = studies.get(bed.store, "study")
     rows, log = trials.all(bed.store, study.id), all_events(bed.store, study.id)
     assert study.state is StudyState.COMPLETE
-    assert [row.number for row in rows] == list(range(wanted + 2))
+    assert [row.number for row in rows] == list(range(wanted + len(bed.space.references.layouts())))
     assert all(row.status.terminal for row in rows), rows
     assert {row.status.state for row in rows if row.origin == "reference"} == {TrialState.COMPLETE}
     assert replay(bed.space, support_filter(bed.space), rows, log) == []
@@ -119,6 +119,22 @@ def test_the_published_reference_is_measured_and_told_before_anything_is_trained
     first = next(line for line in lines if line.startswith("published reference, "))
     assert re.search(r" on local \(fake\): ttft [\d.]+ ms, decode_p50 [\d.]+ ms, peak_rss [\d.]+ MB$", first)
     assert bed.told.index((None, first)) < [what for _, what in bed.told].index("training")
+
+
+def test_a_study_of_parallel_mixers_has_a_further_reference_beside_the_two(tmp_path: Path) -> None:
+    pair = "d128 v256 ffn=swiglu:320 [C3&A2/1*3]"
+    space = tiny_space(
+        parallel=[["conv", "gqa"]], limits={}, references={**TINY["references"], "further": {"hybrid": pair}}
+    )
+    bed = Bed(open_store(tmp_path, SystemClock()), tmp_path, space, FakeRuntime(tmp_path / "fake"))  # type: ignore[arg-type]
+    assert bed.run(TRIALS) is StudyState.COMPLETE
+    check(bed)
+    report = study_report(bed.store, "study")
+    assert [row["name"] for row in report["references"]] == ["published", "attention", "hybrid"]
+    (hybrid,) = (row for row in report["references"] if row["name"] == "hybrid")
+    assert hybrid["layout"] == pair and hybrid["quality"]["value"] > 0
+    assert pair not in [row["layout"] for row in report["ranking"]]
+    assert any("&" in row["layout"] for row in report["ranking"])
 
 
 def test_running_a_finished_study_again_changes_nothing(bed: Bed) -> None:
