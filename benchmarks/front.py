@@ -48,8 +48,11 @@ def front_row(row: Mapping[str, Any], name: str, logarithmic: Mapping[str, bool]
 def kind_row(each: KindView) -> dict[str, str]:
     """Returns the line of a kind of block: what became of the trials with it."""
     counts = {state: str(each.states.get(state, 0)) for state in ("complete", "stopped", "infeasible")}
-    halves = {"first half": f"{each.earlier:.0%}", "second half": f"{each.later:.0%}"}
-    return {"kind": f"`{each.kind}`", "trials": f"{each.trials}", "on the front": f"{each.front}"} | counts | halves
+    shares = {
+        name: "-" if share is None else f"{share:.0%}"
+        for name, share in (("of the search's proposals", each.chosen), ("of random layouts", each.drawn))
+    }
+    return {"kind": f"`{each.kind}`", "trials": f"{each.trials}", "on the front": f"{each.front}"} | counts | shares
 
 
 def text(report: Mapping[str, Any], kinds: Sequence[KindView]) -> str:
@@ -61,7 +64,10 @@ def text(report: Mapping[str, Any], kinds: Sequence[KindView]) -> str:
     sure = report["reliability"]["text"] if report["reliability"] else ""
     counts = ", ".join(f"{count} {state}" for state, count in tried.items() if count)
     tried_kinds = markdown([kind_row(each) for each in kinds])
-    shares = "Trials with each kind, and its share of the first and the second half of the proposals:"
+    shares = (
+        "Trials with each kind; the share that has it of what the search proposed, its fixed seeds not counted, and of "
+        "random layouts of the space:"
+    )
     return f"> {report['headline']['text']}\n\n{counts}. {sure}. {noise}\n\n{markdown(rows)}\n{shares}\n\n{tried_kinds}"
 
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,8 +29,10 @@ from nas.analysis.snapshot import NO_RUNG, ORIGINS, STATES, UNKNOWN, Snapshots, 
 from nas.api.submissions import SubmissionState, SubmittedStudies
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.metrics import METRICS
+from nas.core.space import SearchSpace
 from nas.core.stats import Z95
 from nas.core.trial import TERMINAL
+from nas.search.sampling import Sampler
 from nas.store import pages, studies
 from nas.store.pages import StudySummary
 from nas.store.rows import JobState
@@ -45,6 +49,8 @@ _MOMENTS = 60
 """Points of a sparkline."""
 _MOST_FITTED = 2000
 """Trials that effects of knobs are fitted to."""
+_DRAWS = 100
+"""Random layouts of a space: a second of work, and a share is known to 5 percent (standard error, at most)."""
 
 
 class Moment(NamedTuple):
@@ -224,8 +230,13 @@ class KindView(BaseModel):
     trials: int = Field(description="that have it, references not counted")
     states: dict[str, int] = Field(description="state -> how many of them are in it")
     front: int = Field(description="how many of them are on the front")
-    earlier: float = Field(description="share of the first half of the proposals that has it")
-    later: float = Field(description="share of the second half; less than `earlier` where the search drops it")
+    chosen: float | None = Field(
+        description="share that has it of what the search proposed, fixed seeds not counted; null if that is nothing"
+    )
+    drawn: float | None = Field(
+        description="share that has it of random layouts of the space, more than `chosen` where the search drops it; "
+        "null where none could be drawn"
+    )
 
 
 class EffectView(BaseModel):
@@ -640,9 +651,10 @@ def share_views(study: StudySnapshot) -> list[ShareView]:
 
 def kind_views(study: StudySnapshot) -> list[KindView]:
     """Returns what became of the trials with each kind of block that some have, mixers first."""
-    table = study.table[study.own()]
-    front = np.isin(np.flatnonzero(study.own()), [*study.course.front])
-    half, found = len(table) // 2, list[KindView]()
+    own = np.flatnonzero(study.own())
+    table, front = study.table[own], np.isin(own, [*study.course.front])
+    searched = np.asarray(table["origin"] == ORIGINS.index("proposal"))
+    drawn, found = _drawn_kinds(study.space.model_dump_json()), list[KindView]()
     for index, (role, kind) in enumerate(study.block_roles):
         has = np.asarray(table["blocks"][:, index].any(axis=1))
         if not has.any():
@@ -652,10 +664,28 @@ def kind_views(study: StudySnapshot) -> list[KindView]:
             KindView(
                 role=role, kind=kind, trials=int(has.sum()), front=int((has & front).sum()),
                 states={state: count for state, count in zip(STATES, counts, strict=True) if count},
-                earlier=float(has[:half].mean()) if half else 0.0, later=float(has[half:].mean()),
+                chosen=float(has[searched].mean()) if searched.any() else None,
+                drawn=None if drawn is None else drawn[kind] / _DRAWS,
             )
         )  # fmt: skip
     return found
+
+
+@lru_cache(maxsize=64)
+def _drawn_kinds(space: str) -> Counter[str] | None:
+    """Returns kind of block -> how many of `_DRAWS` random layouts of a space (JSON) have it, always the same ones.
+
+    Whether a runtime carries them is not asked: it need not be installed where a study is read. None: there are none.
+    """
+    rng = np.random.default_rng(0)
+    try:
+        sampler = Sampler(SearchSpace.model_validate_json(space))
+        drawn = [sampler.draw(rng) for _ in range(_DRAWS)]
+    except InvalidInput:
+        return None
+    return Counter(
+        kind for layout in drawn for kind in {block.kind for layer in layout.layers for block in layer.blocks}
+    )
 
 
 def effects_view(study: StudySnapshot) -> EffectsView:

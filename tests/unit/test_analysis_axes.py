@@ -130,9 +130,10 @@ def test_what_an_address_cannot_say_is_refused(query: dict[str, str], error: typ
 def test_shares_of_the_depth_are_exact_and_whole(tmp_path: Path) -> None:
     lab = LiveLab(tmp_path)
     study = lab.study()
-    for text in ("d128 v256 ffn=swiglu:320 [C3 A2/1 C3]", "d128 v256 ffn=swiglu:320 [A2/1*2]"):
+    texts = ("d128 v256 ffn=swiglu:320 [C3 A2/1 C3]", "d128 v256 ffn=swiglu:320 [A2/1*2]")
+    for text, origin in zip(texts, ("proposal", "seed"), strict=True):
         layout = Layout.parse(text)
-        trials.propose(lab.store, study, [Proposal(layout.to_json(), layout.id)])
+        trials.propose(lab.store, study, [Proposal(layout.to_json(), layout.id, origin=origin)])
     views = {(each.role, each.kind): each for each in share_views(snapshot(lab.store))}
     for role in ("mixer", "ffn"):
         assert [sum(each.all[tenth] for (its, _), each in views.items() if its == role) for tenth in range(TENTHS)] == (
@@ -142,7 +143,9 @@ def test_shares_of_the_depth_are_exact_and_whole(tmp_path: Path) -> None:
     assert views["mixer", "conv"].front is None
     counts = {each.kind: each for each in kind_views(snapshot(lab.store))}
     assert {kind: each.trials for kind, each in counts.items()} == {"conv": 1, "gqa": 2, "swiglu": 2}
-    assert (counts["conv"].earlier, counts["conv"].later) == (1.0, 0.0)
+    assert {kind: each.chosen for kind, each in counts.items()} == {"conv": 1.0, "gqa": 1.0, "swiglu": 1.0}
+    assert counts["gqa"].drawn == counts["swiglu"].drawn == 1.0  # the space demands both
+    assert counts["conv"].drawn is not None and 0.3 < counts["conv"].drawn < 1.0
     assert counts["gqa"].states == {"proposed": 2}
     assert {each.front for each in counts.values()} == {0}
     # The first layer of three fills three tenths and a third of the fourth.

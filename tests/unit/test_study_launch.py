@@ -410,5 +410,8 @@ def test_a_space_whose_references_no_runtime_carries_is_refused(tmp_path: Path) 
     further = {**TINY["references"], "further": {"windows": "d128 v256 ffn=swiglu:320 [C3 W2/1@8 C3]"}}
     problems = list(installed(None)({"runtimes": TINY["runtimes"], "references": further}, None))
     assert problems == [
-        (("references", "further", "windows"), "the windows reference does not run on fake: swa blocks are not carried by fake")
+        (
+            ("references", "further", "windows"),
+            "the windows reference does not run on fake: swa blocks are not carried by fake",
+        )
     ]

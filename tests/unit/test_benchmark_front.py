@@ -1,0 +1,61 @@
+"""What became of each kind of block in an archived study, on the dashboard's page and on the documentation's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from live_lab import LiveLab
+from test_dashboard_access import HTML, OPEN, client
+from test_dashboard_pages import LOOPBACK
+
+from benchmarks.front import kind_row
+from benchmarks.quality.studies import FOLDER, read
+from nas.views.study import KindView
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/measured/fronts.md"
+DROPPED = {"gdn", "gla", "mlstm"}
+
+
+@pytest.fixture(scope="module")
+def visitor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """Reads a server with the study of all kinds of mixers, imported as `nas study import` does."""
+    lab = LiveLab(tmp_path_factory.mktemp("archive"))
+    read(FOLDER / "lfm2-full.jsonl.gz", lab.store)
+    with client(lab, OPEN, LOOPBACK) as visitor:
+        yield visitor
+
+
+@pytest.fixture(scope="module")
+def kinds(visitor: TestClient) -> dict[str, KindView]:
+    told: Any = visitor.get("/studies/lfm2-full.json").json()
+    return {each["kind"]: KindView.model_validate(each) for each in told["kinds"]}
+
+
+def test_the_page_says_which_kinds_are_not_on_the_front(visitor: TestClient, kinds: dict[str, KindView]) -> None:
+    answer = visitor.get("/studies/lfm2-full", headers=HTML)
+    assert answer.status_code == 200
+    text = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", answer.text))
+    said = re.search(r"Not on the front: ([\w, ]+)\.", text)
+    assert said is not None
+    assert set(said[1].split(", ")) == DROPPED == {kind for kind, each in kinds.items() if not each.front}
+    assert "of what the search proposed, fixed seeds not counted, and of random layouts of the space" in text
+    gdn = kinds["gdn"]
+    assert gdn.chosen is not None and gdn.drawn is not None
+    assert f"{100 * gdn.chosen:.0f} % {100 * gdn.drawn:.0f} %" in text
+
+
+def test_the_search_has_fewer_of_the_kinds_that_it_dropped_than_random_layouts(kinds: dict[str, KindView]) -> None:
+    left = {kind: each.chosen / each.drawn for kind, each in kinds.items() if each.chosen and each.drawn}
+    assert all(left[kind] < 0.25 for kind in DROPPED)
+    assert left["conv"] > 0.75
+
+
+def test_the_documentation_has_the_kinds_that_the_archive_has(kinds: dict[str, KindView]) -> None:
+    part = PAGE.read_text(encoding="utf-8").partition("<!-- lfm2-full -->")[2].partition("<!-- end -->")[0]
+    rows = re.findall(r"^\| (`\w+` \|.*) \|$", part, re.MULTILINE)
+    assert rows == [" | ".join(kind_row(each).values()) for each in kinds.values()]
