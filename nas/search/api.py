@@ -28,7 +28,7 @@ class Proposal:
         number: counts the proposals of a study, from 0.
         operator: how it was made: 'reference', 'seed', 'random', 'crossover', or the name of an edit.
         parents: ids of the layouts that it was made from.
-        engine: proposer and version that made it, such as 'ehvi/3'; another one proposes other layouts.
+        engine: proposer and version that made it, such as 'ehvi/4'; another one proposes other layouts.
     """
 
     layout: Layout
@@ -144,7 +144,6 @@ PROPOSERS: Registry[ProposerFactory] = Registry(
         "random": "nas.search.evolution:RandomSearch",
         "evolution": "nas.search.evolution:Evolution",
         "ehvi": "nas.search.ehvi:EhviSearch",
-        "ehvi-averaged": "nas.search.ehvi:AveragedSearch",
         "cache-evolution": "nas.search.evolution:CacheEvolution",
         "optuna-nsga2": "nas.search.optuna_sampler:nsga2",
         "optuna-tpe": "nas.search.optuna_sampler:tpe",

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import ClassVar
 
 import numpy as np
 
@@ -49,10 +48,8 @@ _MOST_ROWS = 600
 """Observations that a surrogate is fitted to at most: the best to breed from."""
 _TUNE_ROWS = 192
 """Observations that hyperparameters are learned from at most."""
-_TUNE_EVERY = 8
-"""They are fitted again after this many more; from 128 observations on, after an eighth to a sixteenth more."""
-_AVERAGED_RARER = 2
-"""Factor on that for the averaged surrogate, which has more of them."""
+_TUNE_EVERY = 16
+"""They are fitted again after this many more; from 256 observations on, after an eighth to a sixteenth more."""
 
 
 class Improvement:
@@ -118,17 +115,15 @@ class EhviSearch(BaseProposer):
     layouts are finished, children of known layouts are proposed without a model.
     """
 
-    engine = "ehvi/3"
+    engine = "ehvi/4"
     screened = True
-    averaged: ClassVar[bool] = False
-    """Whether the surrogate is averaged and calibrated; see `nas.search.surrogate`."""
 
     def __init__(self, sampler: Sampler, seed: int) -> None:
         super().__init__(sampler, seed)
         space = sampler.space
         self._by_rung = frozenset(item.name for item in space.objectives if METRICS[item.metric].source == "proxy")
         self._top = len(space.quality.rungs) - 1
-        self._features = Features(space, strings=self.averaged)
+        self._features = Features(space, strings=True)
         self._costs: dict[str, Costs] = {}
         self._kernels: Kernels | None = None
         self.expected_gain: float | None = None
@@ -187,9 +182,9 @@ class EhviSearch(BaseProposer):
         point = self.log.reference_point
         assert point is not None, "objectives without a value are assumed to be as at the reference point"
         worst = dict(zip(self.log.objectives, point, strict=True))
-        costs = self._known_costs(observations) if self.averaged else None
+        costs = self._known_costs(observations)
         return Surrogate(
-            self._kernels, observations, worst, self._by_rung, self._top, tuned, self.log.prior(), pending, costs
+            self._kernels, observations, worst, self._by_rung, self._top, costs, tuned, self.log.prior(), pending
         )
 
     def _known_costs(self, observations: Sequence[Observation]) -> dict[str, Costs]:
@@ -202,8 +197,7 @@ class EhviSearch(BaseProposer):
     def _hyperparameters(self) -> Tuned:
         """Returns hyperparameters fitted to the first finished layouts, up to a multiple of a few, to refit rarely."""
         final = self.log.finished()
-        every = _TUNE_EVERY * (_AVERAGED_RARER if self.averaged else 1)
-        step = max(every, 1 << max(0, len(final).bit_length() - 4))
+        step = max(_TUNE_EVERY, 1 << max(0, len(final).bit_length() - 4))
         count = len(final) // step * step
         sample = sorted(final[:count], key=lambda seen: seen.layout.id)[:_TUNE_ROWS]
         if not sample:
@@ -241,13 +235,6 @@ class EhviSearch(BaseProposer):
                 known.add(child.id)
                 more.append((child, operator, parents))
         return more
-
-
-class AveragedSearch(EhviSearch):
-    """`EhviSearch` on an averaged surrogate, whose standard deviations are calibrated."""
-
-    engine = "ehvi-averaged/1"
-    averaged = True
 
 
 class Acquisition:

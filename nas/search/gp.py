@@ -27,18 +27,14 @@ class Weights:
     Args:
         kernels: [G] weights of the kernels.
         noise: variance of the noise of an observation beyond the known one; targets have unit variance.
-        which: index of each kernel among those that `sum` is given; None: they are the first ones.
     """
 
     kernels: Array
     noise: float
-    which: tuple[int, ...] | None = None
 
     def sum(self, kernels: Array) -> Array:
         """Returns [...] the weighted sum of [G, ...] kernels."""
-        if self.which is None:
-            return np.tensordot(self.kernels, kernels[: len(self.kernels)], axes=1)
-        return np.asarray(sum(weight * kernels[index] for weight, index in zip(self.kernels, self.which, strict=True)))
+        return np.tensordot(self.kernels, kernels, axes=1)
 
 
 @dataclass(frozen=True)

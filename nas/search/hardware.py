@@ -14,13 +14,14 @@ model: Bonilla, Chai and Williams 2008, with one task known through its forecast
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
 from nas.core.block import BLOCKS
-from nas.core.layout import Layout
+from nas.core.layout import Layer, Layout
 from nas.core.workload import Workload
 from nas.search.gp import Array, Process, Weights, fit, tune
 
@@ -28,6 +29,8 @@ TERMS = ("once", "layers", "table", "held", "cache", "state", "read", "prompt", 
 """Of a whole layout: 1; layers; weights of the embedding; all weights of blocks; bytes of cache; bytes of state;
 weights that a token passes through; work on cached tokens, without weights, while the prompt is read and while tokens
 are decoded; and the greatest number of weights per input of one block, which determines buffers."""
+_SUMMED, _CACHE = slice(3, -1), 1
+"""Those that are sums over blocks, and the place of bytes of cache among them."""
 _NOT_OF = {"MB": ("read", "prompt", "decode"), "ms": ("widest",)}
 """Unit of a figure -> terms that it does not depend on: memory on no work, time on no buffers."""
 _OWN = ("layers", "read", "held", "decode", "cache", "state")
@@ -68,18 +71,26 @@ class Costs:
     """
 
     def __init__(self, workload: Workload, kinds: Sequence[str], unit: str = "") -> None:
-        self._used = [index for index, term in enumerate(TERMS) if term not in _NOT_OF.get(unit, ())]
         self._workload, self._kinds = workload, tuple(dict.fromkeys(kinds))
-        self._seen: dict[str, tuple[Array, Array]] = {}
-        self._summed: dict[str, Array] = {}
+        self._arguments = [(kind, arg.name) for kind in self._kinds for arg in BLOCKS[kind].args]
+        self._own = len(self._kinds) * len(_OWN)
+        self._used = _used(unit)
+        self._seen: dict[str, Array] = {}
+        self._layer = lru_cache(maxsize=1 << 14)(self._count_layer)
+
+    def of(self, unit: str) -> Costs:
+        """Returns the amounts for a figure of another unit; what was counted serves both."""
+        other = copy(self)
+        other._used = _used(unit)
+        return other
 
     def terms(self, layouts: Sequence[Layout]) -> Array:
         """Returns [L, <= len(TERMS)] amounts of the terms that the figure may depend on."""
-        return np.array([self._amounts(layout)[0] for layout in layouts])[:, self._used]
+        return self._amounts(layouts)[:, self._used]
 
     def tracks(self, layouts: Sequence[Layout]) -> Array:
         """Returns [L, T] amounts of each kind of block, and the sums of its arguments."""
-        return np.array([self._amounts(layout)[1] for layout in layouts])
+        return self._amounts(layouts)[:, len(TERMS) : len(TERMS) + self._own + len(self._arguments)]
 
     def sums(self, layouts: Sequence[Layout]) -> Array:
         """Returns [L, S] amounts of which a figure may be a sum: the terms, those of each kind of block, and excesses.
@@ -87,61 +98,53 @@ class Costs:
         Excesses are the width of the model, the greatest number of weights per input of a mixer and of a feed-forward,
         which determine buffers, and bytes of cache in layers that keep more than a cache of a processor may hold.
         """
-        return np.array([self._sums(layout) for layout in layouts])
+        amounts, after = self._amounts(layouts), len(TERMS) + self._own
+        excesses = amounts[:, after + len(self._arguments) :]
+        return np.hstack([amounts[:, self._used], amounts[:, len(TERMS) : after], excesses])
 
-    def _sums(self, layout: Layout) -> Array:
-        if layout.id not in self._summed:
-            whole, tracks = self._amounts(layout)
-            own = tracks[: len(self._kinds) * len(_OWN)]
-            self._summed[layout.id] = np.concatenate([whole[self._used], own, self._excess(layout)])
-        return self._summed[layout.id]
+    def _amounts(self, layouts: Sequence[Layout]) -> Array:
+        """Returns [L, A] amounts of everything: `TERMS`, those of `tracks`, and excesses."""
+        for layout in layouts:
+            if layout.id not in self._seen:
+                self._seen[layout.id] = self._count(layout)
+        return np.array([self._seen[layout.id] for layout in layouts])
 
-    def _excess(self, layout: Layout) -> Array:
-        widest, kept = {"mixer": 0.0, "ffn": 0.0}, []
-        for index in range(layout.depth):
-            blocks = layout.own(index).blocks
-            for block in blocks:
-                width = block.spec.count(block, layout.d_model).active / layout.d_model
-                widest[block.spec.role] = max(widest[block.spec.role], width)
-            bytes_of = (block.spec.kv_bytes(block, layout.d_model, self._workload.window, 2.0) for block in blocks)
-            kept.append(sum(bytes_of))
-        spilled = [sum(each for each in kept if each > limit) for limit in _SPILL]
-        return np.array([layout.d_model, *widest.values(), *spilled])
+    def _count(self, layout: Layout) -> Array:
+        layers = np.array([self._layer(layout.own(index), layout.d_model) for index in range(layout.depth)])
+        work, cache, widest = layers[:, :-2].sum(axis=0), layers[:, _CACHE], layers[:, -2:].max(axis=0)
+        fixed = [1.0, layout.depth, layout.d_model * layout.vocab]
+        summed, spilled = len(TERMS[_SUMMED]), [cache @ (cache > limit) for limit in _SPILL]
+        return np.concatenate([
+            fixed, work[:summed], [widest.max()], work[summed:], [layout.d_model], widest, spilled
+        ])  # fmt: skip
 
-    def _amounts(self, layout: Layout) -> tuple[Array, Array]:
-        if layout.id not in self._seen:
-            self._seen[layout.id] = self._count(layout)
-        return self._seen[layout.id]
-
-    def _count(self, layout: Layout) -> tuple[Array, Array]:
-        d_model, workload = layout.d_model, self._workload
+    def _count_layer(self, layer: Layer, d_model: int) -> Array:
+        """Returns `TERMS[_SUMMED]`, `tracks`, and the most weights per input of a mixer and of a feed-forward."""
+        workload = self._workload
         own = {kind: np.zeros(len(_OWN)) for kind in self._kinds}
-        whole, widest = np.zeros(len(TERMS)), 0.0
-        for index in range(layout.depth):
-            for block in layout.own(index).blocks:
-                spec, count = block.spec, block.spec.count(block, d_model)
-                prompt, decode = (
-                    spec.flops(block, d_model, seen) - 2.0 * count.active
-                    for seen in (workload.prompt // 2, workload.prompt + workload.gen // 2)
-                )
-                cache = spec.kv_bytes(block, d_model, workload.window, 2.0)
-                state = spec.state_bytes(block, d_model)
-                if block.kind in own:
-                    own[block.kind] += np.array([1.0, count.active, count.total, decode, cache, state])
-                widest = max(widest, count.active / d_model)
-                whole[3:-1] += np.array([count.total, cache, state, count.active, prompt, decode])
-        whole[:3], whole[-1] = (1.0, layout.depth, d_model * layout.vocab), widest
-        return whole, np.concatenate([*own.values(), self._arguments(layout)])
+        arguments = dict.fromkeys(self._arguments, 0.0)
+        work, widest = np.zeros(len(TERMS[_SUMMED])), {"mixer": 0.0, "ffn": 0.0}
+        for block in layer.blocks:
+            spec, count = block.spec, block.spec.count(block, d_model)
+            prompt, decode = (
+                spec.flops(block, d_model, seen) - 2.0 * count.active
+                for seen in (workload.prompt // 2, workload.prompt + workload.gen // 2)
+            )
+            cache = spec.kv_bytes(block, d_model, workload.window, 2.0)
+            state = spec.state_bytes(block, d_model)
+            work += np.array([count.total, cache, state, count.active, prompt, decode])
+            widest[spec.role] = max(widest[spec.role], count.active / d_model)
+            if block.kind in own:
+                own[block.kind] += np.array([1.0, count.active, count.total, decode, cache, state])
+                resolved = block.resolve(d_model)
+                for arg in spec.args:
+                    arguments[block.kind, arg.name] += float(resolved.get(arg.name) or 0)
+        return np.concatenate([work, *own.values(), [*arguments.values(), *widest.values()]])
 
-    def _arguments(self, layout: Layout) -> Array:
-        """Returns sums of every argument of every kind, so that blocks of one kind may differ by more than work."""
-        names = [(kind, arg.name) for kind in self._kinds for arg in BLOCKS[kind].args]
-        sums = dict.fromkeys(names, 0.0)
-        for index in range(layout.depth):
-            for block in (each.resolve(layout.d_model) for each in layout.own(index).blocks):
-                for arg in block.spec.args if block.kind in self._kinds else ():
-                    sums[block.kind, arg.name] += float(block.get(arg.name) or 0)
-        return np.array(list(sums.values()))
+
+def _used(unit: str) -> list[int]:
+    """Returns the columns of `TERMS` that a figure of `unit` may depend on."""
+    return [index for index, term in enumerate(TERMS) if term not in _NOT_OF.get(unit, ())]
 
 
 @dataclass(frozen=True)

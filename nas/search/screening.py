@@ -78,20 +78,30 @@ class Screen:
 
 def costs_of(space: SearchSpace, figure: Budget | Objective | None) -> Costs:
     """Returns the amounts that a figure depends on; of an unknown one, all amounts under the first workload."""
-    workload = (figure.workload if figure else None) or space.measured[0]
     kinds = [block.kind for block in space.mixers + space.ffn]
-    return Costs(space.workloads[workload], kinds, METRICS[figure.metric].unit if figure else "")
+    return Costs(space.workloads[_workload(space, figure)], kinds, METRICS[figure.metric].unit if figure else "")
 
 
 def costs_by_name(space: SearchSpace, constraints: Iterable[str]) -> dict[str, Costs]:
-    """Returns the amounts of each objective that is no quality and of each constraint, by name."""
+    """Returns the amounts of each objective that is no quality and of each constraint, by name.
+
+    Figures of one workload share what they count.
+    """
     budgets = {_budget(budget.name): budget for budget in space.budgets}
-    measured = {
-        each.name: costs_of(space, each)
-        for each in space.objectives
-        if METRICS[each.metric].source != "proxy" and METRICS[each.metric].transform == "log"
-    }
-    return {name: costs_of(space, budgets.get(_budget(name))) for name in sorted(constraints)} | measured
+    figures: dict[str, Budget | Objective | None] = {name: budgets.get(_budget(name)) for name in sorted(constraints)}
+    for each in space.objectives:
+        if METRICS[each.metric].source != "proxy" and METRICS[each.metric].transform == "log":
+            figures[each.name] = each
+    shared: dict[str, Costs] = {}
+    found = {}
+    for name, figure in figures.items():
+        counted = shared.setdefault(_workload(space, figure), costs_of(space, figure))
+        found[name] = counted.of(METRICS[figure.metric].unit if figure else "")
+    return found
+
+
+def _workload(space: SearchSpace, figure: Budget | Objective | None) -> str:
+    return (figure.workload if figure else None) or space.measured[0]
 
 
 def _by_constraint(observations: Sequence[Observation]) -> dict[str, Measured]:

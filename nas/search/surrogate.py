@@ -4,14 +4,13 @@ Each target (a coordinate, or a budget's log ratio) has its own Gaussian process
 kernels' weights are learned, so that device figures come out nearly linear in sizes, while quality may depend on
 heights, on neighbours, or on neither.
 
-An averaged surrogate also
-- starts figures of devices from sums of the costs of their layers, where these predict most of them;
-- averages quality over three processes: the one above, one that is linear in all features, and one with further
+- Figures of devices start from sums of the costs of their layers, where these predict most of them.
+- Quality is averaged over three processes: the one above, one that is linear in all features, and one with further
   kernels of a layout as a string. Their shares maximise the leave-one-out density ("stacking"; Yao et al. 2018,
-  eq. 4);
-- models an objective part by part where observations tell its parts, such as the units of quality: each has a process
-  and a noise of its own, and means and variances add up;
-- widens standard deviations where errors on left-out observations are larger than it says.
+  eq. 4).
+- An objective is modelled part by part where observations tell its parts, such as the units of quality: each has a
+  process and a noise of its own, and means and variances add up.
+- Standard deviations are widened where errors on left-out observations are larger than they say.
 
 An observation is left out together with its nearest neighbours, since candidates are further from what is known.
 """
@@ -22,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nas.core.layout import Layout
 from nas.search.api import Observation
@@ -59,9 +59,13 @@ class Kernels:
     After the features there is a column per distance of a figure's rung from the top: all 0 to predict.
 
     Args:
-        features: of the space.
+        features: of the space, with `STRING_GROUPS`.
         sampler: of the space.
         rungs: number of these columns.
+
+    Attributes:
+        members: [3, G] which kernels each of the processes has that quality is averaged over; figures of devices have
+            the first alone.
     """
 
     def __init__(self, features: Features, sampler: Sampler, rungs: int) -> None:
@@ -75,12 +79,12 @@ class Kernels:
         self._columns = {group: mask for group, mask in columns.items() if mask.any()}
         strings = {group: features.groups == len(GROUPS) + index for index, group in enumerate(STRING_GROUPS)}
         self._strings = {group: mask for group, mask in strings.items() if mask.any()}
-        count = 2 + len(self._columns) + len(_NONLINEAR)
-        self.members: tuple[tuple[int, ...], ...] = (tuple(range(count)),)
-        """Kernels of each process that quality is averaged over; a single one without string groups."""
-        if self._strings:
-            whole = tuple(range(count + 2 + len(self._strings)))
-            self.members = (self.members[0], (0, 1, count), (*whole[:count], *whole[count + 1 :]))
+        first = 2 + len(self._columns) + len(_NONLINEAR)
+        self.members = np.ones((3, first + 2 + len(self._strings)), dtype=bool)
+        self.members[0, first:] = False
+        self.members[1] = False
+        self.members[1, [0, 1, first]] = True
+        self.members[2, first] = False
 
     def rows(self, layouts: list[Layout], below: Array | None = None) -> Array:
         """Returns [L, F + rungs] scaled features; `below` [L] is the number of rungs below the top of each figure."""
@@ -105,8 +109,7 @@ class Kernels:
             columns_in = sum(self._columns[group].sum() for group in groups)
             mean = sum((squared[group] for group in groups), np.zeros(parts[0].shape)) / columns_in
             parts.append(form(np.sqrt(np.maximum(mean, 0.0)) / length))
-        if self._strings:
-            parts += self._string_kernels(parts[2 : 2 + len(self._columns)], a[:, :size], b[:, :size])
+        parts += self._string_kernels(parts[2 : 2 + len(self._columns)], a[:, :size], b[:, :size])
         return np.array(parts)
 
     def _string_kernels(self, linear: Sequence[Array], a: Array, b: Array) -> list[Array]:
@@ -127,12 +130,10 @@ class Kernels:
         parts = [np.ones(len(a)), (a[:, size:] ** 2).sum(axis=1)]
         parts += [(a[:, :size][:, columns] ** 2).mean(axis=1) for columns in self._columns.values()]
         parts += [np.ones(len(a))] * len(_NONLINEAR)
-        if self._strings:
-            known = np.any([*self._columns.values()], axis=0)
-            parts.append((a[:, :size][:, known] ** 2).mean(axis=1))
-            parts += [(a[:, :size][:, columns] ** 2).mean(axis=1) for columns in self._strings.values()]
-            parts.append(np.ones(len(a)))
-        return np.array(parts)
+        known = np.any([*self._columns.values()], axis=0)
+        parts.append((a[:, :size][:, known] ** 2).mean(axis=1))
+        parts += [(a[:, :size][:, columns] ** 2).mean(axis=1) for columns in self._strings.values()]
+        return np.array([*parts, np.ones(len(a))])
 
 
 def _matern(distance: Array) -> Array:
@@ -174,11 +175,16 @@ class Tuning:
     """
 
     members: tuple[Weights, ...]
-    shares: tuple[float, ...] = (1.0,)
-    doubt: float = 1.0
+    shares: tuple[float, ...]
+    doubt: float
     prices: Array | None = None
     costs: Costs | None = None
     scale: float | None = None
+
+    @property
+    def weights(self) -> Array:
+        """Returns [M, G] weights of the kernels of each process."""
+        return np.array([member.kernels for member in self.members])
 
     def expected(self, layouts: Sequence[Layout]) -> Array:
         """Returns [L] logarithms of sums of costs; 0 where the target starts from a constant."""
@@ -257,11 +263,10 @@ class Fitted:
             rows: of the known ones, those that the target was fitted to.
             own: [G, L] kernels of each with itself.
         """
-        found = [
-            process.predict(weights.sum(cross)[:, rows], weights.sum(own))
-            for weights, process in zip(self.tuning.members, self.processes, strict=True)
-        ]
-        centre, spread = found[0] if len(found) == 1 else _mixed(np.array(found), self.tuning.shares)
+        weights = self.tuning.weights
+        between, alone = np.tensordot(weights, cross, axes=1)[:, :, rows], weights @ own
+        found = [process.predict(*kernels) for process, *kernels in zip(self.processes, between, alone, strict=True)]
+        centre, spread = _mixed(np.array(found), self.tuning.shares)
         spread = spread * self.tuning.doubt
         if self.tuning.prices is None:
             return centre, spread
@@ -279,11 +284,10 @@ class Surrogate:
         worst: reference point: objective -> coordinate, predicted of an objective without any value.
         by_rung: objectives that depend on the rung they were taken at.
         top: index of the top rung, for which quality is predicted.
+        costs: amounts that figures of devices are sums of, by name of the objective or constraint.
         tuned: hyperparameters of an earlier surrogate; targets that it lacks are tuned here.
         prior: observations of other studies, which differ from this one's by an offset.
         pending: layouts that count as if they had reached their prediction, so that near them less is uncertain.
-        costs: amounts that figures of devices are sums of, by name of the objective or constraint; None: of a
-            surrogate that is not averaged.
     """
 
     def __init__(
@@ -293,10 +297,10 @@ class Surrogate:
         worst: Mapping[str, float],
         by_rung: frozenset[str],
         top: int,
+        costs: Mapping[str, Costs],
         tuned: Tuned | None = None,
         prior: Sequence[Observation] = (),
         pending: Sequence[Layout] = (),
-        costs: Mapping[str, Costs] | None = None,
     ) -> None:
         self._costs = costs
         self.objectives = tuple(worst)
@@ -314,7 +318,7 @@ class Surrogate:
         self._has_rungs = bool((below > 0).any())
         self._pending = [*range(len(known), len(self._plain))]
         far = np.where(elsewhere, 1, below)
-        self._targets = _targets(known, self.objectives, self.constraints, by_rung, far, split=costs is not None)
+        self._targets = _targets(known, self.objectives, self.constraints, by_rung, far)
         self._grams: dict[bool, Array] = {}
         self.tuned: Tuned = dict(tuned or {})
         self._models = self._fitted()
@@ -364,13 +368,19 @@ class Surrogate:
         values = target.values - tuning.expected([self._layouts[row] for row in target.known])
         standard = None if tuning.scale is None else (float(values.mean()), tuning.scale)
         fitted = replace(target, values=values)
-        processes = tuple(self._process(fitted, gram, each, standard) for each in tuning.members)
+        covariances = np.tensordot(tuning.weights, gram, axes=1)
+        processes = tuple(
+            self._process(fitted, covariance, weights.noise, standard)
+            for weights, covariance in zip(tuning.members, covariances, strict=True)
+        )
         return Fitted(processes, tuning, float(target.values.mean()), float(target.values.std()))
 
-    def _process(self, target: Target, gram: Array, weights: Weights, standard: tuple[float, float] | None) -> Process:
-        covariance, known = weights.sum(gram), target.known
-        process = fit(covariance[np.ix_(known, known)], target.values, target.noise, weights.noise, standard)
-        return self._believing(process, target, covariance, weights.noise) if self._pending else process
+    def _process(
+        self, target: Target, covariance: Array, noise: float, standard: tuple[float, float] | None
+    ) -> Process:
+        known = target.known
+        process = fit(covariance[np.ix_(known, known)], target.values, target.noise, noise, standard)
+        return self._believing(process, target, covariance, noise) if self._pending else process
 
     def _believing(self, process: Process, target: Target, covariance: Array, noise: float) -> Process:
         """Returns `process` fitted to its own predictions of pending layouts as well (kriging believer)."""
@@ -381,18 +391,16 @@ class Surrogate:
         return fit(covariance[np.ix_(rows, rows)], values, noises, noise, (process.offset, process.scale))
 
     def _tune(self, target: Target, gram: Array) -> Tuning:
-        """Returns hyperparameters: of one process, or of an average as the module's docstring says."""
-        if self._costs is None:
-            return Tuning((tune(gram[list(self._kernels.members[0])], target.values, target.noise),))
-        costs = self._costs.get(target.figure)
+        """Returns hyperparameters of an average of processes, as the module's docstring says."""
+        members, costs = self._kernels.members, self._costs.get(target.figure)
         if costs is not None and len(target.known) >= _PRICED_FROM:
             sums = costs.sums([self._layouts[row] for row in target.known])
             unseen = replace(target, values=target.values - _left_out_sums(sums, target.values))
             scale = max(float(unseen.values.std()), 1e-9)
             if scale < _PRICED_SHARE * float(target.values.std()):
-                found = _averaged(gram, unseen, self._kernels.members[:1])
+                found = _averaged(gram, unseen, members[:1])
                 return replace(found, prices=prices(sums, target.values), costs=costs, scale=scale)
-        return _averaged(gram, target, self._kernels.members if target.by_rung else self._kernels.members[:1])
+        return _averaged(gram, target, members if target.by_rung else members[:1])
 
     def _fitted(self) -> list[Fitted | None]:
         """Returns the model of each target; targets that differ by offset and scale alone share a fit."""
@@ -413,19 +421,20 @@ class Surrogate:
         return models
 
 
-def _averaged(gram: Array, target: Target, members: Sequence[tuple[int, ...]]) -> Tuning:
+def _averaged(gram: Array, target: Target, members: NDArray[np.bool_]) -> Tuning:
     """Returns hyperparameters of an average of processes.
 
     Args:
         gram: [G, N, N] kernels between observations.
         target: of N observations.
-        members: kernels of each process.
+        members: [M, G] which kernels each process has.
     """
     values, scale = target.values, float(target.values.std())
     found, weights, noises = [], [], []
     for which in members:
-        tuned = tune(gram[list(which)], values, target.noise)
-        own = Weights(tuned.kernels, tuned.noise, which)
+        tuned, kernels = tune(gram[which], values, target.noise), np.zeros(len(gram))
+        kernels[which] = tuned.kernels
+        own = Weights(kernels, tuned.noise)
         found.append(left_out(own.sum(gram), values, target.noise, own.noise, _NEIGHBOURS))
         weights.append(own)
         noises.append(own.noise * scale**2)
@@ -493,15 +502,13 @@ def _targets(
     constraints: Sequence[str],
     by_rung: frozenset[str],
     below: Array,
-    *,
-    split: bool,
 ) -> list[Target]:
-    """Returns the targets of objectives, then those of constraints; with `split`, each part of an objective is one."""
+    """Returns the targets of objectives, each part of one by itself, then those of constraints."""
     found = []
     for column, name in enumerate(objectives):
         values = [seen.objectives.get(name) for seen in observations]
         whole = _target(f"objective {name}", values, _noise(observations, name), below, name in by_rung, column)
-        found += (_parts(whole, name, observations, below) if split else []) or [whole]
+        found += _parts(whole, name, observations, below) or [whole]
     for column, name in enumerate(constraints, len(objectives)):
         values = [seen.constraints.get(name) for seen in observations]
         found.append(_target(f"constraint {name}", values, _noise(observations, name), below, False, column))
