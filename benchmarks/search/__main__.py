@@ -1,8 +1,9 @@
 """Compares proposers on synthetic problems and on recorded studies; JSON on stdout.
 
-`run --out FOLDER` takes hours of CPU and continues after an interruption; `report FOLDER` prints results so far;
-`time` measures CPU seconds per proposal after 100, 500 and 2,000 layouts; `replay STUDY.json` compares engines on the
-table of recorded studies, as `nas study export STUDY -f json` and `python -m benchmarks.real_study` write it.
+`run --out FOLDER` takes hours of CPU and continues after an interruption; `report FOLDER` prints results so far, and
+`pack` makes one file of them. `time` measures CPU seconds per proposal after 100, 500 and 2,000 layouts; `replay
+STUDY.json` compares engines on the table of recorded studies, as `nas study export STUDY -f json` and `python -m
+benchmarks.real_study` write it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from benchmarks.search.problems import FAMILY
 from benchmarks.search.recorded import load, table
 from benchmarks.search.replay import replay
 from benchmarks.search.report import report
-from benchmarks.search.results import REFERENCE, Key, fill, read
+from benchmarks.search.results import REFERENCE, Key, fill, pack, read
 from benchmarks.search.runs import ENGINES
 from benchmarks.search.table import tables
 from benchmarks.search.timing import seconds
@@ -25,7 +26,7 @@ from nas.search_spaces import load_space
 
 MARKS = (50, 100, 200)
 OURS = "ehvi"
-_ASKED_FOR = ("gp", "ehvi-averaged", "oracle")
+_ASKED_FOR = ("gp", "oracle")
 """Engines that run only where they are named."""
 
 
@@ -45,8 +46,15 @@ def run(args: argparse.Namespace) -> int:
     return 0 if done else 1
 
 
+def packed(args: argparse.Namespace) -> int:
+    names = dict(each.split("=", 1) for each in args.rename)
+    say(f"{pack(args.folder, args.file, names)} runs in {args.file}")
+    return 0
+
+
 def reported(args: argparse.Namespace) -> int:
-    found = report(read(args.folder), MARKS, OURS)
+    results = {key: data for path in args.results for key, data in read(path).items()}
+    found = report(results, MARKS, OURS)
     print(tables(found, OURS) if args.markdown else json.dumps(found, indent=1))
     return 0
 
@@ -96,8 +104,13 @@ def main() -> int:
     campaign.add_argument("--reference", type=int, default=8000, help="evaluations of the long search; 0: none")
     campaign.add_argument("--cpu-minutes", type=float, default=1e9, help="after which no further run is begun")
     campaign.set_defaults(call=run)
-    shown = verbs.add_parser("report", help="figures of a folder")
-    shown.add_argument("folder", type=Path)
+    kept = verbs.add_parser("pack", help="one file of a folder's results, to be recorded")
+    kept.add_argument("folder", type=Path)
+    kept.add_argument("file", type=Path, help="to write: NAME.jsonl.gz")
+    kept.add_argument("--rename", nargs="+", default=[], metavar="ENGINE=NAME", help="names of engines in the file")
+    kept.set_defaults(call=packed)
+    shown = verbs.add_parser("report", help="figures of results")
+    shown.add_argument("results", type=Path, nargs="+", help="folders, or files that `pack` wrote")
     shown.add_argument("--markdown", action="store_true", help="tables of docs/measured/search-engine.md, not JSON")
     shown.set_defaults(call=reported)
     clock = verbs.add_parser("time", help="CPU seconds a proposal")

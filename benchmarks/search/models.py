@@ -29,6 +29,8 @@ _NEAR, _RANDOM = 120, 200
 """Layouts of each sort that are forecast."""
 HISTORY = "history"
 _KEPT_EVERY = 10
+_CALIBRATED = (0.9, 1.2)
+"""Aim for the standard deviation of z near the front."""
 
 
 def check(
@@ -40,7 +42,7 @@ def check(
         folder: of results, one file each.
         problems: in `FAMILY`.
         seeds: of problems; engines are developed below 1000.
-        engines: names of proposers with a surrogate.
+        engines: names of proposers with a surrogate, or of former ones whose results the folder holds.
         told: observations in each history.
         say: called with a line for each new file.
     """
@@ -57,8 +59,8 @@ def check(
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the rows as a Markdown table, means over seeds, and a last row of means over problems."""
-    names = ("near_z_mean", "near_z_sd", "near_r2", "random_r2", "random_rho", "memory_near", "memory_random", "cpu_s")
+    """Returns the rows as a Markdown table, means over seeds, then means over problems, and how often z is as aimed."""
+    names = ("near_z_mean", "near_z_sd", "near_r2", "random_r2", "random_rho", "memory_near", "memory_random")
     lines = ["| problem | engine | " + " | ".join(names) + " |", "| --- " * (len(names) + 2) + "|"]
     engines = list(dict.fromkeys(row["engine"] for row in rows))
     problems = list(dict.fromkeys(row["problem"] for row in rows))
@@ -68,6 +70,11 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
             if own:
                 cells = [f"{statistics.fmean(row[name] for row in own):.3f}" for name in names]
                 lines.append(f"| `{problem}` | {engine} | " + " | ".join(cells) + " |")
+    lines.append("")
+    for engine in engines:
+        spread = [row["near_z_sd"] for row in rows if row["engine"] == engine]
+        inside = sum(_CALIBRATED[0] <= each <= _CALIBRATED[1] for each in spread)
+        lines.append(f"`{engine}`: near_z_sd within {_CALIBRATED[0]} to {_CALIBRATED[1]} on {inside} of {len(spread)}")
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""Computes figures from a folder of results: fractions, lead over the best baseline, loss by parallel workers."""
+"""Computes figures from results: fractions, lead over baselines and former engines, loss by parallel workers."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ def report(results: Results, marks: tuple[int, ...], ours: str) -> dict[str, Any
             | {f"@{mark}": _summary(list(by_seed.values())) for mark, by_seed in by_mark.items()}
             for problem, engine, by_mark in _of_oracle(found)
         ],
+        "former": [each for mark in marks for each in _former(found, mark, ours)],
         "leads": [lead for problem in problems for mark in marks if (lead := _lead(found, problem, mark, ours))],
         "parallel": [loss for mark in marks for loss in _losses(found, problems, mark, ours)],
     }
@@ -99,6 +100,20 @@ def _lead(found: Fractions, problem: str, mark: int, ours: str) -> dict[str, Any
 def _is_ours(engine: str, ours: str) -> bool:
     """Returns whether an engine is no baseline: ours, another form of it, or the oracle."""
     return engine == ORACLE or engine.startswith(ours)
+
+
+def _former(found: Fractions, mark: int, ours: str) -> Iterator[dict[str, Any]]:
+    """Yields the gain over each other form of ours: the mean over all pairs of runs on one instance."""
+    for other in sorted({engine for _, engine, _ in found if _is_ours(engine, ours)} - {ours, ORACLE}):
+        gains = [
+            share - by_mark[mark][seed]
+            for (problem, engine, workers), by_mark in found.items()
+            if (engine, workers) == (other, 1)
+            for seed, share in found.get((problem, ours, 1), {}).get(mark, {}).items()
+            if seed in by_mark.get(mark, {})
+        ]
+        if gains:
+            yield {"over": other, "evaluations": mark, "better": sum(gain > 0 for gain in gains)} | interval(gains)
 
 
 def _losses(found: Fractions, problems: list[str], mark: int, ours: str) -> Iterator[dict[str, Any]]:

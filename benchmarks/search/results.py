@@ -1,11 +1,15 @@
-"""A folder of results: one small file per run, so that a campaign can be interrupted at any time."""
+"""Results of runs: a folder with one small file per run, so that a campaign can be interrupted at any time.
+
+A finished campaign is packed into one file, a line of JSON per run, compressed.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import gzip
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +19,7 @@ from benchmarks.search.reference import long_search
 from benchmarks.search.runs import run
 
 REFERENCE = "reference"
+_DECIMALS = 6
 
 
 class Key(NamedTuple):
@@ -76,10 +81,33 @@ def claimed(path: Path) -> Iterator[bool]:
             claim.unlink(missing_ok=True)
 
 
-def read(folder: Path) -> dict[Key, dict[str, Any]]:
-    """Reads all results of a folder."""
-    found = {}
-    for path in sorted(folder.glob("*.json")):
-        problem, engine, workers, seed = path.stem.split(".")
-        found[Key(problem, engine, int(workers[1:]), int(seed))] = json.loads(path.read_text())
-    return found
+def read(path: Path) -> dict[Key, dict[str, Any]]:
+    """Reads all results of a folder, or of a file that `pack` wrote."""
+    if path.is_dir():
+        return {_key(each.stem): json.loads(each.read_text()) for each in sorted(path.glob("*.json"))}
+    with gzip.open(path, "rt") as file:
+        rows = [json.loads(line) for line in file]
+    return {_key(row.pop("run")): row for row in rows}
+
+
+def pack(folder: Path, path: Path, names: Mapping[str, str]) -> int:
+    """Writes all results of a folder into one file, coordinates to six decimals; returns their number.
+
+    Args:
+        folder: of results.
+        path: of the file, .jsonl.gz.
+        names: engine -> its name in the file, where that differs.
+    """
+    results = read(folder)
+    with path.open("wb") as raw, gzip.GzipFile("", "wb", mtime=0, fileobj=raw) as file:
+        for key, data in results.items():
+            named = key._replace(engine=names.get(key.engine, key.engine))
+            points = [point and [round(each, _DECIMALS) for each in point] for point in data["points"]]
+            line = json.dumps({"run": Path(named.file).stem, **data, "points": points}, separators=(",", ":"))
+            file.write(f"{line}\n".encode())
+    return len(results)
+
+
+def _key(stem: str) -> Key:
+    problem, engine, workers, seed = stem.split(".")
+    return Key(problem, engine, int(workers[1:]), int(seed))

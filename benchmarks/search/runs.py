@@ -25,7 +25,6 @@ ENGINES = {
     "tpe": ("optuna-tpe", "gated"),
     "gp": ("optuna-gp", "gated"),
     "ehvi": ("ehvi", "gated"),
-    "ehvi-averaged": ("ehvi-averaged", "gated"),
     "oracle": ("oracle", "gated"),
 }
 """Name in results -> proposer, and how it is judged: 'gated' learns no quality of what breaks a budget, 'ungated' does;

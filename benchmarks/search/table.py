@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.search.report import ALL
@@ -33,12 +33,31 @@ def tables(report: Mapping[str, Any], ours: str) -> str:
     for problem in problems:
         cells = (found.get((problem, engine, 1), {}).get("@100") for engine in engines)
         lines.append(_line(f"`{problem}`", *(_share(cell) for cell in cells)))
+    for other in dict.fromkeys(each["over"] for each in report["former"]):
+        lines += ["", *_against(report, found, problems, ours, other)]
     if report["of_oracle"]:
         lines += ["", *_head("share of the oracle", "engine", "@50", "@100", "@200")]
         for row in report["of_oracle"]:
             marks = [_share(row.get(f"@{mark}")) for mark in (50, 100, 200)]
             lines.append(_line(f"`{row['problem']}`", row["engine"], *marks))
     return "\n".join(lines)
+
+
+def _against(
+    report: Mapping[str, Any], found: Mapping[Any, Any], problems: Sequence[str], ours: str, other: str
+) -> Iterator[str]:
+    """Yields the table of ours and another form of it, and the mean gain over all pairs of runs."""
+    gains = {each["evaluations"]: each for each in report["former"] if each["over"] == other}
+    yield from _head("problem", *(f"@{mark}: {engine}" for mark in gains for engine in (other, ours)))
+    for problem in problems:
+        cells = [
+            _share(found.get((problem, engine, 1), {}).get(f"@{mark}")) for mark in gains for engine in (other, ours)
+        ]
+        if all(cells):
+            yield _line(f"`{problem}`", *cells)
+    pairs = (f"{each['better']} of {each['n']} better" for each in gains.values())
+    cells = [cell for each, pair in zip(gains.values(), pairs, strict=True) for cell in (pair, _interval(each))]
+    yield _line("gain (95 %)", *cells)
 
 
 def _head(*names: object) -> list[str]:

@@ -87,7 +87,7 @@ class Orchestrator:
         proposals: proposes layouts.
         trials: how many to propose, references not counted.
         on_update: called about twice a second with a snapshot.
-        log: called with a line of figures for each reference as soon as it is measured.
+        log: called with a line of figures for each reference as soon as it is measured, and with what else is noted.
     """
 
     def __init__(
@@ -143,7 +143,8 @@ class Orchestrator:
     def _begin(self) -> None:
         known = self._ledger.trials()
         log = self._ledger.recall()
-        self._proposals.resume(known, log)
+        for line in self._proposals.resume(known, log):
+            self._log(line)
         self._recall(known, log)
         self._stopping.recall(log)
         for name, layout in self._work.space.references.layouts().items():

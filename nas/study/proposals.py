@@ -80,8 +80,12 @@ class ProposalDriver:
         self.forecast: float | None = None
         """Forecast of its (minimised) quality; None likewise."""
 
-    def resume(self, trials: list[Trial], events: list[Event]) -> None:
-        """Restores the proposer from the log."""
+    def resume(self, trials: list[Trial], events: list[Event]) -> list[str]:
+        """Restores the proposer from the log; observations hold for every version of an engine.
+
+        Returns:
+            A line for each other engine, or version of this one, that made proposals of the log.
+        """
         state = SearchState(tuple(objective.name for objective in self._space.objectives), self._space.search.seed)
         state.proposals = [Proposal.from_json(trial.record) for trial in trials if trial.record is not None]
         for event in events:
@@ -96,6 +100,11 @@ class ProposalDriver:
                     state.tell_earlier(observation)
         self._has_point = state.reference_point is not None
         self._proposer.restore(state.to_json())
+        now = str(self._proposer.state().get("engine", ""))
+        return [
+            f"earlier proposals are of {_called(was)}; {now} continues from all results, and the log cannot be replayed"
+            for was in sorted({proposal.engine for proposal in state.proposals} - {now})
+        ]
 
     async def next(self, ledger: Ledger) -> Trial | None:
         """Proposes a trial; None if the proposer has no more layouts. Waits for the host lock."""
@@ -353,10 +362,14 @@ def warm_line(row: Mapping[str, Any]) -> str:
 def _check_engine(recorded: Trial, proposals: list[Proposal]) -> None:
     made = (recorded.record or {}).get("engine", "")
     if proposals and proposals[0].engine != made:
-        was, now = made or "an engine of an older hilnas", proposals[0].engine or "one without a name"
+        now = proposals[0].engine or "one without a name"
         raise InvalidInput(
-            f"trial {recorded.number} was proposed by {was}; here is {now}, so the log cannot be replayed"
+            f"trial {recorded.number} was proposed by {_called(made)}; here is {now}, so the log cannot be replayed"
         )
+
+
+def _called(engine: str) -> str:
+    return engine or "an engine of an older hilnas"
 
 
 def _record(ledger: Ledger, proposal: Proposal) -> Trial:

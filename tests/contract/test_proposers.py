@@ -1,8 +1,7 @@
 """Every built-in proposer keeps the contract.
 
-By default one of each implementation: `ehvi-averaged` is `ehvi` with another surrogate, and the three of Optuna share
-one adapter. Each of those four also has a search of its own in tests/unit/test_search_surrogate.py or
-test_search_optuna.py.
+By default one of each implementation: the three of Optuna share one adapter, and each also has a search of its own in
+tests/unit/test_search_optuna.py.
 """
 
 from __future__ import annotations
@@ -31,13 +30,6 @@ class TestEhviSearch(ProposerContract):
     @pytest.fixture
     def factory(self) -> ProposerFactory:
         return PROPOSERS["ehvi"]
-
-
-@pytest.mark.exhaustive
-class TestAveragedSearch(ProposerContract):
-    @pytest.fixture
-    def factory(self) -> ProposerFactory:
-        return PROPOSERS["ehvi-averaged"]
 
 
 class TestCacheEvolution(ProposerContract):

@@ -19,7 +19,7 @@ from benchmarks.search.problems import BUDGETS, FAMILY, Problem
 from benchmarks.search.recorded import load, recorded, rounded, table, write
 from benchmarks.search.replay import replay
 from benchmarks.search.report import fractions, report
-from benchmarks.search.results import REFERENCE, Key, fill, read
+from benchmarks.search.results import REFERENCE, Key, fill, pack, read
 from benchmarks.search.runs import run
 from benchmarks.search.table import tables
 from nas.core.errors import InvalidInput
@@ -194,10 +194,28 @@ def test_engines_are_compared_with_an_oracle_that_is_no_part_of_the_reference(tm
     assert alone["attention", "random", 1][16][0] == pytest.approx(by_engine["random"], abs=1e-3)
 
 
-def test_surrogates_are_checked_on_a_stored_history(tmp_path: Path) -> None:
+def test_surrogates_are_checked_on_a_stored_history_beside_recorded_checks(tmp_path: Path) -> None:
     said: list[str] = []
-    rows = models.check(tmp_path, ["attention"], [0], ["ehvi", "ehvi-averaged"], 14, said.append)
-    assert [row["engine"] for row in rows] == ["ehvi", "ehvi-averaged"] and len(said) == 3
-    assert rows == models.check(tmp_path, ["attention"], [0], ["ehvi", "ehvi-averaged"], 14, said.append)
-    assert len(said) == 3 and "| `all` | ehvi-averaged |" in models.table(rows)
+    rows = models.check(tmp_path, ["attention"], [0], ["ehvi"], 14, said.append)
+    assert [row["engine"] for row in rows] == ["ehvi"] and len(said) == 2
     assert all(np.isfinite(row[name]) for row in rows for name in ("near_z_sd", "random_r2", "memory_near"))
+    former = tmp_path / "attention.ehvi-3.14.0.json"
+    former.write_text(json.dumps(rows[0] | {"engine": "ehvi-3", "near_z_sd": 3.0}))
+    both = models.check(tmp_path, ["attention"], [0], ["ehvi-3", "ehvi"], 14, said.append)
+    assert [row["engine"] for row in both] == ["ehvi-3", "ehvi"] and both[1] == rows[0] and len(said) == 2
+    assert "| `all` | ehvi-3 |" in models.table(both)
+
+
+def test_packed_runs_are_compared_with_those_of_a_former_engine(tmp_path: Path) -> None:
+    keys = [Key("attention", engine, 1, seed) for seed in (0, 1) for engine in (REFERENCE, "random", "evolution")]
+    fill(tmp_path / "runs", keys, 16, 30, 1e9, lambda text: None)
+    packed = tmp_path / "runs.jsonl.gz"
+    assert pack(tmp_path / "runs", packed, {"random": "ehvi-3", "evolution": "ehvi"}) == 6
+    plain, found = fractions(read(tmp_path / "runs"), (16,)), report(read(packed), (16,), "ehvi")
+    gains = [
+        plain["attention", "evolution", 1][16][seed] - plain["attention", "random", 1][16][seed] for seed in (0, 1)
+    ]
+    (row,) = found["former"]
+    assert (row["over"], row["better"], row["n"]) == ("ehvi-3", sum(gain > 0 for gain in gains), 2)
+    assert row["mean"] == pytest.approx(np.mean(gains), abs=1e-3) and found["leads"] == []
+    assert f"| gain (95 %) | {row['better']} of 2 better | {row['mean']:.3f} (" in tables(found, "ehvi")

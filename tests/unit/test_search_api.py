@@ -64,6 +64,21 @@ def test_state_of_another_engine_is_refused() -> None:
         make_proposer(Sampler(SPACE), "ehvi").restore(state)
 
 
+def test_a_log_of_an_older_version_is_continued_by_the_current_one() -> None:
+    """As a resumed study does: observations hold for any version, and each proposal says which one made it."""
+    first = make_proposer(Sampler(SPACE))
+    for proposal in first.ask(2):
+        first.tell(Observation(proposal.layout, "failed"))
+    state = first.state()
+    del state["engine"]
+    state["proposals"] = [each | {"engine": "ehvi/3"} for each in state["proposals"]]
+    again = make_proposer(Sampler(SPACE))
+    again.restore(state)
+    (found,) = again.ask(1)
+    assert [each["engine"] for each in again.state()["proposals"]] == ["ehvi/3"] * 2 + [found.engine]
+    assert found.engine != "ehvi/3" and found.number == 2
+
+
 def test_noise_that_is_no_number_is_refused() -> None:
     layout = make_proposer(Sampler(SPACE)).ask(1)[0].layout
     with pytest.raises(InvalidInput, match="noise of 'quality'"):

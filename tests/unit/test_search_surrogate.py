@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from nas.core.layout import Layout
 from nas.search import Features, Observation, Sampler
 from nas.search.features import BYTES_PER_WEIGHT, GROUPS
+from nas.search.hardware import Costs
 from nas.search.screening import costs_by_name
 from nas.search.surrogate import Kernels, Surrogate, _doubt, _log_density, _stacked
 from nas.search_spaces import load_space
@@ -22,11 +25,13 @@ LAYOUTS = [Sampler(PROBLEM.space).draw(RNG) for _ in range(140)]
 TOP = 2
 
 
-KERNELS = Kernels(FEATURES, Sampler(PROBLEM.space), TOP)
+KERNELS = Kernels(Features(PROBLEM.space, strings=True), Sampler(PROBLEM.space), TOP)
+COSTS = costs_by_name(PROBLEM.space, ("ttft", "decode", "memory"))
 
 
-def fit(observations: list[Observation]) -> Surrogate:
-    return Surrogate(KERNELS, observations, dict.fromkeys(OBJECTIVES, 9.0), frozenset({"quality"}), TOP)
+def fit(observations: list[Observation], costs: Mapping[str, Costs] = COSTS, **options: Any) -> Surrogate:
+    worst = dict.fromkeys(OBJECTIVES, 9.0)
+    return Surrogate(KERNELS, observations, worst, frozenset({"quality"}), TOP, costs, **options)
 
 
 def whole(layout: Layout) -> Observation:
@@ -143,9 +148,8 @@ def test_sizes_are_those_of_the_layout() -> None:
 
 def test_near_pending_layouts_less_is_uncertain_and_all_is_expected_as_before() -> None:
     told, pending, others = [whole(layout) for layout in LAYOUTS[:40]], LAYOUTS[40:44], LAYOUTS[44:60]
-    worst = dict.fromkeys(OBJECTIVES, 9.0)
     before = fit(told)
-    after = Surrogate(KERNELS, told, worst, frozenset({"quality"}), TOP, before.tuned, pending=pending)
+    after = fit(told, tuned=before.tuned, pending=pending)
     for old, new in zip(before.predict([*pending, *others]), after.predict([*pending, *others]), strict=True):
         assert new.mean == pytest.approx(old.mean, abs=1e-5)
         assert (new.sd <= old.sd * (1 + 1e-9)).all()
@@ -158,15 +162,6 @@ def test_a_value_may_have_an_effect_that_does_not_follow_its_size() -> None:
         zip(FEATURES.names, FEATURES.vector(Layout.parse("d512 v8192 ffn=swiglu:1152 [C3*2 A16/4 C5]")), strict=True)
     )
     assert [named[f"conv.kernel={size}"] for size in (3, 5, 7)] == [0.5, 0.25, 0]
-
-
-STRINGS = Kernels(Features(PROBLEM.space, strings=True), Sampler(PROBLEM.space), TOP)
-COSTS = costs_by_name(PROBLEM.space, ("ttft", "decode", "memory"))
-
-
-def averaged(observations: list[Observation]) -> Surrogate:
-    worst = dict.fromkeys(OBJECTIVES, 9.0)
-    return Surrogate(STRINGS, observations, worst, frozenset({"quality"}), TOP, costs=COSTS)
 
 
 def test_string_features_tell_what_stands_where() -> None:
@@ -183,21 +178,21 @@ def test_string_features_tell_what_stands_where() -> None:
     ).all()
 
 
-def test_an_average_predicts_figures_of_devices_from_sums_of_costs() -> None:
+def test_figures_of_devices_start_from_sums_of_costs() -> None:
     told, held_out = [whole(layout) for layout in LAYOUTS[:60]], LAYOUTS[100:]
-    surrogate = averaged(told)
+    surrogate = fit(told)
     assert surrogate.tuned["objective memory"].prices is not None
     truth = np.array([np.log(PROBLEM.truth(layout)["memory"]) for layout in held_out])
     errors = [
         float(np.sqrt(((model.predict(held_out)[0].mean[:, 2] - truth) ** 2).mean()))
-        for model in (fit(told), surrogate)
+        for model in (fit(told, costs={}), surrogate)
     ]
     assert errors[1] < 0.7 * errors[0] and errors[1] < 0.1 * truth.std()
 
 
-def test_an_average_of_quality_has_shares_and_knows_its_errors() -> None:
+def test_quality_is_an_average_with_shares_that_knows_its_errors() -> None:
     told, held_out = [whole(layout) for layout in LAYOUTS[:100]], LAYOUTS[100:]
-    surrogate = averaged(told)
+    surrogate = fit(told)
     tuning = surrogate.tuned["objective quality"]
     assert sum(tuning.shares) == pytest.approx(1) and len(tuning.shares) == len(tuning.members) <= 3
     found = surrogate.predict(held_out)[0]
@@ -230,7 +225,7 @@ def in_parts(layout: Layout, parts: bool = True) -> Observation:
 
 def test_units_of_quality_have_models_of_their_own_that_add_up() -> None:
     told, held_out = [in_parts(layout) for layout in LAYOUTS[:60]], LAYOUTS[100:]
-    surrogate = averaged(told)
+    surrogate = fit(told)
     names = {name for name in surrogate.tuned if "quality" in name}
     assert names == {"objective quality/lm", "objective quality/recall"}
     noises = {name: min(each.noise for each in surrogate.tuned[name].members) for name in names}
@@ -245,11 +240,11 @@ def test_units_of_quality_have_models_of_their_own_that_add_up() -> None:
 
 def test_quality_is_one_model_where_an_observation_lacks_its_units() -> None:
     told = [in_parts(layout, parts=index > 0) for index, layout in enumerate(LAYOUTS[:20])]
-    assert "objective quality" in averaged(told).tuned
+    assert "objective quality" in fit(told).tuned
     rest = [
         replace(each, objectives={"quality": each.objectives["quality"] + 1.0}) for each in map(in_parts, LAYOUTS[:20])
     ]
-    whole_mean = averaged(rest).predict(LAYOUTS[20:40])[0].mean[:, 0]
+    whole_mean = fit(rest).predict(LAYOUTS[20:40])[0].mean[:, 0]
     assert whole_mean == pytest.approx(
-        1.0 + averaged([in_parts(x) for x in LAYOUTS[:20]]).predict(LAYOUTS[20:40])[0].mean[:, 0]
+        1.0 + fit([in_parts(x) for x in LAYOUTS[:20]]).predict(LAYOUTS[20:40])[0].mean[:, 0]
     )

@@ -76,6 +76,20 @@ def differences(bed: Bed, ledger: Ledger, events: list[Event] | None = None) -> 
     return replay(bed.space, lambda layout: True, ledger.trials(), events or ledger.events())
 
 
+def test_a_study_of_an_older_engine_is_resumed_and_says_so(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = bed.ledger()
+    monkeypatch.setattr(Moody, "engine", "moody/1")
+    next_trial(asker(bed, ledger), ledger)
+    assert ProposalDriver(bed.space, lambda layout: True, bed.folder / "lock").resume(ledger.trials(), []) == []
+    monkeypatch.setattr(Moody, "engine", "moody/2")
+    resumed = ProposalDriver(bed.space, lambda layout: True, bed.folder / "lock")
+    (line,) = resumed.resume(ledger.trials(), ledger.recall())
+    assert line.startswith("earlier proposals are of moody/1; moody/2 continues")
+    assert (next_trial(resumed, ledger).record or {})["engine"] == "moody/2"
+    with pytest.raises(InvalidInput, match="was proposed by moody/1; here is moody/2"):
+        differences(bed, ledger)
+
+
 def test_a_log_with_everything_in_it_replays(bed: Bed) -> None:
     ledger = bed.ledger()
     each = asker(bed, ledger)
