@@ -119,7 +119,7 @@ def started(block: Block, trained: BlockModule, inputs: Tensor, seed: int, depth
     elif trained.block.kind in _ATTENTION and block.kind in _ATTENTION:
         values = _pooled(own, trained.block, module.block)
     elif trained.block.kind in _ATTENTION and block.kind == "mamba2":
-        values = _scanned(own, trained.block, module)
+        values = _scanned(own, trained.block, module, inputs)
     elif trained.block.kind in _ATTENTION and block.kind == "conv":
         values = _convolved(own, trained.block, module)
     elif trained.block.kind in _ATTENTION and block.kind == "mla":
@@ -151,15 +151,16 @@ def _repeated(own: dict[str, Tensor], name: str, block: Block) -> Tensor:
     return heads.repeat_interleave(block.int("heads") // block.int("kv_heads"), 0).flatten(0, 1)
 
 
-def _scanned(own: dict[str, Tensor], before: Block, module: BlockModule) -> dict[str, Tensor]:
+def _scanned(own: dict[str, Tensor], before: Block, module: BlockModule, inputs: Tensor) -> dict[str, Tensor]:
     after = module.block
     inner = after.int("expand") * module.d_model
     sizes = [before.int(name) for name in ("heads", "head_dim")]
     if [after.int("groups"), after.int("state")] != sizes or inner != sizes[0] * sizes[1]:
         return {}  # heads do not correspond: drawn
+    q, k = (_heads(own, name, before, inputs) for name in ("q", "k"))
+    keys = k.repeat_interleave(len(q) // len(k), 0)
     rows = module.state_dict()["in_proj.weight"].clone()
-    rows[inner : 4 * inner] = torch.cat([_repeated(own, "v.weight", before), _repeated(own, "k.weight", before),
-                                         own["q.weight"]])  # fmt: skip
+    rows[inner : 4 * inner] = torch.cat([_repeated(own, "v.weight", before), keys.flatten(0, 1), q.flatten(0, 1)])
     taps = torch.zeros_like(module.state_dict()["conv.weight"])
     taps[:, -1] = 1.0
     return {"in_proj.weight": rows, "conv.weight": taps, "out.weight": own["o.weight"]}

@@ -68,8 +68,29 @@ def test_start_values_come_from_the_trained_block() -> None:
         half = started(Block.parse("swiglu:64", "ffn"), ffn, x, 0, 3)
         torch.testing.assert_close(half(x), ffn(x))
         scan = started(Block.parse("M16(expand=1,groups=4,heads=4)", "mixer"), attention, x, 0, 3)
-        torch.testing.assert_close(scan.in_proj.weight[192:256], attention.q.weight)
+        torch.testing.assert_close(scan.in_proj.weight[64:128], attention.v.weight)
         torch.testing.assert_close(scan.out.weight, attention.o.weight)
+
+
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_mamba_starts_with_normalised_queries_and_keys(kv_heads: int) -> None:
+    """With gains far from 1 and an open gate, the output is nearer to attention's than that of the raw projections."""
+    layout = Layout.parse(f"d64 v320 ffn=swiglu:128 [A4/{kv_heads}:16 C3]")
+    attention = Model(layout, seed=1).layers["0"].mixers[0]
+    x = torch.randn(8, 24, 64, generator=torch.Generator().manual_seed(0))
+    x[..., 0] = 1.0
+    with torch.no_grad():
+        attention.q_norm.weight.fill_(4.0)
+        attention.k_norm.weight.fill_(4.0)
+        scan = started(Block.parse("M16(expand=1,groups=4,heads=4)", "mixer"), attention, x, 0, 2)
+        scan.in_proj.weight[:64] = 4.0 * torch.eye(64)[:1]  # the gate reads the constant
+        normalised = torch.cosine_similarity(scan(x)[0], attention(x)[0], -1).mean()
+        scan.in_proj.weight[128:192] = attention.k.weight.view(kv_heads, 16, 64).repeat_interleave(
+            4 // kv_heads, 0
+        ).flatten(0, 1)  # fmt: skip
+        scan.in_proj.weight[192:256] = attention.q.weight
+        raw = torch.cosine_similarity(scan(x)[0], attention(x)[0], -1).mean()
+    assert normalised > raw + 0.01
 
 
 def test_latent_attention_starts_as_the_attention_that_it_can_represent() -> None:
