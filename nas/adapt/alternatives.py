@@ -12,6 +12,9 @@ The mixer and the feed-forward of each layer are replaced independently, or the 
                              heads (Li et al. 2025, X-EcoMLA; Yang et al. 2025, appendix A.1); queries as they are
     GLA, mLSTM               queries, keys, values and output projection; gates are drawn
 
+A mixer that is not softmax attention normalises its heads, so that its output is of another size than the trained one.
+Its output projection is scaled by least squares: without that, most of the training goes into the size.
+
 References for the whole: Bercovich et al. 2024 (Puzzle), Yang et al. 2025 (Zebra-Llama, section 3.1).
 """
 
@@ -27,10 +30,13 @@ from nas.core.block import Block
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.core.replacement import Slot
-from nas.nn.base import MODULES, BlockModule
+from nas.nn.base import MODULES, BlockModule, Mixer
 from nas.nn.primitives import draw_weights
 
 _ATTENTION = ("gqa", "swa")
+_SOFTMAX = (*_ATTENTION, "mla")
+_LEAST = 0.1
+"""Least size of an output at the start, as a share of the trained block's: less would have next to no gradients."""
 _STEP = 32
 """Hidden widths are multiples of the quantisers' block."""
 
@@ -128,7 +134,19 @@ def started(block: Block, trained: BlockModule, inputs: Tensor, seed: int, depth
         values = _linear(own, trained.block, module, inputs)
     state = module.state_dict()
     module.load_state_dict(state | {name: value for name, value in values.items() if name in state})
+    alike = bool(values) and block.kind in _SOFTMAX
+    if isinstance(module, Mixer) and isinstance(trained, Mixer) and module.projection and not alike:
+        _fit_size(module, trained, inputs)
     return module
+
+
+@torch.no_grad()
+def _fit_size(module: Mixer, trained: Mixer, inputs: Tensor) -> None:
+    """Scales the output projection so that outputs are as near to those of `trained` as a factor brings them."""
+    wanted, own = trained(inputs)[0].cpu(), module(inputs.cpu())[0]
+    energy = own.square().mean().clamp_min(1e-12)
+    least = _LEAST * (wanted.square().mean() / energy).sqrt()
+    module.get_submodule(module.projection).weight *= ((wanted * own).mean() / energy).clamp_min(least)
 
 
 def _pruned(own: dict[str, Tensor], inputs: Tensor, width: int) -> dict[str, Tensor]:
