@@ -37,12 +37,14 @@ from benchmarks.runs import ended_or_killed
 from nas.adapt import adapt, library
 from nas.adapt.adapt import Adaptation, AdaptSettings, Healing, Limit, heal, write_child
 from nas.adapt.alternatives import default_alternatives
-from nas.adapt.library import Library, LibrarySettings, TrainedTeacher
+from nas.adapt.library import Library, LibrarySettings, Replacement, Score, TrainedTeacher
+from nas.adapt.text import recall_text, report_sources, report_text
 from nas.core.block import Block
 from nas.core.durable import write_durably
 from nas.core.layout import Layout
-from nas.core.replacement import Slot, assembled, block_name, parsed, slots_of
+from nas.core.replacement import RECALL_GROUP, TEXT_GROUP, Slot, block_name, parsed, slots_of
 from nas.nn.fit import Stage, TrainingCheckpoint, TrainingState, Worker, fit
+from nas.nn.mixes import compared
 from nas.nn.model import Model
 from nas.nn.optimisers import Optimiser
 from nas.nn.weights import save_weights
@@ -131,7 +133,8 @@ def run_mixes(folder: Path, size: str, mixes: int) -> None:
     teacher = TrainedTeacher.load(_teacher(folder, settings, sources, worker), worker.device)
     layout = teacher.layout
     alternatives = {slot: default_alternatives(layout, slot, settings.window) for slot in slots_of(layout)}
-    library = Library(folder / "library", teacher, sources, settings.library, worker)
+    recall = recall_text(vocabulary, settings.library.length, settings.library.recall_tokens, 0)
+    library = Library(folder / "library", teacher, sources, settings.library, worker, recall)
     library.train(alternatives)
     scores = library.scores(alternatives)
     rows = []
@@ -139,8 +142,9 @@ def run_mixes(folder: Path, size: str, mixes: int) -> None:
         path = folder / f"mix-{number}.json"
         if not path.is_file():
             choice = mix(alternatives, number)
-            row = _healed(folder, choice, library, sources, vocabulary, settings.healing, worker)
-            row["summed"] = sum(scores[slot, block] for slot, block in choice.items())
+            row = _healed(folder, choice, library, sources, vocabulary, settings.healing)
+            row["summed"] = sum(scores[each].text for each in choice.items())
+            row["summed_recall"] = sum(scores[each].kl[RECALL_GROUP] for each in choice.items())
             write_durably(path, json.dumps(row, indent=1).encode())
         rows.append(json.loads(path.read_bytes()))
     report = {
@@ -148,7 +152,7 @@ def run_mixes(folder: Path, size: str, mixes: int) -> None:
         "layout": layout.format(),
         "non_embedding": layout.params.non_embedding,
         "teacher_tokens": settings.teacher_tokens,
-        "teacher_bits_per_byte": _bits(teacher.model, sources, vocabulary, settings.library.length, worker),
+        "teacher_bits_per_byte": _losses(teacher.model, library, sources, vocabulary)["bits_per_byte"],
         "tau": taus(rows, "summed"),
         "blocks": [_block(library, slot, block, scores) for slot, each in alternatives.items() for block in each],
         "mixes": rows,
@@ -162,12 +166,6 @@ def taus(rows: list[dict[str, Any]], by: str) -> dict[str, float]:
     measured = ("divergence_before", "divergence", "bits_per_byte")
     predicted = [row[by] for row in rows]
     return {name: float(kendalltau(predicted, [row[name] for row in rows]).statistic) for name in measured}
-
-
-def _start(library: Library, choice: dict[Slot, Block | None]) -> tuple[Layout, dict[str, torch.Tensor]]:
-    blocks = {slot: library.weights(slot, block) for slot, block in choice.items() if block is not None}
-    weights = {name: tensor.cpu() for name, tensor in library.teacher.model.state_dict().items()}
-    return assembled(library.teacher.layout, weights, choice, blocks)
 
 
 def run_pairs(folder: Path) -> None:
@@ -185,12 +183,12 @@ def run_pairs(folder: Path) -> None:
     for row in json.loads(MIXES.read_bytes())["mixes"]:
         choice = {Slot(depth, part): parsed(block, part) for depth, part, block in row["choice"]}
         terms = [
-            _divergence(library, dict(pair)) - sum(map(scores.__getitem__, pair))
+            library.divergence(library.mix(dict(pair))) - sum(scores[each].text for each in pair)
             for pair in combinations(choice.items(), 2)
         ]
-        summed = sum(map(scores.__getitem__, choice.items()))
+        summed = sum(scores[each].text for each in choice.items())
         own = {"layout": row["layout"], "summed": summed, "paired": summed + sum(terms), "terms": terms}
-        measured = {"divergence_before": _divergence(library, choice)}
+        measured = {"divergence_before": library.divergence(library.mix(choice))}
         rows.append(own | measured | {name: row[name] for name in ("divergence", "bits_per_byte")})
     middle = [row for row in rows if 0.2 <= row["summed"] <= 1]
     report = {
@@ -216,13 +214,6 @@ def pair_table() -> str:
     return table(head, rows)
 
 
-def _divergence(library: Library, choice: dict[Slot, Block | None]) -> float:
-    layout, state = _start(library, choice)
-    model = Model(layout, None)
-    model.load_state_dict(state)
-    return library.divergence(model.to(library.worker.device).eval())
-
-
 def mix(alternatives: dict[Slot, tuple[Block | None, ...]], number: int) -> dict[Slot, Block | None]:
     """Returns the replaced places of mix `number`: a share between a tenth and two thirds of all."""
     rng = random.Random(number)
@@ -232,7 +223,7 @@ def mix(alternatives: dict[Slot, tuple[Block | None, ...]], number: int) -> dict
 
 TINY = Layout.parse("d64 v320 ffn=swiglu:128 [A4/4:16*2 C3]")
 TINY_SETTINGS = AdaptSettings(
-    library=LibrarySettings(tokens=1024, length=32, batch_tokens=256, score_tokens=256),
+    library=LibrarySettings(tokens=1024, length=32, batch_tokens=256, score_tokens=256, recall_tokens=0),
     healing=Healing(tokens=2048, length=32, batch_tokens=256, lr=1e-4, weight=1.0, k=64),
     window=8,
     points=3,
@@ -399,37 +390,35 @@ def _healed(
     sources: list[Tokens],
     vocabulary: Vocabulary,
     healing: Healing,
-    worker: Worker,
 ) -> dict[str, Any]:
-    layout, state = _start(library, choice)
-    model = Model(layout, None)
-    model.load_state_dict(state)
-    model = model.to(worker.device).eval()
-    before = library.divergence(model), _bits(model, sources, vocabulary, healing.length, worker)
-    heal(model, lambda: _start(library, choice)[1], library, sources, healing, folder / "training")
+    before = _losses(library.mix(choice), library, sources, vocabulary)
+    model = heal(lambda: library.mix(choice), library, sources, healing, folder / "training")
     return {
         "choice": [[slot.depth, slot.part, block_name(block)] for slot, block in choice.items()],
-        "layout": layout.format(),
-        "divergence_before": before[0],
-        "bits_per_byte_before": before[1],
-        "divergence": library.divergence(model),
-        "bits_per_byte": _bits(model, sources, vocabulary, healing.length, worker),
+        "layout": model.layout.format(),
+        **{f"{name}_before": value for name, value in before.items()},
+        **_losses(model, library, sources, vocabulary),
     }
 
 
-def _bits(model: Model, sources: list[Tokens], vocabulary: Vocabulary, length: int, worker: Worker) -> float:
+def _losses(model: Model, library: Library, sources: list[Tokens], vocabulary: Vocabulary) -> dict[str, float]:
+    """Returns divergences from the teacher and bits per byte, on text that neither scores nor healing have seen."""
+    settings, worker = library.settings, library.worker
+    recall = recall_text(vocabulary, settings.length, settings.recall_tokens, 1)
+    text = report_text(sources, settings.length, settings.score_tokens).with_windows_of(recall)
+    means = text.means(compared(library.teacher.model, model, text).kl)
     with torch.no_grad():
-        return bits_per_byte(lambda ids: model(ids.to(worker.device))[0], sources, vocabulary, length)[ALL]
+        reported = report_sources(sources, vocabulary)
+        bits = bits_per_byte(lambda ids: model(ids.to(worker.device))[0], reported, vocabulary, settings.length)[ALL]
+    return {"divergence": means[TEXT_GROUP], "recall_divergence": means[RECALL_GROUP], "bits_per_byte": bits}
 
 
-def _block(
-    library: Library, slot: Slot, block: Block | None, scores: dict[tuple[Slot, Block | None], float]
-) -> dict[str, Any]:
+def _block(library: Library, slot: Slot, block: Block | None, scores: Mapping[Replacement, Score]) -> dict[str, Any]:
     row: dict[str, Any] = {
         "depth": slot.depth,
         "part": slot.part,
         "block": block_name(block),
-        "kl": scores[slot, block],
+        "kl": dict(scores[slot, block].kl),
     }
     if block is not None:
         record = library.record(slot, block)

@@ -23,8 +23,9 @@ from benchmarks.equivalence_tables import table
 from nas.adapt.alternatives import started
 from nas.adapt.library import Library, TrainedTeacher, error_of
 from nas.core.block import Block
-from nas.core.replacement import Slot, assembled
+from nas.core.replacement import Slot
 from nas.nn.base import MODULES, BlockModule
+from nas.nn.mixes import mix_of
 from nas.nn.model import Model
 from nas.nn.primitives import draw_weights
 from nas.pretrain.data import Tokens
@@ -136,10 +137,7 @@ def _mixer(teacher: TrainedTeacher, block: Block, start: str, seed: int, depth: 
 def _assembled(teacher: TrainedTeacher, block: Block, mixers: Sequence[BlockModule]) -> Model:
     slots = [Slot(depth, "mixer") for depth in range(teacher.layout.depth)]
     states = {slot: dict(mixer.state_dict()) for slot, mixer in zip(slots, mixers, strict=True)}
-    layout, state = assembled(teacher.layout, teacher.model.state_dict(), dict.fromkeys(slots, block), states)
-    student = Model(layout, None)
-    student.load_state_dict(state)
-    return student
+    return mix_of(teacher.model, dict.fromkeys(slots, block), states)
 
 
 def _alignment(teacher: TrainedTeacher, mixers: nn.ModuleList, ids: Tensor) -> Tensor:

@@ -26,14 +26,15 @@ from benchmarks.runs import ended_or_killed, say
 from nas.adapt.adapt import AdaptSettings, Healing, heal
 from nas.adapt.alternatives import default_alternatives
 from nas.adapt.checkpoints import import_model
-from nas.adapt.library import Library, LibrarySettings, TrainedTeacher, distribution_of, divergence_of
+from nas.adapt.library import Library, LibrarySettings, TrainedTeacher
 from nas.core.block import Block
 from nas.core.durable import write_durably
 from nas.core.layout import Layout
 from nas.core.published import LFM2
-from nas.core.replacement import Slot, assembled, slots_of
+from nas.core.replacement import Slot, slots_of
 from nas.nn.base import MODULES
 from nas.nn.fit import Worker
+from nas.nn.mixes import Known, mix_of
 from nas.nn.model import Model
 from nas.nn.primitives import draw_weights
 from nas.nn.transformers import to_transformers, transformers_config
@@ -80,7 +81,7 @@ def whole(parts: dict[str, Figures], settings: AdaptSettings) -> Figures:
     seconds = {
         "library": library.steps * (steps + prefixes),
         "of that, layers in front of the blocks": library.steps * prefixes,
-        "scores": library.score_tokens * scored,
+        "scores": (library.score_tokens + library.recall_tokens) * scored,
         "assembling": parts["assembling"]["seconds"],
         "healing": healing.tokens * parts["healing"]["step_s"] / _PASS,
     }
@@ -151,13 +152,14 @@ def _lab(folder: Path, score_tokens: int) -> _Lab:
 @torch.no_grad()
 def _forward(folder: Path) -> Figures:
     lab = _lab(folder, _FEW)
-    teacher, x = lab.teacher, lab.teacher.before(lab.library.text, 0)
+    ids = lab.library.text.ids
+    teacher, x = lab.teacher, lab.teacher.before(ids, 0)
     teacher.between(x, 0, 1)
     layers = _seconds(lambda: teacher.between(x, 0, LAYOUT.depth))
     head = _seconds(lambda: teacher.logits(x))
-    known = distribution_of(teacher.logits(x))
-    divergence = _seconds(lambda: divergence_of(known, known[0]))
-    tokens = lab.library.text.numel()
+    known = Known.of(teacher.logits(x))
+    divergence = _seconds(lambda: known.divergence(known.log_p))
+    tokens = ids.numel()
     return {
         "layer_s": layers / tokens / LAYOUT.depth, "head_s": head / tokens, "divergence_s": divergence / tokens,
     }  # fmt: skip
@@ -175,7 +177,7 @@ def _scored(folder: Path) -> Figures:
     return {"score_s": _seconds(lambda: library.scores({Slot(LAYOUT.depth // 2, "mixer"): (None,)}))}
 
 
-def _child(teacher: TrainedTeacher) -> tuple[Layout, dict[str, torch.Tensor]]:
+def _child(teacher: TrainedTeacher) -> Model:
     """Returns a child with half of the key-value heads and three quarters of the hidden units."""
     own = Block.parse("A16/8", "mixer").canonical(LAYOUT.d_model)
     blocks = {"mixer": Block.parse("A16/4", "mixer"), "ffn": Block.parse("swiglu:3456", "ffn")}
@@ -185,24 +187,19 @@ def _child(teacher: TrainedTeacher) -> tuple[Layout, dict[str, torch.Tensor]]:
         module = MODULES[block.kind](block, LAYOUT.d_model)
         draw_weights(module, slot.depth, LAYOUT.depth)
         states[slot] = dict(module.state_dict())
-    return assembled(LAYOUT, teacher.model.state_dict(), choice, states)
+    return mix_of(teacher.model, choice, states)
 
 
 def _assembling(folder: Path) -> Figures:
     teacher = _lab(folder, _LENGTH).teacher
 
-    def work() -> None:
-        layout, state = _child(teacher)
-        Model(layout, None).load_state_dict(state)
-
-    return {"seconds": _seconds(work)}
+    return {"seconds": _seconds(lambda: _child(teacher))}
 
 
 def _healing(folder: Path) -> Figures:
     lab = _lab(folder, _LENGTH)
     settings = Healing(tokens=_PASS, length=_LENGTH, batch_tokens=_PASS)
-    model = Model(_child(lab.teacher)[0], None)
-    heal(model, lambda: _child(lab.teacher)[1], lab.library, lab.sources, settings, folder / "training")
+    heal(lambda: _child(lab.teacher), lab.library, lab.sources, settings, folder / "training")
     (trained,) = (folder / "training").glob("*.safetensors")
     with safe_open(trained, "pt") as file:
         return {"step_s": float(json.loads(file.metadata()["scalars"])["cpu_seconds"])}

@@ -40,6 +40,7 @@ import torch
 
 from benchmarks.runs import ended_or_killed, print_json, say
 from nas.core import paths
+from nas.core.canonical import sha256_of
 from nas.core.durable import write_durably
 from nas.core.family import (
     FAMILY,
@@ -68,7 +69,7 @@ from nas.posttrain.sft import padded, passes_of
 from nas.posttrain.tasks import write_tasks
 from nas.pretrain import member_training
 from nas.pretrain.tokenizer_training import train_tokenizer
-from nas.release.files import sha256_of, write_files
+from nas.release.files import write_files
 from nas.release.options import FileOptions
 from nas.release.tokenizer import read_tokenizer
 from nas.runtimes.base import Checkpoint

@@ -32,25 +32,27 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nas.adapt.alternatives import default_alternatives, further_mixers
-from nas.adapt.library import Library, LibrarySettings, TrainedTeacher
-from nas.adapt.selection import Option, select, total
+from nas.adapt.library import Library, LibrarySettings, Pair, Score, TrainedTeacher, neighbouring_pairs
+from nas.adapt.selection import Option, Term, select, total
+from nas.adapt.text import recall_text, report_sources, report_text
 from nas.core.block import Block
-from nas.core.canonical import content_hash
+from nas.core.canonical import content_hash, sha256_of
 from nas.core.durable import write_durably
 from nas.core.errors import InfrastructureFailed, InvalidInput, Unsupported
 from nas.core.layout import Layer, Layout
 from nas.core.metrics import metric
-from nas.core.replacement import Slot, assembled, block_name, parsed, slots_of, with_blocks
+from nas.core.replacement import RECALL_GROUP, TEXT_GROUP, Slot, block_name, parsed, slots_of, with_blocks
 from nas.core.units import parse_limit
 from nas.nn.fit import Stage, TrainingCheckpoint, TrainingState, Worker, fit
+from nas.nn.mixes import ScoredText, compared
 from nas.nn.model import Model
 from nas.nn.optimisers import Optimiser
 from nas.nn.weights import checkpoint_layout, load_weights, save_weights
-from nas.pretrain.data import MIN_HELD_OUT, Tokens, Vocabulary, read_sources, tokenise
+from nas.pretrain.data import Tokens, Vocabulary, read_sources, tokenise
 from nas.pretrain.loss import Distilled, pretraining_loss
 from nas.pretrain.next_token import ALL, Packed, bits_per_byte
 from nas.pretrain.recipe import wsdc
-from nas.release.files import sha256_of, write_files
+from nas.release.files import write_files
 from nas.release.options import FileOptions
 from nas.release.tokenizer import read_tokenizer
 from nas.runtimes.base import Checkpoint
@@ -60,6 +62,8 @@ _BUDGET = re.compile(r"\s*(\w+)\s*<=\s*(\S.*)")
 _ROUNDS = 4
 """Selections with lowered limits after a child that exceeds a budget."""
 _MARGIN = 0.99
+_WHOLE_LAYER = "no layer"
+"""Name of the option at a mixer's place that leaves out the layer."""
 _CHECKPOINT_S = 60.0
 _TOKENS_AT_ONCE = (512, 32768)
 """Most tokens of a pass of the healing, on a CPU and on an accelerator. On a CPU, little memory is taken by
@@ -100,6 +104,10 @@ class AdaptSettings(BaseModel):
     mixers: tuple[str, ...] = Field(
         (), exclude_if=lambda given: not given, description="further alternatives for attention, in one-line form"
     )
+    recall: float = Field(
+        0.0, ge=0, description="weight of the divergence at generated answers, beside 1 of that over all held-out text"
+    )
+    pairs: int = Field(0, ge=0, description="pairs of mixers in neighbouring layers whose terms are computed, at most")
     points: int = Field(5, ge=2, description="of the front")
     held_out: float = Field(0.05, gt=0, lt=0.5, description="share of the text that is never trained on")
 
@@ -225,7 +233,9 @@ class Adaptation:
             "settings": settings.model_dump(mode="json"),
         }
         Packed("healing", self.sources, settings.healing.length, 1, 0)  # raises where there is too little text
-        self.library = Library(library_folder, self.teacher, self.sources, settings.library, worker)
+        library = settings.library
+        recall = self._recall_text(0) if library.recall_tokens else None
+        self.library = Library(library_folder, self.teacher, self.sources, library, worker, recall)
         places = slots_of(self.teacher.layout)
         further = further_mixers(settings.mixers, self.teacher.layout.d_model)
         self.alternatives = {
@@ -279,30 +289,41 @@ class Adaptation:
             raise InvalidInput(f"{', '.join(lacking)} cannot be measured here", where="--budget")
         return known
 
-    def _places(self) -> tuple[list[Slot], list[list[Option]], Figures]:
-        """Returns the places, the options of each with their losses and costs, and the trained model's figures.
+    def terms(self) -> dict[Pair, Score]:
+        """Returns the terms of pairs that are more than noise; the library holds all blocks."""
+        pairs = neighbouring_pairs(self.alternatives, self.settings.pairs, self.settings.library.seed)
+        found = self.library.pair_terms(pairs)
+        kept = {pair: term for pair, term in found.items() if term.is_significant}
+        if pairs:
+            self.worker.log(f"{len(kept)} of {len(pairs)} terms of pairs are more than noise")
+        return kept
 
-        The first option of a place is the block of the trained model. Alternatives that the runtime does not carry are
-        left out. A mixer's place ends with the option that leaves out the layer.
-        """
+    def _loss(self, score: Score) -> float:
+        """Returns what a replacement costs in quality, the summand of the selection."""
+        return score.text + self.settings.recall * score.kl.get(RECALL_GROUP, 0.0)
+
+    def _problem(self) -> _Problem:
+        """Returns what the selection chooses from; alternatives that the runtime does not carry are left out."""
         layout = self.teacher.layout
         scores = self.library.scores(self.alternatives)
         base = self._measured(layout)
         costs: dict[tuple[Block | None, Block | None], Figures | None] = {}
-        slots, places = [], []
+        places: dict[Slot, list[Option[Slot]]] = {}
         for slot, blocks in self.alternatives.items():
             own = slot.block(layout)
-            options = [Option(block_name(own), 0.0, dict.fromkeys(base, 0.0))]
+            places[slot] = [Option(block_name(own), 0.0, dict.fromkeys(base, 0.0))]
             for block in blocks:
                 if (own, block) not in costs:
                     costs[own, block] = self._cost(own, block, base)
                 cost = costs[own, block]
                 if cost is not None:
-                    options.append(Option(block_name(block), scores[slot, block], cost, empty=block is None))
-            slots.append(slot)
-            places.append(options)
-        self._add_whole_layers(slots, places, base)
-        return slots, places, base
+                    loss = self._loss(scores[slot, block])
+                    places[slot].append(Option(block_name(block), loss, cost, empty=block is None))
+        self._add_whole_layers(places, base)
+        terms = []
+        for ((a, x), (b, y)), term in self.terms().items():
+            terms.append(Term(((a, block_name(x)), (b, block_name(y))), self._loss(term)))
+        return _Problem(places, base, terms)
 
     def _front(self) -> tuple[list[Child], Child]:
         """Returns children at several limits, best first, and the best that keeps the budgets.
@@ -314,15 +335,16 @@ class Adaptation:
         if path.is_file():
             known = json.loads(path.read_bytes())
             return [Child.from_json(each) for each in known["front"]], Child.from_json(known["chosen"])
-        slots, places, base = self._places()
-        chosen = self._within(slots, places, base)
+        problem = self._problem()
+        chosen = self._within(problem)
         first = next(iter(self.budgets))
-        least = base[first] + sum(min(option.costs[first] for option in options) for options in places)
+        most = problem.base[first]
+        least = most + sum(min(option.costs[first] for option in own) for own in problem.places.values())
         children = {chosen.layout.id: chosen}
         for point in range(self.settings.points):
-            limit = least + (base[first] - least) * point / (self.settings.points - 1)
-            picked = select(places, base, {first: limit})
-            if picked is not None and (child := self._child(slots, places, base, picked)) is not None:
+            limit = least + (most - least) * point / (self.settings.points - 1)
+            picked = select(problem.places, problem.base, {first: limit}, problem.terms)
+            if picked is not None and (child := self._child(problem, picked)) is not None:
                 children.setdefault(child.layout.id, child)
         front = _undominated(children.values(), first)
         write_durably(path, _json({"front": [each.to_json() for each in front], "chosen": chosen.to_json()}))
@@ -331,30 +353,23 @@ class Adaptation:
     def _healed(self, chosen: Child) -> Model:
         """Returns the child, trained end to end against the trained model."""
         path = self.folder / CHILD
-        model = Model(chosen.layout, None)
         if path.is_file():
+            model = Model(chosen.layout, None)
             load_weights(model, path)
             return model.to(self.worker.device).eval()
-        heal(
-            model.to(self.worker.device), lambda: self._start(chosen.choice)[1], self.library, self.sources,
-            self.settings.healing, self.folder / "training",
+        model = heal(
+            lambda: self.library.mix(chosen.choice), self.library, self.sources, self.settings.healing,
+            self.folder / "training",
         )  # fmt: skip
         save_weights(model, path)
-        return model.eval()
-
-    def _start(self, choice: Mapping[Slot, Block | None]) -> tuple[Layout, dict[str, torch.Tensor]]:
-        """Returns layout and weights of a child before healing."""
-        blocks = {slot: self.library.weights(slot, block) for slot, block in choice.items() if block is not None}
-        weights = {name: tensor.cpu() for name, tensor in self.teacher.model.state_dict().items()}
-        return assembled(self.teacher.layout, weights, choice, blocks)
+        return model
 
     def _bits_per_byte(self, model: Model) -> float:
-        """Returns bits per byte of the held-out text."""
-        scored = [source for source in self.sources if source.held_out_bytes >= MIN_HELD_OUT]
+        """Returns bits per byte of the half of the held-out text that nothing was chosen by."""
         with torch.no_grad():
             bits = bits_per_byte(
                 lambda ids: model(ids.to(self.worker.device))[0],
-                scored,
+                report_sources(self.sources, self._vocabulary),
                 self._vocabulary,
                 self.settings.healing.length,
                 self.worker.yield_hook,
@@ -395,7 +410,7 @@ class Adaptation:
         what = f"{block_name(block)} in place of {block_name(own)}"
         return self._added(dict.fromkeys(alike, block), len(alike), base, what)
 
-    def _add_whole_layers(self, slots: Sequence[Slot], places: list[list[Option]], base: Figures) -> None:
+    def _add_whole_layers(self, places: dict[Slot, list[Option[Slot]]], base: Figures) -> None:
         """Adds the options that leave out a layer.
 
         Losses and costs of mixer and feed-forward do not add up to the layer's, and runtimes carry models with fewer
@@ -404,14 +419,13 @@ class Adaptation:
         that one. Where the runtime refuses a layer without a feed-forward, that one needs the layer's option, too.
         """
         layers = self.teacher.layout.layers
-        known = {slot: index for index, slot in enumerate(slots)}
-        depths = [i for i in range(len(layers)) if Slot(i, "mixer") in known and Slot(i, "ffn") in known]
+        depths = [i for i in range(len(layers)) if {Slot(i, "mixer"), Slot(i, "ffn")} <= places.keys()]
         if len(layers) == 1:
             return
         scores = self.library.scores({Slot(depth, "layer"): (None,) for depth in depths})
         costs: dict[Layer, Figures | None] = {}
         for depth in depths:
-            layer, mixer, ffn = layers[depth], places[known[Slot(depth, "mixer")]], places[known[Slot(depth, "ffn")]]
+            layer, mixer, ffn = layers[depth], Slot(depth, "mixer"), Slot(depth, "ffn")
             if layer not in costs:
                 alike = [i for i in depths if layers[i] == layer][::2]
                 choice: dict[Slot, Block | None] = {Slot(i, part): None for i in alike for part in ("mixer", "ffn")}
@@ -419,16 +433,16 @@ class Adaptation:
             cost = costs[layer]
             if cost is None:
                 continue
-            if not ffn[-1].empty:  # loss and costs of any other option serve, since the sum with the mixer's counts
-                ffn.append(
-                    replace(ffn[-1], name=block_name(None), empty=True, needs=(known[Slot(depth, "mixer")], len(mixer)))
-                )
-            without, pair = ffn[-1], (known[Slot(depth, "ffn")], len(ffn) - 1)
-            if mixer[-1].empty:
-                mixer[-1] = replace(mixer[-1], excludes=pair)
-            loss = scores[Slot(depth, "layer"), None] - without.loss
-            own = {name: value - without.costs[name] for name, value in cost.items()}
-            mixer.append(Option(block_name(None), loss, own, empty=True, needs=pair))
+            alone = next((option for option in places[ffn] if option.empty), None)
+            if alone is None:
+                nothing = dict.fromkeys(base, 0.0)
+                alone = Option(block_name(None), 0.0, nothing, empty=True, needs=(mixer, _WHOLE_LAYER))
+                places[ffn].append(alone)
+            without = (ffn, alone.name)
+            places[mixer] = [replace(each, excludes=without) if each.empty else each for each in places[mixer]]
+            loss = self._loss(scores[Slot(depth, "layer"), None]) - alone.loss
+            own = {name: value - alone.costs[name] for name, value in cost.items()}
+            places[mixer].append(Option(_WHOLE_LAYER, loss, own, empty=True, needs=without))
 
     def _added(self, choice: Mapping[Slot, Block | None], count: int, base: Figures, what: str) -> Figures | None:
         """Returns what each of `count` equal replacements adds to each metric; None: the runtime does not carry it."""
@@ -440,13 +454,13 @@ class Adaptation:
             return None
         return {name: (figures[name] - value) / count for name, value in base.items() if name in figures}
 
-    def _within(self, slots: Sequence[Slot], places: list[list[Option]], base: Figures) -> Child:
+    def _within(self, problem: _Problem) -> Child:
         limits = dict(self.budgets)
         for _ in range(_ROUNDS):
-            picked = select(places, base, limits)
+            picked = select(problem.places, problem.base, limits, problem.terms)
             if picked is None:
                 break
-            child = self._child(slots, places, base, picked)
+            child = self._child(problem, picked)
             excess = {} if child is None else {
                 name: child.measured[name] / limit for name, limit in self.budgets.items()
                 if child.measured[name] > limit
@@ -456,17 +470,15 @@ class Adaptation:
             for name in excess or limits:
                 limits[name] *= _MARGIN / excess.get(name, 1.0)
         listed = ", ".join(f"{name} <= {limit:g}" for name, limit in self.budgets.items())
-        had = ", ".join(f"{name} {base[name]:.4g}" for name in self.budgets)
+        had = ", ".join(f"{name} {problem.base[name]:.4g}" for name in self.budgets)
         raise InvalidInput(f"no choice of blocks keeps {listed}; the model itself has {had}", where="--budget")
 
-    def _child(
-        self, slots: Sequence[Slot], places: list[list[Option]], base: Figures, picked: Sequence[int]
-    ) -> Child | None:
+    def _child(self, problem: _Problem, picked: Mapping[Slot, Option[Slot]]) -> Child | None:
         """Returns a choice with its figures; None: the runtime does not carry it."""
         choice = {
-            slot: parsed(options[index].name, slot.part)
-            for slot, options, index in zip(slots, places, picked, strict=True)
-            if index
+            slot: None if option.empty else parsed(option.name, slot.part)
+            for slot, option in picked.items()
+            if option.name != block_name(slot.block(self.teacher.layout))
         }
         layout, _ = with_blocks(self.teacher.layout, choice)
         try:
@@ -474,13 +486,24 @@ class Adaptation:
         except Unsupported as error:
             self.worker.log(f"a choice is left out: {error.message}")
             return None
-        return Child(choice, total(places, picked, base), figures, layout)
+        return Child(choice, total(picked, problem.base, problem.terms), figures, layout)
 
     def _report(self, front: Sequence[Child], chosen: Child, child: Model) -> dict[str, Any]:
-        layout, start = self._start(chosen.choice)
-        unhealed = Model(layout, None)
-        unhealed.load_state_dict(start)
-        unhealed = unhealed.to(self.worker.device).eval()
+        """Returns what was measured and lost, of the child on text that nothing was chosen by."""
+        library, unhealed = self.settings.library, self.library.mix(chosen.choice)
+        text = report_text(self.sources, library.length, library.score_tokens)
+        if library.recall_tokens:
+            text = text.with_windows_of(self._recall_text(1))
+
+        def divergences(model: Model, ending: str = "") -> dict[str, float | None]:
+            kl = compared(self.teacher.model, model, text, self.worker.yield_hook).kl
+            means = text.means(kl)
+            return {
+                f"divergence{ending}": means[TEXT_GROUP],
+                f"recall_divergence{ending}": means.get(RECALL_GROUP),
+            }
+
+        reported = report_sources(self.sources, self._vocabulary)
         return {
             "teacher": {
                 "layout": self.teacher.layout.format(),
@@ -491,13 +514,40 @@ class Adaptation:
             | {
                 "bits_per_byte": self._bits_per_byte(child),
                 "bits_per_byte_before_healing": self._bits_per_byte(unhealed),
-                "divergence": self.library.divergence(child),
-                "divergence_before_healing": self.library.divergence(unhealed),
-            },
+            }
+            | divergences(child)
+            | divergences(unhealed, "_before_healing"),
             "front": [each.to_json() for each in front],
             "budgets": self.budgets,
             "text": [source.name for source in self.sources],
+            "held_out": {
+                "selection": {"tokens": self.library.selection.ids.numel()},
+                "report": {
+                    "bytes": sum(each.held_out_bytes for each in reported),
+                    "tokens": sum(len(each.held_out) for each in reported),
+                    "divergence_tokens": int(text.groups[TEXT_GROUP].sum()),
+                },
+            },
         }
+
+    def _recall_text(self, seed: int) -> ScoredText:
+        library = self.settings.library
+        return recall_text(self._vocabulary, library.length, library.recall_tokens, seed)
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """What the selection chooses from.
+
+    Args:
+        places: the options of each, with their losses and costs; one of them is the block of the trained model.
+        base: the trained model's figures.
+        terms: of pairs of options.
+    """
+
+    places: Mapping[Slot, Sequence[Option[Slot]]]
+    base: Figures
+    terms: Sequence[Term[Slot]]
 
 
 def require_writable(folder: Path, where: str) -> None:
@@ -530,29 +580,23 @@ def _check_tokenizer(tokenizer: Path, layout: Layout) -> None:
 
 
 def heal(
-    model: Model,
-    start: Callable[[], Mapping[str, torch.Tensor]],
-    library: Library,
-    sources: Sequence[Tokens],
-    healing: Healing,
-    folder: Path,
-) -> None:
-    """Trains `model` in place against the teacher's likeliest tokens; resumes from the checkpoint in `folder`.
+    start: Callable[[], Model], library: Library, sources: Sequence[Tokens], healing: Healing, folder: Path
+) -> Model:
+    """Returns a child, trained against the teacher's likeliest tokens; resumes from the checkpoint in `folder`.
 
-    A child that is nearly the teacher can be moved away from it by training on little text. If its divergence on
-    held-out text has grown, it gets its start weights back.
+    A child that is nearly the teacher can be moved away from it by training on little text. If its divergence on the
+    text of scores has grown, it gets its start weights back.
 
     Args:
-        model: of the child's layout, on the worker's device.
-        start: assembles its weights.
+        start: assembles the child on the worker's device.
         library: of the teacher; its worker trains.
         sources: text.
         healing: settings.
         folder: of the checkpoint.
     """
     teacher, worker = library.teacher, library.worker
-    model.load_state_dict(start())
-    before = library.divergence(model.eval())
+    model = start()
+    before = library.divergence(model)
     sequences = max(1, healing.batch_tokens // healing.length)
     tokens = sequences * healing.length
     steps = max(1, round(healing.tokens / tokens))
@@ -582,7 +626,8 @@ def heal(
     after = library.divergence(model.eval())
     if not after < before:
         worker.log(f"healing raised the divergence from {before:.4g} to {after:.4g} nats per token: it is undone")
-        model.load_state_dict(start())
+        return start()
+    return model
 
 
 def read_settings(path: Path) -> AdaptSettings:
@@ -614,7 +659,7 @@ def write_child(
         InvalidInput: llama.cpp splits text otherwise than the tokenizer.
         InfrastructureFailed: a file cannot be written.
     """
-    child, teacher = report["child"], report["teacher"]
+    child, teacher, held_out = report["child"], report["teacher"], report["held_out"]
     weights = one.folder / CHILD
     options = FileOptions(
         name="child",
@@ -625,6 +670,8 @@ def write_child(
         provenance={
             "adapted from": f"`{teacher['layout']}` (SHA-256 {one.teacher.sha256})",
             "text": ", ".join(report["text"]),
+            "held-out text": f"{held_out['selection']['tokens']:,} tokens to choose blocks and to judge healing;"
+            f" another {held_out['report']['bytes']:,} bytes for the figures below",
             "bits per byte on held-out text": f"{child['bits_per_byte']:.4f}, of the model it comes from"
             f" {teacher['bits_per_byte']:.4f}, before healing {child['bits_per_byte_before_healing']:.4f}",
             **{

@@ -3,10 +3,11 @@
 Every alternative is trained alone against input and output of the block that it replaces, in the trained model (Puzzle,
 Bercovich et al. 2024, section 3: blockwise local distillation), by the error |y' - y|^2 / |y|^2. Its score is the mean
 Kullback-Leibler divergence over held-out text between the trained model and the trained model with this one block
-replaced, in nats per token.
+replaced, in nats per token; apart from that, the same over answers in generated text (`nas.adapt.text`). What two
+replacements cost beyond the sum of their scores is the term of the pair.
 
     FOLDER/blocks/KEY.safetensors     weights of a trained alternative, with its errors
-    FOLDER/scores/KEY.json            score of an alternative
+    FOLDER/scores/KEY.json            score of an alternative, or of two replacements together
     FOLDER/training/KEY.safetensors   checkpoint of the trainings at one depth; removed when they are done
 
 A key is the hash of all inputs: model, place, block, text, settings. So a library serves every device and budget, grows
@@ -18,11 +19,14 @@ its own gradients and optimiser state, so that it does not depend on the others.
 from __future__ import annotations
 
 import json
+import math
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -31,32 +35,35 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from nas.adapt.alternatives import started
+from nas.adapt.text import selection_text
 from nas.core.block import BLOCKS, Block
-from nas.core.canonical import content_hash
+from nas.core.canonical import content_hash, sha256_of
 from nas.core.durable import locked, write_durably
-from nas.core.errors import InfrastructureFailed, InvalidInput
+from nas.core.errors import InfrastructureFailed
 from nas.core.layout import Layout
-from nas.core.replacement import Part, Slot, block_name, slots_of
-from nas.nn.base import MODULES, FeedForward, Mixer
+from nas.core.replacement import TEXT_GROUP, Part, Slot, block_name, slots_of
+from nas.nn.base import MODULES, BlockModule, FeedForward, Mixer
 from nas.nn.fit import Stage, TrainingCheckpoint, TrainingState, Worker, fit, save_tensors
+from nas.nn.mixes import Known, ScoredText, compared, mix_of
 from nas.nn.model import Model, ResidualLayer
 from nas.nn.optimisers import Optimiser
 from nas.nn.weights import checkpoint_layout, load_weights
 from nas.pretrain.data import Tokens
-from nas.pretrain.next_token import Packed, held_out_windows
+from nas.pretrain.next_token import Packed
 from nas.pretrain.recipe import wsdc
-from nas.release.files import sha256_of
 
-LIBRARY_VERSION = 3
+LIBRARY_VERSION = 4
 """Part of keys: increase it with every change to this package after which the same inputs give other numbers."""
 _LOCK_S = 4 * 3600.0
 _USE = ".use.lock"
 _USE_S = 600.0
 _CHECKPOINT_S = 60.0
-_ROWS, _LOGITS_AT_ONCE = 8, 1 << 25
-"""Most windows of held-out text that are evaluated together, and most logits."""
+_SIGNIFICANT = 2.0
+"""Standard errors above which the term of a pair is no noise."""
 
 Choice = Mapping[Slot, Block | None]
+Replacement = tuple[Slot, Block | None]
+Pair = tuple[Replacement, Replacement]
 
 
 class LibrarySettings(BaseModel):
@@ -70,6 +77,11 @@ class LibrarySettings(BaseModel):
     lr: float = Field(1e-3, gt=0)
     seed: int = Field(0, ge=0)
     score_tokens: int = Field(1 << 14, ge=8, description="of held-out text that scores are computed on")
+    recall_tokens: int = Field(
+        1 << 12,
+        ge=0,
+        description="of generated text, on whose answers scores of recall are computed; 0: there are none",
+    )
 
     @property
     def sequences(self) -> int:
@@ -166,15 +178,50 @@ class BlockRecord(BaseModel):
     error: float
 
 
+@dataclass(frozen=True)
+class Score:
+    """What replacements cost, in nats per token.
+
+    Args:
+        kl: group of positions (`nas.core.replacement.TEXT_GROUP` and others) -> mean divergence.
+        windows: mean divergence of each window of held-out text.
+    """
+
+    kl: Mapping[str, float]
+    windows: tuple[float, ...]
+
+    @property
+    def text(self) -> float:
+        """The mean over held-out text."""
+        return self.kl[TEXT_GROUP]
+
+    def beyond(self, one: Score, other: Score) -> Score:
+        """Returns what two replacements of this score cost beyond the sum of their own scores."""
+        kl = {group: value - one.kl[group] - other.kl[group] for group, value in self.kl.items()}
+        windows = zip(self.windows, one.windows, other.windows, strict=True)
+        return Score(kl, tuple(both - a - b for both, a, b in windows))
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether the mean over windows differs from 0 by more than twice its standard error."""
+        error = stdev(self.windows) / math.sqrt(len(self.windows)) if len(self.windows) > 1 else math.inf
+        return abs(fmean(self.windows)) > _SIGNIFICANT * error
+
+
 class Library:
     """The alternatives of one trained model.
 
     Args:
         folder: of the library; several models and processes may use one.
         teacher: the trained model.
-        sources: text; alternatives are trained on its training parts and scored on its held-out ones.
+        sources: text; alternatives are trained on its training parts and scored on half of its held-out ones.
         settings: of trainings and scores.
         worker: this process.
+        recall: text with answers, for scores of recall; None: there are none.
+
+    Attributes:
+        selection: held-out text that scores are computed on and choices are made by.
+        text: the same, and that of recall.
 
     Raises:
         InvalidInput: there is too little text to train on, or to score on.
@@ -187,20 +234,21 @@ class Library:
         sources: Sequence[Tokens],
         settings: LibrarySettings,
         worker: Worker,
+        recall: ScoredText | None = None,
     ) -> None:
         self.folder, self.teacher, self.settings, self.worker = folder, teacher, settings, worker
         self._packed = Packed("library", sources, settings.length, settings.sequences, settings.seed)
-        self._text = [source.key for source in sources]
-        self._windows = list(_held_out(sources, settings, teacher.layout.vocab))
+        self._trained_on = [source.key for source in sources]
+        self.selection = selection_text(sources, settings.length, settings.score_tokens)
+        self.text = self.selection if recall is None else self.selection.with_windows_of(recall)
         for name in ("blocks", "scores", "training"):
             (folder / name).mkdir(parents=True, exist_ok=True)
 
     def key(self, slot: Slot, block: Block) -> str:
         """Returns the key of a trained alternative."""
-        settings = self.settings.model_dump(exclude={"score_tokens"})
-        return content_hash(
-            [LIBRARY_VERSION, self._place(slot, block), self._text, settings, BLOCKS.version(block.kind)]
-        )
+        settings = self.settings.model_dump(exclude={"score_tokens", "recall_tokens"})
+        place = self._place(slot, block)
+        return content_hash([LIBRARY_VERSION, place, self._trained_on, settings, BLOCKS.version(block.kind)])
 
     def train(self, alternatives: Mapping[Slot, Sequence[Block | None]]) -> None:
         """Trains the alternatives that the library lacks, depth by depth.
@@ -265,38 +313,29 @@ class Library:
         module.load_state_dict(self.weights(slot, block))
         return module.to(self.worker.device).eval().requires_grad_(False)
 
-    def scores(self, alternatives: Mapping[Slot, Sequence[Block | None]]) -> dict[tuple[Slot, Block | None], float]:
+    def scores(self, alternatives: Mapping[Slot, Sequence[Block | None]]) -> dict[Replacement, Score]:
         """Returns the score of each alternative; those that are missing are computed, depth by depth."""
-        for depth in range(self.teacher.layout.depth):
-            pending = [
-                (slot, block)
-                for slot, blocks in alternatives.items()
-                for block in blocks
-                if slot.depth == depth and not self._score_path(slot, block).is_file()
-            ]
-            if pending:
-                self._score(pending, depth)
-        return {
-            (slot, block): float(json.loads(self._score_path(slot, block).read_bytes())["kl"])
-            for slot, blocks in alternatives.items()
-            for block in blocks
-        }
+        every = [(slot, block) for slot, blocks in alternatives.items() for block in blocks]
+        found = self._scored([(each,) for each in every])
+        return {each: found[each,] for each in every}
 
-    @property
-    def text(self) -> Tensor:
-        """Held-out text that scores are computed on: ids [windows, length]."""
-        return torch.cat(self._windows)
+    def pair_terms(self, pairs: Sequence[Pair]) -> dict[Pair, Score]:
+        """Returns what each pair of replacements in different layers costs beyond the sum of their scores."""
+        singles: dict[Slot, list[Block | None]] = {}
+        for slot, block in dict.fromkeys(each for pair in pairs for each in pair):
+            singles.setdefault(slot, []).append(block)
+        alone, together = self.scores(singles), self._scored(pairs)
+        return {(one, other): together[one, other].beyond(alone[one], alone[other]) for one, other in pairs}
+
+    def mix(self, choice: Choice) -> Model:
+        """Returns the trained model with the blocks of `choice`, before healing."""
+        blocks = {slot: self.weights(slot, block) for slot, block in choice.items() if block is not None}
+        return mix_of(self.teacher.model, choice, blocks)
 
     def divergence(self, model: Model) -> float:
         """Returns the divergence of a whole model from the trained one, in nats per token, on the text of scores."""
-        total = tokens = 0.0
-        with torch.no_grad():
-            for window in self._windows:
-                ids = window.to(self.worker.device)
-                known = self.teacher.logits(self.teacher.before(ids, self.teacher.layout.depth))
-                total += divergence_of(distribution_of(known), model(ids).float())
-                tokens += ids.numel()
-        return total / tokens
+        kl = compared(self.teacher.model, model, self.selection, self.worker.yield_hook).kl
+        return self.selection.means(kl)[TEXT_GROUP]
 
     @staticmethod
     def _trained(alternatives: Mapping[Slot, Sequence[Block | None]]) -> Iterator[tuple[Slot, Block]]:
@@ -305,15 +344,18 @@ class Library:
     def _place(self, slot: Slot, block: Block | None) -> list[Any]:
         return [self.teacher.sha256, slot.depth, slot.part, block_name(block)]
 
-    def _score_path(self, slot: Slot, block: Block | None) -> Path:
-        trained = None if block is None else self.key(slot, block)
-        own = [self.settings.length, self.settings.score_tokens]
-        key = content_hash([LIBRARY_VERSION, self._place(slot, block), trained, self._text, own])
+    def _score_path(self, replaced: Sequence[Replacement]) -> Path:
+        places = [
+            [*self._place(slot, block), None if block is None else self.key(slot, block)] for slot, block in replaced
+        ]
+        key = content_hash([LIBRARY_VERSION, places, self.text.sha256])
         return self.folder / "scores" / f"{key}.json"
 
-    def _own(self, slot: Slot) -> Any:
+    def _own(self, slot: Slot) -> BlockModule:
         layer = self.teacher.layer(slot.depth)
-        return layer.mixers[0] if slot.part == "mixer" else layer.ffn
+        own = layer.mixers[0] if slot.part == "mixer" else layer.ffn
+        assert isinstance(own, BlockModule)
+        return own
 
     def _train(self, missing: Sequence[tuple[Slot, Block]], depth: int) -> None:
         if not missing:
@@ -360,30 +402,71 @@ class Library:
     def _errors(self, blocks: nn.ModuleDict, parts: Mapping[str, Part], depth: int) -> dict[str, float]:
         """Returns the error of each block on the held-out text."""
         found = dict.fromkeys(parts, 0.0)
-        for window in self._windows:
+        for window in self.selection.passes(self.teacher.layout.vocab):
             known = self.teacher.inputs_and_outputs(window.to(self.worker.device), depth)
             for key, part in parts.items():
-                found[key] += float(error_of(blocks[key], *known[part])) / len(self._windows)
+                found[key] += float(error_of(blocks[key], *known[part])) * len(window) / len(self.selection.ids)
         return found
 
+    def _scored(self, wanted: Sequence[tuple[Replacement, ...]]) -> dict[tuple[Replacement, ...], Score]:
+        """Returns the scores of sets of replacements, each in order of depth, in different layers.
+
+        Those that are missing are computed, depth by depth of the first replacement.
+        """
+        missing: dict[int, list[tuple[Replacement, ...]]] = {}
+        for replaced in wanted:
+            if not self._score_path(replaced).is_file():
+                missing.setdefault(replaced[0][0].depth, []).append(replaced)
+        for depth, pending in sorted(missing.items()):
+            self._score(pending, depth)
+        return {replaced: _read_score(self._score_path(replaced)) for replaced in wanted}
+
     @torch.no_grad()
-    def _score(self, pending: Sequence[tuple[Slot, Block | None]], depth: int) -> None:
-        teacher = self.teacher
-        last = teacher.layout.depth
-        modules = [None if block is None else self.module(slot, block) for slot, block in pending]
-        totals, tokens = [0.0] * len(pending), 0
-        for window in self._windows:
+    def _score(self, pending: Sequence[tuple[Replacement, ...]], depth: int) -> None:
+        teacher, last = self.teacher, self.teacher.layout.depth
+        used = dict.fromkeys(each for replaced in pending for each in replaced)
+        modules = {(slot, block): None if block is None else self.module(slot, block) for slot, block in used}
+        found: list[list[Tensor]] = [[] for _ in pending]
+        for window in self.text.passes(teacher.layout.vocab):
             self.worker.yield_hook()
-            x = teacher.before(window.to(self.worker.device), depth)
-            known = distribution_of(teacher.logits(teacher.between(x, depth, last)))
-            for i, ((slot, _), module) in enumerate(zip(pending, modules, strict=True)):
-                after = teacher.replaced(x, depth, slot.part, module)
-                totals[i] += divergence_of(known, teacher.logits(teacher.between(after, depth + 1, last)))
-            tokens += window.numel()
-        for (slot, block), total in zip(pending, totals, strict=True):
-            content = {"depth": depth, "part": slot.part, "block": block_name(block), "kl": total / tokens}
-            write_durably(self._score_path(slot, block), json.dumps(content).encode())
-        self.worker.log(f"depth {depth}: {len(pending)} alternatives scored")
+            before = teacher.before(window.to(self.worker.device), depth)
+            known = Known.of(teacher.logits(teacher.between(before, depth, last)))
+            for values, replaced in zip(found, pending, strict=True):
+                x, at = before, depth
+                for slot, block in replaced:
+                    x = teacher.between(x, at, slot.depth)
+                    x, at = teacher.replaced(x, slot.depth, slot.part, modules[slot, block]), slot.depth + 1
+                values.append(known.divergence(teacher.logits(teacher.between(x, at, last))))
+        for replaced, values in zip(pending, found, strict=True):
+            kl = torch.cat(values)
+            windows = kl[: len(self.selection.ids)].mean(-1, dtype=torch.float64).tolist()
+            content = {
+                "replaced": [[slot.depth, slot.part, block_name(block)] for slot, block in replaced],
+                "kl": self.text.means(kl),
+                "windows": windows,
+            }
+            write_durably(self._score_path(replaced), json.dumps(content).encode())
+        self.worker.log(f"depth {depth}: {len(pending)} scores computed")
+
+
+def _read_score(path: Path) -> Score:
+    known = json.loads(path.read_bytes())
+    return Score(known["kl"], tuple(known["windows"]))
+
+
+def neighbouring_pairs(alternatives: Mapping[Slot, Sequence[Block | None]], most: int, seed: int) -> list[Pair]:
+    """Returns pairs of replaced mixers in neighbouring layers: all of them, or `most` that are drawn.
+
+    Mixers in two layers are where scores add up worst (docs/measured/adapting.md).
+    """
+    mixers = [slot for slot in alternatives if slot.part == "mixer"]
+    every = [
+        ((one, x), (other, y))
+        for one, other in pairwise(mixers)
+        for x in alternatives[one]
+        for y in alternatives[other]
+    ]
+    return every if len(every) <= most else random.Random(seed).sample(every, most)
 
 
 def trim(folder: Path, limit_bytes: int) -> int:
@@ -411,41 +494,8 @@ def trim(folder: Path, limit_bytes: int) -> int:
     return removed
 
 
-def _held_out(sources: Sequence[Tokens], settings: LibrarySettings, vocab: int) -> Iterator[Tensor]:
-    """Yields ids [rows, length] of held-out text, `score_tokens` in all, evenly from the sources."""
-    each = max(1, settings.score_tokens // settings.length // len(sources))
-    windows = [
-        inputs[0]
-        for source in sources
-        for inputs, _ in islice(held_out_windows(source.held_out, settings.length), each)
-    ]
-    whole = [window for window in windows if len(window) == settings.length]
-    if not whole:
-        count = sum(len(source.held_out) for source in sources)
-        raise InvalidInput(
-            f"{', '.join(source.name for source in sources)}: {count:,} tokens are held out, but scores take"
-            f" {settings.length:,} in a row; give more text, or a larger `held_out` in --config",
-            where="--corpus",
-        )
-    rows = max(1, min(_ROWS, _LOGITS_AT_ONCE // (settings.length * vocab)))
-    for start in range(0, len(whole), rows):
-        yield torch.stack(whole[start : start + rows])
-
-
 def error_of(block: nn.Module, h: Tensor, y: Tensor) -> Tensor:
     """Returns |block(h) - y|^2 / |y|^2."""
     out = block(h)
     found: Tensor = (out[0] if isinstance(block, Mixer) else out) - y
     return found.float().square().mean() / y.float().square().mean().clamp_min(1e-12)
-
-
-def distribution_of(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns log p and p of logits [B, T, V]: most of the work of a divergence, once for all alternatives."""
-    log_p = logits.log_softmax(-1)
-    return log_p, log_p.exp()
-
-
-def divergence_of(known: tuple[Tensor, Tensor], other: Tensor) -> float:
-    """Returns the sum over positions of KL(known || other), nats, of log p and p and of logits [B, T, V]."""
-    log_p, p = known
-    return float((p * (log_p - other.log_softmax(-1))).sum(dtype=torch.float64))

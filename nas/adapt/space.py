@@ -21,18 +21,20 @@ import torch
 import yaml
 
 from nas.adapt.adapt import Adaptation
+from nas.adapt.library import Replacement
 from nas.core.block import Block
+from nas.core.canonical import sha256_of
 from nas.core.durable import write_durably
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.core.metrics import METRICS, metric
 from nas.core.quality_config import LIBRARY_PARTS
-from nas.core.replacement import LibraryScores, ScoredBlock, Slot, block_name, with_blocks
+from nas.core.replacement import TEXT_GROUP, LibraryScores, Part, ScoredBlock, ScoredPair, Slot, block_name, with_blocks
 from nas.nn.fit import save_tensors
+from nas.nn.mixes import ScoredText, compared
 from nas.nn.model import Model
-from nas.proxy.mixes import IDS, assembled_mix, divergence
+from nas.proxy.mixes import IDS, assembled_mix
 from nas.proxy.quality import paired_spread
-from nas.release.files import sha256_of
 from nas.runtimes import RUNTIMES
 from nas.search_spaces import load_space
 
@@ -73,19 +75,21 @@ def write_space(one: Adaptation, path: Path, count: int) -> dict[str, Any]:
             study with this workload can measure.
     """
     library = one.library
-    if len(library.text) < LIBRARY_PARTS:
-        raise InvalidInput(
-            f"scores are computed on {len(library.text)} sequences, at least {LIBRARY_PARTS} are needed: raise"
-            " library.score_tokens in --config",
-            where="--config",
-        )
+    for text, name in ((library.selection.ids, "score_tokens"), (library.text.ids[len(library.selection.ids) :],
+                                                                 "recall_tokens")):  # fmt: skip
+        if 0 < len(text) < LIBRARY_PARTS:
+            raise InvalidInput(
+                f"scores are computed on {len(text)} sequences, at least {LIBRARY_PARTS} are needed: raise"
+                f" library.{name} in --config",
+                where="--config",
+            )
     with library.in_use():
         library.train(one.alternatives)
         scores = _scores(one, path)
         carried = RUNTIMES[one.plan["device"]["runtime"]].supports
         mixes = _mixes(one, scores, count, lambda layout: carried(layout).verdict != "no")
         sum_sd, part_sd, compared = _deviations(one, scores, mixes)
-    start = min(mixes, key=lambda layout: abs(scores.score(layout) / scores.uniform - _START))
+    start = min(mixes, key=lambda layout: abs(_quality(scores, layout) - _START))
     quality = {
         "from": "library",
         "path": _beside(path, "-scores.json").name,
@@ -109,23 +113,25 @@ def _scores(one: Adaptation, path: Path) -> LibraryScores:
     """Writes the file of scores and the text, and returns the scores."""
     library, teacher = one.library, one.teacher
     text = _beside(path, "-text.safetensors")
-    save_tensors({IDS: library.text.to(torch.int32)}, text, {"length": library.settings.length})
+    tensors = {IDS: library.text.ids.to(torch.int32), **library.text.groups}
+    save_tensors(tensors, text, {"length": library.settings.length})
     found = library.scores(one.alternatives)
-    parts = [library.text[part::LIBRARY_PARTS] for part in range(LIBRARY_PARTS)]
-    uniform = fmean(divergence(teacher.model, teacher.model, part, one.worker.yield_hook).uniform for part in parts)
-    if uniform <= 0:
+    nothing = compared(teacher.model, teacher.model, library.text, one.worker.yield_hook).uniform
+    uniform = library.text.means(nothing)
+    if min(uniform.values()) <= 0:
         raise InvalidInput("the model predicts held-out text no better than chance: nothing can be searched")
     blocks = [
         ScoredBlock(
             depth=slot.depth,
             part="mixer" if slot.part == "mixer" else "ffn",
             block=block_name(block),
-            kl=kl,
+            kl=dict(score.kl),
             key=None if block is None else library.key(slot, block),
             sha256=None if block is None else sha256_of(library.file(slot, block)),
         )
-        for (slot, block), kl in found.items()
+        for (slot, block), score in found.items()
     ]
+    pairs = [ScoredPair(blocks=(_named(a), _named(b)), kl=dict(term.kl)) for (a, b), term in one.terms().items()]
     scores = LibraryScores(
         layout=teacher.layout.format(),
         teacher=str(one.checkpoint.resolve()),
@@ -135,6 +141,7 @@ def _scores(one: Adaptation, path: Path) -> LibraryScores:
         text_sha256=sha256_of(text),
         uniform=uniform,
         blocks=tuple(blocks),
+        pairs=tuple(pairs),
     )
     write_durably(_beside(path, "-scores.json"), (scores.model_dump_json(indent=1) + "\n").encode())
     return scores
@@ -151,7 +158,7 @@ def _mixes(one: Adaptation, scores: LibraryScores, count: int, carried: Callable
         if len(found) == count:
             break
         same = layout.depth == one.teacher.layout.depth and layout != one.teacher.layout
-        if same and layout.id not in found and scores.score(layout) >= _FLOOR * scores.uniform and carried(layout):
+        if same and layout.id not in found and _quality(scores, layout) >= _FLOOR and carried(layout):
             found[layout.id] = layout
     if len(found) < LIBRARY_PARTS:
         raise InvalidInput(
@@ -163,7 +170,7 @@ def _mixes(one: Adaptation, scores: LibraryScores, count: int, carried: Callable
 
 def _drawn(one: Adaptation, scores: LibraryScores, draws: int) -> Iterator[Layout]:
     rng = random.Random(one.settings.library.seed)
-    known = {(Slot(each.depth, each.part), each.block): each.kl for each in scores.blocks}
+    known = {(Slot(each.depth, each.part), each.block): each.kl[TEXT_GROUP] for each in scores.blocks}
     scale = max(median(known.values()), 1e-9)
     for _ in range(draws):
         share, choice = rng.random(), dict[Slot, Block | None]()
@@ -179,27 +186,40 @@ def _drawn(one: Adaptation, scores: LibraryScores, draws: int) -> Iterator[Layou
 
 def _deviations(one: Adaptation, scores: LibraryScores, mixes: Sequence[Layout]) -> tuple[float, float, int]:
     """Returns how far sums are from assembled mixes, and parts of the text from each other; and the number of mixes."""
-    ordered = sorted(mixes, key=scores.score)
+    ordered = sorted(mixes, key=lambda layout: _quality(scores, layout))
     step = max(1, len(ordered) // _ASSEMBLED)
     chosen = ordered[::step][:_ASSEMBLED]
     model, hook = one.teacher.model, one.worker.yield_hook
     residuals, by_part = [], []
     for number, layout in enumerate(chosen, start=1):
         one.worker.log(f"assembling mix {number} of {len(chosen)}")
-        parts = _qualities(model, assembled_mix(scores, model, layout), one.library.text, scores.uniform, hook)
-        residuals.append(scores.score(layout) / scores.uniform - fmean(parts.values()))
+        parts = _qualities(scores, model, assembled_mix(scores, model, layout), one.library.text, hook)
+        residuals.append(_quality(scores, layout) - fmean(parts.values()))
         by_part.append(parts)
-    by_part.append(_qualities(model, model, one.library.text, scores.uniform, hook))
+    by_part.append(_qualities(scores, model, model, one.library.text, hook))
     sums = math.sqrt(fmean(each * each for each in residuals))
     return max(sums, 1e-6), max(paired_spread(by_part).sd, 1e-6), len(chosen)
 
 
+def _quality(scores: LibraryScores, layout: Layout) -> float:
+    """Returns the quality by the sum of scores."""
+    return scores.quality(scores.scores(layout))
+
+
 def _qualities(
-    teacher: Model, other: Model, text: torch.Tensor, uniform: float, hook: Callable[[], object]
+    scores: LibraryScores, teacher: Model, other: Model, text: ScoredText, hook: Callable[[], object]
 ) -> dict[int, float]:
     """Returns part of the text -> quality."""
-    found = {part: divergence(teacher, other, text[part::LIBRARY_PARTS], hook) for part in range(LIBRARY_PARTS)}
-    return {part: (each.uniform - each.kl) / uniform for part, each in found.items()}
+    both, found = compared(teacher, other, text, hook), {}
+    for number in range(LIBRARY_PARTS):
+        part = text.part(number, LIBRARY_PARTS)
+        found[number] = scores.quality(part.means((both.uniform - both.kl)[number::LIBRARY_PARTS]))
+    return found
+
+
+def _named(replacement: Replacement) -> tuple[int, Part, str]:
+    slot, block = replacement
+    return slot.depth, slot.part, block_name(block)
 
 
 def _space(

@@ -1,9 +1,10 @@
-"""Canonical JSON and the hashes built on it: layout ids and result keys."""
+"""Canonical JSON and the hashes built on it, layout ids and result keys; hashes of files."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
 
@@ -28,3 +29,9 @@ def result_key(stage: str, **inputs: Any) -> str:
     Two runs with equal keys would do the same work, so both use the result stored under the key.
     """
     return content_hash({"stage": stage, **inputs})
+
+
+def sha256_of(path: Path) -> str:
+    """Returns the SHA-256 of a file, 64 hex digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

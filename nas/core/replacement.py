@@ -20,6 +20,9 @@ from nas.core.errors import InvalidInput, Unsupported
 from nas.core.layout import Layer, Layout
 
 T = TypeVar("T")
+TEXT_GROUP, RECALLABLE_GROUP, RECALL_GROUP = "lm/library", "lm/library.recall", "lm/recall"
+"""Groups of positions that divergences are means over: all of held-out text, those of it that complete a pair of tokens
+which occurred before, and answers in generated text. The second is a part of the first, and counts in no quality."""
 Part = Literal["mixer", "ffn", "layer"]
 _PLACES: tuple[tuple[Part, str, str], ...] = (("mixer", "mixers.0", "mixer_norm"), ("ffn", "ffn", "ffn_norm"))
 """Part of a layer, and the names of its block and norm in state dicts."""
@@ -112,6 +115,7 @@ def parsed(text: str, part: Part) -> Block | None:
 
 
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+_Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class ScoredBlock(BaseModel):
@@ -122,11 +126,20 @@ class ScoredBlock(BaseModel):
     depth: int = Field(ge=0)
     part: Literal["mixer", "ffn"]
     block: str = Field(description="one-line form; '-': no block")
-    kl: float = Field(
-        allow_inf_nan=False, description="divergence of the model with this one replacement, nats a token"
+    kl: dict[str, _Number] = Field(
+        description="group of positions -> divergence of the model with this one replacement, nats a token"
     )
     key: _Digest | None = Field(description="of the trained block in the library; null where there is none")
     sha256: _Digest | None = Field(description="of that file")
+
+
+class ScoredPair(BaseModel):
+    """What two replacements cost together beyond the sum of their scores."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    blocks: tuple[tuple[int, Part, str], tuple[int, Part, str]] = Field(description="depth, part and block of both")
+    kl: dict[str, _Number] = Field(description="group of positions -> divergence, nats a token")
 
 
 class LibraryScores(BaseModel):
@@ -134,15 +147,18 @@ class LibraryScores(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", ignored_types=(cached_property,))
 
-    v: Literal[1] = 1
+    v: Literal[2] = 2
     layout: str = Field(description="of the trained model")
     teacher: str = Field(description="absolute path of its checkpoint")
     teacher_sha256: _Digest
     library: str = Field(description="absolute path of the library's folder")
     text: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="file of held-out tokens, beside this one")
     text_sha256: _Digest
-    uniform: float = Field(gt=0, description="divergence of a model that knows nothing, nats a token")
+    uniform: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        description="group of positions -> divergence of a model that knows nothing, nats a token"
+    )
     blocks: tuple[ScoredBlock, ...]
+    pairs: tuple[ScoredPair, ...] = ()
 
     @staticmethod
     def read(path: Path) -> LibraryScores:
@@ -188,13 +204,27 @@ class LibraryScores(BaseModel):
                 found[slot] = self._known[slot, name]
         return found
 
-    def score(self, layout: Layout) -> float:
-        """Returns the amount above a model that knows nothing, nats a token, by the sum of scores.
+    def scores(self, layout: Layout) -> dict[str, float]:
+        """Returns group -> amount above a model that knows nothing, nats a token, by the sum of scores.
+
+        Terms of pairs are part of the sum.
 
         Raises:
             InvalidInput: see `choice`.
         """
-        return self.uniform - math.fsum(each.kl for each in self.choice(layout).values())
+        chosen = [((slot.depth, slot.part, each.block), each.kl) for slot, each in self.choice(layout).items()]
+        names = {name for name, _ in chosen}
+        terms = [each.kl for each in self.pairs if names.issuperset(each.blocks)]
+        added = [kl for _, kl in chosen] + terms
+        return {group: most - math.fsum(kl[group] for kl in added) for group, most in self.uniform.items()}
+
+    def quality(self, scores: Mapping[str, float]) -> float:
+        """Returns the mean over groups of score / that of the trained model."""
+        return math.fsum(scores[group] / most for group, most in self._counted.items()) / len(self._counted)
+
+    @cached_property
+    def _counted(self) -> Mapping[str, float]:
+        return {group: most for group, most in self.uniform.items() if group != RECALLABLE_GROUP}
 
     @cached_property
     def _known(self) -> Mapping[tuple[Slot, str], ScoredBlock]:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from nas.core import paths
-from nas.core.canonical import content_hash
+from nas.core.canonical import content_hash, sha256_of
 from nas.core.durable import write_durably
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
@@ -35,7 +35,6 @@ from nas.posttrain.generation import generate, loaded
 from nas.posttrain.judges import RULES, Sample
 from nas.posttrain.merging import named_weights
 from nas.pretrain.member_training import MemberToTrain
-from nas.release.files import sha256_of
 from nas.release.tokenizer import read_tokenizer, require_fit
 
 CURRICULUM_VERSION = 1

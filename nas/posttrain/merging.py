@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from nas.core.canonical import sha256_of
 from nas.core.errors import InvalidInput
 from nas.core.family import MemberTraining
 from nas.core.plan import PlanFile
@@ -28,7 +29,6 @@ from nas.nn.weights import checkpoint_layout
 from nas.posttrain.conversations import Conversation, check_files
 from nas.posttrain.generation import evaluated
 from nas.pretrain.member_training import START, MemberToTrain, TrainingPlan, TrainingRequest
-from nas.release.files import sha256_of
 from nas.release.huggingface import Planned, write_safetensors
 
 STAGES = ("pretrain", "sft", "prefer", "merge")

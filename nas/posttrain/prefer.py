@@ -23,7 +23,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from nas.core import paths
-from nas.core.canonical import content_hash
+from nas.core.canonical import content_hash, sha256_of
 from nas.core.durable import write_durably
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
@@ -53,7 +53,6 @@ from nas.posttrain.sft import (
     tokens_path,
 )
 from nas.pretrain.member_training import MemberToTrain, TrainingRequest
-from nas.release.files import sha256_of
 
 PREFERENCES_VERSION = 1
 """Part of keys: increase it with every change after which the same inputs give other preferences."""

@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 
-from nas.core.canonical import content_hash
+from nas.core.canonical import content_hash, sha256_of
 from nas.core.errors import InvalidInput
 from nas.posttrain.conversations import Tool
 from nas.posttrain.judges import Sample
 from nas.posttrain.merging import Shards
-from nas.release.files import sha256_of
 
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
 

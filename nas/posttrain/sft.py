@@ -23,7 +23,7 @@ from safetensors.numpy import load_file
 from torch import Tensor, nn
 
 from nas.core import paths
-from nas.core.canonical import content_hash
+from nas.core.canonical import content_hash, sha256_of
 from nas.core.errors import InvalidInput
 from nas.core.task import IGNORE
 from nas.nn.fit import Log, Stage, Worker, save_tensors
@@ -38,7 +38,6 @@ from nas.posttrain.merging import STAGES
 from nas.posttrain.objective import answer_nats, dropped_embeddings
 from nas.pretrain.member_training import MemberToTrain, TrainingPlan, TrainingRequest
 from nas.pretrain.recipe import Schedule
-from nas.release.files import sha256_of
 
 CONVERSATIONS_VERSION = 1
 """Part of keys: increase it with every change after which the same files give other ids or another selection."""

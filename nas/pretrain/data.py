@@ -246,6 +246,16 @@ class Vocabulary:
             ids += [np.asarray(each.ids, np.int64) for each in encodings]
         return np.concatenate(ids)
 
+    def encode_with_ends(self, text: str) -> tuple[Ids, Ids]:
+        """Returns the ids of a short `text`, and for each the number of characters up to its end."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        return np.asarray(encoding.ids, np.int64), np.asarray([end for _, end in encoding.offsets], np.int64)
+
+    def bytes_of(self, ids: StoredIds) -> int:
+        """Returns the bytes of the text of `ids`, without marks and a first character that is cut."""
+        text: str = self._tokenizer.decode(ids.tolist(), skip_special_tokens=True)
+        return len(text.lstrip("\ufffd").encode())
+
     def check_lossless(self, text: str) -> None:
         """Checks that the ids of `text` decode to it, as bits per byte count its bytes.
 

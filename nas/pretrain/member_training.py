@@ -35,7 +35,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import nn
 
 from nas.compute.ray import RayCompute
-from nas.core.canonical import result_key
+from nas.core.canonical import result_key, sha256_of
 from nas.core.durable import locked, write_durably
 from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput, NasError
 from nas.core.family import TRAINING, Family, Member, MemberTraining, read_record, write_record
@@ -45,7 +45,7 @@ from nas.nn.fit import Log, Stage, TrainingCheckpoint, TrainingState, Worker, fi
 from nas.nn.model import Model
 from nas.nn.optimisers import Optimiser
 from nas.nn.weights import load_weights, save_weights
-from nas.release.files import find_member, sha256_of, tokenizer_of, write_files
+from nas.release.files import find_member, tokenizer_of, write_files
 from nas.release.options import FileOptions
 from nas.release.tokenizer import read_tokenizer, require_fit
 from nas.runtimes.base import Checkpoint

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from nas.core.canonical import sha256_of
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.nn.fit import Log, Stage, Worker
@@ -29,7 +30,6 @@ from nas.pretrain.grow import grow_checkpoint
 from nas.pretrain.loss import Distilled, pretraining_loss
 from nas.pretrain.member_training import START, MemberToTrain, TrainingPlan, TrainingRequest
 from nas.pretrain.recipe import Recipe, Settings, StageConfig, complete
-from nas.release.files import sha256_of
 
 ALL = "all"
 _TOKENS_AT_ONCE = (4096, 32768)

@@ -174,7 +174,7 @@ class LmData:
         return Group(inputs, labels, domain.unigram_entropy, float(np.log(2)), sizes, self._parts(domain, windows))
 
     def _parts(self, domain: Domain, windows: NDArray[np.integer[Any]]) -> dict[str, Part]:
-        recalled = recallable(windows, domain)
+        recalled = recallable(windows, domain.train, BYTE_GRAM if (domain.sizes == 1).all() else TOKEN_GRAM)
         late = np.zeros_like(recalled)
         if self._length >= LATE_FROM:
             late[:, -(self._length // 4) :] = True
@@ -190,13 +190,17 @@ class LmData:
         }
 
 
-def recallable(windows: NDArray[np.integer[Any]], domain: Domain) -> NDArray[np.bool_]:
+def recallable(windows: NDArray[np.integer[Any]], train: NDArray[np.integer[Any]], n: int) -> NDArray[np.bool_]:
     """Returns which labels of windows [N, T + 1] complete an n-gram that occurred before in the same window, [N, T].
 
-    n is 6 for bytes and 2 for tokens. N-grams that make up more than 1 in 16,384 of the domain's training text, of
-    which a part is counted, are none: a model knows them without the window.
+    N-grams that make up more than 1 in 16,384 of the training text, of which a part is counted, are none: a model
+    knows them without the window.
+
+    Args:
+        windows: ids.
+        train: ids of the training text.
+        n: `BYTE_GRAM` for bytes, `TOKEN_GRAM` for tokens.
     """
-    n = BYTE_GRAM if (domain.sizes == 1).all() else TOKEN_GRAM
     found = np.zeros((len(windows), windows.shape[1] - 1), bool)
     if windows.shape[1] <= n:
         return found
@@ -207,7 +211,7 @@ def recallable(windows: NDArray[np.integer[Any]], domain: Domain) -> NDArray[np.
     again = ~first.reshape(codes.shape)
     known = np.unique(codes[again])
     if known.size:
-        counted = _grams(_sample(domain.train), n).ravel()
+        counted = _grams(_sample(train), n).ravel()
         place = np.minimum(known.searchsorted(counted), known.size - 1)
         counts = np.bincount(place[known[place] == counted], minlength=known.size)
         again &= (counts <= counted.size * _KNOWN_SHARE)[known.searchsorted(codes).clip(0, known.size - 1)]

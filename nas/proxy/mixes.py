@@ -1,42 +1,32 @@
 """Quality of mixes of a library's blocks: by the sum of scores, and by assembling them (`quality: {from: library}`).
 
-A score is the divergence of a model that knows nothing (every token equally likely) from the trained model less that of
-the mix, in nats per token. So the trained model has the largest score, and quality is 1 - KL / KL of knowing nothing.
+A score is the divergence of a model that knows nothing (every token equally likely) from the trained model less that
+of the mix, in nats per token. So the trained model has the largest score, and quality is 1 - KL / KL of knowing
+nothing, as a mean over held-out text and answers that have to be recalled.
 """
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
+from nas.core.canonical import sha256_of
 from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput
 from nas.core.layout import Layout
 from nas.core.quality_config import LIBRARY_PARTS
-from nas.core.replacement import LibraryScores, assembled, parsed
+from nas.core.replacement import LibraryScores, parsed
 from nas.nn.fit import Log, save_tensors
+from nas.nn.mixes import ScoredText, compared, mix_of
 from nas.nn.model import Model
 from nas.nn.weights import load_weights, padded_weights
 from nas.proxy.job import LibraryRun, TrainJob, TrainResult, exported_layout, weights_file
 
-GROUP = "lm/library"
 IDS = "ids"
-"""Name of the tensor in the file of held-out text: ids [windows, length], int32."""
-_ROWS, _LOGITS_AT_ONCE = 8, 1 << 25
-"""Most windows of held-out text that are evaluated together, and most logits."""
-
-
-class Divergence(NamedTuple):
-    """Means over a text, in nats per token: of a model, and of one that knows nothing, from the trained model."""
-
-    kl: float
-    uniform: float
+"""Name of the tensor in the file of held-out text: ids [windows, length], int32. The others are groups of positions."""
 
 
 def evaluate_mix(
@@ -69,34 +59,37 @@ def evaluate_mix(
         _require(path, run.sha256)
     except InvalidInput as error:
         raise InfrastructureFailed(str(error)) from error
-    summed = scores.score(layout)
+    summed = scores.scores(layout)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     place = torch.device(device)
-    found: list[tuple[TrainJob, Divergence, int, str]] = []
+    found: list[tuple[TrainJob, dict[str, float], dict[str, float], int, str]] = []
     if run.evaluated == "sum":
-        found = [(job, Divergence(scores.uniform - summed, scores.uniform), 0, "") for job in jobs]
+        losses = {group: most - summed[group] for group, most in scores.uniform.items()}
+        found = [(job, summed, losses, 0, "") for job in jobs]
     else:
         teacher, text = trained_model(scores, place), held_out(scores, path)
         mix = assembled_mix(scores, teacher, layout)
         log(f"evaluating {layout}")
         for job in jobs:
-            part = text[job.seed :: LIBRARY_PARTS]
-            each = divergence(teacher, mix, part, yield_hook)
+            part = text.part(job.seed, LIBRARY_PARTS)
+            each = compared(teacher, mix, part, yield_hook)
+            losses = part.means(each.kl)
+            above = {group: most - losses[group] for group, most in part.means(each.uniform).items()}
             digest = ""
             if job.seed == LIBRARY_PARTS - 1:
                 file = weights_file(checkpoint_dir, job.key)
                 save_tensors(padded_weights(mix.state_dict(), exported_layout(job)), file, {"step": 1})
-                digest = _sha256(file)
-            found.append((job, each, part.numel(), digest))
+                digest = sha256_of(file)
+            found.append((job, above, losses, part.ids.numel(), digest))
     seconds, cpu = (time.perf_counter() - began) / len(jobs), (time.process_time() - cpu) / len(jobs)
     return [
         TrainResult(
-            key=job.key, scores={GROUP: each.uniform - each.kl}, losses={GROUP: each.kl}, accuracy={}, curve=[],
+            key=job.key, scores=above, losses=losses, accuracy={}, curve=[],
             steps=1, tokens=tokens, seconds=seconds, cpu_seconds=cpu, device=place.type,
             weights_sha256=digest,
         )
-        for job, each, tokens, digest in found
+        for job, above, losses, tokens, digest in found
     ]  # fmt: skip
 
 
@@ -113,15 +106,17 @@ def trained_model(scores: LibraryScores, device: torch.device) -> Model:
     return model.to(device).eval().requires_grad_(False)
 
 
-def held_out(scores: LibraryScores, path: Path) -> Tensor:
-    """Returns the held-out text of the file of scores at `path`: ids [windows, length].
+def held_out(scores: LibraryScores, path: Path) -> ScoredText:
+    """Returns the held-out text of the file of scores at `path`.
 
     Raises:
         InfrastructureFailed: it is gone or another one.
     """
     text = path.parent / scores.text
     _require(text, scores.text_sha256)
-    return load_file(text)[IDS].long()
+    groups = load_file(text)
+    ids = groups.pop(IDS).long()
+    return ScoredText(ids, groups)
 
 
 def assembled_mix(scores: LibraryScores, teacher: Model, layout: Layout) -> Model:
@@ -137,42 +132,17 @@ def assembled_mix(scores: LibraryScores, teacher: Model, layout: Layout) -> Mode
             path = Path(scores.library) / "blocks" / f"{each.key}.safetensors"
             _require(path, each.sha256)
             blocks[slot] = load_file(path)
-    weights = {name: tensor.cpu() for name, tensor in teacher.state_dict().items()}
-    chosen = {slot: parsed(each.block, slot.part) for slot, each in choice.items()}
-    child, state = assembled(teacher.layout, weights, chosen, blocks)
-    assert child == layout, f"{child} was assembled, not {layout}"
-    model = Model(child, None)
-    model.load_state_dict(state)
-    return model.to(next(teacher.parameters()).device).eval().requires_grad_(False)
-
-
-@torch.no_grad()
-def divergence(teacher: Model, other: Model, text: Tensor, yield_hook: Callable[[], object]) -> Divergence:
-    """Returns the mean divergences from `teacher` over ids [windows, length]."""
-    device = next(teacher.parameters()).device
-    rows = max(1, min(_ROWS, _LOGITS_AT_ONCE // (text.shape[1] * teacher.layout.vocab)))
-    kl = entropy = 0.0
-    for start in range(0, len(text), rows):
-        yield_hook()
-        ids = text[start : start + rows].to(device)
-        known, found = (model(ids).float().log_softmax(-1) for model in (teacher, other))
-        kl += float((known.exp() * (known - found)).sum(dtype=torch.float64))
-        entropy -= float((known.exp() * known).sum(dtype=torch.float64))
-    uniform = float(torch.tensor(teacher.layout.vocab, dtype=torch.float64).log()) - entropy / text.numel()
-    return Divergence(kl / text.numel(), uniform)
+    mix = mix_of(teacher, {slot: parsed(each.block, slot.part) for slot, each in choice.items()}, blocks)
+    assert mix.layout == layout, f"{mix.layout} was assembled, not {layout}"
+    return mix.requires_grad_(False)
 
 
 def _require(path: Path, sha256: str) -> None:
     """Raises `InfrastructureFailed` unless the file at `path` has this hash."""
     again = "repeat `nas adapt --write-space`, which trains what is missing"
     try:
-        found = _sha256(path)
+        found = sha256_of(path)
     except OSError as error:
         raise InfrastructureFailed(f"{path}: {error.strerror}; {again}") from error
     if found != sha256:
         raise InfrastructureFailed(f"{path} is not what the scores were computed with; {again}")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from nas.core.canonical import content_hash
+from nas.core.canonical import content_hash, sha256_of
 from nas.core.durable import locked
 from nas.core.errors import InvalidInput, UnknownName, Unsupported
 from nas.core.family import (
@@ -98,12 +98,6 @@ def tokenizer_of(member: Path) -> Path:
         if file.kind == "tokenizer" and path.name == "tokenizer.json" and path.is_relative_to(member.resolve()):
             return path
     raise InvalidInput(f"{member.name} has no tokenizer yet: name a tokenizer.json", where="--tokenizer")
-
-
-def sha256_of(path: Path) -> str:
-    """Returns the SHA-256 of a file, 64 hex digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @dataclass(frozen=True)

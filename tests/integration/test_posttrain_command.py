@@ -15,11 +15,11 @@ import pytest
 import torch
 from pretrain_lab import SETTINGS, run_here, write_corpus, write_family, write_tokenizer
 
+from nas.core.canonical import sha256_of
 from nas.core.family import families_folder
 from nas.posttrain.recipe import read_recipe, run_recipe
 from nas.posttrain.tasks import write_tasks
 from nas.pretrain import member_training
-from nas.release.files import sha256_of
 
 DEADLINE_S = 300
 STAGES = ("pretrain", "sft", "prefer", "merge")

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 import torch
 import yaml
-from adapt_lab import LAYOUT, QUICK, write_lab
+from adapt_lab import LAYOUT, RECALLING, write_lab
 from study_lab import WITHOUT_RAY, Lab
 
 from nas.analysis.record import read_study
 from nas.analysis.snapshot import StudySnapshot
 from nas.core.layout import Layout
-from nas.core.replacement import LibraryScores
-from nas.proxy.mixes import assembled_mix, divergence, held_out, trained_model
+from nas.core.quality_config import LIBRARY_PARTS
+from nas.core.replacement import RECALL_GROUP, TEXT_GROUP, LibraryScores
+from nas.nn.mixes import compared
+from nas.proxy.mixes import assembled_mix, held_out, trained_model
 from nas.search_spaces import load_space
 from nas.views.candidate import candidate_views
 
@@ -27,7 +30,7 @@ Report = dict[str, Any]
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     lab = Lab(tmp_path_factory.mktemp("library"), program=WITHOUT_RAY)
     model = write_lab(lab.folder / "model")
-    (model / "settings.json").write_text(QUICK.model_dump_json())
+    (model / "settings.json").write_text(RECALLING.model_dump_json())
     lab.here(
         "adapt", str(model / "teacher.safetensors"), "--tokenizer", str(model / "tokenizer.json"),
         "--corpus", str(model / "text"), "--config", str(model / "settings.json"), "--runtime", "fake",
@@ -35,6 +38,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
         "--output", str(lab.folder / "out"), "--write-space", str(path_of(lab)), "--mixes", "12",
     )  # fmt: skip
     space = yaml.safe_load(path_of(lab).read_text())
+    space["objectives"].append({"name": "recall", "metric": "quality.recall"})
     space |= {"protocol": {"screen_repetitions": 2, "confirm_repetitions": 2, "deadline_s": 20}}
     path_of(lab).write_text(yaml.safe_dump(space, sort_keys=False))
     return lab
@@ -66,8 +70,14 @@ def test_quality_is_what_the_assembled_mix_has(lab: Lab, report: Report) -> None
     teacher, text = trained_model(scores, torch.device("cpu")), held_out(scores, path)
     for row in report["ranking"]:
         mix = assembled_mix(scores, teacher, Layout.parse(row["layout"]))
-        found = divergence(teacher, mix, text, lambda: None)
-        assert row["objectives"]["quality"] == pytest.approx(1 - found.kl / found.uniform, abs=1e-4)
+        parts = [text.part(number, LIBRARY_PARTS) for number in range(LIBRARY_PARTS)]
+        pairs = [(part, compared(teacher, mix, part)) for part in parts]
+        shares = {}
+        for group in (TEXT_GROUP, RECALL_GROUP):
+            lost = sum(part.means(both.kl)[group] for part, both in pairs)
+            shares[group] = 1 - lost / sum(part.means(both.uniform)[group] for part, both in pairs)
+        assert row["objectives"]["quality"] == pytest.approx(fmean(shares.values()), abs=1e-4)
+        assert row["objectives"]["recall"] == pytest.approx(shares[RECALL_GROUP], abs=1e-4)
     (published,) = (row for row in report["references"] if row["name"] == "published")
     assert Layout.parse(published["layout"]) == LAYOUT
 

@@ -24,6 +24,10 @@ from nas.pretrain.next_token import Packed
 LAYOUT, SETTINGS = TINY, TINY_SETTINGS
 QUICK = SETTINGS.model_copy(update={"library": SETTINGS.library.model_copy(update={"tokens": 256})})
 """One step for each alternative."""
+RECALLING = QUICK.model_copy(
+    update={"library": QUICK.library.model_copy(update={"length": 96, "score_tokens": 384, "recall_tokens": 768})}
+)
+"""Windows that are long enough for answers in generated text."""
 
 
 def alone(yield_hook: Any = lambda: None) -> Worker:

@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 import torch
-from adapt_lab import LAYOUT, QUICK, SETTINGS, adaptation, alone, sources, work_of, write_lab
+from adapt_lab import LAYOUT, QUICK, RECALLING, SETTINGS, adaptation, alone, sources, work_of, write_lab
 from cli_runner import nas
 from pretrain_lab import write_tokenizer
 
 from nas.adapt.adapt import CHILD, REPORT, AdaptSettings, Limit, heal
 from nas.adapt.alternatives import default_alternatives, started
-from nas.adapt.library import Library, TrainedTeacher, trim
+from nas.adapt.library import Library, Score, TrainedTeacher, neighbouring_pairs, trim
 from nas.core.block import Block
 from nas.core.errors import InvalidInput, UnknownName, Unsupported
 from nas.core.layout import Layout
-from nas.core.replacement import Slot, assembled, slots_of
+from nas.core.replacement import RECALL_GROUP, Slot, assembled, parsed, slots_of
 from nas.measure.bench import BenchOptions
 from nas.nn.model import Model
 from nas.pretrain.data import Tokens, Vocabulary, read_sources, tokenise
@@ -196,22 +196,73 @@ def test_alternatives_learn_alone_whatever_else_is_trained(lab: Path, tmp_path: 
     record = together.record(slot, narrow)
     assert record.error < record.error_start
     scores = together.scores({slot: (narrow, window, None)})
-    assert min(scores[slot, narrow], scores[slot, window]) >= 0
-    assert max(scores[slot, narrow], scores[slot, window]) < scores[slot, None]
+    assert min(scores[slot, narrow].text, scores[slot, window].text) >= 0
+    assert max(scores[slot, narrow].text, scores[slot, window].text) < scores[slot, None].text
+    assert together.divergence(together.mix({slot: None})) == pytest.approx(scores[slot, None].text, rel=1e-5)
+
+
+def test_the_term_of_a_pair_is_what_both_replacements_lose_beyond_their_scores(
+    lab: Path, tmp_path: Path, text: list[Tokens]
+) -> None:
+    teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
+    library = Library(tmp_path / "library", teacher, text, SETTINGS.library, alone())
+    one, other = (Slot(0, "mixer"), None), (Slot(1, "mixer"), None)
+    alternatives: dict[Slot, tuple[Block | None, ...]] = {Slot(0, "mixer"): (None,), Slot(1, "mixer"): (None,)}
+    assert neighbouring_pairs(alternatives, 9, 0) == [(one, other)]
+    (term,) = library.pair_terms([(one, other)]).values()
+    scores = library.scores(alternatives)
+    both = library.divergence(library.mix({Slot(0, "mixer"): None, Slot(1, "mixer"): None}))
+    assert term.text == pytest.approx(both - scores[one].text - scores[other].text, abs=1e-5)
+    assert sum(term.windows) / len(term.windows) == pytest.approx(term.text, abs=1e-6)
+    written = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "library/scores").iterdir()}
+    assert len(written) == 3
+    assert library.pair_terms([(one, other)])[one, other] == term
+    assert written == {path.name: path.stat().st_mtime_ns for path in (tmp_path / "library/scores").iterdir()}
+
+
+def test_terms_below_twice_their_standard_error_are_noise() -> None:
+    assert Score({}, (0.1, 0.12, 0.08, 0.1)).is_significant
+    assert not Score({}, (0.1, -0.1, 0.2, -0.1)).is_significant
+    assert not Score({}, (0.1,)).is_significant, "one window tells no deviation"
+
+
+def test_neighbouring_pairs_are_drawn_by_seed() -> None:
+    alternatives = {slot: default_alternatives(LAYOUT, slot, 8) for slot in slots_of(LAYOUT)}
+    every = neighbouring_pairs(alternatives, 1000, 0)
+    mixers = [len(alternatives[Slot(depth, "mixer")]) for depth in range(3)]
+    assert len(every) == mixers[0] * mixers[1] + mixers[1] * mixers[2]
+    assert {(a.depth, b.depth) for (a, _), (b, _) in every} == {(0, 1), (1, 2)}
+    drawn = neighbouring_pairs(alternatives, 5, 0)
+    assert len(drawn) == 5 and set(drawn) < set(every)
+    assert drawn == neighbouring_pairs(alternatives, 5, 0) != neighbouring_pairs(alternatives, 5, 1)
+    assert neighbouring_pairs(alternatives, 0, 0) == []
+
+
+def test_recall_and_pairs_are_part_of_what_is_selected_by(
+    lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+    settings = RECALLING.model_copy(update={"recall": 0.5, "pairs": 12})
+    one = adaptation(lab, tmp_path / "out", tmp_path / "library", settings=settings)
+    report = one.run()
+    choice = {Slot(depth, part): parsed(name, part) for depth, part, name in report["child"]["choice"]}
+    terms = one.terms()
+    assert terms, "some pairs are more than noise"
+    scores = one.library.scores({slot: (block,) for slot, block in choice.items()})
+    chosen = set(choice.items())
+    added = [*scores.values(), *(term for pair, term in terms.items() if chosen.issuperset(pair))]
+    assert not any(block is None for block in choice.values()), "layers that are left out are scored as a whole"
+    expected = sum(each.text + 0.5 * each.kl[RECALL_GROUP] for each in added)
+    assert report["child"]["predicted"]["loss"] == pytest.approx(expected)
+    assert report["child"]["recall_divergence"] >= 0
+    assert report["held_out"]["report"]["bytes"] > 1000
 
 
 def test_healing_that_harms_is_undone(lab: Path, tmp_path: Path, text: list[Tokens]) -> None:
     teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
     library = Library(tmp_path / "library", teacher, text, SETTINGS.library, alone())
-    model = Model(LAYOUT, seed=1)
-    heal(
-        model,
-        teacher.model.state_dict,
-        library,
-        text,
-        SETTINGS.healing.model_copy(update={"lr": 0.1}),
-        tmp_path / "training",
-    )
+    healing = SETTINGS.healing.model_copy(update={"lr": 0.1})
+    model = heal(lambda: library.mix({}), library, text, healing, tmp_path / "training")
     assert library.divergence(model) == 0
     for name, tensor in teacher.model.state_dict().items():
         assert torch.equal(tensor, model.state_dict()[name]), name
@@ -289,9 +340,9 @@ def test_a_layer_is_left_out_where_the_runtime_refuses_one_without_a_mixer_or_fe
         report = one.run()
         child = Layout.parse(report["child"]["layout"])
         scores = one.library.scores({Slot(depth, "layer"): (None,) for depth in range(3)})
-        least = min(scores, key=lambda each: scores[each])[0].depth
+        least = min(scores, key=lambda each: scores[each].text)[0].depth
         assert child.layers == tuple(layer for depth, layer in enumerate(LAYOUT.layers) if depth != least)
-        assert report["child"]["predicted"]["loss"] == pytest.approx(min(scores.values()))
+        assert report["child"]["predicted"]["loss"] == pytest.approx(min(each.text for each in scores.values()))
         assert report["child"]["predicted"]["decode_p50"] == pytest.approx(2)
 
 
@@ -316,6 +367,7 @@ def test_the_command_writes_files_and_a_card(lab: Path, tmp_path: Path, monkeypa
     assert done.code == 0, done.err
     assert "bits per byte" in done.out
     card = (tmp_path / "out/files/README.md").read_text()
+    assert "tokens to choose blocks and to judge healing; another" in card
     assert "adapted from" in card and "before healing" in card
     assert (tmp_path / "out/files/gguf/child-F16.gguf").is_file()
     assert (tmp_path / "out/files/transformers/config.json").is_file()
@@ -410,7 +462,7 @@ def test_too_little_text_is_refused(lab: Path, tmp_path: Path) -> None:
         read_sources([tmp_path / "repeated.txt"], 0.2)[0], Vocabulary(lab / "tokenizer.json", 320), None, 0, 1 << 16
     )
     teacher = TrainedTeacher.load(lab / "teacher.safetensors", torch.device("cpu"))
-    with pytest.raises(InvalidInput, match="are held out, but scores take"):
+    with pytest.raises(InvalidInput, match=r"half of what is held out is .* tokens, but scores take"):
         Library(tmp_path / "library", teacher, [source], wide, alone())
 
 

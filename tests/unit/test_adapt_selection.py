@@ -4,46 +4,78 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 
-from nas.adapt.selection import Option, select, total
+from nas.adapt.selection import Option, Term, select, total
+
+Places = dict[int, list[Option[int]]]
+BASE = {"ms": 10.0, "mb": 5.0}
 
 
-def random_places(seed: int, places: int = 5, options: int = 4) -> list[list[Option]]:
+def random_places(seed: int, places: int = 5, options: int = 4) -> Places:
     rng = random.Random(seed)
-    made = []
+    made: Places = {}
     for place in range(places):
-        own = [Option(f"{place}.0", 0.0, {"ms": 0.0, "mb": 0.0})]
-        others = [
-            Option(f"{place}.{i}", rng.random(), {"ms": -rng.random(), "mb": rng.uniform(-1, 0.2)}, i == options - 1)
-            for i in range(1, options)
-        ]
-        made.append(own + others)
+        made[place] = [Option("0", 0.0, {"ms": 0.0, "mb": 0.0})]
+        for i in range(1, options):
+            costs = {"ms": -rng.random(), "mb": rng.uniform(-1, 0.2)}
+            made[place].append(Option(str(i), rng.random(), costs, i == options - 1))
     return made
+
+
+def random_terms(places: Places, seed: int) -> list[Term[int]]:
+    """Returns a term of either sign for a third of the pairs of options in neighbouring places."""
+    rng = random.Random(seed)
+    pairs = ((a, x.name, y.name) for a in list(places)[1:] for x in places[a - 1] for y in places[a])
+    return [Term(((a - 1, x), (a, y)), rng.uniform(-0.5, 0.5)) for a, x, y in pairs if rng.random() < 0.33]
+
+
+def every_choice(places: Places) -> Iterator[dict[int, Option[int]]]:
+    """Yields the choices that needs, excludes and the place that keeps something allow."""
+    for each in itertools.product(*places.values()):
+        chosen = dict(zip(places, each, strict=True))
+        names = {(place, option.name) for place, option in chosen.items()}
+        needed = all(option.needs in names for option in each if option.needs)
+        excluded = any(option.excludes in names for option in each if option.excludes)
+        if needed and not excluded and not all(option.empty for option in each):
+            yield chosen
+
+
+def least_loss(places: Places, limits: Mapping[str, float], terms: Sequence[Term[int]] = ()) -> float:
+    sums = [total(chosen, BASE, terms) for chosen in every_choice(places)]
+    return min(each["loss"] for each in sums if all(each[name] <= limit + 1e-9 for name, limit in limits.items()))
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_no_other_choice_is_better(seed: int) -> None:
     places = random_places(seed)
-    base, limits = {"ms": 10.0, "mb": 5.0}, {"ms": 10 - 0.25 * (seed + 1), "mb": 4.5}
-    chosen = select(places, base, limits)
-    kept = []
-    for each in itertools.product(*(range(len(place)) for place in places)):
-        sums = total(places, each, base)
-        left = any(not place[index].empty for place, index in zip(places, each, strict=True))
-        if left and all(sums[name] <= limit + 1e-9 for name, limit in limits.items()):
-            kept.append(sums["loss"])
+    limits = {"ms": 10 - 0.25 * (seed + 1), "mb": 4.5}
+    chosen = select(places, BASE, limits)
     assert chosen is not None
-    assert total(places, chosen, base)["loss"] == pytest.approx(min(kept))
+    assert total(chosen, BASE)["loss"] == pytest.approx(least_loss(places, limits))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_terms_of_pairs_count(seed: int) -> None:
+    places, limits = random_places(seed), {"ms": 8.5}
+    terms = random_terms(places, seed)
+    unknown = Term(((0, "none"), (1, "1")), -9.0)
+    chosen, alone = select(places, BASE, limits, [*terms, unknown]), select(places, BASE, limits)
+    assert chosen is not None and alone is not None
+    best = least_loss(places, limits, terms)
+    assert total(chosen, BASE, terms)["loss"] == pytest.approx(best)
+    assert total(alone, BASE, terms)["loss"] >= best
 
 
 def test_one_place_keeps_something() -> None:
-    places = [[Option("own", 0.0, {"ms": 0.0}), Option("-", 0.0, {"ms": -1.0}, empty=True)] for _ in range(3)]
+    own = [Option[int]("own", 0.0, {"ms": 0.0}), Option[int]("-", 0.0, {"ms": -1.0}, empty=True)]
+    places = dict.fromkeys(range(3), own)
     chosen = select(places, {"ms": 3.0}, {"ms": 1.0})
     assert chosen is not None
-    assert sum(chosen) == 2
+    assert sum(option.empty for option in chosen.values()) == 2
     assert select(places, {"ms": 3.0}, {"ms": 0.0}) is None
 
 
@@ -51,20 +83,10 @@ def test_one_place_keeps_something() -> None:
 def test_options_that_need_or_exclude_another_are_chosen_so(seed: int) -> None:
     places = random_places(seed, places=4)
     for mixer, ffn in ((0, 1), (2, 3)):
-        pair = (ffn, len(places[ffn]) - 1)
+        pair = (ffn, places[ffn][-1].name)
         places[mixer][-1] = replace(places[mixer][-1], excludes=pair)
         places[mixer].append(Option("layer", 0.3, {"ms": -1.0, "mb": -0.5}, empty=True, needs=pair))
-
-    def kept(chosen: tuple[int, ...]) -> bool:
-        picked = [place[index] for place, index in zip(places, chosen, strict=True)]
-        needed = all(chosen[each.needs[0]] == each.needs[1] for each in picked if each.needs)
-        excluded = any(chosen[each.excludes[0]] == each.excludes[1] for each in picked if each.excludes)
-        return needed and not excluded and not all(each.empty for each in picked)
-
-    base, limits = {"ms": 10.0, "mb": 5.0}, {"ms": 8.5, "mb": 5.0}
-    every = filter(kept, itertools.product(*(range(len(place)) for place in places)))
-    sums = [total(places, each, base) for each in every]
-    chosen = select(places, base, limits)
-    assert chosen is not None and kept(chosen)
-    best = min(each["loss"] for each in sums if all(each[name] <= limit for name, limit in limits.items()))
-    assert total(places, chosen, base)["loss"] == pytest.approx(best)
+    limits = {"ms": 8.5, "mb": 5.0}
+    chosen = select(places, BASE, limits)
+    assert chosen is not None and chosen in list(every_choice(places))
+    assert total(chosen, BASE)["loss"] == pytest.approx(least_loss(places, limits))

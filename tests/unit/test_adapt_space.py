@@ -8,21 +8,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from adapt_lab import LAYOUT, QUICK, adaptation, alone, write_lab
+from adapt_lab import LAYOUT, RECALLING, adaptation, alone, write_lab
 from safetensors.torch import load_file
 
 from nas.adapt.adapt import Adaptation
 from nas.adapt.space import write_space
 from nas.core.errors import CandidateFailed, InfrastructureFailed, InvalidInput
 from nas.core.layout import Layout
-from nas.core.replacement import LibraryScores
+from nas.core.replacement import RECALL_GROUP, RECALLABLE_GROUP, TEXT_GROUP, LibraryScores
 from nas.core.space import SearchSpace
+from nas.nn.mixes import compared
 from nas.nn.model import Model
 from nas.nn.weights import load_weights
 from nas.proxy.corpus import refer_scores
 from nas.proxy.job import TrainResult, weights_file
 from nas.proxy.ladder import rung_jobs
-from nas.proxy.mixes import GROUP, assembled_mix, evaluate_mix, trained_model
+from nas.proxy.mixes import assembled_mix, evaluate_mix, trained_model
+from nas.proxy.quality import fix_scale
 from nas.runtimes import RUNTIMES
 from nas.search_spaces import load_space
 from nas.testing.fake_runtime import FakeRuntime
@@ -54,7 +56,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
     place = {"device": "local", "runtime": "fake", "quantisation": "", "workload": workload}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NAS_CACHE", str(folder / "cache"))
-        one = adaptation(lab, folder / "out", folder / "library", alone(), device=place, settings=QUICK)
+        one = adaptation(lab, folder / "out", folder / "library", alone(), device=place, settings=RECALLING)
         write_space(one, folder / "mixes.yaml", 8)
     path = folder / "mixes.yaml"
     return Written(one, path, load_space(path), LibraryScores.read(folder / "mixes-scores.json"))
@@ -62,7 +64,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 def scores_of(results: list[TrainResult | CandidateFailed]) -> list[float]:
     assert not any(isinstance(each, CandidateFailed) for each in results), results
-    return [each.scores[GROUP] for each in results if isinstance(each, TrainResult)]
+    return [each.scores[TEXT_GROUP] for each in results if isinstance(each, TrainResult)]
 
 
 def test_the_space_lists_mixes_and_its_references(written: Written) -> None:
@@ -86,27 +88,27 @@ def test_an_assembled_mix_has_the_divergence_that_the_library_computes(written: 
         evaluated = written.evaluated(layout, 1, tmp_path)
         parts = scores_of(evaluated)
         assert len(parts) == 4
-        losses = [each.losses[GROUP] for each in evaluated if isinstance(each, TrainResult)]
+        losses = [each.losses[TEXT_GROUP] for each in evaluated if isinstance(each, TrainResult)]
         model = assembled_mix(written.scores, trained_model(written.scores, CPU), layout)
-        expected = written.scores.uniform - written.one.library.divergence(model)
+        expected = written.scores.uniform[TEXT_GROUP] - written.one.library.divergence(model)
         assert sum(parts) / 4 == pytest.approx(expected, abs=1e-5)
         assert sum(losses) / 4 == pytest.approx(written.one.library.divergence(model), abs=1e-5)
         assert min(losses) >= 0, "divergences of parts of the text"
         (summed,) = scores_of(written.evaluated(layout, 0, tmp_path))
-        assert summed == pytest.approx(written.scores.score(layout))
+        assert summed == pytest.approx(written.scores.scores(layout)[TEXT_GROUP])
 
 
 def test_one_replacement_assembled_has_the_score_of_its_block(written: Written, tmp_path: Path) -> None:
     narrow = Layout.parse("d64 v320 ffn=swiglu:128 [A4/4:16+swiglu:64 A4/4:16 C3]")
     (summed,) = scores_of(written.evaluated(narrow, 0, tmp_path))
     assert sum(scores_of(written.evaluated(narrow, 1, tmp_path))) / 4 == pytest.approx(summed, abs=1e-5)
-    assert summed < written.scores.uniform
+    assert summed < written.scores.uniform[TEXT_GROUP]
 
 
 def test_the_trained_model_loses_nothing(written: Written, tmp_path: Path) -> None:
     (summed,) = scores_of(written.evaluated(LAYOUT, 0, tmp_path))
     parts = scores_of(written.evaluated(LAYOUT, 1, tmp_path))
-    assert summed == written.scores.uniform == pytest.approx(sum(parts) / 4)
+    assert summed == written.scores.uniform[TEXT_GROUP] == pytest.approx(sum(parts) / 4)
 
 
 def test_the_last_part_leaves_the_weights_for_the_check_of_the_export(written: Written, tmp_path: Path) -> None:
@@ -119,6 +121,27 @@ def test_the_last_part_leaves_the_weights_for_the_check_of_the_export(written: W
         load_weights(Model(layout, None), weights_file(tmp_path, results[-1].key))
     tensors = load_file(weights_file(tmp_path, results[-1].key))
     assert all(torch.equal(tensors[name], tensor) for name, tensor in found.state_dict().items())
+
+
+def test_recall_has_a_score_of_its_own(written: Written, tmp_path: Path) -> None:
+    """Its group is what `quality.recall` reads; recallable positions of the text are a part, which counts nowhere."""
+    layout = written.space.listed()[0]
+    library, kl = written.one.library, written.scores.uniform
+    assert {TEXT_GROUP, RECALL_GROUP} <= kl.keys() <= {TEXT_GROUP, RECALL_GROUP, RECALLABLE_GROUP}
+    text = library.text.means(
+        compared(library.teacher.model, assembled_mix(written.scores, library.teacher.model, layout), library.text).kl
+    )
+    results = [each for each in written.evaluated(layout, 1, tmp_path) if isinstance(each, TrainResult)]
+    per_part = [each.losses[RECALL_GROUP] for each in results]
+    counts = [int(library.text.part(part, 4).groups[RECALL_GROUP].sum()) for part in range(4)]
+    whole = sum(a * b for a, b in zip(per_part, counts, strict=True)) / sum(counts)
+    assert whole == pytest.approx(text[RECALL_GROUP], abs=1e-5)
+    (summed,) = [each for each in written.evaluated(layout, 0, tmp_path) if isinstance(each, TrainResult)]
+    assert summed.scores == pytest.approx(written.scores.scores(layout))
+    scale = fix_scale("assembled", {each: run.scores for each, run in enumerate(results)}, minimum=0.0)
+    assert set(scale.reference) == {TEXT_GROUP, RECALL_GROUP}
+    quality = scale.quality({each: run.scores for each, run in enumerate(results)})
+    assert quality.recall == pytest.approx(1.0)
 
 
 def test_a_layout_of_another_library_is_not_evaluated(written: Written, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,14 +46,23 @@ quality:
 """
 
 
+def scored(depth: int, part: str, block: str, *, text: float, recall: float) -> dict[str, Any]:
+    trained = block != "-"
+    return {
+        "depth": depth, "part": part, "block": block, "kl": {"lm/library": text, "lm/recall": recall},
+        "key": "a" * 64 if trained else None, "sha256": "b" * 64 if trained else None,
+    }  # fmt: skip
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     blocks = [
-        {"depth": 0, "part": "mixer", "block": "A4/2", "kl": 0.1, "key": "a" * 64, "sha256": "b" * 64},
-        {"depth": 1, "part": "ffn", "block": "swiglu:64", "kl": 0.2, "key": "c" * 64, "sha256": "d" * 64},
-        {"depth": 1, "part": "ffn", "block": "-", "kl": 0.7, "key": None, "sha256": None},
+        scored(0, "mixer", "A4/2", text=0.1, recall=0.4),
+        scored(1, "ffn", "swiglu:64", text=0.2, recall=0.1),
+        scored(1, "ffn", "-", text=0.7, recall=0.0),
     ]
-    scores = {"layout": MODEL, "teacher": "/t", "teacher_sha256": "0" * 64, "library": "/l", "uniform": 2.0,
+    scores = {"layout": MODEL, "teacher": "/t", "teacher_sha256": "0" * 64, "library": "/l",
+              "v": 2, "uniform": {"lm/library": 2.0, "lm/recall": 4.0},
               "text": "text.safetensors", "text_sha256": "0" * 64, "blocks": blocks}  # fmt: skip
     (tmp_path / "scores.json").write_text(json.dumps(scores))
     return tmp_path
@@ -78,9 +88,21 @@ def test_scores_of_replaced_blocks_add_up(folder: Path) -> None:
         Slot(0, "mixer"): "A4/2",
         Slot(1, "ffn"): "swiglu:64",
     }
-    assert scores.score(Layout.parse(MIX)) == pytest.approx(2.0 - 0.3)
-    assert scores.score(Layout.parse(MODEL)) == 2.0
-    assert scores.score(Layout.parse("d64 v320 ffn=swiglu:128 [A4/4:16 A4/4:16+none C3]")) == pytest.approx(1.3)
+    assert scores.scores(Layout.parse(MIX)) == pytest.approx({"lm/library": 2.0 - 0.3, "lm/recall": 4.0 - 0.5})
+    assert scores.scores(Layout.parse(MODEL)) == {"lm/library": 2.0, "lm/recall": 4.0}
+    without = scores.scores(Layout.parse("d64 v320 ffn=swiglu:128 [A4/4:16 A4/4:16+none C3]"))
+    assert without == pytest.approx({"lm/library": 1.3, "lm/recall": 4.0})
+    assert scores.quality(without) == pytest.approx((1.3 / 2 + 1) / 2)
+
+
+def test_terms_of_pairs_are_part_of_the_sum(folder: Path) -> None:
+    pair = {"blocks": [[0, "mixer", "A4/2"], [1, "ffn", "swiglu:64"]], "kl": {"lm/library": 0.25, "lm/recall": -0.1}}
+    path = folder / "scores.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"pairs": [pair]}))
+    scores = LibraryScores.read(path)
+    assert scores.scores(Layout.parse(MIX)) == pytest.approx({"lm/library": 2.0 - 0.55, "lm/recall": 4.0 - 0.4})
+    one = scores.scores(Layout.parse("d64 v320 ffn=swiglu:128 [A4/2:16 A4/4:16 C3]"))
+    assert one == pytest.approx({"lm/library": 1.9, "lm/recall": 3.6}), "one of the two has no term"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from pretrain_lab import LAYOUT, SETTINGS, run_here, write_corpus, write_family, write_tokenizer
 from torch import Tensor, nn
 
-from nas.core.canonical import content_hash
+from nas.core.canonical import content_hash, sha256_of
 from nas.core.errors import InvalidInput
 from nas.core.family import FILES, TRAINING, MemberFiles, MemberTraining, read_record
 from nas.core.task import IGNORE
@@ -23,7 +23,6 @@ from nas.pretrain import member_training
 from nas.pretrain.data import Vocabulary
 from nas.pretrain.member_training import MemberToTrain, TrainingPlan, TrainingRequest, train_member
 from nas.pretrain.next_token import PretrainingRequest
-from nas.release.files import sha256_of
 from nas.release.options import FileOptions
 from nas.views.family import member_folder
 

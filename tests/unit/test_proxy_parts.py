@@ -14,6 +14,9 @@ from nas.proxy.data import BYTE_GRAM, IGNORE, Group, LmData, Part, evaluate, rec
 from nas.proxy.generators import joined, recall_text
 from nas.proxy.job import is_part
 
+Ids = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
+Hits = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
+
 
 def domain(text: bytes, train: bytes = b"#" * 1000) -> Domain:
     return Domain(np.frombuffer(train, np.uint8), np.frombuffer(text, np.uint8))
@@ -23,6 +26,10 @@ def windows(*texts: bytes) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
     return np.stack([np.frombuffer(text, np.uint8) for text in texts])
 
 
+def recalled(text: Ids, train: bytes = b"#" * 1000) -> Hits:
+    return recallable(text, np.frombuffer(train, np.uint8), BYTE_GRAM)
+
+
 def shown(text: bytes, where: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> str:
     """The text, its labels that are not recallable replaced by dots; the first byte is no label."""
     return "".join(chr(byte) if hit else "." for byte, hit in zip(text[1:], where, strict=True))
@@ -30,7 +37,7 @@ def shown(text: bytes, where: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -
 
 def test_a_label_is_recallable_if_its_six_bytes_occurred_in_the_same_window() -> None:
     texts = (b"keyword=17; other=3; keyword=19;", b"no keyword=1 is repeated in here")
-    found = recallable(windows(*texts), domain(b"".join(texts)))
+    found = recalled(windows(*texts))
     assert shown(texts[0], found[0]) == "." * 25 + "rd=1" + ".."
     assert not found[1].any()
 
@@ -39,7 +46,7 @@ def test_a_label_is_recallable_if_its_six_bytes_occurred_in_the_same_window() ->
 def test_hits_agree_with_a_search_of_every_window(n: int) -> None:
     generator = np.random.default_rng(n)
     text = generator.integers(97, 99, (5, 60)).astype(np.uint8)
-    found = recallable(text, domain(text.tobytes()))
+    found = recalled(text)
     for row, hits in zip(text, found, strict=True):
         whole = row.tobytes()
         for label in range(1, len(whole)):
@@ -50,8 +57,8 @@ def test_hits_agree_with_a_search_of_every_window(n: int) -> None:
 
 def test_what_training_text_has_often_is_known_without_the_window() -> None:
     text = b"return self; x; return self; abcdefg; abcdefg"
-    rare = recallable(windows(text), domain(text))[0]
-    known = recallable(windows(text), domain(text, b"return self; ............." * 40_000))[0]
+    rare = recalled(windows(text))[0]
+    known = recalled(windows(text), b"return self; ............." * 40_000)[0]
     assert rare.sum() > known.sum() > 0
     assert shown(text, known).endswith("fg")
 
@@ -61,7 +68,7 @@ def test_the_answers_of_generated_text_are_recallable_within_their_distance() ->
     text = np.frombuffer(document.text, np.uint8)
     length = 512
     starts = np.arange(0, text.size - length - 1, length)
-    found = recallable(np.stack([text[start : start + length + 1] for start in starts]), domain(document.text))
+    found = recalled(np.stack([text[start : start + length + 1] for start in starts]))
     inside, hit = 0, 0
     for first, end, distance in document.recalls:
         row, column = divmod(first, length)

@@ -17,12 +17,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
+from nas.core.canonical import sha256_of
 from nas.core.errors import InvalidInput, UnknownName
 from nas.core.family import Figure, Measured, MemberFiles, read_record
 from nas.core.layout import Layout
 from nas.nn.model import Model
 from nas.nn.transformers import tensor_names
-from nas.release.files import files_of, rewrite_card, sha256_of, tokenizer_of, write_files
+from nas.release.files import files_of, rewrite_card, tokenizer_of, write_files
 from nas.release.huggingface import DrawnWeights, LazyTensors, Planned, open_weights, shards
 from nas.release.model_card import card
 from nas.release.options import FileOptions, kept_options
