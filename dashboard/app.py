@@ -8,6 +8,7 @@ from importlib.resources import files
 from typing import Annotated
 
 from fastapi import APIRouter, HTTPException, Query
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
@@ -63,7 +64,7 @@ def dashboard_router(
     if submitted is not None:
         whole.include_router(launch_router(store, submitted, access))
         whole.include_router(study_actions_router(submitted, access))
-    whole.include_router(_not_found(access))  # last, for all other paths
+    whole.include_router(not_found_router(access))  # last, for all other paths
     return whole
 
 
@@ -130,12 +131,27 @@ def _assets() -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir() if file.name.endswith(tuple(_TYPES))}
 
 
-def _not_found(access: PageAccess) -> APIRouter:
-    """Returns the route that answers unknown paths with an error page instead of JSON."""
-    router = APIRouter(route_class=page_route(access), include_in_schema=False)
+def not_found_router(access: PageAccess) -> APIRouter:
+    """Returns the route that answers all other paths, except those of the API, with an error page."""
+    router = APIRouter(route_class=page_route(access, public=True), include_in_schema=False)
 
-    @router.get("/studies/{rest:path}")
-    def show_nothing(rest: str) -> Response:
-        raise HTTPException(404, "there is no such page")
+    @router.get("/{path:outside_api}")
+    def show_nothing(path: str) -> Response:
+        raise HTTPException(404, f"there is no page /{path[:64]}")
 
     return router
+
+
+class _OutsideApi(Convertor[str]):
+    """A path that is not the API's, which answers itself; without a slash at its end, which is redirected."""
+
+    regex = "(?!v1(?:/|$)).*[^/]"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("outside_api", _OutsideApi())

@@ -15,10 +15,10 @@ from nas.api.studies import MarkRequest, mark_trial
 from nas.api.types import StudyName, TrialNumber
 from nas.core.errors import InvalidInput
 from nas.dashboard.access import Form, PageAccess, back_from
-from nas.dashboard.pages import answer, page_route
+from nas.dashboard.pages import answer, page, page_route
 from nas.store.rows import Role
 from nas.store.store import Store
-from nas.views.candidate import MOST, Forecasts, candidate_views, comparison_view
+from nas.views.candidate import MOST, Forecasts, candidate_views, card_view, comparison_view
 from nas.web.off_loop import off_loop
 
 _COMPARED = r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63}/)?[0-9]{1,9}$"
@@ -44,6 +44,10 @@ def candidate_router(store: Store, snapshots: Snapshots, access: PageAccess) -> 
     @router.get("/trials/{number}.json")
     def show_candidate(request: Request, name: StudyName, number: TrialNumber) -> Response:
         return answer("candidate.html", request, candidate_views(store, snapshots.get(name), [number])[0])
+
+    @router.get("/trials/{number}/card")
+    def show_card(request: Request, name: StudyName, number: TrialNumber) -> Response:
+        return page("card.html", request, view=card_view(snapshots.get(name), number))
 
     @router.get("/trials/{number}/forecasts")
     @router.get("/trials/{number}/forecasts.json")

@@ -6,7 +6,9 @@ Content-Security-Policy. All text is escaped, and no script, link or foreign ele
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from xml.etree import ElementTree
 
 from markupsafe import Markup
@@ -50,17 +52,21 @@ def layout_strip(
     shapes = [
         _column(layer, index, index in marked, most) if layer else _gap(index) for index, layer in enumerate(columns)
     ]
-    return _picture("strip", label, len(columns) * (_COLUMN + _GAP) + _GAP, _HEIGHT + _LETTERS, shapes)
+    end = len(columns) * (_COLUMN + _GAP) + _GAP
+    middle = _HEIGHT * _MIXER_SHARE + 0.5
+    shapes.insert(0, _element("line", x1=0, x2=end, y1=middle, y2=middle, class_="middle"))
+    return _picture("strip", label, end, _HEIGHT + _LETTERS, shapes)
 
 
-def layout_thumbnail(text: str) -> Markup:
+def layout_thumbnail(text: str, most: int | None = None) -> Markup:
     """Draws a layout small, for lists: the strip without letters and without a text for each block.
 
     Args:
         text: the one-line string, which is the text alternative.
+        most: as of `layout_strip`.
     """
-    layers = layout_view(Layout.parse(text), 0).layers
-    most = tallest(layers)
+    layers = _layers(text)
+    most = most or tallest(layers)
     shapes = []
     for index, layer in enumerate(layers):
         for shape in _column(layer, index, False, most).iter("rect"):
@@ -75,16 +81,55 @@ def tallest(columns: Sequence[LayerView | None]) -> int:
     return max([1, *(max(block.params for block in stack) * len(stack) for stack in stacks if stack)])
 
 
+def tallest_of(texts: Iterable[str]) -> int:
+    """Returns `tallest` of all these layouts, for a list of thumbnails on one scale."""
+    return max([1, *(tallest(_layers(text)) for text in texts)])
+
+
+def scale(most: int) -> str:
+    """Returns the legend of a strip whose tallest block has `most` weights."""
+    return f"mixers above the line, feed-forwards below; areas are weights, the tallest block has {show_count(most)}."
+
+
+@lru_cache(maxsize=4096)
+def _layers(text: str) -> tuple[LayerView, ...]:
+    return tuple(layout_view(Layout.parse(text), 0).layers)
+
+
 def aligned_strips(view: ComparisonView) -> list[Markup]:
-    """Draws a strip for each candidate, all on one scale, corresponding layers below each other."""
-    most = max(tallest(each.layout.layers) for each in view.candidates)
-    marked = [index for index, row in enumerate(view.rows) if row.differs]
+    """Draws a strip for each candidate, all on one scale, corresponding layers below each other.
+
+    Marked are layers of other kinds than most of the layouts have there; of two, those of the second.
+    """
+    most = aligned_scale(view)
     drawn = []
     for number, each in enumerate(view.candidates):
         indices = [row.layers[number] for row in view.rows]
         columns = [None if index is None else each.layout.layers[index] for index in indices]
+        marked = [place for place, kinds in enumerate(_kinds_by_row(view)) if kinds[number] != _usual(kinds)]
         drawn.append(layout_strip(columns, f"{each.name}: {each.layout.text}", most=most, marked=marked))
     return drawn
+
+
+def aligned_scale(view: ComparisonView) -> int:
+    """Returns the weights of the tallest block of a comparison."""
+    return max(tallest(each.layout.layers) for each in view.candidates)
+
+
+def _kinds_by_row(view: ComparisonView) -> list[list[tuple[str, ...] | None]]:
+    """Returns for each row the kinds of blocks that each candidate has there; None where it has no layer."""
+    return [
+        [
+            None if index is None else tuple(block.kind for block in each.layout.layers[index].blocks)
+            for each, index in zip(view.candidates, row.layers, strict=True)
+        ]
+        for row in view.rows
+    ]
+
+
+def _usual(kinds: Sequence[tuple[str, ...] | None]) -> tuple[str, ...] | None:
+    """Returns the most frequent one, and of equally frequent ones the first."""
+    return Counter(kinds).most_common(1)[0][0]
 
 
 def layout_legend(*views: CandidateView) -> list[tuple[str, str]]:

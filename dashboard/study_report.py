@@ -7,7 +7,6 @@ import shlex
 import tempfile
 from importlib.resources import files
 from pathlib import Path
-from xml.etree import ElementTree
 
 import yaml
 from markupsafe import Markup
@@ -21,7 +20,6 @@ from nas.study.events import Calibrated, notes
 from nas.views.study import study_view
 
 _STYLES = ("dashboard.css", "plots.css", "study.css", "report.css")
-_SVG = "http://www.w3.org/2000/svg"
 
 
 def study_report_html(store: Store, name: str) -> str:
@@ -52,6 +50,5 @@ def _picture(report: dict[str, object]) -> Markup:
     """Returns the front as inline SVG."""
     with tempfile.TemporaryDirectory(prefix="hilnas-report-") as folder:
         _, path = draw_front(report, Path(folder))
-        tree = ElementTree.parse(path).getroot()
-    ElementTree.register_namespace("", _SVG)
-    return Markup(ElementTree.tostring(tree, encoding="unicode"))
+        text = path.read_text()
+    return Markup(text[text.index("<svg") :])  # without the XML declaration, which HTML does not have

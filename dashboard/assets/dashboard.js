@@ -1,6 +1,6 @@
 // Refreshes parts of a page: <section id="..." data-refresh="seconds"> is fetched again, from data-from or the page's own
-// URL, and replaced if it changed on the server. Checked boxes stay checked; a part with the focus is not replaced.
-// Hidden pages are not refreshed.
+// URL, and replaced if it changed on the server. Checked boxes stay checked and opened details open; a part with the focus is
+// not replaced. Hidden pages are not refreshed.
 
 export async function fetchPage(url) {
   const answer = await fetch(url, { headers: { Accept: "text/html" }, redirect: "error" });
@@ -11,23 +11,32 @@ export async function fetchPage(url) {
 function replace(part, next) {
   const marked = new Set([...part.querySelectorAll("input:checked")].map((box) => box.value));
   for (const box of next.querySelectorAll("input[type=checkbox]")) box.checked = marked.has(box.value);
+  const opened = [...part.querySelectorAll("details")].map((each) => each.open);
+  next.querySelectorAll("details").forEach((each, place) => { each.open = opened[place] ?? each.open; });
   const across = [...part.querySelectorAll(".wide")].map((wide) => wide.scrollLeft);
   part.replaceWith(document.adoptNode(next));
   next.querySelectorAll(".wide").forEach((wide, place) => { wide.scrollLeft = across[place] ?? 0; });
   document.dispatchEvent(new CustomEvent("refreshed"));
 }
 
-function refreshPart({ id, outerHTML, dataset: { refresh, from = location.href } }) {
-  let known = outerHTML; // the last version of the server, without changes by scripts
+// Parts of one address are fetched together.
+function refreshParts(from, parts) {
+  const known = new Map(parts.map(({ id, outerHTML }) => [id, outerHTML])); // as the server sent them, without changes by scripts
   const refetch = async () => {
-    const [part, next] = [document, await fetchPage(from)].map((page) => page.getElementById(id));
-    if (!part || !next || next.outerHTML === known || part.contains(document.activeElement)) return;
-    known = next.outerHTML;
-    replace(part, next);
-    if (!next.dataset.refresh) clearInterval(timer);
+    const page = await fetchPage(from);
+    for (const id of known.keys()) {
+      const [part, next] = [document, page].map((each) => each.getElementById(id));
+      if (!part || !next || next.outerHTML === known.get(id) || part.contains(document.activeElement)) continue;
+      known.set(id, next.outerHTML);
+      replace(part, next);
+      if (!next.dataset.refresh) known.delete(id);
+    }
+    if (!known.size) clearInterval(timer);
   };
   const failed = (error) => console.info(`not refreshed: ${error.message}`);
-  const timer = setInterval(() => document.visibilityState === "visible" && refetch().catch(failed), 1000 * Number(refresh));
+  const pause = 1000 * Math.min(...parts.map(({ dataset }) => Number(dataset.refresh)));
+  const timer = setInterval(() => document.visibilityState === "visible" && refetch().catch(failed), pause);
 }
 
-document.querySelectorAll("[data-refresh][id]").forEach(refreshPart);
+const refreshed = [...document.querySelectorAll("[data-refresh][id]")];
+for (const [from, parts] of Map.groupBy(refreshed, ({ dataset }) => dataset.from ?? location.href)) refreshParts(from, parts);

@@ -1,18 +1,25 @@
-// Mouse and keys in a panel: hovering shows details, a click opens a trial, dragging selects, Ctrl and the wheel zoom, a
-// double click shows the whole panel; with the keyboard + and - zoom, arrows move, 0 shows the whole panel.
+// Mouse, fingers and keys in a panel: hovering shows details, a click opens a trial, dragging selects, Ctrl and the wheel
+// zoom, a double click shows the whole panel; the first tap shows details, the second opens the trial; with the keyboard + and
+// - zoom, arrows move, 0 shows the whole panel.
+import { fetchPage } from "./dashboard.js";
 import { label, show } from "./plotting.js";
 
 // Zoom factor, and the shares of the panel to move right and down.
 const KEYS = { ArrowLeft: [1, -0.1, 0], ArrowRight: [1, 0.1, 0], ArrowDown: [1, 0, 0.1], ArrowUp: [1, 0, -0.1],
   "+": [0.8, 0, 0], "-": [1.25, 0, 0], 0: [0, 0, 0] };
-const REACH = 8; // pixels
+const [REACH, FINGER] = [8, 20]; // pixels
+const REST = 100; // milliseconds on a trial until its layout is fetched
 
 // Returns the options of uPlot for them.
 export function gestures(panel) {
   const init = ({ over }) => {
-    over.addEventListener("click", ({ offsetX, offsetY }) => {
-      const point = nearest(panel, offsetX, offsetY);
-      if (point) location.assign(`${location.pathname}/trials/${point.trial}`);
+    let tapped = null;
+    over.addEventListener("pointerdown", ({ pointerType }) => { panel.touched = pointerType === "touch"; });
+    over.addEventListener("click", ({ offsetX: left, offsetY: top }) => {
+      const point = nearest(panel, left, top);
+      if (point && (!panel.touched || point.trial === tapped)) location.assign(`${location.pathname}/trials/${point.trial}`);
+      tapped = point?.trial ?? null;
+      showTip(panel, { left, top });
     });
     over.addEventListener("wheel", (event) => {
       if (!event.ctrlKey) return;
@@ -50,7 +57,7 @@ function view(panel, factor, from = [0, 0], to = from) {
 // Returns the point at a position: of the front or the references, else of the cloud.
 function nearest(panel, left, top) {
   const { cloud: [xs, ys], page: { data, shown }, plot: { bbox } } = panel;
-  const reach = REACH * devicePixelRatio;
+  const reach = (panel.touched ? FINGER : REACH) * devicePixelRatio;
   const [x, y] = [bbox.left + left * devicePixelRatio, bbox.top + top * devicePixelRatio];
   const far = (point) => Math.hypot(...panel.place(point).map((at, i) => at - [x, y][i]));
   const [first] = [...data.front, ...data.references].filter((each) => far(each) < reach).sort((a, b) => far(a) - far(b));
@@ -61,19 +68,37 @@ function nearest(panel, left, top) {
 function showTip(panel, { left, top }) {
   const { page: { data, choice }, tip } = panel;
   const point = nearest(panel, left, top);
+  const [told, card] = tip.children;
   tip.hidden = !point;
+  if (!point) delete card.dataset.trial;
   if (!point) return;
   const { over, bbox } = panel.plot;
   const [across, down] = [left + bbox.left / devicePixelRatio, top + bbox.top / devicePixelRatio];
-  const beyond = left > over.clientWidth / 2; // to the left of the pointer in the right half
-  Object.assign(tip.style, { top: `${down + 12}px`, left: beyond ? "auto" : `${across + 12}px`,
-    right: beyond ? `${panel.box.clientWidth - across + 12}px` : "auto" });
-  const { trial, name, layout, on, p_front: chance, ties = [], low = {}, high = {} } = point;
+  // Away from the nearer edges: it neither leaves the panel at a side nor the window below it.
+  const place = (at, size, whole) => (at > size / 2 ? ["auto", `${whole - at + 12}px`] : [`${at + 12}px`, "auto"]);
+  const [start, end] = place(across, over.clientWidth, panel.box.clientWidth);
+  const [above, below] = place(down, over.clientHeight, panel.box.clientHeight);
+  Object.assign(tip.style, { left: start, right: end, top: above, bottom: below });
+  const { trial, name, on, p_front: chance, ties = [], low = {}, high = {} } = point;
   const interval = (key) => (Number.isFinite(low[key]) ? ` (${show(low[key])} to ${show(high[key])})` : "");
-  tip.textContent = [
+  told.textContent = [
     `${name ? `${name} reference, ` : ""}trial ${trial}, ${data.statuses[data.status[trial]]}`,
     on !== undefined && `${on ? "on" : "tied with"} the front, P(front) ${show(chance ?? NaN)}`,
     ties.length > 0 && `tied with ${ties.slice(0, 8).join(", ")}${ties.length > 8 ? ", …" : ""}`,
-    ...choice.keys.map((key) => `${label(data.axis(key))}: ${show(data.values[key][trial])}${interval(key)}`), layout,
+    ...choice.keys.map((key) => `${label(data.axis(key))}: ${show(data.values[key][trial])}${interval(key)}`),
   ].filter(Boolean).join("\n");
+  if (card.dataset.trial !== `${trial}`) drawLayout(panel.page, card, `${trial}`);
+}
+
+// Draws a trial's layout, and says why it ended, once the pointer rests on it.
+function drawLayout({ cards }, card, trial) {
+  card.dataset.trial = trial;
+  card.replaceChildren();
+  const draw = async () => {
+    if (card.dataset.trial !== trial) return;
+    cards[trial] ??= fetchPage(`${location.pathname}/trials/${trial}/card`);
+    const { body } = await cards[trial];
+    if (card.dataset.trial === trial) card.replaceChildren(...body.cloneNode(true).childNodes);
+  };
+  setTimeout(() => draw().catch((error) => console.info(`not drawn: ${error.message}`)), REST);
 }

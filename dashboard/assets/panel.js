@@ -57,10 +57,11 @@ export class Panel {
     context.beginPath();
     context.rect(area.left, area.top, area.width, area.height);
     context.clip();
+    this.drawStairs(context, area);
     this.drawCloud(context);
-    this.drawStairs(context);
     for (const point of [...data.front, ...data.references]) this.drawPoint(context, point);
     this.drawLines(context, area);
+    this.drawBest(context, area);
     this.drawCorner(context, area);
     this.drawOutside(context, area);
     context.restore();
@@ -70,7 +71,7 @@ export class Panel {
   drawCloud(context) {
     const { plot, page: { data, layers } } = this;
     this.cloud = SIDES.map((side) => Array.from(data.values[this.keys[side]], (value) => plot.valToPos(value, side, true)));
-    const [[xs, ys], reach] = [this.cloud, 1.5 * uPlot.pxRatio];
+    const [[xs, ys], reach] = [this.cloud, 2 * uPlot.pxRatio];
     for (const [name, trials] of layers) {
       context.fillStyle = context.strokeStyle = colour(name);
       for (const [x, y] of trials.map((trial) => [xs[trial], ys[trial]])) {
@@ -80,33 +81,60 @@ export class Panel {
     }
   }
 
-  // The boundary of what the front beats on these two axes: steps through the trials that no other one beats on both.
-  drawStairs(context) {
+  // Whether the right and the upper end of the axes are the better ones.
+  better = () => SIDES.map((side) => this.page.data.axis(this.keys[side]).direction === "max");
+
+  // What the front beats on these two axes, and its boundary: steps through the trials that no other one beats on both, to
+  // the edges of the panel.
+  drawStairs(context, { left, top, width, height }) {
     const { page: { data } } = this;
-    const [right, up] = SIDES.map((side) => data.axis(this.keys[side]).direction === "max");
+    const [right, up] = this.better();
+    const [worst, lowest] = [right ? left : left + width, up ? top + height : top];
     const places = data.front.filter(({ on }) => on).map(({ values }) => SIDES.map((side) => this.at(values, side)));
     const best = places.filter((place) => place.every(Number.isFinite)).sort(([a], [b]) => (right ? b - a : a - b));
     const steps = [];
     for (const [x, y] of best) {
       const last = steps.at(-1);
       if (last && (up ? y >= last[1] : y <= last[1])) continue; // pixels count down from the top
-      if (last) steps.push([x, last[1]]);
-      steps.push([x, y]);
+      steps.push([x, last ? last[1] : lowest], [x, y]);
     }
-    context.globalAlpha = 0.6;
-    context.strokeStyle = colour("hue-1");
-    context.lineWidth = 1.5 * uPlot.pxRatio;
+    if (!steps.length) return;
+    steps.push([worst, steps.at(-1)[1]]);
+    context.strokeStyle = context.fillStyle = colour("hue-0");
+    context.lineWidth = 2.5 * uPlot.pxRatio;
     stroke(context, steps);
+    context.lineTo(worst, lowest);
+    context.globalAlpha = 0.07;
+    context.fill();
     [context.globalAlpha, context.lineWidth] = [1, uPlot.pxRatio];
+  }
+
+  // A ring around the trial that the headline names, and its name towards the better corner, where nothing else is.
+  drawBest(context, { left, width }) {
+    const { page: { data } } = this;
+    const best = data.front.find(({ trial }) => trial === data.best);
+    const [x, y] = best ? this.place(best) : [NaN, NaN];
+    if (!Number.isFinite(x + y)) return;
+    const [[right, up], pixel, text] = [this.better(), uPlot.pxRatio, `trial ${data.best}`];
+    context.globalAlpha = 1;
+    context.strokeStyle = colour("ink");
+    context.lineWidth = 2 * pixel;
+    context.setLineDash([]);
+    context.beginPath();
+    context.arc(x, y, 9 * pixel, 0, 2 * Math.PI);
+    context.stroke();
+    context.font = `600 ${12 * pixel}px system-ui`;
+    const long = context.measureText(text).width + 16 * pixel;
+    context.textAlign = (right ? x + long < left + width : x - long < left) ? "left" : "right";
+    write(context, text, x + (context.textAlign === "left" ? 8 : -8) * pixel, y + (up ? -12 : 20) * pixel);
   }
 
   // Names the corner in which both axes are best.
   drawCorner(context, { left, top, width, height }) {
-    const [right, up] = SIDES.map((side) => this.page.data.axis(this.keys[side]).direction === "max");
-    const room = 8 * uPlot.pxRatio;
+    const [[right, up], room] = [this.better(), 8 * uPlot.pxRatio];
     context.globalAlpha = 1;
     context.fillStyle = colour("soft");
-    context.font = `600 ${12 * uPlot.pxRatio}px system-ui`;
+    context.font = `600 ${13 * uPlot.pxRatio}px system-ui`;
     context.textAlign = right ? "right" : "left";
     const text = right ? `better ${up ? "↗" : "↘"}` : `${up ? "↖" : "↙"} better`;
     context.fillText(text, right ? left + width - room : left + room, up ? top + 2 * room : top + height - room);
@@ -119,8 +147,8 @@ export class Panel {
     const references = data.references.map(({ trial }) => trial);
     const out = xs.filter((x, i) => shown[i] && !references.includes(i) && data.statuses[data.status[i]] === "complete" && (beyond(x, left, width) || beyond(ys[i], top, height)));
     if (!near || !out.length || this.zoomed.x) return;
-    const [right, up] = SIDES.map((side) => data.axis(this.keys[side]).direction === "max");
-    const room = 8 * uPlot.pxRatio;
+    const [[right, up], room] = [this.better(), 8 * uPlot.pxRatio];
+    context.font = `${11 * uPlot.pxRatio}px system-ui`;
     context.textAlign = right ? "left" : "right";
     context.fillText(`${out.length} complete outside`, right ? left + room : left + width - room, up ? top + height - room : top + 2 * room);
   }
@@ -146,11 +174,13 @@ export class Panel {
     const { trial, on, name, values, low, high } = point;
     const [x, y] = this.place(point);
     const outside = SIDES.map((side, i) => Math.sign(Math.round(this.at(values, side) - [x, y][i])));
-    context.globalAlpha = name || this.page.picked[trial] ? 1 : 0.25;
+    const strength = name || this.page.picked[trial] ? 1 : 0.25;
+    context.globalAlpha = 0.35 * strength;
     context.strokeStyle = colour(name ? "ink" : "hue-1");
     context.fillStyle = on === false ? colour("ground") : context.strokeStyle;
     stroke(context, [[this.at(low, "x"), y], [this.at(high, "x"), y]]);
     stroke(context, [[x, this.at(low, "y")], [x, this.at(high, "y")]]);
+    context.globalAlpha = strength;
     context.beginPath();
     if (outside.some(Boolean)) arrow(context, x, y, Math.atan2(outside[1], outside[0]), 8 * uPlot.pxRatio);
     else if (name) star(context, x, y, 8 * uPlot.pxRatio);
@@ -164,8 +194,16 @@ export class Panel {
     const [{ left, top, width }, near] = [this.plot.bbox, context.measureText(text).width / 2]; // it stays inside
     const [align, up] = [x < left + near ? "left" : x > left + width - near ? "right" : "center", y < top + 30 * uPlot.pxRatio ? (figures.length ? -36 : -22) : 12];
     context.textAlign = align;
-    context.fillText(text, x, y - up * uPlot.pxRatio);
+    write(context, text, x, y - up * uPlot.pxRatio);
   }
+}
+
+// Writes a text with an edge in the colour of the ground, which separates it from what is below.
+function write(context, text, x, y) {
+  Object.assign(context, { strokeStyle: colour("ground"), fillStyle: colour("ink"), lineWidth: 3 * uPlot.pxRatio, lineJoin: "round" });
+  context.strokeText(text, x, y);
+  context.fillText(text, x, y);
+  context.lineWidth = uPlot.pxRatio;
 }
 
 // Adds the path of an arrow head around a place, which points at an angle from the x axis.

@@ -14,7 +14,8 @@ class StudyPage {
   constructor(section) {
     const controls = Object.fromEntries([...section.querySelectorAll("[name]")].map((each) => [each.name, each]));
     const data = new StudyData(section.dataset.points);
-    Object.assign(this, { section, data, controls, choice: new Choice(controls, data) });
+    // Drawn layouts by trial; and whether there is anything to draw yet.
+    Object.assign(this, { section, data, controls, choice: new Choice(controls, data), cards: {}, drawn: !section.hidden });
     this.panels = [...section.querySelectorAll(".panel")].map((figure) => new Panel(figure, this));
     this.parallel = new Parallel(byId("parallel"), this);
     section.addEventListener("change", ({ target: { name, checked } }) => {
@@ -23,7 +24,7 @@ class StudyPage {
     });
     const clear = () => this.pick(...[...this.choice.ranges.keys()].map((key) => [key, null]));
     byId("clear").addEventListener("click", clear);
-    byId("png").addEventListener("click", () => savePng(section, data.name));
+    byId("png").addEventListener("click", () => savePng(section.querySelector(".panels"), data.name));
     document.addEventListener("keydown", ({ key }) => key === "Escape" && clear());
     document.addEventListener("visibilitychange", () => this.keepUpdated());
     document.addEventListener("refreshed", () => this.showRows());
@@ -51,7 +52,12 @@ class StudyPage {
     choice.write();
     Object.assign(this, choice.masks(), { extents: {}, near: choice.near });
     byId("picked").textContent = choice.ranges.size ? `${this.layers[2][1].length} of ${data.trials} trials selected` : "";
+    byId("clear").hidden = !choice.ranges.size;
     this.showRows();
+    if (!this.drawn && !data.front.length) return;
+    if (!this.drawn) how = "build";
+    this.drawn = true;
+    for (const id of ["panels", "courses"]) byId(id).hidden = false;
     for (const each of [...this.panels, this.parallel]) each[how]();
     this.drawCourse();
   }
@@ -80,6 +86,7 @@ class StudyPage {
     if (document.visibilityState === "hidden") return;
     const news = await this.data.update(this.choice.keys).catch((error) => console.info(`not updated: ${error.message}`));
     this.section.dataset.live = news === undefined ? "no" : "yes";
+    if (news) this.cards = {};
     if (news) this.show();
     this.timer = setTimeout(() => this.keepUpdated(), EVERY);
   }

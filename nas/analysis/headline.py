@@ -27,6 +27,7 @@ class Headline(BaseModel):
     front: int = Field(description="trials on the front")
     better: int = Field(description="those of them that are better than the reference somewhere and worse nowhere")
     best: int | None = Field(description="of these, the trial that adds most hypervolume; null if there is none")
+    named: int | None = Field(None, description="the trial that the text names; null if it names none")
     reference: str | None = Field(description="the reference that they are compared with")
     chance: float | None = Field(description="that `best` is better in all that the text says")
 
@@ -89,12 +90,14 @@ def headline(study: StudySnapshot) -> Headline | None:
             f"{layouts}; none is better than {reference} without being worse somewhere, as far as the noise tells."
             f" The one that adds most to the front: trial {first}, {said}."
         )
-        return Headline(text=text, front=len(front), better=0, best=None, reference=reference, chance=None)
+        return Headline(
+            text=text, front=len(front), better=0, best=None, named=first, reference=reference, chance=None
+        )  # fmt: skip
     said, chance = _compared(found[better[0]])
     beat = f"{len(better)} of {layouts.replace(' are on', ' on').replace(' is on', ' on')} beat {reference}"
     return Headline(
         text=f"{beat}. Best: trial {better[0]}, {said}.",
-        front=len(front), better=len(better), best=better[0], reference=reference, chance=chance,
+        front=len(front), better=len(better), best=better[0], named=better[0], reference=reference, chance=chance,
     )  # fmt: skip
 
 

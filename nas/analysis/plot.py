@@ -10,27 +10,61 @@ from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 
+from nas.core.metrics import METRICS
 from nas.core.scoring import PUBLISHED
+from nas.core.stats import Z95
 
 Report = Mapping[str, Any]
 Objective = Mapping[str, Any]
 
-# Okabe and Ito's palette, which people with colour-vision deficiencies can tell apart.
-_OTHER, _FRONT, _BUDGET = "#999999", "#0072B2", "#D55E00"
-_REFERENCES = ("#E69F00", "#CC79A7", "#009E73")
+# The dashboard's colours on light ground (dashboard/assets/plots.css), of Okabe and Ito's palette, which people with
+# colour-vision deficiencies can tell apart.
+_FRONT, _BOUND, _OTHER, _BUDGET = "#d55e00", "#0072b2", "#7f8c9b", "#b42318"
+_INK, _SOFT, _LINE = "#1b1f24", "#59636e", "#d1d9e0"
 _ARROWS = {(0, 1): "\u2191", (0, -1): "\u2193", (1, 0): "\u2192", (-1, 0): "\u2190"}
-_PANEL_IN = (4.6, 4.2)
+_CORNERS = {
+    (True, True): "better \u2197", (True, False): "better \u2198",
+    (False, True): "\u2196 better", (False, False): "\u2199 better",
+}  # fmt: skip
+_LARGE_IN, _SMALL_IN = (6.4, 5.2), 3.6
 _MARGIN = 0.12
+_LEGEND = 5
+"""Columns of the legend."""
 _DPI = 160
+_AROUND = [
+    (-6, 6),
+    (6, 6),
+    (6, -6),
+    (-6, -6),
+    (0, 9),
+    (0, -9),
+    (9, 0),
+    (-9, 0),
+    (-14, 14),
+    (14, 14),
+    (14, -14),
+    (-14, -14),
+    (0, 22),
+    (0, -22),
+]
+"""Places of a label around its point, in points, best first."""
+
+_GROUND = {"facecolor": "white", "alpha": 0.7, "edgecolor": "none", "pad": 0.5}
+"""Of texts, which keeps lines below them apart."""
+
+Place = tuple[float, float]
 
 
 def draw_front(report: Report, folder: Path) -> tuple[Path, Path]:
-    """Draws a study's complete trials, its front, references and budgets.
+    """Draws a study's complete trials, its front with 95 % intervals, references and budgets, and names the best trial.
 
-    Axes reach over the front and the published reference, and to what is no further away than these are from each
-    other. A reference beyond that is an arrow at the edge; complete trials beyond it are counted.
+    The first two objectives have a large panel, every other pair a small one. Axes reach over the front and the
+    published reference, and to what is no further away than these are from each other. A reference beyond that is an
+    arrow at the edge; complete trials beyond it are counted. Labels that would overlap are left out.
 
     Args:
         report: of `nas.analysis.report.study_report`.
@@ -41,17 +75,33 @@ def draw_front(report: Report, folder: Path) -> tuple[Path, Path]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     pairs = [_axes_of(pair) for pair in itertools.combinations(report["objectives"], 2)]
-    figure = Figure(figsize=(_PANEL_IN[0] * len(pairs), _PANEL_IN[1] + 0.6), layout="constrained")
-    panels = figure.subplots(1, len(pairs), squeeze=False)[0]
+    figure, panels = _figure(len(pairs))
     for panel, (x, y) in zip(panels, pairs, strict=True):
         _draw_panel(panel, report, x, y)
-    figure.suptitle(_title(report), fontsize=11)
+    figure.suptitle(_title(report), fontsize=11, color=_INK)
     _draw_legend(figure, panels)
+    figure.draw_without_rendering()  # lays the panels out: labels need their sizes
+    figure.set_layout_engine("none")
+    for number, (panel, (x, y)) in enumerate(zip(panels, pairs, strict=True)):
+        _label_points(panel, report, x, y, every=not number)
     png, svg = folder / "front.png", folder / "front.svg"
     with matplotlib.rc_context({"svg.hashsalt": "hilnas", "svg.fonttype": "none"}):
         for path in (png, svg):
             _save(figure, path)
     return png, svg
+
+
+def _figure(count: int) -> tuple[Figure, list[Axes]]:
+    """Returns a figure with one large panel, and further ones in columns of two at its right."""
+    columns = math.ceil((count - 1) / 2)
+    figure = Figure(figsize=(_LARGE_IN[0] + columns * _SMALL_IN, _LARGE_IN[1]), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.add_gridspec(2, 1 + columns, width_ratios=[_LARGE_IN[0] / _SMALL_IN, *[1] * columns])
+    panels = [figure.add_subplot(grid[:, 0])]
+    for place in range(count - 1):
+        alone = place == count - 2 and place % 2 == 0
+        panels.append(figure.add_subplot(grid[:, 1 + place // 2] if alone else grid[place % 2, 1 + place // 2]))
+    return figure, panels
 
 
 def _axes_of(pair: tuple[Objective, Objective]) -> tuple[Objective, Objective]:
@@ -65,28 +115,134 @@ def _draw_panel(panel: Axes, report: Report, x: Objective, y: Objective) -> None
     others = _points((row for row in report["ranking"] if row["trial"] not in on_front), x, y)
     front = _points(report["front"], x, y)
     if others:
-        panel.scatter(*_unzipped(others), s=24, color=_OTHER, alpha=0.7, linewidths=0, label="complete")
+        panel.scatter(*_unzipped(others), s=18, color=_OTHER, linewidths=0, label="other complete trials")
     if noisy := _points(report["noisy"], x, y):
-        panel.scatter(*_unzipped(noisy), s=24, facecolors="none", edgecolors=_OTHER, label="noisy")
+        panel.scatter(*_unzipped(noisy), s=18, facecolors="none", edgecolors=_OTHER, label="noisy")
     if front:
-        panel.scatter(*_unzipped(front), s=48, color=_FRONT, zorder=3, label="front")
-        for row, at in zip(report["front"], front, strict=True):
-            panel.annotate(f"{row['trial']}", at, xytext=(4, 4), textcoords="offset points", fontsize=8, color=_FRONT)
+        panel.scatter(*_unzipped(front), s=40, color=_FRONT, zorder=3, label="front, with 95 % interval")
     _draw_budgets(panel, report["budgets"], x, y)
     published = _points((row for row in report["references"] if row["name"] == PUBLISHED), x, y)
     further = [at for row in report["references"] for at in _points([row], x, y)]
     for axis, name in enumerate("xy"):
         ends = _ends([at[axis] for at in (*front, *published)], [at[axis] for at in (*others, *further)])
         panel.set(**{f"{name}lim": ends} if ends else {})
+    _draw_intervals(panel, report["front"], x, y, _FRONT)
+    _draw_bound(panel, front, x, y)
+    right, up = (axis["direction"] == "max" for axis in (x, y))
     if outside := sum(_directions(panel, at) != (0, 0) for at in others):
-        panel.text(0.98, 0.02, f"{outside} complete outside", transform=panel.transAxes, ha="right", fontsize=8)
-    for row, colour in zip(report["references"], itertools.cycle(_REFERENCES), strict=False):
+        _write_in_corner(panel, f"{outside} complete outside", not right, not up)
+    _write_in_corner(panel, _CORNERS[right, up], right, up, weight="bold")
+    for row in report["references"]:
+        _draw_intervals(panel, [row], x, y, _INK)
         for at in _points([row], x, y):
-            _draw_reference(panel, row["name"], at, colour)
-    panel.set_xlabel(_label(x))
-    panel.set_ylabel(_label(y))
-    panel.grid(alpha=0.25)
+            _draw_reference(panel, at)
+    panel.set_xlabel(_label(x), color=_INK)
+    panel.set_ylabel(_label(y), color=_INK)
+    panel.tick_params(length=0, labelcolor=_INK)
+    panel.spines[:].set_color(_LINE)
+    panel.grid(color=_LINE, linewidth=0.7)
+    panel.set_axisbelow(True)
     panel.margins(_MARGIN)
+
+
+def _write_in_corner(panel: Axes, text: str, right: bool, up: bool, weight: str = "normal") -> None:
+    across, level = ("right" if right else "left"), ("top" if up else "bottom")
+    panel.text(
+        0.98 if right else 0.02, 0.98 if up else 0.02, text, transform=panel.transAxes, ha=across, va=level, fontsize=9,
+        color=_SOFT, weight=weight, zorder=5, bbox=_GROUND,
+    )  # fmt: skip
+
+
+def _draw_intervals(panel: Axes, rows: Iterable[Any], x: Objective, y: Objective, colour: str) -> None:
+    for row in rows:
+        for at in _points([row], x, y):
+            (left, right), (low, high) = (_interval(row, axis) for axis in (x, y))
+            panel.plot((left, right), (at[1], at[1]), color=colour, alpha=0.35, linewidth=1)
+            panel.plot((at[0], at[0]), (low, high), color=colour, alpha=0.35, linewidth=1)
+
+
+def _interval(row: Mapping[str, Any], objective: Objective) -> Place:
+    """Returns the 95 % interval of a row's objective, in its unit."""
+    value, half = row["objectives"][objective["name"]], Z95 * row["sd"][objective["name"]]
+    if METRICS[objective["metric"]].transform == "log":
+        return value * math.exp(-half), value * math.exp(half)
+    return value - half, value + half
+
+
+def _draw_bound(panel: Axes, front: Sequence[Place], x: Objective, y: Objective) -> None:
+    """Draws steps through the trials that no other one beats on both axes, to the edges, and shades what they beat."""
+    if not front:
+        return
+    right, up = (axis["direction"] == "max" for axis in (x, y))
+    (left_end, right_end), (bottom, top) = panel.get_xlim(), panel.get_ylim()
+    worst, lowest = (left_end if right else right_end), (bottom if up else top)
+    steps: list[Place] = []
+    for at in sorted(front, key=lambda at: -at[0] if right else at[0]):
+        level = steps[-1][1] if steps else lowest
+        if not steps or (at[1] > level if up else at[1] < level):
+            steps += [(at[0], level), at]
+    steps.append((worst, steps[-1][1]))
+    panel.plot(*_unzipped(steps), color=_BOUND, linewidth=2.2, zorder=2, label="bound of the front on these axes")
+    panel.fill(*_unzipped([*steps, (worst, lowest)]), color=_BOUND, alpha=0.07, linewidth=0, zorder=0)
+    panel.set(xlim=(left_end, right_end), ylim=(bottom, top))
+
+
+def _label_points(panel: Axes, report: Report, x: Objective, y: Objective, every: bool) -> None:
+    """Rings and names the best trial, names references and, if `every`, others of the front where there is room."""
+    to_pixels = panel.transData.transform
+    marked = _points([*report["ranking"], *report["noisy"]], x, y)
+    marked += [_at_edge(panel, at)[0] for at in _points(report["references"], x, y)]
+    room = panel.figure.dpi / 72 * 4
+    taken = [Bbox.from_bounds(a - room, b - room, 2 * room, 2 * room) for a, b in map(to_pixels, marked)]
+    taken += [text.get_window_extent() for text in panel.texts]
+    best = _best(report)
+    front = sorted(report["front"], key=lambda row: row["trial"] != best)
+    for row in report["references"]:
+        for at in _points([row], x, y):
+            place, figures = _at_edge(panel, at)
+            _write_near(panel, " ".join([row["name"], *figures]), place, taken, _INK)
+    for row in front:
+        for at in _points([row], x, y):
+            if row["trial"] == best:
+                panel.scatter(*at, s=150, facecolors="none", edgecolors=_INK, linewidths=1.6, zorder=4)
+                _write_near(panel, f"trial {best}", at, taken, _INK, weight="bold")
+            elif every:
+                _write_near(panel, str(row["trial"]), at, taken, _FRONT, needed=False)
+
+
+def _best(report: Report) -> int | None:
+    """Returns the trial that the headline names, else the first of the front."""
+    said = report["headline"] or {}
+    if said.get("named") is not None:
+        return int(said["named"])
+    return next((int(row["trial"]) for row in report["front"]), None)
+
+
+def _write_near(
+    panel: Axes, text: str, at: Place, taken: list[Bbox], colour: str, weight: str = "normal", needed: bool = True
+) -> None:  # fmt: skip
+    """Writes a text next to a point where it overlaps nothing; elsewhere only if `needed`."""
+    inside = panel.get_window_extent()
+    label = panel.annotate(
+        text, at, xytext=(0, 0), textcoords="offset points", fontsize=8.5, color=colour, weight=weight, zorder=5,
+        bbox=_GROUND,
+    )  # fmt: skip
+
+    def crowded(place: tuple[int, int]) -> int:
+        across, up = place
+        label.set(
+            position=place, ha="center" if not across else "left" if across > 0 else "right",
+            va="center" if not up else "bottom" if up > 0 else "top",
+        )  # fmt: skip
+        box = label.get_window_extent()
+        outside = box.x0 < inside.x0 or box.x1 > inside.x1 or box.y0 < inside.y0 or box.y1 > inside.y1
+        return int(box.count_overlaps(taken)) + outside * (1 + len(taken))
+
+    place = min(_AROUND, key=crowded)
+    if crowded(place) and not needed:
+        label.remove()
+    else:
+        taken.append(label.get_window_extent())
 
 
 def _ends(near: Sequence[float], others: Sequence[float]) -> tuple[float, float] | None:
@@ -106,27 +262,26 @@ def _directions(panel: Axes, at: tuple[float, float]) -> tuple[int, int]:
     return int(at[0] > right) - int(at[0] < left), int(at[1] > top) - int(at[1] < bottom)
 
 
-def _draw_reference(panel: Axes, name: str, at: tuple[float, float], colour: str) -> None:
-    """Draws a star, or an arrow head at the edge of the panel with the figures that are outside of it."""
+def _draw_reference(panel: Axes, at: Place) -> None:
+    """Draws a star, or an arrow head at the edge of the panel."""
     across, up = _directions(panel, at)
-    label = f"{name} reference"
     if not (across or up):
-        panel.scatter(*at, s=150, marker="*", color=colour, zorder=4, label=label)
+        panel.scatter(*at, s=130, marker="*", color=_INK, zorder=4, linewidths=0, label="reference")
         return
-    limits = (panel.get_xlim(), panel.get_ylim())
-    inset = [0.04 * (high - low) for low, high in limits]
-    place_x, place_y = (
-        min(max(value, low + room), high - room) for value, (low, high), room in zip(at, limits, inset, strict=True)
-    )
     angle = round(math.degrees(math.atan2(up, across))) - 90
-    panel.scatter(place_x, place_y, s=90, marker=(3, 0, angle), color=colour, zorder=4, label=label)
+    panel.scatter(*_at_edge(panel, at)[0], s=80, marker=(3, 0, angle), color=_INK, zorder=4, linewidths=0)
+
+
+def _at_edge(panel: Axes, at: Place) -> tuple[Place, list[str]]:
+    """Returns where a point is drawn: itself, or at the edge of the panel; and its figures that are outside of it."""
+    across, up = _directions(panel, at)
+    ends = (panel.get_xlim(), panel.get_ylim())
+    x, y = (
+        min(max(value, low + 0.04 * (high - low)), high - 0.04 * (high - low)) if side else value
+        for value, (low, high), side in zip(at, ends, (across, up), strict=True)
+    )
     sides = ((across, 0), at[0]), ((0, up), at[1])
-    figures = [f"{_ARROWS[side]} {value:.4g}" for side, value in sides if side in _ARROWS]
-    right, high = place_x > sum(limits[0]) / 2, place_y > sum(limits[1]) / 2
-    panel.annotate(
-        f"{name} {' '.join(figures)}", (place_x, place_y), xytext=(-8 if right else 8, -16 if high else 10),
-        textcoords="offset points", ha="right" if right else "left", fontsize=8, color=colour,
-    )  # fmt: skip
+    return (x, y), [f"{_ARROWS[side]} {value:.4g}" for side, value in sides if side in _ARROWS]
 
 
 def _points(rows: Any, x: Objective, y: Objective) -> list[tuple[float, float]]:
@@ -148,7 +303,12 @@ def _draw_legend(figure: Figure, panels: Iterable[Axes]) -> None:
     }  # fmt: skip
     if marks:
         figure.legend(
-            marks.values(), marks.keys(), loc="outside lower center", ncols=len(marks), frameon=False, fontsize=9
+            marks.values(),
+            marks.keys(),
+            loc="outside lower center",
+            ncols=min(len(marks), _LEGEND),
+            frameon=False,
+            fontsize=9,
         )
 
 
@@ -166,7 +326,7 @@ def _draw_budgets(panel: Axes, budgets: Sequence[Mapping[str, Any]], x: Objectiv
 def _label(objective: Objective) -> str:
     unit = f" [{objective['unit']}]" if objective["unit"] else ""
     at = f" at {objective['workload']}" if objective["workload"] else ""
-    return f"{objective['name']}{at}{unit}, {'more' if objective['direction'] == 'max' else 'less'} is better"
+    return f"{objective['name']}{at}{unit} {_ARROWS[0, 1 if objective['direction'] == 'max' else -1]}"
 
 
 def _title(report: Report) -> str:
@@ -178,6 +338,6 @@ def _title(report: Report) -> str:
 def _save(figure: Figure, path: Path) -> None:
     partial = path.with_name(f".{path.name}.partial")
     # No date in the file: equal results give equal bytes.
-    metadata = {"Date": None} if path.suffix == ".svg" else None
+    metadata = dict.fromkeys(("Date", "Creator", "Format", "Type")) if path.suffix == ".svg" else None
     figure.savefig(partial, format=path.suffix[1:], dpi=_DPI, metadata=metadata)
     partial.replace(path)

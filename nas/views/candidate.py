@@ -354,6 +354,14 @@ class ForecastView(BaseModel):
     """Why there is no forecast."""
 
 
+class CardView(_Frozen):
+    """A trial in short."""
+
+    reason: str | None
+    """Why it ended; None where its state says it."""
+    layout: str
+
+
 class ForecastsView(BaseModel):
     """All forecasts of one candidate."""
 
@@ -370,11 +378,24 @@ def candidate_views(store: Store, study: StudySnapshot, numbers: Sequence[int]) 
     Raises:
         UnknownName: no such trial.
     """
-    for number in numbers:
-        if number not in study.records:
-            count = len(study.records)
-            raise UnknownName(f"trial of study {study.name}", str(number), [f"0 to {count - 1}"] if count else [])
-    return [_view(store, study, study.records[number]) for number in numbers]
+    return [_view(store, study, _record(study, number)) for number in numbers]
+
+
+def card_view(study: StudySnapshot, number: int) -> CardView:
+    """Returns a trial's layout, and why it ended.
+
+    Raises:
+        UnknownName: no such trial.
+    """
+    record = _record(study, number)
+    return CardView(reason=record.trial.status.reason, layout=record.layout.format())
+
+
+def _record(study: StudySnapshot, number: int) -> Record:
+    if number not in study.records:
+        count = len(study.records)
+        raise UnknownName(f"trial of study {study.name}", str(number), [f"0 to {count - 1}"] if count else [])
+    return study.records[number]
 
 
 def comparison_view(

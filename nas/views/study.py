@@ -35,7 +35,7 @@ from nas.core.trial import TERMINAL
 from nas.search.sampling import Sampler
 from nas.store import pages, studies
 from nas.store.pages import StudySummary
-from nas.store.rows import JobState
+from nas.store.rows import JobState, StudyState
 from nas.store.store import Store
 from nas.study.estimate import Estimate
 
@@ -170,6 +170,7 @@ class ReferenceEntry(Bounds):
 
     name: str
     trial: int
+    layout: str
 
 
 class CourseView(BaseModel):
@@ -195,6 +196,7 @@ class Points(BaseModel):
     front: list[FrontEntry] | None = Field(
         description="all of it, best first, with the objectives and the requested axes; null if unchanged"
     )
+    best: int | None = Field(description="the trial that the study's headline names, else the first of the front")
     references: list[ReferenceEntry]
     hypervolume: float | None
     device_seconds: float
@@ -381,6 +383,7 @@ class StudyView(BaseModel):
     queue: QueueView
     front: int = Field(description="trials on the front")
     no_front: str | None = Field(description="why the front is empty; null if it is not")
+    waiting: str | None = Field(None, description="what a study at work without a front waits for")
     ranked: list[RankedView] = Field(description="the best of the front, then trials tied with it")
     references: list[ReferenceEntry]
     blocks: list[ShareView] | None = Field(description="shares of kinds of blocks by depth")
@@ -426,6 +429,7 @@ def study_view(store: Store, snapshots: Snapshots, name: str, query: Mapping[str
         "desired_state": row.desired_state,
         "page": page_state(study.axes, query),
         "queue": _queue(store, study),
+        "waiting": _waiting(study) if condition.state in (StudyState.NEW, StudyState.RUNNING) else None,
     }
     return view.model_copy(update=update)
 
@@ -456,11 +460,18 @@ def points(study: StudySnapshot, since: int = 0, axes: Sequence[str] = ()) -> Po
         axes=study.axes,
         told=_columns(study, rows, keys),
         front=front_entries(study, front_keys) if news else None,
+        best=best_trial(study),
         references=reference_entries(study, front_keys),
         hypervolume=study.course.hypervolume,
         device_seconds=study.device_seconds,
         course=course_view(study) if news else None,
     )
+
+
+def best_trial(study: StudySnapshot) -> int | None:
+    """Returns the trial that the headline names, else the first of the front; None without a front."""
+    said = study.cached("headline", lambda: headline(study))
+    return said.named if said and said.named is not None else next((row.trial for row in study.front if row.on), None)
 
 
 def points_json(study: StudySnapshot, since: int = 0, axes: Sequence[str] = ()) -> bytes:
@@ -550,7 +561,7 @@ def _view(study: StudySnapshot) -> StudyView:
         version=row.version,
         revision=study.revision,
         hypervolume=_volume(study),
-        headline=headline(study),
+        headline=study.cached("headline", lambda: headline(study)),
         corner=_corner(study),
         reliability=quality_reliability(study),
         noise=noise_summary(study),
@@ -583,6 +594,24 @@ def _no_front(study: StudySnapshot) -> str | None:
         counts = ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in states.items() if count)
         return f"no trial is complete ({counts})"
     return f"of {complete} complete trial(s), each lacks an objective or was measured too noisily"
+
+
+def _waiting(study: StudySnapshot) -> str | None:
+    """Returns what must happen before there is a front; None if there is one."""
+    if study.course.front:
+        return None
+    states = study.states()
+    under_way = [f"{count} {state.replace('_', ' ')}" for state, count in states.items() if state not in TERMINAL]
+    ended = [f"{count} {state}" for state, count in states.items() if state in TERMINAL]
+    if study.corner is None:
+        wanted = "the reference layouts to be measured: all others are compared with them"
+    elif not states:
+        wanted = "the first layouts to be proposed"
+    else:
+        wanted = "the first trial to be complete"
+    parts = {"under way": under_way, "ended": ended}
+    counts = "; ".join(f"{what}: {', '.join(some)}" for what, some in parts.items() if some)
+    return f"Waiting for {wanted}" + (f" ({counts})" if counts else "")
 
 
 def _progress(study: StudySnapshot) -> dict[str, Any]:
@@ -623,7 +652,7 @@ def reference_entries(study: StudySnapshot, keys: Sequence[str]) -> list[Referen
     found = {name: record.trial.number for name, record in study.record.references.items()}
     bounds = bounds_of(study, [*found.values()], keys)
     return [
-        ReferenceEntry(name=name, trial=trial, **each)
+        ReferenceEntry(name=name, trial=trial, layout=study.records[trial].layout.format(), **each)
         for (name, trial), each in zip(found.items(), bounds, strict=True)
     ]
 

@@ -102,7 +102,7 @@ def fill(lab: LiveLab, study: int) -> None:
     lab.measure(study, broken, 1.0, 2.6)
     lab.note_quality(study, broken, 1.0)
     for kind in (EventKind.EXPORTED, EventKind.MEASURING, EventKind.INFEASIBLE):
-        trials.add_event(lab.store, study, broken, kind, {})
+        trials.add_event(lab.store, study, broken, kind, {"reason": "peak_rss over its budget"})
 
 
 @pytest.fixture

@@ -120,12 +120,33 @@ def test_names_of_references_stay_inside_their_panel(page: Page, recorded: str) 
         assert left <= start and end <= right and y > top, text
 
 
+def test_references_are_exactly_on_their_values(page: Page, recorded: str) -> None:
+    page.add_init_script("""
+      window.stars = [];
+      let path = [];
+      const { beginPath, moveTo, lineTo, closePath } = CanvasRenderingContext2D.prototype;
+      Object.assign(CanvasRenderingContext2D.prototype, {
+        beginPath() { path = []; return beginPath.call(this); },
+        moveTo(x, y) { path.push([x, y]); return moveTo.call(this, x, y); },
+        lineTo(x, y) { path.push([x, y]); return lineTo.call(this, x, y); },
+        closePath() { if (path.length === 10) window.stars.push(path); return closePath.call(this); },
+      });
+    """)
+    show(page, f"{recorded}/studies/recorded")
+    published = "page.data.references.find(({ name }) => name === 'published').values"
+    places = state(page, f"page.panels.map((panel) => ['x', 'y'].map((side) => panel.at({published}, side)))")
+    centres = [[sum(ends) / 10 for ends in zip(*star, strict=True)] for star in state(page, "window.stars")]
+    for place in places:
+        assert any(math.dist(place, centre) < 0.5 for centre in centres), (place, centres)
+
+
 def test_a_reference_far_from_the_front_is_at_the_edge_until_it_is_asked_for(page: Page, recorded: str) -> None:
     show(page, f"{recorded}/studies/recorded")
     attention = "page.data.references.find(({ name }) => name === 'attention')"
     outside = f"page.panels[0].at({attention}.values, 'y') - page.panels[0].place({attention})[1]"
     value = f"{attention}.values[page.panels[0].keys.y]"
     assert state(page, outside) > 0 and state(page, f"{value} < page.panels[0].range('y')[0]")
+    page.locator("#choices summary").click()
     page.get_by_label("What is far from the front").check()
     expect(page).to_have_url(re.compile("far=1"))
     until(page, f"{value} > page.panels[0].range('y')[0]")

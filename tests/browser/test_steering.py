@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from accessible import grave_findings
+from accessible import findings
 from api_lab import space_text
 from conftest import PATIENCE_MS, Watched
 from dashboard_lab import DashboardLab
@@ -139,4 +139,4 @@ def test_on_a_phone_in_the_dark(operator: Page, watched: Watched) -> None:
         if path.startswith("/launch"):
             expect(operator.locator("#space-check")).to_contain_text("The space is valid")
         fits(operator)
-        assert grave_findings(operator) == []
+        assert findings(operator) == []

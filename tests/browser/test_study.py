@@ -14,6 +14,7 @@ from study_page import brush, corner, drag, picked, query, ranges, show, state, 
 def wide(page: Page, finished: str) -> Page:
     """The page of the study `wide`."""
     show(page, f"{finished}/wide")
+    page.locator("#choices summary").click()
     return page
 
 
@@ -22,9 +23,9 @@ def test_it_draws_what_it_is_told(wide: Page) -> None:
     colours = (
         "[...new Set(new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer))].length"
     )
-    for canvas in wide.locator("#panels canvas").all():
+    for canvas in wide.locator("#panels canvas, #courses canvas").all():
         assert canvas.evaluate(f"(c) => {colours}") > 3
-    assert wide.locator("#panels canvas").count() == 6
+    assert wide.locator("#panels canvas, #courses canvas").count() == 6
 
 
 def test_a_box_in_one_panel_picks_everywhere(wide: Page, finished: str) -> None:
@@ -84,6 +85,7 @@ def test_the_address_brings_everything_back(wide: Page) -> None:
     count, address = picked(wide), wide.url
     wide.goto("about:blank")
     show(wide, address)
+    wide.locator("#choices summary").click()
     assert wide.input_value("select[name=x2]") == "params_total"
     assert wide.is_checked("input[name=logx2]") and wide.is_checked("input[name=infeasible]")
     assert picked(wide) == count
@@ -135,6 +137,15 @@ def test_a_point_tells_and_opens_its_trial(wide: Page) -> None:
     tip = wide.locator(".panel[data-panel='1'] .tip")
     expect(tip).to_contain_text(re.compile(r"trial \d+, complete\n(on|tied with) the front, P\(front\)"))
     expect(tip).to_contain_text(re.compile(r"latency.*: [\d.]+ \([\d.]+ to [\d.]+\)"))
+    expect(tip.locator("svg.picture-thumbnail rect").first).to_be_visible()
+    expect(tip).to_contain_text("the tallest block has")
+    box = tip.bounding_box()
+    assert box is not None
+    apart = [
+        max(low - at, at - low - size, 0)
+        for at, low, size in zip(place, (box["x"], box["y"]), (box["width"], box["height"]), strict=True)
+    ]
+    assert max(apart) < 40, f"it is at the pointer: {place}, {box}"
     named = re.search(r"trial (\d+)", tip.text_content() or "")
     assert named
     with wide.expect_navigation():
@@ -191,7 +202,7 @@ def test_on_a_phone_in_the_dark(wide: Page) -> None:
     assert wide.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(13, 17, 23)"
     wide.emulate_media(color_scheme="light")
     assert wide.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    expect(wide.locator("#panels canvas")).to_have_count(6)
+    expect(wide.locator("#panels canvas, #courses canvas")).to_have_count(6)
 
 
 @pytest.mark.parametrize("context", [{"java_script_enabled": False}], indirect=True)
@@ -200,3 +211,62 @@ def test_without_scripts_the_front_can_be_read(page: Page, finished: str) -> Non
     expect(page.locator("#panels noscript p")).to_be_visible()
     expect(page.locator("#panels noscript p")).to_contain_text("The ranked list below has the front")
     expect(page.locator("#ranked tbody tr").first).to_be_visible()
+
+
+@pytest.mark.parametrize("context", [{"viewport": {"width": 1280, "height": 800}}], indirect=True)
+def test_the_picture_is_on_the_first_screen(page: Page, finished: str) -> None:
+    show(page, f"{finished}/wide")
+    assert page.locator(".panel .plot").first.evaluate("(plot) => plot.getBoundingClientRect().top") < 400
+    assert not page.locator("#png").is_visible(), "axes and filters are folded"
+
+
+def test_the_best_trial_is_ringed_and_the_bound_reaches_the_edges(page: Page, finished: str) -> None:
+    page.add_init_script("""
+      const none = () => ({ arc: [], fillText: [], lineTo: [] });
+      window.forget = () => { window.drawn = none(); };
+      window.forget();
+      const context = CanvasRenderingContext2D.prototype;
+      for (const name of Object.keys(none())) {
+        const draw = context[name];
+        context[name] = function (...given) { window.drawn[name].push(given); return draw.apply(this, given); };
+      }
+    """)
+    show(page, f"{finished}/wide")
+    best = state(page, "page.data.best")
+    assert f"trial {best}" in (page.locator(".headline").text_content() or "")
+    state(page, "(window.forget(), page.panels[0].plot.redraw(false), true)")
+    until(page, "window.drawn.fillText.length > 0")
+    at = state(page, "page.panels[0].place(page.data.front.find(({ trial }) => trial === page.data.best))")
+    drawn = state(page, "window.drawn")
+    radii = {radius for x, y, radius, *_ in drawn["arc"] if [x, y] == at}
+    assert len(radii) == 2, "a ring around its dot"
+    assert f"trial {best}" in [text for text, *_ in drawn["fillText"]]
+    left, top, width, height = (
+        state(page, f"page.panels[0].plot.bbox.{side}") for side in ("left", "top", "width", "height")
+    )
+    xs, ys = zip(*drawn["lineTo"], strict=True)
+    assert left + width in xs and top + height in ys, "less quality and more latency are worse"
+
+
+@pytest.mark.parametrize(
+    "context", [{"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}], indirect=True
+)
+def test_the_first_tap_tells_of_a_trial_and_the_second_opens_it(page: Page, finished: str) -> None:
+    show(page, f"{finished}/wide")
+    trial = state(page, "page.data.best")
+    place, tip = where(page, 1, trial), page.locator(".panel[data-panel='1'] .tip")
+    page.touchscreen.tap(*place)
+    expect(tip).to_contain_text(f"trial {trial}, complete")
+    expect(tip.locator("svg")).to_be_visible()
+    assert page.url.split("?")[0] == f"{finished}/wide"
+    with page.expect_navigation():
+        page.touchscreen.tap(*place)
+    expect(page).to_have_url(re.compile(rf"/studies/wide/trials/{trial}$"))
+
+
+def test_a_trial_off_the_front_says_why_it_ended(wide: Page) -> None:
+    broken = state(wide, "page.data.feasible.subarray(0, page.data.trials).indexOf(0)")
+    wide.get_by_label("Trials that break a budget").check()
+    expect(wide).to_have_url(re.compile("infeasible=1"))
+    wide.mouse.move(*where(wide, 1, broken))
+    expect(wide.locator(".panel[data-panel='1'] .card")).to_contain_text("peak_rss over its budget")

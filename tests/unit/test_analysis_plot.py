@@ -31,7 +31,12 @@ MEMORY = {
 
 
 def row(trial: int, quality: float, latency: float, memory: float) -> dict[str, Any]:
-    return {"trial": trial, "objectives": {"quality": quality, "latency": latency, "memory": memory}}
+    objectives = {"quality": quality, "latency": latency, "memory": memory}
+    return {"trial": trial, "objectives": objectives, "sd": dict.fromkeys(objectives, 0.01)}
+
+
+def reference(name: str, **objectives: float | None) -> dict[str, Any]:
+    return {"name": name, "objectives": objectives, "sd": dict.fromkeys(objectives, 0.01)}
 
 
 @pytest.fixture
@@ -40,26 +45,47 @@ def report() -> dict[str, Any]:
     return {
         "study": "demo",
         "hypervolume": 0.0123,
+        "headline": {"named": 93},
         "objectives": [QUALITY, LATENCY, MEMORY],
         "budgets": [{"metric": "peak_rss", "workload": "chat", "limit": 55.0}],
         "front": front,
         "ranking": [*front, row(3, 0.9, 400, 52)],
         "noisy": [],
-        "references": [{"name": "published", "objectives": {"quality": 1.0, "latency": 310, "memory": 51}}],
+        "references": [reference("published", quality=1.0, latency=310, memory=51)],
     }
 
 
-def test_three_objectives_make_three_panels_with_everything_on_them(report: dict[str, Any], tmp_path: Path) -> None:
+def words_of(svg: Path) -> list[str]:
+    return re.findall(r">([^<>]+)</text>", svg.read_text())
+
+
+def test_three_objectives_make_one_large_and_two_small_panels_with_everything_on_them(
+    report: dict[str, Any], tmp_path: Path
+) -> None:
     png, svg = draw_front(report, tmp_path / "new" / "folder")
-    text = svg.read_text()
-    words = set(re.findall(r">([^<>]+)</text>", text))
-    assert {"front", "complete", "budget", "published reference", "71", "93"} <= words
-    assert text.count("quality, more is better") == 2
-    assert text.count("latency at chat [ms], less is better") == 2
-    assert text.count("memory at chat [MB], less is better") == 2
+    words = words_of(svg)
+    assert {"front, with 95 % interval", "bound of the front on these axes", "budget", "reference"} <= set(words)
+    assert words.count("trial 93") == words.count("published") == 3, "the best and the reference are named everywhere"
+    assert words.count("71") == 1, "other trials in the large panel"
+    for label in ("quality \u2191", "latency at chat [ms] \u2193", "memory at chat [MB] \u2193"):
+        assert words.count(label) == 2
+    assert words.count("\u2196 better") == 2 and words.count("\u2199 better") == 1
     height, width, _ = imread(png).shape
-    assert width > 2 * height
+    assert width > 1.5 * height
     assert sorted(path.name for path in png.parent.iterdir()) == ["front.png", "front.svg"]
+
+
+def test_labels_that_would_overlap_are_left_out(report: dict[str, Any], tmp_path: Path) -> None:
+    report["front"] += [row(trial, 1.04 + trial * 1e-6, 299, 50) for trial in range(400, 430)]
+    report["ranking"] = report["front"]
+    words = words_of(draw_front(report, tmp_path)[1])
+    assert words.count("trial 93") == 3
+    assert 0 < sum(word in map(str, range(400, 430)) for word in words) < 15
+
+
+def test_without_a_headline_the_first_of_the_front_is_named(report: dict[str, Any], tmp_path: Path) -> None:
+    report["headline"] = None
+    assert words_of(draw_front(report, tmp_path)[1]).count("trial 71") == 3
 
 
 def test_a_study_without_complete_trials_is_drawn_too(report: dict[str, Any], tmp_path: Path) -> None:
@@ -70,10 +96,10 @@ def test_a_study_without_complete_trials_is_drawn_too(report: dict[str, Any], tm
 
 
 def test_what_is_far_from_the_front_does_not_squeeze_it(report: dict[str, Any], tmp_path: Path) -> None:
-    far = {"name": "attention", "objectives": {"quality": 0.2, "latency": 330, "memory": 90}}
+    far = reference("attention", quality=0.2, latency=330, memory=90)
     report["references"].append(far)
     report["ranking"].append(row(4, 0.3, 300, 50))
-    words = re.findall(r">([^<>]+)</text>", draw_front(report, tmp_path)[1].read_text())
+    words = words_of(draw_front(report, tmp_path)[1])
     assert {"attention \u2193 0.2", "attention \u2192 90 \u2193 0.2", "attention \u2191 90"} <= set(words)
     assert words.count("2 complete outside") == 2 and words.count("1 complete outside") == 1  # trial 3 is slow
     ticks = [float(word) for word in words if re.fullmatch(r"[01]\.\d+", word)]
@@ -81,12 +107,13 @@ def test_what_is_far_from_the_front_does_not_squeeze_it(report: dict[str, Any], 
 
 
 def test_a_reference_that_is_not_measured_yet_is_left_out(report: dict[str, Any], tmp_path: Path) -> None:
-    report["references"].append({"name": "attention", "objectives": {"quality": None, "latency": 330, "memory": 60}})
+    report["references"].append(reference("attention", quality=None, latency=330, memory=60))
     _, svg = draw_front(report, tmp_path)
-    assert "attention reference" in svg.read_text()  # on the panel of latency and memory
+    named = [word for word in words_of(svg) if "attention" in word]
+    assert named == ["attention \u2191 60"], "on the panel of latency and memory"
     report["references"][1]["objectives"]["memory"] = None
     _, svg = draw_front(report, tmp_path)
-    assert "attention reference" not in svg.read_text()
+    assert not any("attention" in word for word in words_of(svg))
 
 
 def test_budgets_are_not_drawn_on_axes_that_are_ratios(report: dict[str, Any], tmp_path: Path) -> None:

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dashboard_lab import DashboardLab
 from fastapi.testclient import TestClient
 from live_lab import LiveLab
 from test_dashboard_access import HTML, OPEN, client
 
 import nas.dashboard
 from nas.store import studies
+from nas.store.rows import Role
 from nas.views import study as studies_view
 
 ASSETS = Path(nas.dashboard.__file__).parent / "assets"
@@ -139,7 +141,8 @@ def test_a_study_that_cannot_be_read_hides_no_other(lab: LiveLab, visitor: TestC
 
 
 @pytest.mark.parametrize("path", ["/studies/%3Cscript%3Ealert(1)%3C%2Fscript%3E/points", "/assets/%3Cscript%3E",
-                                  "/assets/..%2Fapp.py", "/studies?before=%3Cscript%3E"])  # fmt: skip
+                                  "/assets/..%2Fapp.py", "/studies?before=%3Cscript%3E", "/nosuch", "/launch",
+                                  "/studies/a/b/c", "/%3Cscript%3E", "/v2/studies"])  # fmt: skip
 def test_errors_are_pages_for_people_and_json_for_programs(visitor: TestClient, path: str) -> None:
     shown = visitor.get(path, headers=HTML)
     assert shown.status_code in (404, 422) and shown.headers["Content-Type"].startswith("text/html")
@@ -147,6 +150,15 @@ def test_errors_are_pages_for_people_and_json_for_programs(visitor: TestClient, 
     told = visitor.get(path)
     assert told.status_code == shown.status_code
     assert set(told.json()) == {"error", "kind", "request_id"}
+
+
+def test_an_unknown_path_is_a_page_for_strangers_too_but_not_under_the_api(tmp_path: Path) -> None:
+    lab = DashboardLab(tmp_path)
+    for visitor in (lab.stranger(), lab.visitor(Role.READ).client):
+        shown = visitor.get("/nosuch", headers=HTML)
+        assert shown.status_code == 404 and "There is no page /nosuch" in Page(shown.text).text
+        assert visitor.get("/v1/nosuch", headers=HTML).headers["Content-Type"] == "application/json"
+        assert visitor.get("/devices/", headers=HTML).headers["Location"].endswith("/devices")
 
 
 def test_points_are_told_by_revision(lab: LiveLab, visitor: TestClient) -> None:
@@ -183,7 +195,7 @@ def test_a_page_can_be_asked_for_without_its_body(visitor: TestClient) -> None:
     for path in ("/login", "/studies", "/studies.json"):
         answer = visitor.head(path)
         assert (answer.status_code, answer.content) == (200, b"")
-    assert visitor.head("/logout").status_code == 405
+    assert visitor.head("/logout").status_code == 404
 
 
 def test_our_own_scripts_stay_small_and_ask_nobody_else() -> None:

@@ -252,18 +252,37 @@ def test_a_study_that_ended_without_a_front_says_why(lab: LiveLab, visitor: Test
     lab.measure(study, broken, 9.0, 9.0)
     for kind in (EventKind.EXPORTED, EventKind.MEASURING, EventKind.INFEASIBLE):
         trials.add_event(lab.store, study, broken, kind, {})
-    assert "panels" in ids(shown(visitor))
+    assert "panels" not in visible_sections(shown(visitor)), "three empty panels"
+    assert told(visitor)["waiting"] == "Waiting for the first trial to be complete (ended: 1 infeasible)"
     studies.set_state(lab.store, study, StudyState.COMPLETE)
     page = shown(visitor)
-    assert "The front is empty: no trial is complete (1 infeasible)." in page.text and "panels" not in ids(page)
+    assert "The front is empty: no trial is complete (1 infeasible)." in page.text and "panels" not in visible_sections(
+        page
+    )
     assert "other trials" in page.text
-    assert "panels" in ids(shown(visitor, "?infeasible=1&incomplete=1"))
+    assert told(visitor)["waiting"] is None
+    assert "panels" in visible_sections(shown(visitor, "?infeasible=1&incomplete=1"))
     lab.complete(study, 1.0, 0.5, 0.5)
-    assert told(visitor)["no_front"] is None and "panels" in ids(shown(visitor))
+    assert told(visitor)["no_front"] is None and "panels" in visible_sections(shown(visitor))
 
 
-def ids(page: Page) -> set[str | None]:
-    return {named.get("id") for _, named in page.tags}
+def visible_sections(page: Page) -> set[str | None]:
+    return {named.get("id") for tag, named in page.tags if tag == "section" and "hidden" not in named}
+
+
+def test_a_study_at_work_says_what_it_waits_for(lab: LiveLab, visitor: TestClient) -> None:
+    study = lab.study(judged=False)
+    measured = lab.propose(study, "reference")
+    for kind in (EventKind.EXPORTED, EventKind.MEASURING):
+        trials.add_event(lab.store, study, measured, kind, {})
+    assert "Waiting for the reference layouts to be measured" in shown(visitor).text
+    lab.judge(study)
+    assert told(visitor)["waiting"] == "Waiting for the first layouts to be proposed"
+    trials.add_event(lab.store, study, lab.propose(study), EventKind.EXPORTED, {})
+    assert told(visitor)["waiting"] == "Waiting for the first trial to be complete (under way: 1 exported)"
+    assert not visible_sections(shown(visitor)) & {"panels", "courses"}
+    lab.complete(study, 1.0, 0.5, 0.5)
+    assert told(visitor)["waiting"] is None and visible_sections(shown(visitor)) >= {"panels", "courses"}
 
 
 def test_what_is_stored_never_runs(lab: LiveLab, visitor: TestClient) -> None:
