@@ -88,7 +88,7 @@ def tallest_of(texts: Iterable[str]) -> int:
 
 def scale(most: int) -> str:
     """Returns the legend of a strip whose tallest block has `most` weights."""
-    return f"mixers above the line, feed-forwards below; areas are weights, the tallest block has {show_count(most)}."
+    return f"mixers above the line, feed-forwards below; areas are weights, the tallest has {show_count(most)} weights."
 
 
 @lru_cache(maxsize=4096)

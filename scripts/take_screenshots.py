@@ -1,16 +1,19 @@
-"""Takes pictures of the dashboard's pages, light and dark, for the documentation.
+"""Takes pictures of the dashboard's pages for the documentation, and of all of them for whoever changes them.
 
-    python scripts/take_screenshots.py DATABASE STUDY
+    python scripts/take_screenshots.py DATABASE STUDY [STUDY ...] [--every FOLDER]
 
-DATABASE is the file of a finished study's store, which is only read: a copy of it is served. The pages are that of all
-studies, the study's, that of its trials, that of the best candidate of its front, a comparison of the three best, the
-devices, the one that was seen last, a family in `$NAS_HOME` if there is one, and the form that launches. Needs Chromium
-and the package `playwright`.
+DATABASE is the file of a store, which is only read: a copy of it is served. Of every study the page and that of its
+trials are taken; of the first one also its best candidate, a comparison of the three best, and its log; then the list
+of studies, devices, the device that was seen last, a family in `$NAS_HOME` if there is one, the form that launches, the
+login and a path that does not exist. Pages have 1280 and 390 pixels, light and dark. `--every` writes all of these to a
+folder; without it those that the documentation shows are written to docs/img/dashboard. Needs Chromium and the package
+`playwright`.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import shutil
 import sqlite3
 from collections.abc import Iterator
@@ -18,10 +21,10 @@ from contextlib import closing, contextmanager
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import Any, Literal
 
 from PIL import Image
-from playwright.sync_api import Browser, ViewportSize, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from nas.api.submissions import LaunchProcess, SubmittedStudies
 from nas.dashboard.access import AccessRules
@@ -30,11 +33,20 @@ from nas.store.rows import Role
 from nas.store.store import Store
 from nas.web.server import Server, listen_tcp, web_app
 
+Scheme = Literal["light", "dark"]
+
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "img" / "dashboard"
+SHOWN = {
+    "study-1280-light", "study-1280-dark", "study-390-light", "study-empty-1280-light", "trials-1280-light",
+    "candidate-1280-light", "candidate-390-dark", "compare-1280-light", "studies-1280-light", "launch-1280-dark",
+    "error-390-light",
+}  # fmt: skip
+"""Pictures in the documentation."""
 LOOPBACK, VISITOR = "127.0.0.1", "operator"
-SIZE: ViewportSize = {"width": 1280, "height": 800}
+HEIGHTS = {1280: 800, 390: 844}
+SCHEMES: tuple[Scheme, ...] = ("light", "dark")
 TALLEST = 2400
-LARGEST_KB = 200
+LARGEST_KB = 250
 COLOURS = 256
 PATIENCE_MS = 120_000
 
@@ -43,21 +55,22 @@ def main() -> None:
     """Takes the pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("database", type=Path)
-    parser.add_argument("study")
+    parser.add_argument("study", nargs="+")
+    parser.add_argument("--every", type=Path, metavar="FOLDER")
     given = parser.parse_args()
     path = shutil.which("chromium") or shutil.which("google-chrome")
     if path is None:
         raise SystemExit("Chromium is not installed (Debian, Ubuntu: apt install chromium)")
-    FOLDER.mkdir(parents=True, exist_ok=True)
+    folder = given.every or FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
     with (
-        TemporaryDirectory() as folder,
-        served(given.database, Path(folder)) as origin,
+        TemporaryDirectory() as copies,
+        served(given.database, Path(copies)) as origin,
         sync_playwright() as playwright,
     ):
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
-        for scheme in schemes:
-            take(browser, origin, given.study, scheme)
+        for width, scheme in itertools.product(HEIGHTS, SCHEMES):
+            take(browser, origin, given.study, width, scheme, folder, every=given.every is not None)
 
 
 @contextmanager
@@ -79,50 +92,68 @@ def served(database: Path, folder: Path) -> Iterator[str]:
             yield f"http://{LOOPBACK}:{server.port}"
 
 
-def take(browser: Browser, origin: str, study: str, scheme: Literal["light", "dark"]) -> None:
-    """All pages in one colour scheme."""
-    page = browser.new_page(viewport=SIZE, color_scheme=scheme, extra_http_headers={"X-Forwarded-User": VISITOR})
+def take(
+    browser: Browser, origin: str, studies: list[str], width: int, scheme: Scheme, folder: Path, *, every: bool
+) -> None:
+    """All pages, or those of `SHOWN`, at one width in one colour scheme."""
+    headers = {"X-Forwarded-User": VISITOR}
+    page = browser.new_page(
+        viewport={"width": width, "height": HEIGHTS[width]}, color_scheme=scheme, extra_http_headers=headers
+    )
     page.set_default_timeout(PATIENCE_MS)
-    told = [page.request.get(f"{origin}{path}.json").json() for path in (f"/studies/{study}", "/devices", "/families")]
-    best = [row["trial"] for row in told[0]["ranked"] if row["on"]][:3]
-    devices = sorted(told[1]["devices"], key=lambda device: device["last_seen"], reverse=True)
-    for name, path in pages(
-        study, best, [device["id"] for device in devices], [family["name"] for family in told[2]["families"]]
-    ):
-        page.goto(origin + path, wait_until="networkidle")
-        if name == "study":
-            page.locator("#panels[data-live=yes]").wait_for()
-        if name == "launch":
-            page.get_by_role("button", name="Check the space only").click()
-            page.wait_for_load_state("networkidle")
-        height = min(TALLEST, page.evaluate("document.documentElement.scrollHeight"))
-        page.set_viewport_size({"width": SIZE["width"], "height": height})
-        file = FOLDER / f"{name}-{scheme}.png"
-        with Image.open(BytesIO(page.screenshot())) as picture:
-            picture.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(file, optimize=True)
-        page.set_viewport_size(SIZE)
-        kilobytes = file.stat().st_size / 1000
-        print(f"{file.name}: {kilobytes:.0f} kB")
-        if kilobytes > LARGEST_KB:
-            raise SystemExit(f"{file.name} is larger than {LARGEST_KB} kB")
+    for name, path in pages(page, origin, studies):
+        file = folder / f"{name}-{width}-{scheme}.png"
+        if every or file.stem in SHOWN:
+            picture(page, origin + path, file)
     page.close()
 
 
-def pages(study: str, best: list[int], devices: list[str], families: list[str]) -> Iterator[tuple[str, str]]:
+def picture(page: Page, url: str, file: Path) -> None:
+    """One page, compressed; no taller than `TALLEST`."""
+    size = page.viewport_size
+    assert size is not None
+    page.goto(url, wait_until="networkidle")
+    if page.locator("#panels:not([hidden])").count():
+        page.locator("#panels[data-live=yes]").wait_for()
+    if page.get_by_role("button", name="Check the space only").count():
+        page.get_by_role("button", name="Check the space only").click()
+        page.wait_for_load_state("networkidle")
+    height = min(TALLEST, page.evaluate("document.documentElement.scrollHeight"))
+    page.set_viewport_size({"width": size["width"], "height": height})
+    with Image.open(BytesIO(page.screenshot())) as taken:
+        taken.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(file, optimize=True)
+    page.set_viewport_size(size)
+    kilobytes = file.stat().st_size / 1000
+    print(f"{file.name}: {kilobytes:.0f} kB")
+    if kilobytes > LARGEST_KB:
+        raise SystemExit(f"{file.name} is larger than {LARGEST_KB} kB")
+
+
+def pages(page: Page, origin: str, studies: list[str]) -> Iterator[tuple[str, str]]:
     """What a picture is called, and the path of its page."""
-    yield "studies", "/studies"
-    yield "study", f"/studies/{study}"
-    yield "trials", f"/studies/{study}/trials"
+
+    def told(path: str) -> Any:
+        return page.request.get(f"{origin}{path}.json").json()
+
+    for number, study in enumerate(studies):
+        suffix = f"-{study}" if number else ""
+        yield f"study{suffix}", f"/studies/{study}"
+        yield f"trials{suffix}", f"/studies/{study}/trials"
+    best = [row["trial"] for row in told(f"/studies/{studies[0]}")["ranked"] if row["on"]][:3]
     if best:
-        yield "candidate", f"/studies/{study}/trials/{best[0]}"
+        yield "candidate", f"/studies/{studies[0]}/trials/{best[0]}"
     if len(best) > 1:
-        yield "compare", f"/studies/{study}/compare?" + "&".join(f"trial={trial}" for trial in best)
+        yield "compare", f"/studies/{studies[0]}/compare?" + "&".join(f"trial={trial}" for trial in best)
+    yield "log", f"/studies/{studies[0]}/log"
+    yield "studies", "/studies"
     yield "devices", "/devices"
-    if devices:
-        yield "device", f"/devices/{devices[0]}"
-    if families:
-        yield "family", f"/families/{families[0]}"
-    yield "launch", f"/launch?like={study}"
+    for device in sorted(told("/devices")["devices"], key=lambda device: -device["last_seen"])[:1]:
+        yield "device", f"/devices/{device['id']}"
+    for family in told("/families")["families"][:1]:
+        yield "family", f"/families/{family['name']}"
+    yield "launch", f"/launch?like={studies[0]}"
+    yield "login", "/login"
+    yield "error", "/nosuch"
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ export class Panel {
     [context.globalAlpha, context.lineWidth] = [1, uPlot.pxRatio];
   }
 
-  // A ring around the trial that the headline names, and its name towards the better corner, where nothing else is.
+  // A ring around the trial that the headline names, and its name towards the better corner, if no reference's name is there.
   drawBest(context, { left, width }) {
     const { page: { data } } = this;
     const best = data.front.find(({ trial }) => trial === data.best);
@@ -125,8 +125,10 @@ export class Panel {
     context.stroke();
     context.font = `600 ${12 * pixel}px system-ui`;
     const long = context.measureText(text).width + 16 * pixel;
-    context.textAlign = (right ? x + long < left + width : x - long < left) ? "left" : "right";
-    write(context, text, x + (context.textAlign === "left" ? 8 : -8) * pixel, y + (up ? -12 : 20) * pixel);
+    const after = right ? x + long < left + width : x - long < left;
+    const named = data.references.map((each) => this.place(each)).some(([a, b]) => Math.abs(a - x) < 2 * long && Math.abs(b - y) < 24 * pixel);
+    context.textAlign = after ? "left" : "right";
+    write(context, text, x + (after ? 8 : -8) * pixel, y + (up !== named ? -12 : 20) * pixel);
   }
 
   // Names the corner in which both axes are best.

@@ -16,7 +16,7 @@ export function show(value) {
 export const extent = (page, key, near = false) => (page.extents[key + near] ??= extentOf(page, key, near));
 
 function extentOf({ data, choice, shown }, key, near) {
-  const [log, { budget }, column] = [choice.log.has(key), data.axis(key), data.values[key]];
+  const [log, { budget, direction }, column] = [choice.log.has(key), data.axis(key), data.values[key]];
   let [low, high] = [Infinity, -Infinity];
   const take = (value) => {
     if (value < low && (value > 0 || !log)) low = value;
@@ -32,8 +32,9 @@ function extentOf({ data, choice, shown }, key, near) {
   ends(others.filter(({ values }) => kept(values[key] ?? NaN))).forEach(take);
   if (!(low <= high)) return log ? [1, 10] : [0, 1];
   if (budget !== null && Math.abs(budget - (low + high) / 2) < 1.5 * (high - low)) take(budget);
-  const room = log ? (high / low) ** 0.05 * 1.001 : 0.05 * (high - low) || 0.05 * Math.abs(high) || 1;
-  return log ? [low / room, high * room] : [low - room, high + room];
+  const room = direction === "max" ? [1, 3] : [3, 1]; // more at the better end, for the name of that corner
+  const one = log ? (high / low) ** 0.05 * 1.001 : 0.05 * (high - low) || 0.05 * Math.abs(high) || 1;
+  return log ? [low / one ** room[0], high * one ** room[1]] : [low - one * room[0], high + one * room[1]];
 }
 
 // Returns about six round numbers between the ends; over decades, 1, 2 and 5 of each.

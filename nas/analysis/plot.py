@@ -31,7 +31,8 @@ _CORNERS = {
     (False, True): "\u2196 better", (False, False): "\u2199 better",
 }  # fmt: skip
 _LARGE_IN, _SMALL_IN = (6.4, 5.2), 3.6
-_MARGIN = 0.12
+_MARGIN, _BETTER = 0.1, 1.8
+"""Room at the ends of axes as a share of their length, and how much more of it the better end has."""
 _LEGEND = 5
 """Columns of the legend."""
 _DPI = 160
@@ -124,7 +125,7 @@ def _draw_panel(panel: Axes, report: Report, x: Objective, y: Objective) -> None
     published = _points((row for row in report["references"] if row["name"] == PUBLISHED), x, y)
     further = [at for row in report["references"] for at in _points([row], x, y)]
     for axis, name in enumerate("xy"):
-        ends = _ends([at[axis] for at in (*front, *published)], [at[axis] for at in (*others, *further)])
+        ends = _ends([at[axis] for at in (*front, *published)], [at[axis] for at in (*others, *further)], (x, y)[axis])
         panel.set(**{f"{name}lim": ends} if ends else {})
     _draw_intervals(panel, report["front"], x, y, _FRONT)
     _draw_bound(panel, front, x, y)
@@ -245,15 +246,17 @@ def _write_near(
         taken.append(label.get_window_extent())
 
 
-def _ends(near: Sequence[float], others: Sequence[float]) -> tuple[float, float] | None:
+def _ends(near: Sequence[float], others: Sequence[float], axis: Objective) -> Place | None:
     """Returns the ends of an axis over `near`, and over those of `others` that are no further away than its width.
 
-    Over all if `near` has no width; None: there are no values, or they are all equal.
+    Over all if `near` has no width; None: there are no values, or they are all equal. The better end has more room, for
+    the name of that corner.
     """
     width = max(near, default=0.0) - min(near, default=0.0)
     shown = [*near, *(each for each in others if not width or min(near) - width <= each <= max(near) + width)]
     room = _MARGIN * (max(shown, default=0.0) - min(shown, default=0.0))
-    return (min(shown) - room, max(shown) + room) if room else None
+    low, high = (1.0, _BETTER) if axis["direction"] == "max" else (_BETTER, 1.0)
+    return (min(shown) - low * room, max(shown) + high * room) if room else None
 
 
 def _directions(panel: Axes, at: tuple[float, float]) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from accessible import expect_readable
+from accessible import expect_accessible, expect_readable
 from conftest import Watched
 from live_lab import LiveLab
 from playwright.sync_api import BrowserContext, Page, expect
@@ -31,12 +31,21 @@ CUT = "all => all.filter((each) => each.scrollWidth > each.clientWidth + 1).map(
         ("", "Studies"),
         ("/study", "study"),
         ("/wide?infeasible=1", "wide"),
+        ("/study/trials", "Trials of study"),
+        ("/study/log", "Log of study"),
         ("/study/trials/2", "Trial 2"),
         ("/study/compare?trial=2&trial=3", "Trial 2"),
     ],
 )
 def test_every_page_stands_for_itself(page: Page, finished: str, path: str, title: str) -> None:
     expect_readable(page, finished + path, title)
+
+
+def test_an_unknown_path_is_a_page_with_a_way_back(page: Page, finished: str, watched: Watched) -> None:
+    watched.expected = ["404"]
+    expect_readable(page, finished.removesuffix("studies") + "nosuch", "Not Found")
+    page.get_by_role("link", name="All studies").click()
+    expect(page).to_have_url(finished)
 
 
 @pytest.mark.parametrize("width", [390, 1280])
@@ -138,6 +147,7 @@ def test_logging_in_and_out(guarded: tuple[LiveLab, str], context: BrowserContex
     watched.expected = ["403"]  # the wrong token
     page = context.new_page()
     page.goto(f"{origin}/studies/study?infeasible=1")
+    expect_accessible(page)
     for token in ("hilnas.ann.wrong", agents.create_api_token(lab.store, "ann", Role.READ)):
         page.get_by_label("API token").fill(token)
         page.keyboard.press("Enter")

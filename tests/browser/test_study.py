@@ -138,7 +138,7 @@ def test_a_point_tells_and_opens_its_trial(wide: Page) -> None:
     expect(tip).to_contain_text(re.compile(r"trial \d+, complete\n(on|tied with) the front, P\(front\)"))
     expect(tip).to_contain_text(re.compile(r"latency.*: [\d.]+ \([\d.]+ to [\d.]+\)"))
     expect(tip.locator("svg.picture-thumbnail rect").first).to_be_visible()
-    expect(tip).to_contain_text("the tallest block has")
+    expect(tip).to_contain_text("the tallest has")
     box = tip.bounding_box()
     assert box is not None
     apart = [

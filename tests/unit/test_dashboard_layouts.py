@@ -14,7 +14,8 @@ from nas.analysis.snapshot import NONE
 from nas.core.block import BLOCKS
 from nas.core.layout import Layout
 from nas.dashboard.filters import hue
-from nas.dashboard.layout_svg import depth_shares, layout_strip, tallest
+from nas.dashboard.layout_svg import aligned_strips, depth_shares, layout_strip, layout_thumbnail, tallest, tallest_of
+from nas.views.candidate import CandidateView, ComparisonView, LayerRow
 from nas.views.layout import LayerView, layout_view
 from nas.views.study import ShareView
 
@@ -77,7 +78,7 @@ def test_a_strip_has_a_column_a_layer_and_a_block_for_each_of_its_blocks() -> No
     assert any("layer 1: A2/1, grouped-query attention" in each and "cache" in each for each in told)
     assert any("weights of layer 0" in each for each in told)
     assert any("active" in each and "moe" in each for each in told)
-    assert [each.tag for each in parsed(layout_strip([], "a"))] == [SVG + "title"]
+    assert [each.tag for each in parsed(layout_strip([], "a"))] == [SVG + "title", SVG + "line"]
 
 
 def test_areas_are_weights() -> None:
@@ -95,6 +96,42 @@ def test_gaps_and_marks_are_drawn_where_they_were_asked_for() -> None:
     drawn = layout_strip([MIXED[0], None, MIXED[1]], "a", marked=[2])
     assert len(list(shapes(drawn, "line", "gap"))) == 1
     assert [column.get("class") for column in shapes(drawn, "g", "layer")] == ["layer", "layer marked"]
+
+
+def compared(*texts: str) -> ComparisonView:
+    """A comparison of layouts with the same number of layers."""
+    candidates = [
+        CandidateView.model_construct(name=text, layout=layout_view(Layout.parse(text), 512)) for text in texts
+    ]
+    depth = len(candidates[0].layout.layers)
+    rows = [LayerRow(layers=(index,) * len(texts), differs=True) for index in range(depth)]
+    return ComparisonView.model_construct(candidates=tuple(candidates), rows=tuple(rows))
+
+
+def marked_layers(drawn: Markup) -> list[int]:
+    columns = shapes(drawn, "g", "layer")
+    return [index for index, each in enumerate(columns) if "marked" in each.get("class", "").split()]
+
+
+def test_only_kinds_that_most_layouts_do_not_have_are_marked() -> None:
+    one, other, third = (
+        f"d128 v256 ffn=swiglu:{width} [{mixers}]"
+        for width, mixers in ((320, "C3 A2/1 C3"), (640, "C3 C3 C3"), (960, "A2/1 C3 C3"))
+    )
+    drawn = aligned_strips(compared(one, other, third))
+    assert [marked_layers(each) for each in drawn] == [[1], [], [0]], "widths differ everywhere"
+    assert [marked_layers(each) for each in aligned_strips(compared(one, other))] == [[], [1]]
+
+
+def test_thumbnails_of_a_list_share_a_scale() -> None:
+    small, large = "d128 v256 ffn=swiglu:320 [C3]", "d128 v256 ffn=swiglu:640 [C3]"
+    most = tallest_of([small, large])
+    assert most == tallest(layers(large)) and tallest_of([]) == 1
+    heights = [
+        [float(each.get("height", 0)) for each in shapes(layout_thumbnail(text, most), "rect")][-1]
+        for text in (small, large)
+    ]
+    assert heights[0] < 0.6 * heights[1]
 
 
 def test_shares_are_stacked_by_depth() -> None:

@@ -246,7 +246,7 @@ def test_a_study_that_ended_without_a_front_says_why(lab: LiveLab, visitor: Test
     lab.complete(study, 1.0, 0.5, 0.5, "reference")
     assert told(visitor)["no_front"] == "no layout was proposed"
     studies.set_state(lab.store, study, StudyState.COMPLETE)
-    assert "no layout was proposed." in shown(visitor).text and "other trials" not in shown(visitor).text
+    assert "no layout was proposed." in shown(visitor).text and "Draw the" not in shown(visitor).text
     studies.set_state(lab.store, study, StudyState.RUNNING)
     broken = lab.propose(study)
     lab.measure(study, broken, 9.0, 9.0)
@@ -259,7 +259,7 @@ def test_a_study_that_ended_without_a_front_says_why(lab: LiveLab, visitor: Test
     assert "The front is empty: no trial is complete (1 infeasible)." in page.text and "panels" not in visible_sections(
         page
     )
-    assert "other trials" in page.text
+    assert "Draw the other trials" in page.text
     assert told(visitor)["waiting"] is None
     assert "panels" in visible_sections(shown(visitor, "?infeasible=1&incomplete=1"))
     lab.complete(study, 1.0, 0.5, 0.5)
