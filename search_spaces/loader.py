@@ -213,7 +213,9 @@ def _choices_of(value: Any) -> SearchSpace | None:
     except ValidationError:
         return None
     known = {block.kind for block in choices["mixers"]}
-    return SearchSpace.model_construct(**choices) if all(known.issuperset(each) for each in choices["parallel"]) else None
+    return (
+        SearchSpace.model_construct(**choices) if all(known.issuperset(each) for each in choices["parallel"]) else None
+    )
 
 
 def _mapping(value: Any) -> dict[str, Any]:
