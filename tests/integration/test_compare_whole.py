@@ -27,9 +27,9 @@ pytestmark = pytest.mark.usefixtures("short_reference_runs")
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModelSelection:
-    """Two small reference models, and a family of one small member."""
+    """Three small reference models, one on our build, and a family of one small member."""
     monkeypatch.setenv("NAS_HOME", str(tmp_path))
-    models = {name: tiny(published.REFERENCES[name]) for name in ("Qwen3-0.6B", "PLM-1.8B")}
+    models = {name: tiny(published.REFERENCES[name]) for name in ("Qwen3-0.6B", "PLM-1.8B", "Zebra-Llama-1B-8MLA")}
     monkeypatch.setattr("nas.compare.published.REFERENCES", models)
     monkeypatch.setattr("nas.compare.compare.REFERENCES", models)
     member = Member(
@@ -38,26 +38,27 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModelSelection:
     )  # fmt: skip
     made = Family(name="demo", made="", seed=0, pattern="", sources=(), decisions=(), members=(member,))
     write_record(paths.home() / "families" / "demo" / FAMILY, made)
-    return ModelSelection(family="demo")
+    return ModelSelection(family="demo", references=tuple(models))
 
 
 def test_members_and_references_are_measured_once(
-    llama_build: Build, small: ModelSelection, monkeypatch: pytest.MonkeyPatch
+    llama_build: Build, patched_build: Build, small: ModelSelection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As long as the device's calibration holds, on which every result depends."""
     monkeypatch.setattr("nas.measure.calibration.off_by", lambda ratios: (0.0, False))
     options = CompareOptions(small, workloads=TASKS)
     told: list[str] = []
     first, path = compare(options, told.append, told.append)
-    assert [model.name for model in first.models] == ["demo-1M", "Qwen3-0.6B", "PLM-1.8B"]
-    assert [model.architecture for model in first.models] == ["lfm2", "qwen3", "plm"]
+    assert [model.name for model in first.models] == ["demo-1M", "Qwen3-0.6B", "PLM-1.8B", "Zebra-Llama-1B-8MLA"]
+    assert [model.architecture for model in first.models] == ["lfm2", "qwen3", "plm", "hilnas"]
     for model in first.models:
         assert all(figure.value and figure.value > 0 for figure in model.measured.figures), model
         assert not model.measured.searched
-    assert [model.member for model in first.models] == [True, False, False]
+    assert [model.member for model in first.models] == [True, False, False, False]
     assert {(ratio.model, ratio.other) for ratio in first.ratios} == {
         ("demo-1M", "Qwen3-0.6B"),
         ("demo-1M", "PLM-1.8B"),
+        ("demo-1M", "Zebra-Llama-1B-8MLA"),
     }
     assert any("PLM-1.8B" in note and "flash attention" in note for note in first.notes)
     assert "AVX2" in first.conditions["instructions"] or "NEON" in first.conditions["instructions"]

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from nas.compare.published import REFERENCES, Decoder, ReferenceModel
+from nas.core.layout import Layout, narrow, padded
 
 _SIZES: dict[str, Any] = {
     "layers": 4, "width": 256, "vocab": 512, "heads": 4, "kv_heads": 2, "head_dim": 64, "ffn": 512, "mamba_heads": 8,
@@ -20,7 +21,8 @@ _OF_ARCHITECTURE: dict[str, dict[str, Any]] = {
 def tiny(reference: ReferenceModel) -> ReferenceModel:
     """The same kind of model with a million weights."""
     shape = reference.shape
-    assert isinstance(shape, Decoder)
+    if isinstance(shape, Layout):
+        return replace(reference, shape=_tiny_layout(shape))
     wanted = _SIZES | _OF_ARCHITECTURE.get(shape.architecture, {})
     changes = {name: value for name, value in wanted.items() if getattr(shape, name)}
     if "attention.sliding_window" in shape.extra:
@@ -28,8 +30,31 @@ def tiny(reference: ReferenceModel) -> ReferenceModel:
     return replace(reference, shape=replace(shape, **changes))
 
 
+def _tiny_layout(layout: Layout) -> Layout:
+    """The first layers that have every kind of block, two at least, at a width of 256."""
+    wanted = _blocks_of(layout)
+    for depth in range(2, layout.depth + 1):
+        first = Layout.of(layout.d_model, layout.vocab, layout.layers[:depth], tied=layout.tied)
+        if _blocks_of(first) == wanted:
+            return padded(narrow(first, _SIZES["width"], _SIZES["vocab"]))
+    raise AssertionError(layout)
+
+
+def _blocks_of(layout: Layout) -> frozenset[str]:
+    return frozenset(block.kind for layer in layout.layers for block in layer.blocks)
+
+
+def layouts() -> dict[str, ReferenceModel]:
+    """One reference model of each set of blocks, of those that are layouts of ours."""
+    found: dict[frozenset[str], ReferenceModel] = {}
+    for reference in REFERENCES.values():
+        if isinstance(reference.shape, Layout):
+            found.setdefault(_blocks_of(reference.shape), reference)
+    return {reference.name: reference for reference in found.values()}
+
+
 def kinds() -> dict[str, ReferenceModel]:
-    """One reference model of each kind of graph."""
+    """One reference model of each kind of graph, of those that are no layouts."""
     found: dict[tuple[str, bool, bool], ReferenceModel] = {}
     for reference in REFERENCES.values():
         if isinstance(reference.shape, Decoder):
