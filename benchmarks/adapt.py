@@ -2,6 +2,7 @@
 
     python -m benchmarks.adapt mixes FOLDER [--size small|tiny] [--mixes 20]    Kendall's tau of summed scores
     python -m benchmarks.adapt pairs FOLDER                                     terms for pairs of replacements
+    python -m benchmarks.adapt smart FOLDER                                     `benchmarks.adapt_smart`
     python -m benchmarks.adapt kills FOLDER [--kills 10] [--seed 0]             SIGKILL at random moments
     python -m benchmarks.adapt ablations FOLDER [--minutes 8]                   `benchmarks.adapt_ablations`, continues
     python -m benchmarks.adapt large FOLDER                                     `benchmarks.adapt_large`, continues
@@ -31,7 +32,7 @@ from typing import Any
 import torch
 from scipy.stats import kendalltau
 
-from benchmarks import adapt_ablations, adapt_large
+from benchmarks import adapt_ablations, adapt_large, adapt_smart
 from benchmarks.equivalence_tables import table, write_tables
 from benchmarks.runs import ended_or_killed
 from nas.adapt import adapt, library
@@ -88,10 +89,10 @@ SIZES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     modes = parser.add_subparsers(dest="mode", required=True)
-    mixes, pairs, kills, ablations, large = (
-        modes.add_parser(mode) for mode in ("mixes", "pairs", "kills", "ablations", "large")
+    mixes, pairs, smart, kills, ablations, large = (
+        modes.add_parser(mode) for mode in ("mixes", "pairs", "smart", "kills", "ablations", "large")
     )
-    for own in (mixes, pairs, kills, ablations, large):
+    for own in (mixes, pairs, smart, kills, ablations, large):
         own.add_argument("folder", type=Path)
     mixes.add_argument("--size", choices=SIZES, default="small")
     mixes.add_argument("--mixes", type=int, default=20)
@@ -102,11 +103,13 @@ def main() -> None:
     given = vars(parser.parse_args())
     mode = given.pop("mode")
     if mode == "page":
-        return write_tables(PAGE, [*adapt_ablations.tables(), pair_table(), *adapt_large.tables()])
+        return write_tables(
+            PAGE, [*adapt_ablations.tables(), pair_table(), *adapt_smart.tables(), *adapt_large.tables()]
+        )
     given["folder"].mkdir(parents=True, exist_ok=True)
     runs = {
         "mixes": run_mixes, "pairs": run_pairs, "kills": run_kills, "ablations": run_ablations,
-        "large": adapt_large.run,
+        "smart": run_smart, "large": adapt_large.run,
     }  # fmt: skip
     runs[mode](**given)
 
@@ -115,6 +118,11 @@ def run_ablations(folder: Path, minutes: float) -> None:
     """Trains students of the tiny teacher, see `benchmarks.adapt_ablations`, and prints how many are missing."""
     library, sources = _tiny(folder, SIZES["tiny"].library.model_copy(update={"score_tokens": 1 << 13}))
     print(json.dumps({"missing": adapt_ablations.run(library, sources, minutes)}))
+
+
+def run_smart(folder: Path) -> None:
+    """Compares choices of layers of the tiny teacher that keep attention, see `benchmarks.adapt_smart`."""
+    adapt_smart.run(*_tiny(folder, SIZES["tiny"].library))
 
 
 def _tiny(folder: Path, settings: LibrarySettings) -> tuple[Library, list[Tokens]]:
@@ -325,9 +333,9 @@ def _reached(folder: Path) -> str:
     out = folder / "out"
     order = {
         "files": out / "report.json", "report": out / "child.safetensors", "healing": out / "front.json",
-        "costs": next(iter((out / "measured").glob("*.json")), out / "none"),
         "scores": next(iter((folder / "library/scores").glob("*.json")), out / "none"),
-        "library": out / "plan.json",
+        "library": next(iter((folder / "library/blocks").glob("*.safetensors")), out / "none"),
+        "costs": out / "plan.json",
     }  # fmt: skip
     return next((part for part, path in order.items() if path.is_file()), "start")
 

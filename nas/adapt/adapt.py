@@ -255,14 +255,14 @@ class Adaptation:
         path = self.folder / REPORT
         if not path.is_file():
             with self.library.in_use():
-                self.library.train(self._needed())
                 front, chosen = self._front()
+                self.library.train({slot: (block,) for slot, block in chosen.choice.items()})
                 write_durably(path, _json(self._report(front, chosen, self._healed(chosen))))
         report: dict[str, Any] = json.loads(path.read_bytes())
         return report
 
     def _needed(self) -> Mapping[Slot, Sequence[Block | None]]:
-        """Returns the alternatives that what is missing reads: all, those of the chosen child, or none."""
+        """Returns the alternatives that what is missing reads at most: all, those of the chosen child, or none."""
         if (self.folder / REPORT).is_file():
             return {}
         if (self.folder / FRONT).is_file():
@@ -289,9 +289,17 @@ class Adaptation:
             raise InvalidInput(f"{', '.join(lacking)} cannot be measured here", where="--budget")
         return known
 
-    def terms(self) -> dict[Pair, Score]:
+    def carried(self, by: Callable[[Block | None, Block | None], bool]) -> dict[Slot, tuple[Block | None, ...]]:
+        """Returns the alternatives of each place that a runtime carries: `by` tells it of a block and its own."""
+        layout = self.teacher.layout
+        return {
+            slot: tuple(block for block in blocks if by(block, slot.block(layout)))
+            for slot, blocks in self.alternatives.items()
+        }
+
+    def terms(self, alternatives: Mapping[Slot, Sequence[Block | None]]) -> dict[Pair, Score]:
         """Returns the terms of pairs that are more than noise; the library holds all blocks."""
-        pairs = neighbouring_pairs(self.alternatives, self.settings.pairs, self.settings.library.seed)
+        pairs = neighbouring_pairs(alternatives, self.settings.pairs, self.settings.library.seed)
         found = self.library.pair_terms(pairs)
         kept = {pair: term for pair, term in found.items() if term.is_significant}
         if pairs:
@@ -303,26 +311,31 @@ class Adaptation:
         return score.text + self.settings.recall * score.kl.get(RECALL_GROUP, 0.0)
 
     def _problem(self) -> _Problem:
-        """Returns what the selection chooses from; alternatives that the runtime does not carry are left out."""
+        """Returns what the selection chooses from.
+
+        Alternatives that the runtime does not carry are left out before any is trained.
+        """
         layout = self.teacher.layout
-        scores = self.library.scores(self.alternatives)
         base = self._measured(layout)
-        costs: dict[tuple[Block | None, Block | None], Figures | None] = {}
+        kinds = {(slot.block(layout), block) for slot, blocks in self.alternatives.items() for block in blocks}
+        costs = {(own, block): self._cost(own, block, base) for own, block in sorted(kinds, key=_named)}
+        alternatives = self.carried(lambda block, own: costs[own, block] is not None)
+        self.library.train(alternatives)
+        scores = self.library.scores(alternatives)
         places: dict[Slot, list[Option[Slot]]] = {}
-        for slot, blocks in self.alternatives.items():
+        for slot, blocks in alternatives.items():
             own = slot.block(layout)
             places[slot] = [Option(block_name(own), 0.0, dict.fromkeys(base, 0.0))]
             for block in blocks:
-                if (own, block) not in costs:
-                    costs[own, block] = self._cost(own, block, base)
                 cost = costs[own, block]
-                if cost is not None:
-                    loss = self._loss(scores[slot, block])
-                    places[slot].append(Option(block_name(block), loss, cost, empty=block is None))
+                assert cost is not None
+                loss = self._loss(scores[slot, block])
+                places[slot].append(Option(block_name(block), loss, cost, empty=block is None))
         self._add_whole_layers(places, base)
-        terms = []
-        for ((a, x), (b, y)), term in self.terms().items():
-            terms.append(Term(((a, block_name(x)), (b, block_name(y))), self._loss(term)))
+        terms = [
+            Term(((a, block_name(x)), (b, block_name(y))), self._loss(term))
+            for ((a, x), (b, y)), term in self.terms(alternatives).items()
+        ]
         return _Problem(places, base, terms)
 
     def _front(self) -> tuple[list[Child], Child]:
@@ -405,10 +418,13 @@ class Adaptation:
 
     def _cost(self, own: Block | None, block: Block | None, base: Figures) -> Figures | None:
         """Returns what one replacement adds to each metric; None: the runtime does not carry it."""
+        choice = self.every_second(own, block)
+        return self._added(choice, len(choice), base, f"{block_name(block)} in place of {block_name(own)}")
+
+    def every_second(self, own: Block | None, block: Block | None) -> dict[Slot, Block | None]:
+        """Returns the choice in which every second block that is like `own` is replaced."""
         alike = [slot for slot in self.alternatives if slot.block(self.teacher.layout) == own]
-        alike = [slot for slot in alike if block in self.alternatives[slot]][::2]
-        what = f"{block_name(block)} in place of {block_name(own)}"
-        return self._added(dict.fromkeys(alike, block), len(alike), base, what)
+        return dict.fromkeys([slot for slot in alike if block in self.alternatives[slot]][::2], block)
 
     def _add_whole_layers(self, places: dict[Slot, list[Option[Slot]]], base: Figures) -> None:
         """Adds the options that leave out a layer.
@@ -548,6 +564,10 @@ class _Problem:
     places: Mapping[Slot, Sequence[Option[Slot]]]
     base: Figures
     terms: Sequence[Term[Slot]]
+
+
+def _named(pair: tuple[Block | None, Block | None]) -> tuple[str, str]:
+    return block_name(pair[0]), block_name(pair[1])
 
 
 def require_writable(folder: Path, where: str) -> None:

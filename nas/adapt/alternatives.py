@@ -4,7 +4,8 @@ The mixer and the feed-forward of each layer are replaced independently, or the 
 
     narrower feed-forward    the hidden units of largest mean |silu(gate) * up| times the norm of their output column
     fewer key-value heads    the mean of each group of neighbours (Ainslie et al. 2023, GQA, section 2.1)
-    window                   the same projections
+    fewer experts            those to which tokens give most weight; fewer of them for each token: all weights
+    window                   the same projections; logits of sinks: what tokens before the window add to the softmax
     Mamba-2                  C, B and x from queries, keys and values, the output projection as it is (Wang et al. 2024,
                              "The Mamba in the Llama", section 2.2); gate, steps and decays are drawn
     short convolution        values and output projection; gates and taps are drawn
@@ -20,6 +21,7 @@ References for the whole: Bercovich et al. 2024 (Puzzle), Yang et al. 2025 (Zebr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -30,11 +32,15 @@ from nas.core.block import Block
 from nas.core.errors import InvalidInput
 from nas.core.layout import Layout
 from nas.core.replacement import Slot
+from nas.nn.attention import Attention
 from nas.nn.base import MODULES, BlockModule, Mixer
+from nas.nn.moe import MixtureOfExperts
 from nas.nn.primitives import draw_weights
 
 _ATTENTION = ("gqa", "swa")
 _SOFTMAX = (*_ATTENTION, "mla")
+_ROWS = 4
+"""Sequences that logits of sinks are taken from."""
 _LEAST = 0.1
 """Least size of an output at the start, as a share of the trained block's: less would have next to no gradients."""
 _STEP = 32
@@ -81,9 +87,18 @@ def _mixers(own: Block, d_model: int, window: int, further: Sequence[Block]) -> 
             yield own.replace(kv_heads=fewer)
     shared = {name: value for name, value in own.given if name not in ("kv", "window", "sink")}
     yield Block.of("swa", **{**shared, "window": window})
+    yield Block.of("swa", **{**shared, "window": window, "sink": 1})
+    rope = size // 4 * 2
+    latent = (kv * size - rope) // _STEP * _STEP
+    if own.kind == "gqa" and rope and latent:  # of a window, latents of all tokens would be kept
+        theta = float(full.get("rope_theta") or 0.0)
+        yield Block.of("mla", heads=heads, head_dim=size, latent=latent, nope_dim=size - rope, rope_dim=rope,
+                       rope_theta=theta)  # fmt: skip
     yield Block.of("conv", kernel=3)
     if heads * size % d_model == 0:
         yield Block.of("mamba2", state=size, heads=heads, groups=heads, expand=heads * size // d_model)
+    if heads * size == d_model:
+        yield Block.of("mlstm", heads=heads, key_dim=size)
     yield from further
 
 
@@ -92,6 +107,12 @@ def _feed_forwards(own: Block) -> Iterator[Block]:
         width = own.int("width")
         for share in (0.75, 0.5, 0.25):
             yield own.replace(width=max(1, round(width * share / _STEP)) * _STEP)
+    if own.kind == "moe":
+        experts, top_k = own.int("experts"), own.int("top_k")
+        half, fewer = max(2, experts // 2), max(1, top_k // 2)
+        yield own.replace(experts=half)  # not valid where fewer are left than a token takes
+        yield own.replace(top_k=fewer)
+        yield own.replace(experts=half, top_k=fewer)
 
 
 def _valid(blocks: Iterator[Block], own: Block, d_model: int) -> tuple[Block, ...]:
@@ -122,8 +143,10 @@ def started(block: Block, trained: BlockModule, inputs: Tensor, seed: int, depth
     values: dict[str, Tensor] = {}
     if block.kind == trained.block.kind == "swiglu":
         values = _pruned(own, inputs, module.block.int("width"))
-    elif trained.block.kind in _ATTENTION and block.kind in _ATTENTION:
-        values = _pooled(own, trained.block, module.block)
+    elif isinstance(trained, MixtureOfExperts) and block.kind == "moe":
+        values = _used(own, trained, inputs, module.block.int("experts"))
+    elif isinstance(trained, Attention) and block.kind in _ATTENTION:
+        values = _pooled(own, trained.block, module.block) | _sinks(trained, module.block, inputs)
     elif trained.block.kind in _ATTENTION and block.kind == "mamba2":
         values = _scanned(own, trained.block, module, inputs)
     elif trained.block.kind in _ATTENTION and block.kind == "conv":
@@ -161,6 +184,32 @@ def _pooled(own: dict[str, Tensor], before: Block, after: Block) -> dict[str, Te
     group = before.int("kv_heads") // kv
     fewer = {name: own[name].view(kv, group, size, -1).mean(1).flatten(0, 1) for name in ("k.weight", "v.weight")}
     return own | fewer
+
+
+def _used(own: dict[str, Tensor], trained: MixtureOfExperts, inputs: Tensor, experts: int) -> dict[str, Tensor]:
+    with torch.no_grad():
+        weights, chosen = trained.route(inputs.flatten(0, -2))
+    use = torch.zeros(trained.experts, device=inputs.device).index_add(0, chosen.flatten(), weights.flatten())
+    kept = use.topk(experts).indices.sort().values
+    return {name: tensor if name.startswith("shared.") else tensor[kept] for name, tensor in own.items()}
+
+
+@torch.no_grad()
+def _sinks(trained: Attention, after: Block, inputs: Tensor) -> dict[str, Tensor]:
+    """Returns logits of sinks that keep the weights of tokens in the window as they are; none without such tokens.
+
+    That is the mean over tokens of the logarithm of what all tokens before the window add to the softmax.
+    """
+    sunk = after.kind == "swa" and after.get("sink") and trained.block.kind == "gqa"
+    if not sunk or inputs.shape[1] <= after.int("window"):
+        return {}
+    x, _ = trained.mixed_in(inputs[:_ROWS], None)
+    q, k = trained.turned(trained.queries(x), 0), trained.turned(trained.keys(x), 0)
+    k = k.repeat_interleave(trained.heads // trained.kv_heads, 1)
+    scores = q @ k.mT / math.sqrt(trained.head_dim)  # [B, heads, T, T]
+    beyond = torch.ones_like(scores[0, 0], dtype=torch.bool).tril(-after.int("window"))
+    added = scores.masked_fill(~beyond, -torch.inf)[:, :, after.int("window") :].logsumexp(-1)
+    return {"sinks.weight": added.mean((0, 2))}
 
 
 def _repeated(own: dict[str, Tensor], name: str, block: Block) -> Tensor:

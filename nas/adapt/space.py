@@ -43,6 +43,7 @@ _ASSEMBLED = 12
 """Mixes that are assembled, to compare them with their sums."""
 _FLOOR, _START = 0.5, 0.8
 """Least quality, by the sum, of a mix that is listed, and that of the one where quality starts to count."""
+Alternatives = Mapping[Slot, Sequence[Block | None]]
 _DRAWS = 50
 """Draws for each mix that is wanted."""
 
@@ -83,11 +84,16 @@ def write_space(one: Adaptation, path: Path, count: int) -> dict[str, Any]:
                 f" library.{name} in --config",
                 where="--config",
             )
+    carried = RUNTIMES[one.plan["device"]["runtime"]].supports
+
+    def is_carried(block: Block | None, own: Block | None) -> bool:
+        return carried(with_blocks(one.teacher.layout, one.every_second(own, block))[0]).verdict != "no"
+
+    alternatives = one.carried(is_carried)
     with library.in_use():
-        library.train(one.alternatives)
-        scores = _scores(one, path)
-        carried = RUNTIMES[one.plan["device"]["runtime"]].supports
-        mixes = _mixes(one, scores, count, lambda layout: carried(layout).verdict != "no")
+        library.train(alternatives)
+        scores = _scores(one, alternatives, path)
+        mixes = _mixes(one, alternatives, scores, count, lambda layout: carried(layout).verdict != "no")
         sum_sd, part_sd, compared = _deviations(one, scores, mixes)
     start = min(mixes, key=lambda layout: abs(_quality(scores, layout) - _START))
     quality = {
@@ -109,13 +115,13 @@ def write_space(one: Adaptation, path: Path, count: int) -> dict[str, Any]:
     }
 
 
-def _scores(one: Adaptation, path: Path) -> LibraryScores:
+def _scores(one: Adaptation, alternatives: Alternatives, path: Path) -> LibraryScores:
     """Writes the file of scores and the text, and returns the scores."""
     library, teacher = one.library, one.teacher
     text = _beside(path, "-text.safetensors")
     tensors = {IDS: library.text.ids.to(torch.int32), **library.text.groups}
     save_tensors(tensors, text, {"length": library.settings.length})
-    found = library.scores(one.alternatives)
+    found = library.scores(alternatives)
     nothing = compared(teacher.model, teacher.model, library.text, one.worker.yield_hook).uniform
     uniform = library.text.means(nothing)
     if min(uniform.values()) <= 0:
@@ -131,7 +137,9 @@ def _scores(one: Adaptation, path: Path) -> LibraryScores:
         )
         for (slot, block), score in found.items()
     ]
-    pairs = [ScoredPair(blocks=(_named(a), _named(b)), kl=dict(term.kl)) for (a, b), term in one.terms().items()]
+    pairs = [
+        ScoredPair(blocks=(_named(a), _named(b)), kl=dict(term.kl)) for (a, b), term in one.terms(alternatives).items()
+    ]
     scores = LibraryScores(
         layout=teacher.layout.format(),
         teacher=str(one.checkpoint.resolve()),
@@ -147,14 +155,20 @@ def _scores(one: Adaptation, path: Path) -> LibraryScores:
     return scores
 
 
-def _mixes(one: Adaptation, scores: LibraryScores, count: int, carried: Callable[[Layout], bool]) -> list[Layout]:
+def _mixes(
+    one: Adaptation,
+    alternatives: Alternatives,
+    scores: LibraryScores,
+    count: int,
+    carried: Callable[[Layout], bool],
+) -> list[Layout]:
     """Returns different mixes as deep as the model: blocks of better scores are drawn more often.
 
     Raises:
         InvalidInput: there are fewer than four.
     """
     found: dict[str, Layout] = {}
-    for layout in _drawn(one, scores, _DRAWS * count):
+    for layout in _drawn(one, alternatives, scores, _DRAWS * count):
         if len(found) == count:
             break
         same = layout.depth == one.teacher.layout.depth and layout != one.teacher.layout
@@ -168,14 +182,14 @@ def _mixes(one: Adaptation, scores: LibraryScores, count: int, carried: Callable
     return list(found.values())
 
 
-def _drawn(one: Adaptation, scores: LibraryScores, draws: int) -> Iterator[Layout]:
+def _drawn(one: Adaptation, alternatives: Alternatives, scores: LibraryScores, draws: int) -> Iterator[Layout]:
     rng = random.Random(one.settings.library.seed)
     known = {(Slot(each.depth, each.part), each.block): each.kl[TEXT_GROUP] for each in scores.blocks}
     scale = max(median(known.values()), 1e-9)
     for _ in range(draws):
         share, choice = rng.random(), dict[Slot, Block | None]()
-        for slot, blocks in one.alternatives.items():
-            if rng.random() < share:
+        for slot, blocks in alternatives.items():
+            if blocks and rng.random() < share:
                 weights = [math.exp(-max(0.0, known[slot, block_name(block)]) / scale) + 1e-9 for block in blocks]
                 (choice[slot],) = rng.choices(blocks, weights)
         try:

@@ -44,10 +44,13 @@ def text(lab: Path) -> list[Tokens]:
     return sources(lab)
 
 
-def test_attention_has_six_alternatives_and_a_feed_forward_four() -> None:
+def test_attention_has_nine_alternatives_and_a_feed_forward_four() -> None:
     found = {slot: default_alternatives(LAYOUT, slot, 8) for slot in slots_of(LAYOUT)}
     names = [block.format() if block else "-" for block in found[Slot(0, "mixer")]]
-    assert names == ["A4/2", "A4/1", "W4/4@8", "C3", "M16(expand=1,groups=4,heads=4)", "-"]
+    assert names == [
+        "A4/2", "A4/1", "W4/4@8", "W4/4@8(sink=1)", "L4/32(nope_dim=8)", "C3", "M16(expand=1,groups=4,heads=4)",
+        "X4(key_dim=16)", "-",
+    ]  # fmt: skip
     assert [block.format() if block else "-" for block in found[Slot(0, "ffn")]] == [
         "swiglu:96", "swiglu:64", "swiglu:32", "-",
     ]  # fmt: skip
@@ -70,6 +73,51 @@ def test_start_values_come_from_the_trained_block() -> None:
         scan = started(Block.parse("M16(expand=1,groups=4,heads=4)", "mixer"), attention, x, 0, 3)
         torch.testing.assert_close(scan.in_proj.weight[64:128], attention.v.weight)
         torch.testing.assert_close(parallel(scan.out.weight, attention.o.weight), torch.tensor(1.0))
+
+
+def test_alternatives_keep_what_positions_mean_and_windows_get_no_latents() -> None:
+    layout = Layout.parse("d64 v320 ffn=swiglu:128 [A4/4:16(rope_theta=10000) A4/4:16(rope_theta=0) W4/4@32:16 C3]")
+    found = {slot.depth: default_alternatives(layout, slot, 8) for slot in slots_of(layout) if slot.part == "mixer"}
+    latent = [[block for block in found[depth] if block and block.kind == "mla"] for depth in range(3)]
+    assert [[block.resolve(64).get("rope_theta") for block in each] for each in latent] == [[10000.0], [0.0], []]
+    wide = default_alternatives(layout, Slot(2, "mixer"), 64)
+    assert not [block for block in wide if block and block.kind == "swa" and block.int("window") > 32]
+
+
+def test_a_mixture_has_fewer_experts_or_sends_tokens_to_fewer() -> None:
+    layout = Layout.parse("d64 v320 ffn=moe:8x4:32 [A4/4:16 C3]")
+    names = [block.format() if block else "-" for block in default_alternatives(layout, Slot(0, "ffn"), 8)]
+    assert names == ["moe:4x4:32", "moe:8x2:32", "moe:4x2:32", "-"]
+    two = Layout.parse("d64 v320 ffn=moe:2x2:32 [A4/4:16 C3]")
+    names = [block.format() if block else "-" for block in default_alternatives(two, Slot(0, "ffn"), 8)]
+    assert names == ["moe:2x1:32", "-"]
+
+
+def test_experts_that_most_tokens_use_are_kept() -> None:
+    mixture = Model(Layout.parse("d64 v320 ffn=moe:8x2:32(shared=1) [A4/4:16 C3]"), seed=1).layers["0"].ffn
+    x = torch.randn(2, 12, 64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        mixture.bias.weight[[1, 2, 4, 7]] -= 2.0  # no token goes there
+        half = started(Block.parse("moe:4x2:32(shared=1)", "ffn"), mixture, x, 0, 3)
+        torch.testing.assert_close(half(x), mixture(x))
+        assert torch.equal(half.router.weight, mixture.router.weight[[0, 3, 5, 6]])
+        one = started(Block.parse("moe:8x1:32(shared=1)", "ffn"), mixture, x, 0, 3)
+        assert torch.equal(one.gate.weight, mixture.gate.weight)
+
+
+def test_sinks_start_with_what_tokens_before_the_window_weigh() -> None:
+    """So tokens in the window keep their weights, which a softmax over the window alone would raise."""
+    attention = Model(LAYOUT, seed=1).layers["0"].mixers[0]
+    x = torch.randn(2, 64, 64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        y = attention(x)[0][:, 8:]
+        plain, sinks = (
+            (started(Block.parse(text, "mixer"), attention, x, 0, 3)(x)[0][:, 8:] - y).square().mean()
+            for text in ("W4/4@8", "W4/4@8(sink=1)")
+        )
+        assert sinks < 0.7 * plain
+        whole = started(Block.parse("W4/4@64(sink=1)", "mixer"), attention, x, 0, 3)
+        assert torch.equal(whole.sinks.weight, torch.zeros(4)), "no token before the window"
 
 
 def parallel(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -150,9 +198,9 @@ def test_settings_name_further_mixers(lab: Path, tmp_path: Path, monkeypatch: py
         return QUICK.model_copy(update={"mixers": mixers})
 
     assert "mixers" not in given().model_dump(), "folders of earlier adaptations stay valid"
-    one = adaptation(lab, tmp_path / "out", tmp_path / "library", settings=given("L4/32(nope_dim=8,rope_dim=8)", "X4"))
+    one = adaptation(lab, tmp_path / "out", tmp_path / "library", settings=given("L4/48(nope_dim=8,rope_dim=8)", "X4"))
     names = [block.format() for block in one.alternatives[Slot(0, "mixer")] if block]
-    assert names[-2:] == ["L4/32(nope_dim=8)", "X4"]
+    assert names[-2:] == ["L4/48(nope_dim=8)", "X4"]
     assert one.alternatives[Slot(2, "mixer")] == (None,), "a short convolution is not attention"
     for text, message in (("Z9", "unknown mixer"), ("A4/2:16(kv=0)", "shares the cache"), ("A5/2", "5 heads")):
         with pytest.raises(InvalidInput, match=message):
@@ -246,7 +294,7 @@ def test_recall_and_pairs_are_part_of_what_is_selected_by(
     one = adaptation(lab, tmp_path / "out", tmp_path / "library", settings=settings)
     report = one.run()
     choice = {Slot(depth, part): parsed(name, part) for depth, part, name in report["child"]["choice"]}
-    terms = one.terms()
+    terms = one.terms(one.alternatives)
     assert terms, "some pairs are more than noise"
     scores = one.library.scores({slot: (block,) for slot, block in choice.items()})
     chosen = set(choice.items())
@@ -344,6 +392,22 @@ def test_a_layer_is_left_out_where_the_runtime_refuses_one_without_a_mixer_or_fe
         assert child.layers == tuple(layer for depth, layer in enumerate(LAYOUT.layers) if depth != least)
         assert report["child"]["predicted"]["loss"] == pytest.approx(min(each.text for each in scores.values()))
         assert report["child"]["predicted"]["decode_p50"] == pytest.approx(2)
+
+
+def test_what_the_runtime_does_not_carry_is_not_trained(
+    lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(layout: Layout) -> Mapping[str, float]:
+        if any(mixer.kind in ("mlstm", "mla", "mamba2") for layer in layout.layers for mixer in layer.mixers):
+            raise Unsupported("no kernel")
+        return work_of(layout)
+
+    monkeypatch.setenv("NAS_CACHE", str(tmp_path / "cache"))
+    one = adaptation(lab, tmp_path / "out", tmp_path / "library", measure=measure, settings=QUICK)
+    one.run()
+    trained = {slot: [block for block in blocks if block] for slot, blocks in one.alternatives.items()}
+    kinds = {block.kind for slot, each in trained.items() for block in each if one.library.file(slot, block).is_file()}
+    assert kinds == {"gqa", "swa", "conv", "swiglu"}
 
 
 def test_a_budget_that_no_choice_keeps_is_refused(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

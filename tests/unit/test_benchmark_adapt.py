@@ -8,7 +8,7 @@ import pytest
 import torch
 from adapt_lab import SETTINGS, alone, sources, write_lab
 
-from benchmarks import adapt_ablations, adapt_large
+from benchmarks import adapt_ablations, adapt_large, adapt_smart
 from benchmarks.adapt import PAGE, pair_table
 from nas.adapt.library import Library, TrainedTeacher
 from nas.core.block import Block
@@ -39,5 +39,5 @@ def test_every_student_is_trained_once(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_page_shows_what_is_recorded() -> None:
     page = PAGE.read_text()
-    for table in (*adapt_ablations.tables(), pair_table(), *adapt_large.tables()):
+    for table in (*adapt_ablations.tables(), pair_table(), *adapt_smart.tables(), *adapt_large.tables()):
         assert table in page

@@ -1,0 +1,98 @@
+"""Which layers of the tiny teacher keep attention: SMART, sums of scores, and all choices tried: `RECORDED`.
+
+All other layers get one cheap mixer, trained as `nas adapt` trains its library. The divergence of each of the sixteen
+assembled choices, before healing, is computed on text that nothing was chosen by.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from benchmarks.equivalence_tables import table
+from nas.adapt.library import Library
+from nas.adapt.selection import Option, Term, select
+from nas.adapt.smart import sensitivities, smart_layers
+from nas.adapt.text import report_text
+from nas.core.block import Block
+from nas.core.durable import write_durably
+from nas.core.replacement import TEXT_GROUP, Slot
+from nas.nn.mixes import compared
+from nas.pretrain.data import Tokens
+
+RECORDED = Path(__file__).parent / "recorded/adapt-smart.json"
+CHEAP = {
+    "Mamba-2": Block.parse("M16(expand=1,groups=6,heads=6)", "mixer"),
+    "short convolution": Block.parse("C3", "mixer"),
+}
+RULES = {"smart": "SMART", "sums": "sums of scores", "pairs": "sums and pairs", "best": "best of all"}
+
+
+def run(library: Library, sources: Sequence[Tokens]) -> None:
+    """Writes `RECORDED`."""
+    report = {name: _compared(library, sources, block) for name, block in CHEAP.items()}
+    write_durably(RECORDED, (json.dumps(report, indent=1) + "\n").encode())
+    print(table_of(report))
+
+
+def tables() -> list[str]:
+    """Returns the table of `RECORDED`, where there is one."""
+    return [table_of(json.loads(RECORDED.read_bytes()))] if RECORDED.is_file() else []
+
+
+def table_of(report: dict[str, Any]) -> str:
+    """Returns for each number of layers that keep attention which ones, and the divergence of that child."""
+    rows = []
+    for name, own in report.items():
+        for count, chosen in own["chosen"].items():
+            shown = (f"{own['divergence'][layers]:.3f} ({layers})" for layers in map(chosen.get, RULES))
+            rows.append([name, count, *shown])
+    return table(["cheap mixer", "layers kept", *RULES.values()], rows)
+
+
+def _compared(library: Library, sources: Sequence[Tokens], block: Block) -> dict[str, Any]:
+    slots = [Slot(depth, "mixer") for depth in range(library.teacher.layout.depth)]
+    library.train({slot: (block,) for slot in slots})
+    text = report_text(sources, library.settings.length, library.settings.score_tokens)
+
+    def divergence(kept: Sequence[int]) -> float:
+        mix = library.mix({slot: block for slot in slots if slot.depth not in kept})
+        return text.means(compared(library.teacher.model, mix, text).kl)[TEXT_GROUP]
+
+    every = [kept for count in range(len(slots) + 1) for kept in combinations(range(len(slots)), count)]
+    divergences = {_name(kept): divergence(kept) for kept in every}
+    gains = sensitivities(library, dict.fromkeys(slots, block))
+    scores = library.scores({slot: (block,) for slot in slots})
+    terms = [
+        Term(((a.depth, "cheap"), (b.depth, "cheap")), term.text)
+        for ((a, _), (b, _)), term in library.pair_terms(
+            [((a, block), (b, block)) for a, b in combinations(slots, 2)]
+        ).items()
+    ]
+    places = {
+        slot.depth: [Option[int]("own", 0.0, {"kept": 1.0}), Option("cheap", scores[slot, block].text, {"kept": 0.0})]
+        for slot in slots
+    }
+
+    def selected(count: int, terms: Sequence[Term[int]]) -> str:
+        found = select(places, {"kept": 0.0}, {"kept": count}, terms)
+        assert found is not None
+        return _name([depth for depth, option in found.items() if option.name == "own"])
+
+    chosen = {
+        str(count): {
+            "smart": _name(smart_layers(gains, count)),
+            "sums": selected(count, []),
+            "pairs": selected(count, terms),
+            "best": min((_name(kept) for kept in every if len(kept) == count), key=divergences.__getitem__),
+        }
+        for count in range(1, len(slots))
+    }
+    return {"divergence": divergences, "sensitivity": gains, "chosen": chosen}
+
+
+def _name(kept: Sequence[int]) -> str:
+    return ", ".join(map(str, kept)) or "none"
