@@ -56,6 +56,7 @@ from nas.pretrain.recipe import wsdc
 from nas.pretrain.tokenizer_training import train_tokenizer
 from nas.proxy.corpus import build_corpus
 
+_RECALL = ("divergence_before", "divergence")
 MIXES, PAIRS = (Path(__file__).parent / f"recorded/adapt-{name}.json" for name in ("tiny", "pairs"))
 PAGE = Path(__file__).parents[1] / "docs/measured/adapting.md"
 
@@ -162,6 +163,7 @@ def run_mixes(folder: Path, size: str, mixes: int) -> None:
         "teacher_tokens": settings.teacher_tokens,
         "teacher_bits_per_byte": _losses(teacher.model, library, sources, vocabulary)["bits_per_byte"],
         "tau": taus(rows, "summed"),
+        "tau_recall": {name: _tau(rows, "summed_recall", f"recall_{name}") for name in _RECALL},
         "blocks": [_block(library, slot, block, scores) for slot, each in alternatives.items() for block in each],
         "mixes": rows,
     }
@@ -171,9 +173,11 @@ def run_mixes(folder: Path, size: str, mixes: int) -> None:
 
 def taus(rows: list[dict[str, Any]], by: str) -> dict[str, float]:
     """Returns Kendall's tau between the predictions `by` and what was measured."""
-    measured = ("divergence_before", "divergence", "bits_per_byte")
-    predicted = [row[by] for row in rows]
-    return {name: float(kendalltau(predicted, [row[name] for row in rows]).statistic) for name in measured}
+    return {name: _tau(rows, by, name) for name in ("divergence_before", "divergence", "bits_per_byte")}
+
+
+def _tau(rows: list[dict[str, Any]], by: str, measured: str) -> float:
+    return float(kendalltau([row[by] for row in rows], [row[measured] for row in rows]).statistic)
 
 
 def run_pairs(folder: Path) -> None:
