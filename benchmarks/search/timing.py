@@ -11,8 +11,8 @@ import numpy as np
 from benchmarks.search.problems import Problem
 from nas.search import Sampler, make_proposer
 
-_ASKED = 8
-"""The interval of hyperparameter fits, so that the mean includes its share of them."""
+_ASKED = 16
+"""The least interval of hyperparameter fits, so that the mean includes at least their share of it."""
 
 
 def seconds(problem_name: str, proposer_name: str, told: int) -> dict[str, Any]:

@@ -64,10 +64,13 @@ def distance(draft: Draft, space: SearchSpace) -> float:
     counts = Counter(choice_of(half) for gene in stack for half in gene) if space.limits else Counter[str]()
     for kind, limit in space.limits.items():
         far += max(0, limit.min - counts[kind], counts[kind] - (counts[kind] if limit.max is None else limit.max))
-    costs = [half_cost(half, draft.frame.d_model) for gene in stack for half in gene]
-    weights = [sum(part) for part in zip(frame_cost(draft.frame, space.model.tied), *costs, strict=True)]
+    total, active, inner = frame_cost(draft.frame, space.model.tied)
+    for gene in stack:
+        for half in gene:
+            cost = half_cost(half, draft.frame.d_model)
+            total, active, inner = total + cost[0], active + cost[1], inner + cost[2]
     budget = space.model.params
-    for count, wanted in zip(weights, (budget.total, budget.active, budget.non_embedding), strict=True):
+    for count, wanted in ((total, budget.total), (active, budget.active), (inner, budget.non_embedding)):
         over = count if wanted.max is None else wanted.max
         far += max(0, wanted.min - count, count - over) / count
     return far

@@ -17,7 +17,7 @@ An observation is left out together with its nearest neighbours, since candidate
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -75,11 +75,11 @@ class Kernels:
         self._features, self._rungs = features, rungs
         self._centre = crowd.mean(axis=0)
         self._scale = np.where(spread > 1e-9, spread, 1.0)
-        columns = {group: features.groups == index for index, group in enumerate(GROUPS)}
-        self._columns = {group: mask for group, mask in columns.items() if mask.any()}
-        strings = {group: features.groups == len(GROUPS) + index for index, group in enumerate(STRING_GROUPS)}
-        self._strings = {group: mask for group, mask in strings.items() if mask.any()}
-        first = 2 + len(self._columns) + len(_NONLINEAR)
+        groups = [(name, np.flatnonzero(features.groups == index)) for index, name in enumerate(GROUPS + STRING_GROUPS)]
+        self._columns = {name: slice(found[0], found[-1] + 1) for name, found in groups if len(found)}
+        self._plain = [group for group in GROUPS if group in self._columns]
+        self._strings = [group for group in STRING_GROUPS if group in self._columns]
+        first = 2 + len(self._plain) + len(_NONLINEAR)
         self.members = np.ones((3, first + 2 + len(self._strings)), dtype=bool)
         self.members[0, first:] = False
         self.members[1] = False
@@ -97,43 +97,46 @@ class Kernels:
 
     def between(self, a: Array, b: Array) -> Array:
         """Returns [G, A, B] kernels of [A, F] and [B, F] rows."""
-        size = len(self._centre)
-        parts = [np.ones((len(a), len(b))), a[:, size:] @ b[:, size:].T]
-        squared = {}
-        for group, columns in self._columns.items():
-            left, right = a[:, :size][:, columns], b[:, :size][:, columns]
-            dots = left @ right.T
-            parts.append(dots / columns.sum())
-            squared[group] = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1) - 2 * dots
-        for groups, length, form in _NONLINEAR:
-            columns_in = sum(self._columns[group].sum() for group in groups)
-            mean = sum((squared[group] for group in groups), np.zeros(parts[0].shape)) / columns_in
-            parts.append(form(np.sqrt(np.maximum(mean, 0.0)) / length))
-        parts += self._string_kernels(parts[2 : 2 + len(self._columns)], a[:, :size], b[:, :size])
-        return np.array(parts)
+        found = np.empty((self.members.shape[1], len(a), len(b)))
+        for index, kernel in enumerate(self._between(a, b)):
+            found[index] = kernel
+        return found
 
-    def _string_kernels(self, linear: Sequence[Array], a: Array, b: Array) -> list[Array]:
-        """Returns kernels linear in all features, in each string group, and one that is rough in these."""
-        shares = [columns.sum() for columns in self._columns.values()]
-        parts = [sum((share * dots for share, dots in zip(shares, linear, strict=True)), 0.0 * linear[0]) / sum(shares)]
-        mean = np.zeros(linear[0].shape)
-        for columns in self._strings.values():
+    def _between(self, a: Array, b: Array) -> Iterator[Array | float]:
+        size = len(self._centre)
+        yield 1.0
+        yield a[:, size:] @ b[:, size:].T
+        dots, squared = {}, {}
+        for group, columns in self._columns.items():
             left, right = a[:, columns], b[:, columns]
-            dots = left @ right.T
-            parts.append(dots / columns.sum())
-            mean += ((left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1) - 2 * dots) / columns.sum()
-        return [*parts, _exponential(np.sqrt(np.maximum(mean / len(self._strings), 0.0)))]
+            dots[group] = left @ right.T
+            squared[group] = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1) - 2 * dots[group]
+        for group in self._plain:
+            yield dots[group] / self._width(group)
+        for groups, length, form in _NONLINEAR:
+            mean = sum(squared[group] for group in groups) / sum(map(self._width, groups))
+            yield form(np.sqrt(np.maximum(mean, 0.0)) / length)
+        yield sum(dots[group] for group in self._plain) / sum(map(self._width, self._plain))
+        for group in self._strings:
+            yield dots[group] / self._width(group)
+        mean = sum(squared[group] / self._width(group) for group in self._strings) / len(self._strings)
+        yield _exponential(np.sqrt(np.maximum(mean, 0.0)))
 
     def own(self, a: Array) -> Array:
         """Returns [G, A] kernels of each row with itself."""
-        size = len(self._centre)
-        parts = [np.ones(len(a)), (a[:, size:] ** 2).sum(axis=1)]
-        parts += [(a[:, :size][:, columns] ** 2).mean(axis=1) for columns in self._columns.values()]
-        parts += [np.ones(len(a))] * len(_NONLINEAR)
-        known = np.any([*self._columns.values()], axis=0)
-        parts.append((a[:, :size][:, known] ** 2).mean(axis=1))
-        parts += [(a[:, :size][:, columns] ** 2).mean(axis=1) for columns in self._strings.values()]
-        return np.array([*parts, np.ones(len(a))])
+        size, ones = len(self._centre), np.ones(len(a))
+        squares = {group: (a[:, columns] ** 2).sum(axis=1) for group, columns in self._columns.items()}
+        parts = [ones, (a[:, size:] ** 2).sum(axis=1)]
+        parts += [squares[group] / self._width(group) for group in self._plain]
+        parts += [ones] * len(_NONLINEAR)
+        parts.append(np.sum([squares[group] for group in self._plain], axis=0) / sum(map(self._width, self._plain)))
+        parts += [squares[group] / self._width(group) for group in self._strings]
+        return np.array([*parts, ones])
+
+    def _width(self, group: str) -> int:
+        """Returns the number of columns."""
+        columns = self._columns[group]
+        return int(columns.stop - columns.start)
 
 
 def _matern(distance: Array) -> Array:
