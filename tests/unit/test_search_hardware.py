@@ -91,6 +91,15 @@ def test_memory_depends_on_no_work_and_time_on_no_buffers() -> None:
     assert counts == {"MB": len(TERMS) - 3, "ms": len(TERMS) - 1, "": len(TERMS)}
 
 
+def test_figures_of_one_workload_share_what_is_counted_and_keep_their_terms() -> None:
+    memory = costs(unit="MB")
+    memory.sums(SEEN)
+    time, alone = memory.of("ms"), costs(unit="ms")
+    for shared, own in ((time.terms(SEEN), alone.terms(SEEN)), (time.sums(SEEN), alone.sums(SEEN))):
+        assert shared.shape == own.shape and (shared == own).all()
+    assert memory.terms(SEEN[:2]).shape[1] == len(TERMS) - 3
+
+
 def test_kinds_that_are_not_told_apart_count_with_the_whole() -> None:
     some, all_ = Costs(CHAT, ["conv"]), costs(unit="")
     assert some.terms(SEEN) == pytest.approx(all_.terms(SEEN))
