@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -122,11 +121,10 @@ class Sampler:
             return None
         depth = min(found, key=lambda depth: (abs(depth - draft.depth), depth))
         length = min(draft.frame.period, depth) or depth
-        genes = resample(draft.genes, length)
-        settled = Draft(
-            draft.frame, depth, tuple(self._translated(gene, draft.frame, mixers, ffn, rng) for gene in genes)
-        )
-        repaired = self._repaired(replace(settled, lead=self.lead(draft.frame, draft.lead, rng)), rng)
+        options = [{kind: self.frames.halves(draft.frame, kind) for kind in kinds} for kinds in (mixers, ffn)]
+        genes = tuple(_translated(gene, options, rng) for gene in resample(draft.genes, length))
+        settled = Draft(draft.frame, depth, genes, self.lead(draft.frame, draft.lead, rng))
+        repaired = self._repaired(settled, rng)
         layout = repaired.layout(self.space.model.tied) if repaired else None
         return layout if layout is not None and self._supported(layout) else None
 
@@ -177,16 +175,6 @@ class Sampler:
         options = self.frames.halves(frame, choice)
         return [_pick(options, rng)] if rng.random() < 0.5 else options
 
-    def _translated(self, gene: Gene, frame: Frame, mixers: list[str], ffn: list[str], rng: Rng) -> Gene:
-        """Returns `gene` with the blocks of `frame` that are nearest to its own."""
-        pair = []
-        for half, choices in zip(gene, (mixers, ffn), strict=True):
-            own = choice_of(half)
-            choice = own if own in choices else _pick(choices, rng)
-            options = self.frames.halves(frame, choice)
-            pair.append(closest(half, options) if choice == own else _pick(options, rng))
-        return pair[0], pair[1]
-
     def _repaired(self, draft: Draft, rng: Rng) -> Draft | None:
         """Returns `draft` edited, layer by layer, until it meets budget and limits; None where that fails."""
         far = distance(draft, self.space)
@@ -200,6 +188,16 @@ class Sampler:
             if (now := distance(edited, self.space)) <= far:
                 draft, far = edited, now
         return draft if far == 0 else None
+
+
+def _translated(gene: Gene, options: Sequence[Mapping[str, Sequence[Half]]], rng: Rng) -> Gene:
+    """Returns `gene` with the nearest `options`: by choice, those of the mixers, then those of the feed-forward."""
+    pair = []
+    for half, allowed in zip(gene, options, strict=True):
+        own = choice_of(half)
+        choice = own if own in allowed else _pick(list(allowed), rng)
+        pair.append(closest(half, allowed[choice]) if choice == own else _pick(allowed[choice], rng))
+    return pair[0], pair[1]
 
 
 def _stack(kinds: Sequence[str], choices: Mapping[str, Sequence[Half]], length: int, rng: Rng) -> list[Half]:
