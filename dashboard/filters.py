@@ -11,20 +11,22 @@ from markupsafe import Markup, escape
 
 from nas.core.block import BLOCKS
 from nas.core.logs import visible
+from nas.core.units import show_duration, show_number, show_range
 from nas.study.estimate import about
 
 _NONE = "\N{EN DASH}"
 _BUILTIN_HUES, _FURTHER_HUES = 11, 4
 
 
-def figure(value: float | None, digits: int = 4) -> str:
-    """Returns a number with `digits` significant digits; a dash for None."""
-    return _NONE if value is None else f"{value:.{digits}g}"
+def figure(value: float | None) -> str:
+    """Returns a number; a dash for None."""
+    return _NONE if value is None else show_number(value)
 
 
-def shown(value: float) -> str:
-    """Returns a number with four significant digits, without an exponent below a million."""
-    return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+def between(value: float, low: float | None, high: float | None) -> Markup:
+    """Returns the interval of a value, small, after a space; nothing where there is none to show."""
+    ends = show_range(value, low, high)
+    return Markup(' <small class="interval">{}</small>').format(ends) if ends else Markup("")
 
 
 def show_bytes(count: float) -> str:
@@ -35,19 +37,23 @@ def show_bytes(count: float) -> str:
     return f"{count:.0f} B"
 
 
-def hours(seconds: float) -> str:
-    """Returns device time in hours; below a tenth of an hour in minutes."""
-    return f"{seconds / 3600:.1f} h" if seconds >= 360 else f"{seconds / 60:.1f} min"
+def moment(at: float) -> Markup:
+    """Returns seconds since the epoch as a date and time in UTC.
+
+    A script shows how long ago it is instead, and on hover the time in the zone of the visitor.
+    """
+    return _time(at, "%Y-%m-%d %H:%M UTC")
 
 
-def moment(at: float) -> str:
-    """Returns seconds since the epoch as a date and time in UTC."""
-    return f"{datetime.datetime.fromtimestamp(at, datetime.UTC):%Y-%m-%d %H:%M} UTC"
+def instant(at: float) -> Markup:
+    """Returns the same as `moment`, with seconds."""
+    return _time(at, "%Y-%m-%d %H:%M:%S UTC")
 
 
-def instant(at: float) -> str:
-    """Returns seconds since the epoch as a date and time in UTC, with seconds."""
-    return f"{datetime.datetime.fromtimestamp(at, datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
+def _time(at: float, style: str) -> Markup:
+    utc = datetime.datetime.fromtimestamp(at, datetime.UTC)
+    found = Markup('<time datetime="{}" title="{}">{}</time>')
+    return found.format(f"{utc:%Y-%m-%dT%H:%M:%SZ}", f"{utc:%Y-%m-%d %H:%M:%S UTC}", f"{utc:{style}}")
 
 
 def hue(kind: str) -> int:
@@ -68,8 +74,8 @@ def verbatim(text: str) -> Markup:
 
 FILTERS: dict[str, Callable[..., str]] = {
     "about": about,
+    "duration": show_duration,
     "figure": figure,
-    "hours": hours,
     "moment": moment,
     "instant": instant,
     "verbatim": verbatim,

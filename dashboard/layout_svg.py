@@ -17,7 +17,7 @@ from nas.analysis.snapshot import NONE
 from nas.core.block import BLOCKS
 from nas.core.layout import Layout
 from nas.core.logs import visible
-from nas.core.units import show_count
+from nas.core.units import show_count, show_share
 from nas.dashboard.filters import hue, show_bytes
 from nas.views.candidate import CandidateView, ComparisonView
 from nas.views.layout import BlockView, LayerView, layout_view
@@ -173,8 +173,8 @@ def _shares(name: str, shares: Mapping[str, Sequence[float]], top: float) -> lis
                     "rect", x=_LEFT + part * width, y=at, width=width - _BETWEEN, height=height,
                     class_="nothing" if kind == NONE else f"block hue-{hue(kind)}",
                 )  # fmt: skip
-                range_ = f"the depth from {part / parts:.0%} to {(part + 1) / parts:.0%}"
-                shapes.append(_titled(bar, f"{name}: {kind}: {column[part]:.0%} of {range_}"))
+                range_ = f"the depth from {show_share(part / parts)} to {show_share((part + 1) / parts)}"
+                shapes.append(_titled(bar, f"{name}: {kind}: {show_share(column[part])} of {range_}"))
             at += height
     return shapes
 

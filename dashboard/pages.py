@@ -21,10 +21,10 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from nas.core.errors import NasError
-from nas.core.units import show_count
+from nas.core.units import show_count, show_number, show_share, show_spread
 from nas.dashboard import layout_svg, plots
 from nas.dashboard.access import PageAccess, Visitor
-from nas.dashboard.filters import FILTERS, harmless, hue, show_bytes, shown
+from nas.dashboard.filters import FILTERS, between, harmless, hue, show_bytes
 from nas.views.candidate import FEWEST, MOST
 from nas.web.errors import answer_to
 from nas.web.off_loop import off_loop
@@ -59,7 +59,8 @@ _templates = Environment(
 )
 _templates.filters |= FILTERS
 _templates.globals |= {
-    "count": show_count, "bytes": show_bytes, "shown": shown, "hue": hue, "layouts": layout_svg, "plots": plots,
+    "count": show_count, "bytes": show_bytes, "shown": show_number, "between": between, "spread": show_spread,
+    "percent": show_share, "hue": hue, "layouts": layout_svg, "plots": plots,
     "fewest": FEWEST, "most": MOST,
 }  # fmt: skip
 

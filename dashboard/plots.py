@@ -20,7 +20,7 @@ from nas.api.devices import ReferenceRunView
 from nas.core.family import MemberTraining
 from nas.core.logs import visible
 from nas.core.scoring import BudgetCheck, MeasurementKey
-from nas.dashboard.filters import shown
+from nas.core.units import show_number
 from nas.store.calibrations import FASTER_LIMIT, SLOWER_LIMIT
 from nas.views.candidate import CandidateView, ComparisonView, MeasurementView
 from nas.views.family import ComparisonView as FamilyComparison
@@ -124,7 +124,7 @@ def sparkline(course: Sequence[tuple[float, float]], label: str) -> Plot:
     """Returns a small line without axes; `course`: (x, y), x ascending."""
     if not course:
         return Plot(f"{label}: nothing yet", [])
-    return Plot(f"{label}: {shown(course[0][1])} to {shown(course[-1][1])}", [Series(label, course)])
+    return Plot(f"{label}: {show_number(course[0][1])} to {show_number(course[-1][1])}", [Series(label, course)])
 
 
 def histogram(samples: Sequence[float], label: str, unit: str, limits: Sequence[Limit] = ()) -> Plot:
@@ -138,7 +138,8 @@ def histogram(samples: Sequence[float], label: str, unit: str, limits: Sequence[
     step = (high - low) / len(counts)
     bars = Series("samples", [(low + step * (bin + 0.5), count) for bin, count in enumerate(counts)], draw="bars")
     x, y = Axis(unit, covers=(low, high)), Axis("samples", covers=(0,))
-    return Plot(f"{label}: {len(samples)} samples, median {shown(median(samples))} {unit}", [bars], x, y, "", limits)
+    told = f"{label}: {len(samples)} samples, median {show_number(median(samples))} {unit}"
+    return Plot(told, [bars], x, y, "", limits)
 
 
 def cumulative(
@@ -146,7 +147,7 @@ def cumulative(
 ) -> Plot:  # fmt: skip
     """Returns the empirical distribution functions of several series; `samples`: name -> samples."""
     series = [
-        Series(f"{name}, median {shown(median(values))}", _steps(values), draw="steps", hue=_hue(number))
+        Series(f"{name}, median {show_number(median(values))}", _steps(values), draw="steps", hue=_hue(number))
         for number, (name, values) in enumerate(samples.items())
         if values
     ]
@@ -225,7 +226,7 @@ def counted_ms(measurement: MeasurementView) -> list[float]:
 def token_limits(axis: Literal["x", "y"], budgets: Sequence[BudgetCheck], key: MeasurementKey) -> list[Limit]:
     """Returns the budgets on the time of a token at a measurement key."""
     return [
-        Limit(axis, f"{each.name}: {shown(each.limit)} {each.unit}", each.limit)
+        Limit(axis, f"{each.name}: {show_number(each.limit)} {each.unit}", each.limit)
         for each in budgets
         if each.place == key and each.budget.split("@")[0] in _PER_TOKEN
     ]

@@ -40,3 +40,25 @@ function refreshParts(from, parts) {
 
 const refreshed = [...document.querySelectorAll("[data-refresh][id]")];
 for (const [from, parts] of Map.groupBy(refreshed, ({ dataset }) => dataset.from ?? location.href)) refreshParts(from, parts);
+
+// Shows how long ago each <time datetime> is, or how soon; on hover the time in the zone of the visitor.
+const SPANS = [["d", 86_400, 172_800], ["h", 3600, 7200], ["min", 60, 60], ["s", 1, 0]];
+
+export function fromNow(at, now) {
+  const seconds = Math.round((now - at) / 1000);
+  const [unit, size] = SPANS.find(([, , from]) => Math.abs(seconds) >= from);
+  const count = Math.floor(Math.abs(seconds) / size);
+  return seconds < 0 ? `in ${count} ${unit}` : `${count} ${unit} ago`;
+}
+
+function showTimes() {
+  for (const each of document.querySelectorAll("time[datetime]")) {
+    const at = new Date(each.dateTime);
+    each.title = at.toLocaleString(undefined, { dateStyle: "medium", timeStyle: "long" });
+    each.textContent = fromNow(at, Date.now());
+  }
+}
+
+showTimes();
+document.addEventListener("refreshed", showTimes);
+setInterval(showTimes, 10_000);

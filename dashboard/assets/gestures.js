@@ -2,7 +2,7 @@
 // zoom, a double click shows the whole panel; the first tap shows details, the second opens the trial; with the keyboard + and
 // - zoom, arrows move, 0 shows the whole panel.
 import { fetchPage } from "./dashboard.js";
-import { label, show } from "./plotting.js";
+import { label, show, showWithin } from "./plotting.js";
 
 // Zoom factor, and the shares of the panel to move right and down.
 const KEYS = { ArrowLeft: [1, -0.1, 0], ArrowRight: [1, 0.1, 0], ArrowDown: [1, 0, 0.1], ArrowUp: [1, 0, -0.1],
@@ -80,12 +80,15 @@ function showTip(panel, { left, top }) {
   const [above, below] = place(down, over.clientHeight, panel.box.clientHeight);
   Object.assign(tip.style, { left: start, right: end, top: above, bottom: below });
   const { trial, name, on, p_front: chance, ties = [], low = {}, high = {} } = point;
-  const interval = (key) => (Number.isFinite(low[key]) ? ` (${show(low[key])} to ${show(high[key])})` : "");
+  const figure = (key) => {
+    const [value, ends] = showWithin(data.values[key][trial], low[key], high[key]);
+    return ends ? `${value} (${ends})` : value;
+  };
   told.textContent = [
     `${name ? `${name} reference, ` : ""}trial ${trial}, ${data.statuses[data.status[trial]]}`,
     on !== undefined && `${on ? "on" : "tied with"} the front, P(front) ${show(chance ?? NaN)}`,
     ties.length > 0 && `tied with ${ties.slice(0, 8).join(", ")}${ties.length > 8 ? ", …" : ""}`,
-    ...choice.keys.map((key) => `${label(data.axis(key))}: ${show(data.values[key][trial])}${interval(key)}`),
+    ...choice.keys.map((key) => `${label(data.axis(key))}: ${figure(key)}`),
   ].filter(Boolean).join("\n");
   if (card.dataset.trial !== `${trial}`) drawLayout(panel.page, card, `${trial}`);
 }

@@ -11,6 +11,29 @@ export function show(value) {
   return Number.isFinite(value) ? `${Number((value / (size || 1)).toPrecision(4))}${prefix}` : "–";
 }
 
+// Returns a number, and the ends of its interval, with the digits that the interval leaves: `show_number` and `show_range` of
+// nas/core/units.py, which are tested with the same cases.
+export function showWithin(value, low, high) {
+  if (!Number.isFinite(value)) return ["–", ""];
+  const within = [low, high].every(Number.isFinite) && low < high;
+  if (!within) return [Math.abs(value) < 1e4 ? String(Number(value.toPrecision(4))) : grouped(value, 0, value), ""];
+  const first = (number) => Math.floor(Math.log10(Math.abs(number)) + 1e-9);
+  const noise = low < value && value < high ? Math.min(value - low, high - value) : (high - low) / 2;
+  const wide = low > 0 && (high > 10 * value || value > 10 * low);
+  const place = Math.max(first(noise), value === 0 ? -Infinity : first(value) - 5);
+  const shown = (number) => grouped(number, wide ? first(number) - 1 : place, number);
+  const ends = [shown(low), shown(high)];
+  return [shown(value), ends[0] === ends[1] ? "" : ends.join(" to ")];
+}
+
+function grouped(number, place, size) {
+  const rounded = place > 0 ? Math.round(number / 10 ** place) * 10 ** place : number;
+  const digits = Math.max(0, -place);
+  const text = new Intl.NumberFormat("en", { useGrouping: Math.abs(size) >= 1e4,
+    minimumFractionDigits: digits, maximumFractionDigits: digits }).format(rounded);
+  return Number(text.replaceAll(",", "")) === 0 ? text.replace("-", "") : text;
+}
+
 // Returns the ends of an axis: of the front, the published reference and its budget if that is near; of all other values that
 // are shown too, or only those no further away than the former are from each other.
 export const extent = (page, key, near = false) => (page.extents[key + near] ??= extentOf(page, key, near));

@@ -9,15 +9,19 @@ from statistics import NormalDist
 
 from pydantic import BaseModel, Field
 
+from nas.analysis.reliability import quality_reliability
 from nas.analysis.snapshot import StudySnapshot
 from nas.core.layout import Layout
 from nas.core.metrics import METRICS
 from nas.core.published import MODELS
 from nas.core.scoring import PUBLISHED, Axis
 from nas.core.stats import Z95
+from nas.core.units import show_number, show_share
 
 _MOST_SURE = 0.99
 """Chances above it are shown as more than it: normal errors say nothing about the tails."""
+_RELIABLE = 0.5
+"""Reliability below which more than half of the variance between candidates is noise."""
 
 
 class Headline(BaseModel):
@@ -88,15 +92,19 @@ def headline(study: StudySnapshot) -> Headline | None:
         said, _ = _compared(found[first])
         text = (
             f"{layouts}; none is better than {reference} without being worse somewhere, as far as the noise tells."
-            f" The one that adds most to the front: trial {first}, {said}."
+            f" The one that adds most hypervolume: trial {first}, {said}.{_reliability(study)}"
         )
         return Headline(
             text=text, front=len(front), better=0, best=None, named=first, reference=reference, chance=None
         )  # fmt: skip
     said, chance = _compared(found[better[0]])
-    beat = f"{len(better)} of {layouts.replace(' are on', ' on').replace(' is on', ' on')} beat {reference}"
+    layouts = f"{len(better)} of {len(front)} layout{'s' if len(front) > 1 else ''} on the front"
+    text = (
+        f"{layouts} {'are' if len(better) > 1 else 'is'} better than {reference} in something and, within the noise,"
+        f" worse in nothing. The one that adds most hypervolume: trial {better[0]}, {said}.{_reliability(study)}"
+    )
     return Headline(
-        text=f"{beat}. Best: trial {better[0]}, {said}.",
+        text=text,
         front=len(front), better=len(better), best=better[0], named=better[0], reference=reference, chance=chance,
     )  # fmt: skip
 
@@ -128,8 +136,18 @@ def _compared(differences: Sequence[_Difference]) -> tuple[str, float]:
     if not real:
         return said, 1.0
     chance = math.prod(max(each.chance, 1 - each.chance) for each in real)
-    sure = f"more than {_MOST_SURE:.0%}" if chance > _MOST_SURE else f"{chance:.0%}"
+    sure = f"more than {show_share(_MOST_SURE)}" if chance > _MOST_SURE else show_share(chance)
     return f"{said} (sure to {sure})", chance
+
+
+def _reliability(study: StudySnapshot) -> str:
+    """Returns a sentence on how far the qualities of the candidates differ by more than noise; '' if not known."""
+    found = quality_reliability(study)
+    if found is None or found.overall is None:
+        return ""
+    if found.overall >= _RELIABLE:
+        return f" Reliability of quality: {found.overall:.2f}."
+    return f" Differences in quality between the layouts are mostly noise (reliability {found.overall:.2f})."
 
 
 def _name(layout: Layout) -> str:
@@ -153,8 +171,8 @@ def _differences(study: StudySnapshot, own: Sequence[Axis], theirs: Sequence[Axi
 def _in_words(name: str, metric: str, own: Axis, other: Axis) -> str:
     """Returns the change relative to the reference; of quality, whose reference is 1, in its own unit."""
     if METRICS[metric].transform != "log":
-        digits = 2 if abs(own.value - other.value) >= 0.02 else 3
-        return f"{name} {own.value:.{digits}f} instead of {other.value:.{digits}f}"
+        half = Z95 * math.hypot(own.sd, other.sd)
+        mine, theirs = (show_number(each, each - half, each + half) for each in (own.value, other.value))
+        return f"{name} {mine} instead of {theirs}"
     change = own.value / other.value - 1
-    digits = 0 if abs(change) >= 0.02 else 1
-    return f"{name} {abs(change):.{digits}%} {'lower' if change < 0 else 'higher'}"
+    return f"{name} {show_share(abs(change))} {'lower' if change < 0 else 'higher'}"

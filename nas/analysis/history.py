@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from pydantic import BaseModel, Field
 
 from nas.analysis.record import Completion, StudyLog
-from nas.core.pareto import FrontArchive, TrialAxes, affordable_draws, arrays, near_front
+from nas.core.pareto import FrontArchive, TrialAxes, affordable_draws, arrays, front_hypervolume, near_front
+from nas.core.units import show_figure, show_number
 from nas.search import Volume, volume
 from nas.study.events import ending, expectations
 
@@ -104,8 +106,25 @@ def history(completions: Sequence[Completion], axes: TrialAxes, corner: Sequence
 def interval_json(found: Volume | None, axes: TrialAxes, corner: Sequence[float]) -> Json:
     """Returns the report's form of `interval`."""
     if found is None:
-        return {"hypervolume": volume(arrays(axes, [*axes])[0], 0.0, corner, 0).value, "low": None, "high": None}
-    return {"hypervolume": found.value, "low": found.low, "high": found.high}
+        return {"hypervolume": front_hypervolume(axes, corner), "estimate": None, "low": None, "high": None}
+    return {"hypervolume": found.value, "estimate": found.estimate, "low": found.low, "high": found.high}
+
+
+class VolumeView(BaseModel):
+    """The hypervolume of the front."""
+
+    value: float = Field(description="of the measured values")
+    estimate: float | None = Field(description="without their noise; null if too many trials are on the front")
+    low: float | None = Field(description="lower end of the 95 % interval of `estimate`")
+    high: float | None
+
+    @property
+    def text(self) -> str:
+        """The estimate with its interval and the measured value, such as '1.15 (1.13 to 1.17), 1.19 as measured'."""
+        measured = show_number(self.value, self.low, self.high)
+        if self.estimate is None:
+            return f"{measured} as measured"
+        return f"{show_figure(self.estimate, self.low, self.high)}, {measured} as measured"
 
 
 def expected_gain(log: StudyLog) -> Json | None:

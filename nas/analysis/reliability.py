@@ -9,6 +9,7 @@ from statistics import fmean, variance
 from pydantic import BaseModel, Field
 
 from nas.analysis.snapshot import StudySnapshot
+from nas.core.units import show_share
 from nas.proxy.quality import QualityScale, paired_spread
 
 _FEWEST = 3
@@ -94,7 +95,7 @@ def _text(found: QualityReliability) -> str:
         top = "" if found.top_third is None else f", {found.top_third:.2f} in the top third"
         parts.append(f"reliability of quality {found.overall:.2f} over {found.candidates} candidates{top}")
     if found.front_noise is not None:
-        parts.append(f"{found.front_noise:.0%} of front membership is noise")
+        parts.append(f"{show_share(found.front_noise)} of front membership is noise")
     if found.rescored:
         told = ((found.stated_sd, "as stated before"), (found.seen_sd, "by these seeds"))
         sds = ", ".join(f"{sd:.3f} {how}" for sd, how in told if sd is not None)

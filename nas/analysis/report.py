@@ -26,6 +26,7 @@ from nas.core.pareto import Ranked, TrialAxes, dominates, front_hypervolume, ran
 from nas.core.scoring import Axis, check_budgets, log_sd, measurement_keys, ratio_of_limit
 from nas.core.stats import Z95
 from nas.core.trial import TrialState
+from nas.core.units import show_share
 from nas.store import results, studies
 from nas.store.rows import StudyState
 from nas.store.store import Store
@@ -119,7 +120,7 @@ def noise_summary(study: StudySnapshot) -> NoiseSummary | None:
         # The median says nothing of what ran beside fewer than half of the measurements.
         most = f" (at most {max(shares):.1f})" if max(shares) >= share + _MUCH_MORE_CPU else ""
         parts.append(f"measured while other processes used {share:.1f} of a core{most}")
-    parts += [f"intervals +-{width:.1%} (median)"] if width is not None else []
+    parts += [f"intervals ±{show_share(width)} (median)"] if width is not None else []
     return NoiseSummary(
         foreign_cpu=share, most_foreign_cpu=max(shares, default=None), interval=width, text="; ".join(parts)
     )

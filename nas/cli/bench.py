@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +19,7 @@ from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say
 from nas.core.errors import InvalidInput
 from nas.core.logs import visible
 from nas.core.space import MeasurementSettings
+from nas.core.units import show_figure, show_share, show_spread
 from nas.core.workload import Workload
 from nas.measure.bench import BenchOptions, bench_all
 from nas.runtimes import DEFAULT_RUNTIME
@@ -145,18 +146,13 @@ def _rows(report: dict[str, Any]) -> Iterator[Row]:
 
 
 def _cells(row: Row) -> list[str]:
-    low, high = row["low_ts"], row["high_ts"]
-    interval = "" if low is None or high is None else f" ({_digits(low)} to {_digits(high)})"
-    deviation = "" if row["sd_ts"] is None else f" ± {row['sd_ts']:.2f}"
+    mean, value = row["mean_ts"], row["value_ts"]
     return [
-        str(row["model"]), f"{_digits(row['size_mb'])} MB", str(row["runtime"]), str(row["threads"]), str(row["test"]),
-        f"{_digits(row['mean_ts'])}{deviation}", f"{_digits(row['value_ts'])}{interval}",
-        f"{_digits(row['peak_rss_mb'])} MB",
+        str(row["model"]), _shown(row["size_mb"], "MB"), str(row["runtime"]), str(row["threads"]), str(row["test"]),
+        "unknown" if mean is None else show_spread(mean, row["sd_ts"]),
+        "unknown" if value is None else show_figure(value, row["low_ts"], row["high_ts"]),
+        _shown(row["peak_rss_mb"], "MB"),
     ]  # fmt: skip
-
-
-def _digits(value: object) -> str:
-    return f"{value:.2f}" if isinstance(value, (int, float)) else "unknown"
 
 
 _COLUMNS = ("model", "size", "runtime", "threads", "test", "t/s", "t/s, corrected (95 %)", "peak memory")
@@ -219,7 +215,7 @@ def _times(row: dict[str, Any]) -> list[str]:
 def _compared(phase: dict[str, float], unit: str) -> str:
     """Formats the sum of all nodes' times beside the time of the same request without timing them."""
     whole, total = phase["whole_ms"], phase["sum_ms"]
-    difference = f" ({total / whole - 1:+.1%})" if whole else ""
+    difference = f" ({show_share(total / whole - 1, signed=True)})" if whole else ""
     return f"{total:.4g} {unit} as the sum of all operators, {whole:.4g} {unit} when they are not timed{difference}"
 
 
@@ -234,7 +230,7 @@ def _workload(**values: int) -> Workload:
 
 def _fields(report: dict[str, Any]) -> list[tuple[str, object]]:
     ttft, decode, memory, workload = (report[name] for name in ("ttft_ms", "decode_ms", "peak_rss_mb", "workload"))
-    refused = f", {report['refused_share']:.0%} of repetitions failed" if report["refused_share"] else ""
+    refused = f", {show_share(report['refused_share'])} of repetitions failed" if report["refused_share"] else ""
     drift, others = report["reference"]["drift"], report["foreign_cpu"]
     return [
         ("layout", report.get("layout")),
@@ -242,17 +238,17 @@ def _fields(report: dict[str, Any]) -> list[tuple[str, object]]:
         ("runtime", f"{report['runtime']['name']} build {report['runtime']['build'][:12]}"),
         ("device", f"{report['device']['id']} ({report['device']['cpu']})"),
         ("workload", _requested(workload)),
-        ("TTFT", f"{_shown(ttft['value'], 'ms')}{_interval(ttft['ci95'])}, n = {ttft['n']}{refused}"),
+        ("TTFT", f"{_shown(ttft['value'], 'ms', ends=ttft['ci95'])}, n = {ttft['n']}{refused}"),
         ("  as experienced", _shown(ttft["typical"], "ms")),
         ("prefill", _speed(report["tokens_per_s"]["prefill"])),
         ("decode", _speed(report["tokens_per_s"]["decode"])),
-        ("decode p50", f"{_shown(decode['p50'], 'ms/token')}{_interval(decode['ci95'])}"),
+        ("decode p50", _shown(decode["p50"], "ms/token", ends=decode["ci95"])),
         ("  as experienced", _shown(decode["typical"], "ms/token")),
         ("decode p95", _shown(decode["p95"], "ms/token", decode["p95_reason"])),
         ("peak memory", _shown(memory["total"], "MB")),
         ("load", _shown(report["load_ms"], "ms")),
         ("file size", _shown(report["file_mb"], "MB")),
-        ("reference model", None if drift is None else f"{drift:+.1%} off its calibration"),
+        ("reference model", None if drift is None else f"{show_share(drift, signed=True)} off its calibration"),
         ("other processes", _busy(others)),
     ]
 
@@ -267,15 +263,12 @@ def _requested(workload: dict[str, Any]) -> str:
 
 def _speed(figure: dict[str, Any]) -> str:
     """Formats tokens per second with its interval, and mean and deviation of the repetitions."""
-    mean = "" if figure["mean"] is None else f"; mean {figure['mean']:.4g}"
-    deviation = "" if figure["sd"] is None else f" ± {figure['sd']:.2g}"
-    return f"{_shown(figure['value'], 'tokens/s')}{_interval(figure['ci95'])}{mean}{deviation}"
+    mean = "" if figure["mean"] is None else f"; mean {show_spread(figure['mean'], figure['sd'])}"
+    return f"{_shown(figure['value'], 'tokens/s', ends=figure['ci95'])}{mean}"
 
 
-def _shown(value: float | None, unit: str, reason: str | None = None) -> str:
-    return f"{value:.4g} {unit}" if value is not None else f"unknown: {reason or 'not read'}"
-
-
-def _interval(ends: list[float | None]) -> str:
-    low, high = ends
-    return "" if low is None or high is None else f" (95 %: {low:.4g} to {high:.4g})"
+def _shown(
+    value: float | None, unit: str, reason: str | None = None, ends: Sequence[float | None] = (None, None)
+) -> str:  # fmt: skip
+    """Formats a figure with its 95 % interval, or why it is not known."""
+    return f"unknown: {reason or 'not read'}" if value is None else show_figure(value, *ends, unit=unit)

@@ -59,14 +59,5 @@ def print_fields(fields: Iterable[tuple[str, object]]) -> None:
 
 
 def when(at: float | None) -> str:
-    """Formats seconds since the epoch in local time; 'never' for None and 0."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) if at else "never"
-
-
-def duration(seconds: float) -> str:
-    """Formats a duration, such as 1 h 02 min, 3 min 04 s, or 5 s."""
-    minutes, whole = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02} min"
-    return f"{minutes} min {whole:02} s" if minutes else f"{whole} s"
+    """Formats seconds since the epoch in local time with its zone; 'never' for None and 0."""
+    return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(at)) if at else "never"

@@ -22,7 +22,7 @@ from nas.core.layout import Layout
 from nas.core.metrics import METRICS
 from nas.core.scoring import measurement_keys
 from nas.core.space import Budget, Objective, ParamBudget, RuntimeSpace, SearchSpace
-from nas.core.units import show_count
+from nas.core.units import show_count, show_share
 from nas.core.workload import Workload
 from nas.devices.attachments import own_attachments
 from nas.farm.farm import known_devices
@@ -271,7 +271,7 @@ def _reasons(supports: Iterable[Support]) -> dict[str, int]:
 
 def _support_fields(one: RuntimeSupport) -> list[tuple[str, str]]:
     refused = 1 - one.admitted / one.sampled
-    refusals = f"{one.runtime}: refuses {refused:.0%} of {one.sampled} sampled layouts"
+    refusals = f"{one.runtime}: refuses {show_share(refused)} of {one.sampled} sampled layouts"
     builds = f"{one.stock} run on the stock build, {one.patched} more on the patched one"
     blocks = [f"{kind}: {ok} of {total} layouts with it" for kind, (total, ok) in one.blocks.items()]
     return [

@@ -7,8 +7,10 @@ from typing import Any
 
 import typer
 
-from nas.cli.output import duration, print_table, say
-from nas.core.units import show_count
+from nas.analysis.history import VolumeView
+from nas.cli.output import print_table, say
+from nas.core.stats import Z95
+from nas.core.units import show_count, show_duration, show_number, show_share
 
 Report = Mapping[str, Any]
 
@@ -27,31 +29,31 @@ def report_fields(report: Report, database: str = "") -> Iterator[tuple[str, str
     yield "trials", ", ".join(f"{count} {name}" for name, count in report["trials"].items() if count) or "none yet"
     yield "hypervolume", _volume(report)
     if (expected := report["expected_gain"]) is not None:
-        share = "" if expected["share"] is None else f", {expected['share']:.1%} of the current one"
-        yield "next batch", f"of {expected['batch']}: expected gain at most {expected['hypervolume']:.2g}{share}"
+        share = expected["share"]
+        most = f"{expected['hypervolume']:.2g}" if share is None else f"{show_share(share)} of the hypervolume"
+        yield "next batch", f"of {expected['batch']}: expected gain at most {most}"
     if report["ended"] is not None:
-        yield "proposals ended", report["ended"]["message"]
+        yield "search ended", report["ended"]["message"]
     for row in report["warm_start"]:
         yield "warm start", f"{row['layouts']} layouts of {row['study']}"
     if (noise := report.get("noise")) is not None:  # older coordinators do not have it
         yield "noise", noise["text"]
-    yield "elapsed", duration(report["elapsed_s"])
+    yield "elapsed", show_duration(report["elapsed_s"])
     if (left := report.get("left")) is not None:  # older coordinators do not have it
         yield "time left", f"{left['text']}; from {'; '.join(left['based_on'])}"
     spent = {stage: seconds for stage, seconds in report["stage_seconds"].items() if seconds}
-    yield "work", ", ".join(f"{stage} {duration(seconds)}" for stage, seconds in spent.items()) or "none yet"
+    yield "work", ", ".join(f"{stage} {show_duration(seconds)}" for stage, seconds in spent.items()) or "none yet"
 
 
 def _volume(report: Report) -> str:
     volume = report["hypervolume"]
     if volume is None:
         return "not known until the references are measured"
-    return f"{volume:.4g}{_between(report)}" if report["front"] else "none: no trial is on the front"
-
-
-def _between(report: Report) -> str:
-    interval = report["hypervolume_ci95"]
-    return f" (95 % CI {interval['low']:.4g} to {interval['high']:.4g})" if interval else ""
+    if not report["front"]:
+        return "none: no trial is on the front"
+    interval = report["hypervolume_ci95"] or {}
+    found = {name: interval.get(name) for name in ("estimate", "low", "high")}  # older coordinators have no estimate
+    return VolumeView(value=volume, **found).text
 
 
 def say_noise(report: Report) -> None:
@@ -62,9 +64,8 @@ def say_noise(report: Report) -> None:
 
 def print_front(report: Report) -> None:
     """Prints the references and the Pareto front, best first, as one table."""
-    objectives = [objective["name"] for objective in report["objectives"]]
-    units = {objective["name"]: objective["unit"] for objective in report["objectives"]}
-    heads = [f"{name} [{units[name]}]" if units[name] else name for name in objectives]
+    objectives = report["objectives"]
+    heads = [f"{each['name']} [{each['unit']}]" if each["unit"] else each["name"] for each in objectives]
     rows = [
         *(_row(row["name"], row, objectives) for row in report["references"]),
         *(_row(str(row["trial"]), row, objectives) for row in report["front"]),
@@ -99,15 +100,20 @@ def _coefficient(found: Mapping[str, float] | None) -> str:
     return f"{found['value']:.2f} [{found['low']:.2f}, {found['high']:.2f}]" if found else ""
 
 
-def _row(label: str, row: Mapping[str, Any], objectives: Sequence[str]) -> list[str]:
-    values = [_number(row["objectives"][name]) for name in objectives]
+def _row(label: str, row: Mapping[str, Any], objectives: Sequence[Mapping[str, Any]]) -> list[str]:
+    values = [_value(row, objective) for objective in objectives]
     sure = "" if row["p_front"] is None else f"{row['p_front']:.2f}"
     weights = show_count(row["params"]["total"])
     return [label, *values, sure, _list(row["ties"]), _list(row["dominated_by"]), weights, row["layout"]]
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
+def _value(row: Mapping[str, Any], objective: Mapping[str, Any]) -> str:
+    """Returns a value with the digits that its noise leaves."""
+    value, sd = row["objectives"][objective["name"]], row["sd"][objective["name"]]
+    if value is None or sd is None:
+        return "" if value is None else show_number(value)
+    half = Z95 * sd * (value if objective["transform"] == "log" else 1.0)
+    return show_number(value, value - half, value + half)
 
 
 def _list(values: Iterable[object]) -> str:

@@ -1,12 +1,19 @@
-"""Parsing and formatting of quantities as people write them: '350M', '1.25x', '800ms', '512MB'."""
+"""Parsing and formatting of quantities as people write them: '350M', '1.25x', '800ms', '1.010 (1.008 to 1.012)'.
+
+Texts for people take their numbers from here, on pages and in commands. `show` in dashboard/assets/plotting.js follows
+`show_number`, and is tested with the same cases.
+"""
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Callable
 
 from nas.core.errors import InvalidInput
 
 _DECIMAL = r"\d{1,18}(?:\.\d{1,18})?"
+_MOST_DIGITS = 6
 _COUNT = {"": 1, "K": 1e3, "M": 1e6, "B": 1e9}
 _UNITS = {
     **{"ms": ("ms", 1.0), "s": ("ms", 1e3), "MB": ("MB", 1.0), "GB": ("MB", 1e3), "tok/s": ("tok/s", 1.0)},
@@ -55,3 +62,83 @@ def show_count(value: float) -> str:
         if value >= scale:
             return f"{value / scale:.4g}{suffix}"
     return f"{value:.0f}"
+
+
+def show_number(value: float, low: float | None = None, high: float | None = None, digits: int = 4) -> str:
+    """Formats a number: 2498.3 -> '2498', with its 95 % interval 2420 to 2580 -> '2500'.
+
+    With an interval, the last digit is of the size of half of it (its narrower side), at most the sixth of the number.
+    An interval of a positive number over more than a factor of 10 leaves two significant digits. Without one, there
+    are at most `digits` significant digits and no zeros at the end.
+    """
+    place = _last_place(value, low, high)
+    if place is None:
+        return f"{value:.{digits}g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    return _rounded(value, place(value))
+
+
+def show_range(value: float, low: float | None, high: float | None) -> str:
+    """Formats the ends of a number's interval with its digits: '1.008 to 1.012'.
+
+    Empty without an interval, and where six digits do not show one, such as that of an exact number.
+    """
+    place = _last_place(value, low, high)
+    if place is None or low is None or high is None:
+        return ""
+    ends = [_rounded(end, place(end)) for end in (low, high)]
+    return " to ".join(ends) if ends[0] != ends[1] else ""
+
+
+def show_figure(value: float, low: float | None, high: float | None, unit: str = "") -> str:
+    """Formats a value with its 95 % interval: '1.010 (1.008 to 1.012)', '298.1 MB (297.9 to 298.3)'."""
+    ends = show_range(value, low, high)
+    return f"{show_number(value, low, high)}{f' {unit}' if unit else ''}{f' ({ends})' if ends else ''}"
+
+
+def show_spread(value: float, sd: float | None) -> str:
+    """Formats a value with its standard deviation: '1.004 ± 0.001'."""
+    if not sd:
+        return show_number(value)
+    place = _place(sd)
+    return f"{_rounded(value, place)} ± {_rounded(sd, place)}"
+
+
+def show_share(share: float, signed: bool = False) -> str:
+    """Formats a share in percent: 0.284 -> '28 %', 0.043 -> '4.3 %', 0.00031 -> '0.031 %'."""
+    percent = 100 * share
+    size, sign = abs(percent), "+" if signed else ""
+    if (size >= 9.95 and not 99.5 <= size < 100) or not percent:
+        return f"{percent:{sign}.0f} %"
+    return f"{percent:{sign}.1f} %" if size >= 0.095 else f"{percent:{sign}.2g} %"
+
+
+def show_duration(seconds: float) -> str:
+    """Formats a duration: 5 s, 3 min 04 s, 1 h 02 min."""
+    minutes, whole = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {whole:02} s" if minutes else f"{whole} s"
+
+
+def _last_place(value: float, low: float | None, high: float | None) -> Callable[[float], int] | None:
+    """Returns the power of ten of the last digit that a number of an interval shows; None without an interval."""
+    if low is None or high is None or not all(map(math.isfinite, (value, low, high))):
+        return None
+    if low >= high:
+        return None
+    noise = min(value - low, high - value) if low < value < high else (high - low) / 2
+    if low > 0 and (high > 10 * value or value > 10 * low):
+        return lambda number: _place(number) - 1
+    place = max(_place(noise), _place(value) - _MOST_DIGITS + 1) if value else _place(noise)
+    return lambda _: place
+
+
+def _place(value: float) -> int:
+    """Returns the power of ten of the first digit of a number that is not 0."""
+    return math.floor(math.log10(abs(value)) + 1e-9)  # 0.1 is not always the difference of 1.1 and 1
+
+
+def _rounded(value: float, place: int) -> str:
+    rounded = round(value, -place) + 0.0  # 0.0 instead of -0.0
+    return f"{rounded:{',' if abs(value) >= 1e4 else ''}.{max(0, -place)}f}"

@@ -19,6 +19,7 @@ from nas.core.measurement import ReferenceTimes, Sample
 from nas.core.plan import Pair, Plan, Round, RoundResult, Runner
 from nas.core.protocol import on_the_way
 from nas.core.space import MeasurementSettings
+from nas.core.units import show_share
 from nas.farm.trust import Admissions
 from nas.measure.estimator import read_times
 from nas.measure.protocol import read_run, undisturbed
@@ -187,7 +188,7 @@ class HealthKeeper:
     def _keep(self, device: DeviceRow, verdict: CheckResult, last: JobRow) -> None:
         plan = last.payload.candidate
         if verdict.calibration:
-            keep_calibration(self._store, _place(device, plan), verdict.calibration, plan.threads)
+            keep_calibration(self._store, _place(device, plan), verdict.calibration, plan)
         known = self._known(device, plan)
         if known is not None and verdict.runs:
             calibrations.note_runs(self._store, _place(device, plan), last.id, verdict.runs, known.run_ms)
@@ -321,7 +322,8 @@ def _passed_or_drifted(good: Sequence[_Run], known: ReferenceTimes | None, threa
         return CheckResult(CheckOutcome.PASSED, runs=runs)
     busy = "" if all(run.calm for run in good) else "; other processes ran there"
     reason = (
-        f"the reference model runs {off:+.1%} off its calibration (limits -{FASTER_LIMIT:.0%}, +{SLOWER_LIMIT:.0%})"
+        f"the reference model runs {show_share(off, signed=True)} off its calibration "
+        f"(limits -{100 * FASTER_LIMIT:g} and +{100 * SLOWER_LIMIT:g} %)"
         f"{busy}; the next study has a second look and calibrates it again"
     )
     return CheckResult(CheckOutcome.UNSURE, reason, runs)

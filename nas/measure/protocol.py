@@ -15,6 +15,7 @@ from nas.core.errors import CandidateFailed, NasError
 from nas.core.measurement import Figure, Measurement, ReferenceTimes, Repetition, Sample
 from nas.core.plan import Conditions, Pair, RawRun
 from nas.core.stats import p95_figure, repetition_figure
+from nas.core.units import show_share
 from nas.core.workload import Workload
 from nas.measure.estimator import rate, read_times, slowness, time_figures
 from nas.store.calibrations import ReferenceRun
@@ -147,7 +148,8 @@ def energy_figure(repetitions: Sequence[Repetition], gen: int) -> Figure:
         return Figure(
             value=None, unit="mJ", n=len(used), resolution=resolution,
             reason=f"{used[0].counter} moves in steps of {resolution * gen / 1e3:.2g} J, and a run took "
-            f"{min(mj) * gen / 1e3:.2g} J: a longer workload is needed to measure it within {_ENERGY_STEP_SHARE:.0%}",
+            f"{min(mj) * gen / 1e3:.2g} J: a longer workload is needed to measure it within "
+            f"{show_share(_ENERGY_STEP_SHARE)}",
         )  # fmt: skip
     return repetition_figure(mj, "mJ").model_copy(update={"resolution": resolution})
 

@@ -11,32 +11,43 @@ from nas.core.pareto import hypervolume
 
 
 class Volume(NamedTuple):
-    """A hypervolume, and the bounds that 95 % of draws from the measurements' noise lie between."""
+    """A hypervolume.
+
+    Args:
+        value: of the measured points.
+        estimate: of the points without their noise.
+        low: lower end of the 95 % interval of `estimate`.
+        high: its upper end.
+    """
 
     value: float
+    estimate: float
     low: float
     high: float
 
 
 def volume(points: ArrayLike, sd: ArrayLike, reference: ArrayLike, draws: int = 200) -> Volume:
-    """Returns the hypervolume of measured points.
+    """Returns the hypervolume of measured points, and an estimate without the noise in it.
 
-    The best of several noisy measurements is too good, and so is their hypervolume: with much noise, `value` is biased
-    upwards, which the interval does not show.
+    The best of several noisy measurements is too good, and so is their hypervolume. Drawing the noise once more shows
+    by how much: as draws lie about the measured value, so does that about the true one (the basic bootstrap of Davison
+    and Hinkley 1997, equation 5.6). With many points and much noise, percentiles of the draws miss the true value
+    nearly always.
 
     Args:
         points: [P, M] minimised coordinates.
         sd: [P, M] their standard deviations.
         reference: [M], the worst corner.
-        draws: number of draws from the noise.
+        draws: number of draws from the noise, at least 1.
     """
     corner = np.asarray(reference, dtype=np.float64)
     values = np.asarray(points, dtype=np.float64).reshape(-1, len(corner))
     spread = np.asarray(sd, dtype=np.float64).reshape(values.shape)
     rng = np.random.default_rng(0)
     found = [hypervolume(values + spread * rng.standard_normal(values.shape), corner) for _ in range(draws)]
-    low, high = np.quantile(found, [0.025, 0.975]) if found else (0.0, 0.0)
-    return Volume(hypervolume(values, corner), float(low), float(high))
+    value = hypervolume(values, corner)
+    drawn = [np.mean(found), *np.quantile(found, [0.975, 0.025])]
+    return Volume(value, *np.maximum(0.0, 2 * value - np.array(drawn)).tolist())
 
 
 def is_exhausted(expected_gain: float | None, reached: float, batch: int, least: float = 0.005) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from nas.core.space import StopRules
 from nas.core.trial import Event
+from nas.core.units import show_share
 from nas.search import is_exhausted
 from nas.study.events import Closed, Expected, elapsed, expectations, notes
 from nas.study.ledger import Ledger
@@ -86,5 +87,5 @@ def stop_reason(
     if rules.gain is not None and len(last) == _IN_A_ROW:
         share = rules.gain
         if all(is_exhausted(each.gain, each.hypervolume, each.batch, share) for each in last):
-            return Closed("gain", f"the next batch is expected to gain less than {share:.2%}")
+            return Closed("gain", f"the next batch is expected to gain less than {show_share(share)}")
     return None

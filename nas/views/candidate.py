@@ -34,7 +34,7 @@ from nas.store.rows import Result
 from nas.store.store import Store
 from nas.study.events import CorpusUsed, Marked, marks, notes
 from nas.views.layout import LayoutView, align, differs, distances, layer_codes, layout_view
-from nas.views.study import Bounds, bounds_of
+from nas.views.study import Bounds, bounds_of, share_of_volume
 
 FEWEST, MOST = 2, 6
 MOST_TRIALS = 500
@@ -217,7 +217,8 @@ class Standing(_Frozen):
     """Not on the front, but within the noise of a trial on it."""
     p_front: float | None
     """Share of draws from the noise in which it is on the front; None if too many trials are on it to draw."""
-    hv_contribution: float
+    gain: float | None
+    """Share of the hypervolume that it alone adds; None where it is not on the front."""
 
 
 class NeighbourView(Bounds):
@@ -582,12 +583,12 @@ def _standing(study: StudySnapshot, number: int) -> Standing | None:
     if found is None:
         return Standing(
             place=None, front=len(study.course.front), tied=False, p_front=study.chances.get(number, 0.0),
-            hv_contribution=0.0,
+            gain=None,
         )  # fmt: skip
     rank, row = found
     return Standing(
         place=rank if row.on else None, front=len(study.course.front), tied=not row.on, p_front=row.p_front,
-        hv_contribution=row.hv_contribution,
+        gain=share_of_volume(study, row.hv_contribution) if row.on else None,
     )  # fmt: skip
 
 
@@ -613,7 +614,9 @@ def _objectives(study: StudySnapshot, record: Record) -> Iterator[ObjectiveView]
     for index, (objective, reached) in enumerate(zip(study.space.objectives, record.axes, strict=True)):
         columns = {name: axis.value if (axis := axes[index]) else None for name, axes in theirs.items()}
         rung = record.quality.rung if record.quality and METRICS[objective.metric].source == "proxy" else None
-        if rung is not None:
+        if rung is not None and record.rescored is not None:
+            rung = f"{rung}, on fresh seeds"
+        elif rung is not None:
             columns = _qualities(study, rung)
         unit, direction = _unit_and_direction(study.space, objective)
         yield ObjectiveView(
@@ -695,6 +698,12 @@ def _evaluations(study: StudySnapshot, record: Record) -> Iterator[EvaluationVie
             theirs = {name: each.rungs.get(rung) for name, each in study.record.references.items()}
             scores = {name: each.per_group.get(group) if each else None for name, each in theirs.items()}
             yield EvaluationView(rung=rung, group=group, value=value, sd=None, references=scores)
+    if record.rescored is not None:
+        fresh = record.rescored.quality
+        scores = {name: each.quality and each.quality.value for name, each in study.record.references.items()}
+        yield EvaluationView(
+            rung=f"{fresh.rung}, on fresh seeds", group="", value=fresh.value, sd=fresh.sd, references=scores
+        )  # fmt: skip
 
 
 def _jobs(config: QualityConfig, layout: Layout, corpora: Iterable[str]) -> dict[str, tuple[str, TrainJob]]:

@@ -55,8 +55,8 @@ def test_where_nothing_beats_the_reference_the_first_exchange_is_named(lab: Live
     found = read(lab)
     assert found.best is None
     assert found.text.endswith(
-        f"The one that adds most to the front: trial {first}, latency 50% lower, quality 0.80 instead of 1.00, memory"
-        " equal within the noise (sure to more than 99%)."
+        f"The one that adds most hypervolume: trial {first}, latency 50 % lower, quality 0.80 instead of 1.00, memory"
+        " equal within the noise (sure to more than 99 %)."
     )
 
 
@@ -64,7 +64,7 @@ def test_small_real_changes_are_not_rounded_away(lab: LiveLab) -> None:
     study = lab.study()
     lab.complete(study, 1.0, 1.0, 1.0, origin="reference")
     lab.complete(study, 1.5, 0.982, 1.0)
-    assert "latency 1.8% lower" in read(lab).text
+    assert "latency 1.8 % lower" in read(lab).text
 
 
 def test_the_best_is_named_with_its_gain_and_how_sure_it_is(lab: LiveLab) -> None:
@@ -75,9 +75,23 @@ def test_the_best_is_named_with_its_gain_and_how_sure_it_is(lab: LiveLab) -> Non
     found = read(lab)
     assert (found.front, found.better, found.best) == (2, 1, best)
     assert found.text == (
-        f"1 of 2 layouts on the front beat the published reference. Best: trial {best}, latency 45% lower,"
-        " memory 29% lower, quality equal within the noise (sure to more than 99%)."
+        "1 of 2 layouts on the front is better than the published reference in something and, within the noise, worse"
+        f" in nothing. The one that adds most hypervolume: trial {best}, latency 45 % lower, memory 29 % lower, quality"
+        " equal within the noise (sure to more than 99 %)."
     )
+
+
+@pytest.mark.parametrize(
+    ("apart", "told"),
+    [(0.001, "Differences in quality between the layouts are mostly noise (reliability 0.00)."),
+     (0.2, "Reliability of quality: 1.00.")],
+)  # fmt: skip
+def test_how_reliable_qualities_are_is_part_of_it(lab: LiveLab, apart: float, told: str) -> None:
+    study = lab.study()
+    lab.complete(study, 1.0, 1.0, 1.0, origin="reference")
+    for step in range(4):
+        lab.complete(study, 1.0 + apart * step, 0.5 + 0.1 * step, 0.7)
+    assert read(lab).text.endswith(told)
 
 
 def test_a_gain_within_the_noise_is_none(lab: LiveLab) -> None:
@@ -88,7 +102,7 @@ def test_a_gain_within_the_noise_is_none(lab: LiveLab) -> None:
     assert (found.front, found.better, found.best) == (1, 0, None)
     assert found.text == (
         "1 layout is on the front; none is better than the published reference without being worse somewhere, as far as"
-        " the noise tells. The one that adds most to the front: trial 1, quality, latency and memory equal within"
+        " the noise tells. The one that adds most hypervolume: trial 1, quality, latency and memory equal within"
         " the noise."
     )
 

@@ -200,7 +200,7 @@ def test_the_noise_of_its_measurements_is_told_in_a_line(tmp_path: Path) -> None
     assert noise["foreign_cpu"] == pytest.approx(0.9)
     assert 0.01 < noise["interval"] < 0.15
     assert noise["text"] == (
-        f"measured while other processes used 0.9 of a core; intervals +-{noise['interval']:.1%} (median)"
+        f"measured while other processes used 0.9 of a core; intervals ±{100 * noise['interval']:.1f} % (median)"
     )
 
 

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from nas.cli.launch import draw, line, live_display
-from nas.cli.output import duration
 from nas.core.pareto import Ranked
+from nas.core.units import show_duration
 from nas.study.estimate import Estimate, Span
 from nas.study.orchestrator import FrontRow, Snapshot
 
@@ -75,4 +75,4 @@ def test_lines_are_written_when_trials_move_and_not_for_every_look(capsys: pytes
 
 @pytest.mark.parametrize(("seconds", "text"), [(4.6, "5 s"), (60, "1 min 00 s"), (3725, "1 h 02 min")])
 def test_duration(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert show_duration(seconds) == text

@@ -75,7 +75,7 @@ class Lab:
         return self.device()
 
     def calibrate(self) -> None:
-        keep_calibration(self.store, (DEVICE.id, "fake", calibration_name(self.plan)), [sample()] * 10, 1)
+        keep_calibration(self.store, (DEVICE.id, "fake", calibration_name(self.plan)), [sample()] * 10, self.plan)
 
     def device(self) -> DeviceRow:
         return devices.get(self.store, DEVICE.id)
@@ -164,8 +164,8 @@ def test_a_drifted_device_is_not_bad_but_says_so(lab: Lab) -> None:
     row = lab.check(*[raw(sample(13.0, 1.3))] * 3)
     assert row.health is Health.UNKNOWN
     assert row.health_reason == (
-        "the reference model runs +30.0% off its calibration (limits -5%, +20%); the next study has a second look and "
-        "calibrates it again"
+        "the reference model runs +30 % off its calibration (limits -5 and +20 %); the next study has a second look "
+        "and calibrates it again"
     )
     devices.set_health(lab.store, DEVICE.id, Health.BAD, "three jobs failed")
     lab.clock.time += 60

@@ -19,6 +19,7 @@ from store_support import open_store
 from study_support import TINY, Bed, tiny_space
 
 from nas.analysis.report import study_report
+from nas.analysis.snapshot import Snapshots
 from nas.core.clock import SystemClock
 from nas.core.errors import CandidateFailed, InfrastructureFailed, NasError
 from nas.core.layout import Layout
@@ -35,6 +36,7 @@ from nas.study.events import QualityKnown, all_events
 from nas.study.ledger import Ledger
 from nas.study.proposals import replay
 from nas.testing.fake_runtime import FakeRuntime
+from nas.views.candidate import candidate_views
 
 TRIALS = 5
 
@@ -385,6 +387,10 @@ def test_noise_is_estimated_from_anchors_and_the_front_is_of_fresh_seeds(anchore
     assert all(row["rescored"] and row["quality"]["n_seeds"] == 3 for row in report["front"])
     left = [row for row in report["ranking"] if not row["rescored"]]
     assert all(row["p_front"] < 0.2 and row["quality"]["n_seeds"] == 2 for row in left)
+    snapshot = Snapshots(anchored.store).get("study")
+    (view,) = candidate_views(anchored.store, snapshot, [report["front"][0]["trial"]])
+    assert view.objectives[0].rung == view.evaluations[-1].rung == "third, on fresh seeds"
+    assert view.objectives[0].value == view.evaluations[-1].value != view.evaluations[-3].value
     sure = report["reliability"]
     assert sure["rescored"] == len(report["ranking"]) - len(left)
     assert sure["seeds"] == 3
