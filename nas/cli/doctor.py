@@ -14,13 +14,14 @@ from pathlib import Path
 
 import typer
 
+from nas.cli import preflight
 from nas.cli.lazy import command_app
 from nas.cli.options import DatabaseOption
 from nas.cli.output import JsonFlag, print_json, say
 from nas.core import paths
 from nas.core.errors import NasError
 from nas.core.logs import without_passwords
-from nas.devices.probes.cpu import busy_s, governor
+from nas.devices.probes.cpu import governor
 from nas.devices.probes.memory import free_memory_mb
 from nas.devices.probes.readings import Unread
 from nas.devices.probes.thermal import cooling_level, temperature_c, throttle_count
@@ -29,8 +30,6 @@ from nas.runtimes import DEFAULT_RUNTIME, RUNTIMES
 from nas.runtimes.base import Finding, Status, finding_of
 
 FREE_DISK_GB, FREE_MEMORY_MB = 5.0, 2000.0
-BUSY_SHARE = 0.2
-"""CPU usage of other processes, in cores, above which intervals become wider."""
 
 SEARCH_PACKAGES = ("torch", "ray", "sqlalchemy", "moocore", "scipy", "gguf", "llama_cpp")
 GOOD_CLOCKS = ("tsc", "arch_sys_counter", "kvm-clock", "hyperv_clocksource_tsc_page")
@@ -169,7 +168,7 @@ def _cores() -> Finding:
 
 
 def _sensors(tree: LocalTransport) -> Iterator[Finding]:
-    yield _busy(tree)
+    yield _busy()
     yield _reading("memory", lambda: _enough_memory(free_memory_mb(tree)))
     yield _reading("governor", lambda: _steady(governor(tree)))
     yield _reading("temperature", lambda: Finding("temperature", "ok", f"{temperature_c(tree):.0f} C"))
@@ -183,17 +182,11 @@ def _reading(name: str, read: Callable[[], Finding]) -> Finding:
         return Finding(name, "warning", str(reason), "none needed: measurements are taken without it and marked")
 
 
-def _busy(tree: LocalTransport) -> Finding:
-    def read() -> Finding:
-        before, began = busy_s(tree) - time.process_time(), time.monotonic()
-        time.sleep(0.25)
-        share = (busy_s(tree) - time.process_time() - before) / (time.monotonic() - began)
-        detail = f"other processes use {max(0.0, share):.2f} cores"
-        if share > BUSY_SHARE:
-            return Finding("load", "warning", detail, "stop them for narrower intervals")
-        return Finding("load", "ok", detail)
-
-    return _reading("load", read)
+def _busy() -> Finding:
+    found = preflight.load()
+    if found.busy:
+        return Finding("load", "warning", found.text, "stop them for narrower intervals")
+    return Finding("load", "ok", found.text)
 
 
 def _enough_memory(free: float) -> Finding:

@@ -17,7 +17,8 @@ from pydantic import ValidationError
 
 from nas.core.errors import InvalidInput
 from nas.core.space import SearchSpace
-from nas.core.trial import Event
+from nas.core.trial import Event, EventKind
+from nas.core.units import show_number, show_spread
 from nas.proxy.quality import Quality
 from nas.search import Observation
 from nas.store import events
@@ -385,24 +386,46 @@ def event_line(trial: int | None, kind: str, payload: Mapping[str, Any]) -> str 
     """
     subject = "study" if trial is None else f"trial {trial}"
     if trial is not None and kind == "progress" and payload.get("what") in (QUALITY, RESCORED):
-        return f"{subject}: {_quality(payload)}"
+        fresh = " on fresh seeds" if payload["what"] == RESCORED else ""
+        return f"{subject}: {_quality(payload['quality'], fresh)}"
     if kind in ("study", "progress"):
         if trial is None and payload.get("reason"):
             return f"{subject}: {payload.get('state')}: {payload['reason']}"
         message = payload.get("message")
         return f"{subject}: {payload.get('what')}: {message}" if message else None
-    details = [f"rung {payload['rung']}"] if "rung" in payload else []
+    return f"{subject}: {_transition(kind, payload)}"
+
+
+_IN_WORDS: Mapping[str, str] = {
+    EventKind.MEASURING: "measuring",
+    EventKind.BORDERLINE: "near a budget, measured again",
+    EventKind.GATED_IN: "within the budgets",
+    EventKind.CONFIRMING: "promoted to the end, measured again with more repetitions",
+    EventKind.INFEASIBLE: "over a budget",
+    EventKind.RETRIED: "tried again",
+}
+"""What transitions are called where their kinds are no plain words."""
+
+
+def _transition(kind: str, payload: Mapping[str, Any]) -> str:
+    """Formats a change of a trial's state, such as 'within the budgets: latency 2498 ms, memory 279 MB'."""
+    what = _IN_WORDS.get(kind, kind)
+    if kind == EventKind.TRAINING and "rung" in payload:
+        what = f"training at rung {payload.get('name', payload['rung'])}"
+    details = [_quality(payload["quality"])] if payload.get("quality") else []
+    details += [
+        f"{each['name']} {show_number(each['value'], each['low'], each['high'])} {each['unit']}"
+        for each in payload.get("figures", ())
+    ]
     details += [str(payload["reason"])] if payload.get("reason") else []
-    return f"{subject}: {kind} ({', '.join(details)})" if details else f"{subject}: {kind}"
+    return f"{what}: {', '.join(details)}" if details else what
 
 
-def _quality(payload: Mapping[str, Any]) -> str:
-    """Formats a quality, such as 'quality 1.021 ± 0.012 (rung short, 2 seeds)'."""
-    known = payload["quality"]
-    value, sd, seeds = known["value"], known.get("sd"), known.get("n_seeds")
+def _quality(known: Mapping[str, Any], fresh: str = "") -> str:
+    """Formats a quality, such as 'quality 1.02 ± 0.01 (rung short, 2 seeds)'."""
+    seeds = known.get("n_seeds")
     what = ", ".join([f"rung {known['rung']}", *([f"{seeds} seed{'s' if seeds > 1 else ''}"] if seeds else [])])
-    fresh = " on fresh seeds" if payload["what"] == RESCORED else ""
-    return f"quality{fresh} {value:.4g}{f' ± {sd:.2g}' if sd else ''} ({what})"
+    return f"quality{fresh} {show_spread(known['value'], known.get('sd'))} ({what})"
 
 
 def calibrated_devices(log: Iterable[Event]) -> list[tuple[str, str]]:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nas.core.errors import CandidateFailed, InfrastructureFailed
-from nas.core.scoring import MeasurementKey, check_budgets, with_file_size
+from nas.core.metrics import METRICS
+from nas.core.scoring import MeasurementKey, check_budgets, measurement_keys, with_file_size
 from nas.core.trial import EventKind
 from nas.runtimes.base import Artifact
 from nas.study.events import QualityKnown
@@ -79,14 +80,15 @@ async def _check_budgets(run: TrialRun, study: StudyContext) -> bool:
             return False
     borderline = {check.place.workload for check in run.checks if check.verdict == "borderline"}
     if borderline and not run.reference:
-        _mark(run, study, EventKind.BORDERLINE)
+        near = [str(check) for check in run.checks if check.verdict == "borderline"]
+        _mark(run, study, EventKind.BORDERLINE, reason="; ".join(near))
         # Fresh repetitions decide, under a key of their own: those that confirm a layout in the end do not let it in.
         await _measure(run, study, borderline, protocol.confirm_repetitions, replicate=1)
         await _update_checks(run, study, final=True)
         if run.broken:
             _end_infeasible(run, study)
             return False
-    _mark(run, study, EventKind.GATED_IN)
+    _mark(run, study, EventKind.GATED_IN, figures=_objectives(run, study))
     study.report(run, "gated")
     return True
 
@@ -95,7 +97,7 @@ async def _train(run: TrialRun, study: StudyContext) -> bool:
     """Trains rung by rung; returns whether the trial was promoted to the top."""
     rungs = study.work.space.quality.rungs
     for rung in range(len(rungs)):
-        _mark(run, study, EventKind.TRAINING, rung=rung)
+        _mark(run, study, EventKind.TRAINING, rung=rung, name=rungs[rung].name)
         run.rung = rung
         scores = await study.work.train_rung(run.number, run.layout, rung)
         with run.wait():
@@ -127,7 +129,28 @@ async def _confirm(run: TrialRun, study: StudyContext) -> None:
     if run.broken:
         _end_infeasible(run, study)
     else:
-        _end(run, study, EventKind.COMPLETE)
+        quality = run.quality and run.quality.to_json()
+        _end(run, study, EventKind.COMPLETE, quality=quality, figures=_objectives(run, study))
+
+
+def _objectives(run: TrialRun, study: StudyContext) -> list[dict[str, Any]]:
+    """Returns the figures of a trial that are objectives, for people who read the log."""
+    space = study.work.space
+    found = [
+        (objective.name, key, figure)
+        for objective in space.objectives
+        if METRICS[objective.metric].source != "proxy"
+        for key in measurement_keys(space, objective)
+        if (figure := run.figures.get(key, {}).get(objective.metric)) is not None and figure.value is not None
+    ]
+    several = len({(key.device, key.runtime) for _, key, _ in found}) > 1
+    return [
+        {
+            "name": f"{name} on {key.device}/{key.runtime}" if several else name,
+            "value": figure.value, "low": figure.low, "high": figure.high, "unit": figure.unit,
+        }
+        for name, key, figure in found
+    ]  # fmt: skip
 
 
 async def _measure(
