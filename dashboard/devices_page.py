@@ -20,6 +20,7 @@ from nas.api.devices import (
     retire_device,
     steer_device,
 )
+from nas.api.submissions import SubmittedStudies
 from nas.core.errors import InvalidInput
 from nas.core.protocol import DeviceId
 from nas.dashboard.access import Form, PageAccess, back_from
@@ -32,7 +33,7 @@ PAGE = 50
 _HISTORY, _RUNS = 100, 300
 
 
-def devices_router(store: Store, access: PageAccess) -> APIRouter:
+def devices_router(store: Store, access: PageAccess, submitted: SubmittedStudies | None = None) -> APIRouter:
     """Returns the pages, each with its JSON twin, and an action for each order of the users' API."""
     router = APIRouter(prefix="/devices", route_class=page_route(access), include_in_schema=False)
     operate, administer = access.posted(Role.OPERATE), access.posted(Role.ADMIN)
@@ -40,13 +41,13 @@ def devices_router(store: Store, access: PageAccess) -> APIRouter:
     @router.get("")
     @router.get(".json")
     def list_devices(request: Request, after: After = "") -> Response:
-        return answer("devices.html", request, page_of_devices(store, after=after, limit=PAGE))
+        return answer("devices.html", request, page_of_devices(store, after=after, limit=PAGE, submitted=submitted))
 
     # The last decorator is the first route: '{id}' would take 'box.json', too.
     @router.get("/{id}")
     @router.get("/{id}.json")
     def show_device(request: Request, id: DeviceId) -> Response:
-        view = device_detail(store, id, history=_HISTORY, runs=_RUNS)
+        view = device_detail(store, id, history=_HISTORY, runs=_RUNS, submitted=submitted)
         return answer("device.html", request, view, now=store.now())
 
     def steer(order: DeviceOrder) -> None:

@@ -39,7 +39,9 @@ class Cancelled(NasError):
 
 
 class NotTrusted(InfrastructureFailed):
-    """The device is not the pinned one, or does not accept this agent's key."""
+    """The device is not the pinned one, or does not accept this agent's key. Trying again does not help."""
+
+    exit_code = 3
 
 
 class StaleLease(InfrastructureFailed):

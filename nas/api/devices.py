@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from nas.api.access import require
+from nas.api.submissions import SubmittedStudies
 from nas.api.types import ONE_LINE, EventId, Limit, StudyName, Time, Wait, with_example
 from nas.core.device import Device
 from nas.core.errors import InvalidInput
@@ -23,6 +24,7 @@ from nas.store import agents, calibrations, devices, outcomes, pages
 from nas.store.rows import (
     AgentAccess,
     Blame,
+    Calibration,
     DeviceEventKind,
     DeviceLabels,
     DeviceRow,
@@ -85,9 +87,17 @@ _AGENT = {"name": "lab-1", "access": "enrolled", "created": 1763600000.0, "last_
 _DEVICE_EVENT = {"id": 87, "device": "pixel-7", "at": 1763690400.0, "kind": "health", "what": "unknown",
                  "reason": "a job failed: the cable fell out", "job": None}  # fmt: skip
 _RUN = {"at": 1763690100.0, "job": _JOB["id"], "ratio": 1.013, "temperature_c": 41.5, "calm": True}
-_DRIFT = {"runtime": "llama.cpp", "build": "b7000", "reference_ms": 212.5, "off": 0.011, "recalibrate": False,
-          "runs": [_RUN]}  # fmt: skip
-_CALIBRATION = {"runtime": "llama.cpp", "build": "b7000", "reference_ms": 212.5, "created": 1763683210.0}
+_DRIFT = {
+    "runtime": "llama.cpp", "build": "b7000", "calibration": "9c91", "reference_ms": 212.5, "off": 0.011,
+    "recalibrate": False, "runs": [_RUN],
+}  # fmt: skip
+_CALIBRATION = {
+    "runtime": "llama.cpp",
+    "build": "b7000",
+    "calibration": "9c91",
+    "reference_ms": 212.5,
+    "created": 1763683210.0,
+}
 _SUMMARIES: dict[DeviceOrder, str] = {
     "drain": "Let a device finish its job and take no other",
     "resume": "End a drain",
@@ -113,6 +123,7 @@ class WaitingView(BaseModel):
     jobs: int = Field(description="that it has queued for the device")
     place: int = Field(description="of its first job in the queue, from 1")
     since: Time
+    submitted_by: str | None = Field(None, description="name of the API token; null: launched on this host")
 
 
 class DeviceView(BaseModel):
@@ -167,9 +178,18 @@ class CalibrationView(BaseModel):
     model_config = with_example(**_CALIBRATION)
 
     runtime: str
-    build: str
+    build: str | None = Field(description="id of the runtime's build; null: an earlier version stored none")
+    calibration: str = Field(description="hash of the build, the reference model, its workload, threads and cores")
     reference_ms: float
     created: Time
+
+    @classmethod
+    def of(cls, found: Calibration) -> CalibrationView:
+        """Returns the view of a stored calibration, whose `build` is the name of the calibration."""
+        return cls(
+            runtime=found.runtime, build=found.samples.get("build"), calibration=found.build,
+            reference_ms=found.reference_ms, created=found.created,
+        )  # fmt: skip
 
 
 class DeviceEventView(BaseModel):
@@ -204,7 +224,8 @@ class DriftView(BaseModel):
     model_config = with_example(**_DRIFT)
 
     runtime: str
-    build: str
+    build: str | None = Field(description="id of the runtime's build; null where the calibration does not say")
+    calibration: str = Field(description="hash of the build, the reference model, its workload, threads and cores")
     reference_ms: float | None = Field(description="the calibration; null where there is none")
     off: float | None = Field(description="share by which the latest calm runs are off it; null: too few")
     recalibrate: bool = Field(description="whether that is beyond the limit")
@@ -308,18 +329,18 @@ class Reason(BaseModel):
     reason: str = Field("", max_length=500, pattern=ONE_LINE)
 
 
-def devices_router(store: Store, access: Access) -> APIRouter:
+def devices_router(store: Store, access: Access, submitted: SubmittedStudies | None = None) -> APIRouter:
     """Returns the operations to list and control devices."""
     router = APIRouter(prefix="/v1/devices", tags=["devices"], route_class=guarded(access))
     read, operate, admin = (require(role) for role in (Role.READ, Role.OPERATE, Role.ADMIN))
 
     @router.get("", summary="List devices", dependencies=[read])
     def list_devices(after: After = "", limit: Limit = 100) -> DevicePage:
-        return page_of_devices(store, after=after, limit=limit)
+        return page_of_devices(store, after=after, limit=limit, submitted=submitted)
 
     @router.get("/{id}", summary="Show a device", dependencies=[read], responses=documented(404))
     def show_device(id: DeviceId) -> DeviceDetail:
-        return device_detail(store, id)
+        return device_detail(store, id, submitted=submitted)
 
     def steer(order: DeviceOrder) -> None:
         @router.post(
@@ -403,14 +424,18 @@ def jobs_router(store: Store, access: Access) -> APIRouter:
     return router
 
 
-def page_of_devices(store: Store, *, after: str = "", limit: int) -> DevicePage:
-    """Returns devices by id, after `after`."""
+def page_of_devices(
+    store: Store, *, after: str = "", limit: int, submitted: SubmittedStudies | None = None
+) -> DevicePage:  # fmt: skip
+    """Returns devices by id, after `after`; `submitted` says who submitted the studies that wait for them."""
     rows = [row for row in devices.all(store) if row.id > after]
-    shown = _views(store, rows[:limit])
+    shown = _views(store, rows[:limit], submitted)
     return DevicePage(devices=shown, next=shown[-1].id if len(rows) > limit else None)
 
 
-def device_detail(store: Store, id: str, *, history: int = HISTORY, runs: int = RUNS) -> DeviceDetail:
+def device_detail(
+    store: Store, id: str, *, history: int = HISTORY, runs: int = RUNS, submitted: SubmittedStudies | None = None
+) -> DeviceDetail:  # fmt: skip
     """Returns one device, its calibrations and drift, and its latest events and jobs.
 
     Args:
@@ -418,14 +443,15 @@ def device_detail(store: Store, id: str, *, history: int = HISTORY, runs: int = 
         id: the device's.
         history: at most so many events, and so many jobs.
         runs: at most so many reference runs of each build.
+        submitted: says who submitted the studies that wait for it.
 
     Raises:
         UnknownName: no such device.
     """
-    view = _view(store, id)
+    view = _view(store, id, submitted)
     return DeviceDetail(
         **{name: getattr(view, name) for name in DeviceView.model_fields},
-        calibrations=[CalibrationView.model_validate(each) for each in calibrations.of_device(store, id)],
+        calibrations=[CalibrationView.of(each) for each in calibrations.of_device(store, id)],
         drift=[_drift(each, runs) for each in calibrations.drift(store, id)],
         history=[DeviceEventView.model_validate(event) for event in devices.history(store, id, limit=history)],
         jobs=[JobView.model_validate(job) for job in pages.jobs(store, device=id, limit=history)],
@@ -542,9 +568,10 @@ def _drift(found: calibrations.Drift, most: int) -> DriftView:
         )
         for point in found.points[-most:]
     ]  # fmt: skip
-    reference_ms = found.calibration.reference_ms if found.calibration else None
+    known = found.calibration
     return DriftView(
-        runtime=found.runtime, build=found.build, reference_ms=reference_ms, off=found.off,
+        runtime=found.runtime, build=known and known.samples.get("build"), calibration=found.build,
+        reference_ms=known and known.reference_ms, off=found.off,
         recalibrate=found.recalibrate, runs=runs,
     )  # fmt: skip
 
@@ -557,17 +584,19 @@ def _job_cursor(cursor: str) -> pages.JobPlace:
         raise InvalidInput("'after' must be the 'next' of an earlier page", where="after") from None
 
 
-def _view(store: Store, id: str) -> DeviceView:
-    (view,) = _views(store, [devices.get(store, id)])
+def _view(store: Store, id: str, submitted: SubmittedStudies | None = None) -> DeviceView:
+    (view,) = _views(store, [devices.get(store, id)], submitted)
     return view
 
 
-def _views(store: Store, rows: Sequence[DeviceRow]) -> list[DeviceView]:
+def _views(store: Store, rows: Sequence[DeviceRow], submitted: SubmittedStudies | None) -> list[DeviceView]:
     labels, queues = devices.labels(store), pages.queues(store)
-    return [_device(row, labels.get(row.id, DeviceLabels()), queues.get(row.id, ())) for row in rows]
+    return [_device(row, labels.get(row.id, DeviceLabels()), queues.get(row.id, ()), submitted) for row in rows]
 
 
-def _device(row: DeviceRow, labels: DeviceLabels, queue: Sequence[pages.QueuedJob]) -> DeviceView:
+def _device(
+    row: DeviceRow, labels: DeviceLabels, queue: Sequence[pages.QueuedJob], submitted: SubmittedStudies | None
+) -> DeviceView:  # fmt: skip
     lease = None
     if row.lease_holder is not None and row.lease_until is not None:
         lease = Lease(holder=row.lease_holder, until=row.lease_until)
@@ -575,7 +604,14 @@ def _device(row: DeviceRow, labels: DeviceLabels, queue: Sequence[pages.QueuedJo
     counts = Counter(job.study for job in queue)
     first = {job.study: job for job in reversed(queue)}
     waiting = [
-        WaitingView(study=study, jobs=counts[study], place=job.place, since=job.since) for study, job in first.items()
+        WaitingView(
+            study=study,
+            jobs=counts[study],
+            place=job.place,
+            since=job.since,
+            submitted_by=submitted.submitter(study) if submitted is not None and study is not None else None,
+        )
+        for study, job in first.items()
     ]
     return DeviceView(
         **{name: getattr(row, name) for name in names}, lease=lease, name=labels.name, note=labels.note,

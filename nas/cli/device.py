@@ -14,10 +14,11 @@ import typer
 from nas.cli.lazy import command_app
 from nas.cli.options import DatabaseOption
 from nas.cli.output import JsonFlag, print_fields, print_json, print_table, say, when
-from nas.cli.remote import ServerOption, open_fleet
+from nas.cli.remote import Fleet, ServerOption, open_fleet
 from nas.core import paths
 from nas.core.device import Device, parse_cores, show_cores
 from nas.core.errors import InvalidInput
+from nas.core.units import show_number, show_share
 from nas.devices.agent.connection import find
 from nas.devices.attachments import LOCAL, TAG, Attachment, agent_cache, open_transport, own_attachments, scheme_of
 from nas.devices.transports.base import NotTrusted
@@ -70,19 +71,20 @@ def show(
 ) -> None:
     """Show a device with its lease, calibrations, history and latest jobs."""
     with open_fleet(server, db) as fleet:
-        found = fleet.device(device)
+        found = fleet.device(_id(fleet, device))
     if json:
         print_json(found)
         return
     print_fields(_device_fields(found))
     if found["calibrations"]:
         typer.echo()
-        rows = [[each["runtime"], each["build"], f"{each['reference_ms']:.4g}", when(each["created"])]
+        rows = [[*_calibrated(each), show_number(each["reference_ms"]), when(each["created"])]
                 for each in found["calibrations"]]  # fmt: skip
-        print_table(("runtime", "build", "reference [ms]", "measured"), rows)
+        print_table(("runtime", "build", "calibration", "reference [ms]", "measured"), rows)
     if found["drift"]:
         typer.echo()
-        print_table(("runtime", "build", "runs", "off its calibration"), [_drift_row(each) for each in found["drift"]])
+        columns = ("runtime", "build", "calibration", "runs", "off its calibration")
+        print_table(columns, [_drift_row(each) for each in found["drift"]])
     if found["history"]:
         typer.echo()
         rows = [[when(each["at"]), each["kind"], each["what"], each["reason"]] for each in found["history"]]
@@ -178,13 +180,13 @@ def set_tags(
 def retire(device: DeviceArgument, server: ServerOption = None, db: DatabaseOption = None) -> None:
     """Retire a device. Measurements are kept, calibrations are deleted; 'release' reverts it."""
     with open_fleet(server, db) as fleet:
-        fleet.retire(device)
+        fleet.retire(_id(fleet, device))
     say(f"{device}: retired")
 
 
 def _label(device: str, labels: dict[str, Any], server: str | None, db: str | None, json: bool) -> None:
     with open_fleet(server, db) as fleet:
-        found = fleet.label(device, labels)
+        found = fleet.label(_id(fleet, device), labels)
     if json:
         print_json(found)
     else:
@@ -211,7 +213,7 @@ def _register(name: DeviceOrder, summary: str) -> None:
         json: JsonFlag = False,
     ) -> None:
         with open_fleet(server, db) as fleet:
-            found = fleet.order(device, name, reason)
+            found = fleet.order(_id(fleet, device), name, reason)
         if json:
             print_json(found)
         else:
@@ -269,9 +271,25 @@ def _jobs(count: int) -> str:
 
 
 def _drift_row(drift: dict[str, Any]) -> list[object]:
-    off = "too few runs" if drift["off"] is None else f"{drift['off']:+.1%}"
+    off = "too few runs" if drift["off"] is None else f"{show_share(drift['off'], signed=True)}"
     text = f"{off}: will be recalibrated by the next study" if drift["recalibrate"] else off
-    return [drift["runtime"], drift["build"][:12], len(drift["runs"]), text]
+    return [*_calibrated(drift), len(drift["runs"]), text]
+
+
+def _id(fleet: Fleet, name: str) -> str:
+    """Returns the id of the device that a name means: an id, or tag:NAME of only one device."""
+    if not name.startswith("tag:"):
+        return name
+    from nas.farm.farm import find_name
+
+    return find_name(name, {each["id"]: each["tags"] for each in fleet.devices()["devices"]})
+
+
+def _calibrated(found: dict[str, Any]) -> list[str]:
+    """Returns runtime, build and calibration; older coordinators call the calibration a build."""
+    if "calibration" not in found:
+        return [found["runtime"], "", found["build"][:12]]
+    return [found["runtime"], (found["build"] or "not known")[:12], found["calibration"][:12]]
 
 
 def _job_row(job: dict[str, Any]) -> list[object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
@@ -190,7 +191,9 @@ def _knob_problems(kind: str, role: Role, knobs: Mapping[str, ArgKnob], names: s
             yield from _choice_problems(spec, name, knob)
         elif any(isinstance(choice, str) or choice <= 0 for choice in knob.choices):
             yield problem((kind, name), InvalidInput(f"{kind}: expansion must be a number above 0"))
-    given = names | ({"width"} if EXPANSION in names else set())
+    # A mistyped name is told once, not also as the one that is missing.
+    meant = {close for name in names - set(valid) for close in get_close_matches(name, valid, n=1)}
+    given = names | meant | ({"width"} if EXPANSION in names else set())
     for arg in spec.args:
         if arg.required and arg.name not in given:
             yield problem((kind,), InvalidInput(f"{kind} needs {arg.name!r}: {arg.doc}"))

@@ -16,6 +16,7 @@ from nas.core.errors import InfrastructureFailed, InvalidInput, StudyChanged, Un
 from nas.core.measurement import ReferenceTimes, Sample
 from nas.core.plan import Plan, Runner
 from nas.core.space import MeasurementSettings, RuntimeSpace
+from nas.core.units import show_share
 from nas.core.workload import Workload
 from nas.farm.farm import Farm
 from nas.measure.estimator import read_times
@@ -285,12 +286,13 @@ class Calibrator:
             off, replace = _off(samples, plan, known)
             if not replace:
                 return known
+            moved = f"the reference model runs {show_share(off, signed=True)}"
             if off > 0 and all(busy for _, busy in runs):
-                self.log(f"{device.id}: the reference model runs {off:+.1%} off its calibration beside other processes")
+                self.log(f"{device.id}: {moved} off its calibration beside other processes")
                 return known
             why = "it was calibrated in a bad minute" if off < 0 else "the device changed"
-            self.log(f"{device.id}: the reference model runs {off:+.1%} off its calibration: {why}; calibrated again")
-        return keep_calibration(self.farm.store, place, samples, plan.threads)
+            self.log(f"{device.id}: {moved} off its calibration: {why}; calibrated again")
+        return keep_calibration(self.farm.store, place, samples, plan)
 
     async def _run_reference(
         self, device: Device, runtime: Runtime, plan: Plan, runs: int

@@ -130,10 +130,12 @@ def known_calibration(store: Store, place: Place) -> ReferenceTimes | None:
     return None if row is None else ReferenceTimes.model_validate(row.samples["times"])
 
 
-def keep_calibration(store: Store, place: Place, samples: Sequence[Sample], threads: int) -> ReferenceTimes:
-    """Stores the floors of reference runs as the device's calibration, and returns them."""
-    read = read_times(samples, threads)
+def keep_calibration(store: Store, place: Place, samples: Sequence[Sample], plan: Plan) -> ReferenceTimes:
+    """Stores the floors of reference runs of a plan as the device's calibration, and returns them."""
+    read = read_times(samples, plan.threads)
     times = read.floors()
-    stored = {"times": times.model_dump(), "clock": read.clock, "runs_ms": list(read.run)}
+    stored = {
+        "times": times.model_dump(), "clock": read.clock, "runs_ms": list(read.run), "build": plan.runner.build
+    }  # fmt: skip
     calibrations.put(store, *place, times.run_ms, stored)
     return times

@@ -317,7 +317,7 @@ def heard_from(connection: Connection, device: DeviceRow, now: float) -> DeviceR
     silent_s, heard = now - device.last_seen, replace(device, last_seen=now)
     if device.state is DeviceState.OFFLINE:
         state = DeviceState.LEASED if device.lease_holder else DeviceState.IDLE
-        move(connection, device, state, now, "heard from again")
+        move(connection, device, state, now, "back online")
         heard = replace(heard, state=state, state_since=now)
     if device.health is Health.GOOD and silent_s > LIMITS[DeviceState.OFFLINE].seconds:
         rate(connection, device, Health.UNKNOWN, f"it was away for {silent_s / 3600:.0f} h", now)

@@ -10,7 +10,7 @@ model:
   depth: 4
   vocab: 1024
 mixers:
-  conv: {kernal: 3, kernel: 3}
+  conv: {kernal: 3}
   convv: {kernel: 3}
 ffn:
   swiglu: {width: 256}

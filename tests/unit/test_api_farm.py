@@ -30,7 +30,7 @@ def test_a_device_is_shown_with_its_lease_history_and_calibrations(lab: Lab) -> 
     study = new_study(lab.store)
     put(lab.store, "a", trial=(study.id, None))
     job = take(lab.store)
-    calibrations.put(lab.store, "box", "fake", "b1", 12.5, {})
+    calibrations.put(lab.store, "box", "fake", "c1", 12.5, {"build": "b1"})
     shown = lab.get("/v1/devices/box")
     assert shown["lease"] == {"holder": "local", "until": lab.clock.time + jobs.LEASE_S}
     assert (shown["state"], shown["epoch"], shown["device"]["model"]) == ("leased", 1, "Box")
@@ -43,13 +43,14 @@ def test_a_device_is_shown_with_its_lease_history_and_calibrations(lab: Lab) -> 
 
 
 def test_a_device_is_shown_with_its_drift(lab: Lab) -> None:
-    calibrations.put(lab.store, "box", "fake", "b1", 12.5, {})
+    calibrations.put(lab.store, "box", "fake", "c1", 12.5, {"build": "b1"})
     for number in range(3):
         lab.clock.time += 60
         runs = [calibrations.ReferenceRun(1.28, 41.5, True)] * 3
-        calibrations.note_runs(lab.store, ("box", "fake", "b1"), f"job {number}", runs, 12.5)
+        calibrations.note_runs(lab.store, ("box", "fake", "c1"), f"job {number}", runs, 12.5)
     (drift,) = lab.get("/v1/devices/box")["drift"]
-    assert (drift["runtime"], drift["build"], drift["reference_ms"]) == ("fake", "b1", 12.5)
+    assert (drift["runtime"], drift["build"], drift["calibration"]) == ("fake", "b1", "c1")
+    assert drift["reference_ms"] == 12.5
     assert (drift["off"], drift["recalibrate"]) == (pytest.approx(0.28), True)
     assert len(drift["runs"]) == 9
     assert drift["runs"][0] == {

@@ -10,13 +10,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cli_runner import nas
 
+from nas.core.errors import InfrastructureFailed
 from nas.core.trust import Invitation
 from nas.devices.agent.trust import read_enrolment
 from nas.devices.attachments import Attachment, agent_home, own_attachments
+from nas.devices.transports.base import NotTrusted
 from nas.store import agents
 from nas.store.store import Store
 from nas.testing.tls_coordinator import TlsCoordinator
@@ -124,6 +127,14 @@ def test_invalid_devices_are_not_attached(arguments: list[str], message: str) ->
     done = nas("device", "add", *arguments)
     assert done.code == 3 and message in done.err
     assert own_attachments().read() == ()
+
+
+def test_a_host_key_that_is_another_one_is_no_reason_to_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = SimpleNamespace(fingerprint="SHA256:shown", get_name=lambda: "ssh-ed25519")
+    monkeypatch.setattr("nas.cli.device.host_key", lambda address: shown)
+    done = nas("device", "add", "ssh://me@box", "--host-key", "SHA256:other")
+    assert done.code == 3 and "this may be another machine" in done.err
+    assert isinstance(NotTrusted("x"), InfrastructureFailed), "a job on such a device is not the candidate's failure"
 
 
 def test_unreachable_devices_are_not_attached(monkeypatch: pytest.MonkeyPatch) -> None:
